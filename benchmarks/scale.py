@@ -149,7 +149,7 @@ class Launch:
         self._bytes = 0.0
 
     def run(self) -> dict[str, float]:
-        """Return seconds and bytes by what they were spent on."""
+        """Return seconds and bytes by what they were spent on, and how many threads the launcher has once all run."""
         spec, entries = self._spec, self._spec.host_entries
         own = own_logs(spec.worker_log_name, {seat.node_rank: seat.ranks for seat in seat_hosts(entries)})
         logs, events = LogCollector(spec.log_dir, None, own), EventLog(self._events)
@@ -180,6 +180,7 @@ class Launch:
         while '"running"' not in self._events.read_text():
             time.sleep(0.05)
         self._lap("started")
+        self._seconds["threads"] = threading.active_count() - 1  # without this one
         for _ in range(self._rounds * self._agents.shares):
             self._agents.beat_share()
             while any(link.silent_s for link in self._agents.links):
@@ -219,7 +220,8 @@ def compare(options: argparse.Namespace) -> None:
     for count in (few, options.hosts):
         found = measure("hosts", options, hosts=count)
         record("hosts", hosts=count, workers=options.workers, minutes=options.minutes, **found)
-        print(f"hosts   {count} hosts x {options.workers}: {found['cpu_s']:.1f} processor seconds of the launcher")
+        costs = f"{found['cpu_s']:.1f} processor seconds, {found['memory_mb']:.0f} MB, {found['threads']:.0f} threads"
+        print(f"hosts   {count} hosts x {options.workers}: {costs} of the launcher")
         for name, what in PHASES.items():
             print(f"  {what:<34} {found[f'{name}_s']:6.2f} s, {found[f'{name}_bytes']:8.0f} bytes to and from one host")
 

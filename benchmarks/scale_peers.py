@@ -10,8 +10,8 @@ from msrun import __version__
 from msrun.cluster.failure import FailureReport, fault_of_job
 from msrun.cluster.ledger import Ledger
 from msrun.cluster.messages import Message, MessageBuffer, encode_message
-from msrun.launch.fleet.agent_link import AgentCode
 from msrun.launch.preflight.host_report import HostAddress, HostReport
+from msrun.launch.transport.agent_code import AgentCode
 from msrun.launch.transport.pipe import MARKER, AgentPipe
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.plan import HostPlan, WorkerPlan
@@ -154,20 +154,35 @@ def _read(stream: socket.socket) -> bytes:
 class SocketPipe:
     """The launcher's end of a socket pair, an `AgentPipe`, which counts what goes through."""
 
+    tells_room = True
+
     def __init__(self, node: int, stream: socket.socket) -> None:
         self.address = address_of(node)
         self.exit_status: int | None = None
         self.sent_bytes = self.received_bytes = 0
+        stream.settimeout(0.0)
         self._stream = stream
 
-    def read(self) -> bytes:
-        data = _read(self._stream)
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def read(self) -> bytes | None:
+        try:
+            data = self._stream.recv(1 << 16)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
         self.received_bytes += len(data)
         return data
 
-    def write(self, data: bytes) -> None:
-        self._stream.sendall(data)
-        self.sent_bytes += len(data)
+    def write(self, data: bytes | memoryview) -> int:
+        try:
+            count = self._stream.send(data)
+        except BlockingIOError:
+            return 0
+        self.sent_bytes += count
+        return count
 
     def close(self) -> None:
         try:

@@ -6,11 +6,9 @@ Every option --a_b is also accepted as --a-b.
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TextIO
 
 import click
@@ -24,6 +22,7 @@ from ranktable.commands.generate import generate
 from ranktable.commands.show import detect, rules, show
 from ranktable.commands.validate import check, validate
 from ranktable.errors import EXIT_VALID, RankTableError
+from ranktable.model import paused_collector
 
 _SETTINGS = {
     "help_option_names": ["-h", "--help"],
@@ -61,7 +60,7 @@ for _command in _COMMANDS:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with `arguments` (the process's own by default), print, and return the exit status."""
     try:
-        with _collection_paused():
+        with paused_collector():
             result = cli.main(
                 args=None if arguments is None else list(arguments), prog_name="ranktable", standalone_mode=False
             )
@@ -76,18 +75,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader has gone; keep the interpreter from flushing into the closed pipe once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_VALID
-
-
-@contextmanager
-def _collection_paused() -> Iterator[None]:
-    """Keep the cycle collector from walking the same million objects again and again: a table has no cycles."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _print(outcome: Outcome) -> int:

@@ -1,17 +1,11 @@
-"""Compares tables: what a job would see of two (a diff), and digests, equal for equal tables.
+"""Compares tables: what a table says, what two say differently (a diff), and digests that are equal for equal tables.
 
-What a table says, apart from how it says it: a value per server, device, super pod, cluster and group.
+What a table says, apart from how it says it, are facts: a value per server, device, super pod, cluster and group. The
+order of keys and of lists, blanks and line breaks are none. Two tables with equal facts place the same ranks on the
+same devices with the same properties; `diff` and `digest` both go by them, so that they cannot disagree. Nothing is
+taken for granted of the table: servers and devices that stand twice are facts of their own.
 
-The order of keys and of lists, blanks and line breaks are no facts. Two tables with equal facts place the same ranks on
-the same devices with the same properties; `diff` and `digest` both go by them, so that they cannot disagree.
-Nothing is taken for granted of the table: servers and devices that stand twice are facts of their own.
-
-What two tables say differently, server by server and device by device.
-
-Three digests of a rank table: of its bytes, of its JSON, and of what it says.
-
-Every rank of a job must read the same text: HCCL compares a checksum of it between the ranks. Equal bytes are that;
-equal JSON differs in blanks and the order of keys only; equal meaning places the same ranks on the same devices.
+Every rank of a job must read the same text: HCCL compares a checksum of it between the ranks. Equal bytes are that.
 Source: HCCL's check of consistency between ranks.
 """
 
@@ -230,9 +224,9 @@ def _compare(subject: Subject, before: Fields, after: Fields) -> Iterator[Change
             yield Change("changed", subject, key, before.get(key), after.get(key))
 
 
-DigestKind = Literal["bytes", "json", "meaning"]
-DIGEST_KINDS: tuple[DigestKind, ...] = ("bytes", "json", "meaning")
-"""From the strictest to the most lenient: what is equal in one is equal in all after it."""
+DigestKind = Literal["bytes", "meaning"]
+DIGEST_KINDS: tuple[DigestKind, ...] = ("bytes", "meaning")
+"""Files of equal bytes have equal meanings."""
 
 _MEANING_SALT = b"ranktable meaning 1\n"
 """Goes first into the digest of the meaning, and changes when what counts as meaning does."""
@@ -251,10 +245,6 @@ class FileDigest:
     def kind_of(self, sha256: str) -> DigestKind | None:
         """Return which of the digests `sha256` is, None when it is none of them."""
         return next((kind for kind in DIGEST_KINDS if self.sha256_of[kind] == sha256), None)
-
-    def closest_kind(self, other: FileDigest) -> DigestKind | None:
-        """Return the strictest kind in which both files are equal, None when they differ in all."""
-        return next((kind for kind in DIGEST_KINDS if self.sha256_of[kind] == other.sha256_of[kind]), None)
 
 
 def digest_table(table: RankTable) -> str:
@@ -276,7 +266,6 @@ def digest_file(path: str | os.PathLike[str]) -> FileDigest:
     table = decode_table(document)
     digests: dict[DigestKind, str] = {
         "bytes": _sha256(data),
-        "json": _sha256(canonical(document.value).encode("ascii")),
         "meaning": digest_table(table),
     }
     return FileDigest(source, len(data), len(table.servers), table.world_size, digests)

@@ -19,16 +19,15 @@ from ranktable.errors import JsonTextError, UnknownDialectError
 from ranktable.files import STDIN_NAME
 from ranktable.problem import Problem, Severity, join_key
 from ranktable.profile import build_profile
-from ranktable.reading.document import Document, read_document
-from ranktable.reading.positions import locate_paths
+from ranktable.reading.document import read_document
 from ranktable.rules.network import read_device_addresses
 from ranktable.sources.answer import HostAnswers, Said
 from ranktable.sources.captures import read_answers
 from ranktable.sources.device_tools import DeviceTools
 from ranktable.sources.local_host import LocalHost, find_device_ids, read_local_host
 from ranktable.survey import DeviceEntry, ServerEntry, Survey
-from ranktable.validate import Report, validate_document, validate_file
-from ranktable.values import parse_address
+from ranktable.validate import Report, locate, validate_document, validate_file
+from ranktable.values import is_loopback, parse_address
 
 _NAME_KEYS = ("server_id", "host_ip", "pod_ip", "server_ip", "container_ip")
 _NODES = {"ascend": "/dev/davinciN", "gpu": "/dev/nvidiaN"}
@@ -58,7 +57,7 @@ def find_local_servers(survey: Survey, host: LocalHost) -> list[ServerEntry]:
         for server in survey.servers
         if any(host.is_called(text) for key in _NAME_KEYS if (text := server.text(key)))
     ]
-    if not found and len(survey.servers) == 1 and _is_loopback(survey.servers[0].server_id or ""):
+    if not found and len(survey.servers) == 1 and is_loopback(survey.servers[0].server_id or ""):
         return list(survey.servers)
     return found
 
@@ -81,11 +80,6 @@ def check_local(survey: Survey, facts: LocalFacts, path: str) -> list[Problem]:
     if facts.device_target == "ascend":
         problems += _check_conf(servers, facts)
     return [*problems, *_check_variables(survey, servers, facts.environment)]
-
-
-def _is_loopback(text: str) -> bool:
-    address = parse_address(text)
-    return text == "localhost" if address is None else address.is_loopback
 
 
 def _about_list(survey: Survey, message: str, remedy: str) -> Problem:
@@ -242,11 +236,10 @@ def check_file(
     facts = read_local_facts(
         survey, profile.device_target, Path(root), os.environ if environment is None else environment
     )
-    problems = _locate(check_local(survey, facts, os.fspath(path)), document)
-    merged = sorted([*report.problems, *problems], key=_by_place)
+    problems = locate([*report.problems, *check_local(survey, facts, os.fspath(path))], document)
     found = find_local_servers(survey, facts.host)
     servers = tuple(LocalServer(server.server_id or "", tuple(server.ranks)) for server in found)
-    return LocalReport(replace(report, problems=tuple(merged)), servers)
+    return LocalReport(replace(report, problems=problems), servers)
 
 
 def read_local_facts(survey: Survey, device_target: str, root: Path, environment: Mapping[str, str]) -> LocalFacts:
@@ -267,13 +260,3 @@ def read_local_facts(survey: Survey, device_target: str, root: Path, environment
         conf=read_answers(conf) if has_addresses and conf.is_file() else None,
         super_pod=tools.ask_super_pod(asked) if has_numbers else None,
     )
-
-
-def _locate(problems: list[Problem], document: Document) -> list[Problem]:
-    places = locate_paths(document.text, {problem.path for problem in problems}) if problems else {}
-    return [replace(problem, position=places[problem.path]) for problem in problems]
-
-
-def _by_place(problem: Problem) -> tuple[int, int]:
-    position = problem.position
-    return (0, 0) if position is None else (position.line, position.column)

@@ -158,6 +158,20 @@ def number_by_position(servers: Sequence[Server]) -> tuple[Server, ...]:
     return number_devices(servers, lambda place, device: (servers[place].server_id, device.device_id))
 
 
+def find_moved(before: Sequence[Server], after: Sequence[Server]) -> tuple[Server, Device, int] | None:
+    """Return the first device that has another rank in `after`, with its server and that rank; None without one."""
+    pairs = zip(before, after, strict=True)
+    return next(
+        (
+            (server, device, moved.rank_id)
+            for server, other in pairs
+            for device, moved in zip(server.devices, other.devices, strict=True)
+            if device.rank_id != moved.rank_id
+        ),
+        None,
+    )
+
+
 def refuse_group_ranks(table: RankTable, done: str) -> None:
     """Raise EditError when the ranks of the table start again in every group, so that they name no device alone."""
     if table.dialect in _OWN_RANKS_PER_GROUP:

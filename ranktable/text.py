@@ -17,21 +17,6 @@ def count_noun(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def fold_numbers(numbers: list[int]) -> str:
-    """Return ascending numbers with runs written as ranges.
-
-    >>> fold_numbers([0, 1, 2, 7])
-    '0-2, 7'
-    """
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
-
-
 _INDENT = "  "
 _MAX_LINE = 120
 

@@ -128,11 +128,10 @@ def validate_document(document: Document, profile: Profile) -> Report:
     else:
         status = (problem for problem in _apply_rules(survey, profile) if problem.rule == "R3")
         problems = (*text_problems, *status)
-    located = _locate(problems, document)
     return Report(
         document.source,
         profile,
-        located,
+        locate(problems, document),
         detection.dialect.name,
         detection.dialect.title,
         detection.evidence,
@@ -180,7 +179,7 @@ def _check_text(document: Document, profile: Profile, dialect: str) -> list[Prob
     return [*problems, *repeats]
 
 
-def _locate(problems: tuple[Problem, ...], document: Document) -> tuple[Problem, ...]:
+def locate(problems: Collection[Problem], document: Document) -> tuple[Problem, ...]:
     """Return the problems with their positions, in the order of the text."""
     if not problems:
         return ()

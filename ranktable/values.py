@@ -66,6 +66,12 @@ _WORDS = re.compile(
 )
 
 
+def is_loopback(text: str) -> bool:
+    """Return whether a text is an address of the loopback port, or its name."""
+    address = parse_address(text)
+    return text == "localhost" if address is None else address.is_loopback
+
+
 def name_placeholder(text: str) -> str | None:
     """Return what `text` is ("a mask", "a placeholder", ...) when it stands for a value left out, else None.
 

@@ -200,9 +200,18 @@ def begin_collective() -> None:
         _record.begin_collective()
 
 
+def is_recorded() -> bool:
+    """Return whether anybody looks at what this worker waits for."""
+    return _record is not None
+
+
 @contextmanager
-def waiting_in(describe: Callable[[], str]) -> Iterator[None]:
-    """Say that this worker waits in a collective for as long as the context lasts; in one that lasts, nothing new."""
+def waiting_in(describe: Callable[[], str], *, is_traced: bool = True) -> Iterator[None]:
+    """Say that this worker waits in a collective for as long as the context lasts; in one that lasts, nothing new.
+
+    Args:
+        is_traced: False in another thread than the one that trains, whose waits the trace holds.
+    """
     if _record is None or _record.is_waiting:
         yield
         return
@@ -212,5 +221,5 @@ def waiting_in(describe: Callable[[], str]) -> Iterator[None]:
         yield
     finally:
         _record.end_wait()
-        if _trace is not None:
+        if _trace is not None and is_traced:
             _trace.add_wait(name, begin)

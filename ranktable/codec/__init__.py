@@ -32,8 +32,8 @@ from ranktable.text import render_json
 _MODULES = {
     **dict.fromkeys(("1.0", "1.2", "volcano-job", "volcano-global", "cross-cluster"), "server_list"),
     "mindie-global": "mindie_global",
-    "template2-cloud": "template2_cloud",
-    "template2-lab": "template2_lab",
+    "template2-cloud": "template2",
+    "template2-lab": "template2",
     **dict.fromkeys(("1.1", "1.1-offline"), "server_list"),
     "2.0": "v2_0",
 }

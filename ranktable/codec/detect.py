@@ -5,16 +5,14 @@ Keys come first because several files carry a version of HCCL's tables and are n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from itertools import islice
 
+from ranktable.codec.schema import Members, find_near, list_objects
 from ranktable.errors import JsonTextError
 from ranktable.reading.document import parse_document
 from ranktable.reading.foreign import name_compression
-
-Members = Mapping[str, object]
 
 _MAX_KEYS, _MAX_KEY = 100, 64
 """How many keys of a strange object, and of what length at most, are looked at."""
@@ -115,14 +113,8 @@ def detect_dialect(value: Members) -> Detection | None:
 
 def find_near_keys(value: Members) -> dict[str, str]:
     """Return the keys at the top that look like telling keys of a dialect, each with the key that may be meant."""
-    plain = {key.replace("_", "").lower(): key for key in TELLING_KEYS}
-    written = islice((name for name in value if len(name) <= _MAX_KEY), _MAX_KEYS)
-    near = {name: get_close_matches(_plain(name), plain, n=1, cutoff=0.8) for name in written}
-    return {name: plain[found[0]] for name, found in near.items() if found}
-
-
-def _plain(name: str) -> str:
-    return name.replace("_", "").replace("-", "").lower()
+    near = ((name, find_near(name, TELLING_KEYS)) for name in islice(value, _MAX_KEYS))
+    return {name: meant for name, meant in near if meant}
 
 
 def _is_config_map(value: Members) -> str:
@@ -152,7 +144,7 @@ def _name_payload(text: object) -> str:
 
 
 def _is_offline(value: Members) -> str:
-    keys = {key for node in _items(value, "node_list") for key in node}
+    keys = {key for node in list_objects(value, "node_list") for key in node}
     return next((f"node_list with {key}" for key in ("rank_list", "node_id") if key in keys), "")
 
 
@@ -168,13 +160,15 @@ def _is_lab(value: Members) -> str:
     if "group_list" not in value or (telling and "deploy_mode" in telling):
         return " and ".join(telling) if "group_list" in value else ""
     # Without deploy_mode HCCL would take the table for the cloud form, which has pods in place of ranks.
-    instances = [each for group in _items(value, "group_list") for each in _items(group, "instance_list")]
+    instances = [each for group in list_objects(value, "group_list") for each in list_objects(group, "instance_list")]
     has_ranks = any("rank_id" in each for each in instances) and not any("pod_name" in each for each in instances)
     return "group_list with rank_id in its instances" if has_ranks else ""
 
 
 def _is_draft(value: Members) -> str:
-    keys = {key for rank in _items(value, "rank_list") for level in _items(rank, "level_list") for key in level}
+    keys = {
+        key for rank in list_objects(value, "rank_list") for level in list_objects(rank, "level_list") for key in level
+    }
     return next((key for key in ("rank_addrs", "fabric_type", "rank_addr_type") if key in keys), "")
 
 
@@ -194,7 +188,7 @@ def _is_local(value: Members) -> str:
     if "endpoint_list" in value:
         return "endpoint_list"
     keys = {key.replace("_", "").lower() for key in _device_keys(value)}  # `rankId` is a misspelt rank_id
-    is_local = len(list(_items(value, "server_list"))) == 1 and keys and "rankid" not in keys
+    is_local = len(list_objects(value, "server_list")) == 1 and keys and "rankid" not in keys
     return "one server and no rank_id" if is_local and value.get("version") in ("1.2", "1.3") else ""
 
 
@@ -225,12 +219,12 @@ def _is_concise(value: Members) -> str:
 
 
 def _device_keys(value: Members) -> set[str]:
-    return {key for server in _items(value, "server_list") for device in _items(server, "device") for key in device}
-
-
-def _items(value: Members, key: str) -> Iterator[Members]:
-    items = value.get(key)
-    return (item for item in (items if isinstance(items, list) else ()) if isinstance(item, dict))
+    return {
+        key
+        for server in list_objects(value, "server_list")
+        for device in list_objects(server, "device")
+        for key in device
+    }
 
 
 # In this order: the rarer and more telling keys first.

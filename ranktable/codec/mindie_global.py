@@ -18,6 +18,7 @@ from ranktable.codec.servers import (
     decode_server,
     encode_server,
     server_fields,
+    servers_of_groups,
     survey_holdings,
     survey_servers,
 )
@@ -122,7 +123,10 @@ def encode(table: RankTable) -> dict[str, object]:
 
     Raises BuildError for a server without a group of the table, and for what this dialect has no place for.
     """
-    members = _gather(table)
+    if table.super_pods or table.clusters or table.declared_server_count is not None:
+        message = f"super pods, clusters and a server count of the whole table cannot be written in {DIALECT!r}"
+        raise BuildError(message, "keep them in the groups")
+    members = servers_of_groups(table)
     groups = [
         {
             "group_id": group.name,
@@ -132,19 +136,6 @@ def encode(table: RankTable) -> dict[str, object]:
         for group in table.groups
     ]
     return {"version": VERSIONS[0], "status": table.status, "server_group_list": groups, **table.extra}
-
-
-def _gather(table: RankTable) -> dict[str, list[Server]]:
-    if table.super_pods or table.clusters or table.declared_server_count is not None:
-        message = f"super pods, clusters and a server count of the whole table cannot be written in {DIALECT!r}"
-        raise BuildError(message, "keep them in the groups")
-    members: dict[str, list[Server]] = {group.name: [] for group in table.groups}
-    for server in table.servers:
-        if server.group not in members:
-            message = f"server {server.server_id!r} is in no group of the table"
-            raise BuildError(message, "name a group of the table in Server.group")
-        members[server.group].append(server)
-    return members
 
 
 def _encode_server(server: Server) -> dict[str, object]:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
-from itertools import islice
 from typing import Literal
 
 from ranktable.problem import Problem, Severity, join_index, join_key, show_value
@@ -231,8 +230,7 @@ def check_version(value: Members, versions: tuple[str, ...], otherwise: str) -> 
 def _check_object(members: Members, schema: Schema, path: str) -> Iterator[Problem]:
     unknown_names = [name for name in members if name not in schema.kinds]
     misspelt = {
-        name: _find_near(name, schema.kinds) if place < _MAX_LISTED else None
-        for place, name in enumerate(unknown_names)
+        name: find_near(name, schema.kinds) if place < _MAX_LISTED else None for place, name in enumerate(unknown_names)
     }
     for field in schema.fields:
         if field.name in members:
@@ -252,7 +250,8 @@ def _check_object(members: Members, schema: Schema, path: str) -> Iterator[Probl
         yield Problem(path, "R31", "warning", message, "check that this is a rank table")
 
 
-def _find_near(name: str, known: Iterable[str]) -> str | None:
+def find_near(name: str, known: Iterable[str]) -> str | None:
+    """Return which of the known keys a strange one is meant to be, by its letters; None without one."""
     if len(name) > _MAX_NEAR:
         return None
     plain = {key.replace("_", ""): key for key in known}
@@ -280,14 +279,12 @@ def _check_value(value: object, path: str, field: Field) -> Iterator[Problem]:
         yield Problem(path, "R31", "warning", "the key is read in version 1.2 only", remedy)
     elif kind == "misplaced":
         yield Problem(path, "R31", "error", "the key belongs to the instance, not to a device", "move it up")
-    elif kind in ("list", "any_list"):
-        yield from _check_list(value, path)
     elif kind == "integer":
         yield _report_integer(value, path, field.rule)
     elif kind == "object":
         yield _report_kind(value, path, "an object", "write it in braces, or leave the key out")
-    elif kind in ("texts", "entries"):
-        yield from _check_items(value, path, kind)
+    elif kind in ("list", "any_list", "texts", "entries"):
+        yield from _check_array(value, path, kind)
     elif not isinstance(value, str):
         yield _report_type(value, path)
     else:
@@ -323,38 +320,25 @@ def _report_integer(value: object, path: str, rule: str) -> Problem:
     return _report_kind(value, path, "a JSON integer", "write a whole number without quotes")
 
 
-def _check_list(value: object, path: str) -> Iterator[Problem]:
+def _check_array(value: object, path: str, kind: Kind) -> Iterator[Problem]:
+    rule = "R5" if kind in ("list", "any_list") else "R4"
+    wanted, name, remedy = (
+        (str, "a string", "write a string") if kind == "texts" else (dict, "an object", "write it in braces")
+    )
     if not isinstance(value, list):
-        yield Problem(
-            path, "R5", "error", "the value must be an array", "write it in square brackets", show_value(value)
-        )
+        yield _report_kind(value, path, "an array", "write it in square brackets", rule)
         return
     if not value:
-        yield Problem(path, "R5", "error", "the array is empty", "list at least one entry", "[]")
-    wrong = [index for index, item in enumerate(value) if not isinstance(item, dict)]
+        yield Problem(path, rule, "error", "the array is empty", "list at least one entry", "[]")
+    wrong = [index for index, item in enumerate(value) if not isinstance(item, wanted)]
     for index in wrong[:_MAX_LISTED]:
-        message, remedy = "the entry must be an object", "write it in braces"
-        yield Problem(join_index(path, index), "R5", "error", message, remedy, show_value(value[index]))
+        yield _report_kind(value[index], join_index(path, index), name, remedy, rule)
     if len(wrong) > _MAX_LISTED:
-        message = f"{len(wrong) - _MAX_LISTED} more entries are no objects"
-        yield Problem(path, "R5", "error", message, "write an array of objects")
+        message = f"{len(wrong) - _MAX_LISTED} more items of the array are not {name}"
+        yield Problem(path, rule, "error", message, "check that this is a rank table")
 
 
-def _check_items(value: object, path: str, kind: str) -> Iterator[Problem]:
-    if not isinstance(value, list):
-        yield _report_kind(value, path, "an array", "write it in square brackets")
-        return
-    wanted, name = (str, "a string") if kind == "texts" else (dict, "an object")
-    wrong = ((index, item) for index, item in enumerate(value) if not isinstance(item, wanted))
-    for index, item in islice(wrong, _MAX_LISTED):
-        yield _report_kind(item, join_index(path, index), name, f"write {name}")
-    rest = sum(1 for _ in wrong)
-    if rest:
-        message = f"{rest} more items of the array are not {name}"
-        yield Problem(path, "R4", "error", message, "check that this is a rank table")
-
-
-def _report_kind(value: object, path: str, name: str, remedy: str) -> Problem:
+def _report_kind(value: object, path: str, name: str, remedy: str, rule: str = "R4") -> Problem:
     # What is to be an object or an array cannot be a number or a text in another form.
     is_form = name in ("a JSON string", "a JSON integer", "a string")
-    return Problem(path, "R4", "error", f"the value must be {name}", remedy, show_value(value), is_form=is_form)
+    return Problem(path, rule, "error", f"the value must be {name}", remedy, show_value(value), is_form=is_form)

@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ranktable.codec.schema import Field, Members, Schema, list_objects, walk_objects
-from ranktable.model import NOTHING, Cluster, Device, Server, SuperPod
+from ranktable.errors import BuildError
+from ranktable.model import NOTHING, Cluster, Device, RankTable, Server, SuperPod
 from ranktable.survey import DeviceEntry, Entry, HoldingEntry, ServerEntry
 from ranktable.values import parse_number
 
@@ -106,6 +107,17 @@ def _take(rest: dict[str, object], schema: Schema) -> dict[str, str]:
         if name in rest and not (field.empty_is_none and rest[name] == ""):
             taken[role] = str(rest.pop(name))
     return taken
+
+
+def servers_of_groups(table: RankTable) -> dict[str, list[Server]]:
+    """Return the servers of each group of the table, in the order of both; raises BuildError for one in no group."""
+    members: dict[str, list[Server]] = {group.name: [] for group in table.groups}
+    for server in table.servers:
+        if server.group is None or server.group not in members:
+            message = f"server {server.server_id!r} is in none of the table's groups"
+            raise BuildError(message, "name one of them in Server.group")
+        members[server.group].append(server)
+    return members
 
 
 def encode_server(server: Server, schema: Schema, **empty: str) -> dict[str, object]:

@@ -1,26 +1,94 @@
-"""What both forms of template 2 share: `group_list[].instance_list[].devices[]`, no version, every scalar a string.
+"""Template 2, in its two forms: `group_list[].instance_list[].devices[]`, no version, every scalar a string.
 
 An instance is a pod or a process. HCCL puts all instances with one server_id, of whatever group, on one server.
-Source: HCCL's parser of tables without a version (it calls them "Standard") and hccl-controller, which wrote them.
+
+- template2-cloud: as hccl-controller and ModelArts wrote it, with pods and without rank ids. The ranks follow the
+  string order of server_id, then device_id, over all groups. In the model every device has the `pod_name` of its
+  instance in `Device.extra`, and a group's servers name it; a server in two groups appears in both.
+- template2-lab: as written by hand for the first boards: one instance per rank and device, with rank_id. The facts of
+  the board (board_id, chip_info, para_plane_nic_*) stay in `RankTable.extra`.
+
+Instances of one server that stand apart in the file are written side by side, which changes no rank.
+Source: HCCL's parser of tables without a version (it calls them "Standard"): with deploy_mode the lab form, else the
+cloud form (EI0017 for missing keys); hccl-controller; HCCL's documentation of 2019 to 2021.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ranktable.codec.schema import Count, Field, Schema, check_tree, walk_objects, without
-from ranktable.codec.servers import DEVICE_ID, decode_device, survey_device
+from ranktable.codec import Codec
+from ranktable.codec.schema import Count, Field, Schema, check_tree, list_objects, walk_objects, without
+from ranktable.codec.servers import DEVICE_ID, decode_device, encode_device, servers_of_groups, survey_device
 from ranktable.errors import BuildError
-from ranktable.model import Device, RankTable, Server
+from ranktable.model import Device, Group, RankTable, Server
+from ranktable.ordering import find_moved, number_by_position
 from ranktable.problem import Problem, join_key, show_value
 from ranktable.survey import DeviceEntry, Entry, ServerEntry, Survey, find_repeats
 from ranktable.values import parse_number
 
+CLOUD, LAB = "template2-cloud", "template2-lab"
 INSTANCE = "instance"
 """Key of `Device.extra` for an instance's own further keys; a device of a file cannot have it."""
 
 Object = dict[str, object]
+
+
+def _count(name: str, *steps: str, noun: str, distinct: bool = False) -> Field:
+    """Return the key of a count, which rule R28 compares with what is listed."""
+    return Field(name, "number", missing="error", rule="R28", count=Count(steps, noun, distinct))
+
+
+def _schema(
+    top: tuple[Field, ...], group: tuple[Field, ...], identity: Field, *, extras: frozenset[str] = frozenset()
+) -> Schema:
+    """Return the schema of a form; `identity` is the key of an instance beside its server and its devices."""
+    # The model keeps something of the instance under these keys of a device.
+    reserved = {INSTANCE, "pod_name"} if identity.name == "pod_name" else {INSTANCE}
+    address = Field("device_ip", role="device_ip", empty_is_none=True)
+    device = Schema((DEVICE_ID, address, *(Field(name, "misplaced") for name in sorted(reserved))))
+    instance = Schema(
+        (
+            identity,
+            Field("server_id", missing="error", role="server_id"),
+            Field("devices", "list", missing="error", of=device),
+        )
+    )
+    instances = Field("instance_list", "list", missing="error", of=instance)
+    groups = Field("group_list", "list", missing="error", of=Schema((*group, instances), extras))
+    group_count = _count("group_count", "group_list", noun="group")
+    return Schema((Field("status", missing="error"), group_count, *top, groups), frozenset({"version"}))
+
+
+_NAME = Field("group_name", missing="error", role="group")
+_INSTANCES = _count("instance_count", "instance_list", noun="instance")
+_CLOUD = _schema(
+    (),
+    (_NAME, _INSTANCES, _count("device_count", "instance_list", "devices", noun="device")),
+    Field("pod_name", missing="error", role="pod_name"),
+)
+_LAB = _schema(
+    (
+        # HCCL goes by this key alone: without it the table is taken for the cloud form, which needs pod_name.
+        Field("deploy_mode", missing="error"),
+        Field("para_plane_nic_location", missing="error"),
+        Field("para_plane_nic_num", "number", rule="R29"),
+        Field("para_plane_nic_name", "texts"),
+        Field("board_id"),
+        Field("chip_info"),
+    ),
+    (
+        _count("device_num", "instance_list", noun="instance"),
+        _count("server_num", "instance_list", "server_id", noun="server", distinct=True),
+        _INSTANCES,
+        _NAME,
+    ),
+    Field("rank_id", "number", missing="error", rule="R9", role="rank_id"),
+    # Addresses of the hosts' own network ports, which HCCL read before it gave up such ports.
+    extras=frozenset({"server_list"}),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,70 +98,147 @@ class Form:
     dialect: str
     schema: Schema
 
+    def codec(self) -> Codec:
+        """Return the functions of this dialect."""
+        return Codec(self.schema, self.check_structure, self.survey, self.decode, self.encode)
+
+    def check_structure(self, value: Mapping[str, object]) -> list[Problem]:
+        """Return every fault of the structure (R2, R4, R5, R28, R31, malformed numbers); empty when it can be read."""
+        groups = (Entry(path, group) for path, group in walk_objects(value, "", "group_list"))
+        same, remedy = "the same group_name stands at {}", "give each group its own name"
+        return [
+            *_check_no_version(value),
+            *check_tree(value, self.schema),
+            # The model tells groups apart by nothing else.
+            *find_repeats(groups, "group_name", "R28", same, remedy),
+            *(_check_single_devices(value) if self._has_ranks else ()),
+        ]
+
+    def survey(self, value: Mapping[str, object]) -> Survey:
+        """Return what can be read of the object: one server per server_id, in the order of their first instances."""
+        firsts: dict[str, tuple[str, Object]] = {}
+        devices: dict[str, list[DeviceEntry]] = {}
+        for path, instance in _walk_instances(value):
+            server_id = instance.get("server_id")
+            server = f"id {server_id}" if isinstance(server_id, str) else f"path {path}"
+            firsts.setdefault(server, (path, instance))
+            devices.setdefault(server, []).extend(self._survey_devices(path, instance))
+        servers = tuple(ServerEntry(*first, tuple(devices[server])) for server, first in firsts.items())
+        return Survey("", value, servers, dialect=self.dialect)
+
+    def decode(self, value: Mapping[str, object]) -> RankTable:
+        """Return the table, in the cloud form with the ranks that HCCL gives its devices.
+
+        `value` must have passed `check_structure` without an error. A count that is right is left out, because writing
+        computes it; a wrong one is kept, so that it stays visible.
+        """
+        groups: list[Group] = []
+        servers: list[Server] = []
+        for members in list_objects(value, "group_list"):
+            name = str(members["group_name"])
+            its_servers = self._decode_servers(list_objects(members, "instance_list"), name)
+            rest = without(members, "group_name", "instance_list")
+            groups.append(Group(name, _keep_wrong_counts(rest, self._counts(its_servers))))
+            servers += its_servers
+        extra = _keep_wrong_counts(without(value, "status", "group_list"), {"group_count": str(len(groups))})
+        numbered = tuple(servers) if self._has_ranks else number_by_position(servers)
+        return RankTable(self.dialect, numbered, str(value["status"]), groups=tuple(groups), extra=extra)
+
+    def encode(self, table: RankTable) -> dict[str, object]:
+        """Return the JSON object of `table`; decoding it gives `table` again.
+
+        Raises BuildError in the cloud form for ranks that the order of the ids does not imply and for a device without
+        pod_name, and in both for what they have no key for.
+        """
+        _refuse_foreign(table)
+        if not self._has_ranks:
+            _check_ranks(table)
+        servers = servers_of_groups(table)
+        groups = [self._encode_group(group, servers[group.name]) for group in table.groups]
+        return {"status": table.status, "group_count": str(len(groups)), **table.extra, "group_list": groups}
+
     @property
-    def device(self) -> Schema:
-        """What a device consists of."""
-        return self.schema.within("group_list").within("instance_list").within("devices")
+    def _instance(self) -> Schema:
+        return self.schema.within("group_list").within("instance_list")
+
+    @property
+    def _device(self) -> Schema:
+        return self._instance.within("devices")
+
+    @property
+    def _has_ranks(self) -> bool:
+        return "rank_id" in self._instance.by_name
+
+    def _survey_devices(self, path: str, instance: Object) -> Iterator[DeviceEntry]:
+        """The lab form keeps `rank_id` in the instance; the survey names it as a member of the device."""
+        places = {"rank_id": join_key(path, "rank_id")} if self._has_ranks else None
+        rank = {"rank_id": instance["rank_id"]} if self._has_ranks and "rank_id" in instance else {}
+        for device_path, device in walk_objects(instance, path, "devices"):
+            entry = survey_device({**device, **rank}, device_path, self._device)
+            yield replace(entry, rank_id=parse_number(rank.get("rank_id")), places=places)
+            rank = {}  # a second device has no rank, which R28 reports
+
+    def _decode_servers(self, instances: list[Object], group: str) -> list[Server]:
+        devices: dict[str, list[Device]] = {}
+        for instance in instances:
+            devices.setdefault(str(instance["server_id"]), []).extend(self._decode_devices(instance))
+        return [Server(server_id, tuple(its_devices), group=group) for server_id, its_devices in devices.items()]
+
+    def _decode_devices(self, instance: Object) -> Iterator[Device]:
+        own = without(instance, *self._instance.by_name)
+        shared = {key: instance[key] for key in ("pod_name",) if key in self._instance.by_name}
+        shared |= {INSTANCE: own} if own else {}
+        rank = instance["rank_id"] if self._has_ranks else -1
+        for members in list_objects(instance, "devices"):
+            device = decode_device(members, self._device, rank_id=rank)
+            yield replace(device, extra={**shared, **without(device.extra, "device_ip")})  # an empty one is none
+
+    def _encode_group(self, group: Group, servers: list[Server]) -> Object:
+        instances = [instance for server in servers for instance in self._split_instances(server)]
+        # HCCL wants the key device_ip also where there is no address, in the cloud form from two instances on.
+        empty = {"device_ip": ""} if self._has_ranks or len(instances) > 1 else {}
+        listed = {
+            "group_name": group.name,
+            "instance_list": [self._encode_instance(*instance, empty) for instance in instances],
+            **self._counts(servers),
+        }
+        in_order = {field.name: listed[field.name] for field in self.schema.within("group_list").fields}
+        return {**in_order, **group.extra}
+
+    def _counts(self, servers: list[Server]) -> dict[str, str]:
+        devices = sum(len(server.devices) for server in servers)
+        counts = {"device_count": devices, "device_num": devices, "server_num": len(servers)}
+        counts["instance_count"] = sum(len(self._split_instances(server)) for server in servers)
+        known = self.schema.within("group_list").by_name
+        return {key: str(count) for key, count in counts.items() if key in known}
+
+    def _split_instances(self, server: Server) -> list[tuple[Object, list[Device]]]:
+        """Return the instances of a server, each as its own keys and its devices, in the order of the devices."""
+        instances: dict[object, tuple[Object, list[Device]]] = {}
+        for place, device in enumerate(server.devices):
+            further = device.extra.get(INSTANCE)
+            own = {**self._identify(server, device), "server_id": server.server_id}
+            own |= further if isinstance(further, dict) else {}
+            key = place if self._has_ranks else json.dumps(own, sort_keys=True)
+            instances.setdefault(key, (own, []))[1].append(device)
+        return list(instances.values())
+
+    def _identify(self, server: Server, device: Device) -> Object:
+        if self._has_ranks:
+            return {"rank_id": str(device.rank_id)}
+        if not isinstance(device.extra.get("pod_name"), str):
+            message = f"device {device.device_id} of server {server.server_id!r} has no pod_name"
+            raise BuildError(message, "name the pod of every device in its extra")
+        return {"pod_name": device.extra["pod_name"]}
+
+    def _encode_instance(self, own: Object, devices: list[Device], empty: dict[str, str]) -> Object:
+        kept = (INSTANCE,) if self._has_ranks else (INSTANCE, "pod_name")
+        plain = (replace(device, extra=without(device.extra, *kept)) for device in devices)
+        return own | {"devices": [encode_device(device, self._device, **empty) for device in plain]}
 
 
-def device_schema(*reserved: str) -> Schema:
-    """Return the schema of a device without the keys under which the model keeps something of the instance."""
-    address = Field("device_ip", role="device_ip", empty_is_none=True)
-    return Schema((DEVICE_ID, address, *(Field(name, "misplaced") for name in (INSTANCE, *reserved))))
-
-
-def group_list(fields: tuple[Field, ...], instance: Schema, extras: frozenset[str] = frozenset()) -> Field:
-    """Return the key of the groups; the instances are the last field of each."""
-    instances = Field("instance_list", "list", missing="error", of=instance)
-    return Field("group_list", "list", missing="error", of=Schema((*fields, instances), extras))
-
-
-def count_field(name: str, *steps: str, noun: str, distinct: bool = False) -> Field:
-    """Return the key of a count, which rule R28 compares with what is listed."""
-    return Field(name, "number", missing="error", rule="R28", count=Count(steps, noun, distinct))
-
-
-def check_form(value: Mapping[str, object], form: Form) -> list[Problem]:
-    """Return every fault of the structure (R2, R4, R5, R31 and malformed numbers) of a table of `form`."""
-    names = (Entry(path, group) for path, group in walk_objects(value, "", "group_list"))
-    return [
-        *_check_no_version(value),
-        *check_tree(value, form.schema),
-        # The model tells groups apart by nothing else.
-        *find_repeats(names, "group_name", "R28", "the same group_name stands at {}", "give each group its own name"),
-    ]
-
-
-def survey_form(value: Mapping[str, object], form: Form) -> Survey:
-    """Return what can be read of the object: one server per server_id, in the order of their first instances.
-
-    The lab form keeps `rank_id` in the instance; the survey names it as a member of the device, with its true path.
-    """
-    has_ranks = "rank_id" in form.schema.within("group_list").within("instance_list").by_name
-    firsts: dict[str, tuple[str, Object]] = {}
-    devices: dict[str, list[DeviceEntry]] = {}
-    for path, instance in _walk_instances(value):
-        server_id = instance.get("server_id")
-        server = f"id {server_id}" if isinstance(server_id, str) else f"path {path}"
-        firsts.setdefault(server, (path, instance))
-        devices.setdefault(server, []).extend(_survey_devices(path, instance, form, has_ranks=has_ranks))
-    servers = tuple(ServerEntry(*first, tuple(devices[server])) for server, first in firsts.items())
-    return Survey("", value, servers, dialect=form.dialect)
-
-
-def _survey_devices(path: str, instance: Object, form: Form, *, has_ranks: bool) -> Iterator[DeviceEntry]:
-    places = {"rank_id": join_key(path, "rank_id")} if has_ranks else None
-    rank = {"rank_id": instance["rank_id"]} if has_ranks and "rank_id" in instance else {}
-    for device_path, device in walk_objects(instance, path, "devices"):
-        entry = survey_device({**device, **rank}, device_path, form.device)
-        yield replace(entry, rank_id=parse_number(rank.get("rank_id")), places=places)
-        rank = {}  # a second device has no rank, which R28 reports
-
-
-def decode_instance_device(members: Object, form: Form, rank_id: object = -1, **shared: object) -> Device:
-    """Return a device with what its instance says in its extra keys; an empty address is none."""
-    device = decode_device(members, form.device, rank_id=rank_id)
-    return replace(device, extra={**shared, **without(device.extra, "device_ip")})
+def _keep_wrong_counts(members: Object, right: dict[str, str]) -> Object:
+    return {key: value for key, value in members.items() if key not in right or right[key] != value}
 
 
 def _walk_instances(value: Mapping[str, object]) -> Iterator[tuple[str, Object]]:
@@ -107,37 +252,36 @@ def _check_no_version(value: Mapping[str, object]) -> Iterator[Problem]:
         yield Problem("version", "R2", "error", message, "remove the key", show_value(value["version"]))
 
 
-def keep_wrong_counts(found: Mapping[str, int], group: Object) -> Object:
-    """Take the counts out of the members of a group or table and return the rest of it.
+def _check_single_devices(value: Mapping[str, object]) -> Iterator[Problem]:
+    """Rule R28: HCCL has one rank id per instance of the lab form, and so one device."""
+    for path, instance in _walk_instances(value):
+        devices = instance.get("devices")
+        if isinstance(devices, list) and len(devices) > 1:
+            message = f"the instance has {len(devices)} devices and one rank_id; an instance has one device"
+            yield Problem(join_key(path, "devices"), "R28", "error", message, "write one instance for each device")
 
-    A count that is right is left out, because writing computes it; a wrong one is kept, so that it stays visible.
-    """
-    return {key: text for key, text in group.items() if key not in found or parse_number(text) != found[key]}
+
+def _check_ranks(table: RankTable) -> None:
+    moved = find_moved(table.servers, number_by_position(table.servers))
+    if moved is not None:
+        server, device, implied = moved
+        who = f"device {device.device_id} of server {server.server_id!r} has rank {device.rank_id}"
+        order = f"the string order of server_id, then device_id, makes it {implied}"
+        raise BuildError(f"{who}; {CLOUD} has no rank ids: {order}", "renumber the ranks in that order first")
 
 
-def servers_of_groups(table: RankTable) -> dict[str, list[Server]]:
-    """Return the servers of each group of the table, in the order of both.
-
-    Raises BuildError for a server in no group of the table, and for what template 2 has no key for.
-    """
-    members: dict[str, list[Server]] = {group.name: [] for group in table.groups}
+def _refuse_foreign(table: RankTable) -> None:
+    """Raise BuildError for what template 2 has no key for."""
+    if table.super_pods or table.clusters:
+        message = "the table has super pods or clusters, which template 2 has no key for"
+        raise BuildError(message, "leave them out first")
     for server in table.servers:
-        if server.group is None or server.group not in members:
-            message = f"server {server.server_id!r} is in none of the table's groups, which template 2 consists of"
-            raise BuildError(message, "name one of them in Server.group")
-        members[server.group].append(server)
-        lost = _lost_keys(server)
+        has_sdid = any(device.super_device_id is not None for device in server.devices)
+        named = {"host_ip": server.host_ip, "pod_ip": server.pod_ip, "super_device_id": "" if has_sdid else None}
+        lost = ", ".join([*(key for key, value in named.items() if value is not None), *server.extra])
         if lost:
             message = f"server {server.server_id!r} has {lost}, which template 2 has no key for"
             raise BuildError(message, "leave it out first")
-    if table.super_pods or table.clusters:
-        raise BuildError(
-            "the table has super pods or clusters, which template 2 has no key for", "leave them out first"
-        )
-    return members
 
 
-def _lost_keys(server: Server) -> str:
-    has_sdid = any(device.super_device_id is not None for device in server.devices)
-    named = {"host_ip": server.host_ip, "pod_ip": server.pod_ip, "super_device_id": "" if has_sdid else None}
-    return ", ".join([*(key for key, value in named.items() if value is not None), *server.extra])
+CODECS = {form.dialect: form.codec() for form in (Form(CLOUD, _CLOUD), Form(LAB, _LAB))}

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import click
 
-from ranktable.edit import Edited
-from ranktable.errors import EXIT_VALID
-from ranktable.profile import CHIPS, DEVICE_TARGETS
+from ranktable.errors import EXIT_NOT_READY, EXIT_PROBLEMS, EXIT_USAGE, EXIT_VALID, ProfileError, RankTableError
+from ranktable.model import RankTable
+from ranktable.profile import CHIPS, DEVICE_TARGETS, READERS
 from ranktable.text import count_noun
+
+_Judgement = TypeVar("_Judgement")
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,34 +27,63 @@ class Outcome:
     exit_code: int = EXIT_VALID
 
 
-def deliver_table(edited: Edited, output: str | None) -> Outcome:
+def deliver_table(table: RankTable, notes: Iterable[str], output: str | None) -> Outcome:
     """Write the table to the file `output`, or leave it to be printed for `-` and None; raises WriteError."""
     from ranktable.codec import encode_table, write_table
 
-    table = edited.table
     if output in (None, "-"):
-        return Outcome(encode_table(table), edited.notes)
+        return Outcome(encode_table(table), tuple(notes))
     write_table(str(output), table)
     size = f"{count_noun(len(table.servers), 'server')}, {count_noun(table.world_size, 'device')}"
-    return Outcome(notes=(f"wrote {output}: {size}", *edited.notes))
+    return Outcome(notes=(f"wrote {output}: {size}", *notes))
 
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+def judge_each(
+    files: Sequence[str], form: str, judge: Callable[[str], _Judgement]
+) -> Iterator[tuple[str, _Judgement | RankTableError]]:
+    """Yield each file with what `judge` says of it, or with its error; that of a lone file is raised for text."""
+    for name in files:
+        try:
+            yield name, judge(name)
+        except ProfileError:
+            raise  # a mistake in the options, not in the file
+        except RankTableError as error:
+            if len(files) == 1 and form == "text":
+                raise
+            yield name, error
+
+
+def worst_of(codes: Iterable[int]) -> int:
+    """Return the exit status of several files: what could not be judged, then what is wrong, then what is not ready."""
+    found = set(codes)
+    return next(code for code in (EXIT_USAGE, EXIT_PROBLEMS, EXIT_NOT_READY, EXIT_VALID) if code in found)
+
+
+FORMAT = click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+
+
+def target_option(text: str, *, default: str | None = "ascend") -> Callable[[Command], Command]:
+    """Return the option --device_target with that help."""
+    kind = click.Choice(DEVICE_TARGETS, case_sensitive=False)
+    return click.option("--device_target", type=kind, default=default, show_default=default is not None, help=text)
+
+
+def chip_option(text: str) -> Callable[[Command], Command]:
+    """Return the option --chip with that help."""
+    return _named_option("--chip", CHIPS, text)
+
+
+def reader_option(text: str) -> Callable[[Command], Command]:
+    """Return the option --profile with that help."""
+    return _named_option("--profile", READERS, text)
+
+
+def _named_option(name: str, choices: Sequence[str], text: str) -> Callable[[Command], Command]:
+    metavar = f"[{'|'.join(choices)}]"
+    return click.option(name, type=click.Choice(choices, case_sensitive=False), metavar=metavar, help=text)
 
 
 def profile_options(command: Command) -> Command:
-    """Give a command `--device_target` and `--chip`."""
-    target = click.option(
-        "--device_target",
-        type=click.Choice(DEVICE_TARGETS, case_sensitive=False),
-        default="ascend",
-        show_default=True,
-        help="For which devices to check the result.",
-    )
-    chip = click.option(
-        "--chip",
-        type=click.Choice(CHIPS, case_sensitive=False),
-        metavar=f"[{'|'.join(CHIPS)}]",
-        help="Hold the result to the rules of this chip.",
-    )
-    return target(chip(command))
+    """Give a command `--device_target` and `--chip`, for which its result is checked."""
+    chip = chip_option("Hold the result to the rules of this chip.")
+    return target_option("For which devices to check the result.")(chip(command))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import click
 
-from ranktable.commands import Outcome
+from ranktable.commands import FORMAT, Outcome
 from ranktable.compare import DIGEST_KINDS, DigestKind, FileDigest, digest_file
 from ranktable.errors import EXIT_PROBLEMS, EXIT_USAGE, EXIT_VALID, RankTableError
 from ranktable.text import plain
@@ -16,7 +16,7 @@ from ranktable.text import plain
 @click.command()
 @click.argument("first", metavar="FIRST")
 @click.argument("second", metavar="SECOND")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@FORMAT
 def diff(first: str, second: str, form: str) -> Outcome:
     """Compare what FIRST and SECOND say; the order of servers, devices and keys does not count.
 
@@ -48,9 +48,9 @@ _SAME_HELP = "In what the files must be equal; HCCL compares the text, so only b
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("--check", "expected", metavar="DIGEST", help="A sha256 that every FILE must have, of any of the kinds.")
 @click.option("--same", type=click.Choice(DIGEST_KINDS), default="bytes", show_default=True, help=_SAME_HELP)
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@FORMAT
 def digest(files: tuple[str, ...], expected: str | None, same: DigestKind, form: str) -> Outcome:
-    """Print sha256 of the bytes, of the JSON and of the meaning of each FILE; - is standard input.
+    """Print sha256 of the bytes and of the meaning of each FILE; - is standard input.
 
     Every rank of a job must read the same text. Exit status: 0 all files are equal (and are what --check says),
     1 one is not, 2 one cannot be read.
@@ -83,15 +83,10 @@ def _compare(digests: Sequence[FileDigest], same: DigestKind) -> list[str]:
     faults = []
     for other in others:
         if other.sha256_of[same] != first.sha256_of[same]:
-            faults.append(f"{other.source}: {_describe(first.closest_kind(other))} {first.source}")
+            is_same = first.sha256_of["meaning"] == other.sha256_of["meaning"]
+            what = "other text than, but the same meaning as" if is_same else "another table than"
+            faults.append(f"{other.source}: {what} {first.source}")
     return faults
-
-
-def _describe(closest: DigestKind | None) -> str:
-    return {
-        "json": "other text than, but the same JSON as",
-        "meaning": "other JSON than, but the same meaning as",
-    }.get(closest or "", "another table than")
 
 
 def _render(found: FileDigest) -> str:

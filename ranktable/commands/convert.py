@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
 
-from ranktable.commands import Outcome
+from ranktable.commands import Outcome, deliver_table, target_option
 from ranktable.edit.convert import (
     BOARD_IDS,
     CHIP_INFOS,
@@ -21,11 +20,7 @@ from ranktable.edit.convert import (
 )
 from ranktable.errors import EXIT_PROBLEMS
 from ranktable.export import ADDRESSES, Address, Export, export_names, export_table
-from ranktable.profile import DEVICE_TARGETS
 from ranktable.text import count_noun
-
-if TYPE_CHECKING:
-    from ranktable.model import RankTable
 
 _TEMPLATE2 = ("template2-cloud", "template2-lab")
 _BELONGS_TO = {
@@ -70,13 +65,7 @@ _BELONGS_TO = {
 @click.option(
     "--script", default="train.py", show_default=True, help='The script and its arguments: "train.py --lr 1".'
 )
-@click.option(
-    "--device_target",
-    type=click.Choice(DEVICE_TARGETS, case_sensitive=False),
-    default="ascend",
-    show_default=True,
-    help="Decides which variable says the devices, and what a new table is checked for.",
-)
+@target_option("Decides which variable says the devices, and what a new table is checked for.")
 @click.pass_context
 def convert(
     context: click.Context,
@@ -123,7 +112,9 @@ def convert(
     notes = (*_notes_on(result, to), *_check(result, device_target))
     if strict and result.lost:
         return Outcome(notes=(*notes, "nothing is written, because of --strict"), exit_code=EXIT_PROBLEMS)
-    return _write_table(result.table, output, notes) if isinstance(result, Converted) else _write(result, output, notes)
+    if isinstance(result, Converted):
+        return deliver_table(result.table, notes, output)
+    return _write(result, output, notes)
 
 
 def _refuse_strange_options(context: click.Context, to: str) -> None:
@@ -163,16 +154,6 @@ def _check(result: Converted | Export, device_target: str) -> tuple[str, ...]:
     rules = ", ".join(dict.fromkeys(problem.rule for problem in errors))
     found = f"{count_noun(len(errors), 'error')} ({rules}), first {errors[0].subject}: {errors[0].message}"
     return (f"the new table has {found}; ranktable validate lists them",)
-
-
-def _write_table(table: RankTable, output: str, notes: tuple[str, ...]) -> Outcome:
-    from ranktable.codec import encode_table, write_table
-
-    if output == "-":
-        return Outcome(encode_table(table), notes)
-    write_table(output, table)
-    size = f"{count_noun(len(table.servers), 'server')}, {count_noun(table.world_size, 'device')}"
-    return Outcome(notes=(f"wrote {output}: version {table.dialect}, {size}", *notes))
 
 
 def _write(export: Export, output: str, notes: tuple[str, ...]) -> Outcome:

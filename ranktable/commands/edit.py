@@ -61,7 +61,8 @@ def merge(
         if is_global:
             if order is not None or hostfile is not None:
                 raise click.UsageError("--global sorts by cluster and job name; leave --order and --hostfile out")
-            return deliver_table(_merge_global(files, allow_initializing), output)
+            merged = _merge_global(files, allow_initializing)
+            return deliver_table(merged.table, merged.notes, output)
         chosen = order or ("host_file" if hostfile is not None else "server_id")
         if chosen == "host_file" and hostfile is None:
             raise click.UsageError("--order host_file needs --hostfile FILE")
@@ -79,7 +80,7 @@ def merge(
             device_target=device_target,
             chip=chip,
         )
-        return deliver_table(edited, output)
+        return deliver_table(edited.table, edited.notes, output)
     except MergeError as error:
         return Outcome(notes=_list_conflicts(error.conflicts), exit_code=error.exit_code)
 
@@ -138,7 +139,7 @@ def select(
         devices=None if devices is None else parse_ranges(devices, "devices"),
         keep_ranks=keep_ranks,
     )
-    return deliver_table(edited, output)
+    return deliver_table(edited.table, edited.notes, output)
 
 
 def _parse_servers(text: str, table: RankTable) -> list[str]:

@@ -9,14 +9,13 @@ from typing import Any
 
 import click
 
-from ranktable.commands import Outcome
+from ranktable.commands import Outcome, chip_option, deliver_table, target_option
 from ranktable.generate import SERVER_ORDERS, VERSIONS, HostInventory, ServerOrder, assemble_table, default_file_name
 from ranktable.model import RankTable
 from ranktable.problem import Problem
-from ranktable.profile import ANY_TARGET, CHIPS, DEVICE_TARGETS, Profile, build_profile
+from ranktable.profile import ANY_TARGET, Profile, build_profile
 from ranktable.sources.gather import Gathered, SourceRequest, gather_hosts
 from ranktable.sources.hostfile import HOSTFILE_FORMATS
-from ranktable.text import count_noun
 from ranktable.validate import hold_to_rules, judge_table
 
 _MEANINGS = {
@@ -80,17 +79,8 @@ def _options(function: Callable[..., Outcome]) -> Callable[..., Outcome]:
             "--super_pods", metavar="ID=HOSTS", multiple=True, help="For 1.2: the hosts of a super pod: 0=node[1-2]."
         ),
         click.option("--super_device_ids", metavar="FILE", help="For 1.2: a YAML file of SDID lists by host."),
-        click.option(
-            "--device_target",
-            type=click.Choice(DEVICE_TARGETS, case_sensitive=False),
-            help="Refuse what validate would for it; gpu and cpu get host_ip and no device_ip.",
-        ),
-        click.option(
-            "--chip",
-            type=click.Choice(CHIPS, case_sensitive=False),
-            metavar=f"[{'|'.join(CHIPS)}]",
-            help="Refuse what validate would for this chip.",
-        ),
+        target_option("Refuse what validate would for it; gpu and cpu get host_ip and no device_ip.", default=None),
+        chip_option("Refuse what validate would for this chip."),
         click.option(
             "-o",
             "--output",
@@ -112,17 +102,11 @@ def generate(output: str | None, force: bool, **options: Any) -> Outcome:
     Sources: --hosts, --hostfile, --slurm, --pod_annotations, --probe, or --hccn_conf alone. Without a source of
     addresses the devices get no device_ip; none is made up.
     """
-    from ranktable.codec import encode_table, write_table
-
     table, notes = _build(**options)
-    if output == "-":
-        return Outcome(encode_table(table), notes)
     target = output or default_file_name(table)
     if output is None and not force and Path(target).exists():
         raise click.UsageError(f"{target} is there already; name it with -o to replace it, or give --force")
-    write_table(target, table)
-    size = f"{count_noun(len(table.servers), 'server')}, {count_noun(table.world_size, 'device')}"
-    return Outcome(notes=(f"wrote {target}: {size}", *notes))
+    return deliver_table(table, notes, target)
 
 
 def _build(

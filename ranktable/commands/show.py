@@ -10,10 +10,8 @@ from pathlib import Path
 import click
 
 from ranktable.codec.detect import DIALECT_NAMES
-from ranktable.commands import Outcome
-from ranktable.errors import RankTableError
+from ranktable.commands import FORMAT, Outcome, chip_option, judge_each, reader_option, worst_of
 from ranktable.model import RankTable
-from ranktable.profile import CHIPS, READERS
 from ranktable.report.listing import render_rules, render_table, rules_as_json
 from ranktable.rules import registered_rules
 from ranktable.text import render_json
@@ -24,7 +22,7 @@ from ranktable.text import render_json
 @click.option("--ranks", is_flag=True, help="A line per rank.")
 @click.option("--rank", type=click.IntRange(0), metavar="N", help="Who is rank N: its server, device, addresses.")
 @click.option("--all", "show_all", is_flag=True, help="A line per server, however many there are.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@FORMAT
 @click.option("--svg", metavar="OUT", help="Write a picture to this file instead; - is standard output.")
 def show(file: str, ranks: bool, rank: int | None, show_all: bool, form: str, svg: str | None) -> Outcome:
     """Print the servers of FILE with their ranks and devices, also while its producer works on it; - is stdin."""
@@ -81,12 +79,9 @@ def _draw(table: RankTable, file: str, svg: str) -> Outcome:
     return Outcome(notes=(f"wrote {svg}",))
 
 
-_FORMATS = click.Choice(["text", "json"])
-
-
 @click.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option("--format", "form", type=_FORMATS, default="text", show_default=True)
+@FORMAT
 def detect(files: tuple[str, ...], form: str) -> Outcome:
     """Say what each FILE is, why, who reads it, and whether it can be read here; - is standard input.
 
@@ -97,39 +92,18 @@ def detect(files: tuple[str, ...], form: str) -> Outcome:
     from ranktable.report.listing import kind_as_json, render_kind
     from ranktable.text import render_json
 
-    texts: list[str] = []
-    objects: list[dict[str, object]] = []
-    worst = 0
-    for name in files:
-        try:
-            kind = detect_file(name)
-            texts.append(render_kind(kind))
-            objects.append(kind_as_json(kind))
-            worst = max(worst, kind.exit_code)
-        except RankTableError as error:
-            if len(files) == 1 and form == "text":
-                raise
-            texts.append(f"ranktable: error: {error}")
-            objects.append({"file": name, "error": error.message, "remedy": error.remedy})
-            worst = max(worst, error.exit_code)
-    return Outcome(render_json(objects) if form == "json" else "\n".join(texts) + "\n", exit_code=worst)
+    kinds = list(judge_each(files, form, detect_file))
+    worst = worst_of(found.exit_code for _, found in kinds)
+    if form == "json":
+        return Outcome(render_json([kind_as_json(*kind) for kind in kinds]), exit_code=worst)
+    return Outcome("".join(f"{render_kind(found)}\n" for _, found in kinds), exit_code=worst)
 
 
 @click.command()
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@FORMAT
 @click.option("--dialect", type=click.Choice(DIALECT_NAMES), metavar="NAME", help="Only the rules of this dialect.")
-@click.option(
-    "--chip",
-    type=click.Choice(CHIPS, case_sensitive=False),
-    metavar=f"[{'|'.join(CHIPS)}]",
-    help="Only the rules that hold for this chip.",
-)
-@click.option(
-    "--profile",
-    type=click.Choice(READERS, case_sensitive=False),
-    metavar=f"[{'|'.join(READERS)}]",
-    help="Only the rules that this reader's tables are held to.",
-)
+@chip_option("Only the rules that hold for this chip.")
+@reader_option("Only the rules that this reader's tables are held to.")
 def rules(form: str, dialect: str | None, chip: str | None, profile: str | None) -> Outcome:
     """List the rules that `validate` holds tables to: id, severity, chips, profiles, and what each asks for."""
     chosen = [

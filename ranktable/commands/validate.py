@@ -7,26 +7,15 @@ from collections.abc import Sequence
 
 import click
 
-from ranktable.commands import Outcome
+from ranktable.commands import FORMAT, Outcome, chip_option, judge_each, reader_option, target_option, worst_of
 from ranktable.errors import (
-    EXIT_NOT_READY,
-    EXIT_PROBLEMS,
-    EXIT_USAGE,
     EXIT_VALID,
-    ProfileError,
-    RankTableError,
     ReadError,
 )
 from ranktable.local import LocalServer, check_file
-from ranktable.profile import CHIPS, DEVICE_TARGETS, READERS
 from ranktable.report.findings import Unjudged, Verdict, render_report, render_unjudged, render_verdicts_json
 from ranktable.rules.registry import LOCAL_RULES
-from ranktable.validate import validate_file
-
-# The worst of several files decides: what could not be judged, then what is wrong, then what is not ready.
-_BY_WEIGHT = (EXIT_USAGE, EXIT_PROBLEMS, EXIT_NOT_READY, EXIT_VALID)
-
-_TARGET_HELP = "For which devices to check: cpu and gpu tables need no device_ip and follow none of Ascend's rules."
+from ranktable.validate import Report, validate_file
 
 
 @click.command()
@@ -34,25 +23,9 @@ _TARGET_HELP = "For which devices to check: cpu and gpu tables need no device_ip
 @click.option("--format", "form", type=click.Choice(["text", "json", "sarif"]), default="text", show_default=True)
 @click.option("--strict", is_flag=True, help="Exit with 1 on warnings too.")
 @click.option("--quiet", is_flag=True, help="Text only: leave out files that pass, and warnings unless --strict.")
-@click.option(
-    "--device_target",
-    type=click.Choice(DEVICE_TARGETS, case_sensitive=False),
-    default="ascend",
-    show_default=True,
-    help=_TARGET_HELP,
-)
-@click.option(
-    "--chip",
-    type=click.Choice(CHIPS, case_sensitive=False),
-    metavar=f"[{'|'.join(CHIPS)}]",
-    help="Hold the table to the rules of this chip; without it they are warnings.",
-)
-@click.option(
-    "--profile",
-    type=click.Choice(READERS, case_sensitive=False),
-    metavar=f"[{'|'.join(READERS)}]",
-    help="Hold the table to what this reader demands beyond the rules that all share.",
-)
+@target_option("For which devices to check: cpu and gpu tables need no device_ip and follow none of Ascend's rules.")
+@chip_option("Hold the table to the rules of this chip; without it they are warnings.")
+@reader_option("Hold the table to what this reader demands beyond the rules that all share.")
 @click.option(
     "--network_plan",
     type=click.IntRange(1, 128),
@@ -70,23 +43,16 @@ def validate(
     network_plan: int | None,
 ) -> Outcome:
     """Check each FILE against every rule and list all problems; - is standard input."""
+
+    def judge(name: str) -> Report:
+        return validate_file(name, device_target=device_target, chip=chip, profile=profile, network_plan=network_plan)
+
     verdicts: list[Verdict] = []
     codes: list[int] = []
-    for name in files:
-        try:
-            report = validate_file(
-                name, device_target=device_target, chip=chip, profile=profile, network_plan=network_plan
-            )
-            verdicts.append(report)
-            codes.append(report.exit_code(strict=strict))
-        except ProfileError:
-            raise  # a mistake in the options, not in the file
-        except RankTableError as error:
-            if len(files) == 1 and form == "text":
-                raise
-            verdicts.append(Unjudged(name, error.message, error.remedy))
-            codes.append(error.exit_code)
-    worst = next(code for code in _BY_WEIGHT if code in codes)
+    for name, found in judge_each(files, form, judge):
+        verdicts.append(found if isinstance(found, Report) else Unjudged(name, found.message, found.remedy))
+        codes.append(found.exit_code(strict=strict) if isinstance(found, Report) else found.exit_code)
+    worst = worst_of(codes)
     return Outcome(_render(verdicts, form, worst, strict=strict, quiet=quiet), exit_code=worst)
 
 
@@ -118,18 +84,10 @@ _RULES = "\n".join(f"{rule}  {title}" for rule, title in LOCAL_RULES.items())
 @click.argument("file", required=False, metavar="[FILE]")
 @click.option("--local", is_flag=True, help="Hold the table against this host.")
 @click.option("--root", metavar="DIR", default="/", help="Where the host's /dev, /etc and /proc are.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@FORMAT
 @click.option("--strict", is_flag=True, help="Exit with 1 on warnings too.")
-@click.option(
-    "--device_target",
-    type=click.Choice(DEVICE_TARGETS, case_sensitive=False),
-    default="ascend",
-    show_default=True,
-    help="Which devices the host is to have; only ascend has device addresses to compare.",
-)
-@click.option(
-    "--chip", type=click.Choice(CHIPS, case_sensitive=False), metavar=f"[{'|'.join(CHIPS)}]", help="As for validate."
-)
+@target_option("Which devices the host is to have; only ascend has device addresses to compare.")
+@chip_option("As for validate.")
 def check(
     file: str | None, local: bool, root: str, form: str, strict: bool, device_target: str, chip: str | None
 ) -> Outcome:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from ranktable.codec import FileKind
 from ranktable.compare import Change, Subject
+from ranktable.errors import RankTableError
 from ranktable.model import RankTable
 from ranktable.rules import Rule
 from ranktable.text import count_noun, plain, render_json
@@ -27,8 +28,10 @@ def render_table(table: RankTable) -> str:
     return "\n".join(lines)
 
 
-def render_kind(kind: FileKind) -> str:
+def render_kind(kind: FileKind | RankTableError) -> str:
     """Return the name of the kind after that of the file, and below it what is known of it."""
+    if isinstance(kind, RankTableError):
+        return f"ranktable: error: {kind}"
     here = "read, validated and converted" if kind.is_supported else "known by name only"
     facts = {
         "dialect": kind.dialect,
@@ -41,8 +44,10 @@ def render_kind(kind: FileKind) -> str:
     return "\n".join([f"{kind.source}: {kind.title}", *lines])
 
 
-def kind_as_json(kind: FileKind) -> dict[str, object]:
-    """Return the kind as an object for JSON."""
+def kind_as_json(source: str, kind: FileKind | RankTableError) -> dict[str, object]:
+    """Return the kind of the file `source`, or why it has none, as an object for JSON."""
+    if isinstance(kind, RankTableError):
+        return {"file": source, "error": kind.message, "remedy": kind.remedy}
     return {
         "file": kind.source,
         "dialect": kind.dialect,

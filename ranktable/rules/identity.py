@@ -6,17 +6,17 @@ physical order) and that of MindSpore (R11: the order of rank_id is that of serv
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from ranktable.hostlist.ranges import fold_numbers
 from ranktable.model import COMPLETED
 from ranktable.problem import Problem, Severity, join_key, show_value
 from ranktable.profile import Profile
 from ranktable.rules.registry import CONCISE, chip_of, rule, severity_on
-from ranktable.survey import DeviceEntry, ServerEntry, Survey, find_repeats
-from ranktable.text import fold_numbers
-from ranktable.values import name_placeholder
+from ranktable.survey import DeviceEntry, Entry, ServerEntry, Survey, find_repeats
+from ranktable.text import count_noun
+from ranktable.values import is_loopback, name_placeholder
 
 MAX_SERVER_ID_LENGTH = 64
 MAX_DEVICE_ID = {"910a": 7, "a2": 15, "a3": 15, "300i-duo": 31, "a5": 64}
@@ -39,7 +39,7 @@ def check_server_count(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     """The count is compared with what is listed."""
     found = len(survey.servers)
     if survey.declared_server_count is not None and survey.declared_server_count != found:
-        message = f"the {_noun(survey)} lists {found} server{'s' if found != 1 else ''}"
+        message = f"the {_noun(survey)} lists {count_noun(found, 'server')}"
         yield survey.complain("server_count", "R6", "error", message, f'write "{found}", or list the missing servers')
 
 
@@ -76,16 +76,9 @@ def _check_server_id(server: ServerEntry, server_id: str, survey: Survey) -> Ite
     elif len(server_id) > MAX_SERVER_ID_LENGTH:
         message = f"the id has {len(server_id)} characters, at most {MAX_SERVER_ID_LENGTH} are read"
         yield server.complain("server_id", "R7", "error", message, "shorten it")
-    elif survey.is_multi_server and _is_loopback(server_id):
+    elif survey.is_multi_server and is_loopback(server_id):
         message = "the id is a loopback address in a table of several servers"
         yield server.complain("server_id", "R7", "warning", message, "write the address that the other hosts reach")
-
-
-def _is_loopback(server_id: str) -> bool:
-    try:
-        return ipaddress.ip_address(server_id).is_loopback
-    except ValueError:
-        return server_id == "localhost"
 
 
 @rule("R8", "device_id is a physical device number that is unique on its server")
@@ -120,21 +113,30 @@ def _rank_spaces(survey: Survey) -> list[tuple[ServerEntry, ...]]:
 
 
 def _check_rank_space(servers: Sequence[ServerEntry], noun: str) -> Iterator[Problem]:
-    size = sum(len(server.devices) for server in servers)
+    devices = [device for server in servers for device in server.devices]
+    yield from check_ranks([(device, device.rank_id) for device in devices], "R9", f"the {noun} has", "device", '"{}"')
+
+
+def check_ranks(
+    ranks: Sequence[tuple[Entry, int | None]], rule_id: str, holder: str, noun: str, written: str = "{}"
+) -> Iterator[Problem]:
+    """Yield a problem for each rank that is not one of 0 to n-1 or stands twice; `written` is the form of a rank."""
+    size = len(ranks)
     first_paths: dict[int, str] = {}
-    wrong: list[tuple[DeviceEntry, str]] = []
-    for device in (device for server in servers for device in server.devices):
-        if device.rank_id is None:
+    wrong: list[tuple[Entry, str]] = []
+    for entry, rank in ranks:
+        if rank is None:
             continue
-        if device.rank_id >= size:
-            wrong.append((device, f"the {noun} has {size} devices, so ranks go from 0 to {size - 1}"))
-        elif device.rank_id in first_paths:
-            wrong.append((device, f"the same rank_id stands at {first_paths[device.rank_id]}"))
+        if rank >= size:
+            wrong.append((entry, f"{holder} {count_noun(size, noun)}, so ranks go from 0 to {size - 1}"))
+        elif rank in first_paths:
+            wrong.append((entry, f"the same rank_id stands at {first_paths[rank]}"))
         else:
-            first_paths[device.rank_id] = device.path_of("rank_id")
+            first_paths[rank] = entry.path_of("rank_id")
     missing = (rank for rank in range(size) if rank not in first_paths)
-    for device, message in wrong:
-        yield device.complain("rank_id", "R9", "error", message, f'write "{next(missing)}", a rank that is missing')
+    for entry, message in wrong:
+        remedy = f"write {written.format(next(missing))}, a rank that is missing"
+        yield entry.complain("rank_id", rule_id, "error", message, remedy)
 
 
 @rule("R10", "the ranks of one server follow each other without a gap", severity="warning")

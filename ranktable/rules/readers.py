@@ -10,7 +10,6 @@ most two coordinators and one group of instances at least, known hardware).
 
 from __future__ import annotations
 
-import ipaddress
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,17 +71,9 @@ def check_chip(survey: Survey, profile: Profile) -> Iterator[Problem]:
 def check_server_addresses(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     """HCCL takes any name; MindSpore's documentation asks for the address."""
     for server in survey.servers:
-        if server.server_id is not None and not _is_address(server.server_id):
+        if server.server_id is not None and parse_address(server.server_id) is None:
             message = "the id is not an address; MindSpore's documentation asks for the host's address"
             yield server.complain("server_id", "P6", "warning", message, "write the address of the host")
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _complain(survey: Survey, rule_id: str, severity: Severity, message: str, remedy: str) -> Problem:
@@ -175,9 +166,8 @@ def _address_fault(device: DeviceEntry) -> str:
     if not device.has("device_ip"):
         return "the key is missing; MindIE-LLM needs it on every device"
     text = device.text("device_ip") or ""
-    try:
-        address = ipaddress.ip_address(text)
-    except ValueError:
+    address = parse_address(text)
+    if address is None:
         return "MindIE-LLM reads one address, not a list" if "," in text else ""
     return "" if address.version == 4 else "MindIE-LLM reads IPv4 addresses only"
 

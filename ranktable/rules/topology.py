@@ -14,6 +14,7 @@ from ranktable.profile import Profile
 from ranktable.rules.identity import MAX_DEVICE_ID
 from ranktable.rules.registry import CONCISE, chip_of, rule, severity_on
 from ranktable.survey import ServerEntry, Survey
+from ranktable.text import count_noun
 
 _COUNTS_910A = (1, 2, 4, 8)
 _QUADS_910A = tuple(
@@ -56,7 +57,7 @@ def check_device_count(survey: Survey, profile: Profile) -> Iterator[Problem]:
         count = len(server.devices)
         if severity and 0 < count < 8 and count not in allowed:
             wanted = "8 devices on each of several servers" if survey.is_multi_server else "1, 2, 4 or 8 devices"
-            message = f"the server has {count} device{'s' if count != 1 else ''}; a 910A takes {wanted}"
+            message = f"the server has {count_noun(count, 'device')}; a 910A takes {wanted}"
             yield _complain(server, "R17", severity, message, "list a number of devices that the chip takes")
 
 

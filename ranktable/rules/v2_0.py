@@ -16,6 +16,7 @@ from ipaddress import IPv4Address, IPv6Address
 from ranktable.codec.schema import walk_objects
 from ranktable.problem import Problem, join_index, show_value
 from ranktable.profile import Profile
+from ranktable.rules.identity import check_ranks
 from ranktable.rules.registry import V2, rule
 from ranktable.survey import Entry, Survey
 from ranktable.values import read_integer
@@ -45,7 +46,8 @@ def check_version_2(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     """One walk over the ranks; the findings of one rank stand together."""
     ranks = [Entry(path, rank) for path, rank in walk_objects(survey.members, "", "rank_list")]
     yield from _check_table(survey, len(ranks))
-    yield from _check_rank_ids(ranks)
+    numbers = [(rank, read_integer(rank.members.get("rank_id"))) for rank in ranks]
+    yield from check_ranks(numbers, "R30", "the table has", "rank")
     yield from _check_spare(ranks)
     sub_networks: dict[tuple[int, str], tuple[int, str]] = {}
     local_ids: dict[tuple[str, int], str] = {}
@@ -75,22 +77,6 @@ def _check_table(table: Entry, found: int) -> Iterator[Problem]:
         yield report_error(
             table, "detour", 'the value is neither "true" nor "false"', "write one of the two as a string"
         )
-
-
-def _check_rank_ids(ranks: list[Entry]) -> Iterator[Problem]:
-    first_paths: dict[int, str] = {}
-    wrong: list[tuple[Entry, str]] = []
-    for rank in ranks:
-        number = read_integer(rank.members.get("rank_id"))
-        if number is None:
-            continue
-        if number >= len(ranks):
-            wrong.append((rank, f"the table has {len(ranks)} ranks, so they go from 0 to {len(ranks) - 1}"))
-        elif first_paths.setdefault(number, rank.path_of("rank_id")) != rank.path_of("rank_id"):
-            wrong.append((rank, f"the same rank_id stands at {first_paths[number]}"))
-    missing = (number for number in range(len(ranks)) if number not in first_paths)
-    for rank, message in wrong:
-        yield report_error(rank, "rank_id", message, f"write {next(missing)}, a rank that is missing")
 
 
 def _check_spare(ranks: list[Entry]) -> Iterator[Problem]:

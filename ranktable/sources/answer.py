@@ -51,6 +51,14 @@ def check_device_address(said: Said, device_id: int) -> Address:
     return address
 
 
+def add_answer(addresses: dict[int, Said], device_id: int, said: Said, remedy: str) -> None:
+    """Add the address of a device; raises SourceError when the same source gives it another one elsewhere."""
+    earlier = addresses.setdefault(device_id, said)
+    if earlier.value != said.value:
+        message = f"device {device_id} has address {said.value} here and {earlier.value} at {earlier.origin}"
+        raise said.refuse(message, remedy)
+
+
 def join_answers(answers: Iterable[HostAnswers]) -> HostAnswers:
     """Return what several sources say together; raises SourceError with both places when two disagree."""
     addresses: dict[int, Said] = {}

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from ranktable.errors import ReadError, SourceError
 from ranktable.files import read_bytes
-from ranktable.sources.answer import HostAnswers, Said, check_device_address, join_answers
+from ranktable.sources.answer import HostAnswers, Said, add_answer, check_device_address, join_answers
 
 _COMMAND = re.compile(r"hccn_tool\s+-i\s+(\d{1,4})\s+(-[\w-]+(?:\s+-[\w-]+)*)|npu-smi\s+info\s+(-t\s+spod-info\b.*)")
 _CARD, _CHIP = re.compile(r"-i\s+(\d{1,4})"), re.compile(r"-c\s+(\d{1,2})")
@@ -62,12 +62,22 @@ def parse_transcript(data: bytes, source: str) -> HostAnswers:
             said, is_answer = read_address(section.answer, source, section.line)
             if is_answer:
                 check_device_address(said, section.device_id)
-                _add(by_kind[section.kind], section.device_id, said)
+                add_answer(
+                    by_kind[section.kind],
+                    section.device_id,
+                    said,
+                    "capture it once more, and keep the last answer only",
+                )
             else:
                 failed[section.device_id] = said
     addresses = {**by_kind["-vnic"], **by_kind["-ip -inet6"], **by_kind["-ip"]}
-    numbers, pod, notes = _read_super_pod([section for section in sections if section.kind == "spod-info"], source)
-    return HostAnswers(addresses, numbers, pod, failed, (*_note_left_out(by_kind, addresses, source), *notes))
+    asked = (section for section in sections if section.kind == "spod-info")
+    pod, silent = join_super_pod(
+        (section.device_id, _read_spod_lines(section.answer, section.device_id, source)) for section in asked
+    )
+    notes = [*_note_left_out(by_kind, addresses, source)]
+    notes += [f"{source}: npu-smi tells no super pod for {len(silent)} devices"] if silent else []
+    return HostAnswers(addresses, pod.super_device_ids, pod.super_pod_id, failed, (*notes, *pod.notes))
 
 
 def read_address(answer: Lines, source: str, line: int | None) -> tuple[Said, bool]:
@@ -120,13 +130,6 @@ def _name_question(command: re.Match[str], source: str, number: int) -> tuple[in
     return int(card.group(1)) * _DIES_PER_CARD + int(chip.group(1)), "spod-info"
 
 
-def _add(addresses: dict[int, Said], device_id: int, said: Said) -> None:
-    earlier = addresses.setdefault(device_id, said)
-    if earlier.value != said.value:
-        message = f"device {device_id} has address {said.value} here and {earlier.value} at {earlier.origin}"
-        raise said.refuse(message, "capture it once more, and keep the last answer only")
-
-
 def _note_left_out(by_kind: dict[str, dict[int, Said]], taken: dict[int, Said], source: str) -> Iterator[str]:
     for kind in KINDS[1:]:
         count = sum(taken[device_id] is not said for device_id, said in by_kind[kind].items())
@@ -134,27 +137,29 @@ def _note_left_out(by_kind: dict[str, dict[int, Said]], taken: dict[int, Said], 
             yield f"{source}: {count} answers to hccn_tool {kind} are left out beside those to a plainer question"
 
 
-def _read_super_pod(sections: list[_Section], source: str) -> tuple[dict[int, Said], Said | None, tuple[str, ...]]:
+def join_super_pod(answers: Iterable[tuple[int, tuple[Said, Said] | None]]) -> tuple[HostAnswers, list[int]]:
+    """Return what npu-smi says of the devices of one host, and the devices of which it tells no super pod.
+
+    Raises SourceError when two devices are in two super pods.
+    """
     numbers: dict[int, Said] = {}
     pod: Said | None = None
-    silent = 0
+    silent: list[int] = []
     strange: tuple[str, ...] = ()
-    for section in sections:
-        found = _read_spod_lines(section.answer, section.device_id, source)
+    for device_id, found in answers:
         if found is None:
-            silent += 1
+            silent.append(device_id)
             continue
-        numbers[section.device_id], said = found
-        strange += describe_strange_number(numbers[section.device_id], section.device_id)
+        numbers[device_id], said = found
+        strange += _describe_strange_number(numbers[device_id], device_id)
         pod = pod or said
         if pod.value != said.value:
             message = f"super pod id {said.value} here, but {pod.value} at {pod.origin}"
-            raise said.refuse(message, "one host is in one super pod: capture it once more")
-    notes = (f"{source}: npu-smi tells no super pod for {silent} devices",) if silent else ()
-    return numbers, pod, (*notes, *strange)
+            raise said.refuse(message, "one host is in one super pod: look at the driver, and ask once more")
+    return HostAnswers({}, numbers, pod, notes=strange), silent
 
 
-def describe_strange_number(said: Said, device_id: int) -> tuple[str, ...]:
+def _describe_strange_number(said: Said, device_id: int) -> tuple[str, ...]:
     """Return a warning when the low 16 bits of an SDID, the device id, are not those of the device that has it.
 
     A warning only: HCCL does not take the number apart. Source: the DCMI pages of the Ascend driver.
@@ -200,19 +205,12 @@ def parse_hccn_conf(data: bytes, source: str) -> HostAnswers:
             continue
         said, device_id = Said(match.group(2).strip().partition("/")[0], source, number), int(key.group(1))
         is_ipv6 = check_device_address(said, device_id).version == 6
-        _add_line(second if is_ipv6 else first, device_id, said)
+        add_answer(second if is_ipv6 else first, device_id, said, "remove the stale line")
     if not first and not second:
         raise SourceError(source, None, "it has no address_N line", "give a copy of /etc/hccn.conf, or of hccn_tool")
     left_out = sum(device_id in first for device_id in second)
     notes = (f"{source}: the IPv6 addresses of {left_out} devices are left out beside IPv4 ones",) if left_out else ()
     return HostAnswers({**second, **first}, notes=notes)
-
-
-def _add_line(addresses: dict[int, Said], device_id: int, said: Said) -> None:
-    earlier = addresses.setdefault(device_id, said)
-    if earlier.value != said.value:
-        message = f"device {device_id} has address {said.value} here and {earlier.value} at {earlier.origin}"
-        raise said.refuse(message, "remove the stale line")
 
 
 _CONF = ".conf"

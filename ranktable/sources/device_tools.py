@@ -7,12 +7,12 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ranktable.errors import SourceError
 from ranktable.sources.answer import HostAnswers, Said, check_device_address
-from ranktable.sources.captures import describe_strange_number, parse_spod_info, read_address
+from ranktable.sources.captures import join_super_pod, parse_spod_info, read_address
 
 TIME_LIMIT_S = 10.0
 _HOMES = {
@@ -61,24 +61,14 @@ class DeviceTools:
         tool = self.find("npu-smi")
         if tool is None:
             return None
-        numbers: dict[int, Said] = {}
-        pod: Said | None = None
-        notes: tuple[str, ...] = ()
-        for device_id in device_ids:
-            card, chip = divmod(device_id, _DIES_PER_CARD)
-            question = ["info", "-t", "spod-info", "-i", str(card), "-c", str(chip)]
-            source = f"npu-smi {' '.join(question)}"
-            found = parse_spod_info(self._ask([tool, *question], source), device_id, source)
-            if found is None:
-                notes += (f"{source} tells no super pod",)
-                continue
-            numbers[device_id], said = found
-            notes += describe_strange_number(numbers[device_id], device_id)
-            pod = pod or said
-            if pod.value != said.value:
-                message = f"super pod id {said.value} here, but {pod.value} says {pod.source}"
-                raise SourceError(source, None, message, "one host is in one super pod: look at the driver")
-        return HostAnswers({}, numbers, pod, notes=notes)
+        joined, silent = join_super_pod((device_id, self._ask_spod(tool, device_id)) for device_id in device_ids)
+        return replace(
+            joined, notes=(*(f"{_spod_question(number)} tells no super pod" for number in silent), *joined.notes)
+        )
+
+    def _ask_spod(self, tool: str, device_id: int) -> tuple[Said, Said] | None:
+        question = _spod_question(device_id)
+        return parse_spod_info(self._ask([tool, *question.split()[1:]], question), device_id, question)
 
     def _ask_address(self, tool: str, device_id: int, question: tuple[str, ...]) -> tuple[Said, bool]:
         source = f"hccn_tool -i {device_id} {' '.join(question)}"
@@ -112,3 +102,8 @@ class DeviceTools:
                 os.killpg(process.pid, signal.SIGKILL)
                 raise
         return output.decode("utf-8", "replace")
+
+
+def _spod_question(device_id: int) -> str:
+    card, chip = divmod(device_id, _DIES_PER_CARD)
+    return f"npu-smi info -t spod-info -i {card} -c {chip}"

@@ -23,6 +23,7 @@ from ranktable.generate import FoundDevice, HostInventory
 from ranktable.sources.answer import HostAnswers, found_devices, join_answers
 from ranktable.sources.captures import read_answers
 from ranktable.sources.device_tools import DeviceTools
+from ranktable.text import count_noun
 from ranktable.values import Address, parse_address
 
 _LOCAL = re.compile(r"\|--\s+(\S+)\s+/32 host LOCAL")
@@ -201,7 +202,7 @@ class Probe:
         elif self.server_id is None and address is None:
             notes += (f"server_id is the name {server_id}: this host has no address but loopback",)
         host = HostInventory(server_id, devices, address, super_pod_id=pod_id, origin="this host")
-        return Probed(host, target, (f"asked this host: {target}, {_count(devices)}", *notes))
+        return Probed(host, target, (f"asked this host: {target}, {count_noun(len(devices), 'device')}", *notes))
 
     def _find_target(self) -> str:
         found = [target for target in ("ascend", "gpu") if find_device_ids(target, self.root)]
@@ -260,7 +261,3 @@ def _only(answers: HostAnswers, device_ids: Sequence[int]) -> HostAnswers:
 
 def _plain(device_ids: Sequence[int]) -> tuple[FoundDevice, ...]:
     return tuple(FoundDevice(device_id) for device_id in device_ids)
-
-
-def _count(devices: Sequence[FoundDevice]) -> str:
-    return f"{len(devices)} device{'' if len(devices) == 1 else 's'}"

@@ -178,6 +178,32 @@ def limited(limits_kb: Mapping[int, float], adds: Callable[[AutoParallel], AutoP
         return {"refused": str(error)}
 
 
+def staged(
+    name: str,
+    on_host: Iterable[str],
+    scheduler: str = "1f1b",
+    interleave: bool = False,
+    settings: Callable[[AutoParallel], AutoParallel] = lambda net: net,
+    **how: Any,
+) -> Result:
+    """Train in a pipeline of as many stages as there are ranks, or of two."""
+    stages = how.pop("stages", get_group_size())
+
+    def all_settings(net: AutoParallel) -> AutoParallel:
+        return settings(net.pipeline(stages, scheduler=scheduler, interleave=interleave))
+
+    micro_size = 2 * stages if interleave else stages
+    return train(name, on_host, all_settings, wrap=lambda net: Pipeline(net, micro_size), is_full=True, **how)
+
+
+PIPELINES: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "1f1b": (("transformer", ("attention", "down")), {}),
+    "zero-bubble": (("transformer", ("attention", "up"), "zero_bubble"), {"stages": 2}),
+    "interleaved": (("transformer", ("letters", "down"), "1f1b", True), {"stages": 2}),
+    "hsdp": (("transformer", ("letters", "norm", "head")), {"stages": 2, "settings": level(3)}),
+    "deferred": (("mlp", ("first", "third")), {"stages": 2, "is_deferred": True}),
+}
+
 WAYS: dict[str, Callable[[], Result]] = {
     **{f"hsdp-level{n}": partial(train, "transformer", ("attention", "up"), level(n)) for n in (1, 2, 3)},
     "hsdp-deferred": partial(train, "mlp", ("first", "third"), level(3), is_deferred=True),
@@ -205,7 +231,11 @@ WAYS: dict[str, Callable[[], Result]] = {
     "data-parallel-mode": partial(
         refused, lambda net: AutoParallel(WithLoss(net, F.cross_entropy), parallel_mode="data_parallel")
     ),
-    "pipeline": partial(refused, lambda net: AutoParallel(Pipeline(WithLoss(net, F.cross_entropy), 2)).pipeline(2)),
+    **{f"pipeline-{name}": partial(staged, *given, **how) for name, (given, how) in PIPELINES.items()},
+    "pipeline-limit": partial(
+        refused,
+        lambda net: AutoParallel(Pipeline(WithLoss(net, F.cross_entropy), 2)).pipeline(2).device_memory_limit(1),
+    ),
 }
 
 

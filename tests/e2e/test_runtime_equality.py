@@ -125,7 +125,7 @@ def test_cut_parameters_take_one_eighth_and_small_ones_stay_whole(
     for name in ("layer1.bias", "layer2.bias", "layer3.weight", "layer3.bias"):
         assert by_name[name]["local_bytes"] == by_name[name]["global_bytes"]
         assert by_name[name]["shard_ranks"] == 1
-        assert by_name[name]["reason"].endswith("KB is under the threshold of 64 KB")
+        assert by_name[name]["reason"].endswith("is under the threshold of 64 KB")
 
 
 @TABLE.parametrize("name, dtype", [("hsdp-adam", "float64"), ("hsdp-adam", "float32")])
@@ -153,7 +153,7 @@ def test_explanation_names_every_parameter_with_its_sizes_and_the_reason(results
     assert "128x196 -> 16x196" in weight
     assert weight.endswith("rows cut over 8 ranks")
     (bias,) = [line for line in lines if line.split()[:1] == ["layer3.bias"]]
-    assert bias.endswith("0.0390625 KB is under the threshold of 64 KB")
+    assert bias.endswith("40 B is under the threshold of 64 KB")
     assert lines[0].startswith("8 ranks as 2 x 2 x 2, semi_auto, hsdp level1")
 
 

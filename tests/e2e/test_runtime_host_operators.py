@@ -14,12 +14,12 @@ from host_placements import PLACEMENTS, WAYS, cases
 from job_runner import JobRunner
 
 DEADLINE_S = 400.0
-OTHERS = ("dropout", "function", "data-parallel-mode", "pipeline", "limit-impossible")
+OTHERS = ("dropout", "function", "data-parallel-mode", "pipeline-limit", "limit-impossible")
 TRAINED = [*PLACEMENTS, *(name for name in WAYS if name not in OTHERS)]
 FAST = ("mlp/second", "everything")
 TABLE = CaseTable(
     [*cases(2), *cases(4)],
-    fast=[f"2/{name}" for name in (*FAST, "data-parallel-mode", "limit")],
+    fast=[f"2/{name}" for name in (*FAST, "data-parallel-mode", "limit", "pipeline-zero-bubble")],
     key=lambda case: case,
 )
 Outcome = list[dict[str, Any]]
@@ -65,8 +65,10 @@ def test_training_with_parts_on_the_host_gives_the_numbers_of_one_process(
 def test_plan_tells_number_and_bytes_of_the_copies_of_a_step(outcome: Callable[[str], Outcome], case: str) -> None:
     for rank in outcome(case):
         assert rank["counted"] == rank["planned"]
-        copied = rank["counted"][0].get("to_host", 0) > 0
-        assert copied is not case.endswith("/nothing")
+    copied = any(
+        rank["counted"][0].get("to_host", 0) > 0 for rank in outcome(case)
+    )  # of a stage's ranks there may be none
+    assert copied is not case.endswith("/nothing")
 
 
 @TABLE.parametrize("case", [("2/mlp/second",), ("4/mlp/second",)])
@@ -117,12 +119,12 @@ def test_impossible_limit_is_refused_with_what_is_missing(outcome: Callable[[str
         )
 
 
-@TABLE.looks_at("2/data-parallel-mode", "2/pipeline")
-def test_modes_that_cannot_cut_the_graph_say_so(outcome: Callable[[str], Outcome]) -> None:
+@TABLE.looks_at("2/data-parallel-mode", "2/pipeline-limit")
+def test_modes_that_cannot_do_it_say_so(outcome: Callable[[str], Outcome]) -> None:
     for rank in outcome("2/data-parallel-mode"):
         assert rank["refused"] == (
             'set_target of network.first with parallel_mode="data_parallel", which cuts no graph: '
             'use parallel_mode="semi_auto"'
         )
-    for rank in outcome("2/pipeline"):
-        assert rank["refused"].startswith("set_target with pipeline(stages=...)")
+    for rank in outcome("2/pipeline-limit"):
+        assert rank["refused"].startswith("device_memory_limit does not know how many micro batches")

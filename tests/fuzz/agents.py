@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from random import Random
@@ -20,13 +21,15 @@ from msrun.cluster.inbox import Inbox
 from msrun.cluster.messages import encode_message, frame
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet import fleet_job
-from msrun.launch.fleet.agent_link import AgentCode, AgentLink
+from msrun.launch.fleet.agent_link import AgentLink
 from msrun.launch.fleet.agents import Agents
+from msrun.launch.fleet.event_loop import EventLoop
 from msrun.launch.fleet.log_collector import LogCollector, own_logs
 from msrun.launch.fleet.preparation import Preparation, ReadyHosts
 from msrun.launch.remote.launcher_link import LauncherLink
 from msrun.launch.remote.log_sender import pack_piece
 from msrun.launch.remote.stream import Stream
+from msrun.launch.transport.agent_code import AgentCode
 from msrun.launch.transport.pipe import MARKER
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.plan import HostPlan, WorkerPlan
@@ -42,18 +45,26 @@ class FakePipe:
 
     address = "10.0.0.1"
     exit_status = 1
+    tells_room = True
 
     def __init__(self, data: bytes) -> None:
         self._data = [data, b""]
+        self._reader, self._writer = socket.socketpair()
+        self._writer.close()  # a selector always finds it readable
+
+    def fileno(self) -> int:
+        return self._reader.fileno()
 
     def read(self) -> bytes:
         return self._data.pop(0)
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> int:
         """Nobody reads it."""
+        return len(data)
 
     def close(self) -> None:
         """It is closed."""
+        self._reader.close()
 
     def stderr_text(self) -> str:
         return ""
@@ -138,7 +149,9 @@ def messages_of(node: int) -> list[dict[str, Any]]:
 class Links:
     """Two links whose agents have said everything already."""
 
-    def __init__(self, spec: LaunchSpec, inbox: Inbox, said: Mapping[int, bytes], take_first: Any) -> None:
+    def __init__(
+        self, spec: LaunchSpec, inbox: Inbox, said: Mapping[int, bytes], take_first: Any, loop: EventLoop
+    ) -> None:
         code = AgentCode(b"", b"", lambda: b"")
         self.all = [
             AgentLink(
@@ -149,14 +162,16 @@ class Links:
                 {"type": "job"},
                 inbox,
                 lambda message, node=node: take_first(node, message),
+                loop,
                 silence_s=15.0,
             )
             for node, entry in enumerate(spec.host_entries)
         ]
 
     def read(self) -> None:
+        """Have them heard to their end."""
         for link in self.all:
-            link._read()
+            link.start()
 
 
 def _said(rng: Random, node: int, numbers: Iterator[int]) -> bytes:
@@ -192,8 +207,11 @@ def launchers(rng_of: Iterator[Random], folder: Path) -> Iterator[None]:
             stack.callback(events.close)
             preparation = stack.enter_context(_prepared(spec, signals, logs, events))
             numbers = iter(range(1, 10_000))
-            links = Links(spec, inbox, {node: _said(rng, node, numbers) for node in range(2)}, preparation._take_first)
-            agents = Agents(inbox, signals, (), 15.0)  # type: ignore[arg-type]
+            loop = EventLoop(2)
+            stack.callback(loop.close, time.monotonic() + 30)
+            said = {node: _said(rng, node, numbers) for node in range(2)}
+            links = Links(spec, inbox, said, preparation._take_first, loop)
+            agents = Agents(inbox, loop, signals, (), 15.0)  # type: ignore[arg-type]
             agents.links = links.all
             preparation._agents, preparation._inbox = agents, inbox
             if rng.random() < 0.3:

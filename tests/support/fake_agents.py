@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import queue
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from msrun.cluster.inbox import Inbox
 from msrun.cluster.messages import Message, MessageBuffer, encode_message
 from msrun.errors import ClusterError
-from msrun.launch.fleet.agent_link import AgentCode
+from msrun.launch.transport.agent_code import AgentCode
 from msrun.launch.transport.pipe import MARKER, AgentPipe
+from msrun.launch.transport.ready_flag import ReadyFlag
 from msrun.planning.hosts.host_entry import HostEntry
 
 
@@ -30,6 +31,8 @@ class FakeClock:
 class FakePipe:
     """The pipe of one agent, an `AgentPipe`: `say` is what the agent says, `heard` what it was told."""
 
+    tells_room = False
+
     def __init__(self, noise: bytes = MARKER, answer: Callable[[FakePipe, Message], None] | None = None) -> None:
         """
         Args:
@@ -40,35 +43,55 @@ class FakePipe:
         self.exit_status: int | None = None
         self.stderr = ""
         self.is_closed = False
+        self.room: int | None = None
+        """How many more bytes it takes; None = all."""
         self._answer = answer
-        self._said: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._said.put(noise)
+        self._said: deque[bytes] = deque()
+        self._flag = ReadyFlag()
+        if noise:
+            self.put(noise)
         self._bytes = b""
         self._answered = 0
 
+    def put(self, data: bytes) -> None:
+        """The agent writes bytes; empty ones are its end."""
+        self._said.append(data)
+        self._flag.set()
+
     def say(self, kind: str, **fields: Any) -> None:
-        self._said.put(encode_message({"type": kind, **fields}))
+        self.put(encode_message({"type": kind, **fields}))
 
     def end(self, exit_status: int | None = None, stderr: str = "") -> None:
         """The agent ends; without a status the connection breaks."""
         self.exit_status, self.stderr = exit_status, stderr
-        self._said.put(b"")
+        self.put(b"")
 
-    def read(self) -> bytes:
-        return self._said.get()
+    def fileno(self) -> int:
+        return self._flag.fileno()
 
-    def write(self, data: bytes) -> None:
+    def read(self) -> bytes | None:
+        self._flag.clear()
+        data = self._said.popleft() if self._said else None
+        if self._said:
+            self._flag.set()
+        return data
+
+    def write(self, data: bytes | memoryview) -> int:
         if self.is_closed:
             raise BrokenPipeError
-        self._bytes += data
+        count = len(data) if self.room is None else min(self.room, len(data))
+        if self.room is not None:
+            self.room -= count
+        self._bytes += bytes(data[:count])
         new = self.heard[self._answered :]
         self._answered += len(new)
         for message in new if self._answer else ():
             self._answer(self, message)
+        return count
 
     def close(self) -> None:
         self.is_closed = True
-        self._said.put(b"")
+        self._flag.close()
 
     def stderr_text(self) -> str:
         return self.stderr
@@ -151,9 +174,6 @@ class FakeLink:
 
     def give_up(self, reason: str) -> None:
         self.done.append(reason)
-
-    def join(self, deadline: float) -> None:
-        self.done.append("join")
 
 
 class FakeSignals:

@@ -1,7 +1,8 @@
 """The launcher's end of its connection to one agent: opens it, opens it again when it breaks, and loses no message.
 
-Two threads per host, so that a slow or dead host holds up nobody. What the agent says goes into the launcher's inbox as
-`{"node": node_rank, ...message}`. Of its own it posts
+The event loop moves the bytes of all hosts; what has to wait is done by its other threads, so that a slow or dead host
+holds up nobody. What the agent says goes into the launcher's inbox as `{"node": node_rank, ...message}`. Of its own a
+link posts
     opened {seconds, at}          the host is reached; `at` is this clock's time
     cut {reason} / resumed {}     the connection broke; a new one was made
     broken / lost {reason, exit_status, stderr}    the agent has ended without a result, or cannot be reached any more;
@@ -11,19 +12,21 @@ Two threads per host, so that a slow or dead host holds up nobody. What the agen
 from __future__ import annotations
 
 import contextlib
-import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 
 from msrun.cluster.inbox import Inbox
 from msrun.cluster.ledger import Ledger, MessageMissing
-from msrun.cluster.messages import Message, MessageBuffer, encode_message
+from msrun.cluster.messages import Message, encode_message
 from msrun.errors import ClusterError
+from msrun.launch.fleet.event_loop import ByteChannel, EventLoop
+from msrun.launch.fleet.incoming import Incoming
 from msrun.launch.preflight.agent_end import MAX_QUOTED_CHARS
 from msrun.launch.preflight.host_report import printable
-from msrun.launch.transport.pipe import MARKER, MAX_NOISE_BYTES, AgentPipe, opening
+from msrun.launch.transport.agent_code import AgentCode
+from msrun.launch.transport.pipe import AgentPipe, opening
 from msrun.planning.hosts.host_entry import HostEntry
 
 OF_LINKS = ("opened", "cut", "resumed", "broken", "lost")
@@ -34,17 +37,8 @@ SALVAGE_S = 10.0
 CUT_REMEDY = "start it again, and if that does not help, look for the reason in the log of its sshd"
 ACKNOWLEDGE_BYTES = 1 << 19
 """After so many bytes of logs the agent is told that they have come, so that it sends more."""
-
-
-@dataclass(frozen=True)
-class AgentCode:
-    """What an interpreter on the host has to run."""
-
-    start: bytes
-    attach: bytes
-    """Connects to the agent of a broken connection; empty where that cannot be."""
-    salvage: Callable[[], bytes]
-    """Sends what a killed agent has left."""
+MAX_UNREAD = 256
+"""So many messages of a host may wait for the launcher; then it is not read until they have been taken."""
 
 
 class AgentLink:
@@ -59,6 +53,7 @@ class AgentLink:
         job: Message,
         inbox: Inbox,
         take_first: Callable[[Message], bool],
+        loop: EventLoop,
         *,
         silence_s: float,
         clock: Callable[[], float] = time.monotonic,
@@ -67,43 +62,45 @@ class AgentLink:
         Args:
             open_pipe: opens a pipe before a moment of `clock`, None = in the usual time; raises ClusterError.
             job: what the agent is told first.
-            take_first: called by the thread that reads, with every message; True when it is done with.
+            take_first: called by the loop's thread, with every message; True when it is done with.
             silence_s: how long nothing may be heard.
         """
         self._clock = clock
         self.node_rank = node_rank
         self.entry = entry
         self.address = ""
-        """Numeric, as it is reached from here; empty as long as it is not known."""
+        """Numeric, as it is reached from here; empty until it is known."""
         self.is_over = False
         """Nothing more will come."""
-        self._open_pipe = open_pipe
-        self._code = code
+        self.is_salvaging = False
+        """What a lost agent has left is being fetched and ended."""
+        self._open_pipe, self._code = open_pipe, code
         self._inbox = inbox
-        self._job = job
         self._take_first = take_first
+        self._loop = loop
         self._silence_s = silence_s
+        self._lock = threading.RLock()
+        """Of all that follows."""
         self._ledger = Ledger()
-        self._lock = threading.Lock()
-        self._outbox: queue.SimpleQueue[tuple[int, Message] | None] = queue.SimpleQueue()
-        """With the number of the resumption before which a message was put there."""
-        self._resumptions = 0
-        self._pipe: AgentPipe | None = None
+        self._ledger.stamp(job)
+        self._channel: ByteChannel | None = None
+        """The connection; None while one is being made."""
+        self._broken: ByteChannel | None = None
+        """The connection that was ended here, if one was."""
+        self._incoming = Incoming()
         self.silent_s = 0.0
         """How long nothing was heard while the launcher listened: the sum of what `beat` was told. A launcher that was
         stopped for a while has not listened, so that no clock is asked."""
-        self._has_begun = self._can_resume = self._was_replaced = self._is_salvaging = False
+        self._has_begun = self._can_resume = self._was_replaced = False
         self._has_opened = self._has_spoken = self._is_silent = False
         """It was reached; it has said something; it has not for too long, and no other connection to it can be made."""
-        self._reopening = threading.Lock()
-        """Held while another connection is made."""
-        self._spare: AgentPipe | None = None
-        """A connection that stands, and is to take the place of the one that is read."""
+        self._is_reopening = False
+        """Another connection is being made."""
         self._is_attached = True
         """Whether the agent has said what it has seen; until then numbered messages wait in the ledger."""
-        self._closed = threading.Event()
-        self._reader = threading.Thread(target=self._read, name=f"msrun-host-{node_rank}", daemon=True)
-        self._writer = threading.Thread(target=self._write, name=f"msrun-to-host-{node_rank}", daemon=True)
+        self._is_closed = False
+        self._posted = self._turn = 0
+        """Messages in the inbox since it was emptied, and its count of that."""
 
     # -- for the launcher's main thread -------------------------------------------------------------------------------
 
@@ -113,17 +110,15 @@ class AgentLink:
         Raises:
             ClusterError: no more threads can be started here.
         """
-        try:
-            self._reader.start()
-            self._writer.start()
-        except RuntimeError as error:
-            name = self.entry.name
-            raise ClusterError(f"{name}: {error} for it here; raise ulimit -u, or pids.max of the container") from None
+        self._loop.start()
+        self._loop.opening.run(self._connect, self._fail)
 
     def send(self, kind: str, **fields: object) -> None:
         """Tell the agent, as soon as that can be done."""
         with self._lock:
-            self._outbox.put((self._resumptions, self._ledger.stamp({"type": kind, **fields})))
+            message = self._ledger.stamp({"type": kind, **fields})
+            if self._channel is not None and self._is_attached:
+                self._channel.send(encode_message(message))
 
     def beat(self, listened_s: float) -> None:
         """Give a sign of life, and look for one; where there is none for long, another connection is tried.
@@ -133,26 +128,26 @@ class AgentLink:
         """
         if not self._has_opened or self.is_over:
             return
-        self.silent_s += listened_s
-        if self._pipe is None:  # another connection is being made
-            return
-        self._put_beat()
-        if not self._can_resume:
-            if self._has_spoken and self.silent_s > self._silence_s:
-                self._give_up()
-        elif self.silent_s > self._silence_s:
-            self._break()
-        elif self._is_quiet and not self._reopening.locked():
-            threading.Thread(target=self._replace, name=f"msrun-again-{self.node_rank}", daemon=True).start()
+        with self._lock:
+            self.silent_s += listened_s
+            channel = self._channel
+            if channel is None:  # another connection is being made
+                return
+            if not channel.has_unsent:
+                self._put_beat()
+            is_too_silent = self.silent_s > self._silence_s
+            if not self._can_resume:
+                if self._has_spoken and is_too_silent:  # it is stopped, or worse, and cannot be reached in another way
+                    self._is_silent = True
+                    self._break(channel)
+            elif is_too_silent:
+                self._break(channel)
+            elif self._is_quiet:
+                self._reopen()
 
     def _put_beat(self) -> None:
-        self._outbox.put((0, {"type": "beat", "seen": self._ledger.seen}))
-
-    def _give_up(self) -> None:
-        """End the connection to an agent that is stopped, or worse, and cannot be reached in another way."""
-        if not self._is_silent:
-            self._is_silent = True
-            threading.Thread(target=self._break, name=f"msrun-give-up-{self.node_rank}", daemon=True).start()
+        if self._channel is not None:
+            self._channel.send(encode_message({"type": "beat", "seen": self._ledger.seen}))
 
     def begin(self) -> None:
         """From now on the agent has something to come back for."""
@@ -170,192 +165,213 @@ class AgentLink:
         return self.silent_s > self._silence_s / 3
 
     @property
-    def _too_long_at(self) -> float:
-        """The moment of the clock at which nothing has been heard for too long."""
-        return self._clock() + max(0.0, self._silence_s - self.silent_s)
-
-    @property
     def is_open(self) -> bool:
         """Whether there is a connection to an agent."""
-        return self._pipe is not None and not self.is_over
-
-    @property
-    def is_salvaging(self) -> bool:
-        """Whether what a lost agent has left is being fetched and ended."""
-        return self._is_salvaging
+        return self._channel is not None and not self.is_over
 
     def dismiss(self) -> None:
         """Let the agent go: it has nothing more to do. A host that is not reached yet is given up."""
-        self._can_resume = False
-        if self._pipe is None:
-            self._closed.set()
-        self._put_beat()  # so that it knows that everything has arrived
-        self.send("bye")
+        with self._lock:
+            self._can_resume = False
+            if self._channel is None:
+                self._is_closed = True
+            self._put_beat()  # so that it knows that everything has arrived
+            self.send("bye")
 
     def close(self) -> None:
         """End the connection; the agent ends with it."""
-        self._closed.set()
-        self._outbox.put(None)
-        self._break()
+        with self._lock:
+            self._is_closed = True
+            if self._channel is not None:
+                self._leave(self._channel)
 
     def give_up(self, reason: str) -> None:
         """End the connection to an agent that cannot be worked with."""
-        if not self.is_over:
-            self._end(reason, None)
-            self.close()
+        self._end(reason, None)
+        self.close()
 
-    def join(self, deadline: float) -> None:
-        """Wait for the threads until a moment of `time.monotonic`."""
-        for thread in (self._reader, self._writer):
-            if thread.is_alive():
-                thread.join(max(0.0, deadline - time.monotonic()))
+    # -- in the background --------------------------------------------------------------------------------------------
 
-    def _break(self) -> None:
-        pipe = self._pipe
-        if pipe is not None:
-            pipe.close()
+    def _fail(self, error: Exception) -> None:
+        """End the host: whatever it was, the launcher must not wait for ever."""
+        self.is_salvaging = False
+        is_known = isinstance(error, ClusterError)
+        self.give_up(str(error) if is_known else f"{self.entry.name}: {type(error).__name__} in msrun: {error}")
 
-    # -- threads ------------------------------------------------------------------------------------------------------
+    def _leave(self, channel: ByteChannel) -> None:
+        channel.stop(lambda: self._loop.ending.run(channel.pipe.close, self._fail))
+
+    def _break(self, channel: ByteChannel) -> None:
+        """End a connection that is of no use, and see what follows."""
+        self._broken = channel
+        channel.stop(partial(channel.on_end, channel))
 
     def _post(self, kind: str, **fields: object) -> None:
         self._inbox.post({"type": kind, "node": self.node_rank, **fields})
 
-    def _read(self) -> None:
-        try:
-            self._serve()
-        except ClusterError as error:
-            self._end(str(error), None)
-        except Exception as error:  # noqa: BLE001 - whatever it was, the launcher must not wait for ever
-            self._end(f"{self.entry.name}: {type(error).__name__} in msrun: {error}", None)
-
     def _end(self, reason: str, exit_status: int | None, stderr: str = "") -> None:
-        self.is_over = True
-        self._outbox.put(None)
-        self._post("lost", reason=reason, exit_status=exit_status, stderr=stderr)
+        with self._lock:
+            if not self.is_over:
+                self.is_over = True
+                self._post("lost", reason=reason, exit_status=exit_status, stderr=stderr)
 
-    def _serve(self) -> None:
+    def _connect(self) -> None:
         begin = self._clock()
         pipe = self._open_pipe(None)
-        if self._closed.is_set():
-            pipe.close()
-            return
-        self.address = pipe.address
-        self._has_opened = True
-        self._post("opened", seconds=round(self._clock() - begin, 3), at=time.time())
-        with contextlib.suppress(OSError), self._lock:  # of one that died at once the end of its pipe tells
-            pipe.write(opening(self._code.start) + encode_message(self._ledger.stamp(self._job)))
-        self._pipe = pipe
-        while not self._closed.is_set():
-            noise = self._read_pipe(pipe)
-            if self._closed.is_set():
-                break
-            if self._spare is None and (pipe.exit_status is not None or not self._can_resume):
-                self._end_with(pipe, noise)
+        with self._lock:
+            if not self._is_closed:
+                self.address, self._has_opened = pipe.address, True
+                self._post("opened", seconds=round(self._clock() - begin, 3), at=time.time())
+                self._talk(pipe, opening(self._code.start))
+                self._send_unseen()  # the job is the first of it
                 return
-            again = self._change(pipe)
-            if again is None:
-                self._end_silent()
-                return
-            pipe = self._pipe = again
         pipe.close()
 
-    def _end_with(self, pipe: AgentPipe, noise: str) -> None:
-        """The agent has ended before its time; an attached pipe tells no more of its end than that."""
-        if self._is_silent:
+    def _talk(self, pipe: AgentPipe, first: bytes, on_end: Callable[[ByteChannel], None] | None = None) -> ByteChannel:
+        end, self._incoming = on_end or self._judge, Incoming()
+        channel = self._channel = ByteChannel(
+            self._loop,
+            pipe,
+            self._on_bytes,
+            lambda ended: self._loop.ending.run(partial(end, ended), self._fail),
+            self._has_room,
+        )
+        channel.send(first)
+        channel.start()
+        return channel
+
+    def _judge(self, channel: ByteChannel) -> None:
+        """See why a connection has ended: its agent did, or another one is made."""
+        pipe = channel.pipe
+        if channel is self._broken:
             pipe.close()
+        status = None if self._is_silent else pipe.exit_status
+        with self._lock:
+            is_known = self._is_closed or self.is_over or channel is not self._channel
+            can_resume = status is None and self._can_resume
+            if can_resume and not is_known:
+                self._is_attached, self._channel = False, None
+                self._post("cut", reason=f"the connection to {self.entry.name} broke")
+                self._reopen()
+        if can_resume or is_known:
+            pipe.close()
+        else:
+            self._end_with(pipe, status, self._incoming.noise)
+
+    def _end_with(self, pipe: AgentPipe, status: int | None, noise: str) -> None:
+        """The agent has ended before its time; an attached pipe tells no more of its end than that."""
+        stderr = pipe.stderr_text()
+        pipe.close()
+        if self._is_silent:
             self._end_silent()
             return
-        status, stderr = pipe.exit_status, pipe.stderr_text()
-        pipe.close()
-        why: tuple[str, int | None, str]
+        has_left_something = self._has_begun and bool(status or self._was_replaced)
         if self._was_replaced:
-            why = f"{self.entry.name}: its agent ended without a report; see dmesg there", None, ""
+            noise, status, stderr = f"{self.entry.name}: its agent ended without a report; see dmesg there", None, ""
         elif status is None:
             said = f" ({printable(noise, MAX_QUOTED_CHARS)})" if noise.strip() else ""
             moment = f"{'' if self._has_begun else ' before the job began'}{said}"
-            why = f"{self.entry.name}: the connection to it broke{moment}; {CUT_REMEDY}", None, ""
+            noise, stderr = f"{self.entry.name}: the connection to it broke{moment}; {CUT_REMEDY}", ""
+        end = partial(self._end, noise, status, stderr)
+        if has_left_something:
+            self._post("broken", reason=noise, exit_status=status, stderr=stderr)
+            self._salvage(end)
         else:
-            why = noise, status, stderr
-        if self._has_begun and (status or self._was_replaced):
-            self._post("broken", **dict(zip(("reason", "exit_status", "stderr"), why, strict=True)))
-            self._salvage()
-        self._end(*why)
+            end()
 
     def _end_silent(self) -> None:
         """Say it first: the host may be slow to let somebody in who ends what is left there, or never does."""
-        self._is_salvaging = True
+        self.is_salvaging = not self._is_closed
         silence = f"no sign of life for {self.silent_s:.0f} s: the host or the network is down, or its agent is stopped"
         self._end(f"{self.entry.name}: {silence}", None)
-        if not self._closed.is_set():
-            self._salvage()
-        self._is_salvaging = False
+        if self.is_salvaging:
+            self._salvage(self._end_salvage)
 
-    def _change(self, broken: AgentPipe) -> AgentPipe | None:
-        """Return the pipe that takes the place of a broken one."""
-        self._is_attached, self._pipe = False, None
-        broken.close()
-        self._post("cut", reason=f"the connection to {self.entry.name} broke")
-        with self._reopening:
-            again, self._spare = self._spare, None
-            while again is None and self.silent_s <= self._silence_s and not self._closed.is_set():
-                with contextlib.suppress(ClusterError, OSError):
-                    again = self._attach(self._open_pipe(self._too_long_at))
-                if again is None:
-                    self._closed.wait(RETRY_S)
-        self._was_replaced = True
-        return again
+    def _end_salvage(self) -> None:
+        self.is_salvaging = False
 
-    def _attach(self, pipe: AgentPipe) -> AgentPipe:
+    def _reopen(self) -> None:
+        """Try to make another connection, in the place of one that broke or is quiet; one try at a time."""
+        with self._lock:
+            if not self._is_reopening:
+                self._is_reopening = True
+                self._loop.opening.run(self._try_to_reopen, self._fail)
+
+    def _try_to_reopen(self) -> None:
+        again = None
+        if not self._is_closed and self.silent_s <= self._silence_s:
+            with contextlib.suppress(ClusterError, OSError):
+                again = self._open_pipe(self._clock() + self._silence_s - self.silent_s)
+        with self._lock:
+            self._is_reopening = False
+            is_cut = self._channel is None
+            if self._is_closed or self.is_over or not (is_cut or self._is_quiet):  # it was only slow
+                is_cut = False
+            elif again is not None:
+                self._attach(again)
+                return
+        if again is not None:
+            again.close()
+        elif is_cut and self.silent_s > self._silence_s:
+            self._end_silent()
+        elif is_cut:
+            self._loop.call_later(RETRY_S, self._reopen)
+
+    def _attach(self, pipe: AgentPipe) -> None:
         """Let a new pipe go to the agent that runs; it then leaves the old one."""
-        pipe.write(opening(self._code.attach))
-        pipe.write(encode_message({"type": "attach", "seen": self._ledger.seen}))
-        return pipe
+        old = self._channel
+        self._is_attached, self._was_replaced = False, True
+        attach = encode_message({"type": "attach", "seen": self._ledger.seen})
+        self._talk(pipe, opening(self._code.attach) + attach)
+        if old is not None:
+            self._post("cut", reason=f"the connection to {self.entry.name} broke")
+            self._leave(old)
 
-    def _replace(self) -> None:
-        """Put a new connection in the place of a quiet one, which is closed only when the new one stands."""
-        with self._reopening, contextlib.suppress(ClusterError, OSError):
-            if self._spare is not None or not self._is_quiet:
-                return
-            pipe = self._open_pipe(self._too_long_at)
-            if not self._is_quiet or self._closed.is_set():  # it was only slow
-                pipe.close()
-                return
-            self._spare = self._attach(pipe)
-            self._break()
-
-    def _salvage(self) -> None:
+    def _salvage(self, then: Callable[[], None]) -> None:
         """End a lost agent if it is there still, fetch what it has left of its logs, and let that be cleared away."""
-        with contextlib.suppress(ClusterError, OSError):
-            pipe = self._open_pipe(self._clock() + SALVAGE_S)
-            pipe.write(opening(self._code.salvage()))
-            self._pipe = pipe  # not earlier: the code comes before anything that is still to be told
-            self._read_pipe(pipe)
-            pipe.close()
 
-    def _read_pipe(self, pipe: AgentPipe) -> str:
-        """Take what the agent says until the connection ends; returns what it said that is no message."""
-        buffer, held, has_begun, unacknowledged = MessageBuffer(), b"", False, 0
-        while data := pipe.read():
-            if not has_begun:
-                held += data
-                _, marker, data = held.partition(MARKER)
-                if not marker:
-                    if len(held) > MAX_NOISE_BYTES:
-                        break
-                    continue
-                has_begun = True
-            self.silent_s = 0.0
-            unacknowledged += len(data)
+        def end(channel: ByteChannel) -> None:
+            channel.pipe.close()
+            then()
+
+        def fetch() -> None:
             try:
-                for message in buffer.feed(data):
-                    self._has_spoken = True
-                    self._take(message)
-            except MessageMissing:  # the agent sends it again on another connection
-                break
-            if unacknowledged > ACKNOWLEDGE_BYTES:
-                unacknowledged = 0
+                pipe = self._open_pipe(self._clock() + SALVAGE_S)
+            except (ClusterError, OSError):
+                then()
+                return
+            with self._lock:
+                channel = self._talk(pipe, opening(self._code.salvage()), end)
+                if self._is_closed:
+                    self._leave(channel)
+
+        self._loop.opening.run(fetch, self._fail)
+
+    # -- what the agent says: the loop's thread -----------------------------------------------------------------------
+
+    def _on_bytes(self, channel: ByteChannel, data: bytes) -> None:
+        if channel is self._channel:
+            try:
+                self._take_bytes(channel, data)
+            except Exception as error:  # noqa: BLE001 - one host, and not the loop of all
+                self._fail(error)
+
+    def _take_bytes(self, channel: ByteChannel, data: bytes) -> None:
+        incoming = self._incoming
+        try:
+            for message in incoming.feed(data):
+                self._has_spoken = True
+                self._take(message)
+        except MessageMissing:  # the agent sends it again on another connection
+            self._break(channel)
+        if incoming.has_begun:
+            self.silent_s = 0.0
+        elif incoming.is_noise:
+            self._break(channel)
+        if incoming.unacknowledged > ACKNOWLEDGE_BYTES:
+            incoming.unacknowledged = 0
+            with self._lock:
                 self._put_beat()
-        return "" if has_begun else held[-MAX_NOISE_BYTES:].decode("utf-8", "backslashreplace")
 
     def _take(self, message: Message) -> None:
         kind = message.get("type")
@@ -363,37 +379,21 @@ class AgentLink:
             with self._lock:
                 self._ledger.acknowledge(message.get("seen"))
                 if kind == "attached":
-                    self._send_again()
+                    self._is_attached = True
+                    self._send_unseen()
                     self._post("resumed")
         elif kind in OF_LINKS:
             raise ValueError(f"its agent says {kind}, which is not for it to say")
         elif self._ledger.take(message) and not self._take_first(message):
-            self._inbox.await_room()
+            turn = self._inbox.turns
+            self._posted, self._turn = self._posted + 1 if turn == self._turn else 1, turn
             self._inbox.post({**message, "node": self.node_rank})
 
-    def _send_again(self) -> None:
-        """Send what the agent has not seen, before anything newer."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                if self._outbox.get_nowait() is None:
-                    self._outbox.put(None)
-                    return
-        self._resumptions += 1
-        for kept in self._ledger.unseen():
-            self._outbox.put((self._resumptions, kept))
-        self._is_attached = True
+    def _has_room(self) -> bool:
+        return self._posted < MAX_UNREAD or self._turn != self._inbox.turns
 
-    def _write(self) -> None:
-        while (entry := self._outbox.get()) is not None:
-            resumption, message = entry
-            data = encode_message(message)
-            while (pipe := self._pipe) is None:  # it is being opened
-                if self._closed.wait(0.01) or self.is_over:
-                    return
-            # After the pipe was taken: what was put before the agent said what it has seen is sent again in its turn.
-            if "seq" in message and not (self._is_attached and resumption == self._resumptions):
-                continue
-            try:
-                pipe.write(data)
-            except OSError:
-                pipe.close()
+    def _send_unseen(self) -> None:
+        """Send what the agent has not seen, before anything newer."""
+        if self._channel is not None:
+            for kept in self._ledger.unseen():
+                self._channel.send(encode_message(kept))

@@ -15,11 +15,12 @@ from msrun.cluster.inbox import Inbox
 from msrun.cluster.messages import Message
 from msrun.errors import Interrupted
 from msrun.launch.fleet.agent_link import SALVAGE_S, AgentLink
+from msrun.launch.fleet.event_loop import EventLoop
 
 CLOSE_S = 3.0
 MAX_BEAT_S = 2.0
 SHARE_HOSTS = 64
-"""So many hosts get a sign of life at a time: their answers wake a thread each, and a thousand wait for each other."""
+"""So many hosts get a sign of life at a time, so that their answers do not come all at once."""
 PAUSE_WAIT_S = 1.0
 """How long agents may take to hear that the launcher is about to be stopped."""
 POLL_S = 0.01
@@ -31,6 +32,7 @@ class Agents:
     def __init__(
         self,
         inbox: Inbox,
+        loop: EventLoop,
         signals: SignalPipe,
         forward: tuple[int, ...],
         silence_s: float,
@@ -38,6 +40,7 @@ class Agents:
     ) -> None:
         """
         Args:
+            loop: of the links; closed with them.
             forward: signals that workers get; the others end the job.
             silence_s: how long launcher and host may hear nothing of each other.
         """
@@ -50,6 +53,7 @@ class Agents:
         self.interrupt: Interrupted | None = None
         """The first signal that is to end the job."""
         self._inbox = inbox
+        self._loop = loop
         self._signals = signals
         self._forward = forward
         self._beat_s = min(silence_s / 6, MAX_BEAT_S)
@@ -73,8 +77,7 @@ class Agents:
                 time.sleep(0.01)
         for link in self.links:
             link.close()
-        for link in self.links:
-            link.join(deadline + CLOSE_S)
+        self._loop.close(deadline + CLOSE_S)
 
     def start(self, links: list[AgentLink]) -> None:
         """Connect to all hosts, in the background."""

@@ -64,7 +64,7 @@ class PlainLog:
 
 
 class LogCollector:
-    """Called by the threads of many hosts; each log comes from one of them."""
+    """Written to by the event loop; each log comes from one host."""
 
     def __init__(
         self,

@@ -5,15 +5,13 @@ from __future__ import annotations
 import getpass
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 
 from msrun.agent.open_files import raise_open_files, set_open_files
-from msrun.launch.fleet.agent_link import AgentCode
 from msrun.launch.job_hosts import is_this_host
 from msrun.launch.rehearsal import check_addresses, share_machine
-from msrun.launch.transport.agent_code import attach_code, pack_msrun, salvage_code, start_code
+from msrun.launch.transport.agent_code import AgentCode, attach_code, pack_msrun, salvage_code, start_code
 from msrun.launch.transport.local import LocalPipe
 from msrun.launch.transport.pipe import AgentPipe, agent_argv, agent_command
 from msrun.planning.hosts.host_entry import HostEntry
@@ -44,7 +42,6 @@ class HostOpener:
 
             self._connector = SshConnector(spec.ssh, warn=warn, ask=_ask if sys.stdin.isatty() else None)
             self._connector.prepare(entry for entry in spec.host_entries if entry not in self._local)
-        self._window = threading.Semaphore(spec.ssh.window)
         self._open_files = raise_open_files()
 
     def can_resume(self, entry: HostEntry) -> bool:
@@ -55,7 +52,7 @@ class HostOpener:
         """Return a pipe to a new process on a host.
 
         Args:
-            deadline: moment of `time.monotonic`; None = the usual time from when it is this host's turn.
+            deadline: moment of `time.monotonic`; None = the usual time from now.
 
         Raises:
             ClusterError: it cannot be reached; the message names the host.
@@ -63,9 +60,8 @@ class HostOpener:
         interpreter = entry.python or sys.executable
         if self._connector is None or entry in self._local:
             return LocalPipe(agent_argv(interpreter), "", self._shares.get(entry), self._open_files)
-        with self._window:
-            end = time.monotonic() + self._spec.ssh.connect_time_out_s if deadline is None else deadline
-            return self._connector.open(entry, agent_command(interpreter), deadline=end)
+        end = time.monotonic() + self._spec.ssh.connect_time_out_s if deadline is None else deadline
+        return self._connector.open(entry, agent_command(interpreter), deadline=end)
 
     def code(
         self, entry: HostEntry, environment: Mapping[str, str], node_rank: int, sizes: Callable[[], Mapping[str, int]]

@@ -17,6 +17,7 @@ from msrun.errors import ClusterError, MsrunError, RendezvousTimeout, UsageError
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.agent_link import AgentLink
 from msrun.launch.fleet.agents import Agents
+from msrun.launch.fleet.event_loop import EventLoop
 from msrun.launch.fleet.fleet_plan import spec_of_host
 from msrun.launch.fleet.log_collector import LogCollector
 from msrun.launch.fleet.opener import HostOpener
@@ -94,7 +95,8 @@ class Preparation:
         self._say = say
         self._inbox = Inbox()
         self._seats = seat_hosts(spec.host_entries, spec.table_hosts)
-        self._agents = Agents(self._inbox, signals, spec.forward_signals, spec.heartbeat_time_out_s)
+        self._loop = EventLoop(spec.ssh.window)
+        self._agents = Agents(self._inbox, self._loop, signals, spec.forward_signals, spec.heartbeat_time_out_s)
         self._opener = opener
         self._answers: dict[int, HostAnswer | MsrunError] = {}
         self._sent_at: dict[int, float] = {}
@@ -218,11 +220,12 @@ class Preparation:
             {"type": "job", "job": encode_record(job)},
             self._inbox,
             lambda message: self._take_first(node, message),
+            self._loop,
             silence_s=self._spec.heartbeat_time_out_s,
         )
 
     def _take_first(self, node: int, message: Message) -> bool:
-        """Called by the thread that reads: logs are not to wait for the launcher's loop. True: it is done with."""
+        """Called by the event loop: logs are not to wait for the launcher's loop. True: it is done with."""
         if self._logs is None:
             return False
         if message["type"] == "log":

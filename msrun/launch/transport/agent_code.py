@@ -7,7 +7,8 @@ import hashlib
 import io
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 SHIPPED_PACKAGES = ("msrun", "ranktable")
@@ -52,6 +53,17 @@ del sys.path[:len(own)]
 _START = "from msrun.launch.remote.agent import main\nmain()\n"
 _SALVAGE = "from msrun.launch.remote.salvage import main\nmain({job_id!r},{node_rank},{offsets})\n"
 _ATTACH = "from msrun.launch.remote.attach import main\nmain({job_id!r},{node_rank})\n"
+
+
+@dataclass(frozen=True)
+class AgentCode:
+    """What an interpreter on the host has to run."""
+
+    start: bytes
+    attach: bytes
+    """Connects to the agent of a broken connection; empty where that cannot be."""
+    salvage: Callable[[], bytes]
+    """Sends what a killed agent has left."""
 
 
 def start_code(environment: Mapping[str, str], shipped: str = "") -> bytes:

@@ -21,6 +21,8 @@ END_S = 2.0
 class LocalPipe:
     """A child process as an agent; see `AgentPipe`."""
 
+    tells_room = True
+
     def __init__(self, argv: list[str], address: str, share: HostShare | None = None, open_files: int = 0) -> None:
         """
         Args:
@@ -36,6 +38,7 @@ class LocalPipe:
         self._is_closed = False
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
         self._socket, theirs = socket.socketpair()  # not pipes: who waits for one of those is not woken by its end
+        self._socket.settimeout(0.0)
         try:
             self._process = subprocess.Popen(
                 argv,
@@ -57,20 +60,29 @@ class LocalPipe:
         finally:
             theirs.close()
 
-    def read(self) -> bytes:
-        """Return the next bytes; empty at the end."""
+    def fileno(self) -> int:
+        """Return the socket's descriptor."""
+        return self._socket.fileno()
+
+    def read(self) -> bytes | None:
+        """Return the next bytes; empty at the end, None when there are none now."""
         try:
             return self._socket.recv(READ_BYTES)
+        except BlockingIOError:
+            return None
         except OSError:
             return b""
 
-    def write(self, data: bytes) -> None:
-        """Send bytes.
+    def write(self, data: bytes | memoryview) -> int:
+        """Send as many bytes as there is room for.
 
         Raises:
             OSError: the agent has gone.
         """
-        self._socket.sendall(data)
+        try:
+            return self._socket.send(data)
+        except BlockingIOError:
+            return 0
 
     def close(self) -> None:
         """End the connection, on which the agent ends, and wait a moment for that; one that is stopped is killed.
@@ -86,7 +98,7 @@ class LocalPipe:
             if not self._is_rehearsed and is_stopped(self._process.pid):
                 self._process.kill()
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes who reads
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     @property
     def exit_status(self) -> int | None:

@@ -30,27 +30,32 @@ MAX_NOISE_BYTES = 1 << 20
 
 
 class AgentPipe(Protocol):
-    """A running agent's stdin and stdout; one thread reads, another writes."""
+    """A running agent's stdin and stdout. Reading and writing never wait, and belong to one thread."""
 
     address: str
     """Numeric address of the host as it is reached from here; empty when that is not known."""
+    tells_room: bool
+    """Whether a selector tells when `write` has room again; where not, it is to be tried again."""
 
-    def read(self) -> bytes:
-        """Return the next bytes that the agent wrote; waits. Empty at the end."""
+    def fileno(self) -> int:
+        """Return a descriptor that a selector finds readable when `read` is to be called."""
 
-    def write(self, data: bytes) -> None:
-        """Send bytes to the agent; waits until they are on their way.
+    def read(self) -> bytes | None:
+        """Return the next bytes that the agent wrote; empty at the end, None when there are none now."""
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Send as many of the bytes as there is room for now, and return how many.
 
         Raises:
             OSError: the other side has gone.
         """
 
     def close(self) -> None:
-        """End the pipe, from any thread; whoever waits in `read` or `write` comes back."""
+        """End the pipe, which no selector has any more; may wait a moment."""
 
     @property
     def exit_status(self) -> int | None:
-        """After the end: the agent's exit status, 128 + N for signal N; None when the connection broke."""
+        """After the end: the agent's exit status, 128 + N for signal N; None when the connection broke. May wait."""
 
     def stderr_text(self) -> str:
         """Return the last lines that the agent, or its shell, wrote to stderr."""

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from msrun.runtime.execute.device_waits import note_wait
 from msrun.runtime.progress import waiting_in
 
 LOOK_EVERY = timedelta(seconds=2)
@@ -77,17 +78,19 @@ class TensorFuture:
         return self._value
 
     def _wait_for_work(self, work: dist.Work) -> None:
-        _wait(work, self._value.device)
+        device = self._value.device
+        if device.type == "cpu":
+            _wait(work)
+        else:  # only gloo's waits on the host can be left and taken up again
+            work.wait()
+            note_wait(self._describe(), device)
 
     def _describe(self) -> str:
         return f"{self._name}, result {'x'.join(map(str, self._shape)) or 'scalar'}"
 
 
-def _wait(work: dist.Work, device: torch.device) -> None:
+def _wait(work: dist.Work) -> None:
     """Wait, and look around now and then when it takes long."""
-    if device.type != "cpu":  # only gloo's waits can be left and taken up again
-        work.wait()
-        return
     while True:
         try:
             work.wait(LOOK_EVERY)

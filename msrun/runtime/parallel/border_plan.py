@@ -29,8 +29,8 @@ class BorderPlan:
         return f"{self.value:<44} {_bytes_of(self.forward)}{back}"
 
 
-def build_border_plans(program: LocalProgram, moved: Sequence[CollectiveTraffic]) -> tuple[BorderPlan, ...]:
-    """Return what crosses the borders.
+def build_border_plans(program: LocalProgram, moved: Sequence[CollectiveTraffic]) -> list[BorderPlan]:
+    """Return what crosses the borders of a program.
 
     Args:
         moved: of every copy of the program, what it moves.
@@ -42,7 +42,7 @@ def build_border_plans(program: LocalProgram, moved: Sequence[CollectiveTraffic]
     for node, traffic in zip(program.borders, moved, strict=True):
         if traffic.forward is not None:
             found.append(BorderPlan(_name_of(node.all_input_nodes[0], names), traffic.forward, traffic.backward))
-    return tuple(found)
+    return found
 
 
 def _name_of(value: fx.Node, names: dict[fx.Node, str]) -> str:

@@ -50,8 +50,7 @@ def set_target(module_or_function: Targeted, target: str) -> Targeted:
         The module itself; for a function one that is called in its place.
 
     Raises:
-        StrategyError: another word, neither module nor function, or (at the first call) a mode without capture, or
-            stages of a pipeline.
+        StrategyError: another word, neither module nor function, or (at the first call) a mode without capture.
     """
     if marked_calls.MSRUN_CAPTURING:
         raise RuntimeError("set_target is called while the network runs: call it once, before the first step")

@@ -1,23 +1,34 @@
-"""The traffic of one training step, put together for the plan."""
+"""The traffic of one training step, told from the local program and its groups of parameters without running them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from torch import fx
 
+from msrun.runtime.execute.gradients import GradientGroup
+from msrun.runtime.execute.parameters import ParameterGroup
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
-from msrun.runtime.parallel.compilation.prediction import (
+from msrun.runtime.partition.collective_messages import (
+    CollectiveTraffic,
+    Message,
+    Totals,
+    backward_message,
+    forward_message,
+    gathers_of_parameter,
+    sums_of_gradient,
+)
+from msrun.runtime.partition.local_values import (
+    LocalValue,
     LocalValues,
-    collective_traffic,
-    gather_messages,
+    gradient_reaches,
     local_values,
     nodes_with_gradient,
-    sum_messages,
 )
-from msrun.runtime.partition.collective_messages import CollectiveTraffic, Message, Totals, forward_message
 from msrun.runtime.partition.program import LocalProgram
+from msrun.runtime.sharding.collective import Collective
 
 if TYPE_CHECKING:
     from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
@@ -34,8 +45,8 @@ class StepTraffic:
     """For each fusion group of parameters."""
     sums: list[list[Message]]
     """For each group of gradients."""
-    borders: tuple[CollectiveTraffic, ...]
-    """Copies between host and device, for one part of the batch."""
+    borders: list[tuple[LocalProgram, tuple[CollectiveTraffic, ...]]]
+    """Copies between host and device of each program of this rank, for one part of the batch."""
     totals: Totals | None
     notes: tuple[str, ...] = ()
 
@@ -55,18 +66,22 @@ def predict_traffic(call: CompiledCall | PipelinedCall, rank: int) -> StepTraffi
     except RuntimeError as error:  # an operator that needs values, of which only the run has any
         nothing: list[tuple[CollectiveTraffic, ...]] = [()] * len(program.operators)
         note = f"the traffic of a step is not told: {type(error).__name__}: {str(error).splitlines()[0][:200]}"
-        return StepTraffic(nothing, (), gathers, sums, (), None, (note,))
+        return StepTraffic(nothing, (), gathers, sums, [], None, (note,))
     reached = nodes_with_gradient(program, values)
     trained = {node.name for node in reached}
     sums = [found if trained & {*group.placeholders} else [] for group, found in zip(groups, sums, strict=True)]
     moved = operator_traffic(program, values, rank)
-    borders = collective_traffic(program.borders, program, values, reached, rank)
+    if isinstance(call, CompiledCall):
+        borders = [(program, collective_traffic(program.borders, program, values, reached, rank))]
+    else:
+        borders = [_stage_borders(call, stage, rank) for stage in call.own]
     here = {node.name for compiled in own for node in compiled.program.graph.nodes}
-    nodes = [node for of_one in (*program.collectives, program.borders) for node in of_one]
-    all_moved = [traffic for of_one in (*moved, borders) for traffic in of_one]
+    nodes = [node for of_one in program.collectives for node in of_one]
+    all_moved = [traffic for of_one in moved for traffic in of_one]
     messages = [
         m for node, traffic in zip(nodes, all_moved, strict=True) if node.name in here for m in traffic.messages
     ]
+    messages += [m for _, of_one in borders for traffic in of_one for m in traffic.messages]
     for compiled in own:
         messages += _again(compiled, values, rank)
     messages += [] if isinstance(call, CompiledCall) else _across_borders(call)
@@ -74,6 +89,23 @@ def predict_traffic(call: CompiledCall | PipelinedCall, rank: int) -> StepTraffi
     messages += [m for of_group in (*gathers, *sums) for m in of_group]
     messages += [] if isinstance(call, CompiledCall) else _along_the_line(call)
     return StepTraffic(moved[:-1], moved[-1], gathers, sums, borders, Totals.of(messages))
+
+
+def _stage_borders(call: PipelinedCall, index: int, rank: int) -> tuple[LocalProgram, tuple[CollectiveTraffic, ...]]:
+    """Return a stage's program, and what it copies between host and device."""
+    stage = call.stages[index]
+    known = {node.name: value for node, value in call.values.items()}
+    values: dict[fx.Node, LocalValue] = {}
+    for node in stage.program.graph.nodes:
+        value = known.get(node.name)
+        if node in stage.program.borders:
+            value = values.get(node.all_input_nodes[0])
+        if value is not None:
+            values[node] = value
+    trained = {value.name for value in stage.sent if value.has_gradient} | {call.loss.name if call.loss else ""}
+    results = [node for name, node in zip(stage.made, stage.program.outputs, strict=True) if name in trained]
+    reached = gradient_reaches(results, values)
+    return stage.program, collective_traffic(stage.program.borders, stage.program, values, reached, rank)
 
 
 def _across_borders(call: PipelinedCall) -> list[Message]:
@@ -98,7 +130,7 @@ def _along_the_line(call: PipelinedCall) -> list[Message]:
     ranks = len(call.line.ranks)
     messages = []
     for name, stored in call.tied.items():
-        part = stored.parameter
+        part = stored.part
         messages.append(Message("all_reduce", part.numel() * part.element_size(), len(call.ranks_of(name))))
     if ranks == 1:
         return messages
@@ -128,3 +160,40 @@ def _again(compiled: CompiledCall, values: LocalValues, rank: int) -> list[Messa
                 mesh = compiled.program.mesh
                 found.append(forward_message(crossing.collective, value.shape, value.dtype, mesh, rank))
     return [message for message in found if message is not None]
+
+
+def collective_traffic(
+    nodes: Iterable[fx.Node], program: LocalProgram, values: LocalValues, with_gradient: set[fx.Node], rank: int
+) -> tuple[CollectiveTraffic, ...]:
+    """Return what the collectives at these nodes move for one copy of the batch."""
+    found = []
+    for node in nodes:
+        collective, value = cast(Collective, node.kwargs["collective"]), values[cast(fx.Node, node.args[0])]
+        back = (
+            backward_message(collective, value.shape, value.dtype, program.mesh, rank)
+            if node in with_gradient
+            else None
+        )
+        forward = forward_message(collective, value.shape, value.dtype, program.mesh, rank)
+        found.append(CollectiveTraffic(str(collective), forward, back))
+    return tuple(found)
+
+
+def gather_messages(group: ParameterGroup, micro_batches: int) -> list[Message]:
+    """Return what gathering the parameters of one fusion group moves in a step."""
+    if not group.shard_axes:
+        return []
+    item = (group.dtype or group.members[0].parameter.dtype).itemsize
+    size = item * sum(member.part.numel() for member in group.members)
+    times = 2 * micro_batches if group.regathers else 1
+    return [gathers_of_parameter(size, group.shard_axes, group.mesh)] * times
+
+
+def sum_messages(group: GradientGroup, micro_batches: int) -> list[Message]:
+    """Return what summing the gradients of one group moves in a step."""
+    if not group.members[0].parameter.requires_grad or group.may_be_rows:
+        return []
+    item = (group.sum_dtype or group.members[0].parameter.dtype).itemsize
+    size = item * sum(member.part.numel() for member in group.members)
+    times = micro_batches if group.shard_axes and group.scatters_each else 1
+    return [message for message, _ in sums_of_gradient(size, group.shard_axes, group.partial_axes, group.mesh)] * times

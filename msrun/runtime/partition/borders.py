@@ -9,7 +9,7 @@ are the device's.
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import fx
 
 from msrun.runtime.capture.host_calls import TARGET
 from msrun.runtime.partition.program import MODULE_PATH, ON_HOST, ORIGIN, LocalProgram
+from msrun.runtime.partition.stages import StageProgram
 from msrun.runtime.sharding.collective import Collective
 from msrun.runtime.sharding.operators.rule import DRAW, PLACE, apply_collective
 
@@ -32,11 +33,30 @@ def place_operators(
     """Give every node of a program its place, and put the copies in; changes the program.
 
     Args:
-        stored: parameter -> whether it lies on the host, of those that are placed already.
+        stored: parameter -> whether it lies on the host, of those of which that is decided.
         host_inputs: indexes of the user's tensors that lie on the host.
         moved: captured operators that run on the host besides those of the user.
     """
     _Placing(program, stored, host_inputs, moved).run()
+
+
+def place_stages(
+    program: LocalProgram, stages: Sequence[StageProgram], *, stored: Mapping[str, bool], host_inputs: Collection[int]
+) -> None:
+    """Do so in all stages of a pipeline; what travels between them, and their results, are the device's.
+
+    A parameter lies on the host if the operators that read it run there, in every stage.
+
+    Args:
+        program: of all stages; learns which operators and parameters are on the host.
+        stored, host_inputs: as for `place_operators`, of the whole program.
+    """
+    _Placing(program, stored, host_inputs, ()).decide()
+    on_host = {name: name in program.host_parameters for name in program.parameters}
+    for stage in stages:
+        stage.program.host_parameters = set()
+        own_inputs = [place for place, index in enumerate(stage.user_inputs) if index in host_inputs]
+        place_operators(stage.program, stored=on_host, host_inputs=own_inputs)
 
 
 class _Placing:
@@ -54,24 +74,29 @@ class _Placing:
         self._copies: dict[fx.Node, fx.Node] = {}
         """value -> its copy in the other memory"""
 
+        nodes = list(program.graph.nodes)
+        self._operators = [n for n in nodes if n.op == "call_function" and n.target is not apply_collective]
+        self._collectives = [n for n in nodes if n.target is apply_collective]
+
     def run(self) -> None:
-        nodes = list(self._program.graph.nodes)
-        operators = [n for n in nodes if n.op == "call_function" and n.target is not apply_collective]
-        for node in operators:
-            self._on_host[node] = self._runs_on_host(node)
-        self._place_parameters()
-        for node in nodes:
-            if node.target is apply_collective:
-                self._on_host[node] = self._on_host.get(node.all_input_nodes[0], False)
-        for node in operators:
+        self.decide()
+        for node in self._collectives:
+            self._on_host[node] = self._on_host.get(node.all_input_nodes[0], False)
+        for node in self._operators:
             node.meta[ON_HOST] = self._on_host[node]
             self._bring_inputs(node)
             if self._on_host[node]:
                 _use_host_memory(node)
         self._bring_results()
-        names = {node.meta[ORIGIN].name for node in operators if self._on_host[node] and ORIGIN in node.meta}
-        self._program.operators = [replace(o, on_host=o.name in names) for o in self._program.operators]
         self._program.borders = list(self._copies.values())
+
+    def decide(self) -> None:
+        """Decide which operators and parameters are on the host; the graph stays as it is."""
+        for node in self._operators:
+            self._on_host[node] = self._runs_on_host(node)
+        self._place_parameters()
+        names = {node.meta[ORIGIN].name for node in self._operators if self._on_host[node] and ORIGIN in node.meta}
+        self._program.operators = [replace(o, on_host=o.name in names) for o in self._program.operators]
 
     def _runs_on_host(self, node: fx.Node) -> bool:
         if node.target is operator.getitem:
@@ -111,8 +136,10 @@ class _Placing:
             is_given = value.op == "placeholder"
             first = next((node for node in graph.nodes if node.op != "placeholder"), None)
             with graph.inserting_before(first) if is_given else graph.inserting_after(value):
-                collective: Any = Collective("to_device" if self._on_host.get(value, False) else "to_host", ())
-                made = graph.call_function(apply_collective, (value,), {"collective": collective})
+                kind: Any = "to_device" if self._on_host.get(value, False) else "to_host"
+                given = {"collective": Collective(kind, ())}
+                name = f"{value.name}_{kind}"  # no other stage of a pipeline has it
+                made = graph.create_node("call_function", apply_collective, (value,), given, name)  # type: ignore[arg-type]
             keys = (ORIGIN,) if is_given else (ORIGIN, MODULE_PATH)
             made.meta = {key: value.meta[key] for key in keys if key in value.meta}
             self._copies[value] = made

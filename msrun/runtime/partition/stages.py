@@ -44,6 +44,8 @@ class StageProgram:
     """To the next stage, in order."""
     results: Mapping[int, str]
     """index of a result of the network -> its name, for those that this stage makes"""
+    made: tuple[str, ...]
+    """Names of the program's results, as other stages and the network know them: a copy has another one."""
 
 
 def cut_stages(
@@ -146,7 +148,8 @@ def _cut(
         input_layouts=[],
         outputs=[copied[node] for node in outputs],
     )
-    return StageProgram(index, cut, user_inputs, reads, received, sent, {i: node.name for i, node in results.items()})
+    named, names = {i: node.name for i, node in results.items()}, tuple(node.name for node in outputs)
+    return StageProgram(index, cut, user_inputs, reads, received, sent, named, names)
 
 
 def _results(program: LocalProgram, local: Mapping[fx.Node, int], index: int) -> dict[int, fx.Node]:

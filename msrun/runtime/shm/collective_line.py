@@ -1,4 +1,4 @@
-"""The line of a group's collectives: every rank writes, reduces and takes them in the order in which all call them."""
+"""The line of a group's collectives: every rank writes and takes them in the order in which all call them."""
 
 from __future__ import annotations
 
@@ -9,44 +9,38 @@ from msrun.errors import CollectiveError
 from msrun.runtime.shm.collectives import Collective, describe
 from msrun.runtime.shm.futex import distance, is_reached
 from msrun.runtime.shm.segment import NOTE, SLOTS, Segment
-from msrun.runtime.shm.work import Operation, lock
+from msrun.runtime.shm.work import Line, Operation, lock
 
 
-class Collectives:
+class Collectives(Line):
     """The collectives of one group, in the order in which all ranks call them."""
 
     def __init__(self, segment: Segment) -> None:
+        super().__init__()
         self._segment, self._words = segment, segment.words
         self._ranks = range(segment.size)
         self._next = 0
         """Number of the next step that this rank writes."""
         self._least_finished = 0
-        self._sums = [0] * SLOTS
-        """Per slot: how many of its steps so far were added up."""
         self._to_post: deque[Collective] = deque()
-        self._to_add: deque[Collective] = deque()
         self._to_take: deque[Collective] = deque()
-        self._error: CollectiveError | None = None
-        self.blocked_on = 0, 0
-        """The word that counts when more can be done, and its value when nothing could."""
 
     def add(self, operation: Collective) -> None:
         """Put an operation at the end of the line."""
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         self._to_post.append(operation)
-        self._to_add.append(operation)
         self._to_take.append(operation)
 
     def advance(self) -> bool:
         """Do what can be done now; return whether operations are left."""
         try:
-            while self._to_take and self._error is None and (self._post() | self._add_up() | self._take()):
+            while self._to_take and self.error is None and (self._post() | self._take()):
                 pass
         except Exception as error:
-            self._error = CollectiveError(f"{self._to_take[0].describe()}: {error}")
+            self.error = CollectiveError(f"{self._to_take[0].describe()}: {error}")
             raise
-        return bool(self._to_take) and self._error is None
+        return bool(self._to_take) and self.error is None
 
     def _has_reached(self, word: int, value: int) -> bool:
         """Return whether a counter has come to a value; if not, it is what the line waits for."""
@@ -62,7 +56,9 @@ class Collectives:
         while self._to_post:
             operation = self._to_post[0]
             if operation.posted < operation.steps:
-                if not self._is_free(self._next) or not self._is_turn(operation):
+                if not operation.can_put(operation.posted) or not self._is_free(self._next):
+                    break
+                if operation.in_turn and not self._is_turn():
                     break
                 self._post_step(operation)
                 moved = True
@@ -83,10 +79,10 @@ class Collectives:
         self._least_finished = needed + min(distance(self._words[finished + r], needed) for r in self._ranks)
         return True
 
-    def _is_turn(self, operation: Collective) -> bool:
-        """Return whether the rank before this one has written, where they write one after the other."""
+    def _is_turn(self) -> bool:
+        """Return whether the rank before this one has written the step."""
         rank = self._segment.rank
-        return not operation.in_turn or not rank or self._has_reached(self._segment.posted + rank - 1, self._next + 1)
+        return not rank or self._has_reached(self._segment.posted + rank - 1, self._next + 1)
 
     def _post_step(self, operation: Collective) -> None:
         segment, words, step = self._segment, self._words, self._next
@@ -96,8 +92,6 @@ class Collectives:
             at = (slot * segment.size + segment.rank) * NOTE.size
             segment.notes[at : at + NOTE.size] = operation.note
         operation.put(operation.posted, slot)
-        if operation.posted < operation.summed_steps:
-            self._sums[slot] += 1
         words.fence()
         words[segment.posted + segment.rank] = step + 1
         arrived = segment.arrived + slot
@@ -112,30 +106,6 @@ class Collectives:
     def _all_arrived(self, step: int) -> int:
         return (step // SLOTS + 1) * self._segment.size
 
-    def _add_up(self) -> bool:
-        moved = False
-        while self._to_add:
-            operation = self._to_add[0]
-            if operation.added < operation.posted:
-                step = operation.first + operation.added
-                if operation.added < operation.summed_steps:
-                    if not self._has_arrived(operation, step):
-                        break
-                    segment, slot = self._segment, step % SLOTS
-                    operation.add_up(operation.added, slot)
-                    self._words.fence()
-                    self._words[segment.added + segment.rank] = step + 1
-                    self._words.add(segment.summed + slot)
-                    if is_reached(self._words[segment.summed + slot], self._sums[slot] * segment.size):
-                        self._words.wake(segment.summed + slot)
-                operation.added += 1
-                moved = True
-            elif operation.added == operation.steps and operation.is_settled:
-                self._to_add.popleft()
-            else:
-                break
-        return moved
-
     def _has_arrived(self, operation: Collective, step: int) -> bool:
         """Return whether what an operation reads is there."""
         segment = self._segment
@@ -145,7 +115,7 @@ class Collectives:
             here = self._has_reached(segment.arrived + step % SLOTS, self._all_arrived(step))
         if here and step == operation.first:
             self._compare(operation, step)
-        return here and self._error is None
+        return here and self.error is None
 
     def _compare(self, operation: Collective, step: int) -> None:
         """Compare what the ranks have called."""
@@ -160,7 +130,7 @@ class Collectives:
         for rank in ranks:
             note = bytes(notes[begin + rank * NOTE.size :][: NOTE.size])
             if note != operation.note:
-                self._error = CollectiveError(
+                self.error = CollectiveError(
                     f"the ranks of a group have called different operations: {self._segment.name()} "
                     f"{operation.describe()}, {self._segment.name(rank)} {describe(note, size)} (step {step} of the "
                     "group); all must call the same ones in the same order"
@@ -169,23 +139,19 @@ class Collectives:
 
     def _take(self) -> bool:
         moved = False
-        while self._to_take and self._error is None:
+        while self._to_take and self.error is None:
             operation = self._to_take[0]
-            if operation.taken < operation.added:
+            if operation.taken < operation.posted:
                 step = operation.first + operation.taken
-                slot = step % SLOTS
-                if operation.taken < operation.summed_steps:
-                    if not self._has_reached(self._segment.summed + slot, self._sums[slot] * self._segment.size):
-                        break
-                elif operation.reads and not self._has_arrived(operation, step):
+                if operation.reads and not self._has_arrived(operation, step):
                     break
-                operation.take(operation.taken, slot)
+                operation.take(operation.taken, step % SLOTS)
                 self._finish(step)
                 operation.taken += 1
                 moved = True
             if operation.is_done:
                 self._to_take.popleft()
-            elif operation.taken == operation.added:
+            elif operation.taken == operation.posted:
                 break
         return moved
 
@@ -202,7 +168,7 @@ class Collectives:
     def sleep(self, word: int, seen: int, most_s: float) -> None:
         """Sleep until the word has another value."""
         segment = self._segment
-        if not segment.is_crowded and self._words.spin(word, seen):
+        if self._words.spin(word, seen):
             return
         if segment.finished <= word < segment.left:
             # who finishes a slot looks whether somebody is blocked before this store may be there: look again soon
@@ -228,8 +194,6 @@ class Collectives:
             counters, step = segment.finished, self._next - SLOTS + 1
         elif word >= segment.posted and operation.root is not None:
             ranks = (operation.root,)
-        elif segment.summed <= word < segment.posted:
-            counters = segment.added
         late = [rank for rank in ranks if not is_reached(self._words[counters + rank], step)]
         return late[:1] if operation.in_turn and counters == segment.posted else late
 
@@ -240,18 +204,11 @@ class Collectives:
             CollectiveError: ranks have called different operations, or one that is waited for has ended or left.
         """
         with lock:
-            if self._error is not None:
-                raise self._error
+            if self.error is not None:
+                raise self.error
             for rank in self._late():
                 gone = self._segment.gone_how(rank)
                 if gone and rank in self._late():  # it may have counted before it ended
                     who, waiting = self._segment.name(rank), self._segment.name()
-                    self._error = CollectiveError(
-                        f"{who} {gone} while {waiting} waits for it in {operation.describe()}"
-                    )
-                    raise self._error
-
-    @property
-    def error(self) -> CollectiveError | None:
-        """Why nothing moves any more."""
-        return self._error
+                    self.error = CollectiveError(f"{who} {gone} while {waiting} waits for it in {operation.describe()}")
+                    raise self.error

@@ -1,8 +1,7 @@
 """The collectives, each as what a rank writes into its slots and what it takes out of the others', step by step.
 
-A message longer than a slot takes several steps. Short messages, and those of two ranks, are read whole by every rank.
-Long sums that all ranks need: where each rank has a core of its own, each adds up one part and the others take it from
-there; where ranks share cores, one after the other adds its numbers to one sum, which stays in the cache.
+A message longer than a slot takes several steps. Every rank reads all that it needs (`Exchange`), but for long sums
+that all ranks need (`LongSum`).
 """
 
 from __future__ import annotations
@@ -31,45 +30,45 @@ Rows = Tensor | Sequence[Tensor]
 
 
 class Collective:
-    """One operation of all ranks of a group.
+    """One operation of all ranks of a group; by itself a barrier.
 
     Args:
+        name: one of `NAMES`.
         count: numbers of the whole message, equal on all ranks.
         steps: how often slots are written.
         root: the rank that gives, or takes, alone.
+        gives_alone: only the root writes; else only the root reads, if there is one.
     """
 
-    name = "collective"
-    gives_alone = False
-    """Only the root writes; else only the root reads, if there is one."""
     is_settled = True
     """False until the number of steps is known."""
     in_turn = False
     """Whether each rank writes after the rank before it has."""
-    summed_steps = 0
-    """So many of the first steps are reduced in parts: each rank one, for all."""
 
     def __init__(
         self,
         segment: Segment,
-        dtype: torch.dtype,
-        count: int,
-        steps: int,
+        name: str,
+        dtype: torch.dtype = torch.uint8,
+        count: int = 0,
+        steps: int = 1,
+        *,
         op: Reduction | None = None,
         root: int | None = None,
+        gives_alone: bool = False,
     ) -> None:
-        self.segment, self.dtype, self.root = segment, dtype, root
+        self.segment, self.dtype, self.root, self.gives_alone = segment, dtype, root, gives_alone
         self.steps = max(1, steps)
         kind = _TYPE_NUMBERS[dtype] + (op.number * _REDUCTION if op is not None else 0)
-        self.note = NOTE.pack(NAMES.index(self.name), count, kind, -1 if root is None else root)
+        self.note = NOTE.pack(NAMES.index(name), count, kind, -1 if root is None else root)
         """What all ranks must agree on: operation, numbers, their type and how they are reduced, root."""
         self.first = 0
         """Number of the first step, in all that the group does."""
-        self.posted = self.added = self.taken = 0
+        self.posted = self.taken = 0
         is_root = root == segment.rank
-        self.reads = root is None or is_root is not self.gives_alone
+        self.reads = root is None or is_root is not gives_alone
         """Whether this rank needs what others write."""
-        self.writes = root is None or is_root is self.gives_alone
+        self.writes = root is None or is_root is gives_alone
         """Whether others need what this rank writes."""
 
     @property
@@ -77,11 +76,12 @@ class Collective:
         """Whether this rank's part is over."""
         return self.taken == self.steps and self.is_settled
 
+    def can_put(self, step: int) -> bool:  # noqa: ARG002
+        """Return whether this rank has taken what a step is made of."""
+        return True
+
     def put(self, step: int, slot: int) -> None:
         """Write this rank's part of a step."""
-
-    def add_up(self, step: int, slot: int) -> None:
-        """Reduce this rank's part of a step."""
 
     def take(self, step: int, slot: int) -> None:
         """Read what this rank needs of a step."""
@@ -102,144 +102,46 @@ def describe(note: bytes, size: int) -> str:
     )
 
 
-class Barrier(Collective):
-    """Waits for all."""
-
-    name = "barrier"
-
-    def __init__(self, segment: Segment) -> None:
-        super().__init__(segment, torch.uint8, 0, 1)
-
-
-class AllReduce(Collective):
-    """Reduces a tensor in place; to the root alone, if there is one."""
-
-    name = "all_reduce"
-
-    def __init__(self, segment: Segment, value: Tensor, op: Reduction, root: int | None = None) -> None:
-        if root is not None:
-            self.name = "reduce"
-        self._pieces = _cut(value)
-        super().__init__(segment, value.dtype, value.numel(), len(self._pieces), op, root)
-        self._op = op
-        is_long = value.numel() * value.element_size() > _SHORT_BYTES
-        if root is None and segment.size > 2 and is_long:
-            self.in_turn = segment.is_crowded and not op.is_narrow
-            self.summed_steps = 0 if self.in_turn else len(self._pieces)
-
-    def put(self, step: int, slot: int) -> None:
-        piece, rank = self._op.prepare(self._pieces[step]), self.segment.rank
-        rows = self.segment.rows(slot, self.dtype, 0, piece.numel())
-        if self.in_turn:
-            self._op.reduce_next(rows[0], rank, piece, self.segment.size)
-        else:
-            rows[rank].copy_(piece)
-
-    def _part(self, count: int) -> int:
-        """Return how many numbers each rank adds up; the last ranks may have less."""
-        return -(-count // (self.segment.size * _ALIGNED)) * _ALIGNED
-
-    def add_up(self, step: int, slot: int) -> None:
-        piece, rank = self._pieces[step], self.segment.rank
-        part = self._part(piece.numel())
-        result = piece[rank * part : (rank + 1) * part]
-        if result.numel():
-            rows = self.segment.rows(slot, self.dtype, rank * part, result.numel())
-            self._op.reduce(rows, result)
-            rows[rank].copy_(result)
-
-    def take(self, step: int, slot: int) -> None:
-        if not self.reads:
-            return
-        piece = self._pieces[step]
-        count = piece.numel()
-        if self.in_turn:
-            piece.copy_(self.segment.rows(slot, self.dtype, 0, count)[0])
-            return
-        if step >= self.summed_steps:
-            self._op.reduce(self.segment.rows(slot, self.dtype, 0, count), piece)
-            return
-        part = self._part(count)
-        full, rest = divmod(count, part)
-        piece[: full * part].view(full, part).copy_(self.segment.diagonal(slot, self.dtype, full, part))
-        if rest:
-            piece[full * part :].copy_(self.segment.rows(slot, self.dtype, full * part, rest)[full])
-
-
-class Broadcast(Collective):
-    """Gives the root's tensor to all."""
-
-    name = "broadcast"
-    gives_alone = True
-
-    def __init__(self, segment: Segment, value: Tensor, root: int) -> None:
-        self._pieces = _cut(value)
-        super().__init__(segment, value.dtype, value.numel(), len(self._pieces), root=root)
-        self._root = root
-
-    def put(self, step: int, slot: int) -> None:
-        if self.writes:
-            piece = self._pieces[step]
-            self.segment.rows(slot, self.dtype, 0, piece.numel())[self._root].copy_(piece)
-
-    def take(self, step: int, slot: int) -> None:
-        if self.reads:
-            piece = self._pieces[step]
-            piece.copy_(self.segment.rows(slot, self.dtype, 0, piece.numel())[self._root])
-
-
-class AllGather(Collective):
-    """Gives every rank's tensor to all, or to the root; they may differ in size.
-
-    Args:
-        results: None where this rank reads nothing.
-    """
-
-    name = "all_gather"
-
-    def __init__(self, segment: Segment, results: Rows | None, value: Tensor, root: int | None = None) -> None:
-        if root is not None:
-            self.name = "gather"
-        self._length = SLOT_BYTES // value.element_size()
-        longest = value.numel() if results is None else max(value.numel(), _longest(results))
-        count = value.numel() * segment.size if root is not None or results is None else _count(results)
-        super().__init__(segment, value.dtype, count, -(-longest // self._length), root=root)
-        self._value, self._results = value, results
-
-    def put(self, step: int, slot: int) -> None:
-        piece = self._value if self.steps == 1 else _piece(self._value, step, self._length)
-        self.segment.rows(slot, self.dtype, 0, piece.numel())[self.segment.rank].copy_(piece)
-
-    def take(self, step: int, slot: int) -> None:
-        if self._results is not None:
-            _take_rows(self.segment, self._results, step, self._length, slot, 0)
-
-
 class Exchange(Collective):
-    """Gives each rank its piece of every rank's tensors: all of them (all-to-all), or their reduction (reduce-scatter).
+    """Gives each rank what is for it of every rank's tensors, or of the root's: as it is, or reduced.
 
     Args:
-        results: per rank what it sends here; for a reduction the one tensor.
-        values: per rank what it gets from here.
-        op: how what arrives is reduced; None: not at all.
-        is_even: all pieces of all ranks have one size; else the first step tells how many there are.
+        values: what this rank writes, for each rank or one for all; empty: nothing.
+        results: what it reads, from each rank that writes, or one reduction; empty: nothing.
+        longest: numbers of the longest value.
+        per_rank: whether there is a value for each rank.
+        is_even: all values of all ranks have one size; else the first step tells how many there are.
     """
-
-    name = "all_to_all"
 
     def __init__(
-        self, segment: Segment, results: Rows, values: Rows, op: Reduction | None = None, *, is_even: bool = True
+        self,
+        segment: Segment,
+        name: str,
+        values: Rows,
+        results: Rows,
+        dtype: torch.dtype,
+        count: int,
+        longest: int,
+        *,
+        per_rank: bool = False,
+        is_even: bool = True,
+        op: Reduction | None = None,
+        root: int | None = None,
+        gives_alone: bool = False,
     ) -> None:
-        if op is not None:
-            self.name = "reduce_scatter"
-        self._is_even, dtype = is_even, values[0].dtype
-        self._length = SLOT_BYTES // segment.size // values[0].element_size()
-        longest = _longest(values) if op is not None else max(_longest(values), _longest(results))
+        self._length = SLOT_BYTES // (segment.size if per_rank else 1) // dtype.itemsize
         steps = -(-longest // self._length)
-        super().__init__(segment, dtype, values[0].numel() * segment.size if is_even else 0, steps, op)
+        super().__init__(segment, name, dtype, count, steps, op=op, root=root, gives_alone=gives_alone)
+        self._is_even = is_even
         if not is_even:
             self.is_settled, self._wanted, self.steps = False, steps, 1
         self._values, self._results, self._op = values, results, op
+        self._begin = segment.rank * self._length if per_rank else 0
+        self._sources: Sequence[int] = range(segment.size) if root is None or not gives_alone else (root,)
+
+    def _piece(self, value: Tensor, step: int) -> Tensor:
+        """Return the numbers of one step, of a flat tensor or of rows."""
+        return value if self.steps == 1 else value[..., step * self._length : (step + 1) * self._length]
 
     def put(self, step: int, slot: int) -> None:
         segment, rank = self.segment, self.segment.rank
@@ -249,77 +151,141 @@ class Exchange(Collective):
                 return
             step -= 1
         if isinstance(self._values, Tensor):
-            piece = _piece(self._values, step, self._length)
+            piece = self._piece(self._values, step)
             piece = piece if self._op is None else self._op.prepare(piece)
             segment.own_rows(slot, self.dtype, self._length, piece.shape[1]).copy_(piece)
             return
-        for other, value in enumerate(self._values):
-            piece = _piece(value, step, self._length)
+        for column, value in enumerate(self._values):
+            piece = self._piece(value, step)
             piece = piece if self._op is None else self._op.prepare(piece)
-            segment.rows(slot, self.dtype, other * self._length, piece.numel())[rank].copy_(piece)
+            segment.rows(slot, self.dtype, column * self._length, piece.numel())[rank].copy_(piece)
 
     def take(self, step: int, slot: int) -> None:
-        segment, begin = self.segment, self.segment.rank * self._length
+        segment, begin, results = self.segment, self._begin, self._results
         if not self._is_even:
             if not step:
                 self.steps = 1 + int(segment.stack(slot, torch.int64, 0, 1).max())
                 self.is_settled = True
                 return
             step -= 1
-        if self._op is None:
-            _take_rows(segment, self._results, step, self._length, slot, begin)
-        elif isinstance(self._results, Tensor):
-            result = _piece(self._results, step, self._length)
-            self._op.reduce(segment.rows(slot, self.dtype, begin, result.numel()), result)
+        if self._op is not None and len(results):
+            piece = self._piece(results[0], step)
+            self._op.reduce(segment.rows(slot, self.dtype, begin, piece.numel()), piece)
+        elif isinstance(results, Tensor):
+            piece = self._piece(results, step)
+            piece.copy_(segment.stack(slot, self.dtype, begin, piece.shape[1]))
+        else:
+            for source, result in zip(self._sources, results, strict=False):
+                piece = self._piece(result, step)
+                piece.copy_(segment.rows(slot, self.dtype, begin, piece.numel())[source])
 
 
-class Scatter(Collective):
-    """Gives each rank its tensor of the root's; all have one size."""
+class LongSum(Collective):
+    """Reduces a long tensor for all ranks, in place.
 
-    name = "scatter"
-    gives_alone = True
+    Where each rank has a core of its own, each reduces one part of a piece, and a second step gives the parts to all.
+    Where ranks share cores, one after the other brings its numbers into one sum, which stays in the cache.
+    """
 
-    def __init__(self, segment: Segment, result: Tensor, values: Sequence[Tensor] | None, root: int) -> None:
-        self._length = SLOT_BYTES // segment.size // result.element_size()
-        steps = -(-result.numel() // self._length)
-        super().__init__(segment, result.dtype, result.numel() * segment.size, steps, root=root)
-        self._result, self._values, self._root = result, values, root
+    def __init__(self, segment: Segment, value: Tensor, op: Reduction) -> None:
+        self._pieces = value.split(SLOT_BYTES // value.element_size())
+        self.in_turn = segment.is_crowded and not op.is_narrow
+        steps = len(self._pieces) * (1 if self.in_turn else 2)
+        super().__init__(segment, "all_reduce", value.dtype, value.numel(), steps, op=op)
+        self._op = op
+        pieces = range(len(self._pieces) + 1)
+        self._order = [at for k in pieces for at in ((k, False), (k - 1, True)) if 0 <= at[0] < len(self._pieces)]
+        """In parts: the piece of each step, and whether it is reduced; the next piece is under way meanwhile."""
+
+    def can_put(self, step: int) -> bool:
+        if self.in_turn:
+            return True
+        piece, is_reduced = self._order[step]
+        return not is_reduced or self.taken > self._order.index((piece, False))
+
+    def _own_part(self, piece: Tensor) -> tuple[int, Tensor]:
+        """Return how many numbers each rank reduces, and those of this rank; the last ranks may have less."""
+        size, rank = self.segment.size, self.segment.rank
+        part = -(-piece.numel() // (size * _ALIGNED)) * _ALIGNED
+        return part, piece[rank * part : (rank + 1) * part]
 
     def put(self, step: int, slot: int) -> None:
-        for other, value in enumerate(self._values or ()):
-            piece = _piece(value, step, self._length)
-            self.segment.rows(slot, self.dtype, other * self._length, piece.numel())[self._root].copy_(piece)
+        segment, rank = self.segment, self.segment.rank
+        if self.in_turn:
+            piece = self._op.prepare(self._pieces[step])
+            total = segment.rows(slot, self.dtype, 0, piece.numel())[0]
+            self._op.reduce_next(total, rank, piece, segment.size)
+            return
+        number, is_reduced = self._order[step]
+        piece = self._own_part(self._pieces[number])[1] if is_reduced else self._op.prepare(self._pieces[number])
+        segment.rows(slot, self.dtype, 0, piece.numel())[rank].copy_(piece)
 
     def take(self, step: int, slot: int) -> None:
-        piece, begin = _piece(self._result, step, self._length), self.segment.rank * self._length
-        piece.copy_(self.segment.rows(slot, self.dtype, begin, piece.numel())[self._root])
-
-
-def _cut(value: Tensor) -> Sequence[Tensor]:
-    """Cut a flat tensor into pieces that fit into a slot."""
-    length = SLOT_BYTES // value.element_size()
-    return (value,) if value.numel() <= length else value.split(length)
-
-
-def _piece(value: Tensor, step: int, length: int) -> Tensor:
-    """Return the numbers of one step, of a flat tensor or of rows."""
-    return value[..., step * length : (step + 1) * length]
+        segment, dtype = self.segment, self.dtype
+        if self.in_turn:
+            piece = self._pieces[step]
+            piece.copy_(segment.rows(slot, dtype, 0, piece.numel())[0])
+            return
+        number, is_reduced = self._order[step]
+        piece = self._pieces[number]
+        part, own = self._own_part(piece)
+        if is_reduced:
+            full, rest = divmod(piece.numel(), part)
+            piece[: full * part].view(full, part).copy_(segment.stack(slot, dtype, 0, part)[:full])
+            if rest:
+                piece[full * part :].copy_(segment.rows(slot, dtype, 0, rest)[full])
+        elif own.numel():
+            self._op.reduce(segment.rows(slot, dtype, segment.rank * part, own.numel()), own)
 
 
 def _longest(rows: Rows) -> int:
-    return rows.shape[-1] if isinstance(rows, Tensor) else max(row.numel() for row in rows)
+    return rows.shape[-1] if isinstance(rows, Tensor) else max(map(Tensor.numel, rows), default=0)
 
 
-def _count(rows: Rows) -> int:
-    return rows.numel() if isinstance(rows, Tensor) else sum(row.numel() for row in rows)
+def all_reduce(segment: Segment, value: Tensor, op: Reduction, root: int | None = None) -> Collective:
+    """Reduce a tensor in place; for the root alone, if there is one."""
+    if root is None and segment.size > 2 and value.nbytes > _SHORT_BYTES:
+        return LongSum(segment, value, op)
+    name, results = "all_reduce" if root is None else "reduce", [value] if root in (None, segment.rank) else []
+    count = value.numel()
+    return Exchange(segment, name, [value], results, value.dtype, count, count, op=op, root=root)
 
 
-def _take_rows(segment: Segment, results: Rows, step: int, length: int, slot: int, begin: int) -> None:
-    """Copy what every rank has written for this one."""
-    if isinstance(results, Tensor):
-        piece = _piece(results, step, length)
-        piece.copy_(segment.stack(slot, piece.dtype, begin, piece.shape[1]))
-        return
-    for rank, result in enumerate(results):
-        piece = _piece(result, step, length)
-        piece.copy_(segment.rows(slot, piece.dtype, begin, piece.numel())[rank])
+def broadcast(segment: Segment, value: Tensor, root: int) -> Collective:
+    """Give the root's tensor to all."""
+    values, results = ([value], []) if segment.rank == root else ([], [value])
+    count = value.numel()
+    return Exchange(segment, "broadcast", values, results, value.dtype, count, count, root=root, gives_alone=True)
+
+
+def all_gather(segment: Segment, results: Rows | None, value: Tensor, root: int | None = None) -> Collective:
+    """Give every rank's tensor to all, or to the root, whatever their sizes; without results this rank reads none."""
+    name, into = "all_gather" if root is None else "gather", [] if results is None else results
+    if root is not None or results is None:
+        count = value.numel() * segment.size
+    else:
+        count = results.numel() if isinstance(results, Tensor) else sum(map(Tensor.numel, results))
+    longest = max(value.numel(), _longest(into))
+    return Exchange(segment, name, [value], into, value.dtype, count, longest, root=root)
+
+
+def scatter(segment: Segment, result: Tensor, values: Rows | None, root: int) -> Collective:
+    """Give each rank its tensor of the root's; all have one size."""
+    count, longest, given = result.numel() * segment.size, result.numel(), [] if values is None else values
+    return Exchange(
+        segment, "scatter", given, [result], result.dtype, count, longest, per_rank=True, root=root, gives_alone=True
+    )
+
+
+def all_to_all(segment: Segment, results: Rows, values: Rows, *, is_even: bool) -> Collective:
+    """Give each rank its tensor of every rank's."""
+    count = values[0].numel() * segment.size if is_even else 0
+    longest, dtype = max(_longest(values), _longest(results)), values[0].dtype
+    return Exchange(segment, "all_to_all", values, results, dtype, count, longest, per_rank=True, is_even=is_even)
+
+
+def reduce_scatter(segment: Segment, result: Tensor, values: Rows, op: Reduction) -> Collective:
+    """Give each rank the reduction of its tensor of every rank's."""
+    count = values[0].numel() * segment.size
+    longest = _longest(values)
+    return Exchange(segment, "reduce_scatter", values, [result], result.dtype, count, longest, per_rank=True, op=op)

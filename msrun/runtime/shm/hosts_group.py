@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 
-from msrun.runtime.shm.collectives import AllGather, AllReduce, Barrier, Broadcast, Collective, Scatter
+from msrun.runtime.shm.collectives import Collective, all_gather, all_reduce, broadcast, scatter
 from msrun.runtime.shm.parts_line import GlooPart, Parts, PartsLine
 from msrun.runtime.shm.process_group import ShmGroup
 from msrun.runtime.shm.reduction import reduction_of
@@ -105,9 +105,9 @@ class HostsGroup(TorchGroup):
             return self._over_gloo("allreduce", tensors, opts)
         flat, local = value.flat, reduction_of(_BETWEEN[kind], value.flat.dtype)
         parts = (
-            lambda group: AllReduce(group.segment, flat, local, 0),
+            lambda group: all_reduce(group.segment, flat, local, 0),
             lambda leaders: leaders.allreduce([flat], _reduction_options(_BETWEEN[kind])),
-            lambda group: Broadcast(group.segment, flat, 0),
+            lambda group: broadcast(group.segment, flat, 0),
         )
         return self._work_of("all_reduce", parts, [value], lambda: _divide(flat, kind, self.size()))
 
@@ -119,9 +119,9 @@ class HostsGroup(TorchGroup):
         flat, source = value.flat, next(index for index, ranks in enumerate(self._hosts) if root in ranks)
         first, is_here = self._hosts[source].index(root), source == self._host
         parts = (
-            (lambda group: Broadcast(group.segment, flat, first)) if is_here else None,
+            (lambda group: broadcast(group.segment, flat, first)) if is_here else None,
             lambda leaders: leaders.broadcast([flat], _root_options(source)),
-            None if is_here else (lambda group: Broadcast(group.segment, flat, 0)),
+            None if is_here else (lambda group: broadcast(group.segment, flat, 0)),
         )
         return self._work_of("broadcast", parts, [value])
 
@@ -139,9 +139,9 @@ class HostsGroup(TorchGroup):
                 whole[self._order] = by_host
 
         parts = (
-            lambda group: AllGather(group.segment, block if self._is_leader else None, own.flat, 0),
+            lambda group: all_gather(group.segment, block if self._is_leader else None, own.flat, 0),
             lambda leaders: leaders.all_gather_single(by_host.view(-1), block.view(-1)),
-            lambda group: Broadcast(group.segment, by_host.view(-1), 0),
+            lambda group: broadcast(group.segment, by_host.view(-1), 0),
         )
         return self._work_of("all_gather", parts, [given], finish)
 
@@ -157,16 +157,19 @@ class HostsGroup(TorchGroup):
         local, count = reduction_of(_BETWEEN[kind], tensor.dtype), len(self._hosts[0])
         own = by_host[self._host * count :][:count].unbind(0) if self._is_leader else None
         parts = (
-            lambda group: AllReduce(group.segment, by_host.view(-1), local, 0),
+            lambda group: all_reduce(group.segment, by_host.view(-1), local, 0),
             lambda leaders: leaders.allreduce([by_host.view(-1)], _reduction_options(_BETWEEN[kind])),
-            lambda group: Scatter(group.segment, given.flat, own, 0),
+            lambda group: scatter(group.segment, given.flat, own, 0),
         )
         return self._work_of("reduce_scatter", parts, [given], lambda: _divide(given.flat, kind, self.size()))
 
     def barrier(self, opts: Any = None) -> Any:  # noqa: ARG002
         """Wait for all ranks."""
-        wait = (lambda group: Barrier(group.segment), lambda leaders: leaders.barrier(), lambda g: Barrier(g.segment))
-        return self._work_of("barrier", wait, [])
+
+        def wait(group: ShmGroup) -> Collective:
+            return Collective(group.segment, "barrier")
+
+        return self._work_of("barrier", (wait, lambda leaders: leaders.barrier(), wait), [])
 
     # -- the others ---------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from msrun.errors import CollectiveError
 from msrun.runtime.shm.segment import Segment
-from msrun.runtime.shm.work import lock
+from msrun.runtime.shm.work import Line, lock
 
 _HEAD = struct.Struct("<qq")
 
@@ -81,17 +81,15 @@ class _Box:
     """Complete messages that nobody has asked for yet, oldest first."""
 
 
-class Mail:
+class Mail(Line):
     """The messages of one rank of a group."""
 
     def __init__(self, segment: Segment) -> None:
+        super().__init__()
         self._segment, self._words = segment, segment.words
         self._sends: dict[int, deque[Send]] = {}
         self._receives: list[Receive] = []
         self._boxes = [_Box() for _ in range(segment.size)]
-        self._error: CollectiveError | None = None
-        self.blocked_on = 0, 0
-        """The word that counts when more can be done, and its value when nothing could."""
 
     def add(self, operation: Send | Receive) -> None:
         """Put a message behind those to the same rank; or ask for one: of those that fit, the oldest."""
@@ -110,7 +108,7 @@ class Mail:
             self._give_kept(receive)
         for source in self._sources():
             self._empty(source)
-        return bool(self._sends or self._sources()) and self._error is None
+        return bool(self._sends or self._sources()) and self.error is None
 
     def _sources(self) -> list[int]:
         """Return the ranks from which something is awaited."""
@@ -179,11 +177,11 @@ class Mail:
 
     def _fits(self, receive: Receive, source: int, count: int) -> bool:
         if count != len(receive.data):
-            self._error = CollectiveError(
+            self.error = CollectiveError(
                 f"{self._segment.name(source)} has sent {count} bytes with tag {receive.tag}, and "
                 f"{self._segment.name()} waits for {len(receive.data)}: both ends need tensors of one size"
             )
-        return self._error is None
+        return self.error is None
 
     def _empty(self, source: int) -> None:
         segment, counts = self._segment, self._segment.mail_counts
@@ -193,7 +191,7 @@ class Mail:
             return
         self._words.fence()
         read, mailbox, box = before, segment.mail[source][segment.rank], self._boxes[source]
-        while self._error is None:
+        while self.error is None:
             message = box.arriving
             if message is None:
                 if written - read < _HEAD.size or not self._is_wanted(source):
@@ -237,7 +235,8 @@ class Mail:
 
     def sleep(self, word: int, seen: int, most_s: float) -> None:
         """Sleep until the word has another value."""
-        self._words.sleep(word, seen, most_s)
+        if not self._words.spin(word, seen):
+            self._words.sleep(word, seen, most_s)
 
     def late_ranks(self) -> list[str]:
         """Return whom a message is sent to, or awaited from."""
@@ -249,8 +248,8 @@ class Mail:
         Raises:
             CollectiveError: sizes that differ, or the other end has ended or left.
         """
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         segment = self._segment
         if isinstance(operation, Send):
             others = [operation.to]
@@ -266,11 +265,6 @@ class Mail:
         if not operation.is_done:
             whom = segment.name(others[0]) if len(others) == 1 else "every other rank of the group"
             raise CollectiveError(f"{whom} {gone[0]} while {segment.name()} waits for it in {operation.describe()}")
-
-    @property
-    def error(self) -> CollectiveError | None:
-        """Why nothing moves any more."""
-        return self._error
 
 
 def _write(ring: Tensor, at: int, data: Tensor) -> None:

@@ -76,24 +76,22 @@ class Parts:
         return self._text
 
 
-class PartsLine:
+class PartsLine(Line):
     """The operations of one group, in the order in which all ranks call them."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._operations: list[Parts] = []
-        self._error: CollectiveError | None = None
-        self.blocked_on = 0, 0
-        """Of the line where the first operation waits."""
 
     def add(self, operation: Parts) -> None:
         """Put an operation at the end of the line."""
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         self._operations.append(operation)
 
     def advance(self) -> bool:
         """Do what can be done now; return whether operations are left."""
-        if self._error is not None:
+        if self.error is not None:
             return False
         try:
             most = 1 << 30
@@ -102,7 +100,7 @@ class PartsLine:
                 most = operation.begun
             self._operations = [operation for operation in self._operations if not operation.is_done]
         except (RuntimeError, ValueError) as error:
-            self._error = CollectiveError(f"{self._operations[0].describe()}: {str(error).splitlines()[0]}")
+            self.error = CollectiveError(f"{self._operations[0].describe()}: {str(error).splitlines()[0]}")
             return False
         if self._operations:
             line = self._operations[0].place[0]
@@ -128,13 +126,8 @@ class PartsLine:
         Raises:
             CollectiveError: a rank of this host is gone, or gloo has failed.
         """
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         line, part = self._operations[0].place if self._operations else (None, None)
         if line is not None and part is not None:
             line.check(part)
-
-    @property
-    def error(self) -> CollectiveError | None:
-        """Why nothing moves any more."""
-        return self._error

@@ -10,17 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from msrun.runtime.shm import collectives
 from msrun.runtime.shm.collective_line import Collectives
-from msrun.runtime.shm.collectives import (
-    AllGather,
-    AllReduce,
-    Barrier,
-    Broadcast,
-    Collective,
-    Exchange,
-    Rows,
-    Scatter,
-)
+from msrun.runtime.shm.collectives import Collective, Rows
 from msrun.runtime.shm.mail import Mail, Receive, Send
 from msrun.runtime.shm.reduction import reduction_of
 from msrun.runtime.shm.segment import Segment
@@ -69,7 +61,7 @@ class ShmGroup(TorchGroup):
     def _all_reduce(self, tensors: Sequence[Tensor], opts: Any, root: int | None = None) -> ShmWork:
         op = getattr(opts, "reduceOp", opts if opts is not None else _SUM)
         values = [Value(tensor) for tensor in tensors]
-        made = [AllReduce(self.segment, v.flat, reduction_of(op, v.flat.dtype), root) for v in values]
+        made = [collectives.all_reduce(self.segment, v.flat, reduction_of(op, v.flat.dtype), root) for v in values]
         return self._start(made, values)
 
     def reduce(self, tensors: Any, opts: Any) -> ShmWork:
@@ -80,14 +72,14 @@ class ShmGroup(TorchGroup):
         """Give the root's tensors to all."""
         root = getattr(opts, "rootRank", opts)
         values = [Value(tensor) for tensor in listed(tensors)]
-        return self._start([Broadcast(self.segment, v.flat, root) for v in values], values)
+        return self._start([collectives.broadcast(self.segment, v.flat, root) for v in values], values)
 
     def allgather(self, results: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> ShmWork:  # noqa: ARG002
         """Give every rank's tensor to all, as tensors of their own."""
         made, values = [], []
         for into, tensor in zip(results, tensors, strict=True):
             own, given = Value(tensor, writes=False), [Value(result, reads=False) for result in into]
-            made.append(AllGather(self.segment, [v.flat for v in given], own.flat))
+            made.append(collectives.all_gather(self.segment, [v.flat for v in given], own.flat))
             values += given
         return self._start(made, values)
 
@@ -111,7 +103,7 @@ class ShmGroup(TorchGroup):
         for result, tensor in zip(results, tensors, strict=True):
             own, given = Value(tensor, writes=False), Value(result, reads=False)
             parts = _split(given.flat, self.size(), own.flat.numel())
-            made.append(AllGather(self.segment, parts, own.flat))
+            made.append(collectives.all_gather(self.segment, parts, own.flat))
             values.append(given)
         return self._start(made, values)
 
@@ -120,13 +112,13 @@ class ShmGroup(TorchGroup):
         own = Value(tensors[0], writes=False)
         given = [Value(result, reads=False) for result in results[0]] if self.rank() == opts.rootRank else None
         into = None if given is None else [v.flat for v in given]
-        return self._start([AllGather(self.segment, into, own.flat, opts.rootRank)], given or [])
+        return self._start([collectives.all_gather(self.segment, into, own.flat, opts.rootRank)], given or [])
 
     def scatter(self, results: list[Tensor], tensors: list[list[Tensor]], opts: Any) -> ShmWork:
         """Give each rank its tensor of the root's."""
         result = Value(results[0], reads=False)
         own = [Value(t, writes=False).flat for t in tensors[0]] if self.rank() == opts.rootRank else None
-        return self._start([Scatter(self.segment, result.flat, own, opts.rootRank)], [result])
+        return self._start([collectives.scatter(self.segment, result.flat, own, opts.rootRank)], [result])
 
     def reduce_scatter(self, results: list[Tensor], tensors: list[list[Tensor]], opts: Any = None) -> ShmWork:
         """Reduce, and give each rank its tensor."""
@@ -154,7 +146,7 @@ class ShmGroup(TorchGroup):
         made, values = [], []
         for result, own in pairs:
             given = Value(result, reads=False)
-            made.append(Exchange(self.segment, given.flat, own, reduction_of(op, given.flat.dtype)))
+            made.append(collectives.reduce_scatter(self.segment, given.flat, own, reduction_of(op, given.flat.dtype)))
             values.append(given)
         return self._start(made, values)
 
@@ -170,17 +162,17 @@ class ShmGroup(TorchGroup):
         given, own = Value(result, reads=False), Value(tensor, writes=False)
         is_even = not result_rows and not rows
         into, values = _rows(given.flat, result, result_rows, self.size()), _rows(own.flat, tensor, rows, self.size())
-        return self._start([Exchange(self.segment, into, values, is_even=is_even)], [given])
+        return self._start([collectives.all_to_all(self.segment, into, values, is_even=is_even)], [given])
 
     def alltoall(self, results: list[Tensor], tensors: list[Tensor], opts: Any = None) -> ShmWork:  # noqa: ARG002
         """Give each rank its tensor of every rank's."""
         given = [Value(result, reads=False) for result in results]
         own = [Value(tensor, writes=False).flat for tensor in tensors]
-        return self._start([Exchange(self.segment, [v.flat for v in given], own, is_even=False)], given)
+        return self._start([collectives.all_to_all(self.segment, [v.flat for v in given], own, is_even=False)], given)
 
     def barrier(self, opts: Any = None) -> ShmWork:  # noqa: ARG002
         """Wait for all ranks."""
-        return self._start([Barrier(self.segment)], [])
+        return self._start([Collective(self.segment, "barrier")], [])
 
     def begin(self, operation: Collective) -> Collective:
         """Begin an operation that somebody else waits for."""

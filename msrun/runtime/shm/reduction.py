@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ _STEPS: dict[Any, Callable[..., Tensor]] = {
     _ReduceOp.BOR: torch.bitwise_or,
     _ReduceOp.BXOR: torch.bitwise_xor,
 }
+_found: dict[tuple[int, torch.dtype], Reduction] = {}
 _NARROW = (torch.bfloat16, torch.float16)
 
 
@@ -31,13 +31,13 @@ def reduction_of(op: Any, dtype: torch.dtype) -> Reduction:
     Raises:
         ValueError: an operation that the numbers' type does not have.
     """
-    kind = getattr(op, "op", op)
-    return Reduction(op, dtype) if kind == _ReduceOp.PREMUL_SUM else _plain_reduction(kind, dtype)
-
-
-@cache
-def _plain_reduction(kind: Any, dtype: torch.dtype) -> Reduction:
-    return Reduction(kind, dtype)
+    key = int(getattr(op, "op", op)), dtype
+    found = _found.get(key)
+    if found is None:
+        found = Reduction(op, dtype)
+        if found.factor is None:
+            _found[key] = found
+    return found
 
 
 class Reduction:
@@ -52,7 +52,8 @@ class Reduction:
         self.number = int(kind)
         self._is_mean = kind == _ReduceOp.AVG
         self._step = _STEPS[kind]
-        self._factor = op.__getstate__()[1] if kind == _ReduceOp.PREMUL_SUM else None
+        self.factor = op.__getstate__()[1] if kind == _ReduceOp.PREMUL_SUM else None
+        """What each rank's numbers are multiplied with before."""
         self.is_narrow = dtype in _NARROW and self._step in (torch.add, torch.mul)
         """Whether it is computed in float32 and rounded once."""
         if self._step in (torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor) and dtype.is_floating_point:
@@ -62,7 +63,7 @@ class Reduction:
 
     def prepare(self, value: Tensor) -> Tensor:
         """Return what a rank contributes."""
-        return value if self._factor is None else value * self._factor
+        return value if self.factor is None else value * self.factor
 
     def reduce(self, parts: Sequence[Tensor], result: Tensor) -> None:
         """Write the reduction of the ranks' parts; 16-bit sums are rounded once, at the end."""

@@ -68,14 +68,14 @@ class Segment:
         # Remembered: training sends the same sizes again and again, and to make a view takes as long as a short copy.
         remember = lru_cache(max(16, _MOST_VIEWS // size))
         self.stack, self.rows = remember(self._stack), remember(self._rows)
-        self.own_rows, self.diagonal = remember(self._own_rows), remember(self._diagonal)
+        self.own_rows = remember(self._own_rows)
         self.words[self._pid + rank] = os.getpid()
         self.words[self._world + rank] = dist.get_rank() if dist.is_initialized() else rank
         self._watched: dict[int, int] = {}
         """rank -> descriptor of its process: readable when it has ended"""
         self._meet(most_s)
         self.is_crowded = bool(self.words[self._crowded])
-        """Whether ranks share cores: one that waits then sleeps at once, and long sums are made one rank at a time."""
+        """Whether ranks share cores: long sums are then made one rank after the other."""
         if rank == 0:
             os.close(descriptor)  # everybody has opened it
 
@@ -83,14 +83,11 @@ class Segment:
         """Say where everything lies."""
         self.arrived = 0
         """Per slot: how many ranks have written there, over all rounds."""
-        self.summed = SLOTS
-        """Per slot: how many have left sums there, over all rounds."""
-        self.posted, self.added, self.finished, self.left, self.bell, self.blocked, self._pid, self._world = (
-            2 * SLOTS + size * number for number in range(8)
+        self.posted, self.finished, self.left, self.bell, self.blocked, self._pid, self._world, self._joined = (
+            SLOTS + size * number for number in range(8)
         )
-        """Per rank: steps written, steps added up, steps done with; whether it has left; the bell of its mailboxes;
-        whether it waits for others to be done; its process; its rank in the world"""
-        self._joined = 2 * SLOTS + 8 * size
+        """Per rank: steps written, steps done with; whether it has left; the bell of its mailboxes; whether it waits
+        for others to be done; its process; its rank in the world. In all: how many are here"""
         self._crowded = self._joined + 1
         self._words = self._crowded + 1
         self._notes_at = _page(_PAGE + 4 * self._words)
@@ -137,11 +134,6 @@ class Segment:
         """Return this rank's slot as what is for each rank, `width` apart: [rank, count]."""
         return self._slots[slot, self.rank].view(dtype)[: self.size * width].view(self.size, width)[:, :count]
 
-    def _diagonal(self, slot: int, dtype: torch.dtype, ranks: int, count: int) -> Tensor:
-        """Return the first part of rank 0's slot, the second of rank 1's and so on: [rank, count]."""
-        stack = self._slots[slot].view(dtype)
-        return stack.as_strided((ranks, count), (stack.stride(0) + count, 1))
-
     def has_ended(self, rank: int) -> bool:
         """Return whether the process of a rank has ended."""
         if rank not in self._watched:
@@ -165,7 +157,7 @@ class Segment:
         for watched in self._watched.values():
             os.close(watched)
         self._watched.clear()
-        for views in (self.stack, self.rows, self.own_rows, self.diagonal):
+        for views in (self.stack, self.rows, self.own_rows):
             views.cache_clear()
 
 

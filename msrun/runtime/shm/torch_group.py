@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -81,15 +82,8 @@ class TorchGroup(_ProcessGroup):
     ) -> ShmWork:
         """Return what torch waits for; when it is done, `then` is called, and copies are written back."""
         copied = [value for value in values if value.is_copy]
-
-        def finish() -> None:
-            if then is not None:
-                then()
-            for value in copied:
-                value.write_back()
-
-        is_more = copied or then is not None
-        work = ShmWork(line, made, [value.tensor for value in values], self._timeout_s, finish if is_more else None)
+        finish = partial(_finish, then, copied) if copied or then is not None else None
+        work = ShmWork(line, made, [value.tensor for value in values], self._timeout_s, finish)
         self._note(work)
         return work
 
@@ -103,6 +97,13 @@ class TorchGroup(_ProcessGroup):
     def _end_coalescing(self, device: torch.device) -> Any:  # noqa: ARG002 - torch's form
         works, self._coalesced = self._coalesced or [], None
         return _Works(works)
+
+
+def _finish(then: Callable[[], None] | None, copied: Sequence[Value]) -> None:
+    if then is not None:
+        then()
+    for value in copied:
+        value.write_back()
 
 
 class _Works(dist.Work):

@@ -11,6 +11,7 @@ import atexit
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -51,36 +52,34 @@ class Operation(Protocol):
         ...
 
 
-class Line(Protocol):
+class Line(ABC):
     """Operations of one group that move on in some order."""
 
-    def advance(self) -> bool:
-        """Do what can be done now; return whether operations are left."""
-        ...
+    def __init__(self) -> None:
+        self.error: CollectiveError | None = None
+        """Why nothing moves any more."""
+        self.blocked_on = 0, 0
+        """After `advance`, if operations are left: the word that counts when more can be done, and its value then."""
 
-    blocked_on: tuple[int, int]
-    """After `advance`, if operations are left: the word that counts when more can be done, and its value then."""
-
+    @abstractmethod
     def add(self, operation: Any) -> None:
         """Put an operation at the end."""
-        ...
 
-    def check(self, operation: Operation) -> None:
-        """Raise if the operation can never end."""
-        ...
+    @abstractmethod
+    def advance(self) -> bool:
+        """Do what can be done now; return whether operations are left."""
 
+    @abstractmethod
     def sleep(self, word: int, seen: int, most_s: float) -> None:
         """Sleep until the word has another value."""
-        ...
 
+    @abstractmethod
     def late_ranks(self) -> list[str]:
         """Return whom the first operation waits for."""
-        ...
 
-    @property
-    def error(self) -> CollectiveError | None:
-        """Why nothing moves any more."""
-        ...
+    @abstractmethod
+    def check(self, operation: Any) -> None:
+        """Raise if the operation can never end."""
 
 
 def move(line: Line) -> None:
@@ -218,7 +217,7 @@ class ShmWork(dist.Work):
         self,
         line: Any,
         operations: Sequence[Any],
-        results: Sequence[Tensor],
+        results: list[Tensor],
         most_s: float,
         finish: Callable[[], None] | None = None,
     ) -> None:
@@ -227,7 +226,7 @@ class ShmWork(dist.Work):
             finish: called once when all are done.
         """
         super().__init__()
-        self._line, self._operations, self._results = line, list(operations), list(results)
+        self._line, self._operations, self._results = line, operations, results
         self._most_s, self._finish = most_s, finish
         self._error: RuntimeError | None = None
         """Why it can never be done."""

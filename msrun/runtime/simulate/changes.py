@@ -20,6 +20,7 @@ from msrun.runtime.parallel.recomputation import blocks_of, recomputed
 from msrun.runtime.parallel.search_settings import RECURSIVE, SearchSettings
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.simulate.job import SimulatedJob, simulate_job
+from msrun.runtime.simulate.uncaptured import changes_network
 from msrun.runtime.simulate.units import format_bytes, format_seconds
 
 LEVELS: tuple[Level, ...] = ("level1", "level2", "level3")
@@ -101,7 +102,7 @@ def try_changes(
     First each alone; then those that save memory together, the strongest of each kind.
     """
     kinds = [
-        _levels(settings),
+        _levels(target, settings),
         [_Try("recompute(block) of every block", _recomputing)] if blocks_of(target.root) else [],
         _micro_batches(target, args, kwargs),
     ]
@@ -134,13 +135,15 @@ def _searched(settings: ParallelSettings, device: DeviceProfile) -> list[_Try]:
 
     @contextmanager
     def change(target: Target, before: ParallelSettings) -> Iterator[tuple[Target, ParallelSettings]]:
-        yield target, replace(before, search=SearchSettings(RECURSIVE, device))
+        yield target, replace(before, parallel_mode="semi_auto", search=SearchSettings(RECURSIVE, device))
 
     return [_Try(f'AutoParallel(net, "{RECURSIVE}")', change)] if settings.search is None else []
 
 
-def _levels(settings: ParallelSettings) -> list[_Try]:
-    """Return the levels of optimizer parallel above the present one."""
+def _levels(target: Target, settings: ParallelSettings) -> list[_Try]:
+    """Return the levels of optimizer parallel above the present one, where they leave the user's network alone."""
+    if settings.parallel_mode == "stand_alone" or changes_network(target, replace(settings, hsdp=HsdpSpec())):
+        return []
     present = LEVELS.index(settings.hsdp.optimizer_level) if settings.hsdp is not None else -1
 
     def at(level: Level) -> Callable[[Target, ParallelSettings], Any]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.capture.target import Target
 from msrun.runtime.cost.collectives import collective_seconds
@@ -19,6 +18,7 @@ from msrun.runtime.parallel.plan import ParallelPlan
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.simulate.sketch import Sketch, fake_batch, sketch_call
 from msrun.runtime.simulate.step import StepRecord, record_step
+from msrun.runtime.simulate.uncaptured import record_uncaptured
 
 
 @dataclass(frozen=True)
@@ -99,15 +99,12 @@ def simulate_job(
         own_rank: the rank of its stage that is looked at; ranks of other stages are those of equal place.
 
     Raises:
-        StrategyError: a mode without capture, or an illegal strategy, schedule or assignment of stages.
+        StrategyError: an illegal strategy, schedule or assignment of stages, or a step that needs values.
         CaptureError: the network cannot be captured.
     """
-    if settings.parallel_mode != "semi_auto":
-        raise StrategyError(
-            f"a dry run with parallel_mode={settings.parallel_mode!r}: only captured networks can be looked at; use "
-            'parallel_mode="semi_auto"'
-        )
     mode = FakeTensorMode(allow_non_fake_inputs=True)
+    if settings.parallel_mode != "semi_auto":
+        return _simulate_uncaptured(target, settings, args, kwargs, mode, device, level, own_rank)
     sketches = sketch_call(target, settings, args, kwargs, mode, own_rank)
     classes = []
     for sketch in sketches:
@@ -119,6 +116,28 @@ def simulate_job(
         classes.append(RankClass(sketch.ranks, sketch.rank, own, sketch.plan, record))
     step = _time(sketches, classes, device) if level > 1 else None
     return SimulatedJob(device, world.get_group_size(), tuple(classes), step)
+
+
+def _simulate_uncaptured(
+    target: Target,
+    settings: ParallelSettings,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    mode: FakeTensorMode,
+    device: DeviceProfile,
+    level: int,
+    own_rank: int,
+) -> SimulatedJob:
+    world.stand_for(own_rank)
+    ranks = world.get_group_size()
+    plan, record = record_uncaptured(target, settings, args, kwargs, mode, device, level)
+    if record is not None:
+        plan = replace(plan, traffic=record.traffic)
+    step = None
+    if record is not None and level > 1:
+        messages_s = record.recording.seconds(messages=True)
+        step = StepTime(record.step_s, record.compute_s, messages_s, max(0.0, record.step_s - record.compute_s), None)
+    return SimulatedJob(device, ranks, (RankClass(range(ranks), own_rank, (), plan, record),), step)
 
 
 def _time(sketches: Sequence[Sketch], classes: Sequence[RankClass], device: DeviceProfile) -> StepTime:

@@ -9,7 +9,7 @@ begins when it is started and the one before it has arrived, and holds the opera
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -101,10 +101,12 @@ class Recording(TorchDispatchMode):
     Args:
         device: prices every operator and message.
         given: tensors that are there before; they are not counted.
+        at_once: operations that operators wait for as soon as they are started.
     """
 
-    def __init__(self, device: DeviceProfile, given: Sequence[Tensor]) -> None:
+    def __init__(self, device: DeviceProfile, given: Sequence[Tensor], at_once: Collection[str] = ()) -> None:
         super().__init__()
+        self._at_once = at_once
         self.device = device
         self.memory = Memory()
         self.spans: list[Span] = []
@@ -202,6 +204,8 @@ class Recording(TorchDispatchMode):
             return
         self._wire_s = begin + seconds
         self._sent.append(self._wire_s)
+        if _COLLECTIVES[name] in self._at_once:
+            self.clock_s = self._wire_s
         self.spans.append(self._sending(_COLLECTIVES[name], begin, self._wire_s, nbytes, ranks))
 
     def _sending(self, name: str, begin_s: float, end_s: float, nbytes: int, ranks: tuple[int, ...]) -> Span:

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import torch
 
 from msrun import contract
-from msrun.errors import WorldError
+from msrun.errors import StrategyError, WorldError
 from msrun.runtime import world
 from msrun.runtime.capture.target import Target
 from msrun.runtime.joining.simulated import REAL_VALUES
@@ -27,6 +27,7 @@ from msrun.runtime.simulate.job import simulate_job
 from msrun.runtime.simulate.page import render_page
 from msrun.runtime.simulate.report import Measured, Report, build_trace
 from msrun.runtime.simulate.table import render_table
+from msrun.runtime.simulate.uncaptured import changes_network
 
 NOT_THE_JOBS = "nothing was received from other ranks: losses that the script has printed are not those of the job"
 COMPUTED_STEPS = 3
@@ -48,7 +49,7 @@ def begin_step(settings: ParallelSettings, target: Target, args: Sequence[Any], 
     """End the dry run in place of this step; at level 3 let the first ones run.
 
     Raises:
-        StrategyError: a mode without capture, or an illegal strategy, schedule or assignment of stages.
+        StrategyError: an illegal strategy, schedule or assignment of stages, or a step that needs values.
         CaptureError: the network cannot be captured.
     """
     level = world.simulation_level()
@@ -74,9 +75,16 @@ def _look(
     """Return what a step with these arguments does; this process stands for the same rank as before."""
     own_rank = world.get_rank()
     device = own_profile()
+    tries_changes = os.environ.get(contract.MSRUN_SIM_ESTIMATE) == "1"
+    if (tries_changes or level == REAL_VALUES) and changes_network(target, settings):
+        raise StrategyError(
+            f"{'msrun estimate' if tries_changes else '--sim_level 3'} of a step function with "
+            f"parallel_mode={settings.parallel_mode!r} and hsdp: it can be looked at only once; use --sim_level 2, or "
+            "call the network as a module"
+        )
     job = simulate_job(target, settings, args, kwargs, device, level, own_rank)
     changes = None
-    if os.environ.get(contract.MSRUN_SIM_ESTIMATE) == "1":
+    if tries_changes:
         changes = try_changes(job, target, settings, args, kwargs, own_rank)
     world.stand_for(own_rank)
     notes = list(job.plan.notes)

@@ -8,16 +8,18 @@ import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor import DTensor
 
 from msrun.errors import StrategyError
 from msrun.runtime.cost.devices import DeviceProfile
 from msrun.runtime.execute.executor import Executor
+from msrun.runtime.execute.plain_tensors import plain
 from msrun.runtime.execute.traffic import traffic
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.pipeline.schedule import Action, Kind
@@ -93,36 +95,57 @@ def record_step(
         stack.enter_context(watch.watching())
         with recording.recording():
             _run_passes(sketch, batch, recording)
-    gradients = [value.grad for value in parameters if value.grad is not None]
+    moved = Totals(dict(traffic.calls), dict(traffic.bytes))
+    found = finish_record(recording, {item.name: item.parameter for item in parts}, root, moved)
+    return replace(found, actions_s=watch.means(), actions_end_s=watch.end_s)
+
+
+def finish_record(
+    recording: Recording, parameters: Mapping[str, nn.Parameter], root: nn.Module, moved: Totals
+) -> StepRecord:
+    """Step stand-ins of the script's optimizers after forward and backward pass, and return what was seen.
+
+    Args:
+        parameters: this rank's parts by name.
+        root: the user's network; optimizers of its parameters are looked for.
+        moved: what the passes have sent.
+
+    Raises:
+        StrategyError: an optimizer's step needs values.
+    """
+    gradients = [local_part(value.grad) for value in parameters.values() if value.grad is not None]
     recording.kind_of(gradients, GRADIENTS)
-    totals = Totals(dict(traffic.calls), dict(traffic.bytes))
     passes_end_s = recording.clock_s
     at_peak = recording.memory.at_peak()
-    trained = {item.name: item.parameter for item in parts if item.parameter.grad is not None}
+    trained = {name: local_part(value) for name, value in parameters.items() if value.grad is not None}
     optimizers = find_optimizers(root)
     state_bytes = sum(_optimizer_step(optimizer, trained, root, recording) for optimizer in optimizers)
     return StepRecord(
         recording,
-        sum(map(_nbytes, parameters)),
+        sum(_nbytes(local_part(value)) for value in parameters.values()),
         sum(map(_nbytes, gradients)),
         state_bytes,
         ", ".join(sorted({type(optimizer).__name__ for optimizer in optimizers})),
         at_peak,
-        totals,
-        watch.means(),
-        watch.end_s,
+        moved,
+        {},
+        0.0,
         passes_end_s,
     )
 
 
 def _run_passes(sketch: Sketch, batch: Sequence[Tensor], recording: Recording) -> None:
-    results = sketch.call.run(batch)
+    run_backward(sketch.call.run(batch), recording)
+    recording.finish()
+
+
+def run_backward(results: Sequence[Any], recording: Recording) -> None:
+    """Take the gradients of a loss among these results, of all of them when none is a single number."""
     losses = [value for value in results if isinstance(value, Tensor) and value.requires_grad]
     if losses and torch.is_grad_enabled():
         with recording.during(BACKWARD):
             loss = next((value for value in losses if not value.dim()), None)
             (torch.stack([value.sum() for value in losses]).sum() if loss is None else loss).backward()
-    recording.finish()
 
 
 class _Actions:
@@ -199,7 +222,7 @@ def find_optimizers(root: nn.Module) -> list[torch.optim.Optimizer]:
 
 def _optimizer_step(
     optimizer: torch.optim.Optimizer,
-    trained: Mapping[str, nn.Parameter],
+    trained: Mapping[str, Tensor],
     root: nn.Module,
     recording: Recording,
 ) -> int:
@@ -236,6 +259,11 @@ def _optimizer_step(
 
 def _tensors(state: Any) -> Iterable[Tensor]:
     return [value for value in state.values() if isinstance(value, Tensor)] if isinstance(state, dict) else []
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor, without a graph."""
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else plain(tensor)
 
 
 def _nbytes(tensor: Tensor) -> int:

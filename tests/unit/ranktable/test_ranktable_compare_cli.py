@@ -68,14 +68,14 @@ def test_digest_tells_in_what_files_are_equal(run):
     status, out, err = run("digest", "a.json", "spaced.json", "turned.json", "other.json")
     assert status == 1
     assert err.splitlines() == [
-        "ranktable: spaced.json: other text than, but the same JSON as a.json",
-        "ranktable: turned.json: other JSON than, but the same meaning as a.json",
+        "ranktable: spaced.json: other text than, but the same meaning as a.json",
+        "ranktable: turned.json: other text than, but the same meaning as a.json",
         "ranktable: other.json: another table than a.json",
     ]
     lines = out.splitlines()
-    assert [line.split()[0] for line in lines[:4]] == ["a.json", "bytes", "json", "meaning"]
+    assert [line.split()[0] for line in lines[:3]] == ["a.json", "bytes", "meaning"]
     assert run("digest", "--same", "meaning", "a.json", "turned.json")[0] == 0
-    assert run("digest", "--same", "json", "a.json", "turned.json")[0] == 1
+    assert run("digest", "--same", "meaning", "a.json", "other.json")[0] == 1
 
 
 def test_digest_checks_against_one_that_was_written_down(run):
@@ -83,7 +83,7 @@ def test_digest_checks_against_one_that_was_written_down(run):
     found = json.loads(run("digest", "--format", "json", "a.json")[1])
     (entry,) = found["files"]
     assert (found["equal"], entry["servers"], entry["devices"]) == (True, 3, 6)
-    for kind in ("bytes", "json", "meaning"):
+    for kind in ("bytes", "meaning"):
         status, _, err = run("digest", "a.json", "--check", f"SHA256:{entry[f'{kind}_sha256'].upper()}")
         assert (status, err.endswith(f"is the digest of its {kind}\n")) == (0, True)
     status, _, err = run("digest", "a.json", "--check", "0" * 64)

@@ -248,7 +248,7 @@ ONE = (Server("a", (Device(0, 0),)),)
         (RankTable("cross-cluster", ONE, groups=(Group("g"),)), "groups"),
         (RankTable("1.0", (replace(ONE[0], group="g"),)), "groups"),
         (RankTable("mindie-global", ONE, declared_server_count=1), "server count"),
-        (RankTable("mindie-global", ONE, groups=(Group("2"),)), "is in no group of the table"),
+        (RankTable("mindie-global", ONE, groups=(Group("2"),)), "is in none of the table's groups"),
     ],
 )
 def test_a_dialect_refuses_what_it_has_no_place_for(table, names):

@@ -109,8 +109,8 @@ def test_a_flood_of_faults_is_counted_and_not_listed(run):
     Path("flood.json").write_text(f'{{"version": "1.0", "status": "completed", {keys}, "server_list": [{entries}]}}')
     _, out = run("--format", "json", "flood.json")
     messages = [problem["message"] for problem in json.loads(out)[0]["problems"]]
-    assert messages.count("the entry must be an object") == 100
-    assert "400 more entries are no objects" in messages
+    assert messages.count("the value must be an object") == 100
+    assert "400 more items of the array are not an object" in messages
     assert "400 more keys of the object are not known and will be ignored" in messages
 
 

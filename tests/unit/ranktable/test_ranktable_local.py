@@ -448,7 +448,7 @@ def test_a_gpu_host_has_other_device_nodes(check, root):
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ('echo "SDID : 0"; echo "Super Pod ID : $7"', "-c 1: super pod id 1 here, but 0 says npu-smi info"),
+        ('echo "SDID : 0"; echo "Super Pod ID : $7"', "-c 1: super pod id 1 here, but 0 at npu-smi info"),
         ('echo "SDID : 0"', "the answer for device 0 has no Super Pod ID"),
         ('echo "SDID : x"; echo "Super Pod ID : 0"', "SDID 'x' is no decimal number of 32 bits"),
     ],

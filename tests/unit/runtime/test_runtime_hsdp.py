@@ -65,7 +65,7 @@ def test_weight_of_72_kb_is_cut_up_to_a_threshold_of_72(threshold: int, parts: i
         (HsdpSpec(-1, 0), FIRST, (48, 64), {}, "its 6 rows cannot be cut into 4 equal parts"),
         (HsdpSpec(3, 0), TensorLayout.replicated(2), (48, 64), {}, "shard_size 3 cannot be made of its 32 copies"),
         (HsdpSpec(-1, 0), TensorLayout(()), (), {}, "it is a single number"),
-        (HsdpSpec(-1, 1), TensorLayout.replicated(1), (10,), {}, "0.0390625 KB is under the threshold of 1 KB"),
+        (HsdpSpec(-1, 1), TensorLayout.replicated(1), (10,), {}, "40 B is under the threshold of 1 KB"),
     ],
 )
 def test_parameter_that_stays_whole_says_why(

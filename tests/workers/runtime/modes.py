@@ -1,11 +1,13 @@
 """Runs the cases of one or more modules, tests/cases/mode_*.py, in one process group.
 
-usage: modes.py RESULT.json MODULE...; the file holds what each case returned on every rank, or its traceback.
+usage: modes.py RESULT.json MODULE...; the file holds what each case returned on every rank, or its traceback. BACKEND
+names another backend than the CPU's.
 """
 
 import importlib
 import json
 import logging
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -25,7 +27,7 @@ def run(case):
 
 
 def main():
-    init(timeout_s=120)
+    init(os.environ.get("BACKEND"), timeout_s=120)
     torch.set_num_threads(1)
     logging.getLogger().addHandler(logging.NullHandler())
     results = {}

@@ -1,7 +1,7 @@
 """stuck.py HOW: four ranks train with the runtime; from the third step on rank 1 does as HOW says.
 
 HOW: sleep, spin, stop (stops itself), leave (ends with exit code 0), release (leaves the world and goes on),
-absent (rank 1 never calls init), gone (rank 1 ends with exit code 0 before init).
+absent (rank 1 never calls init), gone (rank 1 ends with exit code 0 before init). BACKEND names another backend.
 """
 
 import os
@@ -12,7 +12,7 @@ import time
 import torch
 from torch import nn
 
-from msrun.runtime import AutoParallel, init, release
+from msrun.runtime import AutoParallel, device, init, release
 
 HOW = sys.argv[1]
 RANK = int(os.environ["RANK"])
@@ -32,9 +32,9 @@ if RANK == 1 and HOW == "gone":
 if RANK == 1 and HOW == "absent":
     print("loading the data", flush=True)
     time.sleep(600)
-init()
+init(os.environ.get("BACKEND"))
 torch.manual_seed(1)
-net = AutoParallel(nn.Linear(8, 8), parallel_mode="semi_auto").hsdp(threshold=0)
+net = AutoParallel(nn.Linear(8, 8, device=device()), parallel_mode="semi_auto").hsdp(threshold=0)
 for step in range(1, 10):
     if RANK == 1 and step == 3:
         if HOW == "leave":
@@ -42,5 +42,5 @@ for step in range(1, 10):
         if HOW == "release":
             release()
         hold_the_others_up()
-    net(torch.ones(4, 8)).sum().backward()
+    net(torch.ones(4, 8, device=device())).sum().backward()
     print(f"step {step}", flush=True)

@@ -6,6 +6,7 @@ paramiko itself is imported here and nowhere else.
 from __future__ import annotations
 
 import logging
+import select
 import socket
 import sys
 from collections.abc import Mapping
@@ -80,6 +81,21 @@ class Transport(paramiko.Transport):  # type: ignore[misc]  # paramiko has no ty
         """Return kind and bytes of the certificate that the server has shown; None when it has shown a plain key."""
         found = self.get_remote_server_key().public_blob
         return (found.key_type, found.key_blob) if found is not None else None
+
+    def has_room(self) -> bool:
+        """Return whether a message goes without waiting, or fails at once."""
+        if not self.is_active():
+            return True
+        if not self.clear_to_send.is_set():  # keys are being exchanged
+            return False
+        if not isinstance(self.sock, socket.socket):
+            return bool(self.sock.has_room())  # of the connection to a jump host
+        poll = select.poll()
+        try:
+            poll.register(self.sock, select.POLLOUT)
+        except ValueError:  # closed
+            return True
+        return bool(poll.poll(0))
 
     def end_handshake(self) -> None:
         """Stop the timer thread of a handshake that came to no end; it would hold up the end of the process."""

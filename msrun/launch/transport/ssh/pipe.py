@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+from msrun.launch.transport.ready_flag import ReadyFlag
 from msrun.launch.transport.ssh.paramiko_names import paramiko
 
 READ_BYTES = 1 << 16
+PIECE_BYTES = 1 << 14
+"""Written at once after a look whether there is room: what a socket takes then without waiting."""
 MAX_STDERR_BYTES = 16 * 1024
 END_S = 2.0
 """How long the status of an agent may take to come after the end of its output."""
@@ -18,7 +22,10 @@ SIGNALS |= {"PIPE": 13, "ALRM": 14, "TERM": 15}
 
 
 class SshPipe:
-    """A running agent; see `AgentPipe`. One thread reads, one writes, any may close."""
+    """A running agent; see `AgentPipe`."""
+
+    tells_room = False
+    """paramiko tells nobody when a window opens."""
 
     def __init__(self, channel: Any, address: str, end: Callable[[], None]) -> None:
         """
@@ -30,37 +37,53 @@ class SshPipe:
         self._end = end
         self._lock = threading.Lock()
         self._stderr = b""
-        # One event for both streams: what comes on stderr has to be taken, too, for they share one window.
-        self._has_come = threading.Event()
-        channel.in_buffer.set_event(self._has_come)
-        channel.in_stderr_buffer.set_event(self._has_come)
+        self._flag = ReadyFlag()
+        # One flag for both streams: what comes on stderr has to be taken, too, for they share one window. paramiko
+        # would take it back when one of them is empty.
+        arrivals = SimpleNamespace(set=self._flag.set, clear=lambda: None)
+        channel.in_buffer.set_event(arrivals)
+        channel.in_stderr_buffer.set_event(arrivals)
 
-    def read(self) -> bytes:
-        """Return the next bytes; empty at the end."""
-        while True:
-            has_ended = self._channel.eof_received or self._channel.closed
-            self._take_stderr()
-            if self._channel.recv_ready():
-                data: bytes = self._channel.recv(READ_BYTES)
-                return data
-            if has_ended:
-                return b""
-            self._has_come.wait()
+    def fileno(self) -> int:
+        """Return the descriptor of a flag."""
+        return self._flag.fileno()
 
-    def write(self, data: bytes) -> None:
-        """Send bytes; waits until they are on their way.
+    def read(self) -> bytes | None:
+        """Return the next bytes; empty at the end, None when there are none now."""
+        self._flag.clear()
+        has_ended = self._channel.eof_received or self._channel.closed
+        if not has_ended and not self._channel.transport.has_room():  # to say that there is room for more
+            self._flag.set()
+            return None
+        self._take_stderr()
+        if self._channel.recv_ready():
+            data: bytes = self._channel.recv(READ_BYTES)
+            if has_ended or self._channel.recv_ready():
+                self._flag.set()
+            return data
+        return b"" if has_ended else None
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Send as many bytes as the window and the connection have room for.
 
         Raises:
             OSError: the agent or the connection has gone.
         """
+        count = 0
         try:
-            self._channel.sendall(data)
+            while count < len(data) and self._channel.send_ready() and self._channel.transport.has_room():
+                sent = self._channel.send(bytes(data[count : count + PIECE_BYTES]))
+                if not sent:
+                    raise BrokenPipeError("the agent takes no more")
+                count += sent
         except (EOFError, paramiko.SSHException) as error:
             raise BrokenPipeError(str(error)) from None
+        return count
 
     def close(self) -> None:
         """End the connection; on that, the agent ends."""
         self._end()
+        self._flag.close()
 
     @property
     def exit_status(self) -> int | None:

@@ -197,6 +197,10 @@ class ChannelSocket:
         count: int = self._channel.send(data)
         return count
 
+    def has_room(self) -> bool:
+        """Return whether `send` takes something without waiting."""
+        return bool(self._closed or (self._channel.send_ready() and self._channel.transport.has_room()))
+
     def close(self) -> None:
         """Close it; that is told to the jump host when it can be."""
         if not self._closed:

@@ -50,7 +50,7 @@ from msrun.runtime.sharding.strategies import entry_numbers
 if TYPE_CHECKING:
     from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
 
-_OF_PROCESS = re.compile(r" at 0x[0-9a-f]+|'number': \d+")
+_OF_PROCESS = re.compile(r" at 0x[0-9a-f]+|'(number|first_rank)': \d+")
 
 
 @dataclass(frozen=True)
@@ -97,11 +97,14 @@ class Compilation:
         with self.failing_together():
             return find_wrappers(self.target.root)
 
-    def draft(self, wrappers: list[DividedBatch], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Draft:
+    def draft(
+        self, wrappers: list[DividedBatch], args: Sequence[Any], kwargs: Mapping[str, Any], *, is_placed: bool = True
+    ) -> Draft:
         """Return the graph and the local program for arguments of these shapes; exchanges nothing.
 
         Args:
             wrappers: those of the network that divide its batch.
+            is_placed: the operators get their places on the host and the device; else the caller does that.
 
         Raises:
             CaptureError: the network cannot be captured.
@@ -109,7 +112,10 @@ class Compilation:
         """
         parts = find_parts(wrappers)
         recompute = recomputed_in(self.target.root)
-        return Draft(*self.capture_program(args, kwargs, parts, wrappers), parts, recompute)
+        captured, divide = self.capture_program(args, kwargs, parts, wrappers)
+        host_inputs = host_inputs_of(find_tensors(args, kwargs))
+        program = self._place(captured, divide, host_inputs, parts) if is_placed else divide()
+        return Draft(captured, program, parts, recompute)
 
     def build(self, draft: Draft) -> tuple[CompiledCall, ParallelPlan]:
         """Place the parameters and make the program run; returns what runs it and what was decided."""
@@ -198,8 +204,8 @@ class Compilation:
 
     def capture_program(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], parts: BatchParts, wrappers: Sequence[DividedBatch]
-    ) -> tuple[CapturedGraph, LocalProgram]:
-        """Return the graph of one copy of one micro batch and its local program."""
+    ) -> tuple[CapturedGraph, Callable[[], LocalProgram]]:
+        """Return the graph of one copy of one micro batch, and what makes its local program."""
         tensors = find_tensors(args, kwargs)
         strategies = strategies_of(self.target.root)
         self._settle_mesh(layout for strategy in strategies.values() for layout in strategy.layouts)
@@ -243,9 +249,7 @@ class Compilation:
             program.notes += chosen.notes
             return program
 
-        is_beside = world.device().type != "cpu"
-        host_inputs = [index for index, tensor in enumerate(tensors) if is_beside and tensor.device.type == "cpu"]
-        return captured, self._place(captured, divide, host_inputs, parts)
+        return captured, divide
 
     def _place(
         self, captured: CapturedGraph, divide: Callable[[], LocalProgram], host_inputs: list[int], parts: BatchParts
@@ -349,6 +353,12 @@ class Compilation:
                 f"rank {different[0]} captured another network than rank 0: give every rank the same network and "
                 "equal batch shapes"
             )
+
+
+def host_inputs_of(tensors: Sequence[Tensor]) -> list[int]:
+    """Return which of the user's tensors lie on the host beside an accelerator."""
+    is_beside = world.device().type != "cpu"
+    return [index for index, tensor in enumerate(tensors) if is_beside and tensor.device.type == "cpu"]
 
 
 def describe_node(node: fx.Node) -> str:

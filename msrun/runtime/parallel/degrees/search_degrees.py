@@ -19,13 +19,13 @@ from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.capture.target import Target
 from msrun.runtime.cost.devices import DeviceProfile
+from msrun.runtime.execute.placement import placement_of
 from msrun.runtime.parallel.auto_parallel import AutoParallel
 from msrun.runtime.parallel.batch.accumulation import GradAccumulation
 from msrun.runtime.parallel.batch.divided_batch import find_wrappers
 from msrun.runtime.parallel.degrees.degrees import Degrees, degrees_of_parts, divisors
 from msrun.runtime.parallel.degrees.step_price import DividedGraph, PartPrices, StepPrice
 from msrun.runtime.parallel.given_strategies import strategies_of
-from msrun.runtime.parallel.parameters.placement import placement_of
 from msrun.runtime.parallel.recomputation import blocks_of
 from msrun.runtime.parallel.search_settings import MB, SearchSettings, profile_of
 from msrun.runtime.parallel.settings import ParallelSettings

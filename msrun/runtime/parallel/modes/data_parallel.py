@@ -26,6 +26,8 @@ from msrun.runtime import world
 from msrun.runtime.capture.target import Target
 from msrun.runtime.execute.transfers import start_all_reduce
 from msrun.runtime.nn.deferred_init import init_parameters
+from msrun.runtime.parallel.batch.accumulation import GradAccumulation
+from msrun.runtime.parallel.batch.divided_batch import find_wrappers
 from msrun.runtime.parallel.host_operators import refusing_targets
 from msrun.runtime.parallel.modes.fsdp import Decision, ShardedNetwork, called_modules
 from msrun.runtime.parallel.modes.hybrid import check_no_layerwise, is_layerwise, scale_gradient_of
@@ -111,9 +113,11 @@ class Replicas:
         if self._settings.parallel_mode != "hybrid_parallel":
             check_no_layerwise(root, self._settings.parallel_mode)
         check_servers(root, self._settings)
+        if self._settings.hsdp is not None:
+            _check_not_accumulated(root, self._settings.parallel_mode)
         init_parameters(root)
         notes = list(self._settings.precision.notes) if self._settings.precision else []
-        notes += _agree(root, broadcasts=self._settings.broadcasts_parameters)
+        notes += self._agree(root)
         average_rows(root)
         decisions: Mapping[int, Decision] = {}
         if self._settings.hsdp is not None and not all(isinstance(p, DTensor) for p in root.parameters()):
@@ -130,6 +134,27 @@ class Replicas:
         self._networks[key] = root, list(root.parameters())
         self._placed(root, decisions, notes)
         note_placed()
+
+    def _agree(self, root: nn.Module) -> list[str]:
+        """Make every rank start from rank 0's values, or say that they differ; ranks' own parameters are left alone."""
+        named = {
+            name: tensor
+            for name, tensor in [*root.named_parameters(), *root.named_buffers()]
+            if is_same_everywhere(tensor)
+        }
+        equal = equal_everywhere([tensor.detach() for tensor in named.values()])
+        different = [name for name, is_equal in zip(named, equal, strict=True) if not is_equal]
+        if not different:
+            return []
+        found = f"{len(different)} parameters or buffers differed between ranks ({user_name(different[0])}, ...)"
+        if not self._settings.broadcasts_parameters:
+            return [f"{found} and parameter_broadcast is off: the ranks train different networks"]
+        for name in different:
+            value = named[name].detach().contiguous()
+            with waiting_in(lambda: "broadcast of a parameter's values"):
+                dist.broadcast(value, 0)
+            named[name].data.copy_(value)
+        return [f"{found}: rank 0's are used"]
 
     def _wrap(self, network: Any, result: Any) -> Any:
         """Put a module whose first forward pass has given `result` under DDP, and return the result seen by it.
@@ -149,7 +174,7 @@ class Replicas:
         device = world.device()
         ids = [device.index] if device.type == "cuda" else None
         wrapped = DistributedDataParallel(holder, device_ids=ids, init_sync=False, find_unused_parameters=bool(misses))
-        if self._settings.gradient_fp32_sync and any(_is_short(parameter.dtype) for _, parameter in named):
+        if self._settings.gradient_fp32_sync and any(is_short(parameter.dtype) for _, parameter in named):
             wrapped.register_comm_hook(None, lambda _state, bucket: _reduce_in_float32(bucket))
         wrapped.require_forward_param_sync = False  # buffers are equal, and the result may depend on their values
         self._wrapped[id(network)] = wrapped
@@ -206,7 +231,7 @@ class Replicas:
         for members in _buckets([i for i, weight in enumerate(weights) if not has_own_gradient(weight)], gradients):
             parts = [gradients[i] for i in members]
             flat = torch.cat([part.reshape(-1) for part in parts])
-            wide = flat.float() if self._settings.gradient_fp32_sync and _is_short(flat.dtype) else flat
+            wide = flat.float() if self._settings.gradient_fp32_sync and is_short(flat.dtype) else flat
             assert dist.group.WORLD is not None
             future = start_all_reduce(wide, dist.group.WORLD, in_place=True)
             mean = (future.wait() / self._ranks).to(flat.dtype)
@@ -259,34 +284,27 @@ def _buckets(members: Sequence[int], gradients: Sequence[Tensor]) -> list[list[i
     return buckets
 
 
-def _agree(root: nn.Module, *, broadcasts: bool) -> list[str]:
-    """Make every rank start from rank 0's values, or say that they differ; the ranks' own parameters are left alone."""
-    named = {
-        name: tensor for name, tensor in [*root.named_parameters(), *root.named_buffers()] if is_same_everywhere(tensor)
-    }
-    equal = equal_everywhere([tensor.detach() for tensor in named.values()])
-    different = [name for name, is_equal in zip(named, equal, strict=True) if not is_equal]
-    if not different:
-        return []
-    found = f"{len(different)} parameters or buffers differed between ranks ({user_name(different[0])}, ...)"
-    if not broadcasts:
-        return [f"{found} and parameter_broadcast is off: the ranks train different networks"]
-    for name in different:
-        value = named[name].detach().contiguous()
-        with waiting_in(lambda: "broadcast of a parameter's values"):
-            dist.broadcast(value, 0)
-        named[name].data.copy_(value)
-    return [f"{found}: rank 0's are used"]
+def _check_not_accumulated(root: nn.Module, mode: str) -> None:
+    """Refuse micro batches under FSDP2, which gives gradients in `backward()` only: they would take none.
+
+    Raises:
+        StrategyError: there are some.
+    """
+    if any(isinstance(wrapper, GradAccumulation) for wrapper in find_wrappers(root)):
+        raise StrategyError(
+            f"GradAccumulation with parallel_mode={mode!r} and hsdp: FSDP2 gives it no gradients; use "
+            'parallel_mode="semi_auto", or several backward passes under no_sync()'
+        )
 
 
-def _is_short(dtype: torch.dtype) -> bool:
+def is_short(dtype: torch.dtype) -> bool:
     return dtype in (torch.float16, torch.bfloat16)
 
 
 def _reduce_in_float32(bucket: Any) -> torch.futures.Future[Tensor]:
     """Average a bucket of DDP; one of 16 bits travels as float32."""
     short = bucket.buffer()
-    if not _is_short(short.dtype):
+    if not is_short(short.dtype):
         return allreduce_hook(dist.group.WORLD, bucket)  # type: ignore[arg-type]
     work = dist.all_reduce(short.float().div_(dist.get_world_size()), async_op=True)
     assert work is not None

@@ -53,7 +53,7 @@ def build_lone_plan(root: nn.Module, settings: ParallelSettings) -> ParallelPlan
         mesh=(),
         copies=1,
         losses="losses are this process' own",
-        optimizer_parallel="parameters whole",
+        optimizer_parallel=HSDP_OFF,
         dataset_strategy=str(settings.dataset_strategy),
         parameters=tuple(
             replace(_parameter(name, p, None), reason="one process trains it") for name, p in root.named_parameters()

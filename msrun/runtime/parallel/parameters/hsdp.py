@@ -78,9 +78,10 @@ def choose_shard_axes(
     copies = layout.copies(mesh)
     if not copies:
         return (), "no rank holds a copy of it"
-    size_kb = math.prod(shape) * itemsize / KB
-    if size_kb < spec.threshold:
-        return (), f"{size_kb:g} KB is under the threshold of {spec.threshold} KB"
+    nbytes = math.prod(shape) * itemsize
+    if nbytes < spec.threshold * KB:
+        size = f"{nbytes} B" if nbytes < KB else f"{nbytes / KB:g} KB"
+        return (), f"{size} is under the threshold of {spec.threshold} KB"
     if not shape:
         return (), "it is a single number"
     axes = copies if spec.shard_size == -1 else _subset(mesh, copies, spec.shard_size)

@@ -164,9 +164,8 @@ class StepRun:
         self._here.pop(("F", stage, micro_batch), None)
         with slices_of_batch(self._parts.places[micro_batch], self._parts.total):
             step = executor.forward(batches, needs_grad=self._needs_grad, gathered=self.gathered[stage])
-        names = [node.name for node in program.program.outputs]
         results = executor.results(step, leaves_late=self._needs_grad)
-        made = [dict(zip(names, values, strict=True)) for values in results]
+        made = [dict(zip(program.made, values, strict=True)) for values in results]
         for index, name in program.results.items():
             self.results.setdefault(index, []).append([values[name] for values in made])
         leaving = [
@@ -175,7 +174,7 @@ class StepRun:
         ]
         self._hand_on("F", stage, stage + 1, micro_batch, leaving)
         if self._needs_grad:
-            passed = frozenset(value.name for value in program.sent if value.name not in names)
+            passed = frozenset(value.name for value in program.sent if value.name not in program.made)
             self._forwarded[stage, micro_batch] = _Forwarded(step, passed)
 
     def _backward(self, stage: int, micro_batch: int, *, defers: bool) -> None:
@@ -188,6 +187,8 @@ class StepRun:
         self._here.pop(("B", stage, micro_batch), None)
         passed = [{name: given.pop(name) for name in kept.passed if name in given} for given in gradients]
         self._add_seed(program, gradients)
+        own_names = dict(zip(program.made, (node.name for node in program.program.outputs), strict=True))
+        gradients = [{own_names[name]: gradient for name, gradient in given.items()} for given in gradients]
         with torch.enable_grad():
             deferred = self._deferred.setdefault((stage, micro_batch), []) if defers else None
             executor.backward(kept.step, gradients, reduces=False, deferred=deferred)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,32 +15,14 @@ from job_runner import wait_until
 from msrun.cluster.inbox import Inbox
 from msrun.cluster.messages import Message
 from msrun.errors import ClusterError
-from msrun.launch.fleet import agent_link
-from msrun.launch.fleet.agent_link import AgentCode, AgentLink
+from msrun.launch.fleet import agent_link, event_loop, incoming
+from msrun.launch.fleet.agent_link import AgentLink
+from msrun.launch.fleet.event_loop import EventLoop
+from msrun.launch.transport.agent_code import AgentCode
 from msrun.launch.transport.pipe import MARKER
 from msrun.planning.hosts.host_entry import HostEntry
 
 SILENCE_S = 60.0
-
-
-class HeldQueue:
-    """An outbox whose reader is held up between taking a message and looking at it."""
-
-    def __init__(self, inner: Any, kind: str) -> None:
-        self._inner = inner
-        self._kind = kind
-        self.taken, self.release = threading.Event(), threading.Event()
-
-    def get(self) -> Any:
-        entry = self._inner.get()
-        if entry is not None and self._kind in str(entry):
-            self._kind = "no other"
-            self.taken.set()
-            assert self.release.wait(30)
-        return entry
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
 
 
 class Host:
@@ -52,6 +36,7 @@ class Host:
         self.taken_first: list[Message] = []
         self._posts: list[Message] = []
         self._left = list(self.pipes)
+        self.loop = EventLoop(2)
         self.link = AgentLink(
             3,
             HostEntry("host0", 1),
@@ -60,6 +45,7 @@ class Host:
             {"type": "job"},
             self.inbox,
             self._take_first,
+            self.loop,
             silence_s=SILENCE_S,
             clock=self.clock,
         )
@@ -107,9 +93,7 @@ class Host:
 
     def close(self) -> None:
         self.link.close()
-        for pipe in self.pipes:
-            pipe.close()
-        self.link.join(1e9)
+        self.loop.close(time.monotonic() + 30)
         self.inbox.close()
 
 
@@ -128,23 +112,41 @@ def local_host() -> Iterator[Host]:
     made.close()
 
 
-def test_message_that_is_about_to_be_written_when_the_connection_breaks_comes_in_its_turn(host: Host) -> None:
+def test_message_that_waits_for_room_when_the_connection_breaks_comes_in_its_turn(host: Host) -> None:
     link = host.link
-    link._outbox = held = HeldQueue(link._outbox, "third")  # type: ignore[assignment]
     link.start()
     link.begin()
     first, second, _ = host.pipes
     link.send("second")
     wait_until(lambda: len(first.heard) == 2, "what is said before the cut is written")
+    first.room = 3
     link.send("third")
-    assert held.taken.wait(30)
-    first.close()  # the agent had read the job alone
+    wait_until(lambda: first.room == 0, "a part of the message is on its way")
+    first.end()  # the agent had read the job alone
+    link.send("fourth")
     host.attach(second, seen=1)
-    held.release.set()
-    wait_until(lambda: any(message["type"] == "third" for message in second.heard), "all is said again")
-    numbered = [message["seq"] for message in second.heard if "seq" in message]
-    assert numbered == [2, 3]
-    assert [message["type"] for message in second.heard if "seq" in message] == ["second", "third"]
+    wait_until(lambda: any(message["type"] == "fourth" for message in second.heard), "all is said again")
+    numbered = [(message["type"], message["seq"]) for message in second.heard if "seq" in message]
+    assert numbered == [("second", 2), ("third", 3), ("fourth", 4)]
+
+
+def test_host_that_floods_is_not_read_until_the_launcher_has_taken_what_came(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_link, "MAX_UNREAD", 4)
+    pipe = host.begin()
+    for number in range(2, 12):
+        pipe.say("event", seq=number)
+    wait_until(lambda: len(host.taken_first) == 5, "so many are read")
+    looked_again = threading.Event()
+    host.loop.call_later(3 * event_loop.RETRY_S, looked_again.set)
+    assert looked_again.wait(30) and len(host.taken_first) == 5
+    posted = 0
+    while posted < 10:
+        found = wait_until(host.inbox.take, "more is read")
+        assert len(found) <= 4
+        posted += len(found)
+    assert [message["seq"] for message in host.taken_first] == list(range(1, 12))
 
 
 def test_agent_is_told_its_job_first_and_speaks_for_its_node(host: Host) -> None:
@@ -234,9 +236,9 @@ def test_agent_that_cannot_be_reached_again_is_lost_and_what_it_left_is_fetched(
 def test_nothing_is_fetched_where_the_launcher_has_left(host: Host) -> None:
     pipe = host.begin()
     host.link.silent_s = SILENCE_S + 1
-    host.link._closed.set()
+    host.link._is_closed = True
     pipe.end()
-    wait_until(lambda: not host.link._reader.is_alive(), "it has ended")
+    wait_until(lambda: pipe.is_closed, "it has ended")
     assert host.deadlines == [None]
     assert "lost" not in host.posts()
 
@@ -255,7 +257,6 @@ def test_quiet_connection_is_replaced_and_closed_only_when_the_new_one_stands(ho
 
 def test_connection_that_was_only_slow_is_kept(host: Host) -> None:
     first = host.begin()
-    host.link.silent_s = SILENCE_S / 3 + 1
     take = host.link._open_pipe
 
     def open_slowly(deadline: float | None) -> Any:
@@ -264,25 +265,50 @@ def test_connection_that_was_only_slow_is_kept(host: Host) -> None:
         return take(deadline)
 
     host.link._open_pipe = open_slowly
-    host.link._replace()
-    assert host.pipes[1].is_closed and not first.is_closed
+    host.link.beat(SILENCE_S / 3 + 1)
+    wait_until(lambda: host.pipes[1].is_closed, "the new one is of no use")
+    assert not first.is_closed and host.link.is_open
     assert host.pipes[1].code == b"", "the agent has heard nothing of it"
 
 
 def test_second_look_at_a_quiet_connection_makes_no_third_one(host: Host) -> None:
+    host.begin()
+    take, is_let_in = host.link._open_pipe, threading.Event()
+
+    def open_slowly(deadline: float | None) -> Any:
+        assert is_let_in.wait(30)
+        return take(deadline)
+
+    host.link._open_pipe = open_slowly
+    host.link.beat(SILENCE_S / 3 + 1)
+    host.link.beat(1.0)
+    is_let_in.set()
+    host.attach(host.pipes[1], seen=1)
+    assert len(host.deadlines) == 2
+
+
+def test_quiet_connection_that_breaks_while_another_is_made_gets_that_one(host: Host) -> None:
     first = host.begin()
-    host.link.silent_s = SILENCE_S / 3 + 1
-    host.link._spare = host.pipes[1]
-    host.link._replace()
-    assert host.deadlines == [None] and not first.is_closed
-    host.link._spare = None
+    take, is_let_in = host.link._open_pipe, threading.Event()
+
+    def open_slowly(deadline: float | None) -> Any:
+        assert is_let_in.wait(30)
+        return take(deadline)
+
+    host.link._open_pipe = open_slowly
+    host.link.beat(SILENCE_S / 3 + 1)
+    first.end()
+    host.await_post("cut")
+    is_let_in.set()
+    host.attach(host.pipes[1], seen=1)
+    assert len(host.deadlines) == 2 and host.posts().count("cut") == 1
 
 
 def test_silent_connection_is_broken_off(host: Host) -> None:
     first = host.begin()
     host.refuse()
     host.link.beat(SILENCE_S + 1)
-    assert first.is_closed
+    wait_until(lambda: first.is_closed, "it is broken off")
     assert "no sign of life for 61 s" in host.await_post("lost")["reason"]
 
 
@@ -348,10 +374,7 @@ def test_agent_that_ends_well_leaves_nothing(local_host: Host) -> None:
 
 
 def test_connection_that_breaks_before_the_job_is_told_with_what_came_instead(host: Host) -> None:
-    pipe = host.pipes[0] = FakePipe(noise=b"")
-    host._left[0] = pipe
-    pipe._said = type(pipe._said)()
-    pipe._said.put(b"This account is \x1b[1mclosed\n")
+    pipe = host.pipes[0] = host._left[0] = FakePipe(noise=b"This account is \x1b[1mclosed\n")
     host.link.start()
     host.await_post("opened")
     pipe.end()
@@ -362,12 +385,12 @@ def test_connection_that_breaks_before_the_job_is_told_with_what_came_instead(ho
 
 def test_noise_of_a_login_shell_is_passed_over(host: Host) -> None:
     host._left[0] = host.pipes[0] = FakePipe(noise=b"Welcome!\n" + MARKER[:5])
-    host.pipes[0]._said.put(MARKER[5:])
+    host.pipes[0].put(MARKER[5:])
     host.begin()
 
 
 def test_one_who_makes_noise_for_ever_is_no_agent(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_link, "MAX_NOISE_BYTES", 100)
+    monkeypatch.setattr(incoming, "MAX_NOISE_BYTES", 100)
     host._left[0] = host.pipes[0] = FakePipe(noise=b"y\n" * 51)
     host.link.start()
     assert "broke before the job began" in host.await_post("lost")["reason"]
@@ -419,13 +442,15 @@ def test_host_that_cannot_be_reached_is_lost_with_the_reason(host: Host) -> None
 
 def test_beats_before_there_is_a_connection_are_left_out(host: Host) -> None:
     host.link.beat(1.0)
-    assert host.link._outbox.empty()
+    assert host.begin().heard_kinds == ["job"] and len(host.pipes[0].heard) == 1
 
 
 def test_launcher_that_may_start_no_threads_says_what_to_raise(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> None:
+    def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(host.link._writer, "start", refuse)
-    with pytest.raises(ClusterError, match=r"host0: can't start new thread for it here; raise ulimit -u"):
-        host.link.start()
+    host.loop.start()
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    host.link.start()
+    assert re.search(r"can't start new thread here; raise ulimit -u", host.await_post("lost")["reason"])
+    monkeypatch.undo()

@@ -17,6 +17,7 @@ from msrun.errors import Interrupted
 from msrun.launch.fleet import agents as module
 from msrun.launch.fleet.agent_link import AgentLink
 from msrun.launch.fleet.agents import Agents
+from msrun.launch.fleet.event_loop import EventLoop
 
 SILENCE_S = 60.0
 
@@ -26,7 +27,8 @@ class TwoAgents:
 
     def __init__(self) -> None:
         self.clock, self.inbox, self.signals = FakeClock(), Inbox(), FakeSignals()
-        made: Any = Agents(self.inbox, self.signals, (signal.SIGUSR1,), SILENCE_S, self.clock)  # type: ignore[arg-type]
+        loop, signals = EventLoop(1), self.signals
+        made: Any = Agents(self.inbox, loop, signals, (signal.SIGUSR1,), SILENCE_S, self.clock)  # type: ignore[arg-type]
         self.agents: Agents = made
         self.links = [FakeLink(0), FakeLink(1)]
         made.start(self.links)
@@ -111,9 +113,9 @@ def test_signs_of_life_are_given_at_intervals(two: TwoAgents) -> None:
 
 
 def test_short_silence_asks_for_signs_of_life_more_often() -> None:
-    inbox, signals = Inbox(), FakeSignals()
-    assert Agents(inbox, signals, (), 6.0)._beat_s == 1.0  # type: ignore[arg-type]
-    assert Agents(inbox, signals, (), 600.0)._beat_s == module.MAX_BEAT_S  # type: ignore[arg-type]
+    inbox, signals, loop = Inbox(), FakeSignals(), EventLoop(1)
+    assert Agents(inbox, loop, signals, (), 6.0)._beat_s == 1.0  # type: ignore[arg-type]
+    assert Agents(inbox, loop, signals, (), 600.0)._beat_s == module.MAX_BEAT_S  # type: ignore[arg-type]
     inbox.close()
     signals.close()
 
@@ -233,7 +235,7 @@ def test_all_agents_are_let_go_and_waited_for_at_the_end(two: TwoAgents) -> None
     threading.Timer(0.05, leave).start()
     two.agents.close()
     for link in two.links:
-        assert link.done == ["start", "dismiss", "close", "join"]
+        assert link.done == ["start", "dismiss", "close"]
     assert not two.links[0].is_open, "it has had its time"
 
 
@@ -241,7 +243,7 @@ def test_agent_that_stays_is_not_waited_for_long(two: TwoAgents, monkeypatch: py
     monkeypatch.setattr(module, "CLOSE_S", 0.05)
     two.links[0].is_open = True
     two.agents.close()
-    assert two.links[0].done[-2:] == ["close", "join"]
+    assert two.links[0].done[-1] == "close"
 
 
 def test_what_a_lost_agent_has_left_is_waited_for(two: TwoAgents) -> None:
@@ -249,4 +251,4 @@ def test_what_a_lost_agent_has_left_is_waited_for(two: TwoAgents) -> None:
     link.is_salvaging = True
     threading.Timer(0.05, lambda: setattr(link, "is_salvaging", False)).start()
     two.agents.close()
-    assert not link.is_salvaging and link.done[-1] == "join"
+    assert not link.is_salvaging and link.done[-1] == "close"

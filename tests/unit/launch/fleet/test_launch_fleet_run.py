@@ -20,6 +20,7 @@ from msrun.errors import ClusterError, Interrupted
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet import fleet_job
 from msrun.launch.fleet.agents import Agents
+from msrun.launch.fleet.event_loop import EventLoop
 from msrun.launch.fleet.fleet_job import FleetRun
 from msrun.launch.fleet.log_collector import LogCollector, own_logs
 from msrun.launch.fleet.preparation import ReadyHosts
@@ -62,7 +63,7 @@ class Fleet:
             grace_s=5.0,
             host_entries=(HostEntry("h0", 1, (0,)), HostEntry("h1", 1, (0,))),
         )
-        self.agents = Agents(self.inbox, self.signals, (), 60.0, self.clock)  # type: ignore[arg-type]
+        self.agents = Agents(self.inbox, EventLoop(1), self.signals, (), 60.0, self.clock)  # type: ignore[arg-type]
         self.links: list[Any] = [FakeLink(0), FakeLink(1)]
         self.agents.start(self.links)
         self.agents._next_beat = self.clock.now

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import selectors
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from job_runner import wait_until
+from pipe_ends import read
 
 from msrun.agent.processes.process_control import is_stopped
 from msrun.errors import ClusterError
@@ -40,9 +41,9 @@ def test_bytes_go_to_the_agent_and_come_back(start: Callable[[str], LocalPipe]) 
     pipe = start(ECHO + WAIT)
     assert pipe.address == "10.0.0.1"
     pipe.write(b"hello\n")
-    assert pipe.read() == b"HELLO\n"
+    assert read(pipe) == b"HELLO\n"
     pipe.close()
-    assert pipe.read() == b""
+    assert read(pipe) == b""
     assert pipe.exit_status == 0, "it has ended with its stdin"
 
 
@@ -52,17 +53,25 @@ def test_bytes_go_to_the_agent_and_come_back(start: Callable[[str], LocalPipe]) 
 )
 def test_status_is_that_of_the_agent(start: Callable[[str], LocalPipe], code: str, status: int) -> None:
     pipe = start(code)
-    assert pipe.read() == b""
+    assert read(pipe) == b""
     assert pipe.exit_status == status
 
 
-def test_who_reads_comes_back_when_another_thread_closes_the_pipe(
-    start: Callable[[str], LocalPipe], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_waited_for(start: Callable[[str], LocalPipe], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "END_S", 0.05)
     pipe = start("import time; time.sleep(600)")
-    threading.Timer(0.05, pipe.close).start()
-    assert pipe.read() == b""
+    assert pipe.read() is None, "it has said nothing"
+    data = bytes(1 << 16)
+    while pipe.write(data) == len(data):
+        pass
+    while pipe.write(data):
+        pass
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ | selectors.EVENT_WRITE)
+        assert not selector.select(0), "there is no room, and nothing to read"
+        pipe.close()
+        assert selector.select(30)
+    assert read(pipe) == b""
     with pytest.raises(BrokenPipeError):
         pipe.write(b"hello\n")
 
@@ -78,7 +87,7 @@ def test_end_of_what_it_said_on_stderr_is_kept(
 ) -> None:
     monkeypatch.setattr(local, "MAX_STDERR_BYTES", 5)
     pipe = start("import sys; sys.stderr.write('x' * 100 + 'last\\n')")
-    assert pipe.read() == b"" and pipe.exit_status == 0
+    assert read(pipe) == b"" and pipe.exit_status == 0
     assert pipe.stderr_text() == "last\n"
 
 
@@ -96,7 +105,7 @@ def test_agent_that_is_stopped_is_killed_and_one_that_is_slow_is_not(
     slow = start("import time; print(1, flush=True); time.sleep(600)")
     stopped = start("import time; print(1, flush=True); time.sleep(600)")
     for pipe in (slow, stopped):
-        assert pipe.read() == b"1\n"
+        assert read(pipe) == b"1\n"
     os.kill(stopped._process.pid, signal.SIGSTOP)
     wait_until(lambda: is_stopped(stopped._process.pid), "it is stopped")
     for pipe in (slow, stopped):
@@ -113,7 +122,7 @@ def test_stopped_agent_of_a_rehearsal_lives_on_without_the_connection(monkeypatc
     os.kill(pipe._process.pid, signal.SIGSTOP)
     wait_until(lambda: is_stopped(pipe._process.pid), "it is stopped")
     pipe.close()
-    assert (pipe.read(), pipe._process.poll()) == (b"", None)
+    assert (read(pipe), pipe._process.poll()) == (b"", None)
     pipe._process.kill()
     assert pipe._process.wait(30) == -signal.SIGKILL
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import selectors
 import socket
 import threading
 import time
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 from job_runner import wait_until
+from pipe_ends import read, write_all
 from ssh_net import make_key
 from ssh_server import SshServer, add_key, running_agent, running_server
 
@@ -91,7 +93,7 @@ def serve(client: Client, tmp_path: Path) -> Iterator[Callable[..., SshServer]]:
 
 def read_all(pipe: SshPipe) -> bytes:
     data = b""
-    while piece := pipe.read():
+    while piece := read(pipe):
         data += piece
     return data
 
@@ -103,20 +105,25 @@ def test_agent_gets_what_is_written_and_ends_when_the_pipe_is_closed(
     pipe = client.open(server.port, text="User me")
     assert (server.users, server.commands, pipe.address) == (["me"], ["echo"], "127.0.0.1")
     data = os.urandom(300_000)
-    writer = threading.Thread(target=pipe.write, args=(data,))
+    writer = threading.Thread(target=write_all, args=(pipe, data))
     writer.start()
     echoed = b""
     while len(echoed) < len(data):
-        echoed += pipe.read()
+        echoed += read(pipe)
     writer.join(DEADLINE_S)
     assert echoed == data
-    reader = ThreadPoolExecutor(1)
-    waiting = reader.submit(pipe.read)
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
+        while selector.select(0):  # that bytes had come may be told after they were read
+            assert pipe.read() is None
+        pipe.write(b"more")
+        assert selector.select(DEADLINE_S) and read(pipe) == b"more"
+        pipe._end()
+        assert selector.select(DEADLINE_S)
+    assert read(pipe) == b"" and pipe.exit_status is None
     pipe.close()
-    assert waiting.result(DEADLINE_S) == b"" and pipe.exit_status is None
     with pytest.raises(OSError):
         pipe.write(b"more")
-    reader.shutdown()
 
 
 @pytest.mark.parametrize(
@@ -140,7 +147,7 @@ def test_broken_connection_ends_reader_and_has_no_status(serve: Callable[..., Ss
     server = serve()
     pipe = client.open(server.port, "wait")
     server.hang_up()
-    assert pipe.read() == b"" and pipe.exit_status is None
+    assert read(pipe) == b"" and pipe.exit_status is None
 
 
 def test_server_that_hangs_up_at_first_is_tried_again(serve: Callable[..., SshServer], client: Client) -> None:
@@ -315,7 +322,7 @@ def test_proxy_command_is_the_way_to_the_server(serve: Callable[..., SshServer],
     (client.home / "relay.py").write_text(relay)
     pipe = client.open(server.port, text=f"ProxyCommand python3 {client.home}/relay.py %h %p")
     pipe.write(b"over the relay")
-    assert (pipe.read(), pipe.address) == (b"over the relay", "")
+    assert (read(pipe), pipe.address) == (b"over the relay", "")
     pipe.close()
 
 
@@ -366,13 +373,12 @@ def test_closing_calls_off_what_is_being_made(serve: Callable[..., SshServer], c
 def test_closing_ends_the_logins_that_were_made(serve: Callable[..., SshServer], client: Client) -> None:
     server = serve()
     pipe = client.open(server.port, "wait")
-    with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(pipe.read)
-        client.connectors[0].close()
-        try:
-            assert reading.result(DEADLINE_S) == b""
-        finally:
-            server.hang_up()
+    assert pipe.read() is None
+    client.connectors[0].close()
+    try:
+        assert read(pipe) == b""
+    finally:
+        server.hang_up()
 
 
 def test_passphrases_are_asked_for_before_anything_is_connected(client: Client, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from msrun import contract
 from msrun.errors import StrategyError
-from msrun.runtime import AutoParallel, Pipeline, WithLoss, init, release
+from msrun.runtime import AutoParallel, GradAccumulation, Pipeline, WithLoss, init, release
 from msrun.runtime.capture.target import Target
 from msrun.runtime.cost.collectives import collective_seconds
 from msrun.runtime.cost.devices import PROFILES
@@ -22,6 +22,8 @@ from msrun.runtime.simulate.table import render_table
 
 DEVICE = PROFILES["a100"]
 WIDTH = 64
+ELEMENTS = 4 * (WIDTH * WIDTH + WIDTH) + 4 * WIDTH + 4
+"""Of the network's parameters."""
 Simulate = Callable[..., SimulatedJob]
 
 
@@ -29,7 +31,9 @@ Simulate = Callable[..., SimulatedJob]
 def simulate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulate]:
     """Look at a step of a small network on 16 ranks, or on others."""
 
-    def run(ranks: int = 16, *, stages: int = 1, level: int = 2, rank: int = 0, hsdp: str = "") -> SimulatedJob:
+    def run(
+        ranks: int = 16, *, stages: int = 1, level: int = 2, rank: int = 0, hsdp: str = "", mode: str = "semi_auto"
+    ) -> SimulatedJob:
         place = {"MSRUN_SIM_LEVEL": "3", "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": "8"}
         for name, value in place.items():
             monkeypatch.setenv(name, value)
@@ -38,7 +42,9 @@ def simulate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulate]:
         net: nn.Module = WithLoss(nn.Sequential(*layers, nn.Linear(WIDTH, 4)), nn.CrossEntropyLoss())
         run.optimizer = torch.optim.AdamW(net.parameters())  # type: ignore[attr-defined]  # alive until the end
         net = Pipeline(net, 4) if stages > 1 else net
-        parallel = AutoParallel(net).pipeline(stages=stages)
+        parallel = AutoParallel(net, mode)
+        if stages > 1:
+            parallel.pipeline(stages=stages)
         if hsdp:
             parallel.hsdp(threshold=0, optimizer_level=hsdp)
         batch = torch.zeros(8, WIDTH), torch.zeros(8, dtype=torch.long)
@@ -68,14 +74,13 @@ def test_level_0_decides_and_looks_at_nothing(simulate: Simulate) -> None:
 
 def test_memory_and_traffic_are_those_of_the_formulas(simulate: Simulate) -> None:
     job = simulate()
-    elements = 4 * (WIDTH * WIDTH + WIDTH) + 4 * WIDTH + 4
     record = job.classes[0].record
     assert record is not None
-    assert record.parameter_bytes == record.gradient_bytes == 4 * elements
-    assert record.optimizer_bytes == 8 * elements + 4 * 10  # two moments, and a number of steps for each of ten
+    assert record.parameter_bytes == record.gradient_bytes == 4 * ELEMENTS
+    assert record.optimizer_bytes == 8 * ELEMENTS + 4 * 10  # two moments, and a number of steps for each of ten
     assert record.optimizer == "AdamW"
     assert record.traffic == job.plan.traffic
-    assert record.traffic.bytes["all_reduce"] == 4 * elements + 2 * 4  # and the count and the sum of the loss
+    assert record.traffic.bytes["all_reduce"] == 4 * ELEMENTS + 2 * 4  # and the count and the sum of the loss
 
 
 def test_cut_parameters_take_their_part(simulate: Simulate) -> None:
@@ -156,12 +161,70 @@ def test_table_says_by_how_much_a_rank_is_too_full(simulate: Simulate) -> None:
     assert "0 % of 80 GB" in table
 
 
-def test_mode_without_capture_is_refused(simulate: Simulate) -> None:
-    simulate()
-    settings = AutoParallel(nn.Linear(2, 2), "data_parallel").settings
-    target = Target(nn.Linear(2, 2), nn.Linear(2, 2))
-    with pytest.raises(StrategyError, match="only captured networks can be looked at"):
-        simulate_job(target, settings, (torch.zeros(2, 2),), {}, DEVICE, 1, 0)
+def test_replicas_hold_everything_and_send_their_gradients_in_buckets(simulate: Simulate) -> None:
+    job = simulate(mode="data_parallel")
+    record = job.classes[0].record
+    assert record is not None
+    assert record.parameter_bytes == record.gradient_bytes == 4 * ELEMENTS
+    assert record.optimizer_bytes == 8 * ELEMENTS + 4 * 10
+    assert record.at_peak["messages"] == 4 * ELEMENTS, "DDP keeps its buckets"
+    assert record.traffic == job.plan.traffic
+    assert record.traffic.bytes == {"all_reduce": 4 * ELEMENTS + 4}  # and the mean of the loss
+    assert job.step is not None
+    assert job.step.seconds == pytest.approx(job.step.compute_s + job.step.waits_s)
+
+
+def test_replicas_under_fsdp2_hold_their_part(simulate: Simulate) -> None:
+    job = simulate(mode="data_parallel", hsdp="level3")
+    record = job.classes[0].record
+    assert record is not None
+    whole = 4 * (4 * (WIDTH * WIDTH + WIDTH))
+    head = 4 * (4 * WIDTH + 4)
+    assert record.parameter_bytes == record.gradient_bytes == whole // 16 + head
+    sent = record.traffic.bytes
+    assert sent["reduce_scatter"] == whole
+    assert sent["all_gather"] == 2 * whole // 16  # forward, and again for the backward pass
+
+
+def test_ranks_that_stand_alone_send_nothing(simulate: Simulate) -> None:
+    job = simulate(mode="stand_alone")
+    record = job.classes[0].record
+    assert record is not None
+    assert (job.classes[0].ranks, record.traffic.bytes) == (range(16), {})
+    assert record.peak_bytes > 4 * 4 * ELEMENTS
+    assert job.step is not None
+    assert job.step.seconds == job.step.compute_s
+
+
+def test_network_that_reads_values_is_refused_with_a_remedy(simulate: Simulate) -> None:
+    class Reads(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if x.sum() > 0 else -x
+
+    simulate(level=0)
+    net = nn.Sequential(nn.Linear(2, 2), Reads())
+    settings = AutoParallel(net, "data_parallel").settings
+    with pytest.raises(StrategyError, match=r"needs values, which a dry run does not have.*use --sim_level 0"):
+        simulate_job(Target(net, net), settings, (torch.zeros(2, 2),), {}, DEVICE, 1, 0)
+
+
+def test_micro_batches_that_fsdp2_would_leave_without_gradients_are_refused(simulate: Simulate) -> None:
+    simulate(level=0)
+    net = GradAccumulation(nn.Sequential(nn.Linear(2, 2)), 2)
+    settings = AutoParallel(net, "data_parallel").hsdp(threshold=0).settings
+    with pytest.raises(StrategyError, match=r"FSDP2 gives it no gradients; use parallel_mode=\"semi_auto\""):
+        simulate_job(Target(net, net), settings, (torch.zeros(2, 2),), {}, DEVICE, 0, 0)
+
+
+def test_users_network_is_as_before_when_it_has_been_looked_at(simulate: Simulate) -> None:
+    simulate(level=0)
+    net = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH))
+    values = dict(net.named_parameters())
+    settings = AutoParallel(net, "data_parallel").hsdp(threshold=0).settings
+    simulate_job(Target(net, net), settings, (torch.zeros(4, WIDTH),), {}, DEVICE, 2, 0)
+    assert dict(net.named_parameters()) == values
+    assert type(net[0]) is nn.Linear
+    assert net[1].num_batches_tracked == 0
 
 
 def test_level_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,266 @@
+"""EventLoop: one thread that moves the bytes of all hosts. It never waits for one of them.
+
+What has to wait, as a login does, is done by the loop's few other threads, which end when there is nothing to do.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import selectors
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from msrun.launch.fleet.output_buffer import OutputBuffer
+from msrun.launch.fleet.task_threads import TaskThreads, no_thread
+from msrun.launch.transport.pipe import AgentPipe
+from msrun.launch.transport.ready_flag import ReadyFlag
+
+RETRY_S = 0.02
+"""How often a host is looked at that is paused, or whose connection does not tell when it has room."""
+ENDS_AT_A_TIME = 16
+READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+
+
+class EventLoop:
+    """Any thread may call. `close` it in the end."""
+
+    def __init__(self, connects_at_a_time: int) -> None:
+        """Start nothing yet."""
+        self.opening = TaskThreads(connects_at_a_time, "msrun-connect")
+        self.ending = TaskThreads(ENDS_AT_A_TIME, "msrun-disconnect")
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._flag = ReadyFlag()
+        self._calls: deque[Callable[[], None]] = deque()
+        self._later: list[tuple[float, int, Callable[[], None]]] = []
+        """A heap of moments of `time.monotonic`; the number keeps those of one moment in order."""
+        self._numbers = itertools.count()
+        self._is_closing = False
+
+    def start(self) -> None:
+        """Start the thread.
+
+        Raises:
+            ClusterError: none can be started here.
+        """
+        with self._lock:
+            if self._thread is None and not self._is_closing:
+                thread = threading.Thread(target=self._run, name="msrun-hosts", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    raise no_thread(error) from None
+                self._thread = thread
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Have the loop's thread call a function, which raises nothing and waits for nothing."""
+        self._calls.append(function)
+        self._flag.set()
+
+    def call_later(self, seconds: float, function: Callable[[], None]) -> None:
+        """Have it called after a time."""
+        with self._lock:
+            heapq.heappush(self._later, (time.monotonic() + seconds, next(self._numbers), function))
+        self._flag.set()
+
+    def close(self, deadline: float) -> None:
+        """Do what was called for, and end all threads; those that hang after a moment of `time.monotonic` are left."""
+        with self._lock:
+            self._is_closing = True
+            thread = self._thread
+        self._flag.set()
+        if thread is not None:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        for threads in (self.ending, self.opening):
+            threads.join(deadline - time.monotonic())
+        if thread is None or not thread.is_alive():
+            self._flag.close()
+
+    def _run(self) -> None:
+        with selectors.DefaultSelector() as self.selector:
+            self.selector.register(self._flag, READ)
+            while not self._is_closing or self._calls:
+                for key, mask in self.selector.select(self._until_due()):
+                    if key.data is not None:
+                        key.data.handle(mask)
+                self._flag.clear()
+                while self._calls:
+                    self._calls.popleft()()
+                for function in self._due():
+                    function()
+
+    def _until_due(self) -> float | None:
+        with self._lock:
+            return max(0.0, self._later[0][0] - time.monotonic()) if self._later else None
+
+    def _due(self) -> list[Callable[[], None]]:
+        found, now = [], time.monotonic()
+        with self._lock:
+            while self._later and self._later[0][0] <= now:
+                found.append(heapq.heappop(self._later)[2])
+        return found
+
+
+class ByteChannel:
+    """A pipe to one host in the loop: what comes is given away as it comes, what is to go waits until there is room."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        pipe: AgentPipe,
+        on_bytes: Callable[[ByteChannel, bytes], None],
+        on_end: Callable[[ByteChannel], None],
+        has_room: Callable[[], bool],
+    ) -> None:
+        """
+        Args:
+            on_bytes: called by the loop's thread, as the next two.
+            on_end: called once, when nothing more will come; not after `stop`.
+            has_room: whether more may come now; where not, this host alone waits.
+        """
+        self.pipe = pipe
+        self._loop = loop
+        self._on_bytes, self.on_end, self._has_room = on_bytes, on_end, has_room
+        self._lock = threading.Lock()
+        self._output = OutputBuffer()
+        self._is_asked = False
+        """The loop has been asked to write."""
+        self._is_deaf = False
+        """The other side takes nothing more; what it has said is still to be read."""
+        self._is_stopped = False
+        # Of the loop's thread alone:
+        self._events = 0
+        self._is_paused = self._is_tried_again = False
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._loop.call(self._begin)
+
+    def send(self, data: bytes) -> None:
+        """Have bytes written, in the order of the calls. Where too many wait, the connection is over."""
+        with self._lock:
+            if self._is_stopped or self._is_deaf:
+                return
+            is_too_much = not self._output.put(data)
+            if self._is_asked and not is_too_much:
+                return
+            self._is_asked = True
+        self._loop.call(self._end if is_too_much else self._flush)
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether something waits to be written."""
+        return bool(self._output)
+
+    def stop(self, then: Callable[[], None]) -> None:
+        """Leave the pipe.
+
+        Args:
+            then: called by the loop's thread when the pipe may be closed; not where it has ended or was stopped before.
+        """
+        with self._lock:
+            if self._is_stopped:
+                return
+            self._is_stopped = True
+        self._loop.call(partial(self._leave, then))
+
+    # -- of the loop's thread -----------------------------------------------------------------------------------------
+
+    def handle(self, mask: int) -> None:
+        """Do what the selector says can be done."""
+        if mask & WRITE and not self._is_stopped:
+            self._flush()
+        if mask & READ and not self._is_stopped:
+            self._read()
+
+    def _begin(self) -> None:
+        if not self._is_stopped:
+            self._watch(self._events | READ)
+
+    def _leave(self, then: Callable[[], None]) -> None:
+        self._watch(0)
+        then()
+
+    def _watch(self, events: int) -> None:
+        if events == self._events:
+            return
+        if not self._events:
+            self._loop.selector.register(self.pipe, events, self)
+        elif not events:
+            self._loop.selector.unregister(self.pipe)
+        else:
+            self._loop.selector.modify(self.pipe, events, self)
+        self._events = events
+
+    def _read(self) -> None:
+        try:
+            data = self.pipe.read()
+        except OSError:
+            data = b""
+        if data == b"":
+            self._end()
+            return
+        if data:
+            self._on_bytes(self, data)
+        if not self._is_stopped and (data is None or not self._has_room()):
+            self._is_paused = True
+            self._watch(self._events & ~READ)
+            self._try_later()
+
+    def _end(self) -> None:
+        with self._lock:
+            if self._is_stopped:
+                return
+            self._is_stopped = True
+        self._watch(0)
+        self.on_end(self)
+
+    def _flush(self) -> None:
+        with self._lock:
+            self._is_asked = False
+            piece = self._output.head()
+        if self._is_stopped:
+            return
+        count = self._write(piece)
+        with self._lock:
+            if count and not self._is_deaf:
+                self._output.drop(count)
+            if self._output and count == len(piece):
+                self._is_asked = True
+                self._loop.call(self._flush)  # after the others have had their turn
+        is_blocked = count < len(piece)
+        if is_blocked and not self.pipe.tells_room:
+            self._try_later()
+        else:
+            self._watch(self._events & ~WRITE | (WRITE if is_blocked else 0))
+
+    def _write(self, piece: memoryview) -> int:
+        try:
+            return self.pipe.write(piece) if piece else 0
+        except OSError:
+            with self._lock:
+                self._is_deaf = True
+                self._output.clear()
+            return len(piece)
+
+    def _try_later(self) -> None:
+        if not self._is_tried_again:
+            self._is_tried_again = True
+            self._loop.call_later(RETRY_S, self._try_again)
+
+    def _try_again(self) -> None:
+        self._is_tried_again = False
+        if self._is_stopped:
+            return
+        if self._is_paused:
+            if self._has_room():
+                self._is_paused = False
+                self._watch(self._events | READ)
+            else:
+                self._try_later()
+        if self._output and not self.pipe.tells_room:
+            self._flush()

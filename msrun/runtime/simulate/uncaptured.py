@@ -1,0 +1,255 @@
+"""A training step of a mode without capture on fake tensors: the network runs as it is, under what stands for DDP, or
+under torch's FSDP2 itself.
+
+Nothing of the user's network changes: a module is copied without its values. A function calls the modules that it
+closes over, so those hold fake parameters while it runs; what FSDP2 does to them stays, and only ends with the process.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from msrun.errors import StrategyError
+from msrun.runtime import world
+from msrun.runtime.capture.target import Target
+from msrun.runtime.cost.devices import DeviceProfile
+from msrun.runtime.nn.random_calls import RandomCalls
+from msrun.runtime.nn.random_stream import part_of_batch
+from msrun.runtime.nn.replaced import replaced_for_now
+from msrun.runtime.parallel.host_operators import moved_at_borders
+from msrun.runtime.parallel.modes.data_parallel import Replicas, is_short
+from msrun.runtime.parallel.modes.own_gradients import has_own_gradient
+from msrun.runtime.parallel.modes.replica_plan import build_lone_plan, build_replica_plan
+from msrun.runtime.parallel.parameters.fusion_config import BUCKET_BYTES, MB
+from msrun.runtime.parallel.plan import ParallelPlan
+from msrun.runtime.parallel.precision import autocast
+from msrun.runtime.parallel.recomputation import checkpointed
+from msrun.runtime.parallel.settings import REPLICA_MODES, ParallelSettings
+from msrun.runtime.parallel.verification.phase import running_alone
+from msrun.runtime.partition.collective_messages import Totals
+from msrun.runtime.simulate.recording import BACKWARD, MESSAGES, Recording
+from msrun.runtime.simulate.step import StepRecord, finish_record, local_part, run_backward
+
+FIRST_BUCKET_BYTES = MB
+"""The first of DDP's buckets is small, so that sending begins early; the others have `BUCKET_BYTES`."""
+
+
+class _FakeReplicas(Replicas):
+    """The modes' own code without the exchange of values; gradients are reduced as torch's DDP does it."""
+
+    def __init__(self, settings: ParallelSettings, recording: Recording | None = None) -> None:
+        super().__init__(settings, self._note)
+        self._plan: ParallelPlan | None = None
+        self.recording = recording
+        self._buckets: _Buckets | None = None
+
+    def _note(self, root: nn.Module, decisions: Mapping[int, Any], notes: list[str]) -> None:
+        plan = build_replica_plan(root, self._settings, decisions, notes)
+        ranks, hsdp = world.get_group_size(), self._settings.hsdp
+        size = ranks if hsdp is None or hsdp.shard_size == -1 else min(hsdp.shard_size, ranks)
+        self._plan = replace(plan, mesh=(ranks,) if size == ranks else (ranks // size, size))
+
+    def plan(self) -> ParallelPlan:
+        """Return what was decided when the network was placed."""
+        assert self._plan is not None
+        return self._plan
+
+    def _agree(self, _root: nn.Module) -> list[str]:
+        return []
+
+    def _wrap(self, network: Any, result: Any) -> Any:
+        assert self.recording is not None
+        parameters = [p for p in network.parameters() if p.requires_grad and not has_own_gradient(p)]
+        self._buckets = _Buckets(parameters, self.recording, is_wide=self._settings.gradient_fp32_sync)
+        return result
+
+    def finish_gradients(self) -> None:
+        """Wait for the gradients of a module, or reduce those of a function, after its backward pass."""
+        if self._buckets is not None:
+            self._buckets.finish()
+        elif not self.reduces_in_backward:
+            parameters = [p for p in self.parameters() if p.grad is not None]
+            reduced = self.reduce(parameters, [p.grad for p in parameters if p.grad is not None])
+            for parameter, gradient in zip(parameters, reduced, strict=True):
+                parameter.grad = gradient
+
+
+class _Buckets:
+    """Gradients on their way, as torch's DDP sends them from its second step on: copied into buckets in the order in
+    which they arrive, each all-reduced when it is full. DDP itself reads values to agree on that order.
+
+    Args:
+        is_wide: gradients of 16 bits travel as float32.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], recording: Recording, *, is_wide: bool) -> None:
+        self._is_wide = is_wide
+        elements: dict[torch.dtype, int] = {}
+        for parameter in parameters:
+            elements[parameter.dtype] = elements.get(parameter.dtype, 0) + parameter.numel()
+            parameter.register_post_accumulate_grad_hook(self._arrived)
+        self._flat = {dtype: torch.empty(count, dtype=dtype) for dtype, count in elements.items()}
+        recording.kind_of(list(self._flat.values()), MESSAGES)
+        self._open: dict[torch.dtype, list[Tensor]] = {dtype: [] for dtype in elements}
+        self._filled = dict.fromkeys(elements, 0)
+        self._parts: list[tuple[nn.Parameter, Tensor]] = []
+        self._sent = 0
+
+    def _arrived(self, parameter: nn.Parameter) -> None:
+        begin, dtype = self._filled[parameter.dtype], parameter.dtype
+        part = self._flat[dtype][begin : begin + parameter.numel()]
+        self._filled[dtype] += parameter.numel()
+        assert parameter.grad is not None
+        torch.mul(parameter.grad.reshape(-1), 1 / dist.get_world_size(), out=part)
+        self._parts.append((parameter, part))
+        self._open[dtype].append(part)
+        limit = BUCKET_BYTES if self._sent else FIRST_BUCKET_BYTES
+        if sum(each.nbytes for each in self._open[dtype]) >= limit:
+            self._send(dtype)
+
+    def _send(self, dtype: torch.dtype) -> None:
+        parts, self._open[dtype] = self._open[dtype], []
+        if parts:
+            end = self._filled[dtype]
+            bucket = self._flat[dtype][end - sum(part.numel() for part in parts) : end]
+            dist.all_reduce(bucket.float() if self._is_wide and is_short(dtype) else bucket, async_op=True)
+            self._sent += 1
+
+    def finish(self) -> None:
+        """Send what is left, and give the parameters their gradients."""
+        for dtype in self._open:
+            self._send(dtype)
+        for parameter, part in self._parts:
+            assert parameter.grad is not None
+            parameter.grad.copy_(part.view(parameter.shape))
+
+
+def record_uncaptured(
+    target: Target,
+    settings: ParallelSettings,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    mode: FakeTensorMode,
+    device: DeviceProfile,
+    level: int,
+) -> tuple[ParallelPlan, StepRecord | None]:
+    """Run a training step of a mode without capture, and return its plan and what was seen; at level 0 the plan alone.
+
+    The gathers of FSDP2 are taken not to hide behind operators: it waits for them where it uses them.
+
+    Raises:
+        StrategyError: a network that does not run without values.
+    """
+    with _without_values(target, mode) as faked:
+        replicas = None
+        if settings.parallel_mode in REPLICA_MODES:
+            replicas = _FakeReplicas(settings)
+            replicas.place(faked)
+            plan = replicas.plan()
+        else:
+            plan = build_lone_plan(faked.root, settings)
+        if not level:
+            return plan, None
+        with mode, _explained(settings.parallel_mode):
+            recording = _record(faked, settings, args, kwargs, device, replicas)
+        parameters = dict(faked.root.named_parameters())
+    return plan, finish_record(recording, parameters, target.root, _count(recording))
+
+
+def changes_network(target: Target, settings: ParallelSettings) -> bool:
+    """Return whether looking at a call leaves the user's modules under FSDP2: those of a function cannot be copied."""
+    uses_fsdp = settings.hsdp is not None and settings.parallel_mode in REPLICA_MODES
+    return uses_fsdp and target.call is not target.root
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, NotImplementedError) as error:
+        raise StrategyError(
+            f"parallel_mode={what!r}: this step needs values, which a dry run does not have "
+            f"({str(error).splitlines()[0][:120]}); use --sim_level 0"
+        ) from error
+
+
+def _record(
+    faked: Target,
+    settings: ParallelSettings,
+    given: Sequence[Any],
+    named: Mapping[str, Any],
+    device: DeviceProfile,
+    replicas: _FakeReplicas | None,
+) -> Recording:
+    args, kwargs = pytree.tree_map_only(Tensor, torch.empty_like, (tuple(given), dict(named)))
+    batch = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    there = [*map(local_part, faked.root.parameters()), *faked.root.buffers(), *batch]
+    recording = Recording(device, there, at_once=("all_gather",))
+    if replicas is not None:
+        replicas.recording = recording
+    with recording.recording(), RandomCalls(), checkpointed(faked.root):
+        result = _call(faked, settings, args, kwargs, replicas)
+        run_backward(pytree.tree_leaves(result), recording)
+        recording.finish()
+        if replicas is not None and torch.is_grad_enabled():
+            with recording.during(BACKWARD):
+                replicas.finish_gradients()
+            recording.finish()
+    return recording
+
+
+def _call(
+    faked: Target,
+    settings: ParallelSettings,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    replicas: _FakeReplicas | None,
+) -> Any:
+    if replicas is None:
+        with autocast(settings.precision), moved_at_borders(faked.root), running_alone():
+            return faked.call(*args, **kwargs)
+    with part_of_batch(world.get_rank(), world.get_group_size(), pytree.tree_leaves((args, kwargs))):
+        return replicas.call(faked, args, kwargs)
+
+
+def _count(recording: Recording) -> Totals:
+    """Return the messages of a recording by operation."""
+    calls: dict[str, int] = {}
+    nbytes: dict[str, int] = {}
+    for span in recording.spans:
+        if span.is_message:
+            calls[span.name] = calls.get(span.name, 0) + 1
+            nbytes[span.name] = nbytes.get(span.name, 0) + span.nbytes
+    return Totals(calls, nbytes)
+
+
+@contextmanager
+def _without_values(target: Target, mode: FakeTensorMode) -> Iterator[Target]:
+    """Give a target whose parameters and buffers have no values."""
+    fakes = {id(parameter): _fake_parameter(parameter, mode) for parameter in target.root.parameters()}
+    if target.call is not target.root:
+        with replaced_for_now(target.root, fakes):
+            yield target
+        return
+    memo: dict[int, Any] = dict(fakes)
+    memo.update({id(buffer): mode.from_tensor(buffer) for buffer in target.root.buffers()})
+    root = copy.deepcopy(target.root, memo)
+    yield Target(root, root)
+
+
+def _fake_parameter(parameter: nn.Parameter, mode: FakeTensorMode) -> nn.Parameter:
+    with mode:
+        empty = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype)
+        fake = nn.Parameter(empty, parameter.requires_grad)
+    vars(fake).update(vars(parameter))  # the user's marks
+    return fake

@@ -1,0 +1,102 @@
+"""Two ranks on a device have the numbers of one process on the CPU; on the CPU itself the same cases prove it.
+
+On CUDA both ranks share one GPU, over gloo. The cases stand in tests/cases/device_cases.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import device_cases
+import pytest
+import torch
+from asked_cases import CaseTable
+from case_job import Outcomes, errors_of
+from job_runner import JobRunner
+
+DEADLINE_S = 300.0
+BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:gloo"}
+LOSSES = [name for name in device_cases.CASES if name != "init"]
+TABLE = CaseTable(
+    [f"{kind}/{case}" for kind in BACKENDS for case in device_cases.CASES],
+    fast=[f"{kind}/{case}" for kind in BACKENDS for case in ("init", "attention in blocks")],
+)
+
+pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
+
+
+NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+def rows(*cases: str) -> pytest.MarkDecorator:
+    """Return the decorator of a test that looks at these cases on every kind of device."""
+    found = TABLE.params([(kind, case) for kind in BACKENDS for case in cases], "kind, case")
+    for number, row in enumerate(found):
+        if row.values[0] != "cpu":
+            found[number] = pytest.param(*row.values, marks=[*row.marks, pytest.mark.gpu, NO_CUDA], id=row.id)
+    return pytest.mark.parametrize(("kind", "case"), found)
+
+
+@pytest.fixture(scope="module")
+def outcomes(
+    request: pytest.FixtureRequest, msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Any:
+    """Kind of device -> what its job of the asked cases returned."""
+    asked = json.loads(TABLE.asked(request)["ONLY_CASES"])
+
+    @functools.cache
+    def run(kind: str) -> Outcomes:
+        folder = tmp_path_factory.mktemp(f"devices-{kind}")
+        keys = json.dumps([key.partition("/")[2] for key in asked if key.startswith(f"{kind}/")])
+        result = folder / "result.json"
+        env = {"ONLY_CASES": keys, "BACKEND": BACKENDS[kind], "DEVICE_ID": "0", "TMPDIR": str(folder)}
+        program = workers / "runtime" / "modes.py"
+        msrun_of_module.run_world(2, program, result, "device_cases", cwd=folder, env=env, deadline_s=DEADLINE_S)
+        found: Outcomes = json.loads(result.read_text())
+        return found
+
+    return run
+
+
+@functools.cache
+def of_one_process(case: str) -> dict[str, Any]:
+    """Return what a case gives in this process, alone and on the CPU; every layout gives the same losses."""
+    plain = case.startswith("losses of ") or case == "attention in blocks"
+    name = "losses of data parallel" if plain else case.partition(" of ")[0]
+    return device_cases.CASES["clipping of level2" if name == "clipping" else name]()
+
+
+@rows(*LOSSES)
+def test_numbers_are_those_of_one_process_on_the_cpu(outcomes: Any, kind: str, case: str) -> None:
+    found = outcomes(kind)
+    assert errors_of(found, case) == []
+    expected = of_one_process(case)
+    for rank, result in enumerate(found[case]):
+        for what, values in expected.items():
+            assert result[what] == pytest.approx(values, rel=1e-9), f"{what} of rank {rank}"
+
+
+@rows("init")
+def test_every_rank_joins_with_its_device(outcomes: Any, kind: str, case: str) -> None:
+    for rank, found in enumerate(outcomes(kind)[case]):
+        index = None if kind == "cpu" else 0
+        assert found == {"kind": kind, "index": index, "local_rank": rank, "sum": [2.0] * 3}
+
+
+@NO_CUDA
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["cuda"])
+def test_hang_report_names_the_rank_and_the_collective(
+    msrun: JobRunner, workers: Path, tmp_path: Path, kind: str
+) -> None:
+    env = {"BACKEND": BACKENDS[kind], "DEVICE_ID": "0"}
+    options = ("--worker_num=2", "--hang_time_out=3")
+    finished = msrun.run(*options, workers / "runtime" / "stuck.py", "sleep", cwd=tmp_path, env=env)
+    assert finished.code == 124, finished.stderr
+    (line,) = finished.errors
+    assert re.search(r"behind: rank 1 \(step 2\)", line), line
+    assert re.search(r"rank 0 \(step 3, waits in \w+ of 2 ranks", line), line

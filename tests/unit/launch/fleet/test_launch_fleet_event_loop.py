@@ -1,0 +1,242 @@
+"""One thread for the bytes of all hosts, over socket pairs: whatever one of them does, the others are served."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from job_runner import wait_until
+
+from msrun.errors import ClusterError
+from msrun.launch.fleet.event_loop import ByteChannel, EventLoop
+from msrun.launch.fleet.task_threads import TaskThreads
+from msrun.launch.transport.ready_flag import ReadyFlag
+
+MUCH = 8 << 20
+
+
+class SocketPipe:
+    """The launcher's end of a socket pair, an `AgentPipe`."""
+
+    address = "10.0.0.1"
+    exit_status = None
+
+    def __init__(self, stream: socket.socket, *, tells_room: bool) -> None:
+        self.stream = stream
+        self.tells_room = tells_room
+        stream.settimeout(0.0)
+
+    def fileno(self) -> int:
+        return self.stream.fileno()
+
+    def read(self) -> bytes | None:
+        try:
+            return self.stream.recv(1 << 16)
+        except BlockingIOError:
+            return None
+
+    def write(self, data: bytes | memoryview) -> int:
+        try:
+            return self.stream.send(data)
+        except BlockingIOError:
+            return 0
+
+    def close(self) -> None:
+        self.stream.close()
+
+    def stderr_text(self) -> str:
+        return ""
+
+
+class Host:
+    """One channel in the loop, and the host's end of it."""
+
+    def __init__(self, loop: EventLoop, *, tells_room: bool = True) -> None:
+        ours, self.stream = socket.socketpair()
+        self.stream.settimeout(60)
+        self.came = bytearray()
+        self.ends = 0
+        self.has_room = True
+        self.pipe = SocketPipe(ours, tells_room=tells_room)
+        self.channel = ByteChannel(loop, self.pipe, self._on_bytes, self._on_end, lambda: self.has_room)
+        self.channel.start()
+
+    def _on_bytes(self, _: ByteChannel, data: bytes) -> None:
+        self.came += data
+
+    def _on_end(self, _: ByteChannel) -> None:
+        self.ends += 1
+
+    def receive(self, size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            data += self.stream.recv(1 << 20)
+        return bytes(data)
+
+
+class Hosts:
+    """A loop, and hosts in it."""
+
+    def __init__(self) -> None:
+        self.loop = EventLoop(2)
+        self.loop.start()
+        self.made: list[Host] = []
+
+    def add(self, *, tells_room: bool = True) -> Host:
+        self.made.append(Host(self.loop, tells_room=tells_room))
+        return self.made[-1]
+
+    def turn(self) -> None:
+        """Let the loop do what it has been asked to."""
+        done = threading.Event()
+        self.loop.call(done.set)
+        assert done.wait(60)
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    made = Hosts()
+    yield made
+    for host in made.made:
+        host.channel.stop(lambda: None)
+    made.loop.close(time.monotonic() + 60)
+    for host in made.made:
+        host.pipe.close()
+        host.stream.close()
+
+
+def test_bytes_come_and_go_and_one_thread_is_enough(hosts: Hosts) -> None:
+    threads = threading.active_count()
+    several = [hosts.add() for _ in range(20)]
+    for number, host in enumerate(several):
+        host.channel.send(b"to %d" % number)
+        host.stream.sendall(b"from %d" % number)
+    for number, host in enumerate(several):
+        assert host.receive(len(b"to %d" % number)) == b"to %d" % number
+        wait_until(lambda host=host, number=number: host.came == b"from %d" % number, "it has come")
+    assert threading.active_count() == threads
+
+
+@pytest.mark.parametrize("tells_room", [True, False])
+def test_slow_reader_gets_all_in_its_order_and_holds_up_nobody(hosts: Hosts, tells_room: bool) -> None:
+    slow, other = hosts.add(tells_room=tells_room), hosts.add()
+    data = os.urandom(MUCH)
+    slow.channel.send(data)
+    slow.channel.send(b"the end")
+    other.channel.send(b"hello")
+    assert other.receive(5) == b"hello"
+    assert slow.channel.has_unsent
+    assert slow.receive(MUCH + 7) == data + b"the end"
+    wait_until(lambda: not slow.channel.has_unsent, "all is sent")
+
+
+def test_host_that_is_to_wait_is_not_read_and_the_others_are(hosts: Hosts) -> None:
+    flood, other = hosts.add(), hosts.add()
+    flood.has_room = False
+    flood.stream.sendall(b"x")
+    wait_until(lambda: flood.came, "the first bytes come")
+    flood.stream.sendall(b"y")
+    other.stream.sendall(b"z")
+    wait_until(lambda: other.came, "the other one is read")
+    assert flood.came == b"x"
+    flood.has_room = True
+    wait_until(lambda: flood.came == b"xy", "it is read on")
+
+
+def test_end_is_told_once_and_after_all_that_was_said(hosts: Hosts) -> None:
+    host = hosts.add()
+    host.stream.sendall(b"last words" * 20_000)
+    host.stream.close()
+    wait_until(lambda: host.ends, "it has ended")
+    assert len(host.came) == 200_000
+    host.channel.send(b"too late")
+    host.channel.stop(lambda: pytest.fail("it has ended before"))
+    hosts.turn()
+    assert host.ends == 1
+
+
+def test_what_a_host_has_said_is_read_although_it_takes_nothing_more(hosts: Hosts) -> None:
+    host = hosts.add()
+    host.channel.send(bytes(MUCH))
+    host.stream.sendall(b"not found")
+    host.stream.shutdown(socket.SHUT_RD)
+    host.channel.send(b"more")
+    wait_until(lambda: host.came == b"not found", "it is read")
+    assert host.ends == 0
+    host.stream.close()
+    wait_until(lambda: host.ends, "it has ended")
+
+
+def test_channel_that_is_stopped_in_the_midst_of_writing_may_be_closed(hosts: Hosts) -> None:
+    host, closed = hosts.add(), threading.Event()
+    host.channel.send(bytes(MUCH))
+    wait_until(lambda: host.stream.recv(1), "a part is on its way")
+    host.channel.stop(lambda: (host.pipe.close(), closed.set())[1])
+    host.channel.stop(lambda: pytest.fail("it was stopped before"))
+    assert closed.wait(60)
+    hosts.turn()
+    assert host.ends == 0
+    again = hosts.add()  # may get the same descriptor
+    again.stream.sendall(b"here")
+    wait_until(lambda: again.came == b"here", "the next one is served")
+
+
+def test_host_that_takes_nothing_for_too_long_is_over(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = hosts.add()
+    monkeypatch.setattr(host.channel._output, "_limit_bytes", MUCH)
+    host.channel.send(bytes(MUCH))
+    host.channel.send(bytes(MUCH))
+    wait_until(lambda: host.ends, "it is given up")
+
+
+def test_what_was_called_for_is_done_before_the_end() -> None:
+    loop, done = EventLoop(1), list[int]()
+    loop.call(lambda: done.append(1))
+    loop.call_later(3600, lambda: done.append(2))
+    loop.start()
+    loop.call(lambda: loop.ending.run(lambda: done.append(3), pytest.fail))
+    loop.close(time.monotonic() + 60)
+    assert done == [1, 3]
+
+
+def test_tasks_are_done_so_many_at_a_time_and_their_errors_told() -> None:
+    threads, at_work, most, errors = TaskThreads(2, "test"), list[int](), list[int](), list[Exception]()
+
+    def work(number: int) -> None:
+        at_work.append(number)
+        most.append(len(at_work))
+        time.sleep(0.001)
+        at_work.remove(number)
+        if number == 3:
+            raise OSError("no")
+
+    for number in range(20):
+        threads.run(lambda number=number: work(number), errors.append)
+    assert threads.join(60) and len(most) == 20 and max(most) <= 2
+    assert [str(error) for error in errors] == ["no"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "test"]
+
+
+def test_thread_that_cannot_be_started_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    errors: list[Exception] = []
+    TaskThreads(1, "test").run(lambda: None, errors.append)
+    assert isinstance(errors[0], ClusterError) and "raise ulimit -u" in str(errors[0])
+    with pytest.raises(ClusterError, match=r"can't start new thread here; raise ulimit -u"):
+        EventLoop(1).start()
+
+
+def test_flag_that_was_set_before_somebody_waits_is_seen() -> None:
+    flag = ReadyFlag()
+    flag.set()
+    assert os.eventfd_read(flag.fileno()) == 1
+    flag.close()
+    assert flag.fileno() == -1
+    flag.set()

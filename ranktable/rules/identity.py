@@ -11,12 +11,13 @@ from itertools import pairwise
 
 from ranktable.codec import codec_of
 from ranktable.codec.schema import Schema
+from ranktable.hostlist.ranges import fold_numbers
 from ranktable.model import COMPLETED
 from ranktable.problem import Problem, Severity, join_key, show_value
 from ranktable.profile import Profile
 from ranktable.rules.registry import CONCISE, chip_of, rule, severity_on
 from ranktable.survey import DeviceEntry, Entry, ServerEntry, Survey, find_repeats
-from ranktable.text import count_noun, fold_numbers
+from ranktable.text import count_noun
 from ranktable.values import is_loopback, name_placeholder, parse_number
 
 MAX_SERVER_ID_LENGTH = 64

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from msrun.runtime import get_group_size, get_rank, optim, value_and_grad
-from msrun.runtime.parallel.parameters.placement import find_placement
+from msrun.runtime.execute.placement import find_placement
 
 BATCH = 16
 STEPS = 20

@@ -28,6 +28,7 @@ from msrun.runtime.checkpoint.optimizer_state import restore_optimizer
 from msrun.runtime.checkpoint.places import host
 from msrun.runtime.checkpoint.reader import CheckpointReader, TensorSource, check_set, find_set, look_at, open_parts
 from msrun.runtime.checkpoint.tensor_key import NETWORK, TensorKey, key_of, own_key
+from msrun.runtime.execute.placement import is_held
 from msrun.runtime.nn.deferred_init import defer_values
 from msrun.runtime.nn.random_state import State, choose_random_state, put_random_state
 from msrun.runtime.nn.random_stream import put_stream_state
@@ -40,7 +41,6 @@ from msrun.runtime.parallel.parameters.network_state import (
     give_back,
     set_extra_state,
 )
-from msrun.runtime.parallel.parameters.placement import is_held
 from msrun.runtime.world import get_group_size, get_rank
 
 _log = logging.getLogger("msrun.runtime")

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from msrun.runtime.execute.parameters import GatheredGroup, ParameterGroup, StoredParameter, flatten, split_like
+from msrun.runtime.execute.parameters import GatheredGroup, ParameterGroup, flatten, split_like
+from msrun.runtime.execute.placement import PlacedParameter
 from msrun.runtime.execute.plain_tensors import plain_tensors
 from msrun.runtime.execute.row_gradients import start_row_sum
 from msrun.runtime.execute.tensor_future import TensorFuture
@@ -30,7 +31,7 @@ from msrun.runtime.sharding.layout import Axes, Mesh
 class GradientGroup:
     """Parameters whose gradients are summed in one message. One per program."""
 
-    members: list[StoredParameter]
+    members: list[PlacedParameter]
     placeholders: list[str]
     """Names of the members in the local graph."""
     partial_axes: Axes
@@ -51,7 +52,7 @@ class GradientGroup:
     @property
     def shard_axes(self) -> Axes:
         """The shard axes of all members."""
-        return self.members[0].shard_axes
+        return self.members[0].placement.shard_axes
 
     @property
     def is_sent(self) -> bool:

@@ -1,7 +1,8 @@
 """Parameters as the program stores and uses them: gathered before use, in groups that travel in one message.
 
-At rest a rank holds the part that `stored` says. Before the first operator that reads it, a parameter is gathered over
-its shard axes to the part that `used` says. How gradients come back to the stored parts is in `gradients`.
+At rest a rank holds the part that a parameter's placement says. Before the first operator that reads it, it is gathered
+over its shard axes to the part that `placement.used` says. How gradients come back to the stored parts is in
+`gradients`.
 """
 
 from __future__ import annotations
@@ -10,61 +11,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-from msrun.runtime.execute.plain_tensors import plain, plain_tensors
+from msrun.runtime.execute.placement import PlacedParameter
+from msrun.runtime.execute.plain_tensors import plain_tensors
 from msrun.runtime.execute.tensor_future import TensorFuture
 from msrun.runtime.execute.transfers import start_gather_of
 from msrun.runtime.groups import axes_group
-from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout
+from msrun.runtime.sharding.layout import Axes, Mesh
 
 NEVER_FUSE = 0
 """`set_comm_fusion(module, 0)`: its parameters travel alone."""
 
 
 @dataclass
-class StoredParameter:
-    """One parameter on this rank."""
-
-    name: str
-    parameter: nn.Parameter
-    """The user's object; holds this rank's part."""
-    shape: tuple[int, ...]
-    """Global shape."""
-    used: TensorLayout
-    shard_axes: Axes
-    """Further cut of dimension 0 by optimizer parallel; empty when left whole."""
-    reason: str
-    """Why it is cut, or why it is left whole."""
-    fusion_id: int | None = None
-    """None: fused by size."""
-    on_host: bool = False
-    """Whether it lies in the host's memory, as operators of the host alone read it."""
-
-    @property
-    def stored(self) -> TensorLayout:
-        """The layout at rest."""
-        return layout_at_rest(self.used, self.shard_axes)
-
-    @property
-    def part(self) -> Tensor:
-        """This rank's part as a plain tensor that shares the parameter's memory."""
-        return plain(self.parameter)
-
-
-def layout_at_rest(used: TensorLayout, shard_axes: Axes) -> TensorLayout:
-    """Return the layout in which operators use a parameter with dimension 0 cut further over the shard axes."""
-    if not shard_axes:
-        return used
-    return TensorLayout((used.split[0] + shard_axes, *used.split[1:]))
-
-
-@dataclass
 class ParameterGroup:
     """Parameters that are gathered in one message. One per program."""
 
-    members: list[StoredParameter]
+    members: list[PlacedParameter]
     placeholders: list[str]
     """Names of the members in the local graph."""
     partial_axes: Axes
@@ -79,9 +44,9 @@ class ParameterGroup:
     @property
     def shard_axes(self) -> Axes:
         """The shard axes of all members."""
-        return self.members[0].shard_axes
+        return self.members[0].placement.shard_axes
 
-    def read(self, member: StoredParameter) -> Tensor:
+    def read(self, member: PlacedParameter) -> Tensor:
         """Return a member's stored part in the type in which operators read it."""
         value = member.part
         return value if self.dtype is None else value.to(self.dtype)
@@ -141,11 +106,11 @@ class GatheredGroup:
             return bool(self.leaves)
         return bool(self.leaves) and all(leaf.untyped_storage().size() > 0 for leaf in self.leaves.values())
 
-    def _fill(self, name: str, part: Tensor, member: StoredParameter) -> None:
+    def _fill(self, name: str, part: Tensor, member: PlacedParameter) -> None:
         """Put a gathered part, (ranks, elements of one), into the leaf: one copy, or none where the part will do."""
         leaf = self.leaves.get(name)
         if leaf is None:
-            shape = member.used.local_shape(self.group.mesh, member.shape)
+            shape = member.placement.used.local_shape(self.group.mesh, member.placement.shape)
             is_own = part.untyped_storage().nbytes() == part.numel() * part.element_size()
             if is_own or (part.is_contiguous() and not self.group.regathers):
                 whole = part.view(shape)

@@ -22,7 +22,6 @@ from msrun.runtime.nn.random_stream import drawing, part_of_batch
 from msrun.runtime.parallel.batch.parts import describe_batch, find_tensors
 from msrun.runtime.parallel.batch.same_batch import SameBatch
 from msrun.runtime.parallel.compilation.agreement import agreement, answer_of_rank_0, own_answer
-from msrun.runtime.parallel.compilation.announcement import announce, log
 from msrun.runtime.parallel.compilation.captured_call import CapturedCall, ParameterChanged
 from msrun.runtime.parallel.compilation.compilation import Compilation
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
@@ -40,7 +39,7 @@ from msrun.runtime.parallel.network_module import NetworkModule
 from msrun.runtime.parallel.parameters.optimizers import watch_optimizers
 from msrun.runtime.parallel.parameters.storage import ParameterStorage
 from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
-from msrun.runtime.parallel.plan import ParallelPlan
+from msrun.runtime.parallel.plan import ParallelPlan, announce, log
 from msrun.runtime.parallel.precision import LossScale, autocast
 from msrun.runtime.parallel.recomputation import checkpointed
 from msrun.runtime.parallel.scaling import Compat, current_compat, current_loss_scale

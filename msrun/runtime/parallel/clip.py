@@ -20,6 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from msrun.errors import ParallelError, StrategyError
 from msrun.runtime import world
+from msrun.runtime.execute.placement import placement_of
 from msrun.runtime.execute.plain_tensors import plain
 from msrun.runtime.execute.row_gradients import coalesced
 from msrun.runtime.execute.traffic import traffic
@@ -27,7 +28,6 @@ from msrun.runtime.nn.replaced import current
 from msrun.runtime.parallel.auto_parallel import AutoParallel
 from msrun.runtime.parallel.modes.hybrid import is_layerwise
 from msrun.runtime.parallel.parameters.part import Part
-from msrun.runtime.parallel.parameters.placement import placement_of
 from msrun.runtime.progress import waiting_in
 from msrun.runtime.server.remote import refuse_remotes
 

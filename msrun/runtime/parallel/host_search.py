@@ -15,10 +15,10 @@ from torch import fx
 
 from msrun.errors import StrategyError
 from msrun.runtime.capture.host_calls import TARGET
-from msrun.runtime.execute.parameters import StoredParameter
-from msrun.runtime.parallel.compilation.prediction import LocalValues, local_values
+from msrun.runtime.execute.placement import PlacedParameter
 from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.partition.borders import find_readers
+from msrun.runtime.partition.local_values import LocalValues, local_values
 from msrun.runtime.partition.program import MODULE_PATH, ORIGIN, LocalProgram
 from msrun.runtime.sharding.layout import Mesh
 from msrun.runtime.sharding.operators.rule import apply_collective
@@ -48,12 +48,13 @@ class DeviceLimit:
                 f"device_memory_limit(optimizer_states={self.optimizer_states!r}): must be a whole number, 0 or more"
             )
 
-    def bytes_of(self, item: StoredParameter, mesh: Mesh) -> int:
+    def bytes_of(self, item: PlacedParameter, mesh: Mesh) -> int:
         """Return what a parameter takes on this rank: its part, what is gathered of it, gradient, optimizer state."""
         size = item.parameter.element_size()
-        part = math.prod(item.stored.local_shape(mesh, item.shape)) * size
-        used = math.prod(item.used.local_shape(mesh, item.shape)) * size
-        gathered = used if item.shard_axes else 0
+        placed = item.placement
+        part = math.prod(placed.stored.local_shape(mesh, placed.shape)) * size
+        used = math.prod(placed.used.local_shape(mesh, placed.shape)) * size
+        gathered = used if placed.shard_axes else 0
         return part + gathered + (used + part * self.optimizer_states if item.parameter.requires_grad else 0)
 
 

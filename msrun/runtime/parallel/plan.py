@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -10,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from msrun.errors import StrategyError
-from msrun.runtime.execute.parameters import StoredParameter
+from msrun.runtime.execute.placement import PlacedParameter
 from msrun.runtime.parallel.border_plan import BorderPlan, build_border_plans
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.operator_strategies import operator_strategies
 from msrun.runtime.parallel.parameters.hsdp import ZERO_WORDS
-from msrun.runtime.parallel.parameters.placement import find_stages
 from msrun.runtime.parallel.parameters.storage import ParameterStorage
 from msrun.runtime.parallel.pipeline.plan import PipelinePlan
 from msrun.runtime.parallel.pipeline.schedule import Schedule
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 HSDP_OFF = "hsdp is off"
 OWN_PART = "this rank's own part"
 """Reason of a parameter that is marked layerwise_parallel."""
+
+
+log = logging.getLogger("msrun.runtime")
 
 
 @dataclass(frozen=True)
@@ -295,23 +298,41 @@ def _groups(compiled: CompiledCall | PipelinedCall, step: StepTraffic) -> tuple[
     )
 
 
-def _names(members: Sequence[StoredParameter]) -> tuple[str, ...]:
+def _names(members: Sequence[PlacedParameter]) -> tuple[str, ...]:
     return tuple(user_name(member.name) for member in members)
 
 
-def _parameter(stored: StoredParameter, mesh: Mesh, group: int, layouts: Sequence[Layout]) -> ParameterPlan:
-    item = stored.parameter.element_size()
+def _parameter(stored: PlacedParameter, mesh: Mesh, group: int, layouts: Sequence[Layout]) -> ParameterPlan:
+    placed, item = stored.placement, stored.parameter.element_size()
     return ParameterPlan(
         name=user_name(stored.name),
-        global_shape=stored.shape,
+        global_shape=placed.shape,
         local_shape=tuple(stored.parameter.shape),
         local_bytes=stored.part.numel() * item,
-        global_bytes=torch.Size(stored.shape).numel() * item,
-        layout=stored.stored.numbers(mesh),
-        shard_ranks=mesh.extent(stored.shard_axes),
-        reason=stored.reason,
+        global_bytes=torch.Size(placed.shape).numel() * item,
+        layout=placed.stored.numbers(mesh),
+        shard_ranks=mesh.extent(placed.shard_axes),
+        reason=placed.reason,
         group=group,
-        stages=find_stages(stored.parameter),
-        on_host=stored.on_host,
-        axes=next((names for layout in layouts if (names := layout.names(stored.stored, mesh)) is not None), None),
+        stages=placed.stages,
+        on_host=placed.on_host,
+        axes=next((names for layout in layouts if (names := layout.names(placed.stored, mesh)) is not None), None),
     )
+
+
+def announce(plan: ParallelPlan, said: set[str]) -> None:
+    """Say on rank 0 what was decided; visible also when the user has not configured logging.
+
+    Args:
+        said: what was said of the same network before, which is not said again.
+    """
+    if not log.handlers and not logging.getLogger().handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+        log.propagate = False
+    for say, text in [(log.info, plan.summary()), *((log.warning, note) for note in plan.notes)]:
+        if text not in said:
+            said.add(text)
+            say(text)

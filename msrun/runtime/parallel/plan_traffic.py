@@ -1,24 +1,34 @@
-"""The traffic of one training step, put together for the plan."""
+"""The traffic of one training step, told from the local program and its groups of parameters without running them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from torch import fx
 
+from msrun.runtime.execute.gradients import GradientGroup
+from msrun.runtime.execute.parameters import ParameterGroup
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
-from msrun.runtime.parallel.compilation.prediction import (
+from msrun.runtime.partition.collective_messages import (
+    CollectiveTraffic,
+    Message,
+    Totals,
+    backward_message,
+    forward_message,
+    gathers_of_parameter,
+    sums_of_gradient,
+)
+from msrun.runtime.partition.local_values import (
+    LocalValue,
     LocalValues,
-    collective_traffic,
-    gather_messages,
+    gradient_reaches,
     local_values,
     nodes_with_gradient,
-    sum_messages,
 )
-from msrun.runtime.partition.collective_messages import CollectiveTraffic, Message, Totals, forward_message
-from msrun.runtime.partition.local_values import LocalValue, gradient_reaches
 from msrun.runtime.partition.program import LocalProgram
+from msrun.runtime.sharding.collective import Collective
 
 if TYPE_CHECKING:
     from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
@@ -150,3 +160,40 @@ def _again(compiled: CompiledCall, values: LocalValues, rank: int) -> list[Messa
                 mesh = compiled.program.mesh
                 found.append(forward_message(crossing.collective, value.shape, value.dtype, mesh, rank))
     return [message for message in found if message is not None]
+
+
+def collective_traffic(
+    nodes: Iterable[fx.Node], program: LocalProgram, values: LocalValues, with_gradient: set[fx.Node], rank: int
+) -> tuple[CollectiveTraffic, ...]:
+    """Return what the collectives at these nodes move for one copy of the batch."""
+    found = []
+    for node in nodes:
+        collective, value = cast(Collective, node.kwargs["collective"]), values[cast(fx.Node, node.args[0])]
+        back = (
+            backward_message(collective, value.shape, value.dtype, program.mesh, rank)
+            if node in with_gradient
+            else None
+        )
+        forward = forward_message(collective, value.shape, value.dtype, program.mesh, rank)
+        found.append(CollectiveTraffic(str(collective), forward, back))
+    return tuple(found)
+
+
+def gather_messages(group: ParameterGroup, micro_batches: int) -> list[Message]:
+    """Return what gathering the parameters of one fusion group moves in a step."""
+    if not group.shard_axes:
+        return []
+    item = (group.dtype or group.members[0].parameter.dtype).itemsize
+    size = item * sum(member.part.numel() for member in group.members)
+    times = 2 * micro_batches if group.regathers else 1
+    return [gathers_of_parameter(size, group.shard_axes, group.mesh)] * times
+
+
+def sum_messages(group: GradientGroup, micro_batches: int) -> list[Message]:
+    """Return what summing the gradients of one group moves in a step."""
+    if not group.members[0].parameter.requires_grad or group.may_be_rows:
+        return []
+    item = (group.sum_dtype or group.members[0].parameter.dtype).itemsize
+    size = item * sum(member.part.numel() for member in group.members)
+    times = micro_batches if group.shard_axes and group.scatters_each else 1
+    return [message for message, _ in sums_of_gradient(size, group.shard_axes, group.partial_axes, group.mesh)] * times

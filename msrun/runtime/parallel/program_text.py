@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from msrun.runtime.execute.executor import Executor
-from msrun.runtime.execute.parameters import StoredParameter
+from msrun.runtime.execute.placement import PlacedParameter
 from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.schedule.deferred_weights import deferred_in
 from msrun.runtime.schedule.segments import render_segment
@@ -75,6 +75,6 @@ def _frees(executor: Executor, numbers: Sequence[int]) -> Iterator[str]:
         yield f"    free message {number}: {_names(executor.groups[number].members)}"
 
 
-def _names(members: Sequence[StoredParameter]) -> str:
+def _names(members: Sequence[PlacedParameter]) -> str:
     more = f" and {len(members) - SHOWN_NAMES} more" if len(members) > SHOWN_NAMES else ""
     return ", ".join(user_name(member.name) for member in members[:SHOWN_NAMES]) + more

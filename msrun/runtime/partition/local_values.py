@@ -36,6 +36,10 @@ class LocalValue:
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
+LocalValues = Mapping[fx.Node, LocalValue]
+"""Every tensor of a local program."""
+
+
 def infer_local_values(
     program: LocalProgram, *, trainable: Mapping[str, bool], differentiable_inputs: frozenset[int]
 ) -> dict[fx.Node, LocalValue]:
@@ -67,9 +71,24 @@ def infer_local_values(
     }
 
 
+def local_values(program: LocalProgram) -> LocalValues:
+    """Return what every tensor of a training step is: its parameters are trained as the captured network's are."""
+    trainable = {name: use.node.meta["val"].requires_grad for name, use in program.parameters.items()}
+    return infer_local_values(program, trainable=trainable, differentiable_inputs=program.differentiable_inputs)
+
+
 def parameter_memory(values: Mapping[fx.Node, LocalValue]) -> dict[str, str]:
     """Return for every value that is a parameter's memory that parameter, both by name."""
     return {node.name: value.memory_of for node, value in values.items() if value.memory_of is not None}
+
+
+def nodes_with_gradient(program: LocalProgram, values: LocalValues) -> set[fx.Node]:
+    """Return the values that a gradient comes back to in a training step.
+
+    Gradients enter at the loss: the first result that is a scalar with a gradient, or else every result with one.
+    """
+    results = [node for node in program.outputs if isinstance(node, fx.Node) and values[node].requires_grad]
+    return gradient_reaches([node for node in results if not values[node].shape][:1] or results, values)
 
 
 def gradient_reaches(results: Iterable[fx.Node], values: Mapping[fx.Node, LocalValue]) -> set[fx.Node]:

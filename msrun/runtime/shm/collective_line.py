@@ -168,7 +168,7 @@ class Collectives(Line):
     def sleep(self, word: int, seen: int, most_s: float) -> None:
         """Sleep until the word has another value."""
         segment = self._segment
-        if not segment.is_crowded and self._words.spin(word, seen):
+        if self._words.spin(word, seen):
             return
         if segment.finished <= word < segment.left:
             # who finishes a slot looks whether somebody is blocked before this store may be there: look again soon

@@ -20,8 +20,8 @@ _EVERYONE = 0x7FFFFFFF
 _NEVER_LESS_THAN_0 = 2 << 24
 """FUTEX_OP_CMP_LT against 0: nobody who sleeps on the counted word is woken by the count"""
 _WRAP = 1 << 32
-_LOOKS = 1000
-"""About 50 µs: what it costs to sleep and be woken."""
+_LOOKS = 100
+"""About 50 µs where no other process wants the core: what it costs to sleep and be woken."""
 _libc = ctypes.CDLL(None, use_errno=True)
 _futex = _libc.syscall
 _futex.restype = ctypes.c_long
@@ -90,9 +90,12 @@ class Words:
         _futex(_number, self._begin + 4 * index, _WAKE, _EVERYONE, 0, 0, 0)
 
     def spin(self, index: int, seen: int) -> bool:
-        """Look for a moment whether a word changes; worth it where every process has a core of its own."""
-        values = self._values
-        return any(values[index] != seen for _ in range(_LOOKS))
+        """Look for a moment whether a word changes; the process that will change it may need this core meanwhile."""
+        for _ in range(_LOOKS):
+            if self._values[index] != seen:
+                return True
+            os.sched_yield()
+        return False
 
     def sleep(self, index: int, seen: int, most_s: float) -> None:
         """Sleep while a word has the value that was seen, until it is woken, at most so long."""

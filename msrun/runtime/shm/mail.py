@@ -235,7 +235,8 @@ class Mail(Line):
 
     def sleep(self, word: int, seen: int, most_s: float) -> None:
         """Sleep until the word has another value."""
-        self._words.sleep(word, seen, most_s)
+        if not self._words.spin(word, seen):
+            self._words.sleep(word, seen, most_s)
 
     def late_ranks(self) -> list[str]:
         """Return whom a message is sent to, or awaited from."""

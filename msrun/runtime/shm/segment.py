@@ -75,7 +75,7 @@ class Segment:
         """rank -> descriptor of its process: readable when it has ended"""
         self._meet(most_s)
         self.is_crowded = bool(self.words[self._crowded])
-        """Whether ranks share cores: one that waits then sleeps at once, and long sums are made one rank at a time."""
+        """Whether ranks share cores: long sums are then made one rank after the other."""
         if rank == 0:
             os.close(descriptor)  # everybody has opened it
 

@@ -17,11 +17,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from msrun.runtime import world
 from msrun.runtime.capture.target import Target
-from msrun.runtime.execute.parameters import StoredParameter
+from msrun.runtime.execute.placement import PlacedParameter, placements
 from msrun.runtime.parallel.batch.parts import find_tensors
 from msrun.runtime.parallel.compilation.compilation import Compilation
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
-from msrun.runtime.parallel.parameters.placement import placement_of, placements
 from msrun.runtime.parallel.parameters.storage import ParameterStorage, StageHolders
 from msrun.runtime.parallel.pipeline.compilation import Division, build_stages, divide
 from msrun.runtime.parallel.pipeline.pipeline import Pipeline
@@ -58,12 +57,11 @@ class SketchedStorage(ParameterStorage):
         self.stored = {name: self._with_part(item) for name, item in self._decide_all(program).items()}
         return []
 
-    def _with_part(self, item: StoredParameter) -> StoredParameter:
-        placement = self._placement(item)
+    def _with_part(self, item: PlacedParameter) -> PlacedParameter:
         with self._mode:
-            part = torch.empty(placement.local_shape, dtype=item.parameter.dtype)
+            part = torch.empty(item.placement.local_shape, dtype=item.parameter.dtype)
         parameter = nn.Parameter(part, item.parameter.requires_grad)
-        placements[parameter] = placement
+        placements[parameter] = item.placement
         return replace(item, parameter=parameter)
 
 
@@ -141,10 +139,6 @@ def fake_batch(args: Sequence[Any], kwargs: Mapping[str, Any], mode: FakeTensorM
     return [mode.from_tensor(tensor) for tensor in find_tensors(args, kwargs)]
 
 
-def placed_parts(sketch: Sketch) -> list[StoredParameter]:
+def placed_parts(sketch: Sketch) -> list[PlacedParameter]:
     """Return the parameters that a rank of a sketch holds, parts of other stages left out."""
-    return [
-        item
-        for item in sketch.storage.stored.values()
-        if (found := placement_of(item.parameter)) is None or found.is_held
-    ]
+    return [item for item in sketch.storage.stored.values() if item.placement.is_held]

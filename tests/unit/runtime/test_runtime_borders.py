@@ -11,6 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from host_networks import new_batch, new_network
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from placed_parameters import placed
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
@@ -19,7 +20,6 @@ from msrun.runtime import WithLoss, set_target, world
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.capture.target import find_target
-from msrun.runtime.execute.parameters import StoredParameter
 from msrun.runtime.execute.traffic import traffic
 from msrun.runtime.parallel import host_operators
 from msrun.runtime.parallel.compilation.build_call import build_compiled_call
@@ -53,11 +53,8 @@ def program_of(captured: CapturedGraph, moved: frozenset[str] = frozenset()) -> 
 def compile_alone(network: nn.Module, captured: CapturedGraph, program: LocalProgram) -> CompiledCall:
     loss = WithLoss(network, F.cross_entropy)
     stored = {
-        name: StoredParameter(name, value, tuple(value.shape), program.parameters[name].layout, (), "test")
-        for name, value in loss.named_parameters()
+        name: placed(name, value, on_host=name in program.host_parameters) for name, value in loss.named_parameters()
     }
-    for name in program.host_parameters:
-        stored[name].on_host = True
     buffers = dict(loss.named_buffers())
     return build_compiled_call(captured, program, stored, buffers, mesh=build_mesh(1), rank=0, spec=RunSpec())
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from placed_parameters import placed
 from torch import Tensor, nn
 
 from msrun.errors import CaptureError
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.capture.target import find_target
-from msrun.runtime.execute.parameters import StoredParameter
 from msrun.runtime.parallel.batch.parts import BatchParts
 from msrun.runtime.parallel.compilation.build_call import build_compiled_call
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
@@ -103,10 +103,7 @@ def partitioned(graph: CapturedGraph, mesh: Mesh, ndim: int = 2) -> LocalProgram
 def compiled(network: nn.Module, x: Tensor, copies: int) -> CompiledCall:
     graph = captured(network, x[: len(x) // copies])
     program = partitioned(graph, build_mesh(1))
-    stored = {
-        name: StoredParameter(name, parameter, tuple(parameter.shape), TensorLayout.replicated(parameter.dim()), (), "")
-        for name, parameter in network.named_parameters()
-    }
+    stored = {name: placed(name, parameter) for name, parameter in network.named_parameters()}
     buffers = dict(network.named_buffers())
     spec = RunSpec(BatchParts((("copies", copies),)))
     return build_compiled_call(graph, program, stored, buffers, mesh=build_mesh(1), rank=0, spec=spec)

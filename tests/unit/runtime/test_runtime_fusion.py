@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from placed_parameters import placed
 from torch import nn
 
 from msrun.errors import StrategyError
 from msrun.runtime import set_comm_fusion
-from msrun.runtime.execute.parameters import StoredParameter
+from msrun.runtime.execute.placement import PlacedParameter
 from msrun.runtime.parallel.parameters.fusion import fusion_id_of, group_parameters
 from msrun.runtime.parallel.parameters.fusion_config import BUCKET_BYTES
-from msrun.runtime.sharding.layout import Axes, TensorLayout
+from msrun.runtime.sharding.layout import Axes
 
 MB = 1024 * 1024
 
@@ -26,10 +27,10 @@ def stored(
     dtype: torch.dtype = torch.float32,
     trainable: bool = True,
     partial_axes: Axes = (0,),
-) -> tuple[StoredParameter, Axes]:
+) -> tuple[PlacedParameter, Axes]:
     count = int(megabytes * MB) // torch.empty(0, dtype=dtype).element_size()
     parameter = nn.Parameter(torch.empty(count, dtype=dtype, device="meta"), trainable)
-    item = StoredParameter("p", parameter, (count,), TensorLayout(((),)), shard_axes, "", fusion_id)
+    item = placed("p", parameter, (count,), shard_axes=shard_axes, fusion_id=fusion_id)
     return item, partial_axes
 
 

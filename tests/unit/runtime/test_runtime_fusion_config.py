@@ -6,20 +6,21 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from placed_parameters import placed
 from torch import nn
 
 from msrun.errors import StrategyError
 from msrun.runtime import AutoParallel
-from msrun.runtime.execute.parameters import StoredParameter
+from msrun.runtime.execute.placement import PlacedParameter
 from msrun.runtime.parallel.parameters.fusion import group_parameters
 from msrun.runtime.parallel.parameters.fusion_config import AUTO_BYTES, BUCKET_BYTES, MB, MessageRule, parse_comm_fusion
-from msrun.runtime.sharding.layout import Axes, TensorLayout
+from msrun.runtime.sharding.layout import Axes
 
 
-def stored(megabytes: float, *, cut: bool = False, fusion_id: int | None = None) -> tuple[StoredParameter, Axes]:
+def stored(megabytes: float, *, cut: bool = False, fusion_id: int | None = None) -> tuple[PlacedParameter, Axes]:
     parameter = nn.Parameter(torch.empty(int(megabytes * MB) // 4, device="meta"))
     axes = (0,) if cut else ()
-    return StoredParameter("p", parameter, (1,), TensorLayout(((),)), axes, "", fusion_id), (0,)
+    return placed("p", parameter, (1,), shard_axes=axes, fusion_id=fusion_id), (0,)
 
 
 def messages(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from placed_parameters import placed
 from torch import Tensor
 
 from msrun.runtime.execute.gradients import IN_FLIGHT, GradientGroup, GradientSum, LeavingGradients
-from msrun.runtime.execute.parameters import StoredParameter
-from msrun.runtime.sharding.layout import TensorLayout, build_mesh
+from msrun.runtime.sharding.layout import build_mesh
 
 
 @pytest.fixture
@@ -18,10 +18,7 @@ def leaves() -> dict[str, Tensor]:
 
 @pytest.fixture
 def total(leaves: dict[str, Tensor]) -> GradientSum:
-    stored = [
-        StoredParameter(name, torch.nn.Parameter(torch.ones(2)), (2,), TensorLayout.replicated(1), (), "")
-        for name in ("first", "second")
-    ]
+    stored = [placed(name, torch.nn.Parameter(torch.ones(2))) for name in ("first", "second")]
     return GradientSum(GradientGroup(stored, list(leaves), (), build_mesh(1), 0))
 
 
@@ -59,7 +56,7 @@ def test_gradients_are_handed_out_in_the_order_in_which_they_left_with_so_many_o
         leaf = torch.ones(2, requires_grad=True)
         leaf.grad = torch.ones(2)
         parameter = torch.nn.Parameter(torch.ones(2))
-        stored = StoredParameter(f"w{number}", parameter, (2,), TensorLayout.replicated(1), (), "")
+        stored = placed(f"w{number}", parameter)
         group = GradientGroup([stored], ["p"], (), build_mesh(1), 0)
         leaving.add(GradientSum(group).finish({"p": leaf}.__getitem__))
         assert handed == [f"w{i}" for i in range(number + 1 - IN_FLIGHT)]

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from placed_parameters import placed
 from torch import Tensor, nn
 
 from msrun.runtime import shard
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.target import find_target
 from msrun.runtime.execute import executor, segment_runner
-from msrun.runtime.execute.parameters import StoredParameter
 from msrun.runtime.execute.segment_runner import SegmentRunner
 from msrun.runtime.execute.tensor_future import TensorFuture
 from msrun.runtime.parallel.batch.parts import BatchParts
@@ -89,7 +89,7 @@ def compile_on_one_rank(copies: int, *, overlaps_weights: bool = False) -> Compi
     for name, parameter in network.named_parameters():
         use = program.parameters[name]
         part = nn.Parameter(parameter.detach()[use.layout.slices(mesh, parameter.shape, 0)].clone())
-        stored[name] = StoredParameter(name, part, tuple(parameter.shape), use.layout, (), "test")
+        stored[name] = placed(name, part, tuple(parameter.shape), use.layout, mesh=mesh)
     spec = RunSpec(BatchParts((("copies", copies),)), overlaps_weights=overlaps_weights)
     return build_compiled_call(captured, program, stored, {}, mesh=mesh, rank=0, spec=spec)
 

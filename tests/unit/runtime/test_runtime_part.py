@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from msrun.errors import ParallelError
+from msrun.runtime.execute.placement import Placement, find_placement
 from msrun.runtime.execute.plain_tensors import plain, plain_tensors
 from msrun.runtime.parallel.parameters.part import Part, PartParameter, become_part
 from msrun.runtime.parallel.parameters.part_functions import as_part
-from msrun.runtime.parallel.parameters.placement import Placement, find_placement
 from msrun.runtime.sharding.layout import Mesh, TensorLayout
 
 

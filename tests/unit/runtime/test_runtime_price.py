@@ -19,11 +19,11 @@ from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.capture.target import find_target
 from msrun.runtime.cost.devices import PROFILES
 from msrun.runtime.parallel.compilation.build_call import activations_of
-from msrun.runtime.parallel.compilation.prediction import local_values
 from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.parallel.plan_traffic import operator_traffic
 from msrun.runtime.partition.decide import Constraints, decide
 from msrun.runtime.partition.decisions import Decisions
+from msrun.runtime.partition.local_values import local_values
 from msrun.runtime.partition.lower import lower
 from msrun.runtime.partition.price import Price, StepSpec, price
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from msrun.runtime import shard
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.target import find_target
-from msrun.runtime.parallel.compilation.prediction import local_values
 from msrun.runtime.parallel.given_strategies import strategies_of
-from msrun.runtime.partition.local_values import parameter_memory
+from msrun.runtime.partition.local_values import local_values, parameter_memory
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.schedule.segments import Segment, cut_segments, render_segment

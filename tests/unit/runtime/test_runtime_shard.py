@@ -16,9 +16,9 @@ from msrun.errors import StrategyError
 from msrun.runtime import Layout, shard
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.target import find_target
-from msrun.runtime.parallel.compilation.prediction import local_values, nodes_with_gradient
 from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.parallel.plan_traffic import operator_traffic
+from msrun.runtime.partition.local_values import local_values, nodes_with_gradient
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.sharding.layout import TensorLayout

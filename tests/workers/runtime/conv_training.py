@@ -24,7 +24,7 @@ from msrun.runtime import (
     release,
     shard,
 )
-from msrun.runtime.parallel.parameters.placement import find_placement
+from msrun.runtime.execute.placement import find_placement
 
 
 def make(scenario):

@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from law_graphs import graph_of, runs_of
 from only_cases import is_asked
+from placed_parameters import placed
 
 from msrun.runtime import get_group_size, get_rank, init, release
 from msrun.runtime.execute.collectives import start_backward, start_forward
-from msrun.runtime.execute.parameters import StoredParameter
 from msrun.runtime.parallel.compilation.build_call import build_compiled_call
 from msrun.runtime.parallel.compilation.run_spec import RunSpec
 from msrun.runtime.partition.partition import partition
@@ -80,7 +80,7 @@ def run_case(case, dtype, mesh, rank, strategy, arrangement, case_values):
         whole = serial.values[int(name[1:])]
         part = whole[use.layout.slices(mesh, whole.shape, rank)].clone()
         parameter = torch.nn.Parameter(part, requires_grad=case.is_differentiable(int(name[1:])))
-        stored[name] = StoredParameter(name, parameter, tuple(whole.shape), use.layout, (), "test")
+        stored[name] = placed(name, parameter, tuple(whole.shape), use.layout, mesh=mesh, rank=rank)
     compiled = build_compiled_call(captured, program, stored, {}, mesh=mesh, rank=rank, spec=RunSpec())
     tensors = []
     for index, layout in zip(given, arrangement, strict=True):
@@ -101,7 +101,7 @@ def run_case(case, dtype, mesh, rank, strategy, arrangement, case_values):
     for name, item in stored.items():
         right = serial.leaves[int(name[1:])].grad
         if right is not None:
-            found = difference(item.parameter.grad, right[item.used.slices(mesh, right.shape, rank)])
+            found = difference(item.parameter.grad, right[item.placement.slices])
             if found > TOLERANCE[dtype]:
                 wrong.append(f"gradient of parameter {name} by {found:.1e}")
     return wrong

@@ -15,6 +15,7 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from local_parts import local
 from only_cases import is_asked
+from placed_parameters import placed
 from sharding_cases import BATCH, CASES, INPUTS, OUTPUTS, Mlp, layouts, scattered_linear
 from torch import nn
 
@@ -33,12 +34,11 @@ from msrun.runtime import (
 from msrun.runtime.capture.assignment import LAYOUT, STRATEGY, LayoutConstraint, layout_constraint, strategy_of
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.target import find_target
-from msrun.runtime.execute.parameters import StoredParameter
+from msrun.runtime.execute.placement import find_placement
 from msrun.runtime.execute.traffic import traffic
 from msrun.runtime.parallel.compilation.build_call import build_compiled_call
 from msrun.runtime.parallel.compilation.run_spec import RunSpec
 from msrun.runtime.parallel.given_strategies import strategies_of
-from msrun.runtime.parallel.parameters.placement import find_placement
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 from msrun.runtime.sharding.strategies import OperatorStrategy
@@ -148,13 +148,13 @@ def out_strategies(rank):
             differentiable_inputs=frozenset({0}),
         )
         stored = {
-            name: StoredParameter(
+            name: placed(
                 name,
                 nn.Parameter(whole[name][use.layout.slices(mesh, use.shape, rank)].clone()),
                 use.shape,
                 use.layout,
-                (),
-                "test",
+                mesh=mesh,
+                rank=rank,
             )
             for name, use in program.parameters.items()
         }
@@ -165,7 +165,7 @@ def out_strategies(rank):
         found = [(output, right), (mine.grad, images.grad)]
         for name, item in stored.items():
             grad = network.get_parameter(name).grad
-            found.append((item.parameter.grad, grad[item.used.slices(mesh, item.shape, rank)]))
+            found.append((item.parameter.grad, grad[item.placement.slices]))
         runs += 1
         if not all(torch.allclose(one, other, rtol=1e-10, atol=1e-12) for one, other in found):
             wrong.append(f"rank {rank}: in {((a, b), (c, b))} out {(x, y)}")

@@ -32,8 +32,8 @@ from msrun.runtime import (
     shard,
     value_and_grad,
 )
+from msrun.runtime.execute.placement import find_placement
 from msrun.runtime.execute.traffic import traffic
-from msrun.runtime.parallel.parameters.placement import find_placement
 
 
 class Block(nn.Module):

@@ -18,7 +18,7 @@ from torch import Tensor
 from msrun.runtime import world
 from msrun.runtime.parallel.batch.parts import find_tensors
 from msrun.runtime.parallel.compilation.agreement import job_store
-from msrun.runtime.parallel.compilation.announcement import log
+from msrun.runtime.parallel.plan import log
 from msrun.runtime.parallel.settings import ParallelSettings
 
 _STEPS = 2

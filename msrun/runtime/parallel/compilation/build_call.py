@@ -11,12 +11,12 @@ from torch import Tensor
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.execute.executor import Executor
 from msrun.runtime.execute.gradients import GradientGroup
-from msrun.runtime.execute.parameters import ParameterGroup, StoredParameter
+from msrun.runtime.execute.parameters import ParameterGroup
+from msrun.runtime.execute.placement import PlacedParameter
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
-from msrun.runtime.parallel.compilation.prediction import local_values
 from msrun.runtime.parallel.compilation.run_spec import RunSpec
 from msrun.runtime.parallel.parameters.fusion import Way, group_parameters
-from msrun.runtime.partition.local_values import parameter_memory
+from msrun.runtime.partition.local_values import local_values, parameter_memory
 from msrun.runtime.partition.program import LocalProgram, ParameterUse
 from msrun.runtime.schedule.activations import ActivationEstimate, estimate_activations
 from msrun.runtime.schedule.deferred_weights import defer_weights
@@ -29,7 +29,7 @@ from msrun.runtime.sharding.layout import Axes, Mesh
 def build_compiled_call(
     captured: CapturedGraph,
     program: LocalProgram,
-    stored: dict[str, StoredParameter],
+    stored: dict[str, PlacedParameter],
     buffers: dict[str, Tensor],
     *,
     mesh: Mesh,
@@ -47,7 +47,7 @@ def build_compiled_call(
     again = [region for region in regions if region.spec.parallel_optimizer_comm_recompute]
     regathered = {each.use.name for each in used} if spec.regathers else parameters_of(program, again)
     if memory_of is None:
-        is_freed = any(each.stored.shard_axes and each.use.name in regathered for each in used)
+        is_freed = any(each.stored.placement.shard_axes and each.use.name in regathered for each in used)
         memory_of = _find_memory(program) if is_freed else {}
     if memory_of is None:
         regathered = set()
@@ -112,7 +112,7 @@ def _find_memory(program: LocalProgram) -> dict[str, str] | None:
 class _Used(NamedTuple):
     """A parameter that operators read: as it is stored, and as the graph uses it."""
 
-    stored: StoredParameter
+    stored: PlacedParameter
     use: ParameterUse
 
 
@@ -123,7 +123,7 @@ def _gather_groups(
     groups = []
     for members in _grouped(used, "gather", spec, regathered):
         first = members[0]
-        is_freed = bool(first.stored.shard_axes) and first.use.name in regathered
+        is_freed = bool(first.stored.placement.shard_axes) and first.use.name in regathered
         groups.append(ParameterGroup(*_columns(members), mesh, rank, is_freed, dtype=first.use.dtype))
     return groups
 
@@ -155,7 +155,7 @@ def _grouped(used: Sequence[_Used], way: Way, spec: RunSpec, regathered: Collect
     return [[used[i] for i in members] for members in _of_one_type(together, types)]
 
 
-def _columns(members: Sequence[_Used]) -> tuple[list[StoredParameter], list[str], Axes]:
+def _columns(members: Sequence[_Used]) -> tuple[list[PlacedParameter], list[str], Axes]:
     """Return the members of a group, their placeholders, and the axes along which their gradients are partial."""
     return [stored for stored, _ in members], [use.node.name for _, use in members], members[0].use.partial_axes
 

@@ -12,7 +12,8 @@ from torch import Tensor, fx
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.execute.executor import Executor
-from msrun.runtime.execute.parameters import ParameterGroup, StoredParameter
+from msrun.runtime.execute.parameters import ParameterGroup
+from msrun.runtime.execute.placement import PlacedParameter
 from msrun.runtime.execute.step import Step, ValueOnItsWay, arrived, full_like
 from msrun.runtime.nn.random_stream import slices_of_batch
 from msrun.runtime.parallel.batch.accumulation import check_loss, hand_out
@@ -36,7 +37,7 @@ class CompiledCall:
     program: LocalProgram
     segments: list[Segment]
     executor: Executor
-    stored: list[StoredParameter]
+    stored: list[PlacedParameter]
     """Trainable parameters that the program uses: their gradients come back in this order."""
     groups: list[ParameterGroup]
     parts: BatchParts

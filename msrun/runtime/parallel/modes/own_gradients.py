@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from msrun.runtime.execute.placement import placement_of
 from msrun.runtime.execute.row_gradients import start_row_sum
 from msrun.runtime.execute.transfers import start_all_reduce
 from msrun.runtime.parallel.modes.hybrid import is_layerwise
-from msrun.runtime.parallel.parameters.placement import placement_of
 from msrun.runtime.server.remote import find_remote
 
 _of_rows: WeakTensorKeyDictionary = WeakTensorKeyDictionary()

@@ -14,7 +14,8 @@ from typing import Literal
 from torch import Tensor, nn
 
 from msrun.errors import StrategyError
-from msrun.runtime.execute.parameters import NEVER_FUSE, StoredParameter
+from msrun.runtime.execute.parameters import NEVER_FUSE
+from msrun.runtime.execute.placement import PlacedParameter
 from msrun.runtime.parallel.parameters.fusion_config import FusionConfig, MessageRule
 from msrun.runtime.sharding.layout import Axes
 
@@ -45,7 +46,7 @@ def fusion_id_of(parameter: nn.Parameter) -> int | None:
 
 
 def group_parameters(
-    parameters: Sequence[tuple[StoredParameter, Axes]],
+    parameters: Sequence[tuple[PlacedParameter, Axes]],
     way: Way = "gather",
     config: FusionConfig | None = None,
     *,
@@ -74,10 +75,11 @@ def group_parameters(
         is_large = stored.name in alone or (stored.fusion_id is None and _is_large(value, size, rule))
         is_alone = not config.is_open or stored.fusion_id == NEVER_FUSE or is_large
         fused_by = bisect_right(rule.boundaries, reduced) if stored.fusion_id is None else ("id", stored.fusion_id)
-        if not stored.shard_axes and partial_axes and is_trained:
+        placed = stored.placement
+        if not placed.shard_axes and partial_axes and is_trained:
             reduced += 1
         is_regathered = stored.name in regathered
-        key = (stored.shard_axes, partial_axes, value.dtype, is_trained, fused_by, is_regathered, stored.on_host)
+        key = (placed.shard_axes, partial_axes, value.dtype, is_trained, fused_by, is_regathered, placed.on_host)
         number = open_groups.get(key)
         is_small = number is not None and (rule.most_bytes is None or sizes[number] + size <= rule.most_bytes)
         if number is None or is_alone or not (is_small or stored.fusion_id is not None):
@@ -95,7 +97,7 @@ def _is_large(value: Tensor, size: int, rule: MessageRule) -> bool:
     return rule.alone_bytes is not None and size >= rule.alone_bytes and value.device.type == "cpu"
 
 
-def _rule_of(stored: StoredParameter, way: Way, config: FusionConfig) -> MessageRule:
-    if not stored.shard_axes:
+def _rule_of(stored: PlacedParameter, way: Way, config: FusionConfig) -> MessageRule:
+    if not stored.placement.shard_axes:
         return config.allreduce
     return config.allgather if way == "gather" else config.reducescatter

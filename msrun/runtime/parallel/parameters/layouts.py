@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from msrun.errors import CheckpointError, near_miss
+from msrun.runtime.execute.placement import Placement, placement_of
 from msrun.runtime.parallel.parameters.network_state import find_box, find_network_state
-from msrun.runtime.parallel.parameters.placement import Placement, placement_of
 from msrun.runtime.sharding.box import Box
 from msrun.runtime.world import world
 

@@ -17,11 +17,11 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from msrun.errors import ParallelError
 from msrun.runtime import world
+from msrun.runtime.execute.placement import Placement
 from msrun.runtime.execute.plain_tensors import plain
 from msrun.runtime.groups import ranks_group
 from msrun.runtime.parallel.parameters.part import Part
 from msrun.runtime.parallel.parameters.part_functions import as_part
-from msrun.runtime.parallel.parameters.placement import Placement
 from msrun.runtime.sharding.layout import Mesh, TensorLayout
 
 

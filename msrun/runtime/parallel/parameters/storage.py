@@ -12,14 +12,13 @@ from torch import Tensor, nn
 
 from msrun.errors import StrategyError
 from msrun.runtime import world
-from msrun.runtime.execute.parameters import StoredParameter
+from msrun.runtime.execute.placement import PlacedParameter, Placement, placement_of, placements
 from msrun.runtime.execute.plain_tensors import plain
 from msrun.runtime.nn.deferred_init import deferred_tensors, replay_deferred, tape_states
 from msrun.runtime.nn.put_value import put_value
 from msrun.runtime.parallel.parameters.fusion import fusion_id_of
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, choose_shard_axes
 from msrun.runtime.parallel.parameters.part import become_part
-from msrun.runtime.parallel.parameters.placement import Placement, placement_of, placements
 from msrun.runtime.parallel.parameters.state_dicts import exchange_state
 from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.partition.program import LocalProgram, ParameterUse
@@ -68,7 +67,7 @@ class ParameterStorage:
         self._rank = rank
         self._hsdp = hsdp
         self._stages = StageHolders({}, ())
-        self.stored: dict[str, StoredParameter] = {}
+        self.stored: dict[str, PlacedParameter] = {}
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -96,7 +95,7 @@ class ParameterStorage:
         named = self._root.named_parameters()
         return {name: found.on_host for name, value in named if (found := placement_of(value)) is not None}
 
-    def decide(self, program: LocalProgram) -> dict[str, StoredParameter]:
+    def decide(self, program: LocalProgram) -> dict[str, PlacedParameter]:
         """Return how every parameter is stored, or would be for this program."""
         return self.stored if self._is_complete else self._decide_all(program)
 
@@ -141,7 +140,7 @@ class ParameterStorage:
             return []
         self._stages = stages or self._stages
         self.stored = stored = self._decide_all(program)
-        new = {name: self._placement(item) for name, item in stored.items() if placement_of(item.parameter) is None}
+        new = {name: item.placement for name, item in stored.items() if placement_of(item.parameter) is None}
         notes = self._agree(new.keys())
         self._fill(new)
         for name, placement in new.items():
@@ -170,37 +169,18 @@ class ParameterStorage:
             name: id(stored.parameter) for name, stored in self.stored.items()
         }
 
-    def _decide_all(self, program: LocalProgram) -> dict[str, StoredParameter]:
+    def _decide_all(self, program: LocalProgram) -> dict[str, PlacedParameter]:
         return {
             name: self._decide(name, parameter, program.parameters.get(name), on_host=name in program.host_parameters)
             for name, parameter in self._root.named_parameters()
         }
 
-    def _placement(self, item: StoredParameter) -> Placement:
-        return Placement(
-            user_name(item.name),
-            item.shape,
-            item.used,
-            item.shard_axes,
-            item.reason,
-            self._mesh,
-            self._rank,
-            world.get_group_size(),
-            self._stages.holders.get(item.name, ()),
-            self._stages.ranks(item.name),
-            self._stages.is_held(item.name),
-            item.on_host,
-        )
-
     def _decide(
         self, name: str, parameter: nn.Parameter, use: ParameterUse | None, *, on_host: bool
-    ) -> StoredParameter:
+    ) -> PlacedParameter:
         placed = placement_of(parameter)
         if placed is not None:
-            fusion_id = fusion_id_of(parameter)
-            return StoredParameter(
-                name, parameter, placed.shape, placed.used, placed.shard_axes, placed.reason, fusion_id, placed.on_host
-            )
+            return PlacedParameter(name, parameter, placed, fusion_id_of(parameter))
         shape = tuple(parameter.shape)
         used = use.layout if use is not None else TensorLayout.replicated(len(shape))
         axes, reason = choose_shard_axes(
@@ -216,14 +196,29 @@ class ParameterStorage:
             axes, reason = (), "the graph does not use it"
         elif use.has_row_gradient and self._hsdp is not None:
             axes, reason = (), "its gradient has rows alone, of which no rank keeps a part"
-        return StoredParameter(name, parameter, shape, used, axes, reason, fusion_id_of(parameter), on_host)
+        placed = Placement(
+            user_name(name),
+            shape,
+            used,
+            axes,
+            reason,
+            self._mesh,
+            self._rank,
+            world.get_group_size(),
+            self._stages.holders.get(name, ()),
+            self._stages.ranks(name),
+            self._stages.is_held(name),
+            on_host,
+        )
+        return PlacedParameter(name, parameter, placed, fusion_id_of(parameter))
 
-    def _check_same(self, program: LocalProgram, stored: Mapping[str, StoredParameter]) -> None:
+    def _check_same(self, program: LocalProgram, stored: Mapping[str, PlacedParameter]) -> None:
         for name, use in program.parameters.items():
-            if use.layout != stored[name].used:
+            used = stored[name].placement.used
+            if use.layout != used:
                 raise StrategyError(
                     f"parameter {name}: this call uses it as {use.layout.numbers(self._mesh)} but it is stored as "
-                    f"{stored[name].used.numbers(self._mesh)} since the first call; use it alike in every call"
+                    f"{used.numbers(self._mesh)} since the first call; use it alike in every call"
                 )
 
     def _check_stages(self, stages: StageHolders | None) -> None:

@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, fx
 
 from msrun.errors import CaptureError, StrategyError
-from msrun.runtime.execute.parameters import ParameterGroup, StoredParameter
+from msrun.runtime.execute.parameters import ParameterGroup
+from msrun.runtime.execute.placement import PlacedParameter
 from msrun.runtime.execute.step import arrived
 from msrun.runtime.execute.traffic import traffic
 from msrun.runtime.execute.transfers import start_all_reduce
@@ -47,7 +48,7 @@ class PipelinedCall:
     """All of them."""
     own: dict[int, CompiledCall]
     """stage -> its program on this rank, for the stages that it holds"""
-    tied: dict[str, StoredParameter]
+    tied: dict[str, PlacedParameter]
     """Trainable parameters that this rank shares with other ranks of its line, and that this call uses somewhere."""
     holders: dict[str, tuple[int, ...]]
     """parameter name -> stages that hold it"""
@@ -81,7 +82,7 @@ class PipelinedCall:
         return "\n".join(texts)
 
     @property
-    def stored(self) -> list[StoredParameter]:
+    def stored(self) -> list[PlacedParameter]:
         """Trainable parameters that this rank holds: their gradients come back in this order."""
         return list(({item.name: item for call in self.own.values() for item in call.stored} | self.tied).values())
 

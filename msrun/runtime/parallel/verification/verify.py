@@ -25,15 +25,15 @@ from msrun import contract
 from msrun.errors import UnverifiableError
 from msrun.runtime import world
 from msrun.runtime.agreement import gather
+from msrun.runtime.execute.placement import is_held
 from msrun.runtime.execute.plain_tensors import plain
 from msrun.runtime.nn.random_state import put_random_state, take_random_state
 from msrun.runtime.nn.replaced import current
 from msrun.runtime.parallel.batch.divided_batch import find_parts, find_wrappers
 from msrun.runtime.parallel.batch.parts import find_tensors
-from msrun.runtime.parallel.compilation.announcement import log
 from msrun.runtime.parallel.parameters.network_state import Chunk, find_box
-from msrun.runtime.parallel.parameters.placement import is_held
 from msrun.runtime.parallel.parameters.whole import join_chunks, whole_parameters
+from msrun.runtime.parallel.plan import log
 from msrun.runtime.parallel.scaling import replica_scales
 from msrun.runtime.parallel.settings import REPLICA_MODES
 from msrun.runtime.parallel.user_name import user_name

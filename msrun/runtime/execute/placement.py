@@ -1,4 +1,4 @@
-"""Placement: which part of a parameter a rank holds, and what is known of every parameter that AutoParallel placed."""
+"""Placement: which part of a parameter a rank holds. One record for every parameter that AutoParallel placed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from msrun.errors import ParallelError
 from msrun.runtime import world
-from msrun.runtime.execute.parameters import layout_at_rest
+from msrun.runtime.execute.plain_tensors import plain
 from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout
 
 
@@ -23,8 +23,11 @@ class Placement:
     shape: tuple[int, ...]
     """Of the whole."""
     used: TensorLayout
+    """Of the part that operators read."""
     shard_axes: Axes
+    """Further cut of dimension 0 by optimizer parallel; empty when left whole."""
     reason: str
+    """Why it is cut, or why it is left whole."""
     mesh: Mesh
     rank: int
     world_size: int
@@ -44,7 +47,9 @@ class Placement:
     @cached_property
     def stored(self) -> TensorLayout:
         """The layout at rest."""
-        return layout_at_rest(self.used, self.shard_axes)
+        if not self.shard_axes:
+            return self.used
+        return TensorLayout((self.used.split[0] + self.shard_axes, *self.used.split[1:]))
 
     @cached_property
     def slices(self) -> tuple[slice, ...]:
@@ -118,6 +123,24 @@ class Placement:
     def cut(self, whole: Tensor) -> Tensor:
         """Return this rank's part of a whole tensor, which shares its memory; none on the ranks of other stages."""
         return whole[self.slices] if self.is_held else whole.new_empty(self.local_shape)
+
+
+@dataclass(frozen=True)
+class PlacedParameter:
+    """A parameter of a network with its placement."""
+
+    name: str
+    """In the network."""
+    parameter: nn.Parameter
+    """The user's object; holds this rank's part once it is in place."""
+    placement: Placement
+    fusion_id: int | None = None
+    """Of `set_comm_fusion`; None: fused by size."""
+
+    @property
+    def part(self) -> Tensor:
+        """This rank's part as a plain tensor that shares the parameter's memory."""
+        return plain(self.parameter)
 
 
 placements: WeakTensorKeyDictionary = WeakTensorKeyDictionary()

@@ -148,7 +148,7 @@ def weight_difference(network, step, right, rank):
         whole = right[name].detach()
         if stored:
             item = stored[id(parameter)]
-            whole = whole[item.stored.slices(storage._mesh, whole.shape, rank)]
+            whole = whole[item.placement.slices]
         assert parameter.shape == whole.shape, name
         worst = max(worst, float((local(parameter) - whole).abs().max() / right[name].detach().abs().max()))
     return worst

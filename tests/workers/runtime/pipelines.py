@@ -168,7 +168,7 @@ def compare_weights(network, step, right, rank):
         held.append(name)
         whole = right[name].detach()
         item = stored[id(parameter)]
-        part = whole[item.stored.slices(storage._mesh, whole.shape, rank)]
+        part = whole[item.placement.slices]
         assert parameter.shape == part.shape, name
         worst = max(worst, float((local(parameter) - part).abs().max() / whole.abs().max()))
     return worst, held

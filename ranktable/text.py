@@ -1,4 +1,4 @@
-"""How values are written: names that are safe to print, counted nouns, runs of numbers, JSON that a person can read."""
+"""How values are written: names that are safe to print, counted nouns, JSON that a person can read."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from msrun import contract
 from msrun.agent.attempt import HostResult
@@ -27,15 +27,15 @@ from msrun.agent.supervisor import Supervisor
 from msrun.agent.warm.warm_start import WarmStart, start_warm
 from msrun.agent.watch.progress_board import PROGRESS_BOARD, ProgressBoard
 from msrun.cluster.control import Control
-from msrun.cluster.failure import FailureReport, JobFailure, merge_failures
+from msrun.cluster.failure import FailureReport, JobFailure
 from msrun.cluster.membership import Membership
 from msrun.cluster.messages import Channel
 from msrun.cluster.rendezvous import listen
-from msrun.launch.console import Console, say
+from msrun.launch.console import say
 from msrun.launch.directory.lock import JobLock
 from msrun.launch.directory.log_directory import EventLog, prepare_log_directory
-from msrun.launch.failure import build_failure, report_failure, write_failure
-from msrun.launch.metrics_file import MetricsFile
+from msrun.launch.failure import failure_of_job, report_failure, write_failure
+from msrun.launch.job_display import Display, JobDisplay
 from msrun.launch.own_package import describe_shadowed_package
 from msrun.launch.preflight.restart_check import check_restart
 from msrun.launch.rank_table_file import check_rank_table, linked_table, write_rank_table
@@ -45,7 +45,6 @@ from msrun.planning.environment import server_environment
 from msrun.planning.host_seat import Seating
 from msrun.planning.placement.host import HostFacts, place_devices
 from msrun.planning.plan import LaunchPlan
-from msrun.planning.ranks import all_workers
 from msrun.planning.spec import LaunchSpec
 
 RECORD_S = 2.0
@@ -65,13 +64,6 @@ class JobResult:
     def exit_code(self) -> int:
         """What `msrun` exits with."""
         return self.failure.exit_code if self.failure else contract.EXIT_OK
-
-
-class Display(Observer, Protocol):
-    """Who is told of a job's moments, and of its end."""
-
-    def finish(self, summary: str) -> None:
-        """Everything has ended; `summary` is empty when the job failed."""
 
 
 @dataclass(frozen=True)
@@ -189,22 +181,19 @@ def run_job(
         UsageError: something is wrong that was seen before any process started.
         ClusterError: several hosts did not come together; nothing was started.
     """
-    facts = look_at_host(spec, caller)
-    job_id = job_id or new_job_id()
-    early_server = part.early_server if part else None
-    ours = {early_server.pid} if early_server else set()
-    strangers = frozenset(descendants(os.getpid())) - ours  # `monitor & exec msrun` makes the monitor a child of msrun
+    facts, job_id = look_at_host(spec, caller), job_id or new_job_id()
     with contextlib.ExitStack() as stack:
         open_files = raise_open_files()
         stack.callback(set_open_files, open_files)
         # From here on a signal never ends msrun without cleaning up.
         signals = stack.enter_context(SignalPipe(spec.forward_signals, ignore_afterwards=is_last))
-        if part:
-            part.on_signals(signals)
-        control = part.control if part else None
+        control = None
         if spec.is_several:
             _check_part(spec, facts)
-        if spec.is_several and control is None:
+        if part:
+            part.on_signals(signals)
+            control = part.control
+        elif spec.is_several:
             from msrun.launch.gather import Gathering
 
             gathering = Gathering(spec, facts.name, signals, lambda text: say(text, quiet=quiet), job_id)
@@ -230,32 +219,19 @@ def run_job(
         prepare_log_directory(plan)
         write_rank_table(plan, table_text)
         on_directory(job_id, spec.log_dir)
-        console = (
-            part.display(plan)
-            if part
-            else Console(plan, quiet=quiet, is_raw=spec.is_raw_tail, has_progress=spec.has_progress_line)
-        )
-        metrics = (
-            MetricsFile(spec.metrics_file, plan, are_workers_here=True) if spec.metrics_file and not part else None
-        )
-        shown: tuple[Observer, ...] = (console, metrics) if metrics else (console,)
-        limit_s = spec.heartbeat_time_out_s
-        warm = WarmStart(early_imports(spec, caller), 60 * spec.warm_time_min) if spec.is_warm else None
-        result, report = _run(
-            spec, plan, caller, signals, listener, shown, strangers, stack, control, part, limit_s, warm, open_files
-        )
-        failure = build_failure(plan, result)
-        if failure and report:
-            failure = merge_failures(report.failure, [failure])
-        if metrics:
-            metrics.finish(result.last.membership, failure.exit_code if failure else contract.EXIT_OK)
+        display = part.display(plan) if part else _open_display(spec, plan, quiet=quiet)
+        result, report = _run(spec, plan, caller, signals, listener, display, stack, control, part, open_files)
+        failure = failure_of_job(plan, result, report)
         if failure and (problem := write_failure(plan, failure)):
-            console.note("note", {"text": problem})
-        restarts = len(result.attempts) - 1
-        where = f" on {len(plan.fleet)} hosts" if plan.fleet else ""
-        again = f" after restart {restarts}" if restarts else ""
-        console.finish("" if failure else f"{all_workers(plan.world_size)}{where} finished successfully{again}")
+            display.say(problem)
+        display.finish(failure, result.last.membership, len(result.attempts) - 1)
         return JobResult(plan, failure, result.survivors)
+
+
+def _open_display(spec: LaunchSpec, plan: LaunchPlan, *, quiet: bool) -> JobDisplay:
+    display = JobDisplay(spec, plan, quiet=quiet)
+    display.open_metrics()
+    return display
 
 
 def _check_part(spec: LaunchSpec, facts: HostFacts) -> None:
@@ -278,15 +254,16 @@ def _run(
     caller: Mapping[str, str],
     signals: SignalPipe,
     listener: socket.socket,
-    shown: tuple[Observer, ...],
-    strangers: frozenset[int],
+    display: Display,
     stack: contextlib.ExitStack,
     control: Control | None,
     part: AgentPart | None,
-    stopped_limit_s: float,
-    warm: WarmStart | None,
     open_files: int,
 ) -> tuple[HostResult, FailureReport | None]:
+    server, home = (part.early_server, part.home) if part else (None, plan.log_dir)
+    # `monitor & exec msrun` makes the monitor a child of msrun
+    strangers = frozenset(descendants(os.getpid())) - ({server.pid} if server else set())
+    warm = WarmStart(early_imports(spec, caller), 60 * spec.warm_time_min) if spec.is_warm else None
     host = plan.hosts[0]
     events = EventLog(Path(plan.log_dir) / contract.EVENTS_JSONL)
     stack.callback(events.close)
@@ -295,7 +272,6 @@ def _run(
     scheduler = Channel(ours)
     stack.callback(scheduler.close)
     env, folder = server_environment(caller, host.common_env), host.working_directory
-    server, home = (part.early_server, part.home) if part else (None, plan.log_dir)
     with open_scheduler_log(plan) as log, theirs:
         if server is not None and not server.can_serve(env, folder):
             server.kill()
@@ -311,8 +287,8 @@ def _run(
     board = ProgressBoard(Path(plan.run_dir, PROGRESS_BOARD), plan.world_size)
     stack.callback(board.close)
     has_store = control is None or control.meeting is None or control.store_listener is not None
-    observers: list[Observer] = [events, SchedulerRecord(scheduler, plan, has_store=has_store), *shown]
-    more: Any = {"caller": caller, "strangers": strangers, "home": home, "stopped_limit_s": stopped_limit_s}
+    observers: list[Observer] = [events, SchedulerRecord(scheduler, plan, has_store=has_store), *display.observers]
+    more: Any = {"caller": caller, "strangers": strangers, "home": home, "stopped_limit_s": spec.heartbeat_time_out_s}
     more["check_again"] = partial(check_restart, spec, caller)
     if control is None:
         supervisor = Supervisor(plan, host, server, board, observers, **more)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from msrun.planning.ranks import fold_ranks
+from ranktable.hostlist.ranges import runs_of
 
 
 @dataclass(frozen=True)
@@ -82,13 +83,7 @@ def render_seats(hosts: Sequence[HostSeat]) -> list[str]:
 
 def _runs(numbers: Iterable[int]) -> list[list[int]]:
     """Return numbers as runs [first, count], in their order."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == sum(runs[-1]):
-            runs[-1][1] += 1
-        else:
-            runs.append([number, 1])
-    return runs
+    return [[first, last - first + 1] for first, last in runs_of(numbers)]
 
 
 def _numbers(runs: Iterable[Sequence[int]]) -> tuple[int, ...]:

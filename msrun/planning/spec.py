@@ -21,6 +21,8 @@ from msrun.planning.placement.bind_options import CoreBinding
 from msrun.planning.program import Program
 from msrun.planning.settings import Setting
 from msrun.planning.tls_spec import TlsSpec
+from ranktable.hostlist.brackets import shorten
+from ranktable.hostlist.ranges import RangeError, read_range
 
 StartMethod = Literal["auto", "fork", "exec"]
 DeviceTarget = Literal["auto", "cpu", "gpu", "ascend"]
@@ -316,16 +318,15 @@ def parse_tail(text: str, worker_num: int) -> tuple[int, ...]:
     if word in ("none", ""):
         return ()
     ranks: dict[int, None] = {}
+    place = f"--tail_worker_log {shorten(text)}"
     for piece in word.split(","):
-        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", piece)
-        if not match:
-            raise UsageError(f"--tail_worker_log {text}: {piece!r} is no rank; give all, none, or ranks such as 0,2-3")
-        first, last = int(match[1]), int(match[2] or match[1])
-        if first > last or last >= worker_num:
-            raise UsageError(
-                f"--tail_worker_log {text}: {piece.strip()} is outside this job; its ranks are 0 to {worker_num - 1}"
-            )
-        ranks.update(dict.fromkeys(range(first, last + 1)))
+        try:
+            ranks.update(dict.fromkeys(read_range("-".join(map(str.strip, piece.split("-"))), worker_num - 1).numbers))
+        except RangeError as error:
+            why = f"{shorten(piece)!r} is no rank; give all, none, or ranks such as 0,2-3"
+            if error.reason != "form":
+                why = f"{piece.strip()} is outside this job; its ranks are 0 to {worker_num - 1}"
+            raise UsageError(f"{place}: {why}") from None
     return tuple(ranks)
 
 

@@ -84,7 +84,6 @@ class Survey(Entry):
     """A whole table, or one group of a table whose groups are rank tables of their own."""
 
     servers: tuple[ServerEntry, ...] = ()
-    declared_server_count: int | None = None
     dialect: str = "1.0"
     """Short name of the dialect that the file is written in."""
     super_pods: tuple[HoldingEntry, ...] = ()

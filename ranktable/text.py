@@ -1,4 +1,4 @@
-"""How values are written: names that are safe to print, counted nouns, runs of numbers, JSON that a person can read."""
+"""How values are written: names that are safe to print, counted nouns, JSON that a person can read."""
 
 from __future__ import annotations
 
@@ -15,21 +15,6 @@ def plain(text: str) -> str:
 def count_noun(number: int, noun: str) -> str:
     """Return `1 server`, `2 servers`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def fold_numbers(numbers: list[int]) -> str:
-    """Return ascending numbers with runs written as ranges.
-
-    >>> fold_numbers([0, 1, 2, 7])
-    '0-2, 7'
-    """
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 _INDENT = "  "

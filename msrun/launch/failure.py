@@ -11,7 +11,7 @@ from pathlib import Path
 from msrun import contract
 from msrun.agent.attempt import Attempt, HostResult
 from msrun.agent.processes.wait_status import describe_status, exit_code_of, signal_name
-from msrun.cluster.failure import FailureReport, JobFailure, WorkerFailure
+from msrun.cluster.failure import FailureReport, JobFailure, WorkerFailure, merge_failures
 from msrun.cluster.membership import Member, WorkerState
 from msrun.errors import HangTimeout
 from msrun.launch.directory.log_directory import write_private
@@ -62,6 +62,12 @@ def build_failure(plan: LaunchPlan, result: HostResult) -> JobFailure | None:
         f"{f', {failure.hint}' if failure.hint else ''}, after {failure.run_time_s:.1f} s"
     )
     return JobFailure(plan.job_id, exit_code_of(first.wait_status), reason, failure, [], others, earlier)
+
+
+def failure_of_job(plan: LaunchPlan, result: HostResult, report: FailureReport | None) -> JobFailure | None:
+    """Return why the job failed: for the reason of `report`, which the coordinator told all hosts, if there is one."""
+    failure = build_failure(plan, result)
+    return merge_failures(report.failure, [failure]) if failure and report else failure
 
 
 def report_failure(plan: LaunchPlan, attempt: Attempt) -> FailureReport:

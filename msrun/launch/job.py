@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from msrun import contract
 from msrun.agent.attempt import HostResult
@@ -27,25 +27,24 @@ from msrun.agent.supervisor import Supervisor
 from msrun.agent.warm.warm_start import WarmStart, start_warm
 from msrun.agent.watch.progress_board import PROGRESS_BOARD, ProgressBoard
 from msrun.cluster.control import Control
-from msrun.cluster.failure import FailureReport, JobFailure, merge_failures
+from msrun.cluster.failure import FailureReport, JobFailure
 from msrun.cluster.membership import Membership
 from msrun.cluster.messages import Channel
 from msrun.cluster.rendezvous import listen
-from msrun.launch.console import Console, say
+from msrun.launch.console import say
 from msrun.launch.directory.lock import JobLock
 from msrun.launch.directory.log_directory import EventLog, prepare_log_directory
-from msrun.launch.failure import build_failure, report_failure, write_failure
-from msrun.launch.metrics_file import MetricsFile
+from msrun.launch.failure import failure_of_job, report_failure, write_failure
+from msrun.launch.job_display import Display, JobDisplay
 from msrun.launch.own_package import describe_shadowed_package
 from msrun.launch.preflight.restart_check import check_restart
 from msrun.launch.rank_table_file import check_rank_table, linked_table, write_rank_table
 from msrun.planning.build import build_plan
 from msrun.planning.early_server import early_imports
 from msrun.planning.environment import server_environment
-from msrun.planning.host_seat import Seating
+from msrun.planning.host_assignment import Fleet
 from msrun.planning.placement.host import HostFacts, place_devices
 from msrun.planning.plan import LaunchPlan
-from msrun.planning.ranks import all_workers
 from msrun.planning.spec import LaunchSpec
 
 RECORD_S = 2.0
@@ -65,13 +64,6 @@ class JobResult:
     def exit_code(self) -> int:
         """What `msrun` exits with."""
         return self.failure.exit_code if self.failure else contract.EXIT_OK
-
-
-class Display(Observer, Protocol):
-    """Who is told of a job's moments, and of its end."""
-
-    def finish(self, summary: str) -> None:
-        """Everything has ended; `summary` is empty when the job failed."""
 
 
 @dataclass(frozen=True)
@@ -95,14 +87,14 @@ def plan_dry_run(spec: LaunchSpec, caller: Mapping[str, str]) -> LaunchPlan:
     if spec.is_remote:
         return _plan_remote(spec, caller)
     facts = look_at_host(spec, caller)
-    seating = None
+    fleet = None
     if spec.is_several:
-        from msrun.launch.gather import assume_seating, local_part
+        from msrun.launch.rendezvous import assume_fleet, local_part
 
-        seating = assume_seating(spec, facts)
-        spec = local_part(spec, seating)
-    port = 0 if seating else spec.master_port  # of several hosts, the store's port is chosen at start
-    return plan_part(spec, facts, caller, job_id="JOB", seating=seating, master_port=port)
+        fleet = assume_fleet(spec, facts)
+        spec = local_part(spec, fleet)
+    port = 0 if fleet else spec.master_port  # of several hosts, the store's port is chosen at start
+    return plan_part(spec, facts, caller, job_id="JOB", fleet=fleet, master_port=port)
 
 
 def look_at_host(spec: LaunchSpec, caller: Mapping[str, str]) -> HostFacts:
@@ -117,7 +109,7 @@ def plan_part(
     caller: Mapping[str, str],
     *,
     job_id: str,
-    seating: Seating | None,
+    fleet: Fleet | None,
     master_port: int,
     server_token: str = "",
 ) -> LaunchPlan:
@@ -126,16 +118,16 @@ def plan_part(
     Raises:
         UsageError: the rank table is wrong, or what `build_plan` raises.
     """
-    node = f"-{seating.node_rank}" if seating else ""
+    node = f"-{fleet.node_rank}" if fleet else ""
     is_linked = spec.rank_table_file is not None and spec.rank_table_file.is_symlink()  # workers get a copy
     plan = build_plan(
         replace(spec, rank_table_file=None) if is_linked else spec,
-        replace(facts, address=seating.own.address) if seating else facts,
+        replace(facts, address=fleet.own.address) if fleet else facts,
         caller=caller,
         job_id=job_id,
         run_dir=str(Path(tempfile.gettempdir(), f"msrun-{job_id}{node}")),
         master_port=master_port,
-        seating=seating,
+        fleet=fleet,
         server_token=server_token,
     )
     if spec.rank_table_file:
@@ -189,27 +181,24 @@ def run_job(
         UsageError: something is wrong that was seen before any process started.
         ClusterError: several hosts did not come together; nothing was started.
     """
-    facts = look_at_host(spec, caller)
-    job_id = job_id or new_job_id()
-    early_server = part.early_server if part else None
-    ours = {early_server.pid} if early_server else set()
-    strangers = frozenset(descendants(os.getpid())) - ours  # `monitor & exec msrun` makes the monitor a child of msrun
+    facts, job_id = look_at_host(spec, caller), job_id or new_job_id()
     with contextlib.ExitStack() as stack:
         open_files = raise_open_files()
         stack.callback(set_open_files, open_files)
         # From here on a signal never ends msrun without cleaning up.
         signals = stack.enter_context(SignalPipe(spec.forward_signals, ignore_afterwards=is_last))
-        if part:
-            part.on_signals(signals)
-        control = part.control if part else None
+        control = None
         if spec.is_several:
             _check_part(spec, facts)
-        if spec.is_several and control is None:
-            from msrun.launch.gather import Gathering
+        if part:
+            part.on_signals(signals)
+            control = part.control
+        elif spec.is_several:
+            from msrun.launch.rendezvous import HostRendezvous
 
-            gathering = Gathering(spec, facts.name, signals, lambda text: say(text, quiet=quiet), job_id)
-            control = stack.enter_context(gathering).meet()
-            spec = gathering.own_part()
+            rendezvous = HostRendezvous(spec, facts.name, signals, lambda text: say(text, quiet=quiet), job_id)
+            control = stack.enter_context(rendezvous).meet()
+            spec = rendezvous.own_part()
         meeting = control.meeting if control else None
         if meeting is not None:
             job_id = meeting.job_id
@@ -221,7 +210,7 @@ def run_job(
             facts,
             caller,
             job_id=job_id,
-            seating=meeting.seating if meeting else None,
+            fleet=meeting.fleet if meeting else None,
             master_port=meeting.store_port if meeting else listener.getsockname()[1],
             server_token=_server_token(spec, job_id),
         )
@@ -230,32 +219,19 @@ def run_job(
         prepare_log_directory(plan)
         write_rank_table(plan, table_text)
         on_directory(job_id, spec.log_dir)
-        console = (
-            part.display(plan)
-            if part
-            else Console(plan, quiet=quiet, is_raw=spec.is_raw_tail, has_progress=spec.has_progress_line)
-        )
-        metrics = (
-            MetricsFile(spec.metrics_file, plan, are_workers_here=True) if spec.metrics_file and not part else None
-        )
-        shown: tuple[Observer, ...] = (console, metrics) if metrics else (console,)
-        limit_s = spec.heartbeat_time_out_s
-        warm = WarmStart(early_imports(spec, caller), 60 * spec.warm_time_min) if spec.is_warm else None
-        result, report = _run(
-            spec, plan, caller, signals, listener, shown, strangers, stack, control, part, limit_s, warm, open_files
-        )
-        failure = build_failure(plan, result)
-        if failure and report:
-            failure = merge_failures(report.failure, [failure])
-        if metrics:
-            metrics.finish(result.last.membership, failure.exit_code if failure else contract.EXIT_OK)
+        display = part.display(plan) if part else _open_display(spec, plan, quiet=quiet)
+        result, report = _run(spec, plan, caller, signals, listener, display, stack, control, part, open_files)
+        failure = failure_of_job(plan, result, report)
         if failure and (problem := write_failure(plan, failure)):
-            console.note("note", {"text": problem})
-        restarts = len(result.attempts) - 1
-        where = f" on {len(plan.fleet)} hosts" if plan.fleet else ""
-        again = f" after restart {restarts}" if restarts else ""
-        console.finish("" if failure else f"{all_workers(plan.world_size)}{where} finished successfully{again}")
+            display.say(problem)
+        display.finish(failure, result.last.membership, len(result.attempts) - 1)
         return JobResult(plan, failure, result.survivors)
+
+
+def _open_display(spec: LaunchSpec, plan: LaunchPlan, *, quiet: bool) -> JobDisplay:
+    display = JobDisplay(spec, plan, quiet=quiet)
+    display.open_metrics()
+    return display
 
 
 def _check_part(spec: LaunchSpec, facts: HostFacts) -> None:
@@ -278,15 +254,16 @@ def _run(
     caller: Mapping[str, str],
     signals: SignalPipe,
     listener: socket.socket,
-    shown: tuple[Observer, ...],
-    strangers: frozenset[int],
+    display: Display,
     stack: contextlib.ExitStack,
     control: Control | None,
     part: AgentPart | None,
-    stopped_limit_s: float,
-    warm: WarmStart | None,
     open_files: int,
 ) -> tuple[HostResult, FailureReport | None]:
+    server, home = (part.early_server, part.home) if part else (None, plan.log_dir)
+    # `monitor & exec msrun` makes the monitor a child of msrun
+    strangers = frozenset(descendants(os.getpid())) - ({server.pid} if server else set())
+    warm = WarmStart(early_imports(spec, caller), 60 * spec.warm_time_min) if spec.is_warm else None
     host = plan.hosts[0]
     events = EventLog(Path(plan.log_dir) / contract.EVENTS_JSONL)
     stack.callback(events.close)
@@ -295,7 +272,6 @@ def _run(
     scheduler = Channel(ours)
     stack.callback(scheduler.close)
     env, folder = server_environment(caller, host.common_env), host.working_directory
-    server, home = (part.early_server, part.home) if part else (None, plan.log_dir)
     with open_scheduler_log(plan) as log, theirs:
         if server is not None and not server.can_serve(env, folder):
             server.kill()
@@ -311,8 +287,8 @@ def _run(
     board = ProgressBoard(Path(plan.run_dir, PROGRESS_BOARD), plan.world_size)
     stack.callback(board.close)
     has_store = control is None or control.meeting is None or control.store_listener is not None
-    observers: list[Observer] = [events, SchedulerRecord(scheduler, plan, has_store=has_store), *shown]
-    more: Any = {"caller": caller, "strangers": strangers, "home": home, "stopped_limit_s": stopped_limit_s}
+    observers: list[Observer] = [events, SchedulerRecord(scheduler, plan, has_store=has_store), *display.observers]
+    more: Any = {"caller": caller, "strangers": strangers, "home": home, "stopped_limit_s": spec.heartbeat_time_out_s}
     more["check_again"] = partial(check_restart, spec, caller)
     if control is None:
         supervisor = Supervisor(plan, host, server, board, observers, **more)

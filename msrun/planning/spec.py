@@ -12,7 +12,7 @@ from typing import Literal
 
 from msrun import contract
 from msrun.errors import UsageError, near_miss
-from msrun.planning.host_seat import HostSeat
+from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.forwarded import check_patterns
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.hosts.ssh_settings import SshSettings, check_ssh_settings
@@ -21,6 +21,8 @@ from msrun.planning.placement.bind_options import CoreBinding
 from msrun.planning.program import Program
 from msrun.planning.settings import Setting
 from msrun.planning.tls_spec import TlsSpec
+from ranktable.hostlist.brackets import shorten
+from ranktable.hostlist.ranges import RangeError, read_range
 
 StartMethod = Literal["auto", "fork", "exec"]
 DeviceTarget = Literal["auto", "cpu", "gpu", "ascend"]
@@ -109,7 +111,7 @@ class LaunchSpec:
     """How long a host of a job of several may give no sign of life."""
     tls: TlsSpec | None = None
     """How the hosts of a job of several encrypt what they and the scheduler say; None = not at all."""
-    table_hosts: tuple[HostSeat, ...] = ()
+    table_hosts: tuple[HostAssignment, ...] = ()
     """The hosts of a rank table, in the order of their node_rank; one is this host, unless there are `host_entries`.
     Of an ordinary job on one host also that host, when it was given with its devices."""
     worker_log_dir: Path | None = None
@@ -149,8 +151,8 @@ class LaunchSpec:
     @property
     def own_device_ids(self) -> tuple[int, ...]:
         """The devices that the rank table, or a host list, gives this host; empty when they are not given."""
-        own = (seat for seat in self.table_hosts if seat.node_rank == max(self.node_rank, 0))
-        return next((seat.device_ids for seat in own), ())
+        own = (assignment for assignment in self.table_hosts if assignment.node_rank == max(self.node_rank, 0))
+        return next((assignment.device_ids for assignment in own), ())
 
     @property
     def meeting_port(self) -> int:
@@ -316,16 +318,15 @@ def parse_tail(text: str, worker_num: int) -> tuple[int, ...]:
     if word in ("none", ""):
         return ()
     ranks: dict[int, None] = {}
+    place = f"--tail_worker_log {shorten(text)}"
     for piece in word.split(","):
-        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", piece)
-        if not match:
-            raise UsageError(f"--tail_worker_log {text}: {piece!r} is no rank; give all, none, or ranks such as 0,2-3")
-        first, last = int(match[1]), int(match[2] or match[1])
-        if first > last or last >= worker_num:
-            raise UsageError(
-                f"--tail_worker_log {text}: {piece.strip()} is outside this job; its ranks are 0 to {worker_num - 1}"
-            )
-        ranks.update(dict.fromkeys(range(first, last + 1)))
+        try:
+            ranks.update(dict.fromkeys(read_range("-".join(map(str.strip, piece.split("-"))), worker_num - 1).numbers))
+        except RangeError as error:
+            why = f"{shorten(piece)!r} is no rank; give all, none, or ranks such as 0,2-3"
+            if error.reason != "form":
+                why = f"{piece.strip()} is outside this job; its ranks are 0 to {worker_num - 1}"
+            raise UsageError(f"{place}: {why}") from None
     return tuple(ranks)
 
 

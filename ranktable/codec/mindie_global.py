@@ -26,7 +26,6 @@ from ranktable.errors import BuildError
 from ranktable.model import Group, RankTable, Server
 from ranktable.problem import Problem
 from ranktable.survey import Entry, Survey, find_repeats
-from ranktable.values import parse_number
 
 DIALECT = "mindie-global"
 VERSIONS = ("1.0", "1.2")
@@ -85,7 +84,6 @@ def survey(value: Members) -> Survey:
             path,
             group,
             survey_servers(group, path, "server_list", _SERVER),
-            parse_number(group.get("server_count")),
             DIALECT,
             survey_holdings(group, path, "super_pod_list"),
         )

@@ -107,6 +107,11 @@ class Schema:
         return tuple(field for field in self.fields if field.of is not None)
 
     @cached_property
+    def counted(self) -> tuple[Field, ...]:
+        """The fields that count something."""
+        return tuple(field for field in self.fields if field.count)
+
+    @cached_property
     def kinds(self) -> dict[str, Kind | None]:
         """Kind of each known key; None for a key that may hold anything."""
         return {**dict.fromkeys(self.extras), **{field.name: field.kind for field in self.fields}}
@@ -170,6 +175,25 @@ def walk_objects(holder: Members, path: str, key: str) -> Iterator[tuple[str, di
             yield join_index(base, index), item
 
 
+def walk_tree(
+    members: dict[str, object], schema: Schema, path: str = "", *, enters_unread: bool = True
+) -> Iterator[tuple[dict[str, object], Schema, str]]:
+    """Yield an object and all objects below it that the schema knows, each before those in it, with schema and path."""
+    yield members, schema, path
+    for field in schema.holders:
+        if field.kind == "unread" and not enters_unread:
+            continue
+        inner = schema.within(field.name, members)
+        child = members.get(field.name)
+        if isinstance(child, dict) and field.kind == "object":
+            yield from walk_tree(child, inner, join_key(path, field.name), enters_unread=enters_unread)
+        for place, item in walk_objects(members, path, field.name):
+            if inner.holders:
+                yield from walk_tree(item, inner, place, enters_unread=enters_unread)
+            else:
+                yield item, inner, place
+
+
 def list_objects(holder: Members, key: str) -> list[dict[str, object]]:
     """Return the objects in the array `holder[key]`; what is no object is left out."""
     items = holder.get(key)
@@ -188,19 +212,12 @@ _MAX_NEAR = 64
 """Longest key that may be a misspelt one."""
 
 
-def check_tree(members: Members, schema: Schema, path: str = "") -> list[Problem]:
+def check_tree(members: Members, schema: Schema) -> list[Problem]:
     """Return what is wrong with an object and all objects below it: R4, R5, R31 and the rules that its fields name."""
-    problems = [] if fits(members, schema) else list(_check_object(members, schema, path))
-    for field in schema.holders:
-        if field.kind == "unread":
-            continue
-        inner = schema.within(field.name, members)
-        child = members.get(field.name)
-        if isinstance(child, dict) and field.kind == "object":
-            problems += check_tree(child, inner, join_key(path, field.name))
-        for child_path, child in walk_objects(members, path, field.name):
-            if inner.holders or not fits(child, inner):
-                problems += check_tree(child, inner, child_path)
+    problems: list[Problem] = []
+    for found, its_schema, path in walk_tree(dict(members), schema, enters_unread=False):
+        if not fits(found, its_schema):
+            problems += _check_object(found, its_schema, path)
     return problems
 
 

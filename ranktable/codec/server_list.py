@@ -78,7 +78,6 @@ class TableForm:
             "",
             value,
             survey_servers(value, "", self._list, self._server),
-            parse_number(value.get("server_count")),
             self.dialect,
             survey_holdings(value, "", "super_pod_list") if self._reads("super_pod_list") else (),
             survey_holdings(value, "", "cluster_list") if self._reads("cluster_list") else (),

@@ -22,10 +22,10 @@ def drop_counts(table: RankTable) -> tuple[RankTable, list[str]]:
     """Return the table without counts of its file, and a line for each that was wrong there."""
     codec = codec_of(table.dialect)
     top = codec.schema if codec else Schema(())
-    keys = _counts_in(top)
+    keys = [field.name for field in top.counted]
     notes = [_describe(key, table.extra[key], "") for key in table.extra if key in keys]
-    group_keys = [key for field in top.holders if "group" in top.within(field.name).by_role
-                  for key in _counts_in(top.within(field.name))]  # fmt: skip
+    below = [top.within(field.name) for field in top.holders]
+    group_keys = [field.name for schema in below if "group" in schema.by_role for field in schema.counted]
     for group in table.groups:
         place = f" of group {plain(group.name)}"
         notes += [_describe(key, group.extra[key], place) for key in group.extra if key in group_keys]
@@ -33,10 +33,6 @@ def drop_counts(table: RankTable) -> tuple[RankTable, list[str]]:
         return table, []
     groups = tuple(replace(group, extra=without(group.extra, *group_keys)) for group in table.groups)
     return replace(table, extra=without(table.extra, *keys), groups=groups), notes
-
-
-def _counts_in(schema: Schema) -> list[str]:
-    return [field.name for field in schema.fields if field.count]
 
 
 def _describe(key: str, value: object, place: str) -> str:

@@ -19,7 +19,7 @@ from functools import cache
 
 from ranktable.codec import Codec, codec_names, codec_of, find_codec
 from ranktable.codec.detect import TELLING_KEYS, detect_dialect
-from ranktable.codec.schema import Field, Schema, walk_objects
+from ranktable.codec.schema import Field, Schema, walk_tree
 from ranktable.edit.repair import Repair, drop_repeats, find_holder, reorder_ranks, replaced
 from ranktable.problem import Problem, join_key, show_value
 from ranktable.reading.document import Document
@@ -82,17 +82,13 @@ def _normalise(name: str) -> str:
 Members = dict[str, object]
 
 
-def fix_counts(value: Members, schema: Schema, path: str = "") -> Iterator[Repair]:
+def fix_counts(value: Members, schema: Schema) -> Iterator[Repair]:
     """Set each count to the number of entries that it counts; add one whose absence is worth a warning."""
-    for field in schema.fields:
-        number = field.count.of(value) if field.count else None
-        if number:
-            yield from _set_count(value, field, number, path)
-    for field in schema.holders:
-        inner = schema.within(field.name, value)
-        if any(below.count or below.of for below in inner.fields):
-            for child_path, child in walk_objects(value, path, field.name):
-                yield from fix_counts(child, inner, child_path)
+    for members, its_schema, path in walk_tree(value, schema):
+        for field in its_schema.counted:
+            number = field.count.of(members) if field.count else None
+            if number:
+                yield from _set_count(members, field, number, path)
 
 
 def _set_count(members: Members, field: Field, number: int, path: str) -> Iterator[Repair]:
@@ -140,11 +136,10 @@ def fix_table(data: bytes, source: str = "<bytes>", *, reorder: bool = False) ->
     repairs = [_describe_text(repair) for repair in text_repairs]
     repairs += drop_repeats(document)
     value = document.value
-    repairs += _fix_keys(value, "", schema_for(value))
+    repairs += _fix_keys(value, schema_for(value))
     _, codec = find_codec(Document(source, document.text, value))
     for _ in range(_MAX_PASSES):  # a repair may show that it is another kind of table
-        spelling = [*_fix_keys(value, "", codec.schema)]
-        spelling += _strip_blanks(value, "", codec.schema, _find_ambiguous(value, codec.schema))
+        spelling = [*_fix_keys(value, codec.schema), *_strip_blanks(value, codec.schema)]
         repairs += spelling
         if not spelling:
             break
@@ -162,52 +157,38 @@ def _describe_text(repair: TextRepair) -> Repair:
     return Repair("R1", "", f"{repair.before} -> {after}", repair.position)
 
 
-def _fix_keys(members: dict[str, object], path: str, schema: Schema) -> Iterator[Repair]:
-    """Rename misspelt keys, here and in the objects below."""
-    misspelt = dict(find_misspelt(members, schema))
-    if misspelt:
-        renamed = {misspelt.get(name, name): value for name, value in members.items()}
-        members.clear()
-        members.update(renamed)
+def _fix_keys(value: Members, schema: Schema) -> Iterator[Repair]:
+    """Rename misspelt keys."""
+    for members, its_schema, path in walk_tree(value, schema):
+        misspelt = dict(find_misspelt(members, its_schema))
+        if misspelt:
+            renamed = {misspelt.get(name, name): member for name, member in members.items()}
+            members.clear()
+            members.update(renamed)
         for name, meant in misspelt.items():
             yield Repair("R31", join_key(path, name), f"renamed to {meant!r}")
-    for child, child_path, inner in _below(members, path, schema):
-        yield from _fix_keys(child, child_path, inner)
 
 
-def _strip_blanks(members: dict[str, object], path: str, schema: Schema, kept: AbstractSet[str]) -> Iterator[Repair]:
-    """Strip blanks from values, here and in the objects below, but for those that strip to one of `kept`."""
-    for key in schema.kinds.keys() & members.keys():
-        value = members[key]
-        if isinstance(value, str) and key != "status" and _strip(value) != value and _strip(value) not in kept:
-            members[key] = _strip(value)
-            yield Repair(_RULES.get(key, "R4"), join_key(path, key), replaced(value, members[key]))
-    for child, child_path, inner in _below(members, path, schema):
-        yield from _strip_blanks(child, child_path, inner, kept)
+def _strip_blanks(value: Members, schema: Schema) -> Iterator[Repair]:
+    """Strip blanks from values, but for ids that would be those of another then."""
+    kept = _find_ambiguous(value, schema)
+    for members, its_schema, path in walk_tree(value, schema):
+        for key in its_schema.kinds.keys() & members.keys():
+            before = members[key]
+            if isinstance(before, str) and key != "status" and _strip(before) != before and _strip(before) not in kept:
+                members[key] = _strip(before)
+                yield Repair(_RULES.get(key, "R4"), join_key(path, key), replaced(before, members[key]))
 
 
-def _find_ambiguous(members: dict[str, object], schema: Schema) -> AbstractSet[str]:
+def _find_ambiguous(value: Members, schema: Schema) -> AbstractSet[str]:
     """Return the ids that differ from another one in blanks only: without them two servers would be one."""
     spelt: dict[tuple[str, str], set[str]] = {}
-    pending = [(members, schema)]
-    while pending:
-        holder, its_schema = pending.pop()
+    for members, its_schema, _ in walk_tree(value, schema):
         for role in _IDENTITIES & its_schema.by_role.keys():
-            text = holder.get(its_schema.by_role[role].name)
+            text = members.get(its_schema.by_role[role].name)
             if isinstance(text, str):
                 spelt.setdefault((role, _strip(text)), set()).add(text)
-        pending += [(child, inner) for child, _, inner in _below(holder, "", its_schema)]
     return frozenset(text for (_, text), forms in spelt.items() if len(forms) > 1)
-
-
-def _below(members: dict[str, object], path: str, schema: Schema) -> Iterator[tuple[dict[str, object], str, Schema]]:
-    """Yield the objects that the object holds, with their paths and schemas."""
-    for field in schema.holders:
-        inner = schema.within(field.name, members)
-        child = members.get(field.name)
-        if isinstance(child, dict) and field.kind == "object":
-            yield child, join_key(path, field.name), inner
-        yield from ((item, place, inner) for place, item in walk_objects(members, path, field.name))
 
 
 def _strip(value: str) -> str:

@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 from ranktable.compare import same_json
 from ranktable.edit import Edited, drop_counts
 from ranktable.errors import EditError, MergeError, NotReadyError
+from ranktable.hostlist.ranges import fold_numbers
 from ranktable.model import COMPLETED, INITIALIZING, Cluster, Device, Group, RankTable, Server, SuperPod
 from ranktable.ordering import (
     MergeOrder,
@@ -25,7 +26,7 @@ from ranktable.ordering import (
     sort_holders,
     sort_servers,
 )
-from ranktable.text import count_noun, fold_numbers, plain
+from ranktable.text import count_noun, plain
 from ranktable.validate import describe, validate_table
 
 _Item = TypeVar("_Item", SuperPod, Cluster, Group)

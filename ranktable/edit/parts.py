@@ -15,9 +15,10 @@ from typing import Literal
 
 from ranktable.edit import Edited, drop_counts
 from ranktable.errors import EditError
+from ranktable.hostlist.ranges import RangeError, fold_numbers, read_ranges
 from ranktable.model import Cluster, Device, Group, RankTable, Server, SuperPod
 from ranktable.ordering import has_ranks_by_position, refuse_group_ranks, renumber_ranks
-from ranktable.text import count_noun, fold_numbers, plain
+from ranktable.text import count_noun, plain
 
 _Places = dict[str, list[tuple[int, int]]]
 
@@ -96,7 +97,6 @@ def _gather(names: Iterable[str], places: Mapping[str, Sequence[tuple[int, int]]
     return {number: tuple(name for _, name in sorted(pairs)) for number, pairs in found.items()}
 
 
-_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _MAX_NUMBERS = 10**6
 _MAX_NEAR = 4096
 """Up to so many server ids a near miss is looked for: each comparison costs."""
@@ -136,20 +136,15 @@ def select_devices(
 
 def parse_ranges(text: str, what: str) -> set[int]:
     """Return the numbers of a list such as `0-7,12`; `what` names them in the message. Raises EditError."""
-    numbers: set[int] = set()
-    for part in text.split(","):
-        match = _RANGE.fullmatch(part.strip())
-        if match is None:
-            raise EditError(
-                f"{what} {text[:60]!r} has {part.strip()[:40]!r} for a range", "write a list such as 0-7,12"
-            )
-        first, last = int(match.group(1)), int(match.group(2) or match.group(1))
-        if last < first:
-            raise EditError(f"{what} {text[:60]!r} has a range that runs backwards", f"write {last}-{first}")
-        if last - first >= _MAX_NUMBERS:
-            raise EditError(f"{what} {text[:60]!r} has a range of more than {_MAX_NUMBERS} numbers", "check it")
-        numbers.update(range(first, last + 1))
-    return numbers
+    try:
+        return set(read_ranges(text, _MAX_NUMBERS))
+    except RangeError as error:
+        if error.reason == "backwards":
+            raise EditError(f"{what} {text[:60]!r} has a range that runs backwards", f"write {error.turned}") from None
+        if error.reason == "many":
+            raise EditError(f"{what} {text[:60]!r} makes more than {_MAX_NUMBERS} numbers", "check it") from None
+        remedy = "write a list such as 0-7,12"
+        raise EditError(f"{what} {text[:60]!r} has {error.piece[:40]!r} for a range", remedy) from None
 
 
 def _by_server(table: RankTable, server_ids: Iterable[str] | None) -> Sequence[Server]:
@@ -171,7 +166,7 @@ def _by_device(servers: Sequence[Server], wanted: set[int] | None) -> Sequence[S
         return servers
     missing = wanted - {device.device_id for server in servers for device in server.devices}
     if missing:
-        shown = fold_numbers(sorted(missing))[:60]
+        shown = fold_numbers(missing)[:60]
         raise EditError(f"no chosen server has device {shown}", "choose devices that are there")
     return [_keep(server, [device for device in server.devices if device.device_id in wanted]) for server in servers]
 
@@ -181,7 +176,7 @@ def _by_rank(table: RankTable, servers: Sequence[Server], wanted: set[int] | Non
         return servers
     missing = wanted - {device.rank_id for _, device in table.placements}
     if missing:
-        shown = fold_numbers(sorted(missing))[:60]
+        shown = fold_numbers(missing)[:60]
         raise EditError(f"no device of the table has rank {shown}", f"the table has {table.world_size} devices")
     return [_keep(server, [device for device in server.devices if device.rank_id in wanted]) for server in servers]
 
@@ -202,7 +197,7 @@ def _describe(table: RankTable, cut: RankTable, device_ids: set[int] | None, kee
     if keep_ranks:
         yield f"the ranks stay {_shorten(fold_numbers(ranks))}: not a table of its own (rule R9), but one to merge"
     else:
-        yield f"ranks {_shorten(fold_numbers(ranks))} are ranks {fold_numbers(list(range(len(ranks))))} now"
+        yield f"ranks {_shorten(fold_numbers(ranks))} are ranks {fold_numbers(range(len(ranks)))} now"
 
 
 def _shorten(text: str) -> str:

@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from ranktable.errors import BuildError
 from ranktable.export import Exporter, Job, Node, refuse_colons
 from ranktable.hostlist.brackets import fold
+from ranktable.hostlist.ranges import fold_numbers
 from ranktable.ordering import numeric_key
-from ranktable.text import fold_numbers
 
 
 def _write_slots(job: Job) -> dict[str, str]:

@@ -7,15 +7,14 @@ import re
 from collections.abc import Iterable, Iterator
 
 from ranktable.errors import HostListError
+from ranktable.hostlist.ranges import MAX_DIGITS, RangeError, find_runs, fold_runs, read_range
 
 MAX_HOSTS = 65_536
 """As many as a rank table of version 2.0 has ranks."""
 MAX_LIST_CHARS = 4_000_000
-MAX_DIGITS = 9
 MAX_SHOWN_CHARS = 60
 
 _GROUP = re.compile(r"\[([^][]*)\]")
-_RANGE = re.compile(rf"([0-9]{{1,{MAX_DIGITS}}})(?:-([0-9]{{1,{MAX_DIGITS}}})(?:/([1-9][0-9]{{0,5}}))?)?")
 _LAST_NUMBER = re.compile(r"(.*?)([0-9]+)([^0-9]*)\Z", re.DOTALL)
 
 
@@ -92,7 +91,10 @@ def parse_numbers(text: str) -> list[int]:
     Raises:
         HostListError: no such list, more than `MAX_HOSTS` numbers, or one given twice.
     """
-    numbers = [int(number) for piece in text.split(",") for number in _numbers(*_read_range(piece.strip(), text))]
+    ranges = [_read_range(piece.strip(), text)[0] for piece in text.split(",")]
+    if sum(map(len, ranges)) > MAX_HOSTS:
+        raise HostListError(shorten(text), f"makes more than {MAX_HOSTS} numbers", "give fewer")
+    numbers = [number for one in ranges for number in one]
     if len(set(numbers)) < len(numbers):
         raise HostListError(shorten(text), "has a number twice", "give each number once")
     return numbers
@@ -134,17 +136,19 @@ def _expand_word(word: str, room: int) -> list[str]:
 
 def _read_range(piece: str, word: str) -> tuple[range, int]:
     """Return the numbers of `01-16`, `0-8/2` or `7`, and their width, 0 where they have none."""
-    match = _RANGE.fullmatch(piece)
-    if match is None:
-        raise HostListError(shorten(word), f"has {shorten(piece)!r} for a range", "write node[01-16,20]")
-    first, last, step = match[1], match[2] or match[1], int(match[3] or 1)
-    if int(first) > int(last):
-        raise HostListError(shorten(word), f"has the range {piece}, which runs backwards", f"write {last}-{first}")
-    is_padded = any(len(end) > 1 and end[0] == "0" for end in (first, last))
-    if is_padded and len(last) != len(first):
+    try:
+        found = read_range(piece, has_steps=True)
+    except RangeError as error:
+        if error.reason == "backwards":
+            raise HostListError(
+                shorten(word), f"has the range {piece}, which runs backwards", f"write {error.turned}"
+            ) from None
+        raise HostListError(shorten(word), f"has {shorten(piece)!r} for a range", "write node[01-16,20]") from None
+    is_padded = _is_padded(found.first, found.last)
+    if is_padded and len(found.last) != len(found.first):
         remedy = "write both ends with as many digits"
         raise HostListError(shorten(word), f"has the range {piece} with ends of two widths", remedy)
-    return range(int(first), int(last) + 1, step), len(first) if is_padded else 0
+    return found.numbers, len(found.first) if is_padded else 0
 
 
 def _numbers(numbers: range, width: int) -> Iterator[str]:
@@ -156,16 +160,12 @@ def _numbers(numbers: range, width: int) -> Iterator[str]:
 def _fold_group(head: str, tail: str, numbers: list[str]) -> str:
     if len(numbers) == 1:
         return f"{head}{numbers[0]}{tail}"
-    runs: list[list[str]] = []
-    for number in numbers:
-        if runs and _continues(runs[-1], number):
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return f"{head}[{','.join(first if first == last else f'{first}-{last}' for first, last in runs)}]{tail}"
+    return f"{head}[{fold_runs(find_runs(numbers, _continues), ',')}]{tail}"
 
 
-def _continues(run: list[str], number: str) -> bool:
-    first, last = run
-    is_padded = any(len(end) > 1 and end[0] == "0" for end in (first, number))
-    return int(number) == int(last) + 1 and (len(number) == len(first) or not is_padded)
+def _continues(first: str, last: str, number: str) -> bool:
+    return int(number) == int(last) + 1 and (len(number) == len(first) or not _is_padded(first, number))
+
+
+def _is_padded(*ends: str) -> bool:
+    return any(len(end) > 1 and end[0] == "0" for end in ends)

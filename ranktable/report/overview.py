@@ -14,8 +14,9 @@ from itertools import groupby
 from textwrap import TextWrapper
 
 from ranktable.errors import RankNotFoundError
+from ranktable.hostlist.ranges import fold_numbers
 from ranktable.model import Device, RankTable, Server
-from ranktable.text import count_noun, fold_numbers, plain
+from ranktable.text import count_noun, plain
 from ranktable.values import Address, parse_address
 
 
@@ -286,7 +287,7 @@ def _shorten_list(parts: list[str]) -> str:
 
 
 def _fold_ids(numbers: Iterable[int]) -> str:
-    return fold_numbers(sorted(numbers)).replace(", ", ",")
+    return fold_numbers(numbers, ",")
 
 
 def _fold(rows: list[_Row]) -> list[_Row]:

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from math import ceil, sqrt
 from xml.sax.saxutils import escape, quoteattr
 
+from ranktable.hostlist.ranges import fold_numbers
 from ranktable.model import Device, RankTable
 from ranktable.report.overview import Plane, ServerPlace, find_planes, list_servers
-from ranktable.text import count_noun, fold_numbers
+from ranktable.text import count_noun
 
 # Middle tones: dark words on them are readable, and they stand out from a light page as well as from a dark one.
 PLANE_COLOURS = ("#8fbcd4", "#e3b587", "#a3c99a", "#d6a0b3", "#b9aadb", "#d8cb83", "#8fcac0", "#c9b3a0")
@@ -259,4 +260,4 @@ def _columns_for(frames: Sequence[_Frame], width: float, height: float) -> int:
 
 
 def _fold(numbers: Iterable[int]) -> str:
-    return fold_numbers(sorted(numbers))
+    return fold_numbers(numbers)

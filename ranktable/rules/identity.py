@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from ranktable.codec import codec_of
+from ranktable.codec.schema import Schema
+from ranktable.hostlist.ranges import fold_numbers
 from ranktable.model import COMPLETED
 from ranktable.problem import Problem, Severity, join_key, show_value
 from ranktable.profile import Profile
 from ranktable.rules.registry import CONCISE, chip_of, rule, severity_on
 from ranktable.survey import DeviceEntry, Entry, ServerEntry, Survey, find_repeats
-from ranktable.text import count_noun, fold_numbers
-from ranktable.values import is_loopback, name_placeholder
+from ranktable.text import count_noun
+from ranktable.values import is_loopback, name_placeholder, parse_number
 
 MAX_SERVER_ID_LENGTH = 64
 MAX_DEVICE_ID = {"910a": 7, "a2": 15, "a3": 15, "300i-duo": 31, "a5": 64}
@@ -36,14 +39,33 @@ def check_status(survey: Survey, _profile: Profile) -> Iterator[Problem]:
 @rule("R6", "server_count is the number of entries of server_list")
 def check_server_count(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     """The count is compared with what is listed."""
-    found = len(survey.servers)
-    if survey.declared_server_count is not None and survey.declared_server_count != found:
-        message = f"the {_noun(survey)} lists {count_noun(found, 'server')}"
-        yield survey.complain("server_count", "R6", "error", message, f'write "{found}", or list the missing servers')
+    schema = schema_of(survey)
+    yield from check_counts(survey, schema.within("server_group_list") if survey.path else schema)
 
 
-def _noun(survey: Survey) -> str:
-    return "group" if survey.path else "table"
+def schema_of(survey: Survey) -> Schema:
+    """Return the schema of the table that the survey, or the group that it is of, belongs to."""
+    codec = codec_of(survey.dialect)
+    assert codec is not None, f"{survey.dialect} has a survey and no codec"
+    return codec.schema
+
+
+def check_counts(entry: Entry, schema: Schema) -> Iterator[Problem]:
+    """Yield a problem for each count of a table or group that is not the number of what is listed there."""
+    for field in schema.counted:
+        declared = parse_number(entry.members.get(field.name))
+        if field.count is None or declared is None:
+            continue
+        found, noun = field.count.of(entry.members) or 0, field.count.noun
+        if declared != found:
+            message = f"the {_noun(entry)} lists {count_noun(found, noun)}"
+            written = found if field.kind == "integer" else f'"{found}"'
+            remedy = f"write {written}, or list the missing {noun}s"
+            yield entry.complain(field.name, field.rule, "error", message, remedy)
+
+
+def _noun(entry: Entry) -> str:
+    return "group" if entry.path else "table"
 
 
 @rule("R7", "server_id is a unique name or address of 1 to 64 characters", severity="error or warning")

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ranktable.codec import codec_of
-from ranktable.codec.schema import Schema, walk_objects
+from ranktable.codec.schema import walk_objects
 from ranktable.problem import Problem
 from ranktable.profile import Profile
+from ranktable.rules.identity import check_counts, schema_of
 from ranktable.rules.registry import TEMPLATE2, rule
 from ranktable.survey import DeviceEntry, Entry, Survey, find_repeats
-from ranktable.text import count_noun
 from ranktable.values import parse_number
 
 _CLOUD, _LAB = "template2-cloud", "template2-lab"
@@ -26,12 +25,11 @@ _PER_SERVER = (1, 2, 4, 8, 16)
 def check_template2(survey: Survey, profile: Profile) -> Iterator[Problem]:
     """Groups, instances and devices are counted in the file; pods are named once; HCCL's further demands."""
     groups = [Entry(path, group) for path, group in walk_objects(survey.members, "", "group_list")]
-    codec = codec_of(survey.dialect)
-    assert codec is not None
-    yield from _check_counts(survey, codec.schema)
+    schema = schema_of(survey)
+    yield from check_counts(survey, schema)
     for group in groups:
         yield from _check_group_name(group)
-        yield from _check_counts(group, codec.schema.within("group_list"))
+        yield from check_counts(group, schema.within("group_list"))
     if survey.dialect == _CLOUD:
         yield from _check_pods(groups)
         yield from _check_cloud_devices(survey)
@@ -50,15 +48,6 @@ def check_nic_count(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     if isinstance(names, list) and number is not None and number != len(names):
         message = f"para_plane_nic_name lists {len(names)} names"
         yield survey.complain("para_plane_nic_num", "R29", "warning", message, f'write "{len(names)}"')
-
-
-def _check_counts(entry: Entry, schema: Schema) -> Iterator[Problem]:
-    for field in schema.fields:
-        declared = parse_number(entry.members.get(field.name)) if field.count else None
-        found = (field.count.of(entry.members) if field.count else None) or 0
-        if field.count and declared is not None and declared != found:
-            message = f"what is listed has {count_noun(found, field.count.noun)}"
-            yield entry.complain(field.name, "R28", "error", message, f'write "{found}", or list what is missing')
 
 
 def _check_group_name(group: Entry) -> Iterator[Problem]:

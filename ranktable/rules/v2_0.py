@@ -16,7 +16,7 @@ from ipaddress import IPv4Address, IPv6Address
 from ranktable.codec.schema import walk_objects
 from ranktable.problem import Problem, join_index, show_value
 from ranktable.profile import Profile
-from ranktable.rules.identity import check_ranks
+from ranktable.rules.identity import check_counts, check_ranks, schema_of
 from ranktable.rules.registry import V2, rule
 from ranktable.survey import Entry, Survey
 from ranktable.values import read_integer
@@ -45,7 +45,8 @@ _DOCUMENTED_TYPES = ("TOPO_FILE_DESC", "CLOS")
 def check_version_2(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     """One walk over the ranks; the findings of one rank stand together."""
     ranks = [Entry(path, rank) for path, rank in walk_objects(survey.members, "", "rank_list")]
-    yield from _check_table(survey, len(ranks))
+    yield from check_counts(survey, schema_of(survey))
+    yield from _check_table(survey)
     numbers = [(rank, read_integer(rank.members.get("rank_id"))) for rank in ranks]
     yield from check_ranks(numbers, "R30", "the table has", "rank")
     yield from _check_spare(ranks)
@@ -66,12 +67,9 @@ def check_version_2(survey: Survey, _profile: Profile) -> Iterator[Problem]:
             yield from check_control(Entry(rank.path_of("control_plane"), control))
 
 
-def _check_table(table: Entry, found: int) -> Iterator[Problem]:
+def _check_table(table: Entry) -> Iterator[Problem]:
     count = read_integer(table.members.get("rank_count"))
-    if count is not None and count != found:
-        message = f"rank_list has {found} entr{'y' if found == 1 else 'ies'}"
-        yield report_error(table, "rank_count", message, f"write {found}, or list the missing ranks")
-    elif count is not None and count > _MAX_RANKS:
+    if count is not None and count > _MAX_RANKS:
         yield report_error(table, "rank_count", f"HCCL reads at most {_MAX_RANKS} ranks", "make several smaller jobs")
     if table.text("detour") not in (None, *_DETOURS):
         yield report_error(

@@ -20,6 +20,7 @@ from msrun.runtime import (
     EmbeddingLookup,
     GradAccumulation,
     MicroBatchInterleaved,
+    Pipeline,
     WithLoss,
     clip_grad_norm_,
     get_group_size,
@@ -32,6 +33,7 @@ from msrun.runtime import (
     value_and_grad,
 )
 from msrun.runtime.embedding.row_cache import RowCache
+from msrun.runtime.execute.plain_tensors import plain
 from msrun.runtime.execute.traffic import traffic
 
 Result = dict[str, Any]
@@ -505,6 +507,36 @@ def ranks_that_stand_alone_exchange_no_rows() -> None:
         assert 'give slice_mode="batch_slice"' in str(error)
     else:
         raise AssertionError("a part of a table was looked up alone")
+
+
+@case
+def stages_of_a_pipeline_hold_whole_tables() -> None:
+    """Two stages, of one rank or of two; a table that all ranks share out is refused by name."""
+    ranks = get_group_size()
+    for name in ("SGD", "LazyAdam", "FTRL"):
+        network = Net(lookup("batch_slice"))
+        right = alone(network)
+        step = AutoParallel(Pipeline(WithLoss(network, F.mse_loss), 2)).pipeline(2).dataset_strategy("full_batch")
+        ours, theirs = (OPTIMIZERS[name](one.parameters()) for one in (network, right))
+        for seed in range(STEPS):
+            indices, x, y = batch(seed)
+            step(indices, x, y).backward()
+            F.mse_loss(right(indices, x), y).backward()
+            for optimizer in (ours, theirs):
+                optimizer.step()
+                optimizer.zero_grad()
+        state = {name.removeprefix("network."): value for name, value in step.state_dict().items()}
+        for name, value in right.state_dict().items():
+            torch.testing.assert_close(state[name], value, rtol=1e-10, atol=1e-13)
+        held = [plain(network.table.embedding_table).numel() > 0, get_rank() < ranks // 2]  # type: ignore[arg-type, union-attr]
+        assert held[0] == held[1], held
+    cut = AutoParallel(Pipeline(WithLoss(Net(lookup("table_row_slice")), F.mse_loss), 2)).pipeline(2)
+    try:
+        cut(*own(batch(0)))
+    except StrategyError as error:
+        assert "table_row_slice of EmbeddingLookup cuts the table over all" in str(error)
+    else:
+        raise AssertionError("a table of all ranks was looked up by those of a stage")
 
 
 # -- indices ------------------------------------------------------------------------------------------------------

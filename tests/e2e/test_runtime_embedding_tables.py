@@ -34,6 +34,7 @@ FAST = [
     "every_row_travels_once",
     "first_values_are_those_of_one_process",
     "ranks_that_stand_alone_exchange_no_rows",
+    "stages_of_a_pipeline_hold_whole_tables",
     "what_a_world_cannot_share_out_is_refused",
 ]
 TABLE = CaseTable(CASES, fast=FAST, key=lambda case: case)
@@ -58,7 +59,7 @@ def test_embedding_tables(outcomes: Outcomes, case: str) -> None:
 
 @pytest.mark.slow
 def test_four_ranks_train_sparse_layers_as_one_process(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    cases = [case for case in CASES if case.startswith(("sparse_", "a_cache"))]
+    cases = [case for case in CASES if case.startswith(("sparse_", "a_cache", "stages_"))]
     result, env = tmp_path / "result.json", {ONLY_CASES: json.dumps(cases)}
     program = workers / "runtime" / "modes.py"
     msrun.run_world(4, program, result, "embedding_tables", cwd=tmp_path, env=env, deadline_s=DEADLINE_S)

@@ -20,7 +20,7 @@ from msrun.cluster.failure import JobFailure, fault_of_job, merge_failures, read
 from msrun.cluster.messages import Message
 from msrun.cluster.restart import RestartPolicy
 from msrun.errors import ClusterError, MsrunError, UsageError
-from msrun.launch.console import Console, say
+from msrun.launch.console import say
 from msrun.launch.directory.log_directory import EventLog, write_private
 from msrun.launch.failure import write_failure
 from msrun.launch.fleet.agents import Agents
@@ -30,11 +30,11 @@ from msrun.launch.fleet.outcome import at_home, hide_secrets
 from msrun.launch.fleet.preparation import ReadyHosts
 from msrun.launch.fleet.record import FleetRecord
 from msrun.launch.job import JobResult
-from msrun.launch.metrics_file import MetricsFile
+from msrun.launch.job_display import JobDisplay
 from msrun.launch.preflight.fleet_checks import FAR_SKEW_S, describe_skew
 from msrun.launch.rank_table_file import write_rank_table
 from msrun.planning.plan import HostPlan, LaunchPlan
-from msrun.planning.ranks import all_workers, count_workers
+from msrun.planning.ranks import count_workers
 from msrun.planning.record_json import decode_record
 from msrun.planning.spec import LaunchSpec
 
@@ -92,16 +92,15 @@ class FleetRun:
         """The last attempt that has workers, and when hosts were told to begin the newest one (s since the epoch)."""
         self._plan: LaunchPlan | None = None
         self._started_at = self._clock()
-        self._console: Console | None = None
+        self._display: JobDisplay | None = None
         self._ranks = ranks_of_hosts(spec)
-        self._metrics: MetricsFile | None = None
         self._coordinator = Coordinator(job_id, self._ranks, RestartPolicy(spec.max_restarts))
         self._record = FleetRecord(self._ranks, Observers([events, _OnceThereIsAPlan(self)]))
 
     @property
     def shown(self) -> list[Observer]:
         """What the user sees; empty as long as not all hosts have said what they will run."""
-        return [observer for observer in (self._console, self._metrics) if observer is not None]
+        return [*self._display.observers] if self._display is not None else []
 
     def start(self, on_directory: Callable[[], None]) -> None:
         """Tell all agents to begin.
@@ -201,16 +200,11 @@ class FleetRun:
             self._fail(UsageError(f"--log_dir {plan.log_dir}: cannot write {error.filename} ({error.strerror})"))
         except UsageError as error:
             self._fail(error)
-        self._console = Console(
-            plan, quiet=self._quiet, is_raw=self._spec.is_raw_tail, has_progress=self._spec.has_progress_line
-        )
-        if self._spec.metrics_file is not None:
-            try:
-                self._metrics = MetricsFile(
-                    self._spec.metrics_file, plan, are_workers_here=False, restarts=self._spec.first_attempt
-                )
-            except UsageError as error:
-                self._fail(error)
+        self._display = JobDisplay(self._spec, plan, quiet=self._quiet)
+        try:
+            self._display.open_metrics()
+        except UsageError as error:
+            self._fail(error)
         self._say(f"{count_workers(plan.world_size)} on {_hosts_in_words(plan)}, logs in {plan.log_dir}")
         for note in (*self._ready.warnings, *plan.notes):
             self._say(note)
@@ -330,9 +324,8 @@ class FleetRun:
         self._events.note(
             "restarting", {"attempt": self.restarts + 1, "delay_s": 0.0, "reason": reason, "global_ranks": ranks}
         )
-        if self._console is not None:
-            self._console.note("over", {})
-            self._console.finish("")
+        if self._display is not None:
+            self._display.pause()
 
     def _conclude(self) -> JobResult:
         failure = self._find_failure()
@@ -344,14 +337,8 @@ class FleetRun:
             failure = hide_secrets(replace(failure, attempts=self.attempts), plan.secrets)
             if problem := write_failure(plan, failure):
                 self._say(problem)
-        if self._metrics is not None:
-            self._metrics.finish(self._record.membership, failure.exit_code if failure else contract.EXIT_OK)
-        if self._console is not None:
-            self._console.note("over", {})
-            where = f" on {_hosts_in_words(plan)}" if len(plan.hosts) > 1 else ""
-            again = f" after restart {self.restarts}" if self.restarts else ""
-            summary = f"{all_workers(plan.world_size)}{where} finished successfully{again}"
-            self._console.finish("" if failure else summary)
+        if self._display is not None:
+            self._display.finish(failure, self._record.membership, self.restarts)
         if self._logs.fault:
             self._say(f"logs are not complete: {self._logs.fault}")
         return JobResult(plan, failure, tuple(self._survivors))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from msrun.agent.observer import Observer
+from msrun.cluster.failure import JobFailure
 from msrun.cluster.membership import Membership
 from msrun.launch.remote.launcher_link import LauncherLink
 from msrun.launch.remote.log_sender import LogSender
@@ -13,7 +15,7 @@ from msrun.planning.record_json import encode_record
 
 
 class LauncherReport:
-    """Passes a job's moments on to the launcher. A `launch.job.Display`."""
+    """Passes a job's moments on to the launcher. A `Display`."""
 
     tick_s: float | None = None
 
@@ -38,5 +40,14 @@ class LauncherReport:
     def tick(self, membership: Membership) -> None:
         """Nothing regular to pass on."""
 
-    def finish(self, summary: str) -> None:
+    @property
+    def observers(self) -> tuple[Observer, ...]:
+        """This one."""
+        return (self,)
+
+    def say(self, text: str) -> None:
+        """Have the launcher say it."""
+        self.note("note", {"text": text})
+
+    def finish(self, failure: JobFailure | None, membership: Membership, restarts: int) -> None:
         """The result says it all."""

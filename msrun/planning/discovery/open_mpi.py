@@ -20,6 +20,7 @@ from msrun.planning.discovery.surroundings import (
     read_number,
     read_place,
 )
+from ranktable.hostlist.ranges import RangeError, read_ranges
 
 RANK = "OMPI_COMM_WORLD_RANK"
 SIZE = "OMPI_COMM_WORLD_SIZE"
@@ -34,7 +35,7 @@ NAMESPACE = "PMIX_NAMESPACE"
 """Of the job; in version 5 it holds the name of mpirun's host: `prterun-HOST-PID@1`."""
 
 _REMEDY = "add --master_addr ADDRESS of the host of rank 0: mpirun ... msrun --master_addr ADDRESS ..."
-_REGEX_PIECE = re.compile(r"([^,\[\]@]*)(?:\[(\d+):([0-9,-]+)\]([^,\[\]@]*))?(?:,|@|\Z)")
+_REGEX_PIECE = re.compile(r"([^,\[\]@]*)(?:\[([0-9]{1,9}):([0-9,-]+)\]([^,\[\]@]*))?(?:,|@|\Z)")
 _MAX_HOSTS = 16_384
 
 
@@ -114,10 +115,8 @@ def read_node_regex(text: str) -> list[str]:
 
 
 def _names(head: str, width: str, ranges: str, tail: str) -> list[str]:
-    found: list[str] = []
-    for piece in ranges.split(","):
-        first, _, last = piece.partition("-")
-        if not first.isdigit() or not (last or first).isdigit() or int(last or first) - int(first) > _MAX_HOSTS:
-            return []
-        found += [f"{head}{number:0{min(int(width), 9)}}{tail}" for number in range(int(first), int(last or first) + 1)]
-    return found
+    try:
+        numbers = read_ranges(ranges, _MAX_HOSTS + 1)
+    except RangeError:
+        return []
+    return [f"{head}{number:0{min(int(width), 9)}}{tail}" for number in numbers]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
+from collections import Counter
 
 from msrun.errors import UsageError
 from ranktable.hostlist.brackets import shorten
+from ranktable.hostlist.ranges import RangeError, read_ranges
 
 MAX_DEVICE_ID = 4095
-
-_RANGE = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?\Z")
 
 
 def parse_device_ids(text: str, source: str) -> tuple[int, ...]:
@@ -18,17 +17,17 @@ def parse_device_ids(text: str, source: str) -> tuple[int, ...]:
     Raises:
         UsageError: naming source and value: not such a list, beyond `MAX_DEVICE_ID`, or an id given twice.
     """
-    found: dict[int, None] = {}
-    for piece in text.split(","):
-        match = _RANGE.match(piece.strip())
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if first > last or last > MAX_DEVICE_ID:
-            raise UsageError(
-                f"{source}: devices {shorten(text)!r}: {shorten(piece)!r} is no device id and no range of them; give "
-                f"some of 0 to {MAX_DEVICE_ID} such as 0,2 or 0-3"
-            )
-        for device_id in range(first, last + 1):
-            if device_id in found:
-                raise UsageError(f"{source}: devices {shorten(text)!r}: {device_id} is given twice; give each id once")
-            found[device_id] = None
+    place = f"{source}: devices {shorten(text)!r}"
+    try:
+        found = read_ranges(text, 2 * (MAX_DEVICE_ID + 1), MAX_DEVICE_ID)
+    except RangeError as error:
+        if error.reason == "many":
+            raise UsageError(f"{place}: {error.piece} is given twice; give each id once") from None
+        raise UsageError(
+            f"{place}: {shorten(error.piece)!r} is no device id and no range of them; give "
+            f"some of 0 to {MAX_DEVICE_ID} such as 0,2 or 0-3"
+        ) from None
+    number, count = Counter(found).most_common(1)[0]
+    if count > 1:
+        raise UsageError(f"{place}: {number} is given twice; give each id once")
     return tuple(found)

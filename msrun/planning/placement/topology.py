@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?\Z")
+from ranktable.hostlist.ranges import RangeError, fold_numbers, read_range
+
 MAX_CPU = 1 << 16
 """No kernel counts further (CONFIG_NR_CPUS); what is larger is a slip of the pen."""
 
@@ -65,15 +65,11 @@ def parse_cpu_range(text: str) -> range:
     Raises:
         ValueError: not of that form, or backwards.
     """
-    match = _RANGE.match(text.strip())
-    if not match:
-        raise ValueError(f"{text!r} is no CPU number or range")
-    first, last = int(match[1]), int(match[2] or match[1])
-    if last < first:
-        raise ValueError(f"{text!r} runs backwards")
-    if last > MAX_CPU:
-        raise ValueError(f"{text!r} is beyond every CPU number")
-    return range(first, last + 1)
+    try:
+        return read_range(text.strip(), MAX_CPU).numbers
+    except RangeError as error:
+        wrong = {"backwards": "runs backwards", "beyond": "is beyond every CPU number"}
+        raise ValueError(f"{text!r} {wrong.get(error.reason, 'is no CPU number or range')}") from None
 
 
 def parse_cpu_list(text: str) -> tuple[int, ...]:
@@ -88,10 +84,4 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
 
 def format_cpu_list(numbers: Iterable[int]) -> str:
     """Return numbers in the kernel's form: `0-3,8`."""
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return fold_numbers(numbers, ",")

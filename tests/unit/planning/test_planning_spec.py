@@ -127,7 +127,7 @@ def test_tail_list_is_read(text: str, ranks: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["4", "0-4", "2-1", "a", "1,", ",", "-2", "1-", "1--2", "1.0", "0x1", "+1", "0 1", "²"]
+    "text", ["4", "0-4", "2-1", "a", "1,", ",", "-2", "1-", "1--2", "1.0", "0x1", "+1", "0 1", "²", "1" * 5000]
 )
 def test_tail_list_that_is_none_or_beyond_the_job_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--tail_worker_log"):

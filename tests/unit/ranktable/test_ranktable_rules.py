@@ -12,7 +12,6 @@ from ranktable import Device, ProfileError, RankTable, RankTableError, Server, v
 from ranktable.profile import build_profile
 from ranktable.reading.document import parse_document
 from ranktable.rules import registered_rules
-from ranktable.text import fold_numbers
 from ranktable.validate import validate_document
 from ranktable.values import name_placeholder
 
@@ -360,8 +359,3 @@ def test_a_placeholder_is_named(text, name):
         assert name_placeholder(text) is not None
     else:
         assert name_placeholder(text) == name
-
-
-def test_runs_of_numbers_are_folded():
-    assert fold_numbers([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
-    assert fold_numbers([]) == ""

@@ -136,7 +136,7 @@ def test_lists_of_numbers_are_read(text, numbers):
     assert parse_ranges(text, "ranks") == numbers
 
 
-@pytest.mark.parametrize("text", ["", "1,", "a", "3-1", "1-2-3", "-1", "0-9999999", "1" * 20, "٣"])
+@pytest.mark.parametrize("text", ["", "1,", "a", "3-1", "1-2-3", "-1", "0-9999999", "1" * 20, "٣", "0-999999,0-1"])
 def test_a_list_that_is_none_is_refused(text):
     with pytest.raises(EditError, match="ranks"):
         parse_ranges(text, "ranks")

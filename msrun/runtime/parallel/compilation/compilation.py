@@ -50,7 +50,7 @@ from msrun.runtime.sharding.strategies import entry_numbers
 if TYPE_CHECKING:
     from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
 
-_OF_PROCESS = re.compile(r" at 0x[0-9a-f]+|'number': \d+")
+_OF_PROCESS = re.compile(r" at 0x[0-9a-f]+|'(number|first_rank)': \d+")
 
 
 @dataclass(frozen=True)

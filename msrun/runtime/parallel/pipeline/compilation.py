@@ -13,7 +13,7 @@ from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.agreement import gather
 from msrun.runtime.capture.captured_graph import CapturedGraph
-from msrun.runtime.execute.placement import PlacedParameter
+from msrun.runtime.execute.placement import PlacedParameter, placement_of, placements
 from msrun.runtime.parallel.batch.divided_batch import DividedBatch, find_parts
 from msrun.runtime.parallel.batch.parts import BatchParts, find_tensors
 from msrun.runtime.parallel.compilation.compilation import Compilation, Draft, host_inputs_of
@@ -27,6 +27,7 @@ from msrun.runtime.parallel.pipeline.stage_runner import Line
 from msrun.runtime.parallel.plan import ParallelPlan
 from msrun.runtime.parallel.scaling import scales
 from msrun.runtime.parallel.settings import ParallelSettings
+from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.partition.borders import place_stages
 from msrun.runtime.partition.local_values import LocalValue, infer_local_values, parameter_memory
 from msrun.runtime.partition.program import LocalProgram
@@ -74,6 +75,8 @@ def divide(
     """
     settings, root = compilation.settings, compilation.target.root
     pipeline = find_pipeline(wrappers, settings.pipeline.stages)
+    if settings.pipeline.stages > 1:
+        _release_tables(root, settings.pipeline.stages)
     schedule = _schedule(compilation, pipeline, find_parts(wrappers))
     draft = compilation.draft(wrappers, args, kwargs, is_placed=False)
     captured, program = draft.captured, draft.program
@@ -85,6 +88,24 @@ def divide(
     host_inputs = host_inputs_of(find_tensors(args, kwargs))
     place_stages(program, stages, stored=compilation.storage.on_host, host_inputs=host_inputs)
     return Division(captured, program, draft.parts, draft.recompute, schedule, assignment, values, loss, stages)
+
+
+def _release_tables(root: nn.Module, stages: int) -> None:
+    """Let the stages hold the tables of EmbeddingLookups that every rank has made whole.
+
+    Raises:
+        StrategyError: one that all ranks of the world have shared out.
+    """
+    for name, parameter in root.named_parameters():
+        placed = placement_of(parameter)
+        if placed is None or not placed.exchanges_rows:
+            continue
+        if placed.is_cut:
+            raise StrategyError(
+                f"{user_name(name)}: {placed.reason} cuts the table over all {placed.mesh.size} ranks, of which one "
+                f'stage of pipeline(stages={stages}) has only some: give slice_mode="batch_slice"'
+            )
+        del placements[parameter]
 
 
 def _infer_values(program: LocalProgram, root: nn.Module) -> Mapping[fx.Node, LocalValue]:

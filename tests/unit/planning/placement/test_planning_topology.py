@@ -42,11 +42,6 @@ def test_any_set_survives_being_written_and_read(numbers: set[int]) -> None:
     assert set(parse_cpu_list(format_cpu_list(numbers))) == numbers
 
 
-def test_runs_are_written_short() -> None:
-    assert format_cpu_list([5, 1, 0, 2, 8]) == "0-2,5,8"
-    assert format_cpu_list([]) == ""
-
-
 def test_nothing_known_is_one_node_of_single_cores() -> None:
     topology = flat_topology([3, 1])
     assert topology.allowed == (1, 3)

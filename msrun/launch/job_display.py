@@ -1,0 +1,78 @@
+"""What the user sees of a job: the console, and the metrics file where one is asked for."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from msrun import contract
+from msrun.agent.observer import Observer
+from msrun.cluster.failure import JobFailure
+from msrun.cluster.membership import Membership
+from msrun.launch.console import Console
+from msrun.launch.metrics_file import MetricsFile
+from msrun.planning.plan import LaunchPlan
+from msrun.planning.ranks import all_workers
+from msrun.planning.spec import LaunchSpec
+
+
+class Display(Protocol):
+    """Who is told of a job's moments, of its end, and of what else is to be known."""
+
+    @property
+    def observers(self) -> tuple[Observer, ...]:
+        """Who is told of the moments."""
+
+    def say(self, text: str) -> None:
+        """Something that is no moment of the job."""
+
+    def finish(self, failure: JobFailure | None, membership: Membership, restarts: int) -> None:
+        """Everything has ended.
+
+        Args:
+            failure: why the job failed; None when it did not.
+            restarts: how often it was started again.
+        """
+
+
+class JobDisplay:
+    """A `Display` for the user of this process."""
+
+    def __init__(self, spec: LaunchSpec, plan: LaunchPlan, *, quiet: bool) -> None:
+        """Write nothing yet."""
+        self._spec = spec
+        self._plan = plan
+        self._console = Console(plan, quiet=quiet, is_raw=spec.is_raw_tail, has_progress=spec.has_progress_line)
+        self._metrics: MetricsFile | None = None
+
+    def open_metrics(self) -> None:
+        """Write the first metrics.
+
+        Raises:
+            UsageError: the file cannot be written.
+        """
+        if (path := self._spec.metrics_file) is not None:
+            are_here = not self._spec.is_remote
+            self._metrics = MetricsFile(path, self._plan, are_workers_here=are_here, restarts=self._spec.first_attempt)
+
+    @property
+    def observers(self) -> tuple[Observer, ...]:
+        """Console and metrics file."""
+        return (self._console, self._metrics) if self._metrics is not None else (self._console,)
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        self._console.note("note", {"text": text})
+
+    def finish(self, failure: JobFailure | None, membership: Membership, restarts: int) -> None:
+        """Write the last metrics and print the closing line; the failure is reported by who gets it."""
+        if self._metrics is not None:
+            self._metrics.finish(membership, failure.exit_code if failure else contract.EXIT_OK)
+        hosts = max(len(self._plan.hosts), len(self._plan.fleet))
+        where = f" on {hosts} hosts" if hosts > 1 else ""
+        again = f" after restart {restarts}" if restarts else ""
+        summary = f"{all_workers(self._plan.world_size)}{where} finished successfully{again}"
+        self._console.finish("" if failure else summary)
+
+    def pause(self) -> None:
+        """Show what workers have written: the job goes on elsewhere, with another plan."""
+        self._console.finish("")

@@ -1,0 +1,102 @@
+"""Whole numbers in few letters, `0-3,8`: ranks, devices, processors and the numbers in host names are read here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+MAX_DIGITS = 9
+LARGEST = 10**MAX_DIGITS - 1
+
+_RANGE = re.compile(rf"([0-9]{{1,{MAX_DIGITS}}})(?:-([0-9]{{1,{MAX_DIGITS}}})(?:/([1-9][0-9]{{0,5}}))?)?")
+
+T = TypeVar("T")
+
+
+class RangeError(ValueError):
+    """A text that is no list of ranges."""
+
+    def __init__(self, piece: str, reason: Literal["form", "backwards", "beyond", "many"], turned: str = "") -> None:
+        """
+        Args:
+            piece: the faulty part of the text.
+            reason: it is no range; it runs backwards; it has a number above the largest; with it they are too many.
+            turned: the range that was meant where it runs backwards, `3-7`.
+        """
+        super().__init__(piece)
+        self.piece = piece
+        self.reason = reason
+        self.turned = turned
+
+
+@dataclass(frozen=True, slots=True)
+class NumberRange:
+    """One range as it was written: `08-16/2`."""
+
+    numbers: range
+    first: str
+    last: str
+
+
+def read_range(text: str, largest: int = LARGEST, *, has_steps: bool = False) -> NumberRange:
+    """Read `7`, `0-3` or, with steps, `0-8/2`. Nothing is made but a range, however long it is.
+
+    Raises:
+        RangeError: it is none, runs backwards, or ends above `largest`.
+    """
+    match = _RANGE.fullmatch(text)
+    if match is None or (match[3] and not has_steps):
+        raise RangeError(text, "form")
+    first, last = match[1], match[2] or match[1]
+    if int(first) > int(last):
+        raise RangeError(text, "backwards", f"{last}-{first}")
+    if int(last) > largest:
+        raise RangeError(text, "beyond")
+    return NumberRange(range(int(first), int(last) + 1, int(match[3] or 1)), first, last)
+
+
+def read_ranges(text: str, max_numbers: int, largest: int = LARGEST) -> list[int]:
+    """Return the numbers of `0-3,8` in its order, with repeats; blanks around commas do not count.
+
+    Raises:
+        RangeError: as `read_range`, or there are more numbers than `max_numbers`.
+    """
+    numbers: list[int] = []
+    for piece in text.split(","):
+        found = read_range(piece.strip(), largest).numbers
+        if len(numbers) + len(found) > max_numbers:
+            raise RangeError(piece.strip(), "many")
+        numbers += found
+    return numbers
+
+
+def find_runs(items: Iterable[T], follows: Callable[[T, T, T], bool]) -> list[tuple[T, T]]:
+    """Return the first and the last of each run of items, in their order.
+
+    Args:
+        follows: called with first and last of a run, and an item; whether that continues it.
+    """
+    runs: list[tuple[T, T]] = []
+    for item in items:
+        if runs and follows(*runs[-1], item):
+            runs[-1] = runs[-1][0], item
+        else:
+            runs.append((item, item))
+    return runs
+
+
+def runs_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Return the first and the last of each run of numbers, in their order: 4, 5, 0 -> (4, 5), (0, 0)."""
+    return find_runs(numbers, lambda _, last, number: number == last + 1)
+
+
+def fold_runs(runs: Iterable[tuple[T, T]], separator: str = ", ") -> str:
+    """Return runs as text: `0-3, 8`."""
+    return separator.join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def fold_numbers(numbers: Iterable[int], separator: str = ", ") -> str:
+    """Return numbers as text, ascending and each once: 5, 1, 0 -> `0-1, 5`."""
+    return fold_runs(runs_of(sorted(set(numbers))), separator)

@@ -26,7 +26,8 @@ from msrun.runtime.cost.devices import DeviceProfile
 from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.parallel.parameters.fusion_config import ALONE_BYTES
 from msrun.runtime.partition.decide import Constraints, decide
-from msrun.runtime.partition.price import StepSpec, price
+from msrun.runtime.partition.price import price
+from msrun.runtime.partition.step_spec import StepSpec
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 
 Batch = tuple[Tensor, Tensor]

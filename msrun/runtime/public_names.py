@@ -31,6 +31,8 @@ HOMES = {
     "parallel.modes.hybrid": "layerwise_parallel",
     "parallel.communication": "all_reduce all_gather reduce_scatter broadcast all_to_all",
     "sharding.named_layout": "Layout",
+    "parallel.degrees.degrees": "Degrees",
+    "parallel.degrees.search_degrees": "FoundDegrees search_degrees",
     "parallel.parameters.fusion": "set_comm_fusion",
     "parallel.parameters.layouts": "ParameterLayout find_layouts",
     "parallel.strategy_file": (

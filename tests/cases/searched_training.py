@@ -15,7 +15,7 @@ import transformer_scenarios
 from torch import Tensor, nn
 
 from msrun.errors import StrategyError
-from msrun.runtime import AutoParallel, WithLoss, shard
+from msrun.runtime import AutoParallel, Degrees, WithLoss, search_degrees, shard
 from msrun.runtime.cost.devices import PROFILES
 from msrun.runtime.execute.traffic import traffic
 
@@ -166,11 +166,31 @@ def fits(limit_mb: float) -> Found:
     return {"losses": losses, "right": serial("mlp"), "memory": step.plan.price.memory_bytes}
 
 
+DIVISIONS: dict[str, Callable[[Degrees], bool]] = {
+    "fastest": lambda _: True,
+    "stages": lambda degrees: degrees.stages > 1,
+    "copies": lambda degrees: degrees.copies > 1 and degrees.stages == 1,
+    "all": lambda degrees: degrees.stages == 2 and degrees.copies > 1 and degrees.recomputes,
+    "optimizer": lambda degrees: degrees.shards_optimizer and degrees.recomputes and degrees.micro_batches > 1,
+}
+"""Name -> which of the priced divisions of a step are meant."""
+
+
+def divided(which: str) -> Found:
+    """Train with the fastest priced division of a kind."""
+    network, batch = build("transformer")
+    found = search_degrees(network, *batch, device="h100", time_limit_s=1000.0)
+    degrees = next(each.degrees for each in found.priced if DIVISIONS[which](each.degrees))
+    step = found.apply(network, degrees)
+    return {"losses": train(step, batch), "right": serial("transformer"), "degrees": str(degrees)}
+
+
 def cases(ranks: int) -> dict[str, Callable[[], Found]]:
     """Return the cases by name."""
     found: dict[str, Callable[[], Found]] = {
         f"{name}/{mode}": (lambda name=name, mode=mode: searched(name, mode)) for name in NETWORKS for mode in MODES
     }
     found["file"] = file
+    found |= {f"divided/{which}": (lambda which=which: divided(which)) for which in DIVISIONS}
     found["honoured"] = lambda: honoured("dynamic_programming")
     return found | {f"limit/{limit}": (lambda limit=limit: fits(limit)) for limit in (1000.0, 0.45, 0.3, 0.01)}

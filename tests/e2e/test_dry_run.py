@@ -53,7 +53,10 @@ def test_parameters_optimizer_state_and_traffic_are_those_of_a_real_run(
 
 def assert_operators_take_what_was_measured(events: list[dict[str, Any]], profile: dict[str, Any], ranks: int) -> None:
     """Every operator of the dry run has a point of its own size; other operators would be scaled."""
-    assert sorted(profile["collectives"]) == ["all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter"]
+    measured = ["all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter", "send"]
+    assert sorted(profile["collectives"]) == measured
+    between_two = profile["collectives"].pop("send")
+    assert {size for size, *_ in between_two} == {2}
     assert {size for points in profile["collectives"].values() for size, *_ in points} == {ranks}
     assert profile["overhead_s"] > 0
     measured_us: dict[str, list[float]] = {}

@@ -16,10 +16,10 @@ DEADLINE_S = 300.0
 KEYS = [f"{ranks}/{case}" for ranks in (2, 4) for case in searched_training.cases(ranks)]
 TABLE = CaseTable(
     KEYS,
-    fast=["2/mlp/dynamic_programming", "2/file", "2/honoured", "2/limit/0.01"],
+    fast=["2/mlp/dynamic_programming", "2/file", "2/honoured", "2/limit/0.01", "2/divided/fastest"],
     key=lambda key: key,
 )
-TRAINED = [key for key in KEYS if key.count("/") == 2 and "limit" not in key]
+TRAINED = [key for key in KEYS if key.count("/") == 2 and "limit" not in key and "divided" not in key]
 
 pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
 
@@ -69,6 +69,14 @@ def test_the_plan_says_what_was_searched_and_what_data_parallel_would_take(outco
     assert "note: data parallel instead: " in found["explain"]
     mode = key.rpartition("/")[2]
     assert found["mode"] == {"auto_parallel": "recursive_programming"}.get(mode, mode)
+
+
+@TABLE.parametrize("key", [(key,) for key in KEYS if "divided" in key])
+def test_a_step_divided_as_searched_trains_as_one_process(outcomes: Outcomes, key: str) -> None:
+    assert errors_of(outcomes, key) == []
+    for found in outcomes[key]:
+        assert found["losses"] == pytest.approx(found["right"], rel=1e-9), found["degrees"]
+        assert found["degrees"] == outcomes[key][0]["degrees"], "every rank has found the same"
 
 
 @TABLE.parametrize("key", [("2/file",), ("4/file",)])

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from msrun.runtime.parallel.context import get_auto_parallel_context as get_auto_parallel_context
     from msrun.runtime.parallel.context import reset_auto_parallel_context as reset_auto_parallel_context
     from msrun.runtime.parallel.context import set_auto_parallel_context as set_auto_parallel_context
+    from msrun.runtime.parallel.degrees.degrees import Degrees as Degrees
+    from msrun.runtime.parallel.degrees.search_degrees import FoundDegrees as FoundDegrees
+    from msrun.runtime.parallel.degrees.search_degrees import search_degrees as search_degrees
     from msrun.runtime.parallel.given_strategies import shard as shard
     from msrun.runtime.parallel.gradient import value_and_grad as value_and_grad
     from msrun.runtime.parallel.modes.hybrid import layerwise_parallel as layerwise_parallel

@@ -55,6 +55,17 @@ def recompute(
     return module
 
 
+def blocks_of(root: nn.Module) -> list[nn.Module]:
+    """Return the modules of the longest ModuleList or Sequential: the blocks of a network. None that is recomputed."""
+    if recomputed_in(root):
+        return []
+    lists = [module for module in root.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
+    longest = max(lists, key=len, default=None)
+    if longest is None or len(longest) < 2:
+        return []
+    return [block for block in longest if next(block.parameters(), None) is not None]
+
+
 @contextmanager
 def recomputed(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Recompute modules for as long as the context lasts."""

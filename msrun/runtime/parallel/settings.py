@@ -15,6 +15,7 @@ from msrun.runtime.parallel.pipeline.pipeline import PipelineSpec
 from msrun.runtime.parallel.precision import PrecisionSpec
 from msrun.runtime.parallel.scaling import Compat, check_compat
 from msrun.runtime.parallel.search_settings import SEARCH_WORDS, SearchSettings
+from msrun.runtime.search.search import Splits
 from msrun.runtime.sharding.named_layout import Layout
 
 MODES = ("semi_auto", "data_parallel", "hybrid_parallel", "stand_alone")
@@ -67,6 +68,8 @@ class ParallelSettings:
     """How strategies are searched for; None: they are not."""
     strategies_from: Path | None = None
     """File of operator strategies that are taken as they are."""
+    splits: Splits | None = None
+    """Strategies that are taken as they are, of a search of degrees."""
     strategies_to: Path | None = None
     """File that gets the operator strategies of the first call."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import nn
 
+from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.parallel.operator_strategies import read_operator_strategies, splits_from
@@ -14,8 +15,9 @@ from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, choose_shard_axes
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.partition.decide import Constraints
 from msrun.runtime.partition.decisions import Decisions
-from msrun.runtime.partition.price import PriceSummary, StepSpec
-from msrun.runtime.search.search import search
+from msrun.runtime.partition.price import PriceSummary
+from msrun.runtime.partition.step_spec import StepSpec
+from msrun.runtime.search.search import Splits, StepOf, search
 from msrun.runtime.sharding.layout import Axes, Mesh
 from msrun.runtime.sharding.operators.rule import LabelSplit
 
@@ -45,24 +47,13 @@ def choose_strategies(
     if settings.strategies_from is not None:
         given = read_operator_strategies(settings.strategies_from)
         return ChosenStrategies(settings, splits_from(given, captured, mesh, str(settings.strategies_from)))
+    if settings.splits is not None:
+        _check_operators(settings.splits, captured)
+        return ChosenStrategies(settings, settings.splits)
     if settings.search is None:
         return ChosenStrategies(settings)
-    parameters, spec = dict(root.named_parameters()), settings.search.spec()
-    fusion = settings.comm_fusion
-    rule = fusion.allreduce if settings.hsdp is None else fusion.reducescatter
-    alone_bytes = rule.alone_bytes if world.device().type == "cpu" else None
-
-    def step_of(decisions: Decisions, *, shards_all: bool) -> StepSpec:
-        hsdp = settings.hsdp or (_EVERYTHING if shards_all else None)
-        return StepSpec(
-            shard_axes=_shard_axes(captured, decisions, hsdp, parameters),
-            regathers=hsdp is not None and hsdp.optimizer_level == "level3",
-            optimizer_states=spec.optimizer_states,
-            sums_wide=settings.gradient_fp32_sync,
-            bucket_bytes=rule.most_bytes,
-            alone_bytes=alone_bytes if fusion.is_open else 0,
-        )
-
+    spec = settings.search.spec()
+    step_of = steps_of(captured, settings, spec.optimizer_states, root)
     found = search(captured, mesh, constraints, spec, step_of)
     if found.shards_optimizer and settings.hsdp is None:
         settings = replace(settings, hsdp=_EVERYTHING)
@@ -71,6 +62,41 @@ def choose_strategies(
         limit = found.activation_limit_bytes if given_limit is None else min(given_limit, found.activation_limit_bytes)
         settings = replace(settings, activation_limit_bytes=limit)
     return ChosenStrategies(settings, found.plan.splits, tuple(found.notes), found.plan.price.summary)
+
+
+def steps_of(captured: CapturedGraph, settings: ParallelSettings, optimizer_states: int, root: nn.Module) -> StepOf:
+    """Return what tells of a step what decisions do not say."""
+    parameters, fusion = dict(root.named_parameters()), settings.comm_fusion
+    rule = fusion.allreduce if settings.hsdp is None else fusion.reducescatter
+    alone_bytes = rule.alone_bytes if world.device().type == "cpu" else None
+
+    def step_of(decisions: Decisions, *, shards_all: bool) -> StepSpec:
+        hsdp = settings.hsdp or (_EVERYTHING if shards_all else None)
+        return StepSpec(
+            shard_axes=_shard_axes(captured, decisions, hsdp, parameters),
+            regathers=hsdp is not None and hsdp.optimizer_level == "level3",
+            optimizer_states=optimizer_states,
+            sums_wide=settings.gradient_fp32_sync,
+            bucket_bytes=rule.most_bytes,
+            alone_bytes=alone_bytes if fusion.is_open else 0,
+        )
+
+    return step_of
+
+
+def _check_operators(splits: Splits, captured: CapturedGraph) -> None:
+    """Refuse strategies of another graph.
+
+    Raises:
+        StrategyError: it has other operators.
+    """
+    known = {node.name for node in captured.graph.nodes if node.op == "call_function"}
+    unknown = [name for name in splits if name not in known]
+    if unknown:
+        raise StrategyError(
+            f"strategies of search_degrees: the network has no operator {unknown[0]!r}; give it the network and the "
+            "batch that it was searched for"
+        )
 
 
 def _shard_axes(

@@ -49,9 +49,11 @@ class HeldValues:
         self._made: dict[tuple[int, str], int] = {}
         self._crossed: dict[tuple[int, str], Crossed] = {}
         self._storage_bytes: list[int] = []
+        self._maker_of: list[str] = []
+        """storage -> the captured operator that makes it, or brings it to itself"""
         self._given: set[int] = set()
         self._kept: set[int] = set()
-        self._own_bytes = 0
+        self._own_bytes: dict[str, int] = {}
 
     @property
     def crossed(self) -> list[Crossed]:
@@ -60,7 +62,7 @@ class HeldValues:
 
     def add_given(self, name: str, layout: TensorLayout, value: Tensor) -> None:
         """Add what exists before the step: a parameter, a buffer, a part of the batch."""
-        number = self._add(TensorSpec(layout.local_shape(self._mesh, value.shape), value.dtype), None)
+        number = self._add(TensorSpec(layout.local_shape(self._mesh, value.shape), value.dtype), name)
         self._given.add(self._values[number].storage)
         self._held[name, layout] = number
 
@@ -84,13 +86,14 @@ class HeldValues:
             layout = layouts[index] if index < len(layouts) else TensorLayout.replicated(each.dim())
             spec = TensorSpec(layout.local_shape(self._mesh, each.shape), each.dtype)
             source = work.aliases.get(place)
-            made.append(self._add(spec, self._values[inputs[source]].storage if source is not None else None))
+            made.append(self._add(spec, name, self._values[inputs[source]].storage if source is not None else None))
         self._items[name] = made
         if made and layouts:
             self._held[name, layouts[0]] = made[0]
         self._kept |= {self._values[inputs[index]].storage for index in work.saved_inputs}
         self._kept |= {self._values[made[index]].storage for index in work.saved_results if index < len(made)}
-        self._own_bytes += work.saved_bytes
+        if work.saved_bytes:
+            self._own_bytes[name] = work.saved_bytes
 
     def take_item(self, source: str, index: int, name: str, layout: TensorLayout) -> None:
         """Say that a captured node is one result of another."""
@@ -107,9 +110,12 @@ class HeldValues:
                 self._held.setdefault((read.source, layout), number)
         return number
 
-    def kept_bytes(self) -> int:
-        """Return the bytes that are kept between the passes beside what exists before the step."""
-        return self._own_bytes + sum(self._storage_bytes[key] for key in self._kept - self._given)
+    def kept_bytes(self) -> dict[str, int]:
+        """Return for every operator the bytes that are kept between the passes beside what exists before the step."""
+        kept = dict(self._own_bytes)
+        for key in sorted(self._kept - self._given):
+            kept[self._maker_of[key]] = kept.get(self._maker_of[key], 0) + self._storage_bytes[key]
+        return kept
 
     def _pass(self, number: int, collective: Collective, owner: Any, *, has_gradient: bool) -> int:
         key = (number, str(collective))
@@ -119,7 +125,7 @@ class HeldValues:
         value = self._values[number]
         self._crossed[key] = Crossed(owner, collective, value.spec, has_gradient)
         shape = result_shape(collective, value.spec.shape, self._mesh)
-        result = self._add(TensorSpec(shape, value.spec.dtype), self._memory_after(value, collective))
+        result = self._add(TensorSpec(shape, value.spec.dtype), owner.name, self._memory_after(value, collective))
         self._made[key] = result
         self._kept |= {value.storage, self._values[result].storage}  # both outlive the segments that they stand between
         return result
@@ -130,9 +136,10 @@ class HeldValues:
         is_rows = collective.kind == "slice" and math.prod(value.spec.shape[: collective.dim]) == 1
         return value.storage if collective.kind == "enter" or is_rows else None
 
-    def _add(self, spec: TensorSpec, storage: int | None) -> int:
+    def _add(self, spec: TensorSpec, maker: str, storage: int | None = None) -> int:
         if storage is None:
             storage = len(self._storage_bytes)
             self._storage_bytes.append(spec.nbytes)
+            self._maker_of.append(maker)
         self._values.append(_Value(spec, storage))
         return len(self._values) - 1

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import torch
 from torch import Tensor, fx
 
 from msrun.runtime.capture.assignment import layout_constraint
@@ -26,36 +25,10 @@ from msrun.runtime.partition.decisions import Decisions, OperatorDecision, Read
 from msrun.runtime.partition.gradient_flow import GradientFlow
 from msrun.runtime.partition.held_values import HeldValues
 from msrun.runtime.partition.local_work import LocalCollective, LocalWork, LocalWorks
+from msrun.runtime.partition.step_spec import StepSpec
 from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout
 from msrun.runtime.sharding.operators.registry import REPLICATED, find_rule
 from msrun.runtime.sharding.operators.rule import operator_call
-
-
-@dataclass(frozen=True)
-class StepSpec:
-    """What of a step the decisions do not say."""
-
-    shard_axes: Mapping[str, Axes] = field(default_factory=dict)
-    """parameter -> axes by which optimizer parallel cuts its dimension 0 further"""
-    regathers: bool = False
-    """Cut parameters are gathered again for the backward pass: level3."""
-    optimizer_states: int = 2
-    """Tensors of a parameter's size that the optimizer keeps for it: 2 of Adam, 1 of SGD with momentum."""
-    sums_wide: bool = True
-    """Gradients of 16 bits travel in float32."""
-    bucket_bytes: int | None = 25 * 2**20
-    """Parameters of at most so many bytes share a message; None: no limit."""
-    alone_bytes: int | None = None
-    """A parameter of so many bytes shares none; None: all do."""
-
-    def is_alone(self, nbytes: int) -> bool:
-        """Return whether a parameter of so many bytes, as a rank stores it, travels alone."""
-        return self.alone_bytes is not None and nbytes >= self.alone_bytes
-
-    def summed_bytes(self, nbytes: int, dtype: torch.dtype) -> int:
-        """Return the bytes in which gradients of so many bytes travel."""
-        is_half = dtype in (torch.float16, torch.bfloat16)
-        return 2 * nbytes if is_half and self.sums_wide else nbytes
 
 
 @dataclass(frozen=True)
@@ -150,6 +123,8 @@ class Price:
     optimizer_bytes: int
     activation_bytes: int
     """Kept from the forward to the backward pass."""
+    activations: Mapping[str, int] = field(default_factory=dict)
+    """captured operator -> bytes of what it makes, or brings to itself, and is kept between the passes"""
     notes: tuple[str, ...] = ()
 
     @cached_property
@@ -385,6 +360,7 @@ class _Pricing:
                 size = self._step.summed_bytes(stored, value.dtype)
                 for message, axes in sums_of_gradient(size, shards, use.partial_axes, self._mesh):
                     sums.append(self._fused(message, axes, stored))
+        kept = self._held.kept_bytes()
         state = stored_bytes + gradient_bytes + optimizer_bytes
         return Price(
             tuple(self._prices),
@@ -395,6 +371,7 @@ class _Pricing:
             gathered_bytes,
             gradient_bytes,
             optimizer_bytes,
-            self._held.kept_bytes(),
+            sum(kept.values()),
+            kept,
             tuple(self._notes),
         )

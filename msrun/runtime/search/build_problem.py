@@ -21,7 +21,7 @@ from msrun.runtime.partition.decide import Constraints, is_whole_operator
 from msrun.runtime.partition.gradient_flow import GradientFlow
 from msrun.runtime.partition.layout_constraints import layout_of_result
 from msrun.runtime.partition.local_work import LocalWorks
-from msrun.runtime.partition.price import StepSpec
+from msrun.runtime.partition.step_spec import StepSpec
 from msrun.runtime.search.problem import Costs, Problem, Variable
 from msrun.runtime.search.split_costs import MovedValue, SplitCosts
 from msrun.runtime.search.splits import find_splits, parts_of

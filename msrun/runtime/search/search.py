@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 from msrun.errors import StrategyError, near_miss
@@ -13,7 +14,8 @@ from msrun.runtime.partition.decide import Constraints, decide
 from msrun.runtime.partition.decisions import Decisions
 from msrun.runtime.partition.gradient_flow import GradientFlow
 from msrun.runtime.partition.local_work import LocalWorks
-from msrun.runtime.partition.price import Price, StepSpec, price
+from msrun.runtime.partition.price import Price, price
+from msrun.runtime.partition.step_spec import StepSpec
 from msrun.runtime.search.build_problem import build_problem
 from msrun.runtime.search.dynamic import solve_dynamic
 from msrun.runtime.search.exact import solve_exactly
@@ -125,6 +127,17 @@ def search(captured: CapturedGraph, mesh: Mesh, constraints: Constraints, spec: 
     return _Search(captured, mesh, constraints, spec, step_of).run()
 
 
+def search_plans(
+    captured: CapturedGraph, mesh: Mesh, constraints: Constraints, spec: SearchSpec, step_of: StepOf
+) -> Iterator[tuple[bool, list[Plan]]]:
+    """Yield the plans of a search, fast ones and small ones: first without, then with parameters stored cut.
+
+    Raises:
+        StrategyError: an illegal strategy.
+    """
+    return _Search(captured, mesh, constraints, spec, step_of).plans()
+
+
 class _Search:
     def __init__(
         self, captured: CapturedGraph, mesh: Mesh, constraints: Constraints, spec: SearchSpec, step_of: StepOf
@@ -139,7 +152,23 @@ class _Search:
         self._limit = spec.limit_bytes
 
     def run(self) -> Found:
-        plain = self._plan({}, self._decide({}), "data parallel", shards_all=False)
+        tried: list[Plan] = []
+        for shards_all, plans in self.plans():
+            fitting = [each for each in plans if each.price.memory_bytes <= self._limit]
+            if fitting:
+                best = min(fitting, key=lambda each: each.price.seconds)
+                return Found(best, self._plain.price, shards_all and bool(best.price.gathered_bytes), self._limit)
+            tried += plans
+        least = min(tried, key=lambda each: each.price.memory_bytes - each.price.activation_bytes)
+        room = self._limit - (least.price.memory_bytes - least.price.activation_bytes)
+        if room > 0:
+            return Found(least, self._plain.price, bool(least.price.gathered_bytes), self._limit, room)
+        raise self._does_not_fit(min(tried, key=lambda each: each.price.memory_bytes))
+
+    def plans(self) -> Iterator[tuple[bool, list[Plan]]]:
+        """Yield the plans that are looked at, whatever the limit is: with the user's optimizer parallel, and with
+        that of every parameter."""
+        plain = self._plain
         step = self._step_of(plain.decisions, shards_all=False)
         problem = build_problem(self._captured, self._given, self._spec.device, step, self._works, self._flow)
         modes = _AUTO_TRIES if self._spec.mode == AUTO else (self._spec.mode,)
@@ -149,19 +178,12 @@ class _Search:
         found = [(problem.splits(choice), mode) for choice, mode in choices.items()]
         decided = [(splits, self._decide(splits), mode) for splits, mode in found]
         decided.append((plain.splits, plain.decisions, plain.name))
-        tried: list[Plan] = []
         for shards_all in (False, True):
-            plans = [self._plan(*each, shards_all=shards_all) for each in decided]
-            fitting = [each for each in plans if each.price.memory_bytes <= self._limit]
-            if fitting:
-                best = min(fitting, key=lambda each: each.price.seconds)
-                return Found(best, plain.price, shards_all and bool(best.price.gathered_bytes), self._limit)
-            tried += plans
-        least = min(tried, key=lambda each: each.price.memory_bytes - each.price.activation_bytes)
-        room = self._limit - (least.price.memory_bytes - least.price.activation_bytes)
-        if room > 0:
-            return Found(least, plain.price, bool(least.price.gathered_bytes), self._limit, room)
-        raise self._does_not_fit(min(tried, key=lambda each: each.price.memory_bytes))
+            yield shards_all, [self._plan(*each, shards_all=shards_all) for each in decided]
+
+    @cached_property
+    def _plain(self) -> Plan:
+        return self._plan({}, self._decide({}), "data parallel", shards_all=False)
 
     def _solve(self, problem: Problem, mode: str) -> list[tuple[int, ...]]:
         """Return plans of one way to search: the fastest one as choices are priced one by one, and smaller ones."""

@@ -16,7 +16,7 @@ from msrun.runtime.cost.measured import message_seconds
 from msrun.runtime.cost.operators import TensorSpec
 from msrun.runtime.partition.collective_messages import Message, sums_of_gradient
 from msrun.runtime.partition.local_work import LocalCollective, LocalWork, LocalWorks
-from msrun.runtime.partition.price import StepSpec
+from msrun.runtime.partition.step_spec import StepSpec
 from msrun.runtime.search.problem import Costs
 from msrun.runtime.sharding.collective import Collective
 from msrun.runtime.sharding.layout import Axes, TensorLayout

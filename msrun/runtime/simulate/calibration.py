@@ -26,6 +26,8 @@ from msrun.runtime.simulate.operator_times import measure_operators, measure_ove
 MATRIX, COPIED_BYTES, TINY = 768, 64 * 2**20, 4
 SIZES = (2**10, 2**16, 2**20, 2**23)
 """Bytes of the messages that are measured."""
+MESSAGES = 20
+"""Of each size between two ranks."""
 _TYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
@@ -89,6 +91,7 @@ def calibrate(
     )
     if place.world_size > 1:
         collectives = {operation: _collective_points(operation, place.world_size) for operation in _COLLECTIVES}
+        collectives["send"] = _message_points(place.global_rank, place.world_size)
         profile = replace(profile, collectives=collectives, in_host=_link(collectives["all_reduce"]))
         profile = replace(profile, wait_s=_mean(measure_wait_s(partial(_all_reduce_s, profile))))
     if path is not None and place.global_rank == 0:
@@ -127,6 +130,41 @@ def _collective_points(operation: str, ranks: int) -> list[Point]:
         dist.barrier()
         found.append((ranks, send.nbytes, _mean(_median_s(call, 20))))
     return found
+
+
+def _message_points(rank: int, ranks: int) -> list[Point]:
+    """Return (2, bytes, seconds) of messages to the rank half the world away, from the send to the receiver's return.
+
+    Both ranks compute before and after they send. So where ranks share cores a message waits for its receiver to get
+    one, which takes far longer than the way itself. All clocks are the host's one.
+    """
+    half = ranks // 2
+    found: list[Point] = []
+    for size in SIZES:
+        took: list[float] = []
+        value = torch.zeros(size // 8, dtype=torch.float64)
+        dist.barrier()
+        for number in range(MESSAGES if rank < 2 * half else 0):
+            _compute()
+            if (rank < half) == (number % 2 == 0):
+                value[0] = time.perf_counter()
+                sent = dist.isend(value, (rank + half) % (2 * half))
+                _compute()
+                sent.wait()  # type: ignore[union-attr]  # this rank is a member of the group
+            else:
+                dist.recv(value, (rank + half) % (2 * half))
+                took.append(time.perf_counter() - float(value[0]))
+        total = torch.tensor([sum(took), float(len(took))], dtype=torch.float64)
+        dist.all_reduce(total)
+        found.append((2, size, float(total[0] / total[1])))
+    return found
+
+
+def _compute() -> None:
+    """Take a millisecond of this rank's processor."""
+    matrix, begin = torch.ones(64, 64), time.thread_time()
+    while time.thread_time() - begin < 1e-3:
+        matrix @ matrix
 
 
 _COLLECTIVES: Mapping[str, Callable[[Tensor, Tensor], tuple[Tensor, Callable[[], object]]]] = {

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
 
 from msrun.errors import ParallelError
 from msrun.runtime.capture.target import Target
@@ -17,7 +16,7 @@ from msrun.runtime.parallel.batch.accumulation import GradAccumulation
 from msrun.runtime.parallel.batch.divided_batch import find_wrappers
 from msrun.runtime.parallel.batch.parts import find_tensors
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, Level
-from msrun.runtime.parallel.recomputation import recomputed, recomputed_in
+from msrun.runtime.parallel.recomputation import blocks_of, recomputed
 from msrun.runtime.parallel.search_settings import RECURSIVE, SearchSettings
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.simulate.job import SimulatedJob, simulate_job
@@ -104,7 +103,7 @@ def try_changes(
     """
     kinds = [
         _levels(target, settings),
-        [_Try("recompute(block) of every block", _recomputing)] if _blocks(target.root) else [],
+        [_Try("recompute(block) of every block", _recomputing)] if blocks_of(target.root) else [],
         _micro_batches(target, args, kwargs),
     ]
     tried, refused = [], []
@@ -158,20 +157,9 @@ def _levels(target: Target, settings: ParallelSettings) -> list[_Try]:
     return [_Try(f'hsdp(optimizer_level="{level}")', at(level)) for level in LEVELS[present + 1 :]]
 
 
-def _blocks(root: nn.Module) -> list[nn.Module]:
-    """Return the modules of the longest ModuleList or Sequential: the blocks of a network. None that is recomputed."""
-    if recomputed_in(root):
-        return []
-    lists = [module for module in root.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
-    longest = max(lists, key=len, default=None)
-    if longest is None or len(longest) < 2:
-        return []
-    return [block for block in longest if next(block.parameters(), None) is not None]
-
-
 @contextmanager
 def _recomputing(target: Target, settings: ParallelSettings) -> Iterator[tuple[Target, ParallelSettings]]:
-    with recomputed(_blocks(target.root)):
+    with recomputed(blocks_of(target.root)):
         yield target, settings
 
 

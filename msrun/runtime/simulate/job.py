@@ -10,8 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from msrun.runtime import world
 from msrun.runtime.capture.target import Target
-from msrun.runtime.cost.collectives import collective_seconds
 from msrun.runtime.cost.devices import DeviceProfile
+from msrun.runtime.cost.measured import measured_collective_seconds
 from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
 from msrun.runtime.parallel.pipeline.schedule import Cell, time_actions
 from msrun.runtime.parallel.plan import ParallelPlan
@@ -162,4 +162,4 @@ def _seconds_between_stages(sketches: Sequence[Sketch], device: DeviceProfile) -
     nbytes = [value.value.nbytes * call.copies for stage in call.stages for value in stage.sent]
     is_inside = sketches[-1].ranks[-1] < device.devices_per_host
     link = device.in_host if is_inside else device.between_hosts
-    return collective_seconds("send", max(nbytes, default=0), 2, link)
+    return measured_collective_seconds("send", max(nbytes, default=0), 2, link, device)

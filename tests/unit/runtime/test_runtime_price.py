@@ -25,7 +25,8 @@ from msrun.runtime.partition.decide import Constraints, decide
 from msrun.runtime.partition.decisions import Decisions
 from msrun.runtime.partition.local_values import local_values
 from msrun.runtime.partition.lower import lower
-from msrun.runtime.partition.price import Price, StepSpec, price
+from msrun.runtime.partition.price import Price, price
+from msrun.runtime.partition.step_spec import StepSpec
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 from msrun.runtime.sharding.strategies import OperatorStrategy
 

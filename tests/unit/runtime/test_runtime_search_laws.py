@@ -25,7 +25,7 @@ from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.partition.decide import Constraints
 from msrun.runtime.partition.gradient_flow import GradientFlow
 from msrun.runtime.partition.local_work import LocalWorks
-from msrun.runtime.partition.price import StepSpec
+from msrun.runtime.partition.step_spec import StepSpec
 from msrun.runtime.search.build_problem import build_problem
 from msrun.runtime.search.dynamic import Answers, solve_dynamic
 from msrun.runtime.search.exact import solve_exactly

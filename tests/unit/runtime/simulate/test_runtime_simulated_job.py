@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from msrun.errors import StrategyError
 from msrun.runtime import AutoParallel, GradAccumulation, Pipeline, WithLoss, init, release
 from msrun.runtime.capture.target import Target
 from msrun.runtime.cost.collectives import collective_seconds
-from msrun.runtime.cost.devices import PROFILES
+from msrun.runtime.cost.devices import PROFILES, DeviceProfile
 from msrun.runtime.simulate.host_traffic import count_host_traffic
 from msrun.runtime.simulate.job import SimulatedJob, simulate_job
 from msrun.runtime.simulate.page import render_page
@@ -32,7 +33,14 @@ def simulate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulate]:
     """Look at a step of a small network on 16 ranks, or on others."""
 
     def run(
-        ranks: int = 16, *, stages: int = 1, level: int = 2, rank: int = 0, hsdp: str = "", mode: str = "semi_auto"
+        ranks: int = 16,
+        *,
+        stages: int = 1,
+        level: int = 2,
+        rank: int = 0,
+        hsdp: str = "",
+        mode: str = "semi_auto",
+        device: DeviceProfile = DEVICE,
     ) -> SimulatedJob:
         place = {"MSRUN_SIM_LEVEL": "3", "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": "8"}
         for name, value in place.items():
@@ -48,7 +56,7 @@ def simulate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulate]:
         if hsdp:
             parallel.hsdp(threshold=0, optimizer_level=hsdp)
         batch = torch.zeros(8, WIDTH), torch.zeros(8, dtype=torch.long)
-        return simulate_job(Target(net, net), parallel.settings, batch, {}, DEVICE, level, rank)
+        return simulate_job(Target(net, net), parallel.settings, batch, {}, device, level, rank)
 
     yield run
     release()
@@ -107,6 +115,14 @@ def test_stages_are_looked_at_one_each_and_wait_for_each_other(simulate: Simulat
     assert [alike.plan.traffic for alike in job.classes] == [record.traffic for record in records]
     assert job.plan.pipeline is not None
     assert list(job.plan.pipeline.traffic) == [record.traffic for record in records]
+
+
+def test_stages_wait_for_a_message_as_long_as_was_measured(simulate: Simulate) -> None:
+    measured = replace(DEVICE, collectives={"send": [(2, 512, 0.5)]})  # 8 rows in 4 micro batches, of 64 elements
+    job = simulate(8, stages=2, device=measured)
+    assert job.step is not None
+    sender, reader = job.step.timeline
+    assert reader[0].begin - sender[0].end == pytest.approx(0.5)
 
 
 def test_step_is_its_operators_and_the_messages_that_they_do_not_hide(simulate: Simulate) -> None:
@@ -225,6 +241,10 @@ def test_users_network_is_as_before_when_it_has_been_looked_at(simulate: Simulat
     assert dict(net.named_parameters()) == values
     assert type(net[0]) is nn.Linear
     assert net[1].num_batches_tracked == 0
+
+
+def test_launcher_knows_the_names_of_all_profiles() -> None:
+    assert set(contract.SIM_DEVICES) == set(PROFILES)
 
 
 def test_level_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

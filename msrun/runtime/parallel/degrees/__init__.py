@@ -1,0 +1,1 @@
+"""Degrees of parallelism searched for together: data, operator, pipeline and optimizer parallel, copies, recompute."""

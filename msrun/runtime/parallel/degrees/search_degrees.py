@@ -26,6 +26,8 @@ from msrun.runtime.parallel.batch.divided_batch import find_wrappers
 from msrun.runtime.parallel.degrees.degrees import Degrees, degrees_of_parts, divisors
 from msrun.runtime.parallel.degrees.step_price import DividedGraph, PartPrices, StepPrice
 from msrun.runtime.parallel.given_strategies import strategies_of
+from msrun.runtime.parallel.parameters.hsdp import HsdpSpec
+from msrun.runtime.parallel.pipeline.pipeline import PipelineSpec
 from msrun.runtime.parallel.recomputation import blocks_of
 from msrun.runtime.parallel.search_settings import MB, SearchSettings, profile_of
 from msrun.runtime.parallel.settings import ParallelSettings
@@ -74,12 +76,8 @@ class FoundDegrees:
                 f"search_degrees was for {self.worker_num} ranks, and there are {world.get_group_size()}: "
                 "search for this number"
             )
-        step = AutoParallel(chosen.degrees.wrap(network), "semi_auto").dataset_strategy("full_batch")
-        if chosen.degrees.shards_optimizer:
-            step.hsdp(threshold=0)
-        if chosen.degrees.stages > 1:
-            step.pipeline(chosen.degrees.stages)
-        step.settings = replace(step.settings, splits=chosen.splits)
+        step = AutoParallel(chosen.degrees.wrap(network), "semi_auto")
+        step.settings = settings_of(chosen, step.settings)
         return step
 
     def __str__(self) -> str:
@@ -90,6 +88,18 @@ class FoundDegrees:
             lines.append(f"{each.seconds * 1e3:7.1f} ms  {each.memory_bytes / MB:8.1f} MB  {each.degrees}{room}")
         lines.append(f"fastest that fits into {self.limit_bytes / MB:.0f} MB: {self.degrees}")
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+
+def settings_of(step: StepPrice, settings: ParallelSettings) -> ParallelSettings:
+    """Return settings with which a network that `Degrees.wrap` has wrapped runs as it was priced."""
+    return replace(
+        settings,
+        parallel_mode="semi_auto",
+        dataset_strategy="full_batch",
+        hsdp=HsdpSpec(threshold=0) if step.degrees.shards_optimizer else settings.hsdp,
+        pipeline=PipelineSpec(step.degrees.stages),
+        splits=step.splits,
+    )
 
 
 def search_degrees(

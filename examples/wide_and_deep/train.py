@@ -115,8 +115,8 @@ if way == "host":
     set_target(net.embedding, "cpu")
 elif way == "server":
     set_ps_context(enable_ps=True)
-    set_param_ps(net.wide)
-    set_param_ps(net.embedding)
+    set_param_ps(net.wide, init_in_server=True)
+    set_param_ps(net.embedding, init_in_server=True)
 
 mode = "data_parallel" if way == "server" else "semi_auto"
 network = AutoParallel(WithLoss(net, nn.BCEWithLogitsLoss()), mode)

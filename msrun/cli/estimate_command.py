@@ -44,7 +44,7 @@ def estimate_command(words: tuple[str, ...], device: str, worker_num: int, hosts
     from msrun.launch.simulation import run_simulation
 
     if hosts is not None and (hosts < 1 or worker_num % hosts):
-        raise UsageError(f"--hosts {hosts}: must divide --worker_num {worker_num}")
+        raise UsageError(f"--hosts {hosts}: must divide --worker_num {worker_num}; give another number")
     here = Path.cwd()
     simulation = Simulation(
         program=parse_program(words, is_module=False, working_directory=here),

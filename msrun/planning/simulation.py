@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from msrun import contract
-from msrun.errors import UsageError
+from msrun.errors import UsageError, near_miss
 from msrun.planning.program import Program
 
 
@@ -16,7 +16,7 @@ class Simulation:
     """What a dry run is to look like.
 
     Raises:
-        UsageError: no such rank, or hosts that the ranks do not fill.
+        UsageError: no such rank, hosts that the ranks do not fill, or no such device profile.
     """
 
     program: Program
@@ -43,10 +43,24 @@ class Simulation:
                 f"--sim_rank_id {self.global_rank}: no such rank; the ranks of this job are 0 to {self.worker_num - 1}"
             )
         if self.local_worker_num < 1 or self.worker_num % self.local_worker_num:
+            fits = next(count for count in range(min(8, self.worker_num), 0, -1) if not self.worker_num % count)
+            remedy = f"--hosts {self.worker_num // fits}" if self.tries_changes else f"--local_worker_num {fits}"
             raise UsageError(
-                f"--local_worker_num {self.local_worker_num}: must divide --worker_num {self.worker_num}: a dry run "
-                "fills all hosts alike"
+                f"--worker_num {self.worker_num} on hosts of {self.local_worker_num}: a dry run fills all hosts alike; "
+                f"give {remedy}"
             )
+        is_file = self.device.endswith(".json")
+        if not is_file and self.device.lower() not in contract.SIM_DEVICES:
+            raise UsageError(
+                f"{self._device_option} {self.device}{near_miss(self.device, contract.SIM_DEVICES)}: must be one of "
+                f"{', '.join(contract.SIM_DEVICES)}, or a JSON file of calibrate()"
+            )
+        if is_file and not (self.working_directory / self.device).is_file():
+            raise UsageError(f"{self._device_option} {self.device}: no such file; calibrate() writes one")
+
+    @property
+    def _device_option(self) -> str:
+        return "--device" if self.tries_changes else "--sim_device"
 
     def environment(self, caller: Mapping[str, str]) -> dict[str, str]:
         """Return the variables of the script's process: the caller's, without those of a rank of another job."""

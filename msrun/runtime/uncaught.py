@@ -27,6 +27,10 @@ _LIBRARY = str(Path(os.__file__).parent) + os.sep
 _INSTALLED = (f"{_LIBRARY}site-packages{os.sep}", f"{_LIBRARY}dist-packages{os.sep}")
 _AS_EVER = (KeyboardInterrupt, SyntaxError, BaseExceptionGroup)
 """What the interpreter's own words are best for."""
+_WITHOUT_VALUES = (
+    "  in a dry run parameters have no values: do not use them before the first call of AutoParallel, or start with "
+    "--sim_level 3"
+)
 
 
 def install() -> None:
@@ -67,6 +71,8 @@ def render_uncaught(error: BaseException, trace: TracebackType | None, *, is_deb
         return "\n".join([*lines, *_whole(error, trace)])
     if not isinstance(error, MsrunError):
         lines += _source(frames)
+        if contract.MSRUN_SIM_LEVEL in os.environ and "meta" in str(error):
+            lines.append(_WITHOUT_VALUES)
         for cause in _causes(error):
             lines += [_headline("caused by ", cause, cause.__traceback__)]
             lines += _source(list(traceback.extract_tb(cause.__traceback__)))

@@ -234,6 +234,8 @@ def made_in_servers() -> Result:
     ]
     optimizers = [optim.LazyAdam(one.parameters(), lr=0.02) for one in (network, expected)]
     call = AutoParallel(network, "data_parallel")
+    with torch.inference_mode():  # memory for what it pulls serves training, too
+        network(next(batches())[0])
     for rows, _ in batches(3):
         call(mine(rows)).backward()
         expected(rows).backward()

@@ -127,15 +127,16 @@ class _Part:
     def number(self, rows: Tensor) -> Tensor:
         return rows
 
-    def fetch(self, rows: Tensor) -> Tensor:
+    def fetch(self, rows: Tensor, place: Tensor) -> Tensor:
         device = rows.device
         rows = rows.to(self._part.device)
         if self._lookup.cache is not None:
-            return self._lookup.cache.fetch(self._part, rows, device)
-        if self._ways.group is None:
-            return self._part.index_select(0, rows)
+            return self._lookup.cache.fetch(self._part, rows, device).index_select(0, place)
+        if self._ways.group is None:  # each row once: it may go to another device
+            return self._part.index_select(0, rows).to(device).index_select(0, place)
         self._requests = Requests(self._lookup.slices, rows, self._ways.group)
-        return self._requests.fetch(lambda asked: self._part.index_select(0, asked))
+        found = self._requests.fetch(lambda asked: self._part.index_select(0, asked))
+        return found.to(device).index_select(0, place)
 
     def give_back(self, rows: Tensor, gradients: Tensor) -> Tensor:
         ways = self._ways

@@ -14,8 +14,12 @@ class RowSource(Protocol):
     def number(self, rows: Tensor) -> Tensor:
         """Return numbers of the rows by which the source likes them ordered; one per row."""
 
-    def fetch(self, numbers: Tensor) -> Tensor:
-        """Return rows of the table: (n,) of these numbers, ascending, each once -> (n, width)."""
+    def fetch(self, numbers: Tensor, place: Tensor) -> Tensor:
+        """Return the rows `numbers[place]` of the table: (k,) -> (k, width).
+
+        Args:
+            numbers: (n,) ascending, each once.
+        """
 
     def give_back(self, numbers: Tensor, gradients: Tensor) -> Tensor:
         """Return the table's gradient, given those of the rows: (n,) and (n, width)."""
@@ -30,20 +34,24 @@ def look_up(table: Tensor, index: Tensor, source: RowSource) -> Tensor:
 class _LookUp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, table: Tensor, index: Tensor, source: RowSource) -> Tensor:  # noqa: ARG004 - has the gradient
-        numbers = source.number(index.detach().reshape(-1).long())
-        numbers, place = torch.unique(numbers, return_inverse=True)
-        found = source.fetch(numbers).to(index.device)
-        ctx.source, ctx.numbers, ctx.place = source, numbers, place
-        return found.index_select(0, place).view(*index.shape, found.shape[1])
+        numbers, order = torch.sort(source.number(index.detach().reshape(-1).long()))
+        is_new = numbers[1:] > numbers[:-1]
+        if bool(is_new.all()):
+            ranks = torch.arange(len(order), device=order.device)
+        else:
+            is_new = torch.cat([is_new.new_ones(1), is_new])
+            numbers, ranks = numbers[is_new], is_new.cumsum(0) - 1
+        place = torch.empty_like(order).index_copy_(0, order, ranks)
+        ctx.source, ctx.numbers, ctx.order, ctx.place = source, numbers, order, place
+        found = source.fetch(numbers, place).to(index.device)
+        return found.view(*index.shape, found.shape[1])
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        given = gradient.reshape(-1, gradient.shape[-1]).contiguous()  # of an expanded one index_add_ is 7 times slower
+        given = gradient.reshape(-1, gradient.shape[-1])
         if len(ctx.numbers) == len(given):  # each row once: to select them is faster than to add them up
-            place: Tensor = ctx.place
-            order = torch.empty_like(place).index_copy_(0, place, torch.arange(len(place), device=place.device))
-            sums = given.index_select(0, order)
-        else:
-            sums = given.new_zeros(len(ctx.numbers), given.shape[1]).index_add_(0, ctx.place, given)
+            sums = given.index_select(0, ctx.order)
+        else:  # of an expanded one index_add_ is 7 times slower
+            sums = given.new_zeros(len(ctx.numbers), given.shape[1]).index_add_(0, ctx.place, given.contiguous())
         return ctx.source.give_back(ctx.numbers, sums), None, None

@@ -79,8 +79,8 @@ class _Servers:
                 raise IndexError(f"row {low} to {high} of an embedding with {self._remote.shape[0]} rows")
         return number_rows(self._remote.pieces, rows)
 
-    def fetch(self, numbers: Tensor) -> Tensor:
-        return self._remote.pull(numbers)
+    def fetch(self, numbers: Tensor, place: Tensor) -> Tensor:
+        return self._remote.pull(numbers).index_select(0, place)
 
     def give_back(self, numbers: Tensor, gradients: Tensor) -> Tensor:
         rows = named_rows(self._remote.pieces, numbers)

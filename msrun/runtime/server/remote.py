@@ -47,6 +47,8 @@ class RemoteParameter:
     """The modules that look its rows up."""
     pushed: int = field(default=0, init=False)
     """Steps that this worker has sent."""
+    _pulled: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False)
+    """Memory for the rows that are pulled."""
     is_placed: bool = field(default=False, init=False)
     """The servers have its values."""
     optimizer: str = field(default="", init=False)
@@ -181,7 +183,10 @@ class RemoteParameter:
             ask({piece.server: Message("numbers", fields, list(small.values()))})
 
     def pull(self, numbers: Tensor) -> Tensor:
-        """Return the values of rows, by their numbers of `number_rows`, ascending; on the device of the numbers."""
+        """Return the values of rows, by their numbers of `number_rows`, ascending; on the device of the numbers.
+
+        The next pull may write over them.
+        """
         if self.cache is None:
             return self._pull(numbers.to("cpu"))[0].to(numbers.device)
         return self.cache.fetch(numbers.to("cpu"), self._pull, numbers.device, oldest=self.pushed - self.staleness)
@@ -189,7 +194,10 @@ class RemoteParameter:
     def _pull(self, numbers: Tensor) -> tuple[Tensor, int]:
         """Return values, and how many steps all of them have at least."""
         version = self.pushed
-        found = torch.empty((numbers.numel(), *self.row_shape), dtype=self.dtype)
+        if len(self._pulled) < numbers.numel():  # kept: new memory costs more than what is done with it
+            with torch.inference_mode(mode=False):  # what is made inside it could not be changed outside
+                self._pulled = torch.empty((numbers.numel(), *self.row_shape), dtype=self.dtype)
+        found = self._pulled[: numbers.numel()]
         limit = self._rows_per_message(found)
         for some, values in zip(numbers.split(limit), found.split(limit), strict=True):
             wanted = {piece.server: (piece, part, own) for piece, part, own in split_numbers(self.pieces, some)}

@@ -23,7 +23,7 @@ def make_memory(size: int) -> tuple[int, list[Any]]:
     descriptor = os.memfd_create("msrun-shm", os.MFD_CLOEXEC)
     os.ftruncate(descriptor, size)
     os.pwrite(descriptor, _MAGIC + secret.encode(), 0)
-    return descriptor, [_host(), os.getpid(), descriptor, secret]
+    return descriptor, [this_machine(), os.getpid(), descriptor, secret]
 
 
 def open_memory(host: list[str], pid: int, descriptor: int, secret: str) -> int:
@@ -32,7 +32,7 @@ def open_memory(host: list[str], pid: int, descriptor: int, secret: str) -> int:
     Raises:
         RuntimeError: it is on another machine, or may not be opened.
     """
-    if host != _host():
+    if host != this_machine():
         raise RuntimeError("it is on another machine")
     try:
         found = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
@@ -44,6 +44,6 @@ def open_memory(host: list[str], pid: int, descriptor: int, secret: str) -> int:
     return found
 
 
-def _host() -> list[str]:
+def this_machine() -> list[str]:
     """Return what tells this machine, and this view of its processes, from others."""
     return [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), str(Path("/proc/self/ns/pid").readlink())]

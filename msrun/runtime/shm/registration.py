@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 from msrun import contract
 from msrun.runtime.shm.hosts_group import HostsGroup
+from msrun.runtime.shm.memory import this_machine
 from msrun.runtime.shm.process_group import ShmGroup
 
 
@@ -44,5 +44,4 @@ def _hosts(store: Any, rank: int, size: int) -> list[list[int]]:
 
 def _this_host() -> str:
     """Return what tells this host from others: the machine, its view of processes, and the launcher's host number."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {Path('/proc/self/ns/pid').readlink()} {os.environ.get(contract.GROUP_RANK, '0')}"
+    return " ".join([*this_machine(), os.environ.get(contract.GROUP_RANK, "0")])

@@ -26,13 +26,11 @@ class TorchGroup(_ProcessGroup):
         self._coalesced: list[Any] | None = None
         self._own_name, self._own_description = "", ""
 
-    def getBackendName(self) -> str:  # noqa: N802 - torch's name
-        """Return what torch calls it."""
-        return "shm"
-
     def name(self) -> str:
         """Return what torch calls it."""
         return "shm"
+
+    getBackendName = name  # noqa: N815 - torch's name
 
     def getGroupName(self) -> str:  # noqa: N802 - torch's name
         """Return the name that torch gave the group."""
@@ -52,8 +50,7 @@ class TorchGroup(_ProcessGroup):
         """What torch says of the group."""
         return self._own_description
 
-    def _set_group_name(self, name: str) -> None:
-        self._own_name = name
+    _set_group_name = setGroupName
 
     def _set_group_desc(self, text: str) -> None:
         self._own_description = text
@@ -70,12 +67,11 @@ class TorchGroup(_ProcessGroup):
         """No: torch makes sub-groups as new ones."""
         return False
 
-    def _set_default_timeout(self, timeout: timedelta) -> None:
-        self._timeout_s = timeout.total_seconds()
-
     def set_timeout(self, timeout: timedelta) -> None:
         """Set how long an operation may take."""
         self._timeout_s = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
 
     def _work(
         self, line: Any, made: Sequence[Any], values: Sequence[Value], then: Callable[[], None] | None = None

@@ -249,9 +249,9 @@ def _optimizer_step(
             step(some)  # makes the state
             with recording.during(OPTIMIZER), recording.recording():
                 step(some)
-    except (RuntimeError, NotImplementedError) as error:
+    except (RuntimeError, NotImplementedError, TypeError) as error:
         raise StrategyError(
-            f"{type(optimizer).__name__}: its step needs values, which a dry run does not have "
+            f"{type(optimizer).__name__}: its step needs values or a closure, which a dry run does not have "
             f"({str(error).splitlines()[0][:120]}); use --sim_level 0"
         ) from error
     return sum(_nbytes(value) for state in some.state.values() for value in _tensors(state))

@@ -29,8 +29,7 @@ def render_table(report: Report) -> str:
             f"{format_seconds(found.step_s)} a step without messages, mean of {found.steps}; the process took "
             f"{format_bytes(found.process_bytes)}"
         )
-    traffic = job.classes[0].plan.traffic
-    lines += ["", f"one training step moves, on {_ranks(job.classes[0])}: {traffic}"]
+    lines += ["", f"one training step sends, on {_ranks(job.classes[0])}: {_traffic(job.classes[0])}"]
     if report.changes is not None:
         lines += ["", *report.changes.lines()]
     return "\n".join([*lines, *(f"note: {note}" for note in report.notes)])
@@ -57,12 +56,21 @@ def _memory(classes: Sequence[RankClass], room: int) -> list[str]:
 
 
 def _time(step: StepTime) -> list[str]:
-    overlap = "" if step.overlap is None else f", {100 * step.overlap:.0f} % of them behind operators"
+    overlap = "" if step.overlap is None else f", {100 * step.overlap:.0f} % of that hidden behind operators"
     operators, messages = format_seconds(step.compute_s), format_seconds(step.messages_s)
     lines = [f"step {format_seconds(step.seconds)}: operators {operators}, messages {messages}{overlap}"]
     if step.bubble is not None:
         lines.append(f"pipeline: ranks wait for other stages {100 * step.bubble:.0f} % of the step")
     return lines
+
+
+def _traffic(found: RankClass) -> str:
+    moved = found.plan.traffic
+    if moved is None or not moved.calls:
+        return "nothing"
+    return "; ".join(
+        f"{calls} {name}, {format_bytes(moved.bytes[name])}" for name, calls in sorted(moved.calls.items())
+    )
 
 
 def _ranks(found: RankClass) -> str:

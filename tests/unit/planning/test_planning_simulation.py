@@ -39,10 +39,14 @@ def test_estimate_asks_for_changes() -> None:
         ({"worker_num": 0}, "--worker_num 0: must be 1 or more"),
         ({"global_rank": 32}, "--sim_rank_id 32: no such rank; the ranks of this job are 0 to 31"),
         ({"global_rank": -1}, "--sim_rank_id -1: no such rank"),
-        ({"local_worker_num": 5}, "--local_worker_num 5: must divide --worker_num 32"),
-        ({"local_worker_num": 0}, "--local_worker_num 0: must divide"),
+        ({"local_worker_num": 5}, "--worker_num 32 on hosts of 5: .* give --local_worker_num 8"),
+        ({"local_worker_num": 0}, "--worker_num 32 on hosts of 0: .* give --local_worker_num 8"),
+        ({"worker_num": 12, "tries_changes": True}, "--worker_num 12 on hosts of 8: .* give --hosts 2"),
+        ({"device": "h10"}, r"--sim_device h10 \(did you mean h100\?\): must be one of ascend910a, .* JSON file"),
+        ({"device": "h10", "tries_changes": True}, "--device h10 "),
+        ({"device": "none.json"}, "--sim_device none.json: no such file"),
     ],
 )
-def test_dry_run_that_no_job_could_be_is_refused(changes: dict[str, int], words: str) -> None:
+def test_dry_run_that_no_job_could_be_is_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         simulation(**changes)

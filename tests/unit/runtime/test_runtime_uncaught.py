@@ -66,6 +66,12 @@ def test_an_error_of_torch_is_told_at_the_users_line(raised_by: Callable[..., st
     assert left_out.endswith("frames inside libraries left out; MSRUN_DEBUG=1 shows them")
 
 
+def test_a_dry_run_says_why_there_are_no_values(raised_by: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(contract.MSRUN_SIM_LEVEL, "1")
+    text = raised_by("float(weight)", weight=torch.ones((), device="meta"))
+    assert text.splitlines()[-1].endswith("before the first call of AutoParallel, or start with --sim_level 3")
+
+
 def test_an_error_of_msrun_is_one_line_without_a_traceback(raised_by: Callable[..., str]) -> None:
     text = raised_by("", "AutoParallel(net).dataset_strategy('full')", AutoParallel=AutoParallel, net=nn.Linear(1, 1))
     assert text.startswith(f"uncaught StrategyError at {HERE}:2: dataset_strategy('full'): must be ")

@@ -243,6 +243,10 @@ def test_users_network_is_as_before_when_it_has_been_looked_at(simulate: Simulat
     assert net[1].num_batches_tracked == 0
 
 
+def test_launcher_knows_the_names_of_all_profiles() -> None:
+    assert set(contract.SIM_DEVICES) == set(PROFILES)
+
+
 def test_level_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from msrun.errors import WorldError
     from msrun.runtime.joining.simulated import find_simulated

@@ -14,8 +14,9 @@ from msrun.runtime import world
 from msrun.runtime.capture.target import Target
 from msrun.runtime.cost.devices import DeviceProfile
 from msrun.runtime.parallel.batch.divided_batch import find_wrappers
-from msrun.runtime.parallel.degrees.search_degrees import search_degrees, settings_of
+from msrun.runtime.parallel.degrees.divisions import find_divisions, settings_of
 from msrun.runtime.parallel.recomputation import blocks_of, recomputed
+from msrun.runtime.parallel.search_settings import SearchSettings
 from msrun.runtime.parallel.settings import ParallelSettings
 
 TIME_LIMIT_S = 30.0
@@ -53,10 +54,9 @@ def divided(
     times = world.get_group_size() if settings.dataset_strategy == "data_parallel" else 1
     shapes = [(each.shape[0] * times, *each.shape[1:]) if each.dim() else () for each in args]
     batch = [torch.empty(shape, dtype=each.dtype) for shape, each in zip(shapes, args, strict=True)]
-    found = search_degrees(
-        target.root, *batch, device=device, optimizer_states=optimizer_states, time_limit_s=TIME_LIMIT_S
-    )
-    with recomputed(blocks_of(target.root) if found.degrees.recomputes else []):
-        root = replace(found.degrees, recomputes=False).wrap(target.root)
-        words = f'search_degrees: {found.degrees}, dataset_strategy("full_batch")'
-        yield DividedStep(words, Target(root, root), settings_of(found.step, settings), batch)
+    wanted = SearchSettings("dynamic_programming", device, optimizer_states=optimizer_states)
+    best = find_divisions(target.root, batch, world.get_group_size(), wanted, TIME_LIMIT_S).best
+    with recomputed(blocks_of(target.root) if best.degrees.recomputes else []):
+        root = replace(best.degrees, recomputes=False).wrap(target.root)
+        words = f'search_degrees: {best.degrees}, dataset_strategy("full_batch")'
+        yield DividedStep(words, Target(root, root), settings_of(best, settings), batch)

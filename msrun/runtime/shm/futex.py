@@ -12,6 +12,7 @@ import errno
 import os
 import platform
 import sys
+import time
 
 _NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
 """futex's number among the system calls"""
@@ -22,6 +23,8 @@ _NEVER_LESS_THAN_0 = 2 << 24
 _WRAP = 1 << 32
 _LOOKS = 100
 """About 50 µs where no other process wants the core: what it costs to sleep and be woken."""
+_LOOK_S = 0.001
+"""Most where others want the core."""
 _libc = ctypes.CDLL(None, use_errno=True)
 _futex = _libc.syscall
 _futex.restype = ctypes.c_long
@@ -91,10 +94,13 @@ class Words:
 
     def spin(self, index: int, seen: int) -> bool:
         """Look for a moment whether a word changes; the process that will change it may need this core meanwhile."""
+        end = time.monotonic() + _LOOK_S
         for _ in range(_LOOKS):
             if self._values[index] != seen:
                 return True
             os.sched_yield()
+            if time.monotonic() > end:
+                break
         return False
 
     def sleep(self, index: int, seen: int, most_s: float) -> None:

@@ -117,7 +117,7 @@ class Segment:
 
     def _share_cores(self) -> bool:
         """Return whether there are more ranks on this host than cores for them, unless each is bound to its own."""
-        allowed = [os.sched_getaffinity(self.words[self._pid + rank]) for rank in range(self.size)]
+        allowed = [_cores_of(self.words[self._pid + rank]) for rank in range(self.size)]
         cores = set().union(*allowed)
         ranks_here = int(os.environ.get(contract.LOCAL_WORLD_SIZE, 0)) or self.size
         return ranks_here > len(cores) != sum(map(len, allowed))
@@ -159,6 +159,14 @@ class Segment:
         self._watched.clear()
         for views in (self.stack, self.rows, self.own_rows):
             views.cache_clear()
+
+
+def _cores_of(pid: int) -> set[int]:
+    """Return the cores that a process may use; none if it has ended."""
+    try:
+        return os.sched_getaffinity(pid)
+    except ProcessLookupError:
+        return set()
 
 
 def _watch(pid: int) -> int:

@@ -1,6 +1,7 @@
 """All-reduces of every kind of tensor, many at once; writes what was wrong.
 
-On shared memory in two groups: one that takes the ranks to share a core, one that takes each to have its own.
+On shared memory in two groups: one that takes the ranks to share a core, one that takes each to have its own. While the
+second one is made the others seem to have ended.
 
 usage: sums.py RESULT.json
 """
@@ -25,7 +26,13 @@ rank, size = get_rank(), get_group_size()
 groups = [dist.group.WORLD]
 if dist.get_backend() == "shm":
     groups, cores_of = [], os.sched_getaffinity
-    for found_cores in (lambda pid: {0}, lambda pid: {pid}):
+
+    def own_core(pid):
+        if pid != os.getpid():
+            raise ProcessLookupError
+        return {0}
+
+    for found_cores in (lambda pid: {0}, own_core):
         os.sched_getaffinity = found_cores
         groups.append(dist.new_group(backend="shm"))
     os.sched_getaffinity = cores_of

@@ -166,7 +166,7 @@ class FluentSettings:
         settings = SearchSettings(self.settings.search.mode, profile_of(device), memory_limit_mb, optimizer_states)
         return self._set("search", search=settings)
 
-    def compile(self, backend: str | Callable[..., Any] = "inductor", mode: str | None = None) -> Self:  # type: ignore[override]
+    def compile(self, backend: str | Callable[..., Any] = "inductor", mode: str | None = None) -> Self:
         """Run the segments between collectives compiled by torch.compile; meant for accelerators.
 
         Results differ from those without it as those of torch.compile do: by rounding. Recomputed modules, operators

@@ -38,8 +38,8 @@ from msrun.launch.fleet.preparation import Preparation
 from msrun.launch.fleet.record import FleetRecord
 from msrun.launch.preflight.program_sources import read_sources
 from msrun.launch.remote.packed_text import pack_hosts
+from msrun.planning.hosts.assignment import assign_hosts
 from msrun.planning.hosts.host_entry import HostEntry
-from msrun.planning.hosts.seats import seat_hosts
 from msrun.planning.program import Program
 from msrun.planning.record_json import encode_record
 from msrun.planning.spec import LaunchSpec
@@ -80,7 +80,7 @@ def plan(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     with SignalPipe() as signals:
         preparation = Preparation(spec, dict(os.environ), "JOB", SocketOpener([]), signals, None, None, print)
         jobs = [encode_message({"type": "job", "job": encode_record(job)}) for job in preparation.host_jobs({})]
-        hosts = pack_hosts(seat_hosts(spec.host_entries))
+        hosts = pack_hosts(assign_hosts(spec.host_entries))
         runs = [encode_message({"type": "run", "hosts": hosts, "rank_table": ""}) for _ in jobs]
     sizes = {"job_bytes": len(jobs[-1]), "run_bytes": len(runs[-1])}
     return {"cpu_s": time.process_time() - begin, "memory_mb": peak_mb() - before_mb, **sizes}
@@ -151,7 +151,9 @@ class Launch:
     def run(self) -> dict[str, float]:
         """Return seconds and bytes by what they were spent on, and how many threads the launcher has once all run."""
         spec, entries = self._spec, self._spec.host_entries
-        own = own_logs(spec.worker_log_name, {seat.node_rank: seat.ranks for seat in seat_hosts(entries)})
+        own = own_logs(
+            spec.worker_log_name, {assignment.node_rank: assignment.ranks for assignment in assign_hosts(entries)}
+        )
         logs, events = LogCollector(spec.log_dir, None, own), EventLog(self._events)
         self._begin, cpu = time.monotonic(), time.process_time()
         with SignalPipe() as signals:

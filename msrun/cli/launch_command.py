@@ -29,7 +29,7 @@ from msrun.cli.words import own_options
 from msrun.errors import MsrunError, UsageError, describe_limit, is_limit, near_miss
 from msrun.launch import output
 from msrun.launch.printable import one_line
-from msrun.planning.host_seat import HostSeat
+from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.settings import without_option_variables
 from msrun.planning.spec import LaunchSpec, check_spec
@@ -127,7 +127,7 @@ def _plan(spec: LaunchSpec, caller: dict[str, str], options: dict[str, Any]) -> 
 
 
 def _spec(options: dict[str, Any], sources: Sources) -> LaunchSpec:
-    seats: tuple[HostSeat, ...] = ()
+    assignments: tuple[HostAssignment, ...] = ()
     entries: tuple[HostEntry, ...] = ()
     spares: tuple[HostEntry, ...] = ()
     given = {setting.name for setting in sources.settings}
@@ -137,21 +137,21 @@ def _spec(options: dict[str, Any], sources: Sources) -> LaunchSpec:
         from msrun.launch.job_hosts import read_job_hosts
 
         job_hosts = read_job_hosts(options, given)
-        entries, seats, options = job_hosts.entries, job_hosts.seats, job_hosts.options
+        entries, assignments, options = job_hosts.entries, job_hosts.assignments, job_hosts.options
         spares = job_hosts.spares
     elif options["rank_table_file"] is not None:
         from msrun.launch.table_hosts import read_host_list
 
         host_list = read_host_list(options["rank_table_file"].absolute())
         if host_list is not None:
-            seats = host_list.hosts
+            assignments = host_list.hosts
             options = host_list.apply(options, given)
     elif options["discover"]:
         options = _discover(options, given, sources)
     spec = replace(
         build_spec(options, dict(os.environ)),
         settings=sources.settings,
-        table_hosts=seats,
+        table_hosts=assignments,
         host_entries=entries,
         spares=spares,
     )

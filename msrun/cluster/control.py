@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from msrun.cluster.inbox import Inbox
 from msrun.cluster.messages import Message
-from msrun.planning.host_seat import Seating
+from msrun.planning.host_assignment import Fleet
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Meeting:
     """What all hosts of a job of several have agreed on."""
 
     job_id: str
-    seating: Seating
+    fleet: Fleet
     store_port: int
 
 

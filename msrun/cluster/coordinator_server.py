@@ -9,7 +9,7 @@ First each side says hello with its nonce; a refusal is plain text. All else is 
 in front (`cluster.proof`):
     scheduler -> host   accepted {beat_s, silence_s}
                         waiting {text}              called_off {reason, exit_code}
-                        fleet {hosts}               seated {job_id, store_port, node_rank}
+                        fleet {hosts}               assigned {job_id, store_port, node_rank}
                         beat {}                     and those of `coordinator`
     host -> scheduler   register {request}          beat {}, and those of `coordinator`
 """
@@ -253,7 +253,7 @@ class CoordinatorServer(threading.Thread):
         peer.accept(request, self._terms)
         self._note(f"{request.describe()} registered with {count_workers(request.local_worker_num)}")
         if self._registry.is_complete:
-            self._seat_all()
+            self._assign_all()
 
     def _refuse(self, peer: Peer, reason: str) -> None:
         """Send somebody away, and say so."""
@@ -270,17 +270,17 @@ class CoordinatorServer(threading.Thread):
 
     def _part(self, peer: Peer, reason: str) -> None:
         """A connection has ended."""
-        request, seat = peer.request, peer.seat
+        request, assignment = peer.request, peer.assignment
         self._forget(peer)
         if request is None or self._ends_at is not None:
             return
-        if seat is None or self._coordinator is None:
+        if assignment is None or self._coordinator is None:
             self._registry.remove(id(peer))
             self._note(f"{request.describe()} {reason}; it may register again")
             return
         if not self._coordinator.is_over:
-            self._note(f"{seat.describe()} {reason}")
-        self._order(self._coordinator.lost(seat.node_rank, f"lost {seat.describe()}, which {reason}"))
+            self._note(f"{assignment.describe()} {reason}")
+        self._order(self._coordinator.lost(assignment.node_rank, f"lost {assignment.describe()}, which {reason}"))
 
     def _forget(self, peer: Peer) -> None:
         if self._peers.pop(id(peer), None) is not None:
@@ -290,22 +290,25 @@ class CoordinatorServer(threading.Thread):
 
     # -- the job --------------------------------------------------------------------------------------------------
 
-    def _seat_all(self) -> None:
-        seats = self._registry.seats()
-        hosts = [seat.to_json() for seat in sorted(seats.values(), key=lambda seat: seat.node_rank)]
-        ranks = {seat.node_rank: seat.ranks for seat in seats.values()}
+    def _assign_all(self) -> None:
+        assignments = self._registry.assignments()
+        hosts = [
+            assignment.to_json()
+            for assignment in sorted(assignments.values(), key=lambda assignment: assignment.node_rank)
+        ]
+        ranks = {assignment.node_rank: assignment.ranks for assignment in assignments.values()}
         self._coordinator = Coordinator(self._terms.job_id, ranks, RestartPolicy(self._terms.max_restarts))
-        common = {"type": "seated", "job_id": self._terms.job_id, "store_port": self._terms.store_port}
+        common = {"type": "assigned", "job_id": self._terms.job_id, "store_port": self._terms.store_port}
         fleet = encode_body({"type": "fleet", "hosts": hosts})  # long, and the same for all
         for peer in list(self._peers.values()):
             if peer.request is not None:
-                peer.seat = seats[id(peer)]
+                peer.assignment = assignments[id(peer)]
                 self._tell(peer, fleet)
-                self._tell(peer, encode_body({**common, "node_rank": peer.seat.node_rank}))
+                self._tell(peer, encode_body({**common, "node_rank": peer.assignment.node_rank}))
 
     def _hear(self, peer: Peer, message: Message) -> None:
-        if self._coordinator is not None and peer.seat is not None:
-            self._order(self._coordinator.hear(peer.seat.node_rank, message))
+        if self._coordinator is not None and peer.assignment is not None:
+            self._order(self._coordinator.hear(peer.assignment.node_rank, message))
 
     def _order(self, orders: list[Message]) -> None:
         for order in orders:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from msrun.cluster.proof import PROTOCOL
-from msrun.planning.host_seat import HostSeat
+from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.ranks import count_workers, fold_ranks
 
 MAX_NAME = 255
@@ -82,11 +82,13 @@ class HostRequest:
 class Registry:
     """The hosts that have come so far. Keys are the caller's: a connection, for example."""
 
-    def __init__(self, worker_num: int, max_restarts: int, expected: Sequence[HostSeat] = (), table: str = "") -> None:
+    def __init__(
+        self, worker_num: int, max_restarts: int, expected: Sequence[HostAssignment] = (), table: str = ""
+    ) -> None:
         """`expected`: the hosts of a rank table; then nobody else may come. `table`: its digest."""
         self._worker_num = worker_num
         self._max_restarts = max_restarts
-        self._expected = {seat.node_rank: seat for seat in expected}
+        self._expected = {assignment.node_rank: assignment for assignment in expected}
         self._table = table
         self._requests: dict[Hashable, HostRequest] = {}
         self._by_node: dict[int, HostRequest] = {}
@@ -155,8 +157,8 @@ class Registry:
             )
 
     def _check_expected(self, request: HostRequest) -> None:
-        seat = self._expected.get(request.node_rank)
-        if seat is None or len(seat.ranks) != request.local_worker_num:
+        assignment = self._expected.get(request.node_rank)
+        if assignment is None or len(assignment.ranks) != request.local_worker_num:
             raise Refused(
                 f"--node_rank {request.node_rank} with {count_workers(request.local_worker_num)}: not in the table"
             )
@@ -177,20 +179,20 @@ class Registry:
         """Whether nobody is missing."""
         return self.registered == self._worker_num
 
-    def seats(self) -> dict[Hashable, HostSeat]:
-        """Return the seat of every host, once all have come: by node_rank, or by numeric address without it.
+    def assignments(self) -> dict[Hashable, HostAssignment]:
+        """Return the assignment of every host, once all have come: by node_rank, or by numeric address without it.
 
         Source: MindSpore numbers nodes without a given rank by their address as a number.
         """
         order = sorted(self._requests.items(), key=lambda item: _place(item[1]))
-        found: dict[Hashable, HostSeat] = {}
+        found: dict[Hashable, HostAssignment] = {}
         first = 0
         for index, (key, request) in enumerate(order):
-            seat = self._expected.get(index)
+            assignment = self._expected.get(index)
             count = request.local_worker_num
-            ranks = seat.ranks if seat else tuple(range(first, first + count))
-            devices = seat.device_ids if seat else tuple(range(count))
-            found[key] = HostSeat(index, request.name, request.address, ranks, devices)
+            ranks = assignment.ranks if assignment else tuple(range(first, first + count))
+            devices = assignment.device_ids if assignment else tuple(range(count))
+            found[key] = HostAssignment(index, request.name, request.address, ranks, devices)
             first += count
         return found
 
@@ -207,7 +209,7 @@ class Registry:
     def _missing(self) -> str:
         nodes = {request.node_rank for request in self._requests.values()}
         if self._expected:
-            absent = [seat for node, seat in sorted(self._expected.items()) if node not in nodes]
+            absent = [assignment for node, assignment in sorted(self._expected.items()) if node not in nodes]
             words = [f"node {s.node_rank} ({s.address}) {_words(s.ranks)}" for s in absent[:SHOWN_HOSTS]]
             return _shortened(words, len(absent))
         left = self._worker_num - self.registered

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msrun.cluster.connection import Connection
 from msrun.cluster.hosts import HostRequest, Refused, other_protocol
 from msrun.cluster.proof import PROTOCOL, NotProved, Seal, hello, new_nonce, read_hello
-from msrun.planning.host_seat import HostSeat
+from msrun.planning.host_assignment import HostAssignment
 
 if TYPE_CHECKING:  # loaded for jobs with --tls_config
     from msrun.cluster.tls.identity import TlsIdentity
@@ -55,7 +55,7 @@ class Peer:
     """Its first words have come; what it says now has to be proved."""
     request: HostRequest | None = None
     """None until it has registered."""
-    seat: HostSeat | None = None
+    assignment: HostAssignment | None = None
     """None until all hosts have come."""
     since: float = field(default_factory=time.monotonic)
 

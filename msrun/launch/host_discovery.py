@@ -12,14 +12,14 @@ from typing import Any
 
 from msrun.agent.host.accelerators import read_gpus, read_npus
 from msrun.cluster.addresses import own_addresses
+from msrun.planning.discovery.host_options import HostOptions, find_host_options, is_place_open
 from msrun.planning.discovery.kubernetes_job import HOSTS_FILE, read_domain
 from msrun.planning.discovery.register import find_surroundings
-from msrun.planning.discovery.seat import FoundSeat, find_seat, is_seat_open
 from msrun.planning.discovery.surroundings import HostView
 from msrun.planning.placement.visible_devices import ASCEND_VARIABLE, CUDA_VARIABLE, visible_ascend, visible_cuda
 
 
-def discover_host(options: Mapping[str, Any], given: Collection[str], environ: Mapping[str, str]) -> FoundSeat:
+def discover_host(options: Mapping[str, Any], given: Collection[str], environ: Mapping[str, str]) -> HostOptions:
     """Return what Slurm, mpirun, Kubernetes or torchrun's variables say of this host, for options that are not given.
 
     Args:
@@ -30,16 +30,16 @@ def discover_host(options: Mapping[str, Any], given: Collection[str], environ: M
     Raises:
         UsageError: variables that contradict each other or the options, or that leave out what is needed.
     """
-    job = find_surroundings(environ, view_host()) if is_seat_open(options, given) else None
+    job = find_surroundings(environ, view_host()) if is_place_open(options, given) else None
     if job is None:
-        return FoundSeat({})
-    found = find_seat(job, options, given, lambda: count_devices(options["device_target"], environ))
+        return HostOptions({})
+    found = find_host_options(job, options, given, lambda: count_devices(options["device_target"], environ))
     is_node_0 = {**options, **found.options}["node_rank"] == 0
     return with_own_address(found) if is_node_0 and "master_addr" in found.options else found
 
 
-def with_own_address(found: FoundSeat) -> FoundSeat:
-    """Return the seat of node 0 with its address where its name, which the others know, is loopback here.
+def with_own_address(found: HostOptions) -> HostOptions:
+    """Return the options of node 0 with its address where its name, which the others know, is loopback here.
 
     Many systems have their own name in /etc/hosts as 127.0.1.1. With several addresses there is no telling which one
     the others know, and the name stays: that it is loopback is then found, and refused, when the hosts meet.

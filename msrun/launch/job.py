@@ -42,7 +42,7 @@ from msrun.launch.rank_table_file import check_rank_table, linked_table, write_r
 from msrun.planning.build import build_plan
 from msrun.planning.early_server import early_imports
 from msrun.planning.environment import server_environment
-from msrun.planning.host_seat import Seating
+from msrun.planning.host_assignment import Fleet
 from msrun.planning.placement.host import HostFacts, place_devices
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.spec import LaunchSpec
@@ -87,14 +87,14 @@ def plan_dry_run(spec: LaunchSpec, caller: Mapping[str, str]) -> LaunchPlan:
     if spec.is_remote:
         return _plan_remote(spec, caller)
     facts = look_at_host(spec, caller)
-    seating = None
+    fleet = None
     if spec.is_several:
-        from msrun.launch.gather import assume_seating, local_part
+        from msrun.launch.rendezvous import assume_fleet, local_part
 
-        seating = assume_seating(spec, facts)
-        spec = local_part(spec, seating)
-    port = 0 if seating else spec.master_port  # of several hosts, the store's port is chosen at start
-    return plan_part(spec, facts, caller, job_id="JOB", seating=seating, master_port=port)
+        fleet = assume_fleet(spec, facts)
+        spec = local_part(spec, fleet)
+    port = 0 if fleet else spec.master_port  # of several hosts, the store's port is chosen at start
+    return plan_part(spec, facts, caller, job_id="JOB", fleet=fleet, master_port=port)
 
 
 def look_at_host(spec: LaunchSpec, caller: Mapping[str, str]) -> HostFacts:
@@ -109,7 +109,7 @@ def plan_part(
     caller: Mapping[str, str],
     *,
     job_id: str,
-    seating: Seating | None,
+    fleet: Fleet | None,
     master_port: int,
     server_token: str = "",
 ) -> LaunchPlan:
@@ -118,16 +118,16 @@ def plan_part(
     Raises:
         UsageError: the rank table is wrong, or what `build_plan` raises.
     """
-    node = f"-{seating.node_rank}" if seating else ""
+    node = f"-{fleet.node_rank}" if fleet else ""
     is_linked = spec.rank_table_file is not None and spec.rank_table_file.is_symlink()  # workers get a copy
     plan = build_plan(
         replace(spec, rank_table_file=None) if is_linked else spec,
-        replace(facts, address=seating.own.address) if seating else facts,
+        replace(facts, address=fleet.own.address) if fleet else facts,
         caller=caller,
         job_id=job_id,
         run_dir=str(Path(tempfile.gettempdir(), f"msrun-{job_id}{node}")),
         master_port=master_port,
-        seating=seating,
+        fleet=fleet,
         server_token=server_token,
     )
     if spec.rank_table_file:
@@ -194,11 +194,11 @@ def run_job(
             part.on_signals(signals)
             control = part.control
         elif spec.is_several:
-            from msrun.launch.gather import Gathering
+            from msrun.launch.rendezvous import HostRendezvous
 
-            gathering = Gathering(spec, facts.name, signals, lambda text: say(text, quiet=quiet), job_id)
-            control = stack.enter_context(gathering).meet()
-            spec = gathering.own_part()
+            rendezvous = HostRendezvous(spec, facts.name, signals, lambda text: say(text, quiet=quiet), job_id)
+            control = stack.enter_context(rendezvous).meet()
+            spec = rendezvous.own_part()
         meeting = control.meeting if control else None
         if meeting is not None:
             job_id = meeting.job_id
@@ -210,7 +210,7 @@ def run_job(
             facts,
             caller,
             job_id=job_id,
-            seating=meeting.seating if meeting else None,
+            fleet=meeting.fleet if meeting else None,
             master_port=meeting.store_port if meeting else listener.getsockname()[1],
             server_token=_server_token(spec, job_id),
         )

@@ -15,13 +15,13 @@ from msrun.cluster.addresses import own_addresses
 from msrun.errors import UsageError
 from msrun.launch.rank_table_file import check_rank_table
 from msrun.launch.table_hosts import TableHost, read_table_hosts
-from msrun.planning.host_seat import HostSeat
+from msrun.planning.host_assignment import HostAssignment
+from msrun.planning.hosts.assignment import assign_hosts, order_by_table
 from msrun.planning.hosts.fault import blamed_on
 from msrun.planning.hosts.host_entry import HostEntry, check_python
 from msrun.planning.hosts.host_list import check_distinct, parse_hosts
 from msrun.planning.hosts.hostfile import MAX_BYTES, parse_hostfile
 from msrun.planning.hosts.rehearsed import FIRST_ADDRESS, parse_rehearsal, stand_in
-from msrun.planning.hosts.seats import order_by_table, seat_hosts
 from msrun.planning.hosts.selection import select_hosts
 from msrun.planning.hosts.slots import give_slots
 from msrun.planning.spec import is_loopback
@@ -43,7 +43,7 @@ class JobHosts:
 
     entries: tuple[HostEntry, ...]
     """In the order of their node_rank; empty when the only one is this host, and the job an ordinary one."""
-    seats: tuple[HostSeat, ...]
+    assignments: tuple[HostAssignment, ...]
     """Their ranks and devices where a rank table gives them, or where the only host is this one; else empty."""
     options: dict[str, Any]
     """The options of the command with what the hosts say."""
@@ -73,21 +73,21 @@ def read_job_hosts(options: Mapping[str, Any], given: Collection[str]) -> JobHos
     is_open = not all(entry.slots for entry in spares)
     share = local_worker_num or (entries[0].slots if is_open else None)
     spares = give_slots(spares, worker_num=None, local_worker_num=share)
-    seats = tuple(host.seat for host in table)
+    assignments = tuple(host.assignment for host in table)
     total = sum(entry.slots for entry in entries)
     if table:  # the rules of CPU hosts hold everywhere; each host applies those of its devices
         target = "cpu" if options["device_target"] == "auto" else options["device_target"]
         check_rank_table(options["rank_table_file"], total, target)
     if len(entries) == 1 and not min_hosts and _is_ordinary(entries[0]):
         told = {**options, "worker_num": total, "local_worker_num": total}
-        return JobHosts((), seats or seat_hosts(entries), told)
+        return JobHosts((), assignments or assign_hosts(entries), told)
     if len(entries) > 1 and "master_addr" in given and is_loopback(options["master_addr"]):
         raise UsageError(
             f"--master_addr {options['master_addr']}: the {len(entries)} hosts cannot reach each other by it; give the "
             f"address of {entries[0].name}, on which the scheduler runs, or leave the option out"
         )
     told = {**options, "worker_num": total, "local_worker_num": 0, "min_hosts": min_hosts}
-    return JobHosts(entries, seats, told, spares)
+    return JobHosts(entries, assignments, told, spares)
 
 
 def _take_nnodes(options: Mapping[str, Any], count: int) -> Mapping[str, Any]:
@@ -204,8 +204,8 @@ def _read_entries(options: Mapping[str, Any], table: list[TableHost]) -> tuple[H
         return entries
     source = f"--rank_table_file {options['rank_table_file']}"
     if options["rehearse"] is not None:
-        return stand_in(entries, [host.seat for host in table], source)
-    ordered = order_by_table(entries, [host.seat for host in table], [host.names for host in table], source)
+        return stand_in(entries, [host.assignment for host in table], source)
+    ordered = order_by_table(entries, [host.assignment for host in table], [host.names for host in table], source)
     return tuple(_with_address(entry, host) for entry, host in zip(ordered, table, strict=True))
 
 
@@ -214,15 +214,17 @@ def _entries_of_table(table: list[TableHost], source: str) -> tuple[HostEntry, .
     for host in table:
         with blamed_on(source):
             check_host_name(host.names[0])
-        seat = host.seat
-        entries.append(_with_address(HostEntry(host.names[0], len(seat.ranks), seat.device_ids, source=source), host))
+        assignment = host.assignment
+        entries.append(
+            _with_address(HostEntry(host.names[0], len(assignment.ranks), assignment.device_ids, source=source), host)
+        )
     check_distinct(entries)
     return tuple(entries)
 
 
 def _with_address(entry: HostEntry, host: TableHost) -> HostEntry:
     """Return the entry with the address that the table has for it, unless it has one itself."""
-    known = HostEntry(host.seat.address).known_address
+    known = HostEntry(host.assignment.address).known_address
     return entry if entry.address else replace(entry, address=known)
 
 

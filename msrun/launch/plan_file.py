@@ -6,7 +6,7 @@ from pathlib import Path
 
 from msrun.errors import UsageError
 from msrun.launch.rank_table_file import build_rank_table, read_given_table
-from msrun.planning.hosts.seats import UNKNOWN
+from msrun.planning.hosts.assignment import UNKNOWN
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.plan_page import render_page
 from msrun.planning.spec import LaunchSpec
@@ -34,6 +34,6 @@ def _rank_table(plan: LaunchPlan, spec: LaunchSpec) -> str:
 
     if spec.rank_table_file:
         return encode_table(read_given_table(spec.rank_table_file))
-    if any(seat.address == UNKNOWN for seat in plan.fleet):
+    if any(assignment.address == UNKNOWN for assignment in plan.fleet):
         return ""
     return encode_table(build_rank_table(plan))

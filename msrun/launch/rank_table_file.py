@@ -101,7 +101,7 @@ def build_rank_table(plan: LaunchPlan) -> RankTable:
     """
     from ranktable import build_table, validate_table
 
-    hosts = [(seat.address, seat.device_ids) for seat in plan.fleet]
+    hosts = [(assignment.address, assignment.device_ids) for assignment in plan.fleet]
     hosts = hosts or [(host.address, tuple(w.device_id for w in host.workers)) for host in plan.hosts]
     table = build_table(hosts, order="given")
     errors = [

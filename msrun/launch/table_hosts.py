@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from msrun.cluster.addresses import own_addresses
 from msrun.errors import UsageError
 from msrun.launch.rank_table_file import check_ranks, read_given_table
-from msrun.planning.host_seat import HostSeat
+from msrun.planning.host_assignment import HostAssignment
 
 if TYPE_CHECKING:
     from ranktable import Server
@@ -27,9 +27,9 @@ class HostList:
     """The hosts of a rank table."""
 
     path: Path
-    hosts: tuple[HostSeat, ...]
+    hosts: tuple[HostAssignment, ...]
     """In the order of their node_rank."""
-    own: HostSeat
+    own: HostAssignment
     """This host."""
 
     def apply(self, options: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
@@ -42,7 +42,7 @@ class HostList:
             UsageError: an option contradicts the table.
         """
         told: dict[str, Any] = {
-            "worker_num": sum(len(seat.ranks) for seat in self.hosts),
+            "worker_num": sum(len(assignment.ranks) for assignment in self.hosts),
             "local_worker_num": len(self.own.ranks),
             "node_rank": self.own.node_rank,
         }
@@ -63,7 +63,7 @@ class HostList:
 class TableHost:
     """A server of a rank table with its devices, as a host to be reached."""
 
-    seat: HostSeat
+    assignment: HostAssignment
     names: tuple[str, ...]
     """What the table calls it, the address for the network first."""
 
@@ -81,7 +81,9 @@ def read_table_hosts(path: Path) -> list[TableHost]:
         raise UsageError(f"--rank_table_file {path}: no server of it has devices; see ranktable validate")
     if not all(map(_names, servers)):
         raise UsageError(f"--rank_table_file {path}: a server of it has an empty server_id; see ranktable validate")
-    return [TableHost(_seat(node_rank, server), tuple(_names(server))) for node_rank, server in enumerate(servers)]
+    return [
+        TableHost(_assignment(node_rank, server), tuple(_names(server))) for node_rank, server in enumerate(servers)
+    ]
 
 
 def read_host_list(path: Path) -> HostList | None:
@@ -103,7 +105,7 @@ def read_host_list(path: Path) -> HostList | None:
     servers = [server for server in table.servers_by_rank if server.devices]
     if not servers or not all(map(_names, servers)):
         return None
-    hosts = tuple(_seat(node_rank, server) for node_rank, server in enumerate(servers))
+    hosts = tuple(_assignment(node_rank, server) for node_rank, server in enumerate(servers))
     if len(servers) == 1:
         return HostList(path, hosts, hosts[0]) if hosts[0].ranks == tuple(range(len(hosts[0].ranks))) else None
     check_ranks(table, path)
@@ -140,9 +142,9 @@ def find_own_server(servers: Sequence[Server], addresses: Mapping[str, str], hos
     )
 
 
-def table_digest(hosts: Iterable[HostSeat]) -> str:
+def table_digest(hosts: Iterable[HostAssignment]) -> str:
     """Return a short text that two hosts have in common only when their tables say the same; empty without hosts."""
-    rows = [seat.to_json() for seat in hosts]
+    rows = [assignment.to_json() for assignment in hosts]
     return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()[:32] if rows else ""
 
 
@@ -158,9 +160,9 @@ def _plain(word: str) -> str:
         return word
 
 
-def _seat(node_rank: int, server: Server) -> HostSeat:
+def _assignment(node_rank: int, server: Server) -> HostAssignment:
     devices = sorted(server.devices, key=lambda device: device.rank_id)
-    return HostSeat(
+    return HostAssignment(
         node_rank,
         server.server_id,
         _names(server)[0],

@@ -15,7 +15,7 @@ from msrun.planning.environment import (
     parameter_server_environment,
     rank_environment,
 )
-from msrun.planning.host_seat import HostSeat, Seating
+from msrun.planning.host_assignment import Fleet, HostAssignment
 from msrun.planning.imports import OF_OPTIMIZERS, read_preload
 from msrun.planning.job_plan import plan_job, rank_table_path
 from msrun.planning.placement.binding import HostBinding, bind_workers
@@ -51,13 +51,13 @@ def build_plan(
     job_id: str,
     run_dir: str,
     master_port: int,
-    seating: Seating | None = None,
+    fleet: Fleet | None = None,
     server_token: str = "",
 ) -> LaunchPlan:
     """Decide everything about this host's part of a job. Pure, but for reading the script's import lines.
 
     Args:
-        seating: all hosts of a job of several; None = this is the only one.
+        fleet: all hosts of a job of several; None = this is the only one.
         caller: the environment that workers inherit.
         run_dir: where the FileStore will be; need not exist.
         master_port: the port that the store listens on; 0 in a dry run, where it is not chosen yet.
@@ -68,8 +68,8 @@ def build_plan(
         UsageError: more workers than devices, a binding that this host does not allow, or servers without torch.
     """
     _check_servers(spec, host)
-    seat = seating.own if seating else _only_seat(spec, host)
-    wanted = seat.device_ids if seating or spec.table_hosts else ()
+    assignment = fleet.own if fleet else _only_assignment(spec, host)
+    wanted = assignment.device_ids if fleet or spec.table_hosts else ()
     devices = place_devices(spec.device_target, spec.local_worker_num, host, wanted)
     topology = host.known_topology()
     binding = bind_workers(topology, devices.physical, target=devices.target, core=spec.bind_core, numa=spec.bind_numa)
@@ -77,7 +77,7 @@ def build_plan(
     common = _environment_of_all(
         spec,
         host,
-        seating,
+        fleet,
         caller,
         job_id=job_id,
         run_dir=run_dir,
@@ -89,34 +89,46 @@ def build_plan(
     has_threads = THREADS_VARIABLE in {**caller, **dict(spec.env)}
     own_threads = ["" if has_threads or count == min(threads) else str(count) for count in threads]
     workers = tuple(
-        worker_plan(spec, host, seat, index, devices, binding, own_threads[index])
+        worker_plan(spec, host, assignment, index, devices, binding, own_threads[index])
         for index in range(spec.local_worker_num)
     )
-    servers = server_plans(spec, seat, len(seating.hosts) if seating else 1, host.address)
+    servers = server_plans(spec, assignment, len(fleet.hosts) if fleet else 1, host.address)
     notes = (
         *settings_note(spec.settings),
         *environment_notes(spec, caller, {**common, **workers[0].env}),
         *([] if has_threads else [thread_note(topology, binding.workers)]),
         *devices.notes,
         *binding.notes,
-        *_notes_of_several(spec, seating),
+        *_notes_of_several(spec, fleet),
     )
     return plan_job(
         spec,
-        [host_plan(spec, host, caller, common, workers, seat, seat.describe() if seating else "", binding, servers)],
+        [
+            host_plan(
+                spec,
+                host,
+                caller,
+                common,
+                workers,
+                assignment,
+                assignment.describe() if fleet else "",
+                binding,
+                servers,
+            )
+        ],
         job_id=job_id,
         run_dir=run_dir,
         master=(common[contract.MASTER_ADDR], master_port),
         target=(devices.target, devices.reason),
         notes=notes,
-        fleet=seating.hosts if seating else (),
+        fleet=fleet.hosts if fleet else (),
     )
 
 
 def _environment_of_all(
     spec: LaunchSpec,
     host: HostFacts,
-    seating: Seating | None,
+    fleet: Fleet | None,
     caller: Mapping[str, str],
     *,
     job_id: str,
@@ -132,34 +144,34 @@ def _environment_of_all(
         job_id=job_id,
         world_size=spec.worker_num,
         local_world_size=spec.local_worker_num,
-        master_addr=seating.master_addr if seating else host.address,
+        master_addr=fleet.master_addr if fleet else host.address,
         master_port=master_port,
         log_dir=str(spec.log_dir),
         rank_table_file=rank_table_path(spec),
-        rendezvous="env://" if seating else f"file://{run_dir}/store",
+        rendezvous="env://" if fleet else f"file://{run_dir}/store",
         progress=f"{run_dir}/progress",
         trace_dir=str(spec.worker_log_dir or spec.log_dir) if spec.has_trace else "",
         max_restarts=spec.max_restarts,
         first_attempt=spec.first_attempt,
         device_target=target,
         threads=threads,
-        group_world_size=len(seating.hosts) if seating else 1,
-        interfaces=interface_defaults(seating.interface) if seating else LOOPBACK_DEFAULTS,
-        has_store=host.has_torch or seating is not None,
+        group_world_size=len(fleet.hosts) if fleet else 1,
+        interfaces=interface_defaults(fleet.interface) if fleet else LOOPBACK_DEFAULTS,
+        has_store=host.has_torch or fleet is not None,
     )
 
 
-def _only_seat(spec: LaunchSpec, host: HostFacts) -> HostSeat:
+def _only_assignment(spec: LaunchSpec, host: HostFacts) -> HostAssignment:
     ranks = tuple(range(spec.local_worker_num))
     device_ids = spec.table_hosts[0].device_ids if spec.table_hosts else ranks
-    return HostSeat(0, host.name, host.address, ranks, device_ids)
+    return HostAssignment(0, host.name, host.address, ranks, device_ids)
 
 
-def _notes_of_several(spec: LaunchSpec, seating: Seating | None) -> list[str]:
-    if seating is None:
+def _notes_of_several(spec: LaunchSpec, fleet: Fleet | None) -> list[str]:
+    if fleet is None:
         loopback_only = f"--master_addr {spec.master_addr} is not used: a job on one host meets on loopback only"
         return [] if is_loopback(spec.master_addr) else [loopback_only]
-    if seating.is_assumed:
+    if fleet.is_assumed:
         return ["the other hosts are not known before they register; here each is taken to run as many workers"]
     return []
 
@@ -170,7 +182,7 @@ def host_plan(
     caller: Mapping[str, str],
     common: dict[str, str],
     workers: tuple[WorkerPlan, ...],
-    seat: HostSeat,
+    assignment: HostAssignment,
     place: str,
     binding: HostBinding,
     servers: tuple[ServerPlan, ...],
@@ -183,7 +195,7 @@ def host_plan(
     """
     start_method = choose_start_method(spec, caller)
     return HostPlan(
-        node_rank=seat.node_rank,
+        node_rank=assignment.node_rank,
         name=host.name,
         address=host.address,
         program=spec.program,
@@ -209,7 +221,7 @@ def choose_start_method(spec: LaunchSpec, caller: Mapping[str, str]) -> StartMet
 def worker_plan(
     spec: LaunchSpec,
     host: HostFacts,
-    seat: HostSeat,
+    assignment: HostAssignment,
     index: int,
     devices: DevicePlacement,
     binding: HostBinding,
@@ -221,8 +233,8 @@ def worker_plan(
         index: its local rank.
         own_threads: its number of compute threads where it differs from that of others there; empty = it does not.
     """
-    device_id, bound, rank = devices.device_ids[index], binding.workers[index], seat.ranks[index]
-    env = rank_environment(global_rank=rank, local_rank=index, node_rank=seat.node_rank, device_id=device_id)
+    device_id, bound, rank = devices.device_ids[index], binding.workers[index], assignment.ranks[index]
+    env = rank_environment(global_rank=rank, local_rank=index, node_rank=assignment.node_rank, device_id=device_id)
     stem = spec.worker_log_name.replace("{ip}", host.address).replace("{hostname}", host.name)
     check_server_logs(stem, spec.server_num)
     return WorkerPlan(
@@ -246,14 +258,14 @@ def _check_servers(spec: LaunchSpec, host: HostFacts) -> None:
         )
 
 
-def server_plans(spec: LaunchSpec, seat: HostSeat, hosts: int, address: str) -> tuple[ServerPlan, ...]:
+def server_plans(spec: LaunchSpec, assignment: HostAssignment, hosts: int, address: str) -> tuple[ServerPlan, ...]:
     """Return the parameter servers of one of `hosts` hosts: server i is on host i mod N of N.
 
     Args:
         address: where workers of other hosts reach this one.
     """
     found = []
-    for index in range(seat.node_rank, spec.server_num, hosts):
+    for index in range(assignment.node_rank, spec.server_num, hosts):
         name = contract.server_name(index)
         env = {
             contract.MS_ROLE: contract.ROLE_SERVER,

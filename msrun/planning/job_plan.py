@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from msrun import contract
-from msrun.planning.host_seat import HostSeat
+from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.spec import LaunchSpec
 
@@ -19,7 +19,7 @@ def plan_job(
     master: tuple[str, int],
     target: tuple[str, str],
     notes: Sequence[str],
-    fleet: Sequence[HostSeat] = (),
+    fleet: Sequence[HostAssignment] = (),
     forwarded: Mapping[str, str] | None = None,
 ) -> LaunchPlan:
     """Return the plan of a job on hosts whose parts are decided.

@@ -8,7 +8,7 @@ from typing import Any
 
 from msrun import contract
 from msrun.planning.environment import masked
-from msrun.planning.host_seat import HostSeat
+from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.masking import mask_words, secret_values
 from msrun.planning.program import Program
 from msrun.planning.settings import Setting
@@ -137,7 +137,7 @@ class LaunchPlan:
     """What the user has set, and where."""
     notes: tuple[str, ...] = field(default=())
     """What the user should know of these decisions, one line each."""
-    fleet: tuple[HostSeat, ...] = ()
+    fleet: tuple[HostAssignment, ...] = ()
     """All hosts of a job of several, in the order of their node_rank; `hosts` holds this one alone when each host is
     started for itself, all of them when they are started from here."""
     forwarded: dict[str, str] = field(default_factory=dict)
@@ -176,7 +176,7 @@ class LaunchPlan:
             "settings": [asdict(setting) for setting in self.settings],
             "notes": list(self.notes),
             "hosts": [_host_json(host) for host in self.hosts],
-            **({"fleet": [seat.to_json() for seat in self.fleet]} if self.fleet else {}),
+            **({"fleet": [assignment.to_json() for assignment in self.fleet]} if self.fleet else {}),
             **({"forwarded": masked(self.forwarded)} if self.hosts[0].agent else {}),
         }
 

@@ -72,8 +72,8 @@ def _host(host: HostPlan) -> tuple[object, ...]:
 
 
 def _fleet(plan: LaunchPlan) -> str:
-    seats = ((s.node_rank, s.name, s.address, fold_ranks(s.ranks), fold_ranks(s.device_ids)) for s in plan.fleet)
-    return _rows(("node", "name", "address", "ranks", "devices"), seats)
+    assignments = ((s.node_rank, s.name, s.address, fold_ranks(s.ranks), fold_ranks(s.device_ids)) for s in plan.fleet)
+    return _rows(("node", "name", "address", "ranks", "devices"), assignments)
 
 
 def _workers(plan: LaunchPlan) -> Iterable[tuple[object, ...]]:

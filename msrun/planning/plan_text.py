@@ -7,9 +7,9 @@ import shlex
 import signal
 from collections.abc import Mapping, Sequence
 
-from msrun.planning.host_seat import render_seats
+from msrun.planning.host_assignment import render_assignments
+from msrun.planning.hosts.assignment import UNKNOWN
 from msrun.planning.hosts.remote_text import common_to_all, own_variables, render_reach, variable_lines
-from msrun.planning.hosts.seats import UNKNOWN
 from msrun.planning.log_size import format_size
 from msrun.planning.masking import mask_words
 from msrun.planning.placement.topology import format_cpu_list
@@ -73,7 +73,7 @@ def _rendezvous(plan: LaunchPlan) -> str:
 
 
 def _fleet(plan: LaunchPlan) -> list[str]:
-    return ["hosts", *(f"  {line}" for line in render_seats(plan.fleet))] if plan.fleet else []
+    return ["hosts", *(f"  {line}" for line in render_assignments(plan.fleet))] if plan.fleet else []
 
 
 def _environment(common: Mapping[str, str]) -> list[str]:

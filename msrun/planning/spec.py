@@ -12,7 +12,7 @@ from typing import Literal
 
 from msrun import contract
 from msrun.errors import UsageError, near_miss
-from msrun.planning.host_seat import HostSeat
+from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.forwarded import check_patterns
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.hosts.ssh_settings import SshSettings, check_ssh_settings
@@ -111,7 +111,7 @@ class LaunchSpec:
     """How long a host of a job of several may give no sign of life."""
     tls: TlsSpec | None = None
     """How the hosts of a job of several encrypt what they and the scheduler say; None = not at all."""
-    table_hosts: tuple[HostSeat, ...] = ()
+    table_hosts: tuple[HostAssignment, ...] = ()
     """The hosts of a rank table, in the order of their node_rank; one is this host, unless there are `host_entries`.
     Of an ordinary job on one host also that host, when it was given with its devices."""
     worker_log_dir: Path | None = None
@@ -151,8 +151,8 @@ class LaunchSpec:
     @property
     def own_device_ids(self) -> tuple[int, ...]:
         """The devices that the rank table, or a host list, gives this host; empty when they are not given."""
-        own = (seat for seat in self.table_hosts if seat.node_rank == max(self.node_rank, 0))
-        return next((seat.device_ids for seat in own), ())
+        own = (assignment for assignment in self.table_hosts if assignment.node_rank == max(self.node_rank, 0))
+        return next((assignment.device_ids for assignment in own), ())
 
     @property
     def meeting_port(self) -> int:

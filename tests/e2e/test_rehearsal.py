@@ -57,7 +57,7 @@ def test_workers_see_hosts_of_their_own(rehearsals: Rehearsals, workers: Path) -
     assert (job.log_dir / "host1_127.0.0.3_3.log").read_bytes() == b"from 3\n"
     assert sorted(job.stdout.splitlines()) == [b"[host%d:%d] from %d" % (rank // 2, rank, rank) for rank in range(4)]
     plan = job.read_json("plan.json")
-    assert [(seat["name"], seat["address"]) for seat in plan["fleet"]] == [
+    assert [(assignment["name"], assignment["address"]) for assignment in plan["fleet"]] == [
         ("host0", "127.0.0.2"),
         ("host1", "127.0.0.3"),
     ]

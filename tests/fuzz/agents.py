@@ -222,7 +222,7 @@ def launchers(rng_of: Iterator[Random], folder: Path) -> Iterator[None]:
                     spec,
                     "J",
                     agents,
-                    ReadyHosts(("10.0.0.1", 1), preparation._seats, frozenset(), preparation.explain_loss),
+                    ReadyHosts(("10.0.0.1", 1), preparation._assignments, frozenset(), preparation.explain_loss),
                     logs,
                     events,
                     {},
@@ -251,7 +251,7 @@ def _prepared(spec: LaunchSpec, signals: Any, logs: LogCollector, events: EventL
 
 
 WISHES = (
-    {"type": "job", "job": {"protocol": 4}},
+    {"type": "job", "job": {"protocol": 5}},
     {"type": "listen", "address": "10.0.0.1", "port": 0},
     {"type": "run", "master_addr": "10.0.0.1", "master_port": 1, "use_shared": False, "hosts": "", "rank_table": ""},
     {"type": "stop", "attempt": 0, "report": {}},

@@ -127,7 +127,7 @@ def strangers(rng_of: Iterator[Random], _: Path) -> Iterator[None]:
         assert not [note for note in meeting.notes if "Error: " in note], meeting.notes
         good = [Peer(meeting, node_rank) for node_rank in range(2)]
         for peer in good:
-            peer.hear("seated")
+            peer.hear("assigned")
         meeting.is_over = True
         for peer in good:
             peer.stream.close()
@@ -164,14 +164,14 @@ def registrations(rng_of: Iterator[Random], _: Path) -> Iterator[None]:
 
 
 def hosts(rng_of: Iterator[Random], _: Path) -> Iterator[None]:
-    """A seated host that says anything; the other one hears of it, or the job goes on."""
+    """A assigned host that says anything; the other one hears of it, or the job goes on."""
     rng = next(rng_of, None)
     while rng is not None:
         with Meeting() as meeting, contextlib.ExitStack() as stack:
             good, bad = (Peer(meeting, node_rank) for node_rank in range(2))
             stack.callback(good.stream.close)
             stack.callback(bad.stream.close)
-            good.hear("seated")
+            good.hear("assigned")
             with contextlib.suppress(OSError):
                 for _ in range(20):
                     if rng is None:
@@ -189,7 +189,7 @@ ORDERS = (
     {"type": "accepted", "beat_s": 1.0, "silence_s": 15.0},
     {"type": "waiting", "text": "1 of 2"},
     {"type": "fleet", "hosts": [{"node_rank": 0, "name": "h0", "address": "10.0.0.1", "ranks": [[0, 1]]}]},
-    {"type": "seated", "job_id": "JOB", "store_port": 1, "node_rank": 0},
+    {"type": "assigned", "job_id": "JOB", "store_port": 1, "node_rank": 0},
     {"type": "stop", "attempt": 0, "report": REPORT},
     {"type": "over", "report": None},
     {"type": "beat"},

@@ -22,7 +22,7 @@ from msrun.cluster.inbox import Inbox
 from msrun.cluster.messages import Channel, Message
 from msrun.errors import ClusterError
 from msrun.planning.build import build_plan
-from msrun.planning.host_seat import HostSeat
+from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.placement.host import HostFacts
 from msrun.planning.program import Program
 from msrun.planning.record_json import encode_record
@@ -89,7 +89,7 @@ class Job:
 
     loop_class = Supervisor
     node_rank = 0
-    fleet: tuple[HostSeat, ...] = ()
+    fleet: tuple[HostAssignment, ...] = ()
 
     def say(self, kind: str, **fields: Any) -> None:
         self.server.send({"type": kind, **fields})
@@ -149,7 +149,9 @@ class HostJob(Job):
     loop_class = HostSupervisor
     loop: HostSupervisor
     node_rank = 1
-    fleet = tuple(HostSeat(node, f"h{node}", f"10.0.0.{node}", (2 * node, 2 * node + 1), (0, 1)) for node in range(2))
+    fleet = tuple(
+        HostAssignment(node, f"h{node}", f"10.0.0.{node}", (2 * node, 2 * node + 1), (0, 1)) for node in range(2)
+    )
 
     def __init__(self, folder: Path, **options: Any) -> None:
         super().__init__(folder, **options)

@@ -13,25 +13,25 @@ from msrun.agent.attempt import keep_logs
 from msrun.errors import ClusterError
 from msrun.launch.directory.log_directory import write_private
 from msrun.launch.transport.pipe import agent_command
-from msrun.planning.host_seat import HostSeat
+from msrun.planning.host_assignment import HostAssignment
+from msrun.planning.hosts.assignment import assign_hosts
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.hosts.remote_plan import plan_agent
-from msrun.planning.hosts.seats import seat_hosts
 from msrun.planning.job_plan import plan_job
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.spec import LaunchSpec
 
 
-def spec_of_host(spec: LaunchSpec, seat: HostSeat) -> LaunchSpec:
+def spec_of_host(spec: LaunchSpec, assignment: HostAssignment) -> LaunchSpec:
     """Return what is asked of one host; master, log directory and the other hosts come when the job starts."""
-    entry = spec.host_entries[seat.node_rank]
+    entry = spec.host_entries[assignment.node_rank]
     return replace(
         spec,
         host_entries=(),
         stands_for=entry if entry.is_rehearsed else None,
-        table_hosts=(seat,),
-        local_worker_num=len(seat.ranks),
-        node_rank=seat.node_rank if len(spec.host_entries) > 1 else -1,
+        table_hosts=(assignment,),
+        local_worker_num=len(assignment.ranks),
+        node_rank=assignment.node_rank if len(spec.host_entries) > 1 else -1,
         token="",
         tls=None,
         rank_table_file=None,
@@ -42,7 +42,7 @@ def spec_of_host(spec: LaunchSpec, seat: HostSeat) -> LaunchSpec:
 
 def ranks_of_hosts(spec: LaunchSpec) -> dict[int, tuple[int, ...]]:
     """Return the global ranks of each node rank."""
-    return {seat.node_rank: seat.ranks for seat in seat_hosts(spec.host_entries, spec.table_hosts)}
+    return {assignment.node_rank: assignment.ranks for assignment in assign_hosts(spec.host_entries, spec.table_hosts)}
 
 
 def assemble_plan(
@@ -62,9 +62,12 @@ def assemble_plan(
         forwarded: variables that they got from here.
     """
     entries = spec.host_entries
-    seats = [seat for seat in seat_hosts(entries, spec.table_hosts) if seat.node_rank in hosts]
+    assignments = [
+        assignment for assignment in assign_hosts(entries, spec.table_hosts) if assignment.node_rank in hosts
+    ]
     fleet = tuple(
-        replace(seat, name=hosts[seat.node_rank].name, address=hosts[seat.node_rank].address) for seat in seats
+        replace(assignment, name=hosts[assignment.node_rank].name, address=hosts[assignment.node_rank].address)
+        for assignment in assignments
     )
     return plan_job(
         spec,

@@ -31,9 +31,9 @@ from msrun.launch.preflight.program_sources import read_sources
 from msrun.launch.preflight.reach import ReachResult
 from msrun.launch.remote.agent import HostJob
 from msrun.launch.remote.packed_text import pack_hosts, pack_text
-from msrun.planning.host_seat import HostSeat
+from msrun.planning.host_assignment import HostAssignment
+from msrun.planning.hosts.assignment import assign_hosts
 from msrun.planning.hosts.forwarded import explain_kept_secrets, forwarded_environment
-from msrun.planning.hosts.seats import seat_hosts
 from msrun.planning.record_json import encode_record
 from msrun.planning.spec import LaunchSpec, is_loopback
 from ranktable.hostlist.brackets import fold
@@ -50,7 +50,7 @@ class ReadyHosts:
 
     master: tuple[str, int]
     """Numeric address and port of the scheduler's store, on node 0; port 0 when there is one host."""
-    hosts: tuple[HostSeat, ...]
+    hosts: tuple[HostAssignment, ...]
     """By node_rank, with the names and addresses that they have themselves."""
     shared: frozenset[int]
     """Node ranks of those that see the launcher's log directory."""
@@ -94,7 +94,7 @@ class Preparation:
         self._events = events
         self._say = say
         self._inbox = Inbox()
-        self._seats = seat_hosts(spec.host_entries, spec.table_hosts)
+        self._assignments = assign_hosts(spec.host_entries, spec.table_hosts)
         self._loop = EventLoop(spec.ssh.window)
         self._agents = Agents(self._inbox, self._loop, signals, spec.forward_signals, spec.heartbeat_time_out_s)
         self._opener = opener
@@ -167,13 +167,15 @@ class Preparation:
         warnings = tuple(describe_finding(one, entries) for one in self.findings if one.status == "warn")
         return ReadyHosts(master, self._find_hosts(master[0], answers), shared, self.explain_loss, warnings)
 
-    def _find_hosts(self, address: str, answers: Mapping[int, HostAnswer]) -> tuple[HostSeat, ...]:
+    def _find_hosts(self, address: str, answers: Mapping[int, HostAnswer]) -> tuple[HostAssignment, ...]:
         """Return the hosts by their own names, and the addresses that they have towards node 0."""
         sources = {0: address, **{node: result.source for node, result in self._reached.items()}}
         sources |= {node: entry.address for node, entry in enumerate(self._spec.host_entries) if entry.is_rehearsed}
         return tuple(
-            replace(seat, name=answers[seat.node_rank].report.host_name, address=sources[seat.node_rank])
-            for seat in self._seats
+            replace(
+                assignment, name=answers[assignment.node_rank].report.host_name, address=sources[assignment.node_rank]
+            )
+            for assignment in self._assignments
         )
 
     def explain_loss(self, node_rank: int, message: Message) -> ClusterError:
@@ -195,19 +197,19 @@ class Preparation:
         """Yield what each host is told first, in the order of their node_rank; `shown` as in `HostJob`."""
         spec = self._spec
         environment = forwarded_environment(self._caller, spec.forward_env)
-        for seat, entry in zip(self._seats, spec.host_entries, strict=True):
+        for assignment, entry in zip(self._assignments, spec.host_entries, strict=True):
             yield HostJob(
                 protocol=PROTOCOL,
                 version=__version__,
                 job_id=self._job_id,
-                node_rank=seat.node_rank,
-                spec=spec_of_host(spec, seat),
+                node_rank=assignment.node_rank,
+                spec=spec_of_host(spec, assignment),
                 environment=environment,
                 silence_s=spec.heartbeat_time_out_s,
                 will_run=self._logs is not None,
                 can_resume=self._opener.can_resume(entry),
                 shown=shown,
-                master_name=spec.master_addr if seat.node_rank == 0 and not is_loopback(spec.master_addr) else "",
+                master_name=spec.master_addr if assignment.node_rank == 0 and not is_loopback(spec.master_addr) else "",
             )
 
     def _link(self, job: HostJob) -> AgentLink:

@@ -179,7 +179,7 @@ def _look_at_port(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
 def _look_at_meeting(spec: LaunchSpec) -> Finding:
     """Of several hosts, the one with the scheduler needs the port."""
     from msrun.cluster.addresses import UnresolvedName, resolve_address
-    from msrun.launch.gather import has_scheduler
+    from msrun.launch.rendezvous import has_scheduler
 
     try:
         address = resolve_address(spec.master_addr)

@@ -31,7 +31,7 @@ def look_at_tls(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
 
 def _has_scheduler(spec: LaunchSpec) -> bool:
     from msrun.cluster.addresses import resolve_address
-    from msrun.launch.gather import has_scheduler
+    from msrun.launch.rendezvous import has_scheduler
 
     try:
         return has_scheduler(spec, resolve_address(spec.master_addr))

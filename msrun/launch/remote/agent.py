@@ -28,7 +28,6 @@ from msrun.cluster.proof import PROTOCOL
 from msrun.cluster.rendezvous import forget_waiting, listen
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.directory.log_directory import write_private
-from msrun.launch.gather import seating_of
 from msrun.launch.job import AgentPart, look_at_host, plan_part, run_job
 from msrun.launch.preflight.host_look import make_host_report
 from msrun.launch.preflight.reach import try_reach
@@ -39,7 +38,8 @@ from msrun.launch.remote.packed_text import unpack_hosts, unpack_text
 from msrun.launch.remote.report import LauncherReport
 from msrun.launch.remote.spool import GIVEN_TABLE, hold_spool, listen_in, make_spool, remove_old_spools, remove_spool
 from msrun.launch.remote.stream import take_stdio
-from msrun.planning.host_seat import Seating
+from msrun.launch.rendezvous import fleet_of
+from msrun.planning.host_assignment import Fleet
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.record_json import decode_record, encode_record
 from msrun.planning.spec import LaunchSpec
@@ -159,7 +159,7 @@ class Agent:
             look_at_host(spec, self._caller),
             self._caller,
             job_id=job.job_id,
-            seating=_seating(job, message),
+            fleet=_fleet(job, message),
             master_port=0,
         )
         host, notes = encode_record(plan.hosts[0]), list(plan.notes)
@@ -177,8 +177,8 @@ class Agent:
 
         if self._listener is not None:
             forget_waiting(self._listener)
-        seating = _seating(job, message)
-        meeting = Meeting(job.job_id, seating, message["master_port"]) if seating else None
+        fleet = _fleet(job, message)
+        meeting = Meeting(job.job_id, fleet, message["master_port"]) if fleet else None
         control = Control(link.orders, link.pass_on, meeting, self._listener)
         home = "" if job.node_rank else str(job.spec.log_dir)  # the scheduler's of node 0 is the job's
         limit_s = STOPPED_SHARE * job.silence_s
@@ -189,10 +189,10 @@ class Agent:
         link.finish_logs()  # after the result: with the end of its logs a host has told everything
 
 
-def _seating(job: HostJob, message: Message) -> Seating | None:
+def _fleet(job: HostJob, message: Message) -> Fleet | None:
     """Return what the launcher has found out about the hosts of a job of several."""
     hosts = unpack_hosts(message["hosts"])
-    return seating_of(job.spec, job.node_rank, hosts, message["master_addr"]) if hosts else None
+    return fleet_of(job.spec, job.node_rank, hosts, message["master_addr"]) if hosts else None
 
 
 def _own_spec(job: HostJob, spool: Path, message: Message) -> LaunchSpec:

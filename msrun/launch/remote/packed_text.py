@@ -7,7 +7,7 @@ import json
 import zlib
 from collections.abc import Sequence
 
-from msrun.planning.host_seat import HostSeat
+from msrun.planning.host_assignment import HostAssignment
 
 
 def pack_text(text: str) -> str:
@@ -20,12 +20,12 @@ def unpack_text(packed: str) -> str:
     return zlib.decompress(base64.b64decode(packed)).decode("utf-8", "surrogateescape") if packed else ""
 
 
-def pack_hosts(hosts: Sequence[HostSeat]) -> str:
+def pack_hosts(hosts: Sequence[HostAssignment]) -> str:
     """Return the hosts of a job as they go to each of them."""
     return pack_text(json.dumps([host.to_json() for host in hosts], separators=(",", ":")) if hosts else "")
 
 
-def unpack_hosts(packed: str) -> tuple[HostSeat, ...]:
+def unpack_hosts(packed: str) -> tuple[HostAssignment, ...]:
     """Inverse of `pack_hosts`."""
     text = unpack_text(packed)
-    return tuple(HostSeat.from_json(value) for value in json.loads(text)) if text else ()
+    return tuple(HostAssignment.from_json(value) for value in json.loads(text)) if text else ()

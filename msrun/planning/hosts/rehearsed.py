@@ -7,9 +7,9 @@ import re
 from collections.abc import Sequence
 
 from msrun.errors import UsageError
-from msrun.planning.host_seat import HostSeat
+from msrun.planning.host_assignment import HostAssignment
+from msrun.planning.hosts.assignment import as_in_table
 from msrun.planning.hosts.host_entry import HostEntry
-from msrun.planning.hosts.seats import as_in_table
 from ranktable.hostlist.brackets import shorten
 from ranktable.hostlist.host_name import MAX_SLOTS
 
@@ -48,7 +48,7 @@ def parse_rehearsal(text: str) -> tuple[HostEntry, ...]:
     )
 
 
-def stand_in(entries: Sequence[HostEntry], table: Sequence[HostSeat], source: str) -> tuple[HostEntry, ...]:
+def stand_in(entries: Sequence[HostEntry], table: Sequence[HostAssignment], source: str) -> tuple[HostEntry, ...]:
     """Return the rehearsed hosts with the workers and devices of a rank table, whose servers they stand for in order.
 
     Args:
@@ -61,4 +61,4 @@ def stand_in(entries: Sequence[HostEntry], table: Sequence[HostSeat], source: st
         raise UsageError(
             f"{entries[0].source}: {len(entries)} hosts, but {source} has {len(table)} servers; make them equal"
         )
-    return tuple(as_in_table(entry, seat, source) for entry, seat in zip(entries, table, strict=True))
+    return tuple(as_in_table(entry, assignment, source) for entry, assignment in zip(entries, table, strict=True))

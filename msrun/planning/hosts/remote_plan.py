@@ -12,10 +12,10 @@ from dataclasses import replace
 from msrun import contract
 from msrun.planning.build import environment_notes, host_plan, server_plans, worker_plan
 from msrun.planning.environment import common_environment
-from msrun.planning.host_seat import HostSeat
+from msrun.planning.host_assignment import HostAssignment
+from msrun.planning.hosts.assignment import UNKNOWN, assign_hosts
 from msrun.planning.hosts.forwarded import explain_kept_secrets, forwarded_environment
 from msrun.planning.hosts.host_entry import HostEntry
-from msrun.planning.hosts.seats import UNKNOWN, seat_hosts
 from msrun.planning.job_plan import plan_job
 from msrun.planning.placement.binding import HostBinding, WorkerBinding
 from msrun.planning.placement.host import DevicePlacement, HostFacts
@@ -49,11 +49,13 @@ def build_remote_plan(
         agent_command: path of an interpreter -> what starts an agent with it.
     """
     forwarded = forwarded_environment(caller, spec.forward_env)
-    seats = seat_hosts(spec.host_entries, spec.table_hosts)
-    master_addr = _master_addr(spec, seats)
+    assignments = assign_hosts(spec.host_entries, spec.table_hosts)
+    master_addr = _master_addr(spec, assignments)
     hosts = tuple(
-        _host(spec, entry, seat, _common(spec, seat, forwarded, job_id, master_addr), forwarded, agent_command)
-        for entry, seat in zip(spec.host_entries, seats, strict=True)
+        _host(
+            spec, entry, assignment, _common(spec, assignment, forwarded, job_id, master_addr), forwarded, agent_command
+        )
+        for entry, assignment in zip(spec.host_entries, assignments, strict=True)
     )
     return plan_job(
         spec,
@@ -63,7 +65,7 @@ def build_remote_plan(
         master=(master_addr, spec.master_port),
         target=(spec.device_target, "--device_target" if spec.device_target != "auto" else "decided on each host"),
         notes=_notes(spec, caller, forwarded, {**hosts[0].common_env, **hosts[0].workers[0].env}),
-        fleet=seats if len(seats) > 1 else (),
+        fleet=assignments if len(assignments) > 1 else (),
         forwarded=forwarded,
     )
 
@@ -74,15 +76,15 @@ def plan_agent(entry: HostEntry, agent_command: Callable[[str], str]) -> AgentPl
     return AgentPlan(entry.name, entry.user, entry.port, python, agent_command(python))
 
 
-def _master_addr(spec: LaunchSpec, seats: Sequence[HostSeat]) -> str:
+def _master_addr(spec: LaunchSpec, assignments: Sequence[HostAssignment]) -> str:
     """Return where the scheduler will be: an address given, else node 0's as far as the list tells it."""
-    if len(seats) == 1:
+    if len(assignments) == 1:
         return LOOPBACK
-    return seats[0].address if is_loopback(spec.master_addr) else spec.master_addr
+    return assignments[0].address if is_loopback(spec.master_addr) else spec.master_addr
 
 
 def _common(
-    spec: LaunchSpec, seat: HostSeat, forwarded: Mapping[str, str], job_id: str, master_addr: str
+    spec: LaunchSpec, assignment: HostAssignment, forwarded: Mapping[str, str], job_id: str, master_addr: str
 ) -> dict[str, str]:
     """Return the variables of all workers of a host that are known here."""
     given = dict(spec.env)
@@ -91,7 +93,7 @@ def _common(
         extra=given,
         job_id=job_id,
         world_size=spec.worker_num,
-        local_world_size=len(seat.ranks),
+        local_world_size=len(assignment.ranks),
         master_addr=master_addr,
         master_port=0,
         log_dir="",
@@ -116,19 +118,19 @@ def _common(
 def _host(
     spec: LaunchSpec,
     entry: HostEntry,
-    seat: HostSeat,
+    assignment: HostAssignment,
     common: dict[str, str],
     forwarded: Mapping[str, str],
     agent_command: Callable[[str], str],
 ) -> HostPlan:
-    ids = seat.device_ids
+    ids = assignment.device_ids
     devices = DevicePlacement(spec.device_target, ids, tuple(map(str, ids)), "")
     binding = HostBinding((WorkerBinding((), (), ""),) * len(ids))
-    workers = tuple(worker_plan(spec, UNSEEN, seat, index, devices, binding) for index in range(len(ids)))
-    place = f"node {seat.node_rank} ({entry.name})"
-    servers = server_plans(spec, seat, len(spec.host_entries), seat.address)
-    host = host_plan(spec, UNSEEN, forwarded, common, workers, seat, place, binding, servers)
-    return replace(host, name=entry.name, address=seat.address, agent=plan_agent(entry, agent_command))
+    workers = tuple(worker_plan(spec, UNSEEN, assignment, index, devices, binding) for index in range(len(ids)))
+    place = f"node {assignment.node_rank} ({entry.name})"
+    servers = server_plans(spec, assignment, len(spec.host_entries), assignment.address)
+    host = host_plan(spec, UNSEEN, forwarded, common, workers, assignment, place, binding, servers)
+    return replace(host, name=entry.name, address=assignment.address, agent=plan_agent(entry, agent_command))
 
 
 def _notes(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from msrun.planning.environment import masked
-from msrun.planning.hosts.seats import UNKNOWN
+from msrun.planning.hosts.assignment import UNKNOWN
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.ranks import fold_ranks
 

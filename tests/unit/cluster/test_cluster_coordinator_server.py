@@ -121,11 +121,11 @@ class Peer:
             pass
 
 
-def test_hosts_are_seated_hear_of_a_failure_and_of_the_end(meeting: Meeting) -> None:
+def test_hosts_are_assigned_hear_of_a_failure_and_of_the_end(meeting: Meeting) -> None:
     (first, hear_first), (second, hear_second) = meeting.join(0), meeting.join(1)
-    seated = [hear("seated") for hear in (hear_first, hear_second)]
-    assert [message["node_rank"] for message in seated] == [0, 1]
-    assert {(message["job_id"], message["store_port"]) for message in seated} == {("JOB", 4711)}
+    assigned = [hear("assigned") for hear in (hear_first, hear_second)]
+    assert [message["node_rank"] for message in assigned] == [0, 1]
+    assert {(message["job_id"], message["store_port"]) for message in assigned} == {("JOB", 4711)}
     for hear in (hear_first, hear_second):
         assert [host["ranks"] for host in hear("fleet")["hosts"]] == [[[0, 1]], [[1, 1]]]
     second.send(failed(0, fault_of(1, "r", 9)))
@@ -137,7 +137,7 @@ def test_hosts_are_seated_hear_of_a_failure_and_of_the_end(meeting: Meeting) -> 
 
 def test_host_that_goes_is_told_to_the_others(meeting: Meeting) -> None:
     (_, hear_first), (second, hear_second) = meeting.join(0), meeting.join(1)
-    hear_second("seated")
+    hear_second("assigned")
     second.close()
     meeting.links.remove(second)
     assert "lost node 1 (h1, 10.0.0.1), which has closed" in reason_of(hear_first("stop"))
@@ -171,7 +171,7 @@ def test_stranger_is_refused_and_the_job_goes_on(meeting: Meeting, said: bytes) 
         assert peer.read()[:8] in (b"refused ", b"")
     wait_until(lambda: any(note.startswith("refused 127.0.0.1:") for note in meeting.notes), "the refusal is told")
     (_, hear), _ = meeting.join(0), meeting.join(1)
-    hear("seated")
+    hear("assigned")
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_one_who_knows_the_token_and_registers_as_nothing_is_refused(meeting: Me
         peer.say(said)
         assert peer.read().startswith(b"refused ")
     (_, hear), _ = meeting.join(0), meeting.join(1)
-    hear("seated")
+    hear("assigned")
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_host_that_says_what_cannot_be_read_is_lost_alone(meeting: Meeting, said
         peer = Peer(stream)
         peer.register(1)
         _, hear = meeting.join(0)
-        hear("seated")
+        hear("assigned")
         peer.say(said)
         assert "has sent what cannot be read" in reason_of(hear("stop"))
 
@@ -221,7 +221,7 @@ def test_message_that_was_heard_before_is_not_heard_again(meeting: Meeting) -> N
         peer = Peer(stream)
         peer.register(1)
         _, hear = meeting.join(0)
-        hear("seated")
+        hear("assigned")
         once = frame(peer.seal.close(encode_body({"type": "beat"})))
         stream.sendall(once + once)
         assert "without the proof that it is the next of this connection" in reason_of(hear("stop"))
@@ -234,7 +234,7 @@ def test_one_address_cannot_hold_more_than_a_few_connections(meeting: Meeting) -
         peers[0].read_to_end()  # the oldest made room
         wait_until(lambda: len(meeting.coordinator._strangers) <= module.MAX_STRANGERS_OF_ONE, "the others are closed")
         (_, hear), _ = meeting.join(0), meeting.join(1)
-        hear("seated")
+        hear("assigned")
 
 
 def test_where_there_is_no_room_those_who_come_wait_and_silent_ones_go(
@@ -246,7 +246,7 @@ def test_where_there_is_no_room_those_who_come_wait_and_silent_ones_go(
         for _ in range(8):
             stack.enter_context(meeting.stranger())
         (_, hear), _ = meeting.join(0), meeting.join(1)
-        hear("seated")
+        hear("assigned")
         assert len(meeting.coordinator._strangers) <= 4
 
 
@@ -348,7 +348,7 @@ def test_host_without_a_sign_of_life_is_lost() -> None:
         with found.stranger() as stream:
             Peer(stream).register(1)
             _, hear = found.join(0)
-            reason = reason_of(hear("stop")) if hear("seated") else ""
+            reason = reason_of(hear("stop")) if hear("assigned") else ""
             assert "lost node 1 (h1, 10.0.0.1), which has given no sign of life" in reason
     finally:
         found.close()
@@ -358,9 +358,9 @@ def test_host_without_a_sign_of_life_is_lost() -> None:
     ("answer", "reason"),
     [
         (b"SSH-2.0-OpenSSH_9.2\r\n", "is no msrun scheduler"),
-        (hello("0" * 64).replace(b":4,", b":99,"), "speaks protocol 99, this one"),
+        (hello("0" * 64).replace(b":%d," % PROTOCOL, b":99,"), "speaks protocol 99, this one"),
         (hello("0" * 64) + b" ", "is no msrun scheduler: it does not say hello"),
-        (encode_body({"type": "seated", "hosts": []}), "is no msrun scheduler"),
+        (encode_body({"type": "assigned", "hosts": []}), "is no msrun scheduler"),
         (b"refused \x1b[2J\n", "refused this host: ?[2J?"),
         (b"[" * 5000, "is no msrun scheduler"),
     ],

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from msrun.cluster.hosts import HostRequest, Refused, Registry
 from msrun.cluster.proof import PROTOCOL
-from msrun.planning.host_seat import HostSeat
+from msrun.planning.host_assignment import HostAssignment
 
 
 def request(node_rank: int = -1, workers: int = 4, total: int = 12, **changes: Any) -> HostRequest:
@@ -29,16 +29,24 @@ def registry(*requests: HostRequest, total: int = 12, **settings: Any) -> Regist
 def test_unequal_hosts_get_contiguous_ranks_in_the_order_of_node_rank() -> None:
     complete = registry(request(1, 4), request(0, 8))
     assert complete.is_complete
-    seats = complete.seats()
-    assert (seats[1].node_rank, seats[1].ranks, seats[1].device_ids) == (0, tuple(range(8)), tuple(range(8)))
-    assert (seats[0].node_rank, seats[0].ranks, seats[0].device_ids) == (1, (8, 9, 10, 11), (0, 1, 2, 3))
+    assignments = complete.assignments()
+    assert (assignments[1].node_rank, assignments[1].ranks, assignments[1].device_ids) == (
+        0,
+        tuple(range(8)),
+        tuple(range(8)),
+    )
+    assert (assignments[0].node_rank, assignments[0].ranks, assignments[0].device_ids) == (
+        1,
+        (8, 9, 10, 11),
+        (0, 1, 2, 3),
+    )
 
 
 def test_hosts_without_node_rank_are_numbered_by_address_as_a_number() -> None:
     addresses = ["10.0.0.10", "fd00::1", "10.0.0.9"]
-    seats = registry(*(request(address=address) for address in addresses)).seats()
-    assert [seats[number].node_rank for number in range(3)] == [1, 2, 0]
-    assert [seats[number].ranks[0] for number in range(3)] == [4, 8, 0]
+    assignments = registry(*(request(address=address) for address in addresses)).assignments()
+    assert [assignments[number].node_rank for number in range(3)] == [1, 2, 0]
+    assert [assignments[number].ranks[0] for number in range(3)] == [4, 8, 0]
 
 
 @pytest.mark.parametrize(
@@ -80,13 +88,16 @@ def test_missing_hosts_are_told_as_far_as_they_are_known(came: list[HostRequest]
 
 
 def test_hosts_of_a_table_are_missing_by_name_and_others_are_refused() -> None:
-    table = (HostSeat(0, "a", "10.0.0.2", (1, 2), (0, 1)), HostSeat(1, "b", "10.0.0.7", (0, 3), (4, 5)))
+    table = (HostAssignment(0, "a", "10.0.0.2", (1, 2), (0, 1)), HostAssignment(1, "b", "10.0.0.7", (0, 3), (4, 5)))
     found = registry(request(0, 2, 4), total=4, expected=table)
     assert found.describe() == "2 of 4 registered, missing: node 1 (10.0.0.7) ranks 0, 3"
     with pytest.raises(Refused, match="not in the table"):
         found.add("x", request(2, 2, 4))
     found.add("y", request(1, 2, 4))
-    assert [(seat.ranks, seat.device_ids) for seat in found.seats().values()] == [((1, 2), (0, 1)), ((0, 3), (4, 5))]
+    assert [(assignment.ranks, assignment.device_ids) for assignment in found.assignments().values()] == [
+        ((1, 2), (0, 1)),
+        ((0, 3), (4, 5)),
+    ]
 
 
 def test_host_that_went_may_come_again() -> None:
@@ -135,7 +146,7 @@ def test_ranks_are_dealt_once_each_in_any_order_of_coming(counts: list[int], is_
     ]
     luck.shuffle(hosts)
     found = registry(*hosts, total=total)
-    seats = sorted(found.seats().values(), key=lambda seat: seat.node_rank)
-    assert [rank for seat in seats for rank in seat.ranks] == list(range(total))
-    assert [len(seat.ranks) for seat in seats] == counts
-    assert [HostSeat.from_json(seat.to_json()) for seat in seats] == seats
+    assignments = sorted(found.assignments().values(), key=lambda assignment: assignment.node_rank)
+    assert [rank for assignment in assignments for rank in assignment.ranks] == list(range(total))
+    assert [len(assignment.ranks) for assignment in assignments] == counts
+    assert [HostAssignment.from_json(assignment.to_json()) for assignment in assignments] == assignments

@@ -16,7 +16,7 @@ from msrun.cluster.membership import Membership
 from msrun.errors import HangTimeout, Interrupted, MsrunError, PeerFailed
 from msrun.launch.failure import build_failure, render_failure, report_failure, write_failure
 from msrun.planning.build import build_plan
-from msrun.planning.host_seat import HostSeat
+from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.placement.host import HostFacts
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.program import Program
@@ -114,7 +114,7 @@ def test_failure_file_has_the_fields_of_the_contract(plan: LaunchPlan) -> None:
 
 def several(plan: LaunchPlan) -> LaunchPlan:
     """Return the plan as that of node 1 of several hosts."""
-    hosts = tuple(HostSeat(node, "node-a", f"10.0.0.{node + 1}", (), ()) for node in range(2))
+    hosts = tuple(HostAssignment(node, "node-a", f"10.0.0.{node + 1}", (), ()) for node in range(2))
     return replace(plan, fleet=hosts, hosts=(replace(plan.hosts[0], node_rank=1, place=hosts[1].describe()),))
 
 

@@ -10,7 +10,7 @@ import pytest
 from msrun.agent.host import accelerators
 from msrun.launch import host_discovery
 from msrun.launch.host_discovery import count_devices, discover_host, view_host, with_own_address
-from msrun.planning.discovery.seat import FoundSeat
+from msrun.planning.discovery.host_options import HostOptions
 from msrun.planning.placement.visible_devices import Device
 from msrun.planning.settings import FoundSetting
 
@@ -18,7 +18,7 @@ OPTIONS = {
     "worker_num": 8, "local_worker_num": None, "node_rank": -1, "master_addr": "127.0.0.1", "master_port": 0,
     "device_target": "auto",
 }  # fmt: skip
-SEAT = FoundSeat({"node_rank": 0, "master_addr": "n1"}, (FoundSetting("master_addr", "n1", "LIST"),))
+FOUND = HostOptions({"node_rank": 0, "master_addr": "n1"}, (FoundSetting("master_addr", "n1", "LIST"),))
 
 
 def have(monkeypatch: pytest.MonkeyPatch, *, gpus: int, npus: int) -> None:
@@ -61,7 +61,7 @@ def test_host_is_named_without_its_domain(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_node_0_goes_by_its_address_where_its_name_is_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     resolve_to(monkeypatch, "127.0.1.1", "10.0.0.7", "fd77::7", "169.254.1.1")
-    found = with_own_address(SEAT)
+    found = with_own_address(FOUND)
     assert found.options == {"node_rank": 0, "master_addr": "10.0.0.7"}
     assert found.settings == (FoundSetting("master_addr", "10.0.0.7", "own address; LIST says n1"),)
 
@@ -71,7 +71,7 @@ def test_node_0_goes_by_its_address_where_its_name_is_loopback(monkeypatch: pyte
 )
 def test_else_it_keeps_its_name(monkeypatch: pytest.MonkeyPatch, name: str, own: list[str]) -> None:
     resolve_to(monkeypatch, name, *own)
-    assert with_own_address(SEAT) is SEAT
+    assert with_own_address(FOUND) is FOUND
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def table(tmp_path: Path) -> Path:
 def test_list_gives_the_numbers_of_the_job() -> None:
     found = read(hosts="h1:3,h2:1")
     assert names(found) == [("h1", 3), ("h2", 1)]
-    assert (found.options["worker_num"], found.options["local_worker_num"], found.seats) == (4, 0, ())
+    assert (found.options["worker_num"], found.options["local_worker_num"], found.assignments) == (4, 0, ())
 
 
 def test_default_number_of_workers_is_no_number_that_was_given() -> None:
@@ -86,8 +86,8 @@ def test_only_this_host_is_an_ordinary_job(name: str) -> None:
 
 
 def test_devices_of_only_this_host_are_kept() -> None:
-    (seat,) = read(hosts="localhost:4", include="localhost:1,3").seats
-    assert (seat.ranks, seat.device_ids) == ((0, 1), (1, 3))
+    (assignment,) = read(hosts="localhost:4", include="localhost:1,3").assignments
+    assert (assignment.ranks, assignment.device_ids) == ((0, 1), (1, 3))
 
 
 @pytest.mark.parametrize("options", [{"hosts": "me@localhost:2"}, {"hosts": "localhost:2", "python": "/opt/python"}])
@@ -114,7 +114,7 @@ def test_servers_of_a_table_are_the_hosts(table: Path) -> None:
     found = read(ssh=True, rank_table_file=table)
     assert names(found) == [("10.0.0.2", 2), ("10.0.0.1", 1)]
     assert [entry.device_ids for entry in found.entries] == [(4, 5), (0,)]
-    assert [seat.ranks for seat in found.seats] == [(0, 1), (2,)]
+    assert [assignment.ranks for assignment in found.assignments] == [(0, 1), (2,)]
     assert [entry.address for entry in found.entries] == ["10.0.0.2", "10.0.0.1"]
 
 
@@ -202,7 +202,7 @@ def test_rehearsed_hosts_are_agents_even_when_there_is_one() -> None:
         ("host0", 3, "127.0.0.2"),
         ("host1", 3, "127.0.0.3"),
     ]
-    assert (found.options["worker_num"], found.options["local_worker_num"], found.seats) == (6, 0, ())
+    assert (found.options["worker_num"], found.options["local_worker_num"], found.assignments) == (6, 0, ())
     assert names(read(rehearse="1x2")) == [("host0", 2)]
     assert names(read(rehearse="2x2", exclude="host1:0")) == [("host0", 2), ("host1", 1)]
 
@@ -213,7 +213,7 @@ def test_rehearsed_hosts_stand_for_the_servers_of_a_table_in_its_order(table: Pa
         ("host0", (4, 5), "127.0.0.2"),
         ("host1", (0,), "127.0.0.3"),
     ]
-    assert [seat.ranks for seat in found.seats] == [(0, 1), (2,)]
+    assert [assignment.ranks for assignment in found.assignments] == [(0, 1), (2,)]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from msrun.errors import UsageError
 from msrun.launch import table_hosts
 from msrun.launch.table_hosts import HostList, find_own_server, read_host_list, read_table_hosts, table_digest
-from msrun.planning.host_seat import HostSeat
+from msrun.planning.host_assignment import HostAssignment
 from ranktable import Device, Server
 
 
@@ -41,10 +41,10 @@ def test_ranks_and_devices_are_those_of_the_table_and_rank_0_is_on_node_0(tmp_pa
     assert found == HostList(
         path,
         (
-            HostSeat(0, "10.0.0.8", "10.0.0.8", (0, 2), (1, 0)),
-            HostSeat(1, "10.0.0.7", "10.0.0.7", (1, 3), (6, 4)),
+            HostAssignment(0, "10.0.0.8", "10.0.0.8", (0, 2), (1, 0)),
+            HostAssignment(1, "10.0.0.7", "10.0.0.7", (1, 3), (6, 4)),
         ),
-        HostSeat(1, "10.0.0.7", "10.0.0.7", (1, 3), (6, 4)),
+        HostAssignment(1, "10.0.0.7", "10.0.0.7", (1, 3), (6, 4)),
     )
     defaults = {"worker_num": 8, "local_worker_num": None, "node_rank": -1, "master_addr": "127.0.0.1", "x": 5}
     assert found.apply(defaults, set()) == {
@@ -72,7 +72,7 @@ def test_server_without_a_name_is_refused_and_no_list_of_hosts(tmp_path: Path) -
 def test_one_server_is_this_host_whatever_it_is_called(tmp_path: Path) -> None:
     found = read_host_list(write(tmp_path / "t.json", [{"server_id": "10.0.0.99", "device": [(6, 1), (4, 0)]}]))
     assert found is not None
-    assert found.hosts == (HostSeat(0, "10.0.0.99", "10.0.0.99", (0, 1), (4, 6)),)
+    assert found.hosts == (HostAssignment(0, "10.0.0.99", "10.0.0.99", (0, 1), (4, 6)),)
     defaults = {"worker_num": 8, "local_worker_num": None, "node_rank": -1, "master_addr": "127.0.0.1"}
     assert found.apply(defaults, set()) == {**defaults, "worker_num": 2, "local_worker_num": 2}
     with pytest.raises(UsageError, match=r"--worker_num 8: --rank_table_file .* says 2"):
@@ -128,6 +128,9 @@ def test_host_that_is_in_no_server_or_in_two_is_refused() -> None:
 
 
 def test_tables_that_say_the_same_have_the_same_digest() -> None:
-    seats = [HostSeat(0, "a", "10.0.0.1", (0, 1), (0, 1)), HostSeat(1, "b", "10.0.0.2", (2, 3), (0, 1))]
-    assert table_digest(seats) == table_digest(tuple(seats)) != table_digest(seats[:1])
+    assignments = [
+        HostAssignment(0, "a", "10.0.0.1", (0, 1), (0, 1)),
+        HostAssignment(1, "b", "10.0.0.2", (2, 3), (0, 1)),
+    ]
+    assert table_digest(assignments) == table_digest(tuple(assignments)) != table_digest(assignments[:1])
     assert table_digest([]) == ""

@@ -10,13 +10,16 @@ import pytest
 from msrun.planning.build import build_plan
 from msrun.planning.early_server import EarlyServer, plan_early_server
 from msrun.planning.environment import SET_LATE, server_environment
-from msrun.planning.host_seat import HostSeat, Seating
+from msrun.planning.host_assignment import Fleet, HostAssignment
 from msrun.planning.placement.host import HostFacts
 from msrun.planning.program import Program
 from msrun.planning.spec import LaunchSpec
 
 HOST = HostFacts("node-a", "10.0.0.2", tuple(range(8)))
-SEATS = (HostSeat(0, "node-b", "10.0.0.1", (0, 1), (0, 1)), HostSeat(1, "node-a", "10.0.0.2", (2, 3), (0, 1)))
+ASSIGNMENTS = (
+    HostAssignment(0, "node-b", "10.0.0.1", (0, 1), (0, 1)),
+    HostAssignment(1, "node-a", "10.0.0.2", (2, 3), (0, 1)),
+)
 
 
 def spec_of(script: Path, **changes: Any) -> LaunchSpec:
@@ -59,8 +62,8 @@ def test_only_what_no_import_reads_is_told_to_the_server_later(
     spec = spec_of(script, **changes)
     server = early(spec, caller)
     assert server is not None
-    seating = Seating(1, SEATS, "10.0.0.1", "eth1")
-    plan = build_plan(spec, HOST, caller=caller, job_id="JOB", run_dir="/r", master_port=1, seating=seating)
+    fleet = Fleet(1, ASSIGNMENTS, "10.0.0.1", "eth1")
+    plan = build_plan(spec, HOST, caller=caller, job_id="JOB", run_dir="/r", master_port=1, fleet=fleet)
     known = server_environment(caller, plan.hosts[0].common_env)
     told = {name for name in {*known, *server.environment} if known.get(name) != server.environment.get(name)}
     assert told

@@ -14,7 +14,7 @@ import pytest
 from msrun import contract
 from msrun.errors import UsageError
 from msrun.planning.build import RECOVERY_NOTE, build_plan
-from msrun.planning.host_seat import HostSeat, Seating
+from msrun.planning.host_assignment import Fleet, HostAssignment
 from msrun.planning.placement.host import HostFacts
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.plan_text import render_plan
@@ -25,7 +25,7 @@ HOST = HostFacts("node-a", "127.0.0.1", tuple(range(8)))
 
 
 def plan_for(
-    caller: dict[str, str] | None = None, host: HostFacts = HOST, seating: Seating | None = None, **changes: Any
+    caller: dict[str, str] | None = None, host: HostFacts = HOST, fleet: Fleet | None = None, **changes: Any
 ) -> LaunchPlan:
     settings: dict[str, Any] = {
         "program": Program("script", "/my jobs/train.py", ("--lr", "0.1", "it's")),
@@ -36,7 +36,7 @@ def plan_for(
     }
     spec = LaunchSpec(**{**settings, **changes})
     where = {"job_id": "JOB", "run_dir": "/tmp/msrun-JOB"}
-    return build_plan(spec, host, caller=caller or {}, **where, master_port=0, seating=seating)
+    return build_plan(spec, host, caller=caller or {}, **where, master_port=0, fleet=fleet)
 
 
 def full_plan() -> LaunchPlan:
@@ -61,14 +61,14 @@ def test_plan_as_text_is_the_frozen_one(golden: Callable[[str, str], None]) -> N
 
 def plan_of_several() -> LaunchPlan:
     """Return the plan of the second of two unequal hosts."""
-    seats = (
-        HostSeat(0, "node-b", "10.0.0.1", (0, 1, 2, 3), (0, 1, 2, 3)),
-        HostSeat(1, "node-a", "10.0.0.2", (4, 6), (0, 1)),
-        HostSeat(2, "node-c", "10.0.0.3", (5,), (7,)),
+    assignments = (
+        HostAssignment(0, "node-b", "10.0.0.1", (0, 1, 2, 3), (0, 1, 2, 3)),
+        HostAssignment(1, "node-a", "10.0.0.2", (4, 6), (0, 1)),
+        HostAssignment(2, "node-c", "10.0.0.3", (5,), (7,)),
     )
     host = HostFacts("node-a", "10.0.0.2", tuple(range(8)))
-    seating = Seating(1, seats, "10.0.0.1", "eth1")
-    return plan_for({}, host, worker_num=7, local_worker_num=2, node_rank=1, seating=seating)
+    fleet = Fleet(1, assignments, "10.0.0.1", "eth1")
+    return plan_for({}, host, worker_num=7, local_worker_num=2, node_rank=1, fleet=fleet)
 
 
 def test_plan_of_several_hosts_is_the_frozen_one(golden: Callable[[str, str], None]) -> None:
@@ -77,7 +77,7 @@ def test_plan_of_several_hosts_is_the_frozen_one(golden: Callable[[str, str], No
 
 def test_plan_of_several_hosts_holds_the_whole_fleet_and_the_own_host() -> None:
     told = json.loads(render_plan(plan_of_several(), as_json=True))
-    assert [HostSeat.from_json(seat).ranks for seat in told["fleet"]] == [(0, 1, 2, 3), (4, 6), (5,)]
+    assert [HostAssignment.from_json(assignment).ranks for assignment in told["fleet"]] == [(0, 1, 2, 3), (4, 6), (5,)]
     (own,) = told["hosts"]
     assert (own["node_rank"], [worker["global_rank"] for worker in own["workers"]]) == (1, [4, 6])
     env = {**own["env"], **own["workers"][1]["env"]}
@@ -94,18 +94,18 @@ def test_workers_expect_torchs_store_only_of_a_scheduler_that_has_torch(has_torc
 
 
 def test_interface_that_the_user_chose_stays() -> None:
-    seats = (HostSeat(0, "a", "10.0.0.1", (0,), (0,)), HostSeat(1, "b", "10.0.0.2", (1,), (0,)))
-    seating = Seating(0, seats, "10.0.0.1", "eth1")
+    assignments = (HostAssignment(0, "a", "10.0.0.1", (0,), (0,)), HostAssignment(1, "b", "10.0.0.2", (1,), (0,)))
+    fleet = Fleet(0, assignments, "10.0.0.1", "eth1")
     caller = {"GLOO_SOCKET_IFNAME": "ib0"}
-    plan = plan_for(caller, worker_num=2, local_worker_num=1, seating=seating)
+    plan = plan_for(caller, worker_num=2, local_worker_num=1, fleet=fleet)
     assert "GLOO_SOCKET_IFNAME" not in plan.hosts[0].common_env
     assert plan.hosts[0].common_env["TP_SOCKET_IFNAME"] == "eth1"
 
 
 def test_device_of_a_table_that_the_host_has_not_is_refused() -> None:
-    seats = (HostSeat(0, "a", "10.0.0.1", (0,), (2,)), HostSeat(1, "b", "10.0.0.2", (1,), (0,)))
-    seating = Seating(0, seats, "10.0.0.1", "eth1")
-    settings = {"worker_num": 2, "local_worker_num": 1, "seating": seating, "device_target": "gpu"}
+    assignments = (HostAssignment(0, "a", "10.0.0.1", (0,), (2,)), HostAssignment(1, "b", "10.0.0.2", (1,), (0,)))
+    fleet = Fleet(0, assignments, "10.0.0.1", "eth1")
+    settings = {"worker_num": 2, "local_worker_num": 1, "fleet": fleet, "device_target": "gpu"}
     with pytest.raises(UsageError, match="gives node-a the device 2, but 2 gpu devices are visible"):
         plan_for({}, HostFacts("node-a", "10.0.0.1", (0,), gpus=("0", "1")), **settings)
     plan = plan_for({}, HostFacts("node-a", "10.0.0.1", (0,), gpus=("0", "1", "5")), **settings)
@@ -198,12 +198,12 @@ def test_parameter_servers_are_planned_beside_the_workers_and_have_no_rank() -> 
 
 
 def test_hosts_take_turns_at_parameter_servers_and_they_listen_where_other_hosts_reach_them() -> None:
-    seats = tuple(HostSeat(node, f"h{node}", f"10.0.0.{node + 1}", (node,), (0,)) for node in range(2))
+    assignments = tuple(HostAssignment(node, f"h{node}", f"10.0.0.{node + 1}", (node,), (0,)) for node in range(2))
     found = {}
     for node in range(2):
-        host = replace(HOST, address=seats[node].address)
-        seating = Seating(node, seats, "10.0.0.1", "eth1")
-        plan = plan_for({}, host, worker_num=2, local_worker_num=1, server_num=3, seating=seating)
+        host = replace(HOST, address=assignments[node].address)
+        fleet = Fleet(node, assignments, "10.0.0.1", "eth1")
+        plan = plan_for({}, host, worker_num=2, local_worker_num=1, server_num=3, fleet=fleet)
         for server in plan.hosts[0].servers:
             found[server.index] = server.env["MSRUN_SERVER_ADDRESS"]
     assert found == {0: "10.0.0.1", 2: "10.0.0.1", 1: "10.0.0.2"}

@@ -9,27 +9,30 @@ from typing import Any
 import pytest
 
 from msrun.planning.build import build_plan
-from msrun.planning.host_seat import HostSeat, Seating
+from msrun.planning.host_assignment import Fleet, HostAssignment
 from msrun.planning.placement.host import HostFacts
 from msrun.planning.plan_page import render_page
 from msrun.planning.program import Program
 from msrun.planning.spec import LaunchSpec
 
 HOST = HostFacts("node-a", "10.0.0.2", tuple(range(8)))
-SEATS = (HostSeat(0, "node-b", "10.0.0.1", (0, 1), (0, 1)), HostSeat(1, "node-a", "10.0.0.2", (2, 3), (4, 5)))
+ASSIGNMENTS = (
+    HostAssignment(0, "node-b", "10.0.0.1", (0, 1), (0, 1)),
+    HostAssignment(1, "node-a", "10.0.0.2", (2, 3), (4, 5)),
+)
 
 
-def page(seating: Seating | None = None, **changes: Any) -> str:
+def page(fleet: Fleet | None = None, **changes: Any) -> str:
     settings: dict[str, Any] = {
         "program": Program("script", "/t.py", ("<script>alert(1)</script>", "--api_key", "sesame")),
-        "worker_num": 4 if seating else 2,
+        "worker_num": 4 if fleet else 2,
         "local_worker_num": 2,
         "working_directory": Path("/"),
         "log_dir": Path("/logs"),
         "env": (("API_KEY", "sesame"), ("A", "<b>\n'\"&")),
     }
     spec = LaunchSpec(**{**settings, **changes})
-    plan = build_plan(spec, HOST, caller={}, job_id="JOB", run_dir="/tmp/msrun-JOB", master_port=0, seating=seating)
+    plan = build_plan(spec, HOST, caller={}, job_id="JOB", run_dir="/tmp/msrun-JOB", master_port=0, fleet=fleet)
     return render_page(plan, '{"version": "1.0"}', [(3, "shard(net, <1>)")])
 
 
@@ -56,11 +59,11 @@ class Tags(HTMLParser):
         self.data += data
 
 
-@pytest.mark.parametrize("seating", [None, Seating(1, SEATS, "10.0.0.1", "eth0")])
-def test_page_needs_nothing_else_and_shows_values_as_they_are(seating: Seating | None) -> None:
-    text = page(seating)
+@pytest.mark.parametrize("fleet", [None, Fleet(1, ASSIGNMENTS, "10.0.0.1", "eth0")])
+def test_page_needs_nothing_else_and_shows_values_as_they_are(fleet: Fleet | None) -> None:
+    text = page(fleet)
     tags = Tags(text)
     assert tags.open == [] and "script" not in tags.seen and "sesame" not in text
     for shown in ("<script>alert(1)</script>", "<b>\n'\"&", "shard(net, <1>)", '{"version": "1.0"}', "/logs"):
         assert shown in tags.data
-    assert ("node-b" in text) == (seating is not None)
+    assert ("node-b" in text) == (fleet is not None)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msrun.planning.host_seat import HostSeat
+from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.placement.bind_options import CoreBinding
 from msrun.planning.program import Program
@@ -71,7 +71,7 @@ def test_launch_spec_comes_back_as_it_was() -> None:
         env=(("A", "1=2\n"),),
         rank_table_file=None,
         bind_core=CoreBinding(is_auto=False, devices={0: (1, 2)}, scheduler=(3,)),
-        table_hosts=(HostSeat(0, "h", "10.0.0.1", (0, 1), (0, 1)),),
+        table_hosts=(HostAssignment(0, "h", "10.0.0.1", (0, 1), (0, 1)),),
         host_entries=(HostEntry("h", 2, (0, 1), user="u", port=2222),),
     )
     assert decode_record(LaunchSpec, json.loads(json.dumps(encode_record(spec)))) == spec

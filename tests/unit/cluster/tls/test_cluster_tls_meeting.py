@@ -127,15 +127,15 @@ def meeting(tls: TlsFolder, authority: Authority) -> Iterator[Meeting]:
     found.close()
 
 
-def seat_two(meeting: Meeting, client: TlsIdentity) -> tuple[tuple[HostLink, Hear], tuple[HostLink, Hear]]:
-    """Prove that the job goes on: two hosts come and are seated."""
+def assign_two(meeting: Meeting, client: TlsIdentity) -> tuple[tuple[HostLink, Hear], tuple[HostLink, Hear]]:
+    """Prove that the job goes on: two hosts come and are assigned."""
     first, second = meeting.join(0, client), meeting.join(1, client)
-    assert [hear("seated")["node_rank"] for _, hear in (first, second)] == [0, 1]
+    assert [hear("assigned")["node_rank"] for _, hear in (first, second)] == [0, 1]
     return first, second
 
 
-def test_hosts_are_seated_hear_of_a_failure_and_of_the_end(meeting: Meeting, client: TlsIdentity) -> None:
-    (first, hear_first), (second, hear_second) = seat_two(meeting, client)
+def test_hosts_are_assigned_hear_of_a_failure_and_of_the_end(meeting: Meeting, client: TlsIdentity) -> None:
+    (first, hear_first), (second, hear_second) = assign_two(meeting, client)
     second.send(failed(0, fault_of(1, "r", 9)))
     assert hear_first("stop")["report"]["failure"]["exit_code"] == 9
     for link in (first, second):
@@ -158,7 +158,7 @@ def test_scheduler_notices_that_signs_of_life_through_tls_stay_away(
 ) -> None:
     found = Meeting(open_both(tls)[0], silence_s=1.5)
     try:
-        seat_two(found, client)
+        assign_two(found, client)
         beats: list[int] = []
         hear = HostLink._hear
         with monkeypatch.context() as patch:
@@ -177,7 +177,7 @@ def test_host_notices_that_signs_of_life_through_tls_stay_away(
 ) -> None:
     found = Meeting(open_both(tls)[0], silence_s=1.5)
     try:
-        (_, hear), _ = seat_two(found, client)
+        (_, hear), _ = assign_two(found, client)
         deafen(HostLink, monkeypatch)
         assert "has given no sign of life" in hear("lost")["reason"]
         monkeypatch.undo()
@@ -186,7 +186,7 @@ def test_host_notices_that_signs_of_life_through_tls_stay_away(
 
 
 def test_host_that_goes_is_told_to_the_others(meeting: Meeting, client: TlsIdentity) -> None:
-    (_, hear_first), (second, _) = seat_two(meeting, client)
+    (_, hear_first), (second, _) = assign_two(meeting, client)
     meeting.leave(second)
     assert "lost node 1 (h1, 10.0.0.1), which has closed" in reason_of(hear_first("stop"))
 
@@ -202,7 +202,7 @@ def test_host_whose_words_were_changed_on_the_way_is_lost(meeting: Meeting, clie
         host.agree(Seal(TOKEN, said[1], nonce, is_scheduler=False))
         host.send({"type": "register", "request": request(1).to_json()})
         _, hear = meeting.join(0, client)
-        hear("seated")
+        hear("assigned")
         stream.sendall(b"\x17\x03\x03\x00\x20" + bytes(32))
         reason = reason_of(hear("stop"))
     assert "lost node 1 (h1, 10.0.0.1), which has sent what cannot be read (TLS: decryption failed" in reason
@@ -214,7 +214,7 @@ def test_host_without_tls_is_refused_at_once_on_both_sides(meeting: Meeting, cli
         "the scheduler has refused this host: it does not speak TLS; give --tls_config on all hosts, or on none"
     )
     assert meeting.notes[-1].endswith(": it does not speak TLS; give --tls_config on all hosts, or on none")
-    seat_two(meeting, client)
+    assign_two(meeting, client)
 
 
 def test_scheduler_without_tls_is_refused_at_once_on_both_sides(client: TlsIdentity) -> None:
@@ -225,7 +225,7 @@ def test_scheduler_without_tls_is_refused_at_once_on_both_sides(client: TlsIdent
         assert found.notes[-1].endswith(": it speaks TLS; give --tls_config on all hosts, or on none")
         for node_rank in (0, 1):
             _, hear = found.join(node_rank, None)
-        hear("seated")
+        hear("assigned")
     finally:
         found.close()
 
@@ -259,7 +259,7 @@ def test_bad_certificate_of_a_host_is_refused_with_its_reason_and_the_job_goes_o
         reason = meeting.refusal(0, identity)
         assert "TLS: it refuses our certificate: " in reason and there in reason
         assert meeting.notes[-1].endswith(f": TLS: its certificate is refused: {here}")
-    seat_two(meeting, client)
+    assign_two(meeting, client)
 
 
 def test_revoked_host_is_refused_and_the_job_goes_on(tls: TlsFolder, authority: Authority, client: TlsIdentity) -> None:
@@ -271,7 +271,7 @@ def test_revoked_host_is_refused_and_the_job_goes_on(tls: TlsFolder, authority: 
     try:
         assert found.refusal(0, open_both(tls, client_cert_path="own.pem")[1]).endswith("certificate: it was revoked")
         assert found.notes[-1].endswith("TLS: its certificate is refused: it was revoked")
-        seat_two(found, client)
+        assign_two(found, client)
     finally:
         found.close()
 
@@ -309,7 +309,7 @@ def test_strangers_hold_up_nobody(meeting: Meeting, client: TlsIdentity, monkeyp
     streams[1].sendall(first_words[:100])
     streams[2].sendall(b"GET / HTTP/1.1\r\n\r\n")
     wait_until(lambda: any("does not speak TLS" in note for note in meeting.notes), "HTTP is refused")
-    seat_two(meeting, client)
+    assign_two(meeting, client)
     monkeypatch.setattr(coordinator_module, "GREETING_S", 0.0)
     wait_until(lambda: sum("nothing that makes it a host" in note for note in meeting.notes) == 2, "they are sent away")
     for stream in streams:

@@ -13,6 +13,7 @@ from job_runner import wait_until
 
 from msrun.errors import ClusterError
 from msrun.launch.fleet.event_loop import ByteChannel, EventLoop
+from msrun.launch.fleet.output_buffer import PIECE_BYTES
 from msrun.launch.fleet.task_threads import TaskThreads
 from msrun.launch.transport.ready_flag import ReadyFlag
 
@@ -191,6 +192,39 @@ def test_host_that_takes_nothing_for_too_long_is_over(hosts: Hosts, monkeypatch:
     host.channel.send(bytes(MUCH))
     host.channel.send(bytes(MUCH))
     wait_until(lambda: host.ends, "it is given up")
+
+
+def test_host_is_read_before_others_have_written_all_they_have(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    a, b, reader = hosts.add(), hosts.add(), hosts.add()
+    hosts.turn()
+    for name, host in (("a", a), ("b", b)):
+        monkeypatch.setattr(host.pipe, "write", lambda data, name=name: order.append(name) or len(data))
+    monkeypatch.setattr(reader.channel, "_on_bytes", lambda *_: order.append("read"))
+    is_held, begun = threading.Event(), threading.Event()
+    hosts.loop.call(lambda: (is_held.set(), begun.wait(60))[0])
+    assert is_held.wait(60)
+    for host in (a, b):
+        host.channel.send(bytes(4 * PIECE_BYTES))
+    reader.stream.sendall(b"x")
+    begun.set()
+    wait_until(lambda: len(order) == 9, "all is done")
+    assert order == ["read", *("a", "b") * 4], "and they take turns"
+
+
+def test_connection_that_fails_in_an_unknown_way_ends_alone(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> bytes:
+        raise EOFError("no more")
+
+    bad, deaf, good = hosts.add(), hosts.add(), hosts.add()
+    monkeypatch.setattr(bad.pipe, "read", fail)
+    monkeypatch.setattr(deaf.pipe, "write", fail)
+    bad.stream.sendall(b"x")
+    deaf.channel.send(b"y")
+    wait_until(lambda: bad.ends, "it has ended")
+    deaf.stream.sendall(b"said")
+    good.stream.sendall(b"here")
+    wait_until(lambda: deaf.came == b"said" and good.came == b"here", "the others are served")
 
 
 def test_what_was_called_for_is_done_before_the_end() -> None:

@@ -166,8 +166,8 @@ def test_every_host_is_told_its_own_part(make_hosts: Callable[..., Hosts]) -> No
     assert [job["node_rank"] for job in jobs] == [0, 1]
     assert [job["master_name"] for job in jobs] == ["h0.example.com", ""], "asked where the scheduler runs"
     assert [job["can_resume"] for job in jobs] == [True, True]
-    seats = [[seat["ranks"] for seat in job["spec"]["table_hosts"]] for job in jobs]
-    assert seats == [[[0]], [[1]]], "its own part alone, however many hosts there are"
+    assignments = [[assignment["ranks"] for assignment in job["spec"]["table_hosts"]] for job in jobs]
+    assert assignments == [[[0]], [[1]]], "its own part alone, however many hosts there are"
     assert [job["will_run"] for job in jobs] == [False, False], "without logs nothing is started"
     assert {job["protocol"] for job in jobs} == {module.PROTOCOL}
 

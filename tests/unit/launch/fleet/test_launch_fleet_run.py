@@ -26,7 +26,7 @@ from msrun.launch.fleet.log_collector import LogCollector, own_logs
 from msrun.launch.fleet.preparation import ReadyHosts
 from msrun.launch.job import JobResult
 from msrun.launch.remote.packed_text import unpack_hosts
-from msrun.planning.host_seat import HostSeat
+from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.plan import HostPlan, WorkerPlan
 from msrun.planning.program import Program
@@ -34,7 +34,7 @@ from msrun.planning.record_json import encode_record
 from msrun.planning.spec import LaunchSpec
 
 PROGRAM = Program("script", "/t.py")
-HOSTS = tuple(HostSeat(node, f"h{node}", f"10.0.0.{node + 1}", (node,), (0,)) for node in range(2))
+HOSTS = tuple(HostAssignment(node, f"h{node}", f"10.0.0.{node + 1}", (node,), (0,)) for node in range(2))
 
 
 def host_plan(node: int, rank: int, **changes: Any) -> dict[str, Any]:

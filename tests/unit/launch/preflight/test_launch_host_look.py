@@ -21,7 +21,7 @@ from msrun.launch.preflight.finding import Finding
 from msrun.launch.preflight.host_look import make_host_report
 from msrun.launch.preflight.host_report import HostReport
 from msrun.launch.preflight.log_share import shown_word
-from msrun.planning.host_seat import HostSeat
+from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.program import Program
 from msrun.planning.spec import LaunchSpec
 
@@ -147,8 +147,8 @@ def test_what_is_missing_on_a_host_is_a_finding(
 
 
 def test_device_of_the_host_list_that_is_not_there_is_found(folder: Path) -> None:
-    seat = HostSeat(0, "h1", "", (0, 1), (0, 77))
-    report = look(spec_for(folder, table_hosts=(seat,), device_target="gpu"))
+    assignment = HostAssignment(0, "h1", "", (0, 1), (0, 77))
+    report = look(spec_for(folder, table_hosts=(assignment,), device_target="gpu"))
     (finding,) = found(report, "devices")
     assert finding.status == "fail" and "77" in finding.text
     assert report.device_target == ""

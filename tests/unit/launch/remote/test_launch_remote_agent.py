@@ -21,7 +21,7 @@ from msrun.launch.remote import agent as module
 from msrun.launch.remote.agent import Agent, HostJob
 from msrun.launch.remote.packed_text import pack_hosts, pack_text
 from msrun.launch.remote.spool import AGENT, GIVEN_TABLE, SOCKET, spool_path
-from msrun.planning.host_seat import HostSeat
+from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.program import Program
 from msrun.planning.record_json import encode_record
 from msrun.planning.spec import LaunchSpec
@@ -171,7 +171,9 @@ def test_what_takes_long_is_begun_early_where_the_job_will_run_and_ended_with_th
     assert seen == ["started", "killed"]
 
 
-HOSTS = tuple(HostSeat(node, f"h{node}", f"10.0.0.{7 + node}", (2 * node, 2 * node + 1), (0, 1)) for node in range(2))
+HOSTS = tuple(
+    HostAssignment(node, f"h{node}", f"10.0.0.{7 + node}", (2 * node, 2 * node + 1), (0, 1)) for node in range(2)
+)
 RUN = {"type": "run", "master_addr": "10.0.0.7", "master_port": 8118, "use_shared": False, "rank_table": ""}
 
 
@@ -191,8 +193,8 @@ def test_job_runs_in_the_folder_and_tells_how_it_ended(
         assert (part.home, part.stopped_limit_s) == (home, 120.0)
         meeting = part.control.meeting
         assert meeting is not None and (meeting.job_id, meeting.store_port) == ("f00d", 8118)
-        assert meeting.seating.hosts == HOSTS and meeting.seating.own == HOSTS[node_rank]
-        assert meeting.seating.master_addr == "10.0.0.7"
+        assert meeting.fleet.hosts == HOSTS and meeting.fleet.own == HOSTS[node_rank]
+        assert meeting.fleet.master_addr == "10.0.0.7"
         part.control.send({"type": "ready", "attempt": 1})
         return SimpleNamespace(failure=None, survivors=(4711,))
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from msrun.launch.remote.packed_text import pack_hosts, pack_text, unpack_hosts, unpack_text
-from msrun.planning.host_seat import HostSeat
+from msrun.planning.host_assignment import HostAssignment
 
 
-def hosts(count: int) -> tuple[HostSeat, ...]:
+def hosts(count: int) -> tuple[HostAssignment, ...]:
     return tuple(
-        HostSeat(node, f"node{node}", f"10.0.{node >> 8}.{node & 255}", tuple(range(8 * node, 8 * node + 8)), (7, 3))
+        HostAssignment(
+            node, f"node{node}", f"10.0.{node >> 8}.{node & 255}", tuple(range(8 * node, 8 * node + 8)), (7, 3)
+        )
         for node in range(count)
     )
 

@@ -1,4 +1,4 @@
-"""Pods of the manifests that launch_templates renders find the seats that the manifests give them."""
+"""Pods of the manifests that launch_templates renders find the assignments that the manifests give them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 from cluster_pods import DOMAIN, Pod, pods_of
 
 from launch_templates import render_manifest
+from msrun.planning.discovery.host_options import find_host_options
 from msrun.planning.discovery.register import find_surroundings
-from msrun.planning.discovery.seat import find_seat
 from msrun.planning.discovery.surroundings import HostView
 
 NODES = 3
@@ -19,7 +19,7 @@ def view(pod: Pod) -> HostView:
 
 
 @pytest.mark.parametrize("kind", ["indexed-job", "jobset", "trainjob", "volcano", "pytorchjob"])
-def test_pods_find_the_seats_that_their_manifest_gives(kind: str) -> None:
+def test_pods_find_the_places_that_their_manifest_gives(kind: str) -> None:
     pods = pods_of(render_manifest(kind, VALUES, ["train.py"]))
     assert len(pods) == NODES
     for rank, pod in enumerate(pods):
@@ -27,7 +27,7 @@ def test_pods_find_the_seats_that_their_manifest_gives(kind: str) -> None:
         job = find_surroundings(pod.environ, view(pod))
         assert job is not None
         options = {"node_rank": -1, "master_addr": "127.0.0.1", "master_port": 0, **numbers}
-        found = find_seat(job, options, set(numbers), lambda: 0).options
+        found = find_host_options(job, options, set(numbers), lambda: 0).options
         assert found["node_rank"] == rank == int(pod.args["node_rank"])
         assert str(found["master_addr"]).removesuffix(f".{DOMAIN}") == pod.args["master_addr"]
 
@@ -38,5 +38,5 @@ def test_pods_that_know_their_number_need_no_option_at_all(kind: str) -> None:
     job = find_surroundings(pod.environ, view(pod))
     assert job is not None
     options = {"worker_num": 8, "local_worker_num": None, "node_rank": -1, "master_addr": "127.0.0.1", "master_port": 0}
-    found = find_seat(job, options, set(), lambda: 4).options
+    found = find_host_options(job, options, set(), lambda: 4).options
     assert (found["worker_num"], found["local_worker_num"], found["node_rank"]) == (NODES * 4, 4, 1)

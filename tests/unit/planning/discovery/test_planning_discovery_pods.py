@@ -23,7 +23,7 @@ OLD_PYTORCH_JOB = {name: value for name, value in PYTORCH_JOB.items() if not nam
 VOLCANO = {"VC_TASK_INDEX": "1", "VK_TASK_INDEX": "1", "VC_NODE_HOSTS": "t-node-0.t,t-node-1.t", "VC_NODE_NUM": "2"}
 
 
-def seat(job: Surroundings | None) -> tuple[Any, ...]:
+def assignment(job: Surroundings | None) -> tuple[Any, ...]:
     """Return what was found: number and index of hosts, workers, address, port."""
     assert job is not None
     values = (job.node_num, job.node_rank, job.local_worker_num, job.master_addr, job.master_port)
@@ -44,7 +44,7 @@ def seat(job: Surroundings | None) -> tuple[Any, ...]:
     ],
 )
 def test_torchruns_variables(environ: dict[str, str], expected: tuple[Any, ...]) -> None:
-    assert seat(find_torchrun(environ, POD_1)) == expected
+    assert assignment(find_torchrun(environ, POD_1)) == expected
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_rendezvous_endpoint_is_the_master_and_leaves_numbering_to_the_meeting
     endpoint: str, address: str, port: int
 ) -> None:
     environ = {"PET_NNODES": "2", "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": endpoint, "PET_NODE_RANK": "0"}
-    assert seat(find_torchrun(environ, POD_1)) == (2, None, None, address, port)
+    assert assignment(find_torchrun(environ, POD_1)) == (2, None, None, address, port)
 
 
 def test_an_etcd_server_is_no_master() -> None:
@@ -92,13 +92,13 @@ def test_a_worker_of_torchrun_is_not_taken_for_its_host() -> None:
 
 
 def test_an_operator_without_pet_variables_counts_pods() -> None:
-    assert seat(find_pytorch_pods(OLD_PYTORCH_JOB, POD_1)) == (3, 1, None, "train-master-0", 23456)
+    assert assignment(find_pytorch_pods(OLD_PYTORCH_JOB, POD_1)) == (3, 1, None, "train-master-0", 23456)
     outside = {name: value for name, value in OLD_PYTORCH_JOB.items() if not name.startswith("KUBERNETES")}
     assert find_pytorch_pods(outside, POD_1) is None, "outside of pods RANK and WORLD_SIZE are a worker's"
 
 
 def test_volcano_pods_of_one_task_are_nodes() -> None:
-    assert seat(find_volcano(VOLCANO, POD_1)) == (2, 1, None, "t-node-0.t", None)
+    assert assignment(find_volcano(VOLCANO, POD_1)) == (2, 1, None, "t-node-0.t", None)
 
 
 @pytest.mark.parametrize(
@@ -117,22 +117,22 @@ def test_volcano_pods_without_numbers_of_their_own_are_refused(change: dict[str,
 
 def test_volcano_without_the_svc_plugin_goes_by_the_host_name() -> None:
     job = find_volcano({"VC_TASK_INDEX": "1"}, POD_1)
-    assert seat(job) == (None, 1, None, f"train-0.{DOMAIN}", None)
+    assert assignment(job) == (None, 1, None, f"train-0.{DOMAIN}", None)
     assert job is not None and job.are_peers_near
 
 
 def test_pod_of_an_indexed_job_knows_pod_0_by_the_service_of_both() -> None:
     job = find_kubernetes_job({"JOB_COMPLETION_INDEX": "1"}, POD_1)
-    assert seat(job) == (None, 1, None, f"train-0.{DOMAIN}", None)
+    assert assignment(job) == (None, 1, None, f"train-0.{DOMAIN}", None)
     assert job is not None and job.are_peers_near
     child = find_kubernetes_job({"JOB_COMPLETION_INDEX": "12"}, HostView("js-node-0-12", "js.ns.svc"))
-    assert seat(child)[3] == "js-node-0-0.js.ns.svc"
+    assert assignment(child)[3] == "js-node-0-0.js.ns.svc"
 
 
 @pytest.mark.parametrize("host", [HostView("train-1"), HostView("gpu-node-7", DOMAIN), HostView("train", DOMAIN)])
 def test_pod_without_a_service_or_with_the_name_of_its_machine_has_no_peers(host: HostView) -> None:
     job = find_kubernetes_job({"JOB_COMPLETION_INDEX": "1"}, host)
-    assert seat(job) == (None, 1, None, None, None)
+    assert assignment(job) == (None, 1, None, None, None)
     assert job is not None and not job.are_peers_near and "headless Service" in job.remedy
 
 

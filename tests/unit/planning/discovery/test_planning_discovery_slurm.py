@@ -128,6 +128,6 @@ def test_first_node_of_any_list_is_the_master_and_each_node_finds_its_rank(
 
 @settings(max_examples=25)
 @given(st.dictionaries(st.sampled_from([*sorted(STEP), "SLURM_GPUS_ON_NODE"]), st.text(max_size=12)))
-def test_whatever_the_variables_hold_there_is_a_seat_or_one_line(change: dict[str, str]) -> None:
+def test_whatever_the_variables_hold_there_is_a_place_or_one_line(change: dict[str, str]) -> None:
     with contextlib.suppress(UsageError):
         find_slurm({**STEP, **change}, HOST)

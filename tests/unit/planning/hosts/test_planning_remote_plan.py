@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from msrun.planning.host_seat import HostSeat
+from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.hostfile import parse_hostfile
 from msrun.planning.hosts.remote_plan import build_remote_plan
 from msrun.planning.masking import MASK
@@ -129,7 +129,7 @@ def test_one_host_elsewhere_is_a_job_of_one_host() -> None:
 
 
 def test_ranks_and_devices_of_a_table_are_those_of_the_plan() -> None:
-    table = (HostSeat(0, "b", "10.0.0.2", (0, 3), (4, 5)), HostSeat(1, "a", "10.0.0.1", (2, 1), (0, 1)))
+    table = (HostAssignment(0, "b", "10.0.0.2", (0, 3), (4, 5)), HostAssignment(1, "a", "10.0.0.1", (2, 1), (0, 1)))
     plan = plan_for("h1:2\nh2:2", table_hosts=table, rank_table_file=Path("/t.json"))
     assert [(worker.global_rank, worker.device_id) for worker in plan.hosts[0].workers] == [(0, 4), (3, 5)]
     assert [(worker.global_rank, worker.device_id) for worker in plan.hosts[1].workers] == [(2, 0), (1, 1)]

@@ -27,7 +27,7 @@ from msrun.cluster.proof import PROTOCOL, derived_token
 from msrun.cluster.rendezvous import listen
 from msrun.errors import ClusterError, Interrupted, MsrunError, PeerFailed, RendezvousTimeout, UsageError
 from msrun.launch.table_hosts import table_digest
-from msrun.planning.host_seat import HostSeat, Seating
+from msrun.planning.host_assignment import Fleet, HostAssignment
 from msrun.planning.placement.host import HostFacts
 from msrun.planning.record_json import encode_record
 from msrun.planning.spec import LaunchSpec, is_loopback
@@ -65,7 +65,7 @@ def has_scheduler(spec: LaunchSpec, master_addr: str) -> bool:
     return is_own if spec.node_rank < 0 else spec.node_rank == 0
 
 
-class Gathering:
+class HostRendezvous:
     """This host's place among the others, from its registration to the end of the job. A context."""
 
     def __init__(
@@ -141,7 +141,7 @@ class Gathering:
     def own_part(self) -> LaunchSpec:
         """Return what is asked of this host alone, once all have come."""
         assert self._meeting is not None
-        return local_part(self._spec, self._meeting.seating)
+        return local_part(self._spec, self._meeting.fleet)
 
     def _resolve_master(self) -> str:
         """Return the scheduler's address; its name may become known only when its host, or pod, has come up."""
@@ -221,7 +221,7 @@ class Gathering:
         )
 
     def _await_meeting(self, master_addr: str) -> Meeting:
-        hosts: tuple[HostSeat, ...] = ()
+        hosts: tuple[HostAssignment, ...] = ()
         with selectors.DefaultSelector() as selector:
             selector.register(self._signals, selectors.EVENT_READ)
             selector.register(self._inbox, selectors.EVENT_READ)
@@ -231,8 +231,8 @@ class Gathering:
                 messages = self._inbox.take()
                 for index, message in enumerate(messages):
                     if message["type"] == "fleet":
-                        hosts = tuple(HostSeat.from_json(value) for value in message["hosts"])
-                    elif message["type"] == "seated":
+                        hosts = tuple(HostAssignment.from_json(value) for value in message["hosts"])
+                    elif message["type"] == "assigned":
                         for later in messages[index + 1 :]:
                             self._inbox.post(later)
                         return self._read_meeting(message, hosts, master_addr)
@@ -256,16 +256,16 @@ class Gathering:
         elif kind == "called_off":
             raise PeerFailed(reason, message["exit_code"])
 
-    def _read_meeting(self, message: Message, hosts: tuple[HostSeat, ...], master_addr: str) -> Meeting:
-        own = next(seat for seat in hosts if seat.node_rank == message["node_rank"])
-        seating = seating_of(self._spec, own.node_rank, hosts, master_addr)
+    def _read_meeting(self, message: Message, hosts: tuple[HostAssignment, ...], master_addr: str) -> Meeting:
+        own = next(assignment for assignment in hosts if assignment.node_rank == message["node_rank"])
+        fleet = fleet_of(self._spec, own.node_rank, hosts, master_addr)
         self._say(f"all {len(hosts)} hosts have come; this is {own.describe()}")
-        return Meeting(message["job_id"], seating, message["store_port"])
+        return Meeting(message["job_id"], fleet, message["store_port"])
 
     def _give_up(self, error: BaseException) -> None:
         """Tell the others that this host cannot do its part, and let them end before the scheduler goes."""
         assert self._meeting is not None and self._link is not None
-        own = self._meeting.seating.own
+        own = self._meeting.fleet.own
         exit_code = error.exit_code if isinstance(error, MsrunError) else 1
         failure = fault_of_job(self._meeting.job_id, f"{own.describe()}: {error}", exit_code)
         report = encode_record(FailureReport(failure, own.node_rank))
@@ -280,38 +280,38 @@ class Gathering:
                     return
 
 
-def seating_of(spec: LaunchSpec, node_rank: int, hosts: tuple[HostSeat, ...], master_addr: str) -> Seating:
+def fleet_of(spec: LaunchSpec, node_rank: int, hosts: tuple[HostAssignment, ...], master_addr: str) -> Fleet:
     """Return all hosts of a job as this one sees them."""
     address = LOOPBACK if spec.stands_for else hosts[node_rank].address
-    return Seating(node_rank, hosts, master_addr, own_addresses().get(address, ""))
+    return Fleet(node_rank, hosts, master_addr, own_addresses().get(address, ""))
 
 
-def local_part(spec: LaunchSpec, seating: Seating) -> LaunchSpec:
+def local_part(spec: LaunchSpec, fleet: Fleet) -> LaunchSpec:
     """Return what is asked of this host alone.
 
     Node 0 writes into the log directory itself, the others into folders below it: on a disk that hosts share, nobody
     overwrites another's files.
     """
-    folder = spec.log_dir / f"node_{seating.node_rank}" if seating.node_rank else spec.log_dir
-    return replace(spec, node_rank=seating.node_rank, log_dir=folder)
+    folder = spec.log_dir / f"node_{fleet.node_rank}" if fleet.node_rank else spec.log_dir
+    return replace(spec, node_rank=fleet.node_rank, log_dir=folder)
 
 
-def assume_seating(spec: LaunchSpec, facts: HostFacts) -> Seating:
+def assume_fleet(spec: LaunchSpec, facts: HostFacts) -> Fleet:
     """Return the hosts of a job for a dry run, which asks nobody: of its table, else as many as are like this one."""
     addresses = own_addresses()
     is_master = spec.master_addr in addresses
     if spec.table_hosts:
         own = spec.table_hosts[spec.node_rank]
-        return Seating(own.node_rank, spec.table_hosts, spec.master_addr, addresses.get(own.address, ""))
+        return Fleet(own.node_rank, spec.table_hosts, spec.master_addr, addresses.get(own.address, ""))
     node_rank = spec.node_rank if spec.node_rank >= 0 else 0 if is_master else 1
     outward = (address for address in addresses if not is_loopback(address))
     address = spec.master_addr if is_master else next(outward, UNKNOWN)
     hosts, first = [], 0
     for index, count in enumerate(assume_counts(spec.worker_num, spec.local_worker_num, node_rank)):
         known = (facts.name, address) if index == node_rank else (UNKNOWN, UNKNOWN)
-        hosts.append(HostSeat(index, *known, tuple(range(first, first + count)), tuple(range(count))))
+        hosts.append(HostAssignment(index, *known, tuple(range(first, first + count)), tuple(range(count))))
         first += count
-    return Seating(node_rank, tuple(hosts), spec.master_addr, addresses.get(address, ""), is_assumed=True)
+    return Fleet(node_rank, tuple(hosts), spec.master_addr, addresses.get(address, ""), is_assumed=True)
 
 
 def assume_counts(worker_num: int, local_worker_num: int, node_rank: int) -> list[int]:

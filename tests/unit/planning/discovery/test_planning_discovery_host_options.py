@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from msrun.errors import UsageError
+from msrun.planning.discovery.host_options import HostOptions, find_host_options, is_place_open
 from msrun.planning.discovery.launcher_variables import is_of_launcher
 from msrun.planning.discovery.register import find_surroundings
-from msrun.planning.discovery.seat import FoundSeat, find_seat, is_seat_open
 from msrun.planning.discovery.surroundings import HostView, Surroundings, Told
 from msrun.planning.settings import FoundSetting, Setting, settings_note, without_option_variables
 
@@ -27,8 +27,8 @@ POD = Surroundings(
 ONE = Surroundings(name="a job", node_num=Told(1, "NODES"), hint="use all")
 
 
-def told(job: Surroundings, *, devices: int = 0, **given: Any) -> FoundSeat:
-    return find_seat(job, {**DEFAULTS, **given}, set(given), lambda: devices)
+def told(job: Surroundings, *, devices: int = 0, **given: Any) -> HostOptions:
+    return find_host_options(job, {**DEFAULTS, **given}, set(given), lambda: devices)
 
 
 def with_local(job: Surroundings, count: int) -> Surroundings:
@@ -154,7 +154,7 @@ def test_the_only_host_may_be_told_its_number_of_workers() -> None:
     ],
 )
 def test_nothing_is_looked_for_when_all_is_given_or_all_workers_are_here(given: dict[str, Any], is_open: bool) -> None:
-    assert is_seat_open({**DEFAULTS, **given}, set(given)) is is_open
+    assert is_place_open({**DEFAULTS, **given}, set(given)) is is_open
 
 
 PET = {"PET_NNODES": "2", "PET_NODE_RANK": "0"}

@@ -5,28 +5,28 @@ from __future__ import annotations
 import pytest
 
 from msrun.errors import UsageError
-from msrun.planning.host_seat import HostSeat
+from msrun.planning.host_assignment import HostAssignment
+from msrun.planning.hosts.assignment import assign_hosts, order_by_table
 from msrun.planning.hosts.hostfile import parse_hostfile
-from msrun.planning.hosts.seats import order_by_table, seat_hosts
 
 TABLE = (
-    HostSeat(0, "node-b", "10.0.0.2", (0, 1), (4, 5)),
-    HostSeat(1, "node-a", "10.0.0.1", (2, 4, 3), (0, 2, 1)),
+    HostAssignment(0, "node-b", "10.0.0.2", (0, 1), (4, 5)),
+    HostAssignment(1, "node-a", "10.0.0.1", (2, 4, 3), (0, 2, 1)),
 )
 NAMES = (("10.0.0.2", "node-b"), ("10.0.0.1", "node-a"))
 
 
 def test_ranks_are_contiguous_by_host_however_unequal_the_hosts_are() -> None:
     entries = parse_hostfile("h1 slots=3\n10.0.0.7 slots=1\nh3 devices=2,6 address=10.0.0.9", "f")
-    assert seat_hosts(entries) == (
-        HostSeat(0, "h1", "?", (0, 1, 2), (0, 1, 2)),
-        HostSeat(1, "10.0.0.7", "10.0.0.7", (3,), (0,)),
-        HostSeat(2, "h3", "10.0.0.9", (4, 5), (2, 6)),
+    assert assign_hosts(entries) == (
+        HostAssignment(0, "h1", "?", (0, 1, 2), (0, 1, 2)),
+        HostAssignment(1, "10.0.0.7", "10.0.0.7", (3,), (0,)),
+        HostAssignment(2, "h3", "10.0.0.9", (4, 5), (2, 6)),
     )
 
 
-def test_twenty_times_the_same_hosts_give_twenty_times_the_same_seats() -> None:
-    assert len({seat_hosts(parse_hostfile("h2:2\nh1:2", "f")) for _ in range(20)}) == 1
+def test_twenty_times_the_same_hosts_give_twenty_times_the_same_assignments() -> None:
+    assert len({assign_hosts(parse_hostfile("h2:2\nh1:2", "f")) for _ in range(20)}) == 1
 
 
 @pytest.mark.parametrize(
@@ -44,9 +44,9 @@ def test_table_gives_order_ranks_and_devices(text: str) -> None:
     ordered = order_by_table(entries, TABLE, NAMES, "t.json")
     assert [entry.name for entry in ordered] == [entry.name for entry in reversed(entries)]
     assert [(entry.slots, entry.device_ids) for entry in ordered] == [(2, (4, 5)), (3, (0, 2, 1))]
-    seats = seat_hosts(ordered, TABLE)
-    assert [seat.ranks for seat in seats] == [(0, 1), (2, 4, 3)]
-    assert [seat.name for seat in seats] == [entry.name for entry in ordered]
+    assignments = assign_hosts(ordered, TABLE)
+    assert [assignment.ranks for assignment in assignments] == [(0, 1), (2, 4, 3)]
+    assert [assignment.name for assignment in assignments] == [entry.name for entry in ordered]
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from msrun.cluster.addresses import UnresolvedName, own_addresses, resolve_addre
 from msrun.cluster.control import Meeting
 from msrun.cluster.failure import read_report
 from msrun.errors import Interrupted, RendezvousTimeout, UsageError
-from msrun.launch import gather
-from msrun.launch.gather import UNKNOWN, Gathering, assume_seating, has_scheduler, local_part
+from msrun.launch import rendezvous as module
 from msrun.launch.preflight.checks import inspect_host
-from msrun.planning.host_seat import HostSeat, Seating, render_seats
+from msrun.launch.rendezvous import UNKNOWN, HostRendezvous, assume_fleet, has_scheduler, local_part
+from msrun.planning.host_assignment import Fleet, HostAssignment, render_assignments
 from msrun.planning.placement.host import HostFacts
 from msrun.planning.program import Program
 from msrun.planning.spec import LaunchSpec
@@ -40,7 +40,7 @@ def spec_for(**changes: Any) -> LaunchSpec:
 
 @pytest.fixture(autouse=True)
 def this_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gather, "own_addresses", lambda: {"127.0.0.1": "lo", "10.0.0.7": "eth0"})
+    monkeypatch.setattr(module, "own_addresses", lambda: {"127.0.0.1": "lo", "10.0.0.7": "eth0"})
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,8 @@ def test_node_0_without_the_address_is_refused() -> None:
 
 
 def test_hosts_that_share_a_disk_write_different_files() -> None:
-    seats = tuple(HostSeat(node, "h", f"10.0.0.{node}", (node,), (0,)) for node in range(2))
-    folders = [local_part(spec_for(), Seating(node, seats, "10.0.0.0", "eth0")).log_dir for node in range(2)]
+    assignments = tuple(HostAssignment(node, "h", f"10.0.0.{node}", (node,), (0,)) for node in range(2))
+    folders = [local_part(spec_for(), Fleet(node, assignments, "10.0.0.0", "eth0")).log_dir for node in range(2)]
     assert folders == [Path("/logs"), Path("/logs/node_1")]
 
 
@@ -76,18 +76,18 @@ def test_hosts_that_share_a_disk_write_different_files() -> None:
 def test_dry_run_without_a_table_assumes_equal_hosts(
     changes: dict[str, Any], node_rank: int, ranks: list[tuple[int, ...]]
 ) -> None:
-    seating = assume_seating(spec_for(**changes), FACTS)
-    assert seating.is_assumed and seating.node_rank == node_rank
-    assert [seat.ranks for seat in seating.hosts] == ranks
-    assert (seating.own.name, seating.own.address, seating.interface) == ("here", "10.0.0.7", "eth0")
-    assert {seat.name for seat in seating.hosts if seat.node_rank != node_rank} == {UNKNOWN}
+    fleet = assume_fleet(spec_for(**changes), FACTS)
+    assert fleet.is_assumed and fleet.node_rank == node_rank
+    assert [assignment.ranks for assignment in fleet.hosts] == ranks
+    assert (fleet.own.name, fleet.own.address, fleet.interface) == ("here", "10.0.0.7", "eth0")
+    assert {assignment.name for assignment in fleet.hosts if assignment.node_rank != node_rank} == {UNKNOWN}
 
 
 def test_dry_run_with_a_table_shows_its_hosts() -> None:
-    table = (HostSeat(0, "a", "10.0.0.8", (0, 1), (0, 1)), HostSeat(1, "b", "10.0.0.7", (2, 3), (4, 5)))
-    seating = assume_seating(spec_for(node_rank=1, table_hosts=table), FACTS)
-    assert not seating.is_assumed and seating.own is table[1]
-    assert render_seats(seating.hosts) == [
+    table = (HostAssignment(0, "a", "10.0.0.8", (0, 1), (0, 1)), HostAssignment(1, "b", "10.0.0.7", (2, 3), (4, 5)))
+    fleet = assume_fleet(spec_for(node_rank=1, table_hosts=table), FACTS)
+    assert not fleet.is_assumed and fleet.own is table[1]
+    assert render_assignments(fleet.hosts) == [
         "node  name  address   ranks  devices",
         "0     a     10.0.0.8  0-1    0-1",
         "1     b     10.0.0.7  2-3    4-5",
@@ -111,8 +111,8 @@ def test_name_that_nobody_knows_is_refused(name: str, monkeypatch: pytest.Monkey
         resolve_address(name)
 
 
-def gathering(signals: SignalPipe, told: list[str], **changes: Any) -> Gathering:
-    return Gathering(spec_for(master_addr="train-0.train", **changes), "here", signals, told.append, "JOB")
+def host_rendezvous(signals: SignalPipe, told: list[str], **changes: Any) -> HostRendezvous:
+    return HostRendezvous(spec_for(master_addr="train-0.train", **changes), "here", signals, told.append, "JOB")
 
 
 def test_name_that_becomes_known_later_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,10 +124,10 @@ def test_name_that_becomes_known_later_is_waited_for(monkeypatch: pytest.MonkeyP
             raise UnresolvedName(f"{name}: not known")
         return "10.0.0.8"
 
-    monkeypatch.setattr(gather, "resolve_address", resolve)
-    monkeypatch.setattr(gather, "NAME_RETRY_S", 0.0)
+    monkeypatch.setattr(module, "resolve_address", resolve)
+    monkeypatch.setattr(module, "NAME_RETRY_S", 0.0)
     told: list[str] = []
-    with SignalPipe() as signals, gathering(signals, told) as here:
+    with SignalPipe() as signals, host_rendezvous(signals, told) as here:
         assert here._resolve_master() == "10.0.0.8"
     assert told == ["train-0.train: not known; trying again"]
 
@@ -136,9 +136,9 @@ def test_name_is_waited_for_no_longer_than_for_a_host(monkeypatch: pytest.Monkey
     def resolve(name: str) -> str:
         raise UnresolvedName(f"{name}: not known")
 
-    monkeypatch.setattr(gather, "resolve_address", resolve)
+    monkeypatch.setattr(module, "resolve_address", resolve)
     limit = pytest.raises(RendezvousTimeout, match=r"--cluster_time_out 0: train-0\.train: not known")
-    with SignalPipe() as signals, gathering(signals, [], cluster_time_out_s=0) as here, limit:
+    with SignalPipe() as signals, host_rendezvous(signals, [], cluster_time_out_s=0) as here, limit:
         here._resolve_master()
 
 
@@ -147,8 +147,12 @@ def test_signal_ends_the_wait_for_a_name(monkeypatch: pytest.MonkeyPatch) -> Non
         os.kill(os.getpid(), signal.SIGTERM)
         raise UnresolvedName(f"{name}: not known")
 
-    monkeypatch.setattr(gather, "resolve_address", resolve)
-    with SignalPipe() as signals, gathering(signals, [], cluster_time_out_s=-1) as here, pytest.raises(Interrupted):
+    monkeypatch.setattr(module, "resolve_address", resolve)
+    with (
+        SignalPipe() as signals,
+        host_rendezvous(signals, [], cluster_time_out_s=-1) as here,
+        pytest.raises(Interrupted),
+    ):
         here._resolve_master()
 
 
@@ -168,14 +172,14 @@ def test_own_addresses_hold_loopback_with_its_interface() -> None:
 class Scheduler:
     """A `HostLink` and a `CoordinatorServer` that note what they are told; the job is over at once."""
 
-    def __init__(self, gathering: Gathering) -> None:
-        self._gathering = gathering
+    def __init__(self, rendezvous: HostRendezvous) -> None:
+        self._rendezvous = rendezvous
         self.heard: list[dict[str, Any]] = []
         self.ends: list[tuple[Any, ...]] = []
 
     def send(self, message: dict[str, Any]) -> None:
         self.heard.append(message)
-        self._gathering._inbox.post({"type": "over"})
+        self._rendezvous._inbox.post({"type": "over"})
 
     def close(self, *why: Any) -> None:
         self.ends.append(why)
@@ -186,29 +190,29 @@ class Scheduler:
 def test_host_that_cannot_do_its_part_says_why_and_the_scheduler_ends_with_it(
     have_all_come: bool, error: Exception, code: int
 ) -> None:
-    seat = HostSeat(0, "h", "10.0.0.7", (0, 1), (0, 1))
+    assignment = HostAssignment(0, "h", "10.0.0.7", (0, 1), (0, 1))
     with SignalPipe(()) as signals, pytest.raises(type(error), match="no room"):
-        gathering = Gathering(spec_for(), "h", signals, lambda _: None, "f00d")
-        scheduler = Scheduler(gathering)
-        gathering._link = gathering._coordinator = scheduler  # type: ignore[assignment]
+        rendezvous = HostRendezvous(spec_for(), "h", signals, lambda _: None, "f00d")
+        scheduler = Scheduler(rendezvous)
+        rendezvous._link = rendezvous._coordinator = scheduler  # type: ignore[assignment]
         if have_all_come:
-            gathering._meeting = Meeting("f00d", Seating(0, (seat,), "10.0.0.7", "eth0"), 1)
-        with gathering:
+            rendezvous._meeting = Meeting("f00d", Fleet(0, (assignment,), "10.0.0.7", "eth0"), 1)
+        with rendezvous:
             raise error
     assert scheduler.ends == [(), ("the scheduler's host gave up: no room", code)]
     failed, ended = scheduler.heard if have_all_come else ({}, {})
     if have_all_come:
         report = read_report(failed["report"])
         assert (failed["type"], failed["attempt"], report.node_rank) == ("failed", 0, 0)
-        assert (report.failure.reason, report.failure.exit_code) == (f"{seat.describe()}: no room", code)
+        assert (report.failure.reason, report.failure.exit_code) == (f"{assignment.describe()}: no room", code)
         assert ended == {"type": "ended", "attempt": 0, "can_continue": False}
 
 
 def test_host_that_has_done_its_part_ends_the_scheduler_without_a_reason() -> None:
     with SignalPipe(()) as signals:
-        gathering = Gathering(spec_for(), "h", signals, lambda _: None, "f00d")
-        scheduler = Scheduler(gathering)
-        gathering._link = gathering._coordinator = scheduler  # type: ignore[assignment]
-        with gathering:
+        rendezvous = HostRendezvous(spec_for(), "h", signals, lambda _: None, "f00d")
+        scheduler = Scheduler(rendezvous)
+        rendezvous._link = rendezvous._coordinator = scheduler  # type: ignore[assignment]
+        with rendezvous:
             pass
     assert scheduler.ends == [(), ("", 1)] and scheduler.heard == []

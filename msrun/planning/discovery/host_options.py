@@ -12,12 +12,12 @@ from msrun.planning.ranks import count_workers
 from msrun.planning.settings import FoundSetting
 from msrun.planning.spec import MEETING_PORT
 
-WHOLE_SEAT = frozenset({"worker_num", "local_worker_num", "node_rank", "master_addr"})
+PLACE_OPTIONS = frozenset({"worker_num", "local_worker_num", "node_rank", "master_addr"})
 """Options that together leave nothing to be found."""
 
 
 @dataclass(frozen=True)
-class FoundSeat:
+class HostOptions:
     """What was found."""
 
     options: Mapping[str, Any]
@@ -28,17 +28,17 @@ class FoundSeat:
     """What the user is told."""
 
 
-def is_seat_open(options: Mapping[str, Any], given: Collection[str]) -> bool:
+def is_place_open(options: Mapping[str, Any], given: Collection[str]) -> bool:
     """Return whether something is left to be found: not when all is given, or when all workers are to run here."""
-    if set(given) >= WHOLE_SEAT:
+    if set(given) >= PLACE_OPTIONS:
         return False
     is_here = {"worker_num", "local_worker_num"} <= set(given)
     return not is_here or options["worker_num"] != options["local_worker_num"]
 
 
-def find_seat(
+def find_host_options(
     job: Surroundings, options: Mapping[str, Any], given: Collection[str], count_devices: Callable[[], int]
-) -> FoundSeat:
+) -> HostOptions:
     """Return the options that are not given, as far as the surroundings tell them; what is given wins.
 
     Workers of this host: --local_worker_num, an even share of --worker_num, what a variable says, one for each device
@@ -52,16 +52,16 @@ def find_seat(
     Raises:
         UsageError: what is needed is neither given nor told, or both contradict each other.
     """
-    seat = _Seat(job, options, given)
+    finder = _Finder(job, options, given)
     if job.node_num is not None and job.node_num.value == 1:
-        return seat.alone()
-    local = seat.local_worker_num(count_devices)
-    if job.node_num is None and not seat.is_of_several(local):
-        return seat.alone()
-    return seat.among_others(local)
+        return finder.alone()
+    local = finder.local_worker_num(count_devices)
+    if job.node_num is None and not finder.is_of_several(local):
+        return finder.alone()
+    return finder.among_others(local)
 
 
-class _Seat:
+class _Finder:
     """Gathers the options of one host."""
 
     def __init__(self, job: Surroundings, options: Mapping[str, Any], given: Collection[str]) -> None:
@@ -70,8 +70,8 @@ class _Seat:
         self._given = given
         self._told: dict[str, Told[int] | Told[str]] = {}
 
-    def alone(self) -> FoundSeat:
-        """Return the seat of the only host; its number of workers may be told."""
+    def alone(self) -> HostOptions:
+        """Return the options of the only host; its number of workers may be told."""
         job, lines = self._job, []
         if "worker_num" not in self._given:
             local, here = self._options["local_worker_num"], job.local_worker_num
@@ -121,8 +121,8 @@ class _Seat:
             f"{' and '.join(f'--{name}' for name in missing)}, or {OFF} for a job of this host alone"
         )
 
-    def among_others(self, local: Told[int] | None) -> FoundSeat:
-        """Return the seat of one of several hosts."""
+    def among_others(self, local: Told[int] | None) -> HostOptions:
+        """Return the options of one of several hosts."""
         job = self._job
         assert local is not None
         self._tell("node_rank", job.node_rank)
@@ -165,6 +165,6 @@ class _Seat:
         sources = (one.source for one in (*known, told.get("master_port")) if one is not None)
         return [source for source in dict.fromkeys(sources) if not source.startswith("--")]
 
-    def _found(self, lines: list[str]) -> FoundSeat:
+    def _found(self, lines: list[str]) -> HostOptions:
         settings = tuple(FoundSetting(name, told.value, told.source) for name, told in self._told.items())
-        return FoundSeat({name: told.value for name, told in self._told.items()}, settings, tuple(lines))
+        return HostOptions({name: told.value for name, told in self._told.items()}, settings, tuple(lines))

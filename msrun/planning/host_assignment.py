@@ -1,4 +1,4 @@
-"""Who is where in a job of several hosts: the seat of each host, once everybody has come."""
+"""Who is where in a job of several hosts: the assignment of each host, once everybody has come."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ranktable.hostlist.ranges import runs_of
 
 
 @dataclass(frozen=True)
-class HostSeat:
+class HostAssignment:
     """One host of a job: its index, where it is, and the ranks that run there."""
 
     node_rank: int
@@ -38,7 +38,7 @@ class HostSeat:
         }
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> HostSeat:
+    def from_json(cls, value: Mapping[str, Any]) -> HostAssignment:
         """Inverse of `to_json`."""
         return cls(
             value["node_rank"],
@@ -50,12 +50,12 @@ class HostSeat:
 
 
 @dataclass(frozen=True)
-class Seating:
+class Fleet:
     """All hosts of a job, as one of them sees it."""
 
     node_rank: int
     """Its own index."""
-    hosts: tuple[HostSeat, ...]
+    hosts: tuple[HostAssignment, ...]
     """In the order of their node_rank."""
     master_addr: str
     """Numeric address of the scheduler and its store."""
@@ -65,17 +65,23 @@ class Seating:
     """Only this host is known; the others are taken to be like it. A dry run without a rank table."""
 
     @property
-    def own(self) -> HostSeat:
-        """The seat of this host."""
-        return next(seat for seat in self.hosts if seat.node_rank == self.node_rank)
+    def own(self) -> HostAssignment:
+        """The assignment of this host."""
+        return next(assignment for assignment in self.hosts if assignment.node_rank == self.node_rank)
 
 
-def render_seats(hosts: Sequence[HostSeat]) -> list[str]:
+def render_assignments(hosts: Sequence[HostAssignment]) -> list[str]:
     """Return one line for each host, in columns."""
     rows = [("node", "name", "address", "ranks", "devices")]
     rows += [
-        (str(seat.node_rank), seat.name, seat.address, fold_ranks(seat.ranks), fold_ranks(seat.device_ids))
-        for seat in hosts
+        (
+            str(assignment.node_rank),
+            assignment.name,
+            assignment.address,
+            fold_ranks(assignment.ranks),
+            fold_ranks(assignment.device_ids),
+        )
+        for assignment in hosts
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

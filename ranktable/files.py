@@ -25,6 +25,12 @@ MAX_BYTES = 64 * 1024 * 1024
 
 STDIN_NAME = "<stdin>"
 _MAX_NAME = 255
+WAIT_FOR_WRITER_S = 10
+"""How long a named pipe without a writer is waited for."""
+DEFAULT_MODE = 0o644
+_FOLDER_MODE = 0o755
+_NUM_WRITERS = 16
+"""Waiting for the disk is most of the work; file systems make several files durable at once."""
 
 
 def read_source(path: str | os.PathLike[str]) -> tuple[str, bytes]:
@@ -82,10 +88,6 @@ def _suggest_path(name: str, error: OSError) -> str:
     return "make it readable for this user" if isinstance(error, PermissionError) else "check the path"
 
 
-WAIT_FOR_WRITER_S = 10
-"""How long a named pipe without a writer is waited for."""
-
-
 def read_at_most(name: str, num_bytes: int) -> bytes:
     """Return the first `num_bytes` of a file or pipe. Raises OSError, also for a pipe that stays without a writer."""
     descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -108,9 +110,6 @@ def _await_writer(descriptor: int) -> bytes:
     if not start:
         raise OSError(0, f"it is a pipe that nothing has written to for {WAIT_FOR_WRITER_S} s")
     return start
-
-
-DEFAULT_MODE = 0o644
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes, *, mode: int = DEFAULT_MODE) -> None:
@@ -161,11 +160,6 @@ def _suggest(target: Path, error: OSError | ValueError) -> str:
         if isinstance(error, PermissionError)
         else ""
     )
-
-
-_FOLDER_MODE = 0o755
-_NUM_WRITERS = 16
-"""Waiting for the disk is most of the work; file systems make several files durable at once."""
 
 
 def write_folder(folder: str | os.PathLike[str], files: Iterable[tuple[str, bytes]]) -> None:

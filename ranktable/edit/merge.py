@@ -33,6 +33,13 @@ _Item = TypeVar("_Item", SuperPod, Cluster, Group)
 
 DATA_VERSION = "data_version"
 """Volcano's counter of changes; the highest of several is the newest, and no conflict."""
+Source = tuple[str, RankTable]
+"""The name of a file and the table in it."""
+_Held = tuple[str, Server]
+"""A server and the file that it stands in."""
+_SHOWN = 6
+_RULES_OF_ORDER = frozenset({"R10", "R26"})
+_MAX_FOLDED = 40
 
 
 @dataclass(slots=True)
@@ -130,13 +137,6 @@ def _list(sources: Sequence[str]) -> str:
     return shown if len(sources) <= 3 else f"{shown} and {len(sources) - 3} more"
 
 
-Source = tuple[str, RankTable]
-"""The name of a file and the table in it."""
-
-_Held = tuple[str, Server]
-"""A server and the file that it stands in."""
-
-
 def find_conflicts(sources: Sequence[Source], *, ranks_stay: bool) -> list[str]:
     """Return a line for every dialect, server and rank that cannot be beside another.
 
@@ -182,11 +182,6 @@ def _find_ranks(held: Sequence[_Held], ranks_stay: bool) -> Iterator[str]:
 
 def _name(server: Server, device: Device) -> str:
     return f"device {device.device_id} of server {plain(server.server_id)}"
-
-
-_SHOWN = 6
-_RULES_OF_ORDER = frozenset({"R10", "R26"})
-_MAX_FOLDED = 40
 
 
 def merge_tables(

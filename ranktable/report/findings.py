@@ -19,6 +19,7 @@ from ranktable.text import count_noun, plain, render_json
 from ranktable.validate import Report
 
 _SHOWN_REPEATS = 3
+_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +125,6 @@ def _problem_as_json(problem: Problem) -> dict[str, object]:
         "message": problem.message,
         "remedy": problem.remedy,
     }
-
-
-_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 def render_sarif(verdicts: Sequence[Verdict], exit_code: int) -> str:

@@ -19,6 +19,7 @@ import functools
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -136,6 +137,7 @@ def main() -> None:
     parser.add_argument("--ranks", default="4,8", help="of the real steps")
     add_json_option(parser)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # figures so far are kept
     with kept(options.json):
         if "time" in options.parts.split(","):
             layers = [int(depth) for depth in options.layers.split(",")]

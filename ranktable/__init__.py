@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ranktable.edit.fix import Fixed, fix_table
     from ranktable.edit.global_table import ClusterPart, merge_clusters
     from ranktable.edit.merge import merge_tables
-    from ranktable.edit.parts import Split, TablePart, select_devices, select_ranks, split_table
+    from ranktable.edit.parts import Split, TablePart, select_devices, split_table
     from ranktable.edit.repair import Repair
     from ranktable.errors import (
         AmbiguousRankError,
@@ -67,7 +67,7 @@ _HOMES = {
     "edit.global_table": "ClusterPart merge_clusters",
     "edit.merge": "merge_tables",
     "ordering": "renumber_ranks",
-    "edit.parts": "Split TablePart select_devices select_ranks split_table",
+    "edit.parts": "Split TablePart select_devices split_table",
     "edit.repair": "Repair",
     "errors": (
         "AmbiguousRankError BuildError EditError GroupNotFoundError HostListError InvalidTableError "
@@ -160,7 +160,6 @@ __all__ = [
     "read_table",
     "renumber_ranks",
     "select_devices",
-    "select_ranks",
     "split_table",
     "validate_file",
     "validate_table",

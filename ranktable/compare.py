@@ -28,6 +28,19 @@ Fields = dict[str, str]
 """Values by the names of their keys, as canonical JSON."""
 
 _Item = TypeVar("_Item")
+ChangeKind = Literal["added", "removed", "changed"]
+_HOLDER = {
+    "device": "server",
+    "super_pod_server": "super_pod",
+    "cluster_server": "cluster",
+    "cluster_super_pod": "cluster",
+}
+"""Whose coming and going includes that of the item."""
+DigestKind = Literal["bytes", "meaning"]
+DIGEST_KINDS: tuple[DigestKind, ...] = ("bytes", "meaning")
+"""Files of equal bytes have equal meanings."""
+_MEANING_SALT = b"ranktable meaning 1\n"
+"""Goes first into the digest of the meaning, and changes when what counts as meaning does."""
 
 
 class Subject(NamedTuple):
@@ -153,17 +166,6 @@ def _group_content(group: Group) -> str:
     return canonical(_fields({}, group.extra))
 
 
-ChangeKind = Literal["added", "removed", "changed"]
-
-_HOLDER = {
-    "device": "server",
-    "super_pod_server": "super_pod",
-    "cluster_server": "cluster",
-    "cluster_super_pod": "cluster",
-}
-"""Whose coming and going includes that of the item."""
-
-
 @dataclass(frozen=True, slots=True)
 class Change:
     """One difference. "changed" is about one field; "added" and "removed" are about all of the subject."""
@@ -222,14 +224,6 @@ def _compare(subject: Subject, before: Fields, after: Fields) -> Iterator[Change
     for key in dict.fromkeys([*before, *after]):
         if before.get(key) != after.get(key):
             yield Change("changed", subject, key, before.get(key), after.get(key))
-
-
-DigestKind = Literal["bytes", "meaning"]
-DIGEST_KINDS: tuple[DigestKind, ...] = ("bytes", "meaning")
-"""Files of equal bytes have equal meanings."""
-
-_MEANING_SALT = b"ranktable meaning 1\n"
-"""Goes first into the digest of the meaning, and changes when what counts as meaning does."""
 
 
 @dataclass(frozen=True, slots=True)

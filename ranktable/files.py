@@ -10,12 +10,9 @@ from __future__ import annotations
 import errno
 import os
 import select
-import shutil
 import stat
 import sys
-import tempfile
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ranktable.errors import ReadError, WriteError
@@ -25,6 +22,12 @@ MAX_BYTES = 64 * 1024 * 1024
 
 STDIN_NAME = "<stdin>"
 _MAX_NAME = 255
+WAIT_FOR_WRITER_S = 10
+"""How long a named pipe without a writer is waited for."""
+DEFAULT_MODE = 0o644
+_FOLDER_MODE = 0o755
+_NUM_WRITERS = 16
+"""Waiting for the disk is most of the work; file systems make several files durable at once."""
 
 
 def read_source(path: str | os.PathLike[str]) -> tuple[str, bytes]:
@@ -82,10 +85,6 @@ def _suggest_path(name: str, error: OSError) -> str:
     return "make it readable for this user" if isinstance(error, PermissionError) else "check the path"
 
 
-WAIT_FOR_WRITER_S = 10
-"""How long a named pipe without a writer is waited for."""
-
-
 def read_at_most(name: str, num_bytes: int) -> bytes:
     """Return the first `num_bytes` of a file or pipe. Raises OSError, also for a pipe that stays without a writer."""
     descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -110,9 +109,6 @@ def _await_writer(descriptor: int) -> bytes:
     return start
 
 
-DEFAULT_MODE = 0o644
-
-
 def write_bytes(path: str | os.PathLike[str], data: bytes, *, mode: int = DEFAULT_MODE) -> None:
     """Write `data` to `path` as `write_table` does; raises WriteError."""
     target = Path(path)
@@ -124,6 +120,8 @@ def write_bytes(path: str | os.PathLike[str], data: bytes, *, mode: int = DEFAUL
 
 
 def _replace(target: Path, data: bytes, mode: int) -> None:
+    import tempfile  # not needed by those who only read tables
+
     if target.is_dir():
         raise IsADirectoryError(0, "it is a directory")
     descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name[:100]}.", suffix=".tmp", dir=target.parent)
@@ -163,17 +161,16 @@ def _suggest(target: Path, error: OSError | ValueError) -> str:
     )
 
 
-_FOLDER_MODE = 0o755
-_NUM_WRITERS = 16
-"""Waiting for the disk is most of the work; file systems make several files durable at once."""
-
-
 def write_folder(folder: str | os.PathLike[str], files: Iterable[tuple[str, bytes]]) -> None:
     """Write `files` (names with contents) into `folder`, which must be new or empty.
 
     The files are made durable in a folder beside it, which then takes its name. Raises WriteError; there is nothing new
     then.
     """
+    import shutil
+    import tempfile
+    from concurrent.futures import ThreadPoolExecutor
+
     target = Path(folder)
     try:
         _refuse_full(target)

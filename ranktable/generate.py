@@ -18,6 +18,20 @@ from ranktable.text import count_noun
 from ranktable.validate import hold_to_rules
 from ranktable.values import parse_address
 
+ServerOrder = Literal["server_id", "numeric", "given", "rank_index"]
+SERVER_ORDERS: tuple[ServerOrder, ...] = ("server_id", "numeric", "given", "rank_index")
+VERSIONS = ("1.0", "1.2")
+Devices = int | Sequence[int]
+"""A number of devices, which are then 0 to n-1, or the device ids themselves."""
+DeviceIps = Mapping[str, Sequence[str]]
+"""Addresses by server id, one per device in the order in which the devices are given."""
+_MAX_DEVICES = 65536
+_SORT_KEYS: dict[str, Callable[[HostInventory], tuple[object, ...]] | None] = {
+    "server_id": lambda host: (host.server_id,),
+    "numeric": lambda host: (numeric_key(host.server_id), host.server_id),
+    "given": None,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class FoundDevice:
@@ -49,16 +63,6 @@ class HostInventory:
     """Where the host was found, such as `hosts.txt:3`, for messages."""
 
 
-ServerOrder = Literal["server_id", "numeric", "given", "rank_index"]
-SERVER_ORDERS: tuple[ServerOrder, ...] = ("server_id", "numeric", "given", "rank_index")
-VERSIONS = ("1.0", "1.2")
-
-Devices = int | Sequence[int]
-"""A number of devices, which are then 0 to n-1, or the device ids themselves."""
-DeviceIps = Mapping[str, Sequence[str]]
-"""Addresses by server id, one per device in the order in which the devices are given."""
-
-_MAX_DEVICES = 65536
 Owner = TypeVar("Owner", HostInventory, Server)
 
 
@@ -141,13 +145,6 @@ def sort_hosts(hosts: Iterable[HostInventory], order: ServerOrder) -> list[HostI
 def default_file_name(table: RankTable) -> str:
     """Return `rank_table_<n>pcs.json`, the name that the training scripts of MindSpore's tutorials look for."""
     return f"rank_table_{table.world_size}pcs.json"
-
-
-_SORT_KEYS: dict[str, Callable[[HostInventory], tuple[object, ...]] | None] = {
-    "server_id": lambda host: (host.server_id,),
-    "numeric": lambda host: (numeric_key(host.server_id), host.server_id),
-    "given": None,
-}
 
 
 def _sort_by_rank_index(hosts: list[HostInventory]) -> list[HostInventory]:

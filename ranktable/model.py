@@ -130,13 +130,6 @@ class RankTable:
         """Return the device of `global_rank`; raises RankNotFoundError and AmbiguousRankError."""
         return self._placement_of(global_rank)[1]
 
-    def node_rank_of(self, global_rank: int) -> int:
-        """Return the place of the rank's server among the servers ordered by their lowest rank.
-
-        Raises RankNotFoundError and AmbiguousRankError.
-        """
-        return self.servers_by_rank.index(self.server_of(global_rank))
-
     @property
     def servers_by_rank(self) -> tuple[Server, ...]:
         """The servers ordered by their lowest global rank; servers without devices come last."""

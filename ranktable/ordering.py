@@ -30,6 +30,10 @@ _MEANING = {
 
 
 _DIGITS = re.compile(r"([0-9]+)")
+RankKey = Callable[[int, Device], Any]
+"""What the ranks are sorted by: of the place of a server in the list, and a device of it."""
+_OWN_RANKS_PER_GROUP = frozenset({"mindie-global"})
+_RANKS_BY_POSITION = frozenset({"template2-cloud"})
 
 
 def numeric_key(server_id: str) -> tuple[int, int, tuple[str | int, ...]]:
@@ -124,13 +128,6 @@ def _by_host(servers: Sequence[Server], hosts: Sequence[str]) -> Callable[[Serve
         return place_of[server.server_id] if server.server_id in place_of else place_of[str(server.host_ip)]
 
     return place
-
-
-RankKey = Callable[[int, Device], Any]
-"""What the ranks are sorted by: of the place of a server in the list, and a device of it."""
-
-_OWN_RANKS_PER_GROUP = frozenset({"mindie-global"})
-_RANKS_BY_POSITION = frozenset({"template2-cloud"})
 
 
 def renumber_ranks(table: RankTable) -> RankTable:

@@ -6,6 +6,9 @@ import json
 
 from ranktable.problem import show_value
 
+_INDENT = "  "
+_MAX_LINE = 120
+
 
 def plain(text: str) -> str:
     """Return text that is safe to print: JSON escapes for what is not printable ASCII."""
@@ -15,10 +18,6 @@ def plain(text: str) -> str:
 def count_noun(number: int, noun: str) -> str:
     """Return `1 server`, `2 servers`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-_INDENT = "  "
-_MAX_LINE = 120
 
 
 def render_json(value: object) -> str:

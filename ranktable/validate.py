@@ -24,6 +24,9 @@ _READERS_OF_ONE_KIND = {"mindie-global": "mindie-motor"}
 """Readers whose demands hold without being named: nobody else reads such a table."""
 _MAX_BYTES = {"1.1": heterogeneous.MAX_BYTES}
 """Dialects of which HCCL reads smaller files only."""
+_PLACE = re.compile(
+    r"super_pod_list\[(\d+)\](?:\.server_list\[\d+\])?[.\w]*|server_list\[(\d+)\](?:\.device\[(\d+)\])?[.\w]*"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,11 +194,6 @@ def locate(problems: Collection[Problem], document: Document) -> tuple[Problem, 
 def _by_place(problem: Problem) -> tuple[int, int]:
     assert problem.position is not None
     return problem.position.line, problem.position.column
-
-
-_PLACE = re.compile(
-    r"super_pod_list\[(\d+)\](?:\.server_list\[\d+\])?[.\w]*|server_list\[(\d+)\](?:\.device\[(\d+)\])?[.\w]*"
-)
 
 
 def describe(problem: Problem, table: RankTable, name_server: Callable[[int], str]) -> str:

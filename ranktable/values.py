@@ -17,6 +17,23 @@ MAX_INTEGER = 2**32 - 1
 is_decimal = re.compile(r"0|[1-9][0-9]{0,9}").fullmatch
 is_device_number = re.compile(r"-1|0|[1-9][0-9]{0,9}").fullmatch
 """Matches the number of a device, and -1 for a rank on the host."""
+_MAX_LENGTH = 256
+"""Longer texts are no masks; it also bounds the time that the patterns take."""
+_FAILED_TOOL = re.compile(r"[-.\s]*-[-.\s]*")
+_MASKED_NUMBERS = re.compile(
+    r"(?:\d{1,3}|x{1,4})(?:[.:](?:\d{1,3}|x{1,4}))+|x{2,}|\d{1,3}(?:[._]\d{1,3}){1,2}[._][a-z]|(?:\d{1,3}_|x{1,3}_)+x{1,3}",
+    re.IGNORECASE,
+)
+_BRACKETED = re.compile(
+    r"[<{(].*[>})]|\[[^:]*\]|\$[{(]?\w+[)}]?|.*[<{].*[>}].*|%\w+%|@\w+@|__\w+__", re.IGNORECASE | re.DOTALL
+)
+_RANGE = re.compile(r".*\[\d+[-,]\d+.*\].*", re.DOTALL)
+_WORDS = re.compile(
+    r"your[ _-](?:server|host|node|machine|device|pod|ip|id|address|name)\b.*|your_.*|todo|tbd|fixme|n/a|none|null|ip"
+    r"|unknown|undefined|(?:change|replace)[ _-]?me|[a-z]+_(?:ip|addr|address)(?:_?\d+)?|ip_(?:addr|address|\d+)"
+    r"|(?:server|device|host)_id(?:_\d+)?",
+    re.IGNORECASE,
+)
 
 
 def parse_number(value: object) -> int | None:
@@ -44,26 +61,6 @@ def parse_address(text: str) -> Address | None:
         return ipaddress.ip_address(text)
     except ValueError:
         return None
-
-
-_MAX_LENGTH = 256
-"""Longer texts are no masks; it also bounds the time that the patterns take."""
-
-_FAILED_TOOL = re.compile(r"[-.\s]*-[-.\s]*")
-_MASKED_NUMBERS = re.compile(
-    r"(?:\d{1,3}|x{1,4})(?:[.:](?:\d{1,3}|x{1,4}))+|x{2,}|\d{1,3}(?:[._]\d{1,3}){1,2}[._][a-z]|(?:\d{1,3}_|x{1,3}_)+x{1,3}",
-    re.IGNORECASE,
-)
-_BRACKETED = re.compile(
-    r"[<{(].*[>})]|\[[^:]*\]|\$[{(]?\w+[)}]?|.*[<{].*[>}].*|%\w+%|@\w+@|__\w+__", re.IGNORECASE | re.DOTALL
-)
-_RANGE = re.compile(r".*\[\d+[-,]\d+.*\].*", re.DOTALL)
-_WORDS = re.compile(
-    r"your[ _-](?:server|host|node|machine|device|pod|ip|id|address|name)\b.*|your_.*|todo|tbd|fixme|n/a|none|null|ip"
-    r"|unknown|undefined|(?:change|replace)[ _-]?me|[a-z]+_(?:ip|addr|address)(?:_?\d+)?|ip_(?:addr|address|\d+)"
-    r"|(?:server|device|host)_id(?:_\d+)?",
-    re.IGNORECASE,
-)
 
 
 def is_loopback(text: str) -> bool:

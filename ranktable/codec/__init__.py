@@ -38,6 +38,7 @@ _MODULES = {
     "2.0": "v2_0",
 }
 """Module of each dialect that can be read and written; its `CODECS` has it. Loaded when it is first asked for."""
+_MAX_RENAMES = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +68,6 @@ def codec_of(dialect: str) -> Codec | None:
         return None
     codec: Codec = import_module(f"ranktable.codec.{_MODULES[dialect]}").CODECS[dialect]
     return codec
-
-
-_MAX_RENAMES = 6
 
 
 def find_codec(document: Document) -> tuple[Dialect, Codec]:

@@ -16,6 +16,20 @@ from ranktable.reading.foreign import name_compression
 
 _MAX_KEYS, _MAX_KEY = 100, 64
 """How many keys of a strange object, and of what length at most, are looked at."""
+TELLING_KEYS = (
+    "server_list",
+    "server_count",
+    "group_list",
+    "group_count",
+    "node_list",
+    "collective_id",
+    "rank_list",
+    "rank_count",
+    "super_pod_list",
+    "server_group_list",
+    "prefill_device_list",
+    "decode_device_list",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,17 +265,3 @@ _TESTS: tuple[tuple[Dialect, Callable[[Members], str]], ...] = (
 
 DIALECT_NAMES = tuple(dialect.name for dialect, _ in _TESTS)
 """The short names of all dialects that are told apart, in the order in which they are looked for."""
-TELLING_KEYS = (
-    "server_list",
-    "server_count",
-    "group_list",
-    "group_count",
-    "node_list",
-    "collective_id",
-    "rank_list",
-    "rank_count",
-    "super_pod_list",
-    "server_group_list",
-    "prefill_device_list",
-    "decode_device_list",
-)

@@ -38,6 +38,11 @@ Kind = Literal[
 """
 
 Members = Mapping[str, object]
+_DIGITS = re.compile(r"[0-9]{1,10}")
+_MAX_LISTED = 100
+"""Most unknown keys of one object, and most wrong items of one array, that are listed one by one."""
+_MAX_NEAR = 64
+"""Longest key that may be a misspelt one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,13 +208,6 @@ def list_objects(holder: Members, key: str) -> list[dict[str, object]]:
 def without(members: Members, *keys: str) -> dict[str, object]:
     """Return a copy of the members that lacks `keys`."""
     return {name: value for name, value in members.items() if name not in keys}
-
-
-_DIGITS = re.compile(r"[0-9]{1,10}")
-_MAX_LISTED = 100
-"""Most unknown keys of one object, and most wrong items of one array, that are listed one by one."""
-_MAX_NEAR = 64
-"""Longest key that may be a misspelt one."""
 
 
 def check_tree(members: Members, schema: Schema) -> list[Problem]:

@@ -49,6 +49,13 @@ _HEAD = (Field("version"), Field("status", missing="error"))
 _EXTRAS = frozenset({"cluster_list", "data_version", "hardware_type", "super_pod_list"})
 _POD_LIST = Field("super_pod_list", "list", of=SUPER_POD)
 _DATA_VERSION = Field("data_version", "integer", missing="warning", rule="R4")
+_UNREAD_PODS = Field("super_pod_list", "unread", of=SUPER_POD)
+_CLUSTERS = {
+    key: Field("cluster_list", "list", missing="error", of=cluster_schema(key))
+    for key in ("server_list", "super_pod_list")
+}
+_RANK_ID = Field("rank_id", "number", missing="error", rule="R9", role="rank_id")
+_RANK_IP = Field("rank_ip", role="device_ip", empty_is_none=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,15 +166,6 @@ def _drop_empty_addresses(server: Server) -> Server:
 def _concise(server: Schema, *more: Field) -> Schema:
     servers = Field("server_list", "list", missing="error", role="servers", of=server)
     return Schema((*_HEAD, SERVER_COUNT, servers, *more), _EXTRAS)
-
-
-_UNREAD_PODS = Field("super_pod_list", "unread", of=SUPER_POD)
-_CLUSTERS = {
-    key: Field("cluster_list", "list", missing="error", of=cluster_schema(key))
-    for key in ("server_list", "super_pod_list")
-}
-_RANK_ID = Field("rank_id", "number", missing="error", rule="R9", role="rank_id")
-_RANK_IP = Field("rank_ip", role="device_ip", empty_is_none=True)
 
 
 def _hybrid(id_key: str, ranks_key: str, ranks: tuple[Field, ...], *more: Field) -> Schema:

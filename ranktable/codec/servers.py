@@ -43,6 +43,19 @@ DEVICE_ID = Field("device_id", "number", missing="error", rule="R8", role="devic
 DEVICE = Schema((DEVICE_ID, Field("super_device_id", "unread"), *_DEVICE_FIELDS), DEVICE_EXTRAS)
 SUPER_POD_DEVICE = Schema((DEVICE_ID, Field("super_device_id", role="super_device_id"), *_DEVICE_FIELDS), DEVICE_EXTRAS)
 """A device that may have a number in its super pod; what is wrong with it is told by rule R24."""
+SERVERS = ("server_list", "server_id")
+SUPER_PODS = ("super_pod_list", "super_pod_id")
+"""A list inside a holding, and the id in each of its entries."""
+# Other lists inside a super pod or a cluster name their own entries; these few are known in an entry itself.
+_MEMBER_EXTRAS = frozenset({"server_list", "super_pod_list", "server_id"})
+_NAMED_SERVER = Schema((Field("server_id", missing="error"),), _MEMBER_EXTRAS)
+_NAMED_POD = Schema((Field("super_pod_id", missing="error"),), _MEMBER_EXTRAS)
+SUPER_POD = Schema(
+    (
+        Field("super_pod_id", missing="error", rule="R25", role="super_pod_id"),
+        Field("server_list", "list", missing="error", of=_NAMED_SERVER),
+    )
+)
 
 
 def server_fields(device: Schema) -> tuple[Field, ...]:
@@ -149,23 +162,6 @@ def _put(item: Server | Device, schema: Schema, otherwise: Mapping[str, object])
         if item.extra
         else encoded
     )
-
-
-SERVERS = ("server_list", "server_id")
-SUPER_PODS = ("super_pod_list", "super_pod_id")
-"""A list inside a holding, and the id in each of its entries."""
-
-# Other lists inside a super pod or a cluster name their own entries; these few are known in an entry itself.
-_MEMBER_EXTRAS = frozenset({"server_list", "super_pod_list", "server_id"})
-_NAMED_SERVER = Schema((Field("server_id", missing="error"),), _MEMBER_EXTRAS)
-_NAMED_POD = Schema((Field("super_pod_id", missing="error"),), _MEMBER_EXTRAS)
-
-SUPER_POD = Schema(
-    (
-        Field("super_pod_id", missing="error", rule="R25", role="super_pod_id"),
-        Field("server_list", "list", missing="error", of=_NAMED_SERVER),
-    )
-)
 
 
 def cluster_schema(demanded: str) -> Schema:

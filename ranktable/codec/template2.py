@@ -34,6 +34,7 @@ INSTANCE = "instance"
 """Key of `Device.extra` for an instance's own further keys; a device of a file cannot have it."""
 
 Object = dict[str, object]
+_NAME = Field("group_name", missing="error", role="group")
 
 
 def _count(name: str, *steps: str, noun: str, distinct: bool = False) -> Field:
@@ -62,7 +63,6 @@ def _schema(
     return Schema((Field("status", missing="error"), group_count, *top, groups), frozenset({"version"}))
 
 
-_NAME = Field("group_name", missing="error", role="group")
 _INSTANCES = _count("instance_count", "instance_list", noun="instance")
 _CLOUD = _schema(
     (),

@@ -15,6 +15,7 @@ from ranktable.text import count_noun
 
 _Judgement = TypeVar("_Judgement")
 Command = TypeVar("Command", bound=Callable[..., Any])
+FORMAT = click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +58,6 @@ def worst_of(codes: Iterable[int]) -> int:
     """Return the exit status of several files: what could not be judged, then what is wrong, then what is not ready."""
     found = set(codes)
     return next(code for code in (EXIT_USAGE, EXIT_PROBLEMS, EXIT_NOT_READY, EXIT_VALID) if code in found)
-
-
-FORMAT = click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 
 
 def target_option(text: str, *, default: str | None = "ascend") -> Callable[[Command], Command]:

@@ -12,6 +12,9 @@ from ranktable.compare import DIGEST_KINDS, DigestKind, FileDigest, digest_file
 from ranktable.errors import EXIT_PROBLEMS, EXIT_USAGE, EXIT_VALID, RankTableError
 from ranktable.text import plain
 
+_SHA256 = re.compile(r"(?:sha256:)?([0-9a-f]{64})", re.IGNORECASE)
+_SAME_HELP = "In what the files must be equal; HCCL compares the text, so only bytes are enough for it."
+
 
 @click.command()
 @click.argument("first", metavar="FIRST")
@@ -38,10 +41,6 @@ def diff(first: str, second: str, form: str) -> Outcome:
     is_json = form == "json"
     text = render_json(changes_as_json(changes, first, second)) if is_json else render_changes(changes, first, second)
     return Outcome(text, exit_code=EXIT_PROBLEMS if changes else EXIT_VALID)
-
-
-_SHA256 = re.compile(r"(?:sha256:)?([0-9a-f]{64})", re.IGNORECASE)
-_SAME_HELP = "In what the files must be equal; HCCL compares the text, so only bytes are enough for it."
 
 
 @click.command()

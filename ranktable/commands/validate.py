@@ -17,6 +17,8 @@ from ranktable.report.findings import Unjudged, Verdict, render_report, render_u
 from ranktable.rules.registry import LOCAL_RULES
 from ranktable.validate import Report, validate_file
 
+_RULES = "\n".join(f"{rule}  {title}" for rule, title in LOCAL_RULES.items())
+
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
@@ -75,9 +77,6 @@ def _render_text(verdict: Verdict, *, shows_warnings: bool) -> str:
     if isinstance(verdict, Unjudged):
         return render_unjudged(verdict)
     return render_report(verdict, shows_warnings=shows_warnings)
-
-
-_RULES = "\n".join(f"{rule}  {title}" for rule, title in LOCAL_RULES.items())
 
 
 @click.command(epilog=f"\b\nBeside the rules of validate:\n{_RULES}")

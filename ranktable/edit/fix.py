@@ -29,6 +29,12 @@ _SEPARATORS = re.compile(r"[\s_-]+")
 _CLOSE = 0.85
 _OF_OTHERS = frozenset({"Servers", "Clients", "oxc_group_list", "endpoint_list"})
 """Telling keys of kinds that are known by name only."""
+Members = dict[str, object]
+_DECIMAL = re.compile(r"\s*\+?([0-9]{1,10})\s*")
+_RULES = {"server_id": "R7", "device_id": "R8", "rank_id": "R9", "device_ip": "R13", "host_ip": "R15"}
+"""The rule that a blank around a value breaks; R4 for all others."""
+_IDENTITIES = frozenset({"server_id", "super_pod_id", "cluster_id", "group", "pod_name"})
+_MAX_PASSES = 3
 
 
 def schema_for(value: Mapping[str, object]) -> Schema:
@@ -79,9 +85,6 @@ def _normalise(name: str) -> str:
     return _SEPARATORS.sub("", name).lower().rstrip("s")
 
 
-Members = dict[str, object]
-
-
 def fix_counts(value: Members, schema: Schema) -> Iterator[Repair]:
     """Set each count to the number of entries that it counts; add one whose absence is worth a warning."""
     for members, its_schema, path in walk_tree(value, schema):
@@ -106,13 +109,6 @@ def _set_count(members: Members, field: Field, number: int, path: str) -> Iterat
         if after != before:
             members[key] = after
             yield Repair(field.rule, join_key(path, key), f"{replaced(before, after)}, as many as are listed")
-
-
-_DECIMAL = re.compile(r"\s*\+?([0-9]{1,10})\s*")
-_RULES = {"server_id": "R7", "device_id": "R8", "rank_id": "R9", "device_ip": "R13", "host_ip": "R15"}
-"""The rule that a blank around a value breaks; R4 for all others."""
-_IDENTITIES = frozenset({"server_id", "super_pod_id", "cluster_id", "group", "pod_name"})
-_MAX_PASSES = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,13 @@ from ranktable.ordering import has_ranks_by_position, refuse_group_ranks, renumb
 from ranktable.text import count_noun, plain
 
 _Places = dict[str, list[tuple[int, int]]]
+_MAX_NUMBERS = 10**6
+_MAX_NEAR = 4096
+"""Up to so many server ids a near miss is looked for: each comparison costs."""
+SplitUnit = Literal["server", "super_pod"]
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
+_MAX_NAME = 80
+_Chunk = tuple[str, Sequence[Server]]
 
 
 class Cutter:
@@ -95,16 +102,6 @@ def _gather(names: Iterable[str], places: Mapping[str, Sequence[tuple[int, int]]
         for number, place in places.get(name, ()):
             found.setdefault(number, []).append((place, name))
     return {number: tuple(name for _, name in sorted(pairs)) for number, pairs in found.items()}
-
-
-_MAX_NUMBERS = 10**6
-_MAX_NEAR = 4096
-"""Up to so many server ids a near miss is looked for: each comparison costs."""
-
-
-def select_ranks(table: RankTable, ranks: Iterable[int], *, keep_ranks: bool = False) -> Edited:
-    """Return the table of the devices that carry `ranks`. See `select_devices`."""
-    return select_devices(table, ranks=ranks, keep_ranks=keep_ranks)
 
 
 def select_devices(
@@ -204,12 +201,6 @@ def _shorten(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-SplitUnit = Literal["server", "super_pod"]
-
-_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
-_MAX_NAME = 80
-
-
 @dataclass(frozen=True, slots=True)
 class TablePart:
     """One of the tables that a table was split into; `name` is what its file is to be called."""
@@ -248,9 +239,6 @@ def split_table(table: RankTable, by: SplitUnit | int, *, keep_ranks: bool = Fal
         )
     notes += [*_notes_on_ranks(table, parts, keep_ranks), *_notes_on_order(table, chunks)]
     return Split(tuple(parts), tuple(notes))
-
-
-_Chunk = tuple[str, Sequence[Server]]
 
 
 def _chunk(table: RankTable, by: SplitUnit | int, cutter: Cutter) -> list[_Chunk]:

@@ -20,6 +20,7 @@ from ranktable.values import parse_number
 _STEP = re.compile(r'\.?([A-Za-z_][A-Za-z0-9_-]*)|\[(\d+)\]|\[("(?:[^"\\]|\\.)*")\]')
 
 Holder = dict[str, object] | list[object]
+Members = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +119,6 @@ def _find_differing(value: object, path: str) -> Iterator[str]:
     elif isinstance(value, list):
         for index, item in enumerate(value):
             yield from _find_differing(item, join_index(path, index))
-
-
-Members = dict[str, object]
 
 
 def reorder_ranks(value: Members, notes: list[str]) -> Iterator[Repair]:

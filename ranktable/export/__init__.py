@@ -21,6 +21,23 @@ from ranktable.values import parse_address
 
 EXTRAS = "extra"
 """Stands for every key that the model does not know by name."""
+Address = Literal["server_id", "host_ip", "pod_ip"]
+ADDRESSES: tuple[Address, ...] = ("server_id", "host_ip", "pod_ip")
+_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
+_EXPORTERS = {
+    "deepspeed": "DEEPSPEED",
+    "openmpi": "OPENMPI",
+    "mpich": "MPICH",
+    "horovod": "HOROVOD",
+    "slurm": "HOSTLIST",
+    "slurm-hostfile": "HOSTFILE",
+    "torchrun": "TORCHRUN",
+    "env": "NODES",
+    "env-rank": "RANKS",
+    "accelerate": "ACCELERATE",
+    "ansible": "INVENTORY",
+}
+"""The name of each `Exporter` in `ranktable.export.formats`, which is loaded when the first is asked for."""
 
 
 def list_losses(table: RankTable, keeps: Collection[str]) -> tuple[str, ...]:
@@ -82,12 +99,6 @@ def _count_keys(extras: Iterable[Mapping[str, object]]) -> Counter[str]:
 def _counted(key: str, number: int, noun: str) -> Iterator[tuple[str, str]]:
     if number:
         yield key, f"{key} of {count_noun(number, noun)}"
-
-
-Address = Literal["server_id", "host_ip", "pod_ip"]
-ADDRESSES: tuple[Address, ...] = ("server_id", "host_ip", "pod_ip")
-
-_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,22 +210,6 @@ def _name_of(server: Server, address: Address) -> str:
 def _devices_of(servers: Sequence[Server]) -> tuple[Device, ...]:
     devices = (device for server in servers for device in server.devices)
     return tuple(sorted(devices, key=lambda device: device.rank_id))
-
-
-_EXPORTERS = {
-    "deepspeed": "DEEPSPEED",
-    "openmpi": "OPENMPI",
-    "mpich": "MPICH",
-    "horovod": "HOROVOD",
-    "slurm": "HOSTLIST",
-    "slurm-hostfile": "HOSTFILE",
-    "torchrun": "TORCHRUN",
-    "env": "NODES",
-    "env-rank": "RANKS",
-    "accelerate": "ACCELERATE",
-    "ansible": "INVENTORY",
-}
-"""The name of each `Exporter` in `ranktable.export.formats`, which is loaded when the first is asked for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,11 @@ from ranktable.hostlist.brackets import fold
 from ranktable.hostlist.ranges import fold_numbers
 from ranktable.ordering import numeric_key
 
+VISIBLE_DEVICES = {"ascend": "ASCEND_RT_VISIBLE_DEVICES", "gpu": "CUDA_VISIBLE_DEVICES"}
+"""The variable that says which devices of the host a process sees, by device target; a CPU has none."""
+_DISTRIBUTED_TYPES = {"ascend": "MULTI_NPU", "gpu": "MULTI_GPU", "cpu": "MULTI_CPU"}
+_NOT_IN_GROUPS = re.compile(r"[^A-Za-z0-9_]")
+
 
 def _write_slots(job: Job) -> dict[str, str]:
     """Return `host slots=8` lines, which DeepSpeed, Open MPI and Horovod's --hostfile read."""
@@ -77,10 +82,6 @@ HOSTLIST = Exporter("a Slurm host list (srun --nodelist)", _write_hostlist, find
 HOSTFILE = Exporter(
     "a Slurm host file (SLURM_HOSTFILE with srun --distribution=arbitrary)", _write_hostfile, keeps_ranks=True
 )
-
-
-VISIBLE_DEVICES = {"ascend": "ASCEND_RT_VISIBLE_DEVICES", "gpu": "CUDA_VISIBLE_DEVICES"}
-"""The variable that says which devices of the host a process sees, by device target; a CPU has none."""
 
 
 def visible_devices(job: Job, node: Node) -> dict[str, str]:
@@ -174,9 +175,6 @@ NODES = Exporter("a file of environment variables per host", _write_nodes, froze
 RANKS = Exporter("a file of environment variables per rank", _write_ranks, frozenset({"device_id"}), keeps_ranks=True)
 
 
-_DISTRIBUTED_TYPES = {"ascend": "MULTI_NPU", "gpu": "MULTI_GPU", "cpu": "MULTI_CPU"}
-
-
 def _write_configs(job: Job) -> dict[str, str]:
     if len({len(node.devices) for node in job.nodes}) > 1:
         raise BuildError("Accelerate takes equal numbers of devices on every host", "use torchrun for this table")
@@ -202,9 +200,6 @@ def _config(job: Job, node: Node) -> str:
 
 
 ACCELERATE = Exporter("Accelerate configurations, one per host", _write_configs, frozenset({"device_id"}))
-
-
-_NOT_IN_GROUPS = re.compile(r"[^A-Za-z0-9_]")
 
 
 def _write_inventory(job: Job) -> dict[str, str]:

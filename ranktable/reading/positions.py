@@ -24,6 +24,47 @@ MAX_STEPS = 1_500_000
 
 _find_space = re.compile(r"[ \t\n\r]*").match
 _skip_value = json.JSONDecoder().raw_decode
+_LAST_COMMA = re.compile(r",\s*\Z")
+_SAYS_TRUNCATED = "Unterminated string"
+_BARE_KEY = re.compile(r"[A-Za-z_][\w-]*\s*:")
+_QUOTE_IT = "write a string in double quotes"
+# What the text looks like where the parser gave up, in the order of the tests.
+_LOOKS = tuple(
+    (re.compile(pattern), message, remedy)
+    for pattern, message, remedy in (
+        (r"//|/\*|#", "a comment stands here, which JSON does not allow", "remove the comment"),
+        (r"\.\.|\u2026", "an elision (...) stands here instead of entries", "write the entries that it leaves out"),
+        (
+            r"['`\u2018\u2019\u201c\u201d]",
+            "a quotation mark stands here that JSON does not know",
+            'use the plain double quote "',
+        ),
+        (r"True|False|None", "True, False and None are no JSON values", _QUOTE_IT),
+        (r"-?(?:NaN|Infinity)", "NaN and Infinity are no JSON values", _QUOTE_IT),
+        (r"undefined\b", "undefined is no JSON value", _QUOTE_IT),
+        (r"\{[{%]|\$\{?\w|<[\w ]+>|%\(?\w", "a placeholder of a template stands here", "fill the template in first"),
+        (r"[<=>]{7}", "a mark of a merge conflict stands here", "resolve the conflict first"),
+        (r"\0", "NUL bytes stand here", "write the file again; its end never reached the disk"),
+        (
+            r"[\u00a0\u2000-\u200f\u2028\u2029\u3000\ufeff]",
+            "a blank that JSON does not know stands here",
+            "use plain spaces",
+        ),
+        (r"[\uff0c\uff1a\uff1b\uff3b\uff3d\uff5b\uff5d]", "a full-width sign stands here", "use the plain sign"),
+        (r"[-+]?(?:0[xXoObB\d]|\.\d)|[+]\d", "a number stands here that JSON does not know", _QUOTE_IT),
+        (r",", "a comma stands here with nothing before it", "remove it, or write what is missing"),
+        (r"[=;]", "JSON knows only : between key and value and , between members", "write the right sign"),
+    )
+)
+_PARSER_SAYS = (
+    ("Expecting property name", "a key stands here without double quotes", "put it in double quotes"),
+    ("Invalid \\escape", "a backslash stands here that starts no escape of JSON", "double it, or remove it"),
+    (
+        "Invalid control character",
+        "a line break or control character stands inside a string",
+        "close the string before it",
+    ),
+)
 
 
 class Lines:
@@ -175,50 +216,6 @@ def _with_ancestors(path: str) -> Iterator[str]:
         yield path
         path = parent_path(path)
     yield ""
-
-
-_LAST_COMMA = re.compile(r",\s*\Z")
-_SAYS_TRUNCATED = "Unterminated string"
-_BARE_KEY = re.compile(r"[A-Za-z_][\w-]*\s*:")
-_QUOTE_IT = "write a string in double quotes"
-
-# What the text looks like where the parser gave up, in the order of the tests.
-_LOOKS = tuple(
-    (re.compile(pattern), message, remedy)
-    for pattern, message, remedy in (
-        (r"//|/\*|#", "a comment stands here, which JSON does not allow", "remove the comment"),
-        (r"\.\.|\u2026", "an elision (...) stands here instead of entries", "write the entries that it leaves out"),
-        (
-            r"['`\u2018\u2019\u201c\u201d]",
-            "a quotation mark stands here that JSON does not know",
-            'use the plain double quote "',
-        ),
-        (r"True|False|None", "True, False and None are no JSON values", _QUOTE_IT),
-        (r"-?(?:NaN|Infinity)", "NaN and Infinity are no JSON values", _QUOTE_IT),
-        (r"undefined\b", "undefined is no JSON value", _QUOTE_IT),
-        (r"\{[{%]|\$\{?\w|<[\w ]+>|%\(?\w", "a placeholder of a template stands here", "fill the template in first"),
-        (r"[<=>]{7}", "a mark of a merge conflict stands here", "resolve the conflict first"),
-        (r"\0", "NUL bytes stand here", "write the file again; its end never reached the disk"),
-        (
-            r"[\u00a0\u2000-\u200f\u2028\u2029\u3000\ufeff]",
-            "a blank that JSON does not know stands here",
-            "use plain spaces",
-        ),
-        (r"[\uff0c\uff1a\uff1b\uff3b\uff3d\uff5b\uff5d]", "a full-width sign stands here", "use the plain sign"),
-        (r"[-+]?(?:0[xXoObB\d]|\.\d)|[+]\d", "a number stands here that JSON does not know", _QUOTE_IT),
-        (r",", "a comma stands here with nothing before it", "remove it, or write what is missing"),
-        (r"[=;]", "JSON knows only : between key and value and , between members", "write the right sign"),
-    )
-)
-_PARSER_SAYS = (
-    ("Expecting property name", "a key stands here without double quotes", "put it in double quotes"),
-    ("Invalid \\escape", "a backslash stands here that starts no escape of JSON", "double it, or remove it"),
-    (
-        "Invalid control character",
-        "a line break or control character stands inside a string",
-        "close the string before it",
-    ),
-)
 
 
 class Fault(NamedTuple):

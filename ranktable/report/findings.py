@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from itertools import zip_longest
 from pathlib import PurePath
 from urllib.parse import quote_from_bytes
@@ -19,6 +18,7 @@ from ranktable.text import count_noun, plain, render_json
 from ranktable.validate import Report
 
 _SHOWN_REPEATS = 3
+_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +126,6 @@ def _problem_as_json(problem: Problem) -> dict[str, object]:
     }
 
 
-_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-
-
 def render_sarif(verdicts: Sequence[Verdict], exit_code: int) -> str:
     """Return one SARIF log with one run: every rule, every file, every problem; `exit_code` is that of the command."""
     return render_json(build_sarif(verdicts, exit_code))
@@ -168,6 +165,8 @@ def build_sarif(verdicts: Sequence[Verdict], exit_code: int) -> dict[str, object
 
 
 def _version() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version  # slow to import, and for this format alone
+
     try:
         return {"version": version("msrun")}  # the distribution that this package comes in
     except PackageNotFoundError:

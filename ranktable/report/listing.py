@@ -12,6 +12,12 @@ from ranktable.model import RankTable
 from ranktable.rules import Rule
 from ranktable.text import count_noun, plain, render_json
 
+_HEADER = ("rule", "severity", "chips", "profiles", "asks that")
+_SHOWN_REPEATS = 3
+_MAX_VALUE = 60
+_SIGNS = {"removed": "-", "added": "+", "changed": "~"}
+_PARTS = {"server": "device", "super_pod": "server", "cluster": "member"}
+
 
 def render_table(table: RankTable) -> str:
     """Return the table as plain columns, one line per rank in ascending order."""
@@ -59,9 +65,6 @@ def kind_as_json(source: str, kind: FileKind | RankTableError) -> dict[str, obje
     }
 
 
-_HEADER = ("rule", "severity", "chips", "profiles", "asks that")
-
-
 def render_rules(rules: Sequence[Rule]) -> str:
     """Return one line per rule, with the ids that findings carry."""
     rows = [_HEADER, *(_row(entry) for entry in rules)]
@@ -92,12 +95,6 @@ def rules_as_json(rules: Sequence[Rule]) -> str:
             for entry in rules
         ]
     )
-
-
-_SHOWN_REPEATS = 3
-_MAX_VALUE = 60
-_SIGNS = {"removed": "-", "added": "+", "changed": "~"}
-_PARTS = {"server": "device", "super_pod": "server", "cluster": "member"}
 
 
 def render_changes(changes: Sequence[Change], first: str, second: str) -> str:

@@ -19,6 +19,22 @@ from ranktable.model import Device, RankTable, Server
 from ranktable.text import count_noun, plain
 from ranktable.values import Address, parse_address
 
+_LONGEST_PREFIX = {4: 24, 6: 64}
+_Network = tuple[int, int, int]
+"""IP version, first address, prefix length: a network sorts before those within it."""
+MAX_ROWS = 40
+"""Most lines of servers; equal neighbours are folded when there are more, then the middle is left out."""
+_ROWS_AT_END = 4
+_MAX_NAME = 44
+_MAX_LISTED = 8
+_MAX_WRAPPED = 120
+_GAP = "  "
+_MEMBERSHIP = {
+    "super pod": lambda row: plain(row.places[0].super_pod_id or "-"),
+    "cluster": lambda row: plain(row.places[0].cluster_id or "-"),
+    "group": lambda row: plain(row.places[0].server.group or "-"),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class ServerPlace:
@@ -106,9 +122,6 @@ def _list_extras(place: Place) -> Iterator[tuple[str, str]]:
                 yield f"{noun} {plain(key)}", plain(str(value))
 
 
-_LONGEST_PREFIX = {4: 24, 6: 64}
-
-
 @dataclass(frozen=True, slots=True)
 class Plane:
     """Device numbers that share a network, and that network."""
@@ -132,10 +145,6 @@ def find_planes(table: RankTable) -> tuple[Plane, ...]:
 
 def _first_address(text: str | None) -> Address | None:
     return parse_address(text.partition(",")[0].strip()) if text else None
-
-
-_Network = tuple[int, int, int]
-"""IP version, first address, prefix length: a network sorts before those within it."""
 
 
 def _enclose(version: int, low: int, high: int) -> _Network:
@@ -164,16 +173,6 @@ def _write(network: _Network) -> str:
     version, first, prefix = network
     address = ipaddress.IPv4Address(first) if version == 4 else ipaddress.IPv6Address(first)
     return f"{address}/{prefix}"
-
-
-MAX_ROWS = 40
-"""Most lines of servers; equal neighbours are folded when there are more, then the middle is left out."""
-
-_ROWS_AT_END = 4
-_MAX_NAME = 44
-_MAX_LISTED = 8
-_MAX_WRAPPED = 120
-_GAP = "  "
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,13 +336,6 @@ def _addresses(row: _Row) -> str:
     if len(row.places) == 1:
         return ", ".join(addresses)
     return f"{addresses[0]} .. {addresses[-1]}" if addresses else "-"
-
-
-_MEMBERSHIP = {
-    "super pod": lambda row: plain(row.places[0].super_pod_id or "-"),
-    "cluster": lambda row: plain(row.places[0].cluster_id or "-"),
-    "group": lambda row: plain(row.places[0].server.group or "-"),
-}
 
 
 def _cut(text: str, width: int | None) -> str:

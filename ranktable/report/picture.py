@@ -32,6 +32,19 @@ _STYLE = """
   .name { font-size: 11px; font-weight: bold; }
   .faint { fill: #55554f; }
 """
+MAX_DETAILED = 64
+"""Most servers whose devices are drawn one by one."""
+_MARGIN = 16.0
+_GAP = 10.0
+_CELL_WIDTH, _CELL_HEIGHT = 100.0, 40.0
+_MAX_CELLS_PER_ROW = 8
+_CELLS_PER_ROW_OF_MANY = 4
+_HEAD = 22.0
+_SMALL = 14.0
+_MULTIPLE = 16
+_NO_PLANE = "#c9c9c4"
+_WIDE = 1.7
+"""How much wider than high a page is meant to be."""
 
 
 def printable(text: str) -> str:
@@ -84,22 +97,6 @@ class Canvas:
             f"<style>{_STYLE}</style>\n"
             f'<rect class="page" width="{width:g}" height="{height:g}"/>\n{body}\n</svg>\n'
         )
-
-
-MAX_DETAILED = 64
-"""Most servers whose devices are drawn one by one."""
-
-_MARGIN = 16.0
-_GAP = 10.0
-_CELL_WIDTH, _CELL_HEIGHT = 100.0, 40.0
-_MAX_CELLS_PER_ROW = 8
-_CELLS_PER_ROW_OF_MANY = 4
-_HEAD = 22.0
-_SMALL = 14.0
-_MULTIPLE = 16
-_NO_PLANE = "#c9c9c4"
-_WIDE = 1.7
-"""How much wider than high a page is meant to be."""
 
 
 @dataclass(frozen=True, slots=True)

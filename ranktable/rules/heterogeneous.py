@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from ranktable.problem import Problem
 from ranktable.profile import Profile
 from ranktable.rules.registry import HETEROGENEOUS, rule
-from ranktable.survey import DeviceEntry, Survey
+from ranktable.survey import DeviceEntry, Survey, find_repeats
 from ranktable.values import parse_address, parse_number
 
 MAX_BYTES = 10 * 1024
@@ -61,21 +61,18 @@ def _check_head(survey: Survey) -> Iterator[Problem]:
 
 def _check_ports(survey: Survey) -> Iterator[Problem]:
     """Port 0 stands for the default. A rank without an address of its own listens on that of its node."""
-    first_paths: dict[tuple[str, int], str] = {}
-    for server in survey.servers:
-        for device in server.devices:
-            port = parse_number(device.members.get("port"))
-            if port is None or port == 0:
-                continue
-            if port > _MAX_PORT:
-                message = f"ports go up to {_MAX_PORT}"
-                yield device.complain("port", "R33", "error", message, 'write a port, or "0" for the default')
-                continue
-            place = (device.text("device_ip") or server.server_id or server.path, port)
-            if place in first_paths:
-                message = f"the rank at {first_paths[place]} has the same address and port"
-                yield device.complain("port", "R33", "warning", message, "give each rank of an address its own port")
-            first_paths.setdefault(place, device.path)
+    owners = {device.path: server for server in survey.servers for device in server.devices}
+
+    def place(device: DeviceEntry) -> tuple[str, int] | None:
+        port, owner = parse_number(device.members.get("port")), owners[device.path]
+        return (device.text("device_ip") or owner.server_id or owner.path, port) if port and port <= _MAX_PORT else None
+
+    for device in survey.devices:
+        if (parse_number(device.members.get("port")) or 0) > _MAX_PORT:
+            message = f"ports go up to {_MAX_PORT}"
+            yield device.complain("port", "R33", "error", message, 'write a port, or "0" for the default')
+    same, remedy = "the same address and port stand at {}", "give each rank of an address its own port"
+    yield from find_repeats(survey.devices, "port", "R33", same, remedy, place, severity="warning")
 
 
 def _check_a3_keys(device: DeviceEntry) -> Iterator[Problem]:

@@ -25,6 +25,15 @@ _Value = TypeVar("_Value", bound=Hashable)
 
 _FIND_IT = "write the address of the device's port: hccn_tool -i DEVICE_ID -ip -g, or address_N of /etc/hccn.conf"
 _BROADCAST = ipaddress.IPv4Address("255.255.255.255")
+_PORT_KEYS = ("device_port", "device_vnic_port", "host_port", "backup_device_port")
+_MAX_PORT = 65535
+_FIRST_FREE_PORT = 1024
+_DEFAULT_PORT = 16666
+_DEFAULT_BACKUP_PORT = 16667
+Segment = tuple[int, int]
+"""Version of an address, and the number that its first bits are."""
+_PLANES: dict[str | None, Callable[[int], int]] = {"910a": lambda device_id: device_id % 4, "a2": lambda _: 0}
+"""For each chip with a plan of its own: the devices of a server with equal results share a segment."""
 
 
 def read_device_addresses(device: DeviceEntry) -> list[Address]:
@@ -175,13 +184,6 @@ def _most_common(values: Iterator[_Value]) -> _Value | None:
     return ranking[0][0] if ranking else None
 
 
-_PORT_KEYS = ("device_port", "device_vnic_port", "host_port", "backup_device_port")
-_MAX_PORT = 65535
-_FIRST_FREE_PORT = 1024
-_DEFAULT_PORT = 16666
-_DEFAULT_BACKUP_PORT = 16667
-
-
 @rule("R22", "ports are 1 to 65535, and host_port is unique on its server", severity="error or warning")
 def check_ports(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     """Ports below 1024 need privileges, which is worth a warning."""
@@ -250,13 +252,6 @@ def _check_backup_port(device: DeviceEntry) -> Iterator[Problem]:
         key = "backup_device_port" if device.has("backup_device_port") else "device_port"
         message = f"the backup port and the main port are both {main}"
         yield device.complain(key, "R27", "error", message, "write two different ports")
-
-
-Segment = tuple[int, int]
-"""Version of an address, and the number that its first bits are."""
-
-_PLANES: dict[str | None, Callable[[int], int]] = {"910a": lambda device_id: device_id % 4, "a2": lambda _: 0}
-"""For each chip with a plan of its own: the devices of a server with equal results share a segment."""
 
 
 @rule("R23", "device addresses form the segments of the usual network plan (with --network_plan)", severity="warning")

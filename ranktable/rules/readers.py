@@ -31,6 +31,20 @@ _READ_BY = {
 _NAMES = {"hccl": "HCCL", "mindspore": "MindSpore", "mindie-llm": "MindIE-LLM", "mindie-motor": "MindIE-Motor"}
 _PRODUCER_ONLY = {"volcano-job": "1.3", "volcano-global": "1.4"}
 _SUPER_POD_DIALECTS = frozenset({"1.2", "volcano-global"})
+_LLM_DIALECTS = frozenset({"1.0", "1.2"})
+_LLM = ("mindie-llm",)
+_MODE = 0o640
+_MIN_LLM_SERVERS, _MAX_LLM_SERVERS = 2, 60
+_MAX_LLM_DEVICES = 32
+_MAX_LLM_RANK = 511
+_SERVICES = frozenset({"mindie-global"})
+_MOTOR = ("mindie-motor",)
+_COORDINATORS = "0"
+_CONTROL_GROUPS = (_COORDINATORS, "1")
+_MAX_MOTOR_DEVICES = 128
+_MAX_MOTOR_SERVERS = 96
+_MAX_COORDINATORS = 2
+_HARDWARE = ("800I A2(32G)", "800I A2(64G)", "800I-A2-32G", "800I-A2-64G")
 
 
 @rule(
@@ -79,13 +93,6 @@ def check_server_addresses(survey: Survey, _profile: Profile) -> Iterator[Proble
 def _complain(survey: Survey, rule_id: str, severity: Severity, message: str, remedy: str) -> Problem:
     return survey.complain("version", rule_id, severity, message, remedy)
 
-
-_LLM_DIALECTS = frozenset({"1.0", "1.2"})
-_LLM = ("mindie-llm",)
-_MODE = 0o640
-_MIN_LLM_SERVERS, _MAX_LLM_SERVERS = 2, 60
-_MAX_LLM_DEVICES = 32
-_MAX_LLM_RANK = 511
 
 declare_rule("P10", "the file has no permissions beyond 0640", _LLM_DIALECTS, readers=_LLM)
 
@@ -170,16 +177,6 @@ def _address_fault(device: DeviceEntry) -> str:
     if address is None:
         return "MindIE-LLM reads one address, not a list" if "," in text else ""
     return "" if address.version == 4 else "MindIE-LLM reads IPv4 addresses only"
-
-
-_SERVICES = frozenset({"mindie-global"})
-_MOTOR = ("mindie-motor",)
-_COORDINATORS = "0"
-_CONTROL_GROUPS = (_COORDINATORS, "1")
-_MAX_MOTOR_DEVICES = 128
-_MAX_MOTOR_SERVERS = 96
-_MAX_COORDINATORS = 2
-_HARDWARE = ("800I A2(32G)", "800I A2(64G)", "800I-A2-32G", "800I-A2-64G")
 
 
 @rule(

@@ -42,6 +42,22 @@ _ELSEWHERE = {
 
 Check = Callable[[Survey, Profile], Iterator[Problem]]
 Weight = Literal["error", "warning", "error or warning"]
+_RULES: dict[str, Rule] = {}
+_SUPER_POD_DIALECTS = frozenset({"1.2", "volcano-global"})
+_FLAT_DIALECTS = frozenset({"1.0", "cross-cluster"})
+_WRITTEN = CONCISE | {"1.1", "2.0", "template2-cloud", "template2-lab"}
+LOCAL_RULES = {
+    "L1": "this host is one server of the table, by address or name",
+    "L2": "the device ids of that server are device nodes of this host",
+    "L3": "device_ip is what hccn_tool says, or /etc/hccn.conf where there is no hccn_tool",
+    "L4": "/etc/hccn.conf agrees with hccn_tool",
+    "L5": "RANK_TABLE_FILE names this file, and it is no symbolic link",
+    "L6": "super_device_id is what npu-smi says",
+    "L7": "RANK_ID, DEVICE_ID and RANK_SIZE of the environment agree with the table",
+}
+"""What `ranktable check --local` asks for beside the rules of `validate`, by id."""
+_WEIGHTS: dict[str, Weight] = {"L3": "error or warning", "L4": "warning", "L5": "error or warning"}
+_ALL = CONCISE | {"1.1", "2.0", "template2-cloud", "template2-lab"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +92,6 @@ class Rule:
     def parts_of(self, survey: Survey) -> tuple[Survey, ...]:
         """Return what the check looks at: the table, or group after group."""
         return (survey,) if self.is_whole or not survey.groups else survey.groups
-
-
-_RULES: dict[str, Rule] = {}
 
 
 def rule(
@@ -124,10 +137,6 @@ def registered_rules() -> tuple[Rule, ...]:
     return tuple(sorted(_RULES.values(), key=lambda entry: entry.place))
 
 
-_SUPER_POD_DIALECTS = frozenset({"1.2", "volcano-global"})
-_FLAT_DIALECTS = frozenset({"1.0", "cross-cluster"})
-
-
 def chip_of(survey: Survey, profile: Profile) -> str | None:
     """Return the chip of the profile, else "a3" for a table with super pods, else None."""
     return profile.chip or ("a3" if is_super_pod_table(survey) else None)
@@ -148,8 +157,6 @@ def severity_on(survey: Survey, profile: Profile, *chips: str) -> Severity | Non
     return replace(profile, chip=chip_of(survey, profile)).severity_on(*chips)
 
 
-_WRITTEN = CONCISE | {"1.1", "2.0", "template2-cloud", "template2-lab"}
-
 declare_rule("R1", "the file is a JSON object in UTF-8 of at most 40 MiB, without comments, named .json", _WRITTEN)
 declare_rule("R2", "the version is known for this kind of table", _WRITTEN)
 declare_rule("R4", "scalars are strings; in version 2.0 numbers are integers", _WRITTEN)
@@ -159,18 +166,5 @@ declare_rule("R32", "no key stands twice in its object", _WRITTEN)
 declare_rule("P5", "every group has a group_id of its own", frozenset({"mindie-global"}))
 
 
-LOCAL_RULES = {
-    "L1": "this host is one server of the table, by address or name",
-    "L2": "the device ids of that server are device nodes of this host",
-    "L3": "device_ip is what hccn_tool says, or /etc/hccn.conf where there is no hccn_tool",
-    "L4": "/etc/hccn.conf agrees with hccn_tool",
-    "L5": "RANK_TABLE_FILE names this file, and it is no symbolic link",
-    "L6": "super_device_id is what npu-smi says",
-    "L7": "RANK_ID, DEVICE_ID and RANK_SIZE of the environment agree with the table",
-}
-"""What `ranktable check --local` asks for beside the rules of `validate`, by id."""
-
-_WEIGHTS: dict[str, Weight] = {"L3": "error or warning", "L4": "warning", "L5": "error or warning"}
-_ALL = CONCISE | {"1.1", "2.0", "template2-cloud", "template2-lab"}
 for _rule_id, _title in LOCAL_RULES.items():
     declare_rule(_rule_id, f"{_title} (check --local)", _ALL, severity=_WEIGHTS.get(_rule_id, "error"))

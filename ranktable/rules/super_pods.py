@@ -28,6 +28,7 @@ _KEY = "super_device_id"
 _HIGHEST = 2**32 - 1
 _MAX_POD_ID_LENGTH = 127
 _FIND_IT = "write the SDID of the device: npu-smi info -t spod-info -i CARD -c CHIP"
+_MAX_SERVER, _MAX_CHIP, _MAX_DIE = 47, 7, 1
 
 
 @rule(
@@ -161,9 +162,6 @@ class Sdid:
     chip: int
     die: int
     device: int
-
-
-_MAX_SERVER, _MAX_CHIP, _MAX_DIE = 47, 7, 1
 
 
 def parse_sdid(number: int) -> Sdid | None:

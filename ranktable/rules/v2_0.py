@@ -33,6 +33,15 @@ _MAX_SOCKET_PORT = 65535
 _DETOURS = ("true", "false", "")
 _NET_TYPES = ("TOPO_FILE_DESC", "CLOS", "1DMESH", "2DMESH", "A3_SERVER", "A2_AX_SERVER")
 _DOCUMENTED_TYPES = ("TOPO_FILE_DESC", "CLOS")
+_MAX_ADDRESSES = 24
+_MAX_ADDRESS = 256
+_MAX_PLANE_ID = 1024
+_MAX_PORTS = 16
+_MAX_PORT_NAME = 32
+_MAX_BACKUPS = 16
+_MAX_LISTEN_PORT = 65536
+_ADDRESS_TYPES = ("EID", "IPV4", "IPV6")
+_EID = re.compile(r"[0-9A-Fa-f]{32}")
 
 
 @rule(
@@ -172,17 +181,6 @@ def _check_local_id(rank: Entry, levels: list[Entry], seen: dict[tuple[str, int]
             if first != place:
                 message = f"the same local_id stands at {first}, in the same sub-network of layer 0"
                 yield report_warning(rank, "local_id", message, "give each card of a sub-network its own local_id")
-
-
-_MAX_ADDRESSES = 24
-_MAX_ADDRESS = 256
-_MAX_PLANE_ID = 1024
-_MAX_PORTS = 16
-_MAX_PORT_NAME = 32
-_MAX_BACKUPS = 16
-_MAX_LISTEN_PORT = 65536
-_ADDRESS_TYPES = ("EID", "IPV4", "IPV6")
-_EID = re.compile(r"[0-9A-Fa-f]{32}")
 
 
 def check_addresses(level: Entry, rank: Entry, owners: dict[str, str]) -> Iterator[Problem]:

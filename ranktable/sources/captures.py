@@ -37,6 +37,10 @@ Lines = Sequence[tuple[int | None, str]]
 """The lines of an answer with their numbers; None for what a tool has just said."""
 KINDS = ("-ip", "-ip -inet6", "-vnic")
 """The questions for an address; the first that a host answers for a device gives its device_ip."""
+_ADDRESS = re.compile(r"(?:ipv6)?address_([0-9]{1,4})", re.IGNORECASE)
+_LINE = re.compile(r"([^=\s]+)\s*=\s*(.*)")
+_CONF = ".conf"
+_CAPTURES = (".txt", ".log")
 
 
 @dataclass(slots=True)
@@ -184,10 +188,6 @@ def _read_spod_lines(lines: Lines, device_id: int, source: str) -> tuple[Said, S
     return number, pod
 
 
-_ADDRESS = re.compile(r"(?:ipv6)?address_([0-9]{1,4})", re.IGNORECASE)
-_LINE = re.compile(r"([^=\s]+)\s*=\s*(.*)")
-
-
 def parse_hccn_conf(data: bytes, source: str) -> HostAnswers:
     """Return the addresses in a copy of hccn.conf; an IPv6 address counts where a device has no other.
 
@@ -211,10 +211,6 @@ def parse_hccn_conf(data: bytes, source: str) -> HostAnswers:
     left_out = sum(device_id in first for device_id in second)
     notes = (f"{source}: the IPv6 addresses of {left_out} devices are left out beside IPv4 ones",) if left_out else ()
     return HostAnswers({**second, **first}, notes=notes)
-
-
-_CONF = ".conf"
-_CAPTURES = (".txt", ".log")
 
 
 def find_host_files(folder: str | os.PathLike[str]) -> dict[str, list[Path]]:

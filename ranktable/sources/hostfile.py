@@ -28,6 +28,9 @@ HOSTFILE_FORMATS: tuple[HostfileFormat, ...] = ("auto", "deepspeed", "openmpi", 
 _ASSIGNMENT = re.compile(r"\s*=\s*")
 _MPICH = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:]+)(?::(\S*))?")
 _RANKFILE = re.compile(r"rank\s+\d+\s*=")
+_NODE_LISTS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
+_TASK_COUNTS = ("SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE")
+_COUNT = re.compile(r"([1-9][0-9]{0,5})(?:\(x([1-9][0-9]{0,5})\))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,11 +218,6 @@ def _refuse_repeat(
     message = f"host {second.name!r} stands at {first.origin} already{f'; {reader}' if reader else ''}"
     remedy = "remove one, or add the lines up with --hostfile_format openmpi" if is_guess else "remove one of the two"
     return SourceError(source, line, message, remedy)
-
-
-_NODE_LISTS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
-_TASK_COUNTS = ("SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE")
-_COUNT = re.compile(r"([1-9][0-9]{0,5})(?:\(x([1-9][0-9]{0,5})\))?")
 
 
 def read_slurm_hosts(environment: Mapping[str, str]) -> tuple[ListedHost, ...]:

@@ -29,6 +29,8 @@ from ranktable.values import Address, parse_address
 _LOCAL = re.compile(r"\|--\s+(\S+)\s+/32 host LOCAL")
 _LINK_SCOPE = "20"
 _NODES = {"ascend": re.compile(r"davinci(\d{1,4})"), "gpu": re.compile(r"nvidia(\d{1,4})"), "cpu": None}
+_AT_ONCE = 32
+_NODE_NAMES = {"ascend": "/dev/davinciN", "gpu": "/dev/nvidiaN"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +130,6 @@ def _from_hex(text: str) -> str:
     return str(ipaddress.IPv4Address(bytes.fromhex(text)[::-1]))
 
 
-_AT_ONCE = 32
-
-
 def resolve_names(names: Iterable[str]) -> dict[str, str]:
     """Return the address of each name, IPv4 where it has one; an address stands for itself.
 
@@ -160,9 +159,6 @@ def _resolve(name: str) -> Address:
     if not found:
         raise SourceError(name, None, "the name has no address", "check the name, or leave --resolve out")
     return min(found, key=lambda address: address.version)
-
-
-_NODE_NAMES = {"ascend": "/dev/davinciN", "gpu": "/dev/nvidiaN"}
 
 
 @dataclass(frozen=True, slots=True)

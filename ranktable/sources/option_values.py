@@ -23,6 +23,9 @@ from ranktable.files import read_bytes
 from ranktable.hostlist.brackets import parse_numbers
 from ranktable.hostlist.host_list import HostList
 
+HostDevices = Sequence[tuple[str, Sequence[int]]]
+_FIELD = re.compile(r"\{(server|device)(?:\+(\d{1,6}))?\}")
+
 
 def parse_super_pods(texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Return the server ids of each super pod; raises BuildError.
@@ -50,9 +53,6 @@ def _parse_hosts(text: str, part: str) -> tuple[str, ...]:
     if counted is not None:
         raise BuildError(f"--super_pods: {part!r} counts devices of {counted!r}", "write names only")
     return tuple(host.name for host in hosts)
-
-
-HostDevices = Sequence[tuple[str, Sequence[int]]]
 
 
 def filter_hosts(hosts: HostDevices, *, include: str | None = None, exclude: str | None = None) -> HostDevices:
@@ -106,9 +106,6 @@ def _parse_ids(ids: str, part: str, name: str) -> list[int]:
         return parse_numbers(ids)
     except HostListError as error:
         raise BuildError(f"{name}: {part!r} has {ids!r} for device ids", "write host-a:0,1 or host-a:0-3") from error
-
-
-_FIELD = re.compile(r"\{(server|device)(?:\+(\d{1,6}))?\}")
 
 
 def is_pattern(text: str) -> bool:

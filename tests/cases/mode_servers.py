@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +199,7 @@ class Tables(nn.Module):
         self.plain = nn.Embedding(ROWS, 6, padding_idx=3, dtype=dtype)
         self.ranged = nn.Embedding(ROWS, 5, dtype=dtype)
         nn.init.uniform_(self.ranged.weight, -0.2, 0.3)
-        self.words = EmbeddingLookup(ROWS, 4, "xavier_uniform", dtype=dtype)
+        self.words = EmbeddingLookup(ROWS, 4, "xavier_uniform", max_norm=0.3, vocab_cache_size=6, dtype=dtype)
         self.last = nn.Linear(15, 2, dtype=dtype)
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -221,14 +222,14 @@ class Largest(TorchDispatchMode):
         return result
 
 
-def made_in_servers() -> Result:
-    """The servers make tables in small blocks; no worker ever has one."""
+def made(*, in_servers: bool) -> Result:
+    """The servers make tables in small blocks; no worker ever has one. Or the workers make them."""
     expected = Tables()
-    with no_init_parameters():
+    with no_init_parameters() if in_servers else nullcontext():
         network = Tables()
     first_values.BLOCK = 100  # more than one, fewer elements than a table has
     with Largest() as largest:
-        set_param_ps(network, init_in_server=True)
+        set_param_ps(network, init_in_server=in_servers)
     equal = [
         torch.equal(a, b) for a, b in zip(network.state_dict().values(), expected.state_dict().values(), strict=True)
     ]
@@ -401,7 +402,8 @@ def cases(_ranks: int) -> dict[str, Callable[[], Result]]:
         "taken home": taken_home,
         "step function": step_function,
         "accumulated": accumulated,
-        "made in servers": made_in_servers,
+        "made in servers": lambda: made(in_servers=True),
+        "made on workers": lambda: made(in_servers=False),
         "stale": stale,
         "shared/sgd": lambda: shared("sgd"),
         "shared/lazy": lambda: shared("lazy"),

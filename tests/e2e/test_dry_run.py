@@ -99,6 +99,7 @@ def test_estimate_names_the_change_that_makes_a_job_fit(msrun: JobRunner, tmp_pa
     changes = report["changes"]
     assert report["fits"] is changes["present"]["fits"] is False
     fitting = [change for change in changes["tried"] if change["fits"]]
+    assert [words for change in changes["tried"] for words in change["words"] if words.startswith("search_degrees: ")]
     assert changes["best"] == min(fitting, key=lambda change: change["step_s"])["words"]
     assert f"It does not fit; better: {' and '.join(changes['best'])}" in done.stdout.decode()
 

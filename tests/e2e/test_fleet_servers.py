@@ -86,6 +86,23 @@ def test_rehearsed_job_that_lost_a_server_of_another_host_goes_on_from_its_check
 
 
 @pytest.mark.slow
+def test_server_of_a_host_that_is_lost_starts_on_a_spare_one(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+    program = workers / "runtime" / "server_training.py"
+    hosts = Rehearsals(msrun, tmp_path)
+    words = ["--spares=1", "--server_num=2", "--max_restarts=1", *PRELOAD, program, "3", "1"]
+    job = hosts.start("3x1", *words)
+    job.wait_for(tmp_path / "at_0", tmp_path / "at_1")
+    os.kill(hosts.agent(1), signal.SIGKILL)
+    finished = job.finish()
+    msrun.prove_nothing_left()
+    assert finished.code == 0, finished.stderr
+    assert "listens on 127.0.0.4:" in (finished.log_dir / "server_1.log").read_text()
+    for rank, expected in enumerate(expected_losses(3)):
+        found = losses(finished.log_dir / f"worker_{rank}.log")
+        assert found == {step: pytest.approx(expected[step], rel=1e-12) for step in (2, 3)}
+
+
+@pytest.mark.slow
 def test_server_that_is_killed_is_named_with_its_host(fleet: FleetRunner, workers: Path, own_disk: Path) -> None:
     """The log directory is not on the other host's disk: its server's log is copied to it."""
     job = start(fleet, workers, FOR_EVER, "-1", log_dir=own_disk / "logs")

@@ -19,7 +19,17 @@ DEADLINE_S = 150.0
 EXACT = 1e-12
 CASES = list(mode_servers.cases(2))
 FAST = ("adam/all", "sgd/table", "lazy/table", "resumed/adam/file", "resumed/lazy/again", "step function")
-OTHERS = ("accumulated", "made in servers", "stale", "cached/0", "cached/3", "shared/sgd", "shared/lazy", "refused")
+OTHERS = (
+    "accumulated",
+    "made in servers",
+    "made on workers",
+    "stale",
+    "cached/0",
+    "cached/3",
+    "shared/sgd",
+    "shared/lazy",
+    "refused",
+)
 TABLE = CaseTable(CASES, (*FAST, *OTHERS), key=lambda case: case)
 Outcome = list[dict[str, Any]]
 """What a case found, per rank."""
@@ -95,10 +105,12 @@ def test_step_functions_and_several_backward_passes_train_as_one_process(
 def test_tables_that_servers_make_have_the_values_of_a_workers_and_are_never_whole_on_one(
     outcomes: Callable[..., Outcome],
 ) -> None:
+    for where in ("in servers", "on workers"):
+        for rank in outcomes(f"made {where}"):
+            assert rank["equal"] == [True] * 7
+            assert rank["weights"] < EXACT
     for rank in outcomes("made in servers"):
-        assert rank["equal"] == [True] * 7
         assert rank["largest"] <= 16 * 6 * 2  # the last block has the remainder, of 41 rows
-        assert rank["weights"] < EXACT
 
 
 def test_worker_runs_ahead_as_far_as_staleness_allows_and_no_further(outcomes: Callable[..., Outcome]) -> None:

@@ -19,6 +19,7 @@ from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, Level
 from msrun.runtime.parallel.recomputation import blocks_of, recomputed
 from msrun.runtime.parallel.search_settings import RECURSIVE, SearchSettings
 from msrun.runtime.parallel.settings import ParallelSettings
+from msrun.runtime.simulate.divided import can_be_divided, divided
 from msrun.runtime.simulate.job import SimulatedJob, simulate_job
 from msrun.runtime.simulate.uncaptured import changes_network
 from msrun.runtime.simulate.units import format_bytes, format_seconds
@@ -99,7 +100,8 @@ def try_changes(
     """Look at the same step with other settings: searched strategies, such as tensor parallel, more optimizer
     parallel, recomputed blocks, micro batches.
 
-    First each alone; then those that save memory together, the strongest of each kind.
+    First each alone; then those that save memory together, the strongest of each kind; then what a search of degrees
+    finds, stages of a pipeline and copies of the batch too.
     """
     kinds = [
         _levels(target, settings),
@@ -122,7 +124,21 @@ def try_changes(
             refused.append(f"{' and '.join(words)}: {str(error).splitlines()[0][:160]}")
             continue
         tried.append(_change(words, found))
+    if can_be_divided(target, settings, args, kwargs):
+        try:
+            with divided(target, settings, args, job.device, _optimizer_states(job)) as step:
+                found = simulate_job(step.target, step.settings, step.batch, {}, job.device, 2, own_rank)
+                tried.append(_change((step.words,), found))
+        except (ParallelError, RuntimeError) as error:
+            refused.append(f"search_degrees: {str(error).splitlines()[0][:160]}")
     return Changes(_change((), job), tuple(tried), tuple(refused))
+
+
+def _optimizer_states(job: SimulatedJob) -> int:
+    """Return how many tensors of a parameter's size the script's optimizer keeps; without one as many as Adam."""
+    records = [found.record for found in job.classes if found.record is not None and found.record.optimizer]
+    sizes = [(record.optimizer_bytes, record.parameter_bytes) for record in records]
+    return round(sum(own for own, _ in sizes) / max(1, sum(of for _, of in sizes))) if sizes else 2
 
 
 def _change(words: tuple[str, ...], job: SimulatedJob) -> Change:

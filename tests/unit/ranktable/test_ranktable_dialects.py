@@ -286,7 +286,7 @@ def test_a_rank_that_several_groups_have_is_refused_and_asked_of_one_group():
     part = table.of_group("3")
     assert (part.world_size, part.groups) == (4, (Group("3"),))
     assert part.server_of(3).server_id == "31"
-    assert part.node_rank_of(3) == 1
+    assert part.servers_by_rank.index(part.server_of(3)) == 1
 
 
 def test_a_rank_twice_in_one_group_and_a_group_that_is_not_there_are_refused():

@@ -27,7 +27,7 @@ def test_the_world_size_counts_devices():
 def test_a_rank_is_found_with_its_server_and_device(rank, server, device, node):
     assert TABLE.server_of(rank).server_id == server
     assert TABLE.device_of(rank).device_id == device
-    assert TABLE.node_rank_of(rank) == node
+    assert TABLE.servers_by_rank.index(TABLE.server_of(rank)) == node
 
 
 def test_a_rank_that_is_not_there_is_refused():

@@ -15,7 +15,6 @@ from ranktable import (
     build_table,
     renumber_ranks,
     select_devices,
-    select_ranks,
 )
 from ranktable.edit.parts import parse_ranges
 
@@ -56,7 +55,7 @@ def test_chosen_ranks_keep_their_order_from_zero_on(table, data):
     before = sorted((device.rank_id, server.server_id, device.device_id) for server, device in table.placements)
     after = sorted(
         (device.rank_id, server.server_id, device.device_id)
-        for server, device in select_ranks(table, chosen).table.placements
+        for server, device in select_devices(table, ranks=chosen).table.placements
     )
     kept = [entry for entry in before if entry[0] in chosen]
     assert after == [(rank_id, *entry[1:]) for rank_id, entry in enumerate(kept)]
@@ -81,15 +80,15 @@ def test_members_that_are_left_keep_their_own_order():
 def test_wrong_counts_of_a_file_do_not_outlive_a_choice():
     groups = (Group("g", {"device_num": "7", "k": 1}),)
     table = replace(THREE, dialect="template2-lab", extra={"group_count": "9", "k": 1}, groups=groups)
-    edited = select_ranks(table, [0])
+    edited = select_devices(table, ranks=[0])
     assert (edited.table.extra, edited.table.groups[0].extra) == ({"k": 1}, {"k": 1})
     assert "group_count 9 was wrong and is counted anew" in edited.notes
     assert "device_num 7 of group g was wrong and is counted anew" in edited.notes
 
 
 def test_what_a_choice_did_is_said():
-    assert select_ranks(THREE, [0, 1]).notes == ("2 of 6 devices on 1 of 3 servers",)
-    assert "ranks 2-5 are ranks 0-3 now" in select_ranks(THREE, range(2, 6)).notes
+    assert select_devices(THREE, ranks=[0, 1]).notes == ("2 of 6 devices on 1 of 3 servers",)
+    assert "ranks 2-5 are ranks 0-3 now" in select_devices(THREE, ranks=range(2, 6)).notes
     kept = select_devices(THREE, servers=["b"], keep_ranks=True).notes
     assert any(note.startswith("the ranks stay 2-3: not a table of its own (rule R9)") for note in kept)
     odd = build_table([("a", 2), ("b", 1)])

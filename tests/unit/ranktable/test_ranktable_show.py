@@ -154,7 +154,7 @@ def test_places_agree_with_the_model():
     for place in list_places(table):
         rank = place.device.rank_id
         assert place.server.server == table.server_of(rank)
-        assert place.server.node_rank == table.node_rank_of(rank)
+        assert table.servers_by_rank[place.server.node_rank] is table.server_of(rank)
         assert place.server.server.ranks[place.local_rank] == rank
         assert place_as_json(place)["device_id"] == table.device_of(rank).device_id
 

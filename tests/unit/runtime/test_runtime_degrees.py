@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from msrun.errors import StrategyError
 from msrun.runtime import Degrees, GradAccumulation, search_degrees
 from msrun.runtime.cost.devices import PROFILES
-from msrun.runtime.parallel.degrees import search_degrees as searching
+from msrun.runtime.parallel.degrees import divisions
 from msrun.runtime.parallel.degrees.step_price import DividedGraph, PartPrices
 from msrun.runtime.partition.decide import Constraints
 from msrun.runtime.partition.step_spec import StepSpec
@@ -52,7 +52,7 @@ def stack(rows: int = ROWS) -> tuple[Stack, Tensor]:
 def prices_of(stages: int, rows: int) -> tuple[PartPrices, float, int]:
     """Return the prices of a part of the batch on one rank a stage, and seconds and bytes of it without stages."""
     network, batch = stack()
-    search_of = searching._Search(network, [batch], stages, searching.SearchSettings("exact", H100), 60.0)
+    search_of = divisions._Search(network, [batch], stages, divisions.SearchSettings("exact", H100), 60.0)
     captured, mesh = search_of._capture(ROWS // rows), build_mesh(1)
     spec = SearchSpec("dynamic_programming", H100)
     plan = search(captured, mesh, Constraints([TensorLayout.replicated(2)]), spec, lambda _, *, shards_all: StepSpec())

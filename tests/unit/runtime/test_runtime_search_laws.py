@@ -33,7 +33,7 @@ from msrun.runtime.search.problem import Problem, Variable
 from msrun.runtime.search.propagation import solve_propagation
 from msrun.runtime.search.recursive import solve_recursive
 from msrun.runtime.search.search import Found, SearchSpec, search
-from msrun.runtime.search.windows import improve
+from msrun.runtime.search.windows import WIDTH, improve
 from msrun.runtime.sharding.layout import Mesh, TensorLayout, build_mesh
 
 H100 = PROFILES["h100"]
@@ -61,6 +61,23 @@ class Wide(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.down(torch.relu(self.up(x)))
+
+
+class Layers(nn.Module):
+    """Attention and a gated pair of layers, three times: more choices than a window has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.ModuleList(Attention() for _ in range(3))
+        self.gate, self.up, self.down = (
+            nn.ModuleList(nn.Linear(*size, bias=False) for _ in range(3)) for size in ((64, 256), (64, 256), (256, 64))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for attention, gate, up, down in zip(self.attention, self.gate, self.up, self.down, strict=True):
+            x = x + attention(x)
+            x = x + down(torch.sigmoid(gate(x)) * up(x).softmax(-1))
+        return x
 
 
 def _mean_square(y: Tensor) -> Tensor:
@@ -126,8 +143,7 @@ def cheapest_of_all(problem: Problem) -> float:
     return float(total.min())
 
 
-CASES = [("mlp", 2), ("mlp", 4), ("mlp", 8), ("wide", 2), ("wide", 4), ("wide", 8), ("attention", 2), ("attention", 4)]
-CASES += [("convolutions", 2)]
+CASES = [(name, ranks) for name in NETWORKS for ranks in (2, 4, 8)]
 
 
 @pytest.mark.parametrize("device", [H100, SLOW_LINKS], ids=lambda device: device.name)
@@ -147,6 +163,22 @@ def test_exact_searches_find_the_best_of_all_plans_and_the_others_come_near(
         print(f"{name} on {ranks} devices, {device.name}: {how} is {gap:.2%} above the optimum")
         assert gap + 1e-12 >= 0
         assert gap <= 0.05
+
+
+@pytest.mark.parametrize("device", [H100, SLOW_LINKS], ids=lambda device: device.name)
+def test_the_other_searches_come_near_the_optimum_of_a_stack_that_is_longer_than_a_window(
+    device: DeviceProfile,
+) -> None:
+    problem = problem_of(captured(Layers(), (8, 16, 64)), 8, device)
+    assert len(problem.variables) > WIDTH
+    best = problem.seconds(solve_dynamic(problem))
+    for how, choice in (
+        ("recursive_programming", solve_recursive(problem, build_mesh(8))),
+        ("sharding_propagation", solve_propagation(problem)),
+    ):
+        gap = problem.seconds(choice) / best - 1
+        print(f"{len(problem.variables)} choices on 8 devices, {device.name}: {how} is {gap:.2%} above the optimum")
+        assert -1e-12 <= gap <= 0.05
 
 
 @settings(max_examples=60, deadline=None)

@@ -71,6 +71,13 @@ for name, future, own, values, in_place in reversed(started):  # waited for in a
         wrong.append(f"{name}: another sum")
     if not in_place and not torch.equal(own, values[rank]):
         wrong.append(f"{name}: what was given has changed")
+for group, dtype in itertools.product(groups if dist.get_backend() == "shm" else [], TYPES):
+    values = values_of_all((limit // 8 + 1,), dtype, transposed=False)
+    mean = values[rank].clone()
+    dist.all_reduce(mean, dist.ReduceOp.AVG, group=group)
+    total = sum(values[1:], values[0])
+    if not torch.equal(mean, total / size if dtype.is_floating_point else total.div(size, rounding_mode="trunc")):
+        wrong.append(f"{groups.index(group)} {dtype}: another mean")
 
 digests = {}
 for group in groups:

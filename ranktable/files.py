@@ -10,12 +10,9 @@ from __future__ import annotations
 import errno
 import os
 import select
-import shutil
 import stat
 import sys
-import tempfile
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ranktable.errors import ReadError, WriteError
@@ -123,6 +120,8 @@ def write_bytes(path: str | os.PathLike[str], data: bytes, *, mode: int = DEFAUL
 
 
 def _replace(target: Path, data: bytes, mode: int) -> None:
+    import tempfile  # not needed by those who only read tables
+
     if target.is_dir():
         raise IsADirectoryError(0, "it is a directory")
     descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name[:100]}.", suffix=".tmp", dir=target.parent)
@@ -168,6 +167,10 @@ def write_folder(folder: str | os.PathLike[str], files: Iterable[tuple[str, byte
     The files are made durable in a folder beside it, which then takes its name. Raises WriteError; there is nothing new
     then.
     """
+    import shutil
+    import tempfile
+    from concurrent.futures import ThreadPoolExecutor
+
     target = Path(folder)
     try:
         _refuse_full(target)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from dataclasses import replace
+from typing import TypeVar
 
 from ranktable.compare import same_json
 from ranktable.edit import Edited, drop_counts
@@ -42,31 +42,7 @@ _RULES_OF_ORDER = frozenset({"R10", "R26"})
 _MAX_FOLDED = 40
 
 
-@dataclass(slots=True)
-class Joined(Generic[_Item]):
-    """Items of one kind in the order of their first appearance, each name once; with what was joined, and conflicts."""
-
-    items: list[_Item] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    conflicts: list[str] = field(default_factory=list)
-
-
-def join_super_pods(sources: Iterable[tuple[str, Sequence[SuperPod]]]) -> Joined[SuperPod]:
-    """Return the super pods of all sources; pods of equal ids become one with the servers of both."""
-    return _join_named(sources, "super pod", lambda pod: pod.super_pod_id, _add_pod)
-
-
-def join_clusters(sources: Iterable[tuple[str, Sequence[Cluster]]]) -> Joined[Cluster]:
-    """Return the clusters of all sources; clusters of equal ids become one with the members of both."""
-    return _join_named(sources, "cluster", lambda cluster: cluster.cluster_id, _add_cluster)
-
-
-def join_groups(sources: Iterable[tuple[str, Sequence[Group]]]) -> Joined[Group]:
-    """Return the groups of all sources; groups of equal names become one."""
-    return _join_named(sources, "group", lambda group: group.name, lambda _kept, added: added[0])
-
-
-def join_extras(sources: Iterable[tuple[str, Mapping[str, object]]]) -> tuple[dict[str, object], list[str], list[str]]:
+def _join_extras(sources: Iterable[tuple[str, Mapping[str, object]]]) -> tuple[dict[str, object], list[str], list[str]]:
     """Return the other keys of all sources with notes and conflicts: equal values stay, others are in conflict."""
     joined: dict[str, object] = {}
     first_of: dict[str, str] = {}
@@ -104,22 +80,28 @@ def _join_named(
     noun: str,
     name_of: Callable[[_Item], str],
     add: Callable[[_Item, Sequence[_Item]], _Item],
-) -> Joined[_Item]:
+    conflicts: list[str],
+) -> tuple[tuple[_Item, ...], list[str]]:
+    """Return items of one kind in the order of their first appearance, each name once, and a note on each joined one.
+
+    Items of one name with other keys are added to `conflicts`.
+    """
     gathered: dict[str, list[tuple[str, _Item]]] = {}
     for source, items in sources:
         for item in items:
             gathered.setdefault(name_of(item), []).append((source, item))
-    joined: Joined[_Item] = Joined()
+    joined: list[_Item] = []
+    notes: list[str] = []
     for name, found in gathered.items():
         first_source, first = found[0]
         for source, item in found[1:]:
             if not same_json(dict(first.extra), dict(item.extra)):
-                joined.conflicts.append(f"{source}: {noun} {plain(name)!r} has other keys than in {first_source}")
-        joined.items.append(add(first, [item for _, item in found]) if len(found) > 1 else first)
+                conflicts.append(f"{source}: {noun} {plain(name)!r} has other keys than in {first_source}")
+        joined.append(add(first, [item for _, item in found]) if len(found) > 1 else first)
         if len(found) > 1:
             places = dict.fromkeys(source for source, _ in found)
-            joined.notes.append(f"{noun} {plain(name)} is joined out of {_list(list(places))}")
-    return joined
+            notes.append(f"{noun} {plain(name)} is joined out of {_list(list(places))}")
+    return tuple(joined), notes
 
 
 def _add_pod(first: SuperPod, found: Sequence[SuperPod]) -> SuperPod:
@@ -243,11 +225,16 @@ def _drop_counts(sources: Sequence[Source]) -> tuple[list[Source], list[str]]:
 
 def _join(sources: Sequence[Source], conflicts: list[str]) -> tuple[RankTable, list[str]]:
     """Return the merged table but for order and ranks, with notes; add to `conflicts`."""
-    pods = join_super_pods((source, table.super_pods) for source, table in sources)
-    clusters = join_clusters((source, table.clusters) for source, table in sources)
-    groups = join_groups((source, table.groups) for source, table in sources)
-    extra, notes, disagreements = join_extras((source, table.extra) for source, table in sources)
-    conflicts += [*pods.conflicts, *clusters.conflicts, *groups.conflicts, *disagreements]
+    listed = [(source, table.super_pods) for source, table in sources]
+    pods, pod_notes = _join_named(listed, "super pod", lambda pod: pod.super_pod_id, _add_pod, conflicts)
+    spanned = [(source, table.clusters) for source, table in sources]
+    clusters, cluster_notes = _join_named(
+        spanned, "cluster", lambda cluster: cluster.cluster_id, _add_cluster, conflicts
+    )
+    named = [(source, table.groups) for source, table in sources]
+    groups, _ = _join_named(named, "group", lambda group: group.name, lambda first, _: first, conflicts)
+    extra, notes, disagreements = _join_extras((source, table.extra) for source, table in sources)
+    conflicts += disagreements
     waiting = [source for source, table in sources if not table.is_ready]
     if waiting:
         notes.append(f'the status is "{INITIALIZING}": that of {waiting[0]} is not "{COMPLETED}"')
@@ -258,12 +245,12 @@ def _join(sources: Sequence[Source], conflicts: list[str]) -> tuple[RankTable, l
         servers,
         INITIALIZING if waiting else COMPLETED,
         len(servers) if is_counted else None,
-        tuple(pods.items),
-        tuple(clusters.items),
-        tuple(groups.items),
+        pods,
+        clusters,
+        groups,
         extra,
     )
-    return joined, [*pods.notes, *clusters.notes, *notes]
+    return joined, [*pod_notes, *cluster_notes, *notes]
 
 
 def _order(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from itertools import zip_longest
 from pathlib import PurePath
 from urllib.parse import quote_from_bytes
@@ -166,6 +165,8 @@ def build_sarif(verdicts: Sequence[Verdict], exit_code: int) -> dict[str, object
 
 
 def _version() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version  # slow to import, and for this format alone
+
     try:
         return {"version": version("msrun")}  # the distribution that this package comes in
     except PackageNotFoundError:

@@ -85,6 +85,8 @@ WAYS: dict[str, Build] = {
     "copies": lambda net: whole_batch(MicroBatchInterleaved(net, 2)),
     "accumulation": lambda net: hsdp("level2", GradAccumulation(net, 2)),
     "recomputed": recomputed,
+    "compiled tensor parallel": lambda net: tensor_parallel(net).compile("aot_eager"),
+    "compiled copies of level3": lambda net: hsdp("level3", MicroBatchInterleaved(net, 2)).compile("aot_eager"),
 }
 
 

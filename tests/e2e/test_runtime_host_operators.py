@@ -87,6 +87,15 @@ def test_parameters_of_the_host_leave_the_device(outcome: Callable[[str], Outcom
     ]
 
 
+@TABLE.looks_at("2/pipeline-deferred")
+def test_plan_of_a_stage_names_what_it_copies_as_the_whole_network_does(outcome: Callable[[str], Outcome]) -> None:
+    for rank, found in enumerate(outcome("2/pipeline-deferred")):
+        lines = found["explain"].splitlines()
+        begin = lines.index("borders between host (2 operators) and device") + 1
+        named = [line.split(" to_")[0].strip() for line in lines[begin : lines.index("", begin)]]
+        assert named == (["input 0", "aten.linear of first"], ["aten.tanh of network", "aten.linear of third"])[rank]
+
+
 @TABLE.parametrize("case", [("2/dropout",), ("4/dropout",), ("2/function",), ("4/function",)])
 def test_dropouts_and_functions_on_the_host_change_no_number(outcome: Callable[[str], Outcome], case: str) -> None:
     for rank in outcome(case):

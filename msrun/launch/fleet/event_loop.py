@@ -26,7 +26,7 @@ READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
 class EventLoop:
-    """Any thread may call. `close` it in the end."""
+    """Any thread may call. `close` it in the end, and join `opening`."""
 
     def __init__(self, connects_at_a_time: int) -> None:
         """Start nothing yet."""
@@ -68,15 +68,20 @@ class EventLoop:
         self._flag.set()
 
     def close(self, deadline: float) -> None:
-        """Do what was called for, and end all threads; those that hang after a moment of `time.monotonic` are left."""
+        """Do what was called for, and end the thread and those of `ending`; what hangs after a moment is left.
+
+        Those of `opening` end when what they wait for is called off.
+
+        Args:
+            deadline: of `time.monotonic`.
+        """
         with self._lock:
             self._is_closing = True
             thread = self._thread
         self._flag.set()
         if thread is not None:
             thread.join(max(0.0, deadline - time.monotonic()))
-        for threads in (self.ending, self.opening):
-            threads.join(deadline - time.monotonic())
+        self.ending.join(deadline - time.monotonic())
         if thread is None or not thread.is_alive():
             self._flag.close()
 

@@ -16,7 +16,7 @@ from msrun.cluster.proof import PROTOCOL
 from msrun.errors import ClusterError, MsrunError, RendezvousTimeout, UsageError, describe_limit
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.agent_link import AgentLink
-from msrun.launch.fleet.agents import Agents
+from msrun.launch.fleet.agents import CLOSE_S, Agents
 from msrun.launch.fleet.event_loop import EventLoop
 from msrun.launch.fleet.fleet_plan import spec_of_host
 from msrun.launch.fleet.log_collector import LogCollector
@@ -112,7 +112,8 @@ class Preparation:
     def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
         with contextlib.ExitStack() as stack:
             stack.callback(self._inbox.close)
-            stack.callback(self._opener.close)
+            stack.callback(self._loop.opening.join, CLOSE_S)
+            stack.callback(self._opener.close)  # calls off what is being connected
             stack.callback(self._agents.close)
 
     def run(self) -> ReadyHosts:

@@ -113,7 +113,7 @@ class SegmentRunner:
         if needs_grad and segment.region is not None:
             written = self._run_forgetting(copy, index, segment, inputs)
         else:
-            written = segment.module(*inputs)
+            written = segment.run(*inputs)
             if needs_grad:
                 copy.written[index] = list(written)
         for name, value in zip(segment.writes, written, strict=True):

@@ -55,7 +55,7 @@ current_parallel: ContextVar[AutoParallel | None] = ContextVar("current_parallel
 """The AutoParallel whose step function is running: `value_and_grad` asks it to run the network."""
 
 
-class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):
+class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):  # type: ignore[misc]  # whose compile() takes anything
     """Run `network` in parallel over the world.
 
     `network` is a module (with its loss), used like any module in an ordinary torch loop; or a step function that

@@ -29,19 +29,25 @@ class BorderPlan:
         return f"{self.value:<44} {_bytes_of(self.forward)}{back}"
 
 
-def build_border_plans(program: LocalProgram, moved: Sequence[CollectiveTraffic]) -> list[BorderPlan]:
-    """Return what crosses the borders of a program.
+def build_border_plans(
+    program: LocalProgram, borders: Sequence[fx.Node], moved: Sequence[CollectiveTraffic]
+) -> list[BorderPlan]:
+    """Return what crosses borders.
 
     Args:
-        moved: of every copy of the program, what it moves.
+        program: of all stages, if there are some.
+        borders: copies in it, or in the program of one stage.
+        moved: what each of them moves.
     """
+    whole = {node.name: node for node in program.graph.nodes}
     names = {use.node: user_name(name) for name, use in program.parameters.items()}
     names |= {node: user_name(name) for name, node in program.buffers.items()}
     names |= {node: f"input {index}" for index, node in enumerate(program.inputs)}
     found = []
-    for node, traffic in zip(program.borders, moved, strict=True):
+    for node, traffic in zip(borders, moved, strict=True):
         if traffic.forward is not None:
-            found.append(BorderPlan(_name_of(node.all_input_nodes[0], names), traffic.forward, traffic.backward))
+            value = whole[node.all_input_nodes[0].name]
+            found.append(BorderPlan(_name_of(value, names), traffic.forward, traffic.backward))
     return found
 
 

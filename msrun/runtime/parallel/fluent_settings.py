@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -20,6 +20,7 @@ from msrun.runtime.parallel.precision import PrecisionSpec
 from msrun.runtime.parallel.recompute_search import check_limit
 from msrun.runtime.parallel.search_settings import SEARCH_WORDS, SearchSettings, profile_of
 from msrun.runtime.parallel.settings import DatasetStrategy, ParallelSettings
+from msrun.runtime.schedule.compiled_segments import CompileSpec
 
 
 class FluentSettings:
@@ -164,6 +165,22 @@ class FluentSettings:
             )
         settings = SearchSettings(self.settings.search.mode, profile_of(device), memory_limit_mb, optimizer_states)
         return self._set("search", search=settings)
+
+    def compile(self, backend: str | Callable[..., Any] = "inductor", mode: str | None = None) -> Self:
+        """Run the segments between collectives compiled by torch.compile; meant for accelerators.
+
+        Results differ from those without it as those of torch.compile do: by rounding. Recomputed modules, operators
+        of the host and layers with deferred weight gradients run as without it.
+
+        Args:
+            backend: of torch.compile.
+            mode: "default" or "max-autotune-no-cudagraphs", of inductor.
+
+        Raises:
+            StrategyError: a backend or mode that there is not.
+            CaptureError: at the first call, the backend fails, as for lack of a C++ compiler.
+        """
+        return self._set("compile", compiler=CompileSpec(backend, mode))
 
     def save_operator_strategy_file(self, path: str | os.PathLike[str]) -> Self:
         """Write how every operator is cut to a JSON file at the first call; see `ParallelPlan.strategies`."""

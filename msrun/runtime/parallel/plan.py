@@ -283,7 +283,7 @@ def build_parallel_plan(
         groups=_groups(compiled, step),
         traffic=step.totals,
         price=price,
-        borders=tuple(border for of_one in step.borders for border in build_border_plans(*of_one)),
+        borders=tuple(border for of_one in step.borders for border in build_border_plans(compiled.program, *of_one)),
     )
 
 

@@ -45,8 +45,8 @@ class StepTraffic:
     """For each fusion group of parameters."""
     sums: list[list[Message]]
     """For each group of gradients."""
-    borders: list[tuple[LocalProgram, tuple[CollectiveTraffic, ...]]]
-    """Copies between host and device of each program of this rank, for one part of the batch."""
+    borders: list[tuple[list[fx.Node], tuple[CollectiveTraffic, ...]]]
+    """Copies between host and device in each program of this rank, and what they move, for one part of the batch."""
     totals: Totals | None
     notes: tuple[str, ...] = ()
 
@@ -72,7 +72,7 @@ def predict_traffic(call: CompiledCall | PipelinedCall, rank: int) -> StepTraffi
     sums = [found if trained & {*group.placeholders} else [] for group, found in zip(groups, sums, strict=True)]
     moved = operator_traffic(program, values, rank)
     if isinstance(call, CompiledCall):
-        borders = [(program, collective_traffic(program.borders, program, values, reached, rank))]
+        borders = [(program.borders, collective_traffic(program.borders, program, values, reached, rank))]
     else:
         borders = [_stage_borders(call, stage, rank) for stage in call.own]
     here = {node.name for compiled in own for node in compiled.program.graph.nodes}
@@ -91,8 +91,8 @@ def predict_traffic(call: CompiledCall | PipelinedCall, rank: int) -> StepTraffi
     return StepTraffic(moved[:-1], moved[-1], gathers, sums, borders, Totals.of(messages))
 
 
-def _stage_borders(call: PipelinedCall, index: int, rank: int) -> tuple[LocalProgram, tuple[CollectiveTraffic, ...]]:
-    """Return a stage's program, and what it copies between host and device."""
+def _stage_borders(call: PipelinedCall, index: int, rank: int) -> tuple[list[fx.Node], tuple[CollectiveTraffic, ...]]:
+    """Return the copies between host and device in a stage, and what they move."""
     stage = call.stages[index]
     known = {node.name: value for node, value in call.values.items()}
     values: dict[fx.Node, LocalValue] = {}
@@ -105,7 +105,8 @@ def _stage_borders(call: PipelinedCall, index: int, rank: int) -> tuple[LocalPro
     trained = {value.name for value in stage.sent if value.has_gradient} | {call.loss.name if call.loss else ""}
     results = [node for name, node in zip(stage.made, stage.program.outputs, strict=True) if name in trained]
     reached = gradient_reaches(results, values)
-    return stage.program, collective_traffic(stage.program.borders, stage.program, values, reached, rank)
+    borders = stage.program.borders
+    return borders, collective_traffic(borders, stage.program, values, reached, rank)
 
 
 def _across_borders(call: PipelinedCall) -> list[Message]:

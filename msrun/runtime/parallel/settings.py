@@ -15,6 +15,7 @@ from msrun.runtime.parallel.pipeline.pipeline import PipelineSpec
 from msrun.runtime.parallel.precision import PrecisionSpec
 from msrun.runtime.parallel.scaling import Compat, check_compat
 from msrun.runtime.parallel.search_settings import SEARCH_WORDS, SearchSettings
+from msrun.runtime.schedule.compiled_segments import CompileSpec
 from msrun.runtime.search.search import Splits
 from msrun.runtime.sharding.named_layout import Layout
 
@@ -62,6 +63,8 @@ class ParallelSettings:
     pipeline: PipelineSpec = field(default_factory=PipelineSpec)
     overlaps_weights: bool = False
     """Gradients of linear layers' weights are computed while those of their inputs travel."""
+    compiler: CompileSpec | None = None
+    """What compiles the segments of the local program; None: they run operator by operator."""
     is_strict: bool = False
     """Refuse traffic between layouts that the user did not ask for."""
     search: SearchSettings | None = None

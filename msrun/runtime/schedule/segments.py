@@ -15,7 +15,7 @@ of inputs between the memories of host and device, so that both sides begin at o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
@@ -79,6 +79,11 @@ class Segment:
     level: int = 0
     on_host: bool = False
     """Whether its operators run on the host, beside those of the device of its level."""
+    run: Callable[..., Any] = field(init=False)
+    """What computes it: its module, or that compiled."""
+
+    def __post_init__(self) -> None:
+        self.run = self.module
 
     @property
     def is_empty(self) -> bool:

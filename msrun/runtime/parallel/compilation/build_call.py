@@ -19,6 +19,7 @@ from msrun.runtime.parallel.parameters.fusion import Way, group_parameters
 from msrun.runtime.partition.local_values import local_values, parameter_memory
 from msrun.runtime.partition.program import LocalProgram, ParameterUse
 from msrun.runtime.schedule.activations import ActivationEstimate, estimate_activations
+from msrun.runtime.schedule.compiled_segments import compile_segments
 from msrun.runtime.schedule.deferred_weights import defer_weights
 from msrun.runtime.schedule.regions import RecomputeSpec, find_regions, parameters_of
 from msrun.runtime.schedule.replay import plan_replays
@@ -61,6 +62,8 @@ def build_compiled_call(
     if spec.overlaps_weights or spec.defers_weights:
         dimensions = {use.node.name: len(use.shape) for _, use in used}
         defer_weights(segments, dimensions, regions, everywhere=spec.defers_weights)
+    if spec.compiler is not None:
+        program.notes.append(compile_segments(segments, spec.compiler))
     device_buffers = {node.name: buffers[name] for name, node in program.buffers.items()}
     device_buffers |= {name: constant for name, (_, constant) in program.constants.items()}
     executor = Executor(

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from msrun.runtime import world
 from msrun.runtime.parallel.batch.parts import BatchParts
 from msrun.runtime.parallel.parameters.fusion_config import FusionConfig
 from msrun.runtime.parallel.parameters.hsdp import Level
 from msrun.runtime.parallel.scaling import Scales, scales
 from msrun.runtime.parallel.settings import ParallelSettings
+from msrun.runtime.schedule.compiled_segments import CompileSpec
 from msrun.runtime.schedule.regions import RecomputeSpec
 
 
@@ -33,6 +35,8 @@ class RunSpec:
     """Weights' gradients are computed while inputs' gradients travel."""
     defers_weights: bool = False
     """Weights' gradients are computed when the schedule of a pipeline says."""
+    compiler: CompileSpec | None = None
+    """What compiles segments; None: they run operator by operator."""
 
     @classmethod
     def of(
@@ -53,6 +57,7 @@ class RunSpec:
             settings.gradient_fp32_sync,
             settings.overlaps_weights and not defers_weights,
             defers_weights,
+            settings.compiler if world.simulation_level() is None else None,
         )
 
     @property

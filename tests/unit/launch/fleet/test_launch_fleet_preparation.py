@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -20,6 +22,7 @@ from msrun.agent.signals import SignalPipe
 from msrun.cluster.messages import Message, encode_message
 from msrun.errors import ClusterError, Interrupted, MsrunError, UsageError
 from msrun.launch.directory.log_directory import EventLog
+from msrun.launch.fleet import agents
 from msrun.launch.fleet import preparation as module
 from msrun.launch.fleet.log_collector import LogCollector, own_logs
 from msrun.launch.fleet.opener import HostOpener
@@ -132,6 +135,27 @@ def test_fakes_have_the_interface_of_what_they_stand_for(fake: type, real: type)
     for name, value in vars(real).items():
         if inspect.isfunction(value) and not name.startswith("_"):
             assert inspect.signature(getattr(fake, name)) == inspect.signature(value), name
+
+
+def test_connection_that_is_being_made_is_called_off_at_the_end(
+    make_hosts: Callable[..., Hosts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents, "CLOSE_S", 60.0)
+    hosts, is_closed, called_off = make_hosts(2), threading.Event(), list[bool]()
+    connect = hosts.opener.open
+
+    def hang(entry: HostEntry, deadline: float | None) -> AgentPipe:
+        if entry.name == "h0":
+            return connect(entry, deadline)
+        os.kill(os.getpid(), signal.SIGINT)
+        called_off.append(is_closed.wait(30))
+        raise ClusterError("h1: called off")
+
+    monkeypatch.setattr(hosts.opener, "open", hang)
+    monkeypatch.setattr(hosts.opener, "close", is_closed.set)
+    with pytest.raises(Interrupted, match="SIGINT"):
+        hosts.preparation()
+    assert called_off == [True]
 
 
 def test_hosts_that_agree_are_ready_with_the_place_of_the_scheduler(make_hosts: Callable[..., Hosts]) -> None:

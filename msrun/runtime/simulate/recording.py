@@ -27,9 +27,9 @@ from msrun.runtime.execute.tensor_future import TensorFuture
 from msrun.runtime.simulate.dispatched import operator_name, work_of
 
 ACTIVATIONS, RECOMPUTED, BACKWARD = "activations", "recompute", "backward"
-MESSAGES, GRADIENTS, OPTIMIZER = "messages", "gradients", "optimizer"
+MESSAGES, GRADIENTS, OPTIMIZER, HOST = "messages", "gradients", "optimizer", "host"
 """What memory is for: values of the forward pass, of its second run, and of the backward pass; what is sent or
-received, gathered parameters too; gradients of parameters; values of the optimizer's step."""
+received, gathered parameters too; gradients of parameters; values of the optimizer's step; what lies on the host."""
 _COLLECTIVES = {
     "allreduce_": "all_reduce",
     "_allgather_base_": "all_gather",

@@ -82,7 +82,8 @@ class Report:
 
 def memory_of(record: StepRecord) -> dict[str, int]:
     """Return the bytes of a rank at the fullest moment of a step by what they are for, in the order of `KINDS`."""
-    found = {PARAMETERS: record.parameter_bytes, STATE: record.optimizer_bytes, **record.at_peak}
+    parameters = record.parameter_bytes - record.host_parameter_bytes
+    found = {PARAMETERS: parameters, STATE: record.optimizer_bytes - record.host_state_bytes, **record.at_peak}
     return {kind: found.get(kind, 0) for kind in KINDS}
 
 
@@ -103,6 +104,7 @@ def _class_json(found: RankClass) -> dict[str, Any]:
         "parameter_bytes": record.parameter_bytes,
         "gradient_bytes": record.gradient_bytes,
         "optimizer_state_bytes": record.optimizer_bytes,
+        "host_bytes": record.host_bytes,
         "optimizer": record.optimizer,
     }
     return value

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import gc
-import inspect
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,16 +14,17 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 
-from msrun.errors import StrategyError
 from msrun.runtime.cost.devices import DeviceProfile
 from msrun.runtime.execute.executor import Executor
+from msrun.runtime.execute.placement import placement_of
 from msrun.runtime.execute.plain_tensors import plain
 from msrun.runtime.execute.traffic import traffic
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.pipeline.schedule import Action, Kind
 from msrun.runtime.parallel.pipeline.stage_runner import on_action
 from msrun.runtime.partition.collective_messages import Totals
-from msrun.runtime.simulate.recording import ACTIVATIONS, BACKWARD, GRADIENTS, OPTIMIZER, RECOMPUTED, Recording
+from msrun.runtime.simulate.optimizer_step import find_optimizers, step_optimizer
+from msrun.runtime.simulate.recording import ACTIVATIONS, BACKWARD, GRADIENTS, HOST, RECOMPUTED, Recording
 from msrun.runtime.simulate.sketch import Sketch, placed_parts
 
 
@@ -38,6 +37,12 @@ class StepRecord:
     gradient_bytes: int
     """What stays for the optimizer when the backward pass has ended."""
     optimizer_bytes: int
+    host_parameter_bytes: int
+    """Of the parameters' bytes those in the memory of the host."""
+    host_state_bytes: int
+    """Of the optimizer's bytes those in the memory of the host."""
+    host_copy_bytes: int
+    """Copies of weights that an optimizer on the host has there, beside its state."""
     optimizer: str
     """Its class; empty when the script has none yet."""
     at_peak: Mapping[str, int]
@@ -52,9 +57,15 @@ class StepRecord:
     """When forward and backward pass have ended."""
 
     @property
+    def host_bytes(self) -> int:
+        """What stays in the memory of the host: parameters, optimizer state, copies of weights."""
+        return self.host_parameter_bytes + self.host_state_bytes + self.host_copy_bytes
+
+    @property
     def peak_bytes(self) -> int:
-        """Most memory at any moment of a step, optimizer state included."""
-        return self.parameter_bytes + self.optimizer_bytes + sum(self.at_peak.values())
+        """Most memory of the device at any moment of a step, optimizer state included."""
+        there = self.parameter_bytes + self.optimizer_bytes - self.host_parameter_bytes - self.host_state_bytes
+        return there + sum(self.at_peak.values())
 
     @property
     def step_s(self) -> float:
@@ -115,16 +126,21 @@ def finish_record(
     """
     gradients = [local_part(value.grad) for value in parameters.values() if value.grad is not None]
     recording.kind_of(gradients, GRADIENTS)
+    on_host = frozenset(name for name, value in parameters.items() if _is_on_host(value))
+    recording.kind_of([local_part(g) for name in on_host if (g := parameters[name].grad) is not None], HOST)
     passes_end_s = recording.clock_s
-    at_peak = recording.memory.at_peak()
+    at_peak = {kind: nbytes for kind, nbytes in recording.memory.at_peak().items() if kind != HOST}
     trained = {name: local_part(value) for name, value in parameters.items() if value.grad is not None}
     optimizers = find_optimizers(root)
-    state_bytes = sum(_optimizer_step(optimizer, trained, root, recording) for optimizer in optimizers)
+    states = [step_optimizer(optimizer, trained, root, recording, on_host) for optimizer in optimizers]
     return StepRecord(
         recording,
         sum(_nbytes(local_part(value)) for value in parameters.values()),
         sum(map(_nbytes, gradients)),
-        state_bytes,
+        sum(state.total for state in states),
+        sum(_nbytes(local_part(parameters[name])) for name in on_host),
+        sum(state.on_host for state in states),
+        sum(state.host_copies for state in states),
         ", ".join(sorted({type(optimizer).__name__ for optimizer in optimizers})),
         at_peak,
         moved,
@@ -209,61 +225,14 @@ def _during(phase: str, call: Callable[..., Any], recording: Recording) -> Calla
     return run
 
 
-def find_optimizers(root: nn.Module) -> list[torch.optim.Optimizer]:
-    """Return the optimizers that the script has made for parameters of a network."""
-    own = {id(parameter) for parameter in root.parameters()}
-    alive = [found for found in gc.get_objects() if issubclass(type(found), torch.optim.Optimizer)]
-    return [
-        optimizer
-        for optimizer in alive
-        if any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"])
-    ]
-
-
-def _optimizer_step(
-    optimizer: torch.optim.Optimizer,
-    trained: Mapping[str, Tensor],
-    root: nn.Module,
-    recording: Recording,
-) -> int:
-    """Step a stand-in of an optimizer on tensors without values, recorded, and return the bytes of its state.
-
-    Raises:
-        StrategyError: its step needs values.
-    """
-    name_of = {id(parameter): name for name, parameter in root.named_parameters()}
-    stand_ins = {}
-    for name, parameter in trained.items():
-        stand_in = nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype, device="meta"))
-        stand_in.grad = torch.empty_like(stand_in)
-        stand_ins[name] = stand_in
-    some: torch.optim.Optimizer = object.__new__(type(optimizer))
-    groups = []
-    for group in optimizer.param_groups:
-        names = [name_of.get(id(parameter)) for parameter in group["params"]]
-        groups.append({**group, "params": [stand_ins[name] for name in names if name in stand_ins]})
-    vars(some).update(vars(optimizer), param_groups=groups, state=defaultdict(dict))
-    step = inspect.unwrap(type(optimizer).step)
-    try:
-        with torch.no_grad():
-            step(some)  # makes the state
-            with recording.during(OPTIMIZER), recording.recording():
-                step(some)
-    except (RuntimeError, NotImplementedError, TypeError) as error:
-        raise StrategyError(
-            f"{type(optimizer).__name__}: its step needs values or a closure, which a dry run does not have "
-            f"({str(error).splitlines()[0][:120]}); use --sim_level 0"
-        ) from error
-    return sum(_nbytes(value) for state in some.state.values() for value in _tensors(state))
-
-
-def _tensors(state: Any) -> Iterable[Tensor]:
-    return [value for value in state.values() if isinstance(value, Tensor)] if isinstance(state, dict) else []
-
-
 def local_part(tensor: Tensor) -> Tensor:
     """Return this rank's part of a tensor, without a graph."""
     return tensor.to_local().detach() if isinstance(tensor, DTensor) else plain(tensor)
+
+
+def _is_on_host(parameter: Tensor) -> bool:
+    placed = placement_of(parameter)
+    return placed is not None and placed.on_host
 
 
 def _nbytes(tensor: Tensor) -> int:

@@ -52,6 +52,11 @@ def _memory(classes: Sequence[RankClass], room: int) -> list[str]:
         lines.append("  ".join(cells))
     if len(shown) < len(classes):
         lines.insert(-1, f"... {len(classes) - len(shown)} more in simulation.json")
+    for found in shown:
+        assert found.record is not None
+        if found.record.host_bytes:
+            kept = format_bytes(found.record.host_bytes)
+            lines.append(f"host memory of {_ranks(found)}: {kept} of parameters and optimizer state each")
     return [line.rstrip() for line in lines]
 
 

@@ -11,15 +11,17 @@ from torch import nn
 
 from msrun import contract
 from msrun.errors import StrategyError
-from msrun.runtime import AutoParallel, GradAccumulation, Pipeline, WithLoss, init, release
+from msrun.runtime import AutoParallel, GradAccumulation, Pipeline, WithLoss, init, release, set_target
 from msrun.runtime.capture.target import Target
 from msrun.runtime.cost.collectives import collective_seconds
 from msrun.runtime.cost.devices import PROFILES, DeviceProfile
+from msrun.runtime.optim import offload
 from msrun.runtime.simulate.host_traffic import count_host_traffic
 from msrun.runtime.simulate.job import SimulatedJob, simulate_job
 from msrun.runtime.simulate.page import render_page
 from msrun.runtime.simulate.report import Report, build_trace
 from msrun.runtime.simulate.table import render_table
+from msrun.runtime.simulate.units import format_bytes
 
 DEVICE = PROFILES["a100"]
 WIDTH = 64
@@ -41,6 +43,7 @@ def simulate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulate]:
         hsdp: str = "",
         mode: str = "semi_auto",
         device: DeviceProfile = DEVICE,
+        prepare: Callable[[nn.Module, torch.optim.Optimizer], object] = lambda _net, _optimizer: None,
     ) -> SimulatedJob:
         place = {"MSRUN_SIM_LEVEL": "3", "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": "8"}
         for name, value in place.items():
@@ -49,6 +52,7 @@ def simulate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulate]:
         layers = [layer for _ in range(4) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
         net: nn.Module = WithLoss(nn.Sequential(*layers, nn.Linear(WIDTH, 4)), nn.CrossEntropyLoss())
         run.optimizer = torch.optim.AdamW(net.parameters())  # type: ignore[attr-defined]  # alive until the end
+        prepare(net, run.optimizer)  # type: ignore[attr-defined]
         net = Pipeline(net, 4) if stages > 1 else net
         parallel = AutoParallel(net, mode)
         if stages > 1:
@@ -89,6 +93,28 @@ def test_memory_and_traffic_are_those_of_the_formulas(simulate: Simulate) -> Non
     assert record.optimizer == "AdamW"
     assert record.traffic == job.plan.traffic
     assert record.traffic.bytes["all_reduce"] == 4 * ELEMENTS + 2 * 4  # and the count and the sum of the loss
+
+
+def test_layer_on_the_host_takes_nothing_of_the_device(simulate: Simulate) -> None:
+    on_device = simulate()
+    release()
+    moved = simulate(prepare=lambda net, _: set_target(net.network[0], "cpu"))
+    before, record = on_device.classes[0].record, moved.classes[0].record
+    assert before is not None
+    assert record is not None
+    layer = 4 * (WIDTH * WIDTH + WIDTH)
+    assert record.parameter_bytes == before.parameter_bytes
+    assert (record.host_parameter_bytes, record.host_state_bytes) == (layer, 2 * layer + 2 * 4)
+    assert record.peak_bytes <= before.peak_bytes - 3 * layer
+    assert f"host memory of ranks 0-15: {format_bytes(record.host_bytes)}" in render_table(report_of(moved))
+
+
+def test_optimizer_on_the_host_has_its_state_and_its_copies_there(simulate: Simulate) -> None:
+    record = simulate(prepare=lambda _, optimizer: offload(optimizer)).classes[0].record
+    assert record is not None
+    assert record.optimizer_bytes == record.host_state_bytes == 8 * ELEMENTS + 4 * 10
+    assert record.host_copy_bytes == 4 * ELEMENTS
+    assert record.peak_bytes == record.parameter_bytes + sum(record.at_peak.values())
 
 
 def test_cut_parameters_take_their_part(simulate: Simulate) -> None:

@@ -1,6 +1,7 @@
-"""Times steps with searched strategies beside every uniform plan, in turns; started by `search.py` on all ranks.
+"""Times steps in turns: searched strategies beside every uniform plan, or the division of a step that is found beside
+others; started by `search.py` on all ranks.
 
-usage: search_job.py NETWORK ROUNDS RESULT.json
+usage: search_job.py strategies|degrees NETWORK ROUNDS RESULT.json
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,10 +21,21 @@ from search_networks import Mixtral, Perceptron, ResNet50, Transformer
 from torch import Tensor, nn
 
 from msrun.errors import StrategyError
-from msrun.runtime import AutoParallel, calibrate, get_group_size, get_rank, init, release, shard
+from msrun.runtime import (
+    AutoParallel,
+    Degrees,
+    calibrate,
+    get_group_size,
+    get_rank,
+    init,
+    release,
+    search_degrees,
+    shard,
+)
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.target import find_target
 from msrun.runtime.cost.devices import DeviceProfile
+from msrun.runtime.parallel.degrees.step_price import StepPrice
 from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.parallel.parameters.fusion_config import ALONE_BYTES
 from msrun.runtime.partition.decide import Constraints, decide
@@ -30,7 +43,10 @@ from msrun.runtime.partition.price import price
 from msrun.runtime.partition.step_spec import StepSpec
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 
+SEARCH_LIMIT_S = 100.0
 Batch = tuple[Tensor, Tensor]
+Built = tuple[AutoParallel, Batch, float | None]
+"""With the seconds of a step as it was priced."""
 MODE = "dynamic_programming"
 OPTIMIZER_STATES = 0
 """Plain SGD: the plans of all turns are in memory together."""
@@ -117,7 +133,7 @@ def cut(network: nn.Module, data: int, model: int) -> None:
             shard(layer, rows if number % 2 else columns)
 
 
-def build(name: str, plan: Uniform | None, profile: DeviceProfile) -> tuple[AutoParallel, Batch, float | None]:
+def build(name: str, plan: Uniform | None, profile: DeviceProfile) -> Built:
     """Return a network with a plan, the whole batch, and the seconds of a step of a uniform plan as it is priced.
 
     Args:
@@ -164,16 +180,52 @@ def one_step(step: AutoParallel, optimizer: torch.optim.Optimizer, batch: Batch)
     return float(seconds)
 
 
+KINDS: dict[str, Callable[[Degrees], bool]] = {
+    "found": lambda _: True,
+    "undivided": lambda degrees: degrees == Degrees(),
+    "hsdp": lambda degrees: degrees == Degrees(shards_optimizer=True),
+    "copies": lambda degrees: degrees == Degrees(copies=2),
+    "micro batches": lambda degrees: degrees == Degrees(micro_batches=2),
+    "recompute": lambda degrees: degrees == Degrees(recomputes=True),
+    "2 stages": lambda degrees: degrees.stages == 2,
+    "4 stages": lambda degrees: degrees.stages == 4,
+}
+"""Name -> which of the priced divisions are meant; the fastest of them is timed."""
+
+
+def strategies(name: str, profile: DeviceProfile) -> dict[str, Callable[[], Built]]:
+    """Return how the searched plan and every uniform one are built."""
+    plans = [None, *uniform_plans(get_group_size())]
+    return {"searched" if plan is None else str(plan): partial(build, name, plan, profile) for plan in plans}
+
+
+def divisions(name: str, profile: DeviceProfile) -> dict[str, Callable[[], Built]]:
+    """Return how a network is built with the division that is found, and with the fastest of other kinds."""
+    torch.manual_seed(1)
+    network, batch = NETWORKS[name]()
+    found = search_degrees(
+        network, *batch, device=profile, optimizer_states=OPTIMIZER_STATES, time_limit_s=SEARCH_LIMIT_S
+    )
+
+    def built(step: StepPrice) -> Built:
+        torch.manual_seed(1)
+        return found.apply(NETWORKS[name]()[0], step.degrees), batch, step.seconds
+
+    firsts = {
+        kind: next((step for step in found.priced if is_meant(step.degrees)), None) for kind, is_meant in KINDS.items()
+    }
+    return {f"{kind}: {step.degrees}": partial(built, step) for kind, step in firsts.items() if step is not None}
+
+
 def main() -> None:
     """Build every plan that is legal, and take turns."""
-    name, rounds, result = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+    what, name, rounds, result = sys.argv[1], sys.argv[2], int(sys.argv[3]), Path(sys.argv[4])
     init()
     torch.set_num_threads(1)
     profile = calibrate()
     plans, times, priced = {}, {}, {}
-    for plan in (None, *uniform_plans(get_group_size())):
-        word = "searched" if plan is None else str(plan)
-        step, batch, priced[word] = build(name, plan, profile)
+    for word, build_plan in {"strategies": strategies, "degrees": divisions}[what](name, profile).items():
+        step, batch, priced[word] = build_plan()
         optimizer = torch.optim.SGD(step.parameters(), lr=1e-3)
         try:
             one_step(step, optimizer, batch)
@@ -181,7 +233,7 @@ def main() -> None:
             if get_rank() == 0:
                 print(f"{name} {word}: {error}", file=sys.stderr)
             continue
-        if plan is None and step.plan.price is not None:
+        if priced[word] is None and step.plan.price is not None:
             priced[word] = step.plan.price.seconds
         one_step(step, optimizer, batch)
         plans[word], times[word] = (step, optimizer, batch), list[float]()

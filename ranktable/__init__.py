@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from ranktable.ordering import renumber_ranks
     from ranktable.problem import Position, Problem
     from ranktable.report.picture import draw_table
-    from ranktable.sources.gather import Gathered, SourceRequest, gather_hosts
+    from ranktable.sources.collect import CollectedHosts, SourceRequest, collect_hosts
     from ranktable.sources.hostfile import read_hostfile, read_slurm_hosts
     from ranktable.sources.local_host import Probe
     from ranktable.sources.pods import read_pods
@@ -81,7 +81,7 @@ _HOMES = {
     "model": "Cluster Device Group RankTable Server SuperPod",
     "problem": "Position Problem",
     "report.picture": "draw_table",
-    "sources.gather": "Gathered SourceRequest gather_hosts",
+    "sources.collect": "CollectedHosts SourceRequest collect_hosts",
     "sources.hostfile": "read_hostfile read_slurm_hosts",
     "sources.local_host": "Probe",
     "sources.pods": "read_pods",
@@ -96,6 +96,7 @@ __all__ = [
     "Change",
     "Cluster",
     "ClusterPart",
+    "CollectedHosts",
     "ConvertWishes",
     "Converted",
     "Device",
@@ -106,7 +107,6 @@ __all__ = [
     "FileKind",
     "Fixed",
     "FoundDevice",
-    "Gathered",
     "Group",
     "GroupNotFoundError",
     "Host",
@@ -140,6 +140,7 @@ __all__ = [
     "WriteError",
     "build_table",
     "check_file",
+    "collect_hosts",
     "convert_table",
     "default_file_name",
     "detect_file",
@@ -150,7 +151,6 @@ __all__ = [
     "encode_table",
     "export_table",
     "fix_table",
-    "gather_hosts",
     "merge_clusters",
     "merge_tables",
     "parse_table",

@@ -14,7 +14,7 @@ from ranktable.generate import SERVER_ORDERS, VERSIONS, HostInventory, ServerOrd
 from ranktable.model import RankTable
 from ranktable.problem import Problem
 from ranktable.profile import ANY_TARGET, Profile, build_profile
-from ranktable.sources.gather import Gathered, SourceRequest, gather_hosts
+from ranktable.sources.collect import CollectedHosts, SourceRequest, collect_hosts
 from ranktable.sources.hostfile import HOSTFILE_FORMATS
 from ranktable.validate import hold_to_rules, judge_table
 
@@ -131,15 +131,15 @@ def _build(
     asked = _probe(root, server_id, asks_super_pod=version == "1.2") if probe else None
     if not probe and (server_id is not None or root != "/"):
         raise click.UsageError("--root and --server_id go with --probe; leave them out")
-    gathered = gather_hosts(SourceRequest(slurm=os.environ if slurm else None, probe=asked, **sources))
-    if profile is None and gathered.device_target is not None:
-        profile = build_profile(gathered.device_target)
-    order = order or gathered.order
+    collected = collect_hosts(SourceRequest(slurm=os.environ if slurm else None, probe=asked, **sources))
+    if profile is None and collected.device_target is not None:
+        profile = build_profile(collected.device_target)
+    order = order or collected.order
     pods = parse_super_pods(super_pods) if super_pods else None
-    table = assemble_table(gathered.hosts, order=order, version=version, profile=profile, super_pods=pods)
+    table = assemble_table(collected.hosts, order=order, version=version, profile=profile, super_pods=pods)
     problems = hold_to_rules(table, profile or ANY_TARGET)
     problems = problems if profile else judge_table(table, Profile())  # what keeps it from use on Ascend
-    return table, _notes_on(table, order, gathered, problems, has_target=profile is not None)
+    return table, _notes_on(table, order, collected, problems, has_target=profile is not None)
 
 
 def _probe(root: str, server_id: str | None, *, asks_super_pod: bool) -> Any:
@@ -149,14 +149,14 @@ def _probe(root: str, server_id: str | None, *, asks_super_pod: bool) -> Any:
 
 
 def _notes_on(
-    table: RankTable, order: ServerOrder, gathered: Gathered, problems: tuple[Problem, ...], *, has_target: bool
+    table: RankTable, order: ServerOrder, collected: CollectedHosts, problems: tuple[Problem, ...], *, has_target: bool
 ) -> tuple[str, ...]:
     """Say which order was used, what was left out, and what keeps the table from use on Ascend."""
-    notes = list(gathered.notes)
+    notes = list(collected.notes)
     if len(table.servers) > 1:
         notes.append(f"ranks follow {_MEANINGS[order]}; rank 0 is on {table.servers[0].server_id}")
     if table.dialect == "1.0":
-        notes += _describe_lost_pods(gathered.hosts)
+        notes += _describe_lost_pods(collected.hosts)
     rules = {problem.rule for problem in problems}
     if "R16" in rules and not has_target:
         notes.append(_NEEDS_ASCEND)

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from torch import Tensor, fx
 
 from msrun.runtime.capture.captured_graph import CapturedGraph
-from msrun.runtime.cost.collectives import collective_seconds
 from msrun.runtime.cost.devices import DeviceProfile
+from msrun.runtime.cost.measured import measured_collective_seconds
 from msrun.runtime.cost.operators import TensorSpec
 from msrun.runtime.parallel.degrees.degrees import Degrees
 from msrun.runtime.parallel.pipeline.schedule import build_schedule, time_actions
@@ -109,7 +109,8 @@ class PartPrices:
             seconds = degrees.micro_batches * sum(passes[0])
         else:
             link = device.in_host if self._mesh.size < device.devices_per_host else device.between_hosts
-            delay = collective_seconds("send", self._border_bytes * degrees.copies, 2, link)
+            sent = self._border_bytes * degrees.copies
+            delay = device.wait_s + measured_collective_seconds("send", sent, 2, link, device)
             schedule = build_schedule("1f1b", len(self._stages), 1, degrees.micro_batches)
             rows = time_actions(schedule, lambda action: passes[action.stage][action.kind != "F"], delay)
             seconds = max(row[-1].end for row in rows)

@@ -45,7 +45,7 @@ class SourceRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
+class CollectedHosts:
     """The hosts, the order that their source suggests, the target that it knows, and what is worth a word."""
 
     hosts: tuple[HostInventory, ...]
@@ -54,27 +54,27 @@ class Gathered:
     notes: tuple[str, ...] = ()
 
 
-def gather_hosts(request: SourceRequest) -> Gathered:
+def collect_hosts(request: SourceRequest) -> CollectedHosts:
     """Return the hosts of a request; raises ReadError, SourceError, HostListError, BuildError."""
     _check_sources(request)
     if request.pod_annotations is not None:
-        gathered = _gather_pods(request.pod_annotations)
+        collected = _collect_pods(request.pod_annotations)
     elif request.probe is not None:
         ids = None if request.devices is None else parse_numbers(request.devices)
         probed = request.probe.ask(request.device_target, ids)
-        gathered = Gathered((probed.host,), "given", probed.device_target, probed.notes)
+        collected = CollectedHosts((probed.host,), "given", probed.device_target, probed.notes)
     elif request.hccn_conf is not None:
-        gathered = _gather_answers(request, request.hccn_conf)
+        collected = _collect_answers(request, request.hccn_conf)
     else:
-        gathered = _gather_list(request)
-    hosts = gathered.hosts
+        collected = _collect_list(request)
+    hosts = collected.hosts
     if request.super_device_ids is not None:
         hosts = give_super_device_ids(hosts, read_super_device_ids(request.super_device_ids))
     hosts = _choose(hosts, request)
     if request.resolve:
         found = resolve_names(host.server_id for host in hosts)
         hosts = tuple(replace(host, host_ip=host.host_ip or found[host.server_id]) for host in hosts)
-    return replace(gathered, hosts=hosts)
+    return replace(collected, hosts=hosts)
 
 
 def _check_sources(request: SourceRequest) -> None:
@@ -103,7 +103,7 @@ def _refuse_pair(is_given: bool, pair: str) -> None:
         raise BuildError(f"{pair} both give the addresses of devices", "give one of them")
 
 
-def _gather_pods(path: str) -> Gathered:
+def _collect_pods(path: str) -> CollectedHosts:
     from ranktable.sources.pods import read_pods
 
     pods = read_pods(path)
@@ -111,14 +111,14 @@ def _gather_pods(path: str) -> Gathered:
     order: ServerOrder = "rank_index" if has_indices and pods.hosts[0].rank_index is not None else "given"
     if not has_indices:
         message = f"the {len(pods.hosts)} hosts have no hccl/rankIndex; their order is a guess without it"
-        return Gathered(pods.hosts, "server_id", "ascend", (*pods.notes, f"warning: {message}"))
-    return Gathered(pods.hosts, order, "ascend", pods.notes)
+        return CollectedHosts(pods.hosts, "server_id", "ascend", (*pods.notes, f"warning: {message}"))
+    return CollectedHosts(pods.hosts, order, "ascend", pods.notes)
 
 
-def _gather_list(request: SourceRequest) -> Gathered:
+def _collect_list(request: SourceRequest) -> CollectedHosts:
     pairs = [(host.name, _device_ids_of(host, request.devices)) for host in _read_list(request)]
     addresses = _read_addresses(request.device_ips, pairs)
-    return Gathered(tuple(take_hosts(pairs, addresses)))
+    return CollectedHosts(tuple(take_hosts(pairs, addresses)))
 
 
 def _read_list(request: SourceRequest) -> tuple[ListedHost, ...]:
@@ -148,7 +148,7 @@ def _read_addresses(option: str | None, pairs: Iterable[tuple[str, Sequence[int]
     return expand_pattern(option, pairs) if is_pattern(option) else read_device_ips(option)
 
 
-def _gather_answers(request: SourceRequest, path: str) -> Gathered:
+def _collect_answers(request: SourceRequest, path: str) -> CollectedHosts:
     """Take devices and addresses from what each host says; without a list of hosts they are those of the folder."""
     lists_hosts = request.hosts is not None or request.hostfile is not None or request.slurm is not None
     listed = _read_list(request) if lists_hosts else None
@@ -167,7 +167,7 @@ def _gather_answers(request: SourceRequest, path: str) -> Gathered:
     strangers = len(files.keys() - said.keys())
     notes = [f"{path}: {strangers} hosts that are not asked for are left out"] if strangers else []
     notes += [note for answers in said.values() for note in answers.notes]
-    return Gathered(hosts, notes=tuple(notes))
+    return CollectedHosts(hosts, notes=tuple(notes))
 
 
 def _files_of(host: ListedHost, files: Mapping[str, list[Path]], path: str) -> list[Path]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
 from msrun.runtime import AutoParallel, Pipeline, WithLoss, calibrate, get_rank, init
@@ -22,6 +23,7 @@ from msrun.runtime.execute.traffic import traffic
 
 STEPS = 5  # before a profile is measured, and as many after it
 WIDTH, HEADS, WORDS, LENGTH = 256, 4, 1000, 128
+UNCAPTURED = ("ddp", "fsdp")
 
 
 class Block(nn.Module):
@@ -68,9 +70,11 @@ def main() -> None:
     if mode == "pipeline":
         net = Pipeline(net, 4)
     optimizer = torch.optim.AdamW(net.parameters())
-    parallel = AutoParallel(net)
+    parallel = AutoParallel(net, "data_parallel" if mode in UNCAPTURED else "semi_auto")
     if mode.startswith("level"):
         parallel.hsdp(threshold=16, optimizer_level=mode)
+    if mode == "fsdp":
+        parallel.hsdp(threshold=16, optimizer_level="level3")
     if mode == "pipeline":
         parallel.dataset_strategy("full_batch").pipeline(stages=2)
 
@@ -95,17 +99,23 @@ def main() -> None:
         times.append([statistics.mean(each) for each in zip(*found, strict=True)])
     with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as watched:
         step()
-    parameters = sum(plain(value).nbytes for value in net.parameters())
-    state = sum(plain(value).nbytes for found in optimizer.state.values() for value in found.values())
+    parameters = sum(local(value).nbytes for value in net.parameters())
+    state = sum(local(value).nbytes for found in optimizer.state.values() for value in found.values())
+    buckets = parameters if mode == "ddp" else 0  # DDP keeps them from step to step
     figures = {
         "parameter_bytes": parameters,
         "optimizer_state_bytes": state,
-        "peak_bytes": parameters + state + peak_of(watched),
-        "traffic": moved,
+        "peak_bytes": parameters + state + buckets + peak_of(watched),
+        "traffic": None if mode in UNCAPTURED else moved,
         "step_s": [seconds for seconds, _ in times],
         "processor_s": [processor_s for _, processor_s in times],
     }
     Path(f"{result}.{get_rank()}").write_text(json.dumps(figures))
+
+
+def local(value: Tensor) -> Tensor:
+    """Return this rank's part."""
+    return value.to_local() if isinstance(value, DTensor) else plain(value)
 
 
 def peak_of(watched: torch.profiler.profile) -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ranktable.problem import Problem, Severity, join_key, show_value
 from ranktable.profile import Profile
-from ranktable.rules.registry import CONCISE, declare_rule, rule
+from ranktable.rules.registry import CONCISE, MADE_FOR_A3, declare_rule, rule
 from ranktable.survey import DeviceEntry, ServerEntry, Survey, find_repeats
 from ranktable.text import count_noun
 from ranktable.values import parse_address
@@ -30,7 +30,6 @@ _READ_BY = {
 }
 _NAMES = {"hccl": "HCCL", "mindspore": "MindSpore", "mindie-llm": "MindIE-LLM", "mindie-motor": "MindIE-Motor"}
 _PRODUCER_ONLY = {"volcano-job": "1.3", "volcano-global": "1.4"}
-_SUPER_POD_DIALECTS = frozenset({"1.2", "volcano-global"})
 _LLM_DIALECTS = frozenset({"1.0", "1.2"})
 _LLM = ("mindie-llm",)
 _MODE = 0o640
@@ -76,7 +75,7 @@ def check_chip(survey: Survey, profile: Profile) -> Iterator[Problem]:
         reads = "version 2.0 only" if profile.chip == "a5" else "versions 1.0 and 1.2, not 2.0"
         remedy = "generate the table on its host" if profile.chip == "a5" else "name the chip a5, or use version 1.0"
         yield _complain(survey, "P2", "error", f"chip {profile.chip} reads {reads} (EI0014)", remedy)
-    elif survey.dialect in _SUPER_POD_DIALECTS and profile.chip != "a3":
+    elif survey.dialect in MADE_FOR_A3 and profile.chip != "a3":
         message = f"super pods belong to chip a3, the table is checked for {profile.chip}"
         yield _complain(survey, "P2", "warning", message, 'write "version": "1.0", or name the chip a3')
 

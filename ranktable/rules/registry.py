@@ -43,9 +43,10 @@ _ELSEWHERE = {
 Check = Callable[[Survey, Profile], Iterator[Problem]]
 Weight = Literal["error", "warning", "error or warning"]
 _RULES: dict[str, Rule] = {}
-_SUPER_POD_DIALECTS = frozenset({"1.2", "volcano-global"})
+MADE_FOR_A3 = frozenset({"1.2", "volcano-global"})
+"""The dialects whose version says that the table has super pods."""
 _FLAT_DIALECTS = frozenset({"1.0", "cross-cluster"})
-_WRITTEN = CONCISE | {"1.1", "2.0", "template2-cloud", "template2-lab"}
+_EVERY = CONCISE | TEMPLATE2 | HETEROGENEOUS | V2
 LOCAL_RULES = {
     "L1": "this host is one server of the table, by address or name",
     "L2": "the device ids of that server are device nodes of this host",
@@ -57,7 +58,6 @@ LOCAL_RULES = {
 }
 """What `ranktable check --local` asks for beside the rules of `validate`, by id."""
 _WEIGHTS: dict[str, Weight] = {"L3": "error or warning", "L4": "warning", "L5": "error or warning"}
-_ALL = CONCISE | {"1.1", "2.0", "template2-cloud", "template2-lab"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ def chip_of(survey: Survey, profile: Profile) -> str | None:
 
 def is_super_pod_table(survey: Survey) -> bool:
     """True when the kind of table, or what it holds, is for A3: only that chip has super pods in a version 1 table."""
-    if survey.dialect in _SUPER_POD_DIALECTS:
+    if survey.dialect in MADE_FOR_A3:
         return True
     if survey.dialect in _FLAT_DIALECTS:
         return False
@@ -157,14 +157,14 @@ def severity_on(survey: Survey, profile: Profile, *chips: str) -> Severity | Non
     return replace(profile, chip=chip_of(survey, profile)).severity_on(*chips)
 
 
-declare_rule("R1", "the file is a JSON object in UTF-8 of at most 40 MiB, without comments, named .json", _WRITTEN)
-declare_rule("R2", "the version is known for this kind of table", _WRITTEN)
-declare_rule("R4", "scalars are strings; in version 2.0 numbers are integers", _WRITTEN)
-declare_rule("R5", "the keys that are demanded are there, and no array is empty", _WRITTEN, severity="error or warning")
-declare_rule("R31", "every key is known", _WRITTEN, severity="warning")
-declare_rule("R32", "no key stands twice in its object", _WRITTEN)
+declare_rule("R1", "the file is a JSON object in UTF-8 of at most 40 MiB, without comments, named .json", _EVERY)
+declare_rule("R2", "the version is known for this kind of table", _EVERY)
+declare_rule("R4", "scalars are strings; in version 2.0 numbers are integers", _EVERY)
+declare_rule("R5", "the keys that are demanded are there, and no array is empty", _EVERY, severity="error or warning")
+declare_rule("R31", "every key is known", _EVERY, severity="warning")
+declare_rule("R32", "no key stands twice in its object", _EVERY)
 declare_rule("P5", "every group has a group_id of its own", frozenset({"mindie-global"}))
 
 
 for _rule_id, _title in LOCAL_RULES.items():
-    declare_rule(_rule_id, f"{_title} (check --local)", _ALL, severity=_WEIGHTS.get(_rule_id, "error"))
+    declare_rule(_rule_id, f"{_title} (check --local)", _EVERY, severity=_WEIGHTS.get(_rule_id, "error"))

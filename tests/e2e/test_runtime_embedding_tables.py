@@ -58,13 +58,15 @@ def test_embedding_tables(outcomes: Outcomes, case: str) -> None:
 
 
 @pytest.mark.slow
-def test_four_ranks_train_sparse_layers_as_one_process(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+def test_four_ranks_train_sparse_layers_and_tables_in_stages_as_one_process(
+    msrun: JobRunner, workers: Path, tmp_path: Path
+) -> None:
     cases = [case for case in CASES if case.startswith(("sparse_", "a_cache", "stages_"))]
     result, env = tmp_path / "result.json", {ONLY_CASES: json.dumps(cases)}
     program = workers / "runtime" / "modes.py"
     msrun.run_world(4, program, result, "embedding_tables", cwd=tmp_path, env=env, deadline_s=DEADLINE_S)
     outcomes = json.loads(result.read_text())
-    assert [errors_of(outcomes, case) for case in cases] == [[]] * 4
+    assert [errors_of(outcomes, case) for case in cases] == [[]] * len(cases)
 
 
 @TABLE.looks_at("first_values_are_those_of_one_process")

@@ -42,16 +42,19 @@ def measured_collective_seconds(operation: str, nbytes: float, ranks: int, link:
     return _from_nearest(points, (ranks, nbytes), model)
 
 
-def message_seconds(operation: str, nbytes: float, mesh: Mesh, axes: Axes, device: DeviceProfile) -> float:
+def message_seconds(
+    operation: str, nbytes: float, mesh: Mesh, axes: Axes, device: DeviceProfile, *, waits: bool = True
+) -> float:
     """Return what a step waits for a collective along axes of a mesh, or for a copy between device and host.
 
     Args:
         operation: a word of the run-time counter; `to_host` and `to_device` are the copies.
+        waits: ranks come to it from computing; False right after another one, or where nothing waits for it alone.
     """
     if operation in _COPIES:
         return copy_seconds(nbytes, device.to_host)
     ranks = mesh.extent(axes)
-    wait_s = device.wait_s if ranks > 1 else 0.0
+    wait_s = device.wait_s if waits and ranks > 1 else 0.0
     return wait_s + measured_collective_seconds(operation, nbytes, ranks, link_of(mesh, axes, device), device)
 
 

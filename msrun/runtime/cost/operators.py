@@ -61,6 +61,11 @@ class Work:
 NOTHING = Work(0.0, 0.0, 0.0, launches=0)
 
 
+def copy_work(nbytes: int) -> Work:
+    """Return what a copy of so many bytes does."""
+    return Work(0.0, nbytes, nbytes)
+
+
 def operations(target: Any, shapes: Sequence[Shape], elements: int) -> float:
     """Return the operations of an operator on the way forward; a view does none.
 

@@ -162,12 +162,12 @@ class ParallelPlan:
         if sharding != HSDP_OFF and not any(parameter.shard_ranks > 1 for parameter in self.parameters):
             sharding = f"{sharding.partition(':')[0]} cuts no parameter of this network"
         ranks = f"{self.world_size} rank{'s' if self.world_size > 1 else ''}{stages}, {self.mode}, {sharding}{copies}"
-        host = f", {self.host_bytes / 1024:.0f} KB of them on the host" if self.host_bytes else ""
+        host = f", {_words(self.host_bytes)} of them on the host" if self.host_bytes else ""
         return f"{ranks}; {self.losses}; {self._stored()}{host}"
 
     def _stored(self) -> str:
         """Return in words what of the parameters lies on this rank."""
-        local, whole = f"{self.local_bytes / 1024:.0f} KB", f"{self.global_bytes / 1024:.0f} KB"
+        local, whole = _words(self.local_bytes), _words(self.global_bytes)
         own = sum(parameter.is_own_part for parameter in self.parameters)
         if own:
             return f"parameters {local} on this rank, {own} of {len(self.parameters)} of them this rank's own parts"
@@ -239,6 +239,16 @@ class ParallelPlan:
 
 def _row(entries: Sequence[object]) -> str:
     return f"({', '.join(map(str, entries))})"
+
+
+def _words(nbytes: int) -> str:
+    """Return a size in the unit in which it has few digits: 95 KB, 9000 KB, 89.8 MB, 16.0 GB."""
+    size = nbytes / 1024
+    for unit in ("KB", "MB"):
+        if size < 10240:
+            return f"{size:.0f} {unit}" if unit == "KB" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GB"
 
 
 def _shape(shape: tuple[int, ...]) -> str:

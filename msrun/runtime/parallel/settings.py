@@ -10,7 +10,7 @@ from typing import Any
 from msrun.errors import StrategyError, near_miss
 from msrun.runtime.parallel.host_search import DeviceLimit
 from msrun.runtime.parallel.parameters.fusion_config import FusionConfig
-from msrun.runtime.parallel.parameters.hsdp import HsdpSpec
+from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, Level
 from msrun.runtime.parallel.pipeline.pipeline import PipelineSpec
 from msrun.runtime.parallel.precision import PrecisionSpec
 from msrun.runtime.parallel.scaling import Compat, check_compat
@@ -126,6 +126,11 @@ class ParallelSettings:
         elif self.parallel_mode == "stand_alone":
             raise StrategyError(f'{name}() with parallel_mode="stand_alone": its ranks exchange nothing; leave it out')
         raise StrategyError(f'{name}() needs a captured graph: use parallel_mode="semi_auto"')
+
+    @property
+    def level(self) -> Level:
+        """Of optimizer parallel."""
+        return self.hsdp.optimizer_level if self.hsdp else "level1"
 
     @property
     def mode_text(self) -> str:

@@ -140,6 +140,29 @@ def backward_message(collective: Collective, shape: Shape, dtype: torch.dtype, m
     return Message(operation, math.prod(gradient) * dtype.itemsize, mesh.extent(collective.axes))
 
 
+def copied_bytes(collective: Collective, shape: Shape, dtype: torch.dtype, mesh: Mesh) -> tuple[list[int], list[int]]:
+    """Return the bytes of the copies beside the message, forward and on the way back; `shape` is the input's.
+
+    Parts of an inner dimension do not lie in a row: they are put together after they have arrived, and into rows before
+    they leave.
+    """
+
+    def is_inner(sizes: Shape, dim: int) -> bool:
+        return math.prod(sizes[:dim]) > 1
+
+    own, result = math.prod(shape) * dtype.itemsize, result_shape(collective, shape, mesh)
+    whole = max(own, math.prod(result) * dtype.itemsize)
+    match collective.kind:
+        case "gather" | "gather_enter" | "reduce_scatter" | "slice":
+            copies = [whole] if is_inner(shape, collective.dim) else []
+            forward = [] if collective.kind == "slice" else copies
+            return forward, [] if collective.kind == "gather" else copies
+        case "exchange":
+            copies = [own for dim in (collective.dim, collective.from_dim) if is_inner(shape, dim)]
+            return copies, copies
+    return [], []
+
+
 def gathers_of_parameter(nbytes: int, shard_axes: Axes, mesh: Mesh) -> Message:
     """Return what gathers parameters before their use.
 

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from msrun.runtime.cost.devices import DeviceProfile
 from msrun.runtime.cost.operators import TensorSpec, Work, backward_work, forward_work, is_attention
-from msrun.runtime.partition.collective_messages import Message, backward_message, forward_message
+from msrun.runtime.partition.collective_messages import Message, backward_message, copied_bytes, forward_message
 from msrun.runtime.partition.local_values import LocalValue, gradient_reaches, run_on_fakes
 from msrun.runtime.sharding.collective import Collective
 from msrun.runtime.sharding.layout import Axes, Mesh
@@ -52,6 +52,11 @@ class LocalCollective:
         if not self.has_gradient:
             return forward, None
         return forward, backward_message(self.collective, self.value.shape, self.value.dtype, mesh, rank)
+
+    def copies(self, mesh: Mesh) -> tuple[list[int], list[int]]:
+        """Return the bytes of the copies beside the messages, forward and on the way back."""
+        forward, backward = copied_bytes(self.collective, self.value.shape, self.value.dtype, mesh)
+        return forward, backward if self.has_gradient else []
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from msrun.runtime.capture.assignment import layout_constraint
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.cost.devices import DeviceProfile
 from msrun.runtime.cost.measured import message_seconds
-from msrun.runtime.cost.operators import TensorSpec
+from msrun.runtime.cost.operators import TensorSpec, copy_work
 from msrun.runtime.partition.collective_messages import Message, Totals, gathers_of_parameter, sums_of_gradient
 from msrun.runtime.partition.decide import is_whole_operator
 from msrun.runtime.partition.decisions import Decisions, OperatorDecision, Read
@@ -218,11 +218,14 @@ class _Pricing:
         self._flow = flow
         self._held = HeldValues(decisions.mesh)
         self._prices: list[OperatorPrice] = []
-        self._moved: list[tuple[OperatorPrice, LocalCollective]] = []
+        self._moved: list[tuple[OperatorPrice, LocalCollective, bool]] = []
+        """Collectives of operators themselves, with whether they come from computing."""
         self._rows: set[str] = set()
         """Placeholders of parameters whose gradient has rows alone."""
         self._filled: dict[tuple[str, Axes], int] = {}
         """Kind of messages of parameters -> bytes in the one that is open."""
+        self._waited: set[bool] = set()
+        """Whether gathers (True) and gradients have been waited for."""
         self._notes: dict[str, None] = {}
 
     def run(self) -> Price:
@@ -240,8 +243,8 @@ class _Pricing:
             self._read(read, buffers, has_gradient=False)
         for entry in self._held.crossed:
             self._add_messages(entry.owner, LocalCollective(entry.collective, entry.value, entry.has_gradient))
-        for owner, collective in self._moved:
-            self._add_messages(owner, collective)
+        for owner, collective, waits in self._moved:
+            self._add_messages(owner, collective, waits=waits)
         return self._with_parameters()
 
     # -- operators ----------------------------------------------------------------------------------------------
@@ -292,32 +295,39 @@ class _Pricing:
         if not work.is_known:
             self._notes[f"{node.target} needs values: its own messages and what it keeps are not priced"] = None
         own.forward_s, own.backward_s = work.compute_seconds(self._device)
-        self._moved += [(own, collective) for collective in work.collectives]
+        self._moved += [(own, collective, index == 0) for index, collective in enumerate(work.collectives)]
         self._rows |= {decision.reads[index].source for index in work.row_inputs}
         self._held.add_results(node.name, decision.layouts, node.meta.get("val"), inputs, work)
 
     def _read(self, read: Read, owner: OperatorPrice, *, has_gradient: bool) -> int:
         return self._held.read(read, owner, has_gradient=has_gradient)
 
-    def _add_messages(self, owner: OperatorPrice, collective: LocalCollective) -> None:
-        axes = collective.collective.axes
+    def _add_messages(self, owner: OperatorPrice, collective: LocalCollective, *, waits: bool = True) -> None:
+        axes, copies = collective.collective.axes, collective.copies(self._mesh)
+        own_s = [sum(copy_work(nbytes).seconds(self._device) for nbytes in each) for each in copies]
+        owner.forward_s, owner.backward_s = owner.forward_s + own_s[0], owner.backward_s + own_s[1]
         for message, found in zip(
             collective.messages(self._mesh, self._rank), (owner.forward_messages, owner.backward_messages), strict=True
         ):
             if message is not None:
-                found.append(self._priced(message, axes))
+                found.append(self._priced(message, axes, waits=waits))
 
-    def _priced(self, message: Message, axes: Axes) -> PricedMessage:
-        seconds = message_seconds(message.operation, message.bytes, self._mesh, axes, self._device)
+    def _priced(self, message: Message, axes: Axes, *, waits: bool) -> PricedMessage:
+        seconds = message_seconds(message.operation, message.bytes, self._mesh, axes, self._device, waits=waits)
         return PricedMessage(message, axes, seconds)
 
     def _fused(self, message: Message, axes: Axes, stored: int) -> PricedMessage:
         """Return a message that travels with others of its kind: the first one of a bucket takes what a start takes.
 
+        They travel while operators compute, so that a step waits for gathers once, and for gradients once.
+
         Args:
             stored: bytes of the parameter as this rank stores it.
         """
-        priced, key, limit = self._priced(message, axes), (message.operation, axes), self._step.bucket_bytes
+        key, limit = (message.operation, axes), self._step.bucket_bytes
+        is_gather = message.operation == "all_gather"
+        priced = self._priced(message, axes, waits=is_gather not in self._waited)
+        self._waited.add(is_gather)
         if self._step.is_alone(stored):
             return priced
         filled = self._filled.get(key)
@@ -325,7 +335,7 @@ class _Pricing:
             self._filled[key] = stored
             return priced
         self._filled[key] = filled + stored
-        empty = message_seconds(message.operation, 0, self._mesh, axes, self._device)
+        empty = message_seconds(message.operation, 0, self._mesh, axes, self._device, waits=False)
         return PricedMessage(message, axes, max(0.0, priced.seconds - empty))
 
     # -- parameters ---------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from msrun.runtime.cost.devices import DeviceProfile
 from msrun.runtime.cost.measured import message_seconds
-from msrun.runtime.cost.operators import TensorSpec
+from msrun.runtime.cost.operators import TensorSpec, copy_work
 from msrun.runtime.partition.collective_messages import Message, sums_of_gradient
 from msrun.runtime.partition.local_work import LocalCollective, LocalWork, LocalWorks
 from msrun.runtime.partition.step_spec import StepSpec
@@ -23,8 +24,9 @@ from msrun.runtime.sharding.layout import Axes, TensorLayout
 from msrun.runtime.sharding.operators.rule import Form, LabelSplit, OperatorCall
 from msrun.runtime.sharding.redistribution import Move, plan_directly
 
+_COPY = "copy"
 _Passed = tuple[str, Axes, int]
-"""Operation, axes, and the value's bytes divided by the message's."""
+"""Operation, or a copy beside it; axes; and the value's bytes divided by the message's."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class SplitCosts:
 
     def of_work(self, work: LocalWork) -> float:
         """Return the seconds of an operator with its own messages, forward and backward."""
-        return sum(work.compute_seconds(self._device)) + sum(map(self._of_collective, work.collectives))
+        messages = (self._of_collective(each, waits=index == 0) for index, each in enumerate(work.collectives))
+        return sum(work.compute_seconds(self._device)) + sum(messages)
 
     def kept_bytes(self, call: OperatorCall, form: Form, split: LabelSplit, work: LocalWork) -> float:
         """Return what an operator keeps for the backward pass beside its inputs, which their makers keep."""
@@ -121,15 +124,17 @@ class SplitCosts:
     def _bring(self, value: MovedValue, held: TensorLayout, wanted: TensorLayout, entered: Axes) -> float:
         size = TensorSpec(value.shape, value.dtype).nbytes
         return sum(
-            self._seconds(Message(operation, size // parts, self._mesh.extent(axes)), axes)
+            self._copy_s(size // parts)
+            if operation == _COPY
+            else self._seconds(Message(operation, size // parts, self._mesh.extent(axes)), axes)
             for operation, axes, parts in self._passed(held, wanted, entered, value.has_gradient)
         )
 
     def _passed(
         self, held: TensorLayout, wanted: TensorLayout, entered: Axes, has_gradient: bool
     ) -> tuple[_Passed, ...]:
-        """Return the messages between two layouts, which dimensions that neither cuts do not change."""
-        dims = [dim for dim, pair in enumerate(zip(held.split, wanted.split, strict=True)) if any(pair)]
+        """Return the messages between two layouts, which inner dimensions that neither cuts do not change."""
+        dims = [dim for dim, pair in enumerate(zip(held.split, wanted.split, strict=True)) if any(pair) or not dim]
         held, wanted = (TensorLayout(tuple(layout.split[dim] for dim in dims)) for layout in (held, wanted))
         key = (held, wanted, entered, has_gradient)
         if key not in self._messages:
@@ -153,23 +158,30 @@ class SplitCosts:
             else:
                 return
             spec = TensorSpec(layout.local_shape(self._mesh, shape), torch.int8)
-            for message in LocalCollective(collective, spec, has_gradient).messages(self._mesh, self._mesh.first_rank):
+            crossing = LocalCollective(collective, spec, has_gradient)
+            for message in crossing.messages(self._mesh, self._mesh.first_rank):
                 if message is not None:
                     yield message.operation, collective.axes, whole // message.bytes
+            for copied in itertools.chain(*crossing.copies(self._mesh)):
+                yield _COPY, (), whole // copied
             layout = after
 
-    def _of_collective(self, crossing: LocalCollective) -> float:
-        found = crossing.messages(self._mesh, self._mesh.first_rank)
-        return sum(self._seconds(message, crossing.collective.axes) for message in found if message is not None)
+    def _of_collective(self, crossing: LocalCollective, *, waits: bool) -> float:
+        found, axes = crossing.messages(self._mesh, self._mesh.first_rank), crossing.collective.axes
+        copies = map(self._copy_s, itertools.chain(*crossing.copies(self._mesh)))
+        return sum(copies) + sum(self._seconds(each, axes, waits=waits) for each in found if each is not None)
 
-    def _seconds(self, message: Message, axes: Axes) -> float:
-        return message_seconds(message.operation, message.bytes, self._mesh, axes, self._device)
+    def _copy_s(self, nbytes: int) -> float:
+        return copy_work(nbytes).seconds(self._device)
+
+    def _seconds(self, message: Message, axes: Axes, *, waits: bool = True) -> float:
+        return message_seconds(message.operation, message.bytes, self._mesh, axes, self._device, waits=waits)
 
     def _shared(self, message: Message, axes: Axes, stored: int) -> float:
-        """Return the seconds of a parameter's message that shares a bucket with others."""
-        seconds, bucket = self._seconds(message, axes), self._step.bucket_bytes
+        """Return the seconds of a parameter's message that shares a bucket with others, and their wait."""
+        seconds, bucket = self._seconds(message, axes, waits=False), self._step.bucket_bytes
         if self._step.is_alone(stored):
             return seconds
-        empty = message_seconds(message.operation, 0, self._mesh, axes, self._device)
+        empty = message_seconds(message.operation, 0, self._mesh, axes, self._device, waits=False)
         share = 0.0 if bucket is None else min(1.0, stored / bucket)
         return max(0.0, seconds - (1.0 - share) * empty)

@@ -168,15 +168,13 @@ class Collectives(Line):
     def sleep(self, word: int, seen: int, most_s: float) -> None:
         """Sleep until the word has another value."""
         segment = self._segment
-        if self._words.spin(word, seen):
-            return
         if segment.finished <= word < segment.left:
             # who finishes a slot looks whether somebody is blocked before this store may be there: look again soon
             self._words[segment.blocked + segment.rank] = 1
-            self._words.sleep(word, seen, min(most_s, 0.002))
+            segment.sleep(word, seen, min(most_s, 0.002))
             self._words[segment.blocked + segment.rank] = 0
         else:
-            self._words.sleep(word, seen, most_s)
+            segment.sleep(word, seen, most_s)
 
     def late_ranks(self) -> list[str]:
         """Return whom the first operation waits for."""

@@ -21,8 +21,9 @@ _EVERYONE = 0x7FFFFFFF
 _NEVER_LESS_THAN_0 = 2 << 24
 """FUTEX_OP_CMP_LT against 0: nobody who sleeps on the counted word is woken by the count"""
 _WRAP = 1 << 32
-_LOOKS = 100
-"""About 50 µs where no other process wants the core: what it costs to sleep and be woken."""
+_LOOKS = 30
+"""About 20 µs where no other process wants the core. More gains nothing; where the scheduler has put two ranks on one
+core and each is a session of its own (autogroup), a yield does not reach the other one, and they are lost."""
 _LOOK_S = 0.001
 """Most where others want the core."""
 _libc = ctypes.CDLL(None, use_errno=True)

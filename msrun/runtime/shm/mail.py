@@ -235,8 +235,7 @@ class Mail(Line):
 
     def sleep(self, word: int, seen: int, most_s: float) -> None:
         """Sleep until the word has another value."""
-        if not self._words.spin(word, seen):
-            self._words.sleep(word, seen, most_s)
+        self._segment.sleep(word, seen, most_s)
 
     def late_ranks(self) -> list[str]:
         """Return whom a message is sent to, or awaited from."""

@@ -75,7 +75,7 @@ class Segment:
         """rank -> descriptor of its process: readable when it has ended"""
         self._meet(most_s)
         self.is_crowded = bool(self.words[self._crowded])
-        """Whether ranks share cores: long sums are then made one rank after the other."""
+        """Whether ranks share cores: a rank then sleeps at once, and long sums are made one rank after the other."""
         if rank == 0:
             os.close(descriptor)  # everybody has opened it
 
@@ -133,6 +133,11 @@ class Segment:
     def _own_rows(self, slot: int, dtype: torch.dtype, width: int, count: int) -> Tensor:
         """Return this rank's slot as what is for each rank, `width` apart: [rank, count]."""
         return self._slots[slot, self.rank].view(dtype)[: self.size * width].view(self.size, width)[:, :count]
+
+    def sleep(self, word: int, seen: int, most_s: float) -> None:
+        """Sleep until a word has another value; look for a moment before that, if no other rank needs this core."""
+        if self.is_crowded or not self.words.spin(word, seen):
+            self.words.sleep(word, seen, most_s)
 
     def has_ended(self, rank: int) -> bool:
         """Return whether the process of a rank has ended."""

@@ -233,6 +233,12 @@ def test_what_cannot_be_known_is_refused(to, wishes, says):
         convert_table(build_table([("a", 2), ("b", 2)]), to, wishes)
 
 
+def test_another_number_than_that_of_the_table_is_refused():
+    device = Device(0, 0, device_ip="10.1.0.1", super_device_id="7")
+    with pytest.raises(BuildError, match="device 0 of server 'a' has super device id 7, 8 is given"):
+        convert_table(RankTable("1.0", (Server("a", (device,)),)), "1.2", wish(ids={"a": ["8"]}, pods=[("0", ["a"])]))
+
+
 @pytest.mark.parametrize(
     ("table", "says"),
     [

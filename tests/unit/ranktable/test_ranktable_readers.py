@@ -10,6 +10,7 @@ from rank_tables import findings, plain_table, service_table
 
 from ranktable import Device, Group, ProfileError, RankTable, Server, validate_file, validate_table
 from ranktable.cli import main
+from ranktable.codec import codec_names
 from ranktable.profile import build_profile
 from ranktable.rules import registered_rules
 
@@ -235,3 +236,9 @@ def test_the_rules_are_chosen_by_dialect_chip_and_profile(run):
     assert everything - ids("--chip", "a3") >= {"R12", "R17", "R18", "R19", "R20"}
     assert ids("--profile", "mindie-llm") & {"P6", "P10", "P20"} == {"P10"}
     assert run("rules", "--dialect", "9.9")[0] == 2
+
+
+def test_the_rules_of_text_and_structure_are_listed_for_every_dialect_that_is_read():
+    held = {name: {entry.rule_id for entry in registered_rules() if name in entry.dialects} for name in codec_names()}
+    missing = {name: {"R1", "R2", "R3", "R4", "R5", "R31", "R32"} - rules for name, rules in held.items()}
+    assert {name: rules for name, rules in missing.items() if rules} == {}

@@ -33,6 +33,7 @@ BROKEN = [
     (pod(1, "super_pod_id"), "0", [("R25", "error", "super_pod_list[1].super_pod_id")]),
     (pod(1, "super_pod_id"), "", [("R25", "error", "super_pod_list[1].super_pod_id")]),
     (pod(1, "super_pod_id"), "p" * 127, []),
+    (pod(1, "super_pod_id"), "<pod id>", [("R25", "error", "super_pod_list[1].super_pod_id")]),
     (pod(1, "super_pod_id"), "p" * 128, [("R25", "error", "super_pod_list[1].super_pod_id")]),
     (pod(1, "super_pod_id"), None, [("R5", "error", "super_pod_list[1].super_pod_id")]),
     (pod(1, "super_pod_id"), 1, [("R4", "error", "super_pod_list[1].super_pod_id")]),

@@ -24,7 +24,6 @@ from msrun.runtime.execute.traffic import traffic
 from msrun.runtime.parallel import host_operators
 from msrun.runtime.parallel.compilation.build_call import build_compiled_call
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
-from msrun.runtime.parallel.compilation.run_spec import RunSpec
 from msrun.runtime.parallel.host_operators import moved_at_borders, targets_in
 from msrun.runtime.parallel.plan_traffic import predict_traffic
 from msrun.runtime.partition.borders import place_operators
@@ -56,7 +55,7 @@ def compile_alone(network: nn.Module, captured: CapturedGraph, program: LocalPro
         name: placed(name, value, on_host=name in program.host_parameters) for name, value in loss.named_parameters()
     }
     buffers = dict(loss.named_buffers())
-    return build_compiled_call(captured, program, stored, buffers, mesh=build_mesh(1), rank=0, spec=RunSpec())
+    return build_compiled_call(captured, program, stored, buffers, mesh=build_mesh(1), rank=0)
 
 
 def directions(program: LocalProgram) -> list[tuple[str, str]]:

@@ -18,7 +18,6 @@ from msrun.runtime.capture.target import find_target
 from msrun.runtime.parallel.batch.parts import BatchParts
 from msrun.runtime.parallel.compilation.build_call import build_compiled_call
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
-from msrun.runtime.parallel.compilation.run_spec import RunSpec
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.schedule.buffers import BufferPlan, plan_buffers
@@ -105,8 +104,8 @@ def compiled(network: nn.Module, x: Tensor, copies: int) -> CompiledCall:
     program = partitioned(graph, build_mesh(1))
     stored = {name: placed(name, parameter) for name, parameter in network.named_parameters()}
     buffers = dict(network.named_buffers())
-    spec = RunSpec(BatchParts((("copies", copies),)))
-    return build_compiled_call(graph, program, stored, buffers, mesh=build_mesh(1), rank=0, spec=spec)
+    parts = BatchParts((("copies", copies),))
+    return build_compiled_call(graph, program, stored, buffers, mesh=build_mesh(1), rank=0, parts=parts)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)

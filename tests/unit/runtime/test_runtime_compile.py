@@ -16,7 +16,7 @@ from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.target import find_target
 from msrun.runtime.parallel.batch.parts import BatchParts
 from msrun.runtime.parallel.compilation.build_call import build_compiled_call
-from msrun.runtime.parallel.compilation.run_spec import RunSpec
+from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.schedule.compiled_segments import CompileSpec
 from msrun.runtime.schedule.regions import RecomputeSpec
@@ -42,9 +42,9 @@ def results(compiler: CompileSpec | None, copies: int = 1, **words: Any) -> tupl
     layout = TensorLayout.replicated(2)
     program = partition(graph, mesh, input_layouts=[layout], strategies={}, output_batch_axes=())
     stored = {name: placed(name, parameter) for name, parameter in network.named_parameters()}
-    spec = RunSpec(BatchParts((("copies", copies),)), compiler=compiler, **words)
+    words |= {"settings": ParallelSettings(compiler=compiler), "parts": BatchParts((("copies", copies),))}
     buffers = dict(network.named_buffers())
-    call = build_compiled_call(graph, program, stored, buffers, mesh=mesh, rank=0, spec=spec)
+    call = build_compiled_call(graph, program, stored, buffers, mesh=mesh, rank=0, **words)
     found = []
     for _ in range(2):
         found.append(call.run([x])[0])

@@ -19,8 +19,8 @@ from msrun.runtime.execute.tensor_future import TensorFuture
 from msrun.runtime.parallel.batch.parts import BatchParts
 from msrun.runtime.parallel.compilation.build_call import build_compiled_call
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
-from msrun.runtime.parallel.compilation.run_spec import RunSpec
 from msrun.runtime.parallel.given_strategies import strategies_of
+from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.schedule import deferred_weights
 from msrun.runtime.schedule.segments import Segment
@@ -90,8 +90,8 @@ def compile_on_one_rank(copies: int, *, overlaps_weights: bool = False) -> Compi
         use = program.parameters[name]
         part = nn.Parameter(parameter.detach()[use.layout.slices(mesh, parameter.shape, 0)].clone())
         stored[name] = placed(name, part, tuple(parameter.shape), use.layout, mesh=mesh)
-    spec = RunSpec(BatchParts((("copies", copies),)), overlaps_weights=overlaps_weights)
-    return build_compiled_call(captured, program, stored, {}, mesh=mesh, rank=0, spec=spec)
+    parts, settings = BatchParts((("copies", copies),)), ParallelSettings(overlaps_weights=overlaps_weights)
+    return build_compiled_call(captured, program, stored, {}, mesh=mesh, rank=0, parts=parts, settings=settings)
 
 
 def products(segment: Segment, *targets: object) -> int:

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from msrun.errors import StrategyError
-from msrun.runtime import ParallelPlan
+from msrun.runtime import AutoParallel, ParallelPlan
+from msrun.runtime.parallel.modes.replica_plan import build_lone_plan
 from msrun.runtime.parallel.plan import GroupPlan, ParameterPlan
 from msrun.runtime.partition.collective_messages import (
     CollectiveTraffic,
@@ -109,3 +111,10 @@ def test_messages_of_a_collective_follow_from_its_shapes(
         (backward_message(collective, (8, 6), torch.float32, mesh, 0), backward),
     ):
         assert found == (None if right is None else Message(right[0], right[1] * 4, 4))
+
+
+@pytest.mark.parametrize(("rows", "words"), [(2500, "2500 KB"), (91908, "89.8 MB"), (2**24 + 2**21, "18.0 GB")])
+def test_plan_gives_sizes_in_units_of_few_digits(rows: int, words: str) -> None:
+    net = nn.Linear(256, rows, bias=False, device="meta")
+    plan = build_lone_plan(net, AutoParallel(net, "stand_alone").settings)
+    assert plan.summary().endswith(f"parameters whole on every rank, {words}")

@@ -17,16 +17,19 @@ from msrun.runtime import shard
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.capture.target import find_target
-from msrun.runtime.cost.devices import PROFILES
+from msrun.runtime.cost.devices import PROFILES, DeviceProfile
+from msrun.runtime.cost.operators import TensorSpec
 from msrun.runtime.parallel.compilation.build_call import activations_of
 from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.parallel.plan_traffic import operator_traffic
 from msrun.runtime.partition.decide import Constraints, decide
 from msrun.runtime.partition.decisions import Decisions
 from msrun.runtime.partition.local_values import local_values
+from msrun.runtime.partition.local_work import LocalCollective
 from msrun.runtime.partition.lower import lower
 from msrun.runtime.partition.price import Price, price
 from msrun.runtime.partition.step_spec import StepSpec
+from msrun.runtime.sharding.collective import Collective
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 from msrun.runtime.sharding.strategies import OperatorStrategy
 
@@ -129,11 +132,13 @@ def test_the_update_takes_what_the_memory_takes_and_bytes_do_not_depend_on_the_d
 
 def test_gradients_pay_one_start_a_bucket_and_large_ones_their_own() -> None:
     graph, given, _ = transformer(4, 1)
-    decisions, waiting = decide(graph, MESH, given), replace(DEVICE, wait_s=1.0)
+    decisions, starting = decide(graph, MESH, given), replace(DEVICE, in_host=replace(DEVICE.in_host, start_s=1.0))
 
-    def starts(step: StepSpec) -> int:
-        found = [price(graph, decisions, device, step).communication_s[1] for device in (DEVICE, waiting)]
-        return round(found[1] - found[0])
+    def starts(step: StepSpec, device: DeviceProfile = starting) -> int:
+        plain, other = (price(graph, decisions, each, step).sums for each in (DEVICE, device))
+        return round(sum(each.seconds for each in other) - sum(each.seconds for each in plain))
+
+    assert starts(StepSpec(alone_bytes=0), replace(DEVICE, wait_s=1.0)) == 1, "a step waits for all of them once"
 
     joined = starts(StepSpec(bucket_bytes=None))
     parameters = price(graph, decisions, DEVICE).sums
@@ -142,6 +147,20 @@ def test_gradients_pay_one_start_a_bucket_and_large_ones_their_own() -> None:
     assert starts(StepSpec(bucket_bytes=None, alone_bytes=large)) == joined + alone
     assert starts(StepSpec(alone_bytes=0)) == joined - 1 + len(parameters)
     assert joined < starts(StepSpec(bucket_bytes=2 * large)) < joined - 1 + len(parameters)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dim", "forward", "backward"),
+    [("gather_enter", 0, [], []), ("gather_enter", 1, [128], [128]), ("gather", 1, [128], []), ("slice", 1, [], [32])],
+)
+def test_parts_of_an_inner_dimension_are_copied_beside_their_message(
+    kind: Any, dim: int, forward: list[int], backward: list[int]
+) -> None:
+    spec = TensorSpec((2, 4), torch.float32)
+    assert LocalCollective(Collective(kind, MESH.axes, dim), spec, has_gradient=True).copies(MESH) == (
+        forward,
+        backward,
+    )
 
 
 def test_strategies_that_cannot_be_are_refused_before_they_are_priced() -> None:

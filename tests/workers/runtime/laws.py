@@ -19,7 +19,6 @@ from placed_parameters import placed
 from msrun.runtime import get_group_size, get_rank, init, release
 from msrun.runtime.execute.collectives import start_backward, start_forward
 from msrun.runtime.parallel.compilation.build_call import build_compiled_call
-from msrun.runtime.parallel.compilation.run_spec import RunSpec
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.sharding.collective import Collective
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
@@ -81,7 +80,7 @@ def run_case(case, dtype, mesh, rank, strategy, arrangement, case_values):
         part = whole[use.layout.slices(mesh, whole.shape, rank)].clone()
         parameter = torch.nn.Parameter(part, requires_grad=case.is_differentiable(int(name[1:])))
         stored[name] = placed(name, parameter, tuple(whole.shape), use.layout, mesh=mesh, rank=rank)
-    compiled = build_compiled_call(captured, program, stored, {}, mesh=mesh, rank=rank, spec=RunSpec())
+    compiled = build_compiled_call(captured, program, stored, {}, mesh=mesh, rank=rank)
     tensors = []
     for index, layout in zip(given, arrangement, strict=True):
         whole = serial.values[index]

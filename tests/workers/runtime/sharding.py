@@ -37,7 +37,6 @@ from msrun.runtime.capture.target import find_target
 from msrun.runtime.execute.placement import find_placement
 from msrun.runtime.execute.traffic import traffic
 from msrun.runtime.parallel.compilation.build_call import build_compiled_call
-from msrun.runtime.parallel.compilation.run_spec import RunSpec
 from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
@@ -158,7 +157,7 @@ def out_strategies(rank):
             )
             for name, use in program.parameters.items()
         }
-        compiled = build_compiled_call(captured, program, stored, {}, mesh=mesh, rank=rank, spec=RunSpec())
+        compiled = build_compiled_call(captured, program, stored, {}, mesh=mesh, rank=rank)
         mine = images.detach().clone().requires_grad_()
         output = compiled.run([mine])[0]
         output.backward(gradient)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from msrun.runtime import world
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.execute.executor import Executor
 from msrun.runtime.execute.gradients import GradientGroup
 from msrun.runtime.execute.parameters import ParameterGroup
 from msrun.runtime.execute.placement import PlacedParameter
+from msrun.runtime.parallel.batch.parts import BatchParts
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
-from msrun.runtime.parallel.compilation.run_spec import RunSpec
 from msrun.runtime.parallel.parameters.fusion import Way, group_parameters
+from msrun.runtime.parallel.scaling import scales
+from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.partition.local_values import local_values, parameter_memory
 from msrun.runtime.partition.program import LocalProgram, ParameterUse
 from msrun.runtime.schedule.activations import ActivationEstimate, estimate_activations
@@ -35,35 +39,40 @@ def build_compiled_call(
     *,
     mesh: Mesh,
     rank: int,
-    spec: RunSpec,
+    settings: ParallelSettings = ParallelSettings(),  # noqa: B008 - frozen
+    parts: BatchParts = BatchParts(),  # noqa: B008 - frozen
+    recompute: Mapping[str, RecomputeSpec] = MappingProxyType({}),
     memory_of: Mapping[str, str] | None = None,
+    defers_weights: bool = False,
 ) -> CompiledCall:
     """Group the parameters, cut the program into segments and make its executor.
 
     Args:
+        recompute: module path -> how it is recomputed.
         memory_of: value -> the parameter whose memory it is, by name; None: to be found, of a whole program.
+        defers_weights: weights' gradients are computed when the schedule of a pipeline says.
     """
     used = [_Used(stored[name], program.parameters[name]) for name in _order_of_use(program)]
-    regions = find_regions(program, spec.recompute)
+    regions = find_regions(program, recompute)
     again = [region for region in regions if region.spec.parallel_optimizer_comm_recompute]
-    regathered = {each.use.name for each in used} if spec.regathers else parameters_of(program, again)
+    regathered = {each.use.name for each in used} if settings.level == "level3" else parameters_of(program, again)
     if memory_of is None:
         is_freed = any(each.stored.placement.shard_axes and each.use.name in regathered for each in used)
         memory_of = _find_memory(program) if is_freed else {}
     if memory_of is None:
         regathered = set()
         program.notes.append("gathered parameters are kept for the backward pass: only a run could tell who views them")
-    groups = _gather_groups(used, spec, regathered, mesh, rank)
+    groups = _gather_groups(used, settings, regathered, mesh, rank)
     group_of = {name: number for number, group in enumerate(groups) for name in group.placeholders}
     region_of = {name: number for number, region in enumerate(regions) for name in region.nodes}
     freed = {name for group in groups if group.regathers for name in group.placeholders}
     memory_of = {value: parameter for value, parameter in (memory_of or {}).items() if parameter in freed}
     segments = cut_segments(program, group_of, region_of, memory_of)
-    if spec.overlaps_weights or spec.defers_weights:
+    if settings.overlaps_weights or defers_weights:
         dimensions = {use.node.name: len(use.shape) for _, use in used}
-        defer_weights(segments, dimensions, regions, everywhere=spec.defers_weights)
-    if spec.compiler is not None:
-        program.notes.append(compile_segments(segments, spec.compiler))
+        defer_weights(segments, dimensions, regions, everywhere=defers_weights)
+    if settings.compiler is not None and world.simulation_level() is None:
+        program.notes.append(compile_segments(segments, settings.compiler))
     device_buffers = {node.name: buffers[name] for name, node in program.buffers.items()}
     device_buffers |= {name: constant for name, (_, constant) in program.constants.items()}
     executor = Executor(
@@ -73,12 +82,13 @@ def build_compiled_call(
         mesh=mesh,
         rank=rank,
         buffers=device_buffers,
-        gradient_groups=_gradient_groups(used, spec, regathered, mesh, rank),
+        gradient_groups=_gradient_groups(used, settings, regathered, mesh, rank),
         regions=regions,
         memory_of=memory_of,
     )
+    factors = scales(settings.compat, parts.copies, parts.micro_batches)
     trained = [stored for stored, _ in used if stored.parameter.requires_grad]
-    return CompiledCall(program, segments, executor, trained, groups, spec.parts, spec.scales, regions, captured)
+    return CompiledCall(program, segments, executor, trained, groups, parts, factors, regions, captured)
 
 
 def activations_of(
@@ -120,11 +130,11 @@ class _Used(NamedTuple):
 
 
 def _gather_groups(
-    used: Sequence[_Used], spec: RunSpec, regathered: Collection[str], mesh: Mesh, rank: int
+    used: Sequence[_Used], settings: ParallelSettings, regathered: Collection[str], mesh: Mesh, rank: int
 ) -> list[ParameterGroup]:
     """Return the parameters in the groups in which they travel to their use."""
     groups = []
-    for members in _grouped(used, "gather", spec, regathered):
+    for members in _grouped(used, "gather", settings, regathered):
         first = members[0]
         is_freed = bool(first.stored.placement.shard_axes) and first.use.name in regathered
         groups.append(ParameterGroup(*_columns(members), mesh, rank, is_freed, dtype=first.use.dtype))
@@ -132,7 +142,7 @@ def _gather_groups(
 
 
 def _gradient_groups(
-    used: Sequence[_Used], spec: RunSpec, regathered: Collection[str], mesh: Mesh, rank: int
+    used: Sequence[_Used], settings: ParallelSettings, regathered: Collection[str], mesh: Mesh, rank: int
 ) -> list[GradientGroup]:
     """Return the trained parameters in the groups in which their gradients travel."""
     return [
@@ -140,20 +150,22 @@ def _gradient_groups(
             *_columns(members),
             mesh,
             rank,
-            spec.scatters,
-            _sum_dtype(members[0].use.dtype, spec.sums_wide),
+            settings.level != "level1",
+            _sum_dtype(members[0].use.dtype, settings.gradient_fp32_sync),
             members[0].use.has_row_gradient,
         )
-        for members in _grouped(used, "reduce", spec, regathered)
+        for members in _grouped(used, "reduce", settings, regathered)
         if members[0].stored.parameter.requires_grad
     ]
 
 
-def _grouped(used: Sequence[_Used], way: Way, spec: RunSpec, regathered: Collection[str]) -> list[list[_Used]]:
+def _grouped(
+    used: Sequence[_Used], way: Way, settings: ParallelSettings, regathered: Collection[str]
+) -> list[list[_Used]]:
     """Return parameters that travel together and are read in one type."""
     pairs = [(stored, use.partial_axes) for stored, use in used]
     alone = {use.name for _, use in used if use.has_row_gradient}
-    together = group_parameters(pairs, way, spec.fusion, regathered=regathered, alone=alone)
+    together = group_parameters(pairs, way, settings.comm_fusion, regathered=regathered, alone=alone)
     types = [use.dtype for _, use in used]
     return [[used[i] for i in members] for members in _of_one_type(together, types)]
 

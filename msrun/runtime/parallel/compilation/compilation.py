@@ -23,7 +23,6 @@ from msrun.runtime.parallel.batch.divided_batch import DividedBatch, find_parts,
 from msrun.runtime.parallel.batch.parts import BatchParts, find_tensors
 from msrun.runtime.parallel.compilation.build_call import activations_of, build_compiled_call
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
-from msrun.runtime.parallel.compilation.run_spec import RunSpec
 from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.parallel.host_operators import targets_in
 from msrun.runtime.parallel.host_search import choose_host_operators, keep_host_operators
@@ -163,7 +162,6 @@ class Compilation:
             memory_of: value -> the parameter whose memory it is, by name; None: to be found, of a whole program.
             defers_weights: weights' gradients are computed when the schedule of a pipeline says.
         """
-        spec = RunSpec.of(self.settings, draft.parts, recompute, defers_weights=defers_weights)
         buffers = dict(self.target.root.named_buffers())
         return build_compiled_call(
             draft.captured,
@@ -172,8 +170,11 @@ class Compilation:
             buffers,
             mesh=self.mesh,
             rank=self.rank,
-            spec=spec,
+            settings=self.settings,
+            parts=draft.parts,
+            recompute=recompute,
             memory_of=memory_of,
+            defers_weights=defers_weights,
         )
 
     def note_calls(

@@ -290,11 +290,12 @@ def _check_not_accumulated(root: nn.Module, mode: str) -> None:
     Raises:
         StrategyError: there are some.
     """
-    if any(isinstance(wrapper, GradAccumulation) for wrapper in find_wrappers(root)):
-        raise StrategyError(
-            f"GradAccumulation with parallel_mode={mode!r} and hsdp: FSDP2 gives it no gradients; use "
-            'parallel_mode="semi_auto", or several backward passes under no_sync()'
-        )
+    for wrapper in find_wrappers(root):
+        if isinstance(wrapper, GradAccumulation):
+            raise StrategyError(
+                f"{type(wrapper).__name__} with parallel_mode={mode!r} and hsdp: FSDP2 gives it no gradients; use "
+                'parallel_mode="semi_auto", or several backward passes under no_sync()'
+            )
 
 
 def is_short(dtype: torch.dtype) -> bool:

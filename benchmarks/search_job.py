@@ -180,17 +180,17 @@ def one_step(step: AutoParallel, optimizer: torch.optim.Optimizer, batch: Batch)
     return float(seconds)
 
 
-KINDS: dict[str, Callable[[Degrees], bool]] = {
-    "found": lambda _: True,
-    "undivided": lambda degrees: degrees == Degrees(),
-    "hsdp": lambda degrees: degrees == Degrees(shards_optimizer=True),
-    "copies": lambda degrees: degrees == Degrees(copies=2),
-    "micro batches": lambda degrees: degrees == Degrees(micro_batches=2),
-    "recompute": lambda degrees: degrees == Degrees(recomputes=True),
-    "2 stages": lambda degrees: degrees.stages == 2,
-    "4 stages": lambda degrees: degrees.stages == 4,
-}
-"""Name -> which of the priced divisions are meant; the fastest of them is timed."""
+KINDS: tuple[Callable[[Degrees], bool], ...] = (
+    lambda _: True,
+    lambda degrees: degrees == Degrees(),
+    lambda degrees: degrees == Degrees(shards_optimizer=True),
+    lambda degrees: degrees == Degrees(copies=2),
+    lambda degrees: degrees == Degrees(micro_batches=2),
+    lambda degrees: degrees == Degrees(recomputes=True),
+    lambda degrees: degrees.stages == 2,
+    lambda degrees: degrees.stages == 4,
+)
+"""Which of the priced divisions are meant; the fastest of each kind is timed."""
 
 
 def strategies(name: str, profile: DeviceProfile) -> dict[str, Callable[[], Built]]:

@@ -193,9 +193,9 @@ class LongSum(Collective):
         steps = len(self._pieces) * (1 if self.in_turn else 2)
         super().__init__(segment, "all_reduce", value.dtype, value.numel(), steps, op=op)
         self._op = op
-        pieces = range(len(self._pieces) + 1)
-        self._order = [at for k in pieces for at in ((k, False), (k - 1, True)) if 0 <= at[0] < len(self._pieces)]
-        """In parts: the piece of each step, and whether it is reduced; the next piece is under way meanwhile."""
+        pieces = range(len(self._pieces) + 2)
+        self._order = [at for k in pieces for at in ((k, False), (k - 2, True)) if 0 <= at[0] < len(self._pieces)]
+        """In parts: the piece of each step, and whether it is reduced; the next two are under way meanwhile."""
 
     def can_put(self, step: int) -> bool:
         if self.in_turn:

@@ -287,6 +287,7 @@ class ForkServer:
             self._await_end_of_leftovers(LEFTOVER_GRACE_S)
             process_control.signal_processes(self._leftovers(), signal.SIGKILL)
             self._await_end_of_leftovers(KILL_DEADLINE_S)
+        self._reap()  # who has ended last; the next attempt is not to hear of it
         self._end_log_writer()
         return self._leftovers()
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from msrun.agent.processes import fork_server
 from msrun.agent.processes.process_control import Pid, start_time
-from msrun.agent.processes.process_spec import SCHEDULER_ID, ProcessSpec
+from msrun.agent.processes.process_spec import FIRST_SERVER_ID, SCHEDULER_ID, ProcessSpec
 from msrun.cluster.messages import Channel
 from msrun.planning.program import Program
 
@@ -210,6 +210,19 @@ def test_end_of_a_grace_does_not_hit_the_next_attempt(
     made._kill_late()
     assert signal.SIGKILL not in [signum for _, signum in sent]
     assert made._time_left() is None
+
+
+def test_end_of_a_parameter_server_is_news_of_the_attempt_that_it_served(
+    server: tuple[fork_server.ForkServer, Channel],
+    sent: list[tuple[list[int], int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may have ended, as a zombie, without having been collected when nothing lives any more."""
+    made, agent = server
+    made._running = {103: FIRST_SERVER_ID}
+    monkeypatch.setattr(made._reaper, "reap", lambda: [(103, 0, 0.0)])
+    made._handle({"type": "sweep"})
+    assert [message["type"] for message in agent.receive()] == ["exited", "swept"]
 
 
 def test_second_stop_tells_nobody_again_and_shortens_the_grace(

@@ -287,7 +287,6 @@ class ForkServer:
             self._await_end_of_leftovers(LEFTOVER_GRACE_S)
             process_control.signal_processes(self._leftovers(), signal.SIGKILL)
             self._await_end_of_leftovers(KILL_DEADLINE_S)
-        self._reap()  # who has ended last; the next attempt is not to hear of it
         self._end_log_writer()
         return self._leftovers()
 
@@ -304,8 +303,10 @@ class ForkServer:
             self._await_end_of_leftovers(KILL_DEADLINE_S)
 
     def _leftovers(self) -> list[int]:
+        """Return what lives, and who is not collected yet: one whose main thread has ended may have others."""
         ours = {pid for pid, process_id in self._running.items() if FIRST_SERVER_ID < process_id < 0}
-        return [pid for pid in process_control.descendants(os.getpid()) if pid not in ours]
+        living = [pid for pid in process_control.descendants(os.getpid()) if pid not in ours]
+        return [*living, *(self._running.keys() - ours - set(living))]
 
     def _await_end_of_leftovers(self, limit_s: float) -> None:
         end = time.monotonic() + limit_s

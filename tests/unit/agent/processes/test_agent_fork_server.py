@@ -217,10 +217,11 @@ def test_end_of_a_parameter_server_is_news_of_the_attempt_that_it_served(
     sent: list[tuple[list[int], int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It may have ended, as a zombie, without having been collected when nothing lives any more."""
+    """Its main thread may have ended before others: it is a zombie then, that cannot be collected yet."""
     made, agent = server
     made._running = {103: FIRST_SERVER_ID}
-    monkeypatch.setattr(made._reaper, "reap", lambda: [(103, 0, 0.0)])
+    ends = iter([[], [(103, 0, 0.0)]])
+    monkeypatch.setattr(made._reaper, "reap", lambda: next(ends))
     made._handle({"type": "sweep"})
     assert [message["type"] for message in agent.receive()] == ["exited", "swept"]
 

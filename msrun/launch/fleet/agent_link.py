@@ -173,7 +173,7 @@ class AgentLink:
         """Let the agent go: it has nothing more to do. A host that is not reached yet is given up."""
         with self._lock:
             self._can_resume = False
-            if self._channel is None:
+            if self._channel is None and not self.is_salvaging:
                 self._is_closed = True
             self._put_beat()  # so that it knows that everything has arrived
             self.send("bye")
@@ -285,10 +285,7 @@ class AgentLink:
         silence = f"no sign of life for {self.silent_s:.0f} s: the host or the network is down, or its agent is stopped"
         self._end(f"{self.entry.name}: {silence}", None)
         if self.is_salvaging:
-            self._salvage(self._end_salvage)
-
-    def _end_salvage(self) -> None:
-        self.is_salvaging = False
+            self._salvage(partial(setattr, self, "is_salvaging", False))
 
     def _reopen(self) -> None:
         """Try to make another connection, in the place of one that broke or is quiet; one try at a time."""
@@ -341,9 +338,11 @@ class AgentLink:
                 then()
                 return
             with self._lock:
-                channel = self._talk(pipe, opening(self._code.salvage()), end)
-                if self._is_closed:
-                    self._leave(channel)
+                if not self._is_closed:
+                    self._talk(pipe, opening(self._code.salvage()), end)
+                    return
+            pipe.close()
+            then()
 
         self._loop.opening.run(fetch, self._fail)
 

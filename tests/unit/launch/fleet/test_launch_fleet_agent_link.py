@@ -233,6 +233,50 @@ def test_agent_that_cannot_be_reached_again_is_lost_and_what_it_left_is_fetched(
     assert host.deadlines[-1] == host.clock.now + agent_link.SALVAGE_S
 
 
+def test_what_a_lost_agent_has_left_is_fetched_though_all_are_dismissed_meanwhile(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe, is_dismissed = host.begin(), threading.Event()
+
+    def open_late(deadline: float | None) -> FakePipe:
+        if host.link.is_salvaging:
+            is_dismissed.wait(30)
+        return host._open(deadline)
+
+    monkeypatch.setattr(host.link, "_open_pipe", open_late)
+    host.refuse()
+    pipe.end()
+    host.await_post("cut")
+    host.link.beat(SILENCE_S + 1)
+    host._left = host.pipes[1:]
+    host.await_post("lost")
+    host.link.dismiss()
+    is_dismissed.set()
+    salvage = host.pipes[1]
+    wait_until(lambda: salvage.code == b"salvage", "its logs are fetched")
+    salvage.end(0)
+    wait_until(lambda: not host.link.is_salvaging, "nothing is left there")
+
+
+def test_nobody_waits_for_what_is_not_fetched_any_more(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = host.begin()
+
+    def open_too_late(deadline: float | None) -> FakePipe:
+        if host.link.is_salvaging:
+            host.link.close()
+        return host._open(deadline)
+
+    monkeypatch.setattr(host.link, "_open_pipe", open_too_late)
+    host.refuse()
+    pipe.end()
+    host.await_post("cut")
+    host.link.beat(SILENCE_S + 1)
+    host._left = host.pipes[1:]
+    host.await_post("lost")
+    wait_until(lambda: not host.link.is_salvaging, "it is given up")
+    wait_until(lambda: host.pipes[1].is_closed, "the connection is closed")
+
+
 def test_nothing_is_fetched_where_the_launcher_has_left(host: Host) -> None:
     pipe = host.begin()
     host.link.silent_s = SILENCE_S + 1

@@ -285,7 +285,10 @@ class AgentLink:
         silence = f"no sign of life for {self.silent_s:.0f} s: the host or the network is down, or its agent is stopped"
         self._end(f"{self.entry.name}: {silence}", None)
         if self.is_salvaging:
-            self._salvage(partial(setattr, self, "is_salvaging", False))
+            self._salvage(self._end_salvage)
+
+    def _end_salvage(self) -> None:
+        self.is_salvaging = False
 
     def _reopen(self) -> None:
         """Try to make another connection, in the place of one that broke or is quiet; one try at a time."""
@@ -338,11 +341,10 @@ class AgentLink:
                 then()
                 return
             with self._lock:
-                if not self._is_closed:
-                    self._talk(pipe, opening(self._code.salvage()), end)
-                    return
-            pipe.close()
-            then()
+                channel = None if self._is_closed else self._talk(pipe, opening(self._code.salvage()), end)
+            if channel is None:
+                pipe.close()
+                then()
 
         self._loop.opening.run(fetch, self._fail)
 

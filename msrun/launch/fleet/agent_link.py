@@ -85,12 +85,12 @@ class AgentLink:
         self._ledger.stamp(job)
         self._channel: ByteChannel | None = None
         """The connection; None while one is being made."""
-        self._broken: ByteChannel | None = None
-        """The connection that was ended here, if one was."""
+        self._broken: ByteChannel | None = None  # the connection that was ended here, if one was
         self._incoming = Incoming()
         self.silent_s = 0.0
-        """How long nothing was heard while the launcher listened: the sum of what `beat` was told. A launcher that was
-        stopped for a while has not listened, so that no clock is asked."""
+        """How long nothing was heard while the launcher, which may be stopped, listened: the sum of what `beat` got."""
+        self._attached_at_s = 0.0
+        """`silent_s` when the connection was made, whose own silence begins there."""
         self._has_begun = self._can_resume = self._was_replaced = False
         self._has_opened = self._has_spoken = self._is_silent = False
         """It was reached; it has said something; it has not for too long, and no other connection to it can be made."""
@@ -162,7 +162,7 @@ class AgentLink:
 
     @property
     def _is_quiet(self) -> bool:
-        return self.silent_s > self._silence_s / 3
+        return self.silent_s - self._attached_at_s > self._silence_s / 3
 
     @property
     def is_open(self) -> bool:
@@ -320,7 +320,7 @@ class AgentLink:
     def _attach(self, pipe: AgentPipe) -> None:
         """Let a new pipe go to the agent that runs; it then leaves the old one."""
         old = self._channel
-        self._is_attached, self._was_replaced = False, True
+        self._is_attached, self._was_replaced, self._attached_at_s = False, True, self.silent_s
         attach = encode_message({"type": "attach", "seen": self._ledger.seen})
         self._talk(pipe, opening(self._code.attach) + attach)
         if old is not None:
@@ -366,7 +366,7 @@ class AgentLink:
         except MessageMissing:  # the agent sends it again on another connection
             self._break(channel)
         if incoming.has_begun:
-            self.silent_s = 0.0
+            self.silent_s = self._attached_at_s = 0.0
         elif incoming.is_noise:
             self._break(channel)
         if incoming.unacknowledged > ACKNOWLEDGE_BYTES:

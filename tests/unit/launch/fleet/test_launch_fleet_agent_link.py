@@ -331,6 +331,20 @@ def test_second_look_at_a_quiet_connection_makes_no_third_one(host: Host) -> Non
     assert len(host.deadlines) == 2
 
 
+def test_new_connection_has_the_time_of_the_old_one_to_say_something(host: Host) -> None:
+    """An interpreter that starts on a busy host takes longer than from one beat to the next."""
+    host.begin()
+    host.pipes[1].read()  # it has not even begun to speak
+    host.link.beat(SILENCE_S / 3 + 1)
+    host.await_post("cut")
+    host.link.beat(SILENCE_S / 3)
+    wait_until(lambda: host.loop.opening.join(0.0), "nothing is opened")
+    assert len(host.deadlines) == 2
+    host.link.beat(1.0)
+    wait_until(lambda: host.pipes[1].is_closed, "the third one takes the place of the second")
+    host.attach(host.pipes[2], seen=1)
+
+
 def test_quiet_connection_that_breaks_while_another_is_made_gets_that_one(host: Host) -> None:
     first = host.begin()
     take, is_let_in = host.link._open_pipe, threading.Event()

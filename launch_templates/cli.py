@@ -58,7 +58,7 @@ def list_command() -> Outcome:
     return Outcome("".join(f"{name:<{width}}  {load_kind(name).summary}\n" for name in names))
 
 
-@cli.command()
+@cli.command(short_help="Explain a kind: ranks, restarts, settings.")
 @click.argument("kind")
 def explain(kind: str) -> Outcome:
     """Explain how KIND gives ranks and restarts, and list its settings with type, default and constraint."""
@@ -75,7 +75,7 @@ def explain(kind: str) -> Outcome:
     return Outcome(f"{found.comment}\n\n{head}{''.join(map(row, found.settings))}")
 
 
-@cli.command()
+@cli.command(short_help="Render a job for a kind.")
 @click.argument("kind")
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Set a field of the job; may be repeated.")
 @click.option("--values", metavar="FILE", multiple=True, help="YAML mapping of fields; --set goes over it.")
@@ -118,7 +118,7 @@ def render(
     return Outcome(text, notes, int(has_errors(findings)), output=output)
 
 
-@cli.command()
+@cli.command(short_help="Check manifests, rendered or written by hand.")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
 @click.option(
     "--format",

@@ -174,10 +174,15 @@ def describe_limit(error: OSError) -> str:
 
 
 def near_miss(word: str, allowed: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """Return ' (did you mean X?)' when `word` is close to one of `allowed`, else an empty string.
+    """Return ' (did you mean X?)' when `word` begins one of `allowed` or is close to one, else an empty string.
+
+    Dashes before a word are no likeness.
 
     Args:
         cutoff: how close, from 0 to 1 (the ratio of `difflib.SequenceMatcher`).
     """
-    matches = get_close_matches(word, list(allowed), n=1, cutoff=cutoff)
-    return f" (did you mean {matches[0]}?)" if matches else ""
+    bare = {name.lstrip("-"): name for name in allowed}
+    asked = word.lstrip("-")
+    longer = [name for name in bare if len(asked) > 2 and name.startswith(asked)]
+    matches = longer or get_close_matches(asked, bare, n=1, cutoff=cutoff)
+    return f" (did you mean {bare[matches[0]]}?)" if matches else ""

@@ -45,7 +45,7 @@ def _print_version(context: click.Context, _option: click.Parameter, is_asked: b
         context.exit()
 
 
-@click.group(context_settings=_SETTINGS)
+@click.group(no_args_is_help=False, context_settings=_SETTINGS)
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show the version."
 )

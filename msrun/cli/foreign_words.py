@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,10 +17,15 @@ _EACH = "--worker_num (workers of the job) or, for several hosts, --local_worker
 _HOSTS = "--hosts h1:8,h2:8 (with the number of workers on each)"
 LEAVE_OUT = "leave it out"
 _MEETING = "leave it out: hosts meet at --master_addr and --master_port, one host needs neither"
+_OF_SCHEDULER = "leave it out: it is for srun, salloc or sbatch, which start msrun"
+_OF_SCRIPT = "leave it out: it is for the script to decide"
 _TAIL = "--tail_worker_log (ranks to show here; every rank has a log of its own)"
 
 SHARED = frozenset({"--help", "--version", "--config", "--debug", "--quiet", "--env", "--json"})
 """Options that hardly any script means for its launcher."""
+
+LISTS = ("--hosts", "--include", "--exclude", "--tail_worker_log", "--signals")
+"""Options with values between commas."""
 
 FOREIGN_OPTIONS = {
     "-n": ("mpirun's and srun's", _WORKERS),
@@ -60,6 +66,10 @@ FOREIGN_OPTIONS = {
     "--multi_gpu": ("accelerate's", LEAVE_OUT),
     "--gpu_ids": ("accelerate's", "CUDA_VISIBLE_DEVICES in the environment"),
     "--cpu": ("accelerate's", "--device_target cpu"),
+    "--mixed_precision": ("accelerate's", _OF_SCRIPT),
+    "--dynamo_backend": ("accelerate's", _OF_SCRIPT),
+    "--use_fsdp": ("accelerate's", _OF_SCRIPT),
+    "--use_deepspeed": ("accelerate's", _OF_SCRIPT),
     "--num_cpu_threads_per_process": ("accelerate's", "OMP_NUM_THREADS in the environment"),
     "-x": ("mpirun's", "--env NAME or --env NAME=VALUE"),
     "--export": ("srun's", "--env NAME or --env NAME=VALUE"),
@@ -70,6 +80,25 @@ FOREIGN_OPTIONS = {
     "--cpu_bind": ("srun's", "--bind_core"),
     "--output": ("srun's", "--log_dir"),
     "--output_filename": ("mpirun's", "--log_dir"),
+    "--tag_output": ("mpirun's", _TAIL),
+    "-tag-output": ("mpirun's", _TAIL),
+    "--label": ("srun's", _TAIL),
+    "-l": ("srun's", _TAIL),
+    "--gres": ("srun's", _OF_SCHEDULER),
+    "--gpus": ("srun's", _OF_SCHEDULER),
+    "--gpus_per_node": ("srun's", _OF_SCHEDULER),
+    "--gpus_per_task": ("srun's", _OF_SCHEDULER),
+    "--cpus_per_task": ("srun's", _OF_SCHEDULER),
+    "-c": ("srun's", _OF_SCHEDULER),
+    "--mem": ("srun's", _OF_SCHEDULER),
+    "--partition": ("srun's", _OF_SCHEDULER),
+    "-p": ("srun's", _OF_SCHEDULER),
+    "--time": ("srun's", _OF_SCHEDULER),
+    "--exclusive": ("srun's", _OF_SCHEDULER),
+    "--monitor_interval": ("torchrun's", LEAVE_OUT),
+    "--mca": ("mpirun's", LEAVE_OUT),
+    "-mca": ("mpirun's", LEAVE_OUT),
+    "--report_bindings": ("mpirun's", LEAVE_OUT),
     "--oversubscribe": ("mpirun's", LEAVE_OUT),
     "--allow_run_as_root": ("mpirun's", LEAVE_OUT),
 }
@@ -91,11 +120,14 @@ def reject_foreign_options(words: Sequence[str]) -> None:
 
 
 def describe_separate_value(words: Sequence[str]) -> str:
-    """Return a hint when what is taken for SCRIPT looks like the value of the option before it, else nothing."""
+    """Return a hint when what is taken for SCRIPT looks like a value of the option before it, else nothing."""
     index = script_index(words)
     if not 0 < index < len(words):
         return ""
     option, word = words[index - 1], words[index]
+    listed = words[index - 2] if index > 1 else ""
+    if underscored(listed) in LISTS and not Path(word).exists() and not shutil.which(word):
+        return f"{listed} {option} {word}: {word} is taken for SCRIPT; a list is one word: {listed} {option},{word}"
     is_plan = underscored(option) in ("--dry_run", "--plan")
     is_page = underscored(option) == "--plan" and word.lower().endswith(".html")
     values = ("text", "json") if is_plan else TRUE_WORDS + FALSE_WORDS

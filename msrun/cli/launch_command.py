@@ -31,6 +31,7 @@ from msrun.launch import output
 from msrun.launch.printable import one_line
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.program import COMMANDS
 from msrun.planning.settings import without_option_variables
 from msrun.planning.spec import LaunchSpec, check_spec
 
@@ -257,6 +258,8 @@ def _usage_text(error: click.ClickException) -> str:
         known = context.command if context is not None else command
         spellings = [spelling for parameter in known.params for spelling in parameter.opts]
         return f"{error.option_name}: no such option{near_miss(error.option_name, spellings)}; {name} --help lists them"
+    if isinstance(error, click.BadOptionUsage) and "requires" in error.message:
+        return f"{error.option_name}: no value after it; {name} --help says what it takes"
     has_reason = not isinstance(error, click.MissingParameter)
     if isinstance(error, click.BadParameter) and error.param is not None and has_reason:
         return f"{_place(error)}: {error.message.rstrip('.')}"
@@ -292,7 +295,7 @@ def _has_directory() -> bool:
 
 def _start(words: list[str], sources: Sources) -> int:
     """Run the command that the words begin with: `examples`, `trace`, `estimate`, or else the job."""
-    named = {str(one.name): one for one in (examples_command, trace_command, estimate_command)}
+    named = dict(zip(COMMANDS, (examples_command, trace_command, estimate_command), strict=True))
     if words and words[0] in named:
         text = named[words[0]].main(words[1:], prog_name=f"msrun {words[0]}", standalone_mode=False)
         if type(text) is int:  # the exit status of what it has run

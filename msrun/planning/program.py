@@ -14,6 +14,8 @@ from msrun.errors import UsageError
 ProgramKind = Literal["script", "module", "executable"]
 
 PYTHON_WORDS = frozenset({"python", "python3"})
+COMMANDS = ("examples", "trace", "estimate")
+"""First words that are commands of msrun and no program."""
 PYTHON_FLAGS_WITHOUT_EFFECT = frozenset({"-u"})
 """Workers write whole lines at once, so `python -u x.py` is run as `python x.py`."""
 
@@ -121,5 +123,6 @@ def _script_hint(name: str, working_directory: Path) -> str:
     folder = (working_directory / name).parent
     if not folder.is_dir():
         return f": the folder {folder} does not exist; check the path or --chdir"
-    hint = near_miss(Path(name).name, (entry.name for entry in sorted(folder.iterdir())[:1000]))
+    beside = (entry.name for entry in sorted(folder.iterdir())[:1000])
+    hint = near_miss(Path(name).name, [*beside, *(() if "/" in name else ("python", "pytest", *COMMANDS))])
     return hint or ", and no such command on PATH; check the name or --chdir"

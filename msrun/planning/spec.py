@@ -276,7 +276,7 @@ def parse_signals(text: str) -> tuple[int, ...]:
 def check_env(name: str, value: str) -> None:
     """Refuse what cannot be an environment variable, and what is msrun's own to set."""
     if not _ENV_NAME.match(name):
-        raise UsageError(f"--env {name}: not a variable name; letters, digits and _ only, not starting with a digit")
+        raise UsageError(f"--env {name!r}: not a variable name; letters, digits and _ only, not starting with a digit")
     if "\0" in value:
         raise UsageError(f"--env {name}: the value holds a NUL byte; an environment cannot carry it")
     if name in contract.RANK_VARIABLES or name in contract.JOB_VARIABLES:

@@ -16,7 +16,7 @@ _SHA256 = re.compile(r"(?:sha256:)?([0-9a-f]{64})", re.IGNORECASE)
 _SAME_HELP = "In what the files must be equal; HCCL compares the text, so only bytes are enough for it."
 
 
-@click.command()
+@click.command(short_help="Compare what two tables say.")
 @click.argument("first", metavar="FIRST")
 @click.argument("second", metavar="SECOND")
 @FORMAT
@@ -43,7 +43,7 @@ def diff(first: str, second: str, form: str) -> Outcome:
     return Outcome(text, exit_code=EXIT_PROBLEMS if changes else EXIT_VALID)
 
 
-@click.command()
+@click.command(short_help="Print sha256 of the bytes and of the meaning of tables.")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("--check", "expected", metavar="DIGEST", help="A sha256 that every FILE must have, of any of the kinds.")
 @click.option("--same", type=click.Choice(DIGEST_KINDS), default="bytes", show_default=True, help=_SAME_HELP)

@@ -37,7 +37,7 @@ _BELONGS_TO = {
 """The formats that each option means something to; all others mean something to every format."""
 
 
-@click.command()
+@click.command(short_help="Write a table in another form.")
 @click.argument("file", metavar="FILE")
 @click.option(
     "--to",

@@ -19,7 +19,7 @@ from ranktable.text import count_noun
 _SHOWN = 20
 
 
-@click.command()
+@click.command(short_help="Write one table of all servers of several.")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("-o", "--output", metavar="FILE", help="Where to write; - or nothing is standard output.")
 @click.option(
@@ -112,7 +112,7 @@ def _list_conflicts(conflicts: Sequence[str]) -> tuple[str, ...]:
     return (*lines, *more, "nothing is written")
 
 
-@click.command()
+@click.command(short_help="Write the table of some of the devices.")
 @click.argument("file", metavar="FILE")
 @click.option("--ranks", metavar="LIST", help="Global ranks, such as 0-7,12.")
 @click.option("--servers", metavar="LIST", help="Server ids, such as a,node[1-4].")
@@ -155,7 +155,7 @@ def _parse_servers(text: str, table: RankTable) -> list[str]:
     return [host.name for host in hosts]
 
 
-@click.command()
+@click.command(short_help="Write the parts of a table into a folder.")
 @click.argument("file", metavar="FILE")
 @click.option("--per_server", is_flag=True, help="A table for every server.")
 @click.option("--per_super_pod", is_flag=True, help="A table for every super pod.")

@@ -23,7 +23,7 @@ _STDIN = "-"
 _SHOWN_REPEATS = 3
 
 
-@click.command()
+@click.command(short_help="Repair what is mechanical, and list each repair.")
 @click.argument("file", metavar="FILE")
 @click.option("-o", "--output", metavar="OUT", help="Where to write the repaired table; - is standard output.")
 @click.option("--in_place", is_flag=True, help="Write the repaired table to FILE itself.")

@@ -94,7 +94,7 @@ def _options(function: Callable[..., Outcome]) -> Callable[..., Outcome]:
     return function
 
 
-@click.command()
+@click.command(short_help="Write a table from a list of hosts, Slurm, pods or hccn.conf.")
 @_options
 def generate(output: str | None, force: bool, **options: Any) -> Outcome:
     """Write a rank table with contiguous ranks, out of one source of hosts.

@@ -17,7 +17,7 @@ from ranktable.rules import registered_rules
 from ranktable.text import render_json
 
 
-@click.command()
+@click.command(short_help="Print servers, ranks and devices.")
 @click.argument("file", metavar="FILE")
 @click.option("--ranks", is_flag=True, help="A line per rank.")
 @click.option("--rank", type=click.IntRange(0), metavar="N", help="Who is rank N: its server, device, addresses.")
@@ -79,7 +79,7 @@ def _draw(table: RankTable, file: str, svg: str) -> Outcome:
     return Outcome(notes=(f"wrote {svg}",))
 
 
-@click.command()
+@click.command(short_help="Say what a file is, and who reads it.")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @FORMAT
 def detect(files: tuple[str, ...], form: str) -> Outcome:
@@ -99,7 +99,7 @@ def detect(files: tuple[str, ...], form: str) -> Outcome:
     return Outcome("".join(f"{render_kind(found)}\n" for _, found in kinds), exit_code=worst)
 
 
-@click.command()
+@click.command(short_help="List the rules of validate.")
 @FORMAT
 @click.option("--dialect", type=click.Choice(DIALECT_NAMES), metavar="NAME", help="Only the rules of this dialect.")
 @chip_option("Only the rules that hold for this chip.")

@@ -20,7 +20,7 @@ from ranktable.validate import Report, validate_file
 _RULES = "\n".join(f"{rule}  {title}" for rule, title in LOCAL_RULES.items())
 
 
-@click.command()
+@click.command(short_help="Check tables against every rule and list all problems.")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("--format", "form", type=click.Choice(["text", "json", "sarif"]), default="text", show_default=True)
 @click.option("--strict", is_flag=True, help="Exit with 1 on warnings too.")
@@ -79,7 +79,10 @@ def _render_text(verdict: Verdict, *, shows_warnings: bool) -> str:
     return render_report(verdict, shows_warnings=shows_warnings)
 
 
-@click.command(epilog=f"\b\nBeside the rules of validate:\n{_RULES}")
+@click.command(
+    short_help="Check a table as validate does, and against this host.",
+    epilog=f"\b\nBeside the rules of validate:\n{_RULES}",
+)
 @click.argument("file", required=False, metavar="[FILE]")
 @click.option("--local", is_flag=True, help="Hold the table against this host.")
 @click.option("--root", metavar="DIR", default="/", help="Where the host's /dev, /etc and /proc are.")

@@ -44,7 +44,7 @@ def _print_version(context: click.Context, _option: click.Parameter, is_asked: b
         context.exit()
 
 
-@click.group(context_settings=_SETTINGS)
+@click.group(no_args_is_help=False, context_settings=_SETTINGS)
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show the version."
 )
@@ -52,7 +52,7 @@ def cli() -> None:
     """Look into checkpoints, check them, and write them otherwise. No devices and no other ranks are needed."""
 
 
-@cli.command()
+@cli.command(short_help="Show what a checkpoint holds.")
 @click.argument("checkpoint", type=_PATH)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON with all tensors.")
 @click.option("--all", "shows_all", is_flag=True, help=f"Show all tensors, not the first {_SHOWN}.")
@@ -102,7 +102,7 @@ def _describe(reader: CheckpointReader, manifest: Manifest) -> str:
     return f"{form}, written by {ranks} on {saved} after step {position.step}, {epochs} done"
 
 
-@cli.command()
+@cli.command(short_help="Compare checksums.")
 @click.argument("checkpoints", nargs=-1, required=True, type=_PATH)
 def verify(checkpoints: tuple[Path, ...]) -> int:
     """Read all files of CHECKPOINTS and compare their checksums with those that were written."""
@@ -129,7 +129,7 @@ def _kind(checked: Sequence[CheckedFile]) -> str:
     return "files" if checked[0].path.is_dir() else "records"
 
 
-@cli.command()
+@cli.command(short_help="Cut a checkpoint as a strategy file says.")
 @click.argument("source", type=_PATH)
 @click.argument("folder", type=_PATH)
 @click.option("--strategy", type=_PATH, help="Strategy file: how to cut. Left out: whole tensors, for one rank.")
@@ -144,7 +144,7 @@ def transform(source: Path, folder: Path, strategy: Path | None, src_strategy: P
     return 0
 
 
-@cli.command()
+@cli.command(short_help="Write one file with whole tensors.")
 @click.argument("source", type=_PATH)
 @click.argument("file", type=_PATH)
 @click.option("--src_strategy", type=_PATH, help="How SOURCE was cut; only for plain torch.save files of slices.")
@@ -154,7 +154,7 @@ def merge(source: Path, file: Path, src_strategy: Path | None) -> int:
     return 0
 
 
-@cli.command()
+@cli.command(short_help="Write the network as safetensors.")
 @click.argument("checkpoint", type=_PATH)
 @click.argument("file", type=_PATH)
 @click.option("--max_shard_size", help="Bytes, such as 5GB, that no file exceeds: several files and an index then.")
@@ -185,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given = None if arguments is None else list(arguments)
         return int(cli.main(args=given, prog_name="msrun-checkpoint", standalone_mode=False) or 0)
     except click.ClickException as error:
-        _print_note(f"error: {error.format_message()}")
+        _print_note(f"error: {error.format_message().rstrip('.')}; see msrun-checkpoint --help")
         return error.exit_code
     except (MsrunError, OSError) as error:
         _print_note(f"error: {describe(error)}")

@@ -66,10 +66,16 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("word", "hint"),
-    [("--worker_nmu", " (did you mean --worker_num?)"), ("--log", " (did you mean --log_dir?)"), ("zzz", "")],
+    [
+        ("--worker_nmu", " (did you mean --worker_num?)"),
+        ("--log", " (did you mean --log_dir?)"),
+        ("--device", " (did you mean --device_target?)"),
+        ("--verbose", ""),
+        ("zzz", ""),
+    ],
 )
 def test_near_miss_is_hinted(word: str, hint: str) -> None:
-    assert near_miss(word, ["--worker_num", "--log_dir", "--quiet"]) == hint
+    assert near_miss(word, ["--worker_num", "--log_dir", "--sim_device", "--device_target", "--version"]) == hint
 
 
 def test_every_error_has_an_exit_code_and_a_place_in_the_drawing() -> None:

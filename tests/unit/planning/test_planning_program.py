@@ -63,6 +63,8 @@ def test_form_is_understood(
     [
         ([], False, "no SCRIPT given"),
         (["tarin.py"], False, "tarin.py: no such file in .*did you mean train.py"),
+        (["pyhton", "t.py"], False, "did you mean python"),
+        (["example", "list"], False, "did you mean examples"),
         (["no/such/train.py"], False, "the folder .*/no/such does not exist"),
         (["pkg/jbo.py"], False, "did you mean job.py"),
         (["pkg"], False, "pkg: is a directory; name the script inside it"),

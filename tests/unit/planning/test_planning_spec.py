@@ -79,7 +79,7 @@ BAD = [
         "--worker_log_name server: the parameter servers of --server_num 2 have logs of this name; give another one",
     ),
     ({"tail_ranks": (4,)}, "--tail_worker_log 4: no such rank; the ranks of this job are 0 to 3"),
-    ({"env": (("A B", "1"),)}, "--env A B: not a variable name"),
+    ({"env": (("A B", "1"),)}, "--env 'A B': not a variable name"),
 ]
 
 

@@ -148,6 +148,7 @@ def test_a_file_without_its_suffix_is_refused_for_ascend_only(run):
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [
+        ([], 2, "Missing command. (see ranktable --help)"),
         (["generate"], 2, "no source of hosts is named; give one of --hosts, --hostfile"),
         (["generate", "--hosts", "a"], 2, "host 'a' has no number of devices; write a:8, or give --devices"),
         (["generate", "--hosts", "a:8", "--devices", "0-3"], 2, "--devices lists 4; leave one out"),

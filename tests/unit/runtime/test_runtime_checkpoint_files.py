@@ -202,6 +202,7 @@ def test_merge_and_export_do_what_the_functions_do(tmp_path: Path, capsys: pytes
 @pytest.mark.parametrize(
     ("words", "status", "text"),
     [
+        ([], 2, "Missing command; see msrun-checkpoint --help"),
         (["inspect", "nowhere"], 1, "there is no checkpoint"),
         (["verify", "nowhere"], 1, "there is no checkpoint"),
         (["frobnicate"], 2, "No such command"),

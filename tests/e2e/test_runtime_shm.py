@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from job_runner import REPOSITORY, JobRunner
 
 PROGRAMS = int(os.environ.get("MSRUN_FUZZ_CASES", "6"))
 SEED = int(os.environ.get("MSRUN_FUZZ_SEED", "1"))
+PIDFD_OPEN, MEMFD_CREATE = 434, 319
 DEADLINE_S = 60.0 + 5 * PROGRAMS
 
 pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
@@ -76,6 +78,7 @@ TOLD = [
     ("killed_before_message", "rank 2 has ended while rank {rank} waits for it in"),
     ("left", "rank 2 has left the group while rank {rank} waits for it in barrier"),
     ("other_operation", "rank {rank} all_reduce of 3 ranks, 3 x float32, rank 2 all_reduce of 3 ranks, 4 x float"),
+    ("own_time_out", "barrier of 3 ranks: Timed out after 0.2 s, waits for rank 2"),
     ("late", "all_reduce of 3 ranks, 4 x float32: Timed out after 0.2 s, waits for rank 2"),
 ]
 
@@ -96,6 +99,33 @@ def test_others_are_told_within_a_second(workers: Path, tmp_path: Path, what: st
 def test_message_of_another_size_is_refused_where_it_arrives(workers: Path, tmp_path: Path) -> None:
     run_failure(workers, tmp_path, "other_size_of_message", ranks=2)
     assert "rank 1 has sent 16 bytes with tag 0, and rank 0 waits for 12" in (tmp_path / "0.json").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["sparse", "older_names"])
+def test_what_torch_asks_of_gloo_is_done(workers: Path, tmp_path: Path, what: str) -> None:
+    run_failure(workers, tmp_path, what, ranks=3)
+    for rank in range(3):
+        assert json.loads((tmp_path / f"{rank}.json").read_text())[0] == []
+
+
+@pytest.mark.parametrize(
+    ("call", "number", "rank"),
+    [("pidfd_open", PIDFD_OPEN, 1), pytest.param("memfd_create", MEMFD_CREATE, 0, marks=pytest.mark.slow)],
+)
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers of x86-64")
+def test_job_that_may_not_share_memory_uses_gloo_and_says_so(
+    msrun: JobRunner, workers: Path, tmp_path: Path, call: str, number: int, rank: int
+) -> None:
+    job = msrun.start(
+        "--worker_num=3", workers / "runtime" / "shm_forbidden.py", tmp_path, str(number), str(rank), cwd=tmp_path
+    ).finish(DEADLINE_S)
+    assert job.code == 0, job.stderr
+    said = f"the backend shm cannot run here (rank {rank}: {call}: Operation not permitted): gloo is used"
+    logs = [(tmp_path / "log_output" / f"worker_{other}.log").read_text().count(said) for other in range(3)]
+    assert logs == [1, 0, 0]
+    found = [json.loads((tmp_path / f"{other}.json").read_text()) for other in range(3)]
+    assert found == [["gloo", [6.0] * 3], ["gloo", [6.0] * 3], ["gloo", [3.0] * 3]]
 
 
 @pytest.mark.slow

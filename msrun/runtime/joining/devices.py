@@ -12,7 +12,6 @@ import torch.distributed as dist
 from msrun import contract
 from msrun.errors import WorldError
 from msrun.runtime.joining.spec import WorldSpec
-from msrun.runtime.shm.futex import why_not
 
 CPU = torch.device("cpu")
 _DEVICE_OF_BACKEND = {"nccl": "cuda", "hccl": "npu"}
@@ -33,8 +32,7 @@ def choose_backend(environ: Mapping[str, str], world_size: int) -> str:
         return "cpu:gloo,cuda:nccl"
     if target not in ("cpu", "gpu") and hasattr(torch, "npu") and torch.npu.is_available():
         return "cpu:gloo,npu:hccl"
-    is_shared = world_size > 1 and not why_not()
-    return environ.get(contract.MSRUN_CPU_BACKEND) or ("shm" if is_shared else "gloo")
+    return environ.get(contract.MSRUN_CPU_BACKEND) or ("shm" if world_size > 1 else "gloo")
 
 
 def _import_torch_npu() -> None:

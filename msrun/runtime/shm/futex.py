@@ -13,6 +13,7 @@ import os
 import platform
 import sys
 import time
+from functools import cache
 
 _NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
 """futex's number among the system calls"""
@@ -37,12 +38,21 @@ _is_strong = platform.machine() == "x86_64"
 """Whether loads, and stores, come in the order of the program."""
 
 
+@cache
 def why_not() -> str:
-    """Return why words of shared memory cannot be had here; empty if they can."""
+    """Return why words of shared memory cannot be had here; empty if they can. A container may forbid system calls."""
     if sys.platform != "linux" or not hasattr(os, "memfd_create"):
         return "it needs Linux"
     if sys.byteorder != "little" or not _number:
         return f"no futex is known for {platform.machine()}"
+    word = ctypes.c_uint32()
+    if _futex(_number, ctypes.addressof(word), _WAKE, 1, 0, 0, 0) < 0:
+        return f"futex: {os.strerror(ctypes.get_errno())}"
+    for name, words in (("memfd_create", ("msrun-shm",)), ("pidfd_open", (os.getpid(),))):
+        try:
+            os.close(getattr(os, name)(*words))
+        except OSError as error:
+            return f"{name}: {error.strerror}"
     return ""
 
 

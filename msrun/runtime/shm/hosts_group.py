@@ -19,7 +19,8 @@ from torch.distributed.distributed_c10d import PrefixStore
 from msrun.runtime.shm.collectives import Collective, all_gather, all_reduce, broadcast, scatter
 from msrun.runtime.shm.parts_line import GlooPart, Parts, PartsLine
 from msrun.runtime.shm.process_group import ShmGroup
-from msrun.runtime.shm.reduction import reduction_of
+from msrun.runtime.shm.reduction import kind_of, op_of, reduction_of
+from msrun.runtime.shm.segment import NotSharedError
 from msrun.runtime.shm.torch_group import TorchGroup, Value, listed
 from msrun.runtime.shm.work import ShmWork, start
 
@@ -49,14 +50,33 @@ class HostsGroup(TorchGroup):
         self._is_even = len({len(ranks) for ranks in hosts}) == 1
         self._order = [rank for ranks in hosts for rank in ranks]
         self._is_in_order = self._order == sorted(self._order)
-        self._up, self._down = (
-            ShmGroup(PrefixStore(f"{way} {self._host}", store), here.index(rank), len(here), timeout)
-            for way in ("up", "down")
-        )
+        self._up, self._down = self._share(store, here)
         if self._is_leader:
             self._leaders = _gloo(PrefixStore("leaders", store), self._host, len(hosts), timeout)
         self._all = _gloo(PrefixStore("all", store), rank, size, timeout)
         self._line = PartsLine()
+
+    def _share(self, store: Any, here: Sequence[int]) -> list[ShmGroup]:
+        """Return the two groups of this host.
+
+        Raises:
+            NotSharedError: the ranks of this host, or of another one, cannot share memory.
+        """
+        rank, timeout, reason = self.rank(), timedelta(seconds=self._timeout_s), ""
+        made: list[ShmGroup] = []
+        try:
+            for way in ("up", "down"):
+                own = PrefixStore(f"{way} {self._host}", store)
+                made.append(ShmGroup(own, here.index(rank), len(here), timeout))
+        except NotSharedError as error:
+            reason = str(error)
+        store.set(f"reason {rank}", reason)
+        reasons = [bytes(found).decode() for found in store.multi_get([f"reason {r}" for r in range(self.size())])]
+        if any(reasons):
+            for group in made:
+                group.shutdown()
+            raise NotSharedError(next(filter(None, reasons)))
+        return made
 
     def shutdown(self) -> None:
         """Leave the group."""
@@ -72,6 +92,7 @@ class HostsGroup(TorchGroup):
         name: str,
         parts: tuple[_Local | None, _Between, _Local | None],
         values: Sequence[Value],
+        opts: Any,
         finish: Callable[[], None] | None = None,
     ) -> ShmWork:
         """Begin an operation.
@@ -93,23 +114,23 @@ class HostsGroup(TorchGroup):
         begin.append((self._down.line, local(self._down, parts[2])))
         made = Parts(text, begin)
         start(self._line, [made])
-        return self._work(self._line, [made], values, finish)
+        return self._work(self._line, [made], values, opts, finish)
 
     # -- operations of three parts ------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
         """Reduce a tensor over the ranks, in place."""
-        value = Value(listed(tensors)[0])
-        kind = _kind(opts)
-        if len(listed(tensors)) > 1 or kind not in _BETWEEN or value.flat.dtype not in _TYPES:
+        first, kind = listed(tensors)[0], kind_of(op_of(opts))
+        if len(listed(tensors)) > 1 or first.is_sparse or kind not in _BETWEEN or first.dtype not in _TYPES:
             return self._over_gloo("allreduce", tensors, opts)
+        value = Value(first)
         flat, local = value.flat, reduction_of(_BETWEEN[kind], value.flat.dtype)
         parts = (
             lambda group: all_reduce(group.segment, flat, local, 0),
             lambda leaders: leaders.allreduce([flat], _reduction_options(_BETWEEN[kind])),
             lambda group: broadcast(group.segment, flat, 0),
         )
-        return self._work_of("all_reduce", parts, [value], lambda: _divide(flat, kind, self.size()))
+        return self._work_of("all_reduce", parts, [value], opts, lambda: _divide(flat, kind, self.size()))
 
     def broadcast(self, tensors: Any, opts: Any = 0) -> Any:
         """Give the root's tensor to all."""
@@ -123,7 +144,7 @@ class HostsGroup(TorchGroup):
             lambda leaders: leaders.broadcast([flat], _root_options(source)),
             None if is_here else (lambda group: broadcast(group.segment, flat, 0)),
         )
-        return self._work_of("broadcast", parts, [value])
+        return self._work_of("broadcast", parts, [value], opts)
 
     def all_gather_single(self, result: Tensor, tensor: Tensor, opts: Any = None) -> Any:
         """Give every rank's tensor to all, one after the other in one tensor."""
@@ -143,11 +164,11 @@ class HostsGroup(TorchGroup):
             lambda leaders: leaders.all_gather_single(by_host.view(-1), block.view(-1)),
             lambda group: broadcast(group.segment, by_host.view(-1), 0),
         )
-        return self._work_of("all_gather", parts, [given], finish)
+        return self._work_of("all_gather", parts, [given], opts, finish)
 
     def reduce_scatter_single(self, result: Tensor, tensor: Tensor, opts: Any = None) -> Any:
         """Reduce, and give each rank its part of the tensor."""
-        kind = _kind(opts)
+        kind = kind_of(op_of(opts))
         is_odd = kind not in _BETWEEN or tensor.dtype not in _TYPES or tensor.numel() != result.numel() * self.size()
         if not self._is_even or is_odd:
             return self._over_gloo("reduce_scatter_single", result, tensor, opts)
@@ -161,15 +182,15 @@ class HostsGroup(TorchGroup):
             lambda leaders: leaders.allreduce([by_host.view(-1)], _reduction_options(_BETWEEN[kind])),
             lambda group: scatter(group.segment, given.flat, own, 0),
         )
-        return self._work_of("reduce_scatter", parts, [given], lambda: _divide(given.flat, kind, self.size()))
+        return self._work_of("reduce_scatter", parts, [given], opts, lambda: _divide(given.flat, kind, self.size()))
 
-    def barrier(self, opts: Any = None) -> Any:  # noqa: ARG002
+    def barrier(self, opts: Any = None) -> Any:
         """Wait for all ranks."""
 
         def wait(group: ShmGroup) -> Collective:
             return Collective(group.segment, "barrier")
 
-        return self._work_of("barrier", (wait, lambda leaders: leaders.barrier(), wait), [])
+        return self._work_of("barrier", (wait, lambda leaders: leaders.barrier(), wait), [], opts)
 
     # -- the others ---------------------------------------------------------------------------------------------
 
@@ -179,7 +200,7 @@ class HostsGroup(TorchGroup):
         Raises:
             ValueError: a tensor that does not lie in a row; gloo would write it in another order, without an error.
         """
-        if not all(tensor.is_contiguous() for tensor in _tensors(words)):
+        if not all(tensor.is_sparse or tensor.is_contiguous() for tensor in _tensors(words)):
             raise ValueError(f"{name} between hosts takes contiguous tensors only: call .contiguous() first")
         work = getattr(self._all, name)(*(word for word in words if word is not None))
         self._note(work)
@@ -218,11 +239,6 @@ def _tensors(words: Iterable[Any]) -> Iterator[Tensor]:
             yield word
         elif isinstance(word, list):
             yield from _tensors(word)
-
-
-def _kind(opts: Any) -> Any:
-    op = getattr(opts, "reduceOp", opts if opts is not None else _Op.SUM)
-    return getattr(op, "op", op)
 
 
 def _reduction_options(kind: Any) -> Any:

@@ -14,12 +14,10 @@ from msrun.runtime.shm import collectives
 from msrun.runtime.shm.collective_line import Collectives
 from msrun.runtime.shm.collectives import Collective, Rows
 from msrun.runtime.shm.mail import Mail, Receive, Send
-from msrun.runtime.shm.reduction import reduction_of
+from msrun.runtime.shm.reduction import kind_of, op_of, reduction_of
 from msrun.runtime.shm.segment import Segment
 from msrun.runtime.shm.torch_group import TorchGroup, Value, listed
 from msrun.runtime.shm.work import ShmWork, forget, start
-
-_SUM = dist.ReduceOp.SUM
 
 
 class ShmGroup(TorchGroup):
@@ -52,17 +50,37 @@ class ShmGroup(TorchGroup):
 
     def allreduce(self, tensors: Any, opts: Any = None) -> ShmWork:
         """Reduce tensors over the ranks, in place."""
+        if any(tensor.is_sparse for tensor in listed(tensors)):
+            return self._add_up_sparse(listed(tensors), op_of(opts))
         return self._all_reduce(listed(tensors), opts)
+
+    def _add_up_sparse(self, tensors: list[Tensor], op: Any) -> ShmWork:
+        """Reduce sparse tensors; this waits, since nobody knows how many values another rank has."""
+        if kind_of(op) != dist.ReduceOp.SUM:
+            raise ValueError(f"sparse tensors can be added up, not reduced by {kind_of(op).name}")
+        for tensor in tensors:
+            own = tensor.detach().coalesce()
+            counts = torch.empty(self.size(), dtype=torch.int64)
+            self.all_gather_single(counts, torch.tensor([own._nnz()])).wait()
+            places = [own.indices().new_empty(own.sparse_dim(), count) for count in counts.tolist()]
+            values = [own.values().new_empty(count, *own.values().shape[1:]) for count in counts.tolist()]
+            self.allgather([places, values], [own.indices(), own.values()]).wait()
+            parts = [
+                torch.sparse_coo_tensor(*part, own.shape, check_invariants=False, is_coalesced=True)
+                for part in zip(places, values, strict=True)
+            ]
+            with torch.no_grad():  # a detached sparse tensor would be given other values, not this one
+                tensor.copy_(sum(parts[1:], parts[0]).coalesce())
+        return ShmWork(self.line, [], tensors, self._timeout_s)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> ShmWork:
         """Reduce tensors over the ranks, in place."""
         return self._all_reduce(tensors, opts)
 
     def _all_reduce(self, tensors: Sequence[Tensor], opts: Any, root: int | None = None) -> ShmWork:
-        op = getattr(opts, "reduceOp", opts if opts is not None else _SUM)
-        values = [Value(tensor) for tensor in tensors]
+        op, values = op_of(opts), [Value(tensor) for tensor in tensors]
         made = [collectives.all_reduce(self.segment, v.flat, reduction_of(op, v.flat.dtype), root) for v in values]
-        return self._start(made, values)
+        return self._start(made, values, opts)
 
     def reduce(self, tensors: Any, opts: Any) -> ShmWork:
         """Reduce tensors over the ranks, to one of them."""
@@ -72,16 +90,16 @@ class ShmGroup(TorchGroup):
         """Give the root's tensors to all."""
         root = getattr(opts, "rootRank", opts)
         values = [Value(tensor) for tensor in listed(tensors)]
-        return self._start([collectives.broadcast(self.segment, v.flat, root) for v in values], values)
+        return self._start([collectives.broadcast(self.segment, v.flat, root) for v in values], values, opts)
 
-    def allgather(self, results: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> ShmWork:  # noqa: ARG002
+    def allgather(self, results: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> ShmWork:
         """Give every rank's tensor to all, as tensors of their own."""
         made, values = [], []
         for into, tensor in zip(results, tensors, strict=True):
             own, given = Value(tensor, writes=False), [Value(result, reads=False) for result in into]
             made.append(collectives.all_gather(self.segment, [v.flat for v in given], own.flat))
             values += given
-        return self._start(made, values)
+        return self._start(made, values, opts)
 
     def allgather_coalesced(self, results: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> ShmWork:
         """Give several tensors of every rank to all."""
@@ -96,7 +114,7 @@ class ShmGroup(TorchGroup):
         self,
         results: list[Tensor],
         tensors: list[Tensor],
-        opts: Any = None,  # noqa: ARG002
+        opts: Any = None,
     ) -> ShmWork:
         """Give several tensors of every rank to all."""
         made, values = [], []
@@ -105,20 +123,20 @@ class ShmGroup(TorchGroup):
             parts = _split(given.flat, self.size(), own.flat.numel())
             made.append(collectives.all_gather(self.segment, parts, own.flat))
             values.append(given)
-        return self._start(made, values)
+        return self._start(made, values, opts)
 
     def gather(self, results: list[list[Tensor]], tensors: list[Tensor], opts: Any) -> ShmWork:
         """Give every rank's tensor to one."""
         own = Value(tensors[0], writes=False)
         given = [Value(result, reads=False) for result in results[0]] if self.rank() == opts.rootRank else None
         into = None if given is None else [v.flat for v in given]
-        return self._start([collectives.all_gather(self.segment, into, own.flat, opts.rootRank)], given or [])
+        return self._start([collectives.all_gather(self.segment, into, own.flat, opts.rootRank)], given or [], opts)
 
     def scatter(self, results: list[Tensor], tensors: list[list[Tensor]], opts: Any) -> ShmWork:
         """Give each rank its tensor of the root's."""
         result = Value(results[0], reads=False)
         own = [Value(t, writes=False).flat for t in tensors[0]] if self.rank() == opts.rootRank else None
-        return self._start([collectives.scatter(self.segment, result.flat, own, opts.rootRank)], [result])
+        return self._start([collectives.scatter(self.segment, result.flat, own, opts.rootRank)], [result], opts)
 
     def reduce_scatter(self, results: list[Tensor], tensors: list[list[Tensor]], opts: Any = None) -> ShmWork:
         """Reduce, and give each rank its tensor."""
@@ -142,13 +160,12 @@ class ShmGroup(TorchGroup):
         return self._reduce_scatter(pairs, opts)
 
     def _reduce_scatter(self, pairs: Sequence[tuple[Tensor, Rows]], opts: Any) -> ShmWork:
-        op = getattr(opts, "reduceOp", opts if opts is not None else _SUM)
-        made, values = [], []
+        op, made, values = op_of(opts), [], []
         for result, own in pairs:
             given = Value(result, reads=False)
             made.append(collectives.reduce_scatter(self.segment, given.flat, own, reduction_of(op, given.flat.dtype)))
             values.append(given)
-        return self._start(made, values)
+        return self._start(made, values, opts)
 
     def all_to_all_single(
         self,
@@ -156,32 +173,34 @@ class ShmGroup(TorchGroup):
         tensor: Tensor,
         result_rows: list[int],
         rows: list[int],
-        opts: Any = None,  # noqa: ARG002
+        opts: Any = None,
     ) -> ShmWork:
         """Give each rank its rows of every rank's tensor."""
         given, own = Value(result, reads=False), Value(tensor, writes=False)
         is_even = not result_rows and not rows
         into, values = _rows(given.flat, result, result_rows, self.size()), _rows(own.flat, tensor, rows, self.size())
-        return self._start([collectives.all_to_all(self.segment, into, values, is_even=is_even)], [given])
+        return self._start([collectives.all_to_all(self.segment, into, values, is_even=is_even)], [given], opts)
 
-    def alltoall(self, results: list[Tensor], tensors: list[Tensor], opts: Any = None) -> ShmWork:  # noqa: ARG002
+    def alltoall(self, results: list[Tensor], tensors: list[Tensor], opts: Any = None) -> ShmWork:
         """Give each rank its tensor of every rank's."""
         given = [Value(result, reads=False) for result in results]
         own = [Value(tensor, writes=False).flat for tensor in tensors]
-        return self._start([collectives.all_to_all(self.segment, [v.flat for v in given], own, is_even=False)], given)
+        return self._start(
+            [collectives.all_to_all(self.segment, [v.flat for v in given], own, is_even=False)], given, opts
+        )
 
-    def barrier(self, opts: Any = None) -> ShmWork:  # noqa: ARG002
+    def barrier(self, opts: Any = None) -> ShmWork:
         """Wait for all ranks."""
-        return self._start([Collective(self.segment, "barrier")], [])
+        return self._start([Collective(self.segment, "barrier")], [], opts)
 
     def begin(self, operation: Collective) -> Collective:
         """Begin an operation that somebody else waits for."""
         start(self.line, [operation])
         return operation
 
-    def _start(self, made: Sequence[Collective], values: Sequence[Value]) -> ShmWork:
+    def _start(self, made: Sequence[Collective], values: Sequence[Value], opts: Any) -> ShmWork:
         start(self.line, made)
-        return self._work(self.line, made, values)
+        return self._work(self.line, made, values, opts)
 
     # -- point to point -----------------------------------------------------------------------------------------
 
@@ -190,7 +209,7 @@ class ShmGroup(TorchGroup):
         value = Value(tensors[0], writes=False)
         made = Send(self.segment, to, tag, value.bytes)
         start(self._mail, [made])
-        return self._work(self._mail, [made], [])
+        return self._work(self._mail, [made], [], None)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> ShmWork:
         """Receive a tensor from a rank."""
@@ -204,7 +223,7 @@ class ShmGroup(TorchGroup):
         value = Value(tensor, reads=False)
         made = Receive(self.segment, source, tag, value.bytes)
         start(self._mail, [made])
-        return self._work(self._mail, [made], [value])
+        return self._work(self._mail, [made], [value], None)
 
 
 def _split(flat: Tensor, ranks: int, length: int) -> Tensor:

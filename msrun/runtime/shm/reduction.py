@@ -25,13 +25,23 @@ _found: dict[tuple[int, torch.dtype], Reduction] = {}
 _NARROW = (torch.bfloat16, torch.float16)
 
 
+def op_of(opts: Any) -> Any:
+    """Return the reduce operation that torch's options name, or that stands in their place; by default the sum."""
+    return getattr(opts, "reduceOp", opts if opts is not None else _ReduceOp.SUM)
+
+
+def kind_of(op: Any) -> Any:
+    """Return which operation it is, without a factor."""
+    return getattr(op, "op", op)
+
+
 def reduction_of(op: Any, dtype: torch.dtype) -> Reduction:
     """Return what torch's operation means for numbers of a type.
 
     Raises:
         ValueError: an operation that the numbers' type does not have.
     """
-    key = int(getattr(op, "op", op)), dtype
+    key = int(kind_of(op)), dtype
     found = _found.get(key)
     if found is None:
         found = Reduction(op, dtype)
@@ -48,7 +58,7 @@ class Reduction:
     """
 
     def __init__(self, op: Any, dtype: torch.dtype) -> None:
-        kind = getattr(op, "op", op)
+        kind = kind_of(op)
         self.number = int(kind)
         self._is_mean = kind == _ReduceOp.AVG
         self._step = _STEPS[kind]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +13,9 @@ from msrun import contract
 from msrun.runtime.shm.hosts_group import HostsGroup
 from msrun.runtime.shm.memory import this_machine
 from msrun.runtime.shm.process_group import ShmGroup
+from msrun.runtime.shm.segment import NotSharedError
+
+_said: list[str] = []
 
 
 def register() -> None:
@@ -21,13 +25,24 @@ def register() -> None:
 
 
 def _create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """Return the group: of one host, of several, or gloo's where every rank is on a host of its own."""
+    """Return the group: of one host, of several, or gloo's where no two ranks can share memory."""
     hosts = _hosts(store, rank, size)
-    if len(hosts) == 1:
-        return ShmGroup(store, rank, size, timeout)
-    if len(hosts) == size:
-        return dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
-    return HostsGroup(store, rank, size, timeout, hosts)
+    try:
+        if len(hosts) == 1:
+            return ShmGroup(store, rank, size, timeout)
+        if len(hosts) < size:
+            return HostsGroup(store, rank, size, timeout, hosts)
+    except NotSharedError as error:
+        _say_once(rank, str(error))
+    return dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
+
+
+def _say_once(rank: int, reason: str) -> None:
+    """Say in one rank, of the first group, that gloo is used."""
+    if rank == 0 and not _said:
+        _said.append(reason)
+        text = f"msrun.runtime: the backend shm cannot run here ({reason}): gloo is used"
+        print(text, file=sys.stderr, flush=True)  # noqa: T201 - stderr is the log
 
 
 def _hosts(store: Any, rank: int, size: int) -> list[list[int]]:

@@ -28,7 +28,13 @@ NOTE = struct.Struct("<4q")
 _MOST_VIEWS = 2048
 """Kept, of tensors that lie in the slots."""
 _PAGE = HEAD_BYTES
+_MEMORY, _REFUSED = "memory", "refused"
+"""In the store: how the memory is found, and which rank cannot share it, and why."""
 _MOST_MAIL_BYTES, _LEAST_MAIL_BYTES, _ALL_MAIL_BYTES = 16 << 20, 1 << 12, 1 << 30
+
+
+class NotSharedError(RuntimeError):
+    """The ranks of a group cannot share memory. Every one of them gets this error, whichever it is that cannot."""
 
 
 class Segment:
@@ -39,20 +45,15 @@ class Segment:
         most_s: how long the others may take to come.
 
     Raises:
-        RuntimeError: the ranks do not share a machine, may not share memory, or did not come.
+        NotSharedError: a rank is on another machine, or may not share memory.
+        RuntimeError: the ranks did not come.
     """
 
     def __init__(self, store: Any, rank: int, size: int, most_s: float) -> None:
-        if reason := why_not():
-            raise RuntimeError(f"the backend shm cannot run here: {reason}; use gloo")
         self.rank, self.size = rank, size
         self.mail_bytes = max(_LEAST_MAIL_BYTES, min(_MOST_MAIL_BYTES, _ALL_MAIL_BYTES // size**2 & -_PAGE))
         self._place(size)
-        if rank == 0:
-            descriptor, where = make_memory(self._bytes)
-            store.set("memory", json.dumps(where))
-        else:
-            descriptor = _open(json.loads(store.get("memory")))
+        descriptor = self._find_memory(store)
         self._map = mmap.mmap(descriptor, self._bytes)
         if rank:
             os.close(descriptor)
@@ -73,11 +74,13 @@ class Segment:
         self.words[self._world + rank] = dist.get_rank() if dist.is_initialized() else rank
         self._watched: dict[int, int] = {}
         """rank -> descriptor of its process: readable when it has ended"""
-        self._meet(most_s)
+        try:
+            self._meet(store, most_s)
+        finally:
+            if rank == 0:
+                os.close(descriptor)  # everybody has opened it
         self.is_crowded = bool(self.words[self._crowded])
         """Whether ranks share cores: a rank then sleeps at once, and long sums are made one rank after the other."""
-        if rank == 0:
-            os.close(descriptor)  # everybody has opened it
 
     def _place(self, size: int) -> None:
         """Say where everything lies."""
@@ -96,22 +99,44 @@ class Segment:
         self._mail_at = self._slots_at + size * SLOTS * SLOT_BYTES
         self._bytes = self._mail_at + size**2 * self.mail_bytes
 
-    def _meet(self, most_s: float) -> None:
+    def _find_memory(self, store: Any) -> int:
+        """Return a descriptor of the memory, which the first rank makes; a rank that cannot tells all."""
+        where = json.loads(store.get(_MEMORY)) if self.rank else None
+        descriptor = -1
+        try:
+            if reason := why_not():
+                raise RuntimeError(reason)
+            if self.rank == 0:
+                descriptor, where = make_memory(self._bytes)
+            elif where is not None:
+                descriptor = open_memory(*where)
+        except (OSError, RuntimeError) as error:
+            where = None
+            store.set(_REFUSED, f"rank {dist.get_rank() if dist.is_initialized() else self.rank}: {error}")
+        if self.rank == 0:
+            store.set(_MEMORY, json.dumps(where))
+        if where is None:
+            raise NotSharedError(bytes(store.get(_REFUSED)).decode())
+        return descriptor
+
+    def _meet(self, store: Any, most_s: float) -> None:
         """Wait for all ranks, and watch their processes from then on; rank 0 comes last and decides for all."""
         end = time.monotonic() + most_s
         if self.rank == 0:
-            self._wait_for_joined(self.size - 1, most_s, end)
+            self._wait_for_joined(store, self.size - 1, most_s, end)
             self.words[self._crowded] = self._share_cores()
         self.words.add(self._joined)
         self.words.wake(self._joined)
-        self._wait_for_joined(self.size, most_s, end)
+        self._wait_for_joined(store, self.size, most_s, end)
         for other in range(self.size):
             if other != self.rank:
                 self._watched[other] = _watch(self.words[self._pid + other])
 
-    def _wait_for_joined(self, count: int, most_s: float, end: float) -> None:
+    def _wait_for_joined(self, store: Any, count: int, most_s: float, end: float) -> None:
         while (seen := self.words[self._joined]) < count:
             self.words.sleep(self._joined, seen, 0.05)
+            if self.words[self._joined] == seen and store.check([_REFUSED]):
+                raise NotSharedError(bytes(store.get(_REFUSED)).decode())
             if time.monotonic() > end:
                 raise RuntimeError(f"{seen} of {self.size} ranks came to share memory within {most_s:g} s")
 
@@ -182,18 +207,6 @@ def _watch(pid: int) -> int:
         reader, writer = os.pipe()  # it has ended already: a pipe that nobody writes to is readable
         os.close(writer)
         return reader
-
-
-def _open(where: list[Any]) -> int:
-    """Open the first rank's memory.
-
-    Raises:
-        RuntimeError: it is on another machine, or may not be opened.
-    """
-    try:
-        return open_memory(*where)
-    except RuntimeError as error:
-        raise RuntimeError(f"the backend shm may not open the memory of rank 0 ({error}): use gloo") from error
 
 
 def _page(offset: int) -> int:

@@ -16,6 +16,9 @@ from msrun.runtime.shm.work import ShmWork
 _ProcessGroup: Any = dist.ProcessGroup
 """torch declares forms of its methods that only its own classes have."""
 
+_UNSET = timedelta(0)
+"""torch's options have a negative time-out where none is given."""
+
 
 class TorchGroup(_ProcessGroup):
     """A group of ranks whose tensors are on the CPU."""
@@ -74,12 +77,15 @@ class TorchGroup(_ProcessGroup):
     _set_default_timeout = set_timeout
 
     def _work(
-        self, line: Any, made: Sequence[Any], values: Sequence[Value], then: Callable[[], None] | None = None
+        self, line: Any, made: Sequence[Any], values: Sequence[Value], opts: Any, then: Callable[[], None] | None = None
     ) -> ShmWork:
-        """Return what torch waits for; when it is done, `then` is called, and copies are written back."""
+        """Return what torch waits for, as long as its options say; when it is done, `then` is called, and copies are
+        written back."""
+        given = getattr(opts, "timeout", None)
+        most_s = given.total_seconds() if given is not None and given > _UNSET else self._timeout_s
         copied = [value for value in values if value.is_copy]
         finish = partial(_finish, then, copied) if copied or then is not None else None
-        work = ShmWork(line, made, [value.tensor for value in values], self._timeout_s, finish)
+        work = ShmWork(line, made, [value.tensor for value in values], most_s, finish)
         self._note(work)
         return work
 
@@ -93,6 +99,24 @@ class TorchGroup(_ProcessGroup):
     def _end_coalescing(self, device: torch.device) -> Any:  # noqa: ARG002 - torch's form
         works, self._coalesced = self._coalesced or [], None
         return _Works(works)
+
+
+_OLD_NAMES = {
+    "_allgather_base": "all_gather_single",
+    "allgather_into_tensor_coalesced": "all_gather_single_coalesced",
+    "_reduce_scatter_base": "reduce_scatter_single",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_single_coalesced",
+    "alltoall_base": "all_to_all_single",
+}
+"""What torch before 2.13 calls, and what it is called now."""
+
+
+def _renamed(name: str) -> Callable[..., Any]:
+    return lambda group, *words: getattr(group, name)(*words)
+
+
+for _old, _new in _OLD_NAMES.items():
+    setattr(TorchGroup, _old, _renamed(_new))
 
 
 def _finish(then: Callable[[], None] | None, copied: Sequence[Value]) -> None:

@@ -139,6 +139,44 @@ def late() -> None:
     assert value.tolist() == [SIZE] * 4
 
 
+def own_time_out() -> None:
+    """A barrier may have a time-out of its own."""
+    store = dist.distributed_c10d._get_default_store()
+    if RANK == LAST:
+        store.wait(["told"], timedelta(seconds=20))
+    else:
+        try:
+            dist.barrier(timeout=timedelta(seconds=0.2))
+        except RuntimeError as error:
+            told.append(str(error))
+    store.set("told", "")
+    store.wait(["told"])
+
+
+def sparse() -> None:
+    """Sparse tensors are added up, those of DDP as well; each rank may have as many values as it likes."""
+    own = torch.sparse_coo_tensor([[0, RANK + 1, 0]], [1.0, 2.0, 3.0], (5,))
+    dist.all_reduce(own)
+    right = torch.tensor([4.0 * SIZE, *(2.0 if place < SIZE else 0.0 for place in range(4))])
+    assert torch.equal(own.to_dense(), right)
+    table = torch.nn.parallel.DistributedDataParallel(torch.nn.Embedding(6, 2, sparse=True))
+    table(torch.arange(RANK + 1)).sum().backward()
+    slope = table.module.weight.grad.to_dense()[:, 0] * SIZE
+    assert slope.round().tolist() == [float(max(0, SIZE - row)) for row in range(6)]
+
+
+def older_names() -> None:
+    """torch before 2.13 calls the operations of one tensor by other names."""
+    group, value, all_values = dist.group.WORLD, torch.full((2,), float(RANK)), torch.empty(2 * SIZE)
+    group._allgather_base(all_values, value).wait()
+    assert all_values.tolist() == [float(rank) for rank in range(SIZE) for _ in range(2)]
+    group._reduce_scatter_base(value, all_values).wait()
+    assert value.tolist() == [float(RANK * SIZE)] * 2
+    exchanged = torch.empty(2 * SIZE)
+    group.alltoall_base(exchanged, all_values, [], []).wait()
+    assert exchanged.tolist() == [float(RANK)] * 2 * SIZE
+
+
 told: list[str] = []
 began = time.monotonic()
 try:

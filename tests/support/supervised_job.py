@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,15 +64,17 @@ class Job:
         )
         facts = HostFacts("node-a", "127.0.0.1", (0,))
         plan = build_plan(spec, facts, caller={}, job_id="JOB", run_dir=str(folder / "run"), master_port=1)
-        self.plan = replace(plan, fleet=self.fleet, hosts=(replace(plan.hosts[0], node_rank=self.node_rank),))
-        self._process = subprocess.Popen([sys.executable, "-c", ""])
+        workers = tuple(replace(one, global_rank=rank) for one, rank in zip(plan.workers, self.ranks, strict=True))
+        own = replace(plan.hosts[0], node_rank=self.node_rank, workers=workers)
+        self.plan = replace(plan, fleet=self.fleet, hosts=(own,))
+        self._process = subprocess.Popen(["true"])
         ours, theirs = socket.socketpair()
         passing, taking = socket.socketpair()
         passing.close()
         taking.close()
         self.server = Channel(theirs)
         self.handle = ForkServerHandle(self._process, Channel(ours), passing, {}, "")
-        self.board = ProgressBoard(folder / "run" / "progress", 2)
+        self.board = ProgressBoard(folder / "run" / "progress", 1 + max(self.ranks))
         self.moments = Moments()
         self.loop = self.make_loop()
 
@@ -89,6 +90,7 @@ class Job:
 
     loop_class = Supervisor
     node_rank = 0
+    ranks: tuple[int, ...] = (0, 1)
     fleet: tuple[HostAssignment, ...] = ()
 
     def say(self, kind: str, **fields: Any) -> None:

@@ -14,7 +14,7 @@ import torch.nn.functional as F  # noqa: N812
 import transformer_scenarios
 from torch import Tensor, nn
 
-from msrun.errors import StrategyError
+from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import AutoParallel, Degrees, WithLoss, search_degrees, shard
 from msrun.runtime.cost.devices import PROFILES
 from msrun.runtime.execute.traffic import traffic
@@ -166,6 +166,36 @@ def fits(limit_mb: float) -> Found:
     return {"losses": losses, "right": serial("mlp"), "memory": step.plan.price.memory_bytes}
 
 
+def cut_short() -> Found:
+    """The last rank has no time to search, the others have enough."""
+    network, batch = build("mlp")
+    limit_s = 1e-9 if dist.get_rank() == dist.get_world_size() - 1 else 1000.0
+    step = AutoParallel(network, "auto").dataset_strategy("full_batch").search(time_limit_s=limit_s)
+    losses = train(step, batch)
+    return {
+        "losses": losses,
+        "right": serial("mlp"),
+        "operators": step.plan.strategies()["operators"],
+        "notes": list(step.plan.notes),
+    }
+
+
+def captured_by_some() -> Found:
+    """The last rank's network cannot be captured while the others wait to compare how far they have searched."""
+    network, batch = build("mlp")
+    if dist.get_rank() == dist.get_world_size() - 1:
+        network.get_submodule("network").forward = _reads_values
+    try:
+        train(AutoParallel(network, "auto").dataset_strategy("full_batch"), batch)
+    except CaptureError as error:
+        return {"refused": str(error)}
+    return {}
+
+
+def _reads_values(x: Tensor) -> Tensor:
+    return x * float(x.sum())
+
+
 DIVISIONS: dict[str, Callable[[Degrees], bool]] = {
     "fastest": lambda _: True,
     "stages": lambda degrees: degrees.stages > 1,
@@ -190,7 +220,7 @@ def cases(ranks: int) -> dict[str, Callable[[], Found]]:
     found: dict[str, Callable[[], Found]] = {
         f"{name}/{mode}": (lambda name=name, mode=mode: searched(name, mode)) for name in NETWORKS for mode in MODES
     }
-    found["file"] = file
+    found |= {"file": file, "cut_short": cut_short, "captured_by_some": captured_by_some}
     found |= {f"divided/{which}": (lambda which=which: divided(which)) for which in DIVISIONS}
     found["honoured"] = lambda: honoured("dynamic_programming")
     return found | {f"limit/{limit}": (lambda limit=limit: fits(limit)) for limit in (1000.0, 0.45, 0.3, 0.01)}

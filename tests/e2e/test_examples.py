@@ -298,6 +298,25 @@ def test_distributed_training_in_other_modes_and_with_accumulation(msrun: JobRun
 
 
 @pytest.mark.slow
+def test_train_cifar_of_the_document_with_auto_parallel_has_the_losses_of_one_process(
+    msrun: JobRunner, examples: Path, workers: Path
+) -> None:
+    """The document's function word for word; one process has the whole batch."""
+    folder, program = examples / "distributed_training", workers / "runtime" / "document_cifar.py"
+    found, notes = {}, ""
+    for ranks in (1, 2):
+        words = (f"--worker_num={ranks}", program, folder, str(16 // ranks))
+        done = msrun.start(*words, cwd=folder, env={"IMAGE_SIZE": "32", "SAMPLES": "32"}).finish(DEADLINE_S)
+        assert done.code == 0, done.stderr
+        found[ranks] = losses(MONITOR_LINE, done.log(0).decode())
+        notes = done.log(0).decode()
+    assert "searched (recursive_programming)" in notes or "searched (data parallel)" in notes
+    assert len(found[1]) > 1
+    np.testing.assert_allclose(found[2], found[1], rtol=1e-3)
+    np.testing.assert_allclose(found[2][0], found[1][0], rtol=1e-5)
+
+
+@pytest.mark.slow
 def test_distributed_training_starts_by_mpirun_too(msrun: JobRunner, examples: Path) -> None:
     if shutil.which("mpirun") is None:
         pytest.skip("mpirun is not installed")

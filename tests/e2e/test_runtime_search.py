@@ -16,7 +16,10 @@ DEADLINE_S = 300.0
 KEYS = [f"{ranks}/{case}" for ranks in (2, 4) for case in searched_training.cases(ranks)]
 TABLE = CaseTable(
     KEYS,
-    fast=["2/mlp/dynamic_programming", "2/file", "2/honoured", "2/limit/0.01", "2/divided/fastest"],
+    fast=[
+        *("2/mlp/dynamic_programming", "2/file", "2/honoured", "2/limit/0.01", "2/divided/fastest"),
+        *("2/cut_short", "2/captured_by_some"),
+    ],
     key=lambda key: key,
 )
 TRAINED = [key for key in KEYS if key.count("/") == 2 and "limit" not in key and "divided" not in key]
@@ -107,3 +110,20 @@ def test_a_limit_of_memory_is_kept_or_the_missing_bytes_are_told(outcomes: Outco
         return
     assert found["losses"] == pytest.approx(found["right"], rel=1e-9)
     assert found["memory"] <= limit_mb * 2**20
+
+
+@TABLE.parametrize("key", [("2/cut_short",), ("4/cut_short",)])
+def test_a_rank_that_has_no_time_cuts_the_search_of_all_short(outcomes: Outcomes, key: str) -> None:
+    assert errors_of(outcomes, key) == []
+    for found in outcomes[key]:
+        assert found["losses"] == pytest.approx(found["right"], rel=1e-9)
+        assert found["operators"] == outcomes[key][0]["operators"]
+        assert any("came after 1 of 15 searches; this is the best of their plans" in note for note in found["notes"])
+
+
+@TABLE.parametrize("key", [("2/captured_by_some",), ("4/captured_by_some",)])
+def test_a_search_does_not_wait_for_a_rank_that_has_nothing_to_search(outcomes: Outcomes, key: str) -> None:
+    assert errors_of(outcomes, key) == []
+    *others, last = outcomes[key]
+    for found in others:
+        assert found["refused"].startswith(f"rank {int(key[0]) - 1} cannot run this call: {last['refused'][:20]}")

@@ -21,6 +21,7 @@ from msrun.runtime.parallel.recompute_search import check_limit
 from msrun.runtime.parallel.search_settings import SEARCH_WORDS, SearchSettings, profile_of
 from msrun.runtime.parallel.settings import DatasetStrategy, ParallelSettings
 from msrun.runtime.schedule.compiled_segments import CompileSpec
+from msrun.runtime.search.search import TIME_LIMIT_S
 
 
 class FluentSettings:
@@ -146,6 +147,7 @@ class FluentSettings:
         *,
         memory_limit_mb: float | None = None,
         optimizer_states: int = 2,
+        time_limit_s: float = TIME_LIMIT_S,
     ) -> Self:
         """Say what a search of strategies reckons with; of the modes that search.
 
@@ -154,6 +156,8 @@ class FluentSettings:
                 of one. None: cpu, a100 or ascend910b, as this process computes.
             memory_limit_mb: what a step may take of a device; None: what the profile has.
             optimizer_states: tensors of a weight's size that the optimizer keeps for it: Adam 2, momentum 1, SGD 0.
+            time_limit_s: no further plan is looked for afterwards, on any rank; the first one always is. The plan's
+                notes say so.
 
         Raises:
             StrategyError: an unknown device, a value out of its range, or a mode that does not search.
@@ -163,7 +167,8 @@ class FluentSettings:
                 f"search() with parallel_mode={self.settings.parallel_mode!r}, which searches nothing: use one of "
                 f"{', '.join(SEARCH_WORDS)}"
             )
-        settings = SearchSettings(self.settings.search.mode, profile_of(device), memory_limit_mb, optimizer_states)
+        mode = self.settings.search.mode
+        settings = SearchSettings(mode, profile_of(device), memory_limit_mb, optimizer_states, time_limit_s)
         return self._set("search", search=settings)
 
     def compile(self, backend: str | Callable[..., Any] = "inductor", mode: str | None = None) -> Self:

@@ -12,7 +12,7 @@ from msrun import contract
 from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.cost.devices import DeviceProfile, find_profile
-from msrun.runtime.search.search import AUTO, SEARCH_MODES, SearchSpec
+from msrun.runtime.search.search import AUTO, SEARCH_MODES, TIME_LIMIT_S, SearchSpec
 
 RECURSIVE = "recursive_programming"
 SEARCH_WORDS = {"auto_parallel": RECURSIVE, AUTO: AUTO} | {mode: mode for mode in SEARCH_MODES}
@@ -36,6 +36,7 @@ class SearchSettings:
     """None: the profile of the device that this process computes on, in a dry run of the one that it stands for."""
     memory_limit_mb: float | None = None
     optimizer_states: int = 2
+    time_limit_s: float = TIME_LIMIT_S
 
     def __post_init__(self) -> None:
         limit, states = self.memory_limit_mb, self.optimizer_states
@@ -44,12 +45,15 @@ class SearchSettings:
             raise StrategyError(f"search(memory_limit_mb={limit!r}): must be a number of MB above 0")
         if not isinstance(states, int) or isinstance(states, bool) or states < 0:
             raise StrategyError(f"search(optimizer_states={states!r}): must be a whole number, 0 or more")
+        seconds = self.time_limit_s
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+            raise StrategyError(f"search(time_limit_s={seconds!r}): must be a number of seconds above 0")
 
     def spec(self) -> SearchSpec:
         """Return what is searched for in this process."""
         device = self.device or own_profile()
         limit = None if self.memory_limit_mb is None else int(self.memory_limit_mb * MB)
-        return SearchSpec(self.mode, device, limit, self.optimizer_states)
+        return SearchSpec(self.mode, device, limit, self.optimizer_states, self.time_limit_s)
 
 
 def own_profile() -> DeviceProfile:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from torch import nn
@@ -37,11 +37,20 @@ class ChosenStrategies:
 
 
 def choose_strategies(
-    captured: CapturedGraph, mesh: Mesh, constraints: Constraints, settings: ParallelSettings, root: nn.Module
+    captured: CapturedGraph,
+    mesh: Mesh,
+    constraints: Constraints,
+    settings: ParallelSettings,
+    root: nn.Module,
+    fewest: Callable[[int], int],
 ) -> ChosenStrategies:
     """Return the strategies of a file, of a search, or none.
 
+    Args:
+        fewest: returns the least number that any rank gives it.
+
     Raises:
+        CaptureError: a rank has no plan to choose among.
         StrategyError: a file of another network or mesh, an illegal strategy, or nothing fits into the device.
     """
     if settings.strategies_from is not None:
@@ -54,7 +63,7 @@ def choose_strategies(
         return ChosenStrategies(settings)
     spec = settings.search.spec()
     step_of = steps_of(captured, settings, spec.optimizer_states, root)
-    found = search(captured, mesh, constraints, spec, step_of)
+    found = search(captured, mesh, constraints, spec, step_of, fewest=fewest)
     if found.shards_optimizer and settings.hsdp is None:
         settings = replace(settings, hsdp=_EVERYTHING)
     if found.activation_limit_bytes is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -35,9 +36,10 @@ SEARCH_MODES: Mapping[str, Callable[[Problem, Mesh], Choice]] = {
 """How a problem is solved. "auto" tries all but the last."""
 AUTO = "auto"
 _AUTO_TRIES = ("dynamic_programming", "recursive_programming", "sharding_propagation")
-_MEMORY_WEIGHTS = (1 / 16, 1.0, 16.0, 256.0)
-"""Prices of memory, beside the first plan's seconds per byte, at which smaller plans are looked for: whatever the limit
-is, so that more memory never leads to a slower plan."""
+_MEMORY_WEIGHTS = (0.0, 1 / 16, 1.0, 16.0, 256.0)
+"""Prices of memory, beside the first plan's seconds per byte, at which plans are looked for, smaller and smaller ones:
+whatever the limit is, so that more memory never leads to a slower plan."""
+TIME_LIMIT_S = 60.0
 MB = 2**20
 
 
@@ -55,6 +57,8 @@ class SearchSpec:
     """What a device may hold; None: what it has."""
     optimizer_states: int = 2
     """Tensors of a parameter's size that the optimizer keeps for it."""
+    time_limit_s: float = TIME_LIMIT_S
+    """No further plan is looked for afterwards; the fastest one of the first way to search always is."""
 
     def __post_init__(self) -> None:
         if self.mode != AUTO and self.mode not in SEARCH_MODES:
@@ -90,6 +94,8 @@ class Found:
     """What a step may take of a device."""
     activation_limit_bytes: int | None = None
     """What recomputation must bring the activations under; None: nothing needs to be recomputed."""
+    cut_short: str = ""
+    """How much of the search was done when its time was over; "": all of it."""
 
     @property
     def notes(self) -> list[str]:
@@ -100,6 +106,8 @@ class Found:
             f"searched ({self.plan.name}): {self.plan.price.summary}",
             f"data parallel instead: {self.data_parallel.summary}; {ratio}{fits}",
         ]
+        if self.cut_short:
+            lines.append(f"searched: {self.cut_short}; this is the best of their plans")
         if self.shards_optimizer:
             lines.append("searched: parameters and optimizer state are stored cut (hsdp level1), or they would not fit")
         if self.activation_limit_bytes is not None:
@@ -116,15 +124,29 @@ class StepOf(Protocol):
         ...
 
 
-def search(captured: CapturedGraph, mesh: Mesh, constraints: Constraints, spec: SearchSpec, step_of: StepOf) -> Found:
+def search(
+    captured: CapturedGraph,
+    mesh: Mesh,
+    constraints: Constraints,
+    spec: SearchSpec,
+    step_of: StepOf,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    fewest: Callable[[int], int] = lambda count: count,
+) -> Found:
     """Return the fastest plan that fits into a device; the same on every rank that asks the same.
 
     What does not fit is cut more; then optimizer parallel stores parameters cut; then modules are recomputed.
 
+    Args:
+        clock: seconds since any moment.
+        fewest: of how many plans each rank has looked for when its time was over, the fewest on any rank: all ranks
+            then choose among the same.
+
     Raises:
         StrategyError: an illegal strategy, or nothing fits: says how much is missing, and of what.
     """
-    return _Search(captured, mesh, constraints, spec, step_of).run()
+    return _Search(captured, mesh, constraints, spec, step_of, clock, fewest).run()
 
 
 def search_plans(
@@ -140,8 +162,18 @@ def search_plans(
 
 class _Search:
     def __init__(
-        self, captured: CapturedGraph, mesh: Mesh, constraints: Constraints, spec: SearchSpec, step_of: StepOf
+        self,
+        captured: CapturedGraph,
+        mesh: Mesh,
+        constraints: Constraints,
+        spec: SearchSpec,
+        step_of: StepOf,
+        clock: Callable[[], float] = time.monotonic,
+        fewest: Callable[[int], int] = lambda count: count,
     ) -> None:
+        self._clock, self._fewest = clock, fewest
+        self._deadline = clock() + spec.time_limit_s
+        self._cut_short = ""
         self._captured = captured
         self._mesh = mesh
         self._given = constraints
@@ -157,13 +189,16 @@ class _Search:
             fitting = [each for each in plans if each.price.memory_bytes <= self._limit]
             if fitting:
                 best = min(fitting, key=lambda each: each.price.seconds)
-                return Found(best, self._plain.price, shards_all and bool(best.price.gathered_bytes), self._limit)
+                return self._found(best, shards_optimizer=shards_all and bool(best.price.gathered_bytes))
             tried += plans
         least = min(tried, key=lambda each: each.price.memory_bytes - each.price.activation_bytes)
         room = self._limit - (least.price.memory_bytes - least.price.activation_bytes)
         if room > 0:
-            return Found(least, self._plain.price, bool(least.price.gathered_bytes), self._limit, room)
+            return self._found(least, shards_optimizer=bool(least.price.gathered_bytes), activation_limit_bytes=room)
         raise self._does_not_fit(min(tried, key=lambda each: each.price.memory_bytes))
+
+    def _found(self, plan: Plan, *, shards_optimizer: bool, activation_limit_bytes: int | None = None) -> Found:
+        return Found(plan, self._plain.price, shards_optimizer, self._limit, activation_limit_bytes, self._cut_short)
 
     def plans(self) -> Iterator[tuple[bool, list[Plan]]]:
         """Yield the plans that are looked at, whatever the limit is: with the user's optimizer parallel, and with
@@ -171,11 +206,7 @@ class _Search:
         plain = self._plain
         step = self._step_of(plain.decisions, shards_all=False)
         problem = build_problem(self._captured, self._given, self._spec.device, step, self._works, self._flow)
-        modes = _AUTO_TRIES if self._spec.mode == AUTO else (self._spec.mode,)
-        choices: dict[tuple[int, ...], str] = {}
-        for mode in modes:
-            choices |= {choice: choices.get(choice, mode) for choice in self._solve(problem, mode)}
-        found = [(problem.splits(choice), mode) for choice, mode in choices.items()]
+        found = [(problem.splits(choice), mode) for choice, mode in self._choices(problem).items()]
         decided = [(splits, self._decide(splits), mode) for splits, mode in found]
         decided.append((plain.splits, plain.decisions, plain.name))
         for shards_all in (False, True):
@@ -185,14 +216,27 @@ class _Search:
     def _plain(self) -> Plan:
         return self._plan({}, self._decide({}), "data parallel", shards_all=False)
 
-    def _solve(self, problem: Problem, mode: str) -> list[tuple[int, ...]]:
-        """Return plans of one way to search: the fastest one as choices are priced one by one, and smaller ones."""
-        solve = SEARCH_MODES[mode]
-
-        first = solve(problem, self._mesh)
-        unit = problem.seconds(first) / max(1.0, problem.memory(first))
-        weighed = (problem.weighing_memory(unit * weight) for weight in _MEMORY_WEIGHTS)
-        return list(dict.fromkeys(map(tuple, [first, *(solve(each, self._mesh) for each in weighed)])))
+    def _choices(self, problem: Problem) -> dict[tuple[int, ...], str]:
+        """Return plans and the way to search that has found each: the fastest ones as choices are priced one by one,
+        and smaller ones; as many as there is time for on every rank."""
+        modes = _AUTO_TRIES if self._spec.mode == AUTO else (self._spec.mode,)
+        asked = [(mode, weight) for weight in _MEMORY_WEIGHTS for mode in modes]
+        found: list[tuple[int, ...]] = []
+        unit = 0.0
+        for mode, weight in asked:
+            if found and self._clock() > self._deadline:
+                break
+            found.append(tuple(SEARCH_MODES[mode](problem.weighing_memory(unit * weight), self._mesh)))
+            unit = unit or problem.seconds(found[0]) / max(1.0, problem.memory(found[0]))
+        count = self._fewest(len(found))
+        if count < len(asked):
+            self._cut_short = (
+                f"the time limit of {self._spec.time_limit_s:g} s came after {count} of {len(asked)} searches"
+            )
+        modes_of: dict[tuple[int, ...], str] = {}
+        for choice, (mode, _) in zip(found[:count], asked, strict=False):
+            modes_of.setdefault(choice, mode)
+        return modes_of
 
     def _decide(self, splits: Splits) -> Decisions:
         return decide(self._captured, self._mesh, replace(self._given, splits=splits, is_strict=False))
@@ -216,6 +260,7 @@ class _Search:
             f"no strategy fits into {_size(limit)} of the device: the smallest step found needs {_size(need)}, "
             f"{_size(missing)} too much ({kinds}); the largest parameters are {', '.join(largest)}: give "
             "more ranks or memory, a smaller batch, or an optimizer with less state"
+            + (f" ({self._cut_short})" if self._cut_short else "")
         )
 
 

@@ -331,6 +331,45 @@ def test_layers_that_look_alike_are_priced_once() -> None:
     assert many == len(works._known)
 
 
+class Clock:
+    """Goes on by a second whenever it is read."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        self.seconds += 1.0
+        return self.seconds
+
+
+@pytest.mark.parametrize(("mode", "searches"), [("auto", 15), ("dynamic_programming", 5)])
+def test_a_search_ends_at_its_limit_of_time_with_the_best_plan_so_far(mode: str, searches: int) -> None:
+    graph, mesh = graph_of("wide"), build_mesh(4)
+    free = SearchSpec(mode, SLOW_LINKS)
+    need = searched(graph, 4, free).plan.price.memory_bytes
+
+    def within(time_limit_s: float, memory_bytes: int = 2 * need, fewest: int = searches) -> Found:
+        spec = replace(free, time_limit_s=time_limit_s, memory_bytes=memory_bytes)
+        given, clock = constraints_of(graph, mesh), Clock()
+        return search(
+            graph, mesh, given, spec, lambda _, *, shards_all: StepSpec(), clock=clock, fewest=lambda n: min(n, fewest)
+        )
+
+    little = int(0.6 * need)
+    done = within(1000.0, little)
+    assert not done.cut_short and done.plan.price.memory_bytes <= little
+    for count, limit_s in ((1, 0.5), (2, 1.5)):
+        found = within(limit_s)
+        words = f"the time limit of {limit_s} s came after {count} of {searches} searches"
+        assert found.cut_short == words
+        assert f"searched: {words}; this is the best of their plans" in found.notes
+        of_other_ranks = within(1000.0, fewest=count)
+        assert of_other_ranks.plan.splits == found.plan.splits
+        assert f"came after {count} of {searches} searches" in of_other_ranks.cut_short
+    with pytest.raises(StrategyError, match=r"too much .* \(the time limit of 0.5 s came after 1 of"):
+        within(0.5, little)
+
+
 def test_an_unknown_way_to_search_is_refused() -> None:
     with pytest.raises(StrategyError, match=r"search mode 'dynamic'.*one of dynamic_programming"):
         SearchSpec("dynamic", H100)

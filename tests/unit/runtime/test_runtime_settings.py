@@ -52,6 +52,8 @@ def test_search_is_refused_without_a_mode_that_searches_and_out_of_range() -> No
         searching.search("h1000")
     with pytest.raises(StrategyError, match="memory_limit_mb=0"):
         searching.search(memory_limit_mb=0)
+    with pytest.raises(StrategyError, match=r"time_limit_s=0\): must be a number of seconds above 0"):
+        searching.search(time_limit_s=0)
     with pytest.raises(StrategyError, match="optimizer_states=-1"):
         searching.search(optimizer_states=-1)
     with pytest.raises(StrategyError, match=r"must end in \.json"):

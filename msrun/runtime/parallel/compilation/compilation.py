@@ -52,6 +52,10 @@ if TYPE_CHECKING:
 _OF_PROCESS = re.compile(r" at 0x[0-9a-f]+|'(number|first_rank)': \d+")
 
 
+class _ToldError(CaptureError):
+    """What every rank has heard of already."""
+
+
 @dataclass(frozen=True)
 class Draft:
     """A captured and partitioned call, before its parameters are placed: the same on every rank."""
@@ -241,7 +245,7 @@ class Compilation:
             stored=self.storage.layouts,
             is_strict=self.settings.is_strict,
         )
-        chosen = choose_strategies(captured, self.mesh, constraints, self.settings, self.target.root)
+        chosen = choose_strategies(captured, self.mesh, constraints, self.settings, self.target.root, self._fewest)
         self.settings, self.price = chosen.settings, chosen.price
         self.storage.use_hsdp(chosen.settings.hsdp)
 
@@ -326,9 +330,12 @@ class Compilation:
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:
-        """Tell the other ranks of whatever is raised inside: they learn of it when they next compare their programs."""
+        """Tell the other ranks of whatever is raised inside: they learn of it when they next compare their programs, or
+        how far their searches have come."""
         try:
             yield
+        except _ToldError:
+            raise
         except ParallelError as error:
             self.check_ranks_agree("", failure=str(error))
             raise
@@ -342,18 +349,29 @@ class Compilation:
         Args:
             failure: why this rank has none; it raises that itself afterwards.
         """
-        everyone = gather((hash_text(program), failure), what="the comparison of graphs")
-        if failure:
-            return
-        failed = [(rank, text) for rank, (_, text) in enumerate(everyone) if text]
-        if failed:
-            raise CaptureError(f"rank {failed[0][0]} cannot run this call: {failed[0][1]}")
+        everyone = self._exchange(hash_text(program), failure)
         different = [rank for rank, other in enumerate(everyone) if other != everyone[0]]
-        if different:
-            raise CaptureError(
+        if different and not failure:
+            raise _ToldError(
                 f"rank {different[0]} captured another network than rank 0: give every rank the same network and "
                 "equal batch shapes"
             )
+
+    def _fewest(self, count: int) -> int:
+        """Return of how many plans each rank's search has found the fewest on any rank."""
+        everyone = self._exchange(count)
+        others = [rank for rank, other in enumerate(everyone) if not isinstance(other, int)]
+        if others:
+            raise _ToldError(f"rank {others[0]} searches no strategies, others do: give every rank the same settings")
+        return min(everyone)
+
+    def _exchange(self, value: Any, failure: str = "") -> list[Any]:
+        """Return every rank's value; all ranks call it together, or with why they cannot."""
+        everyone = gather((value, failure), what="the comparison of graphs")
+        failed = [(rank, text) for rank, (_, text) in enumerate(everyone) if text]
+        if failed and not failure:
+            raise _ToldError(f"rank {failed[0][0]} cannot run this call: {failed[0][1]}")
+        return [value for value, _ in everyone]
 
 
 def host_inputs_of(tensors: Sequence[Tensor]) -> list[int]:

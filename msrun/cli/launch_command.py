@@ -257,7 +257,9 @@ def _usage_text(error: click.ClickException) -> str:
     if isinstance(error, click.NoSuchOption):
         known = context.command if context is not None else command
         spellings = [spelling for parameter in known.params for spelling in parameter.opts]
-        return f"{error.option_name}: no such option{near_miss(error.option_name, spellings)}; {name} --help lists them"
+        script = ", options of SCRIPT stand after --" if context and context.command is estimate_command else ""
+        hint = near_miss(error.option_name, spellings)
+        return f"{error.option_name}: no such option{hint}; {name} --help lists them{script}"
     if isinstance(error, click.BadOptionUsage) and "requires" in error.message:
         return f"{error.option_name}: no value after it; {name} --help says what it takes"
     has_reason = not isinstance(error, click.MissingParameter)

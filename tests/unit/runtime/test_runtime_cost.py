@@ -19,6 +19,7 @@ from msrun.runtime.cost.measured import measured_collective_seconds, message_sec
 from msrun.runtime.cost.operators import NOTHING, TensorSpec, Work, backward_work, forward_work
 from msrun.runtime.partition.local_work import LocalWork
 from msrun.runtime.sharding.layout import build_mesh
+from msrun.runtime.simulate.message_times import added_s
 
 aten = torch.ops.aten
 LINK = Link(1.0, 10.0)
@@ -36,6 +37,16 @@ def test_a_call_like_a_measured_one_takes_what_was_measured_and_another_is_scale
     assert operator_seconds("aten.mm.default float32", Work(2e6, 5e3, 5e3), device) == pytest.approx(0.135)
     other = Work(2e9, 6e5, 4e5)
     assert operator_seconds("aten.bmm.default float32", other, device) == other.seconds(device) + 0.125
+
+
+def test_messages_take_at_the_least_the_processor_time_of_all_ranks_on_the_cores_that_they_share() -> None:
+    def more(elapsed_s: float) -> list[tuple[float, float]]:
+        return [(elapsed_s, 0.5), (elapsed_s, 0.5), (elapsed_s, 0.5), (9.0, 0.5)]
+
+    fewer = [(3.0, 0.1)] * 4
+    assert added_s(more(3.1), fewer, ranks_per_core=4.0) == pytest.approx(1.6)
+    assert added_s(more(3.1), fewer, ranks_per_core=0.25) == pytest.approx(0.4)
+    assert added_s(more(5.0), fewer, ranks_per_core=4.0) == pytest.approx(2.0)
 
 
 def test_a_collective_inside_a_host_is_scaled_from_the_nearest_measured_one() -> None:

@@ -47,6 +47,11 @@ def run_simulation(simulation: Simulation, caller: dict[str, str], *, quiet: boo
     )
     with _passing_on(process):
         status = process.wait()
+    if status > 0 and not report.exists() and _starts_torch_itself(simulation):
+        say_lines(
+            f"msrun: {simulation.program.target} calls init_process_group(), which finds no other ranks in a dry run: "
+            "call msrun.runtime.init() instead, and train with msrun.runtime.AutoParallel"
+        )
     if status:
         return contract.EXIT_SIGNAL_BASE - status if status < 0 else status
     if not report.exists():
@@ -61,6 +66,15 @@ def run_simulation(simulation: Simulation, caller: dict[str, str], *, quiet: boo
         ]
         say_lines(f"msrun: wrote {report}{''.join(f', {name}' for name in pages)}")
     return contract.EXIT_OK
+
+
+def _starts_torch_itself(simulation: Simulation) -> bool:
+    """Return whether the script makes torch's default group without msrun."""
+    try:
+        text = (simulation.working_directory / simulation.program.target).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
+    return simulation.program.kind == "script" and "init_process_group(" in text
 
 
 @contextmanager

@@ -112,6 +112,23 @@ def test_script_with_nothing_to_look_at_gets_one_clear_line(msrun: JobRunner, tm
     assert not (tmp_path / "log_output" / "simulation.json").exists()
 
 
+def test_scripts_that_cannot_be_looked_at_are_told_what_to_call(msrun: JobRunner, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("import torch\n\ntorch.distributed.init_process_group('gloo')\n")
+    done = msrun.run("--sim_level=1", "--worker_num=8", "own.py", cwd=tmp_path)
+    assert done.code != 0
+    assert (
+        "calls init_process_group(), which finds no other ranks in a dry run: call msrun.runtime.init()" in done.stderr
+    )
+    (tmp_path / "step.py").write_text(
+        "import torch\nfrom msrun.runtime import AutoParallel, init\n\ninit()\nnet = torch.nn.Linear(4, 4)\n"
+        "AutoParallel(lambda x: net(x).sum().backward())(torch.ones(8, 4))\n"
+    )
+    done = msrun.run("--sim_level=1", "--worker_num=8", "step.py", cwd=tmp_path)
+    assert done.code != 0
+    assert "the step function called no function of value_and_grad" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 TRAINS = """
 import torch
 from torch import nn

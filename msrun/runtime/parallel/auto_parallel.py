@@ -27,7 +27,7 @@ from msrun.runtime.parallel.compilation.compilation import Compilation
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.compile_call import compile_call
 from msrun.runtime.parallel.context import LayoutFiles, default_settings, layout_files
-from msrun.runtime.parallel.dry_run import look_at_dry_run
+from msrun.runtime.parallel.dry_run import has_no_values, look_at_dry_run
 from msrun.runtime.parallel.fluent_settings import FluentSettings
 from msrun.runtime.parallel.gradients_in_backward import ArrivingGradients, GradientsInBackward
 from msrun.runtime.parallel.host_operators import moved_at_borders
@@ -51,6 +51,10 @@ from msrun.runtime.parallel.verification.verify import verify_first_step, verify
 from msrun.runtime.schedule.activations import ActivationEstimate
 from msrun.runtime.sharding.layout import build_mesh
 
+_NOTHING_PARALLEL = (
+    "the step function called no function of value_and_grad, so nothing ran in parallel: take the gradients with "
+    "value_and_grad, or give AutoParallel the network"
+)
 current_parallel: ContextVar[AutoParallel | None] = ContextVar("current_parallel", default=None)
 """The AutoParallel whose step function is running: `value_and_grad` asks it to run the network."""
 
@@ -127,13 +131,14 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):  # type:
             token = current_parallel.set(self)
             try:
                 result = self.network(*args, **kwargs)
+            except RuntimeError as error:
+                if self._root is None and has_no_values():
+                    raise CaptureError(_NOTHING_PARALLEL) from error
+                raise
             finally:
                 current_parallel.reset(token)
             if self._root is None:
-                raise CaptureError(
-                    "the step function called no function of value_and_grad, so nothing ran in parallel: take the "
-                    "gradients with value_and_grad, or give AutoParallel the network"
-                )
+                raise CaptureError(_NOTHING_PARALLEL)
             return result
         finally:
             current_compat.reset(compat)

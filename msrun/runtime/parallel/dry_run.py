@@ -7,7 +7,14 @@ from typing import Any
 
 from msrun.runtime import world
 from msrun.runtime.capture.target import Target
+from msrun.runtime.joining.simulated import REAL_VALUES
 from msrun.runtime.parallel.settings import ParallelSettings
+
+
+def has_no_values() -> bool:
+    """Return whether this is a dry run in which parameters have no values."""
+    level = world.simulation_level()
+    return level is not None and level < REAL_VALUES
 
 
 def look_at_dry_run(settings: ParallelSettings, target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -105,7 +107,8 @@ def simulate_job(
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     if settings.parallel_mode != "semi_auto":
         return _simulate_uncaptured(target, settings, args, kwargs, mode, device, level, own_rank)
-    sketches = sketch_call(target, settings, args, kwargs, mode, own_rank)
+    with _without_collector():
+        sketches = sketch_call(target, settings, args, kwargs, mode, own_rank)
     classes = []
     for sketch in sketches:
         world.stand_for(sketch.rank)
@@ -116,6 +119,18 @@ def simulate_job(
         classes.append(RankClass(sketch.ranks, sketch.rank, own, sketch.plan, record))
     step = _time(sketches, classes, device) if level > 1 else None
     return SimulatedJob(device, world.get_group_size(), tuple(classes), step)
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Let no cycles be looked for meanwhile: a large graph is walked again and again, and all of it stays."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _simulate_uncaptured(

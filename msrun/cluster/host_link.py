@@ -24,6 +24,7 @@ from msrun.cluster.inbox import Inbox
 from msrun.cluster.messages import Message, NotUnderstood
 from msrun.cluster.peer import REFUSED
 from msrun.cluster.proof import PROTOCOL, NotProved, Seal, hello, new_nonce, read_hello
+from msrun.planning.record_json import encode_record
 
 if TYPE_CHECKING:  # loaded for jobs with --tls_config
     from msrun.cluster.tls.identity import TlsIdentity
@@ -209,7 +210,7 @@ class HostLink(threading.Thread):
             return
         self._is_greeted = True
         connection.agree(Seal(self._token, nonce, self._nonce, is_scheduler=False))
-        connection.send({"type": "register", "request": self._request(own_address).to_json()})
+        connection.send({"type": "register", "request": encode_record(self._request(own_address))})
 
     def _begin(self, connection: Connection, body: bytes) -> None:
         try:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from msrun.cluster.proof import PROTOCOL
 from msrun.planning.host_assignment import HostAssignment
@@ -42,10 +41,6 @@ class HostRequest:
     max_restarts: int
     table: str = ""
     """Digest of the rank table that the host was given; empty without one."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON-able dict."""
-        return asdict(self)
 
     @classmethod
     def from_json(cls, value: object) -> HostRequest:

@@ -11,6 +11,7 @@ from msrun.planning.environment import masked
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.masking import mask_words, secret_values
 from msrun.planning.program import Program
+from msrun.planning.record_json import encode_record
 from msrun.planning.settings import Setting
 from msrun.planning.spec import StartMethod
 
@@ -58,10 +59,6 @@ class AgentPlan:
     """Path of the interpreter there."""
     command: str
     """What the host's shell is given: a constant, but for the interpreter."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON-able dict."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -186,9 +183,9 @@ def _host_json(host: HostPlan) -> dict[str, Any]:
         "node_rank": host.node_rank,
         "name": host.name,
         "address": host.address,
-        **({"agent": host.agent.to_json()} if host.agent else {}),
+        **({"agent": encode_record(host.agent)} if host.agent else {}),
         "argv": mask_words(host.argv),
-        "program": {**host.program.to_json(), "args": mask_words(host.program.args)},
+        "program": {**encode_record(host.program), "args": mask_words(host.program.args)},
         "working_directory": host.working_directory,
         "start_method": host.start_method,
         "preload": list(host.preload),

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from msrun.errors import UsageError
 
@@ -43,15 +43,6 @@ class Program:
         if self.kind == "module":
             return [interpreter, "-m", self.target, *self.args]
         return [self.target, *self.args]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON-able dict."""
-        return {"kind": self.kind, "target": self.target, "args": list(self.args)}
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Program:
-        """Inverse of `to_json`."""
-        return cls(value["kind"], value["target"], tuple(value["args"]))
 
 
 def parse_program(words: Sequence[str], *, is_module: bool, working_directory: Path) -> Program:

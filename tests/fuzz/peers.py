@@ -80,7 +80,7 @@ class Peer:
         own = new_nonce()
         self.seal = Seal(TOKEN, said[1], own, is_scheduler=False)
         self.stream.sendall(frame(hello(own)))
-        self.say(encode_body({"type": "register", "request": request(node_rank).to_json()}))
+        self.say(encode_body({"type": "register", "request": encode_record(request(node_rank))}))
         self.hear("accepted")
 
     def read(self) -> bytes:
@@ -107,7 +107,7 @@ class Peer:
 
 def strangers(rng_of: Iterator[Random], _: Path) -> Iterator[None]:
     """Noise at the coordinator's port before anything is proved: bytes, hellos, sealed and unsealed messages."""
-    register = {"type": "register", "request": request(0).to_json()}
+    register = {"type": "register", "request": encode_record(request(0))}
     with Meeting() as meeting:
         for rng in rng_of:
             seal = Seal(b"guessed", NONCE, NONCE, is_scheduler=False)
@@ -153,7 +153,7 @@ def registrations(rng_of: Iterator[Random], _: Path) -> Iterator[None]:
                 seal = Seal(TOKEN, said[1], own, is_scheduler=False)
                 asked = {
                     "type": "register",
-                    "request": request(rng.randint(-1, 3), rng.choice([1000, 1000, 2])).to_json(),
+                    "request": encode_record(request(rng.randint(-1, 3), rng.choice([1000, 1000, 2]))),
                 }
                 body = encode_any(rng, change_value(rng, asked))
                 stream.sendall(frame(hello(own)) + frame(seal.close(body)))

@@ -40,6 +40,7 @@ from msrun.agent.processes.process_spec import FIRST_SERVER_ID, SCHEDULER_ID, Pr
 from msrun.agent.processes.reaper import Reaper
 from msrun.cluster.messages import Channel, Message
 from msrun.errors import describe_limit
+from msrun.planning.record_json import decode_record
 
 LEFTOVER_GRACE_S = 1.0
 """What a worker left behind gets between TERM and KILL when the job is over."""
@@ -147,7 +148,7 @@ class ForkServer:
         elif kind == "prepare":
             self._prepare(message)
         elif kind == "start":
-            return self._start([ProcessSpec.from_json(value) for value in message["processes"]])
+            return self._start([decode_record(ProcessSpec, value) for value in message["processes"]])
         elif kind == "signal":
             wanted = set(message["process_ids"])
             leaders = [pid for pid, process_id in self._running.items() if process_id in wanted]

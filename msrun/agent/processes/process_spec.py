@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from msrun.agent.logs.rotated_log import LogRotation
 from msrun.planning.program import Program
@@ -50,25 +49,3 @@ class ProcessSpec:
         return {SCHEDULER_ID: "the scheduler", LOG_WRITER_ID: "the log writer"}.get(
             self.process_id, f"worker {self.process_id}" if index is None else f"server {index}"
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON-able dict."""
-        program = self.program.to_json() if self.program else None
-        return {
-            "process_id": self.process_id,
-            "log_path": self.log_path,
-            "program": program,
-            "use_exec": self.use_exec,
-            "env": dict(self.env),
-            "cpus": list(self.cpus),
-            "memory_nodes": list(self.memory_nodes),
-            "rotation": asdict(self.rotation) if self.rotation else None,
-        }
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> ProcessSpec:
-        """Inverse of `to_json`."""
-        program = Program.from_json(value["program"]) if value["program"] else None
-        bound = tuple(value["cpus"]), tuple(value["memory_nodes"])
-        rotation = LogRotation(**value["rotation"]) if value["rotation"] else None
-        return cls(value["process_id"], value["log_path"], program, value["use_exec"], value["env"], *bound, rotation)

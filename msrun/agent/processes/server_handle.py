@@ -16,6 +16,7 @@ from msrun.agent.processes.process_spec import ProcessSpec
 from msrun.cluster.messages import Channel, Message
 from msrun.errors import ClusterError
 from msrun.planning.environment import SET_LATE
+from msrun.planning.record_json import encode_record
 
 # -c leaves '' in sys.path[0] (not with PYTHONSAFEPATH); it goes, so that nothing is imported from the directory that
 # msrun was typed in. The name msrun is this package's, whatever PYTHONPATH holds of that name.
@@ -143,7 +144,7 @@ class ForkServerHandle:
 
     def start(self, specs: Sequence[ProcessSpec]) -> None:
         """Ask for processes; each answers with a `started` message."""
-        self.send("start", processes=[spec.to_json() for spec in specs])
+        self.send("start", processes=encode_record(specs))
 
     def receive(self) -> list[Message]:
         """Return what the server has reported."""

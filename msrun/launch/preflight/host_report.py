@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from msrun import contract
@@ -85,10 +85,6 @@ class HostReport:
     def routable(self) -> tuple[HostAddress, ...]:
         """The addresses that another host could reach."""
         return tuple(entry for entry in self.addresses if entry.is_routable)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON-able dict."""
-        return asdict(self)
 
     @classmethod
     def from_json(cls, value: object) -> HostReport:

@@ -7,8 +7,7 @@ import errno
 import ipaddress
 import socket
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from msrun.cluster.addresses import own_addresses
 from msrun.launch.preflight.host_report import is_numeric, printable
@@ -28,10 +27,6 @@ class ReachResult:
     """Name of the network interface that has `source`."""
     is_own: bool = False
     """The address belongs to the host that tried, so it came nowhere else."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON-able dict."""
-        return asdict(self)
 
     @classmethod
     def from_json(cls, value: object) -> ReachResult:

@@ -114,7 +114,7 @@ class Agent:
         elif kind == "listen":
             self._listen(message)
         elif kind == "reach":
-            self._link.send("reached", result=try_reach(message["address"], message["port"]).to_json())
+            self._link.send("reached", result=encode_record(try_reach(message["address"], message["port"])))
         elif kind == "plan":
             self._plan(message)
         elif kind == "run":
@@ -139,7 +139,7 @@ class Agent:
         report = make_host_report(
             job.spec, self._caller, asked_at=asked_at, shown=job.shown, master_name=job.master_name
         )
-        self._link.send("checked", report=report.to_json())
+        self._link.send("checked", report=encode_record(report))
 
     def _listen(self, message: Message) -> None:
         try:

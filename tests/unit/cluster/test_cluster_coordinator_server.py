@@ -20,6 +20,7 @@ from msrun.cluster.messages import HEADER, FrameBuffer, decode_body, encode_body
 from msrun.cluster.peer import MeetingTerms
 from msrun.cluster.proof import PROTOCOL, Seal, derived_token, hello, new_nonce, read_hello
 from msrun.cluster.rendezvous import listen
+from msrun.planning.record_json import encode_record
 
 TOKEN = b"secret"
 
@@ -111,7 +112,7 @@ class Peer:
     def register(self, node_rank: int) -> None:
         """Become a host."""
         self._stream.sendall(self.hello)
-        self.say(encode_body({"type": "register", "request": request(node_rank).to_json()}))
+        self.say(encode_body({"type": "register", "request": encode_record(request(node_rank))}))
         accepted = decode_body(self.seal.open(self.read()))
         assert accepted["type"] == "accepted"
 
@@ -156,8 +157,8 @@ HELLO = frame(hello("0" * 64))
         encode_message({"type": "ended", "attempt": 0}),
         encode_message({"type": "hello", "protocol": 2, "nonce": "0" * 64}),
         HELLO + HEADER.pack(0),
-        HELLO + encode_message({"type": "register", "request": request(0).to_json()}),
-        HELLO + frame(b"0" * 32 + encode_body({"type": "register", "request": request(0).to_json()})),
+        HELLO + encode_message({"type": "register", "request": encode_record(request(0))}),
+        HELLO + frame(b"0" * 32 + encode_body({"type": "register", "request": encode_record(request(0))})),
         HELLO + frame(NESTED),
         HELLO + HELLO,
         HEADER.pack(8000) + b"[" * 8000,

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from msrun.cluster.hosts import HostRequest, Refused, Registry
 from msrun.cluster.proof import PROTOCOL
 from msrun.planning.host_assignment import HostAssignment
+from msrun.planning.record_json import encode_record
 
 
 def request(node_rank: int = -1, workers: int = 4, total: int = 12, **changes: Any) -> HostRequest:
@@ -123,7 +124,7 @@ def test_host_that_went_may_come_again() -> None:
 )
 def test_request_that_is_none_is_refused(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(Refused, match=reason):
-        HostRequest.from_json({**request().to_json(), **changes})
+        HostRequest.from_json({**encode_record(request()), **changes})
 
 
 @pytest.mark.parametrize("value", [None, [], "x", {}])
@@ -133,7 +134,7 @@ def test_anything_else_is_no_request(value: object) -> None:
 
 
 def test_request_survives_the_wire() -> None:
-    assert HostRequest.from_json(request(3).to_json()) == request(3)
+    assert HostRequest.from_json(encode_record(request(3))) == request(3)
 
 
 @settings(max_examples=60)

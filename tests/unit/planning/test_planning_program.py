@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from msrun.errors import UsageError
 from msrun.planning.program import Program, parse_program
+from msrun.planning.record_json import decode_record, encode_record
 
 
 @pytest.fixture
@@ -97,4 +98,4 @@ def test_command_of_each_kind() -> None:
 @given(st.sampled_from(["script", "module", "executable"]), st.text(), st.lists(st.text()))
 def test_program_survives_json(kind: str, target: str, args: list[str]) -> None:
     program = Program(kind, target, tuple(args))  # type: ignore[arg-type]
-    assert Program.from_json(program.to_json()) == program
+    assert decode_record(Program, encode_record(program)) == program

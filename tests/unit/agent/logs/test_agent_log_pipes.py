@@ -29,6 +29,7 @@ from msrun.agent.logs.log_pipes import (
 from msrun.agent.logs.rotated_log import LogRotation
 from msrun.agent.processes.process_control import descendants
 from msrun.agent.processes.process_spec import LOG_WRITER_ID, SCHEDULER_ID, ProcessSpec
+from msrun.planning.record_json import decode_record, encode_record
 
 ROTATION = LogRotation(4096, 3)
 
@@ -238,7 +239,7 @@ def test_pipes_are_opened_for_workers_that_start_with_a_log_writer_only(tmp_path
 
 def test_log_writer_spec_survives_json() -> None:
     spec = ProcessSpec(LOG_WRITER_ID, "/l/scheduler.log", rotation=ROTATION)
-    assert ProcessSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+    assert decode_record(ProcessSpec, json.loads(json.dumps(encode_record(spec)))) == spec
 
 
 def test_process_that_is_not_there_is_not_exiting() -> None:

@@ -24,6 +24,7 @@ from msrun.agent.processes.process_control import Pid, start_time
 from msrun.agent.processes.process_spec import FIRST_SERVER_ID, SCHEDULER_ID, ProcessSpec
 from msrun.cluster.messages import Channel
 from msrun.planning.program import Program
+from msrun.planning.record_json import decode_record, encode_record
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 
@@ -32,15 +33,15 @@ def test_process_spec_survives_json() -> None:
     spec = ProcessSpec(
         3, "/l/worker_3.log", Program("script", "/a.py", ("\udcff",)), use_exec=True, env={"A": "b", "C": None}
     )
-    assert ProcessSpec.from_json(spec.to_json()) == spec
+    assert decode_record(ProcessSpec, encode_record(spec)) == spec
     scheduler = ProcessSpec(SCHEDULER_ID, "/l/scheduler.log")
-    assert ProcessSpec.from_json(scheduler.to_json()) == scheduler
+    assert decode_record(ProcessSpec, encode_record(scheduler)) == scheduler
 
 
 @given(st.dictionaries(st.text(), st.none() | st.text()))
 def test_environment_of_a_process_spec_survives_json(env: dict[str, str | None]) -> None:
     spec = ProcessSpec(0, "/l", env=env)
-    assert ProcessSpec.from_json(spec.to_json()).env == env
+    assert decode_record(ProcessSpec, encode_record(spec)).env == env
 
 
 def test_process_with_threads_must_not_fork() -> None:

@@ -26,6 +26,7 @@ from msrun.cluster.tls.authority import read_authority
 from msrun.cluster.tls.context import build_context, now_utc
 from msrun.cluster.tls.identity import TlsIdentity, open_identity
 from msrun.cluster.tls.key_pair import Side, read_key_pair
+from msrun.planning.record_json import encode_record
 from msrun.planning.tls_spec import parse_tls_config
 
 TOKEN = b"secret"
@@ -200,7 +201,7 @@ def test_host_whose_words_were_changed_on_the_way_is_lost(meeting: Meeting, clie
         said = read_hello(greeting)
         assert said is not None
         host.agree(Seal(TOKEN, said[1], nonce, is_scheduler=False))
-        host.send({"type": "register", "request": request(1).to_json()})
+        host.send({"type": "register", "request": encode_record(request(1))})
         _, hear = meeting.join(0, client)
         hear("assigned")
         stream.sendall(b"\x17\x03\x03\x00\x20" + bytes(32))

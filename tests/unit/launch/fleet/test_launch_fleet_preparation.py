@@ -82,7 +82,7 @@ class Hosts:
             if own is not None:
                 own(pipe, message)
             elif message["type"] == "job":
-                self.say(pipe, node, "checked", report=self.report(node).to_json())
+                self.say(pipe, node, "checked", report=encode_record(self.report(node)))
             elif message["type"] == "listen":
                 self.say(pipe, node, "listening", port=PORT)
             elif message["type"] == "reach":
@@ -184,7 +184,7 @@ def test_one_host_needs_no_port(make_hosts: Callable[..., Hosts]) -> None:
 
 def test_every_host_is_told_its_own_part(make_hosts: Callable[..., Hosts]) -> None:
     hosts = make_hosts(2, master_addr="h0.example.com")
-    hosts.answer(0, "job", "checked", report=hosts.report(0, master_address="10.0.0.1").to_json())
+    hosts.answer(0, "job", "checked", report=encode_record(hosts.report(0, master_address="10.0.0.1")))
     hosts.preparation()
     jobs = [pipe.heard_of("job")["job"] for pipe in hosts.pipes.values()]
     assert [job["node_rank"] for job in jobs] == [0, 1]
@@ -206,20 +206,20 @@ def test_what_a_host_is_told_does_not_grow_with_the_job(make_hosts: Callable[...
 
 def test_hosts_that_see_the_log_directory_are_known(make_hosts: Callable[..., Hosts]) -> None:
     hosts = make_hosts(2)
-    hosts.answer(1, "job", "checked", report=hosts.report(1, sees_log_dir=True).to_json())
+    hosts.answer(1, "job", "checked", report=encode_record(hosts.report(1, sees_log_dir=True)))
     assert hosts.preparation().shared == {1}
 
 
 def test_what_should_be_known_of_a_host_is_a_warning(make_hosts: Callable[..., Hosts]) -> None:
     hosts = make_hosts(2)
-    hosts.answer(1, "job", "checked", report=hosts.report(1, numpy_version="1.26.0").to_json())
+    hosts.answer(1, "job", "checked", report=encode_record(hosts.report(1, numpy_version="1.26.0")))
     (warning,) = hosts.preparation().warnings
     assert warning.startswith("h1 has 1.26.0, ")
 
 
 def test_host_that_does_not_fit_is_named_and_no_port_is_opened(make_hosts: Callable[..., Hosts]) -> None:
     hosts = make_hosts(2)
-    hosts.answer(1, "job", "checked", report=hosts.report(1, msrun_version="0.0.9").to_json())
+    hosts.answer(1, "job", "checked", report=encode_record(hosts.report(1, msrun_version="0.0.9")))
     error = hosts.refused()
     assert error.exit_code == 3 and "msrun 0.0.9 there" in str(error)
     assert "listen" not in hosts.pipes["h0"].heard_kinds
@@ -328,7 +328,7 @@ def test_host_that_does_not_say_whether_it_reaches_the_scheduler_is_named(
 
 def test_look_reports_and_raises_nothing(make_hosts: Callable[..., Hosts]) -> None:
     hosts = make_hosts(2)
-    hosts.answer(1, "job", "checked", report=hosts.report(1, msrun_version="0.0.9").to_json())
+    hosts.answer(1, "job", "checked", report=encode_record(hosts.report(1, msrun_version="0.0.9")))
     looked, findings = hosts.preparation(lambda preparation: (preparation.look(), preparation.findings))
     assert looked is None
     assert [finding.status for finding in findings if finding.name == "msrun"] == ["fail", "ok"]

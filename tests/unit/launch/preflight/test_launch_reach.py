@@ -14,6 +14,7 @@ import pytest
 from host_net import HostNet
 
 from msrun.launch.preflight.reach import ReachResult, try_reach
+from msrun.planning.record_json import encode_record
 
 ROOT = Path(__file__).resolve().parents[4]
 PORT = 41233
@@ -27,7 +28,8 @@ sys.stdin.read()
 TRY = """
 import json, sys
 from msrun.launch.preflight.reach import try_reach
-print(json.dumps([try_reach(address, port, 0.5).to_json() for address, port in json.loads(sys.argv[1])]))
+from msrun.planning.record_json import encode_record
+print(json.dumps([encode_record(try_reach(address, port, 0.5)) for address, port in json.loads(sys.argv[1])]))
 """
 
 
@@ -57,7 +59,7 @@ def test_answer_that_is_none_counts_as_unreachable(value: object) -> None:
 
 def test_answer_comes_as_it_went_and_is_printable() -> None:
     result = ReachResult("timed out after 3 s", "10.0.0.3", "eth1", is_own=True)
-    assert ReachResult.from_json(json.loads(json.dumps(result.to_json()))) == result
+    assert ReachResult.from_json(json.loads(json.dumps(encode_record(result)))) == result
     assert ReachResult.from_json({"error": "\x1b[2J"}).error == "\\x1b[2J"
 
 

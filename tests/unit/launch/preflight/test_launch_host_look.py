@@ -31,12 +31,12 @@ import json, os, sys, time
 from pathlib import Path
 from msrun.launch.preflight.host_look import make_host_report
 from msrun.planning.program import Program
+from msrun.planning.record_json import encode_record
 from msrun.planning.spec import LaunchSpec
 folder = Path(sys.argv[1])
 spec = LaunchSpec(program=Program("script", str(folder / "train.py")), worker_num=4, local_worker_num=2,
                   working_directory=folder, log_dir=folder / "logs", node_rank=0, master_addr="10.0.0.1")
 report = make_host_report(spec, os.environ, asked_at=time.time())
-from msrun.planning.record_json import encode_record
 print(json.dumps(encode_record(report)))
 print(sorted({"torch", "numpy"} & set(sys.modules)))
 """

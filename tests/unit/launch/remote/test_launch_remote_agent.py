@@ -17,6 +17,8 @@ from msrun.cluster.messages import Message
 from msrun.cluster.proof import PROTOCOL
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.job import AgentPart
+from msrun.launch.preflight.host_report import HostReport
+from msrun.launch.preflight.reach import ReachResult
 from msrun.launch.remote import agent as module
 from msrun.launch.remote.agent import Agent, HostJob
 from msrun.launch.remote.packed_text import pack_hosts, pack_text
@@ -81,7 +83,7 @@ class Link:
 def this_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spools are below the test's folder, and the look at the host is short."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(module, "make_host_report", lambda *_, **__: SimpleNamespace(to_json=lambda: {"seen": True}))
+    monkeypatch.setattr(module, "make_host_report", lambda *_, **__: HostReport(host_name="seen"))
 
 
 def job(**changes: Any) -> Message:
@@ -97,7 +99,7 @@ def served(*messages: Message) -> tuple[Agent, Link]:
 
 def test_host_is_looked_at_and_the_folder_goes_with_the_agent() -> None:
     agent, link = served(job())
-    assert link.answers == [{"type": "checked", "report": {"seen": True}}]
+    assert link.answers == [{"type": "checked", "report": encode_record(HostReport(host_name="seen"))}]
     assert (spool_path("f00d", 1) / AGENT).is_file()
     agent.clean_up()
     assert not spool_path("f00d", 1).exists()
@@ -139,12 +141,12 @@ def test_nothing_is_heeded_after_bye() -> None:
 
 
 def test_launcher_learns_whether_the_host_reaches_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = SimpleNamespace(to_json=lambda: {"error": "no route"})
+    result = ReachResult(error="no route")
     tried: list[tuple[str, int]] = []
     monkeypatch.setattr(module, "try_reach", lambda *place: tried.append(place) or result)
     _, link = served({"type": "reach", "address": "10.0.0.7", "port": 8118})
     assert tried == [("10.0.0.7", 8118)]
-    assert link.answers == [{"type": "reached", "result": {"error": "no route"}}]
+    assert link.answers == [{"type": "reached", "result": encode_record(ReachResult(error="no route"))}]
 
 
 def test_port_is_listened_on_until_the_end_and_one_that_is_taken_is_named() -> None:

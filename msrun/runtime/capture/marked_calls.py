@@ -86,6 +86,9 @@ def mark(values: Any, number: int, *, leaves: bool) -> Any:
     """Return the same structure with every tensor marked, in order."""
     if isinstance(values, Tensor):  # as most are: dynamo follows every line of tree_flatten
         return _MARK(values, number, 0, 1, leaves)
+    if type(values) is tuple and not [value for value in values if not isinstance(value, Tensor)]:
+        count = len(values)
+        return tuple([_MARK(values[index], number, index, count, leaves) for index in range(count)])
     flat, spec = pytree.tree_flatten(values)
     count = sum(isinstance(value, Tensor) for value in flat)
     index = 0
@@ -97,8 +100,8 @@ def mark(values: Any, number: int, *, leaves: bool) -> Any:
 
 
 def _mark_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], number: int) -> tuple[Any, dict[str, Any]]:
-    if len(args) == 1 and not kwargs:
-        return (mark(args[0], number, leaves=False),), kwargs
+    if not kwargs:
+        return mark(args, number, leaves=False), kwargs
     marked: tuple[Any, dict[str, Any]] = mark((args, kwargs), number, leaves=False)
     return marked
 

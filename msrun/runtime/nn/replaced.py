@@ -1,12 +1,13 @@
 """Parameters that other objects have taken the place of: optimizers made before follow by themselves.
 
 torch's FSDP2 gives a module new parameter objects (DTensors). An optimizer that holds the old ones would train nobody:
-at its next step it gets the new ones, and its state, if it has any, is cut like them.
+it gets the new ones, at once or at its next step, and its state, if it has any, is cut like them.
 """
 
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -66,6 +67,13 @@ def replaced_for_now(root: nn.Module, values: Mapping[int, nn.Parameter]) -> Ite
         for module, name, old in slots:
             module._parameters[name] = old
         _for_now.reset(token)
+
+
+def follow_now() -> None:
+    """Let the optimizers that are there follow, so that their `zero_grad` and groups are right before a first step."""
+    for found in gc.get_objects():
+        if issubclass(type(found), torch.optim.Optimizer) and hasattr(found, "param_groups"):
+            follow(found)
 
 
 def follow(optimizer: torch.optim.Optimizer) -> None:

@@ -123,6 +123,9 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):  # type:
             raise RuntimeError(
                 "AutoParallel is called inside a network that is captured: call the network itself there"
             )
+        if torch.is_inference_mode_enabled():  # what a call makes and keeps could not be trained with outside that mode
+            with torch.inference_mode(mode=False), torch.no_grad():
+                return self.forward(*args, **kwargs)
         verify_first_step(self, args, kwargs)
         compat = current_compat.set(self.settings.compat)
         try:

@@ -229,7 +229,8 @@ class Mail(Line):
                 self._receives.remove(receive)
                 receive.source = source
                 return _Arriving(tag, receive.data, receive) if self._fits(receive, source, count) else None
-        return _Arriving(tag, torch.empty(count, dtype=torch.uint8), None)
+        with torch.inference_mode(mode=False):  # the message may end outside it
+            return _Arriving(tag, torch.empty(count, dtype=torch.uint8), None)
 
     # -- waiting ------------------------------------------------------------------------------------------------
 

@@ -147,14 +147,17 @@ class Segment:
         ranks_here = int(os.environ.get(contract.LOCAL_WORLD_SIZE, 0)) or self.size
         return ranks_here > len(cores) != sum(map(len, allowed))
 
+    @torch.inference_mode(mode=False)  # it is remembered, and written to outside that mode
     def _stack(self, slot: int, dtype: torch.dtype, begin: int, count: int) -> Tensor:
         """Return the same numbers of every rank's slot: [rank, count]."""
         return self._slots[slot].view(dtype)[:, begin : begin + count]
 
+    @torch.inference_mode(mode=False)
     def _rows(self, slot: int, dtype: torch.dtype, begin: int, count: int) -> tuple[Tensor, ...]:
         """Return the same, each rank's by itself."""
         return self._stack(slot, dtype, begin, count).unbind(0)
 
+    @torch.inference_mode(mode=False)
     def _own_rows(self, slot: int, dtype: torch.dtype, width: int, count: int) -> Tensor:
         """Return this rank's slot as what is for each rank, `width` apart: [rank, count]."""
         return self._slots[slot, self.rank].view(dtype)[: self.size * width].view(self.size, width)[:, :count]

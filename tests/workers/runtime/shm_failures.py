@@ -122,6 +122,14 @@ def inference() -> None:
     after = torch.ones(3, requires_grad=True) * 2
     dist.all_reduce(after)
     assert [value.mean() for value in (*values, after)] == [SIZE, SIZE, SIZE, 2 * SIZE]
+    for is_inference in (True, False):  # of sizes that were first met in inference mode
+        for _ in range(20):
+            with torch.inference_mode(is_inference):
+                gathered = torch.empty(SIZE, 5)
+                dist.all_gather_into_tensor(gathered.view(-1), torch.full((5,), RANK + 1.0))
+                dist.reduce_scatter_tensor(torch.empty(5), gathered.view(-1))
+                dist.all_to_all_single(torch.empty(SIZE * 7), torch.ones(SIZE * 7))
+                assert gathered.sum() == 5 * SIZE * (SIZE + 1) / 2
 
 
 def late() -> None:

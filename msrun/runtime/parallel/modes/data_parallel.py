@@ -8,6 +8,7 @@ backward pass; a module's while it still runs.
 from __future__ import annotations
 
 import contextlib
+import operator
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -62,7 +63,7 @@ class Replicas:
         self._ranks = world.get_group_size()
         self._scales = replica_scales(settings.compat, settings.averages_gradients, self._ranks)
         self._networks: dict[tuple[int, ...], tuple[nn.Module, list[nn.Parameter]]] = {}
-        """ids of the modules that are called -> who has them, and their parameters in place"""
+        """ids of the modules that are called -> who has them, and their parameters in place that are trained"""
         self._wrapped: dict[int, DistributedDataParallel] = {}
         self._sharded: dict[int, ShardedNetwork] = {}
         self.is_running_module = False
@@ -108,8 +109,16 @@ class Replicas:
         """Give each rank its parameters, unless it has them."""
         root = target.root
         key = tuple(map(id, called_modules(target)))
+        parameters = _trainable_of(root)
+        if id(root) in self._sharded and key in self._networks:
+            return self._sharded[id(root)].check()
+        if self._settings.hsdp is None:
+            _check_hooks(parameters, self._settings.parallel_mode)
         if key in self._networks:
-            return
+            before = self._networks[key][1]
+            if len(before) == len(parameters) and all(map(operator.is_, before, parameters)):
+                return None
+            self._wrapped.pop(id(root), None)  # DDP would leave the gradients of new and of unfrozen ones alone
         if self._settings.parallel_mode != "hybrid_parallel":
             check_no_layerwise(root, self._settings.parallel_mode)
         check_servers(root, self._settings)
@@ -131,9 +140,10 @@ class Replicas:
         else:
             for parameter in filter(is_layerwise, root.parameters()):
                 scale_gradient_of(parameter, self._scales.own)
-        self._networks[key] = root, list(root.parameters())
+        self._networks[key] = root, _trainable_of(root)
         self._placed(root, decisions, notes)
         note_placed()
+        return None
 
     def _agree(self, root: nn.Module) -> list[str]:
         """Make every rank start from rank 0's values, or say that they differ; ranks' own parameters are left alone."""
@@ -238,6 +248,25 @@ class Replicas:
             for i, part in zip(members, mean.split([part.numel() for part in parts]), strict=True):
                 result[i] = part.view(gradients[i].shape)
         return result
+
+
+def _check_hooks(parameters: Sequence[nn.Parameter], mode: str) -> None:
+    """Refuse hooks that would look at, or step with, the gradient of one rank.
+
+    Raises:
+        StrategyError: there is one.
+    """
+    for parameter in parameters:
+        if parameter._post_accumulate_grad_hooks and not has_own_gradient(parameter):
+            raise StrategyError(
+                f"register_post_accumulate_grad_hook on a parameter of shape {tuple(parameter.shape)}: with "
+                f"parallel_mode={mode!r} it is called before the ranks' mean is there: step after backward(), or use "
+                'parallel_mode="semi_auto"'
+            )
+
+
+def _trainable_of(root: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in root.parameters() if parameter.requires_grad]
 
 
 class _Holder(nn.Module):

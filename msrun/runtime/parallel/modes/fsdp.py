@@ -5,7 +5,8 @@ is FSDP2's two-dimensional mesh (HSDP). A parameter that is left whole is cut ov
 reduces its gradient (its `ignored_params` get none). level3 is `reshard_after_forward=True`; level1 keeps whole
 gradients while `no_sync()` adds them up, level2 and level3 reduce them in every backward pass.
 
-FSDP2 puts new parameter objects into the modules; optimizers made before follow them (`nn/replaced.py`).
+FSDP2 puts new parameter objects into the modules; optimizers made before follow them (`nn/replaced.py`). It neither
+looks at the modules nor calls hooks of tensors afterwards: what it would miss is refused at the next call.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,7 +26,8 @@ from torch.distributed.tensor import DTensor
 from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.capture.target import Target
-from msrun.runtime.nn.replaced import replace_parameter, replaced_for_now
+from msrun.runtime.nn.replaced import follow_now, replace_parameter, replaced_for_now
+from msrun.runtime.parallel.modes.dtensors import mend_dtensors
 from msrun.runtime.parallel.modes.own_gradients import has_own_gradient
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, choose_shard_axes
 from msrun.runtime.sharding.layout import Mesh, TensorLayout, build_mesh
@@ -69,12 +72,15 @@ class ShardedNetwork:
         self.decisions = {
             id(p): _decide(name, p, spec, mesh) for name, p in root.named_parameters() if id(p) not in own
         }
+        self._slots: dict[tuple[int, str], Any] = {}
+        """(id of a module, name of a parameter in it) -> FSDP2's record of the parameter"""
+        mend_dtensors()
         self._roots = [self._shard(module, ranks) for module in called_modules(target)]
 
     @property
     def notes(self) -> list[str]:
         """For the plan."""
-        return ["FSDP2 has put new parameter objects (DTensors) in place: optimizers made before follow at their step"]
+        return ["FSDP2 has put new parameter objects (DTensors) in place: optimizers made before follow"]
 
     def _shard(self, root: nn.Module, ranks: int) -> FSDPModule:
         owners = [(module, name, old) for module in root.modules() for name, old in module._parameters.items()]
@@ -117,9 +123,42 @@ class ShardedNetwork:
             if id(new) not in self.decisions:
                 self.decisions[id(new)] = before[id(old)]
                 vars(new).update(vars(old))  # the user's marks, such as parallel_optimizer
+                new._post_accumulate_grad_hooks = old._post_accumulate_grad_hooks
+                new._backward_hooks = old._backward_hooks
                 replace_parameter(old, new)
+        follow_now()
         assert isinstance(root, FSDPModule)
+        for module in root.modules():
+            for record in _records(module) if isinstance(module, FSDPModule) else ():
+                info = record._module_info
+                owning, names = [info.module, *info.shared_modules], [info.param_name, *info.shared_param_names]
+                self._slots |= {(id(owner), name): record for owner, name in zip(owning, names, strict=True)}
         return root
+
+    def check(self) -> None:
+        """Look at the network again before a call.
+
+        Raises:
+            StrategyError: a parameter that FSDP2 does not know, since it was put in place later, or a hook that it
+                never calls.
+        """
+        for module in (module for root in self._roots for module in root.modules()):  # type: ignore[attr-defined]
+            for name, parameter in module._parameters.items():
+                if parameter is None or parameter in self._ignored:
+                    continue
+                record = self._slots.get((id(module), name))
+                known = () if record is None else (record.sharded_param, getattr(record, "_unsharded_param", None))
+                if not any(parameter is one for one in known):
+                    raise StrategyError(
+                        f"{type(module).__name__}.{name} was put into the network after FSDP2 had cut it, which would "
+                        "not reduce its gradient: change the network before AutoParallel's first call, or make a new "
+                        'network and AutoParallel, or use parallel_mode="semi_auto"'
+                    )
+                if parameter._backward_hooks:
+                    raise StrategyError(
+                        f"{type(module).__name__}.{name} has a hook (register_hook), which FSDP2 never calls: use "
+                        'register_post_accumulate_grad_hook, or parallel_mode="semi_auto"'
+                    )
 
     def reshard(self) -> None:
         """Free what a forward pass without backward has gathered."""
@@ -139,6 +178,12 @@ class ShardedNetwork:
         finally:
             for root in self._roots if is_level1 else []:
                 root.set_requires_gradient_sync(True)
+
+
+def _records(module: FSDPModule) -> list[Any]:
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # the second: torch before 2.13
+    return [record for group in groups if group is not None for record in group.fsdp_params]
 
 
 @contextlib.contextmanager

@@ -79,13 +79,15 @@ class Replicas:
         Scalar results are means over all ranks, others are this rank's own.
         """
         self.place(target)
+        mode = self._settings.parallel_mode
         is_module = isinstance(target.call, nn.Module)
         reduces = isinstance(target.call, nn.Module) and torch.is_grad_enabled() and not self._sharded
         wrapped = self._wrapped.get(id(target.call)) if reduces else None
+        if wrapped is not None:
+            _check_hooks(target.root, mode)
         run: Callable[..., Any] = target.call if wrapped is None else wrapped
         own = self._scales.own
         args, kwargs = pytree.tree_map_only(Tensor, lambda x: scale_gradient(x, own), (tuple(args), dict(kwargs)))
-        mode = self._settings.parallel_mode
         with autocast(self._settings.precision), refusing_targets(target.root, mode):
             result = run(*args, **kwargs)
         if reduces and wrapped is None:
@@ -112,8 +114,6 @@ class Replicas:
         parameters = _trainable_of(root)
         if id(root) in self._sharded and key in self._networks:
             return self._sharded[id(root)].check()
-        if self._settings.hsdp is None:
-            _check_hooks(parameters, self._settings.parallel_mode)
         if key in self._networks:
             before = self._networks[key][1]
             if len(before) == len(parameters) and all(map(operator.is_, before, parameters)):
@@ -172,6 +172,7 @@ class Replicas:
         DDP must know whether the backward pass gives every parameter a gradient: it would wait for one in vain and
         leave others unreduced, and looking every time is dear. So the first result tells, on all ranks together.
         """
+        _check_hooks(network, self._settings.parallel_mode)
         named = list(network.named_parameters())
         own = [f"network.{name}" for name, parameter in named if has_own_gradient(parameter)]
         if not any(parameter.requires_grad and not has_own_gradient(parameter) for _, parameter in named):
@@ -250,13 +251,13 @@ class Replicas:
         return result
 
 
-def _check_hooks(parameters: Sequence[nn.Parameter], mode: str) -> None:
+def _check_hooks(network: nn.Module, mode: str) -> None:
     """Refuse hooks that would look at, or step with, the gradient of one rank.
 
     Raises:
         StrategyError: there is one.
     """
-    for parameter in parameters:
+    for parameter in network.parameters():
         if parameter._post_accumulate_grad_hooks and not has_own_gradient(parameter):
             raise StrategyError(
                 f"register_post_accumulate_grad_hook on a parameter of shape {tuple(parameter.shape)}: with "

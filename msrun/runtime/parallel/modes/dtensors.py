@@ -11,6 +11,7 @@ Found with torch 2.13.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,7 +34,8 @@ _DRAWN_LIKE = (
 @functools.cache
 def mend_dtensors() -> None:
     """Put it right from now on; once in a process."""
-    handlers = DTensor._op_dispatcher._custom_op_handlers  # torch's own loss_parallel() adds to them, too
+    # torch's own loss_parallel() adds to them, too
+    handlers: dict[Any, Callable[..., Any]] = DTensor._op_dispatcher._custom_op_handlers
     handlers[_aten._local_scalar_dense.default] = _read_number
     if world.device().type == "cpu":
         handlers |= dict.fromkeys((*_DRAWN_IN_PLACE, *_DRAWN_LIKE), _draw)

@@ -22,6 +22,10 @@ def register() -> None:
     """Let torch know the backend; once in a process."""
     if "shm" not in dist.Backend.backend_list:
         dist.Backend.register_backend("shm", _create, devices=["cpu"])
+    # From 2.15 on torch hooks a recorder into groups of other backends than these; it fails on groups in Python.
+    recording = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", None)
+    if recording is not None:
+        recording.add("shm")
 
 
 def _create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:

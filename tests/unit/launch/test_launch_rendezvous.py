@@ -14,7 +14,7 @@ from msrun.cluster import addresses
 from msrun.cluster.addresses import UnresolvedName, own_addresses, resolve_address
 from msrun.cluster.control import Meeting
 from msrun.cluster.failure import read_report
-from msrun.errors import Interrupted, RendezvousTimeout, UsageError
+from msrun.errors import ClusterError, Interrupted, PeerFailed, RendezvousTimeout, UsageError
 from msrun.launch import rendezvous as module
 from msrun.launch.preflight.checks import inspect_host
 from msrun.launch.rendezvous import UNKNOWN, HostRendezvous, assume_fleet, has_scheduler, local_part
@@ -154,6 +154,21 @@ def test_signal_ends_the_wait_for_a_name(monkeypatch: pytest.MonkeyPatch) -> Non
         pytest.raises(Interrupted),
     ):
         here._resolve_master()
+
+
+@pytest.mark.parametrize(
+    ("message", "error", "text"),
+    [
+        ({"type": "refused", "reason": "another token"}, ClusterError, "another token"),
+        ({"type": "lost", "reason": "the scheduler has gone"}, ClusterError, "gone, before all hosts had come"),
+        ({"type": "absent", "reason": "1 of 2 hosts"}, RendezvousTimeout, "--cluster_time_out 600: 1 of 2 hosts"),
+        ({"type": "called_off", "reason": "no room on h2", "exit_code": 2}, PeerFailed, "no room on h2"),
+    ],
+)
+def test_job_that_will_not_begin_is_an_error_of_its_kind(message: dict[str, Any], error: Any, text: str) -> None:
+    with SignalPipe() as signals, host_rendezvous(signals, []) as here, pytest.raises(error, match=text) as caught:
+        here._hear(message)
+    assert caught.value.exit_code == message.get("exit_code", 3 if error is ClusterError else 124)
 
 
 def test_check_warns_of_a_name_that_nobody_knows_yet(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,6 +155,8 @@ BROKEN = [
     (((*LEVEL, "rank_addr_list"), [address(n + 5) for n in range(25)]), "R30", path_of((*LEVEL, "rank_addr_list"))),
     (((*FIRST_ADDRESS, "addr_type"), "ipv4"), "R30", path_of((*FIRST_ADDRESS, "addr_type"))),
     (((*FIRST_ADDRESS, "addr"), "fd00::1"), "R30", path_of((*FIRST_ADDRESS, "addr"))),
+    (((*FIRST_ADDRESS, "addr"), "fd00::1%" + "e" * 300), "R30", path_of((*FIRST_ADDRESS, "addr"))),
+    (((*CONTROL, "addr"), "fd00::1%" + "e" * 300), "R30", path_of((*CONTROL, "addr"))),
     (((*FIRST_ADDRESS, "addr"), ""), "R30", path_of((*FIRST_ADDRESS, "addr"))),
     (((*EID, "addr"), "0" * 31), "R30", path_of((*EID, "addr"))),
     (((*EID, "addr"), "g" * 32), "R30", path_of((*EID, "addr"))),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from msrun.runtime.parallel.recompute_search import choose_recomputed
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.schedule.regions import RecomputeSpec, find_regions, parameters_of
-from msrun.runtime.schedule.replay import Replay, forgetting, plan_replays
+from msrun.runtime.schedule.replay import Replay, SavedResults, forgetting, plan_replays
 from msrun.runtime.schedule.segments import Segment, cut_segments
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 from msrun.runtime.sharding.operators.rule import find_module
@@ -208,3 +209,11 @@ def test_what_was_forgotten_cannot_be_used_for_a_gradient() -> None:
         loss = (weight * weight).sum()
     with pytest.raises(RuntimeError, match="before it was run again"):
         loss.backward()
+
+
+def test_saved_results_ask_for_every_operator_of_a_segment_and_for_nothing_else() -> None:
+    asked: list[object] = []
+    module = torch.fx.symbolic_trace(lambda x: torch.relu(x) + 1)
+    results = SavedResults(lambda target: bool(asked.append(target)))
+    assert results.run(module, [torch.ones(2)], again=False).tolist() == [2.0, 2.0]
+    assert asked == [torch.relu, operator.add]

@@ -104,3 +104,10 @@ def test_messages_are_counted_with_their_bytes_until_they_are_counted_anew() -> 
     assert traffic.bytes == {"all_reduce": 28, "broadcast": 4}
     traffic.reset()
     assert not traffic.calls and not traffic.bytes
+
+
+def test_only_what_others_send_or_is_made_later_is_a_message() -> None:
+    here = TensorFuture(torch.ones(2))
+    assert not here.is_message
+    assert TensorFuture(torch.ones(2), Work()).is_message  # type: ignore[arg-type]
+    assert TensorFuture(torch.ones(2), None, lambda got: got).is_message

@@ -15,7 +15,9 @@ from torch.distributed.pipelining import schedules as torch_schedules
 from torch.distributed.pipelining._utils import generate_stage_to_rank_mapping
 
 RawAction = tuple[str, int, int]
-"""(F, B, I, W, SEND_F, RECV_F, SEND_B or RECV_B; stage; micro batch)"""
+"""(one of _KINDS; stage; micro batch)"""
+_KINDS = frozenset({"F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B"})
+"""What torch's schedules have beside these is for its own FSDP and its own sends: reductions, and waits for them."""
 
 
 def map_stages(ranks: int, stages: int, *, is_v: bool) -> tuple[int, ...]:
@@ -58,7 +60,12 @@ def add_messages(order: Sequence[Sequence[RawAction]], holder: Sequence[int]) ->
 
 
 def _raw(actions: Sequence[Any]) -> list[RawAction]:
-    return [(str(a.computation_type.value), int(a.stage_index), int(a.microbatch_index)) for a in actions]
+    kinds = [str(action.computation_type.value) for action in actions]
+    return [
+        (kind, int(action.stage_index), int(action.microbatch_index))
+        for kind, action in zip(kinds, actions, strict=True)
+        if kind in _KINDS
+    ]
 
 
 def _torch_action(kind: str, stage: int, micro_batch: int) -> Any:
@@ -72,10 +79,10 @@ def _stand_in(ranks: int, stages: int, index: int) -> Any:
 
 
 def _flatten(actions: Sequence[Any]) -> list[Any]:
-    """Leave out pauses and what torch does for FSDP; take overlapped pairs apart."""
+    """Leave out pauses; take overlapped pairs apart."""
     flat: list[Any] = []
     for action in actions:
-        if action is None or action.computation_type is torch_schedules.REDUCE_GRAD:
+        if action is None:
             continue
         flat += action.sub_actions if action.sub_actions is not None else [action]
     return flat

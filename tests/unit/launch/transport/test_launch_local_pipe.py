@@ -128,7 +128,10 @@ def test_stopped_agent_of_a_rehearsal_lives_on_without_the_connection(monkeypatc
 
 
 def test_interpreter_that_is_not_there_is_named() -> None:
+    before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(
         ClusterError, match=r"this host: cannot start /no/python \(No such file or directory\); see --py"
-    ):
+    ) as caught:
         LocalPipe(["/no/python"], "")
+    assert caught.value.__traceback__, "holds the pipe, so nothing is closed by the collector"
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -22,6 +22,7 @@ from ssh_server import SshServer, add_key, running_agent, running_server
 from msrun.errors import ClusterError, UsageError
 from msrun.launch.transport.ssh import paramiko_names
 from msrun.launch.transport.ssh.connector import SshConnector
+from msrun.launch.transport.ssh.fault import SshFault
 from msrun.launch.transport.ssh.paramiko_names import paramiko
 from msrun.launch.transport.ssh.pipe import SshPipe
 from msrun.launch.transport.ssh.stream import open_proxy_command
@@ -341,6 +342,12 @@ def test_name_with_shell_text_never_reaches_a_proxy_command(client: Client, tmp_
 def test_proxy_command_looks_at_the_name_itself_too(name: str) -> None:
     with pytest.raises(UsageError, match="starts with '-' or holds shell text"):
         open_proxy_command(SshTarget("h1", name, "me", proxy_command=f"echo {name}"))
+
+
+def test_shell_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHELL", "/no/shell")
+    with pytest.raises(SshFault, match=r"ProxyCommand: /no/shell cannot be started \(No such file or directory\)"):
+        open_proxy_command(SshTarget("h1", "h1", "me", proxy_command="cat"))
 
 
 def test_agent_lets_in_without_any_file(

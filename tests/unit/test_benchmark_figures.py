@@ -61,3 +61,14 @@ def test_every_benchmark_keeps_its_figures(path: Path) -> None:
     text = path.read_text()
     if path.stem != "figures":
         assert "add_json_option(parser)" in text and "kept(options.json)" in text and "record(" in text
+
+
+def test_every_result_says_what_was_run_on_what_with_what() -> None:
+    results = sorted((BENCHMARKS / "results").glob("*.json"))
+    assert len(results) > 10
+    for path in results:
+        found = json.loads(path.read_text())
+        assert len(found["commit"]) == 40 and found["date"] and found["figures"], path.name
+        assert found["command"].startswith("python benchmarks/"), path.name
+        assert found["machine"]["cores"] >= 1, path.name
+        assert {"python", "msrun", "torch", "numpy"} <= set(found["versions"]), path.name

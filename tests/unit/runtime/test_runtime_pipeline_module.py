@@ -113,6 +113,7 @@ def test_groups_that_members_make_are_named_after_their_ranks_alone(monkeypatch:
     assertion fails torch has mended it: take member_groups away."""
     name = distributed_c10d._hash_ranks_to_str([0, 1])
     monkeypatch.setitem(distributed_c10d._world.pg_names, object(), "another")  # type: ignore[misc]
+    monkeypatch.setattr(distributed_c10d._world, "group_count", distributed_c10d._world.group_count + 1)
     assert distributed_c10d._hash_ranks_to_str([0, 1]) != name
     with _named_after_ranks():
         assert distributed_c10d._process_group_name([0, 1], use_hashed_name=True) == "members-0-1"

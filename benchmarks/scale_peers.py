@@ -78,7 +78,7 @@ class Peer:
             made_at=now,
             addresses=(HostAddress(address_of(self.node), "eth0", 8),),
         )
-        self.say("checked", report={**report.to_json(), "sources": self._sources})
+        self.say("checked", report={**encode_record(report), "sources": self._sources})
 
     def _on_listen(self, _: Message) -> None:
         self.say("listening", port=PORT, error="")

@@ -210,3 +210,15 @@ def render_failure(failure: JobFailure, shown_ranks: Collection[int] = ()) -> st
         for past in failure.attempts
     ]
     return "\n".join(lines)
+
+
+def at_home(failure: JobFailure, log_dir: Path) -> JobFailure:
+    """Return a host's failure with the logs' names here."""
+    return failure.change_workers(lambda worker: replace(worker, log=str(log_dir / Path(worker.log).name)))
+
+
+def hide_secrets(failure: JobFailure, secrets: Sequence[str]) -> JobFailure:
+    """Return a failure in whose excerpts of logs these values are hidden."""
+    return failure.change_workers(
+        lambda worker: replace(worker, excerpt=[hide_values(line, secrets) for line in worker.excerpt])
+    )

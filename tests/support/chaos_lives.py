@@ -159,12 +159,18 @@ def carry_out_round(plan: Round, place: Place, heartbeat_s: int) -> None:
     if plan.endings == GOES_ON:
         (place.cwd / "go").touch()
     try:
-        judge(plan.endings, job.finish(LIMIT_S))
+        finished = job.finish(LIMIT_S)
+        judge(plan.endings, finished)
     finally:
         place.mend(plan.host)
         if plan.hit.target == "connection":
             send(stopped, Signals.SIGCONT)
-    place.prove_nothing_left()
+    place.prove_nothing_left(patience_s(finished))
+
+
+def patience_s(finished: Finished) -> float:
+    """Return how long what is left may take to go: agents of a killed launcher wait for another one, then end alone."""
+    return LIMIT_S if finished.code < 0 else 10.0
 
 
 def send(pids: list[int], signum: Signals) -> None:
@@ -258,7 +264,7 @@ def carry_out_losses(losses: list[Loss], place: Place, heartbeat_s: int) -> None
     if finished.code > 0:
         assert len(json.loads((finished.log_dir / "failure.json").read_text())["attempts"]) == RESTARTS
     assert "Traceback" not in finished.stderr
-    place.prove_nothing_left()
+    place.prove_nothing_left(patience_s(finished))
 
 
 def started(place: Place, job: Running, attempt: int) -> list[int]:

@@ -43,8 +43,8 @@ class Place(Protocol):
     def mend(self, host: int) -> None:
         """Put it in again."""
 
-    def prove_nothing_left(self) -> None:
-        """Fail when a process or a folder of the job is anywhere."""
+    def prove_nothing_left(self, deadline_s: float = 10.0) -> None:
+        """Fail when a process or a folder of the job is anywhere after the deadline."""
 
 
 class Rehearsed:
@@ -79,8 +79,8 @@ class Rehearsed:
     def mend(self, host: int) -> None:
         """All cables are in."""
 
-    def prove_nothing_left(self) -> None:
-        self._rehearsals.runner.prove_nothing_left()
+    def prove_nothing_left(self, deadline_s: float = 10.0) -> None:
+        self._rehearsals.runner.prove_nothing_left(deadline_s)
 
 
 class OverSsh:
@@ -111,8 +111,8 @@ class OverSsh:
     def mend(self, host: int) -> None:
         self._fleet.net.mend(host)
 
-    def prove_nothing_left(self) -> None:
-        self._fleet.prove_nothing_left()
+    def prove_nothing_left(self, deadline_s: float = 10.0) -> None:
+        self._fleet.prove_nothing_left(deadline_s)
 
 
 def find(place: Place, target: str, host: int, job: Running) -> list[int]:

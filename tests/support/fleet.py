@@ -52,9 +52,9 @@ class FleetRunner:
         self.prove_nothing_left()
         return finished
 
-    def prove_nothing_left(self) -> None:
-        """Fail when a process or a folder of a job is on any host."""
-        self.runner.prove_nothing_left()
+    def prove_nothing_left(self, deadline_s: float = 10.0) -> None:
+        """Fail when a process or a folder of a job is on any host after the deadline."""
+        self.runner.prove_nothing_left(deadline_s)
         wait_until(lambda: not self.agents(), "agents gone", 10.0)
         wait_until(lambda: not self.spools(), f"spools gone: {self.spools()}", 10.0)
 

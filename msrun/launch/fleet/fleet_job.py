@@ -22,11 +22,10 @@ from msrun.cluster.restart import RestartPolicy
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.console import say
 from msrun.launch.directory.log_directory import EventLog, write_private
-from msrun.launch.failure import write_failure
+from msrun.launch.failure import at_home, hide_secrets, write_failure
 from msrun.launch.fleet.agents import Agents
 from msrun.launch.fleet.fleet_plan import assemble_plan, keep_attempt, ranks_of_hosts
 from msrun.launch.fleet.log_collector import LogCollector
-from msrun.launch.fleet.outcome import at_home, hide_secrets
 from msrun.launch.fleet.preparation import ReadyHosts
 from msrun.launch.fleet.record import FleetRecord
 from msrun.launch.job import JobResult

@@ -21,7 +21,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from msrun import contract
-from msrun.agent.processes.server_handle import ForkServerHandle
+from msrun.agent.host.host_facts import read_host_facts
+from msrun.agent.processes.server_handle import ForkServerHandle, start_fork_server
 from msrun.cluster.control import Control, Meeting
 from msrun.cluster.messages import Message
 from msrun.cluster.proof import PROTOCOL
@@ -31,7 +32,6 @@ from msrun.launch.directory.log_directory import write_private
 from msrun.launch.job import AgentPart, look_at_host, plan_part, run_job
 from msrun.launch.preflight.host_look import make_host_report
 from msrun.launch.preflight.reach import try_reach
-from msrun.launch.remote.early_start import start_early
 from msrun.launch.remote.launcher_link import LauncherLink
 from msrun.launch.remote.log_sender import LogSender
 from msrun.launch.remote.packed_text import unpack_hosts, unpack_text
@@ -39,11 +39,13 @@ from msrun.launch.remote.report import LauncherReport
 from msrun.launch.remote.spool import GIVEN_TABLE, hold_spool, listen_in, make_spool, remove_old_spools, remove_spool
 from msrun.launch.remote.stream import take_stdio
 from msrun.launch.rendezvous import fleet_of
+from msrun.planning.early_server import plan_early_server
 from msrun.planning.host_assignment import Fleet
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.record_json import decode_record, encode_record
 from msrun.planning.spec import LaunchSpec
 
+STDERR = 2
 STOPPED_SHARE = 2.0
 """Times --heartbeat_time_out: how long an agent may be stopped; the launcher, if it is there, ends it earlier."""
 FETCH_S = 20.0
@@ -135,7 +137,7 @@ class Agent:
         login = {name: value for name, value in os.environ.items() if not name.startswith(("SSH_", "MSRUN_"))}
         self._caller = {**login, **job.environment}
         if job.will_run:
-            self._server = start_early(job.spec, self._caller, job.job_id)
+            self._server = _start_early(job.spec, self._caller, job.job_id)
         report = make_host_report(
             job.spec, self._caller, asked_at=asked_at, shown=job.shown, master_name=job.master_name
         )
@@ -187,6 +189,20 @@ class Agent:
         failure = encode_record(result.failure) if result.failure else None
         link.send("result", failure=failure, survivors=list(result.survivors))
         link.finish_logs()  # after the result: with the end of its logs a host has told everything
+
+
+def _start_early(spec: LaunchSpec, caller: Mapping[str, str], job_id: str) -> ForkServerHandle | None:
+    """Start a fork server that imports while the hosts come together; None where that is of no use, or not possible.
+
+    What is wrong here is for the checks to say, so nothing is raised.
+    """
+    with contextlib.suppress(MsrunError, OSError):
+        early = plan_early_server(spec, read_host_facts({**caller, **dict(spec.env)}), caller, job_id)
+        if early is not None:
+            server = start_fork_server(env=early.environment, working_directory=early.working_directory, log_fd=STDERR)
+            server.import_early(early.imports)
+            return server
+    return None
 
 
 def _fleet(job: HostJob, message: Message) -> Fleet | None:

@@ -166,7 +166,7 @@ def test_what_takes_long_is_begun_early_where_the_job_will_run_and_ended_with_th
 ) -> None:
     seen: list[str] = []
     server = SimpleNamespace(kill=lambda: seen.append("killed"))
-    monkeypatch.setattr(module, "start_early", lambda *_: seen.append("started") or server)
+    monkeypatch.setattr(module, "_start_early", lambda *_: seen.append("started") or server)
     served(job())
     assert seen == []
     served(job(job_id="beef", will_run=True))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from failure_reports import failure_of, worker_of
 
-from msrun.launch.fleet.outcome import at_home, hide_secrets
+from msrun.launch.failure import at_home, hide_secrets
 
 
 def test_result_of_a_host_names_the_logs_here() -> None:

@@ -119,7 +119,7 @@ class WarmServer:
             while not messages and not channel.is_closed:
                 messages = channel.receive()
             return self._answer(messages[0], channel, descriptors) if messages else None
-        except (OSError, ValueError) as error:  # it has gone, or is no msrun
+        except (OSError, ValueError, LookupError) as error:  # it has gone, or is no msrun
             print(f"a request was not understood: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the log
             return None
         finally:
@@ -139,9 +139,13 @@ class WarmServer:
             channel.close()
             self._leave()
             return None
+        asked, imports = (
+            Asked(message, descriptors),
+            message["imports"],
+        )  # before there is a process that it can fail in
         pid = os.fork()
         if pid == 0:
-            asked = Asked(message, [os.dup(descriptor) for descriptor in descriptors])
+            asked.keep_descriptors()
             channel.close()
             for other, _ in self._jobs.values():
                 other.close()
@@ -149,9 +153,9 @@ class WarmServer:
                 other.close()
             self._listener.close()
             return asked
-        self._jobs[pid] = channel, message["job_id"]
+        self._jobs[pid] = channel, asked.job_id
         channel.send({"type": "started", "pid": pid})
-        self._import_more(message["imports"])
+        self._import_more(imports)
         return None
 
     def _import_more(self, names: Sequence[str]) -> None:
@@ -203,6 +207,10 @@ class Asked:
         self.agent_pid: int = message["agent_pid"]
         self.environment: dict[str, str] = message["environment"]
         self.channel, self.passing, self.directory = descriptors
+
+    def keep_descriptors(self) -> None:
+        """Have descriptors of its own, which whoever took the request does not close."""
+        self.channel, self.passing, self.directory = map(os.dup, (self.channel, self.passing, self.directory))
 
     def become(self) -> None:
         """Turn this freshly forked process into the job's fork server, and serve."""

@@ -139,10 +139,8 @@ class WarmServer:
             channel.close()
             self._leave()
             return None
-        asked, imports = (
-            Asked(message, descriptors),
-            message["imports"],
-        )  # before there is a process that it can fail in
+        # What is wrong with the request shows here, and not in another process.
+        asked, imports = Asked(message, descriptors), message["imports"]
         pid = os.fork()
         if pid == 0:
             asked.keep_descriptors()

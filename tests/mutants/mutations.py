@@ -5,7 +5,7 @@ Not drawn, because no behaviour depends on them:
     lines that only print (`print`, `sys.stderr.write`)
     numbers of a module-level name with a unit (`GREETING_S = 5.0`, `MAX_NOTES`): sizes and times that were chosen
     `strict=` of zip: like an assert, it never fails
-    how much is read at a time and how long is slept: arguments of read, recv and sleep
+    how much is read at a time, how long is slept, how long a secret is: arguments of read, recv, sleep, token_hex
     `<` for `<=` where the clock is compared: two moments are never equal
     assignments in `__init__`: without them every test fails
 """
@@ -33,8 +33,8 @@ _OPPOSITE = {
 }
 """Operator -> its text, and what takes its place: of an order first its border, then its opposite."""
 _CLOCK = re.compile(r"\bmonotonic\b|\btime\(\)|\bnow\b|\bdeadline\b|\bend\b|_at\b|_s\b|\blate\b|\bmoment\b")
-_CHOSEN = re.compile(r"_?(MAX_\w+|\w+_(S|MS|BYTES|CHARS|LINES|HOSTS|NAMES|WORDS))\Z")
-_CHUNKED = {"read", "recv", "recv_into", "sleep", "wait"}
+_CHOSEN = re.compile(r"_?(MAX_\w+|\w+_(S|MS|BYTES|CHARS|LINES|HOSTS|NAMES|WORDS|AT_A_TIME))\Z")
+_CHUNKED = {"read", "recv", "recv_into", "sleep", "wait", "token_hex", "token_bytes"}
 _PRINTING = {"print", "sys.stderr.write", "sys.stdout.write", "sys.stderr.flush", "sys.stdout.flush"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -26,6 +27,8 @@ from msrun.runtime.simulate.units import format_bytes, format_seconds
 
 LEVELS: tuple[Level, ...] = ("level1", "level2", "level3")
 MICRO_BATCHES = (2, 4, 8)
+_MOST_CHARACTERS = 160
+"""Of why a change is not possible."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,7 @@ def try_changes(
                     changed, with_settings = stack.enter_context(each.change(changed, with_settings))
                 found = simulate_job(changed, with_settings, args, kwargs, job.device, 2, own_rank)
         except (ParallelError, RuntimeError) as error:
-            refused.append(f"{' and '.join(words)}: {str(error).splitlines()[0][:160]}")
+            refused.append(f"{' and '.join(words)}: {_shorten(error)}")
             continue
         tried.append(_change(words, found))
     if can_be_divided(target, settings, args, kwargs):
@@ -130,7 +133,7 @@ def try_changes(
                 found = simulate_job(step.target, step.settings, step.batch, {}, job.device, 2, own_rank)
                 tried.append(_change((step.words,), found))
         except (ParallelError, RuntimeError) as error:
-            refused.append(f"search_degrees: {str(error).splitlines()[0][:160]}")
+            refused.append(f"search_degrees: {_shorten(error)}")
     return Changes(_change((), job), tuple(tried), tuple(refused))
 
 
@@ -139,6 +142,11 @@ def _optimizer_states(job: SimulatedJob) -> int:
     records = [found.record for found in job.classes if found.record is not None and found.record.optimizer]
     sizes = [(record.optimizer_bytes, record.parameter_bytes) for record in records]
     return round(sum(own for own, _ in sizes) / max(1, sum(of for _, of in sizes))) if sizes else 2
+
+
+def _shorten(error: Exception) -> str:
+    """Return the first line of an error, cut between words."""
+    return textwrap.shorten(str(error).splitlines()[0], _MOST_CHARACTERS, placeholder=" ...")
 
 
 def _change(words: tuple[str, ...], job: SimulatedJob) -> Change:

@@ -240,9 +240,13 @@ def test_a_wide_pair_is_cut_by_columns_and_rows_and_takes_less_than_data_paralle
     assert found.plan.price.seconds < found.data_parallel.seconds / 2
 
 
+@pytest.mark.parametrize("name", ["mlp", "wide"])
+@pytest.mark.parametrize("device", [H100, SLOW_LINKS], ids=lambda device: device.name)
 @pytest.mark.parametrize("mode", ["dynamic_programming", "auto"])
-def test_memory_is_never_exceeded_and_more_of_it_never_takes_longer(mode: str) -> None:
-    graph, free = graph_of("wide"), SearchSpec(mode, H100)
+def test_memory_is_never_exceeded_and_more_of_it_never_takes_longer(
+    mode: str, device: DeviceProfile, name: str
+) -> None:
+    graph, free = graph_of(name), SearchSpec(mode, device)
     need = searched(graph, 4, free).plan.price.memory_bytes
     before = math.inf
     refused = 0
@@ -270,6 +274,21 @@ def test_more_bandwidth_never_takes_longer(name: str) -> None:
         seconds = problem.seconds(solve_dynamic(problem))
         assert seconds <= before * (1 + 1e-12)
         before = seconds
+
+
+@pytest.mark.parametrize("name", ["mlp", "wide"])
+@pytest.mark.parametrize("mode", ["dynamic_programming", "auto"])
+def test_the_plan_of_a_search_never_takes_longer_on_a_device_with_more_bandwidth(mode: str, name: str) -> None:
+    def seconds(device: DeviceProfile) -> float:
+        return searched(graph_of(name), 4, SearchSpec(mode, device)).plan.price.seconds
+
+    factors = (0.01, 0.1, 1.0, 10.0)
+    links = [replace(H100.in_host, bytes_per_s=H100.in_host.bytes_per_s * factor) for factor in factors]
+    by_link = [seconds(replace(H100, in_host=link)) for link in links]
+    by_memory = [seconds(replace(H100, memory_bandwidth=H100.memory_bandwidth * factor)) for factor in factors]
+    for found in (by_link, by_memory):
+        assert found == sorted(found, reverse=True)
+        assert found[0] > found[-1]
 
 
 def test_a_device_that_waits_long_for_every_message_gets_a_plan_with_fewer_of_them() -> None:

@@ -108,7 +108,20 @@ def simulate_job(
     if settings.parallel_mode != "semi_auto":
         return _simulate_uncaptured(target, settings, args, kwargs, mode, device, level, own_rank)
     with _without_collector():
-        sketches = sketch_call(target, settings, args, kwargs, mode, own_rank)
+        return _simulate_captured(target, settings, args, kwargs, mode, device, level, own_rank)
+
+
+def _simulate_captured(
+    target: Target,
+    settings: ParallelSettings,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    mode: FakeTensorMode,
+    device: DeviceProfile,
+    level: int,
+    own_rank: int,
+) -> SimulatedJob:
+    sketches = sketch_call(target, settings, args, kwargs, mode, own_rank)
     classes = []
     for sketch in sketches:
         world.stand_for(sketch.rank)
@@ -123,7 +136,7 @@ def simulate_job(
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Let no cycles be looked for meanwhile: a large graph is walked again and again, and all of it stays."""
+    """Let no cycles be looked for meanwhile: a large graph would be walked again and again, and all of it stays."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -173,7 +173,8 @@ class Value:
     @property
     def bytes(self) -> Tensor:
         """Its memory."""
-        return self.flat.view(torch.uint8) if self.flat.dtype != torch.uint8 else self.flat
+        row = self.flat.as_strided(self.flat.shape, (1,))  # one number lies in a row whatever its stride
+        return row.view(torch.uint8) if row.dtype != torch.uint8 else row
 
     def write_back(self) -> None:
         """Copy what has come to where the caller's tensor lies."""

@@ -126,7 +126,3 @@ class Words:
         """Let no later read, or write, come before this."""
         if not _is_strong:
             _futex(_number, self._unused_at, _WAKE_OP, 1, 0, self._unused_at, 1 << 28 | _NEVER_LESS_THAN_0)
-
-    def close(self) -> None:
-        """Let go of the memory."""
-        self._values.release()

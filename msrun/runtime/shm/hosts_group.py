@@ -2,12 +2,12 @@
 leader, speaks with the other leaders over gloo.
 
 An operation has three parts: to the leader, between the leaders, from the leader. What has no such parts (messages,
-gather, all-to-all, tensors of unequal size) goes over gloo among all ranks.
+gather, all-to-all, tensors of unequal size), or is not faster so (broadcast, long sums), goes over gloo among all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -21,7 +21,7 @@ from msrun.runtime.shm.parts_line import GlooPart, Parts, PartsLine
 from msrun.runtime.shm.process_group import ShmGroup
 from msrun.runtime.shm.reduction import kind_of, op_of, reduction_of
 from msrun.runtime.shm.segment import NotSharedError
-from msrun.runtime.shm.torch_group import TorchGroup, Value, listed
+from msrun.runtime.shm.torch_group import TorchGroup, Value, Works, listed
 from msrun.runtime.shm.work import ShmWork, start
 
 _Op: Any = dist.ReduceOp.RedOpType
@@ -31,6 +31,8 @@ _TYPES = {
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int32, torch.int64
 }  # fmt: skip
 """What gloo reduces."""
+_MOST_BYTES = 2 << 20
+"""Most that is reduced on each host first: gloo's ring is faster beyond it, as its ranks share the adding up."""
 _Local = Callable[[ShmGroup], Collective]
 _Between = Callable[[Any], Any]
 
@@ -54,7 +56,7 @@ class HostsGroup(TorchGroup):
         if self._is_leader:
             self._leaders = _gloo(PrefixStore("leaders", store), self._host, len(hosts), timeout)
         self._all = _gloo(PrefixStore("all", store), rank, size, timeout)
-        self._line = PartsLine()
+        self._line = PartsLine([self._up.line, self._down.line])
 
     def _share(self, store: Any, here: Sequence[int]) -> list[ShmGroup]:
         """Return the two groups of this host.
@@ -121,7 +123,7 @@ class HostsGroup(TorchGroup):
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
         """Reduce a tensor over the ranks, in place."""
         first, kind = listed(tensors)[0], kind_of(op_of(opts))
-        if len(listed(tensors)) > 1 or first.is_sparse or kind not in _BETWEEN or first.dtype not in _TYPES:
+        if len(listed(tensors)) > 1 or first.is_sparse or not _is_faster(first, kind):
             return self._over_gloo("allreduce", tensors, opts)
         value = Value(first)
         flat, local = value.flat, reduction_of(_BETWEEN[kind], value.flat.dtype)
@@ -131,20 +133,6 @@ class HostsGroup(TorchGroup):
             lambda group: broadcast(group.segment, flat, 0),
         )
         return self._work_of("all_reduce", parts, [value], opts, lambda: _divide(flat, kind, self.size()))
-
-    def broadcast(self, tensors: Any, opts: Any = 0) -> Any:
-        """Give the root's tensor to all."""
-        if len(listed(tensors)) > 1:
-            return self._over_gloo("broadcast", tensors, opts)
-        value, root = Value(listed(tensors)[0]), getattr(opts, "rootRank", opts)
-        flat, source = value.flat, next(index for index, ranks in enumerate(self._hosts) if root in ranks)
-        first, is_here = self._hosts[source].index(root), source == self._host
-        parts = (
-            (lambda group: broadcast(group.segment, flat, first)) if is_here else None,
-            lambda leaders: leaders.broadcast([flat], _root_options(source)),
-            None if is_here else (lambda group: broadcast(group.segment, flat, 0)),
-        )
-        return self._work_of("broadcast", parts, [value], opts)
 
     def all_gather_single(self, result: Tensor, tensor: Tensor, opts: Any = None) -> Any:
         """Give every rank's tensor to all, one after the other in one tensor."""
@@ -169,8 +157,7 @@ class HostsGroup(TorchGroup):
     def reduce_scatter_single(self, result: Tensor, tensor: Tensor, opts: Any = None) -> Any:
         """Reduce, and give each rank its part of the tensor."""
         kind = kind_of(op_of(opts))
-        is_odd = kind not in _BETWEEN or tensor.dtype not in _TYPES or tensor.numel() != result.numel() * self.size()
-        if not self._is_even or is_odd:
+        if not (self._is_even and _is_faster(tensor, kind) and tensor.numel() == result.numel() * self.size()):
             return self._over_gloo("reduce_scatter_single", result, tensor, opts)
         given = Value(result, reads=False)
         rows = tensor.detach().reshape(self.size(), -1)
@@ -195,14 +182,19 @@ class HostsGroup(TorchGroup):
     # -- the others ---------------------------------------------------------------------------------------------
 
     def _over_gloo(self, name: str, *words: Any) -> Any:
-        """Hand an operation to gloo.
+        """Hand an operation to gloo; it would write a tensor that does not lie in a row in another order."""
+        copied: list[Value] = []
 
-        Raises:
-            ValueError: a tensor that does not lie in a row; gloo would write it in another order, without an error.
-        """
-        if not all(tensor.is_sparse or tensor.is_contiguous() for tensor in _tensors(words)):
-            raise ValueError(f"{name} between hosts takes contiguous tensors only: call .contiguous() first")
-        work = getattr(self._all, name)(*(word for word in words if word is not None))
+        def in_a_row(word: Any) -> Any:
+            if isinstance(word, list):
+                return [in_a_row(each) for each in word]
+            if not isinstance(word, Tensor) or word.is_sparse or word.is_contiguous():
+                return word
+            copied.append(Value(word))
+            return copied[-1].flat.view(word.shape)
+
+        work = getattr(self._all, name)(*(in_a_row(word) for word in words if word is not None))
+        work = Works([work], copied) if copied else work
         self._note(work)
         return work
 
@@ -215,9 +207,9 @@ def _forwarded(name: str) -> Callable[..., Any]:
 
 
 for _name in (
-    "reduce", "allgather", "allgather_coalesced", "all_gather_single_coalesced", "allreduce_coalesced", "gather",
-    "scatter", "reduce_scatter", "reduce_scatter_single_coalesced", "alltoall", "all_to_all_single", "send", "recv",
-    "recv_anysource",
+    "reduce", "broadcast", "allgather", "allgather_coalesced", "all_gather_single_coalesced", "allreduce_coalesced",
+    "gather", "scatter", "reduce_scatter", "reduce_scatter_single_coalesced", "alltoall", "all_to_all_single", "send",
+    "recv", "recv_anysource",
 ):  # fmt: skip
     setattr(HostsGroup, _name, _forwarded(_name))
 
@@ -232,24 +224,14 @@ def _gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     return group
 
 
-def _tensors(words: Iterable[Any]) -> Iterator[Tensor]:
-    """Return the tensors of a call, also those in lists."""
-    for word in words:
-        if isinstance(word, Tensor):
-            yield word
-        elif isinstance(word, list):
-            yield from _tensors(word)
+def _is_faster(tensor: Tensor, kind: Any) -> bool:
+    """Return whether numbers are reduced on each host first."""
+    return kind in _BETWEEN and tensor.dtype in _TYPES and tensor.nbytes <= _MOST_BYTES
 
 
 def _reduction_options(kind: Any) -> Any:
     options = dist.AllreduceOptions()
     options.reduceOp = kind
-    return options
-
-
-def _root_options(root: int) -> Any:
-    options = dist.BroadcastOptions()
-    options.rootRank = root
     return options
 
 

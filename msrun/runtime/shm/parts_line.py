@@ -77,10 +77,15 @@ class Parts:
 
 
 class PartsLine(Line):
-    """The operations of one group, in the order in which all ranks call them."""
+    """The operations of one group, in the order in which all ranks call them.
 
-    def __init__(self) -> None:
+    Args:
+        lines: where parts take place; nobody else moves them on, so that a rank sleeps on one word alone.
+    """
+
+    def __init__(self, lines: Sequence[Line]) -> None:
         super().__init__()
+        self._lines = lines
         self._operations: list[Parts] = []
 
     def add(self, operation: Parts) -> None:
@@ -94,11 +99,8 @@ class PartsLine(Line):
         if self.error is not None:
             return False
         try:
-            most = 1 << 30
-            for operation in self._operations:
-                operation.advance(min(most, operation.count))
-                most = operation.begun
-            self._operations = [operation for operation in self._operations if not operation.is_done]
+            while self._begin_more():
+                pass
         except (RuntimeError, ValueError) as error:
             self.error = CollectiveError(f"{self._operations[0].describe()}: {str(error).splitlines()[0]}")
             return False
@@ -106,6 +108,18 @@ class PartsLine(Line):
             line = self._operations[0].place[0]
             self.blocked_on = line.blocked_on if line is not None else (0, 0)
         return bool(self._operations)
+
+    def _begin_more(self) -> bool:
+        """Move on what has begun, and begin what can be begun; return whether something was."""
+        for own in self._lines:
+            own.advance()
+        most, begun = 1 << 30, 0
+        for operation in self._operations:
+            begun -= operation.begun
+            operation.advance(min(most, operation.count))
+            begun, most = begun + operation.begun, operation.begun
+        self._operations = [operation for operation in self._operations if not operation.is_done]
+        return begun > 0
 
     def sleep(self, word: int, seen: int, most_s: float) -> None:
         """Sleep until the line where the first operation waits may go on, or gloo may be done."""

@@ -194,8 +194,9 @@ class ShmGroup(TorchGroup):
         return self._start([Collective(self.segment, "barrier")], [], opts)
 
     def begin(self, operation: Collective) -> Collective:
-        """Begin an operation that somebody else waits for."""
-        start(self.line, [operation])
+        """Begin an operation that somebody else moves on, and waits for."""
+        self.line.add(operation)
+        self.line.advance()
         return operation
 
     def _start(self, made: Sequence[Collective], values: Sequence[Value], opts: Any) -> ShmWork:

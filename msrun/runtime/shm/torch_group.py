@@ -98,7 +98,7 @@ class TorchGroup(_ProcessGroup):
 
     def _end_coalescing(self, device: torch.device) -> Any:  # noqa: ARG002 - torch's form
         works, self._coalesced = self._coalesced or [], None
-        return _Works(works)
+        return Works(works)
 
 
 _OLD_NAMES = {
@@ -126,20 +126,26 @@ def _finish(then: Callable[[], None] | None, copied: Sequence[Value]) -> None:
         value.write_back()
 
 
-class _Works(dist.Work):
-    """Several works, waited for together."""
+class Works(dist.Work):
+    """Several works, waited for together; then copies are written back."""
 
-    def __init__(self, works: Sequence[Any]) -> None:
+    def __init__(self, works: Sequence[Any], copied: Sequence[Value] = ()) -> None:
         super().__init__()
-        self._works = works
+        self._works, self._copied = works, copied
+
+    def _write_back(self) -> bool:
+        copied, self._copied = self._copied, ()
+        _finish(None, copied)
+        return True
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait for all of them."""
-        return all(work.wait(timeout) for work in self._works)
+        words = () if timeout is None else (timeout,)
+        return all(work.wait(*words) for work in self._works) and self._write_back()
 
     def is_completed(self) -> bool:
         """Return whether all are done."""
-        return all(work.is_completed() for work in self._works)
+        return all(work.is_completed() for work in self._works) and self._write_back()
 
 
 class Value:

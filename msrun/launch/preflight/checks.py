@@ -121,9 +121,9 @@ def _look_at_log_dir(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
     if not existing.is_dir():
         raise UsageError(f"--log_dir {spec.log_dir}: {existing} is a file; give a directory")
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise UsageError(
-            f"--log_dir {spec.log_dir}: no permission to write {existing}; give a directory that you may write"
-        )
+        is_read_only = os.statvfs(existing).f_flag & os.ST_RDONLY
+        why = f"{existing} is on a read-only file system" if is_read_only else f"no permission to write {existing}"
+        raise UsageError(f"--log_dir {spec.log_dir}: {why}; give a directory that you may write")
     return Finding("ok", "log_dir", f"{spec.log_dir} {'can be written' if existing == spec.log_dir else 'can be made'}")
 
 

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,6 +52,15 @@ def test_log_directory_below_a_file_is_refused(tmp_path: Path, name: str) -> Non
 def test_log_directory_that_may_not_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
     with pytest.raises(UsageError, match="no permission to write"):
+        check_host(spec_for(tmp_path))
+
+
+def test_log_directory_on_a_file_system_that_cannot_be_written_is_no_lack_of_permission(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY))
+    with pytest.raises(UsageError, match=f"{tmp_path} is on a read-only file system; give a directory that you may"):
         check_host(spec_for(tmp_path))
 
 

@@ -96,6 +96,14 @@ def test_others_are_told_within_a_second(workers: Path, tmp_path: Path, what: st
 
 
 @pytest.mark.slow
+def test_rank_that_waits_for_the_turn_of_a_dead_one_is_told(workers: Path, tmp_path: Path) -> None:
+    run_failure(workers, tmp_path, "killed_before_turn", ranks=3)
+    texts, took = json.loads((tmp_path / "2.json").read_text())
+    assert "rank 1 has ended while rank 2 waits for it in all_reduce of 3 ranks" in texts[0]
+    assert took < 5
+
+
+@pytest.mark.slow
 def test_message_of_another_size_is_refused_where_it_arrives(workers: Path, tmp_path: Path) -> None:
     run_failure(workers, tmp_path, "other_size_of_message", ranks=2)
     assert "rank 1 has sent 16 bytes with tag 0, and rank 0 waits for 12" in (tmp_path / "0.json").read_text()

@@ -186,7 +186,8 @@ class Collectives(Line):
             return []
         segment, operation = self._segment, self._to_take[0]
         word = self.blocked_on[0]
-        counters, step = segment.posted, operation.first + operation.taken + 1
+        first = operation.first if operation.posted else self._next
+        counters, step = segment.posted, first + operation.taken + 1
         ranks: Sequence[int] = range(segment.size)
         if segment.finished <= word < segment.left:
             counters, step = segment.finished, self._next - SLOTS + 1

@@ -61,6 +61,14 @@ def killed() -> None:
     dist.all_reduce(value)
 
 
+def killed_before_turn() -> None:
+    """A long sum goes from rank to rank where they share cores: the last one waits for the turn of the one before."""
+    if RANK == LAST - 1:
+        die()
+    time.sleep(0.3)
+    dist.all_reduce(torch.ones(500_000))
+
+
 def killed_before_pending() -> None:
     if RANK == LAST:
         die()

@@ -18,8 +18,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
 from msrun.runtime import AutoParallel, Pipeline, WithLoss, calibrate, get_rank, init
-from msrun.runtime.execute.plain_tensors import plain
 from msrun.runtime.execute.traffic import traffic
+from msrun.runtime.tensors.plain_tensors import plain
 
 STEPS = 5  # before a profile is measured, and as many after it
 WIDTH, HEADS, WORDS, LENGTH = 256, 4, 1000, 128

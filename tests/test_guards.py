@@ -40,8 +40,18 @@ ALLOWED = {
 IN_WORKERS = ("runtime", "mindspore")
 """Rooms of msrun that run inside a worker, and import torch."""
 
-RUNTIME_ORDER = ("sharding", "capture", "cost", "partition", "search", "schedule", "execute", "parallel", "checkpoint")
+RUNTIME_ORDER = (
+    *("public_names", "requirements", "trace", "progress", "uncaught", "tensors", "joining", "shm", "world"),
+    *("agreement", "member_groups", "nn", "sharding", "groups", "capture", "cost", "partition", "search", "schedule"),
+    *("execute", "parts", "optim", "embedding", "server", "parallel", "simulate", "checkpoint", "data", "train"),
+)
 """Rooms of msrun/runtime, each importing of these only the ones before it."""
+
+RUNTIME_BACK = {("msrun/runtime/parallel/dry_run.py", "simulate")}
+"""(module, room that comes later): loaded in a dry run alone, which AutoParallel meets at its first call."""
+
+DECIDED = ("sharding", "capture", "cost", "partition", "search", "schedule")
+"""Rooms of msrun/runtime that decide and lower, and know no process group."""
 
 STRANGERS = {
     "ranktable": {"msrun", "torch", "launch_templates"},
@@ -113,14 +123,39 @@ def test_imports_within_msrun_run_one_way() -> None:
 
 
 def test_imports_within_the_runtime_run_one_way() -> None:
-    guilty = []
-    for number, room in enumerate(RUNTIME_ORDER):
-        for path in modules(f"msrun/runtime/{room}"):
-            names = [name.split(".") for name in imported(ast.walk(parse(path)), path)]
-            rooms = {parts[2] for parts in names if parts[:2] == ["msrun", "runtime"] and len(parts) > 2}
-            wrong = rooms & {*RUNTIME_ORDER[number + 1 :]}
-            guilty += [f"{name_of(path)} imports from {', '.join(sorted(wrong))}"] if wrong else []
+    places = {room: number for number, room in enumerate(RUNTIME_ORDER)}
+    guilty, back = [], set()
+    for path in modules("msrun/runtime"):
+        room = path.relative_to(ROOT / "msrun" / "runtime").parts[0].removesuffix(".py")
+        if room == "__init__":
+            continue
+        assert room in places, f"{name_of(path)} is in a room that RUNTIME_ORDER lacks"
+        names = [name.split(".") for name in imported(ast.walk(parse(path)), path)]
+        rooms = {parts[2] for parts in names if parts[:2] == ["msrun", "runtime"] and len(parts) > 2}
+        wrong = {other for other in rooms if places.get(other, 0) > places[room]}
+        back |= {(name_of(path), other) for other in wrong} & RUNTIME_BACK
+        wrong -= {other for module, other in RUNTIME_BACK if module == name_of(path)}
+        guilty += [f"{name_of(path)} imports from {', '.join(sorted(wrong))}"] if wrong else []
     assert guilty == []
+    assert back == RUNTIME_BACK
+
+
+@pytest.mark.parametrize(
+    "room",
+    ["msrun/planning", "msrun/cluster", "msrun/agent", "msrun/launch", "msrun/cli", "ranktable", "launch_templates"],
+)
+def test_folders_of_a_room_form_no_circle(room: str) -> None:
+    """Each folder counts as one, and each module beside them."""
+    home = tuple(room.split("/"))
+    imports: dict[str, set[str]] = {}
+    for path in modules(room):
+        child = path.relative_to(ROOT / room).parts[0].removesuffix(".py")
+        names = [tuple(name.split(".")) for name in imported(ast.walk(parse(path)), path)]
+        imports.setdefault(child, set()).update(
+            name[len(home)] for name in names if name[: len(home)] == home and len(name) > len(home)
+        )
+    del imports["__init__"]  # a package's face names what is below it
+    assert circles(imports) == []
 
 
 NAMED_FOR_TYPES = {
@@ -185,7 +220,7 @@ def in_use(tree: ast.Module, path: Path) -> set[str]:
 def test_what_is_decided_knows_no_process_group() -> None:
     guilty = [
         f"{name_of(path)} imports {name}"
-        for room in RUNTIME_ORDER[: RUNTIME_ORDER.index("execute")]
+        for room in DECIDED
         for path in modules(f"msrun/runtime/{room}")
         for name in imported(iter(parse(path).body), path)
         if name.startswith(("torch.distributed", "msrun.runtime.groups", "msrun.runtime.world"))

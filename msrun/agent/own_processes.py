@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 
 from msrun import contract
 from msrun.agent.attempt import scheduler_log
-from msrun.agent.logs.log_pipes import await_log_writer
+from msrun.agent.processes.log_pipes import await_log_writer
 from msrun.agent.processes.process_control import is_stopped, kill_descendants
 from msrun.agent.processes.process_spec import LOG_WRITER_ID, SCHEDULER_ID, server_index
 from msrun.agent.processes.wait_status import describe_status, exit_code_of

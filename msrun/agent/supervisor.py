@@ -15,10 +15,10 @@ from pathlib import Path
 from msrun import contract
 from msrun.agent import limits
 from msrun.agent.attempt import Attempt, Attempts, HostResult, keep_logs, late_start, scheduler_spec, worker_specs
-from msrun.agent.logs.log_pipes import log_writer_specs
 from msrun.agent.observer import Observer, Observers
 from msrun.agent.own_processes import OwnProcesses
 from msrun.agent.processes import process_control
+from msrun.agent.processes.log_pipes import log_writer_specs
 from msrun.agent.processes.server_handle import ForkServerHandle
 from msrun.agent.processes.wait_status import describe_status, signal_name
 from msrun.agent.signals import SignalPipe

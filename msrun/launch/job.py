@@ -138,7 +138,7 @@ def plan_part(
 
 def _plan_remote(spec: LaunchSpec, caller: Mapping[str, str]) -> LaunchPlan:
     from msrun.launch.transport.pipe import agent_command
-    from msrun.planning.hosts.remote_plan import build_remote_plan
+    from msrun.planning.remote_plan import build_remote_plan
 
     return build_remote_plan(spec, caller, job_id="JOB", agent_command=agent_command)
 

@@ -28,8 +28,9 @@ from msrun.planning.placement.threads import (
     threads_per_worker,
 )
 from msrun.planning.plan import HostPlan, LaunchPlan, ServerPlan, WorkerPlan
+from msrun.planning.program import StartMethod
 from msrun.planning.settings import settings_note
-from msrun.planning.spec import LaunchSpec, StartMethod, check_server_logs, is_loopback
+from msrun.planning.spec import LaunchSpec, check_server_logs, is_loopback
 
 SERVER_IMPORTS = ("msrun.runtime.server.serving", OF_OPTIMIZERS)
 """What parameter servers import, the second one with their first optimizer, as workers do."""

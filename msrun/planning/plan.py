@@ -10,10 +10,9 @@ from msrun import contract
 from msrun.planning.environment import masked
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.masking import mask_words, secret_values
-from msrun.planning.program import Program
+from msrun.planning.program import Program, StartMethod
 from msrun.planning.record_json import encode_record
 from msrun.planning.settings import Setting
-from msrun.planning.spec import StartMethod
 
 
 @dataclass(frozen=True)

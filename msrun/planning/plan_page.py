@@ -8,12 +8,12 @@ from html import escape
 
 from msrun import __version__
 from msrun.planning.environment import masked
-from msrun.planning.hosts.remote_text import common_to_all
 from msrun.planning.masking import mask_words
 from msrun.planning.placement.topology import format_cpu_list
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.plan_text import describe_job
 from msrun.planning.ranks import fold_ranks
+from msrun.planning.remote_text import common_to_all
 from msrun.planning.strategy_lines import Line
 
 STYLE = """

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 
 from msrun.planning.host_assignment import render_assignments
 from msrun.planning.hosts.assignment import UNKNOWN
-from msrun.planning.hosts.remote_text import common_to_all, own_variables, render_reach, variable_lines
 from msrun.planning.log_size import format_size
 from msrun.planning.masking import mask_words
 from msrun.planning.placement.topology import format_cpu_list
 from msrun.planning.plan import HostPlan, LaunchPlan, WorkerPlan
 from msrun.planning.ranks import count_workers
+from msrun.planning.remote_text import common_to_all, own_variables, render_reach, variable_lines
 from msrun.planning.settings import render_settings
 
 

@@ -12,6 +12,7 @@ from typing import Literal
 from msrun.errors import UsageError
 
 ProgramKind = Literal["script", "module", "executable"]
+StartMethod = Literal["auto", "fork", "exec"]
 
 PYTHON_WORDS = frozenset({"python", "python3"})
 COMMANDS = ("examples", "trace", "estimate")

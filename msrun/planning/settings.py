@@ -12,7 +12,7 @@ from typing import Any
 
 from msrun import contract
 from msrun.errors import UsageError, near_miss
-from msrun.planning.discovery.launcher_variables import is_of_launcher
+from msrun.planning.launcher_variables import is_of_launcher
 from msrun.planning.tls_spec import CLIENT_PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE
 
 COMMAND_LINE = "command line"

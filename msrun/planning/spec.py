@@ -8,7 +8,6 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from msrun import contract
 from msrun.errors import UsageError, near_miss
@@ -18,14 +17,12 @@ from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.hosts.ssh_settings import SshSettings, check_ssh_settings
 from msrun.planning.log_size import check_log_rotation
 from msrun.planning.placement.bind_options import CoreBinding
-from msrun.planning.program import Program
+from msrun.planning.placement.host import DeviceTarget
+from msrun.planning.program import Program, StartMethod
 from msrun.planning.settings import Setting
 from msrun.planning.tls_spec import TlsSpec
 from ranktable.hostlist.brackets import shorten
 from ranktable.hostlist.ranges import RangeError, read_range
-
-StartMethod = Literal["auto", "fork", "exec"]
-DeviceTarget = Literal["auto", "cpu", "gpu", "ascend"]
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:_-]*\Z|::1\Z")

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from msrun.runtime.checkpoint.export import export_checkpoint as export_checkpoint
     from msrun.runtime.checkpoint.load import latest_checkpoint as latest_checkpoint
     from msrun.runtime.checkpoint.load import load_checkpoint as load_checkpoint
-    from msrun.runtime.checkpoint.model_checkpoint import CheckpointConfig as CheckpointConfig
-    from msrun.runtime.checkpoint.model_checkpoint import ModelCheckpoint as ModelCheckpoint
     from msrun.runtime.checkpoint.param_dict import load_param_into_net as load_param_into_net
     from msrun.runtime.checkpoint.save import save_checkpoint as save_checkpoint
     from msrun.runtime.checkpoint.transform import merge_sliced_parameter as merge_sliced_parameter
@@ -107,6 +105,8 @@ if TYPE_CHECKING:
     from msrun.runtime.train.metrics import Top5CategoricalAccuracy as Top5CategoricalAccuracy
     from msrun.runtime.train.metrics import TopKCategoricalAccuracy as TopKCategoricalAccuracy
     from msrun.runtime.train.model import Model as Model
+    from msrun.runtime.train.model_checkpoint import CheckpointConfig as CheckpointConfig
+    from msrun.runtime.train.model_checkpoint import ModelCheckpoint as ModelCheckpoint
     from msrun.runtime.train.records import CSVLogger as CSVLogger
     from msrun.runtime.train.records import JSONLogger as JSONLogger
     from msrun.runtime.train.records import MetricsLogger as MetricsLogger

@@ -56,7 +56,7 @@ HOMES = {
     "checkpoint.distributed": "load_distributed_checkpoint",
     "checkpoint.transform": "transform_checkpoints transform_checkpoint_by_rank merge_sliced_parameter",
     "checkpoint.export": "export_checkpoint",
-    "checkpoint.model_checkpoint": "ModelCheckpoint CheckpointConfig",
+    "train.model_checkpoint": "ModelCheckpoint CheckpointConfig",
     "server.context": "set_ps_context get_ps_context reset_ps_context",
     "server.parameters": "set_param_ps",
     "simulate.calibration": "calibrate",

@@ -33,8 +33,8 @@ from msrun.runtime import (
     value_and_grad,
 )
 from msrun.runtime.embedding.row_cache import RowCache
-from msrun.runtime.execute.plain_tensors import plain
 from msrun.runtime.execute.traffic import traffic
+from msrun.runtime.tensors.plain_tensors import plain
 
 Result = dict[str, Any]
 ROWS, WIDTH, STEPS = 13, 8, 3

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from msrun import contract
-from msrun.agent.logs.log_pipes import LogPipes
 from msrun.agent.logs.own_file import open_own_file
 from msrun.agent.open_files import set_open_files
 from msrun.agent.processes.affinity import apply_binding
+from msrun.agent.processes.log_pipes import LogPipes
 from msrun.agent.processes.process_control import die_with_parent
 from msrun.agent.processes.process_spec import LOG_WRITER_ID, LOG_WRITER_TITLE, SCHEDULER_ID, ProcessSpec
 from msrun.planning import environment

@@ -31,10 +31,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from msrun.agent.logs.log_pipes import LogPipes, open_log_pipes
 from msrun.agent.open_files import raise_open_files
 from msrun.agent.processes import process_control
 from msrun.agent.processes.child import become, set_environment
+from msrun.agent.processes.log_pipes import LogPipes, open_log_pipes
 from msrun.agent.processes.preloading import collection_paused, forget_finalizers, fork_safety, preload
 from msrun.agent.processes.process_spec import FIRST_SERVER_ID, SCHEDULER_ID, ProcessSpec
 from msrun.agent.processes.reaper import Reaper

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from msrun.errors import UsageError
 from msrun.planning.placement.topology import Topology, flat_topology
-from msrun.planning.spec import DeviceTarget
+
+DeviceTarget = Literal["auto", "cpu", "gpu", "ascend"]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from msrun.planning.placement.binding import WorkerBinding
 from msrun.planning.placement.topology import Topology
-from msrun.planning.spec import StartMethod
+from msrun.planning.program import StartMethod
 
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 SELF_BINDING_VARIABLES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")

@@ -16,8 +16,8 @@ from msrun.errors import CheckpointError, ParallelError
 from msrun.runtime.agreement import describe
 from msrun.runtime.checkpoint.tensor_key import TensorKey, flat_name
 from msrun.runtime.checkpoint.writing import Writing, explain
+from msrun.runtime.optim.of_parts import before_steps_in_backward
 from msrun.runtime.parallel.parameters.network_state import Chunk
-from msrun.runtime.parallel.parameters.optimizers import before_steps_in_backward
 from msrun.runtime.server.stepping import before_remote_steps
 from msrun.runtime.world import at_release
 

@@ -22,8 +22,8 @@ from msrun.runtime.execute.placement import find_placement, find_stages, is_held
 from msrun.runtime.nn.replaced import current, follow
 from msrun.runtime.optim.whole_steps import LOOK_AT_WHOLES
 from msrun.runtime.parallel.parameters.network_state import Chunk, NetworkState, find_box, find_chunk, find_share
-from msrun.runtime.parallel.parameters.part import Part
-from msrun.runtime.parallel.parameters.part_functions import as_part
+from msrun.runtime.parts.part import Part
+from msrun.runtime.parts.part_functions import as_part
 from msrun.runtime.server.remote import RemoteParameter, find_remote
 from msrun.runtime.server.stepping import before_remote_steps
 from msrun.runtime.world import world

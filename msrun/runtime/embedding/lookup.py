@@ -18,13 +18,13 @@ from msrun.runtime.embedding.row_lookup import RowLookup
 from msrun.runtime.embedding.row_source import RowSource
 from msrun.runtime.embedding.slices import TableSlices, build_slices
 from msrun.runtime.embedding.table_cache import TableCache
+from msrun.runtime.execute.phase import runs_alone
 from msrun.runtime.execute.placement import Placement, placements
 from msrun.runtime.nn.deferred_init import fill_when_made
 from msrun.runtime.nn.mapped_tensors import map_file, note_file
-from msrun.runtime.parallel.parameters.optimizers import watch_optimizers
-from msrun.runtime.parallel.parameters.part import become_part
-from msrun.runtime.parallel.parameters.state_dicts import exchange_state
-from msrun.runtime.parallel.verification.phase import runs_alone
+from msrun.runtime.optim.of_parts import watch_optimizers
+from msrun.runtime.parts.part import become_part
+from msrun.runtime.parts.state_dicts import exchange_state
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 from msrun.runtime.sharding.operators.table_lookup import OPERATOR
 

@@ -16,11 +16,11 @@ from msrun.runtime.embedding.exchange import Requests
 from msrun.runtime.embedding.row_source import RowSource, look_up
 from msrun.runtime.embedding.slices import TableSlices
 from msrun.runtime.embedding.table_cache import TableCache
-from msrun.runtime.execute.plain_tensors import plain
 from msrun.runtime.execute.row_gradients import row_gradient, start_row_sum
 from msrun.runtime.groups import axes_group
 from msrun.runtime.sharding.layout import Mesh
 from msrun.runtime.sharding.operators.table_lookup import number_lookup
+from msrun.runtime.tensors.plain_tensors import plain
 
 
 @dataclass(frozen=True)

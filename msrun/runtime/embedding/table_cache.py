@@ -18,8 +18,8 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from msrun.runtime.embedding.row_cache import RowCache
-from msrun.runtime.execute.plain_tensors import plain
 from msrun.runtime.optim.named_rows import changed_rows
+from msrun.runtime.tensors.plain_tensors import plain
 
 _caches: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """parameter -> its TableCache"""

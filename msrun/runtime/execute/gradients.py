@@ -18,13 +18,13 @@ from torch import Tensor
 
 from msrun.runtime.execute.parameters import GatheredGroup, ParameterGroup, flatten, split_like
 from msrun.runtime.execute.placement import PlacedParameter
-from msrun.runtime.execute.plain_tensors import plain_tensors
 from msrun.runtime.execute.row_gradients import start_row_sum
 from msrun.runtime.execute.tensor_future import TensorFuture
 from msrun.runtime.execute.transfers import start_all_reduce, start_reduce_scatter
 from msrun.runtime.groups import axes_group
 from msrun.runtime.schedule.segments import Segment
 from msrun.runtime.sharding.layout import Axes, Mesh
+from msrun.runtime.tensors.plain_tensors import plain_tensors
 
 
 @dataclass

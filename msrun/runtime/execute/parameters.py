@@ -15,11 +15,11 @@ from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from msrun.runtime.execute.placement import PlacedParameter
-from msrun.runtime.execute.plain_tensors import plain_tensors
 from msrun.runtime.execute.tensor_future import TensorFuture
 from msrun.runtime.execute.transfers import start_gather_of
 from msrun.runtime.groups import axes_group
 from msrun.runtime.sharding.layout import Axes, Mesh
+from msrun.runtime.tensors.plain_tensors import plain_tensors
 
 NEVER_FUSE = 0
 """`set_comm_fusion(module, 0)`: its parameters travel alone."""

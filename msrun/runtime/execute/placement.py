@@ -11,8 +11,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from msrun.errors import ParallelError
 from msrun.runtime import world
-from msrun.runtime.execute.plain_tensors import plain
 from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout
+from msrun.runtime.tensors.plain_tensors import plain
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from msrun.errors import ParallelError
-from msrun.runtime.execute.plain_tensors import plain
-from msrun.runtime.nn.put_value import put_value
 from msrun.runtime.nn.random_stream import torchs_numbers
 from msrun.runtime.nn.tape import Entry, Tape, tape_of
+from msrun.runtime.tensors.plain_tensors import plain
+from msrun.runtime.tensors.put_value import put_value
 from msrun.runtime.world import device
 
 CPU = torch.device("cpu")

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from msrun.runtime.execute.plain_tensors import plain, plain_tensors
 from msrun.runtime.optim.host_weights import Fetched, HostWeights, wide_room
-from msrun.runtime.parallel.parameters.part import Part
-from msrun.runtime.parallel.parameters.part_functions import as_part
+from msrun.runtime.parts.part import Part
+from msrun.runtime.parts.part_functions import as_part
+from msrun.runtime.tensors.plain_tensors import plain, plain_tensors
 
 _held: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """parameter -> its gradient in host memory, as wide as the weight's copy there"""

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from msrun.runtime.execute.plain_tensors import plain
 from msrun.runtime.optim.host_gradients import held_gradient
 from msrun.runtime.optim.host_weights import (
     HOST,
@@ -26,6 +25,7 @@ from msrun.runtime.optim.host_weights import (
     wide_type,
 )
 from msrun.runtime.optim.named_rows import changed_rows
+from msrun.runtime.tensors.plain_tensors import plain
 
 CHUNK_BYTES = 1 << 20
 """Gradients of so many bytes are brought to the host while others are stepped; of whole parameters, so that all ranks

@@ -27,7 +27,7 @@ from msrun.runtime.optim.host_weights import (
     is_narrow,
 )
 from msrun.runtime.optim.whole_steps import LOOK_AT_WHOLES
-from msrun.runtime.parallel.parameters.part import Part
+from msrun.runtime.parts.part import Part
 
 _log = logging.getLogger("msrun.runtime")
 _ATTRIBUTE = "_msrun_offload"

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from msrun.runtime.execute.plain_tensors import plain
 from msrun.runtime.execute.row_gradients import coalesced
-from msrun.runtime.parallel.parameters.part import Part, become_part
+from msrun.runtime.parts.part import Part, become_part
+from msrun.runtime.tensors.plain_tensors import plain
 
 MASTER = "master_weight"
 """Key of a parameter's wide copy in its optimizer's state, where the parameter itself is of fewer bits."""

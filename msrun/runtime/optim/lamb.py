@@ -10,7 +10,7 @@ from torch import Tensor
 
 from msrun.runtime.optim.base import Optimizer
 from msrun.runtime.optim.settings import adam_settings, check_number
-from msrun.runtime.parallel.parameters.part_functions import norms_of_each
+from msrun.runtime.parts.part_functions import norms_of_each
 
 
 class Lamb(Optimizer):

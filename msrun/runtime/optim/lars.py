@@ -12,8 +12,8 @@ from msrun.errors import StrategyError
 from msrun.runtime.nn.replaced import follow
 from msrun.runtime.optim.base import check_gradients
 from msrun.runtime.optim.settings import check_number
-from msrun.runtime.parallel.parameters.part_functions import norms_of_each
-from msrun.runtime.server.remote import refuse_remotes
+from msrun.runtime.parts.on_servers import refuse_on_servers
+from msrun.runtime.parts.part_functions import norms_of_each
 
 
 class LARS:
@@ -76,7 +76,7 @@ class LARS:
         self.zero_grad()
 
     def _scale(self, owners: Sequence[Tensor], decay: float, lr: float) -> None:
-        refuse_remotes(owners, "LARS")
+        refuse_on_servers(owners, "LARS")
         scaled = [parameter for parameter in owners if self._filter(parameter)]
         gradients = [parameter.grad for parameter in scaled]
         weights = [None if parameter.grad is None else parameter for parameter in scaled]

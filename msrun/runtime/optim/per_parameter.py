@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from msrun.runtime.execute.plain_tensors import plain_tensors
 from msrun.runtime.execute.row_gradients import coalesced
 from msrun.runtime.optim.base import Optimizer
+from msrun.runtime.tensors.plain_tensors import plain_tensors
 
 ROWS_BYTES = 1 << 16
 """Of a sparse gradient, so much is used at once: its rows are still in the processor's cache when they are put back."""

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from msrun.runtime.execute.plain_tensors import plain
 from msrun.runtime.nn.replaced import follow
-from msrun.runtime.parallel.parameters.part import Part
-from msrun.runtime.parallel.parameters.part_functions import as_part
+from msrun.runtime.parts.part import Part
+from msrun.runtime.parts.part_functions import as_part
+from msrun.runtime.tensors.plain_tensors import plain
 
 LOOK_AT_WHOLES = tuple(getattr(torch.optim, name) for name in ("Adafactor", "Muon") if hasattr(torch.optim, name))
 """Optimizers of torch whose steps are run so; those that look at all parameters at once, such as LBFGS, cannot be."""

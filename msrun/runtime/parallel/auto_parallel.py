@@ -16,9 +16,11 @@ from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import progress, world
 from msrun.runtime.capture import marked_calls
 from msrun.runtime.capture.target import Target, find_target
+from msrun.runtime.execute.phase import is_verifying, running_alone, runs_alone
 from msrun.runtime.nn.deferred_init import init_parameters
 from msrun.runtime.nn.random_calls import RandomCalls
 from msrun.runtime.nn.random_stream import drawing, part_of_batch
+from msrun.runtime.optim.of_parts import watch_optimizers
 from msrun.runtime.parallel.batch.parts import describe_batch, find_tensors
 from msrun.runtime.parallel.batch.same_batch import SameBatch
 from msrun.runtime.parallel.compilation.agreement import agreement, answer_of_rank_0, own_answer
@@ -36,7 +38,6 @@ from msrun.runtime.parallel.modes.fsdp import Decision
 from msrun.runtime.parallel.modes.on_servers import check_captured
 from msrun.runtime.parallel.modes.replica_plan import build_lone_plan, build_replica_plan
 from msrun.runtime.parallel.network_module import NetworkModule
-from msrun.runtime.parallel.parameters.optimizers import watch_optimizers
 from msrun.runtime.parallel.parameters.storage import ParameterStorage
 from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
 from msrun.runtime.parallel.plan import ParallelPlan, announce, log
@@ -45,7 +46,6 @@ from msrun.runtime.parallel.recomputation import checkpointed
 from msrun.runtime.parallel.scaling import Compat, current_compat, current_loss_scale
 from msrun.runtime.parallel.settings import REPLICA_MODES, ParallelSettings
 from msrun.runtime.parallel.strategy_file import write_layout_files, write_operator_strategies
-from msrun.runtime.parallel.verification.phase import is_verifying, running_alone, runs_alone
 from msrun.runtime.parallel.verification.report import VerificationReport
 from msrun.runtime.parallel.verification.verify import verify_first_step, verify_step
 from msrun.runtime.schedule.activations import ActivationEstimate

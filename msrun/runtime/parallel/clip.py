@@ -21,15 +21,15 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from msrun.errors import ParallelError, StrategyError
 from msrun.runtime import world
 from msrun.runtime.execute.placement import placement_of
-from msrun.runtime.execute.plain_tensors import plain
 from msrun.runtime.execute.row_gradients import coalesced
 from msrun.runtime.execute.traffic import traffic
 from msrun.runtime.nn.replaced import current
 from msrun.runtime.parallel.auto_parallel import AutoParallel
 from msrun.runtime.parallel.modes.hybrid import is_layerwise
-from msrun.runtime.parallel.parameters.part import Part
+from msrun.runtime.parts.on_servers import refuse_on_servers
+from msrun.runtime.parts.part import Part
 from msrun.runtime.progress import waiting_in
-from msrun.runtime.server.remote import refuse_remotes
+from msrun.runtime.tensors.plain_tensors import plain
 
 _EPSILON = 1e-6
 _weight_of: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
@@ -139,7 +139,7 @@ def _global_norm(gradients: Sequence[Tensor | None], parameters: Sequence[Tensor
     total = torch.zeros((), dtype=dtype, device=device)
     ranks = world.get_group_size()
     if ranks > 1:
-        refuse_remotes(parameters, "the norm of the gradient")
+        refuse_on_servers(parameters, "the norm of the gradient")
     copies = [_copies(parameter, ranks) for parameter in parameters]
     for gradient, count in zip(gradients, copies, strict=True):
         if gradient is None:

@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from msrun.errors import StrategyError
+from msrun.runtime.execute.phase import current_probe
 from msrun.runtime.nn.replaced import current
 from msrun.runtime.parallel.auto_parallel import current_parallel
 from msrun.runtime.parallel.clip import note_weight
 from msrun.runtime.parallel.modes.data_parallel import Replicas, replicas_called
-from msrun.runtime.parallel.verification.phase import current_probe
 
 
 def value_and_grad(

@@ -21,8 +21,8 @@ from msrun.errors import StrategyError, near_miss
 from msrun.runtime import world
 from msrun.runtime.capture import marked_calls
 from msrun.runtime.capture.host_calls import HostOrDevice, TargetedFunction, call_targeted
-from msrun.runtime.nn.put_value import put_value
 from msrun.runtime.sharding.operators.rule import find_module
+from msrun.runtime.tensors.put_value import put_value
 
 _ATTRIBUTE = "_msrun_target"
 _TARGETS: tuple[HostOrDevice, ...] = ("cpu", "device")

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from msrun.errors import StrategyError
 from msrun.runtime.nn.with_loss import WithLoss
 from msrun.runtime.parallel.batch.divided_batch import DividedBatch
-from msrun.runtime.parallel.parameters.part import Part
+from msrun.runtime.parts.part import Part
 
 
 class NetworkModule(nn.Module):

@@ -23,10 +23,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from msrun.errors import StrategyError, near_miss
 from msrun.runtime import world
-from msrun.runtime.execute.plain_tensors import plain_tensors
 from msrun.runtime.execute.traffic import traffic
 from msrun.runtime.parallel.scaling import scale_gradient
 from msrun.runtime.progress import waiting_in
+from msrun.runtime.tensors.plain_tensors import plain_tensors
 
 _TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 INITIAL_SCALE = 2.0**16

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from msrun.errors import StrategyError
 from msrun.runtime.nn.replaced import follow
 from msrun.runtime.optim.host_steps import find_offload
-from msrun.runtime.parallel.parameters.optimizers import step_parameters
+from msrun.runtime.optim.of_parts import step_parameters
 
 
 class StepsInBackward:

@@ -15,7 +15,6 @@ from msrun.runtime import world
 from msrun.runtime.embedding.lookup import EmbeddingLookup
 from msrun.runtime.embedding.row_cache import RowCache
 from msrun.runtime.nn.deferred_init import init_parameters
-from msrun.runtime.nn.put_value import put_value
 from msrun.runtime.server.connection import count_servers
 from msrun.runtime.server.context import get_ps_context
 from msrun.runtime.server.first_values import Fill, divert_fills
@@ -23,6 +22,7 @@ from msrun.runtime.server.lookup import Table, check_embedding, empty_like_nan, 
 from msrun.runtime.server.pieces import VALUE, count_numbers, cut_rows, cut_table
 from msrun.runtime.server.remote import RemoteParameter, find_remote, next_number, note_remote
 from msrun.runtime.server.stepping import send_gradients_at_steps
+from msrun.runtime.tensors.put_value import put_value
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

@@ -11,17 +11,15 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.utils.weak import WeakTensorKeyDictionary
 
-from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.embedding.row_cache import RowCache
+from msrun.runtime.parts.on_servers import on_servers
 from msrun.runtime.server.connection import ask
 from msrun.runtime.server.first_values import Fill, blocks
 from msrun.runtime.server.frames import Message
 from msrun.runtime.server.pieces import PIECE_BYTES, VALUE, Piece, split_numbers
 
-_remotes: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 _numbers = itertools.count()
 
 
@@ -219,32 +217,19 @@ def next_number() -> int:
 
 def note_remote(parameter: nn.Parameter, remote: RemoteParameter) -> None:
     """Remember that a parameter is on the servers."""
-    _remotes[parameter] = remote
+    on_servers[parameter] = remote
 
 
 def find_remote(parameter: Tensor) -> RemoteParameter | None:
     """Return what is known of a parameter on the servers; None of others."""
-    found: RemoteParameter | None = _remotes.get(parameter)
+    found: RemoteParameter | None = on_servers.get(parameter)
     return found
 
 
 def find_remotes(parameters: Iterable[Tensor]) -> Iterator[tuple[Tensor, RemoteParameter]]:
     """Yield those of some parameters that are on the servers."""
-    if len(_remotes):
+    if len(on_servers):
         for parameter in parameters:
             remote = find_remote(parameter)
             if remote is not None:
                 yield parameter, remote
-
-
-def refuse_remotes(parameters: Iterable[Tensor], what: str) -> None:
-    """Refuse parameters on servers, whose mean gradients no rank has.
-
-    Raises:
-        StrategyError: there is one.
-    """
-    for _, remote in find_remotes(parameters):
-        raise StrategyError(
-            f"{what} of {remote.label}, which is on the parameter servers: no rank has its mean gradient; give the "
-            "other parameters only"
-        )

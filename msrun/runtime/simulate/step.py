@@ -17,7 +17,6 @@ from torch.distributed.tensor import DTensor
 from msrun.runtime.cost.devices import DeviceProfile
 from msrun.runtime.execute.executor import Executor
 from msrun.runtime.execute.placement import placement_of
-from msrun.runtime.execute.plain_tensors import plain
 from msrun.runtime.execute.traffic import traffic
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.pipeline.schedule import Action, Kind
@@ -26,6 +25,7 @@ from msrun.runtime.partition.collective_messages import Totals
 from msrun.runtime.simulate.optimizer_step import find_optimizers, step_optimizer
 from msrun.runtime.simulate.recording import ACTIVATIONS, BACKWARD, GRADIENTS, HOST, RECOMPUTED, Recording
 from msrun.runtime.simulate.sketch import Sketch, placed_parts
+from msrun.runtime.tensors.plain_tensors import plain
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.capture.target import Target
 from msrun.runtime.cost.devices import DeviceProfile
+from msrun.runtime.execute.phase import running_alone
 from msrun.runtime.nn.random_calls import RandomCalls
 from msrun.runtime.nn.random_stream import part_of_batch
 from msrun.runtime.nn.replaced import replaced_for_now
@@ -35,7 +36,6 @@ from msrun.runtime.parallel.plan import ParallelPlan
 from msrun.runtime.parallel.precision import autocast
 from msrun.runtime.parallel.recomputation import checkpointed
 from msrun.runtime.parallel.settings import REPLICA_MODES, ParallelSettings
-from msrun.runtime.parallel.verification.phase import running_alone
 from msrun.runtime.partition.collective_messages import Totals
 from msrun.runtime.simulate.recording import BACKWARD, MESSAGES, Recording
 from msrun.runtime.simulate.step import StepRecord, finish_record, local_part, run_backward

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from msrun.runtime.train.metrics import Top5CategoricalAccuracy as Top5CategoricalAccuracy
     from msrun.runtime.train.metrics import TopKCategoricalAccuracy as TopKCategoricalAccuracy
     from msrun.runtime.train.model import Model as Model
+    from msrun.runtime.train.model_checkpoint import CheckpointConfig as CheckpointConfig
+    from msrun.runtime.train.model_checkpoint import ModelCheckpoint as ModelCheckpoint
     from msrun.runtime.train.records import CSVLogger as CSVLogger
     from msrun.runtime.train.records import JSONLogger as JSONLogger
     from msrun.runtime.train.records import MetricsLogger as MetricsLogger

@@ -80,7 +80,7 @@ class OnRequestExit(Callback):
         if self._signal is not None:
             signal.signal(self._signal, self._before)
         if is_asked and self._saves:
-            from msrun.runtime.checkpoint.model_checkpoint import ModelCheckpoint
+            from msrun.runtime.train.model_checkpoint import ModelCheckpoint
 
             ModelCheckpoint(self._file_name, self._directory).save(context)
 

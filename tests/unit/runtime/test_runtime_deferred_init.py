@@ -297,7 +297,7 @@ def test_value_that_is_needed_inside_the_block_is_refused() -> None:
 
 
 def test_parameter_that_a_backward_graph_holds_is_refused() -> None:
-    from msrun.runtime.nn.put_value import put_value
+    from msrun.runtime.tensors.put_value import put_value
 
     network = nn.Linear(4, 4)
     loss = network(torch.ones(1, 4)).sum()

@@ -11,7 +11,7 @@ from torch import nn
 
 from msrun.errors import StrategyError
 from msrun.runtime import optim
-from msrun.runtime.parallel.parameters import optimizers
+from msrun.runtime.optim import of_parts
 
 PAIRS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "SGD": (lambda p: optim.SGD(p, lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
@@ -103,8 +103,8 @@ def test_steps_in_the_backward_pass_wait_for_what_is_being_saved(monkeypatch: py
     told: list[str] = []
     weight = nn.Parameter(torch.ones(2))
     weight.grad = torch.ones(2)
-    monkeypatch.setattr(optimizers, "before_steps_in_backward", [lambda: told.append(str(weight.tolist()))])
+    monkeypatch.setattr(of_parts, "before_steps_in_backward", [lambda: told.append(str(weight.tolist()))])
     with torch.no_grad():
-        optimizers.step_parameters(torch.optim.SGD([weight], 0.5), [weight])
+        of_parts.step_parameters(torch.optim.SGD([weight], 0.5), [weight])
     assert told == ["[1.0, 1.0]"]
     assert weight.tolist() == [0.5, 0.5]

@@ -12,10 +12,10 @@ from torch import nn
 
 from msrun.errors import ParallelError
 from msrun.runtime.execute.placement import Placement, find_placement
-from msrun.runtime.execute.plain_tensors import plain, plain_tensors
-from msrun.runtime.parallel.parameters.part import Part, PartParameter, become_part
-from msrun.runtime.parallel.parameters.part_functions import as_part
+from msrun.runtime.parts.part import Part, PartParameter, become_part
+from msrun.runtime.parts.part_functions import as_part
 from msrun.runtime.sharding.layout import Mesh, TensorLayout
+from msrun.runtime.tensors.plain_tensors import plain, plain_tensors
 
 
 def placement(name: str = "fc.weight", *, rank: int = 1, dim: int = 0, **changes: Any) -> Placement:

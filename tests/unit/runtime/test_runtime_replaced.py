@@ -7,9 +7,9 @@ from torch import nn
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 import msrun.runtime.parallel.modes.fsdp
-from msrun.runtime.nn.put_value import holding
 from msrun.runtime.nn.random_stream import stream_of
 from msrun.runtime.nn.replaced import current, replace_parameter, replaced_for_now
+from msrun.runtime.tensors.put_value import holding
 
 
 def test_optimizer_made_before_takes_the_new_parameter_and_keeps_its_state() -> None:

@@ -15,7 +15,7 @@ from torch import nn
 from msrun import contract
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import AutoParallel, uncaught
-from msrun.runtime.nn.put_value import holding
+from msrun.runtime.tensors.put_value import holding
 
 HERE = "user/train.py"
 

@@ -29,10 +29,10 @@ from msrun.runtime import (
     recompute,
     shard,
 )
-from msrun.runtime.execute.plain_tensors import plain
 from msrun.runtime.execute.traffic import Traffic, traffic
 from msrun.runtime.shm.process_group import ShmGroup
 from msrun.runtime.shm.torch_group import listed
+from msrun.runtime.tensors.plain_tensors import plain
 
 WIDTH, ROWS, WORDS, LENGTH = 32, 8, 20, 6
 UNCAPTURED = ("data parallel", "data parallel level3")

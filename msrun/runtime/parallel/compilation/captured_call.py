@@ -11,9 +11,9 @@ from torch import Tensor
 from msrun.errors import CaptureError
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.capture.target import Target
-from msrun.runtime.execute.plain_tensors import plain_tensors
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
+from msrun.runtime.tensors.plain_tensors import plain_tensors
 
 Kind = tuple[tuple[int, ...], torch.dtype, torch.device, bool]
 

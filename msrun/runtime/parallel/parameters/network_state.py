@@ -13,7 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from msrun.errors import CheckpointError
 from msrun.runtime.execute.placement import is_held, placement_of
-from msrun.runtime.execute.plain_tensors import plain
 from msrun.runtime.nn.with_loss import WithLoss
 from msrun.runtime.parallel.batch.divided_batch import DividedBatch
 from msrun.runtime.parallel.modes.hybrid import is_layerwise
@@ -21,6 +20,7 @@ from msrun.runtime.parallel.network_module import NetworkModule
 from msrun.runtime.server.pieces import VALUE
 from msrun.runtime.server.remote import find_remote
 from msrun.runtime.sharding.box import Box, whole
+from msrun.runtime.tensors.plain_tensors import plain
 from msrun.runtime.world import world
 
 _EXTRA_STATE = "_extra_state"

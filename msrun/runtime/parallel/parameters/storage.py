@@ -13,18 +13,18 @@ from torch import Tensor, nn
 from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.execute.placement import PlacedParameter, Placement, placement_of, placements
-from msrun.runtime.execute.plain_tensors import plain
 from msrun.runtime.nn.deferred_init import deferred_tensors, replay_deferred, tape_states
-from msrun.runtime.nn.put_value import put_value
 from msrun.runtime.parallel.parameters.fusion import fusion_id_of
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, choose_shard_axes
-from msrun.runtime.parallel.parameters.part import become_part
-from msrun.runtime.parallel.parameters.state_dicts import exchange_state
 from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.partition.program import LocalProgram, ParameterUse
+from msrun.runtime.parts.part import become_part
+from msrun.runtime.parts.state_dicts import exchange_state
 from msrun.runtime.progress import waiting_in
 from msrun.runtime.sharding.layout import Mesh, TensorLayout
 from msrun.runtime.sharding.named_layout import Layout
+from msrun.runtime.tensors.plain_tensors import plain
+from msrun.runtime.tensors.put_value import put_value
 
 after_placement: ContextVar[Callable[[], None] | None] = ContextVar("after_placement", default=None)
 """Called when a network's parameters and buffers have been put in place, before its first run."""

@@ -12,12 +12,12 @@ from torch.distributed.tensor import DTensor
 
 from msrun.runtime import world
 from msrun.runtime.agreement import gather
-from msrun.runtime.nn.put_value import holding
 from msrun.runtime.parallel.modes.fsdp import unsharded
 from msrun.runtime.parallel.parameters.network_state import Chunk, find_box, find_chunk
-from msrun.runtime.parallel.parameters.part import PartParameter
+from msrun.runtime.parts.part import PartParameter
 from msrun.runtime.progress import waiting_in
 from msrun.runtime.sharding.box import Box
+from msrun.runtime.tensors.put_value import holding
 
 
 def join_chunks(parts: Sequence[Chunk]) -> list[Tensor]:

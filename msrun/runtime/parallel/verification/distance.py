@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from msrun.runtime import world
-from msrun.runtime.parallel.parameters.part import Part
 from msrun.runtime.parallel.verification.report import Difference
+from msrun.runtime.parts.part import Part
 
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 """Largest difference allowed, by the lowest precision in which a value is computed, relative to the largest element of

@@ -25,8 +25,8 @@ from msrun import contract
 from msrun.errors import UnverifiableError
 from msrun.runtime import world
 from msrun.runtime.agreement import gather
+from msrun.runtime.execute.phase import current_probe, is_verifying, running_alone, runs_alone
 from msrun.runtime.execute.placement import is_held
-from msrun.runtime.execute.plain_tensors import plain
 from msrun.runtime.nn.random_state import put_random_state, take_random_state
 from msrun.runtime.nn.replaced import current
 from msrun.runtime.parallel.batch.divided_batch import find_parts, find_wrappers
@@ -38,11 +38,11 @@ from msrun.runtime.parallel.scaling import replica_scales
 from msrun.runtime.parallel.settings import REPLICA_MODES
 from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.parallel.verification.distance import SMALL, Tolerance, find_difference, largest
-from msrun.runtime.parallel.verification.phase import current_probe, is_verifying, running_alone, runs_alone
 from msrun.runtime.parallel.verification.report import Difference, VerificationReport, worst_of
 from msrun.runtime.parallel.verification.untouched import untouched
 from msrun.runtime.server.remote import find_remotes
 from msrun.runtime.sharding.box import Box
+from msrun.runtime.tensors.plain_tensors import plain
 
 if TYPE_CHECKING:
     from msrun.runtime.parallel.auto_parallel import AutoParallel  # which calls this module

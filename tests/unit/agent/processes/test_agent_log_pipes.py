@@ -15,8 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from job_runner import wait_until
 
-from msrun.agent.logs import log_pipes, rotated_log
-from msrun.agent.logs.log_pipes import (
+from msrun.agent.logs import rotated_log
+from msrun.agent.logs.rotated_log import LogRotation
+from msrun.agent.processes import log_pipes
+from msrun.agent.processes.log_pipes import (
     ALL_PIPES_BYTES,
     MAX_PIPE_BYTES,
     MIN_PIPE_BYTES,
@@ -26,7 +28,6 @@ from msrun.agent.logs.log_pipes import (
     open_log_pipes,
     pipe_bytes,
 )
-from msrun.agent.logs.rotated_log import LogRotation
 from msrun.agent.processes.process_control import descendants
 from msrun.agent.processes.process_spec import LOG_WRITER_ID, SCHEDULER_ID, ProcessSpec
 from msrun.planning.record_json import decode_record, encode_record

@@ -14,10 +14,10 @@ from torch.distributed.tensor import DTensor
 from msrun.errors import ParallelError
 from msrun.runtime import world
 from msrun.runtime.execute.placement import Placement
-from msrun.runtime.execute.plain_tensors import plain, plain_tensors
 from msrun.runtime.execute.row_gradients import coalesced
 from msrun.runtime.execute.traffic import traffic
 from msrun.runtime.progress import waiting_in
+from msrun.runtime.tensors.plain_tensors import plain, plain_tensors
 
 Function = Callable[..., Any]
 

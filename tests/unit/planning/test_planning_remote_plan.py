@@ -12,11 +12,11 @@ import pytest
 
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.hostfile import parse_hostfile
-from msrun.planning.hosts.remote_plan import build_remote_plan
 from msrun.planning.masking import MASK
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.plan_text import render_plan
 from msrun.planning.program import Program
+from msrun.planning.remote_plan import build_remote_plan
 from msrun.planning.spec import LaunchSpec
 
 HOSTFILE = """

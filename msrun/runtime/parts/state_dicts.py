@@ -18,11 +18,11 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from msrun.errors import ParallelError
 from msrun.runtime import world
 from msrun.runtime.execute.placement import Placement
-from msrun.runtime.execute.plain_tensors import plain
 from msrun.runtime.groups import ranks_group
-from msrun.runtime.parallel.parameters.part import Part
-from msrun.runtime.parallel.parameters.part_functions import as_part
+from msrun.runtime.parts.part import Part
+from msrun.runtime.parts.part_functions import as_part
 from msrun.runtime.sharding.layout import Mesh, TensorLayout
+from msrun.runtime.tensors.plain_tensors import plain
 
 
 class StateTensor(DTensor):

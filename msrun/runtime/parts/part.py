@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from msrun.errors import ParallelError
 from msrun.runtime.execute.placement import Placement, placements
-from msrun.runtime.execute.plain_tensors import plain, plain_tensors
 from msrun.runtime.execute.traffic import traffic
 from msrun.runtime.execute.transfers import start_gather
 from msrun.runtime.groups import axes_group
-from msrun.runtime.parallel.parameters.part_functions import PlacedTensor, as_part
+from msrun.runtime.parts.part_functions import PlacedTensor, as_part
 from msrun.runtime.progress import waiting_in
+from msrun.runtime.tensors.plain_tensors import plain, plain_tensors
 
 _GRADIENT: Any = Tensor.grad
 _gradient_of: Callable[[Tensor], Tensor | None] = _GRADIENT.__get__

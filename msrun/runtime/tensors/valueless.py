@@ -11,7 +11,7 @@ import functools
 import torch
 from torch import nn
 
-from msrun.runtime.nn.put_value import put_value
+from msrun.runtime.tensors.put_value import put_value
 
 
 @functools.cache

@@ -26,6 +26,7 @@ def rehearsals(msrun: JobRunner, tmp_path: Path) -> Rehearsals:
     return Rehearsals(msrun, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_training_on_two_hosts_of_two_is_that_of_one_process(rehearsals: Rehearsals, workers: Path) -> None:
     job = rehearsals.run(

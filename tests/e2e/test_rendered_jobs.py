@@ -80,6 +80,7 @@ def cluster(msrun: JobRunner, net: HostNet, tmp_path: Path) -> Start:
     return make
 
 
+@pytest.mark.slow
 def test_pods_train_as_one_process_does_although_names_come_late(cluster: Start, workers: Path, tmp_path: Path) -> None:
     pods = cluster("jobset", *PRELOAD, workers / "pod_steps.py", tmp_path / "found.json")
     jobs = pods.start(tmp_path, {"PYTHONPATH": WORKER_PATH})

@@ -7,11 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from job_runner import REPOSITORY
 
 ENVIRON = {"MSRUN_SIM_LEVEL": "3", "WORLD_SIZE": "4", "RANK": "1", "LOCAL_WORLD_SIZE": "4", "OMP_NUM_THREADS": "1"}
 
 
+@pytest.mark.slow
 def test_no_value_of_a_step_is_read_on_the_host_in_any_layout(workers: Path) -> None:
     done = subprocess.run(
         [sys.executable, workers / "runtime" / "host_reads.py"],

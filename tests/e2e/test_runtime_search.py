@@ -17,7 +17,7 @@ KEYS = [f"{ranks}/{case}" for ranks in (2, 4) for case in searched_training.case
 TABLE = CaseTable(
     KEYS,
     fast=[
-        *("2/mlp/dynamic_programming", "2/file", "2/honoured", "2/limit/0.01", "2/divided/fastest"),
+        *("2/mlp/dynamic_programming", "2/honoured", "2/limit/0.01"),
         *("2/cut_short", "2/captured_by_some"),
     ],
     key=lambda key: key,

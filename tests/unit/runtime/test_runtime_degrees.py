@@ -84,6 +84,7 @@ def test_recomputed_blocks_take_their_forward_pass_again_and_keep_what_they_read
     assert plain.memory_bytes - again.memory_bytes == pytest.approx((BLOCKS - 1) * block_bytes, rel=0.3)
 
 
+@pytest.mark.slow
 def test_memory_is_never_exceeded_and_more_of_it_never_takes_longer() -> None:
     network, batch = stack(4)
     free = search_degrees(network, batch, worker_num=4, device="h100")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import searched_training
 import torch
+from asked_cases import one_fast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -146,7 +148,7 @@ def cheapest_of_all(problem: Problem) -> float:
 CASES = [(name, ranks) for name in NETWORKS for ranks in (2, 4, 8)]
 
 
-@pytest.mark.parametrize("device", [H100, SLOW_LINKS], ids=lambda device: device.name)
+@pytest.mark.parametrize("device", one_fast(H100, SLOW_LINKS), ids=lambda device: device.name)
 @pytest.mark.parametrize(("name", "ranks"), CASES)
 def test_exact_searches_find_the_best_of_all_plans_and_the_others_come_near(
     name: str, ranks: int, device: DeviceProfile
@@ -240,9 +242,11 @@ def test_a_wide_pair_is_cut_by_columns_and_rows_and_takes_less_than_data_paralle
     assert found.plan.price.seconds < found.data_parallel.seconds / 2
 
 
-@pytest.mark.parametrize("name", ["mlp", "wide"])
-@pytest.mark.parametrize("device", [H100, SLOW_LINKS], ids=lambda device: device.name)
-@pytest.mark.parametrize("mode", ["dynamic_programming", "auto"])
+@pytest.mark.parametrize(
+    ("mode", "device", "name"),
+    one_fast(*itertools.product(("auto", "dynamic_programming"), (SLOW_LINKS, H100), ("wide", "mlp"))),
+    ids=lambda value: getattr(value, "name", value),
+)
 def test_memory_is_never_exceeded_and_more_of_it_never_takes_longer(
     mode: str, device: DeviceProfile, name: str
 ) -> None:
@@ -276,8 +280,9 @@ def test_more_bandwidth_never_takes_longer(name: str) -> None:
         before = seconds
 
 
-@pytest.mark.parametrize("name", ["mlp", "wide"])
-@pytest.mark.parametrize("mode", ["dynamic_programming", "auto"])
+@pytest.mark.parametrize(
+    ("mode", "name"), one_fast(*itertools.product(("dynamic_programming", "auto"), ("wide", "mlp")))
+)
 def test_the_plan_of_a_search_never_takes_longer_on_a_device_with_more_bandwidth(mode: str, name: str) -> None:
     def seconds(device: DeviceProfile) -> float:
         return searched(graph_of(name), 4, SearchSpec(mode, device)).plan.price.seconds

@@ -74,7 +74,9 @@ def test_a_dry_run_says_why_there_are_no_values(raised_by: Callable[..., str], m
 
 def test_an_error_of_msrun_is_one_line_without_a_traceback(raised_by: Callable[..., str]) -> None:
     text = raised_by("", "AutoParallel(net).dataset_strategy('full')", AutoParallel=AutoParallel, net=nn.Linear(1, 1))
-    assert text.startswith(f"uncaught StrategyError at {HERE}:2: dataset_strategy('full') (did you mean full_batch?): must be ")
+    assert text.startswith(
+        f"uncaught StrategyError at {HERE}:2: dataset_strategy('full') (did you mean full_batch?): must be "
+    )
     assert "\n" not in text
 
 

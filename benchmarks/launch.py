@@ -236,7 +236,7 @@ def pss_bytes(pid: int) -> int:
 
 def row(*cells: str) -> str:
     """Return one line of a table."""
-    return "".join(f"{cell:>16}" for cell in cells)
+    return "".join(f" {cell:>15}" for cell in cells)
 
 
 def main() -> None:

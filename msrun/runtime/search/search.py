@@ -191,11 +191,22 @@ class _Search:
                 best = min(fitting, key=lambda each: each.price.seconds)
                 return self._found(best, shards_optimizer=shards_all and bool(best.price.gathered_bytes))
             tried += plans
-        least = min(tried, key=lambda each: each.price.memory_bytes - each.price.activation_bytes)
-        room = self._limit - (least.price.memory_bytes - least.price.activation_bytes)
-        if room > 0:
-            return self._found(least, shards_optimizer=bool(least.price.gathered_bytes), activation_limit_bytes=room)
+        roomy = [each for each in tried if self._room(each) > 0]
+        if roomy:
+            best = min(roomy, key=self._recomputed_s)
+            return self._found(
+                best, shards_optimizer=bool(best.price.gathered_bytes), activation_limit_bytes=self._room(best)
+            )
         raise self._does_not_fit(min(tried, key=lambda each: each.price.memory_bytes))
+
+    def _room(self, plan: Plan) -> int:
+        """Return the bytes that are left for activations."""
+        return self._limit - (plan.price.memory_bytes - plan.price.activation_bytes)
+
+    def _recomputed_s(self, plan: Plan) -> float:
+        """Return the seconds of a step that runs the forward pass again for the activations that do not fit."""
+        again = 1 - self._room(plan) / plan.price.activation_bytes
+        return plan.price.seconds + again * (plan.price.compute_s[0] + plan.price.communication_s[0])
 
     def _found(self, plan: Plan, *, shards_optimizer: bool, activation_limit_bytes: int | None = None) -> Found:
         return Found(plan, self._plain.price, shards_optimizer, self._limit, activation_limit_bytes, self._cut_short)

@@ -27,6 +27,7 @@ from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.partition.decide import Constraints
 from msrun.runtime.partition.gradient_flow import GradientFlow
 from msrun.runtime.partition.local_work import LocalWorks
+from msrun.runtime.partition.price import Price
 from msrun.runtime.partition.step_spec import StepSpec
 from msrun.runtime.search.build_problem import build_problem
 from msrun.runtime.search.dynamic import Answers, solve_dynamic
@@ -34,7 +35,7 @@ from msrun.runtime.search.exact import solve_exactly
 from msrun.runtime.search.problem import Problem, Variable
 from msrun.runtime.search.propagation import solve_propagation
 from msrun.runtime.search.recursive import solve_recursive
-from msrun.runtime.search.search import Found, SearchSpec, search
+from msrun.runtime.search.search import Found, SearchSpec, search, search_plans
 from msrun.runtime.search.windows import WIDTH, improve
 from msrun.runtime.sharding.layout import Mesh, TensorLayout, build_mesh
 
@@ -326,6 +327,28 @@ def test_optimizer_parallel_is_turned_on_when_cutting_operators_is_not_enough() 
     assert found.shards_optimizer
     assert found.plan.price.memory_bytes <= free.plan.price.memory_bytes // 2
     assert any("hsdp level1" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(("name", "ranks"), one_fast(("wide", 8), ("convolutions", 4), ("mlp", 8), ("attention", 4)))
+def test_what_must_be_recomputed_counts_when_nothing_fits(name: str, ranks: int) -> None:
+    graph, mesh = graph_of(name), build_mesh(ranks)
+    given, free = constraints_of(graph, mesh), SearchSpec("dynamic_programming", SLOW_LINKS)
+
+    def step_of(_: object, *, shards_all: bool) -> StepSpec:
+        return StepSpec()
+
+    prices = [plan.price for _, plans in search_plans(graph, mesh, given, free, step_of) for plan in plans]
+    limit = min(price.memory_bytes for price in prices) - 1
+    found = search(graph, mesh, given, replace(free, memory_bytes=limit), step_of)
+    assert found.activation_limit_bytes is not None
+
+    def overflow(price: Price) -> float:
+        room = limit - (price.memory_bytes - price.activation_bytes)
+        return price.activation_bytes / room if room > 0 else math.inf
+
+    own = found.plan.price
+    better = [each for each in prices if each.seconds < own.seconds and overflow(each) <= overflow(own)]
+    assert better == []
 
 
 def _parameter_shapes(graph: CapturedGraph) -> dict[str, tuple[int, ...]]:

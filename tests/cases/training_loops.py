@@ -36,6 +36,8 @@ BUILDS: dict[str, Callable[[nn.Module], AutoParallel]] = {
 }
 OWN_ROWS = ("ddp", "fsdp2")
 CUT = ("hsdp", "tensor", "stages")
+READ_EVERY_GRADIENT = ("norms_are_read_as_numbers", "sums_are_read_as_numbers")
+"""Not with stages: a parameter of another stage has no gradient here, so that `.grad` is None, as in every pipeline."""
 
 
 @dataclass
@@ -62,7 +64,12 @@ def each(layouts: tuple[str, ...], text: str) -> dict[str, str]:
 
 def names() -> list[str]:
     """Return loop/layout of every case."""
-    return [f"{name}/{layout}" for name in LOOPS for layout in BUILDS]
+    return [
+        f"{name}/{layout}"
+        for name in LOOPS
+        for layout in BUILDS
+        if not (layout == "stages" and name in READ_EVERY_GRADIENT)
+    ]
 
 
 def cases(world_size: int) -> dict[str, Callable[[], Result]]:
@@ -184,7 +191,7 @@ def data_is_assigned(network: nn.Module, call: Call) -> Values:
         yield loss
 
 
-@loop({"stages": "leaves out the other stages"})
+@loop()
 def norms_are_read_as_numbers(network: nn.Module, call: Call) -> Values:
     optimizer = sgd(network)
     for seed in range(3):
@@ -200,7 +207,7 @@ def norms_are_read_as_numbers(network: nn.Module, call: Call) -> Values:
         yield loss
 
 
-@loop(each(CUT, "and the result needs the whole"))
+@loop(each(("hsdp", "tensor"), "and the result needs the whole"))
 def sums_are_read_as_numbers(network: nn.Module, call: Call) -> Values:
     call(*batch(0)).backward()
     weight = network.a.weight  # type: ignore[union-attr]

@@ -72,7 +72,8 @@ def replaced_for_now(root: nn.Module, values: Mapping[int, nn.Parameter]) -> Ite
 def follow_now() -> None:
     """Let the optimizers that are there follow, so that their `zero_grad` and groups are right before a first step."""
     for found in gc.get_objects():
-        if issubclass(type(found), torch.optim.Optimizer) and hasattr(found, "param_groups"):
+        # one that stands in for another during a step has a generator of groups, which must not be read here
+        if issubclass(type(found), torch.optim.Optimizer) and isinstance(getattr(found, "param_groups", None), list):
             follow(found)
 
 

@@ -209,7 +209,8 @@ def traces(kind: str) -> Found:
             network = with_loss(has_norm=kind in ("semi_auto", "deferred"))
         hooked: list[int] = []
         weight = network.network.fc2.weight
-        weight.register_post_accumulate_grad_hook(lambda _: hooked.append(1))
+        if kind != "ddp":  # which rejects such hooks
+            weight.register_post_accumulate_grad_hook(lambda _: hooked.append(1))
         mode = "data_parallel" if kind in ("ddp", "fsdp2") else "semi_auto"
         model = AutoParallel(network, mode)
         model = model.hsdp(threshold=0) if kind != "ddp" else model

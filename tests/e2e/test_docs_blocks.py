@@ -53,7 +53,7 @@ class Reader:
             (commands / name).write_text(f'#!/bin/bash\nexec {sys.executable} {words}"$@"\n')
             (commands / name).chmod(0o755)
         path = f"{commands}:/usr/local/bin:/usr/bin:/bin"
-        self.env = {"PATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        self.env = {"PATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "XDG_RUNTIME_DIR": str(folder)}
 
     def type(self, command: str) -> tuple[int, str]:
         """Run a command; return its exit status and what the terminal shows."""
@@ -168,10 +168,7 @@ def plain_torch_losses() -> list[float]:
 
 @pytest.mark.slow
 def test_python_blocks_of_all_pages_run_on_two_ranks(msrun: JobRunner, tmp_path: Path) -> None:
-    pages = [
-        [entry for block in doc_pages.blocks(page) for entry in entries(block, doc_pages.blocks(page))]
-        for page in doc_pages.pages()
-    ]
+    pages = [blocks_to_run(page, tmp_path / "sources" / f"{index}.py") for index, page in enumerate(doc_pages.pages())]
     (tmp_path / "blocks.json").write_text(json.dumps(pages))
     done = msrun.run_world(2, RUN_BLOCKS, tmp_path / "blocks.json", tmp_path, cwd=tmp_path, deadline_s=DEADLINE_S)
     results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
@@ -188,15 +185,27 @@ def test_python_blocks_of_all_pages_run_on_two_ranks(msrun: JobRunner, tmp_path:
     assert not faults, "\n".join(faults)
 
 
-def entries(block: Block, of_page: list[Block]) -> list[dict[str, object]]:
-    """Return a Python block, and its setup, for run_blocks.py; nothing of a script that a command of the page runs."""
-    if block.language != "python" or not block.is_run:
-        return []
-    run = [other for other in of_page if other.is_run and other.language == "console"]
-    commands = [line for other in run for line, _ in other.commands]
-    if block.file_name and any(block.file_name in line.split() for line in commands):
-        return []
-    common = {"place": block.place, "path": str(block.page)}
-    setup = {**common, "line": block.setup_line, "code": block.marks.get("setup", ""), "name": ""}
-    own = {**common, "line": block.line, "code": block.text, "name": block.file_name}
-    return [*([setup] if setup["code"] else []), own]
+def blocks_to_run(page: Path, source: Path) -> list[dict[str, object]]:
+    """Return a page's Python blocks, with their setups, for run_blocks.py, and write a file that has only their lines,
+    each where it stands in the page: torch reads the files of what it captures as Python.
+
+    Scripts that a command of the page runs are left out.
+    """
+    of_page = doc_pages.blocks(page)
+    run = [block for block in of_page if block.is_run and block.language == "console"]
+    commands = [line for block in run for line, _ in block.commands]
+    found: list[dict[str, object]] = []
+    lines: list[str] = []
+    for block in of_page:
+        is_command = block.file_name and any(block.file_name in line.split() for line in commands)
+        if block.language != "python" or not block.is_run or is_command:
+            continue
+        setup = (block.setup_line, block.marks.get("setup", ""), "")
+        for line, code, name in (setup, (block.line, block.text, block.file_name)):
+            if code:
+                lines += [""] * (line - 1 - len(lines))
+                lines += code.splitlines()
+                found.append({"place": block.place, "path": str(source), "line": line, "code": code, "name": name})
+    source.parent.mkdir(exist_ok=True)
+    source.write_text("\n".join(lines))
+    return found

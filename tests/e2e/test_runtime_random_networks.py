@@ -28,7 +28,7 @@ CASES = int(os.environ.get("MSRUN_FUZZ_CASES", "15"))
 SEED = int(os.environ.get("MSRUN_FUZZ_SEED", "1"))
 SECONDS_A_CASE = 60.0
 JOBS = 1 if CASES <= 15 else 2
-MOST_REFUSED = 1 / 3
+MOST_REFUSED = 1 / 2
 
 pytestmark = pytest.mark.timeout(60 + CASES * SECONDS_A_CASE)
 

@@ -17,6 +17,7 @@ import os
 import sys
 import traceback
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
@@ -28,19 +29,20 @@ msrun.runtime.init()
 msrun.runtime.init = lambda: None  # blocks call it again
 faults, printed = [], {}
 for page in pages:
-    shared = {"__name__": "__main__"}
+    shared = ModuleType("__main__")
     for block in page:
         # Lines of tracebacks are those of the page.
         code = compile("\n" * (block["line"] - 1) + block["code"], block["path"], "exec", dont_inherit=True)
         said = io.StringIO()
-        names = {"__name__": "__main__"} if block["name"] else shared
+        sys.modules["__main__"] = module = ModuleType("__main__") if block["name"] else shared  # torch looks there
         torch.manual_seed(0)
         arguments, sys.argv = sys.argv, [block["path"], "1"]
         try:
             with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-                exec(code, names)
+                exec(code, vars(module))
         except Exception:
             faults.append(f"{block['place']}: {traceback.format_exc()}")
+            print(faults[-1], flush=True)  # in the log, for the others may wait for this rank now
             break
         finally:
             sys.argv = arguments

@@ -13,6 +13,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from asked_cases import every_third_fast, one_fast
 from crd_schemas import schemas_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -199,7 +200,7 @@ def test_what_a_kind_has_no_place_for_is_refused_with_the_kinds_that_have() -> N
         render("ascendjob", MINIMAL)
 
 
-@pytest.mark.parametrize("kind", MANIFESTS)
+@pytest.mark.parametrize("kind", every_third_fast(MANIFESTS))
 def test_all_kinds_start_the_same_pod_but_for_rank_address_and_names(kind: str) -> None:
     def neutral(name: str) -> str:
         spec = (
@@ -277,7 +278,7 @@ ARGUMENTS_BEFORE_SCRIPT = 8
 PLAIN = [kind for kind in MANIFESTS if kind not in ("mpijob", "ascendjob")]
 
 
-@pytest.mark.parametrize("template", PLAIN)
+@pytest.mark.parametrize("template", one_fast(*PLAIN))
 @settings(max_examples=10, deadline=None)
 @given(arguments=st.lists(hostile_text, max_size=5))
 def test_the_script_gets_its_arguments_byte_for_byte(template: str, arguments: list[str]) -> None:
@@ -393,7 +394,7 @@ def test_any_spec_renders_without_a_finding_or_is_refused_on_one_line(
         )
 
 
-@pytest.mark.parametrize("text", [word for word in HOSTILE if re.fullmatch(r"[\x20-\x7e]*", word)])
+@pytest.mark.parametrize("text", every_third_fast([word for word in HOSTILE if re.fullmatch(r"[\x20-\x7e]*", word)]))
 def test_texts_that_some_yaml_parser_could_misread_are_quoted(text: str) -> None:
     rendered = render("jobset", script=["train.py", text])
     [line] = [line.strip() for line in rendered.splitlines() if line.endswith("train.py")]
@@ -480,7 +481,7 @@ def test_unknown_placeholders_get_a_hint(name: str, hint: str) -> None:
         render("jobset", {**MINIMAL, name: "1"})
 
 
-@pytest.mark.parametrize("template", PLAIN)
+@pytest.mark.parametrize("template", one_fast(*PLAIN))
 @settings(max_examples=10, deadline=None)
 @given(length=st.integers(1, 63), nodes=st.integers(1, 2000))
 def test_every_pod_name_is_a_dns_label_or_the_name_is_refused(template: str, length: int, nodes: int) -> None:

@@ -96,6 +96,7 @@ def test_weight_changed_by_hand_while_it_is_copied_is_an_error_and_no_torn_file(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_end_of_the_process_waits_for_a_save_of_many_megabytes(tmp_path: Path) -> None:
     program = f"""
 import torch

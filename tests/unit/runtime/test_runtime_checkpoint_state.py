@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from asked_cases import every_third_fast
 from torch import Tensor, nn
 
 from msrun.errors import CheckpointError
@@ -94,7 +95,7 @@ def make(name: str = "adam", seed: int = 0) -> tuple[Network, torch.optim.Optimi
     ("form", "deferred"),
     [("file", False), ("directory", True), ("directory beside", False), ("file beside", True)],
 )
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", every_third_fast(OPTIMIZERS))
 def test_training_goes_on_bit_by_bit(tmp_path: Path, name: str, form: str, deferred: bool) -> None:
     network, optimizer = make(name)
     train(network, optimizer, 3)

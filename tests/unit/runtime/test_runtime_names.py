@@ -37,6 +37,7 @@ def test_import_of_the_runtime_does_not_import_torch() -> None:
     )
 
 
+@pytest.mark.slow
 def test_first_name_taken_loads_no_more_than_it_needs() -> None:
     run_python(
         "import sys\nfrom msrun.runtime import init, get_rank\n"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from asked_cases import one_fast
 from placed_parameters import placed
 from torch import Tensor, nn
 
@@ -162,7 +163,7 @@ def test_one_copy_takes_computing_and_communicating_one_after_the_other(
     assert clock.now == pytest.approx(clock.computed + clock.moved)
 
 
-@pytest.mark.parametrize("message", [0.5, 1.0, 2.0, 3.0, 6.0])
+@pytest.mark.parametrize("message", one_fast(2.0, 0.5, 1.0, 3.0, 6.0))
 def test_two_copies_take_little_more_than_the_longer_of_the_two_in_each_direction(
     step_time: Callable[..., Clock], message: float
 ) -> None:
@@ -175,6 +176,7 @@ def test_two_copies_take_little_more_than_the_longer_of_the_two_in_each_directio
     assert clock.now >= forward + backward - 1e-9
 
 
+@pytest.mark.slow
 def test_where_both_are_about_equal_two_copies_are_at_least_1_4_times_as_fast(
     step_time: Callable[..., Clock],
 ) -> None:
@@ -183,6 +185,7 @@ def test_where_both_are_about_equal_two_copies_are_at_least_1_4_times_as_fast(
     assert two.now <= 1.2 * max(two.computed, two.moved)
 
 
+@pytest.mark.slow
 def test_four_copies_hide_no_less_than_two(step_time: Callable[..., Clock]) -> None:
     assert step_time(4, 2.0).now <= step_time(2, 2.0).now
 
@@ -196,6 +199,6 @@ def test_deferred_weights_hide_messages_of_the_way_back_even_with_one_copy(step_
     assert at_once.now == pytest.approx(late.now + 2.0 * (DEPTH - 1))
 
 
-@pytest.mark.parametrize("message", [1.0, 2.5, 4.0])
+@pytest.mark.parametrize("message", one_fast(2.5, 1.0, 4.0))
 def test_deferred_weights_slow_two_copies_down_in_no_case(step_time: Callable[..., Clock], message: float) -> None:
     assert step_time(2, message, overlaps_weights=True).now <= step_time(2, message).now

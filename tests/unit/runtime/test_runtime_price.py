@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformer_scenarios
+from asked_cases import one_fast
 from law_graphs import MODULES, graph_of
 
 from msrun.errors import StrategyError
@@ -34,7 +35,7 @@ from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 from msrun.runtime.sharding.strategies import OperatorStrategy
 
 CASES = [
-    pytest.param(case, id=case.name, marks=() if index % 8 == 0 else pytest.mark.slow)
+    pytest.param(case, id=case.name, marks=() if index % 24 == 0 else pytest.mark.slow)
     for module in MODULES
     for index, case in enumerate([*importlib.import_module(module).BINARY, *importlib.import_module(module).UNARY])
 ]
@@ -91,7 +92,7 @@ def transformer(data: int, model: int) -> tuple[CapturedGraph, Constraints, torc
     return graph, Constraints([TensorLayout((MESH.axes, ()))] * 2), network
 
 
-@pytest.mark.parametrize(("data", "model"), [(4, 1), (2, 2), (1, 4)])
+@pytest.mark.parametrize(("data", "model"), one_fast((2, 2), (4, 1), (1, 4)))
 def test_a_transformers_messages_are_exact_and_its_activations_within_a_tenth(data: int, model: int) -> None:
     graph, given, network = transformer(data, model)
     decisions = decide(graph, MESH, given)
@@ -130,6 +131,7 @@ def test_the_update_takes_what_the_memory_takes_and_bytes_do_not_depend_on_the_d
     assert second.traffic == first.traffic and second.memory_bytes == first.memory_bytes
 
 
+@pytest.mark.slow
 def test_gradients_pay_one_start_a_bucket_and_large_ones_their_own() -> None:
     graph, given, _ = transformer(4, 1)
     decisions, starting = decide(graph, MESH, given), replace(DEVICE, in_host=replace(DEVICE.in_host, start_s=1.0))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from asked_cases import every_third_fast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
@@ -220,7 +221,7 @@ def parts(draw: st.DrawFn) -> tuple[Mesh, tuple[int, ...], TensorLayout]:
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("operator", OPERATORS)
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(case=parts())
 def test_every_ranks_draw_is_its_part_of_the_whole_one(
     operator: str, dtype: torch.dtype, case: tuple[Mesh, tuple[int, ...], TensorLayout]
@@ -316,7 +317,7 @@ GRAPHLESS = {"fractional_max_pool", "distribution", "initialisation", "normal-of
 """Those that do more than one operator, whose tensors differ, or that dynamo does not know (random_)."""
 
 
-@pytest.mark.parametrize("name", sorted(CALLS.keys() - GRAPHLESS))
+@pytest.mark.parametrize("name", every_third_fast(sorted(CALLS.keys() - GRAPHLESS)))
 def test_captured_draws_have_the_numbers_of_the_network_as_it_is(name: str) -> None:
     """The one random operator of each graph, run by the rule's function, gives what the call gave."""
     shape, seen = (8, 6), {}

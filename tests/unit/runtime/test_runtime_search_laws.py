@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import searched_training
 import torch
-from asked_cases import one_fast
+from asked_cases import every_third_fast, one_fast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -150,7 +150,7 @@ CASES = [(name, ranks) for name in NETWORKS for ranks in (2, 4, 8)]
 
 
 @pytest.mark.parametrize("device", one_fast(H100, SLOW_LINKS), ids=lambda device: device.name)
-@pytest.mark.parametrize(("name", "ranks"), CASES)
+@pytest.mark.parametrize(("name", "ranks"), every_third_fast(CASES))
 def test_exact_searches_find_the_best_of_all_plans_and_the_others_come_near(
     name: str, ranks: int, device: DeviceProfile
 ) -> None:
@@ -168,7 +168,7 @@ def test_exact_searches_find_the_best_of_all_plans_and_the_others_come_near(
         assert gap <= 0.05
 
 
-@pytest.mark.parametrize("device", [H100, SLOW_LINKS], ids=lambda device: device.name)
+@pytest.mark.parametrize("device", one_fast(H100, SLOW_LINKS), ids=lambda device: device.name)
 def test_the_other_searches_come_near_the_optimum_of_a_stack_that_is_longer_than_a_window(
     device: DeviceProfile,
 ) -> None:
@@ -270,7 +270,7 @@ def test_memory_is_never_exceeded_and_more_of_it_never_takes_longer(
     assert refused and before < math.inf
 
 
-@pytest.mark.parametrize("name", ["mlp", "wide", "attention"])
+@pytest.mark.parametrize("name", one_fast("wide", "mlp", "attention"))
 def test_more_bandwidth_never_takes_longer(name: str) -> None:
     before = math.inf
     for factor in (0.01, 0.1, 1.0, 10.0):
@@ -365,6 +365,7 @@ def test_a_users_strategy_is_one_of_the_constraints() -> None:
     assert {tuple(sorted(split)) for split in fixed[0].splits} == {("b0", "n")}
 
 
+@pytest.mark.slow
 def test_layers_that_look_alike_are_priced_once() -> None:
     network = nn.Sequential(*(Wide() for _ in range(6)))
     mesh = build_mesh(2)
@@ -389,7 +390,7 @@ class Clock:
         return self.seconds
 
 
-@pytest.mark.parametrize(("mode", "searches"), [("auto", 15), ("dynamic_programming", 5)])
+@pytest.mark.parametrize(("mode", "searches"), one_fast(("dynamic_programming", 5), ("auto", 15)))
 def test_a_search_ends_at_its_limit_of_time_with_the_best_plan_so_far(mode: str, searches: int) -> None:
     graph, mesh = graph_of("wide"), build_mesh(4)
     free = SearchSpec(mode, SLOW_LINKS)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from asked_cases import one_fast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
@@ -93,7 +94,7 @@ def run_stages(network: nn.Module, stages: Sequence[StageProgram], inputs: Seque
     return result
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("count", one_fast(3, 1, 2, 4, 6))
 def test_stages_one_after_the_other_compute_what_the_network_computes(count: int) -> None:
     network, graph = captured_graph()
     assignment = assign_stages(graph, count, {}, "")

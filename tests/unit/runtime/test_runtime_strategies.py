@@ -50,7 +50,7 @@ def partitioned(case: OperatorCase, strategy: Any, world_size: int) -> LocalProg
     )
 
 
-@pytest.mark.parametrize("case", BINARY, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", every_third_fast(BINARY), ids=lambda case: case.name)
 @pytest.mark.parametrize("world_size", [4, 6, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 8))])
 def test_every_legal_strategy_is_accepted_and_kept(case: OperatorCase, world_size: int) -> None:
     for strategy in case.legal(world_size):

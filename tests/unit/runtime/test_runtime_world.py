@@ -107,6 +107,7 @@ def test_backend_follows_the_device_of_the_job(
     assert devices.choose_backend({"MSRUN_DEVICE_TARGET": target}, 1) == chosen
 
 
+@pytest.mark.slow
 def test_ascend_without_torch_npu_is_one_line_with_the_remedy() -> None:
     program = "from msrun.runtime import init\ninit()\n"
     done = run_python(program, {"RANK": "0", "WORLD_SIZE": "2", "MSRUN_DEVICE_TARGET": "ascend"})

@@ -154,6 +154,7 @@ def deafen(kind: type[threading.Thread], monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(Connection, "receive", hear_nothing)
 
 
+@pytest.mark.slow
 def test_scheduler_notices_that_signs_of_life_through_tls_stay_away(
     tls: TlsFolder, client: TlsIdentity, monkeypatch: pytest.MonkeyPatch
 ) -> None:

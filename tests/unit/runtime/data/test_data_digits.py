@@ -22,6 +22,7 @@ def folder(tmp_path_factory):
     return digits.write_digits(tmp_path_factory.mktemp("parent") / "sub" / "digits")
 
 
+@pytest.mark.slow
 def test_the_files_look_like_mnist(folder):
     assert sorted(path.name for path in folder.iterdir()) == FILE_NAMES
     assert [path.name for path in folder.parent.iterdir()] == ["digits"]

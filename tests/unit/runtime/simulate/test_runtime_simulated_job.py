@@ -95,6 +95,7 @@ def test_memory_and_traffic_are_those_of_the_formulas(simulate: Simulate) -> Non
     assert record.traffic.bytes["all_reduce"] == 4 * ELEMENTS + 2 * 4  # and the count and the sum of the loss
 
 
+@pytest.mark.slow
 def test_layer_on_the_host_takes_nothing_of_the_device(simulate: Simulate) -> None:
     on_device = simulate()
     release()
@@ -117,6 +118,7 @@ def test_optimizer_on_the_host_has_its_state_and_its_copies_there(simulate: Simu
     assert record.peak_bytes == record.parameter_bytes + sum(record.at_peak.values())
 
 
+@pytest.mark.slow
 def test_cut_parameters_take_their_part(simulate: Simulate) -> None:
     record = simulate(hsdp="level3").classes[0].record
     assert record is not None
@@ -143,6 +145,7 @@ def test_stages_are_looked_at_one_each_and_wait_for_each_other(simulate: Simulat
     assert list(job.plan.pipeline.traffic) == [record.traffic for record in records]
 
 
+@pytest.mark.slow
 def test_stages_wait_for_a_message_as_long_as_was_measured(simulate: Simulate) -> None:
     measured = replace(DEVICE, collectives={"send": [(2, 512, 0.5)]})  # 8 rows in 4 micro batches, of 64 elements
     job = simulate(8, stages=2, device=measured)
@@ -176,6 +179,7 @@ def test_hosts_hand_on_what_a_ring_does(simulate: Simulate) -> None:
     assert found.nbytes[0, 0] == pytest.approx(7 * crossing)
 
 
+@pytest.mark.slow
 def test_stages_on_two_hosts_send_what_crosses_their_border(simulate: Simulate) -> None:
     job = simulate(stages=2)
     found, first = count_host_traffic(job, 8), job.classes[0].plan.traffic

@@ -17,7 +17,6 @@ from pathlib import Path
 import doc_pages
 import pytest
 import torch
-from doc_pages import Block
 from job_runner import REPOSITORY, JobRunner
 from torch import nn
 

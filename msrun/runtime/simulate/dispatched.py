@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -18,6 +18,7 @@ def work_of(func: Any, args: Any, kwargs: Any, result: Any, made: Sequence[Tenso
     Args:
         made: the tensors of its result.
     """
+    made = made or _written(func, args, kwargs)
     elements = sum(tensor.numel() for tensor in made)
     if not elements or "empty" in func.__name__ or (is_view(func) and not func._schema.is_mutable):
         return NOTHING
@@ -33,6 +34,13 @@ def work_of(func: Any, args: Any, kwargs: Any, result: Any, made: Sequence[Tenso
 def operator_name(func: Any, work: Work) -> str:
     """Return the name under which a device profile has the points of an operator."""
     return f"{func} {str(work.dtype).removeprefix('torch.')}"
+
+
+def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """Return the arguments that an operator without a result writes, such as those of `_foreach_copy_`."""
+    given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | {**kwargs}
+    written = [given.get(each.name) for each in func._schema.arguments if each.alias_info and each.alias_info.is_write]
+    return [leaf for leaf in pytree.tree_leaves(written) if isinstance(leaf, Tensor)]
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -371,6 +371,7 @@ def slow_pythons(fleet: FleetRunner, path: Path) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_hosts_that_do_not_answer_in_time_are_named(fleet: FleetRunner, workers: Path, slow_python: Path) -> None:
     slow_python.write_text(slow_python.read_text().replace("sleep 3", "sleep 600"))
     job = fleet.run([1, 1], f"--python={slow_python}", "--cluster_time_out=2", workers / "wait.py")
@@ -455,6 +456,7 @@ def hostile_fleet(fleet: FleetRunner, said: bytes, tmp_path: Path) -> Path:
     return hostfile
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("said", "reason"),
     [

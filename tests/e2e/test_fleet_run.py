@@ -37,6 +37,7 @@ def fleet(msrun: JobRunner, net: SshNet, tmp_path: Path) -> FleetRunner:
     return FleetRunner(msrun, net, tmp_path)
 
 
+@pytest.mark.slow
 def test_workers_of_two_hosts_are_one_world(fleet: FleetRunner, workers: Path, tmp_path: Path) -> None:
     job = fleet.run([2, 2], workers / "all_reduce.py")
     assert job.code == 0, job.stderr
@@ -53,6 +54,7 @@ def test_workers_of_two_hosts_are_one_world(fleet: FleetRunner, workers: Path, t
     }
 
 
+@pytest.mark.slow
 def test_no_host_opens_a_port_but_that_of_the_store(fleet: FleetRunner, workers: Path, tmp_path: Path) -> None:
     job = fleet.start([1, 1], "--master_port=29507", workers / "wait.py")
     job.wait_for(tmp_path / "ready_0", tmp_path / "ready_1")
@@ -244,6 +246,7 @@ def test_rotated_logs_come_home_complete(fleet: FleetRunner, workers: Path, own_
         assert data.startswith(b"".join(b"rank %d line %d %s\n" % (rank, n, b"x" * (n % 97)) for n in range(8000)))
 
 
+@pytest.mark.slow
 def test_one_remote_host_is_enough(fleet: FleetRunner, workers: Path) -> None:
     job = fleet.run("host1:2", workers / "record.py")
     assert job.code == 0, job.stderr

@@ -68,6 +68,7 @@ def test_job_that_lost_a_server_of_another_host_goes_on_from_its_checkpoint(
             assert f"listens on {fleet.net.address(index)}:" in (finished.log_dir / name).read_text()
 
 
+@pytest.mark.slow
 def test_rehearsed_job_that_lost_a_server_of_another_host_goes_on_from_its_checkpoint(
     msrun: JobRunner, workers: Path, tmp_path: Path
 ) -> None:

@@ -106,6 +106,7 @@ def test_module_of_a_file_is_for_its_script_only(msrun: JobRunner, cwd: Path) ->
     }
 
 
+@pytest.mark.slow
 def test_variables_of_all_sources_are_collected_by_name(msrun: JobRunner, cwd: Path) -> None:
     (cwd / "lines.env").write_text("A=env_file\nD=env_file\n")
     env = {"MSRUN_ENV": "B='of the environment' C=e"}

@@ -90,6 +90,7 @@ def slurm_step(node: int, nodes: int = 2, **more: str) -> dict[str, str]:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_step_of_slurm_needs_no_option(hosts: NamedHosts, workers: Path, tmp_path: Path) -> None:
     environs = [slurm_step(node, SLURM_GPUS_ON_NODE="2") for node in (0, 1)]
     jobs = hosts.start_all(environs, "--device_target=cpu", workers / "record.py")

@@ -131,6 +131,7 @@ def test_stale_variables_are_replaced_and_said_once(recorded: Recorded) -> None:
     assert names.split(", ") == sorted(STALE)
 
 
+@pytest.mark.slow
 def test_thread_count_is_said_once_and_an_own_one_is_kept(
     recorded: Recorded, msrun: JobRunner, workers: Path, tmp_path: Path
 ) -> None:

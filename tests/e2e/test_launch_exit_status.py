@@ -182,6 +182,7 @@ def test_two_failures_at_once_name_one_first_and_account_for_both(
     assert sorted(ranks) == [0, 1]
 
 
+@pytest.mark.slow
 def test_two_failures_in_a_row_are_both_listed_in_their_order(msrun: JobRunner, tmp_path: Path) -> None:
     """A process has ended with its last thread, which its pidfd tells; its main thread may be a zombie before."""
     (tmp_path / "w.py").write_text(

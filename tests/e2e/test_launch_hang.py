@@ -77,6 +77,7 @@ def test_rank_of_plain_torch_that_holds_the_others_up_is_named_with_its_place(
     assert [worker["global_rank"] for worker in lagging] == [1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", one_fast("fork", "exec"))
 def test_loop_that_only_reports_its_steps_is_left_alone(
     msrun: JobRunner, workers: Path, tmp_path: Path, method: str

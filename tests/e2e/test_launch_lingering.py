@@ -36,6 +36,7 @@ def test_one_that_does_nothing_is_ended_after_the_limit_and_named(
     assert [worker["global_rank"] for worker in job.read_json("failure.json")["lagging"]] == [1]
 
 
+@pytest.mark.slow
 def test_one_that_has_failed_is_ended_with_its_own_status(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     job = msrun.run("--worker_num=2", "--grace=1", workers / "linger.py", "1", "thread", "7", cwd=tmp_path)
     assert job.code == 7, job.stderr

@@ -36,6 +36,7 @@ def test_children_and_daemons_of_workers_go_with_the_job_that_ends_well(
     assert not [pid for pid in family if is_alive(pid)]
 
 
+@pytest.mark.slow
 def test_killed_launcher_takes_everything_with_it(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     job, family = start_family(msrun, workers, tmp_path)
     job.send(signal.SIGKILL)
@@ -77,6 +78,7 @@ def test_killed_scheduler_ends_the_job_with_3_and_is_named(msrun: JobRunner, wor
     assert not [pid for pid in family if is_alive(pid)]
 
 
+@pytest.mark.slow
 def test_stuck_fork_server_does_not_keep_the_job_alive(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     job, family = start_family(msrun, workers, tmp_path)
     os.kill(job.pid_of_fork_server(), signal.SIGSTOP)

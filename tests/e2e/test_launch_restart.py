@@ -144,6 +144,7 @@ def test_plain_torch_script_meets_again_on_the_same_port(msrun: JobRunner, tmp_p
     assert finished.log(0) == b"sum 2.0\n"
 
 
+@pytest.mark.slow
 def test_runtime_meets_again_in_the_next_attempt(msrun: JobRunner, tmp_path: Path) -> None:
     (tmp_path / "w.py").write_text(
         "import os, torch, torch.distributed as dist\n"

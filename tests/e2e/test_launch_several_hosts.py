@@ -127,6 +127,7 @@ def test_absent_scheduler_is_named(hosts: Hosts, workers: Path) -> None:
     assert f"--cluster_time_out 0: no scheduler at {hosts.net.address(0)}:8118 (Connection refused)" in job.stderr
 
 
+@pytest.mark.slow
 def test_those_who_do_not_belong_are_refused_and_the_job_goes_on(hosts: Hosts, workers: Path, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("right\n")
     (tmp_path / "token").chmod(0o600)
@@ -207,6 +208,7 @@ def test_killed_launcher_ends_the_job_on_the_other_host(hosts: Hosts, workers: P
     jobs[killed].finish()
 
 
+@pytest.mark.slow
 def test_cut_host_ends_the_job_on_both_sides(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     with HostNet(2) as net:
         hosts = Hosts(msrun, net, tmp_path)
@@ -229,6 +231,7 @@ def test_host_that_cannot_begin_ends_the_job_everywhere(hosts: Hosts, workers: P
     assert not (tmp_path / "ready_1").exists()
 
 
+@pytest.mark.slow
 def test_interrupt_before_all_have_come_calls_the_job_off(hosts: Hosts, workers: Path) -> None:
     words = ("--worker_num=3", "--local_worker_num=1", workers / "wait.py")
     jobs = [hosts.start(host, f"--node_rank={host}", *words, node=host) for host in (0, 1)]
@@ -239,6 +242,7 @@ def test_interrupt_before_all_have_come_calls_the_job_off(hosts: Hosts, workers:
     assert "the scheduler's host gave up: stopped by SIGTERM before all hosts had come" in ended[1].errors[0]
 
 
+@pytest.mark.slow
 def test_job_on_several_hosts_is_stopped_from_any_of_them(hosts: Hosts, workers: Path, tmp_path: Path) -> None:
     jobs = hosts.start_all([1, 1], "--join=False", workers / "wait.py")
     assert [job.code for job in finish_all(jobs)] == [0, 0]

@@ -127,6 +127,7 @@ def test_signal_while_the_fork_server_imports_starts_no_worker(msrun: JobRunner,
     assert not (tmp_path / "late").exists()
 
 
+@pytest.mark.slow
 def test_signal_as_early_as_it_can_be_sent_leaves_nothing(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     """From the moment that the job's temporary folder exists, whatever is signalled is cleaned up."""
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -137,6 +138,7 @@ def test_signal_as_early_as_it_can_be_sent_leaves_nothing(msrun: JobRunner, work
         msrun.prove_nothing_left()
 
 
+@pytest.mark.slow
 def test_time_limit_of_the_start_ends_the_job_with_124(msrun: JobRunner, tmp_path: Path) -> None:
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "slow_import.py").write_text("import time\ntime.sleep(600)\n")

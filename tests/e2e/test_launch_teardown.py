@@ -115,7 +115,7 @@ def test_signal_in_each_phase_of_the_start_ends_it_and_starts_nobody_more(
     assert_nobody_more_was_started(start, phase)
 
 
-@pytest.mark.parametrize("phase", list(PHASES))
+@pytest.mark.parametrize("phase", one_fast(*PHASES))
 def test_killed_launcher_in_each_phase_of_the_start_leaves_no_process_and_starts_nobody_more(
     msrun: JobRunner, tmp_path: Path, phase: str
 ) -> None:
@@ -128,7 +128,7 @@ def test_killed_launcher_in_each_phase_of_the_start_leaves_no_process_and_starts
     msrun.prove_nothing_left()
 
 
-@pytest.mark.parametrize("phase", list(PHASES))
+@pytest.mark.parametrize("phase", one_fast(*PHASES))
 def test_killed_fork_server_in_each_phase_of_the_start_ends_the_job_with_3(
     msrun: JobRunner, tmp_path: Path, phase: str
 ) -> None:
@@ -141,6 +141,7 @@ def test_killed_fork_server_in_each_phase_of_the_start_ends_the_job_with_3(
     msrun.prove_nothing_left(deadline_s=0)
 
 
+@pytest.mark.slow
 def test_start_that_is_stuck_between_two_workers_does_not_keep_the_job_alive(msrun: JobRunner, tmp_path: Path) -> None:
     start = HeldStart(msrun, tmp_path, "workers", "--grace=0")
     start.job.send(signal.SIGTERM)
@@ -176,6 +177,7 @@ def start_chaos(msrun: JobRunner, workers: Path, cwd: Path, *options: str, manne
     return job
 
 
+@pytest.mark.slow
 def test_worker_that_fails_while_it_is_being_stopped_is_not_blamed(msrun: JobRunner, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import os, pathlib, signal, sys, time\n"
@@ -219,6 +221,7 @@ def test_stopped_worker_goes_on_where_it_was(msrun: JobRunner, workers: Path, tm
     assert job.finish().code == 0
 
 
+@pytest.mark.slow
 def test_stopped_worker_is_ended_when_another_one_fails(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     job = start_chaos(msrun, workers, tmp_path, "--grace=600")
     pid = job.pid_of("1")
@@ -264,7 +267,7 @@ def state_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0].decode()
 
 
-@pytest.mark.parametrize("manner", ["plain", "stubborn"])
+@pytest.mark.parametrize("manner", one_fast("stubborn", "plain"))
 def test_second_control_c_ends_children_and_daemons_too(
     msrun: JobRunner, workers: Path, tmp_path: Path, manner: str
 ) -> None:
@@ -288,6 +291,7 @@ def test_job_under_nohup_goes_on_after_a_hangup(msrun: JobRunner, workers: Path,
     assert finished.errors == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", one_fast(2, 3, 124))
 def test_status_of_a_worker_that_msrun_also_uses_is_told_from_its_own(
     msrun: JobRunner, workers: Path, tmp_path: Path, code: int
@@ -347,6 +351,7 @@ def processes_of(job: Running) -> list[int]:
     return sorted(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", one_fast("SIGKILL", "0", "7"))
 def test_process_that_the_callers_shell_has_started_before_lives_on(
     msrun: JobRunner, workers: Path, tmp_path: Path, how: str

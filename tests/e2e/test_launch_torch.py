@@ -86,6 +86,7 @@ def test_data_loader_with_spawned_workers_works(msrun: JobRunner, workers: Path,
     assert report == {"squares": [0, 1, 4, 9, 16, 25, 36, 49], "elsewhere": True}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", one_fast("script", "module"))
 def test_spawn_pool_finds_the_functions_of_the_script(
     msrun: JobRunner, workers: Path, tmp_path: Path, form: str
@@ -97,6 +98,7 @@ def test_spawn_pool_finds_the_functions_of_the_script(
     assert [finished.log(rank) for rank in (0, 1)] == [b"[2, 4, 6]\n"] * 2
 
 
+@pytest.mark.slow
 def test_nothing_of_a_one_host_job_listens_beyond_loopback(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     job = msrun.start("--worker_num=3", workers / "connected.py", cwd=tmp_path)
     job.wait_for(*(tmp_path / f"ready_{rank}" for rank in range(3)))

@@ -128,6 +128,7 @@ def test_failed_worker_starts_the_job_again_on_the_same_hosts(rehearsals: Rehear
     assert "after restart 1 in " in job.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spares", one_fast(1, 0))
 def test_host_that_cannot_start_again_is_replaced_or_ends_the_job(rehearsals: Rehearsals, spares: int) -> None:
     """A worker fails and takes the folder of its host's logs with it; the restart that cannot begin does not count."""

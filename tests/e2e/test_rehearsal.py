@@ -92,6 +92,7 @@ def test_job_starts_again_on_all_hosts_and_keeps_the_logs_of_each_attempt(
     assert [event["event"] for event in job.events].count("restarting") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "signum", [signal.SIGTERM, *(pytest.param(s, marks=pytest.mark.slow) for s in (signal.SIGINT, signal.SIGHUP))]
 )
@@ -105,6 +106,7 @@ def test_signal_to_msrun_ends_the_job_on_every_host(rehearsals: Rehearsals, work
     rehearsals.runner.prove_nothing_left()
 
 
+@pytest.mark.slow
 def test_killed_launcher_takes_every_host_with_it(rehearsals: Rehearsals, workers: Path) -> None:
     job = rehearsals.start("2x1", "--heartbeat_time_out=3", workers / "wait.py")
     rehearsals.wait_for_workers(job, 2)
@@ -150,6 +152,7 @@ def test_host_that_is_cut_off_comes_back_in_time_or_is_given_up(
     rehearsals.runner.prove_nothing_left(deadline_s=30.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hosts", one_fast("2x2", "1x2"))
 def test_plan_asked_for_is_what_a_run_carries_out(rehearsals: Rehearsals, workers: Path, hosts: str) -> None:
     """Devices, cores, interfaces and paths of all hosts; nothing is started for it, and secrets are nowhere in it."""

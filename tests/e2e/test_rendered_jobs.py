@@ -244,6 +244,7 @@ def submit(slurm: SlurmCluster, msrun: JobRunner, tmp_path: Path) -> Submit:
     return run
 
 
+@pytest.mark.slow
 def test_batch_script_starts_one_world_under_slurm_itself(
     submit: Submit, workers: Path, net: HostNet, tmp_path: Path
 ) -> None:
@@ -318,6 +319,7 @@ def prove_one_world(folder: Path, master: str) -> None:
         assert {name: env[name] for name in told} == told
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun; apt-get install openmpi-bin")
 def test_launcher_of_an_mpi_job_starts_one_world_in_the_workers(cluster: Start, workers: Path, tmp_path: Path) -> None:
     pods = cluster("mpijob", workers / "record.py", env={"SETTING": "a b"})

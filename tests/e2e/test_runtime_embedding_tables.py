@@ -22,19 +22,11 @@ from msrun.runtime import load_checkpoint, optim
 DEADLINE_S = 240.0
 CASES = list(embedding_tables.cases(2))
 FAST = [
-    "batch_slice/semi_auto/LazyAdam",
     "table_row_slice/semi_auto/FTRL",
-    "table_column_slice/data_parallel/SGD",
-    "field_slice/data_parallel/LazyAdam",
-    "sparse_bags_train_as_in_one_process",
     "sparse_embedding_layers_train_as_in_one_process",
     "a_cache_changes_no_bit",
-    "an_empty_batch_on_one_rank_is_none_for_the_others",
-    "all_indices_beyond_the_table_give_zeros_and_no_gradient",
     "every_row_travels_once",
     "first_values_are_those_of_one_process",
-    "ranks_that_stand_alone_exchange_no_rows",
-    "stages_of_a_pipeline_hold_whole_tables",
     "what_a_world_cannot_share_out_is_refused",
 ]
 TABLE = CaseTable(CASES, fast=FAST, key=lambda case: case)

@@ -19,7 +19,7 @@ DEADLINE_S = 280.0
 ONE_PROCESS, DEVICE = 1e-9, 1e-12
 CASES = list(host_optimizer.cases(2))
 LAWS = [case for case in CASES if case.startswith("law/")]
-FAST = {"law/Lamb/streamed-tensor-level3", "narrow/streamed", "memory", "resume/places"}
+FAST = {"law/Lamb/streamed-tensor-level3", "resume/places"}
 TABLE = CaseTable(CASES, fast=[case for case in CASES if case in FAST], key=lambda case, ranks=2: case)
 Outcome = list[dict[str, Any]]
 """What a case found, per rank."""

@@ -19,9 +19,9 @@ DEADLINE_S = 400.0
 KEYS = {world_size: [key for key, *_ in runs_of(world_size)] for world_size in WORLDS}
 REDISTRIBUTION = ["2/redistribution", "4/redistribution"]
 FAST = {
-    "operator_cases": ["linear-bias", "mul-outer", "permute", "mean-dims-kept"],
+    "operator_cases": ["linear-bias", "mean-dims-kept"],
     "operator_cases_bags": ["bags-offsets-mean-padding"],
-    "operator_cases_conv": ["batch-norm-2d", "max-pool2d-overlapping"],
+    "operator_cases_conv": ["max-pool2d-overlapping"],
     "operator_cases_transformer": ["attention", "nll-cut-classes-weights-ignore"],
 }
 """What has collectives, halos or a place of its own in more than one dimension."""

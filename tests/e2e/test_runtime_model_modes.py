@@ -15,7 +15,7 @@ from job_runner import JobRunner
 
 DEADLINE_S = 240.0
 CASES = list(model_modes.cases(2))
-TABLE = CaseTable(CASES, fast=[*CASES[:1], *CASES[3:4], *CASES[-1:]], key=lambda case: case)
+TABLE = CaseTable(CASES, fast=CASES[:1], key=lambda case: case)
 
 pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
 

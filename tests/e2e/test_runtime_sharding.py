@@ -17,7 +17,7 @@ RUNS = [(case, dtype) for case in CASES for dtype in case.dtypes]
 OF_FLOAT64 = [(case, "float64") for case in CASES]
 TABLE = CaseTable(
     [*(f"{case.name}/{dtype}" for case, dtype in RUNS), "out-strategies", "other-strategies", "refusals"],
-    fast=["layouts-copies-hsdp/float64", "out-strategy-scatters/float64", "tied-in-two-layouts/float64"],
+    fast=["layouts-copies-hsdp/float64", "out-strategy-scatters/float64"],
 )
 
 pytestmark = pytest.mark.timeout(DEADLINE_S + 10)

@@ -83,6 +83,7 @@ TOLD = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "told"),
     [pytest.param(*row, marks=() if row[0] == "killed" else pytest.mark.slow, id=row[0]) for row in TOLD],

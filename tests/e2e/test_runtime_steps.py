@@ -22,8 +22,7 @@ MEASURES = ("order", "memory", "levels", "activations", "results", "level3", "te
 TABLE = CaseTable(
     [*(f"{case.name}/{dtype}" for case, dtype in RUNS), *MEASURES],
     fast=[
-        *("accumulation-mixed-level3/float64", "fresh-closures/float64"),
-        "recompute-level3-accumulation/float64",
+        *("fresh-closures/float64", "recompute-level3-accumulation/float64"),
     ],
 )
 LEVELS = ("level1", "level2", "level3")

@@ -18,7 +18,7 @@ from only_cases import ONLY_CASES
 DEADLINE_S = 240.0
 SIZES = (2, 4)
 KEYS = [(size, case) for size in SIZES for case in torch_tools.names()]
-TABLE = CaseTable([f"{size}/{case}" for size, case in KEYS], fast=[f"2/{case}" for case in torch_tools.names()[::9]])
+TABLE = CaseTable([f"{size}/{case}" for size, case in KEYS], fast=[f"2/{case}" for case in torch_tools.names()[::18]])
 
 pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
 

@@ -15,12 +15,8 @@ TABLE = CaseTable(
     (case.name for case in CASES),
     fast=[
         "bags-pipeline",
-        "level3-experts",
-        "level3-tied-head-columns",
         "border-parts-read-far-apart-zbv",
-        "unread-aux-result-accumulated-level2",
         "unread-tied-beside-the-loss-accumulated-level3",
-        "one-weight-in-two-modules-16-bits-level3",
         "statistics-micro-batches-of-copies",
     ],
     key=lambda name: name,

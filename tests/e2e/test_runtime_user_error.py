@@ -32,6 +32,7 @@ def test_the_users_line_comes_first_in_log_and_report(
     assert f"  | {lines[0]}\n" in finished.stderr
 
 
+@pytest.mark.slow
 def test_an_error_of_the_runtime_is_one_line(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     script = workers / "runtime" / "user_error.py"
     finished = msrun.run("--worker_num=2", script, "setting", cwd=tmp_path)

@@ -7,12 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from job_runner import REPOSITORY
 
 MOST_ROOMS = 8
 ENVIRON = {"MSRUN_SIM_LEVEL": "3", "WORLD_SIZE": "4", "RANK": "1", "LOCAL_WORLD_SIZE": "4", "OMP_NUM_THREADS": "1"}
 
 
+@pytest.mark.slow
 def test_weight_and_batch_enter_few_rooms_from_the_first_line_to_the_optimizer(workers: Path) -> None:
     done = subprocess.run(
         [sys.executable, workers / "runtime" / "walks.py"],

@@ -102,13 +102,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], choices=list(MODES))
     parser.add_argument("--networks", nargs="+", default=["mlp", "conv", "transformer"])
+    parser.add_argument("--modes", nargs="+", help="of those of each number of ranks: by default all")
     parser.add_argument("--rounds", type=int, default=5, help="of each: a profile and ten steps; means count")
     add_json_option(parser)
     options = parser.parse_args()
     with kept(options.json), tempfile.TemporaryDirectory() as folder:
         for ranks in options.ranks:
             for network in options.networks:
-                for mode in MODES[ranks]:
+                for mode in [each for each in MODES[ranks] if each in (options.modes or MODES[ranks])]:
                     measure(network, mode, ranks, options.rounds, Path(folder))
 
 

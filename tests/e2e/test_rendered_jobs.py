@@ -280,7 +280,7 @@ def test_spare_node_of_slurm_takes_the_place_of_a_lost_one(msrun: JobRunner, tmp
         "Path(f\"up_{os.environ['TORCHELASTIC_RESTART_COUNT']}_{os.environ['RANK']}\").touch()\n"
         "while not Path('go').exists():\n    time.sleep(0.02)\n"
     )
-    script = batch_script(tmp_path, "--heartbeat_time_out=10", worker, spares=1, max_restarts=1)
+    script = batch_script(tmp_path, "--heartbeat_time_out=3", worker, spares=1, max_restarts=1)
     (tmp_path / "slurm").mkdir()
     with SshNet(3) as hosts, SlurmCluster(hosts, [hosts.name(host) for host in range(3)], tmp_path / "slurm") as nodes:
         env = msrun.environ({"PATH": command_path(tmp_path, {"msrun": "-m msrun"}), "HOME": str(hosts.home)})

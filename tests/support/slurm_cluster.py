@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +30,7 @@ CONFIG = """\
 ClusterName=tests
 SlurmctldHost={first}({address})
 SlurmUser=root
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={short}/munge.socket
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
@@ -37,7 +38,7 @@ SelectTypeParameters=CR_Core_Memory
 SlurmdParameters=config_overrides
 ReturnToService=2
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool_%n
+SlurmdSpoolDir={short}/%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd_%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
@@ -56,6 +57,7 @@ class SlurmCluster:
         self.names = names
         self._net, self._folder = net, folder
         self._daemons: list[subprocess.Popen[bytes]] = []
+        self._short = Path(tempfile.mkdtemp(prefix="slurm_"))  # for sockets, whose paths have at most 107 bytes
 
     def __enter__(self) -> Self:
         """Start it, and wait until all nodes are idle."""
@@ -81,6 +83,7 @@ class SlurmCluster:
         for daemon in self._daemons:
             daemon.kill()
             daemon.wait()
+        shutil.rmtree(self._short)
 
     def run_batch(self, script: Path, log: Path, env: dict[str, str]) -> int:
         """Have Slurm run a batch script in its own directory, and return the exit status of the job."""
@@ -111,12 +114,14 @@ class SlurmCluster:
             f"NodeName={name} NodeAddr={self._net.address(host)} CPUs=2 RealMemory=1024\n"
             for host, name in enumerate(self.names)
         ]
-        config = CONFIG.format(first=self.names[0], address=self._net.address(0), folder=self._folder)
+        config = CONFIG.format(
+            first=self.names[0], address=self._net.address(0), folder=self._folder, short=self._short
+        )
         partition = f"PartitionName=all Nodes={','.join(self.names)} Default=YES State=UP\n"
         (self._folder / "slurm.conf").write_text("".join([config, *nodes, partition]))
         (self._folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # not looked for, and not used
-        for name in ("state", *(f"spool_{name}" for name in self.names)):
-            (self._folder / name).mkdir()
+        for folder in (self._folder / "state", *(self._short / name for name in self.names)):
+            folder.mkdir()
         hosts = [f"{self._net.address(host)} {name}\n" for host, name in enumerate(self.names)]
         (self._folder / "hosts").write_text("".join(["127.0.0.1 localhost\n", *hosts]))
         for host in range(len(self.names)):
@@ -128,7 +133,7 @@ class SlurmCluster:
         key.chmod(0o600)
         files = {name: self._folder / f"munge.{name[:-5]}" for name in ("pid-file", "log-file", "seed-file")}
         words = [f"--{name}={path}" for name, path in files.items()]
-        socket = self._folder / "munge.socket"
+        socket = self._short / "munge.socket"
         command = ["munged", "--foreground", "--force", f"--key-file={key}", f"--socket={socket}", *words]
         null = subprocess.DEVNULL
         self._daemons.append(subprocess.Popen(command, env={"PATH": PATH}, stdout=null, stderr=null))

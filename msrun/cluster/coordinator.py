@@ -21,7 +21,7 @@ from msrun.cluster.failure import FailureReport, JobFailure, fault_of_job, read_
 from msrun.cluster.membership import describe_absent
 from msrun.cluster.messages import Message
 from msrun.cluster.restart import RestartPolicy
-from msrun.planning.ranks import fold_ranks
+from msrun.planning.ranks import fold_ranks, name_ranks
 from msrun.planning.record_json import encode_record
 
 REPORTS = frozenset({"failed", "ended", "done", "ready"})
@@ -88,7 +88,7 @@ class Coordinator:
         done = {rank: node for rank, node in self._done.items() if node != report.node_rank}
         if not (report.lost_peer and done):
             return report
-        who = f"rank {fold_ranks(done)} on node {fold_ranks(set(done.values()))}"
+        who = f"{name_ranks(done)} on node {fold_ranks(set(done.values()))}"
         return replace(report, failure=_after(f"{who} exited early (code 0)", report.failure))
 
     def unfit(self, reason: str) -> list[Message]:

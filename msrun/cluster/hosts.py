@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from msrun.cluster.proof import PROTOCOL
 from msrun.planning.host_assignment import HostAssignment
-from msrun.planning.ranks import count_workers, fold_ranks
+from msrun.planning.ranks import count_workers, fold_ranks, name_ranks
 
 MAX_NAME = 255
 MAX_WORKERS = 1 << 24
@@ -205,13 +205,13 @@ class Registry:
         nodes = {request.node_rank for request in self._requests.values()}
         if self._expected:
             absent = [assignment for node, assignment in sorted(self._expected.items()) if node not in nodes]
-            words = [f"node {s.node_rank} ({s.address}) {_words(s.ranks)}" for s in absent[:SHOWN_HOSTS]]
+            words = [f"node {s.node_rank} ({s.address}) {name_ranks(s.ranks)}" for s in absent[:SHOWN_HOSTS]]
             return _shortened(words, len(absent))
         left = self._worker_num - self.registered
         if nodes and -1 not in nodes:
             gaps = sorted(set(range(max(nodes))) - nodes)
             if not gaps:
-                return f"{_words(range(self.registered, self._worker_num))}, from node {max(nodes) + 1} on"
+                return f"{name_ranks(range(self.registered, self._worker_num))}, from node {max(nodes) + 1} on"
             return f"{count_workers(left)}, among them those of node {fold_ranks(gaps)}"
         return count_workers(left)
 
@@ -219,10 +219,6 @@ class Registry:
 def _place(request: HostRequest) -> tuple[int, int, int]:
     address = ipaddress.ip_address(request.address)
     return request.node_rank, address.version, int(address)
-
-
-def _words(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {fold_ranks(ranks)}"
 
 
 def _shortened(words: list[str], count: int) -> str:

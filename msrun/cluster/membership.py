@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from msrun.planning.ranks import fold_ranks
+from msrun.planning.ranks import name_ranks
 
 
 class WorkerState(Enum):
@@ -132,9 +132,9 @@ class Membership:
         return sorted(rank for rank, member in self.members.items() if member.state in states)
 
 
-def describe_absent(absent: Iterable[int], come: Iterable[int]) -> str:
+def describe_absent(absent: Collection[int], come: Collection[int]) -> str:
     """Return why a world that `come` have joined can never be whole, in one line."""
     return (
-        f"rank {fold_ranks(absent)} ended with exit code 0 without joining the world, and rank {fold_ranks(come)} "
-        "needs it: every rank has to call init() or init_process_group(), or none"
+        f"{name_ranks(absent)} ended with exit code 0 without joining the world, and {name_ranks(come)} "
+        f"{'needs' if len(come) == 1 else 'need'} it: every rank has to call init() or init_process_group(), or none"
     )

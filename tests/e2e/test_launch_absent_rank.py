@@ -17,7 +17,7 @@ def assert_named(job: Finished, absent: str, come: str) -> None:
     assert job.code == 3, job.stderr
     assert (
         f"rank {absent} ended with exit code 0 without joining the world, and rank {come} needs it: {RULE}"
-        in (job.errors[0])
+        in job.errors[0]
     )
     assert job.read_json("failure.json")["exit_code"] == 3
 

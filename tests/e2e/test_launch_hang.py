@@ -33,7 +33,7 @@ def test_rank_that_holds_the_others_up_is_named_with_its_step(
     assert finished.code == 124, finished.stderr
     (line,) = finished.errors
     assert re.search(r"--hang_time_out 3: no progress for [3-9] s; behind: rank 1 \(" + words + r"\)", line), line
-    assert re.search(r"rank 0, 2-3 \(step 3, waits in \w+ of 4 ranks", line), line
+    assert re.search(r"ranks 0, 2-3 \(step 3, waits in \w+ of 4 ranks", line), line
     lagging = finished.read_json("failure.json")["lagging"]
     assert [worker["global_rank"] for worker in lagging] == [1]
     assert "hold_the_others_up" in finished.log(1).decode()
@@ -48,7 +48,7 @@ def test_silence_of_a_plain_script_is_found(msrun: JobRunner, tmp_path: Path, me
     (tmp_path / "w.py").write_text("import time\ndef asleep(): time.sleep(600)\nprint('begin', flush=True)\nasleep()\n")
     finished = msrun.run("--worker_num=2", f"--start_method={method}", "--hang_time_out=1", "w.py", cwd=tmp_path)
     assert finished.code == 124
-    assert re.search("no progress for [1-9] s; running: rank 0-1", finished.errors[0])
+    assert re.search("no progress for [1-9] s; running: ranks 0-1", finished.errors[0])
     expected = "in asleep" if method == "fork" else "cannot write its stacks; the kernel's view: sleeping"
     assert expected in finished.log(0).decode()
     assert expected in finished.log(1).decode()
@@ -72,7 +72,7 @@ def test_rank_of_plain_torch_that_holds_the_others_up_is_named_with_its_place(
     held = next(number for number, line in enumerate(text, 1) if "time.sleep" in line)
     (line,) = finished.errors
     assert re.search(rf"; behind: rank 1 \(at plain_stuck\.py:{held} in hold_the_others_up\)", line), line
-    assert re.search(rf"; rank 0, 2 \(waits in {waits} at plain_stuck\.py:\d+ in step\)", line), line
+    assert re.search(rf"; ranks 0, 2 \(waits in {waits} at plain_stuck\.py:\d+ in step\)", line), line
     lagging = finished.read_json("failure.json")["lagging"]
     assert [worker["global_rank"] for worker in lagging] == [1]
 
@@ -114,7 +114,7 @@ def test_rank_that_never_joins_is_named_with_its_last_words(msrun: JobRunner, wo
     assert finished.code == 124, finished.stderr
     (line,) = finished.errors
     assert line.startswith("msrun: error: --cluster_time_out 15: 1 of 4 workers have not joined the world")
-    assert line.endswith("rank 1; came: rank 0, 2-3")
+    assert line.endswith("rank 1; came: ranks 0, 2-3")
     assert "loading the data" in finished.stderr
     assert re.search(r"rank 0 stopped by msrun \(.*waits (in|for) .* for \d+\.\d s\)", finished.stderr)
 
@@ -123,7 +123,7 @@ def test_rank_that_never_joins_is_named_with_its_last_words(msrun: JobRunner, wo
 def test_rank_that_ends_well_before_joining_is_named_at_once(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     finished = run_stuck(msrun, workers, tmp_path, "gone")
     assert finished.code == 3, finished.stderr
-    assert "rank 1 ended with exit code 0 without joining the world, and rank " in finished.errors[0]
+    assert "rank 1 ended with exit code 0 without joining the world, and ranks " in finished.errors[0]
 
 
 @pytest.mark.slow

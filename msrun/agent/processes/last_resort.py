@@ -20,9 +20,11 @@ from msrun.agent.processes.process_spec import LOG_WRITER_TITLE
 
 SERVER_END_S = 5.0
 """How long a fork server that still runs is trusted to clean up: it ends this process too."""
-SWEEP_S = 5.0
-LAST_WORDS_S = 3.0
-"""How long the log writer may take for what workers wrote last; it ends by itself once nobody can write any more."""
+LOOKS = 300
+"""How often what is left is killed; counted, not timed: on a busy machine the looks are slow, and so is what they wait
+for. At least 3 s."""
+LAST_WORDS_LOOKS = 200
+"""For how many of them the log writer may write what workers wrote last; it ends by itself once nobody can write."""
 
 
 def marked_processes(job_id: str) -> list[Pid]:
@@ -58,8 +60,10 @@ def sweep_job(server_pid: int, job_id: str, run_dir: str) -> None:
 
 def end_job(job_id: str) -> None:
     """Kill every process of a job but this one; the log writer may first write what workers wrote last."""
-    begin = time.monotonic()
-    while (left := marked_processes(job_id)) and time.monotonic() < begin + SWEEP_S:
-        is_early = time.monotonic() < begin + LAST_WORDS_S
-        signal_processes([pid for pid in left if not (is_early and _is_log_writer(pid))], signal.SIGKILL)
+    for look in range(LOOKS):
+        left = marked_processes(job_id)
+        if not left:
+            return
+        may_write = look < LAST_WORDS_LOOKS
+        signal_processes([pid for pid in left if not (may_write and _is_log_writer(pid))], signal.SIGKILL)
         time.sleep(POLL_S)

@@ -8,7 +8,7 @@ from msrun.agent.watch.progress_board import ProgressBoard
 from msrun.agent.watch.usage import session_usage
 from msrun.agent.watch.watchdog import size_of
 from msrun.errors import HangTimeout
-from msrun.planning.ranks import fold_ranks
+from msrun.planning.ranks import name_ranks
 
 INTERVAL_S = 1.0
 LIMIT_S = 300.0
@@ -54,7 +54,8 @@ class LingerWatch:
         if idle_s < self._limit_s:
             return new, None
         rank, record = next(iter(lingering.items()))
-        more = f" (so do rank {fold_ranks(sorted(lingering.keys() - {rank}))})" if len(lingering) > 1 else ""
+        others = sorted(lingering.keys() - {rank})
+        more = f" (so {'does' if len(others) == 1 else 'do'} {name_ranks(others)})" if others else ""
         return new, HangTimeout(
             f"rank {rank} has ended its program and waits for {record.name}{more}, without a sign of life for "
             f"{idle_s:.0f} s: end threads and atexit functions, or give a longer --hang_time_out"

@@ -6,7 +6,7 @@ from msrun import contract
 from msrun.agent.watch.progress_board import Progress, ProgressBoard
 from msrun.cluster.membership import Membership, WorkerState, describe_absent
 from msrun.errors import ClusterError, HangTimeout, RendezvousTimeout
-from msrun.planning.ranks import fold_ranks
+from msrun.planning.ranks import name_ranks
 
 LOOKS_PER_LIMIT = 20
 MIN_INTERVAL_S = 0.2
@@ -87,7 +87,7 @@ class MeetingWatch:
         return RendezvousTimeout(
             f"--cluster_time_out {self._limit_s:g}: {len(missing)} of {size} workers have not joined the world, and "
             f"others wait in {_where(waiting)} for {waited_s:.0f} s; "
-            f"missing on {self._host_name}: rank {fold_ranks(missing) or 'none'}; came: rank {fold_ranks(came)}"
+            f"missing on {self._host_name}: {name_ranks(missing) if missing else 'none'}; came: {name_ranks(came)}"
         )
 
     def _judge_deserted(self, membership: Membership, records: dict[int, Progress], now: float) -> ClusterError | None:
@@ -99,8 +99,9 @@ class MeetingWatch:
             return None
         self.missing = tuple(done)
         return HangTimeout(
-            f"rank {fold_ranks(done)} on {self._host_name} ended with exit code 0 while rank {fold_ranks(records)} "
-            f"waits in {_where(records)}, for {waited_s:.0f} s already: every rank has to call the same collectives"
+            f"{name_ranks(done)} on {self._host_name} ended with exit code 0 while {name_ranks(records)} "
+            f"wait{'s' if len(records) == 1 else ''} in {_where(records)}, "
+            f"for {waited_s:.0f} s already: every rank has to call the same collectives"
         )
 
 

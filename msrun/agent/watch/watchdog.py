@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from msrun.agent.watch.progress_board import Progress, ProgressBoard
 from msrun.agent.watch.stacks import kernel_state
 from msrun.agent.watch.usage import session_usage
-from msrun.planning.ranks import fold_ranks
+from msrun.planning.ranks import name_ranks
 
 BUSY_SHARE = 0.05
 """Share of a core that counts as work; the threads of an idle process group use less."""
@@ -52,9 +52,9 @@ class Hang:
         waiting = [rank for rank in self.doing if rank not in self.lagging]
         name = "behind" if waiting else "running"
         words = {self.doing[rank] for rank in self.lagging}
-        parts.append(f"{name}: rank {fold_ranks(self.lagging)}{' (' + words.pop() + ')' if len(words) == 1 else ''}")
+        parts.append(f"{name}: {name_ranks(self.lagging)}{' (' + words.pop() + ')' if len(words) == 1 else ''}")
         if waiting:
-            parts.append(f"rank {fold_ranks(waiting)} ({self.doing[waiting[0]]})")
+            parts.append(f"{name_ranks(waiting)} ({self.doing[waiting[0]]})")
         return "; ".join(parts)
 
 

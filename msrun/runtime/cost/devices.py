@@ -67,6 +67,8 @@ class DeviceProfile:
     to_host: Link
     """Between the memories of a device and of its host."""
     devices_per_host: int = 8
+    has_streams: bool = True
+    """Whether messages travel beside operators where the program only orders them one after the other."""
     overhead_s: float = 0.0
     """Added to every operator: what the caller needs to start it where nothing hides that."""
     wait_s: float = 0.0
@@ -188,6 +190,7 @@ PROFILES: Mapping[str, DeviceProfile] = {
             in_host=Link(20e-6, 2.5 * GB, 20e-6),
             between_hosts=Link(100e-6, 0.125 * GB, 100e-6),
             to_host=Link(1e-6, 9.3 * GB),
+            has_streams=False,
         ),
     )
 }

@@ -86,6 +86,7 @@ def calibrate(
         between_hosts=given.between_hosts,
         to_host=Link(launch_s, bandwidth / 2),
         devices_per_host=place.local_world_size,
+        has_streams=False,
         overhead_s=_mean(measure_overhead_s()),
         operators=measure_operators([sample_step(), *([] if step is None else [step])]),
     )

@@ -101,12 +101,13 @@ class Recording(TorchDispatchMode):
     Args:
         device: prices every operator and message.
         given: tensors that are there before; they are not counted.
-        at_once: operations that operators wait for as soon as they are started.
+        beside: operations that the device does beside its operators although the program waits for them: it only
+            makes streams wait.
     """
 
-    def __init__(self, device: DeviceProfile, given: Sequence[Tensor], at_once: Collection[str] = ()) -> None:
+    def __init__(self, device: DeviceProfile, given: Sequence[Tensor], beside: Collection[str] = ()) -> None:
         super().__init__()
-        self._at_once = at_once
+        self._beside = beside
         self.device = device
         self.memory = Memory()
         self.spans: list[Span] = []
@@ -204,7 +205,7 @@ class Recording(TorchDispatchMode):
             return
         self._wire_s = begin + seconds
         self._sent.append(self._wire_s)
-        if _COLLECTIVES[name] in self._at_once:
+        if _is_waited_for(func, args) and _COLLECTIVES[name] not in self._beside:
             self.clock_s = self._wire_s
         self.spans.append(self._sending(_COLLECTIVES[name], begin, self._wire_s, nbytes, ranks))
 
@@ -257,3 +258,9 @@ class Recording(TorchDispatchMode):
             return result
 
         return resized
+
+
+def _is_waited_for(func: Any, args: Sequence[Any]) -> bool:
+    """Return whether torch waits for a collective before it returns to its caller (`async_op=False`)."""
+    given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
+    return not given.get("async_op", True)

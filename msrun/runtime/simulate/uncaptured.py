@@ -145,7 +145,8 @@ def record_uncaptured(
 ) -> tuple[ParallelPlan, StepRecord | None]:
     """Run a training step of a mode without capture, and return its plan and what was seen; at level 0 the plan alone.
 
-    The gathers of FSDP2 are taken not to hide behind operators: it waits for them where it uses them.
+    The gathers of FSDP2 are taken not to hide behind operators: it waits for them where it uses them. Its sums of
+    gradients have a stream of their own on devices that have streams.
 
     Raises:
         StrategyError: a network that does not run without values.
@@ -194,7 +195,7 @@ def _record(
     args, kwargs = pytree.tree_map_only(Tensor, torch.empty_like, (tuple(given), dict(named)))
     batch = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     there = [*map(local_part, faked.root.parameters()), *faked.root.buffers(), *batch]
-    recording = Recording(device, there, at_once=("all_gather",))
+    recording = Recording(device, there, beside=("reduce_scatter", "all_reduce") if device.has_streams else ())
     if replicas is not None:
         replicas.recording = recording
     with recording.recording(), RandomCalls(), checkpointed(faked.root):

@@ -394,7 +394,7 @@ def test_world_that_a_rank_of_another_host_never_joined_is_given_up(job: HostJob
     job.hear("absent", attempt=1, ranks=[5])
     assert job.attempt.fault is None
     job.hear("absent", attempt=0, ranks=[1, 5])
-    assert str(job.attempt.fault).startswith("rank 5 ended with exit code 0 without joining the world, and rank 0-1 ")
+    assert str(job.attempt.fault).startswith("rank 5 ended with exit code 0 without joining the world, and ranks 0-1 ")
 
 
 def test_absent_rank_of_another_host_is_no_matter_where_the_job_ends_already(job: HostJob) -> None:

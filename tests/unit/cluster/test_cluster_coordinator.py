@@ -62,7 +62,7 @@ def test_ranks_of_other_hosts_that_had_ended_well_are_named_where_one_is_missed(
         job.done(node, 0, rank)
     job.done(2, 7, 6)  # words of another attempt
     (stop,) = job.failed(0, lost)
-    who = "rank 2-3, 5 on node 1-2"
+    who = "ranks 2-3, 5 on node 1-2"
     assert reason_of(stop) == f"{who} exited early (code 0); rank 0 failed"
     assert read_report(stop["report"]) == job.report
     for node in range(3):
@@ -87,7 +87,7 @@ def test_hosts_hear_once_of_a_rank_that_never_joined_and_its_failure_is_told_at_
     assert job.ended(1, 0, can_continue=True, come=[3])[0]["report"]["failure"]["exit_code"] == 3
     (over,) = job.ended(0, 0, can_continue=True, come=[0])
     assert over["type"] == "over", "starting again would not help"
-    assert reason_of(over).startswith("rank 2, 4 ended with exit code 0 without joining the world")
+    assert reason_of(over).startswith("ranks 2, 4 ended with exit code 0 without joining the world")
 
 
 def test_ranks_that_all_join_nothing_end_well() -> None:

@@ -55,7 +55,7 @@ def test_ranks_that_all_linger_without_a_sign_of_life_end_the_job(workers: Worke
         assert workers.watch.look(RUNNING, now)[1] is None
     _, error = workers.watch.look(RUNNING, 1000.0 + LIMIT_S)
     assert str(error) == (
-        "rank 0 has ended its program and waits for thread 0 (so do rank 1), without a sign of life for 50 s: "
+        "rank 0 has ended its program and waits for thread 0 (so does rank 1), without a sign of life for 50 s: "
         "end threads and atexit functions, or give a longer --hang_time_out"
     )
 

@@ -53,7 +53,7 @@ def test_those_who_did_not_come_in_time_are_named_with_those_who_did(meeting: Me
     error = meeting.look(11.0)
     assert isinstance(error, RendezvousTimeout)
     assert "1 of 4 workers have not joined the world, and others wait in init() for 11 s" in str(error)
-    assert "missing on node-a: rank 2; came: rank 0-1, 3" in str(error)
+    assert "missing on node-a: rank 2; came: ranks 0-1, 3" in str(error)
     assert meeting.watch.missing == (2,)
     assert error.exit_code == 124
 
@@ -82,7 +82,7 @@ def test_worker_that_ended_well_without_joining_is_named_as_soon_as_another_has_
     error = meeting.look(0.0)
     assert error is not None
     assert str(error).startswith(
-        "rank 1 ended with exit code 0 without joining the world, and rank 0, 2-3 needs it: every rank"
+        "rank 1 ended with exit code 0 without joining the world, and ranks 0, 2-3 need it: every rank"
     )
     assert meeting.watch.missing == (1,)
     assert error.exit_code == 3
@@ -116,7 +116,7 @@ def test_all_have_come_but_the_meeting_fails(meeting: Meeting) -> None:
     meeting.enter(contract.PHASE_JOINING, 0, 1, 2, 3)
     error = meeting.look(11.0)
     assert "0 of 4 workers" in str(error)
-    assert "missing on node-a: rank none; came: rank 0-3" in str(error)
+    assert "missing on node-a: none; came: ranks 0-3" in str(error)
     assert meeting.watch.missing == (0, 1, 2, 3)
 
 
@@ -130,7 +130,7 @@ def test_ranks_left_alone_in_a_collective_are_found_when_all_of_them_wait(meetin
     assert meeting.look(DESERTED_S - 1) is None
     error = meeting.look(DESERTED_S + 1)
     assert isinstance(error, HangTimeout)
-    assert "rank 1 on node-a ended with exit code 0 while rank 0, 2-3 waits in all_reduce of 4 ranks" in str(error)
+    assert "rank 1 on node-a ended with exit code 0 while ranks 0, 2-3 wait in all_reduce of 4 ranks" in str(error)
 
 
 def test_waiting_for_a_rank_that_runs_is_no_desertion(meeting: Meeting) -> None:

@@ -79,7 +79,7 @@ def test_silent_idle_workers_are_found_after_the_limit(job: Job) -> None:
     assert hang is not None
     assert hang.lagging == (0, 1)
     assert hang.silent_s >= LIMIT_S
-    assert hang.describe().startswith("no progress for 100 s; running: rank 0-1")
+    assert hang.describe().startswith("no progress for 100 s; running: ranks 0-1")
 
 
 def test_longer_log_of_one_worker_keeps_the_job_alive(job: Job) -> None:
@@ -126,7 +126,7 @@ def test_rank_that_computes_for_ever_while_the_others_wait_is_the_one_behind(job
     assert hang is not None
     assert hang.lagging == (1,)
     assert "behind: rank 1 (step 41)" in hang.describe()
-    assert "rank 0, 2 (step 41, waits in all_reduce of 3 ranks for" in hang.describe()
+    assert "ranks 0, 2 (step 41, waits in all_reduce of 3 ranks for" in hang.describe()
 
 
 def test_rank_that_computes_in_its_first_step_is_left_alone_while_the_others_wait(job: Job) -> None:

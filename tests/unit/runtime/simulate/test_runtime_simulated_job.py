@@ -232,6 +232,20 @@ def test_replicas_under_fsdp2_hold_their_part(simulate: Simulate) -> None:
     assert sent["all_gather"] == 2 * whole // 16  # forward, and again for the backward pass
 
 
+def test_processors_wait_for_every_message_of_fsdp2_and_devices_reduce_beside_operators(simulate: Simulate) -> None:
+    for device in (PROFILES["cpu"], DEVICE):
+        job = simulate(mode="data_parallel", hsdp="level3", device=device)
+        record = job.classes[0].record
+        assert record is not None
+        assert job.step is not None
+        messages_s = record.recording.seconds(messages=True)
+        if device is DEVICE:
+            assert 0 < job.step.waits_s < 0.9 * messages_s
+        else:
+            assert job.step.waits_s == pytest.approx(messages_s)
+        release()
+
+
 def test_ranks_that_stand_alone_send_nothing(simulate: Simulate) -> None:
     job = simulate(mode="stand_alone")
     record = job.classes[0].record

@@ -20,7 +20,7 @@ from msrun.errors import WorldError
 from msrun.runtime import world
 from msrun.runtime.cost.devices import PROFILES, DeviceProfile, Link, Point
 from msrun.runtime.cost.measured import measured_collective_seconds
-from msrun.runtime.simulate.message_times import measure_wait_s
+from msrun.runtime.simulate.message_times import measure_fsdp_s, measure_wait_s
 from msrun.runtime.simulate.operator_times import measure_operators, measure_overhead_s, sample_step
 
 MATRIX, COPIED_BYTES, TINY = 768, 64 * 2**20, 4
@@ -48,7 +48,8 @@ def calibrate(
       for whom the others wait;
     - what Python and autograd take for each operator;
     - collectives over all ranks of 1 KB to 8 MB: medians;
-    - what a step waits for a message beside its own seconds: small programs with messages, and without, by turns.
+    - what a step waits for a message beside its own seconds: small programs with messages, and without, by turns;
+      of torch's FSDP2 with what its Python takes.
 
     It takes a few seconds, and six times `step`.
 
@@ -94,7 +95,8 @@ def calibrate(
         collectives = {operation: _collective_points(operation, place.world_size) for operation in _COLLECTIVES}
         collectives["send"] = _message_points(place.global_rank, place.world_size)
         profile = replace(profile, collectives=collectives, in_host=_link(collectives["all_reduce"]))
-        profile = replace(profile, wait_s=_mean(measure_wait_s(partial(_all_reduce_s, profile))))
+        message_s = partial(_message_s, profile)
+        profile = replace(profile, wait_s=_mean(measure_wait_s(message_s)), fsdp_s=_mean(measure_fsdp_s(message_s)))
     if path is not None and place.global_rank == 0:
         try:
             Path(path).write_text(json.dumps(profile.to_json(), indent=1) + "\n", encoding="utf-8")
@@ -103,9 +105,9 @@ def calibrate(
     return profile
 
 
-def _all_reduce_s(profile: DeviceProfile, nbytes: int) -> float:
-    """Return how long an all-reduce over all ranks takes back to back with others."""
-    return measured_collective_seconds("all_reduce", nbytes, dist.get_world_size(), profile.in_host, profile)
+def _message_s(profile: DeviceProfile, operation: str, nbytes: int) -> float:
+    """Return how long a collective over all ranks takes back to back with others of its kind."""
+    return measured_collective_seconds(operation, nbytes, dist.get_world_size(), profile.in_host, profile)
 
 
 def _product_s(dtype: torch.dtype) -> float:

@@ -11,6 +11,31 @@ from torch.utils.flop_counter import flop_registry
 
 from msrun.runtime.cost.operators import NOTHING, Work, is_view, operations
 
+COLLECTIVES = {
+    "allreduce_": "all_reduce",
+    "_allgather_base_": "all_gather",
+    "allgather_": "all_gather",
+    "_reduce_scatter_base_": "reduce_scatter",
+    "reduce_scatter_": "reduce_scatter",
+    "alltoall_base_": "all_to_all",
+    "alltoall_": "all_to_all",
+    "broadcast_": "broadcast",
+    "send": "send",
+    "recv_": "receive",
+}
+_INPUT = {"_allgather_base_": 1, "allgather_": 1, "_reduce_scatter_base_": 1, "reduce_scatter_": 1}
+_INPUT |= {"alltoall_base_": 1, "alltoall_": 1}
+"""Which argument of a collective this rank gives; else the first."""
+
+
+def message_of(func: Any, args: Any) -> tuple[str, int] | None:
+    """Return a collective's name, or "send" and "receive", and the bytes that this rank gives; None of other calls."""
+    name = func.__name__.partition(".")[0]
+    if name not in COLLECTIVES:
+        return None
+    given = [leaf for leaf in pytree.tree_leaves(args[_INPUT.get(name, 0)]) if isinstance(leaf, Tensor)]
+    return COLLECTIVES[name], sum(tensor.numel() * tensor.element_size() for tensor in given)
+
 
 def work_of(func: Any, args: Any, kwargs: Any, result: Any, made: Sequence[Tensor]) -> Work:
     """Return what a call does; of one that only makes a view, or memory without values, nothing.

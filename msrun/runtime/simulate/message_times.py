@@ -17,14 +17,21 @@ from msrun.runtime.capture.target import Target
 from msrun.runtime.parallel.compilation.compilation import Compilation
 from msrun.runtime.parallel.compile_call import compile_call
 from msrun.runtime.parallel.given_strategies import shard
+from msrun.runtime.parallel.modes.fsdp import LEAVES_WHOLE, ShardedNetwork
+from msrun.runtime.parallel.parameters.hsdp import HsdpSpec
 from msrun.runtime.parallel.parameters.storage import ParameterStorage
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.sharding.layout import build_mesh
+from msrun.runtime.simulate.operator_times import OperatorTimes
 
 WIDTH, ROWS, PAIRS = 256, 64, 6
+FSDP_WIDTH, FSDP_THRESHOLD_KB = 512, 16
+FSDP_COPIES = ("fsdp.", "aten._foreach_copy_")
 ROUNDS = 24
 StepTime = tuple[float, float]
 """Seconds of a step, and seconds of this rank's processor time in it."""
+MessageSeconds = Callable[[str, int], float]
+"""A collective's name and its bytes on a rank -> its seconds over all ranks."""
 
 
 class _Pairs(nn.Module):
@@ -46,7 +53,7 @@ class _Pairs(nn.Module):
         return x.mean()
 
 
-def measure_wait_s(message_s: Callable[[int], float]) -> float:
+def measure_wait_s(message_s: MessageSeconds) -> float:
     """Return what one message adds to a step beside its own seconds, from steps with and without messages by turns.
 
     All ranks call it together. Lower quartiles count: a step that another program has held up says nothing of messages.
@@ -54,7 +61,7 @@ def measure_wait_s(message_s: Callable[[int], float]) -> float:
     same whatever else the machine does.
 
     Args:
-        message_s: bytes -> seconds of an all-reduce over all ranks, back to back with others of its kind.
+        message_s: of messages that come back to back with others of their kind.
     """
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
@@ -64,7 +71,52 @@ def measure_wait_s(message_s: Callable[[int], float]) -> float:
     cores = len(set[int]().union(*gather(os.sched_getaffinity(0))))
     with_messages, without = zip(*steps, strict=True)
     added = added_s(with_messages, without, world.get_group_size() / cores)
-    return max(0.0, added / (calls - own_calls) - message_s(batch.nbytes))
+    return max(0.0, added / (calls - own_calls) - message_s("all_reduce", batch.nbytes))
+
+
+def measure_fsdp_s(message_s: MessageSeconds) -> float:
+    """Return what a collective of torch's FSDP2 adds to a step beside its own seconds and the copies around it.
+
+    All ranks call it together. It is measured as `measure_wait_s` does it, with layers whose weights are cut and whose
+    biases are whole.
+    """
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        whole, cut, batch = _layers(), _layers(), torch.randn(ROWS, FSDP_WIDTH)
+    ranks, messages = world.get_group_size(), _messages_of(cut)
+    ShardedNetwork(Target(cut, cut), HsdpSpec(threshold=FSDP_THRESHOLD_KB, optimizer_level="level3"), sums_wide=False)
+
+    def run(x: Tensor) -> Tensor:
+        return cut(x).mean()
+
+    def run_whole(x: Tensor) -> Tensor:
+        return whole(x).mean()
+
+    for _ in range(2):  # FSDP2 makes its plan in the first step
+        _step_s(run, batch), _step_s(run_whole, batch)
+    with OperatorTimes() as times:
+        run(batch).backward()
+    copies_s = sum(total.seconds for (name, _, _), total in times.found.items() if name.startswith(FSDP_COPIES))
+    of_cut, of_whole = zip(*((_step_s(run, batch), _step_s(run_whole, batch)) for _ in range(ROUNDS)), strict=True)
+    cores = len(set[int]().union(*gather(os.sched_getaffinity(0))))
+    sent_s = sum(message_s(operation, nbytes) for operation, nbytes in messages)
+    return max(0.0, (added_s(of_cut, of_whole, ranks / cores) - copies_s - sent_s) / len(messages))
+
+
+def _layers() -> nn.Sequential:
+    layers = (nn.Linear(FSDP_WIDTH, FSDP_WIDTH, bias=LEAVES_WHOLE) for _ in range(PAIRS))
+    return nn.Sequential(*(module for layer in layers for module in (layer, nn.ReLU())))
+
+
+def _messages_of(network: nn.Module) -> list[tuple[str, int]]:
+    """Return the collectives of a step of a network under FSDP2, and their bytes on a rank."""
+    found: list[tuple[str, int]] = []
+    for value in network.parameters():
+        if value.nbytes < FSDP_THRESHOLD_KB << 10:
+            found.append(("all_reduce", value.nbytes))
+        else:
+            found += [("all_gather", value.nbytes // world.get_group_size())] * 2 + [("reduce_scatter", value.nbytes)]
+    return found
 
 
 def added_s(more: Sequence[StepTime], fewer: Sequence[StepTime], ranks_per_core: float) -> float:

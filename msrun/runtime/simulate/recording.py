@@ -24,28 +24,13 @@ from msrun.runtime.cost.devices import DeviceProfile
 from msrun.runtime.cost.measured import measured_collective_seconds, operator_seconds
 from msrun.runtime.execute import tensor_future
 from msrun.runtime.execute.tensor_future import TensorFuture
-from msrun.runtime.simulate.dispatched import operator_name, work_of
+from msrun.runtime.simulate.dispatched import message_of, operator_name, work_of
 
 ACTIVATIONS, RECOMPUTED, BACKWARD = "activations", "recompute", "backward"
 MESSAGES, GRADIENTS, OPTIMIZER, HOST = "messages", "gradients", "optimizer", "host"
 """What memory is for: values of the forward pass, of its second run, and of the backward pass; what is sent or
 received, gathered parameters too; gradients of parameters; values of the optimizer's step; what lies on the host."""
-_COLLECTIVES = {
-    "allreduce_": "all_reduce",
-    "_allgather_base_": "all_gather",
-    "allgather_": "all_gather",
-    "_reduce_scatter_base_": "reduce_scatter",
-    "reduce_scatter_": "reduce_scatter",
-    "alltoall_base_": "all_to_all",
-    "alltoall_": "all_to_all",
-    "broadcast_": "broadcast",
-    "send": "send",
-    "recv_": "receive",
-}
 BETWEEN_STAGES = ("send", "receive")
-_INPUT = {"_allgather_base_": 1, "allgather_": 1, "_reduce_scatter_base_": 1, "reduce_scatter_": 1}
-_INPUT |= {"alltoall_base_": 1, "alltoall_": 1}
-"""Which argument of a collective this rank gives; else the first."""
 
 
 @dataclass(frozen=True)
@@ -103,10 +88,14 @@ class Recording(TorchDispatchMode):
         given: tensors that are there before; they are not counted.
         beside: operations that the device does beside its operators although the program waits for them: it only
             makes streams wait.
+        around_s: what the program itself takes for every message.
     """
 
-    def __init__(self, device: DeviceProfile, given: Sequence[Tensor], beside: Collection[str] = ()) -> None:
+    def __init__(
+        self, device: DeviceProfile, given: Sequence[Tensor], beside: Collection[str] = (), around_s: float = 0.0
+    ) -> None:
         super().__init__()
+        self._around_s = around_s
         self._beside = beside
         self.device = device
         self.memory = Memory()
@@ -177,37 +166,38 @@ class Recording(TorchDispatchMode):
 
     def _compute(self, func: Any, args: Any, kwargs: Any, result: Any, made: Sequence[Tensor]) -> None:
         work = work_of(func, args, kwargs, result, made)
-        seconds = operator_seconds(operator_name(func, work), work, self.device) if work.launches else 0.0
+        if work.launches:
+            self._take(func.__name__, operator_seconds(operator_name(func, work), work, self.device))
+
+    def _take(self, name: str, seconds: float) -> None:
         if seconds:
-            self.spans.append(
-                Span(func.__name__, self.clock_s, self.clock_s + seconds, is_message=False, phase=self.phase)
-            )
+            self.spans.append(Span(name, self.clock_s, self.clock_s + seconds, is_message=False, phase=self.phase))
             self.clock_s += seconds
 
     def _message(self, func: Any, args: Any) -> None:
-        name = func.__name__.partition(".")[0]
-        if name not in _COLLECTIVES:
+        found = message_of(func, args)
+        if found is None:
             return
+        name, nbytes = found
         tensors = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor)]
         for tensor in tensors:
             self._add(tensor)
         self.kind_of(tensors, MESSAGES)
-        given = [leaf for leaf in pytree.tree_leaves(args[_INPUT.get(name, 0)]) if isinstance(leaf, Tensor)]
-        nbytes = sum(tensor.numel() * tensor.element_size() for tensor in given)
         ranks = self._ranks(
             next(dist.ProcessGroup.unbox(leaf) for leaf in args if isinstance(leaf, torch.ScriptObject))
         )
         link = self.device.in_host if self._is_inside(ranks) else self.device.between_hosts
-        seconds = measured_collective_seconds(_COLLECTIVES[name], nbytes, len(ranks), link, self.device)
-        begin = max(self.clock_s, self._wire_s)
-        if _COLLECTIVES[name] in BETWEEN_STAGES:  # what a stage waits for only the whole schedule tells
-            self.spans.append(self._sending(_COLLECTIVES[name], self.clock_s, self.clock_s, nbytes, ranks))
+        seconds = measured_collective_seconds(name, nbytes, len(ranks), link, self.device)
+        if name in BETWEEN_STAGES:  # what a stage waits for only the whole schedule tells
+            self.spans.append(self._sending(name, self.clock_s, self.clock_s, nbytes, ranks))
             return
+        self._take("around a message", self._around_s)
+        begin = max(self.clock_s, self._wire_s)
         self._wire_s = begin + seconds
         self._sent.append(self._wire_s)
-        if _is_waited_for(func, args) and _COLLECTIVES[name] not in self._beside:
+        if _is_waited_for(func, args) and name not in self._beside:
             self.clock_s = self._wire_s
-        self.spans.append(self._sending(_COLLECTIVES[name], begin, self._wire_s, nbytes, ranks))
+        self.spans.append(self._sending(name, begin, self._wire_s, nbytes, ranks))
 
     def _sending(self, name: str, begin_s: float, end_s: float, nbytes: int, ranks: tuple[int, ...]) -> Span:
         return Span(name, begin_s, end_s, is_message=True, phase=self.phase, nbytes=nbytes, ranks=ranks)

@@ -195,7 +195,8 @@ def _record(
     args, kwargs = pytree.tree_map_only(Tensor, torch.empty_like, (tuple(given), dict(named)))
     batch = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     there = [*map(local_part, faked.root.parameters()), *faked.root.buffers(), *batch]
-    recording = Recording(device, there, beside=("reduce_scatter", "all_reduce") if device.has_streams else ())
+    beside = ("reduce_scatter", "all_reduce") if device.has_streams else ()
+    recording = Recording(device, there, beside, 0.0 if settings.hsdp is None else device.fsdp_s)
     if replicas is not None:
         replicas.recording = recording
     with recording.recording(), RandomCalls(), checkpointed(faked.root):

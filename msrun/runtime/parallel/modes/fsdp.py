@@ -36,6 +36,8 @@ try:  # a private place: tests fail loudly when it moves
     from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo, ShardPlacementResult
 except ImportError:  # torch before 2.13 shards all parameters of a module alike
     HSDPMeshInfo = ShardPlacementResult = None  # type: ignore[assignment,misc]
+LEAVES_WHOLE = ShardPlacementResult is not None
+"""Whether single parameters of a module can stay whole."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ class ShardedNetwork:
         is_flat = size == -1 or size >= ranks or not any(d.shard_ranks > 1 for d in before.values())
         mesh = _mesh(device, (ranks,)) if is_flat else _mesh(device, (ranks // size, size))
         leaves_whole = any(decision.shard_ranks == 1 for decision in before.values())
-        if leaves_whole and ShardPlacementResult is None:
+        if leaves_whole and not LEAVES_WHOLE:
             raise StrategyError(
                 f"hsdp(threshold={self._spec.threshold}) leaves parameters whole, for which "
                 f'parallel_mode="data_parallel" needs torch 2.13 and this is {torch.__version__}: install it, or use '

@@ -39,7 +39,7 @@ ROOMS = (
     "msrun/runtime/execute",
     "ranktable/rules",
 )
-SURVEY = REPOSITORY / "build" / "mutants" / "survey.json"
+KEPT = REPOSITORY / "build" / "mutants"
 WANTED_SHARE = 0.85
 UNIT_S = 60.0
 """Of tests/unit, so many seconds of tests run for one fault at most; the quickest ones."""
@@ -202,25 +202,28 @@ class Slot:
         self._end_all()
 
 
-def bring_up_to_date(survey: Survey, modules: list[str], wanted: tuple[str, ...], jobs: int) -> None:
-    """Run the tests of which nothing is known yet, of files whose names begin as wanted."""
+def up_to_date(modules: list[str], wanted: tuple[str, ...], jobs: int, *, slow: bool) -> Survey:
+    """Run the tests of which nothing is known yet, of files whose names begin as wanted; return what all reach."""
+    kept = KEPT / ("slow.json" if slow else "fast.json")
+    survey = Survey.read(kept)
     stale = [name for name in survey.stale(REPOSITORY) if name.startswith(wanted)]
     for kind in ("unit", "e2e"):
         files = [name for name in stale if name.startswith(f"tests/{kind}/")]
         if not files:
             continue
         print(f"which tests reach what: running {len(files)} files of tests/{kind} once", flush=True)
-        log = SURVEY.with_name(f"survey-{kind}.log")
+        log = kept.with_name(f"survey-{kind}.log")
         with tempfile.TemporaryDirectory(prefix="mutants-") as name:
             folder = Path(name)
             folder.chmod(0o711)
-            found = run_survey(copy_tree(folder), files, modules, jobs)
+            found = run_survey(copy_tree(folder), files, modules, jobs, slow=slow)
             log.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(folder / "survey.log", log)
-        if not found.seconds:
+        if not found.seconds and b"deselected" not in log.read_bytes():  # else all are slow
             sys.exit(f"no test of {len(files)} files passed; see {log}")
         merge(survey, found)
-        survey.write(SURVEY)
+        survey.write(kept)
+    return survey
 
 
 def judge_all(drawn: list[Mutation], survey: Survey, sources: dict[str, str], jobs: int) -> list[Outcome]:
@@ -274,6 +277,7 @@ def main() -> int:
     parser.add_argument(
         "--tests", nargs="+", default=["tests/"], help="only test files whose names begin so are looked at"
     )
+    parser.add_argument("--slow", action="store_true", help="slow tests judge too: the first run takes two hours")
     parser.add_argument("--survey", action="store_true", help="only find out which tests reach what")
     parser.add_argument("--dry-run", action="store_true", help="only show the faults")
     asked = parser.parse_args()
@@ -283,8 +287,7 @@ def main() -> int:
         for mutation in drawn:
             print(f"{mutation.path}:{mutation.line} {mutation.kind}\n{mutation.describe(sources[mutation.path])}")
         return 0
-    survey = Survey.read(SURVEY)
-    bring_up_to_date(survey, sorted(read_sources(ROOMS)), tuple(asked.tests), asked.jobs)
+    survey = up_to_date(sorted(read_sources(ROOMS)), tuple(asked.tests), asked.jobs, slow=asked.slow)
     if asked.survey:
         return 0
     begin = time.monotonic()

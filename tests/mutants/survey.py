@@ -1,6 +1,6 @@
 """Which tests reach which lines: all tests run once in a copy of the tree whose blocks say that they were reached.
 
-The result is kept in `build/mutants/survey.json`. Later only test files that are new or have changed run again; blocks
+The result is kept in `build/mutants`. Later only test files that are new or have changed run again; blocks
 that have appeared since are taken for those of their function, or of their module.
 """
 
@@ -231,15 +231,16 @@ def instrument(root: Path, modules: Iterable[str], folder: Path) -> None:
         )
 
 
-def run_survey(copy: Path, files: list[str], modules: list[str], jobs: int) -> Survey:
-    """Run these test files in a fresh copy of the tree and return what they reach."""
+def run_survey(copy: Path, files: list[str], modules: list[str], jobs: int, *, slow: bool) -> Survey:
+    """Run the tests of these files, slow ones too or not, in a fresh copy of the tree and return what they reach."""
     folder = copy.parent / "reached"
     folder.mkdir(mode=0o777)
     folder.chmod(0o777)
     digests = {name: digest(copy / name) for name in files}
     instrument(copy, modules, folder)
     options = ["-q", "-p", "no:cacheprovider", "-p", "mutants.reach_plugin", "--tb=short", "--dist", "loadfile"]
-    command = [sys.executable, "-m", "pytest", *options, "-n", str(jobs), *files]
+    marks = [] if slow else ["-m", "not slow", "--hypothesis-profile=fast"]
+    command = [sys.executable, "-m", "pytest", *options, *marks, "-n", str(jobs), *files]
     path = [str(copy), str(copy / "tests")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "REACH_FOLDER": str(folder)}
     with (copy.parent / "survey.log").open("wb") as log:

@@ -17,7 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from msrun.runtime.execute.row_gradients import coalesced
 from msrun.runtime.parts.part import Part, become_part
-from msrun.runtime.tensors.plain_tensors import plain
+from msrun.runtime.tensors.plain_tensors import local_part
 
 MASTER = "master_weight"
 """Key of a parameter's wide copy in its optimizer's state, where the parameter itself is of fewer bits."""
@@ -65,11 +65,11 @@ class HostWeights:
             master: the copy that the optimizer's state holds; None where it has none.
             on_host: False: it stays on the device, where a weight that is wide enough is its own copy.
         """
-        local = _local(parameter)
+        local = local_part(parameter)
         if not on_host and not is_narrow(local):
             return _like(parameter, local)
         kept: _Kept | None = self._kept.get(parameter)
-        copy = _local(master) if isinstance(master, Tensor) else kept.copy if kept is not None else None
+        copy = local_part(master) if isinstance(master, Tensor) else kept.copy if kept is not None else None
         place = HOST if on_host else local.device
         if copy is not None and (copy.shape != local.shape or copy.device != place or not self.keeps):
             copy = None
@@ -87,7 +87,7 @@ class HostWeights:
         Args:
             rows: the only ones that have changed; None: all.
         """
-        local, copy = _local(parameter), _local(stepped)
+        local, copy = local_part(parameter), local_part(stepped)
         if rows is not None:
             changed = copy.index_select(0, rows).to(local.dtype)
             self.copies.to_device += _bytes(changed) if on_host else 0
@@ -198,21 +198,17 @@ def is_narrow(tensor: Tensor) -> bool:
 
 def local_gradient(parameter: Tensor) -> Tensor | None:
     """Return the gradient of this rank's part as an ordinary tensor."""
-    return None if parameter.grad is None else _local(parameter.grad)
+    return None if parameter.grad is None else local_part(parameter.grad)
 
 
 def tensor_bytes(value: Any) -> int:
     """Return the bytes of this rank's part of a tensor; 0 of everything else."""
-    return _bytes(_local(value)) if isinstance(value, Tensor) else 0
+    return _bytes(local_part(value)) if isinstance(value, Tensor) else 0
 
 
 def put_gradient(stepped: nn.Parameter, gradient: Tensor) -> None:
     """Give a copy its gradient, of this rank's part."""
     stepped.grad = _around(stepped, gradient) if isinstance(stepped, DTensor) else gradient
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local().detach() if isinstance(tensor, DTensor) else plain(tensor)
 
 
 def _like(parameter: Tensor, copy: Tensor) -> nn.Parameter:

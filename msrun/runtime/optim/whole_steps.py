@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from msrun.runtime.nn.replaced import follow
 from msrun.runtime.parts.part import Part
 from msrun.runtime.parts.part_functions import as_part
-from msrun.runtime.tensors.plain_tensors import plain
+from msrun.runtime.tensors.plain_tensors import local_part
 
 LOOK_AT_WHOLES = tuple(getattr(torch.optim, name) for name in ("Adafactor", "Muon") if hasattr(torch.optim, name))
 """Optimizers of torch whose steps are run so; those that look at all parameters at once, such as LBFGS, cannot be."""
@@ -45,7 +45,7 @@ def _one_at_a_time(optimizer: torch.optim.Optimizer, stand_in: torch.optim.Optim
             try:
                 optimizer.state[whole] = state
                 yield {**group, "params": [whole]}
-                _local(parameter).copy_(_local(_cut(whole.detach(), parameter)))
+                local_part(parameter).copy_(local_part(_cut(whole.detach(), parameter)))
                 optimizer.state[parameter] = {key: _cut(value, parameter) for key, value in state.items()}
             finally:
                 optimizer.state.pop(whole, None)
@@ -68,7 +68,3 @@ def _cut(value: Any, parameter: Tensor) -> Any:
     if value.shape != parameter.shape:
         return value
     return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local().detach() if isinstance(tensor, DTensor) else plain(tensor)

@@ -25,7 +25,7 @@ from msrun.runtime.partition.collective_messages import Totals
 from msrun.runtime.simulate.optimizer_step import find_optimizers, step_optimizer
 from msrun.runtime.simulate.recording import ACTIVATIONS, BACKWARD, GRADIENTS, HOST, RECOMPUTED, Recording
 from msrun.runtime.simulate.sketch import Sketch, placed_parts
-from msrun.runtime.tensors.plain_tensors import plain
+from msrun.runtime.tensors.plain_tensors import local_part
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,9 @@ def finish_record(
     at_peak = {kind: nbytes for kind, nbytes in recording.memory.at_peak().items() if kind != HOST}
     trained = {name: local_part(value) for name, value in parameters.items() if value.grad is not None}
     optimizers = find_optimizers(root)
-    states = [step_optimizer(optimizer, trained, root, recording, on_host) for optimizer in optimizers]
+    is_distributed = any(isinstance(value, DTensor) for value in parameters.values())
+    with recording.each_takes(recording.device.dtensor_s if is_distributed else 0.0):
+        states = [step_optimizer(optimizer, trained, root, recording, on_host) for optimizer in optimizers]
     return StepRecord(
         recording,
         sum(_nbytes(local_part(value)) for value in parameters.values()),
@@ -223,11 +225,6 @@ def _during(phase: str, call: Callable[..., Any], recording: Recording) -> Calla
             return call(*args, **kwargs)
 
     return run
-
-
-def local_part(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a tensor, without a graph."""
-    return tensor.to_local().detach() if isinstance(tensor, DTensor) else plain(tensor)
 
 
 def _is_on_host(parameter: Tensor) -> bool:

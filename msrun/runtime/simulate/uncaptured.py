@@ -38,7 +38,8 @@ from msrun.runtime.parallel.recomputation import checkpointed
 from msrun.runtime.parallel.settings import REPLICA_MODES, ParallelSettings
 from msrun.runtime.partition.collective_messages import Totals
 from msrun.runtime.simulate.recording import BACKWARD, MESSAGES, Recording
-from msrun.runtime.simulate.step import StepRecord, finish_record, local_part, run_backward
+from msrun.runtime.simulate.step import StepRecord, finish_record, run_backward
+from msrun.runtime.tensors.plain_tensors import local_part
 
 FIRST_BUCKET_BYTES = MB
 """The first of DDP's buckets is small, so that sending begins early; the others have `BUCKET_BYTES`."""

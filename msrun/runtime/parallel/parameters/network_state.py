@@ -20,7 +20,7 @@ from msrun.runtime.parallel.network_module import NetworkModule
 from msrun.runtime.server.pieces import VALUE
 from msrun.runtime.server.remote import find_remote
 from msrun.runtime.sharding.box import Box, whole
-from msrun.runtime.tensors.plain_tensors import plain
+from msrun.runtime.tensors.plain_tensors import local_part
 from msrun.runtime.world import world
 
 _EXTRA_STATE = "_extra_state"
@@ -95,8 +95,7 @@ def find_chunk(tensor: Tensor, box: Box) -> Chunk:
     if remote is not None and remote.is_table and remote.is_placed:
         begin, count = box.offsets[0], box.sizes[0]
         return Chunk(remote.read(VALUE, begin, begin + count, remote.dtype), box)
-    local = tensor.to_local().detach() if isinstance(tensor, DTensor) else plain(tensor)
-    return Chunk(local, box)
+    return Chunk(local_part(tensor), box)
 
 
 def give_back(tensor: Tensor, part: Chunk) -> None:

@@ -20,6 +20,9 @@ def look_after(options: dict[str, Any]) -> int:
             raise UsageError(f"--{name}: shows a job that was started before; give its --status LOG_DIR, too")
     if options["words"] or (options["status"] is not None and options["stop"] is not None):
         raise UsageError("--status LOG_DIR, --stop LOG_DIR and SCRIPT: give one of the three")
+    for name in ("status", "stop"):
+        if options[name] is not None and options[name].name.startswith("--"):  # the next option
+            raise UsageError(f"--{name} {options[name].name}: give the --log_dir of a job after --{name}")
     if options["stop"] is not None:
         from msrun.launch.status.stop import stop_job
 

@@ -173,6 +173,7 @@ def test_reader_that_has_enough_is_no_error(msrun: JobRunner, job: Running, tmp_
     [
         (["--watch"], "--watch: shows a job that was started before; give its --status LOG_DIR, too"),
         (["--json", "train.py"], "--json: shows a job that was started before; give its --status LOG_DIR, too"),
+        (["--status", "--json"], "--status --json: give the --log_dir of a job after --status"),
         (["--status", ".", "--watch=never"], "--watch: 'never': give a number of seconds, 0.1 to 86400"),
         (["--status", ".", "--watch=0"], "--watch: '0': give a number of seconds, 0.1 to 86400"),
         (["--status", "nowhere", "--watch"], r"--status \S*/nowhere: no such directory; give the --log_dir of a job"),

@@ -1,6 +1,6 @@
 # make demo: install into .venv, with torch's CPU build, and train on 8 workers.
 # make test: install the test extras and run the fast tests, some of every part.   make test-slow: all others, and the zoo.
-# make test-all: the fast tests and one of eight slow ones, others every day.
+# make test-all: the fast tests and test-share, one of twelve slow ones, others every day.
 # make lint: ruff, mypy, and linters of Dockerfile and compose.yaml.   make package: build and try the package.   make bench: start-up time against torchrun.
 # make docs: the site, in docs/_build; warnings are errors.   make mutants: whether the tests notice small faults.
 
@@ -14,7 +14,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Where the console scripts are; run.sh finds msrun on PATH.
 RUN := PATH="$(abspath $(BIN)):$$PATH"
 
-.PHONY: demo test test-slow test-all zoo mutants lint package docs bench clean
+.PHONY: demo test test-slow test-share test-all zoo mutants lint package docs bench clean
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.11"; exit 1; }
@@ -64,7 +64,7 @@ test: $(VENV)/.test
 
 # What make test leaves out, models of other packages, and more random networks and noise, others every day;
 # MSRUN_FUZZ_SEED=... repeats a day. So of jobs whose processes are killed at random: MSRUN_CHAOS_SEED, MSRUN_CHAOS_CASES.
-# MSRUN_SLOW_SHARE=8 runs one of eight slow tests, MSRUN_SLOW_SEED says which.
+# MSRUN_SLOW_SHARE=12 runs one of twelve slow tests, MSRUN_SLOW_SEED says which.
 test-slow: export MSRUN_FUZZ_CASES ?= 150
 test-slow: export MSRUN_FUZZ_MESSAGES ?= 10000
 test-slow: export MSRUN_FUZZ_SEED ?= $(shell date +%Y%m%d)
@@ -77,8 +77,10 @@ test-slow: $(VENV)/.zoo
 	@echo "random networks and noise: MSRUN_FUZZ_SEED=$(MSRUN_FUZZ_SEED) MSRUN_FUZZ_CASES=$(MSRUN_FUZZ_CASES) MSRUN_FUZZ_MESSAGES=$(MSRUN_FUZZ_MESSAGES)"
 	$(PYTEST) -m "slow or random" tests/zoo tests/e2e tests/unit tests/test_guards.py
 
-test-all: test
-	$(MAKE) test-slow MSRUN_SLOW_SHARE=8 MSRUN_FUZZ_CASES=20 MSRUN_FUZZ_MESSAGES=2000 MSRUN_CHAOS_CASES=50
+test-share:
+	$(MAKE) test-slow MSRUN_SLOW_SHARE=12 MSRUN_FUZZ_CASES=12 MSRUN_FUZZ_MESSAGES=2000 MSRUN_CHAOS_CASES=30
+
+test-all: test test-share
 
 zoo: $(VENV)/.zoo
 	$(RUN) python -m pytest tests/zoo

@@ -1,4 +1,4 @@
-"""A share of the slow tests, another one every day: MSRUN_SLOW_SHARE=12 keeps one of twelve, MSRUN_SLOW_SEED says which.
+"""A share of the slow tests, others every day: MSRUN_SLOW_SHARE=12 keeps one of twelve, MSRUN_SLOW_SEED says which.
 
 Slow tests vary what fast ones have shown already, in all combinations. A share of them at a time finds the same faults
 some days later, at a part of the cost. Tests marked `random` draw others every day by themselves, and all stay.

@@ -67,14 +67,12 @@ class Events:
     """Records when collectives start and are waited for, and when segments compute."""
 
     def __init__(self, step: AutoParallel) -> None:
-        from msrun.runtime.execute import executor
+        from msrun.runtime.execute import segment_runner
         from msrun.runtime.execute import step as steps
 
         self.names: list[str] = []
-        self._compiled = step._captured[0].compiled
-        self._executor = self._compiled.executor
         self._undo: list[tuple[Any, str, Any]] = []
-        self._wrap(executor.Executor, "_run", lambda f: lambda ex, s, c, i, seg, g: self._run(f, ex, s, c, i, seg, g))
+        self._wrap(segment_runner.SegmentRunner, "run", lambda f: lambda *args: self._run(f, *args))
         self._wrap(steps.ValueOnItsWay, "wait", lambda f: lambda future: self._wait(f, future))
 
     def _wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
@@ -82,19 +80,18 @@ class Events:
         self._undo.append((owner, name, original))
         setattr(owner, name, make(original))
 
-    def _run(
-        self, original: Any, executor: Any, step: Any, copy: Any, index: int, segment: Any, needs_grad: bool
-    ) -> None:
+    def _run(self, original: Any, runner: Any, step: Any, copy: Any, index: int, needs_grad: bool) -> None:
         number = next(n for n, other in enumerate(step.copies) if other is copy)
-        module = segment.module
+        segment = runner.segments[index]
+        run = segment.run
         waits = [name for name in segment.reads if name in copy.arriving]
         for name in waits:
             copy.arriving[name].label = f"{name} of copy {number}"
-        segment.module = lambda *values: self.names.append(f"compute {index} of copy {number}") or module(*values)
+        segment.run = lambda *values: self.names.append(f"compute {index} of copy {number}") or run(*values)
         try:
-            original(executor, step, copy, index, segment, needs_grad)
+            original(runner, step, copy, index, needs_grad)
         finally:
-            segment.module = module
+            segment.run = run
         for crossing in segment.crossings:
             if not crossing.collective.is_local:
                 self.names.append(f"start {crossing.result} of copy {number}")

@@ -10,5 +10,5 @@ LOOKS_PER_LIMIT = 4
 """How often to look, within the time that a process of msrun's own may be stopped, whether one is."""
 STORE_OVERDUE_S = 10.0
 """How long the scheduler may take for that."""
-SCHEDULER_END_S = 1.0
-"""How long the scheduler may take to end by itself once its channel is closed."""
+SCHEDULER_END_S = 3.0
+"""How long the scheduler may take to end by itself once its channel is closed: for its last lines."""

@@ -80,7 +80,7 @@ def test_the_readme_is_short_and_its_second_command_runs_the_tests() -> None:
     first = next(block for block in doc_pages.blocks(readme) if block.language == "sh")
     assert first.text.split("\n")[:2] == ["make demo", "make test"]
     commands = [line.partition(" ||")[0] for line in (REPOSITORY / ".ci" / "run").read_text().splitlines()]
-    assert commands.index("make test") < commands.index("make test-slow")
+    assert commands.index("make test") < commands.index("make test-share")
 
 
 def test_blocks_have_a_known_language_and_parse_as_it() -> None:

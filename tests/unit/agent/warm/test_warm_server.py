@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import selectors
 import socket
+import subprocess
+import sys
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +14,9 @@ from typing import Any
 
 import pytest
 
+from msrun import contract
 from msrun.agent.warm import warm_server as module
+from msrun.agent.warm.likeness import NO_JOB
 from msrun.agent.warm.warm_folder import locked
 from msrun.agent.warm.warm_server import WarmServer
 from msrun.cluster.messages import Channel, Message
@@ -172,3 +176,15 @@ def test_another_user_is_not_served(warm: Server, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(module.os, "geteuid", lambda: uid + 1)
     assert told(warm.ask()) == []
     assert not warm.server._jobs
+
+
+@pytest.mark.parametrize(("job_id", "is_written"), [("0123456789abcdef", True), ("too short", False)])
+def test_processes_of_a_job_have_its_id_in_the_environment_that_proc_shows(job_id: str, is_written: bool) -> None:
+    program = (
+        "import sys; from msrun.agent.warm.warm_server import mark_job; mark_job(sys.argv[1]); "
+        "print(open('/proc/self/environ').read())"
+    )
+    env = {"PATH": os.defpath, "PYTHONPATH": os.pathsep.join(sys.path), contract.MSRUN_JOB_ID: NO_JOB, "LAST": "1"}
+    shown = subprocess.run([sys.executable, "-c", program, job_id], env=env, capture_output=True, check=True, text=True)
+    right = env | {contract.MSRUN_JOB_ID: job_id if is_written else NO_JOB}
+    assert {f"{name}={value}" for name, value in right.items()} <= {*shown.stdout.strip().split("\0")}

@@ -204,6 +204,21 @@ def test_what_a_host_is_told_does_not_grow_with_the_job(make_hosts: Callable[...
     assert sizes[1] - sizes[0] < 20, "the digits of its ranks"
 
 
+@pytest.mark.parametrize("is_rehearsal", [False, True])
+def test_hosts_look_for_the_log_directory_but_not_in_a_rehearsal(
+    make_hosts: Callable[..., Hosts], is_rehearsal: bool
+) -> None:
+    hosts = make_hosts(2)
+    entries = tuple(
+        replace(entry, address=f"127.0.0.{node + 2}", is_rehearsed=is_rehearsal)
+        for node, entry in enumerate(hosts.spec.host_entries)
+    )
+    hosts.spec = replace(hosts.spec, host_entries=entries)
+    hosts.preparation(Preparation.look)
+    told = [pipe.heard_of("job")["job"]["shown"] for pipe in hosts.pipes.values()]
+    assert [bool(shown) for shown in told] == [not is_rehearsal] * 2, "a rehearsal's logs are sent, as between hosts"
+
+
 def test_hosts_that_see_the_log_directory_are_known(make_hosts: Callable[..., Hosts]) -> None:
     hosts = make_hosts(2)
     hosts.answer(1, "job", "checked", report=encode_record(hosts.report(1, sees_log_dir=True)))

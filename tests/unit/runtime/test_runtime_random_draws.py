@@ -26,7 +26,7 @@ from msrun.runtime.nn.random_stream import drawing, part_of_batch
 from msrun.runtime.nn.random_values import Source
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.sharding.layout import Mesh, TensorLayout
-from msrun.runtime.sharding.operators.dropout import BATCH_DIM, CALL, LOST, CutShape
+from msrun.runtime.sharding.operators.dropout import BATCH_DIM, CALL, LOST, CutShape, number_dropouts
 from msrun.runtime.sharding.operators.random_draws import CAPTURED, draw_part
 
 aten = torch.ops.aten
@@ -512,6 +512,18 @@ def test_every_operator_that_draws_has_a_number_and_those_without_training_have_
         parameter_shapes={},
     ).graph
     assert [node.meta[CALL] for node in graph.nodes if CALL in node.meta] == [0, 1, 2]
+
+
+def test_numbers_that_would_differ_from_rank_to_rank_are_refused_with_a_remedy() -> None:
+    for draws, named, reason in [
+        (aten.rand.generator, {"generator": torch.Generator()}, "draws from a generator of its own"),
+        (aten.binomial.default, {}, "draws random numbers, which would not be those of one process"),
+    ]:
+        graph = fx.Graph()
+        value = graph.placeholder("x")
+        graph.call_function(draws, ([2, 3],) if named else (value, value), named)
+        with pytest.raises(CaptureError, match=reason):
+            number_dropouts(graph)
 
 
 def test_draw_into_memory_from_outside_is_refused() -> None:

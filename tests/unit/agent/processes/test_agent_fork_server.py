@@ -284,3 +284,17 @@ def test_signal_goes_to_the_processes_that_are_named(
     made._running = {100: SCHEDULER_ID, 101: 0, 102: 1}
     made._handle({"type": "signal", "process_ids": [1], "signum": signal.SIGUSR1})
     assert sent == [([102], signal.SIGUSR1)]
+
+
+def test_agent_that_is_gone_before_it_has_passed_its_files_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    killed: list[float] = []
+    monkeypatch.setattr(fork_server.process_control, "kill_descendants", lambda limit_s, *_: killed.append(limit_s))
+    ours, theirs = socket.socketpair()
+    passing, taking = socket.socketpair()
+    with ours, theirs, taking:
+        made = fork_server.ForkServer(Channel(theirs), os.getpid(), taking, FakeClock())
+        passing.close()
+        made._begin({})
+    assert made._finished and killed

@@ -14,9 +14,9 @@ import pytest
 from job_runner import wait_until
 
 from msrun import contract
-from msrun.agent.watch.progress_board import ProgressBoard
+from msrun.agent.watch.progress_board import Progress, ProgressBoard
 from msrun.agent.watch.stacks import kernel_state
-from msrun.agent.watch.watchdog import Hang, Watchdog, size_of
+from msrun.agent.watch.watchdog import Hang, Watchdog, find_lagging, size_of
 from msrun.runtime.progress import ProgressRecord
 
 LIMIT_S = 100.0
@@ -181,3 +181,11 @@ def test_log_that_is_not_there_has_no_bytes(tmp_path: Path) -> None:
     assert size_of(str(tmp_path / "none")) == 0
     (tmp_path / "log").write_text("abc")
     assert size_of(str(tmp_path / "log")) == 3
+
+
+def test_where_nobody_waits_the_ranks_with_the_fewest_steps_are_behind() -> None:
+    running = dict.fromkeys(range(3), os.getpid())
+    records = {rank: Progress(steps=steps) for rank, steps in enumerate((4, 3, 4))}
+    assert find_lagging(records, running) == (1,)
+    records[0] = Progress(steps=4, is_waiting=True)
+    assert find_lagging(records, running) == (1, 2), "one waits: for all that are in no collective"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tls_files import PASSWORDS, Authority, TlsFolder, as_pem, as_pkcs12, new_key, small_rsa_key
 
+from msrun.cluster.tls.context import explain_weak
 from msrun.cluster.tls.identity import TlsIdentity, open_identity
 from msrun.cluster.tls.key_pair import Side
 from msrun.errors import UsageError
@@ -199,3 +200,9 @@ def test_what_expires_soon_is_warned_about(tls: TlsFolder, authority: Authority)
     assert "in 9 days; have it renewed" in warnings[0] and "ca_cert_path" in warnings[1]
     warnings = open_side(tls, "client", cert_expire_warning_time_in_day=10, **change).warnings
     assert len(warnings) == 1
+
+
+def test_what_openssl_does_not_take_is_said_with_its_reason() -> None:
+    error = ssl.SSLError(1, "odd")
+    error.reason = "SOME_NEW_REASON"
+    assert explain_weak(error) == "is not taken by OpenSSL (some new reason); export it again"

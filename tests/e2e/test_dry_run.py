@@ -105,6 +105,8 @@ def test_estimate_names_the_change_that_makes_a_job_fit(msrun: JobRunner, tmp_pa
 
 
 def test_script_with_nothing_to_look_at_gets_one_clear_line(msrun: JobRunner, tmp_path: Path) -> None:
+    (tmp_path / "log_output").mkdir(mode=0o700)
+    (tmp_path / "log_output" / "simulation.json").write_text("of an earlier dry run")
     (tmp_path / "train.py").write_text("print('nothing')\n")
     done = msrun.run("--sim_level=1", "--worker_num=8", "train.py", cwd=tmp_path)
     assert done.code != 0

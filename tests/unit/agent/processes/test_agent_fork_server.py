@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import types
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from fake_agents import FakeClock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msrun.agent.processes import fork_server
+from msrun.agent.processes import child, fork_server
 from msrun.agent.processes.process_control import Pid, start_time
 from msrun.agent.processes.process_spec import FIRST_SERVER_ID, SCHEDULER_ID, ProcessSpec
 from msrun.cluster.messages import Channel
@@ -57,7 +58,7 @@ def test_process_with_threads_must_not_fork() -> None:
 
 SINGLE_THREAD = """
 import sys, types
-from msrun.agent.processes import fork_server
+from msrun.agent.processes import child, fork_server
 print(fork_server.fork_safety())
 sys.modules["torch.cuda"] = types.SimpleNamespace(is_initialized=lambda: {initialised})
 print(fork_server.fork_safety())
@@ -298,3 +299,11 @@ def test_agent_that_is_gone_before_it_has_passed_its_files_leaves_nothing_behind
         passing.close()
         made._begin({})
     assert made._finished and killed
+
+
+def test_worker_gives_torch_its_own_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[int] = []
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(set_num_threads=given.append))
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    child._set_torch_threads()
+    assert given == [3]

@@ -69,9 +69,8 @@ def measure_wait_s(message_s: MessageSeconds) -> float:
         (cut, calls), (whole, own_calls) = _compiled(_Pairs(world.get_group_size())), _compiled(_Pairs(1))
         batch = torch.randn(ROWS, WIDTH)
     steps = [(_step_s(cut, batch), _step_s(whole, batch)) for _ in range(ROUNDS)]
-    cores = len(set[int]().union(*gather(os.sched_getaffinity(0))))
     with_messages, without = zip(*steps, strict=True)
-    added = added_s(with_messages, without, world.get_group_size() / cores)
+    added = added_s(with_messages, without, _ranks_per_core())
     return max(0.0, added / (calls - own_calls) - message_s("all_reduce", batch.nbytes))
 
 
@@ -84,8 +83,9 @@ def measure_fsdp_s(message_s: MessageSeconds) -> tuple[float, float]:
     """
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
-        whole, cut, batch = _layers(), _layers(), torch.randn(ROWS, FSDP_WIDTH)
-    ranks, messages = world.get_group_size(), _messages_of(cut)
+        whole, cut = _layers(), _layers()
+        batch = torch.randn(ROWS, _fsdp_width())
+    messages = _messages_of(cut)
     ShardedNetwork(Target(cut, cut), HsdpSpec(threshold=FSDP_THRESHOLD_KB, optimizer_level="level3"), sums_wide=False)
 
     def run(x: Tensor) -> Tensor:
@@ -100,9 +100,8 @@ def measure_fsdp_s(message_s: MessageSeconds) -> tuple[float, float]:
         run(batch).backward()
     copies_s = sum(total.seconds for (name, _, _), total in times.found.items() if name.startswith(FSDP_COPIES))
     of_cut, of_whole = zip(*((_step_s(run, batch), _step_s(run_whole, batch)) for _ in range(ROUNDS)), strict=True)
-    cores = len(set[int]().union(*gather(os.sched_getaffinity(0))))
     sent_s = sum(message_s(operation, nbytes) for operation, nbytes in messages)
-    around_s = (added_s(of_cut, of_whole, ranks / cores) - copies_s - sent_s) / len(messages)
+    around_s = (added_s(of_cut, of_whole, _ranks_per_core()) - copies_s - sent_s) / len(messages)
     return max(0.0, around_s), max(0.0, _dtensor_s(list(cut.parameters())))
 
 
@@ -128,8 +127,18 @@ def _call_s(call: Callable[[], object]) -> float:
     return time.perf_counter() - begin_s
 
 
+def _ranks_per_core() -> float:
+    return world.get_group_size() / len(set[int]().union(*gather(os.sched_getaffinity(0))))
+
+
+def _fsdp_width() -> int:
+    """Return a width of layers that all ranks can cut into equal parts: others would stay whole."""
+    ranks = world.get_group_size()
+    return -(-FSDP_WIDTH // ranks) * ranks
+
+
 def _layers() -> nn.Sequential:
-    layers = (nn.Linear(FSDP_WIDTH, FSDP_WIDTH, bias=LEAVES_WHOLE) for _ in range(PAIRS))
+    layers = (nn.Linear(_fsdp_width(), _fsdp_width(), bias=LEAVES_WHOLE) for _ in range(PAIRS))
     return nn.Sequential(*(module for layer in layers for module in (layer, nn.ReLU())))
 
 

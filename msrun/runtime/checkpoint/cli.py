@@ -2,6 +2,7 @@
 
 Exit status: 0 done, 1 damaged, incomplete or not to be read, 2 wrong usage.
 Every option --a_b is also accepted as --a-b.
+What imports torch is imported by the command that needs it, so that --help and wrong usage are answered at once.
 """
 
 from __future__ import annotations
@@ -13,20 +14,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from msrun import __version__
 from msrun.errors import MsrunError
-from msrun.runtime.agreement import describe
-from msrun.runtime.checkpoint.directory import Manifest
-from msrun.runtime.checkpoint.export import export_checkpoint
-from msrun.runtime.checkpoint.reader import CheckpointReader, open_checkpoint
-from msrun.runtime.checkpoint.sources import find_rank_checkpoints, open_source
-from msrun.runtime.checkpoint.tensor_key import flat_name
-from msrun.runtime.checkpoint.transform import transform_checkpoints, write_whole
-from msrun.runtime.checkpoint.verify import CheckedFile, verify_checkpoint
+
+if TYPE_CHECKING:
+    from msrun.runtime.checkpoint.directory import Manifest
+    from msrun.runtime.checkpoint.reader import CheckpointReader
+    from msrun.runtime.checkpoint.verify import CheckedFile
 
 _SETTINGS = {
     "help_option_names": ["-h", "--help"],
@@ -58,6 +56,8 @@ def cli() -> None:
 @click.option("--all", "shows_all", is_flag=True, help=f"Show all tensors, not the first {_SHOWN}.")
 def inspect(checkpoint: Path, as_json: bool, shows_all: bool) -> int:
     """Show what CHECKPOINT holds, a file or a directory."""
+    from msrun.runtime.checkpoint.reader import open_checkpoint
+
     reader, manifest = open_checkpoint([checkpoint.absolute()])
     tensors = [_describe_tensor(reader, key) for key in reader.keys]
     if as_json:
@@ -78,6 +78,8 @@ def inspect(checkpoint: Path, as_json: bool, shows_all: bool) -> int:
 
 
 def _describe_tensor(reader: CheckpointReader, key: tuple[str, ...]) -> dict[str, Any]:
+    from msrun.runtime.checkpoint.tensor_key import flat_name
+
     shape, dtype = reader.shape(key), reader.dtype(key)
     count = 1
     for size in shape:
@@ -106,6 +108,8 @@ def _describe(reader: CheckpointReader, manifest: Manifest) -> str:
 @click.argument("checkpoints", nargs=-1, required=True, type=_PATH)
 def verify(checkpoints: tuple[Path, ...]) -> int:
     """Read all files of CHECKPOINTS and compare their checksums with those that were written."""
+    from msrun.runtime.checkpoint.verify import verify_checkpoint
+
     status = 0
     for checkpoint in checkpoints:
         checked = list(verify_checkpoint(checkpoint.absolute()))
@@ -140,6 +144,8 @@ def transform(source: Path, folder: Path, strategy: Path | None, src_strategy: P
 
     The checkpoint of rank N is FOLDER/rank_N/PREFIXN.ckpt.
     """
+    from msrun.runtime.checkpoint.transform import transform_checkpoints
+
     transform_checkpoints(source, folder, prefix, src_strategy, strategy)
     return 0
 
@@ -150,6 +156,9 @@ def transform(source: Path, folder: Path, strategy: Path | None, src_strategy: P
 @click.option("--src_strategy", type=_PATH, help="How SOURCE was cut; only for plain torch.save files of slices.")
 def merge(source: Path, file: Path, src_strategy: Path | None) -> int:
     """Write SOURCE, a checkpoint or a folder with rank_0, rank_1, ..., as one FILE with whole tensors."""
+    from msrun.runtime.checkpoint.sources import find_rank_checkpoints, open_source
+    from msrun.runtime.checkpoint.transform import write_whole
+
     write_whole(*open_source(find_rank_checkpoints(source), src_strategy), file)
     return 0
 
@@ -160,6 +169,8 @@ def merge(source: Path, file: Path, src_strategy: Path | None) -> int:
 @click.option("--max_shard_size", help="Bytes, such as 5GB, that no file exceeds: several files and an index then.")
 def export(checkpoint: Path, file: Path, max_shard_size: str | None) -> int:
     """Write the network's tensors of CHECKPOINT as safetensors FILE."""
+    from msrun.runtime.checkpoint.export import export_checkpoint
+
     for path in export_checkpoint(checkpoint, file, max_shard_size=max_shard_size):
         print(path)
     return 0
@@ -188,6 +199,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _print_note(f"error: {error.format_message().rstrip('.')}; see msrun-checkpoint --help")
         return error.exit_code
     except (MsrunError, OSError) as error:
+        from msrun.runtime.agreement import describe
+
         _print_note(f"error: {describe(error)}")
         return _EXIT_FAULT
     except (KeyboardInterrupt, click.Abort):

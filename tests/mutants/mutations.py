@@ -6,6 +6,7 @@ Not drawn, because no behaviour depends on them:
     numbers of a module-level name with a unit (`GREETING_S = 5.0`, `MAX_NOTES`): sizes and times that were chosen
     `strict=` of zip: like an assert, it never fails
     how much is read at a time, how long is slept, how long a secret is: arguments of read, recv, sleep, token_hex
+    what such a size or time is multiplied with (`2 * SALVAGE_S`); to how many digits is rounded
     `<` for `<=` where the clock is compared: two moments are never equal
     assignments in `__init__`: without them every test fails
 """
@@ -256,7 +257,17 @@ class _Finder(ast.NodeVisitor):
             self.visit(node.func)
         elif name == "zip":
             self._visit_all(node.args)
+        elif name == "round":
+            self._visit_all(node.args[:1])
         else:
+            self.generic_visit(node)
+
+    def visit_BinOp(self, node: ast.BinOp) -> None:
+        sides = (node.left, node.right)
+        is_chosen = isinstance(node.op, ast.Mult | ast.Div) and any(
+            _CHOSEN.match(getattr(side, "attr", "") or getattr(side, "id", "")) for side in sides
+        )
+        if not (is_chosen and any(isinstance(side, ast.Constant) for side in sides)):
             self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> None:

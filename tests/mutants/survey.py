@@ -232,14 +232,19 @@ def instrument(root: Path, modules: Iterable[str], folder: Path) -> None:
 
 
 def run_survey(copy: Path, files: list[str], modules: list[str], jobs: int, *, slow: bool) -> Survey:
-    """Run the tests of these files, slow ones too or not, in a fresh copy of the tree and return what they reach."""
+    """Run the tests of these files, of one kind, in a fresh copy of the tree and return what they reach.
+
+    Args:
+        slow: also slow tests of tests/e2e.
+    """
     folder = copy.parent / "reached"
     folder.mkdir(mode=0o777)
     folder.chmod(0o777)
     digests = {name: digest(copy / name) for name in files}
     instrument(copy, modules, folder)
     options = ["-q", "-p", "no:cacheprovider", "-p", "mutants.reach_plugin", "--tb=short", "--dist", "loadfile"]
-    marks = [] if slow else ["-m", "not slow", "--hypothesis-profile=fast"]
+    is_end_to_end = files[0].startswith("tests/e2e/")
+    marks = [] if slow else ["--hypothesis-profile=fast", *(["-m", "not slow"] if is_end_to_end else [])]
     command = [sys.executable, "-m", "pytest", *options, *marks, "-n", str(jobs), *files]
     path = [str(copy), str(copy / "tests")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "REACH_FOLDER": str(folder)}

@@ -277,7 +277,9 @@ def main() -> int:
     parser.add_argument(
         "--tests", nargs="+", default=["tests/"], help="only test files whose names begin so are looked at"
     )
-    parser.add_argument("--slow", action="store_true", help="slow tests of tests/e2e judge too: the first run takes two hours")
+    parser.add_argument(
+        "--slow", action="store_true", help="slow end-to-end tests judge too: the first run takes two hours"
+    )
     parser.add_argument("--survey", action="store_true", help="only find out which tests reach what")
     parser.add_argument("--dry-run", action="store_true", help="only show the faults")
     asked = parser.parse_args()

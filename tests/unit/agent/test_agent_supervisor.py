@@ -374,6 +374,7 @@ def test_hang_is_ended_after_the_stacks_were_written(job: Job) -> None:
     assert job.moments.of("hang") == [{"kind": "hang", "reason": "rank 1 is late", "lagging": [1]}]
     job.run_timer("stacks")
     assert kinds(job.heard()) == ["stop"]
+    assert job.moments.of("stopping") == [{"kind": "stopping", "reason": "the job is stuck"}]
 
 
 def test_hang_that_nobody_is_left_of_is_over_at_once(job: Job) -> None:

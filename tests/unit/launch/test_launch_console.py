@@ -168,6 +168,7 @@ def test_moments_that_a_user_wants_to_know_are_said(
 def test_quiet_console_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Screen(tmp_path, monkeypatch, quiet=True)
     screen.console.note("stopping", {"reason": "x"})
+    screen.console.note("restarting", {"reason": "x", "delay_s": 0.0, "attempt": 1, "global_ranks": [1]})
     assert screen.said == []
 
 

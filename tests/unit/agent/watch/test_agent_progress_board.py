@@ -98,6 +98,8 @@ def test_joining_counts_as_waiting_until_the_worker_has_joined(board: ProgressBo
     record.enter_phase(contract.PHASE_JOINED)
     assert not board.read(1).is_waiting
     assert board.read(1).describe(0.0) == "before its first step"
+    record.enter_phase(contract.PHASE_LEFT)
+    assert board.read(1).describe(0.0) == "before its first step, has left the world"
 
 
 @given(name=st.text(max_size=200))

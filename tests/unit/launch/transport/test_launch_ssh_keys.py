@@ -90,6 +90,13 @@ def test_file_that_is_no_key_says_why(tmp_path: Path, content: bytes | None, pro
     assert read_key_file(tmp_path / "key").problem == problem
 
 
+def test_key_of_another_version_of_the_format_is_damaged(folder: Path) -> None:
+    begin, *lines, end = (folder / "plain").read_text().splitlines()
+    newer = base64.b64decode("".join(lines)).replace(b"openssh-key-v1", b"openssh-key-v9")
+    (folder / "newer").write_text("\n".join([begin, base64.b64encode(newer).decode(), end]))
+    assert read_key_file(folder / "newer").problem == "is damaged"
+
+
 def test_files_come_in_their_order_and_those_that_were_named_are_accounted_for(folder: Path) -> None:
     make(folder / "usual")
     (folder / "junk").write_text("junk")

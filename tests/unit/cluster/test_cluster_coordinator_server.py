@@ -136,6 +136,21 @@ def test_hosts_are_assigned_hear_of_a_failure_and_of_the_end(meeting: Meeting) -
     assert [reason_of(hear("over")) for hear in (hear_first, hear_second)] == ["r", "r"]
 
 
+def test_host_that_waits_hears_now_and_then_for_whom(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WAITING_LINE_S", 0.1)
+    with contextlib.closing(Meeting()) as meeting:
+        assert "1 of 2" in meeting.join(0)[1]("waiting")["text"]
+
+
+def test_who_comes_at_once_hears_nothing_of_waiting(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    tell_all = meeting.coordinator._tell_all
+    monkeypatch.setattr(meeting.coordinator, "_tell_all", lambda m: (said.append(m["type"]), tell_all(m)))
+    (_, hear_first), (_, hear_second) = meeting.join(0), meeting.join(1)
+    assert hear_first("assigned") and hear_second("assigned")
+    assert "waiting" not in said
+
+
 def test_host_that_goes_is_told_to_the_others(meeting: Meeting) -> None:
     (_, hear_first), (second, hear_second) = meeting.join(0), meeting.join(1)
     hear_second("assigned")

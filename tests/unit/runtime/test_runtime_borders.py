@@ -12,7 +12,7 @@ from host_networks import new_batch, new_network
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from placed_parameters import placed
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map_only
 
 from msrun.errors import StrategyError
@@ -26,11 +26,13 @@ from msrun.runtime.parallel.compilation.build_call import build_compiled_call
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.host_operators import moved_at_borders, targets_in
 from msrun.runtime.parallel.plan_traffic import predict_traffic
-from msrun.runtime.partition.borders import place_operators
+from msrun.runtime.partition.borders import find_readers, place_operators
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.schedule.segments import cut_segments
+from msrun.runtime.sharding.collective import Collective
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
+from msrun.runtime.sharding.operators.rule import apply_collective
 
 
 def capture_loss(network: nn.Module) -> CapturedGraph:
@@ -130,6 +132,16 @@ def test_parameter_that_lies_on_the_host_already_stays_there() -> None:
     program = partition(captured, build_mesh(1), input_layouts=layouts, strategies={}, output_batch_axes=())
     place_operators(program, stored={"network.first.weight": True})
     assert directions(program) == [("to_device", "p_network_first_weight")]
+
+
+def test_parameter_whose_parts_are_gathered_is_read_by_what_reads_the_whole() -> None:
+    graph = fx.Graph()
+    weight, x = graph.placeholder("weight"), graph.placeholder("x")
+    gathered = graph.call_function(apply_collective, (weight,), {"collective": Collective("gather", (0,), 0)})
+    product = graph.call_function(torch.mm, (x, gathered))
+    half = graph.call_function(torch.relu, (weight,))
+    graph.output((product, half, weight))
+    assert find_readers(weight) == {product, half}
 
 
 def test_input_on_the_host_is_copied_to_operators_of_the_device_alone() -> None:

@@ -30,6 +30,19 @@ def parameter(rank: int = 1) -> Any:
     return made
 
 
+@pytest.mark.parametrize(
+    ("rows", "bounds", "is_even"),
+    [(4, (), True), (4, (0, 2, 4), True), (5, (0, 3, 5), True), (5, (0, 2, 5), False), (4, (0, 3, 4), False)],
+)
+def test_even_parts_are_those_that_torch_makes(rows: int, bounds: tuple[int, ...], is_even: bool) -> None:
+    layout = TensorLayout(((0,), ()))
+    placed = Placement("w", (rows, 6), layout, (), "test", Mesh((2,)), 0, 2, bounds=bounds)
+    assert placed.is_even is is_even
+    if bounds:
+        torchs = [len(part) for part in torch.zeros(rows, 6).chunk(2)]
+        assert is_even is (torchs == [bounds[1], rows - bounds[1]])
+
+
 def test_names_of_torch_that_are_private_are_there() -> None:
     assert torch._C.DisableTorchFunctionSubclass is plain_tensors
     assert torch._C._disabled_torch_function_impl is nn.Parameter.__torch_function__

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from msrun import contract
 from msrun.errors import UsageError
+from msrun.launch.directory import lock as module
 from msrun.launch.directory.lock import JobLock, LockRecord, parse_object, parse_record, read_lock
 
 HOLDER = """
@@ -66,6 +67,18 @@ def test_directory_is_made_and_the_record_tells_of_the_job(tmp_path: Path) -> No
     fields = json.loads(path.read_text())
     assert abs(fields.pop("started_at") - time.time()) < 60
     assert fields == {"job_id": "id", "pid": os.getpid(), "host": socket.gethostname()}
+
+
+def test_record_of_a_job_that_has_just_taken_the_directory_is_waited_for(
+    tmp_path: Path, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock is taken first: for a moment the file holds what an earlier job wrote."""
+    path = tmp_path / "logs" / contract.LOCK_FILE
+    right = path.read_bytes()
+    path.write_bytes(right.replace(b"first", b"older").replace(str(holder.pid).encode(), b"1"))
+    monkeypatch.setattr(module.time, "sleep", lambda _: path.write_bytes(right))
+    state = read_lock(tmp_path / "logs")
+    assert state.is_held and state.record is not None and state.record.job_id == "first"
 
 
 def test_entering_alone_touches_nothing(tmp_path: Path) -> None:

@@ -188,3 +188,11 @@ def test_processes_of_a_job_have_its_id_in_the_environment_that_proc_shows(job_i
     shown = subprocess.run([sys.executable, "-c", program, job_id], env=env, capture_output=True, check=True, text=True)
     right = env | {contract.MSRUN_JOB_ID: job_id if is_written else NO_JOB}
     assert {f"{name}={value}" for name, value in right.items()} <= {*shown.stdout.strip().split("\0")}
+
+
+def test_lock_of_a_server_is_the_users_alone_and_free_again_afterwards(tmp_path: Path) -> None:
+    with locked(tmp_path / "a.sock", waits=False) as is_held, locked(tmp_path / "a.sock", waits=False) as is_held_twice:
+        assert (is_held, is_held_twice) == (True, False)
+        assert (tmp_path / "a.lock").stat().st_mode & 0o777 == 0o600
+    with locked(tmp_path / "a.sock", waits=False) as is_held:
+        assert is_held

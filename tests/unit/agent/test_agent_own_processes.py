@@ -1,0 +1,130 @@
+"""The processes of msrun beside the workers: what their end and their silence mean for the job."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msrun.agent import own_processes as module
+from msrun.agent.own_processes import LAST_WORDS_BYTES, OwnProcesses
+from msrun.agent.processes.process_spec import FIRST_SERVER_ID, LOG_WRITER_ID, SCHEDULER_ID
+from msrun.errors import ClusterError, ServerFailed
+from msrun.planning.build import build_plan
+from msrun.planning.placement.host import HostFacts
+from msrun.planning.plan import LaunchPlan
+from msrun.planning.program import Program
+from msrun.planning.spec import LaunchSpec
+
+FAILED = 7 << 8
+"""Wait status of a process that ended with exit code 7."""
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> LaunchPlan:
+    spec = LaunchSpec(
+        program=Program("script", "x.py"), worker_num=1, local_worker_num=1, working_directory=tmp_path,
+        log_dir=tmp_path,
+    )  # fmt: skip
+    facts = HostFacts("h", "127.0.0.1", (0,))
+    return build_plan(spec, facts, caller={}, job_id="J", run_dir="/tmp/r", master_port=1)
+
+
+@pytest.fixture
+def own(plan: LaunchPlan) -> OwnProcesses:
+    return OwnProcesses(plan, "/logs")
+
+
+def test_starts_are_told_by_name(own: OwnProcesses) -> None:
+    told: list[tuple[str, dict[str, Any]]] = []
+    assert not own.scheduler_runs
+    for process_id, pid in ((SCHEDULER_ID, 5), (LOG_WRITER_ID, 6), (FIRST_SERVER_ID - 1, 7)):
+        own.started(process_id, pid, lambda kind, **fields: told.append((kind, fields)))
+    assert told == [("scheduler", {"pid": 5}), ("log_writer", {"pid": 6}), ("server", {"index": 1, "pid": 7})]
+    assert own.scheduler_runs
+    own.exited(SCHEDULER_ID, 0, do_workers_run=True)
+    assert not own.scheduler_runs
+
+
+@pytest.mark.parametrize(
+    ("process_id", "status", "text"),
+    [
+        (SCHEDULER_ID, 0, "the scheduler ended (exit code 0); its log: /logs/scheduler.log"),
+        (LOG_WRITER_ID, FAILED, "the log writer ended (exit code 7); its log: /logs/scheduler.log"),
+        (LOG_WRITER_ID, 0, None),
+    ],
+)
+def test_job_cannot_go_on_without_them_but_for_a_log_writer_that_is_done(
+    own: OwnProcesses, process_id: int, status: int, text: str | None
+) -> None:
+    error = own.exited(process_id, status, do_workers_run=True)
+    assert text is None if error is None else (isinstance(error, ClusterError) and str(error) == text)
+
+
+@pytest.mark.parametrize(
+    ("home", "where"), [("/logs", "its log: /logs/server_1.log"), ("", "its log: server_1.log")], ids=["home", "away"]
+)
+def test_server_that_ends_while_workers_run_is_the_first_failure(plan: LaunchPlan, home: str, where: str) -> None:
+    own = OwnProcesses(plan, home)
+    error = own.exited(FIRST_SERVER_ID - 1, FAILED, do_workers_run=True)
+    assert isinstance(error, ServerFailed) and error.exit_code == 7
+    assert str(error).startswith("server 1 on ") and str(error).endswith(f" failed first: exit code 7; {where}")
+    assert own.exited(FIRST_SERVER_ID - 1, FAILED, do_workers_run=False) is None
+
+
+def test_where_the_log_goes_with_the_job_its_last_line_is_shown(plan: LaunchPlan, tmp_path: Path) -> None:
+    own = OwnProcesses(plan, "")
+    assert own.describe_log() == "it said nothing"
+    log = tmp_path / "scheduler.log"
+    log.write_bytes(b"early\n" * LAST_WORDS_BYTES + b" cannot go on: \xff \n\n \n")
+    assert own.describe_log() == "its last words: cannot go on: \\xff"
+    log.write_bytes(b"\n \n")
+    assert own.describe_log() == "it said nothing"
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_one_that_has_been_stopped_for_too_long_is_named(
+    own: OwnProcesses, sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped: set[int] = set()
+    monkeypatch.setattr(module, "is_stopped", lambda pid: pid in stopped)
+    own.started(LOG_WRITER_ID, sleeper.pid, lambda *_, **__: None)
+    assert own.look_for_stopped(1, 10.0, 5.0) is None
+    stopped.add(sleeper.pid)
+    assert own.look_for_stopped(1, 11.0, 5.0) is None
+    assert own.look_for_stopped(1, 15.9, 5.0) is None
+    error = own.look_for_stopped(1, 16.0, 5.0)
+    assert str(error) == f"the log writer (pid {sleeper.pid}) has been stopped by a signal for 5 s"
+    stopped.clear()
+    assert own.look_for_stopped(1, 17.0, 5.0) is None
+    stopped.add(1)
+    assert own.look_for_stopped(1, 18.0, 5.0) is None, "the time begins anew"
+    assert str(own.look_for_stopped(1, 23.0, 5.0)).startswith("the fork server (pid 1) has been stopped")
+
+
+def test_orphans_end_in_their_order(own: OwnProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log writer may write to its end; the scheduler goes last, for it would end the rest if this process died."""
+    done: list[Any] = []
+    monkeypatch.setattr(module, "await_log_writer", lambda pid, kept: done.append(("await", pid, kept)))
+    monkeypatch.setattr(module, "kill_descendants", lambda limit_s, kept: (done.append((limit_s, list(kept))), [9])[1])
+    own.started(SCHEDULER_ID, 5, lambda *_, **__: None)
+    own.started(LOG_WRITER_ID, 6, lambda *_, **__: None)
+    assert own.end_orphans([3], 2.0) == [9]
+    assert done == [("await", 6, [3, 5]), (2.0, [3, 5]), (2.0, [3])]
+    done.clear()
+    own.exited(LOG_WRITER_ID, 0, do_workers_run=False)
+    own.exited(SCHEDULER_ID, -signal.SIGKILL, do_workers_run=False)
+    assert own.end_orphans([3], 2.0) == [9]
+    assert done == [(2.0, [3]), (2.0, [3])]

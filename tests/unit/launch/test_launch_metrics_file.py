@@ -61,7 +61,11 @@ def samples(path: Path) -> dict[str, str]:
 
 def test_file_is_there_before_a_worker_has_started(tmp_path: Path, plan: LaunchPlan, clock: dict[str, float]) -> None:
     path = tmp_path / "job.prom"
-    MetricsFile(path, plan, are_workers_here=True, restarts=3)
+    before = os.umask(0o077)  # the exporter is another user all the same
+    try:
+        MetricsFile(path, plan, are_workers_here=True, restarts=3)
+    finally:
+        os.umask(before)
     states = {f'msrun_workers{{state="{name}"}}': "0.0" for name in module.STATE_NAMES.values()}
     assert samples(path) == {
         f'msrun_job_info{{log_dir="{tmp_path}/logs"}}': "1.0",

@@ -97,6 +97,14 @@ def test_key_of_another_version_of_the_format_is_damaged(folder: Path) -> None:
     assert read_key_file(folder / "newer").problem == "is damaged"
 
 
+def test_key_whose_private_part_is_damaged_is_left_out_and_named(folder: Path) -> None:
+    begin, *lines, end = (folder / "plain").read_text().splitlines()
+    short = base64.b64encode(base64.b64decode("".join(lines))[:-9]).decode()
+    (folder / "short").write_text("\n".join([begin, short, end, ""]))
+    tried, left_out = labels(KeyRing(), target(folder / "short"))
+    assert tried == [] and [text.partition(" (")[0] for text in left_out] == [f"{folder}/short: cannot be used"]
+
+
 def test_files_come_in_their_order_and_those_that_were_named_are_accounted_for(folder: Path) -> None:
     make(folder / "usual")
     (folder / "junk").write_text("junk")

@@ -1,0 +1,188 @@
+"""Lookups in one rank's rows: what all ranks find adds up to the lookup in the whole table, and so do gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from msrun.runtime.sharding.operators.lookup import embed_own_rows, gather_own_rows, select_own_rows
+from msrun.runtime.sharding.operators.pooled_rows import pool_own_bags
+
+ROWS, WIDTH = 6, 3
+MESH = (2, 3)
+CUTS: list[tuple[int, ...]] = [(0,), (1,), (0, 1)]
+"""Axes of the mesh that cut the rows: into 2, 3 and 6 parts."""
+
+
+def whole_table() -> Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(ROWS, WIDTH, dtype=torch.float64, generator=generator).requires_grad_()
+
+
+def ranks_of(axes: tuple[int, ...]) -> Iterator[tuple[Tensor, int, int]]:
+    """Return the place of one rank for each part of what these axes cut, and which part of how many it is."""
+    parts = 1
+    for axis in axes:
+        parts *= MESH[axis]
+    for part in range(parts):
+        if axes == (0,):
+            rank = part * MESH[1]
+        else:
+            rank = part
+        yield torch.tensor([rank]), part, parts
+
+
+def check(
+    whole: Callable[[Tensor], Tensor], own: Callable[[Tensor, Tensor], Tensor], axes: tuple[int, ...], dim: int
+) -> None:
+    """Compare values and gradients of the whole table with what the ranks find in their rows."""
+    table = whole_table()
+    expected = whole(table)
+    weight = torch.arange(1.0, expected.numel() + 1, dtype=torch.float64).view(expected.shape)
+    (of_whole,) = torch.autograd.grad((expected * weight).sum(), table)
+    of_whole = of_whole.to_dense()
+    total = torch.zeros_like(expected)
+    for place, part, parts in ranks_of(axes):
+        rows = table.detach().chunk(parts, dim)[part].clone().requires_grad_()
+        found = own(rows, place)
+        total = total + found.detach()
+        (gradient,) = torch.autograd.grad((found * weight).sum(), rows)
+        torch.testing.assert_close(gradient.to_dense(), of_whole.chunk(parts, dim)[part])
+    torch.testing.assert_close(total, expected.detach())
+
+
+@pytest.mark.parametrize("axes", CUTS)
+@pytest.mark.parametrize("sparse", [False, True])
+@given(padding=st.sampled_from([-1, 0, 4]), index=st.lists(st.integers(0, ROWS - 1), min_size=4, max_size=4))
+def test_embedding(axes: tuple[int, ...], sparse: bool, padding: int, index: list[int]) -> None:
+    looked_up = torch.tensor(index).view(2, 2)
+    check(
+        lambda table: F.embedding(looked_up, table, None if padding < 0 else padding),
+        lambda rows, place: embed_own_rows(
+            rows, looked_up, place, MESH, axes, ROWS, padding_idx=padding, sparse=sparse
+        ),
+        axes,
+        0,
+    )
+
+
+def test_rows_of_a_sparse_embedding_get_a_gradient_where_they_lie_and_nowhere_else() -> None:
+    rows = whole_table().detach()[3:].requires_grad_()
+    index = torch.tensor([1, 4, 4, 2])
+    found = embed_own_rows(rows, index, torch.tensor([3]), MESH, (0,), ROWS, padding_idx=-1, sparse=True)
+    (gradient,) = torch.autograd.grad(found.sum(), rows)
+    assert gradient.is_sparse and gradient.coalesce().indices().tolist() == [[1]]
+
+
+@pytest.mark.parametrize("axes", CUTS)
+def test_gather_along_either_dimension(axes: tuple[int, ...]) -> None:
+    index = torch.tensor([[5, 0, 2], [1, 1, 3]])
+    check(
+        lambda table: table.gather(0, index),
+        lambda rows, place: gather_own_rows(rows, index, place, MESH, axes, ROWS, dim=0),
+        axes,
+        0,
+    )
+
+
+def test_gather_along_the_second_dimension() -> None:
+    index = torch.tensor([[0, 2], [1, 1]])
+    check(
+        lambda table: table.gather(1, index),
+        lambda rows, place: gather_own_rows(rows, index, place, MESH, (1,), WIDTH, dim=1),
+        (1,),
+        1,
+    )
+
+
+@pytest.mark.parametrize("axes", CUTS)
+@pytest.mark.parametrize("index", [torch.tensor(4), torch.tensor([5, 0, 0]), torch.tensor([[1, 2], [3, 4]])])
+def test_selection_of_rows(axes: tuple[int, ...], index: Tensor) -> None:
+    check(
+        lambda table: table[index],
+        lambda rows, place: select_own_rows(rows, index, place, MESH, axes, ROWS, dim=0),
+        axes,
+        0,
+    )
+
+
+@pytest.mark.parametrize("index", [torch.tensor(2), torch.tensor([[2, 0], [1, 1]])])
+def test_selection_of_columns(index: Tensor) -> None:
+    check(
+        lambda table: table[:, index],
+        lambda rows, place: select_own_rows(rows, index, place, MESH, (1,), WIDTH, dim=1),
+        (1,),
+        1,
+    )
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize(("mode", "has_shares"), [("sum", False), ("sum", True), ("mean", False)])
+@pytest.mark.parametrize("axes", CUTS)
+@given(
+    index=st.lists(st.integers(0, ROWS - 1), min_size=5, max_size=5),
+    offsets=st.lists(st.integers(0, 5), min_size=2, max_size=2).map(sorted),
+    padding=st.sampled_from([None, 0, 4]),
+    has_end=st.booleans(),
+)
+def test_bags(
+    axes: tuple[int, ...],
+    mode: str,
+    has_shares: bool,
+    sparse: bool,
+    index: list[int],
+    offsets: list[int],
+    padding: int | None,
+    has_end: bool,
+) -> None:
+    rows_of_bags = torch.tensor(index)
+    begins = torch.tensor([0, *offsets, *([5] if has_end else [])])
+    shares = torch.tensor([0.5, 2.0, -1.0, 3.0, 0.25], dtype=torch.float64) if has_shares else None
+    settings: dict[str, Any] = {"mode": mode, "padding_idx": padding}
+
+    def of_rank(rows: Tensor, place: Tensor) -> Tensor:
+        return pool_own_bags(
+            rows, rows_of_bags, begins, shares, place, mesh_shape=MESH, rows=axes, bags=(), size=ROWS, count=3,
+            has_end=has_end, sparse=sparse, **settings,
+        )  # fmt: skip
+
+    check(
+        lambda table: F.embedding_bag(
+            rows_of_bags, table, begins, per_sample_weights=shares, include_last_offset=has_end, **settings
+        ),
+        of_rank,
+        axes,
+        0,
+    )
+
+
+@pytest.mark.parametrize("rows", [(), (0,)])
+def test_bags_of_a_rank_follow_those_of_the_one_before(rows: tuple[int, ...]) -> None:
+    """Three parts of the bags along axis 1; the rows whole, or cut along axis 0."""
+    table, index = whole_table().detach(), torch.tensor([5, 0, 3, 3, 1, 2, 4])
+    offsets = torch.tensor([0, 2, 2, 3, 6, 6])
+    shares = torch.arange(1.0, 8, dtype=torch.float64)
+    expected = F.embedding_bag(index, table, offsets, mode="sum", per_sample_weights=shares)
+    found = []
+    for part in range(3):
+        total = torch.zeros(2, WIDTH, dtype=torch.float64)
+        for half in range(2 if rows else 1):
+            total += pool_own_bags(
+                table.chunk(2)[half] if rows else table, index, offsets, shares, torch.tensor([3 * half + part]),
+                mesh_shape=MESH, rows=rows, bags=(1,), size=ROWS, count=2, mode="sum", padding_idx=None,
+                has_end=False, sparse=False,
+            )  # fmt: skip
+        found.append(total)
+    torch.testing.assert_close(torch.cat(found), expected)
+
+
+def test_row_that_no_table_has_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="index out of range: a table has 6 rows"):
+        select_own_rows(torch.zeros(3, 2), torch.tensor([6]), torch.tensor([0]), MESH, (0,), ROWS, dim=0)

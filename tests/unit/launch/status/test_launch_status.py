@@ -6,7 +6,10 @@ import json
 import math
 import os
 import random
+import socket
+from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from msrun import contract
+from msrun.agent.watch.usage import Usage
 from msrun.errors import UsageError
-from msrun.launch.directory.job_record import EventsRecord, WorkerRecord
+from msrun.launch.directory.job_record import EventsRecord, PlannedWorker, WorkerRecord
 from msrun.launch.directory.lock import LockRecord, LockState
+from msrun.launch.status import job_status as module
 from msrun.launch.status.job_status import JobState, decide_state, read_status
 
 RECORD = LockRecord("a", 5, "h", 100.0)
@@ -98,6 +103,26 @@ class Directory:
 @pytest.fixture
 def directory(tmp_path: Path) -> Directory:
     return Directory(tmp_path)
+
+
+def test_use_is_told_of_the_running_workers_of_this_host_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process id of another host stands for somebody else here."""
+    here = socket.gethostname()
+    measured: list[int] = []
+
+    def measure(pids: Iterable[int]) -> dict[int, Usage]:
+        measured[:] = pids
+        return {pid: Usage(1.0, 0 if pid == 13 else 9) for pid in measured}
+
+    monkeypatch.setattr(module, "session_usage", measure)
+    workers = {rank: WorkerRecord(10 + rank, "running", "") for rank in range(5)}
+    events = EventsRecord(workers={**workers, 1: WorkerRecord(11, "done", "")})
+    planned = {rank: PlannedWorker(rank, "other" if rank == 2 else here, "") for rank in range(4)}
+    job: Any = SimpleNamespace(is_over=False, launcher_host=here)
+    assert module._read_usage(job, planned, events) == {10: Usage(1.0, 9)}
+    assert measured == [10, 13], "1 has ended, 2 is of another host, 4 is not of the plan"
+    assert module._read_usage(SimpleNamespace(is_over=True, launcher_host=here), planned, events) == {}  # type: ignore[arg-type]
+    assert module._read_usage(SimpleNamespace(is_over=False, launcher_host="o"), planned, events) == {}  # type: ignore[arg-type]
 
 
 def test_job_that_ended_well_is_told_with_its_run_time(directory: Directory) -> None:

@@ -1,0 +1,210 @@
+"""What a job asks of a warm server that the test plays, and what becomes of its answer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from job_runner import wait_until
+
+from msrun.agent.warm import warm_start as module
+from msrun.agent.warm.warm_folder import importing, warm_folder
+from msrun.agent.warm.warm_start import WarmProcess, WarmStart, start_warm, stop_warm_servers
+from msrun.cluster.messages import Channel, Message
+from msrun.errors import UsageError
+
+WARM = WarmStart(("torch",), 600.0)
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+class Forked:
+    """A hold on a process that a warm server has forked, and that server's end of the connection."""
+
+    def __init__(self, sleeper: subprocess.Popen[bytes]) -> None:
+        ours, theirs = socket.socketpair()
+        self.server = Channel(theirs)
+        self.process = WarmProcess(sleeper.pid, Channel(ours))
+
+    def close(self) -> None:
+        self.process.close()
+        self.server.close()
+
+
+@pytest.fixture
+def forked(sleeper: subprocess.Popen[bytes]) -> Iterator[Forked]:
+    found = Forked(sleeper)
+    yield found
+    found.close()
+
+
+def test_end_is_that_of_the_process_and_of_what_it_left(forked: Forked, sleeper: subprocess.Popen[bytes]) -> None:
+    assert not forked.process.wait(0.0), "nothing has been told"
+    sleeper.kill()
+    sleeper.wait()
+    assert not forked.process.wait(0.0), "what it left may run"
+    forked.server.send({"type": "hm"})
+    assert not forked.process.wait(0.0)
+    forked.server.send({"type": "ended"})
+    assert forked.process.wait(5.0)
+
+
+def test_server_that_has_gone_tells_nothing_and_the_process_counts(
+    forked: Forked, sleeper: subprocess.Popen[bytes]
+) -> None:
+    forked.server.close()
+    assert not forked.process.wait(0.0)
+    os.kill(sleeper.pid, signal.SIGSTOP)
+    forked.process.kill()
+    assert forked.process.wait(5.0)
+    assert sleeper.wait() == -signal.SIGKILL
+    forked.process.kill()
+    forked.process.close()
+    forked.process.close()
+
+
+class Server:
+    """A warm server: answers each request as the test wants, in a thread, until it is closed."""
+
+    def __init__(self, path: Path, answer: Message | None) -> None:
+        self.asked: list[Message] = []
+        self.directories: list[str] = []
+        self._answer = answer
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                _, descriptors, _, _ = socket.recv_fds(connection, 1, 3)
+                if len(descriptors) == 3:
+                    self.directories.append(os.readlink(f"/proc/self/fd/{descriptors[2]}"))
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                with contextlib.closing(Channel(connection)) as channel:
+                    found: list[Message] = []
+                    while not found and not channel.is_closed:
+                        found = channel.receive()
+                    self.asked += found
+                    if self._answer is not None:
+                        channel.send(self._answer)
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's folder; every job is like "like"."""
+    monkeypatch.setattr(module, "likeness", lambda *_: "like")
+    return warm_folder({"XDG_RUNTIME_DIR": str(tmp_path)})
+
+
+@pytest.fixture
+def serving(folder: Path) -> Iterator[Callable[..., Server]]:
+    with contextlib.ExitStack() as stack:
+
+        def serve(answer: Message | None, name: str = "like.sock") -> Server:
+            return stack.enter_context(contextlib.closing(Server(folder / name, answer)))
+
+        yield serve
+
+
+def start(folder: Path, **env: str) -> Any:
+    return start_warm(
+        WARM, env=env, working_directory=str(folder), job_id="f00d", caller={"XDG_RUNTIME_DIR": str(folder.parent)}
+    )
+
+
+def test_job_gets_the_fork_server_that_was_forked_for_it(
+    folder: Path, serving: Callable[..., Server], sleeper: subprocess.Popen[bytes]
+) -> None:
+    server = serving({"type": "started", "pid": sleeper.pid})
+    handle = start(folder, A="1")
+    assert handle.pid == sleeper.pid
+    assert server.asked == [
+        {"type": "start", "job_id": "f00d", "agent_pid": os.getpid(), "environment": {"A": "1"}, "imports": ["torch"]}
+    ]
+    assert server.directories == [str(folder)]
+    handle._process.close()
+    handle.channel.close()
+    handle._passing.close()
+
+
+@pytest.mark.parametrize("answer", [{"type": "stale", "path": "x.py"}, None])
+def test_server_that_cannot_serve_is_none(
+    folder: Path, serving: Callable[..., Server], answer: Message | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Path] = []
+    monkeypatch.setattr(module, "_start_server", lambda path, *_: started.append(path))
+    serving(answer)
+    assert start(folder) is None and started == []
+
+
+def test_one_is_started_for_the_next_job_where_none_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr(module, "_start_server", lambda *words: started.append(words))
+    assert start(folder, A="1") is None
+    assert started == [(folder / "like.sock", WARM, {"A": "1"}, str(folder))]
+
+
+def test_one_that_still_imports_is_waited_for_by_nobody(
+    folder: Path, serving: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr(module, "_start_server", lambda *words: started.append(words))
+    serving(None, importing(folder / "like.sock").name)
+    assert start(folder) is None and started == []
+
+
+def test_server_is_started_as_nobodys_child_with_its_socket_and_log(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BOOT", "import sys; print(sys.argv[2:], flush=True); {module!r}")
+    importing(folder / "like.sock").touch()
+    module._start_server(folder / "like.sock", WARM, {"SECRET": "x", "PATH": "/bin"}, str(folder))
+    log = folder / "like.log"
+    wait_until(lambda: log.read_text().endswith("]\n"), "what the server was given")
+    _, path, idle_s, *imports = eval(log.read_text())
+    assert (path, idle_s, imports) == (f"{folder}/like.sock", "600.0", ["torch"])
+    assert importing(folder / "like.sock").is_socket()
+    assert importing(folder / "like.sock").stat().st_mode & 0o077 == 0
+
+
+def test_all_servers_are_stopped_and_what_a_killed_one_left_is_removed(
+    folder: Path, serving: Callable[..., Server]
+) -> None:
+    servers = [serving({"type": "stopping"}, name) for name in ("a.sock", "b.new")]
+    serving({"type": "busy"}, "c.sock")
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(folder / "dead.sock"))
+    assert stop_warm_servers({"XDG_RUNTIME_DIR": str(folder.parent)}) == 2
+    assert [server.asked for server in servers] == [[{"type": "stop"}]] * 2
+    assert not (folder / "dead.sock").exists() and (folder / "a.sock").exists()
+
+
+def test_folder_into_which_others_may_look_is_refused(folder: Path) -> None:
+    folder.chmod(0o750)
+    with pytest.raises(UsageError, match="is not a folder that only you can open"):
+        start(folder)

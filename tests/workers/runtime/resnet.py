@@ -1,6 +1,6 @@
 """ResNet-50 of the example in every mode, and in one process.
 
-usage: resnet.py EXAMPLE RESULT.json STEPS; the file holds the losses of each mode that is asked for, and of one process.
+usage: resnet.py EXAMPLE RESULT.json STEPS; the file holds the losses of the modes asked for, and of one process.
 """
 
 import json

@@ -11,7 +11,7 @@ from supervised_job import FAILED, Job, kinds
 
 from msrun import contract
 from msrun.agent import supervisor
-from msrun.agent.processes.process_spec import SCHEDULER_ID
+from msrun.agent.processes.process_spec import FIRST_SERVER_ID, SCHEDULER_ID
 from msrun.agent.watch.progress_board import Progress
 from msrun.cluster.membership import WorkerState
 from msrun.errors import ClusterError, HangTimeout, Interrupted
@@ -355,6 +355,25 @@ def test_server_that_is_ready_after_the_end_starts_nobody(job: Job) -> None:
     job.loop._on_signal(signal.SIGTERM)
     job.say("ready", start_method="fork", reason="", prepare_s=0.0)
     assert job.heard() == []
+
+
+def test_server_that_ends_is_the_fault_while_workers_need_it_and_never_else(job: Job) -> None:
+    job.end(FIRST_SERVER_ID, FAILED)
+    assert job.attempt.fault is None, "before the workers"
+    job.begin()
+    job.start()
+    job.loop._on_signal(signal.SIGTERM)
+    stopped_by = job.attempt.fault
+    job.end(FIRST_SERVER_ID, FAILED)
+    assert job.attempt.fault is stopped_by, "while they are ended"
+
+
+def test_server_that_ends_beside_running_workers_is_the_fault(job: Job) -> None:
+    job.begin()
+    job.start()
+    job.end(FIRST_SERVER_ID, FAILED)
+    assert str(job.attempt.fault).startswith("server 0 ")
+    assert job.loop._timers.is_set("stop")
 
 
 def test_lost_lines_of_logs_are_told(job: Job) -> None:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 import hypothesis
@@ -99,10 +100,41 @@ def draw_few_examples(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def clean_environ(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take away what a launcher, a scheduler or a user may have left in the environment of the tests."""
+def clean_environ(descriptors_are_closed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take away what a launcher, a scheduler or a user may have left in the environment of the tests.
+
+    The look at descriptors begins first and ends last: what a test has put somewhere is taken back before it.
+    """
     for name in [name for name in os.environ if is_job_variable(name)]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def descriptors_are_closed() -> Iterator[None]:
+    """Whatever a test opens is closed when it ends: what leaks one descriptor a call ends a long job."""
+    before = open_descriptors()
+    yield
+    if open_descriptors() - before:
+        gc.collect()  # what an object holds that nobody has any more
+        left = open_descriptors() - before
+        assert not left, f"left open: {sorted(left)}"
+
+
+def open_descriptors() -> set[tuple[int, str]]:
+    """Return the descriptors of this process and what they are open on, without what multiprocessing keeps for good.
+
+    It opens these once for a process, whatever test comes first: the memory that its locks and barriers share, and
+    pipes to its resource tracker and its fork server.
+    """
+    shared_memory = f"/dev/shm/pym-{os.getpid()}-"  # as multiprocessing.heap names it
+    kept = {resource_tracker._resource_tracker._fd, forkserver._forkserver._forkserver_alive_fd}
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the listing itself
+            target = os.readlink(f"/proc/self/fd/{name}")
+            if int(name) not in kept and not target.startswith(shared_memory):
+                found.add((int(name), target))
+    return found
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -111,6 +111,7 @@ class LauncherLink(threading.Thread):
         self.join(CLOSE_S + 1.0)
         if not self.is_alive():
             self.orders.close()
+            self._outbox.close()
 
     @property
     def unsent_logs(self) -> set[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,8 +26,7 @@ from msrun.planning.spec import LaunchSpec
 
 @given(st.lists(st.binary(max_size=30), max_size=8))
 def test_lines_come_whole_however_the_file_grows(pieces: list[bytes]) -> None:
-    with tempfile.NamedTemporaryFile() as file:
-        tail = LogTail(0, file.name)
+    with tempfile.NamedTemporaryFile() as file, closing(LogTail(0, file.name)) as tail:
         lines = []
         for piece in pieces:
             file.write(piece)
@@ -50,21 +50,22 @@ def test_lines_come_whole_however_the_file_grows(pieces: list[bytes]) -> None:
 )
 def test_progress_bar_shows_its_last_state(tmp_path: Path, content: bytes, lines: list[bytes]) -> None:
     (tmp_path / "log").write_bytes(content)
-    assert LogTail(0, str(tmp_path / "log")).read_lines(at_end=True) == lines
+    with closing(LogTail(0, str(tmp_path / "log"))) as tail:
+        assert tail.read_lines(at_end=True) == lines
 
 
 def test_endless_line_is_shown_in_pieces(tmp_path: Path) -> None:
     size = 3 * MAX_HELD_BYTES
     (tmp_path / "log").write_bytes(b"x" * size)
-    pieces = LogTail(0, str(tmp_path / "log")).read_lines(at_end=True)
-    assert b"".join(pieces) == b"x" * size
+    with closing(LogTail(0, str(tmp_path / "log"))) as tail:
+        assert b"".join(tail.read_lines(at_end=True)) == b"x" * size
 
 
 def test_log_that_appears_late_is_read_from_its_begin(tmp_path: Path) -> None:
-    tail = LogTail(0, str(tmp_path / "log"))
-    assert tail.read_lines() == []
-    (tmp_path / "log").write_bytes(b"first\n")
-    assert tail.read_lines() == [b"first"]
+    with closing(LogTail(0, str(tmp_path / "log"))) as tail:
+        assert tail.read_lines() == []
+        (tmp_path / "log").write_bytes(b"first\n")
+        assert tail.read_lines() == [b"first"]
 
 
 def test_discarded_output_is_written_nowhere_and_without_an_error() -> None:
@@ -112,10 +113,15 @@ class Screen:
         self.console.tick(Membership(range(2)))
         return list(self.lines)
 
+    def close(self) -> None:
+        for tail in self.console._tails:
+            tail.close()
+
 
 @pytest.fixture
-def screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Screen:
-    return Screen(tmp_path, monkeypatch)
+def screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Screen]:
+    with closing(Screen(tmp_path, monkeypatch)) as screen:
+        yield screen
 
 
 def test_lines_of_workers_are_shown_with_their_rank_as_they_come(screen: Screen) -> None:

@@ -94,7 +94,9 @@ class Agent:
     def close(self) -> None:
         for launcher in self.launchers:
             launcher.stream.close()
-        self.link._outbox.close()
+        if self.link.ident is None:  # one whose thread was started has been closed
+            self.link._outbox.close()
+            self.link.orders.close()
         if self.link._stream is not None:
             self.link._stream.close()
         if self.listener is not None:

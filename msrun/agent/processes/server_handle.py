@@ -159,11 +159,12 @@ class ForkServerHandle:
         return self._process.wait(timeout_s)
 
     def end(self, limit_s: float) -> None:
-        """Wait for the server's end, which is forced after the limit, and close the channel."""
+        """Wait for the server's end, which is forced after the limit, and let go of it."""
         if not self.wait(limit_s):
             self.kill()
             self.wait(limit_s)
         self._process.close()
+        self._passing.close()
         self.channel.close()
 
 

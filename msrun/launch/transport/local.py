@@ -36,7 +36,7 @@ class LocalPipe:
         self.address = address
         self._is_rehearsed = share is not None
         self._is_closed = False
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - goes with this object: its end is read later
         self._socket, theirs = socket.socketpair()  # not pipes: who waits for one of those is not woken by its end
         self._socket.settimeout(0.0)
         try:

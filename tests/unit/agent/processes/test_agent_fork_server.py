@@ -135,7 +135,9 @@ def server(clock: FakeClock) -> Iterator[tuple[fork_server.ForkServer, Channel]]
     passing, taking = socket.socketpair()
     with passing, taking:
         agent, channel = Channel(ours), Channel(theirs)
-        yield fork_server.ForkServer(channel, os.getpid(), taking, clock), agent
+        made = fork_server.ForkServer(channel, os.getpid(), taking, clock)
+        yield made, agent
+        made._reaper._deaths.close()
         agent.close()
         channel.close()
 

@@ -48,6 +48,7 @@ def server(tmp_path: Path) -> Iterator[ForkServerHandle]:
     yield handle
     handle.kill()
     assert handle.wait(DEADLINE_S)
+    handle.end(0.0)
 
 
 def begin(server: ForkServerHandle, env: dict[str, str], log: Path) -> None:

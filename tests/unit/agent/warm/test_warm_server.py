@@ -69,7 +69,8 @@ class Server:
 
     def close(self) -> None:
         self.listener.close()
-        for channel in self.channels:
+        served = [channel for channel, _ in self.server._jobs.values()]
+        for channel in (*self.channels, *served, *self.server._sweepers.values()):
             channel.close()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -36,10 +38,21 @@ class Meeting:
         since = max(self.board.read(rank).waiting_since for rank in range(4))
         return self.watch.look(self.membership, since + after_s)
 
+    def close(self) -> None:
+        self.board.close()
+        self.records.clear()  # a worker keeps its own until it ends
+
 
 @pytest.fixture
-def meeting(tmp_path: Path) -> Meeting:
-    return Meeting(tmp_path, 10.0)
+def meet(tmp_path: Path) -> Iterator[Callable[[float], Meeting]]:
+    """Makes the meeting, with this limit."""
+    with ExitStack() as stack:
+        yield lambda limit_s: stack.enter_context(closing(Meeting(tmp_path, limit_s)))
+
+
+@pytest.fixture
+def meeting(meet: Callable[[float], Meeting]) -> Meeting:
+    return meet(10.0)
 
 
 def test_workers_without_the_runtime_are_never_judged(meeting: Meeting) -> None:
@@ -66,8 +79,8 @@ def test_rank_that_the_others_wait_for_in_their_first_collective_counts_as_missi
     assert "others wait in the comparison of graphs by 4 ranks for 11 s; missing on node-a: rank 2" in str(error)
 
 
-def test_no_limit_waits_for_ever(tmp_path: Path) -> None:
-    meeting = Meeting(tmp_path, -1)
+def test_no_limit_waits_for_ever(meet: Callable[[float], Meeting]) -> None:
+    meeting = meet(-1)
     meeting.enter(contract.PHASE_JOINING, 0)
     assert meeting.look(1e9) is None
 

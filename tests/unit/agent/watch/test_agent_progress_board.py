@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import stat
 import struct
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,10 +19,10 @@ from msrun.runtime.progress import ProgressRecord
 
 
 @pytest.fixture
-def board(tmp_path: Path) -> ProgressBoard:
-    board = ProgressBoard(tmp_path / "progress", 4)
-    board.create()
-    return board
+def board(tmp_path: Path) -> Iterator[ProgressBoard]:
+    with closing(ProgressBoard(tmp_path / "progress", 4)) as board:
+        board.create()
+        yield board
 
 
 def test_record_has_the_length_that_the_contract_says() -> None:

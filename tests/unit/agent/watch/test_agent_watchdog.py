@@ -70,6 +70,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
     for process in job.processes.values():
         process.kill()
         process.wait()
+    job.board.close()
 
 
 def test_silent_idle_workers_are_found_after_the_limit(job: Job) -> None:

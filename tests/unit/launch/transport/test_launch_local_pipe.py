@@ -35,6 +35,8 @@ def start() -> Iterator[Callable[[str], LocalPipe]]:
     for pipe in pipes:
         pipe._process.kill()
         pipe.close()
+        pipe._socket.close()  # open until nobody has the pipe any more: its last bytes may still be read
+        pipe._stderr.close()
 
 
 def test_bytes_go_to_the_agent_and_come_back(start: Callable[[str], LocalPipe]) -> None:

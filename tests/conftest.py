@@ -138,6 +138,15 @@ def open_descriptors() -> set[tuple[int, str]]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def first_store_was_opened() -> None:
+    """Open a store of torch before any test does: with the first one libuv opens a pipe that it keeps for good."""
+    if "torch" in sys.modules:  # else no test that was collected opens one in this process
+        from torch.distributed import TCPStore
+
+        TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+@pytest.fixture(scope="session", autouse=True)
 def signals_reach_jobs() -> Iterator[None]:
     """Undo what nohup or a service has set: what this process ignores, every job would ignore too.
 

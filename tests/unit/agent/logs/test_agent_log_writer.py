@@ -71,6 +71,10 @@ class Running:
         self.close_pipes()
         self.wait()
         self.server.close()
+        for reader in self.writer._open:  # what it has left open ends with its process
+            os.close(reader)
+        for log in self.writer._logs.values():
+            log.close()
 
 
 @settings(deadline=None, max_examples=40)

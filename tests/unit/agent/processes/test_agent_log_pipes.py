@@ -148,6 +148,7 @@ def test_writer_that_signals_meant_for_workers_reach_goes_on(
     worker = server.start_worker(0, lambda fd: (os.write(fd, b"last words\n"), None)[1])
     assert server.wait(worker) == 0
     assert server.wait(writer) == 0
+    assert server.pipes.end_log_writer() is None
     assert (tmp_path / "0").read_bytes() == b"last words\n"
 
 
@@ -193,6 +194,7 @@ def test_end_of_the_writer_comes_before_that_of_a_worker_which_died_of_it(
     assert (first, status, second) == (writer, signal.SIGKILL, (1, signal.SIGPIPE, 0.0))
     server.children.remove(writer)
     assert server.pipes.writer_first([(1, 9, 0.0), (writer, 9, 0.0)]) == [(writer, 9, 0.0), (1, 9, 0.0)]
+    assert server.pipes.end_log_writer() is None
 
 
 def test_log_writer_outlives_what_is_left_of_the_job_and_writes_its_last_words(
@@ -212,6 +214,7 @@ def test_log_writer_outlives_what_is_left_of_the_job_and_writes_its_last_words(
     await_log_writer(writer, strangers=strangers)
     server.children.clear()  # reaped
     assert set(descendants(os.getpid())) == set(strangers)
+    assert server.pipes.end_log_writer() is None
     assert (tmp_path / "0").read_bytes() == b"last words\n"
 
 

@@ -71,6 +71,7 @@ def test_events_are_lines_of_json_with_both_clocks(tmp_path: Path) -> None:
 
 def test_events_on_a_full_disk_are_no_error(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "events.jsonl")
-    os.dup2(os.open("/dev/full", os.O_WRONLY), log._file.fileno())
+    with Path("/dev/full").open("wb") as full:
+        os.dup2(full.fileno(), log._file.fileno())
     log.note("over", {"reason": "r"})
     log.close()

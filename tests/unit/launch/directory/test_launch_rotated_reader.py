@@ -118,6 +118,7 @@ def test_tail_shows_lines_and_progress_bars_over_rotations(tmp_path: Path) -> No
         lines += tail.read_lines()
     lines += tail.read_lines(at_end=True)
     log.close()
+    tail.close()
     assert len(list(tmp_path.iterdir())) > 2
     assert lines == [b"first", b"30%", b"second", b"third", b"fourth", b"fifth", b"sixth", b"no end"]
 

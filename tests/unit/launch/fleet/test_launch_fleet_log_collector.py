@@ -40,6 +40,8 @@ def test_log_grows_at_home_as_it_grows_there(tmp_path: Path) -> None:
     for rank in range(2):
         assert (here / f"worker_{rank}.log").read_bytes() == (there / f"worker_{rank}.log").read_bytes()
     assert home.sizes(0) == {f"worker_{rank}.log": 4 + 512_000 for rank in range(2)}
+    sender.end_attempt()
+    assert sender.next() is None, "and it lets go of the logs"
     home.close()
 
 
@@ -60,6 +62,8 @@ def test_rest_of_an_attempt_is_sent_after_its_logs_were_renamed(tmp_path: Path) 
     send_all(sender, home)
     assert (here / "worker_0.attempt_0.log").read_bytes() == b"first"
     assert (here / "worker_0.log").read_bytes() == b"second"
+    sender.end_attempt()
+    assert sender.next() is None, "and it lets go of the logs"
     home.close()
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import select
 import socket
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -90,14 +92,25 @@ def job(**changes: Any) -> Message:
     return {"type": "job", "job": encode_record(replace(JOB, **changes))}
 
 
-def served(*messages: Message) -> tuple[Agent, Link]:
-    link = Link(*messages)
-    agent = Agent(link)  # type: ignore[arg-type]
-    agent.run()
-    return agent, link
+Serve = Callable[..., tuple[Agent, Link]]
 
 
-def test_host_is_looked_at_and_the_folder_goes_with_the_agent() -> None:
+@pytest.fixture
+def served() -> Iterator[Serve]:
+    """Lets an agent serve a launcher that says this, and cleans up after it."""
+    with ExitStack() as stack:
+
+        def serve(*messages: Message, link_type: type[Link] = Link) -> tuple[Agent, Link]:
+            link = link_type(*messages)
+            agent = Agent(link)  # type: ignore[arg-type]
+            stack.callback(agent.clean_up)
+            agent.run()
+            return agent, link
+
+        yield serve
+
+
+def test_host_is_looked_at_and_the_folder_goes_with_the_agent(served: Serve) -> None:
     agent, link = served(job())
     assert link.answers == [{"type": "checked", "report": encode_record(HostReport(host_name="seen"))}]
     assert (spool_path("f00d", 1) / AGENT).is_file()
@@ -105,7 +118,7 @@ def test_host_is_looked_at_and_the_folder_goes_with_the_agent() -> None:
     assert not spool_path("f00d", 1).exists()
 
 
-def test_broken_connection_is_resumed_in_the_folder_where_that_can_be() -> None:
+def test_broken_connection_is_resumed_in_the_folder_where_that_can_be(served: Serve) -> None:
     _, link = served(job(can_resume=True))
     assert [message["type"] for message in link.answers] == ["resumes", "checked"]
     assert link.answers[0]["silence_s"] == 60.0
@@ -113,14 +126,16 @@ def test_broken_connection_is_resumed_in_the_folder_where_that_can_be() -> None:
 
 
 @pytest.mark.parametrize(("unsent", "stays"), [("worker_1.log", True), (contract.SCHEDULER_LOG, False)])
-def test_logs_of_workers_that_nobody_has_stay_where_they_are(unsent: str, stays: bool) -> None:
+def test_logs_of_workers_that_nobody_has_stay_where_they_are(served: Serve, unsent: str, stays: bool) -> None:
     agent, link = served(job())
     link.unsent_logs = {unsent}
     agent.clean_up()
     assert spool_path("f00d", 1).exists() is stays
 
 
-def test_workers_get_the_host_s_environment_without_the_connection_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_get_the_host_s_environment_without_the_connection_s(
+    served: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("SSH_CONNECTION", "MSRUN_TOKEN", "OF_THE_HOST", "GIVEN"):
         monkeypatch.setenv(name, "here")
     caller = served(job())[0]._caller
@@ -128,7 +143,7 @@ def test_workers_get_the_host_s_environment_without_the_connection_s(monkeypatch
     assert not [name for name in caller if name.startswith(("SSH_", "MSRUN_"))]
 
 
-def test_launcher_of_another_protocol_is_refused() -> None:
+def test_launcher_of_another_protocol_is_refused(served: Serve) -> None:
     with pytest.raises(
         ClusterError, match=rf"msrun here speaks protocol {PROTOCOL}, the launcher 99: install the same"
     ):
@@ -136,11 +151,11 @@ def test_launcher_of_another_protocol_is_refused() -> None:
     assert not spool_path("f00d", 1).exists()
 
 
-def test_nothing_is_heeded_after_bye() -> None:
+def test_nothing_is_heeded_after_bye(served: Serve) -> None:
     assert served({"type": "bye"}, job())[1].answers == []
 
 
-def test_launcher_learns_whether_the_host_reaches_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launcher_learns_whether_the_host_reaches_another(served: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     result = ReachResult(error="no route")
     tried: list[tuple[str, int]] = []
     monkeypatch.setattr(module, "try_reach", lambda *place: tried.append(place) or result)
@@ -149,7 +164,7 @@ def test_launcher_learns_whether_the_host_reaches_another(monkeypatch: pytest.Mo
     assert link.answers == [{"type": "reached", "result": encode_record(ReachResult(error="no route"))}]
 
 
-def test_port_is_listened_on_until_the_end_and_one_that_is_taken_is_named() -> None:
+def test_port_is_listened_on_until_the_end_and_one_that_is_taken_is_named(served: Serve) -> None:
     _, link = served({"type": "listen", "address": "127.0.0.1", "port": 0})
     (listening,) = link.answers
     assert (listening["type"], listening["error"]) == ("listening", "")
@@ -162,7 +177,7 @@ def test_port_is_listened_on_until_the_end_and_one_that_is_taken_is_named() -> N
 
 
 def test_what_takes_long_is_begun_early_where_the_job_will_run_and_ended_with_the_agent(
-    monkeypatch: pytest.MonkeyPatch,
+    served: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
     server = SimpleNamespace(kill=lambda: seen.append("killed"))
@@ -182,7 +197,12 @@ RUN = {"type": "run", "master_addr": "10.0.0.7", "master_port": 8118, "use_share
 @pytest.mark.parametrize(("use_shared", "worker_log_dir"), [(True, Path("/logs")), (False, None)])
 @pytest.mark.parametrize(("node_rank", "home"), [(0, "/logs"), (1, "")])
 def test_job_runs_in_the_folder_and_tells_how_it_ended(
-    monkeypatch: pytest.MonkeyPatch, use_shared: bool, worker_log_dir: Path | None, node_rank: int, home: str
+    served: Serve,
+    monkeypatch: pytest.MonkeyPatch,
+    use_shared: bool,
+    worker_log_dir: Path | None,
+    node_rank: int,
+    home: str,
 ) -> None:
     ran: list[LaunchSpec] = []
     tables: list[str] = []
@@ -215,7 +235,7 @@ def test_job_runs_in_the_folder_and_tells_how_it_ended(
     assert tables == ["{}"]
 
 
-def test_only_host_of_a_job_meets_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_host_of_a_job_meets_nobody(served: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     parts: list[AgentPart] = []
     ended = SimpleNamespace(failure=None, survivors=())
     monkeypatch.setattr(module, "run_job", lambda *_, part, **__: parts.append(part) or ended)
@@ -223,7 +243,7 @@ def test_only_host_of_a_job_meets_nobody(monkeypatch: pytest.MonkeyPatch) -> Non
     assert parts[0].control.meeting is None and parts[0].control.store_listener is None
 
 
-def test_who_tried_to_reach_the_store_is_not_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_tried_to_reach_the_store_is_not_its_client(served: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store of a Python without torch ends the job at its first client."""
     seen: list[bool] = []
 
@@ -245,7 +265,7 @@ def test_who_tried_to_reach_the_store_is_not_its_client(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(module, "run_job", run_job)
     listen = {"type": "listen", "address": "127.0.0.1", "port": 0}
-    Agent(Reached(job(node_rank=0), listen, {**RUN, "hosts": pack_hosts(HOSTS)})).run()  # type: ignore[arg-type]
+    served(job(node_rank=0), listen, {**RUN, "hosts": pack_hosts(HOSTS)}, link_type=Reached)
     assert seen == [False]
 
 

@@ -26,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
+from msrun import contract
 from mutants.mutations import Mutation, block_of, draw
 from mutants.survey import REPOSITORY, Survey, file_of, merge, run_survey
 
@@ -233,12 +234,13 @@ def judge_all(drawn: list[Mutation], survey: Survey, sources: dict[str, str], jo
         name = stack.enter_context(tempfile.TemporaryDirectory(prefix="mutants-"))
         Path(name).chmod(0o711)
         free: queue.SimpleQueue[Slot] = queue.SimpleQueue()
+        slots = []
         for number in range(jobs):
             folder = Path(name, str(number))
             folder.mkdir()
-            slot = Slot(folder)
-            stack.callback(slot.close)
-            free.put(slot)
+            slots.append(Slot(folder))
+            stack.callback(slots[-1].close)
+            free.put(slots[-1])
         stop = threading.Event()
 
         def judge(mutation: Mutation) -> Outcome | None:
@@ -257,8 +259,11 @@ def judge_all(drawn: list[Mutation], survey: Survey, sources: dict[str, str], jo
                     if outcome is not None:
                         outcomes.append(outcome)
                         print(_line(outcome, len(outcomes), len(drawn)), flush=True)
-            finally:
+            except BaseException:  # the tests that run end with their processes, and so does who waits for them
                 stop.set()
+                for slot in slots:
+                    slot.close()
+                raise
     return outcomes
 
 
@@ -283,6 +288,7 @@ def main() -> int:
     parser.add_argument("--survey", action="store_true", help="only find out which tests reach what")
     parser.add_argument("--dry-run", action="store_true", help="only show the faults")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(contract.EXIT_SIGNAL_BASE + signal.SIGTERM))
     sources = read_sources(asked.modules)
     drawn = draw(sources, asked.number, asked.seed)
     if asked.dry_run:

@@ -37,6 +37,14 @@ def test_import_of_the_runtime_does_not_import_torch() -> None:
     )
 
 
+def test_help_about_checkpoints_does_not_import_torch() -> None:
+    run_python(
+        "import sys\nfrom msrun.runtime.checkpoint.cli import main\n"
+        "assert main(['--help']) == 0 and main(['export', '--help']) == 0 and main(['inspect']) == 2\n"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules\n"
+    )
+
+
 @pytest.mark.slow
 def test_first_name_taken_loads_no_more_than_it_needs() -> None:
     run_python(

@@ -52,7 +52,7 @@ class _Lowering:
     def run(self) -> LocalProgram:
         """Walk the captured graph once."""
         for node in self._captured.graph.nodes:
-            newest = next(reversed(self._graph.nodes), None)
+            newest = next(iter(reversed(self._graph.nodes)), None)  # before torch 2.13 it is no iterator
             if node.op == "placeholder":
                 self._placeholder(node)
             elif node.op == "call_function":

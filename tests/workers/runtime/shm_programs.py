@@ -146,7 +146,8 @@ class Call:
     def reduce_scatter_single(self):
         flats = [torch.cat([flat] * self.size) for flat in self.flats]
         out = self.mine.new_empty(self.mine.numel())
-        work = dist.reduce_scatter_single(out, flats[self.own], self.op, **self.words)
+        scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # before torch 2.13
+        work = scatter(out, flats[self.own], self.op, **self.words)
         return work, [out], [reduced(self.flats, self.name)]
 
     def all_to_all(self):

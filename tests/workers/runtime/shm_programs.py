@@ -22,6 +22,10 @@ from msrun.runtime import get_group_size, get_rank, init, release
 from msrun.runtime.shm.process_group import ShmGroup
 from msrun.runtime.shm.work import ShmWork
 
+# Before torch 2.13 they had other names.
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 init("gloo", timeout_s=60)
 torch.set_num_threads(1)
 RANK, SIZE = get_rank(), get_group_size()
@@ -135,7 +139,7 @@ class Call:
     def all_gather_single(self):
         flat = self.mine.reshape(-1)
         out = flat.new_empty(self.size * flat.numel())
-        return dist.all_gather_single(out, flat, **self.words), [out], [torch.cat(self.flats)]
+        return all_gather_single(out, flat, **self.words), [out], [torch.cat(self.flats)]
 
     def reduce_scatter(self):
         lists = [[self.inputs[(a + b) % self.size] for b in range(self.size)] for a in range(self.size)]
@@ -146,8 +150,7 @@ class Call:
     def reduce_scatter_single(self):
         flats = [torch.cat([flat] * self.size) for flat in self.flats]
         out = self.mine.new_empty(self.mine.numel())
-        scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # before torch 2.13
-        work = scatter(out, flats[self.own], self.op, **self.words)
+        work = reduce_scatter_single(out, flats[self.own], self.op, **self.words)
         return work, [out], [reduced(self.flats, self.name)]
 
     def all_to_all(self):
@@ -195,7 +198,7 @@ class Call:
         out = [self.flats[0].new_empty(self.size * self.flats[0].numel()) for _ in range(2)]
         with dist._coalescing_manager(self.group, async_ops=True) as work:
             for value in out:
-                dist.all_gather_single(value, self.flats[self.own].clone(), group=self.group)
+                all_gather_single(value, self.flats[self.own].clone(), group=self.group)
         return work, out, [torch.cat(self.flats)] * 2
 
     def objects(self):

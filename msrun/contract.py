@@ -171,7 +171,7 @@ PHASE_LEFT: Final = 3
 PHASE_PLAIN_TORCH: Final = 4
 
 # -- torch ----------------------------------------------------------------------------------------------------------
-TORCH_VERSIONS: Final = ("2.11", "2.15")
+TORCH_VERSIONS: Final = ("2.12", "2.15")
 """The oldest and the newest that msrun is meant for and tested with; docs/reference/versions.md has the table."""
 
 # -- exit status ----------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ def test_tested_version_gives_no_warning(version: str) -> None:
 
 @pytest.mark.parametrize("version", ["2.10.1", "2.16.0+cu130", "3.0", "1.13"])
 def test_other_version_is_named_with_the_tested_ones(version: str) -> None:
-    assert describe_untested(version) == f"torch {version} is not tested with msrun.runtime; tested are 2.11 to 2.15"
+    assert describe_untested(version) == f"torch {version} is not tested with msrun.runtime; tested are 2.12 to 2.15"
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from msrun.runtime.sharding.layout import Mesh, TensorLayout, build_mesh
 
 try:  # a private place: tests fail loudly when it moves
     from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo, ShardPlacementResult
-except ImportError:  # torch before 2.13 shards all parameters of a module alike
+except ImportError:  # torch before 2.12 shards all parameters of a module alike
     HSDPMeshInfo = ShardPlacementResult = None  # type: ignore[assignment,misc]
 LEAVES_WHOLE = ShardPlacementResult is not None
 """Whether single parameters of a module can stay whole."""
@@ -95,7 +95,7 @@ class ShardedNetwork:
         if leaves_whole and not LEAVES_WHOLE:
             raise StrategyError(
                 f"hsdp(threshold={self._spec.threshold}) leaves parameters whole, for which "
-                f'parallel_mode="data_parallel" needs torch 2.13 and this is {torch.__version__}: install it, or use '
+                f'parallel_mode="data_parallel" needs torch 2.12 and this is {torch.__version__}: install it, or use '
                 'parallel_mode="semi_auto"'
             )
 

@@ -280,3 +280,4 @@ def launcher_ends(rng_of: Iterator[Random], _: Path) -> Iterator[None]:
             if link._stream is not None:
                 link._stream.close()
             link._outbox.close()
+            link.orders.close()

@@ -209,7 +209,15 @@ def test_shared_memory_that_cannot_be_written_is_named(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize(
     ("version", "status"),
-    [("2.13.0+cpu", "ok"), ("2.12.1", "ok"), ("2.11.1", "warn"), ("2.14.0a0", "ok"), ("2.16.0a0", "warn"), ("1.13.1", "warn"), ("?", "ok")],
+    [
+        ("2.13.0+cpu", "ok"),
+        ("2.12.1", "ok"),
+        ("2.11.1", "warn"),
+        ("2.14.0a0", "ok"),
+        ("2.16.0a0", "warn"),
+        ("1.13.1", "warn"),
+        ("?", "ok"),
+    ],
 )
 def test_version_of_torch_is_read_and_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, status: str

@@ -2,7 +2,7 @@
 
 Not drawn, because no behaviour depends on them:
     docstrings, texts and f-strings; annotations, decorators, `__all__`, `if TYPE_CHECKING`, `assert`
-    lines that only print (`print`, `sys.stderr.write`)
+    lines that only print (`print`, `sys.stderr.write`), or sleep before another look (`time.sleep`)
     numbers of a module-level name with a unit (`GREETING_S = 5.0`, `MAX_NOTES`): sizes and times that were chosen
     `strict=` of zip: like an assert, it never fails
     how much is read at a time, how long is slept, how long a secret is: arguments of read, recv, sleep, token_hex
@@ -36,7 +36,7 @@ _OPPOSITE = {
 _CLOCK = re.compile(r"\bmonotonic\b|\btime\(\)|\bnow\b|\bdeadline\b|\bend\b|_at\b|_s\b|\blate\b|\bmoment\b")
 _CHOSEN = re.compile(r"_?(MAX_\w+|\w+_(S|MS|BYTES|CHARS|LINES|HOSTS|NAMES|WORDS|AT_A_TIME))\Z")
 _CHUNKED = {"read", "recv", "recv_into", "sleep", "wait", "token_hex", "token_bytes"}
-_PRINTING = {"print", "sys.stderr.write", "sys.stdout.write", "sys.stderr.flush", "sys.stdout.flush"}
+_SILENT = {"time.sleep", "print", "sys.stderr.write", "sys.stdout.write", "sys.stderr.flush", "sys.stdout.flush"}
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class _Finder(ast.NodeVisitor):
         value = node.value
         if isinstance(value, ast.Constant):  # a docstring
             return
-        if isinstance(value, ast.Call) and ast.unparse(value.func) in _PRINTING:
+        if isinstance(value, ast.Call) and ast.unparse(value.func) in _SILENT:
             return
         self._replace("statement dropped", node, "pass")
         self.visit(value)

@@ -49,7 +49,7 @@ def test_faults_of_a_line(line: str, expected: set[str]) -> None:
         "__all__ = ['f']\nLIMIT_S = 5.0\nMAX_NOTES = 100\nLOGINS_AT_A_TIME = 8\n",
         inside("x = secrets.token_hex(32)"),
         inside('"""Text."""', 'print(f"{a + 1} of {2}")', "assert a < b", "x: int"),
-        inside("x = a.recv(4096)", "time.sleep(0.5)").replace("time.sleep(0.5)", "y = time.sleep(0.5)"),
+        inside("x = a.recv(4096)", "time.sleep(0.5)"),
         inside("x = now + 2 * SALVAGE_S", "y = a.SALVAGE_S / 2", "z = round(a, 3)"),
         inside("self._x = a", head="def __init__(self, a):"),
         "if TYPE_CHECKING:\n    import x\n    x.y(1)\n",

@@ -346,6 +346,7 @@ def test_hang_of_a_host_whose_ranks_all_wait_is_left_to_the_others_for_a_while(t
     job.loop._watch.request_stacks = lambda *_: None  # type: ignore[method-assign]
     job.loop._end_stuck(HangTimeout("rank 0 waits"), (0,))
     assert job.attempt.fault is None and job.loop._timers.is_set("elsewhere")
+    assert not job.loop._timers.is_set("hang"), "it is found once"
     job.run_timer("elsewhere")
     assert str(job.attempt.fault) == "rank 0 waits"
     job.close()

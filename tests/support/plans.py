@@ -1,9 +1,29 @@
-"""Plans of jobs on several hosts, compared."""
+"""Plans of jobs: small ones, and those of several hosts, compared."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
+
+from msrun.planning.build import build_plan
+from msrun.planning.placement.host import HostFacts
+from msrun.planning.plan import LaunchPlan
+from msrun.planning.program import Program
+from msrun.planning.spec import LaunchSpec
+
+
+def small_plan(folder: Path, workers: int = 1, log_dir: Path | None = None, run_dir: str = "/tmp/r") -> LaunchPlan:
+    """Return the plan of job J, a script with a few workers on host h; its logs go into the folder."""
+    spec = LaunchSpec(
+        program=Program("script", "x.py"),
+        worker_num=workers,
+        local_worker_num=workers,
+        working_directory=folder,
+        log_dir=log_dir or folder,
+    )
+    facts = HostFacts("h", "127.0.0.1", (0,))
+    return build_plan(spec, facts, caller={}, job_id="J", run_dir=run_dir, master_port=1)
 
 
 def without_what_is_chosen_at_start(plan: dict[str, Any]) -> dict[str, Any]:

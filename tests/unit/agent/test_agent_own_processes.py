@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from plans import small_plan
 
 from msrun.agent import own_processes as module
 from msrun.agent.own_processes import LAST_WORDS_BYTES, OwnProcesses
 from msrun.agent.processes.process_spec import FIRST_SERVER_ID, LOG_WRITER_ID, SCHEDULER_ID
 from msrun.errors import ClusterError, ServerFailed
-from msrun.planning.build import build_plan
-from msrun.planning.placement.host import HostFacts
 from msrun.planning.plan import LaunchPlan
-from msrun.planning.program import Program
-from msrun.planning.spec import LaunchSpec
 
 FAILED = 7 << 8
 """Wait status of a process that ended with exit code 7."""
@@ -27,12 +21,7 @@ FAILED = 7 << 8
 
 @pytest.fixture
 def plan(tmp_path: Path) -> LaunchPlan:
-    spec = LaunchSpec(
-        program=Program("script", "x.py"), worker_num=1, local_worker_num=1, working_directory=tmp_path,
-        log_dir=tmp_path,
-    )  # fmt: skip
-    facts = HostFacts("h", "127.0.0.1", (0,))
-    return build_plan(spec, facts, caller={}, job_id="J", run_dir="/tmp/r", master_port=1)
+    return small_plan(tmp_path)
 
 
 @pytest.fixture
@@ -87,26 +76,16 @@ def test_where_the_log_goes_with_the_job_its_last_line_is_shown(plan: LaunchPlan
     assert own.describe_log() == "it said nothing"
 
 
-@pytest.fixture
-def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
-    yield process
-    process.kill()
-    process.communicate()
-
-
-def test_one_that_has_been_stopped_for_too_long_is_named(
-    own: OwnProcesses, sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_has_been_stopped_for_too_long_is_named(own: OwnProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
     stopped: set[int] = set()
     monkeypatch.setattr(module, "is_stopped", lambda pid: pid in stopped)
-    own.started(LOG_WRITER_ID, sleeper.pid, lambda *_, **__: None)
+    own.started(LOG_WRITER_ID, 6, lambda *_, **__: None)
     assert own.look_for_stopped(1, 10.0, 5.0) is None
-    stopped.add(sleeper.pid)
+    stopped.add(6)
     assert own.look_for_stopped(1, 11.0, 5.0) is None
     assert own.look_for_stopped(1, 15.9, 5.0) is None
     error = own.look_for_stopped(1, 16.0, 5.0)
-    assert str(error) == f"the log writer (pid {sleeper.pid}) has been stopped by a signal for 5 s"
+    assert str(error) == "the log writer (pid 6) has been stopped by a signal for 5 s"
     stopped.clear()
     assert own.look_for_stopped(1, 17.0, 5.0) is None
     stopped.add(1)

@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from plans import small_plan
 
 from msrun import contract
 from msrun.agent.watch.progress_board import PROGRESS_BOARD, ProgressBoard
@@ -15,11 +16,7 @@ from msrun.cluster.membership import Membership, WorkerState
 from msrun.errors import UsageError
 from msrun.launch import metrics_file as module
 from msrun.launch.metrics_file import INTERVAL_S, MetricsFile
-from msrun.planning.build import build_plan
-from msrun.planning.placement.host import HostFacts
 from msrun.planning.plan import LaunchPlan
-from msrun.planning.program import Program
-from msrun.planning.spec import LaunchSpec
 from msrun.runtime.progress import ProgressRecord
 
 NOW, CLOCK = 5000.0, 70.0
@@ -37,13 +34,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 
 @pytest.fixture
 def plan(tmp_path: Path) -> LaunchPlan:
-    spec = LaunchSpec(
-        program=Program("script", "x.py"), worker_num=2, local_worker_num=2, working_directory=tmp_path,
-        log_dir=tmp_path / "logs",
-    )  # fmt: skip
     (tmp_path / "logs").mkdir()
-    facts = HostFacts("h", "127.0.0.1", (0,))
-    return build_plan(spec, facts, caller={}, job_id="J", run_dir=str(tmp_path), master_port=1)
+    return small_plan(tmp_path, 2, tmp_path / "logs", str(tmp_path))
 
 
 def running() -> Membership:

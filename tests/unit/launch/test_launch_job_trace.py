@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plans import small_plan
 
 from msrun.errors import UsageError
 from msrun.launch.trace import build_trace, write_trace
-from msrun.planning.build import build_plan
-from msrun.planning.placement.host import HostFacts
-from msrun.planning.program import Program
-from msrun.planning.spec import LaunchSpec
 
 EVENTS = [
     {"time": 100.0, "event": "preparing"},
@@ -104,11 +101,7 @@ def test_damaged_record_of_a_worker_is_left_out(damage: Any) -> None:
 
 @pytest.fixture
 def log_dir(tmp_path: Path) -> Path:
-    spec = LaunchSpec(
-        program=Program("script", "x.py"), worker_num=2, local_worker_num=2, working_directory=tmp_path,
-        log_dir=tmp_path,
-    )  # fmt: skip
-    plan = build_plan(spec, HostFacts("h", "127.0.0.1", (0,)), caller={}, job_id="J", run_dir="/tmp/r", master_port=1)
+    plan = small_plan(tmp_path, 2)
     (tmp_path / "plan.json").write_text(json.dumps(plan.to_json()))
     (tmp_path / "events.jsonl").write_bytes(lines(EVENTS))
     return tmp_path

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 from msrun import contract
 from msrun.agent.processes import lingering as module
 from msrun.agent.processes.lingering import FAILED_S, LINGER_S, describe_wait
-from msrun.agent.watch.progress_board import PROGRESS_BOARD, ProgressBoard
+from msrun.agent.watch.progress_board import ProgressBoard
 
 
 @pytest.fixture
-def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProgressBoard]:
-    """The board of three workers; this process is rank 1."""
-    board = ProgressBoard(tmp_path / PROGRESS_BOARD, 3)
-    board.create()
-    monkeypatch.setenv(contract.MSRUN_PROGRESS, str(tmp_path / PROGRESS_BOARD))
-    monkeypatch.setenv(contract.RANK, "1")
-    yield board
-    board.close()
+def board(board_of_rank_1: ProgressBoard) -> ProgressBoard:
+    return board_of_rank_1
 
 
 @pytest.fixture

@@ -12,19 +12,12 @@ import pytest
 
 from msrun import contract
 from msrun.agent.processes import torch_joining as module
-from msrun.agent.watch.progress_board import PROGRESS_BOARD, ProgressBoard
+from msrun.agent.watch.progress_board import ProgressBoard
 
 
 @pytest.fixture
-def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProgressBoard]:
-    """The board of three workers; this process is rank 1."""
-    board = ProgressBoard(tmp_path / PROGRESS_BOARD, 3)
-    board.create()
-    monkeypatch.setenv(contract.MSRUN_PROGRESS, str(tmp_path / PROGRESS_BOARD))
-    monkeypatch.setenv(contract.RANK, "1")
-    monkeypatch.setenv(contract.WORLD_SIZE, "3")
-    yield board
-    board.close()
+def board(board_of_rank_1: ProgressBoard) -> ProgressBoard:
+    return board_of_rank_1
 
 
 def rendezvous() -> tuple[ModuleType, list[tuple[Any, ...]]]:

@@ -6,14 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plans import small_plan
 
 from msrun.cluster.membership import Membership
 from msrun.launch.remote.report import LauncherReport
-from msrun.planning.build import build_plan
-from msrun.planning.placement.host import HostFacts
-from msrun.planning.program import Program
 from msrun.planning.record_json import encode_record
-from msrun.planning.spec import LaunchSpec
 
 
 class Played:
@@ -45,12 +42,7 @@ def played() -> Played:
 
 @pytest.fixture
 def report(played: Played, tmp_path: Path) -> LauncherReport:
-    spec = LaunchSpec(
-        program=Program("script", "x.py"), worker_num=1, local_worker_num=1, working_directory=tmp_path,
-        log_dir=tmp_path,
-    )  # fmt: skip
-    facts = HostFacts("h", "127.0.0.1", (0,))
-    plan = build_plan(spec, facts, caller={}, job_id="J", run_dir="/tmp/r", master_port=1)
+    plan = small_plan(tmp_path)
     made: Any = LauncherReport(played, plan, played)  # type: ignore[arg-type]
     [(kind, fields)] = played.taken()
     assert kind == "planned" and fields["host"] == encode_record(plan.hosts[0])

@@ -53,7 +53,7 @@ def outcomes(
         folder = tmp_path_factory.mktemp(f"devices-{kind}")
         keys = json.dumps([key.partition("/")[2] for key in asked if key.startswith(f"{kind}/")])
         result = folder / "result.json"
-        env = {"ONLY_CASES": keys, "BACKEND": BACKENDS[kind], "DEVICE_ID": "0", "TMPDIR": str(folder)}
+        env = {"ONLY_CASES": keys, "BACKEND": BACKENDS[kind], "SHARED_DEVICE": "0", "TMPDIR": str(folder)}
         program = workers / "runtime" / "modes.py"
         msrun_of_module.run_world(2, program, result, "device_cases", cwd=folder, env=env, deadline_s=DEADLINE_S)
         found: Outcomes = json.loads(result.read_text())
@@ -93,7 +93,7 @@ def test_every_rank_joins_with_its_device(outcomes: Any, kind: str, case: str) -
 def test_hang_report_names_the_rank_and_the_collective(
     msrun: JobRunner, workers: Path, tmp_path: Path, kind: str
 ) -> None:
-    env = {"BACKEND": BACKENDS[kind], "DEVICE_ID": "0"}
+    env = {"BACKEND": BACKENDS[kind], "SHARED_DEVICE": "0"}
     options = ("--worker_num=2", "--hang_time_out=3")
     finished = msrun.run(*options, workers / "runtime" / "stuck.py", "sleep", cwd=tmp_path, env=env)
     assert finished.code == 124, finished.stderr

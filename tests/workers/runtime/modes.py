@@ -1,7 +1,7 @@
 """Runs the cases of one or more modules, tests/cases/mode_*.py, in one process group.
 
 usage: modes.py RESULT.json MODULE...; the file holds what each case returned on every rank, or its traceback. BACKEND
-names another backend than the CPU's.
+names another backend than the CPU's, SHARED_DEVICE the one device that all ranks are to use.
 """
 
 import importlib
@@ -27,6 +27,8 @@ def run(case):
 
 
 def main():
+    if "SHARED_DEVICE" in os.environ:
+        os.environ["CUDA_VISIBLE_DEVICES"], os.environ["DEVICE_ID"] = os.environ["SHARED_DEVICE"], "0"
     init(os.environ.get("BACKEND"), timeout_s=120)
     torch.set_num_threads(1)
     logging.getLogger().addHandler(logging.NullHandler())

@@ -32,6 +32,8 @@ if RANK == 1 and HOW == "gone":
 if RANK == 1 and HOW == "absent":
     print("loading the data", flush=True)
     time.sleep(600)
+if "SHARED_DEVICE" in os.environ:  # all ranks use this one
+    os.environ["CUDA_VISIBLE_DEVICES"], os.environ["DEVICE_ID"] = os.environ["SHARED_DEVICE"], "0"
 init(os.environ.get("BACKEND"))
 torch.manual_seed(1)
 net = AutoParallel(nn.Linear(8, 8, device=device()), parallel_mode="semi_auto").hsdp(threshold=0)

@@ -79,11 +79,15 @@ class ServerFailed(MsrunError):
 
 
 class PeerFailed(MsrunError):
-    """Another host of the job failed first. `exit_code` is the one that all hosts end with."""
+    """Another host of the job failed first. `exit_code` is the one that all hosts end with.
 
-    def __init__(self, message: str, exit_code: int) -> None:
+    `signum`: the signal that ended the job there, and ends the workers here; 0 when it was none.
+    """
+
+    def __init__(self, message: str, exit_code: int, signum: int = 0) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+        self.signum = signum
 
 
 class Interrupted(MsrunError):

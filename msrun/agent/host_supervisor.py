@@ -60,7 +60,9 @@ class HostSupervisor(Supervisor):
             return
         self._reported = attempt.number
         is_unfit = attempt.number > 0 and not self._are_workers_asked_for and not isinstance(attempt.fault, Interrupted)
-        report = replace(self._describe(attempt), can_restart=self._attempts.can_restart, is_unfit=is_unfit)
+        signum = attempt.fault.signum if isinstance(attempt.fault, Interrupted) else 0
+        can_restart = self._attempts.can_restart
+        report = replace(self._describe(attempt), can_restart=can_restart, is_unfit=is_unfit, signum=signum)
         self._send({"type": "failed", "attempt": attempt.number, "report": encode_record(report)})
 
     def _on_exited(self, message: Message) -> None:
@@ -170,7 +172,7 @@ class HostSupervisor(Supervisor):
         attempt, reason = self._attempt, report.failure.reason
         if not attempt.has_failed:
             attempt.doing = self._watch.doing(attempt.membership)
-        attempt.fault = PeerFailed(reason, report.failure.exit_code)
+        attempt.fault = PeerFailed(reason, report.failure.exit_code, report.signum)
         if self._has_ended or self._timers.is_set("stacks"):
             return
         if report.is_hang and attempt.membership.count(WorkerState.RUNNING):

@@ -31,9 +31,10 @@ from msrun.agent.watch.stacks import STACK_WAIT_S
 from msrun.cluster.membership import Decision, WorkerState
 from msrun.cluster.messages import Channel, Message
 from msrun.cluster.restart import RestartPolicy
-from msrun.errors import ClusterError, HangTimeout, Interrupted, MsrunError
+from msrun.errors import ClusterError, HangTimeout, Interrupted, MsrunError, PeerFailed
 from msrun.planning.environment import blas_threads
 from msrun.planning.plan import HostPlan, LaunchPlan
+from msrun.planning.ranks import name_ranks
 
 
 class Supervisor:
@@ -198,6 +199,14 @@ class Supervisor:
     def _on_log_lost(self, message: Message) -> None:
         self._tell("log_lost", reason=message["reason"], lost_bytes=message["lost_bytes"])
 
+    def _on_killed(self, message: Message) -> None:
+        ranks, grace_s = message["process_ids"], message["grace_s"]
+        why = f"--grace {grace_s:g} s was over" if grace_s else "by a second signal"
+        for rank in ranks:
+            self._attempt.membership.members[rank].hint = f"killed: {why}"
+        remedy = "; give more, if their work is to end first" if grace_s else ""
+        self._tell("note", text=f"{name_ranks(ranks)} killed: {why}{remedy}")
+
     def _on_cannot_start(self, message: Message) -> None:
         self._fail(ClusterError(f"{message['reason']}, on {self._host.name}"))
 
@@ -277,7 +286,7 @@ class Supervisor:
             return
         self._attempts.is_last = True
         if signum == signal.SIGINT and self._timers.is_set("stop"):
-            self._server.send("stop", grace_s=0.0, attempt=self._attempt.number)
+            self._server.send("stop", signum=signal.SIGKILL, grace_s=0.0, attempt=self._attempt.number)
             return
         self._fail(Interrupted(f"stopped by {signal_name(signum)}", signum))
 
@@ -325,7 +334,10 @@ class Supervisor:
             self._end_attempt()
             return
         self._timers.after("stop", self._plan.grace_s + limits.OVERDUE_S, self._on_server_lost)
-        self._server.send("stop", grace_s=self._plan.grace_s, attempt=self._attempt.number)
+        fault = self._attempt.fault
+        signum = fault.signum if isinstance(fault, Interrupted | PeerFailed) else 0
+        grace_s, attempt = self._plan.grace_s, self._attempt.number
+        self._server.send("stop", signum=signum or signal.SIGTERM, grace_s=grace_s, attempt=attempt)
 
     def _end_attempt(self) -> None:
         """All workers have ended: the job is over, or starts again."""

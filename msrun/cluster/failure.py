@@ -75,6 +75,8 @@ class FailureReport:
     """It is the host itself that cannot start again, between two attempts; others may do without it."""
     lost_peer: bool = False
     """The worker's last words are that another rank has gone, and that one was not of its host."""
+    signum: int = 0
+    """The signal that ended the job on that host; 0 when it was none."""
 
 
 def fault_of_job(job_id: str, reason: str, exit_code: int) -> JobFailure:

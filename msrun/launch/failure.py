@@ -114,6 +114,8 @@ def _other(attempt: Attempt, member: Member, first: Member | None) -> dict[str, 
     if member.state is WorkerState.FAILED:
         later = f" {member.ended_at - first.ended_at:.2f} s later" if first is not None else ""
         state = f"failed{later} ({describe_status(member.wait_status)})"
+    elif member.state is WorkerState.STOPPED and member.hint:
+        state += f" ({member.hint})"
     return {"global_rank": member.global_rank, "state": state, "doing": attempt.doing.get(member.global_rank, "")}
 
 

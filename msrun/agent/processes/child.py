@@ -82,6 +82,7 @@ def become(
     from msrun.agent.processes.torch_joining import watch_joining
 
     watch_joining()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     run_main(spec.program)
 
 
@@ -113,7 +114,7 @@ def _reset_signals(ignored: tuple[int, ...]) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the program begins
     for signum in ignored:
         signal.signal(signum, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
@@ -167,7 +168,6 @@ def set_environment(env: Mapping[str, str | None]) -> None:
 
 
 def _exec(program: Program) -> NoReturn:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and exec would hand that on
         signal.signal(signum, signal.SIG_DFL)
     argv = program.argv()

@@ -8,9 +8,10 @@ Protocol, over the channel to the agent:
     agent -> server   import {names}       begin {environment, stopped_limit_s, open_files}, with descriptors over
                       another socket
                       prepare {preload, start_method, run_dir, blas_threads}
-                      start {processes}      stop {grace_s, attempt}      signal {process_ids, signum}
+                      start {processes}      stop {signum, grace_s, attempt}      signal {process_ids, signum}
                       sweep {}               finish {}
     server -> agent   ready {start_method, reason, prepare_s}      started {process_id, pid, at}
+                      killed {process_ids, grace_s}
                       exited {process_id, status, peak_bytes, at}  told {attempt, not_started}
                       log_lost {reason, lost_bytes}                cannot_start {reason}
                       swept {survivors}                            finished {survivors}
@@ -45,6 +46,8 @@ from msrun.planning.record_json import decode_record
 LEFTOVER_GRACE_S = 1.0
 """What a worker left behind gets between TERM and KILL when the job is over."""
 KILL_DEADLINE_S = 5.0
+TERM_SHARE = 0.8
+"""Of the time until KILL, how much a worker has for a signal other than TERM before TERM follows."""
 LOOKS_PER_LIMIT = 4
 """How often to look, within the time that an agent may be stopped, whether it is."""
 DESCRIPTORS = 3
@@ -73,7 +76,9 @@ class ForkServer:
         """Workers that are still to be started, one between two looks at the channel: a stop starts nobody more."""
         self._cannot_start = False
         """A process could not be started: nobody more is until the next attempt."""
-        self._kill_at: float | None = None
+        self._steps: deque[tuple[float, int]] = deque()
+        """What the workers are still to get when they do not end: when, and which signal."""
+        self._grace_s = 0.0
         self._run_dir = ""
         self._finished = False
         self._stopped_limit_s = 0.0
@@ -100,7 +105,7 @@ class ForkServer:
                     if key.fileobj == wake_reader:
                         os.read(wake_reader, 4096)
                 self._reap()
-                self._kill_late()
+                self._signal_late()
                 self._look_at_agent()
                 child = self._receive() or self._start_next()
                 if child is not None:
@@ -111,9 +116,9 @@ class ForkServer:
         if self._waiting and not self._cannot_start:
             return 0.0
         look_s = self._stopped_limit_s / LOOKS_PER_LIMIT if self._stopped_limit_s else None
-        if self._kill_at is None:
+        if not self._steps:
             return look_s
-        left_s = max(0.0, self._kill_at - self._clock())
+        left_s = max(0.0, self._steps[0][0] - self._clock())
         return left_s if look_s is None else min(left_s, look_s)
 
     def _look_at_agent(self) -> None:
@@ -154,7 +159,7 @@ class ForkServer:
             leaders = [pid for pid, process_id in self._running.items() if process_id in wanted]
             process_control.signal_processes(leaders, message["signum"])
         elif kind == "stop":
-            self._stop(message["grace_s"], message["attempt"])
+            self._stop(message["signum"], message["grace_s"], message["attempt"])
         elif kind == "sweep":
             self._send(type="swept", survivors=self._end_leftovers())
         elif kind == "finish":
@@ -246,26 +251,40 @@ class ForkServer:
                     type="exited", process_id=process_id, status=status, peak_bytes=peak_bytes, at=time.monotonic()
                 )
 
-    def _stop(self, grace_s: float, attempt: int) -> None:
+    def _stop(self, signum: int, grace_s: float, attempt: int) -> None:
+        """Pass on the signal that ends the job; a worker that stays gets TERM, then KILL when its grace is over."""
         self._reap()
-        if self._kill_at is None:
+        if not self._steps:
             self._send(type="told", attempt=attempt, not_started=[spec.process_id for spec in self._waiting])
             self._waiting.clear()
         self._cannot_start = False
-        members = self._worker_processes()
-        process_control.signal_processes(members, signal.SIGTERM)
-        process_control.signal_processes(members, signal.SIGCONT)  # a stopped process cannot act on TERM
-        self._kill_at = self._clock() + grace_s
-        self._kill_late()
+        self._grace_s = grace_s
+        now = self._clock()
+        self._steps = deque([(now, signum), (now + grace_s, signal.SIGKILL)])
+        if signum != signal.SIGTERM:
+            self._steps.insert(1, (now + grace_s * TERM_SHARE, signal.SIGTERM))
+        self._signal_late()
 
-    def _kill_late(self) -> None:
-        if self._kill_at is not None and self._clock() >= self._kill_at:
-            self._kill_at = None
-            process_control.signal_processes(self._worker_processes(), signal.SIGKILL)
+    def _signal_late(self) -> None:
+        while self._steps and self._clock() >= self._steps[0][0]:
+            _, signum = self._steps.popleft()
+            if signum not in (signal.SIGTERM, signal.SIGKILL):
+                process_control.signal_groups(self._leaders(), signum)
+                continue
+            if signum == signal.SIGKILL and self._leaders():
+                killed = sorted(process_id for process_id in self._running.values() if process_id >= 0)
+                self._send(type="killed", process_ids=killed, grace_s=self._grace_s)
+            members = self._worker_processes()
+            process_control.signal_processes(members, signum)
+            process_control.signal_processes(members, signal.SIGCONT)  # a stopped process cannot act on a signal
+
+    def _leaders(self) -> list[int]:
+        """Return the workers; each leads a session, and the process group in which its children begin."""
+        return [pid for pid, process_id in self._running.items() if process_id >= 0]
 
     def _worker_processes(self) -> list[int]:
         """Return the processes of all workers' sessions; the scheduler keeps store and record until the job is over."""
-        leaders = [pid for pid, process_id in self._running.items() if process_id >= 0]
+        leaders = self._leaders()
         # One that was forked a moment ago may not have its own session yet.
         return sorted({*leaders, *process_control.session_members(leaders)})
 
@@ -282,7 +301,7 @@ class ForkServer:
 
         Returns what could not be ended.
         """
-        self._kill_at = None  # of a stop that is over; the next attempt must not be hit
+        self._steps.clear()  # of a stop that is over; the next attempt must not be hit
         if left := self._leftovers():
             process_control.signal_processes(left, signal.SIGTERM)
             self._await_end_of_leftovers(LEFTOVER_GRACE_S)

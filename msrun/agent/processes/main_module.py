@@ -2,18 +2,20 @@
 
 What a script can see is set as the interpreter sets it: `sys.argv`, `sys.path[0]`, `__main__` and its `__file__` and
 `__spec__` (spawn-based multiprocessing re-imports the script from these), the traceback of an uncaught error, the exit
-status of SystemExit. At the end `atexit` runs and streams are flushed; the interpreter itself is not torn down, as in
-every forked child of multiprocessing.
+status of SystemExit. At the end threads are waited for, `atexit` runs, the script's modules go, with the finalizers of
+what they held, and streams are flushed. What msrun imported before the fork is not torn down.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import io
 import os
 import signal
 import sys
+import sysconfig
 import threading
 import types
 from pathlib import Path
@@ -25,7 +27,8 @@ from msrun.planning.program import Program
 
 def run_main(program: Program) -> NoReturn:
     """Run a script or module to its end and leave the process with its exit status."""
-    _shut_down(_run(program))
+    imported_before = frozenset(sys.modules)
+    _shut_down(_run(program), imported_before)
 
 
 def _run(program: Program) -> int:
@@ -78,6 +81,24 @@ def _run_module(program: Program) -> None:
     runpy._run_module_as_main(program.target)  # type: ignore[attr-defined]
 
 
+def _remove_modules(imported_before: frozenset[str]) -> None:
+    """Run the finalizers of what the program's own modules hold, as the interpreter does: with their globals in place.
+
+    A module is forgotten, and goes with all that nobody else holds (`finalize_modules` in CPython's pylifecycle.c).
+    Packages stay: a thread that is a daemon, which the interpreter would have halted by now, may use them.
+    """
+    for name in ("last_exc", "last_type", "last_value", "last_traceback"):
+        if hasattr(sys, name):
+            setattr(sys, name, None)
+    packages = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+    for name, module in reversed(list(sys.modules.items())):
+        file = getattr(module, "__file__", None)
+        is_own = isinstance(file, str) and name not in imported_before and not file.startswith(packages)
+        if name == "__main__" or is_own:
+            del sys.modules[name]
+    gc.collect()
+
+
 def _exit_status(request: SystemExit) -> int:
     code = request.code
     if code is None:
@@ -101,13 +122,13 @@ def _print_error() -> None:
             sys.excepthook(kind, error, trace)
 
 
-def _shut_down(status: int) -> NoReturn:
-    """Do what the interpreter does at its end, up to tearing modules down."""
+def _shut_down(status: int, imported_before: frozenset[str]) -> NoReturn:
+    """Do what the interpreter does at its end, up to tearing down what was imported before the program began."""
     watch_end(status)
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
-        vars(sys.modules["__main__"]).clear()  # runs finalizers of the script's globals
+        _remove_modules(imported_before)
     except BaseException:  # noqa: BLE001 - nothing may keep the process from ending
         _print_error()
         status = status or 1

@@ -113,6 +113,18 @@ def signal_processes(pids: Iterable[int], signum: int) -> None:
                 os.kill(pid, signum)
 
 
+def signal_groups(leaders: Iterable[int], signum: int) -> None:
+    """Send a signal to the process groups of these children, as a terminal does; stopped ones go on, to act on it."""
+    for pid in leaders:
+        for number in (signum, signal.SIGCONT):
+            try:
+                os.killpg(pid, number)
+            except ProcessLookupError:  # forked a moment ago, it leads no group yet
+                signal_processes([pid], number)
+            except PermissionError:  # it has changed its user
+                continue
+
+
 def _signal_same(pid: Pid, signum: int) -> None:
     """Send a signal through a descriptor, which always stands for the process that it was opened for."""
     try:

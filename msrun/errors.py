@@ -95,8 +95,8 @@ class Interrupted(MsrunError):
 
     def __init__(self, message: str, signum: int) -> None:
         super().__init__(message)
-        self.signum = signum
-        self.exit_code = 128 + signum
+        self.signum = int(signum)
+        self.exit_code = 128 + self.signum
 
 
 class ParallelError(MsrunError):

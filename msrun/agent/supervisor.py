@@ -286,7 +286,7 @@ class Supervisor:
             return
         self._attempts.is_last = True
         if signum == signal.SIGINT and self._timers.is_set("stop"):
-            self._server.send("stop", signum=signal.SIGKILL, grace_s=0.0, attempt=self._attempt.number)
+            self._server.send("stop", signum=int(signal.SIGKILL), grace_s=0.0, attempt=self._attempt.number)
             return
         self._fail(Interrupted(f"stopped by {signal_name(signum)}", signum))
 
@@ -337,7 +337,7 @@ class Supervisor:
         fault = self._attempt.fault
         signum = fault.signum if isinstance(fault, Interrupted | PeerFailed) else 0
         grace_s, attempt = self._plan.grace_s, self._attempt.number
-        self._server.send("stop", signum=signum or signal.SIGTERM, grace_s=grace_s, attempt=attempt)
+        self._server.send("stop", signum=signum or int(signal.SIGTERM), grace_s=grace_s, attempt=attempt)
 
     def _end_attempt(self) -> None:
         """All workers have ended: the job is over, or starts again."""

@@ -6,6 +6,8 @@ import os
 import re
 import signal
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -169,6 +171,41 @@ def test_what_python_runs_at_its_end_runs(msrun: JobRunner, workers: Path, tmp_p
     assert finished.code == 0, finished.stderr
     assert finished.log(0).decode().splitlines() == ["last line True", "thread done", "atexit ran", "finalizer ran"]
     assert (tmp_path / "left_open.txt").read_text() == "written at the end"
+
+
+FINALIZERS = {
+    "of a global, which writes with the script's modules": (
+        "import json\n"
+        "class Results:\n"
+        "    def __init__(self): self.file, self.rows = open('results.json', 'w'), [1, 2]\n"
+        "    def __del__(self): json.dump(self.rows, self.file); self.file.close()\n"
+        "results = Results()\n"
+    ),
+    "of an object that the last error holds": (
+        "import json\n"
+        "class Results:\n"
+        "    def __del__(self):\n"
+        "        with open('results.json', 'w') as file: json.dump([1, 2], file)\n"
+        "def train():\n"
+        "    results = Results()\n"
+        "    raise RuntimeError('no')\n"
+        "train()\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("method", one_fast("fork", "exec"))
+@pytest.mark.parametrize("script", FINALIZERS.values(), ids=FINALIZERS)
+def test_finalizers_run_at_the_end_with_their_globals_in_place(
+    msrun: JobRunner, tmp_path: Path, script: str, method: str
+) -> None:
+    (tmp_path / "w.py").write_text(script)
+    alone = subprocess.run([sys.executable, "w.py"], cwd=tmp_path, capture_output=True, check=False)
+    assert (tmp_path / "results.json").read_text() == "[1, 2]"
+    (tmp_path / "results.json").unlink()
+    finished = msrun.run("--worker_num=1", f"--start_method={method}", "w.py", cwd=tmp_path)
+    assert finished.code == alone.returncode
+    assert (tmp_path / "results.json").read_text() == "[1, 2]"
 
 
 @pytest.mark.slow

@@ -59,6 +59,11 @@ def test_worker_that_ignores_term_is_killed_after_the_grace(msrun: JobRunner, wo
     assert finished.code == 143
     ends = [event for event in finished.events if event["event"] == "exited"]
     assert {event["how"] for event in ends} == {"signal SIGKILL"}
+    assert (
+        "msrun: ranks 0-1 killed: --grace 0.3 s was over; give more, if their work is to end first" in finished.stderr
+    )
+    states = {other["state"] for other in finished.read_json("failure.json")["others"]}
+    assert states == {"stopped by msrun (killed: --grace 0.3 s was over)"}
     stopping = next(event["job_s"] for event in finished.events if event["event"] == "stopping")
     assert all(event["job_s"] - stopping >= 0.3 for event in ends)
 
@@ -68,6 +73,34 @@ def test_zero_grace_kills_at_once(msrun: JobRunner, workers: Path, tmp_path: Pat
     job = start_waiting(msrun, tmp_path, workers / "wait.py", "--grace=0", "ignore-term")
     job.send(signal.SIGINT)
     assert job.finish().code == 130
+
+
+@pytest.mark.parametrize("name", one_fast("SIGINT", "SIGHUP", "SIGQUIT"))
+def test_worker_gets_the_signal_that_came_and_its_last_work_is_done(
+    msrun: JobRunner, workers: Path, tmp_path: Path, name: str
+) -> None:
+    job = start_waiting(msrun, tmp_path, workers / "save_when_ended.py", name)
+    job.send(getattr(signal, name))
+    finished = job.finish()
+    assert finished.code == 128 + getattr(signal, name)
+    for rank in (0, 1):
+        assert finished.log(rank).decode().splitlines() == [f"saved after {name}", "finally", "atexit"]
+
+
+def test_interrupt_that_a_worker_ignores_is_followed_by_term(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+    job = start_waiting(msrun, tmp_path, workers / "wait.py", "--grace=1", "ignore-int")
+    job.send(signal.SIGINT)
+    finished = job.finish()
+    assert finished.code == 130
+    assert {event["how"] for event in finished.events if event["event"] == "exited"} == {"signal SIGTERM"}
+
+
+def test_workers_on_other_hosts_get_the_signal_that_came(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+    job = start_waiting(msrun, tmp_path, workers / "save_when_ended.py", "--rehearse=2x1", "SIGINT")
+    job.send(signal.SIGINT)
+    finished = job.finish()
+    assert finished.code == 130
+    assert [finished.log(rank).decode().splitlines()[0] for rank in (0, 1)] == ["saved after SIGINT"] * 2
 
 
 def test_second_interrupt_does_not_wait_for_the_grace(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:

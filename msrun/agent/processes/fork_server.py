@@ -276,7 +276,8 @@ class ForkServer:
                 self._send(type="killed", process_ids=killed, grace_s=self._grace_s)
             members = self._worker_processes()
             process_control.signal_processes(members, signum)
-            process_control.signal_processes(members, signal.SIGCONT)  # a stopped process cannot act on a signal
+            if signum == signal.SIGTERM:  # on which a stopped process cannot act
+                process_control.signal_processes(members, signal.SIGCONT)
 
     def _leaders(self) -> list[int]:
         """Return the workers; each leads a session, and the process group in which its children begin."""

@@ -172,7 +172,7 @@ def test_first_failure_stops_the_others_with_their_grace(job: Job) -> None:
     job.heard()
     job.end(0, FAILED)
     (stop,) = job.heard()
-    assert stop == {"type": "stop", "grace_s": job.plan.grace_s, "attempt": 0}
+    assert stop == {"type": "stop", "signum": signal.SIGTERM, "grace_s": job.plan.grace_s, "attempt": 0}
     assert job.loop._timers.is_set("stop")
     job.say("told", attempt=0, not_started=[])
     job.end(1, signal.SIGTERM)

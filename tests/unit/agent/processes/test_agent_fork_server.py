@@ -158,7 +158,7 @@ def test_process_that_cannot_be_forked_is_named_and_nobody_is_started_after_it(
     begin, _, end = message["reason"].partition(" (")
     assert begin == "cannot start worker 0: Resource temporarily unavailable"
     assert end == "the user or the container has as many processes as it may); raise ulimit -u or pids.max"
-    made._stop(0.0, 0)
+    made._stop(signal.SIGTERM, 0.0, 0)
     (told,) = agent.receive()
     assert (told["type"], told["not_started"]) == ("told", [0, 1, 2])
     made._start([ProcessSpec(5, "/l")])
@@ -179,18 +179,39 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], int]]:
 def test_workers_and_their_children_are_killed_when_the_grace_is_over(
     server: tuple[fork_server.ForkServer, Channel], clock: FakeClock, sent: list[tuple[list[int], int]]
 ) -> None:
-    made, _ = server
+    made, agent = server
     made._running = {100: SCHEDULER_ID, 101: 0}
-    made._stop(10.0, 0)
+    made._stop(signal.SIGTERM, 10.0, 0)
     assert sent == [([101, 999], signal.SIGTERM), ([101, 999], signal.SIGCONT)]
     clock.advance(9.0)
-    made._kill_late()
+    made._signal_late()
     assert len(sent) == 2 and made._time_left() == 1.0
     clock.advance(1.0)
-    made._kill_late()
-    made._kill_late()
+    made._signal_late()
+    made._signal_late()
     assert sent[2:] == [([101, 999], signal.SIGKILL)]
     assert made._time_left() is None
+    assert agent.receive()[-1] == {"type": "killed", "process_ids": [0], "grace_s": 10.0}
+
+
+def test_signal_that_ends_the_job_comes_first_and_term_follows_before_kill(
+    server: tuple[fork_server.ForkServer, Channel],
+    clock: FakeClock,
+    sent: list[tuple[list[int], int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, _ = server
+    groups: list[tuple[list[int], int]] = []
+    monkeypatch.setattr(fork_server.process_control, "signal_groups", lambda pids, n: groups.append((list(pids), n)))
+    made._running = {100: SCHEDULER_ID, 101: 0}
+    made._stop(signal.SIGINT, 10.0, 0)
+    assert groups == [([101], signal.SIGINT)] and sent == []
+    clock.advance(8.0)
+    made._signal_late()
+    assert [signum for _, signum in sent] == [signal.SIGTERM, signal.SIGCONT]
+    clock.advance(2.0)
+    made._signal_late()
+    assert sent[2:] == [([101, 999], signal.SIGKILL)]
 
 
 def test_stop_without_grace_kills_at_once(
@@ -198,7 +219,7 @@ def test_stop_without_grace_kills_at_once(
 ) -> None:
     made, _ = server
     made._running = {101: 0}
-    made._stop(0.0, 0)
+    made._stop(signal.SIGTERM, 0.0, 0)
     assert [signum for _, signum in sent] == [signal.SIGTERM, signal.SIGCONT, signal.SIGKILL]
 
 
@@ -206,12 +227,12 @@ def test_end_of_a_grace_does_not_hit_the_next_attempt(
     server: tuple[fork_server.ForkServer, Channel], clock: FakeClock, sent: list[tuple[list[int], int]]
 ) -> None:
     made, agent = server
-    made._stop(10.0, 0)
+    made._stop(signal.SIGTERM, 10.0, 0)
     made._handle({"type": "sweep"})
     assert [message["type"] for message in agent.receive()] == ["told", "swept"]
     made._running = {102: 0}
     clock.advance(10.0)
-    made._kill_late()
+    made._signal_late()
     assert signal.SIGKILL not in [signum for _, signum in sent]
     assert made._time_left() is None
 
@@ -234,8 +255,8 @@ def test_second_stop_tells_nobody_again_and_shortens_the_grace(
     server: tuple[fork_server.ForkServer, Channel], clock: FakeClock
 ) -> None:
     made, agent = server
-    made._stop(60.0, 0)
-    made._stop(5.0, 0)
+    made._stop(signal.SIGTERM, 60.0, 0)
+    made._stop(signal.SIGTERM, 5.0, 0)
     assert [message["type"] for message in agent.receive()] == ["told"]
     assert made._time_left() == 5.0
 

@@ -1,0 +1,26 @@
+"""Ready as wait.py; on the signal whose name is given (of INT, Python's own exception) says what a script saves then."""
+
+import atexit
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+NAME = sys.argv[1]
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+if NAME != "SIGINT":
+    signal.signal(getattr(signal, NAME), interrupt)
+atexit.register(print, "atexit", flush=True)
+try:
+    Path(f"ready_{os.environ['RANK']}").touch()
+    time.sleep(600)
+except KeyboardInterrupt:
+    print(f"saved after {NAME}", flush=True)
+finally:
+    print("finally", flush=True)

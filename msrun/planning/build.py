@@ -16,7 +16,7 @@ from msrun.planning.environment import (
     rank_environment,
 )
 from msrun.planning.host_assignment import Fleet, HostAssignment
-from msrun.planning.imports import OF_OPTIMIZERS, read_preload
+from msrun.planning.imports import OF_OPTIMIZERS, ScriptImports, read_imports
 from msrun.planning.job_plan import plan_job, rank_table_path
 from msrun.planning.placement.binding import HostBinding, bind_workers
 from msrun.planning.placement.host import DevicePlacement, HostFacts, place_devices
@@ -279,9 +279,16 @@ def server_plans(spec: LaunchSpec, assignment: HostAssignment, hosts: int, addre
 
 def preloaded_modules(spec: LaunchSpec) -> tuple[str, ...]:
     """Return what the fork server imports: the script's own imports, what servers need, and what the user names."""
-    names = [name for script in _scripts(spec) for name in read_preload(script)]
-    names += SERVER_IMPORTS if spec.server_num else ()
+    found = script_imports(spec)
+    names = [name for one in found for name in one.names]
+    if spec.server_num and not any(one.left for one in found):
+        names += SERVER_IMPORTS
     return tuple(dict.fromkeys([*names, *spec.preload]))
+
+
+def script_imports(spec: LaunchSpec) -> list[ScriptImports]:
+    """Return what the files import that every worker will want."""
+    return [read_imports(script) for script in _scripts(spec)]
 
 
 def _scripts(spec: LaunchSpec) -> list[Path]:
@@ -302,6 +309,11 @@ def environment_notes(spec: LaunchSpec, caller: Mapping[str, str], planned: Mapp
     bound_by = self_binding({**caller, **dict(spec.env)}) if spec.program.is_python else []
     if bound_by and spec.start_method != "exec":
         notes.append(self_binding_note(bound_by, spec.start_method))
+    for found in script_imports(spec) if choose_start_method(spec, caller) != "exec" else ():
+        if found.left:
+            told = [name for name in spec.preload if name.partition(".")[0].partition(":")[0] == found.left]
+            does = "--preload has imported it by then" if told else "each worker imports it itself, which takes longer"
+            notes.append(f"{found.where} may set variables that {found.left} reads at its import: {does}")
     replaced = overridden_names(caller, planned)
     if replaced:
         notes.append(f"set in your environment and replaced for the workers: {', '.join(replaced)}")

@@ -2,11 +2,20 @@
 
 The fork server imports these once so that every worker starts with them. Only packages that are known to be safe to
 import in a process that will fork are taken: they start no thread, open no device and read no rank variable at import.
+They do read other variables, so nothing is taken that the script imports after it may have set one: each worker then
+imports it itself, as `python script.py` does.
 """
 
 from __future__ import annotations
 
 import ast
+import builtins
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 SAFE_PACKAGES = frozenset({"torch", "numpy", "msrun"})
@@ -15,26 +24,228 @@ SAFE_PACKAGES = frozenset({"torch", "numpy", "msrun"})
 OF_OPTIMIZERS = "torch._dynamo"
 """What torch imports when a process makes its first optimizer (torch/_compile.py); takes as long as torch itself."""
 
+_READS = frozenset({"get", "keys", "items", "values", "copy", "__contains__", "__getitem__"})
+"""Methods of os.environ that leave it as it is."""
+_SETTERS = frozenset({"putenv", "unsetenv"})
+_UNKNOWN_BUILTINS = frozenset({"exec", "eval", "__import__", "setattr", "delattr"})
+_SETS_AT_IMPORT = re.compile(r"\benviron(\[[^\]]*\]\s*=[^=]|\.(setdefault|update|pop)\()|\bputenv\(")
+"""Text of a package's own first file that may set a variable."""
+_MAX_MODULES = 64
+"""Of the script's own, how many are looked into."""
 
-def read_preload(script: Path) -> list[str]:
-    """Return what to import before forking, as `module` or `module:name`, in order and without repeats.
+
+@dataclass(frozen=True)
+class ScriptImports:
+    """What may be imported for a script before it runs."""
+
+    names: tuple[str, ...] = ()
+    """As `module` or `module:name`, in order and without repeats."""
+    left: str = ""
+    """A package that each worker has to import itself, since something may set variables for it; empty = none."""
+    where: str = ""
+    """FILE:LINE of that something."""
+
+
+def read_imports(script: Path) -> ScriptImports:
+    """Return what to import before forking.
 
     `from msrun.runtime import init` gives `msrun.runtime:init`: the runtime's names are loaded lazily, so naming the
-    module alone would import nothing. A file that cannot be read or parsed gives an empty list: the worker reports
-    the error itself, with the right traceback.
+    module alone would import nothing. A file that cannot be read or parsed gives nothing: the worker reports the error
+    itself, with the right traceback.
     """
-    try:
-        tree = ast.parse(script.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return []
+    tree = _parse(script)
+    if tree is None:
+        return ScriptImports()
     found: dict[str, None] = {}
-    for statement in _import_statements(tree.body):
-        for name in _names(statement):
-            if name.split(".")[0].split(":")[0] in SAFE_PACKAGES:
-                found[name] = None
+    setter = _Setter(script.parent)
+    for statement in _statements(tree.body):
+        names = _safe_names(statement)
+        if names and setter.where:
+            return ScriptImports(tuple(found), names[0].split(".")[0].split(":")[0], setter.where)
+        found.update(dict.fromkeys(names))
+        if not names:
+            setter.look(statement, script)
     if found and _names_optimizers(tree):
+        if line := _sets_torch_variable(tree):
+            kept = tuple(name for name in found if name.startswith("numpy"))
+            return ScriptImports(kept, "torch", f"{script.name}:{line}")
         found[OF_OPTIMIZERS] = None
-    return list(found)
+    return ScriptImports(tuple(found))
+
+
+@dataclass
+class _Setter:
+    """Finds the first statement that may set a variable of the environment: what cannot be told counts as one."""
+
+    folder: Path
+    """Where the script's own modules are."""
+    where: str = ""
+    aliases: dict[str, str] = field(default_factory=dict)
+    """Name in the script -> what it was imported from: "os", "os.environ", "dotenv.load_dotenv"."""
+    bodies: dict[str, list[ast.stmt]] = field(default_factory=dict)
+    """Functions and classes of the script, which run only when they are called."""
+    seen: set[str] = field(default_factory=set)
+
+    def look(self, statement: ast.stmt, file: Path) -> None:
+        """Note the statement if it may set a variable; what only defines something is kept for its call."""
+        if self.where:
+            return
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            self.bodies[statement.name] = statement.body
+            parts: list[ast.AST] = [*statement.decorator_list]
+            if isinstance(statement, ast.ClassDef):
+                parts += [part for part in statement.body if not isinstance(part, ast.FunctionDef)]
+        elif isinstance(statement, ast.Import | ast.ImportFrom):
+            self._look_at_import(statement, file)
+            return
+        else:
+            parts = [statement]
+        for part in parts:
+            if not self.where and (node := self._find(part, set())) is not None:
+                self.where = f"{file.name}:{getattr(node, 'lineno', statement.lineno)}"
+
+    def _look_at_import(self, statement: ast.Import | ast.ImportFrom, file: Path) -> None:
+        base = self.folder
+        if isinstance(statement, ast.Import):
+            modules = [alias.name for alias in statement.names]
+            for alias in statement.names:
+                top = alias.name.partition(".")[0]
+                self.aliases[alias.asname or top] = alias.name if alias.asname else top
+        else:
+            modules = [statement.module or ""]
+            for alias in statement.names:
+                self.aliases[alias.asname or alias.name] = f"{modules[0]}.{alias.name}"
+            if statement.level:
+                base = [file.parent, *file.parent.parents][statement.level - 1]
+        for module in modules:
+            self._look_at_module(module, base, f"{file.name}:{statement.lineno}")
+
+    def _look_at_module(self, module: str, base: Path, place: str) -> None:
+        top = module.partition(".")[0]
+        if self.where or module in self.seen or len(self.seen) > _MAX_MODULES:
+            return
+        self.seen.add(module)
+        own = [path for path in _files_of(module, base) if path.is_file()] if module else []
+        for path in own:
+            tree = _parse(path)
+            inner = _Setter(self.folder, seen=self.seen)
+            for statement in _statements(tree.body) if tree else ():
+                if _safe_names(statement):
+                    return  # from here on the package is there for the script, too
+                inner.look(statement, path)
+            self.where = self.where or inner.where
+            self.bodies |= {name: body for name, body in inner.bodies.items() if name not in self.bodies}
+        if not own and top and top not in sys.stdlib_module_names and _package_sets(top):
+            self.where = place
+
+    def _find(self, node: ast.AST, called: set[str]) -> ast.AST | None:
+        """Return the first part of a piece of code that may set a variable."""
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            return None
+        if isinstance(node, ast.Call) and (found := self._find_in_call(node, called)) is not None:
+            return found
+        if self._is_environ(node):
+            return node
+        for child in ast.iter_child_nodes(node):
+            for part in self._beside_reads(child):
+                if (found := self._find(part, called)) is not None:
+                    return found
+        return None
+
+    def _is_environ(self, node: ast.AST) -> bool:
+        return self._origin(node) in ("os.environ", "os.environb")
+
+    def _beside_reads(self, node: ast.AST) -> list[ast.AST]:
+        """Return what is left to look at of a node that may only read the environment, such as os.environ["A"]."""
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and self._is_environ(node.value):
+            return [node.slice]
+        if isinstance(node, ast.Attribute) and node.attr in _READS and self._is_environ(node.value):
+            return []
+        if isinstance(node, ast.Compare) and len(node.comparators) == 1 and self._is_environ(node.comparators[0]):
+            return [node.left]
+        return [node]
+
+    def _find_in_call(self, call: ast.Call, called: set[str]) -> ast.AST | None:
+        origin = self._origin(call.func)
+        if origin is None:  # a method of some object, such as a parser of argparse
+            return None
+        top, _, rest = origin.partition(".")
+        if top in self.bodies and not rest:
+            if top in called:
+                return None
+            called.add(top)
+            for statement in self.bodies[top]:
+                inner = [*statement.body] if isinstance(statement, ast.FunctionDef) else [statement]
+                for part in inner:
+                    if self._find(part, called) is not None:
+                        return call
+            return None
+        if origin.startswith("os.environ."):
+            return None if rest.partition(".")[2] in _READS else call
+        if top in sys.stdlib_module_names:
+            return call if origin.rpartition(".")[2] in _SETTERS or top == "runpy" else None
+        if top in vars(builtins) and not rest:
+            return call if top in _UNKNOWN_BUILTINS else None
+        is_imported = any(value.partition(".")[0] == top for value in self.aliases.values())
+        return call if is_imported else None
+
+    def _origin(self, node: ast.AST) -> str | None:
+        """Return the dotted name of what an expression stands for, with names as they were imported."""
+        if isinstance(node, ast.Name):
+            return self.aliases.get(node.id, node.id)
+        if isinstance(node, ast.Attribute):
+            base = self._origin(node.value)
+            return f"{base}.{node.attr}" if base else None
+        return None
+
+
+def _parse(path: Path) -> ast.Module | None:
+    try:
+        return ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return None
+
+
+def _files_of(module: str, base: Path) -> list[Path]:
+    """Return the files that run when a module of the script's own is imported: those of its packages first."""
+    parts = module.split(".")
+    packages = [base.joinpath(*parts[:length], "__init__.py") for length in range(1, len(parts) + 1)]
+    return [*packages, base.joinpath(*parts).with_suffix(".py")]
+
+
+@cache
+def _package_sets(name: str) -> bool:
+    """Return whether the first file of an installed package looks as if it sets variables when it is imported."""
+    try:
+        spec = PathFinder.find_spec(name)
+        text = Path(spec.origin).read_text(errors="replace") if spec and spec.origin else ""
+    except (OSError, ValueError, ImportError):
+        return False
+    return _SETS_AT_IMPORT.search(text) is not None
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield top-level statements in their order, those of `try` among them."""
+    for statement in body:
+        if isinstance(statement, ast.Try):
+            yield from _statements(statement.body)
+        else:
+            yield statement
+
+
+def _safe_names(statement: ast.stmt) -> list[str]:
+    """Return what an import statement names of the packages that are safe to import before a fork."""
+    if not isinstance(statement, ast.Import | ast.ImportFrom):
+        return []
+    return [name for name in _names(statement) if name.split(".")[0].split(":")[0] in SAFE_PACKAGES]
+
+
+def _names(statement: ast.Import | ast.ImportFrom) -> list[str]:
+    if isinstance(statement, ast.Import):
+        return [alias.name for alias in statement.names]
+    if statement.level or not statement.module:
+        return []
+    return [f"{statement.module}:{alias.name}" for alias in statement.names if alias.name != "*"]
 
 
 def _names_optimizers(tree: ast.Module) -> bool:
@@ -52,19 +263,14 @@ def _words(node: ast.AST) -> list[str]:
     return []
 
 
-def _import_statements(body: list[ast.stmt]) -> list[ast.Import | ast.ImportFrom]:
-    statements: list[ast.Import | ast.ImportFrom] = []
-    for statement in body:
-        if isinstance(statement, ast.Import | ast.ImportFrom):
-            statements.append(statement)
-        elif isinstance(statement, ast.Try):
-            statements.extend(_import_statements(statement.body))
-    return statements
-
-
-def _names(statement: ast.Import | ast.ImportFrom) -> list[str]:
-    if isinstance(statement, ast.Import):
-        return [alias.name for alias in statement.names]
-    if statement.level or not statement.module:
-        return []
-    return [f"{statement.module}:{alias.name}" for alias in statement.names if alias.name != "*"]
+def _sets_torch_variable(tree: ast.Module) -> int:
+    """Return the line that sets a variable of torch's compiler, which is read when an optimizer is made; 0 = none."""
+    for node in ast.walk(tree):
+        key: ast.AST | None = None
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+            key = node.slice
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+            key = node.args[0] if node.func.attr in ("setdefault", "putenv") else None
+        if isinstance(key, ast.Constant) and isinstance(key.value, str) and key.value.startswith("TORCH"):
+            return node.lineno  # type: ignore[attr-defined, no-any-return]
+    return 0

@@ -63,6 +63,10 @@ MSRUN_RENDEZVOUS: Final = "MSRUN_RENDEZVOUS"
 MSRUN_DEVICE_TARGET: Final = "MSRUN_DEVICE_TARGET"
 """cpu, gpu or ascend."""
 
+MSRUN_EXIT_TIME_OUT: Final = "MSRUN_EXIT_TIME_OUT"
+"""--exit_time_out, in seconds; 0 = no limit."""
+EXIT_TIME_OUT_S: Final = 300.0
+"""Its default."""
 MSRUN_PROGRESS: Final = "MSRUN_PROGRESS"
 """Path of the job's progress board: one record of `PROGRESS_RECORD_BYTES` per global rank, mapped by every worker."""
 MSRUN_TRACE_DIR: Final = "MSRUN_TRACE_DIR"
@@ -115,6 +119,7 @@ JOB_VARIABLES: Final = frozenset(
         MSRUN_LOG_DIR,
         MSRUN_RENDEZVOUS,
         MSRUN_DEVICE_TARGET,
+        MSRUN_EXIT_TIME_OUT,
         MSRUN_PROGRESS,
         MSRUN_TRACE_DIR,
         MSRUN_SIM_LEVEL,

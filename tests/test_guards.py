@@ -30,7 +30,7 @@ ALLOWED = {
     "agent": {"planning", "cluster", "agent"} | _FOUNDATION,
     "launch": {"planning", "cluster", "agent", "launch"} | _FOUNDATION,
     "cli": {"planning", "cluster", "agent", "launch", "cli"} | _FOUNDATION,
-    "__main__": {"cli"},
+    "__main__": {"agent", "cli"},
     "__init__": set(),
     "runtime": {"runtime"} | _FOUNDATION,
     "mindspore": {"runtime", "mindspore"} | _FOUNDATION,

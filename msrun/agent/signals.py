@@ -6,6 +6,20 @@ import os
 import signal
 import threading
 
+_held: list[int] = []
+"""Signals that came before a SignalPipe was there."""
+HELD = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+def hold_signals() -> None:
+    """Keep what a batch system may send at any moment for the first SignalPipe; without it, it ends this process."""
+    for signum in HELD:
+        signal.signal(signum, _hold)
+
+
+def _hold(signum: int, _frame: object) -> None:
+    _held.append(signum)
+
 
 class SignalPipe:
     """INT, TERM, HUP, QUIT and what is to be passed on as readable bytes.
@@ -27,7 +41,20 @@ class SignalPipe:
             if signum == signal.SIGHUP and signal.getsignal(signum) is signal.SIG_IGN:
                 continue
             self._old[signum] = signal.signal(signum, lambda *_: None)
+        self._take_held()
         return self
+
+    def _take_held(self) -> None:
+        """Read here what came before; what is not wanted does what it does to any process."""
+        for signum in HELD:
+            if signal.getsignal(signum) is _hold:
+                signal.signal(signum, signal.SIG_DFL)
+        while _held:
+            signum = _held.pop(0)
+            if signum in self._wanted:
+                self.tell(signum)
+            else:
+                os.kill(os.getpid(), signum)
 
     def __exit__(self, *_: object) -> None:
         for signum, handler in self._old.items():

@@ -78,6 +78,8 @@ class Supervisor:
         self._survivors: tuple[int, ...] = ()
         self._start_method, self._over = "", False
         self._was_anything_started = self._server_finished = self._begins_idle = False
+        self._early_signals: list[int] = []
+        """Signals to be passed on that came before every worker had started."""
         self._are_workers_asked_for = False
         """In this attempt the fork server has been asked for workers; each of them may have started."""
 
@@ -228,7 +230,10 @@ class Supervisor:
         membership = self._attempt.membership
         membership.started(rank, pid, message["at"])
         self._tell("started", global_rank=rank, pid=pid)
+        for signum in self._early_signals:
+            self._server.send("signal", process_ids=[rank], signum=signum)
         if not membership.count(WorkerState.PLANNED):
+            self._early_signals.clear()
             self._timers.cancel("start")
             self._tell("running", world_size=self._plan.world_size)
             self._watch.start(membership, self._end_stuck, self._tell)
@@ -281,6 +286,8 @@ class Supervisor:
     def _on_signal(self, signum: int) -> None:
         if signum in self._plan.forward_signals:
             running = list(self._attempt.membership.running())
+            if self._attempt.membership.count(WorkerState.PLANNED):
+                self._early_signals.append(signum)
             self._tell("signal", name=signal_name(signum), global_ranks=running)
             self._server.send("signal", process_ids=running, signum=signum)
             return

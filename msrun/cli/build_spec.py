@@ -41,6 +41,7 @@ def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
         grace_s=options["grace"],
         forward_signals=parse_signals(options["signals"]),
         hang_time_out_s=options["hang_time_out"],
+        exit_time_out_s=options["exit_time_out"],
         server_num=options["server_num"],
         max_restarts=options["max_restarts"],
         min_hosts=options["min_hosts"] or 0,

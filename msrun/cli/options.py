@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from msrun import contract
 from msrun.cli.option_types import Boolean, Interval, PlanForm, PlanPlace, Warm, option
 from msrun.cli.sources import read_sources
 from msrun.planning.hosts.ssh_settings import CONNECT_TIME_OUT_S, HOST_KEY_POLICIES, WINDOW
@@ -317,7 +318,23 @@ GROUPS: dict[str, list[click.Option]] = {
             show_default=True,
             help="Without progress for so long, write stacks to the logs and end the job; 0: no limit.",
         ),
-        option("grace", "S", type=float, default=10.0, show_default=True, help="Time between TERM and KILL."),
+        option(
+            "exit_time_out",
+            "S",
+            type=float,
+            default=contract.EXIT_TIME_OUT_S,
+            show_default=True,
+            help="End a worker whose program has ended and whose process shows no sign of life for so long, and ranks "
+            "that wait in a collective for one that has ended; 0: no limit.",
+        ),
+        option(
+            "grace",
+            "S",
+            type=float,
+            default=10.0,
+            show_default=True,
+            help="Time between the signal that ends the job and KILL; TERM comes before KILL.",
+        ),
         option(
             "signals",
             "NAMES",

@@ -44,6 +44,7 @@ def plan_job(
         grace_s=spec.grace_s,
         forward_signals=spec.forward_signals,
         hang_time_out_s=spec.hang_time_out_s,
+        exit_time_out_s=spec.exit_time_out_s,
         max_restarts=spec.max_restarts,
         log_max_bytes=spec.log_max_bytes,
         log_keep=spec.log_keep,

@@ -120,6 +120,7 @@ class LaunchPlan:
     forward_signals: tuple[int, ...]
     """Signals that msrun passes on to the workers instead of ending the job."""
     hang_time_out_s: float
+    exit_time_out_s: float
     """0 = no limit."""
     max_restarts: int
     log_max_bytes: int
@@ -164,6 +165,7 @@ class LaunchPlan:
             "grace_s": self.grace_s,
             "forward_signals": [signal.Signals(signum).name for signum in self.forward_signals],
             "hang_time_out_s": self.hang_time_out_s,
+            "exit_time_out_s": self.exit_time_out_s,
             "max_restarts": self.max_restarts,
             "log_max_bytes": self.log_max_bytes,
             "log_keep": self.log_keep,

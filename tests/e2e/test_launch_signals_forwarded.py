@@ -9,6 +9,8 @@ import pytest
 from asked_cases import one_fast
 from job_runner import JobRunner, wait_until
 
+from msrun.agent.processes import process_control
+
 USERS = ("SIGUSR1", "SIGUSR2")
 
 
@@ -43,6 +45,23 @@ def test_worker_that_does_not_handle_it_dies_and_is_the_first_failure(
     finished = job.finish()
     assert finished.code == 128 + signal.SIGUSR1
     assert "failed first: signal SIGUSR1" in finished.errors[0]
+
+
+@pytest.mark.parametrize("method", one_fast("fork", "exec"))
+def test_signal_at_the_start_waits_for_the_handlers_of_the_workers(
+    msrun: JobRunner, workers: Path, tmp_path: Path, method: str
+) -> None:
+    (tmp_path / "w.py").write_text(
+        "import signal, sys, threading\n"
+        "came = threading.Event()\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: came.set())\n"
+        "while not came.wait(0.05): pass\n"
+    )
+    job = msrun.start("--worker_num=2", f"--start_method={method}", "w.py", cwd=tmp_path)
+    wait_until(lambda: process_control.handles_signal(job.pid, signal.SIGUSR1), "msrun has begun")
+    job.send(signal.SIGUSR1)
+    finished = job.finish()
+    assert finished.code == 0, finished.stderr
 
 
 def test_quit_ends_the_job_in_order(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:

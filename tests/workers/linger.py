@@ -15,7 +15,7 @@ from pathlib import Path
 def upload() -> None:
     while not Path("go").exists():
         if sys.argv[2] != "busy":
-            time.sleep(0.05)
+            time.sleep(0.5)  # more often would be a sign of life
     Path("uploaded").touch()
 
 

@@ -1,4 +1,4 @@
-"""Ready as wait.py; on the signal whose name is given (of INT, Python's own exception) says what a script saves then."""
+"""Ready as wait.py; on the signal whose name is given, of INT by Python's own exception, say what a script saves."""
 
 import atexit
 import os

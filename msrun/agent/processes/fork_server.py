@@ -48,6 +48,9 @@ LEFTOVER_GRACE_S = 1.0
 KILL_DEADLINE_S = 5.0
 TERM_SHARE = 0.8
 """Of the time until KILL, how much a worker has for a signal other than TERM before TERM follows."""
+HOLD_S = 10.0
+"""For how long after its start a worker without a handler for a signal that is passed on does not get it."""
+HOLD_LOOK_S = 0.05
 LOOKS_PER_LIMIT = 4
 """How often to look, within the time that an agent may be stopped, whether it is."""
 DESCRIPTORS = 3
@@ -71,6 +74,9 @@ class ForkServer:
         self._agent_pid = process_control.Pid(agent_pid, process_control.start_time(agent_pid))
         self._running: dict[int, int] = {}
         """pid -> process id"""
+        self._started_at: dict[int, float] = {}
+        self._held: list[tuple[int, int]] = []
+        """(pid, signal) to be passed on as soon as the worker has a handler, or has run for long enough."""
         self._reaper = Reaper()
         self._waiting: deque[ProcessSpec] = deque()
         """Workers that are still to be started, one between two looks at the channel: a stop starts nobody more."""
@@ -106,6 +112,7 @@ class ForkServer:
                         os.read(wake_reader, 4096)
                 self._reap()
                 self._signal_late()
+                self._pass_on()
                 self._look_at_agent()
                 child = self._receive() or self._start_next()
                 if child is not None:
@@ -116,6 +123,8 @@ class ForkServer:
         if self._waiting and not self._cannot_start:
             return 0.0
         look_s = self._stopped_limit_s / LOOKS_PER_LIMIT if self._stopped_limit_s else None
+        if self._held:
+            look_s = HOLD_LOOK_S
         if not self._steps:
             return look_s
         left_s = max(0.0, self._steps[0][0] - self._clock())
@@ -157,7 +166,8 @@ class ForkServer:
         elif kind == "signal":
             wanted = set(message["process_ids"])
             leaders = [pid for pid, process_id in self._running.items() if process_id in wanted]
-            process_control.signal_processes(leaders, message["signum"])
+            self._held.extend((pid, message["signum"]) for pid in leaders)
+            self._pass_on()
         elif kind == "stop":
             self._stop(message["signum"], message["grace_s"], message["attempt"])
         elif kind == "sweep":
@@ -237,6 +247,7 @@ class ForkServer:
         if self.log_pipes:
             self.log_pipes.started(spec.process_id, pid)
         self._running[pid] = spec.process_id
+        self._started_at[pid] = self._clock()
         self._send(type="started", process_id=spec.process_id, pid=pid, at=time.monotonic())
         return False
 
@@ -246,6 +257,7 @@ class ForkServer:
             ended = self.log_pipes.writer_first(ended)
         for pid, status, peak_bytes in ended:
             process_id = self._running.pop(pid, None)
+            self._started_at.pop(pid, None)
             if process_id is not None:
                 self._send(
                     type="exited", process_id=process_id, status=status, peak_bytes=peak_bytes, at=time.monotonic()
@@ -278,6 +290,18 @@ class ForkServer:
             process_control.signal_processes(members, signum)
             if signum == signal.SIGTERM:  # on which a stopped process cannot act
                 process_control.signal_processes(members, signal.SIGCONT)
+
+    def _pass_on(self) -> None:
+        """Pass held signals on: a worker that has begun a moment ago has no handler yet, and would be ended."""
+        held, self._held = self._held, []
+        for pid, signum in held:
+            if pid not in self._running:
+                continue
+            is_young = self._clock() - self._started_at.get(pid, 0.0) < HOLD_S
+            if is_young and not process_control.handles_signal(pid, signum):
+                self._held.append((pid, signum))
+            else:
+                process_control.signal_processes([pid], signum)
 
     def _leaders(self) -> list[int]:
         """Return the workers; each leads a session, and the process group in which its children begin."""

@@ -1,8 +1,8 @@
 """A worker whose program is over and whose process goes on: it says so, and what it waits for.
 
-Threads that are no daemons and functions of `atexit` may have good work to do, such as the upload of a checkpoint. One
-whose program has finished says on the progress board that it lingers, and the agent judges. One whose program has
-failed keeps the others waiting, so it gets FAILED_S and then ends with its own exit status.
+Threads that are no daemons and functions of `atexit` may have good work to do, such as the upload of a checkpoint. It
+says on the progress board that it lingers. One whose program has finished the agent judges; one whose program has
+failed ends itself, with its own exit status, when it has shown no sign of life for --exit_time_out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from msrun import contract
 
 LINGER_S = 5.0
 """How long a process may take to end before that is worth a word."""
-FAILED_S = 15.0
+LOOK_S = 1.0
+BUSY_SHARE = 0.001
+"""Share of a core that is a sign of life: an upload needs little."""
 _LIBRARY = re.compile(r"<|.*/lib/python3\.\d+/")
 _NAME_OFFSET = contract.PROGRESS_RECORD_BYTES - contract.PROGRESS_NAME_BYTES - 8
 
@@ -34,12 +36,19 @@ def watch_end(status: int) -> None:
 def _watch(status: int, ended_at: float) -> None:
     time.sleep(LINGER_S)
     what = describe_wait()
-    _write(f"msrun: the program has ended with exit code {status}, the process waits for {what}")
-    if not status:
-        _tell(what, ended_at)
+    limit_s = float(os.environ.get(contract.MSRUN_EXIT_TIME_OUT) or contract.EXIT_TIME_OUT_S)
+    limit = f"--exit_time_out {limit_s:g}"
+    _write(f"msrun: the program has ended with exit code {status}, the process waits for {what} ({limit})")
+    _tell(what, -ended_at if status else ended_at)
+    if not status or not limit_s:
         return
-    time.sleep(FAILED_S - LINGER_S)
-    _write(f"msrun: the program failed {FAILED_S:g} s ago, and the process still waits for {what}: it is ended now")
+    alive_at, used_s = ended_at, time.process_time()
+    while (now := time.monotonic()) - alive_at < limit_s:
+        time.sleep(min(LOOK_S, limit_s))
+        if time.process_time() - used_s > BUSY_SHARE * (time.monotonic() - now):
+            alive_at = time.monotonic()
+        used_s = time.process_time()
+    _write(f"msrun: the program failed, and for {limit_s:g} s ({limit}) the process waits for {what}: it is ended now")
     os._exit(status if status > 0 else contract.EXIT_SIGNAL_BASE - status)
 
 
@@ -72,7 +81,7 @@ def _write(text: str) -> None:
 
 
 def _tell(what: str, ended_at: float) -> None:
-    """Write it into this worker's record."""
+    """Write it into this worker's record; `ended_at` is negative for a program that has failed."""
     name = what.encode("utf-8", "replace")[: contract.PROGRESS_NAME_BYTES - 1].ljust(
         contract.PROGRESS_NAME_BYTES, b"\0"
     )

@@ -67,6 +67,16 @@ def is_stopped(pid: int) -> bool:
     return stat is not None and stat.state in "Tt"
 
 
+def handles_signal(pid: int, signum: int) -> bool:
+    """Return whether a process catches or ignores a signal, which would end it else; True for one that has gone."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:  # noqa: PTH123
+            masks = [int(line.split()[1], 16) for line in file if line.startswith(("SigIgn:", "SigCgt:"))]
+    except OSError:
+        return True
+    return any(mask >> (signum - 1) & 1 for mask in masks)
+
+
 def start_time(pid: int) -> int:
     """Return when a process was started, in ticks since the machine was; 0 when it is not there.
 

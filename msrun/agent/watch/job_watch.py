@@ -35,7 +35,7 @@ class JobWatch:
         self._board = board
         self._timers = timers
         self._logs = {worker.global_rank: worker.log_path for worker in host.workers}
-        self._meeting = MeetingWatch(plan.cluster_time_out_s, host.name, board)
+        self._meeting = MeetingWatch(plan.cluster_time_out_s, plan.exit_time_out_s, host.name, board)
         self._hang: Hang | None = None
         """The newest that was found."""
         self._stack_begins: dict[int, int] = {}
@@ -86,7 +86,7 @@ class JobWatch:
         self._timers.every("meeting", ABSENT_LOOK_S if meeting.is_urgent else meeting.interval_s, look_at_meeting)
 
     def _watch_end(self, membership: Membership, on_stuck: OnStuck, tell: Callable[..., None]) -> None:
-        watch = LingerWatch(self._board, self._logs, self._plan.hang_time_out_s)
+        watch = LingerWatch(self._board, self._logs, self._plan.exit_time_out_s)
 
         def look() -> None:
             running = membership.running()

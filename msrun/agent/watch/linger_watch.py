@@ -11,8 +11,6 @@ from msrun.errors import HangTimeout
 from msrun.planning.ranks import name_ranks
 
 INTERVAL_S = 1.0
-LIMIT_S = 300.0
-"""How long workers that linger may show no sign of life when there is no --hang_time_out."""
 BUSY_SHARE = 0.001
 """Share of a core that is a sign of life: an upload needs little."""
 
@@ -20,10 +18,11 @@ BUSY_SHARE = 0.001
 class LingerWatch:
     """Looks at the progress board from time to time."""
 
-    def __init__(self, board: ProgressBoard, logs: Mapping[int, str], hang_time_out_s: float) -> None:
+    def __init__(self, board: ProgressBoard, logs: Mapping[int, str], limit_s: float) -> None:
+        """`limit_s`: how long workers that linger may show no sign of life; 0 = no limit."""
         self._board = board
         self._logs = logs
-        self._limit_s = hang_time_out_s or LIMIT_S
+        self._limit_s = limit_s
         self._told: set[int] = set()
         self._signs: dict[int, tuple[int, float, float]] = {}
         """Global rank -> size of its log, processor seconds, and when it last showed a sign of life."""
@@ -36,13 +35,15 @@ class LingerWatch:
             now: monotonic seconds.
 
         Returns the ranks that have been found to linger since the last look, with what each waits for, and why the job
-        is to be ended: all workers that run linger, and none has done anything for the limit.
+        is to be ended: all workers that run linger, and none has done anything for the limit. One whose program has
+        failed ends itself, with its own status.
         """
         records = {rank: self._board.read(rank) for rank in running}
         lingering = {rank: record for rank, record in records.items() if record.ended_at}
         new = {rank: record.name for rank, record in lingering.items() if rank not in self._told}
         self._told.update(new)
-        if not lingering or len(lingering) < len(running):
+        failed = any(record.ended_at < 0 for record in lingering.values())
+        if not self._limit_s or failed or not lingering or len(lingering) < len(running):
             return new, None
         used = session_usage(running.values())
         for rank, record in lingering.items():
@@ -58,5 +59,5 @@ class LingerWatch:
         more = f" (so {'does' if len(others) == 1 else 'do'} {name_ranks(others)})" if others else ""
         return new, HangTimeout(
             f"rank {rank} has ended its program and waits for {record.name}{more}, without a sign of life for "
-            f"{idle_s:.0f} s: end threads and atexit functions, or give a longer --hang_time_out"
+            f"{idle_s:.0f} s: end threads and atexit functions, or give more than --exit_time_out {self._limit_s:g}"
         )

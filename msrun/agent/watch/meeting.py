@@ -11,19 +11,21 @@ from msrun.planning.ranks import name_ranks
 LOOKS_PER_LIMIT = 20
 MIN_INTERVAL_S = 0.2
 MAX_INTERVAL_S = 5.0
-DESERTED_S = 30.0
-"""How long all running ranks may wait in a collective after another rank has finished."""
 
 
 class MeetingWatch:
     """Looks at the progress board from time to time. Of plain torch it knows only who has joined."""
 
-    def __init__(self, limit_s: float, host_name: str, board: ProgressBoard) -> None:
-        """`limit_s`: how long a rank may wait for the others in init(); negative = for ever."""
+    def __init__(self, limit_s: float, deserted_s: float, host_name: str, board: ProgressBoard) -> None:
+        """
+        Args:
+            limit_s: how long a rank may wait for the others in init(); negative = for ever.
+            deserted_s: how long all running ranks may wait in a collective after another has finished; 0 = for ever.
+        """
         self.interval_s = MAX_INTERVAL_S
         if limit_s >= 0:
             self.interval_s = min(max(limit_s / LOOKS_PER_LIMIT, MIN_INTERVAL_S), MAX_INTERVAL_S)
-        self._limit_s = limit_s
+        self._limit_s, self._deserted_s = limit_s, deserted_s
         self._host_name = host_name
         self._board = board
         self._absent: list[int] = []
@@ -92,16 +94,17 @@ class MeetingWatch:
 
     def _judge_deserted(self, membership: Membership, records: dict[int, Progress], now: float) -> ClusterError | None:
         done = membership.ranks_in(WorkerState.DONE)
-        if not done or not records or not all(record.is_waiting for record in records.values()):
+        if not self._deserted_s or not done or not records or not all(record.is_waiting for record in records.values()):
             return None
         waited_s = min(now - record.waiting_since for record in records.values())
-        if waited_s < DESERTED_S:
+        if waited_s < self._deserted_s:
             return None
         self.missing = tuple(done)
         return HangTimeout(
             f"{name_ranks(done)} on {self._host_name} ended with exit code 0 while {name_ranks(records)} "
             f"wait{'s' if len(records) == 1 else ''} in {_where(records)}, "
-            f"for {waited_s:.0f} s already: every rank has to call the same collectives"
+            f"for {waited_s:.0f} s already (--exit_time_out {self._deserted_s:g}): every rank has to call the same "
+            "collectives"
         )
 
 

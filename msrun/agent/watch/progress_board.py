@@ -68,7 +68,7 @@ class Progress:
     def describe(self, now: float) -> str:
         """Return what the worker is doing, e.g. "step 41, waits in all_reduce of 8 ranks for 3.2 s"."""
         if self.ended_at:
-            return f"its program has ended, its process waits for {self.name} for {now - self.ended_at:.0f} s"
+            return f"its program has ended, its process waits for {self.name} for {now - abs(self.ended_at):.0f} s"
         if not self.is_reported and not self.steps:
             return ""
         step = f"step {self.steps}" if self.steps else "before its first step"

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable
 
 import pytest
 
 from msrun import contract
 from msrun.agent.processes import lingering as module
-from msrun.agent.processes.lingering import FAILED_S, LINGER_S, describe_wait
+from msrun.agent.processes.lingering import LINGER_S, describe_wait
 from msrun.agent.watch.progress_board import ProgressBoard
 
 
@@ -19,30 +18,39 @@ def board(board_of_rank_1: ProgressBoard) -> ProgressBoard:
     return board_of_rank_1
 
 
+class Ending:
+    """A worker whose program has ended: how time passes in it, how much it works, what it says, how it exits."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.now, self.used_s, self.share = 40.0, 0.0, 0.0
+        self.said: list[str] = []
+        patch.setattr(module.time, "sleep", self.sleep)
+        patch.setattr(module.time, "monotonic", lambda: self.now)
+        patch.setattr(module.time, "process_time", lambda: self.used_s)
+        patch.setattr(module, "_write", self.said.append)
+        patch.setattr(module, "describe_wait", lambda: "thread upload")
+        patch.setattr(module.os, "_exit", self.exit)
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.used_s += self.share * seconds
+        if self.now > 540.0:
+            self.share = 0.0
+
+    def exit(self, code: int) -> None:
+        raise SystemExit(code)
+
+
 @pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], tuple[list[float], list[str], list[int]]]:
-    """Watches the end of a program with a status; returns how long was slept, what was said, and exit codes."""
-
-    def watch(status: int) -> tuple[list[float], list[str], list[int]]:
-        slept: list[float] = []
-        said: list[str] = []
-        codes: list[int] = []
-        monkeypatch.setattr(module.time, "sleep", slept.append)
-        monkeypatch.setattr(module, "_write", said.append)
-        monkeypatch.setattr(module, "describe_wait", lambda: "thread upload")
-        monkeypatch.setattr(module.os, "_exit", codes.append)
-        module._watch(status, 40.0)
-        return slept, said, codes
-
-    return watch
+def ending(monkeypatch: pytest.MonkeyPatch) -> Ending:
+    return Ending(monkeypatch)
 
 
-def test_program_that_has_finished_may_take_its_time_and_says_so(
-    board: ProgressBoard, watched: Callable[[int], tuple[list[float], list[str], list[int]]]
-) -> None:
-    slept, said, codes = watched(0)
-    assert (slept, codes) == ([LINGER_S], [])
-    assert said == ["msrun: the program has ended with exit code 0, the process waits for thread upload"]
+def test_program_that_has_finished_may_take_its_time_and_says_so(board: ProgressBoard, ending: Ending) -> None:
+    module._watch(0, 40.0)
+    assert ending.now == 40.0 + LINGER_S
+    words = "msrun: the program has ended with exit code 0, the process waits for thread upload (--exit_time_out 300)"
+    assert ending.said == [words]
     record = board.read(1)
     assert (record.name, record.ended_at) == ("thread upload", 40.0)
     assert record.describe(47.0) == "its program has ended, its process waits for thread upload for 7 s"
@@ -50,15 +58,32 @@ def test_program_that_has_finished_may_take_its_time_and_says_so(
 
 
 @pytest.mark.parametrize(("status", "code"), [(3, 3), (-15, 143)])
-def test_program_that_has_failed_is_ended_with_its_own_status(
-    board: ProgressBoard, watched: Callable[[int], tuple[list[float], list[str], list[int]]], status: int, code: int
+@pytest.mark.parametrize("share, end", [(0.0, 100.0), (0.01, 600.0)], ids=["idle", "busy until 540"])
+def test_program_that_has_failed_is_ended_with_its_own_status_once_it_does_nothing(
+    board: ProgressBoard,
+    ending: Ending,
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+    code: int,
+    share: float,
+    end: float,
 ) -> None:
-    slept, said, codes = watched(status)
-    assert (slept, codes) == ([LINGER_S, FAILED_S - LINGER_S], [code])
-    assert (
-        said[1] == "msrun: the program failed 15 s ago, and the process still waits for thread upload: it is ended now"
-    )
-    assert not board.read(1).ended_at, "its end is told by the process itself"
+    monkeypatch.setenv(contract.MSRUN_EXIT_TIME_OUT, "60")
+    ending.share = share
+    with pytest.raises(SystemExit) as error:
+        module._watch(status, 40.0)
+    assert error.value.code == code
+    assert end <= ending.now <= end + 2
+    assert "--exit_time_out 60" in ending.said[-1] and ending.said[-1].endswith("thread upload: it is ended now")
+    assert board.read(1).ended_at == -40.0
+
+
+def test_without_a_limit_a_program_that_has_failed_is_let_alone(
+    board: ProgressBoard, ending: Ending, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(contract.MSRUN_EXIT_TIME_OUT, "0")
+    module._watch(3, 40.0)
+    assert len(ending.said) == 1
 
 
 @pytest.mark.parametrize("length", [contract.PROGRESS_NAME_BYTES - 1, 10 * contract.PROGRESS_NAME_BYTES])

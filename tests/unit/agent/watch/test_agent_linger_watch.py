@@ -56,7 +56,7 @@ def test_ranks_that_all_linger_without_a_sign_of_life_end_the_job(workers: Worke
     _, error = workers.watch.look(RUNNING, 1000.0 + LIMIT_S)
     assert str(error) == (
         "rank 0 has ended its program and waits for thread 0 (so does rank 1), without a sign of life for 50 s: "
-        "end threads and atexit functions, or give a longer --hang_time_out"
+        "end threads and atexit functions, or give more than --exit_time_out 50"
     )
 
 
@@ -86,9 +86,11 @@ def test_processor_time_is_a_sign_of_life_where_it_is_more_than_a_trace(workers:
     assert workers.watch.look(RUNNING, 1040.0 + LIMIT_S)[1] is not None
 
 
-def test_without_a_limit_of_the_user_there_is_one_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    workers = Workers(tmp_path, limit_s=0.0)
-    monkeypatch.setattr(linger_watch, "session_usage", lambda leaders: dict.fromkeys(leaders, Usage()))
-    workers.linger(0, 1)
-    assert workers.watch.look(RUNNING, 1000.0 + linger_watch.LIMIT_S - 1)[1] is None
-    assert workers.watch.look(RUNNING, 1000.0 + linger_watch.LIMIT_S)[1] is not None
+@pytest.mark.parametrize("limit_s, at", [(0.0, 1000.0), (LIMIT_S, -1000.0)], ids=["no limit", "its program has failed"])
+def test_ranks_are_told_of_and_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit_s: float, at: float
+) -> None:
+    workers = Workers(tmp_path, limit_s)
+    workers.linger(0, 1, at=at)
+    assert workers.watch.look(RUNNING, 1001.0) == ({0: "thread 0", 1: "thread 1"}, None)
+    assert workers.watch.look(RUNNING, 1e9) == ({}, None)

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from msrun import contract
-from msrun.agent.watch.meeting import DESERTED_S, MeetingWatch
+from msrun.agent.watch.meeting import MeetingWatch
 from msrun.agent.watch.progress_board import ProgressBoard
 from msrun.cluster.membership import Membership
 from msrun.errors import ClusterError, HangTimeout, RendezvousTimeout
 from msrun.runtime.progress import ProgressRecord
+
+DESERTED_S = 30.0
 
 
 class Meeting:
@@ -28,7 +30,7 @@ class Meeting:
         self.membership = Membership(range(4))
         for rank in range(4):
             self.membership.started(rank, 100 + rank, 0.0)
-        self.watch = MeetingWatch(limit_s, "node-a", self.board)
+        self.watch = MeetingWatch(limit_s, DESERTED_S, "node-a", self.board)
 
     def enter(self, phase: int, *ranks: int) -> None:
         for rank in ranks:

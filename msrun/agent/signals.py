@@ -50,11 +50,11 @@ class SignalPipe:
             if signal.getsignal(signum) is _hold:
                 signal.signal(signum, signal.SIG_DFL)
         while _held:
-            signum = _held.pop(0)
-            if signum in self._wanted:
-                self.tell(signum)
+            came = _held.pop(0)
+            if came in self._wanted:
+                self.tell(came)
             else:
-                os.kill(os.getpid(), signum)
+                os.kill(os.getpid(), came)
 
     def __exit__(self, *_: object) -> None:
         for signum, handler in self._old.items():

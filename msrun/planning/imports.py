@@ -54,7 +54,7 @@ def read_imports(script: Path) -> ScriptImports:
     itself, with the right traceback.
     """
     tree = _parse(script)
-    if tree is None:
+    if tree is None or any(_is_own(name, script.parent) for name in SAFE_PACKAGES):
         return ScriptImports()
     found: dict[str, None] = {}
     setter = _Setter(script.parent)
@@ -211,6 +211,11 @@ def _files_of(module: str, base: Path) -> list[Path]:
     parts = module.split(".")
     packages = [base.joinpath(*parts[:length], "__init__.py") for length in range(1, len(parts) + 1)]
     return [*packages, base.joinpath(*parts).with_suffix(".py")]
+
+
+def _is_own(name: str, folder: Path) -> bool:
+    """Return whether a module beside the script hides the package of that name."""
+    return any(path.is_file() for path in (folder / f"{name}.py", folder / name / "__init__.py"))
 
 
 @cache

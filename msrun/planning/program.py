@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ class Program:
     """Path of the file, or the dotted module name."""
     args: tuple[str, ...] = ()
     """The program's own arguments, byte for byte."""
+    typed: str = ""
+    """A script as it was named, seen from the working directory: its `sys.argv[0]`; empty = `target`."""
 
     @property
     def is_python(self) -> bool:
@@ -40,7 +43,7 @@ class Program:
     def argv(self, interpreter: str = sys.executable) -> list[str]:
         """Return the command that starts this program in a fresh process."""
         if self.kind == "script":
-            return [interpreter, self.target, *self.args]
+            return [interpreter, self.typed or self.target, *self.args]
         if self.kind == "module":
             return [interpreter, "-m", self.target, *self.args]
         return [self.target, *self.args]
@@ -90,11 +93,13 @@ def _python_program(word: str, rest: tuple[str, ...], working_directory: Path) -
 
 def _file_program(name: str, args: tuple[str, ...], working_directory: Path, *, as_python: bool = False) -> Program:
     path = working_directory / name
-    if path.is_dir():
+    if path.is_dir() and not (as_python and (path / "__main__.py").is_file()):
         raise UsageError(f"{name}: is a directory; name the script inside it")
+    if path.is_dir() or (as_python and path.is_file() and zipfile.is_zipfile(path)):
+        return Program("executable", sys.executable, (name, *args))  # the interpreter finds __main__ in it
     if path.is_file():
         if as_python or path.suffix == ".py":
-            return Program("script", str(path), args)
+            return Program("script", str(path), args, typed=name)
         if "/" in name or not shutil.which(name):
             return _executable_file(name, path, args)
     found = None if "/" in name else shutil.which(name)

@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -72,6 +73,7 @@ def become(
         _exec(spec.program)
     name_process(f"msrun: {spec.name}: {' '.join([spec.program.target, *mask_words(spec.program.args)])}")
     _reseed()
+    threading.main_thread()._set_native_id()  # type: ignore[attr-defined]  # it holds the server's
     faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)
     if spec.env.get("OMP_NUM_THREADS"):  # other than what the server's libraries have read
         blas_threads = environment.blas_threads(os.environ, {})
@@ -112,7 +114,8 @@ def _reset_signals(ignored: tuple[int, ...]) -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the program begins
     for signum in ignored:
@@ -133,13 +136,17 @@ def _redirect(log_path: str, output_fd: int | None) -> None:
     os.dup2(log, 2)
     encoding, errors = sys.stdout.encoding, sys.stdout.errors
     buffering = 1 if os.environ.get("PYTHONUNBUFFERED") else -1
-    sys.stdin = sys.__stdin__ = open(0, encoding=encoding, closefd=False)  # type: ignore[misc]  # noqa: SIM115
+    sys.stdin = sys.__stdin__ = open(  # type: ignore[misc]  # noqa: SIM115
+        0, encoding=sys.stdin.encoding, errors=sys.stdin.errors, closefd=False
+    )
     sys.stdout = sys.__stdout__ = open(  # type: ignore[misc]  # noqa: SIM115
         1, "w", encoding=encoding, errors=errors, buffering=buffering, closefd=False
     )
     sys.stderr = sys.__stderr__ = open(  # type: ignore[misc]  # noqa: SIM115
         2, "w", encoding=encoding, errors="backslashreplace", buffering=1, closefd=False
     )
+    for stream, name in ((sys.stdin, "<stdin>"), (sys.stdout, "<stdout>"), (sys.stderr, "<stderr>")):
+        stream.buffer.raw.name = name  # type: ignore[attr-defined]
 
 
 def _open_log(path: str) -> int:

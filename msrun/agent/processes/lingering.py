@@ -7,6 +7,7 @@ failed ends itself, with its own exit status, when it has shown no sign of life 
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
 import re
@@ -30,7 +31,7 @@ _NAME_OFFSET = contract.PROGRESS_RECORD_BYTES - contract.PROGRESS_NAME_BYTES - 8
 def watch_end(status: int) -> None:
     """Have a thread of this process, whose program has ended with `status`, look whether the process ends, too."""
     with contextlib.suppress(RuntimeError):  # no thread can be started: then nothing is said
-        threading.Thread(target=_watch, args=(status, time.monotonic()), name="msrun-end", daemon=True).start()
+        _thread.start_new_thread(_watch, (status, time.monotonic()))  # the program's own threads do not show it
 
 
 def _watch(status: int, ended_at: float) -> None:

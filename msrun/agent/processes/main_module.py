@@ -14,10 +14,13 @@ import gc
 import io
 import os
 import signal
+import subprocess
 import sys
 import sysconfig
 import threading
+import traceback
 import types
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import NoReturn
 
@@ -52,7 +55,7 @@ def _new_main(file: str | None) -> types.ModuleType:
     module = types.ModuleType("__main__")
     vars(module).update(__builtins__=sys.modules["builtins"], __cached__=None, __annotations__={})
     if file is not None:
-        vars(module).update(__file__=file)
+        vars(module).update(__file__=file, __loader__=SourceFileLoader("__main__", file))
     sys.modules["__main__"] = module
     return module
 
@@ -60,13 +63,34 @@ def _new_main(file: str | None) -> types.ModuleType:
 def _run_script(program: Program) -> None:
     path = program.target
     module = _new_main(path)
-    sys.argv = [path, *program.args]
+    sys.argv = [program.typed or path, *program.args]
     sys.orig_argv = program.argv()
     if not sys.flags.safe_path:
-        sys.path.insert(0, str(Path(path).resolve().parent))
+        folder = Path(path).resolve().parent
+        sys.path.insert(0, str(folder))
+        _forget_hidden(folder)
     with io.open_code(path) as file:
         code = compile(file.read(), path, "exec", dont_inherit=True)
     exec(code, vars(module))  # noqa: S102 - running the user's script is the purpose
+
+
+def _forget_hidden(folder: Path) -> None:
+    """Forget modules that the server has loaded and the script hides with one of its own, such as a `queue.py`."""
+    try:
+        own = {entry.name.removesuffix(".py") for entry in os.scandir(folder) if _is_module(entry)}
+    except OSError:
+        return
+    own = (own & sys.modules.keys()) - {"msrun", "__main__", *sys.builtin_module_names}
+    if not own:
+        return
+    argv = [sys.executable, "-c", "import sys; print(*sys.modules)"]  # what the interpreter itself has loaded, stays
+    kept = subprocess.run(argv, cwd="/", capture_output=True, text=True, check=False).stdout.split()
+    for name in [name for name in sys.modules if name.partition(".")[0] in own.difference(kept)]:
+        del sys.modules[name]
+
+
+def _is_module(entry: os.DirEntry[str]) -> bool:
+    return entry.name.endswith(".py") or Path(entry.path, "__init__.py").is_file()
 
 
 def _run_module(program: Program) -> None:
@@ -90,6 +114,7 @@ def _remove_modules(imported_before: frozenset[str]) -> None:
     for name in ("last_exc", "last_type", "last_value", "last_traceback"):
         if hasattr(sys, name):
             setattr(sys, name, None)
+    gc.collect()  # twice, as the interpreter: the first time while all modules live
     packages = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
     for name, module in reversed(list(sys.modules.items())):
         file = getattr(module, "__file__", None)
@@ -97,6 +122,10 @@ def _remove_modules(imported_before: frozenset[str]) -> None:
         if name == "__main__" or is_own:
             del sys.modules[name]
     gc.collect()
+    for kind in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):  # files that packages hold
+        for held in [found for found in gc.get_objects() if type(found) is kind]:
+            with contextlib.suppress(Exception):
+                held.flush()
 
 
 def _exit_status(request: SystemExit) -> int:
@@ -104,7 +133,7 @@ def _exit_status(request: SystemExit) -> int:
     if code is None:
         return 0
     if isinstance(code, int):
-        return code & 0xFF
+        return code & 0xFF if code.bit_length() < 64 else 0xFF
     with contextlib.suppress(Exception):
         print(code, file=sys.stderr)  # noqa: T201 - as the interpreter prints it
     return 1
@@ -118,24 +147,40 @@ def _print_error() -> None:
     if error is not None and kind is not None:
         error.__traceback__ = trace
         sys.last_type, sys.last_value, sys.last_traceback = kind, error, trace  # what runs at exit may ask for it
-        with contextlib.suppress(Exception):
-            sys.excepthook(kind, error, trace)
+        hook = getattr(sys, "excepthook", None)
+        if hook is None:
+            _say("sys.excepthook is missing\n")
+            sys.__excepthook__(kind, error, trace)
+            return
+        try:
+            hook(kind, error, trace)
+        except Exception as of_hook:  # noqa: BLE001 - as the interpreter tells it
+            inner = of_hook.__traceback__
+            _say("Error in sys.excepthook:\n")
+            sys.__excepthook__(type(of_hook), of_hook, inner.tb_next if inner else None)
+            _say("\nOriginal exception was:\n")
+            sys.__excepthook__(kind, error, trace)
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(Exception):
+        sys.stderr.write(text)
 
 
 def _shut_down(status: int, imported_before: frozenset[str]) -> NoReturn:
     """Do what the interpreter does at its end, up to tearing down what was imported before the program began."""
     watch_end(status)
-    try:
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-        _remove_modules(imported_before)
-    except BaseException:  # noqa: BLE001 - nothing may keep the process from ending
-        _print_error()
-        status = status or 1
+    for step in (threading._shutdown, atexit._run_exitfuncs, lambda: _remove_modules(imported_before)):  # type: ignore[attr-defined]
+        try:
+            step()
+        except BaseException:  # noqa: BLE001 - such as Ctrl-C; the interpreter tells of it and goes on
+            _say(f"Exception ignored at exit:\n{traceback.format_exc()}")
     for stream in (sys.stdout, sys.stderr):
         try:
-            stream.flush()
-        except (OSError, ValueError):  # disk full, closed by the script
+            if stream is not None and not stream.closed:
+                stream.flush()
+        except (OSError, ValueError, AttributeError) as error:  # such as a full disk
+            _say(f"Exception ignored in: {stream!r}\n{type(error).__name__}: {error}\n")
             status = status or 120  # what the interpreter exits with when flushing fails
     if status < 0:
         signal.signal(-status, signal.SIG_DFL)

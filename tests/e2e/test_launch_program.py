@@ -62,7 +62,7 @@ def test_script_with_an_odd_name_in_an_odd_directory_runs(msrun: JobRunner, work
     script.write_bytes((workers / "record.py").read_bytes())
     finished = msrun.run("--worker_num=1", script.name, "a", cwd=odd_path)
     assert finished.code == 0, finished.stderr
-    assert read_argv(odd_path / "record_0.json") == [os.fsencode(script), b"a"]
+    assert read_argv(odd_path / "record_0.json") == [os.fsencode(script.name), b"a"]
 
 
 def python_forms(folder: Path) -> dict[str, list[str]]:

@@ -103,7 +103,9 @@ class _Place:
             except Exception as error:  # noqa: BLE001 - this thread has no successor: it tells, and goes on
                 own = threading.current_thread()
                 threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, own)))
-                self._note_progress(len(left))
+                with self._changed:
+                    self._waiting_bytes = sum(len(waiting) for _, waiting in self._queue)
+                    self._changed.notify_all()
 
     def _note_progress(self, count: int) -> None:
         with self._changed:

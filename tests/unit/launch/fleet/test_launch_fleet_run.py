@@ -343,6 +343,21 @@ def test_host_whose_words_are_no_report_is_given_up(fleet: Fleet) -> None:
     assert "its agent says what cannot be understood" in str(fleet.links[1].done)
 
 
+def test_slip_of_a_handler_ends_the_job_under_the_name_of_msrun(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet.plan(0, 1)
+    monkeypatch.setattr(fleet.run._record, "note", lambda *_: {}["slip"])
+    fleet.moment(0, "note", text="hello")
+    fleet.hear()
+    assert not any("understood" in str(done) for link in fleet.links for done in link.done)
+    fleet.stop(0, 1)
+    fleet.end(0, 1)
+    result = fleet.finish()
+    assert result.exit_code == 3 and result.failure is not None
+    log = fleet.folder / "scheduler.log"
+    assert result.failure.reason == f"msrun itself failed: KeyError: 'slip'; traceback in {log}; report it"
+    assert "Traceback" in log.read_text()
+
+
 def test_interrupt_limits_the_time_of_the_end(fleet: Fleet) -> None:
     fleet.plan(0, 1)
     fleet.hear()

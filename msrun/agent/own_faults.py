@@ -85,7 +85,7 @@ class OwnFaults:
         is_new, where = self._write(what, error)
         if is_new:
             with contextlib.suppress(Exception):  # what says it may be what has failed
-                self._say(f"warning: msrun's own {what} failed: {_describe(error)}; the job goes on, {where}")
+                self._say(f"warning: msrun's own {what} failed: {_describe(error)}; the job is not affected, {where}")
 
     def _write(self, what: str, error: BaseException) -> tuple[bool, str]:
         """Return whether an error of this kind is new, and where its traceback is."""

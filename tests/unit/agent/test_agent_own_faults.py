@@ -59,7 +59,7 @@ def test_observer_that_fails_is_told_of_once_and_the_others_hear_everything(faul
     observers.tick(Membership([0]))
     assert heard.kinds == ["running"] * 3 + ["tick"]
     assert faults.said == [
-        "warning: msrun's own display (Broken) failed: KeyError: 'gone'; the job goes on, traceback in "
+        "warning: msrun's own display (Broken) failed: KeyError: 'gone'; the job is not affected, traceback in "
         + str(faults.log)
     ]
     assert faults.log.read_text().count("Traceback") == 1

@@ -9,13 +9,13 @@ from __future__ import annotations
 import selectors
 import signal
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from msrun import contract
 from msrun.agent import limits
 from msrun.agent.attempt import Attempt, Attempts, HostResult, keep_logs, late_start, scheduler_spec, worker_specs
-from msrun.agent.observer import Observer, Observers
+from msrun.agent.observer import Observers
 from msrun.agent.own_processes import OwnProcesses
 from msrun.agent.processes import process_control
 from msrun.agent.processes.log_pipes import log_writer_specs
@@ -46,7 +46,7 @@ class Supervisor:
         host: HostPlan,
         server: ForkServerHandle,
         board: ProgressBoard,
-        observers: Sequence[Observer],
+        observers: Observers,
         *,
         caller: Mapping[str, str],
         strangers: Collection[int],
@@ -66,7 +66,7 @@ class Supervisor:
         self._strangers = strangers
         self._plan, self._host, self._caller = plan, host, caller
         self._server = server
-        self._board, self._observers = board, Observers(observers)
+        self._board, self._observers = board, observers
         self._tell = self._observers.tell
         self._timers = Timers()
         self._watch = JobWatch(plan, host, board, self._timers)

@@ -219,6 +219,8 @@ def _check(options: dict[str, Any]) -> int:
 
 
 def _run(spec: LaunchSpec, caller: dict[str, str], *, quiet: bool, join: bool) -> int:
+    from msrun.agent.own_faults import OwnFaults
+    from msrun.launch.console import say
     from msrun.launch.failure import render_failure
     from msrun.launch.job import new_job_id, run_job
 
@@ -237,9 +239,11 @@ def _run(spec: LaunchSpec, caller: dict[str, str], *, quiet: bool, join: bool) -
         result = run(on_directory=background.begin)
     if result.failure:
         _print_error(str(result.failure.reason))
-        report = render_failure(result.failure, result.plan.tail_ranks if join and output.is_one_place() else ())
-        if report:
-            output.say_lines(report)
+        folder = result.plan.log_dir
+        with OwnFaults(folder, functools.partial(say, quiet=False), found_in=folder).kept_from_job("failure report"):
+            report = render_failure(result.failure, result.plan.tail_ranks if join and output.is_one_place() else ())
+            if report:
+                output.say_lines(report)
     if result.survivors:
         _print_error(f"processes that could not be ended: {', '.join(map(str, result.survivors))}")
     return result.exit_code

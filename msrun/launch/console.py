@@ -1,6 +1,7 @@
 """What the user sees while a job runs: worker lines on stdout, msrun's own words on stderr.
 
-On a terminal one live line shows ranks up / running / done and the newest loss; elsewhere plain lines do.
+On a terminal one live line shows the progress bar of the rank that is shown, where it draws one, and ranks up / running
+/ done and the newest loss otherwise; elsewhere plain lines do.
 """
 
 from __future__ import annotations
@@ -16,25 +17,22 @@ from typing import Any
 from msrun.cluster.membership import Membership, WorkerState
 from msrun.cluster.restart import describe_delay
 from msrun.launch import output
-from msrun.launch.directory.rotated_reader import GrowingFile, RotatedReader
 from msrun.launch.directory.worker_log import newest_loss
 from msrun.launch.failure import render_attempt
-from msrun.launch.output import STDERR, STDOUT
-from msrun.launch.printable import one_line, printable_bytes
+from msrun.launch.log_tail import LineCutter, LogTail, RawCutter, RawLineCutter
+from msrun.launch.output import ERASE_LINE, STDERR, STDOUT
+from msrun.launch.printable import fit, one_line, printable_bytes
 from msrun.launch.progress_line import ProgressLine
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.ranks import count_workers
 
 TAIL_TICK_S = 0.2
+RAW_TICK_S = 0.05
 LIVE_TICK_S = 0.25
 COPY_S = 0.1
 """How long the event loop may be busy with lines of workers at a time."""
-READ_BYTES = 1 << 20
-MAX_HELD_BYTES = 1 << 20
-"""A line longer than this is shown in pieces."""
-
-
-_ERASE_LINE = b"\r\x1b[K"
+MAX_STATE_BYTES = 1 << 12
+"""No terminal shows more of a progress bar in its line."""
 
 
 def say(text: str, *, quiet: bool) -> None:
@@ -43,81 +41,13 @@ def say(text: str, *, quiet: bool) -> None:
         output.say_lines(f"msrun: {text}")
 
 
-class LogTail:
-    """Follows one worker's log and gives back whole lines. A progress bar's last state counts as its line."""
-
-    def __init__(self, global_rank: int, path: str, *, rotated: int = 0, after: int | None = None) -> None:
-        """Follow `path`.
-
-        Args:
-            rotated: how many older files stay of a log that is rotated, 0 when it is not.
-            after: inode of the log of the attempt before, which has the name until it is moved away.
-        """
-        self.global_rank = global_rank
-        self.path = path
-        self.rotated = rotated
-        self.is_over = False
-        """Nothing of a next attempt is read."""
-        self._is_kept = False
-        """It is about to be renamed, and may grow until then."""
-        self._reader = RotatedReader(path, rotated, after) if rotated else GrowingFile(path, after)
-        self._held = b""
-        self.has_more = False
-        """The last `read_lines` has left something."""
-
-    def end(self) -> None:
-        """Nobody writes there any more."""
-        self._reader.hold()
-        self.is_over, self._is_kept = True, False
-
-    def begin_anew(self) -> LogTail:
-        """End with this attempt's log, once it is renamed; return what follows the next one's."""
-        self.end()
-        self._is_kept = True
-        return LogTail(self.global_rank, self.path, rotated=self.rotated, after=self._reader.inode)
-
-    def is_complete(self) -> bool:
-        """Return whether all that will be there is there."""
-        return self.is_over and (not self._is_kept or self._reader.is_renamed())
-
-    def close(self) -> None:
-        """Let go of the file."""
-        self._reader.close()
-
-    def read_lines(self, *, at_end: bool = False, max_bytes: int | None = None) -> list[bytes]:
-        """Return the lines that are complete now, without their ends; at the end also a last unfinished one.
-
-        Args:
-            max_bytes: stop after about so much, and set `has_more`.
-        """
-        lines: list[bytes] = []
-        size_bytes = 0
-        while True:
-            self.has_more = max_bytes is not None and size_bytes >= max_bytes
-            if self.has_more:
-                break
-            data = self._reader.read(max_bytes or READ_BYTES)
-            if not data:
-                break
-            size_bytes += len(data)
-            *whole, self._held = (self._held + data).split(b"\n")
-            lines += whole
-            if len(self._held) > MAX_HELD_BYTES:
-                lines.append(self._held)
-                self._held = b""
-        if at_end and self._held and not self.has_more:
-            lines.append(self._held)
-            self._held = b""
-        return [line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines]
-
-
 class Console:
     """Prints for one job. An Observer; owned by the agent's event loop."""
 
     def __init__(self, plan: LaunchPlan, *, quiet: bool, is_raw: bool = False, has_progress: bool = False) -> None:
         """
         Args:
-            is_raw: show the lines of workers byte for byte, with the control sequences in them.
+            is_raw: show what workers write byte for byte, with the control sequences in it.
             has_progress: the live line tells how far the first rank is, also when msrun is to be quiet otherwise.
         """
         self._plan = plan
@@ -128,20 +58,23 @@ class Console:
         paths = {worker.global_rank: worker.log_path for worker in plan.workers}
         self._prefixes = {w.global_rank: f"[{host.name}:{w.global_rank}] " for host in plan.hosts for w in host.workers}
         rotated = plan.log_keep if plan.log_max_bytes else 0
-        self._tails = [LogTail(rank, paths[rank], rotated=rotated) for rank in plan.tail_ranks if rank in paths]
+        ranks = [rank for rank in plan.tail_ranks if rank in paths]
+        is_alone = len(ranks) < 2
+        cutter = LineCutter if not is_raw else RawCutter if is_alone else RawLineCutter
+        self._tails = [LogTail(rank, paths[rank], rotated=rotated, cutter=cutter) for rank in ranks]
         self._progress = ProgressLine(plan) if has_progress else None
-        self._is_live = (
-            (has_progress or not quiet)
-            and os.isatty(STDERR)
-            and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
-        )
-        if len(self._tails) < 2:
+        can_redraw = os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+        self._is_live = (has_progress or not quiet) and os.isatty(STDERR) and can_redraw
+        self._has_live_bar = is_alone and not is_raw and self._has_colours and can_redraw
+        """The last state of a progress bar is the live line, not a line of its own every few seconds."""
+        if is_alone:
             self._prefixes = dict.fromkeys(self._prefixes, "")
         self._turn = 0
         self._is_running = False
-        self._has_live_line = False
-        """The terminal's last line is ours, to be written again and again."""
-        self.tick_s = TAIL_TICK_S if self._tails else LIVE_TICK_S if self._is_live else None
+        self._live: tuple[int, bytes] | None = None
+        """The terminal's last line is ours, to be written again and again: where it was written, and what."""
+        tail_tick_s = RAW_TICK_S if is_raw else TAIL_TICK_S
+        self.tick_s = tail_tick_s if self._tails else LIVE_TICK_S if self._is_live else None
 
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Say the moments that a user wants to know."""
@@ -177,10 +110,14 @@ class Console:
     def tick(self, membership: Membership) -> None:
         """Copy new worker lines to stdout and refresh the live line."""
         self._copy_lines()
-        if self._is_running and self._is_live and output.is_idle(STDERR):
-            line = one_line(self._status(membership))[: shutil.get_terminal_size().columns - 1]
-            output.write(STDERR, _ERASE_LINE + line.encode("utf-8", "backslashreplace"))
-            self._has_live_line = True
+        if not self._is_running:
+            return
+        columns = shutil.get_terminal_size().columns - 1
+        if self._has_live_bar and self._tails and (state := self._tails[-1].state):
+            bar = printable_bytes(state[:MAX_STATE_BYTES], keep_colours=True).decode().replace("\t", " ")
+            self._draw(STDOUT, fit(bar, columns))
+        elif self._is_live:
+            self._draw(STDERR, one_line(self._status(membership))[:columns])
 
     def finish(self, summary: str) -> None:
         """Copy what workers wrote last and print the closing line."""
@@ -206,6 +143,9 @@ class Console:
                 turns.append(tail)
             elif tail not in self._tails:
                 turns.extend([other for other in self._tails if other.global_rank == tail.global_rank][:1])
+        if not self._has_live_bar and output.has_room(STDOUT):
+            for tail in self._tails:
+                self._print(tail, tail.take_state(time.monotonic()))
 
     def _copy_last_lines(self) -> bool:
         """Copy all that is left, for as long as it is read; False when it was not read to its end."""
@@ -222,18 +162,23 @@ class Console:
     def _copy(self, tail: LogTail) -> None:
         """Copy a piece of a log; one that is complete and has nothing more is left."""
         is_complete = tail.is_complete()
-        lines = tail.read_lines(at_end=tail.is_over, max_bytes=output.ROOM_BYTES)
+        pieces = tail.read(at_end=tail.is_over, max_bytes=output.ROOM_BYTES)
         if not output.is_open(STDOUT):  # `msrun ... | head` has enough, or the disk below `msrun > file` is full
             self._tails = []
-        elif lines:
-            self._erase_live_line()
-            prefix = self._prefixes[tail.global_rank].encode()
-            text = b"".join(prefix + line + b"\n" for line in lines) if prefix else b"\n".join([*lines, b""])
-            text = text if self._is_raw else printable_bytes(text, keep_colours=self._has_colours)
-            output.write(STDOUT, text, is_kept=True)
+        else:
+            self._print(tail, pieces)
         if is_complete and not tail.has_more and tail in self._tails:
             self._tails.remove(tail)
             tail.close()
+
+    def _print(self, tail: LogTail, pieces: list[bytes]) -> None:
+        if not pieces:
+            return
+        self._erase_live_line()
+        prefix = self._prefixes[tail.global_rank].encode()
+        text = b"".join(prefix + piece for piece in pieces) if prefix else b"".join(pieces)
+        text = text if self._is_raw else printable_bytes(text, keep_colours=self._has_colours)
+        output.write(STDOUT, text, is_kept=True)
 
     def _say(self, text: str) -> None:
         self._erase_live_line()
@@ -259,9 +204,21 @@ class Console:
 
     def _erase_live_line(self) -> None:
         """Make room on the terminal; the line comes back with the next tick."""
-        if self._has_live_line:
-            output.write(STDERR, _ERASE_LINE)
-            self._has_live_line = False
+        if self._live is not None:
+            output.write(self._live[0], ERASE_LINE)
+            self._live = None
+
+    def _draw(self, descriptor: int, text: str) -> None:
+        """Write the live line, but not into one that a worker has begun."""
+        line = (descriptor, text.encode("utf-8", "backslashreplace"))
+        if line == self._live or not output.is_idle(descriptor):
+            return
+        if self._live is None and not output.is_at_line_start(descriptor):
+            return
+        if self._live is not None and self._live[0] != descriptor:
+            self._erase_live_line()
+        output.write(descriptor, ERASE_LINE + line[1])
+        self._live = line
 
     def _status(self, membership: Membership) -> str:
         if self._progress is not None and (line := self._progress.text(time.monotonic())):

@@ -18,8 +18,9 @@ from msrun import contract
 from msrun.agent.attempt import HostResult
 from msrun.agent.host.host_facts import read_host_facts
 from msrun.agent.logs.own_file import open_own_file
-from msrun.agent.observer import Observer
+from msrun.agent.observer import Observers
 from msrun.agent.open_files import raise_open_files, set_open_files
+from msrun.agent.own_faults import OwnFaults
 from msrun.agent.processes.process_control import adopt_orphans, descendants
 from msrun.agent.processes.server_handle import ForkServerHandle, start_fork_server
 from msrun.agent.signals import SignalPipe
@@ -219,8 +220,16 @@ def run_job(
         prepare_log_directory(plan)
         write_rank_table(plan, table_text)
         on_directory(job_id, spec.log_dir)
-        display = part.display(plan) if part else _open_display(spec, plan, quiet=quiet)
-        result, report = _run(spec, plan, caller, signals, listener, display, stack, control, part, open_files)
+        display: Display
+        if part:
+            display = part.display(plan)
+            faults = OwnFaults(plan.log_dir, display.say, found_in=part.home)
+        else:
+            faults = OwnFaults(plan.log_dir, partial(say, quiet=False), found_in=plan.log_dir)
+            stack.enter_context(faults.named())
+            display = _open_display(spec, plan, faults, quiet=quiet)
+        stack.enter_context(faults)
+        result, report = _run(spec, plan, caller, signals, listener, display, faults, stack, control, part, open_files)
         failure = failure_of_job(plan, result, report)
         if failure and (problem := write_failure(plan, failure)):
             display.say(problem)
@@ -228,8 +237,8 @@ def run_job(
         return JobResult(plan, failure, result.survivors)
 
 
-def _open_display(spec: LaunchSpec, plan: LaunchPlan, *, quiet: bool) -> JobDisplay:
-    display = JobDisplay(spec, plan, quiet=quiet)
+def _open_display(spec: LaunchSpec, plan: LaunchPlan, faults: OwnFaults, *, quiet: bool) -> JobDisplay:
+    display = JobDisplay(spec, plan, faults, quiet=quiet)
     display.open_metrics()
     return display
 
@@ -255,6 +264,7 @@ def _run(
     signals: SignalPipe,
     listener: socket.socket,
     display: Display,
+    faults: OwnFaults,
     stack: contextlib.ExitStack,
     control: Control | None,
     part: AgentPart | None,
@@ -287,7 +297,8 @@ def _run(
     board = ProgressBoard(Path(plan.run_dir, PROGRESS_BOARD), plan.world_size)
     stack.callback(board.close)
     has_store = control is None or control.meeting is None or control.store_listener is not None
-    observers: list[Observer] = [events, SchedulerRecord(scheduler, plan, has_store=has_store), *display.observers]
+    record = SchedulerRecord(scheduler, plan, has_store=has_store)
+    observers = Observers([events, record, *display.observers], faults)
     more: Any = {"caller": caller, "strangers": strangers, "home": home, "stopped_limit_s": spec.heartbeat_time_out_s}
     more["check_again"] = partial(check_restart, spec, caller)
     if control is None:

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from msrun import contract
 from msrun.agent.observer import Observer
+from msrun.agent.own_faults import OwnFaults
 from msrun.cluster.failure import JobFailure
 from msrun.cluster.membership import Membership
 from msrun.launch.console import Console
@@ -35,10 +36,11 @@ class Display(Protocol):
 
 
 class JobDisplay:
-    """A `Display` for the user of this process."""
+    """A `Display` for the user of this process. What it cannot show is told to `faults`, and not raised."""
 
-    def __init__(self, spec: LaunchSpec, plan: LaunchPlan, *, quiet: bool) -> None:
+    def __init__(self, spec: LaunchSpec, plan: LaunchPlan, faults: OwnFaults, *, quiet: bool) -> None:
         """Write nothing yet."""
+        self._faults = faults
         self._spec = spec
         self._plan = plan
         self._console = Console(plan, quiet=quiet, is_raw=spec.is_raw_tail, has_progress=spec.has_progress_line)
@@ -61,18 +63,24 @@ class JobDisplay:
 
     def say(self, text: str) -> None:
         """Print a line."""
-        self._console.note("note", {"text": text})
+        with self._faults.kept_from_job("display (Console)"):
+            self._console.note("note", {"text": text})
 
     def finish(self, failure: JobFailure | None, membership: Membership, restarts: int) -> None:
         """Write the last metrics and print the closing line; the failure is reported by who gets it."""
         if self._metrics is not None:
-            self._metrics.finish(membership, failure.exit_code if failure else contract.EXIT_OK)
+            with self._faults.kept_from_job("display (MetricsFile)"):
+                self._metrics.finish(membership, failure.exit_code if failure else contract.EXIT_OK)
         hosts = max(len(self._plan.hosts), len(self._plan.fleet))
         where = f" on {hosts} hosts" if hosts > 1 else ""
         again = f" after restart {restarts}" if restarts else ""
         summary = f"{all_workers(self._plan.world_size)}{where} finished successfully{again}"
-        self._console.finish("" if failure else summary)
+        self._finish_console("" if failure else summary)
 
     def pause(self) -> None:
         """Show what workers have written: the job goes on elsewhere, with another plan."""
-        self._console.finish("")
+        self._finish_console("")
+
+    def _finish_console(self, summary: str) -> None:
+        with self._faults.kept_from_job("display (Console)"):
+            self._console.finish(summary)

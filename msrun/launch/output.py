@@ -25,6 +25,7 @@ STALL_S = 2.0
 """How long a reader that takes nothing is waited for at the end of a job."""
 FLUSH_S = 30.0
 """How long one that takes something is waited for."""
+ERASE_LINE = b"\r\x1b[K"
 _PIECE_BYTES = 1 << 16
 
 
@@ -40,6 +41,8 @@ class _Place:
         self._gone: set[int] = set()
         self._thread: threading.Thread | None = None
         self._is_ended = False
+        self.is_at_line_start = True
+        """What was written last has ended its line."""
 
     def write(self, descriptor: int, data: bytes, *, is_kept: bool) -> None:
         with self._changed:
@@ -51,6 +54,7 @@ class _Place:
             if not self._waiting_bytes:
                 self._moved_at = time.monotonic()
             self._put(descriptor, data)
+            self.is_at_line_start = data.endswith((b"\n", ERASE_LINE))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="msrun-output", daemon=True)
                 self._thread.start()
@@ -91,10 +95,17 @@ class _Place:
                     self._changed.wait()
                 descriptor, data = self._queue.popleft()
             left = memoryview(data)
-            while left:
-                count = self._write_some(descriptor, left[:_PIECE_BYTES]) or len(left)
-                left = left[count:]
-                self._note_progress(count)
+            try:
+                while left:
+                    count = self._write_some(descriptor, left[:_PIECE_BYTES]) or len(left)
+                    left = left[count:]
+                    self._note_progress(count)
+            except Exception as error:  # noqa: BLE001 - this thread has no successor: it tells, and goes on
+                own = threading.current_thread()
+                threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, own)))
+                with self._changed:
+                    self._waiting_bytes = sum(len(waiting) for _, waiting in self._queue)
+                    self._changed.notify_all()
 
     def _note_progress(self, count: int) -> None:
         with self._changed:
@@ -109,10 +120,13 @@ class _Place:
     def _write_some(self, descriptor: int, data: memoryview) -> int:
         """Return how many bytes were written; 0 when nobody reads any more, or the disk is full: the job goes on."""
         try:
-            return os.write(descriptor, data)
-        except BlockingIOError:  # another program has made this pipe or terminal a non-blocking one
-            select.select([], [descriptor], [], STALL_S)
-            return self._write_some(descriptor, data)
+            while True:
+                try:
+                    return os.write(descriptor, data)
+                except BlockingIOError:  # another program has made this pipe or terminal a non-blocking one
+                    room = select.poll()  # whatever the number of the descriptor
+                    room.register(descriptor, select.POLLOUT)
+                    room.poll(1000 * STALL_S)
         except OSError:
             with self._changed:
                 self._gone.add(descriptor)
@@ -142,10 +156,14 @@ def write(descriptor: int, data: bytes, *, is_kept: bool = False) -> None:
 
 
 def say_lines(text: str) -> None:
-    """Print lines of msrun's own on stderr, or on what a caller in this process has put in its place."""
+    """Print lines of msrun's own on stderr, or on what a caller in this process has put in its place.
+
+    They begin a line of their own, also after a worker that has not ended its own there.
+    """
     line = f"{printable(text)}\n"
     if sys.stderr is sys.__stderr__:
-        write(STDERR, line.encode("utf-8", "backslashreplace"))
+        begin = b"" if is_at_line_start(STDERR) else b"\n"
+        write(STDERR, begin + line.encode("utf-8", "backslashreplace"))
     else:
         sys.stderr.write(line)
 
@@ -167,6 +185,11 @@ def is_idle(descriptor: int, deadline: float = 0.0) -> bool:
 def is_open(descriptor: int) -> bool:
     """Return False once nobody reads there any more."""
     return _place(descriptor).is_open(descriptor)
+
+
+def is_at_line_start(descriptor: int) -> bool:
+    """Return whether what was written there last has ended its line."""
+    return _place(descriptor).is_at_line_start
 
 
 def is_one_place() -> bool:

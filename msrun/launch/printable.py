@@ -8,6 +8,7 @@ excerpts of logs, the status.
 from __future__ import annotations
 
 import re
+import unicodedata
 
 _CSI = r"\x1b\[[0-?]*[ -/]*[@-~]"
 _SUSPECT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
@@ -15,6 +16,7 @@ _PLAIN = bytes([0x09, 0x0A, *range(0x20, 0x7F)])
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m\Z")
 _UNSAFE = re.compile(rf"{_CSI}|{_SUSPECT.pattern}")
 _RESET = "\x1b[0m"
+_COLOURS = re.compile(r"(\x1b\[[0-9;:]*m)")
 
 
 def printable(text: str, *, keep_colours: bool = False) -> str:
@@ -43,6 +45,20 @@ def printable_bytes(data: bytes, *, keep_colours: bool = False) -> bytes:
 def one_line(text: str) -> str:
     """Return text that stays in its line, for names and reasons; all that is not printable is shown escaped."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in printable(text))
+
+
+def fit(text: str, columns: int) -> str:
+    """Return as much of a printable line as a terminal shows in so many columns; colours take none, and stay."""
+    shown: list[str] = []
+    for part in _COLOURS.split(text):
+        if part.startswith("\x1b"):
+            shown.append(part)
+            continue
+        for char in part:
+            columns -= 0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1
+            if columns >= 0:
+                shown.append(char)
+    return "".join(shown)
 
 
 def _escape(match: re.Match[str]) -> str:

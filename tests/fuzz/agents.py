@@ -16,6 +16,7 @@ from unittest import mock
 from failure_reports import failed, failure_of
 
 from fuzz.mutation import change_bytes, change_value, encode_any
+from msrun.agent.own_faults import OwnFaults
 from msrun.cluster.failure import FailureReport
 from msrun.cluster.inbox import Inbox
 from msrun.cluster.messages import encode_message, frame
@@ -226,11 +227,16 @@ def launchers(rng_of: Iterator[Random], folder: Path) -> Iterator[None]:
                     logs,
                     events,
                     {},
+                    OwnFaults(folder, print, found_in=str(folder)),
                     quiet=True,
                 )
                 run._on_directory = lambda: None
                 links.read()
                 assert run.finish().exit_code > 0, "an agent that leaves without a word is a failure"
+                assert (
+                    not (folder / "scheduler.log").exists()
+                    or b"Traceback" not in (folder / "scheduler.log").read_bytes()
+                ), "what an agent says is no fault of msrun's own"
         names = {path.name for path in folder.iterdir()} - {
             "events.jsonl",
             "plan.json",

@@ -12,6 +12,8 @@ from failure_reports import fault_of
 
 from msrun.agent.attempt import Attempt
 from msrun.agent.host_supervisor import HostSupervisor
+from msrun.agent.observer import Observers
+from msrun.agent.own_faults import OwnFaults
 from msrun.agent.processes.process_spec import SCHEDULER_ID
 from msrun.agent.processes.server_handle import ForkServerHandle
 from msrun.agent.supervisor import Supervisor
@@ -80,8 +82,9 @@ class Job:
 
     def make_loop(self) -> Supervisor:
         more: dict[str, Any] = {"caller": {}, "strangers": (), "home": self.plan.log_dir, "stopped_limit_s": 15.0}
+        observers = Observers([self.moments], OwnFaults(self.plan.log_dir, print, found_in=self.plan.log_dir))
         more["check_again"] = lambda survivors: self.check_again(survivors)
-        return self.loop_class(self.plan, self.plan.hosts[0], self.handle, self.board, [self.moments], **more)
+        return self.loop_class(self.plan, self.plan.hosts[0], self.handle, self.board, observers, **more)
 
     def check_again(self, survivors: list[int]) -> None:
         """Look at the host before a restart."""

@@ -13,9 +13,10 @@ from msrun.agent.processes.wait_status import signal_name
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.inbox import Inbox
 from msrun.cluster.messages import Message
-from msrun.errors import Interrupted
+from msrun.errors import Interrupted, MsrunError
 from msrun.launch.fleet.agent_link import SALVAGE_S, AgentLink
 from msrun.launch.fleet.event_loop import EventLoop
+from msrun.launch.fleet.host_words import NotUnderstood, is_understood
 
 CLOSE_S = 3.0
 MAX_BEAT_S = 2.0
@@ -98,6 +99,7 @@ class Agents:
         *,
         deadline: float | None = None,
         every: tuple[float, Callable[[], None]] | None = None,
+        on_fault: Callable[[Exception], None] | None = None,
     ) -> bool:
         """Take what agents say until `is_done`; False when the deadline has passed before that.
 
@@ -105,6 +107,7 @@ class Agents:
             handlers: message type -> called with node_rank and message; what is not named is left out.
             deadline: moment of `clock`.
             every: seconds, and what to call that often.
+            on_fault: gets what a handler of msrun's own has raised, which is no fault of the host; None = it is raised.
 
         Raises:
             Interrupted: a signal came before the job had begun.
@@ -121,7 +124,7 @@ class Agents:
                 moments = [self._next_beat, next_tick, *([deadline] if deadline is not None else [])]
                 selector.select(max(0.0, min(moments) - now))
                 for message in self._inbox.take():
-                    self._deliver(message, handlers)
+                    self._deliver(message, handlers, on_fault)
                 self._heed_signals()
                 now = self._clock()
                 self._beat_due(now)
@@ -149,11 +152,23 @@ class Agents:
         for link in self.links[self._turn :: self.shares]:
             link.beat(self._beat_s)
 
-    def _deliver(self, message: Message, handlers: Mapping[str, Callable[[int, Message], None]]) -> None:
+    def _deliver(
+        self,
+        message: Message,
+        handlers: Mapping[str, Callable[[int, Message], None]],
+        on_fault: Callable[[Exception], None] | None,
+    ) -> None:
         """Pass a message on; a host whose words cannot be understood is given up, and the others go on."""
         try:
             handlers.get(message["type"], _ignore)(message["node"], message)
-        except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
+        except MsrunError:
+            raise
+        except Exception as error:
+            if not isinstance(error, NotUnderstood) and is_understood(message):
+                if on_fault is None:
+                    raise
+                on_fault(error)
+                return
             link = self.links[message["node"]]
             why = f"its agent says what cannot be understood ({type(error).__name__}: {error})"
             link.give_up(f"{link.entry.name}: {why}; install the same msrun there")

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from msrun import contract
-from msrun.agent.observer import Observer, Observers
+from msrun.agent.observer import Observers
+from msrun.agent.own_faults import OwnFaults
 from msrun.cluster.coordinator import REPORTS, Coordinator
 from msrun.cluster.failure import JobFailure, fault_of_job, merge_failures, read_failure
 from msrun.cluster.messages import Message
@@ -25,6 +25,7 @@ from msrun.launch.directory.log_directory import EventLog, write_private
 from msrun.launch.failure import at_home, hide_secrets, write_failure
 from msrun.launch.fleet.agents import Agents
 from msrun.launch.fleet.fleet_plan import assemble_plan, keep_attempt, ranks_of_hosts
+from msrun.launch.fleet.host_words import NotUnderstood
 from msrun.launch.fleet.log_collector import LogCollector
 from msrun.launch.fleet.preparation import ReadyHosts
 from msrun.launch.fleet.record import FleetRecord
@@ -54,6 +55,7 @@ class FleetRun:
         logs: LogCollector,
         events: EventLog,
         forwarded: Mapping[str, str],
+        faults: OwnFaults,
         *,
         quiet: bool,
         earlier: Sequence[dict[str, int | float | str]] = (),
@@ -74,6 +76,7 @@ class FleetRun:
         self._ready = ready
         self._logs = logs
         self._events = events
+        self._faults = faults
         self._quiet = quiet
         self._hosts: dict[int, HostPlan] = {}
         self._notes: dict[int, list[str]] = {}
@@ -94,12 +97,8 @@ class FleetRun:
         self._display: JobDisplay | None = None
         self._ranks = ranks_of_hosts(spec)
         self._coordinator = Coordinator(job_id, self._ranks, RestartPolicy(spec.max_restarts))
-        self._record = FleetRecord(self._ranks, Observers([events, _OnceThereIsAPlan(self)]))
-
-    @property
-    def shown(self) -> list[Observer]:
-        """What the user sees; empty as long as not all hosts have said what they will run."""
-        return [*self._display.observers] if self._display is not None else []
+        self._observers = Observers([events], faults)
+        self._record = FleetRecord(self._ranks, self._observers)
 
     def start(self, on_directory: Callable[[], None]) -> None:
         """Tell all agents to begin.
@@ -162,7 +161,7 @@ class FleetRun:
             "cut": lambda node, m: self._events.note("cut", {"node_rank": node, "reason": m["reason"]}),
             "resumed": lambda node, _: self._events.note("resumed", {"node_rank": node}),
         }
-        self._agents.hear(is_done, handlers, every=(TICK_S, self._tick))
+        self._agents.hear(is_done, handlers, every=(TICK_S, self._tick), on_fault=self._on_own_fault)
 
     def _is_over(self) -> bool:
         return len(self._ended) == len(self._agents.links)
@@ -183,9 +182,9 @@ class FleetRun:
         ranks = tuple(worker.global_rank for worker in host.workers)
         names = [Path(worker.log_path).name for worker in host.workers]
         if host.node_rank != node_rank or ranks != self._ranks[node_rank]:
-            raise ValueError("its plan is that of another host")
+            raise NotUnderstood("its plan is that of another host")
         if not all(self._logs.is_own(node_rank, name) for name in names):
-            raise ValueError("its plan names the logs of another host")
+            raise NotUnderstood("its plan names the logs of another host")
 
     def _write_plan(self) -> None:
         plan = self._plan = assemble_plan(
@@ -199,11 +198,12 @@ class FleetRun:
             self._fail(UsageError(f"--log_dir {plan.log_dir}: cannot write {error.filename} ({error.strerror})"))
         except UsageError as error:
             self._fail(error)
-        self._display = JobDisplay(self._spec, plan, quiet=self._quiet)
+        self._display = JobDisplay(self._spec, plan, self._faults, quiet=self._quiet)
         try:
             self._display.open_metrics()
         except UsageError as error:
             self._fail(error)
+        self._observers.add(self._display.observers)  # moments before the plan are in the event log alone
         self._say(f"{count_workers(plan.world_size)} on {_hosts_in_words(plan)}, logs in {plan.log_dir}")
         for note in (*self._ready.warnings, *plan.notes):
             self._say(note)
@@ -282,6 +282,9 @@ class FleetRun:
         self._note_fault(fault)
         self._give(self._coordinator.fail(str(fault), fault.exit_code))
 
+    def _on_own_fault(self, error: Exception) -> None:
+        self._fail(self._faults.end_of_job(error))
+
     def _note_fault(self, fault: MsrunError) -> None:
         if self._fault is None:
             self._fault = fault
@@ -297,9 +300,7 @@ class FleetRun:
             self._limit_end()
         if self._give_up_at is not None and now >= self._give_up_at:
             self._give_up()
-        for observer in self.shown:
-            if observer.tick_s is not None:
-                observer.tick(self._record.membership)
+        self._observers.tick(self._record.membership)
 
     def _give_up(self) -> None:
         for link in self._agents.links:
@@ -360,23 +361,6 @@ class FleetRun:
 
     def _say(self, text: str) -> None:
         say(text, quiet=self._quiet)
-
-
-class _OnceThereIsAPlan:
-    """Passes moments on to what the user sees; those before the plan are in the event log alone. An Observer."""
-
-    tick_s: float | None = None
-
-    def __init__(self, run: FleetRun) -> None:
-        self._run = run
-
-    def note(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Pass a moment on."""
-        for observer in self._run.shown:
-            observer.note(kind, fields)
-
-    def tick(self, membership: object) -> None:
-        """Nothing regular to pass on."""
 
 
 def _hosts_in_words(plan: LaunchPlan) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from msrun.cluster.membership import WorkerState
 
 MAX_TEXT = 4096
 MAX_ITEMS = 1 << 16
@@ -23,17 +24,35 @@ def _number(value: object) -> int:
     return value
 
 
-def _seconds(value: object) -> float:
-    if not isinstance(value, int | float) or not math.isfinite(value):
+def read_seconds(value: object) -> float:
+    """Return a finite number of seconds.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not isinstance(value, int | float) or not abs(value) < MAX_NUMBER:
         raise ValueError(f"a {type(value).__name__} is no number of seconds")
     return float(value)
 
 
+def read_list(value: object) -> list[Any]:
+    """Return a list that is not too long.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not isinstance(value, list) or len(value) > MAX_ITEMS:
+        raise ValueError(f"a {type(value).__name__} is no list, or it is too long")
+    return value
+
+
+def _state(value: object) -> str:
+    return WorkerState(value).value
+
+
 def _list_of(read: Callable[[object], Any]) -> Callable[[object], Any]:
     def read_all(value: object) -> list[Any]:
-        if not isinstance(value, list) or len(value) > MAX_ITEMS:
-            raise ValueError(f"a {type(value).__name__} is no list, or it is too long")
-        return [read(item) for item in value]
+        return [read(item) for item in read_list(value)]
 
     return read_all
 
@@ -46,12 +65,12 @@ def _bytes_by_rank(value: object) -> dict[str, int]:
 
 FIELDS: Mapping[str, Mapping[str, Callable[[object], Any]]] = {
     "preparing": {"preload": _list_of(_text)},
-    "ready": {"start_method": _text, "reason": _text, "prepare_s": _seconds},
+    "ready": {"start_method": _text, "reason": _text, "prepare_s": read_seconds},
     "scheduler": {"pid": _number},
     "server": {"index": _number, "pid": _number},
     "started": {"global_rank": _number, "pid": _number},
     "running": {"world_size": _number},
-    "exited": {"global_rank": _number, "how": _text, "status": _number, "state": _text},
+    "exited": {"global_rank": _number, "how": _text, "status": _number, "state": _state},
     "signal": {"name": _text, "global_ranks": _list_of(_number)},
     "hang": {"reason": _text, "lagging": _list_of(_number)},
     "log_lost": {"reason": _text, "lost_bytes": _bytes_by_rank},
@@ -59,7 +78,7 @@ FIELDS: Mapping[str, Mapping[str, Callable[[object], Any]]] = {
     "lingering": {"global_rank": _number, "what": _text},
     "waiting": {"text": _text},
     "stopping": {"reason": _text},
-    "restarting": {"attempt": _number, "delay_s": _seconds, "reason": _text, "global_ranks": _list_of(_number)},
+    "restarting": {"attempt": _number, "delay_s": read_seconds, "reason": _text, "global_ranks": _list_of(_number)},
     "over": {"reason": _text},
 }
 """Moment -> its fields, as `agent.supervisor` tells them, each with what reads it."""

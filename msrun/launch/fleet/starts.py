@@ -7,10 +7,12 @@ import secrets
 import signal
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from msrun import contract
 from msrun.agent.logs.rotated_log import LogRotation
+from msrun.agent.own_faults import OwnFaults
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.failure import JobFailure
 from msrun.errors import ClusterError, MsrunError, UsageError
@@ -58,7 +60,10 @@ def run_fleet_job(
         stack.enter_context(JobLock(spec.log_dir, job_id)).take()
         events = EventLog(_clear_directory(spec.log_dir))
         stack.callback(events.close)
-        starts = JobStarts(spec, caller, job_id, signals, events, quiet=quiet)
+        faults = OwnFaults(spec.log_dir, partial(say, quiet=False), found_in=str(spec.log_dir))
+        stack.enter_context(faults.named())
+        stack.enter_context(faults)
+        starts = JobStarts(spec, caller, job_id, signals, events, faults, quiet=quiet)
         result = starts.run(lambda: on_directory(job_id, spec.log_dir))
         while result is None:
             result = starts.run(lambda: None)
@@ -75,9 +80,11 @@ class JobStarts:
         job_id: str,
         signals: SignalPipe,
         events: EventLog,
+        faults: OwnFaults,
         *,
         quiet: bool,
     ) -> None:
+        self._faults = faults
         self._spec = spec
         self._caller = caller
         self._job_id = job_id
@@ -125,6 +132,7 @@ class JobStarts:
                 logs,
                 self._events,
                 forwarded,
+                self._faults,
                 quiet=self._quiet,
                 earlier=self._earlier,
             )

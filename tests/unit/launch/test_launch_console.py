@@ -1,9 +1,9 @@
-"""Whole lines from a growing file, and a console whose readers may go."""
+"""What a console of workers shows, and how; its readers may go."""
 
 from __future__ import annotations
 
 import os
-import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -11,61 +11,15 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from msrun.cluster.membership import Membership
-from msrun.launch import console, output
-from msrun.launch.console import MAX_HELD_BYTES, Console, LogTail
+from msrun.launch import console, log_tail, output
+from msrun.launch.console import Console
 from msrun.launch.output import discard_output
 from msrun.planning.build import build_plan
 from msrun.planning.placement.host import HostFacts
 from msrun.planning.program import Program
 from msrun.planning.spec import LaunchSpec
-
-
-@given(st.lists(st.binary(max_size=30), max_size=8))
-def test_lines_come_whole_however_the_file_grows(pieces: list[bytes]) -> None:
-    with tempfile.NamedTemporaryFile() as file, closing(LogTail(0, file.name)) as tail:
-        lines = []
-        for piece in pieces:
-            file.write(piece)
-            file.flush()
-            lines += tail.read_lines()
-        lines += tail.read_lines(at_end=True)
-    whole = b"".join(pieces)
-    expected = whole.split(b"\n") if not whole.endswith(b"\n") else whole.split(b"\n")[:-1]
-    assert lines == ([] if not whole else [line.rstrip(b"\r").rpartition(b"\r")[2] for line in expected])
-
-
-@pytest.mark.parametrize(
-    ("content", "lines"),
-    [
-        (b"10%\r20%\r30%\n", [b"30%"]),
-        (b"a\r\nb\r\n", [b"a", b"b"]),
-        (b"\n\n", [b"", b""]),
-        (b"no end", [b"no end"]),
-        (b"\xff\xfe\0\n", [b"\xff\xfe\0"]),
-    ],
-)
-def test_progress_bar_shows_its_last_state(tmp_path: Path, content: bytes, lines: list[bytes]) -> None:
-    (tmp_path / "log").write_bytes(content)
-    with closing(LogTail(0, str(tmp_path / "log"))) as tail:
-        assert tail.read_lines(at_end=True) == lines
-
-
-def test_endless_line_is_shown_in_pieces(tmp_path: Path) -> None:
-    size = 3 * MAX_HELD_BYTES
-    (tmp_path / "log").write_bytes(b"x" * size)
-    with closing(LogTail(0, str(tmp_path / "log"))) as tail:
-        assert b"".join(tail.read_lines(at_end=True)) == b"x" * size
-
-
-def test_log_that_appears_late_is_read_from_its_begin(tmp_path: Path) -> None:
-    with closing(LogTail(0, str(tmp_path / "log"))) as tail:
-        assert tail.read_lines() == []
-        (tmp_path / "log").write_bytes(b"first\n")
-        assert tail.read_lines() == [b"first"]
 
 
 def test_discarded_output_is_written_nowhere_and_without_an_error() -> None:
@@ -92,21 +46,35 @@ class Screen:
             local_worker_num=2,
             working_directory=folder,
             log_dir=folder,
-            tail_ranks=(0, 1),
-            **options,
+            **{"tail_ranks": (0, 1), **options},
         )
         facts = HostFacts("h", "127.0.0.1", (0,))
         plan = build_plan(spec, facts, caller={}, job_id="J", run_dir="/tmp/r", master_port=1)
         self.folder = folder
         self.lines: list[str] = []
+        self.text = ""
         self.said: list[str] = []
-        monkeypatch.setattr(output, "write", lambda _, data, **__: self.lines.extend(data.decode().splitlines()))
+        monkeypatch.setattr(output, "write", lambda _, data, **__: self._write(data.decode()))
         monkeypatch.setattr(output, "say_lines", self.said.append)
         self.console = Console(plan, **{"quiet": False, **settings})
+
+    def _write(self, text: str) -> None:
+        self.text += text
+        self.lines += text.splitlines()
+
+    def raw(self) -> str:
+        """Return what a moment shows, with the control sequences."""
+        self.text = ""
+        self.shown()
+        return self.text
 
     def write(self, rank: int, text: str) -> None:
         with (self.folder / f"worker_{rank}.log").open("a") as file:
             file.write(text)
+
+    def run(self) -> None:
+        """All workers run: from here on there may be a live line."""
+        self.console.note("running", {})
 
     def shown(self) -> list[str]:
         self.lines.clear()
@@ -213,8 +181,75 @@ def test_log_that_grows_on_after_a_restart_until_it_is_renamed_is_shown_once(
 
 
 def test_live_line_makes_room_for_the_lines_of_workers(screen: Screen) -> None:
-    screen.console._has_live_line = True
+    screen.console._live = (output.STDERR, b"2 of 2 up")
     screen.write(0, "a\n")
     assert screen.shown() == ["", "\x1b[K", "[h:0] a"], "a carriage return, and the line is erased"
     screen.write(0, "b\n")
     assert screen.shown() == ["[h:0] b"], "once"
+
+
+BAR = "\r 5%|#   |\r10%|##  |"
+
+
+def test_bar_among_several_ranks_is_a_line_of_its_own_now_and_then(
+    screen: Screen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen.write(0, BAR)
+    assert screen.shown() == [], "short bars show their last state alone"
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + log_tail.STATE_S)
+    assert screen.shown() == ["[h:0] 10%|##  |"]
+    assert screen.shown() == [], "it has not changed"
+    screen.write(0, "\r15%|### |")
+    assert screen.shown() == [], "it is not time"
+    screen.write(0, "\r99%|####|\nnext\n")
+    assert screen.shown() == ["[h:0] 99%|####|", "[h:0] next"], "its last state always"
+
+
+def test_last_state_of_a_bar_is_shown_at_the_end(screen: Screen) -> None:
+    screen.write(0, BAR)
+    screen.shown()
+    screen.console.finish("")
+    assert screen.lines[-1] == "[h:0] 10%|##  |"
+
+
+@pytest.fixture
+def terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Screen]:
+    """A terminal of 12 columns that shows rank 0."""
+    monkeypatch.setattr(os, "isatty", lambda _: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "12")
+    monkeypatch.setattr(output, "is_idle", lambda *_: True)
+    with closing(Screen(tmp_path, monkeypatch, {"tail_ranks": (0,)})) as screen:
+        yield screen
+
+
+def test_bar_of_the_rank_on_the_terminal_is_the_live_line(terminal: Screen) -> None:
+    terminal.run()
+    terminal.write(0, BAR)
+    assert terminal.raw() == "\r\x1b[K10%|##  |"
+    assert terminal.raw() == "", "it has not changed"
+    terminal.write(0, "\r20%|##  | and more than fits")
+    assert terminal.raw() == "\r\x1b[K20%|##  | a"
+    terminal.write(0, "\rdone\n")
+    assert terminal.raw().startswith("\r\x1b[Kdone\n\r\x1b[Kmsrun: "), "then msrun's own live line is back"
+
+
+def test_raw_bytes_of_one_rank_are_shown_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(Screen(tmp_path, monkeypatch, {"tail_ranks": (0,)}, is_raw=True)) as screen:
+        screen.write(0, BAR)
+        assert screen.raw() == BAR
+        screen.write(0, "\x1b[2J no end")
+        screen.shown()
+        screen.console.finish("")
+        assert screen.text == BAR + "\x1b[2J no end"
+
+
+def test_raw_pieces_of_several_ranks_stay_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(Screen(tmp_path, monkeypatch, is_raw=True)) as screen:
+        screen.write(0, "a\r\nb")
+        screen.write(1, "5%\r10%")
+        assert screen.raw() in ("[h:0] a\r\n[h:1] 5%\r", "[h:1] 5%\r[h:0] a\r\n")
+        screen.text = ""
+        screen.console.finish("")
+        assert screen.text == "[h:0] b[h:1] 10%"

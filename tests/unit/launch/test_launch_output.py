@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from job_runner import wait_until
 
+from msrun.agent.own_faults import OwnFaults
 from msrun.launch import output
 
 PIPE_BYTES = 4096
@@ -102,6 +106,44 @@ def test_a_pipe_that_does_not_block_is_written_whole(pipe: tuple[int, int]) -> N
     os.set_blocking(writer, False)
     output.write(writer, b"whole")
     assert read(reader, PIPE_BYTES + 5).endswith(b"whole")
+
+
+def test_a_pipe_that_does_not_block_waits_for_its_reader_without_end(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = pipe
+    os.set_blocking(writer, False)
+    waits = []
+
+    def poll(_: float) -> None:
+        if len(waits) > 2 * sys.getrecursionlimit():
+            time.sleep(output.STALL_S)
+        waits.append(1)
+
+    fake = SimpleNamespace(register=lambda *_: None, poll=poll)
+    monkeypatch.setattr(output, "select", SimpleNamespace(poll=lambda: fake, POLLOUT=4))
+    output.write(writer, b"whole")
+    wait_until(lambda: len(waits) > 2 * sys.getrecursionlimit(), "it has waited often")
+    assert read(reader, PIPE_BYTES + 5).endswith(b"whole")
+
+
+def test_thread_that_fails_tells_and_goes_on(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    reader, writer = pipe
+    read(reader, PIPE_BYTES)
+    place = output._place(writer)
+    write_some = place._write_some
+    monkeypatch.setattr(place, "_write_some", lambda *_: {}["slip"])
+    said: list[str] = []
+    with OwnFaults(tmp_path, said.append, found_in=str(tmp_path)):
+        output.write(writer, b"lost")
+        wait_until(lambda: output.is_idle(writer), "it is past the slip")
+        monkeypatch.setattr(place, "_write_some", write_some)
+        output.write(writer, b"more")
+        assert read(reader, 4) == b"more"
+    assert len(said) == 1 and "msrun-output" in said[0] and "KeyError: 'slip'" in said[0]
+    assert "Traceback" in (tmp_path / "scheduler.log").read_text()
 
 
 def test_what_comes_later_is_written_too(pipe: tuple[int, int]) -> None:

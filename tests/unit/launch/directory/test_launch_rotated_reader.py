@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msrun.agent.logs.rotated_log import LogRotation, RotatedLog
-from msrun.launch.console import LogTail
 from msrun.launch.directory.rotated_reader import GAP, RotatedReader
 from msrun.launch.directory.worker_log import newest_loss, read_excerpt, read_tail
+from msrun.launch.log_tail import LogTail
 
 KEEP = 300
 
@@ -115,12 +115,12 @@ def test_tail_shows_lines_and_progress_bars_over_rotations(tmp_path: Path) -> No
     lines = []
     for piece in (b"first\n10%\r", b"20%\r", b"30%\nsecond\nthird\n", b"fourth\nfifth\nsix", b"th\nno end"):
         write(log, piece)
-        lines += tail.read_lines()
-    lines += tail.read_lines(at_end=True)
+        lines += tail.read()
+    lines += tail.read(at_end=True)
     log.close()
     tail.close()
     assert len(list(tmp_path.iterdir())) > 2
-    assert lines == [b"first", b"30%", b"second", b"third", b"fourth", b"fifth", b"sixth", b"no end"]
+    assert b"".join(lines) == b"first\n30%\nsecond\nthird\nfourth\nfifth\nsixth\nno end\n"
 
 
 def test_end_of_a_log_reaches_into_its_older_files(tmp_path: Path) -> None:

@@ -98,6 +98,23 @@ def test_message_that_cannot_be_understood_costs_its_host_alone(two: TwoAgents) 
     ]
 
 
+@pytest.mark.parametrize("error", [KeyError("slip"), TypeError("slip"), ValueError("slip"), OSError("slip")])
+def test_handler_that_fails_over_what_was_well_said_is_no_fault_of_the_host(two: TwoAgents, error: Exception) -> None:
+    def slip(node: int, message: Message) -> None:
+        two.heard.append(message)
+        raise error
+
+    faults: list[Exception] = []
+    for _ in range(2):
+        two.inbox.post({"type": "event", "node": 0, "moment": "note", "fields": {"text": "hello"}})
+    assert two.agents.hear(lambda: len(two.heard) == 2, {"event": slip}, on_fault=faults.append)
+    assert faults == [error] * 2, "those after the first are delivered too"
+    assert not any("understood" in str(done) for done in two.links[0].done)
+    two.inbox.post({"type": "event", "node": 0, "moment": "note", "fields": {"text": "hello"}})
+    with pytest.raises(type(error)):
+        two.agents.hear(lambda: False, {"event": slip})
+
+
 def test_signs_of_life_are_given_at_intervals(two: TwoAgents) -> None:
     def look() -> None:
         two.post()

@@ -11,6 +11,7 @@ import pytest
 
 from msrun import agent
 from msrun.agent.observer import Observers
+from msrun.agent.own_faults import OwnFaults
 from msrun.cluster.membership import Membership, WorkerState
 from msrun.launch.fleet.moments import FIELDS
 from msrun.launch.fleet.record import FleetRecord
@@ -34,9 +35,13 @@ class Heard:
         return [kind for kind, _ in self.moments]
 
 
+def raise_fault(text: str) -> None:
+    pytest.fail(text)
+
+
 def new_record() -> tuple[FleetRecord, Heard]:
     heard = Heard()
-    return FleetRecord({0: (0, 1), 1: (2,)}, Observers([heard])), heard
+    return FleetRecord({0: (0, 1), 1: (2,)}, Observers([heard], OwnFaults("/nowhere", raise_fault, found_in=""))), heard
 
 
 def started(rank: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import pytest
 from failure_reports import failed, failure_of, fault_of
 from fake_agents import FakeClock, FakeLink, FakeSignals
 
+from msrun.agent.own_faults import OwnFaults
 from msrun.cluster.failure import FailureReport
 from msrun.cluster.inbox import Inbox
 from msrun.errors import ClusterError, Interrupted
@@ -71,8 +72,10 @@ class Fleet:
         self.events = EventLog(folder / "events.jsonl")
         explain = lambda node, m: ClusterError(f"h{node}: {m['reason']}")  # noqa: E731
         ready = ReadyHosts(("10.0.0.1", 4711), HOSTS, frozenset({1}), explain)
+        self.warnings: list[str] = []
+        faults = OwnFaults(folder, self.warnings.append, found_in=str(folder))
         self.run = FleetRun(
-            self.spec, "JOB", self.agents, ready, self.logs, self.events, {}, quiet=True, clock=self.clock
+            self.spec, "JOB", self.agents, ready, self.logs, self.events, {}, faults, quiet=True, clock=self.clock
         )
         self.has_plan = 0
         self.run.start(self._on_directory)
@@ -178,7 +181,7 @@ def test_plan_is_written_when_the_last_host_has_said_what_it_will_run(fleet: Fle
     assert fleet.has_plan == 1
     assert json.loads((fleet.folder / "plan.json").read_text())["world_size"] == 2
     assert (fleet.folder / "rank_table.json").exists()
-    assert fleet.run.shown
+    assert fleet.run._observers.tick_s is not None, "the console is told now"
 
 
 @pytest.mark.parametrize("plan", [host_plan(0, 1), host_plan(1, 0), host_plan(0, 7), host_plan(0, 0, node_rank=1)])
@@ -338,6 +341,21 @@ def test_host_whose_words_are_no_report_is_given_up(fleet: Fleet) -> None:
     fleet.say(1, "failed", attempt=0, report={"failure": 7})
     fleet.hear()
     assert "its agent says what cannot be understood" in str(fleet.links[1].done)
+
+
+def test_slip_of_a_handler_ends_the_job_under_the_name_of_msrun(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet.plan(0, 1)
+    monkeypatch.setattr(fleet.run._record, "note", lambda *_: {}["slip"])
+    fleet.moment(0, "note", text="hello")
+    fleet.hear()
+    assert not any("understood" in str(done) for link in fleet.links for done in link.done)
+    fleet.stop(0, 1)
+    fleet.end(0, 1)
+    result = fleet.finish()
+    assert result.exit_code == 3 and result.failure is not None
+    log = fleet.folder / "scheduler.log"
+    assert result.failure.reason == f"msrun itself failed: KeyError: 'slip'; traceback in {log}; report it"
+    assert "Traceback" in log.read_text()
 
 
 def test_interrupt_limits_the_time_of_the_end(fleet: Fleet) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from msrun.agent.own_faults import OwnFaults
 from msrun.errors import ClusterError
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet import starts as module
@@ -91,7 +92,7 @@ def run_job(
         **{"max_restarts": 3, "min_hosts": 2, **more},
     )
     events = EventLog(folder / "events.jsonl")
-    starts = JobStarts(spec, {}, "f00d", Any, events, quiet=True)  # type: ignore[arg-type] # nobody gives a signal
+    starts = JobStarts(spec, {}, "f00d", Any, events, OwnFaults(folder, print, found_in=str(folder)), quiet=True)  # type: ignore[arg-type] # nobody gives a signal
     result = starts.run(lambda: None)
     while result is None:
         result = starts.run(lambda: None)

@@ -41,6 +41,8 @@ from ranktable.hostlist.brackets import fold
 WAITING_LINE_S = 5.0
 ANSWER_S = 60.0
 """How long hosts may take to answer once one has."""
+AFTER_LOSS_S = 1.0
+"""How long the others may take to answer once a host that was reached has gone: what ends one often ends several."""
 SHOWN_NAMES = 6
 
 
@@ -100,6 +102,9 @@ class Preparation:
         self._opener = opener
         self._answers: dict[int, HostAnswer | MsrunError] = {}
         self._sent_at: dict[int, float] = {}
+        """When each host was reached (s since the epoch)."""
+        self._loss_counts_at: float | None = None
+        """When the first loss of a host that was reached counts, whoever has not answered (s of `time.monotonic`)."""
         self._reached: dict[int, ReachResult] = {}
         self._listening: Message = {}
         self._begin = time.monotonic()
@@ -246,26 +251,45 @@ class Preparation:
         handlers = {
             "opened": self._on_opened,
             "checked": self._on_checked,
-            "lost": lambda node, m: self._refuse(node, self.explain_loss(node, m)),
+            "lost": self._on_lost,
             "error": lambda node, m: self._refuse(node, error_of(m)),
         }
         limit_s = self._spec.cluster_time_out_s
         deadline = self._begin + limit_s if limit_s >= 0 else None
         total = len(self._agents.links)
-        line = (WAITING_LINE_S, lambda: self._say(f"{len(self._answers)} of {total} hosts answered{self._missing()}"))
-        if not self._agents.hear(lambda: len(self._answers) == total, handlers, deadline=deadline, every=line):
+        line = (WAITING_LINE_S, lambda: self._say(self._describe_answers()))
+        is_all = self._agents.hear(
+            lambda: len(self._answers) == total or self._loss_counts_at is not None,
+            handlers,
+            deadline=deadline,
+            every=line,
+        )
+        if self._loss_counts_at is not None:
+            self._agents.hear(lambda: len(self._answers) == total, handlers, deadline=self._loss_counts_at)
+        elif not is_all:
             for link in self._agents.links:
                 why = "; connected, but its agent says nothing: it is slow to start, or stopped" if link.is_open else ""
-                self._refuse(link.node_rank, RendezvousTimeout(f"--cluster_time_out {limit_s}: no answer in time{why}"))
+                late = RendezvousTimeout(f"--cluster_time_out {limit_s}: no answer in time{why}")
+                self._answers.setdefault(link.node_rank, late)
+
+    def _on_lost(self, node: int, message: Message) -> None:
+        """A host has gone: that takes the place of its answer."""
+        has_answered, is_run = isinstance(self._answers.get(node), HostAnswer), self._logs is not None
+        self._refuse(node, self.explain_loss(node, message))
+        if self._loss_counts_at is None and (has_answered or (is_run and node in self._sent_at)):  # --check shows all
+            self._loss_counts_at = time.monotonic() + AFTER_LOSS_S
 
     def _refuse(self, node: int, error: MsrunError) -> None:
-        """A host cannot take part; what was known of it first counts."""
-        self._answers.setdefault(node, error)
+        """A host cannot take part; of several reasons the first counts."""
+        if not isinstance(self._answers.get(node), MsrunError):
+            self._answers[node] = error
 
-    def _missing(self) -> str:
-        names = [link.entry.name for link in self._agents.links if link.node_rank not in self._answers]
-        more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
-        return f", missing: {fold(names[:SHOWN_NAMES])}{more}" if names else ""
+    def _describe_answers(self) -> str:
+        links = self._agents.links
+        missing = [link.entry.name for link in links if link.node_rank not in self._answers]
+        lost = [link.entry.name for link in links if isinstance(self._answers.get(link.node_rank), MsrunError)]
+        count = len(links) - len(missing) - len(lost)
+        return f"{count} of {len(links)} hosts answered{_listed('missing', missing)}{_listed('failed', lost)}"
 
     def _on_opened(self, node: int, message: Message) -> None:
         self._sent_at[node] = message["at"]
@@ -331,6 +355,11 @@ class Preparation:
     def _note(self, kind: str, **fields: object) -> None:
         if self._events is not None:
             self._events.note(kind, fields)
+
+
+def _listed(what: str, names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
+    return f", {what}: {fold(names[:SHOWN_NAMES])}{more}" if names else ""
 
 
 def error_of(message: Message) -> MsrunError:

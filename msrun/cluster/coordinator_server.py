@@ -19,7 +19,6 @@ from __future__ import annotations
 import errno
 import selectors
 import socket
-import threading
 import time
 from collections.abc import Callable
 
@@ -29,6 +28,7 @@ from msrun.cluster.coordinator import Coordinator
 from msrun.cluster.hosts import Refused, Registry
 from msrun.cluster.inbox import Inbox
 from msrun.cluster.messages import Message, NotUnderstood, encode_body
+from msrun.cluster.own_thread import OwnThread, describe_fault, print_fault
 from msrun.cluster.peer import MeetingTerms, Peer
 from msrun.cluster.restart import RestartPolicy
 from msrun.planning.ranks import count_workers
@@ -49,14 +49,24 @@ LEAVE_S = 5.0
 """How long hosts may take to close their connection when the job is over."""
 
 
-class CoordinatorServer(threading.Thread):
+class CoordinatorServer(OwnThread):
     """Serves one job. `close` it when the launcher is done."""
 
     def __init__(
-        self, listener: socket.socket, registry: Registry, terms: MeetingTerms, note: Callable[[str], None]
+        self,
+        listener: socket.socket,
+        registry: Registry,
+        terms: MeetingTerms,
+        note: Callable[[str], None],
+        on_fault: Callable[[BaseException], None] = print_fault,
     ) -> None:
-        """`note`: told of what is worth a line in the record; called from this thread."""
-        super().__init__(name="msrun-coordinator", daemon=True)
+        """
+        Args:
+            note: told of what is worth a line in the record; called from this thread.
+            on_fault: told what the thread raises, for the record; the hosts are told that the job ends.
+        """
+        super().__init__("msrun-coordinator", self._serve_all, self._tell_fault, goes_on=True)
+        self._record_fault = on_fault
         listener.settimeout(0.0)
         self._listener = listener
         self._registry = registry
@@ -82,15 +92,23 @@ class CoordinatorServer(threading.Thread):
         self._next_line = self._begin + WAITING_LINE_S
         try:
             with self._selector:
-                self._serve_all()
+                self._selector.register(self._listener, selectors.EVENT_READ)
+                self._selector.register(self._wake, selectors.EVENT_READ)
+                super().run()
         finally:  # nobody must wait for one that has gone
             for peer in self._peers.values():
                 peer.connection.close()
             self._listener.close()
 
+    def _tell_fault(self, error: BaseException) -> None:
+        self._record_fault(error)
+        reason = f"the scheduler's host: {describe_fault(error)}"
+        if self._coordinator is None:
+            self._call_off(reason, contract.EXIT_CLUSTER)
+        else:
+            self._order(self._coordinator.fail(reason))
+
     def _serve_all(self) -> None:
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._selector.register(self._wake, selectors.EVENT_READ)
         while not self._is_done():
             for key, _ in self._selector.select(self._time_left()):
                 if key.fileobj is self._listener:

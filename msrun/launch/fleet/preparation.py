@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
+from typing import NoReturn
 
 from msrun import __version__, contract
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.inbox import Inbox
 from msrun.cluster.messages import Message
+from msrun.cluster.own_thread import describe_fault, traceback_of
 from msrun.cluster.proof import PROTOCOL
 from msrun.errors import ClusterError, MsrunError, RendezvousTimeout, UsageError, describe_limit
 from msrun.launch.directory.log_directory import EventLog
@@ -44,6 +46,8 @@ ANSWER_S = 60.0
 AFTER_LOSS_S = 1.0
 """How long the others may take to answer once a host that was reached has gone: what ends one often ends several."""
 SHOWN_NAMES = 6
+OF_LAUNCHER = -1
+"""In place of a host's node_rank, in the message of a `fault` of the launcher's own."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,7 @@ class Preparation:
         self._say = say
         self._inbox = Inbox()
         self._assignments = assign_hosts(spec.host_entries, spec.table_hosts)
-        self._loop = EventLoop(spec.ssh.window)
+        self._loop = EventLoop(spec.ssh.window, self._tell_fault)
         self._agents = Agents(self._inbox, self._loop, signals, spec.forward_signals, spec.heartbeat_time_out_s)
         self._opener = opener
         self._answers: dict[int, HostAnswer | MsrunError] = {}
@@ -236,6 +240,9 @@ class Preparation:
         """Called by the event loop: logs are not to wait for the launcher's loop. True: it is done with."""
         if self._logs is None:
             return False
+        if message.get("traceback"):
+            name = self._spec.host_entries[node].name
+            self._logs.record_fault(f"{name}: {message.get('text')}", str(message["traceback"]))
         if message["type"] == "log":
             self._logs.write(node, message)
             return True
@@ -247,12 +254,19 @@ class Preparation:
                 raise ClusterError(f"cannot open the logs of {name} here: {describe_limit(error)}") from None
         return False
 
+    def _tell_fault(self, error: BaseException) -> None:
+        """Called by a thread of the launcher in which something has failed."""
+        if self._logs is not None:
+            self._logs.record_fault(describe_fault(error), traceback_of(error))
+        self._inbox.post({"type": "fault", "node": OF_LAUNCHER, "text": describe_fault(error)})
+
     def _await_answers(self) -> None:
         handlers = {
             "opened": self._on_opened,
             "checked": self._on_checked,
             "lost": self._on_lost,
             "error": lambda node, m: self._refuse(node, error_of(m)),
+            "fault": lambda node, m: self._refuse(node, error_of(m)) if node != OF_LAUNCHER else raise_fault(m),
         }
         limit_s = self._spec.cluster_time_out_s
         deadline = self._begin + limit_s if limit_s >= 0 else None
@@ -321,6 +335,7 @@ class Preparation:
             "reached": lambda node, m: self._reached.__setitem__(node, ReachResult.from_json(m.get("result"))),
             "lost": lambda node, m: self._lose(node, self.explain_loss(node, m)),
             "error": lambda node, m: self._lose(node, error_of(m)),
+            "fault": lambda node, m: self._lose(node, error_of(m)) if node != OF_LAUNCHER else raise_fault(m),
         }
         links[0].send("listen", address=address, port=self._spec.master_port)
         deadline = time.monotonic() + ANSWER_S
@@ -360,6 +375,11 @@ class Preparation:
 def _listed(what: str, names: Sequence[str]) -> str:
     more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
     return f", {what}: {fold(names[:SHOWN_NAMES])}{more}" if names else ""
+
+
+def raise_fault(message: Message) -> NoReturn:
+    """Raise what a thread of the launcher has met."""
+    raise error_of(message)
 
 
 def error_of(message: Message) -> MsrunError:

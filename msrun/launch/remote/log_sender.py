@@ -29,6 +29,10 @@ class _Reader(Protocol):
         """Let go of the file."""
 
 
+_Entry = tuple[str, int, _Reader]
+"""Path, attempt, and what reads it."""
+
+
 class LogSender:
     """Gives the next piece of any of the logs, each in its turn. `next` belongs to the link's thread."""
 
@@ -40,7 +44,9 @@ class LogSender:
         self._attempt = 0
         self._lock = threading.Lock()
         self._readers = [(path, 0, self._open(path)) for path in self._paths]
-        self._old: list[tuple[str, int, _Reader]] = []
+        self.unreadable: set[str] = set()
+        """Names of logs that could not be read to their end."""
+        self._old: list[_Entry] = []
         """Logs of attempts that are over and have not been read to their end."""
 
     @property
@@ -69,19 +75,32 @@ class LogSender:
         """Return the next piece as a message, or None when all that is there was sent.
 
         `log {name, attempt, data}`: data is deflated, then base64.
+
+        Raises:
+            OSError: a log cannot be read; it is left out from now on, see `unreadable`.
         """
         with self._lock:
             for entry in list(self._old):
-                if data := entry[2].read(PIECE_BYTES):
-                    return pack_piece(Path(entry[0]).name, entry[1], data)
+                if piece := self._read(entry, self._old):
+                    return piece
                 entry[2].close()
                 self._old.remove(entry)
             for _ in range(len(self._readers)):
                 self._turn = (self._turn + 1) % len(self._readers)
-                path, attempt, reader = self._readers[self._turn]
-                if data := reader.read(PIECE_BYTES):
-                    return pack_piece(Path(path).name, attempt, data)
+                if piece := self._read(self._readers[self._turn], self._readers):
+                    return piece
         return None
+
+    def _read(self, entry: _Entry, entries: list[_Entry]) -> Message | None:
+        path, attempt, reader = entry
+        try:
+            data = reader.read(PIECE_BYTES)
+        except OSError as error:
+            entries.remove(entry)
+            self.unreadable.add(Path(path).name)
+            error.add_note(f"while it read {Path(path).name}")
+            raise
+        return pack_piece(Path(path).name, attempt, data) if data else None
 
 
 def is_of_job(name: str) -> bool:

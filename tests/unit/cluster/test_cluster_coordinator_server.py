@@ -427,6 +427,44 @@ def test_host_shows_another_nonce_at_every_try() -> None:
     assert None not in nonces and nonces[0] != nonces[1]
 
 
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_fault_of_the_scheduler_ends_the_job_under_its_own_name(
+    meeting: Meeting, monkeypatch: pytest.MonkeyPatch, has_begun: bool
+) -> None:
+    faults: list[BaseException] = []
+    monkeypatch.setattr(meeting.coordinator, "_record_fault", faults.append)
+    _, hear = meeting.join(0)
+    hear("registered")
+    if has_begun:
+        meeting.join(1)
+        hear("assigned")
+    slips = [KeyError("slip")]
+    look = meeting.coordinator._look_at_clock
+
+    def fail() -> None:
+        if slips:
+            raise slips.pop()
+        look()
+
+    monkeypatch.setattr(meeting.coordinator, "_look_at_clock", fail)
+    told = hear("stop")["report"]["failure"] if has_begun else hear("called_off")
+    assert told["reason"] == (
+        "the scheduler's host: msrun itself failed: KeyError: 'slip'; its traceback is in scheduler.log"
+    )
+    assert told["exit_code"] == 3 and [str(fault) for fault in faults] == ["'slip'"]
+
+
+def test_fault_of_a_host_is_no_loss_of_the_scheduler(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
+    faults: list[BaseException] = []
+    link, hear = meeting.join(0)
+    monkeypatch.setattr(link, "_record_fault", faults.append)
+    hear("registered")
+    monkeypatch.setattr(link, "_send_rest", lambda _: None)
+    link.send({"type": "event", "text": object()})
+    assert hear("lost")["reason"].startswith("msrun itself failed: TypeError: ")
+    assert len(faults) == 1
+
+
 def test_derived_token_is_the_same_for_those_who_were_told_the_same() -> None:
     assert derived_token(8118) == derived_token(8118) != derived_token(8119)
     assert new_nonce() != new_nonce()

@@ -286,6 +286,37 @@ def test_agent_that_ends_is_explained_by_its_status(make_hosts: Callable[..., Ho
     assert str(error).startswith("h1: there is no ")
 
 
+@pytest.mark.parametrize("told", ["job", "reach"])
+def test_fault_of_msrun_itself_on_a_host_is_the_reason_and_its_traceback_is_kept(
+    make_hosts: Callable[..., Hosts], told: str
+) -> None:
+    hosts = make_hosts(2)
+    hosts.logs = LogCollector(hosts.spec.log_dir, None, own_logs("worker", {0: (0,), 1: (1,)}))
+    hosts.answer(1, told, "fault", text="msrun itself failed: KeyError", traceback="Traceback:\n  here\n")
+    error = hosts.refused()
+    assert error.exit_code == 3 and str(error) == "h1: msrun itself failed: KeyError"
+    record = (hosts.spec.log_dir / "scheduler.log").read_text()
+    assert record.endswith(" h1: msrun itself failed: KeyError\nTraceback:\n  here\n")
+
+
+@pytest.mark.parametrize("told", ["job", "listen"])
+def test_fault_of_a_thread_of_the_launcher_blames_no_host(make_hosts: Callable[..., Hosts], told: str) -> None:
+    hosts = make_hosts(2)
+    hosts.logs = LogCollector(hosts.spec.log_dir, None, own_logs("worker", {0: (0,), 1: (1,)}))
+
+    def slip() -> None:
+        raise KeyError("slip")
+
+    def fail(preparation: Preparation) -> None:
+        hosts.answers[0, told] = lambda *_: preparation._loop.call(slip)
+        preparation.run()
+
+    with pytest.raises(ClusterError) as caught:
+        hosts.preparation(fail)
+    assert str(caught.value) == "msrun itself failed: KeyError: 'slip'; its traceback is in scheduler.log"
+    assert "in slip" in (hosts.spec.log_dir / "scheduler.log").read_text()
+
+
 @pytest.mark.parametrize("node", [0, 1])
 def test_host_that_dies_after_its_answer_is_lost_though_another_one_is_slow(
     make_hosts: Callable[..., Hosts], node: int, monkeypatch: pytest.MonkeyPatch

@@ -118,6 +118,21 @@ def test_killed_launcher_takes_every_host_with_it(rehearsals: Rehearsals, worker
     rehearsals.runner.prove_nothing_left(deadline_s=30.0)
 
 
+def test_host_keeps_no_second_copy_of_what_the_launcher_has_and_loses_nothing_when_it_dies(
+    rehearsals: Rehearsals, workers: Path
+) -> None:
+    job = rehearsals.start("2x1", "--tail_worker_log=none", workers / "much_output.py")
+    job.wait_for(rehearsals.cwd / "written_0")
+    (log,) = rehearsals.runner.temporary.glob("msrun-spool-*-0/worker_0.log")
+    size = log.stat().st_size
+    assert size == 8 << 20
+    wait_until(lambda: 512 * log.stat().st_blocks < 3 << 20, "what is at home takes no disk on the host")
+    os.kill(rehearsals.agent(0), signal.SIGKILL)
+    ended = job.finish()
+    assert ended.code == 3
+    assert ended.log(0) == b"".join(b"%07d\n" % number for number in range(1 << 20))
+
+
 UNREADABLE = """
 import os
 read = os.read

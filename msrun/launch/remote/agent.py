@@ -112,6 +112,14 @@ class Agent:
             os.close(self._hold)
             self._hold = -1
 
+    def _tell_unfreed(self, reason: str) -> None:
+        """Called by the link's thread."""
+        text = (
+            f"{socket.gethostname()}: {self._spool} keeps a copy of the logs until the end, for its file system cannot "
+            f"free part of a file ({reason}); set TMPDIR there to another one, or give --log_max_bytes"
+        )
+        self._link.send("event", moment="note", fields={"text": text})
+
     def _heed(self, message: Message) -> None:
         kind = message["type"]
         if kind == "job":
@@ -176,8 +184,9 @@ class Agent:
         spec = _own_spec(job, self._spool, message)
 
         def display(plan: LaunchPlan) -> LauncherReport:
-            logs = self._logs = LogSender(_paths_to_send(plan, is_shared=message["use_shared"]), keep=_kept_files(plan))
-            link.send_logs(logs.next)
+            paths = _paths_to_send(plan, is_shared=message["use_shared"])
+            logs = self._logs = LogSender(paths, keep=_kept_files(plan), on_refused=self._tell_unfreed)
+            link.send_logs(logs.next, logs.acknowledge)
             return LauncherReport(link, plan, logs)
 
         if self._listener is not None:

@@ -53,6 +53,7 @@ class LauncherLink(OwnThread):
         self._ledger = Ledger()
         self._listener: socket.socket | None = None
         self._next_log: Callable[[], Message | None] = lambda: None
+        self._acknowledge_logs: Callable[[int], None] = lambda _: None
         self._log_bytes: dict[int, int] = {}
         """Sequence number -> size, of what the launcher may not have yet."""
         self._silence_s = 60.0
@@ -101,9 +102,16 @@ class LauncherLink(OwnThread):
             for signum in self._early_signals:
                 signals.tell(signum)
 
-    def send_logs(self, next_log: Callable[[], Message | None]) -> None:
-        """Send logs from now on: `next_log` returns the next message, None when there is nothing new."""
-        self._outbox.post({"type": "_logs", "next": next_log})
+    def send_logs(
+        self, next_log: Callable[[], Message | None], acknowledge: Callable[[int], None] = lambda _: None
+    ) -> None:
+        """Send logs from now on. Both functions are called by the thread.
+
+        Args:
+            next_log: returns the next message, None when there is nothing new.
+            acknowledge: told that so many more of the messages have come, in their order.
+        """
+        self._outbox.post({"type": "_logs", "next": next_log, "acknowledge": acknowledge})
 
     def finish_logs(self) -> None:
         """Send `logs_end` once everything that is written now has been sent."""
@@ -177,7 +185,7 @@ class LauncherLink(OwnThread):
             elif kind == "_resume":
                 self._listener, self._silence_s = wish["listener"], wish["silence_s"]
             elif kind == "_logs":
-                self._next_log = wish["next"]
+                self._next_log, self._acknowledge_logs = wish["next"], wish["acknowledge"]
             elif kind == "_logs_end":
                 self._has_logs = False
             else:
@@ -232,8 +240,11 @@ class LauncherLink(OwnThread):
     def _acknowledge(self, seen: object) -> None:
         self._ledger.acknowledge(seen)
         if isinstance(seen, int):
-            for number in [number for number in self._log_bytes if number <= seen]:
+            come = [number for number in self._log_bytes if number <= seen]
+            for number in come:
                 del self._log_bytes[number]
+            if come:
+                self._acknowledge_logs(len(come))
 
     def _take(self, stream: Stream, message: Message) -> None:
         try:

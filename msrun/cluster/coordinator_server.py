@@ -20,6 +20,7 @@ import errno
 import selectors
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from msrun import contract
@@ -42,8 +43,10 @@ MAX_STRANGERS_OF_ONE = 16
 PRESSED_S = 1.0
 """How long each may take where others wait for room: so many hosts may come at a time that they are slow to speak."""
 NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-MAX_NOTES = 100
-"""Refusals that are told; a flood of them must not fill a disk."""
+MAX_NOTED = 100
+"""Addresses whose refusals are told; a flood of them must not fill a disk."""
+MAX_NOTES_OF_ONE = 10
+"""Refusals of one address that are told. Those who know the token count apart: no stranger takes a host's place."""
 WAITING_LINE_S = 5.0
 LEAVE_S = 5.0
 """How long hosts may take to close their connection when the job is over."""
@@ -72,7 +75,8 @@ class CoordinatorServer(OwnThread):
         self._registry = registry
         self._terms = terms
         self._note = note
-        self._notes_left = MAX_NOTES
+        self._notes: Counter[tuple[str, bool]] = Counter()
+        """Refusals by address, and whether the token was known."""
         self._wake = Inbox()
         self._selector = selectors.DefaultSelector()
         self._peers: dict[int, Peer] = {}
@@ -280,11 +284,14 @@ class CoordinatorServer(OwnThread):
         self._note_refusal(peer, reason)
 
     def _note_refusal(self, peer: Peer, reason: str) -> None:
-        self._notes_left -= 1
-        if self._notes_left >= 0:
+        key = peer.host, peer.knows_token
+        if key not in self._notes and sum(knows == peer.knows_token for _, knows in self._notes) >= MAX_NOTED:
+            return
+        self._notes[key] += 1
+        if self._notes[key] <= MAX_NOTES_OF_ONE:
             self._note(f"refused {peer.address}: {reason}")
-        if self._notes_left == 0:
-            self._note(f"{MAX_NOTES} were refused; no more are told")
+        if self._notes[key] == MAX_NOTES_OF_ONE:
+            self._note(f"{peer.host} was refused {MAX_NOTES_OF_ONE} times; no more of it is told")
 
     def _part(self, peer: Peer, reason: str) -> None:
         """A connection has ended."""

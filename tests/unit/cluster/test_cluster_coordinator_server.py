@@ -333,14 +333,28 @@ def test_those_who_say_nothing_are_sent_away(meeting: Meeting, monkeypatch: pyte
     wait_until(lambda: any(said in note for note in meeting.notes), "the refusal is told")
 
 
-def test_flood_of_strangers_fills_no_record(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting.coordinator, "_notes_left", 2)
+def flood(meeting: Meeting, source: str = "127.0.0.1") -> None:
+    """Be refused from an address, four times."""
     for _ in range(4):
-        with meeting.stranger() as stream:
+        with socket.create_connection(("127.0.0.1", meeting.port), 10, (source, 0)) as stream:
             stream.sendall(b"garbage!")
             while stream.recv(4096):
                 pass
-    assert [note.partition(" ")[0] for note in meeting.notes] == ["refused", "refused", "100"]
+
+
+def test_flood_of_strangers_fills_no_record_and_hides_no_host(
+    meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_NOTES_OF_ONE", 2)
+    monkeypatch.setattr(module, "MAX_NOTED", 2)
+    flood(meeting)
+    assert [note.partition(" ")[0] for note in meeting.notes] == ["refused", "refused", "127.0.0.1"]
+    flood(meeting, "127.0.0.2")
+    flood(meeting, "127.0.0.3")
+    assert len(meeting.notes) == 6 and not any("127.0.0.3" in note for note in meeting.notes)
+    for number, node_rank in enumerate((0, 0)):  # the second has the node_rank of the first, and knows the token
+        meeting.join(node_rank)[1]("refused" if number else "registered")
+    wait_until(lambda: any("--node_rank 0 is taken" in note for note in meeting.notes), "a note of the host")
 
 
 def test_time_limit_is_told_with_who_came() -> None:

@@ -351,6 +351,19 @@ def test_environment_and_file_names_of_the_contract_are_the_frozen_ones(golden: 
     golden("contract.txt", "\n".join(sorted(lines)) + "\n")
 
 
+def test_every_thread_of_launcher_agent_and_scheduler_tells_its_owner_what_it_raises() -> None:
+    """Another one would end unnoticed: `cluster.own_thread`."""
+    allowed = {"msrun/agent/processes/lingering.py", "msrun/launch/output.py"}
+    guilty = {
+        name_of(path)
+        for path in modules("msrun")
+        if room_of(path) in ("launch", "cluster", "agent", "cli")
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("threading.Thread", "Thread")
+    }
+    assert guilty <= allowed
+
+
 def test_modules_are_short() -> None:
     lines = {name_of(path): path.read_text(encoding="utf-8").count("\n") for path in all_modules()}
     assert {name: count for name, count in lines.items() if count > MAX_LINES} == {}

@@ -19,8 +19,8 @@ from __future__ import annotations
 import errno
 import selectors
 import socket
-import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from msrun import contract
@@ -29,6 +29,7 @@ from msrun.cluster.coordinator import Coordinator
 from msrun.cluster.hosts import Refused, Registry
 from msrun.cluster.inbox import Inbox
 from msrun.cluster.messages import Message, NotUnderstood, encode_body
+from msrun.cluster.own_thread import OwnThread, describe_fault, print_fault
 from msrun.cluster.peer import MeetingTerms, Peer
 from msrun.cluster.restart import RestartPolicy
 from msrun.planning.ranks import count_workers
@@ -42,27 +43,40 @@ MAX_STRANGERS_OF_ONE = 16
 PRESSED_S = 1.0
 """How long each may take where others wait for room: so many hosts may come at a time that they are slow to speak."""
 NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-MAX_NOTES = 100
-"""Refusals that are told; a flood of them must not fill a disk."""
+MAX_NOTED = 100
+"""Addresses whose refusals are told; a flood of them must not fill a disk."""
+MAX_NOTES_OF_ONE = 10
+"""Refusals of one address that are told. Those who know the token count apart: no stranger takes a host's place."""
 WAITING_LINE_S = 5.0
 LEAVE_S = 5.0
 """How long hosts may take to close their connection when the job is over."""
 
 
-class CoordinatorServer(threading.Thread):
+class CoordinatorServer(OwnThread):
     """Serves one job. `close` it when the launcher is done."""
 
     def __init__(
-        self, listener: socket.socket, registry: Registry, terms: MeetingTerms, note: Callable[[str], None]
+        self,
+        listener: socket.socket,
+        registry: Registry,
+        terms: MeetingTerms,
+        note: Callable[[str], None],
+        on_fault: Callable[[BaseException], None] = print_fault,
     ) -> None:
-        """`note`: told of what is worth a line in the record; called from this thread."""
-        super().__init__(name="msrun-coordinator", daemon=True)
+        """
+        Args:
+            note: told of what is worth a line in the record; called from this thread.
+            on_fault: told what the thread raises, for the record; the hosts are told that the job ends.
+        """
+        super().__init__("msrun-coordinator", self._serve_all, self._tell_fault, goes_on=True)
+        self._record_fault = on_fault
         listener.settimeout(0.0)
         self._listener = listener
         self._registry = registry
         self._terms = terms
         self._note = note
-        self._notes_left = MAX_NOTES
+        self._notes: Counter[tuple[str, bool]] = Counter()
+        """Refusals by address, and whether the token was known."""
         self._wake = Inbox()
         self._selector = selectors.DefaultSelector()
         self._peers: dict[int, Peer] = {}
@@ -82,15 +96,23 @@ class CoordinatorServer(threading.Thread):
         self._next_line = self._begin + WAITING_LINE_S
         try:
             with self._selector:
-                self._serve_all()
+                self._selector.register(self._listener, selectors.EVENT_READ)
+                self._selector.register(self._wake, selectors.EVENT_READ)
+                super().run()
         finally:  # nobody must wait for one that has gone
             for peer in self._peers.values():
                 peer.connection.close()
             self._listener.close()
 
+    def _tell_fault(self, error: BaseException) -> None:
+        self._record_fault(error)
+        reason = f"the scheduler's host: {describe_fault(error)}"
+        if self._coordinator is None:
+            self._call_off(reason, contract.EXIT_CLUSTER)
+        else:
+            self._order(self._coordinator.fail(reason))
+
     def _serve_all(self) -> None:
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._selector.register(self._wake, selectors.EVENT_READ)
         while not self._is_done():
             for key, _ in self._selector.select(self._time_left()):
                 if key.fileobj is self._listener:
@@ -262,11 +284,14 @@ class CoordinatorServer(threading.Thread):
         self._note_refusal(peer, reason)
 
     def _note_refusal(self, peer: Peer, reason: str) -> None:
-        self._notes_left -= 1
-        if self._notes_left >= 0:
+        key = peer.host, peer.knows_token
+        if key not in self._notes and sum(knows == peer.knows_token for _, knows in self._notes) >= MAX_NOTED:
+            return
+        self._notes[key] += 1
+        if self._notes[key] <= MAX_NOTES_OF_ONE:
             self._note(f"refused {peer.address}: {reason}")
-        if self._notes_left == 0:
-            self._note(f"{MAX_NOTES} were refused; no more are told")
+        if self._notes[key] == MAX_NOTES_OF_ONE:
+            self._note(f"{peer.host} was refused {MAX_NOTES_OF_ONE} times; no more of it is told")
 
     def _part(self, peer: Peer, reason: str) -> None:
         """A connection has ended."""

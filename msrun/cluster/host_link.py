@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import selectors
 import socket
-import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -22,6 +21,7 @@ from msrun.cluster.connection import Connection
 from msrun.cluster.hosts import HostRequest
 from msrun.cluster.inbox import Inbox
 from msrun.cluster.messages import Message, NotUnderstood
+from msrun.cluster.own_thread import OwnThread, describe_fault, print_fault
 from msrun.cluster.peer import REFUSED
 from msrun.cluster.proof import PROTOCOL, NotProved, Seal, hello, new_nonce, read_hello
 from msrun.planning.record_json import encode_record
@@ -39,7 +39,7 @@ CLOSE_S = 2.0
 MAX_REASON = 1000
 
 
-class HostLink(threading.Thread):
+class HostLink(OwnThread):
     """Serves one job. `close` it when the launcher is done."""
 
     def __init__(
@@ -51,6 +51,7 @@ class HostLink(threading.Thread):
         *,
         limit_s: float,
         tls: TlsIdentity | None = None,
+        on_fault: Callable[[BaseException], None] = print_fault,
     ) -> None:
         """
         Args:
@@ -58,8 +59,10 @@ class HostLink(threading.Thread):
             request: what to say, from this host's address towards the scheduler.
             limit_s: how long the scheduler may be absent; negative = for ever.
             tls: what the connection goes through; None = as it is.
+            on_fault: told what the thread raises, for the record; the job is told that it is lost.
         """
-        super().__init__(name="msrun-host-link", daemon=True)
+        super().__init__("msrun-host-link", self._serve_job, self._tell_fault)
+        self._record_fault = on_fault
         self._place = place
         self._token = token
         self._request = request
@@ -86,14 +89,12 @@ class HostLink(threading.Thread):
         self.join(CLOSE_S + CONNECT_S)
         self._outbox.close()
 
-    def run(self) -> None:
-        """Connect, register and serve until the job is over, the scheduler is gone or `close` is called."""
-        try:
-            self._run()
-        except Exception as error:  # noqa: BLE001 - whatever it was, the launcher must not wait for ever
-            self._finish("lost", f"lost the scheduler: {type(error).__name__} in msrun: {error}")
+    def _tell_fault(self, error: BaseException) -> None:
+        self._record_fault(error)
+        self._finish("lost", describe_fault(error))
 
-    def _run(self) -> None:
+    def _serve_job(self) -> None:
+        """Connect, register and serve until the job is over, the scheduler is gone or `close` is called."""
         begin = time.monotonic()
         next_line = begin + FIRST_LINE_S
         while not self._is_over:

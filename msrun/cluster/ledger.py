@@ -31,6 +31,12 @@ class Ledger:
         self._kept.append(stamped)
         return stamped
 
+    def retract(self, stamped: Message) -> None:
+        """Take back the newest message, which cannot be sent."""
+        assert self._kept[-1] is stamped, "another one was stamped meanwhile"
+        self._kept.pop()
+        self._last -= 1
+
     def acknowledge(self, seen: object) -> None:
         """Forget what the other side has."""
         if isinstance(seen, int):

@@ -53,6 +53,8 @@ class Peer:
     nonce: str = field(default_factory=new_nonce)
     is_greeted: bool = False
     """Its first words have come; what it says now has to be proved."""
+    knows_token: bool = False
+    """It has proved that; it may be refused all the same."""
     request: HostRequest | None = None
     """None until it has registered."""
     assignment: HostAssignment | None = None
@@ -88,6 +90,7 @@ class Peer:
             message = self.connection.open(body)
         except NotProved:
             raise Refused("wrong token: give all hosts the same --token_file or MSRUN_TOKEN, or none") from None
+        self.knows_token = True
         return HostRequest.from_json(message.get("request"))
 
     def accept(self, request: HostRequest, terms: MeetingTerms) -> None:

@@ -14,13 +14,13 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from msrun import contract
 from msrun.cluster.messages import Channel, Message
+from msrun.cluster.own_thread import OwnThread, print_fault
 from msrun.cluster.rendezvous import serve_tcp_store
 from msrun.cluster.restart import describe_delay
 from msrun.planning.ranks import count_workers
@@ -52,7 +52,7 @@ def run_scheduler(channel_fd: int, listener_fd: int) -> int:
                     host.do_without(is_store_needed=is_store_needed)
                     continue
                 host.is_wanted_late = message["start_method"] == "fork" and "torch" not in sys.modules
-                threading.Thread(target=host.open, daemon=True).start()
+                OwnThread("msrun-store", host.open, _end).start()
             if message.get("type") == "restarting":
                 host.renew()
                 channel.send({"type": "store_ready", "attempt": message["attempt"]})
@@ -81,19 +81,15 @@ class StoreHost:
     def open(self) -> None:
         """Start the store. Takes as long as importing torch, which costs a core for more than a second."""
         address, port = self._listener.getsockname()[:2]
-        try:
-            if self.is_wanted_late:
-                select.select([self._listener], [], [])
-            import torch.distributed  # noqa: F401 - the long part, outside the lock
+        if self.is_wanted_late:
+            select.select([self._listener], [], [])
+        import torch.distributed  # noqa: F401 - the long part, outside the lock
 
-            if self._max_bytes:
-                limit_memory(self._max_bytes)
-            with self._lock:
-                self._store = serve_tcp_store(self._listener.dup())
-            self._record.write(f"scheduler pid {os.getpid()}: store listens on {address}:{port}")
-        except BaseException:  # noqa: BLE001 - whatever it was, the agent has to learn that the store is gone
-            traceback.print_exc()
-            os._exit(1)
+        if self._max_bytes:
+            limit_memory(self._max_bytes)
+        with self._lock:
+            self._store = serve_tcp_store(self._listener.dup())
+        self._record.write(f"scheduler pid {os.getpid()}: store listens on {address}:{port}")
 
     def do_without(self, *, is_store_needed: bool) -> None:
         """Act for a Python without torch, which hardly any worker then asks for a store.
@@ -102,7 +98,7 @@ class StoreHost:
         workers of several hosts have been told to expect it: the first that asks for it ends the job.
         """
         if is_store_needed:
-            threading.Thread(target=self._end_at_first_client, daemon=True).start()
+            OwnThread("msrun-store", self._end_at_first_client, _end).start()
         else:
             self._listener.shutdown(socket.SHUT_RDWR)  # also for whoever else holds the descriptor
             self._listener.close()
@@ -120,6 +116,12 @@ class StoreHost:
             if self._store is not None:
                 self._store = None
                 self._store = serve_tcp_store(self._listener.dup())
+
+
+def _end(error: BaseException) -> None:
+    """End the process, so that the agent learns that the store is gone."""
+    print_fault(error)
+    os._exit(1)
 
 
 def limit_memory(more_bytes: int) -> None:

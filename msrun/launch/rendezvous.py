@@ -22,10 +22,12 @@ from msrun.cluster.host_link import HostLink
 from msrun.cluster.hosts import HostRequest, Registry
 from msrun.cluster.inbox import Inbox
 from msrun.cluster.messages import Message
+from msrun.cluster.own_thread import describe_fault, traceback_of
 from msrun.cluster.peer import MeetingTerms
 from msrun.cluster.proof import PROTOCOL, derived_token
 from msrun.cluster.rendezvous import listen
 from msrun.errors import ClusterError, Interrupted, MsrunError, PeerFailed, RendezvousTimeout, UsageError
+from msrun.launch.directory.fault_record import record_fault
 from msrun.launch.table_hosts import table_digest
 from msrun.planning.host_assignment import Fleet, HostAssignment
 from msrun.planning.placement.host import HostFacts
@@ -133,7 +135,9 @@ class HostRendezvous:
         if limit_s > 0:
             limit_s = max(0.0, limit_s - (time.monotonic() - begin))
         place = (master_addr, spec.meeting_port)
-        self._link = HostLink(place, token, self._request, self._inbox, limit_s=limit_s, tls=tls)
+        self._link = HostLink(
+            place, token, self._request, self._inbox, limit_s=limit_s, tls=tls, on_fault=self._record_fault
+        )
         self._link.start()
         self._meeting = self._await_meeting(master_addr)
         return Control(self._inbox, self._link.send, self._meeting, self._store_listener)
@@ -142,6 +146,11 @@ class HostRendezvous:
         """Return what is asked of this host alone, once all have come."""
         assert self._meeting is not None
         return local_part(self._spec, self._meeting.fleet)
+
+    def _record_fault(self, error: BaseException) -> None:
+        """Called by a thread that serves the hosts, or this one."""
+        folder = self.own_part().log_dir if self._meeting else self._spec.log_dir
+        record_fault(folder, describe_fault(error), traceback_of(error))
 
     def _resolve_master(self) -> str:
         """Return the scheduler's address; its name may become known only when its host, or pod, has come up."""
@@ -203,7 +212,7 @@ class HostRendezvous:
         registry = Registry(spec.worker_num, spec.max_restarts, spec.table_hosts, table_digest(spec.table_hosts))
         inbox = self._inbox
         self._coordinator = CoordinatorServer(
-            listener, registry, terms, lambda text: inbox.post({"type": "note", "text": text})
+            listener, registry, terms, lambda text: inbox.post({"type": "note", "text": text}), self._record_fault
         )
         self._coordinator.start()
 

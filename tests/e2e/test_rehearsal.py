@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -115,6 +116,53 @@ def test_killed_launcher_takes_every_host_with_it(rehearsals: Rehearsals, worker
     job.send(signal.SIGKILL)
     assert job.finish().code == -signal.SIGKILL
     rehearsals.runner.prove_nothing_left(deadline_s=30.0)
+
+
+def test_host_keeps_no_second_copy_of_what_the_launcher_has_and_loses_nothing_when_it_dies(
+    rehearsals: Rehearsals, workers: Path
+) -> None:
+    job = rehearsals.start("2x1", "--tail_worker_log=none", workers / "much_output.py")
+    job.wait_for(rehearsals.cwd / "written_0")
+    (log,) = rehearsals.runner.temporary.glob("msrun-spool-*-0/worker_0.log")
+    size = log.stat().st_size
+    assert size == 8 << 20
+    wait_until(lambda: 512 * log.stat().st_blocks < 3 << 20, "what is at home takes no disk on the host")
+    os.kill(rehearsals.agent(0), signal.SIGKILL)
+    ended = job.finish()
+    assert ended.code == 3
+    assert ended.log(0) == b"".join(b"%07d\n" % number for number in range(1 << 20))
+
+
+UNREADABLE = """
+import os
+read = os.read
+def read_but_one(descriptor, size):
+    if os.readlink(f"/proc/self/fd/{descriptor}").endswith("-1/worker_1.log"):
+        raise OSError(5, "Input/output error")
+    return read(descriptor, size)
+os.read = read_but_one
+"""
+"""What the Python of every agent runs first: a disk that does not give back one log."""
+
+
+def test_log_that_cannot_be_read_on_a_host_ends_the_job_under_the_name_of_msrun(
+    rehearsals: Rehearsals, workers: Path
+) -> None:
+    (rehearsals.cwd / "sitecustomize.py").write_text(UNREADABLE)
+    python = rehearsals.cwd / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={rehearsals.cwd} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    job = rehearsals.start("2x1", f"--python={python}", workers / "wait.py").finish()
+    assert job.code == 3
+    assert job.errors[0] == (
+        "msrun: error: host1: msrun itself failed: OSError: [Errno 5] Input/output error, while it read worker_1.log; "
+        "its traceback is in scheduler.log"
+    )
+    record = (job.log_dir / "scheduler.log").read_text()
+    assert " host1: msrun itself failed: OSError" in record and 'in read_but_one\n    raise OSError(5, "' in record
+    (spool,) = rehearsals.runner.temporary.glob("msrun-spool-*")
+    assert (spool / "worker_1.log").exists(), "what nobody has stays where it is"
+    shutil.rmtree(spool)
 
 
 @pytest.mark.parametrize("node_rank", [1, pytest.param(0, marks=pytest.mark.slow)])

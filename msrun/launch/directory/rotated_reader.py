@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
+from collections.abc import Callable
 
 from msrun.agent.logs.own_file import open_own_file
 from msrun.agent.logs.rotated_log import rotated_path
@@ -38,6 +39,24 @@ class GrowingFile:
                 self._descriptor = open_own_file(self._path, os.O_RDONLY)
                 if _inode(self._descriptor) == self._after:
                     self.close()
+
+    @property
+    def place(self) -> int:
+        """How many bytes have been read."""
+        return os.lseek(self._descriptor, 0, os.SEEK_CUR) if self._descriptor >= 0 else 0
+
+    def edit(self, change: Callable[[int], None]) -> None:
+        """Call a function with a descriptor of the file, whatever its name is now, that may be written.
+
+        Raises:
+            OSError: it may not be, or what `change` raises. A file that is closed is left.
+        """
+        if self._descriptor >= 0:
+            writable = os.open(f"/proc/self/fd/{self._descriptor}", os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                change(writable)
+            finally:
+                os.close(writable)
 
     @property
     def inode(self) -> int | None:

@@ -20,6 +20,7 @@ from functools import partial
 from msrun.cluster.inbox import Inbox
 from msrun.cluster.ledger import Ledger, MessageMissing
 from msrun.cluster.messages import Message, encode_message
+from msrun.cluster.own_thread import describe_fault, traceback_of
 from msrun.errors import ClusterError
 from msrun.launch.fleet.event_loop import ByteChannel, EventLoop
 from msrun.launch.fleet.incoming import Incoming
@@ -30,7 +31,6 @@ from msrun.launch.transport.pipe import AgentPipe, opening
 from msrun.planning.hosts.host_entry import HostEntry
 
 OF_LINKS = ("opened", "cut", "resumed", "broken", "lost")
-"""What a link posts of its own."""
 RETRY_S = 0.5
 SALVAGE_S = 10.0
 """How long the host of a lost agent may take to let somebody else in."""
@@ -70,10 +70,8 @@ class AgentLink:
         self.entry = entry
         self.address = ""
         """Numeric, as it is reached from here; empty until it is known."""
-        self.is_over = False
-        """Nothing more will come."""
-        self.is_salvaging = False
-        """What a lost agent has left is being fetched and ended."""
+        self.is_over = self.is_salvaging = False
+        """Nothing more will come; what a lost agent has left is being fetched and ended."""
         self._open_pipe, self._code = open_pipe, code
         self._inbox = inbox
         self._take_first = take_first
@@ -91,14 +89,13 @@ class AgentLink:
         """How long nothing was heard while the launcher, which may be stopped, listened: the sum of what `beat` got."""
         self._attached_at_s = 0.0
         """`silent_s` when the connection was made, whose own silence begins there."""
-        self._has_begun = self._can_resume = self._was_replaced = False
+        self._has_begun = self._can_resume = self._was_replaced = self._is_closed = False
         self._has_opened = self._has_spoken = self._is_silent = False
         """It was reached; it has said something; it has not for too long, and no other connection to it can be made."""
         self._is_reopening = False
         """Another connection is being made."""
         self._is_attached = True
         """Whether the agent has said what it has seen; until then numbered messages wait in the ledger."""
-        self._is_closed = False
         self._posted = self._turn = 0
         """Messages in the inbox since it was emptied, and its count of that."""
 
@@ -195,8 +192,10 @@ class AgentLink:
     def _fail(self, error: Exception) -> None:
         """End the host: whatever it was, the launcher must not wait for ever."""
         self.is_salvaging = False
-        is_known = isinstance(error, ClusterError)
-        self.give_up(str(error) if is_known else f"{self.entry.name}: {type(error).__name__} in msrun: {error}")
+        reason = str(error) if isinstance(error, ClusterError) else f"{self.entry.name}: {describe_fault(error)}"
+        if not isinstance(error, ClusterError):
+            self._take_first({"type": "fault", "text": describe_fault(error), "traceback": traceback_of(error)})
+        self.give_up(reason)
 
     def _leave(self, channel: ByteChannel) -> None:
         channel.stop(lambda: self._loop.ending.run(channel.pipe.close, self._fail))
@@ -285,10 +284,7 @@ class AgentLink:
         silence = f"no sign of life for {self.silent_s:.0f} s: the host or the network is down, or its agent is stopped"
         self._end(f"{self.entry.name}: {silence}", None)
         if self.is_salvaging:
-            self._salvage(self._end_salvage)
-
-    def _end_salvage(self) -> None:
-        self.is_salvaging = False
+            self._salvage(lambda: setattr(self, "is_salvaging", False))
 
     def _reopen(self) -> None:
         """Try to make another connection, in the place of one that broke or is quiet; one try at a time."""
@@ -341,10 +337,11 @@ class AgentLink:
                 then()
                 return
             with self._lock:
-                channel = None if self._is_closed else self._talk(pipe, opening(self._code.salvage()), end)
-            if channel is None:
-                pipe.close()
-                then()
+                if not self._is_closed:
+                    self._talk(pipe, opening(self._code.salvage()), end)
+                    return
+            pipe.close()
+            then()
 
         self._loop.opening.run(fetch, self._fail)
 
@@ -354,6 +351,9 @@ class AgentLink:
         if channel is self._channel:
             try:
                 self._take_bytes(channel, data)
+            except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
+                said = f"says what cannot be understood ({type(error).__name__}: {error})"
+                self.give_up(f"{self.entry.name}: its agent {said}; install the same msrun there")
             except Exception as error:  # noqa: BLE001 - one host, and not the loop of all
                 self._fail(error)
 
@@ -384,7 +384,7 @@ class AgentLink:
                     self._send_unseen()
                     self._post("resumed")
         elif kind in OF_LINKS:
-            raise ValueError(f"its agent says {kind}, which is not for it to say")
+            raise ValueError(f"{kind} is not for it to say")
         elif self._ledger.take(message) and not self._take_first(message):
             turn = self._inbox.turns
             self._posted, self._turn = self._posted + 1 if turn == self._turn else 1, turn

@@ -68,7 +68,7 @@ def _ask(spec: LaunchSpec, agents: Agents, ready: ReadyHosts) -> tuple[dict[int,
         link.send("plan", **same, use_shared=link.node_rank in ready.shared)
     handlers = {
         "planned": take,
-        "error": lambda _, message: faults.append(error_of(message)),
+        **dict.fromkeys(("error", "fault"), lambda _, message: faults.append(error_of(message))),
         "lost": lambda node, message: faults.append(ready.explain_loss(node, message)),
     }
     agents.hear(lambda: len(hosts) == len(agents.links) or bool(faults), handlers, deadline=time.monotonic() + ANSWER_S)

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
+from msrun.cluster.own_thread import OwnThread, print_fault
 from msrun.launch.fleet.output_buffer import OutputBuffer
 from msrun.launch.fleet.task_threads import TaskThreads, no_thread
 from msrun.launch.transport.pipe import AgentPipe
@@ -28,10 +29,15 @@ READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 class EventLoop:
     """Any thread may call. `close` it in the end, and join `opening`."""
 
-    def __init__(self, connects_at_a_time: int) -> None:
-        """Start nothing yet."""
-        self.opening = TaskThreads(connects_at_a_time, "msrun-connect")
-        self.ending = TaskThreads(ENDS_AT_A_TIME, "msrun-disconnect")
+    def __init__(self, connects_at_a_time: int, on_fault: Callable[[BaseException], None] = print_fault) -> None:
+        """Start nothing yet.
+
+        Args:
+            on_fault: told, once, what one of the threads raises, which should not; they go on.
+        """
+        self._on_fault = on_fault
+        self.opening = TaskThreads(connects_at_a_time, "msrun-connect", on_fault)
+        self.ending = TaskThreads(ENDS_AT_A_TIME, "msrun-disconnect", on_fault)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._flag = ReadyFlag()
@@ -49,10 +55,12 @@ class EventLoop:
         """
         with self._lock:
             if self._thread is None and not self._is_closing:
-                thread = threading.Thread(target=self._run, name="msrun-hosts", daemon=True)
+                thread = OwnThread("msrun-hosts", self._run, self._on_fault, goes_on=True)
+                self.selector = selectors.DefaultSelector()
                 try:
                     thread.start()
                 except RuntimeError as error:
+                    self.selector.close()
                     raise no_thread(error) from None
                 self._thread = thread
 
@@ -82,32 +90,32 @@ class EventLoop:
         if thread is not None:
             thread.join(max(0.0, deadline - time.monotonic()))
         self.ending.join(deadline - time.monotonic())
+        if thread is not None and not thread.is_alive():
+            self.selector.close()
         if thread is None or not thread.is_alive():
             self._flag.close()
 
     def _run(self) -> None:
-        with selectors.DefaultSelector() as self.selector:
+        if not self.selector.get_map():  # not after a fault
             self.selector.register(self._flag, READ)
-            while not self._is_closing or self._calls:
-                for key, mask in self.selector.select(self._until_due()):
-                    if key.data is not None:
-                        key.data.handle(mask)
-                self._flag.clear()
-                for _ in range(len(self._calls)):  # what they call for has its turn after the hosts'
-                    self._calls.popleft()()
-                for function in self._due():
-                    function()
+        while not self._is_closing or self._calls:
+            for key, mask in self.selector.select(self._until_due()):
+                if key.data is not None:
+                    key.data.handle(mask)
+            self._flag.clear()
+            for _ in range(len(self._calls)):  # what they call for has its turn after the hosts'
+                self._calls.popleft()()
+            while (function := self._take_due()) is not None:
+                function()
 
     def _until_due(self) -> float | None:
         with self._lock:
             return max(0.0, self._later[0][0] - time.monotonic()) if self._later else None
 
-    def _due(self) -> list[Callable[[], None]]:
-        found, now = [], time.monotonic()
+    def _take_due(self) -> Callable[[], None] | None:
         with self._lock:
-            while self._later and self._later[0][0] <= now:
-                found.append(heapq.heappop(self._later)[2])
-        return found
+            is_due = bool(self._later) and self._later[0][0] <= time.monotonic()
+            return heapq.heappop(self._later)[2] if is_due else None
 
 
 class ByteChannel:
@@ -176,11 +184,15 @@ class ByteChannel:
     # -- of the loop's thread -----------------------------------------------------------------------------------------
 
     def handle(self, mask: int) -> None:
-        """Do what the selector says can be done."""
-        if mask & WRITE and not self._is_stopped:
-            self._flush()
-        if mask & READ and not self._is_stopped:
-            self._read()
+        """Do what the selector says can be done; a channel in which that fails is over."""
+        try:
+            if mask & WRITE and not self._is_stopped:
+                self._flush()
+            if mask & READ and not self._is_stopped:
+                self._read()
+        except BaseException:
+            self._end()
+            raise
 
     def _begin(self) -> None:
         if not self._is_stopped:

@@ -27,7 +27,7 @@ from msrun.launch.fleet.agents import Agents
 from msrun.launch.fleet.fleet_plan import assemble_plan, keep_attempt, ranks_of_hosts
 from msrun.launch.fleet.host_words import NotUnderstood
 from msrun.launch.fleet.log_collector import LogCollector
-from msrun.launch.fleet.preparation import ReadyHosts
+from msrun.launch.fleet.preparation import OF_LAUNCHER, ReadyHosts
 from msrun.launch.fleet.record import FleetRecord
 from msrun.launch.job import JobResult
 from msrun.launch.job_display import JobDisplay
@@ -158,6 +158,7 @@ class FleetRun:
             "broken": self._on_broken,
             "lost": self._on_lost,
             "error": self._on_error,
+            "fault": self._on_fault,
             "cut": lambda node, m: self._events.note("cut", {"node_rank": node, "reason": m["reason"]}),
             "resumed": lambda node, _: self._events.note("resumed", {"node_rank": node}),
         }
@@ -239,6 +240,11 @@ class FleetRun:
         text, code = f"{self._spec.host_entries[node_rank].name}: {message['text']}", message["exit_code"]
         self._lose(node_rank, UsageError(text) if code == contract.EXIT_USAGE else ClusterError(text))
         self._end_host(node_rank)
+
+    def _on_fault(self, node_rank: int, message: Message) -> None:
+        """A thread of msrun has failed, there or here: the job ends, as far as it can by all hosts' own means."""
+        name = "" if node_rank == OF_LAUNCHER else f"{self._spec.host_entries[node_rank].name}: "
+        self._fail(ClusterError(f"{name}{message['text']}"))
 
     def _on_broken(self, node_rank: int, message: Message) -> None:
         """The agent has ended before its time; what it has left is fetched before it is lost."""

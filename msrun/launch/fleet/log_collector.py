@@ -13,6 +13,7 @@ from msrun import contract
 from msrun.agent.logs.own_file import create_own_file
 from msrun.agent.logs.rotated_log import LogRotation, RotatedLog, rename_log
 from msrun.cluster.messages import Message
+from msrun.launch.directory.fault_record import record_fault
 from msrun.launch.remote.log_sender import is_of_job, unpack_piece
 
 _FILLED_IN = r"[A-Za-z0-9._:-]+(?<!\.attempt)"
@@ -151,6 +152,10 @@ class LogCollector:
                 log = self._open(name)
                 self._logs[name], self._sizes[name] = (attempt, log), 0
             return log
+
+    def record_fault(self, what: str, trace: str) -> None:
+        """Keep the traceback of a fault of msrun itself, here or on a host; `what` is one line."""
+        record_fault(self._folder, what, trace)
 
     def close(self) -> None:
         """Close all files."""

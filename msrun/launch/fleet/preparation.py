@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
+from typing import NoReturn
 
 from msrun import __version__, contract
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.inbox import Inbox
 from msrun.cluster.messages import Message
+from msrun.cluster.own_thread import describe_fault, traceback_of
 from msrun.cluster.proof import PROTOCOL
 from msrun.errors import ClusterError, MsrunError, RendezvousTimeout, UsageError, describe_limit
 from msrun.launch.directory.log_directory import EventLog
@@ -41,7 +43,11 @@ from ranktable.hostlist.brackets import fold
 WAITING_LINE_S = 5.0
 ANSWER_S = 60.0
 """How long hosts may take to answer once one has."""
+AFTER_LOSS_S = 1.0
+"""How long the others may take to answer once a host that was reached has gone: what ends one often ends several."""
 SHOWN_NAMES = 6
+OF_LAUNCHER = -1
+"""In place of a host's node_rank, in the message of a `fault` of the launcher's own."""
 
 
 @dataclass(frozen=True)
@@ -95,11 +101,14 @@ class Preparation:
         self._say = say
         self._inbox = Inbox()
         self._assignments = assign_hosts(spec.host_entries, spec.table_hosts)
-        self._loop = EventLoop(spec.ssh.window)
+        self._loop = EventLoop(spec.ssh.window, self._tell_fault)
         self._agents = Agents(self._inbox, self._loop, signals, spec.forward_signals, spec.heartbeat_time_out_s)
         self._opener = opener
         self._answers: dict[int, HostAnswer | MsrunError] = {}
         self._sent_at: dict[int, float] = {}
+        """When each host was reached (s since the epoch)."""
+        self._loss_counts_at: float | None = None
+        """When the first loss of a host that was reached counts, whoever has not answered (s of `time.monotonic`)."""
         self._reached: dict[int, ReachResult] = {}
         self._listening: Message = {}
         self._begin = time.monotonic()
@@ -231,6 +240,9 @@ class Preparation:
         """Called by the event loop: logs are not to wait for the launcher's loop. True: it is done with."""
         if self._logs is None:
             return False
+        if message.get("traceback"):
+            name = self._spec.host_entries[node].name
+            self._logs.record_fault(f"{name}: {message.get('text')}", str(message["traceback"]))
         if message["type"] == "log":
             self._logs.write(node, message)
             return True
@@ -242,30 +254,56 @@ class Preparation:
                 raise ClusterError(f"cannot open the logs of {name} here: {describe_limit(error)}") from None
         return False
 
+    def _tell_fault(self, error: BaseException) -> None:
+        """Called by a thread of the launcher in which something has failed."""
+        if self._logs is not None:
+            self._logs.record_fault(describe_fault(error), traceback_of(error))
+        self._inbox.post({"type": "fault", "node": OF_LAUNCHER, "text": describe_fault(error)})
+
     def _await_answers(self) -> None:
         handlers = {
             "opened": self._on_opened,
             "checked": self._on_checked,
-            "lost": lambda node, m: self._refuse(node, self.explain_loss(node, m)),
+            "lost": self._on_lost,
             "error": lambda node, m: self._refuse(node, error_of(m)),
+            "fault": lambda node, m: self._refuse(node, error_of(m)) if node != OF_LAUNCHER else raise_fault(m),
         }
         limit_s = self._spec.cluster_time_out_s
         deadline = self._begin + limit_s if limit_s >= 0 else None
         total = len(self._agents.links)
-        line = (WAITING_LINE_S, lambda: self._say(f"{len(self._answers)} of {total} hosts answered{self._missing()}"))
-        if not self._agents.hear(lambda: len(self._answers) == total, handlers, deadline=deadline, every=line):
+        line = (WAITING_LINE_S, lambda: self._say(self._describe_answers()))
+        is_all = self._agents.hear(
+            lambda: len(self._answers) == total or self._loss_counts_at is not None,
+            handlers,
+            deadline=deadline,
+            every=line,
+        )
+        if self._loss_counts_at is not None:
+            self._agents.hear(lambda: len(self._answers) == total, handlers, deadline=self._loss_counts_at)
+        elif not is_all:
             for link in self._agents.links:
                 why = "; connected, but its agent says nothing: it is slow to start, or stopped" if link.is_open else ""
-                self._refuse(link.node_rank, RendezvousTimeout(f"--cluster_time_out {limit_s}: no answer in time{why}"))
+                late = RendezvousTimeout(f"--cluster_time_out {limit_s}: no answer in time{why}")
+                self._answers.setdefault(link.node_rank, late)
+
+    def _on_lost(self, node: int, message: Message) -> None:
+        """A host has gone: that takes the place of its answer."""
+        has_answered, is_run = isinstance(self._answers.get(node), HostAnswer), self._logs is not None
+        self._refuse(node, self.explain_loss(node, message))
+        if self._loss_counts_at is None and (has_answered or (is_run and node in self._sent_at)):  # --check shows all
+            self._loss_counts_at = time.monotonic() + AFTER_LOSS_S
 
     def _refuse(self, node: int, error: MsrunError) -> None:
-        """A host cannot take part; what was known of it first counts."""
-        self._answers.setdefault(node, error)
+        """A host cannot take part; of several reasons the first counts."""
+        if not isinstance(self._answers.get(node), MsrunError):
+            self._answers[node] = error
 
-    def _missing(self) -> str:
-        names = [link.entry.name for link in self._agents.links if link.node_rank not in self._answers]
-        more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
-        return f", missing: {fold(names[:SHOWN_NAMES])}{more}" if names else ""
+    def _describe_answers(self) -> str:
+        links = self._agents.links
+        missing = [link.entry.name for link in links if link.node_rank not in self._answers]
+        lost = [link.entry.name for link in links if isinstance(self._answers.get(link.node_rank), MsrunError)]
+        count = len(links) - len(missing) - len(lost)
+        return f"{count} of {len(links)} hosts answered{_listed('missing', missing)}{_listed('failed', lost)}"
 
     def _on_opened(self, node: int, message: Message) -> None:
         self._sent_at[node] = message["at"]
@@ -297,6 +335,7 @@ class Preparation:
             "reached": lambda node, m: self._reached.__setitem__(node, ReachResult.from_json(m.get("result"))),
             "lost": lambda node, m: self._lose(node, self.explain_loss(node, m)),
             "error": lambda node, m: self._lose(node, error_of(m)),
+            "fault": lambda node, m: self._lose(node, error_of(m)) if node != OF_LAUNCHER else raise_fault(m),
         }
         links[0].send("listen", address=address, port=self._spec.master_port)
         deadline = time.monotonic() + ANSWER_S
@@ -331,6 +370,16 @@ class Preparation:
     def _note(self, kind: str, **fields: object) -> None:
         if self._events is not None:
             self._events.note(kind, fields)
+
+
+def _listed(what: str, names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
+    return f", {what}: {fold(names[:SHOWN_NAMES])}{more}" if names else ""
+
+
+def raise_fault(message: Message) -> NoReturn:
+    """Raise what a thread of the launcher has met."""
+    raise error_of(message)
 
 
 def error_of(message: Message) -> MsrunError:

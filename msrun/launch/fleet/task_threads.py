@@ -6,14 +6,17 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from msrun.cluster.own_thread import OwnThread, print_fault
 from msrun.errors import ClusterError
 
 
 class TaskThreads:
     """Runs tasks in the background, so many at a time. A thread begins when there is a task, and ends when none is."""
 
-    def __init__(self, limit: int, name: str) -> None:
+    def __init__(self, limit: int, name: str, on_fault: Callable[[BaseException], None] = print_fault) -> None:
+        """`on_fault`: told what an `on_error` raises."""
         self._limit = limit
+        self._on_fault = on_fault
         self._name = name
         self._tasks: deque[tuple[Callable[[], None], Callable[[Exception], None]]] = deque()
         self._changed = threading.Condition()
@@ -30,7 +33,7 @@ class TaskThreads:
             if self._count == self._limit:
                 return
             try:
-                threading.Thread(target=self._work, name=self._name, daemon=True).start()
+                OwnThread(self._name, self._work, self._on_fault, goes_on=True).start()
                 self._count += 1
                 return
             except RuntimeError as error:

@@ -6,7 +6,8 @@ Messages (`remote.launcher_link` has those of the connection itself, `cluster.co
                         signal {signum}    pause {}    resume {}    bye {}
     agent -> launcher   checked {report}   listening {port, error}   reached {result}
                         planned {host, notes, target, logs}    event {moment, fields}    log {...}
-                        logs_end {}    result {failure, survivors}      error {text, exit_code}
+                        logs_end {}    result {failure, survivors}      error {text, exit_code, traceback}
+                        fault {text, traceback}
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import contextlib
 import os
 import socket
 import time
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from msrun.agent.host.host_facts import read_host_facts
 from msrun.agent.processes.server_handle import ForkServerHandle, start_fork_server
 from msrun.cluster.control import Control, Meeting
 from msrun.cluster.messages import Message
+from msrun.cluster.own_thread import describe_fault, print_fault, traceback_of
 from msrun.cluster.proof import PROTOCOL
 from msrun.cluster.rendezvous import forget_waiting, listen
 from msrun.errors import ClusterError, MsrunError, UsageError
@@ -89,6 +90,7 @@ class Agent:
         self._job: HostJob | None = None
         self._caller: dict[str, str] = {}
         self._server: ForkServerHandle | None = None
+        self._logs: LogSender | None = None
 
     def run(self) -> None:
         """Do what the launcher wants until it wants nothing more, or has gone."""
@@ -103,11 +105,20 @@ class Agent:
 
     def clean_up(self) -> None:
         """Remove what is on the disk, once the link is closed; logs that nobody has are left where they are."""
-        if self._spool is not None and not self._link.unsent_logs - {contract.SCHEDULER_LOG}:
+        unsent = self._link.unsent_logs | (self._logs.unreadable if self._logs else set())
+        if self._spool is not None and not unsent - {contract.SCHEDULER_LOG}:
             remove_spool(self._spool)
         if self._hold >= 0:
             os.close(self._hold)
             self._hold = -1
+
+    def _tell_unfreed(self, reason: str) -> None:
+        """Called by the link's thread."""
+        text = (
+            f"{socket.gethostname()}: {self._spool} keeps a copy of the logs until the end, for its file system cannot "
+            f"free part of a file ({reason}); set TMPDIR there to another one, or give --log_max_bytes"
+        )
+        self._link.send("event", moment="note", fields={"text": text})
 
     def _heed(self, message: Message) -> None:
         kind = message["type"]
@@ -173,8 +184,9 @@ class Agent:
         spec = _own_spec(job, self._spool, message)
 
         def display(plan: LaunchPlan) -> LauncherReport:
-            logs = LogSender(_paths_to_send(plan, is_shared=message["use_shared"]), keep=_kept_files(plan))
-            link.send_logs(logs.next)
+            paths = _paths_to_send(plan, is_shared=message["use_shared"])
+            logs = self._logs = LogSender(paths, keep=_kept_files(plan), on_refused=self._tell_unfreed)
+            link.send_logs(logs.next, logs.acknowledge)
             return LauncherReport(link, plan, logs)
 
         if self._listener is not None:
@@ -256,9 +268,9 @@ def main() -> None:
             link.send("error", text=str(error), exit_code=error.exit_code)
             _await_bye(link)
         except Exception as error:  # noqa: BLE001 - the launcher has to learn of it, whatever it was
-            traceback.print_exc()
+            print_fault(error)
             link.send(
-                "error", text=f"{type(error).__name__} in msrun's agent: {error}", exit_code=contract.EXIT_CLUSTER
+                "error", text=describe_fault(error), traceback=traceback_of(error), exit_code=contract.EXIT_CLUSTER
             )
             _await_bye(link)
     finally:

@@ -10,6 +10,7 @@ Messages without a number: beat {seen} both ways, attach {seen} and attached {se
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import selectors
 import socket
@@ -22,7 +23,8 @@ from msrun.agent.signals import SignalPipe
 from msrun.cluster.coordinator import ORDERS
 from msrun.cluster.inbox import Inbox
 from msrun.cluster.ledger import Ledger, MessageMissing
-from msrun.cluster.messages import Message
+from msrun.cluster.messages import Message, encode_message
+from msrun.cluster.own_thread import OwnThread, describe_fault, print_fault, traceback_of
 from msrun.launch.remote.stream import Stream
 
 LOG_TICK_S = 0.2
@@ -35,11 +37,11 @@ PAUSE_S = 3600.0
 """How long a launcher may be silent that has said that it is stopped."""
 
 
-class LauncherLink(threading.Thread):
-    """Serves one agent. `close` it when the agent is done."""
+class LauncherLink(OwnThread):
+    """Serves one agent. `close` it when the agent is done. A fault of its own is told to the launcher as `fault`."""
 
     def __init__(self, stream: Stream, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(name="msrun-launcher-link", daemon=True)
+        super().__init__("msrun-launcher-link", self._serve, self._tell_fault, goes_on=True)
         self._clock = clock
         self._stream: Stream | None = stream
         self._is_attached = True
@@ -51,6 +53,7 @@ class LauncherLink(threading.Thread):
         self._ledger = Ledger()
         self._listener: socket.socket | None = None
         self._next_log: Callable[[], Message | None] = lambda: None
+        self._acknowledge_logs: Callable[[int], None] = lambda _: None
         self._log_bytes: dict[int, int] = {}
         """Sequence number -> size, of what the launcher may not have yet."""
         self._silence_s = 60.0
@@ -59,6 +62,8 @@ class LauncherLink(threading.Thread):
         self.is_orphan = False
         """No launcher has come in time."""
         self._is_closing = self._is_paused = False
+        self._ends_at = 0.0
+        """When the thread ends though something is unsent (s of `time.monotonic`); 0 = it is not to end yet."""
         self._signals: SignalPipe | None = None
         self._early_signals: list[int] = []
         """Those that came before the job could hear them."""
@@ -97,9 +102,16 @@ class LauncherLink(threading.Thread):
             for signum in self._early_signals:
                 signals.tell(signum)
 
-    def send_logs(self, next_log: Callable[[], Message | None]) -> None:
-        """Send logs from now on: `next_log` returns the next message, None when there is nothing new."""
-        self._outbox.post({"type": "_logs", "next": next_log})
+    def send_logs(
+        self, next_log: Callable[[], Message | None], acknowledge: Callable[[int], None] = lambda _: None
+    ) -> None:
+        """Send logs from now on. Both functions are called by the thread.
+
+        Args:
+            next_log: returns the next message, None when there is nothing new.
+            acknowledge: told that so many more of the messages have come, in their order.
+        """
+        self._outbox.post({"type": "_logs", "next": next_log, "acknowledge": acknowledge})
 
     def finish_logs(self) -> None:
         """Send `logs_end` once everything that is written now has been sent."""
@@ -117,19 +129,21 @@ class LauncherLink(threading.Thread):
     def unsent_logs(self) -> set[str]:
         """Names of the logs of which the launcher lacks something; to be asked when the link is closed."""
         kept = self._ledger.unseen()
-        if (more := self._next_log()) is not None:
-            kept.append(more)
+        with contextlib.suppress(OSError):
+            if (more := self._next_log()) is not None:
+                kept.append(more)
         return {str(message["name"]) for message in kept if message["type"] == "log"}
 
     # -- the thread ---------------------------------------------------------------------------------------------------
 
-    def run(self) -> None:
+    def _serve(self) -> None:
         """Serve until `close`."""
-        end = None
-        while end is None or (time.monotonic() < end and self._stream is not None and self._stream.unsent_bytes):
-            self._look(LOG_TICK_S if end is None else 0.05)
-            if self._is_closing and end is None:
-                end = time.monotonic() + CLOSE_S
+        while not self._ends_at or (
+            time.monotonic() < self._ends_at and self._stream is not None and self._stream.unsent_bytes
+        ):
+            self._look(0.05 if self._ends_at else LOG_TICK_S)
+            if self._is_closing and not self._ends_at:
+                self._ends_at = time.monotonic() + CLOSE_S
         if self._stream is not None:
             self._stream.close()
         if self._listener is not None:
@@ -171,7 +185,7 @@ class LauncherLink(threading.Thread):
             elif kind == "_resume":
                 self._listener, self._silence_s = wish["listener"], wish["silence_s"]
             elif kind == "_logs":
-                self._next_log = wish["next"]
+                self._next_log, self._acknowledge_logs = wish["next"], wish["acknowledge"]
             elif kind == "_logs_end":
                 self._has_logs = False
             else:
@@ -179,9 +193,19 @@ class LauncherLink(threading.Thread):
 
     def _say(self, message: Message) -> int:
         stamped = self._ledger.stamp(message)
+        try:
+            data = encode_message(stamped)
+        except BaseException:
+            self._ledger.retract(stamped)
+            raise
         if self._stream is not None and self._is_attached:
-            self._stream.send(stamped)
+            self._stream.send_bytes(data)
         return int(stamped["seq"])
+
+    def _tell_fault(self, error: BaseException) -> None:
+        """Have the launcher end the job, which the thread still serves."""
+        print_fault(error)  # where no launcher comes any more
+        self._say({"type": "fault", "text": describe_fault(error), "traceback": traceback_of(error)})
 
     def _send_logs(self) -> None:
         while self._is_attached and sum(self._log_bytes.values()) < WINDOW_BYTES:
@@ -216,8 +240,11 @@ class LauncherLink(threading.Thread):
     def _acknowledge(self, seen: object) -> None:
         self._ledger.acknowledge(seen)
         if isinstance(seen, int):
-            for number in [number for number in self._log_bytes if number <= seen]:
+            come = [number for number in self._log_bytes if number <= seen]
+            for number in come:
                 del self._log_bytes[number]
+            if come:
+                self._acknowledge_logs(len(come))
 
     def _take(self, stream: Stream, message: Message) -> None:
         try:

@@ -6,13 +6,15 @@ import base64
 import re
 import threading
 import zlib
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from msrun import contract
 from msrun.cluster.messages import Message
 from msrun.launch.directory.rotated_reader import GrowingFile, RotatedReader
+from msrun.launch.remote.freed_space import FreedSpace
 
 PIECE_BYTES = 1 << 17
 _TRACE = re.compile(re.escape(contract.trace_file_name(0)).replace("0", r"\d+"))
@@ -29,18 +31,31 @@ class _Reader(Protocol):
         """Let go of the file."""
 
 
+_Entry = tuple[str, int, _Reader]
+"""Path, attempt, and what reads it."""
+
+
 class LogSender:
     """Gives the next piece of any of the logs, each in its turn. `next` belongs to the link's thread."""
 
-    def __init__(self, paths: Sequence[str], *, keep: int) -> None:
-        """`keep`: how many older files stay of a log that is rotated, 0 when they are not."""
+    def __init__(self, paths: Sequence[str], *, keep: int, on_refused: Callable[[str], None] = lambda _: None) -> None:
+        """
+        Args:
+            keep: how many older files stay of a log that is rotated, 0 when they are not.
+            on_refused: told that what the launcher has of the logs stays on the disk here, too, and why.
+        """
         self._keep = keep
         self._paths = list(paths)
         self._turn = 0
         self._attempt = 0
         self._lock = threading.Lock()
         self._readers = [(path, 0, self._open(path)) for path in self._paths]
-        self._old: list[tuple[str, int, _Reader]] = []
+        self._sent: deque[tuple[_Reader, int]] = deque()
+        """Of each piece that the launcher may not have: what it was read from, and where it ends there."""
+        self._space = FreedSpace(on_refused)
+        self.unreadable: set[str] = set()
+        """Names of logs that could not be read to their end."""
+        self._old: list[_Entry] = []
         """Logs of attempts that are over and have not been read to their end."""
 
     @property
@@ -69,19 +84,43 @@ class LogSender:
         """Return the next piece as a message, or None when all that is there was sent.
 
         `log {name, attempt, data}`: data is deflated, then base64.
+
+        Raises:
+            OSError: a log cannot be read; it is left out from now on, see `unreadable`.
         """
         with self._lock:
             for entry in list(self._old):
-                if data := entry[2].read(PIECE_BYTES):
-                    return pack_piece(Path(entry[0]).name, entry[1], data)
+                if piece := self._read(entry, self._old):
+                    return piece
                 entry[2].close()
                 self._old.remove(entry)
             for _ in range(len(self._readers)):
                 self._turn = (self._turn + 1) % len(self._readers)
-                path, attempt, reader = self._readers[self._turn]
-                if data := reader.read(PIECE_BYTES):
-                    return pack_piece(Path(path).name, attempt, data)
+                if piece := self._read(self._readers[self._turn], self._readers):
+                    return piece
         return None
+
+    def _read(self, entry: _Entry, entries: list[_Entry]) -> Message | None:
+        path, attempt, reader = entry
+        try:
+            data = reader.read(PIECE_BYTES)
+        except OSError as error:
+            entries.remove(entry)
+            self.unreadable.add(Path(path).name)
+            error.add_note(f"while it read {Path(path).name}")
+            raise
+        if not data:
+            return None
+        self._sent.append((reader, reader.place if isinstance(reader, GrowingFile) else 0))
+        return pack_piece(Path(path).name, attempt, data)
+
+    def acknowledge(self, count: int) -> None:
+        """The launcher has so many more of the pieces that `next` gave: a log that grows on takes no disk for them."""
+        with self._lock:
+            pieces = [self._sent.popleft() for _ in range(min(count, len(self._sent)))]
+            for reader, place in dict(pieces).items():
+                if isinstance(reader, GrowingFile):
+                    self._space.free(reader, place)
 
 
 def is_of_job(name: str) -> bool:

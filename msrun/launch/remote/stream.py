@@ -32,7 +32,11 @@ class Stream:
 
     def send(self, message: Message) -> None:
         """Send a message, or as much of it as can be sent now."""
-        self._unsent += encode_message(message)
+        self.send_bytes(encode_message(message))
+
+    def send_bytes(self, data: bytes) -> None:
+        """Send a message that was encoded before."""
+        self._unsent += data
         self.flush()
 
     def flush(self) -> None:

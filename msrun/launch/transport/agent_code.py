@@ -21,9 +21,10 @@ os.environ.update({environment})
 sys.path[:0]=[p for p in os.environ.get("PYTHONPATH","").split(os.pathsep) if p and p not in sys.path]
 """
 
-# A file that is there already is trusted only if it is what was sent: a folder of the user's own, and the same digest.
+# A file that is there already is trusted only if it is what was sent, in a folder of the user's own, which nobody else
+# may write. Where the home folder cannot be written, the one in the temporary folder is used again.
 _SHIPPED = """\
-import base64,hashlib,tempfile
+import base64,hashlib,stat,tempfile
 z=base64.b64decode("{archive}")
 def keep(folder):
     os.makedirs(folder,mode=0o700,exist_ok=True)
@@ -32,12 +33,22 @@ def keep(folder):
         with open(path,"rb") as f: good=f.read()==z
     except OSError: good=False
     if not good:
-        new=tempfile.mkstemp(dir=folder)[1]
-        with open(new,"wb") as f: f.write(z)
-        os.replace(new,path)
+        number,new=tempfile.mkstemp(dir=folder)
+        try:
+            with open(number,"wb") as f: f.write(z)
+            os.replace(new,path)
+        except OSError:
+            os.unlink(new)
+            raise
     return path
+def own(folder):
+    try: os.mkdir(folder,0o700)
+    except FileExistsError: pass
+    found=os.lstat(folder)
+    if stat.S_ISDIR(found.st_mode) and found.st_uid==os.geteuid() and not found.st_mode&0o022: return folder
+    return tempfile.mkdtemp(prefix="msrun-code-")
 try: p=keep(os.path.join(os.path.expanduser("~"),".cache","msrun"))
-except OSError: p=keep(tempfile.mkdtemp(prefix="msrun-code-"))
+except OSError: p=keep(own(os.path.join(tempfile.gettempdir(),"msrun-code-%d"%os.geteuid())))
 sys.path.insert(0,p)
 os.environ["PYTHONPATH"]=os.pathsep.join([p]+[q for q in os.environ.get("PYTHONPATH","").split(os.pathsep) if q])
 """

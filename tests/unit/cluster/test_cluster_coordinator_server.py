@@ -333,14 +333,28 @@ def test_those_who_say_nothing_are_sent_away(meeting: Meeting, monkeypatch: pyte
     wait_until(lambda: any(said in note for note in meeting.notes), "the refusal is told")
 
 
-def test_flood_of_strangers_fills_no_record(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting.coordinator, "_notes_left", 2)
+def flood(meeting: Meeting, source: str = "127.0.0.1") -> None:
+    """Be refused from an address, four times."""
     for _ in range(4):
-        with meeting.stranger() as stream:
+        with socket.create_connection(("127.0.0.1", meeting.port), 10, (source, 0)) as stream:
             stream.sendall(b"garbage!")
             while stream.recv(4096):
                 pass
-    assert [note.partition(" ")[0] for note in meeting.notes] == ["refused", "refused", "100"]
+
+
+def test_flood_of_strangers_fills_no_record_and_hides_no_host(
+    meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_NOTES_OF_ONE", 2)
+    monkeypatch.setattr(module, "MAX_NOTED", 2)
+    flood(meeting)
+    assert [note.partition(" ")[0] for note in meeting.notes] == ["refused", "refused", "127.0.0.1"]
+    flood(meeting, "127.0.0.2")
+    flood(meeting, "127.0.0.3")
+    assert len(meeting.notes) == 6 and not any("127.0.0.3" in note for note in meeting.notes)
+    for number, node_rank in enumerate((0, 0)):  # the second has the node_rank of the first, and knows the token
+        meeting.join(node_rank)[1]("refused" if number else "registered")
+    wait_until(lambda: any("--node_rank 0 is taken" in note for note in meeting.notes), "a note of the host")
 
 
 def test_time_limit_is_told_with_who_came() -> None:
@@ -425,6 +439,44 @@ def test_host_shows_another_nonce_at_every_try() -> None:
         link.close()
     inbox.close()
     assert None not in nonces and nonces[0] != nonces[1]
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_fault_of_the_scheduler_ends_the_job_under_its_own_name(
+    meeting: Meeting, monkeypatch: pytest.MonkeyPatch, has_begun: bool
+) -> None:
+    faults: list[BaseException] = []
+    monkeypatch.setattr(meeting.coordinator, "_record_fault", faults.append)
+    _, hear = meeting.join(0)
+    hear("registered")
+    if has_begun:
+        meeting.join(1)
+        hear("assigned")
+    slips = [KeyError("slip")]
+    look = meeting.coordinator._look_at_clock
+
+    def fail() -> None:
+        if slips:
+            raise slips.pop()
+        look()
+
+    monkeypatch.setattr(meeting.coordinator, "_look_at_clock", fail)
+    told = hear("stop")["report"]["failure"] if has_begun else hear("called_off")
+    assert told["reason"] == (
+        "the scheduler's host: msrun itself failed: KeyError: 'slip'; its traceback is in scheduler.log"
+    )
+    assert told["exit_code"] == 3 and [str(fault) for fault in faults] == ["'slip'"]
+
+
+def test_fault_of_a_host_is_no_loss_of_the_scheduler(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
+    faults: list[BaseException] = []
+    link, hear = meeting.join(0)
+    monkeypatch.setattr(link, "_record_fault", faults.append)
+    hear("registered")
+    monkeypatch.setattr(link, "_send_rest", lambda _: None)
+    link.send({"type": "event", "text": object()})
+    assert hear("lost")["reason"].startswith("msrun itself failed: TypeError: ")
+    assert len(faults) == 1
 
 
 def test_derived_token_is_the_same_for_those_who_were_told_the_same() -> None:

@@ -9,13 +9,13 @@ import signal
 import socket
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from msrun.cluster.own_thread import OwnThread, print_fault
 from msrun.launch.transport.ssh.fault import SshFault
 from msrun.launch.transport.ssh.paramiko_names import paramiko
 from msrun.launch.transport.ssh.target import SshTarget
@@ -96,11 +96,13 @@ def _resolve(target: SshTarget, deadline: float) -> list[Any]:
     if _is_numeric(target.host_name):
         look()
     else:
-        asker = threading.Thread(target=look, name="resolve", daemon=True)
+        asker = OwnThread("resolve", look, answer.append)
         asker.start()
         asker.join(max(0.0, deadline - time.monotonic()))
     if not answer:
         raise SshFault(f"{target.host_name} is not resolved in time; is the name server well?")
+    if isinstance(answer[0], BaseException) and not isinstance(answer[0], OSError | UnicodeError):
+        raise answer[0]
     if isinstance(answer[0], Exception):
         reason = getattr(answer[0], "strerror", None) or "not a host name"
         raise SshFault(f"the name {target.host_name} cannot be resolved ({reason}); give an address, or see HostName")
@@ -205,7 +207,7 @@ class ChannelSocket:
         """Close it; that is told to the jump host when it can be."""
         if not self._closed:
             self._closed = True
-            threading.Thread(target=self._tell, name="close channel", daemon=True).start()
+            OwnThread("close channel", self._tell, print_fault).start()
 
     def _tell(self) -> None:
         with contextlib.suppress(OSError, EOFError, paramiko.SSHException):

@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+from msrun.cluster.own_thread import OwnThread
+
 
 class Guard:
     """What is to be ended in time."""
@@ -16,6 +18,8 @@ class Guard:
         self.seconds = max(0.0, deadline - time.monotonic())
         """How much time there was."""
         self.has_fired = False
+        self.fault: BaseException | None = None
+        """What ended it in place of the time: a fault of msrun itself, raised where the guard is left."""
         self._lock = threading.Lock()
         self._end: Callable[[], None] | None = None
 
@@ -64,7 +68,7 @@ class Watchdog:
             if self._is_closed:
                 guard.fire()
             elif self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="ssh watchdog", daemon=True)
+                self._thread = OwnThread("ssh watchdog", self._run, self._tell_fault, goes_on=True)
                 self._thread.start()
             self._changed.notify()
         try:
@@ -72,6 +76,8 @@ class Watchdog:
         finally:
             with self._changed:
                 self._guards.discard(guard)
+            if guard.fault is not None:
+                raise guard.fault
 
     def pause(self, seconds: float, deadline: float) -> bool:
         """Wait; return whether there is time left and `close` was not called."""
@@ -91,6 +97,15 @@ class Watchdog:
             guard.fire()
         if self._thread is not None:
             self._thread.join()
+
+    def _tell_fault(self, error: BaseException) -> None:
+        """Let those learn of it whose work is looked after."""
+        with self._changed:
+            guards = list(self._guards)
+        for guard in guards:
+            guard.fault = error
+            with contextlib.suppress(Exception):  # what has failed just now
+                guard.fire()
 
     def _run(self) -> None:
         while True:

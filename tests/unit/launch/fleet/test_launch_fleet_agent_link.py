@@ -189,7 +189,10 @@ def test_gap_in_the_messages_is_filled_on_another_connection(host: Host) -> None
 def test_agent_that_says_what_only_the_link_may_say_is_lost(host: Host) -> None:
     host.begin().say("lost", seq=2, reason="x")
     reason = host.await_post("lost")["reason"]
-    assert reason == "host0: ValueError in msrun: its agent says lost, which is not for it to say"
+    assert reason == (
+        "host0: its agent says what cannot be understood (ValueError: lost is not for it to say); install the same "
+        "msrun there"
+    )
     assert host.link.is_over
 
 

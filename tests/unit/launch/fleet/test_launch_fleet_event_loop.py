@@ -237,6 +237,43 @@ def test_what_was_called_for_is_done_before_the_end() -> None:
     assert done == [1, 3]
 
 
+def test_fault_in_the_loop_is_told_once_and_the_other_hosts_are_served() -> None:
+    told, done = list[BaseException](), list[int]()
+    loop = EventLoop(1, told.append)
+
+    def fail() -> None:
+        raise KeyError("slip")
+
+    loop.start()
+    for function in (fail, lambda: done.append(1), fail, lambda: loop.ending.run(fail, fail_again)):
+        loop.call(function)
+    loop.call_later(0.0, fail)
+    loop.call_later(0.001, lambda: done.append(2))
+    wait_until(lambda: done == [1, 2] and len(told) == 2, "the loop goes on")
+    loop.close(time.monotonic() + 60)
+    assert sorted(str(error) for error in told) == ["'slip'", "no one to tell"]
+
+
+def fail_again(_: Exception) -> None:
+    raise OSError("no one to tell")
+
+
+def test_channel_in_which_msrun_fails_is_over_and_the_other_hosts_are_served(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("slip")
+
+    told = list[BaseException]()
+    monkeypatch.setattr(hosts.loop._thread, "_on_fault", told.append)
+    bad, good = hosts.add(), hosts.add()
+    monkeypatch.setattr(bad.channel, "_on_bytes", fail)
+    bad.stream.sendall(b"x")
+    wait_until(lambda: bad.ends and told, "it has ended, and that is told")
+    good.stream.sendall(b"here")
+    wait_until(lambda: good.came == b"here", "the other is served")
+
+
 def test_tasks_are_done_so_many_at_a_time_and_their_errors_told() -> None:
     threads, at_work, most, errors = TaskThreads(2, "test"), list[int](), list[int](), list[Exception]()
 

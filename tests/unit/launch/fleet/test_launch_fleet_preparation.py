@@ -286,6 +286,68 @@ def test_agent_that_ends_is_explained_by_its_status(make_hosts: Callable[..., Ho
     assert str(error).startswith("h1: there is no ")
 
 
+@pytest.mark.parametrize("told", ["job", "reach"])
+def test_fault_of_msrun_itself_on_a_host_is_the_reason_and_its_traceback_is_kept(
+    make_hosts: Callable[..., Hosts], told: str
+) -> None:
+    hosts = make_hosts(2)
+    hosts.logs = LogCollector(hosts.spec.log_dir, None, own_logs("worker", {0: (0,), 1: (1,)}))
+    hosts.answer(1, told, "fault", text="msrun itself failed: KeyError", traceback="Traceback:\n  here\n")
+    error = hosts.refused()
+    assert error.exit_code == 3 and str(error) == "h1: msrun itself failed: KeyError"
+    record = (hosts.spec.log_dir / "scheduler.log").read_text()
+    assert record.endswith(" h1: msrun itself failed: KeyError\nTraceback:\n  here\n")
+
+
+@pytest.mark.parametrize("told", ["job", "listen"])
+def test_fault_of_a_thread_of_the_launcher_blames_no_host(make_hosts: Callable[..., Hosts], told: str) -> None:
+    hosts = make_hosts(2)
+    hosts.logs = LogCollector(hosts.spec.log_dir, None, own_logs("worker", {0: (0,), 1: (1,)}))
+
+    def slip() -> None:
+        raise KeyError("slip")
+
+    def fail(preparation: Preparation) -> None:
+        hosts.answers[0, told] = lambda *_: preparation._loop.call(slip)
+        preparation.run()
+
+    with pytest.raises(ClusterError) as caught:
+        hosts.preparation(fail)
+    assert str(caught.value) == "msrun itself failed: KeyError: 'slip'; its traceback is in scheduler.log"
+    assert "in slip" in (hosts.spec.log_dir / "scheduler.log").read_text()
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_host_that_dies_after_its_answer_is_lost_though_another_one_is_slow(
+    make_hosts: Callable[..., Hosts], node: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "AFTER_LOSS_S", 0.0)
+    hosts = make_hosts(3, cluster_time_out_s=-1)
+    hosts.answer(2, "job", "")  # never answers, and would be waited for for ever
+
+    def answer_and_die(pipe: FakePipe, _: Message) -> None:
+        hosts.say(pipe, node, "checked", report=encode_record(hosts.report(node)))
+        pipe.end(137)
+
+    hosts.answers[node, "job"] = answer_and_die
+    error = hosts.refused()
+    assert error.exit_code == 3
+    assert str(error).startswith(f"h{node}: the agent was ended by SIGKILL")
+    assert "more" not in str(error), "who is slow is not blamed"
+    assert "listen" not in hosts.pipes["h0"].heard_kinds
+
+
+def test_host_that_has_died_is_not_counted_among_those_that_answered(
+    make_hosts: Callable[..., Hosts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WAITING_LINE_S", 0.1)
+    hosts = make_hosts(3, cluster_time_out_s=1)
+    hosts.answer(2, "job", "")
+    del hosts.opener._pipes["h1"]
+    hosts.refused()
+    assert hosts.said[-1] == "1 of 3 hosts answered, missing: h2, failed: h1"
+
+
 @pytest.mark.parametrize(("exit_code", "kind"), [(2, UsageError), (3, ClusterError)])
 def test_what_an_agent_refuses_is_said_in_its_words(
     make_hosts: Callable[..., Hosts], exit_code: int, kind: type[MsrunError]

@@ -409,6 +409,20 @@ def test_agent_that_could_not_begin_is_named(fleet: Fleet) -> None:
     assert result.failure.reason == "h1: no such folder"
 
 
+@pytest.mark.parametrize(("node", "host"), [(1, "h1: "), (-1, "")])
+def test_fault_of_msrun_itself_ends_the_job_under_its_own_name(fleet: Fleet, node: int, host: str) -> None:
+    fleet.plan(0, 1)
+    fleet.say(node, "fault", text="msrun itself failed: OSError: disk")
+    fleet.hear()
+    for link in fleet.links:
+        assert [said["type"] for said in link.done if isinstance(said, dict)] == ["run", "stop"], "that host, too"
+    fleet.stop(0, 1)
+    fleet.end(0, 1)
+    result = fleet.finish()
+    assert result.exit_code == 3 and result.failure is not None
+    assert result.failure.reason == f"{host}msrun itself failed: OSError: disk"
+
+
 def test_first_fault_is_the_reason(fleet: Fleet) -> None:
     for node in range(2):
         fleet.say(node, "error", text="cannot start", exit_code=3)

@@ -304,7 +304,7 @@ def test_older_files_of_a_log_are_kept_only_where_logs_are_limited(max_bytes: in
     ("error", "text", "code"),
     [
         (UsageError("no such program"), "no such program", contract.EXIT_USAGE),
-        (KeyError("x"), "KeyError in msrun's agent: 'x'", contract.EXIT_CLUSTER),
+        (KeyError("x"), "msrun itself failed: KeyError: 'x'; its traceback is in scheduler.log", contract.EXIT_CLUSTER),
     ],
 )
 def test_error_is_told_and_the_launcher_has_time_to_fetch_the_logs(
@@ -326,6 +326,8 @@ def test_error_is_told_and_the_launcher_has_time_to_fetch_the_logs(
     with pytest.raises(SystemExit) as ended:
         module.main()
     assert ended.value.code == 0
+    trace = link.heard[1].pop("traceback", "")
+    assert ("in fail" in trace) == isinstance(error, KeyError), "a mistake of the user's has none"
     assert link.heard == [
         {"type": "link started"},
         {"type": "error", "text": text, "exit_code": code},

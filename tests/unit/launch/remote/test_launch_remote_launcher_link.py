@@ -13,7 +13,7 @@ import pytest
 from fake_agents import FakeClock
 from job_runner import wait_until
 
-from msrun.cluster.messages import Message, MessageBuffer, encode_message
+from msrun.cluster.messages import MAX_MESSAGE_BYTES, Message, MessageBuffer, encode_message
 from msrun.launch.remote import launcher_link as module
 from msrun.launch.remote.launcher_link import LauncherLink
 from msrun.launch.remote.stream import Stream
@@ -350,6 +350,44 @@ def test_thread_sends_what_is_waiting_before_it_ends(agent: Agent) -> None:
     assert not agent.link.is_alive()
     assert kinds(wait_until(agent.launcher.hear, "the result has come")) == ["result"]
     assert agent.launcher.stream.recv(10) == b"", "the connection is closed"
+
+
+def test_fault_of_the_thread_is_told_and_the_launcher_is_still_served(
+    agent: Agent, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said: list[Message] = []
+
+    def hear(kind: str) -> Message:
+        def find() -> Message | None:
+            said.extend(agent.launcher.hear())
+            return next((message for message in said if message["type"] == kind), None)
+
+        return dict(wait_until(find, f"{kind} has come"))
+
+    def fail() -> Message:
+        raise OSError(5, "Input/output error")
+
+    agent.link.send_logs(fail)
+    agent.link.start()
+    fault = hear("fault")
+    assert fault["text"].startswith("msrun itself failed: OSError: [Errno 5] Input/output error; ")
+    assert "in fail" in fault["traceback"] and fault["traceback"] in capsys.readouterr().err
+    agent.launcher.say("beat", seen=fault["seq"])
+    hear("beat")
+    agent.link.send_logs(lambda: None)
+    agent.link.send("result")
+    assert hear("result")["seq"] == fault["seq"] + 1
+    agent.link.close()
+    assert not agent.link.is_alive()
+
+
+def test_message_that_cannot_be_sent_is_a_fault_and_leaves_no_gap(agent: Agent) -> None:
+    agent.link.send("planned", notes=["x" * MAX_MESSAGE_BYTES])
+    with pytest.raises(ValueError, match="at most") as raised:
+        agent.link._look(0.0)
+    agent.link._tell_fault(raised.value)
+    agent.link.send("result")
+    assert [(message["type"], message["seq"]) for message in agent.look()] == [("fault", 1), ("result", 2)]
 
 
 def test_end_is_no_loss_of_the_launcher(agent: Agent) -> None:

@@ -1,0 +1,66 @@
+"""OwnThread: a thread of msrun, which cannot end unnoticed. Every thread of launcher, agent and scheduler is one."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+
+PAUSE_S = 0.05
+"""Between a fault and the next try, so that a thread with a fault that stays does not use up a processor."""
+
+
+class OwnThread(threading.Thread):
+    """Does its work in the background, as a daemon; its owner is told what that raises."""
+
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[], None],
+        on_fault: Callable[[BaseException], None],
+        *,
+        goes_on: bool = False,
+    ) -> None:
+        """
+        Args:
+            on_fault: called by the thread with the first that `work` raises.
+            goes_on: `work` is begun again after a fault, until it returns: it has to carry out the end of the job.
+        """
+        super().__init__(name=name, daemon=True)
+        self._work, self._on_fault, self._goes_on = work, on_fault, goes_on
+        self.fault: BaseException | None = None
+        """The first that was raised."""
+
+    def run(self) -> None:
+        """Work until that is done."""
+        while True:
+            try:
+                self._work()
+                return
+            except BaseException as error:  # noqa: BLE001 - whatever it was, somebody has to learn of it
+                if self.fault is None:
+                    self.fault = error
+                    self._on_fault(error)
+            if not self._goes_on:
+                return
+            time.sleep(PAUSE_S)
+
+
+def print_fault(error: BaseException) -> None:
+    """Print what was raised with its traceback, where there is nobody else to tell."""
+    sys.stderr.write(traceback_of(error))
+
+
+def describe_fault(error: BaseException) -> str:
+    """Return a fault of msrun itself as one line: "msrun itself failed: OSError: ..., while it read worker_0.log"."""
+    notes = "".join(f", {note}" for note in getattr(error, "__notes__", ()))
+    said = " ".join(str(error).split())
+    what = f"{type(error).__name__}{f': {said}' if said else ''}{notes}"
+    return f"msrun itself failed: {what}; its traceback is in scheduler.log"
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return the traceback as Python prints it."""
+    return "".join(traceback.format_exception(error))

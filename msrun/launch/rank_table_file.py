@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from msrun import contract
 from msrun.errors import RendezvousTimeout, UsageError
+from msrun.launch.directory.log_directory import write_private
 from msrun.planning.plan import LaunchPlan
 
 if TYPE_CHECKING:
@@ -79,18 +80,15 @@ def write_rank_table(plan: LaunchPlan, text: str | None = None) -> None:
         UsageError: the table breaks a rule (for example more workers than the chip's servers can hold), or cannot be
             written.
     """
-    from ranktable import RankTableError, write_table
+    from ranktable import encode_table
 
-    if text is not None:
-        path = Path(plan.log_dir) / contract.RANK_TABLE_JSON
-        path.touch(mode=contract.FILE_MODE)
-        path.write_text(text, encoding="utf-8")
-        return
-    table = build_rank_table(plan)
+    path = Path(plan.log_dir, contract.RANK_TABLE_JSON)
     try:
-        write_table(Path(plan.log_dir) / contract.RANK_TABLE_JSON, table, mode=contract.FILE_MODE)
-    except RankTableError as error:
-        raise UsageError(f"--log_dir {plan.log_dir}: {error}") from None
+        write_private(path, encode_table(build_rank_table(plan)) if text is None else text)
+    except OSError as error:
+        raise UsageError(
+            f"--log_dir {plan.log_dir}: cannot write {path} ({error.strerror}); give a directory that you may write"
+        ) from None
 
 
 def build_rank_table(plan: LaunchPlan) -> RankTable:

@@ -21,6 +21,7 @@ from msrun.errors import CheckpointError
 from msrun.runtime.parallel.context import LayoutFiles
 from msrun.runtime.parallel.parameters.layouts import ParameterLayout, find_layouts
 from msrun.runtime.world import get_rank
+from ranktable.files import write_whole
 
 _STAGE = re.compile(r"(\d+)-(.+)", re.DOTALL)
 Strategy = dict[str, ParameterLayout]
@@ -42,11 +43,9 @@ def write_strategy(path: str | os.PathLike[str], layouts: Mapping[str, Parameter
 
 
 def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text)
-        temporary.replace(path)
+        write_whole(path, text.encode())
     except OSError as error:
         raise CheckpointError(f"strategy file {path} was not written: {error.strerror}; give another path") from None
 

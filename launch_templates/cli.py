@@ -196,12 +196,7 @@ def _read(path: str) -> str:
     """Content of a file; - is stdin."""
     from launch_templates.settings import read_text
 
-    if path != "-":
-        return read_text(path)
-    try:
-        return sys.stdin.buffer.read().decode()
-    except UnicodeDecodeError:
-        raise BadFile("-", "cannot be read: not UTF-8 text", "give UTF-8") from None
+    return read_text(path)
 
 
 def _word(value: object) -> str:

@@ -102,7 +102,11 @@ def read_text(path: str | os.PathLike[str], max_bytes: int = MAX_TEXT_BYTES) -> 
     Raises:
         OSError: it cannot be read, is larger, is not UTF-8, or a pipe stays without a writer; `strerror` says what.
     """
-    data = read_at_most(path, max_bytes + 1)
+    return decode_text(read_at_most(path, max_bytes + 1), max_bytes)
+
+
+def decode_text(data: bytes, max_bytes: int) -> str:
+    """Return bytes of which at most one more than `max_bytes` were read as `read_text` does; raises OSError."""
     if len(data) > max_bytes:
         raise OSError(errno.EFBIG, f"more than {max_bytes} bytes")
     try:
@@ -125,12 +129,17 @@ def read_at_most(
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         found = os.fstat(descriptor)
+        if stat.S_ISDIR(found.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if check is not None:
             check(found)
         start = _await_writer(descriptor) if stat.S_ISFIFO(found.st_mode) else b""
         os.set_blocking(descriptor, True)
         with os.fdopen(descriptor, "rb", closefd=False) as stream:
             return start + stream.read(num_bytes - len(start))
+    except OSError as error:
+        error.filename = os.fspath(path)
+        raise
     finally:
         os.close(descriptor)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,8 @@ from msrun import contract
 from msrun.errors import RendezvousTimeout, UsageError
 from msrun.launch.directory.log_directory import write_private
 from msrun.planning.plan import LaunchPlan
+from ranktable.bounded_text import load_json
+from ranktable.files import MAX_BYTES, read_at_most, read_text
 
 if TYPE_CHECKING:
     from ranktable import RankTable
@@ -48,8 +49,9 @@ def await_rank_table(path: Path, limit_s: float, tell: Callable[[str], None]) ->
 
 def _is_initializing(path: Path) -> bool:
     try:
-        table = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        data = read_at_most(path, MAX_BYTES + 1) if path.is_file() else b""
+        table = load_json(data) if b"initializing" in data and len(data) <= MAX_BYTES else None
+    except (OSError, ValueError):
         return False  # found, and refused, when it is read as a table
     return isinstance(table, dict) and table.get("status") == "initializing"
 
@@ -65,9 +67,9 @@ def linked_table(path: Path | None) -> str | None:
     if path is None or not path.is_symlink():
         return None
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--rank_table_file {path}: cannot be read ({error}); give another file") from None
+        return read_text(path, MAX_BYTES)
+    except OSError as error:
+        raise UsageError(f"--rank_table_file {path}: cannot be read ({error.strerror}); give another file") from None
 
 
 def write_rank_table(plan: LaunchPlan, text: str | None = None) -> None:
@@ -119,6 +121,8 @@ def read_given_table(path: Path) -> RankTable:
     """
     from ranktable import RankTableError, read_table
 
+    if path.exists() and not path.is_file():
+        raise UsageError(f"--rank_table_file {path}: no plain file, and every worker reads it; give a file")
     try:
         return read_table(path)
     except RankTableError as error:

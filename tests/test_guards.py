@@ -309,7 +309,6 @@ def test_pickles_are_read_by_unpicklers_that_run_nothing() -> None:
 def test_files_of_json_are_read_with_limits() -> None:
     """`json.loads(path.read_text())` takes whatever there is; `load_json(read_text(path))` does not."""
     whole = re.compile(r"\.(read_text|read_bytes|read)\(")
-    own = {"launch_templates/lint/keys.py", "msrun/runtime/checkpoint/safetensors_file.py"}
     guilty = {
         name_of(path)
         for path in all_modules()
@@ -317,7 +316,8 @@ def test_files_of_json_are_read_with_limits() -> None:
         if ast.unparse(call.func) in ("json.load", "json.loads")
         and (ast.unparse(call.func) == "json.load" or whole.search(ast.unparse(call)))
     }
-    assert guilty - own == set()
+    own = ("launch_templates/lint/keys.py", "msrun/runtime/checkpoint/")  # the latter has limits of its own
+    assert {name for name in guilty if not name.startswith(own)} == set()
 
 
 READS_WHOLE_FILES = {

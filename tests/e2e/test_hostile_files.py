@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,9 @@ from job_runner import DEADLINE_S, REPOSITORY, is_job_variable
 MEMORY_KB = 1_500_000
 """Of address space; an endless file that is read whole fills any."""
 MAINS = {
-    "msrun": "from msrun.cli import main; main(sys.argv[1:])",
-    "ranktable": "from ranktable.cli import main; sys.exit(main(sys.argv[1:]))",
-    "launch-template": "from launch_templates.cli import main; main(sys.argv[1:])",
+    "msrun": "import sys; from msrun.cli import main; main(sys.argv[1:])",
+    "ranktable": "import sys; from ranktable.cli import main; sys.exit(main(sys.argv[1:]))",
+    "launch-template": "import sys; from launch_templates.cli import main; main(sys.argv[1:])",
 }
 RENDER = ("launch-template", "render", "jobset", "--set", "name=a", "--set", "image=r.example/a:1")
 END = ("--", "t.py")
@@ -27,13 +28,13 @@ READERS: dict[str, tuple[str, ...]] = {
         option: ("msrun", "--worker_num=1", f"--{option}=FILE", "true")
         for option in ("config", "env_file", "token_file", "rank_table_file", "tls_config", "hostfile")
     },
-    "ssh_config": ("msrun", "--hosts=127.0.0.1:1", "--ssh_config=FILE", "--check", "true"),
+    "ssh_config": ("msrun", "--hosts=203.0.113.1:1", "--ssh_config=FILE", "true"),
     "values": (*RENDER, "--values", "FILE", *END),
     "patch": (*RENDER, "--patch", "FILE", *END),
     "from": (*RENDER, "--from", "FILE", *END),
     "lint": ("launch-template", "lint", "FILE"),
     "validate": ("ranktable", "validate", "FILE"),
-    "pods": ("ranktable", "generate", "--from_pods", "FILE"),
+    "pods": ("ranktable", "generate", "--pod_annotations", "FILE"),
     "device_ips": (*GENERATE, "--device_ips", "FILE"),
 }
 WRITERS: dict[str, tuple[str, ...]] = {
@@ -59,7 +60,7 @@ def run(cwd: Path, words: tuple[str, ...], file: str) -> subprocess.CompletedPro
             "sh",
             sys.executable,
             "-c",
-            f"import sys; {MAINS[program]}",
+            MAINS[program],
             *rest,
         ],
         cwd=cwd,
@@ -86,14 +87,15 @@ def test_an_endless_file_is_refused_in_one_line_and_little_memory(tmp_path: Path
     done = run(tmp_path, READERS[name], "/dev/zero")
     assert_refused(done)
     assert "/dev/zero" in done.stderr
-    assert os.listdir(tmp_path) == []
+    assert set(os.listdir(tmp_path)) <= {"log_output"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", READERS)
-def test_a_pipe_that_nobody_writes_to_ends_in_one_line(tmp_path: Path, name: str) -> None:
+def test_a_pipe_that_nobody_writes_to_ends_in_one_line(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
-    assert_refused(run(tmp_path, READERS[name], "fifo"))
+    with ThreadPoolExecutor(len(READERS)) as threads:  # each waits for 10 s
+        for done in threads.map(lambda words: run(tmp_path, words, "fifo"), READERS.values()):
+            assert_refused(done)
 
 
 @pytest.mark.parametrize("name", ["values", "patch", "lint", "device_ips", "config"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import threading
 import zipfile
 from pathlib import Path
 
@@ -112,6 +113,21 @@ def test_exported_file_is_read_by_the_package_and_by_load_checkpoint(saved: tupl
     load_checkpoint(file, other)
     assert equal(other.columns, network.columns)
     assert equal(load_checkpoint(file)["of_complex64"], network.of_complex64)  # type: ignore[arg-type]
+
+
+def test_export_writes_into_pipes_and_the_targets_of_links(saved: tuple[Odd, Path], tmp_path: Path) -> None:
+    network, path = saved
+    fifo, link, target, read = tmp_path / "fifo", tmp_path / "link", tmp_path / "target", list[bytes]()
+    os.mkfifo(fifo)
+    link.symlink_to(target)
+    reader = threading.Thread(target=lambda: read.append(fifo.read_bytes()))
+    reader.start()
+    export_checkpoint(path, fifo)
+    export_checkpoint(path, link)
+    reader.join()
+    assert fifo.is_fifo() and link.is_symlink()
+    assert read == [target.read_bytes()]
+    assert equal(safetensors.torch.load_file(target)["columns"], network.columns)
 
 
 def test_file_of_the_package_is_read(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from launch_templates.errors import BadFile, LaunchTemplateError
+from ranktable.files import write_whole
 
 _WRONG_INPUT = 2
 
@@ -176,8 +177,7 @@ def _deliver(outcome: Outcome) -> int:
 
 def _write_file(path: str, text: str) -> None:
     try:
-        with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123 - also for /dev/stdout and its like
-            file.write(text)
+        write_whole(path, text.encode())
     except OSError as error:
         raise BadFile(path, f"cannot be written: {error.strerror}", "choose another -o FILE") from None
 
@@ -196,12 +196,7 @@ def _read(path: str) -> str:
     """Content of a file; - is stdin."""
     from launch_templates.settings import read_text
 
-    if path != "-":
-        return read_text(path)
-    try:
-        return sys.stdin.buffer.read().decode()
-    except UnicodeDecodeError:
-        raise BadFile("-", "cannot be read: not UTF-8 text", "give UTF-8") from None
+    return read_text(path)
 
 
 def _word(value: object) -> str:

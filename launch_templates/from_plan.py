@@ -5,12 +5,12 @@ Hosts, addresses, node ranks, log folders and ways to reach hosts are those of t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
 from launch_templates.errors import BadFile
+from ranktable.bounded_text import load_json
 
 _FIELDS = {
     "max_restarts": "max_restarts",
@@ -37,7 +37,7 @@ def read_plan(text: str, path: str) -> dict[str, Any]:
         BadFile: no plan of msrun, hosts of different size, or a word that the plan hides.
     """
     try:
-        plan = json.loads(text)
+        plan = load_json(text)
         return dict(_fields(plan, path))
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         problem = "is no plan of msrun"

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import sys
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
-import yaml
-
 from launch_templates.errors import BadFile, BadValue
-from launch_templates.lint.document import UniqueKeyLoader
 from launch_templates.spec import settings_of_spec
 from launch_templates.value_types import Argv, Table
+from ranktable.bounded_text import TextError, load_yaml
+from ranktable.files import decode_text
+from ranktable.files import read_text as file_text
+
+MAX_BYTES = 16_000_000
+"""Largest file of values or manifests; Kubernetes takes no object above 1.5 MB."""
+_CHECK = "check the path and its permissions"
+_REMEDIES = {errno.EILSEQ: "save it as UTF-8", errno.EFBIG: "give a file of values or manifests"}
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
@@ -65,10 +71,9 @@ def read_values_file(path: str) -> dict[str, Any]:
         BadFile: it cannot be read, or is no YAML mapping.
     """
     try:
-        # UniqueKeyLoader is a SafeLoader
-        content = yaml.load(read_text(path), Loader=UniqueKeyLoader)  # noqa: S506
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise BadFile(path, f"not YAML: {one_line(error)}", "correct the file") from None
+        content = load_yaml(read_text(path))
+    except TextError as error:
+        raise BadFile(path, f"{error.place}{error.problem}", error.remedy) from None
     if content is None:
         return {}
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
@@ -77,19 +82,15 @@ def read_values_file(path: str) -> dict[str, Any]:
 
 
 def read_text(path: str) -> str:
-    """Content of a UTF-8 file.
+    """Content of a UTF-8 file; - is standard input.
 
     Raises:
-        BadFile: it cannot be read or is not UTF-8.
+        BadFile: it cannot be read, is not UTF-8 or has more than `MAX_BYTES`.
     """
     try:
-        return Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise BadFile(path, f"cannot be read: {error.strerror}", "check the path and its permissions") from None
-    except ValueError:
-        raise BadFile(path, "cannot be read: not UTF-8 text", "save it as UTF-8") from None
-
-
-def one_line(error: Exception) -> str:
-    """Text of a YAML error on one line."""
-    return " ".join(str(error).split()) or type(error).__name__
+        if path == "-":
+            return decode_text(sys.stdin.buffer.read(MAX_BYTES + 1), MAX_BYTES)
+        return file_text(path, MAX_BYTES)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise BadFile(path, f"cannot be read: {reason}", _REMEDIES.get(getattr(error, "errno", 0), _CHECK)) from None

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import yaml
-
 from launch_templates.quantity import parse_quantity
+from ranktable.bounded_text import TextError, load_yaml
 
 
 class ValueType(Protocol):
@@ -150,8 +149,8 @@ class Tree:
     def read(self, given: Any) -> Any:
         if isinstance(given, str):
             try:
-                given = yaml.safe_load(given)
-            except (yaml.YAMLError, ValueError, RecursionError):
+                given = load_yaml(given)
+            except TextError:
                 raise ValueError from None
         if not isinstance(given, self.shape):
             raise ValueError

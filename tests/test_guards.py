@@ -239,9 +239,9 @@ def test_packages_that_stand_alone_import_no_stranger(package: str) -> None:
     assert guilty == []
 
 
-def test_planning_takes_no_more_of_ranktable_than_the_grammar_of_host_lists() -> None:
-    """One grammar and one set of limits for both; it is pure, and imports of ranktable only the errors."""
-    allowed = ("ranktable.hostlist.", "ranktable.errors.")
+def test_planning_takes_no_more_of_ranktable_than_the_grammar_of_host_lists_and_the_limits_of_text() -> None:
+    """One grammar and one set of limits for both; they are pure, and import of ranktable only the errors."""
+    allowed = ("ranktable.hostlist.", "ranktable.bounded_text.", "ranktable.errors.")
     guilty = [
         f"{name_of(path)} imports {name}"
         for room in ("msrun/planning", "ranktable/hostlist")
@@ -250,6 +250,92 @@ def test_planning_takes_no_more_of_ranktable_than_the_grammar_of_host_lists() ->
         if name.startswith("ranktable.") and not name.startswith(allowed)
     ]
     assert guilty == []
+
+
+MOVES_FILES = {
+    "ranktable/files.py": "the one writer of files that a user names",
+    "msrun/agent/logs/rotated_log.py": "logs are rotated",
+    "msrun/agent/warm/warm_server.py": "its socket gets its name when it listens",
+    "msrun/launch/transport/agent_code.py": "a program for the other host, which has nothing of ours yet",
+    "msrun/runtime/checkpoint/directory.py": "a checkpoint gets its name when it is whole",
+    "msrun/runtime/checkpoint/retention.py": "a checkpoint loses its name before it is removed",
+    "msrun/runtime/checkpoint/writing.py": "a checkpoint gets its name when it is whole",
+    "msrun/runtime/data/clicks.py": "data that is made, in a folder of ours",
+    "msrun/runtime/data/digits.py": "data that is made, in a folder of ours",
+    "msrun/runtime/data/idx.py": "data that is made, in a folder of ours",
+}
+"""Modules that give files another name, and why."""
+
+
+def calls(path: Path) -> Iterator[ast.Call]:
+    return (node for node in ast.walk(parse(path)) if isinstance(node, ast.Call))
+
+
+def moves_a_file(call: ast.Call) -> bool:
+    """Tell `os.replace(a, b)`, `Path.rename(b)` and `Path.replace(b)` from the `replace(a, b)` of texts and records."""
+    if not isinstance(call.func, ast.Attribute) or call.func.attr not in ("replace", "rename", "renames", "move"):
+        return False
+    if ast.unparse(call.func.value) in ("os", "shutil"):
+        return True
+    return len(call.args) == 1 and not call.keywords and call.func.attr in ("replace", "rename")
+
+
+def test_files_are_moved_into_place_by_one_module_but_for_the_listed_ones() -> None:
+    """A rename replaces a device, a pipe or a link that the user has named: `write_whole` looks first."""
+    assert {
+        name_of(path) for path in all_modules() if any(map(moves_a_file, calls(path)))
+    } - MOVES_FILES.keys() == set()
+
+
+READS_OWN_YAML = {
+    "ranktable/bounded_text.py": "the one reader of foreign YAML",
+    "launch_templates/kinds.py": "reads the package's own manifests",
+}
+UNPICKLES = ("msrun/runtime/data/inert_pickle.py", "msrun/runtime/checkpoint/")
+"""Unpicklers that run nothing."""
+
+
+def test_foreign_yaml_is_read_by_one_module() -> None:
+    words = re.compile(r"\byaml\.((safe_|full_|unsafe_)?load(_all)?|compose(_all)?|parse|scan)\(")
+    assert {name_of(path) for path in all_modules() if words.search(path.read_text())} == READS_OWN_YAML.keys()
+
+
+def test_pickles_are_read_by_unpicklers_that_run_nothing() -> None:
+    words = re.compile(r"\bpickle\.(loads?\(|Unpickler\b)|\bmarshal\.loads?\(|\bshelve\.")
+    guilty = [name_of(path) for path in all_modules() if words.search(path.read_text())]
+    assert [name for name in guilty if not name.startswith(UNPICKLES)] == []
+
+
+def test_files_of_json_are_read_with_limits() -> None:
+    """`json.loads(path.read_text())` takes whatever there is; `load_json(read_text(path))` does not."""
+    whole = re.compile(r"\.(read_text|read_bytes|read)\(")
+    guilty = {
+        name_of(path)
+        for path in all_modules()
+        for call in calls(path)
+        if ast.unparse(call.func) in ("json.load", "json.loads")
+        and (ast.unparse(call.func) == "json.load" or whole.search(ast.unparse(call)))
+    }
+    own = ("launch_templates/lint/keys.py", "msrun/runtime/checkpoint/")  # the latter has limits of its own
+    assert {name for name in guilty if not name.startswith(own)} == set()
+
+
+READS_WHOLE_FILES = {
+    "msrun/cli/foreign_words.py": "the script",
+    "msrun/cluster/scheduler.py": "files of the system",
+    "msrun/planning/imports.py": "the script",
+    "msrun/planning/strategy_lines.py": "the script",
+    "launch_templates/kinds.py": "the package's own manifests",
+    "launch_templates/lint/keys.py": "the package's own table",
+    "ranktable/sources/local_host.py": "files of the system",
+}
+
+
+def test_files_that_options_name_are_read_with_limits() -> None:
+    words = re.compile(r"\.(read_text|read_bytes)\(")
+    rooms = ("msrun/cli", "msrun/planning", "msrun/cluster", "ranktable", "launch_templates")
+    guilty = {name_of(path) for room in rooms for path in modules(room) if words.search(path.read_text())}
+    assert guilty == READS_WHOLE_FILES.keys()
 
 
 def test_torch_is_imported_at_module_level_in_the_runtime_only() -> None:

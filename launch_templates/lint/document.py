@@ -6,22 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
 from launch_templates.errors import BadFile
-
-
-class UniqueKeyLoader(yaml.SafeLoader):
-    """SafeLoader that refuses a key written twice: the API server does so too, PyYAML alone takes the last one."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
-                if key.value in seen:
-                    raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} is twice", key.start_mark)
-                seen.add(key.value)
-        return super().construct_mapping(node, deep)
+from ranktable.bounded_text import TextError, load_yaml_documents
 
 
 @dataclass(frozen=True)
@@ -63,14 +49,10 @@ def read_documents(content: str, source: str) -> list[Document]:
         BadFile: the text is not YAML, or one of its documents is no mapping.
     """
     try:
-        bodies = [body for body in yaml.load_all(content, Loader=UniqueKeyLoader) if body is not None]
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        problem = " ".join(str(error).split()) or type(error).__name__
-        raise BadFile(source, f"not YAML: {problem}", "correct the file") from None
-    try:
-        return [document for body in bodies for document in _unfold(body, source)]
-    except RecursionError:
-        raise BadFile(source, "a List contains itself", "write its items out") from None
+        bodies = [body for body in load_yaml_documents(content) if body is not None]
+    except TextError as error:
+        raise BadFile(source, f"{error.place}{error.problem}", error.remedy) from None
+    return [document for body in bodies for document in _unfold(body, source)]
 
 
 def _unfold(body: Any, source: str) -> Iterator[Document]:
@@ -78,8 +60,7 @@ def _unfold(body: Any, source: str) -> Iterator[Document]:
         raise BadFile(source, f"a document is {type(body).__name__}, not a mapping", "give Kubernetes manifests")
     if body.get("kind") == "List":
         for item in sequence(body, "items"):
-            if item is not body:
-                yield from _unfold(item, source)
+            yield from _unfold(item, source)
     else:
         yield Document(source, body)
 

@@ -14,6 +14,7 @@ from msrun.planning.program import parse_program
 from msrun.planning.settings import TOKEN_VARIABLE
 from msrun.planning.spec import LaunchSpec, parse_env, parse_env_file, parse_signals, parse_tail
 from msrun.planning.tls_spec import TlsSpec, parse_tls_config
+from ranktable.files import read_text
 
 
 def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
@@ -110,7 +111,6 @@ def _read_tls(path: Path | None, caller: dict[str, str]) -> TlsSpec | None:
 
 def _read_text(name: str, path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise UsageError(f"{name} {path}: cannot be read ({reason}); give a readable text file") from None
+        return read_text(path)
+    except OSError as error:
+        raise UsageError(f"{name} {path}: cannot be read ({error.strerror}); give a readable text file") from None

@@ -18,10 +18,11 @@ import click
 from click.core import ParameterSource
 
 from msrun.errors import UsageError
-from msrun.planning.config import MAX_BYTES, JobConfig, Kind, OptionShape, parse_config
+from msrun.planning.config import JobConfig, Kind, OptionShape, parse_config
 from msrun.planning.environment import masked
 from msrun.planning.masking import mask_url, mask_words
 from msrun.planning.settings import COMMAND_LINE, Setting, option_variables, variable_name
+from ranktable.files import read_text
 
 OF_ONE_COMMAND = frozenset({"module", "status", "watch", "json", "stop", "install_completion", "version", "help"})
 """Options that neither a variable nor a file may set; -m is a mark on the word after it."""
@@ -88,14 +89,9 @@ def _split(name: str, text: str) -> list[str]:
 
 def _read_config(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-        if len(data) > MAX_BYTES:
-            raise UsageError(f"--config {path}: more than {MAX_BYTES} bytes; a job needs a few lines")
-        return data.decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise UsageError(f"--config {path}: cannot be read ({reason}); give a readable YAML file") from None
+        return read_text(path)
+    except OSError as error:
+        raise UsageError(f"--config {path}: cannot be read ({error.strerror}); give a readable YAML file") from None
 
 
 def option_shapes(parameters: Sequence[click.Parameter]) -> dict[str, OptionShape]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import re
 import socket
@@ -25,6 +26,7 @@ from msrun.planning.hosts.rehearsed import FIRST_ADDRESS, parse_rehearsal, stand
 from msrun.planning.hosts.selection import select_hosts
 from msrun.planning.hosts.slots import give_slots
 from msrun.planning.spec import is_loopback
+from ranktable.files import read_text
 from ranktable.hostlist.brackets import shorten
 from ranktable.hostlist.host_name import LOOPBACK, check_host_name, host_key
 
@@ -230,11 +232,7 @@ def _with_address(entry: HostEntry, host: TableHost) -> HostEntry:
 
 def _read_hostfile(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-        if len(data) > MAX_BYTES:
-            raise UsageError(f"--hostfile {path}: more than {MAX_BYTES} bytes; write ranges: node[0001-1024] slots=8")
-        return data.decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise UsageError(f"--hostfile {path}: cannot be read ({reason}); give a readable text file") from None
+        return read_text(path, MAX_BYTES)
+    except OSError as error:
+        remedy = "write ranges: node[0001-1024] slots=8" if error.errno == errno.EFBIG else "give a readable text file"
+        raise UsageError(f"--hostfile {path}: cannot be read ({error.strerror}); {remedy}") from None

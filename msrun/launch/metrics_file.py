@@ -1,6 +1,7 @@
 """`--metrics_file FILE`: the job in numbers for Prometheus, as the textfile collector of its node exporter reads them.
 
-The file is written anew every few seconds under another name and moved into place, so a reader sees a whole one.
+The file is written anew every few seconds under another name and moved into place, so a reader sees a whole one. A
+device or a named pipe is written into.
 Source of the form: https://prometheus.io/docs/instrumenting/exposition_formats/
 """
 
@@ -8,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ from msrun.cluster.membership import Membership, WorkerState
 from msrun.errors import UsageError
 from msrun.launch.directory.worker_log import newest_loss, newest_step
 from msrun.planning.plan import LaunchPlan
+from ranktable.files import write_whole
 
 INTERVAL_S = 5.0
 MODE = 0o644
@@ -87,7 +88,7 @@ class MetricsFile:
         self._due = 0.0
         self._membership = Membership(worker.global_rank for worker in plan.workers)
         try:
-            self._write(is_running=True)
+            self._write(is_running=True, may_wait=True)
         except OSError as error:
             raise UsageError(
                 f"--metrics_file {path}: cannot be written ({error.strerror}); give a file in a directory that you may "
@@ -112,20 +113,10 @@ class MetricsFile:
         with contextlib.suppress(OSError):
             self._write(is_running=False, exit_code=exit_code)
 
-    def _write(self, *, is_running: bool, exit_code: int | None = None) -> None:
+    def _write(self, *, is_running: bool, exit_code: int | None = None, may_wait: bool = False) -> None:
         self._due = time.monotonic() + INTERVAL_S
         text = render_families(self._families(is_running=is_running, exit_code=exit_code))
-        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")  # the exporter reads *.prom alone
-        try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, MODE)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                os.fchmod(descriptor, MODE)
-                file.write(text)
-            temporary.replace(self._path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise
+        write_whole(self._path, text.encode(), mode=MODE, may_wait=may_wait)
 
     def _families(self, *, is_running: bool, exit_code: int | None) -> list[Family]:
         job = {"job_id": self._plan.job_id}

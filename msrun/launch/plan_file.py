@@ -11,6 +11,7 @@ from msrun.planning.plan import LaunchPlan
 from msrun.planning.plan_page import render_page
 from msrun.planning.spec import LaunchSpec
 from msrun.planning.strategy_lines import read_strategy_lines
+from ranktable.files import write_whole
 
 
 def write_page(path: Path, plan: LaunchPlan, spec: LaunchSpec) -> str:
@@ -22,7 +23,7 @@ def write_page(path: Path, plan: LaunchPlan, spec: LaunchSpec) -> str:
     strategy = read_strategy_lines(Path(spec.program.target)) if spec.program.kind == "script" else ()
     page = render_page(plan, _rank_table(plan, spec), strategy)
     try:
-        path.write_text(page, encoding="utf-8", errors="backslashreplace")
+        write_whole(path, page.encode("utf-8", "backslashreplace"))
     except OSError as error:
         raise UsageError(f"--plan {path}: cannot be written ({error.strerror}); give another file") from None
     return f"wrote {path}; open it in a browser"

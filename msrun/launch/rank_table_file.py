@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,10 @@ from typing import TYPE_CHECKING
 
 from msrun import contract
 from msrun.errors import RendezvousTimeout, UsageError
+from msrun.launch.directory.log_directory import write_private
 from msrun.planning.plan import LaunchPlan
+from ranktable.bounded_text import load_json
+from ranktable.files import MAX_BYTES, read_at_most, read_text
 
 if TYPE_CHECKING:
     from ranktable import RankTable
@@ -47,8 +49,9 @@ def await_rank_table(path: Path, limit_s: float, tell: Callable[[str], None]) ->
 
 def _is_initializing(path: Path) -> bool:
     try:
-        table = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        data = read_at_most(path, MAX_BYTES + 1) if path.is_file() else b""
+        table = load_json(data) if b"initializing" in data and len(data) <= MAX_BYTES else None
+    except (OSError, ValueError):
         return False  # found, and refused, when it is read as a table
     return isinstance(table, dict) and table.get("status") == "initializing"
 
@@ -64,9 +67,9 @@ def linked_table(path: Path | None) -> str | None:
     if path is None or not path.is_symlink():
         return None
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--rank_table_file {path}: cannot be read ({error}); give another file") from None
+        return read_text(path, MAX_BYTES)
+    except OSError as error:
+        raise UsageError(f"--rank_table_file {path}: cannot be read ({error.strerror}); give another file") from None
 
 
 def write_rank_table(plan: LaunchPlan, text: str | None = None) -> None:
@@ -79,18 +82,15 @@ def write_rank_table(plan: LaunchPlan, text: str | None = None) -> None:
         UsageError: the table breaks a rule (for example more workers than the chip's servers can hold), or cannot be
             written.
     """
-    from ranktable import RankTableError, write_table
+    from ranktable import encode_table
 
-    if text is not None:
-        path = Path(plan.log_dir) / contract.RANK_TABLE_JSON
-        path.touch(mode=contract.FILE_MODE)
-        path.write_text(text, encoding="utf-8")
-        return
-    table = build_rank_table(plan)
+    path = Path(plan.log_dir, contract.RANK_TABLE_JSON)
     try:
-        write_table(Path(plan.log_dir) / contract.RANK_TABLE_JSON, table, mode=contract.FILE_MODE)
-    except RankTableError as error:
-        raise UsageError(f"--log_dir {plan.log_dir}: {error}") from None
+        write_private(path, encode_table(build_rank_table(plan)) if text is None else text)
+    except OSError as error:
+        raise UsageError(
+            f"--log_dir {plan.log_dir}: cannot write {path} ({error.strerror}); give a directory that you may write"
+        ) from None
 
 
 def build_rank_table(plan: LaunchPlan) -> RankTable:
@@ -121,6 +121,8 @@ def read_given_table(path: Path) -> RankTable:
     """
     from ranktable import RankTableError, read_table
 
+    if path.exists() and not path.is_file():
+        raise UsageError(f"--rank_table_file {path}: no plain file, and every worker reads it; give a file")
     try:
         return read_table(path)
     except RankTableError as error:

@@ -26,6 +26,7 @@ from msrun.agent.logs.own_file import create_own_file
 from msrun.errors import UsageError
 from msrun.launch.directory.job_record import parse_plan, read_bytes
 from msrun.launch.directory.lock import parse_number, parse_object
+from ranktable.files import open_whole
 
 LAUNCHER = 0
 """Process of the launcher in the trace; that of rank r is r + 1."""
@@ -73,8 +74,8 @@ def write_trace(log_dir: Path, output: Path | None) -> str:
         raise UsageError(f"msrun trace {log_dir}: no job has used it; give the --log_dir of a job")
     trace = build_trace(plan.job_id, {worker.global_rank: worker.host for worker in plan.workers}, logs, parts)
     try:
-        with os.fdopen(create_own_file(path), "w", encoding="utf-8") as file:
-            file.writelines(_lines(trace.events))
+        with open_whole(path, mode=contract.FILE_MODE) if output else os.fdopen(create_own_file(path), "wb") as file:
+            file.writelines(line.encode() for line in _lines(trace.events))
     except OSError as error:
         raise UsageError(f"msrun trace: {path}: cannot write ({error.strerror}); give -o FILE") from None
     found = ", ".join(f"{trace.found[name]} {name if trace.found[name] != 1 else name[:-1]}" for name in _FOUND)

@@ -23,12 +23,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from msrun.errors import UsageError, near_miss
+from ranktable.bounded_text import TextError, compose_yaml
 
 if TYPE_CHECKING:
     import yaml
 
 VERSION = 1
-MAX_BYTES = 1_000_000
 MAX_SHOWN_CHARS = 60
 MAX_DEPTH = 16
 """A job needs two levels; YAML readers call themselves for every further one."""
@@ -121,34 +121,10 @@ class _Reader:
         )
 
     def _compose(self, text: str) -> yaml.Node | None:
-        import yaml
-
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         try:
-            self._check_size(yaml.parse(text, Loader=loader))
-            node: yaml.Node | None = yaml.compose(text, Loader=loader)
-        except yaml.MarkedYAMLError as error:
-            mark = error.problem_mark or error.context_mark
-            line = int(mark.line) + 1 if mark is not None else 1
-            what = ": ".join(part for part in (error.context, error.problem) if part)
-            self._fail(line, f"not YAML ({what}); correct the line")
-        except yaml.YAMLError as error:
-            self._fail(1, f"not YAML ({str(error).splitlines()[0]}); save it as plain text")
-        return node
-
-    def _check_size(self, events: Iterator[Any]) -> None:
-        import yaml
-
-        depth = 0
-        for event in events:
-            if isinstance(event, yaml.CollectionStartEvent):
-                depth += 1
-                if depth > MAX_DEPTH:
-                    self._fail(_line(event), f"more than {MAX_DEPTH} levels deep; a job needs two")
-            elif isinstance(event, yaml.CollectionEndEvent):
-                depth -= 1
-            elif isinstance(event, yaml.AliasEvent):
-                self._fail(_line(event), f"*{event.anchor}: aliases are not read; write the value again")
+            return compose_yaml(text, max_depth=MAX_DEPTH)
+        except TextError as error:
+            self._fail(error.line or 1, f"{error.problem}; {error.remedy}")
 
     def _entries(self, node: yaml.Node, what: str, *, dashes: bool = False) -> Iterator[tuple[str, int, yaml.Node]]:
         """Yield key, line and value of a mapping; a key may stand there once."""
@@ -239,8 +215,8 @@ class _Reader:
         raise UsageError(f"--config {self._source}, line {line}: {message}")
 
 
-def _line(node: yaml.Node | yaml.Event) -> int:
-    """Return where a node or an event begins, from 1."""
+def _line(node: yaml.Node) -> int:
+    """Return where a node begins, from 1."""
     mark = node.start_mark
     return int(mark.line) + 1 if mark is not None else 1
 

@@ -23,9 +23,10 @@ SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|KEY|CREDENTIAL", re.IGNO
 _ALWAYS = re.compile(r"SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
 _LAST_WORD = re.compile(r"(api|access|secret|private|auth)?(key|token)\Z", re.IGNORECASE)
 _WORD_BORDER = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
-_ASSIGNMENT = re.compile(r"([-+]*[A-Za-z_][\w.-]*)=(.*)\Z", re.DOTALL)
+_ASSIGNMENT = re.compile(r"([-+]*[A-Za-z_][\w.-]*)=")
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*\Z")
-_URL_PASSWORD = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^/\s:@]*):([^/\s@]+)@")
+_URL_PASSWORD = re.compile(r"((?<![A-Za-z0-9+.-])[0-9+.-]*+[A-Za-z][A-Za-z0-9+.-]*+://[^/\s:@]*+):([^/\s@]++)@")
+"""Tried once for every run of letters, not for every letter: the time grows with the text, not with its square."""
 
 
 def is_secret_name(name: str) -> bool:
@@ -79,9 +80,10 @@ def _masked(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _masked_word(word: str) -> tuple[str, list[str]]:
-    match = _ASSIGNMENT.match(word)
-    if match is None:
-        return mask_url(word), [password for _, password in _URL_PASSWORD.findall(word)]
-    name, value = match.groups()
-    shown, secrets = (MASK, [value]) if value and is_secret_name(name) else _masked_word(value)
-    return f"{name}={shown}", secrets
+    begin = 0
+    while match := _ASSIGNMENT.match(word, begin):
+        begin = match.end()
+        if begin < len(word) and is_secret_name(match[1]):
+            return word[:begin] + MASK, [word[begin:]]
+    value = word[begin:]
+    return word[:begin] + mask_url(value), [password for _, password in _URL_PASSWORD.findall(value)]

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from msrun.errors import UsageError, near_miss
+from ranktable.bounded_text import TextError, load_json
 
 SERVER_PASSWORD_VARIABLE = "MSRUN_TLS_SERVER_PASSWORD"  # noqa: S105 - the name of a variable
 CLIENT_PASSWORD_VARIABLE = "MSRUN_TLS_CLIENT_PASSWORD"  # noqa: S105 - the name of a variable
@@ -111,10 +112,9 @@ def _load(text: str, source: str) -> dict[str, Any]:
     if not text.strip():
         raise UsageError(f"--tls_config {source}: is empty; give JSON with client_cert_path, ca_cert_path and so on")
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        what = f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else "nested too deeply"
-        raise UsageError(f"--tls_config {source}: not JSON ({what}); correct it") from None
+        value = load_json(text)
+    except TextError as error:
+        raise UsageError(f"--tls_config {source}: {error}") from None
     if not isinstance(value, dict):
         raise UsageError(f'--tls_config {source}: is no JSON object; give {{"ca_cert_path": "ca.crt", ...}}')
     return value

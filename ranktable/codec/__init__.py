@@ -151,8 +151,9 @@ def suggest_keys(value: Mapping[str, object]) -> str:
 def write_table(path: str | os.PathLike[str], table: RankTable, *, mode: int = DEFAULT_MODE) -> None:
     """Write `table` to `path` with exactly the permissions `mode`, whatever the umask.
 
-    The text goes to a temporary name in the same folder, is made durable, then takes the place of `path`; a symbolic
-    link there is replaced, not followed. Raises WriteError; the file that was there before is then untouched.
+    The text goes to a temporary name in the same folder, is made durable, then takes the place of `path`; of a symbolic
+    link, that of its target. A device or a named pipe is written into. Raises WriteError; the file that was there
+    before is then untouched.
     """
     write_bytes(path, encode_table(table).encode("ascii"), mode=mode)
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from ranktable.bounded_text import TextError, load_yaml
 from ranktable.errors import BuildError, HostListError
 from ranktable.files import read_bytes
 from ranktable.hostlist.brackets import parse_numbers
@@ -142,13 +143,12 @@ def read_super_device_ids(path: str) -> dict[str, list[str]]:
 
 
 def _read_lists(path: str, what: str, example: str) -> dict[str, list[str]]:
-    import yaml  # not needed by those who only read and check tables
-
     try:
-        loaded = yaml.safe_load(read_bytes(path).decode("utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise BuildError(f"{path} is not YAML: {reason}", f"write lines such as  host-a: [{example}]") from error
+        loaded = load_yaml(read_bytes(path).decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise BuildError(f"{path} is not YAML: not UTF-8", f"write lines such as  host-a: [{example}]") from error
+    except TextError as error:
+        raise BuildError(f"{path}: {error.place}{error.problem}", error.remedy) from error
     takes_numbers = example.isdecimal()
     if not isinstance(loaded, dict) or not all(_is_entry(*entry, takes_numbers) for entry in loaded.items()):
         raise BuildError(f"{path} does not map server ids to {what}", f"write  host-a: [{example}]")

@@ -9,11 +9,11 @@ Source: the annotations that the Ascend device plugin and its operator write, an
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from ranktable.bounded_text import TextError, load_json, load_yaml_documents
 from ranktable.errors import SourceError
 from ranktable.files import read_source
 from ranktable.generate import FoundDevice, HostInventory
@@ -68,22 +68,14 @@ def _load(data: bytes, source: str) -> list[object]:
     except UnicodeDecodeError as error:
         raise SourceError(source, None, f"byte 0x{data[error.start]:02x} is not UTF-8", "save it as UTF-8") from error
     try:
-        return [json.loads(text)]
-    except (ValueError, RecursionError):
-        return _load_yaml(text, source)
-
-
-def _load_yaml(text: str, source: str) -> list[object]:
-    import yaml  # not needed by those who only read and check tables
-
+        return [load_json(text)]
+    except TextError:
+        pass
     try:
-        return list(yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        mark = getattr(error, "problem_mark", None)
-        reason = getattr(error, "problem", None) or " ".join(str(error).split())[:120]
-        line = mark.line + 1 if mark else None
-        remedy = "give what kubectl get pods -o json prints"
-        raise SourceError(source, line, f"it is neither JSON nor YAML: {reason}", remedy) from error
+        return load_yaml_documents(text)
+    except TextError as error:
+        message = f"it is neither JSON nor YAML that can be read: {error.problem}"
+        raise SourceError(source, error.line, message, "give what kubectl get pods -o json prints") from error
 
 
 def _find_pods(documents: Iterable[object], source: str) -> Iterator[Mapping[str, object]]:
@@ -222,7 +214,7 @@ def _text(value: Mapping[str, object], key: str) -> str | None:
 
 def _parse_text(text: str, source: str, name: str = "") -> object:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return load_json(text)
+    except TextError as error:
         message = f"the configuration{f' of pod {name}' if name else ''} is not JSON: {text[:40]!r}"
         raise SourceError(source, None, message, "ask kubectl again") from error

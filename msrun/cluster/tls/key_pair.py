@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
 from msrun.errors import UsageError
 from msrun.planning.private_file import check_private
 from msrun.planning.tls_spec import CLIENT_PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE, TlsSpec
+from ranktable.files import read_at_most
 
 Side = Literal["server", "client"]
 MAX_FILE_BYTES = 1 << 20
@@ -80,8 +81,7 @@ def read_limited(path: str, place: str) -> bytes:
         UsageError: it cannot be read, is empty or is no small file.
     """
     try:
-        with Path(path).open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+        data = read_at_most(path, MAX_FILE_BYTES + 1)
     except OSError as error:
         raise UsageError(f"{place}: cannot be read ({error.strerror}); give a file that is there") from None
     if not data or len(data) > MAX_FILE_BYTES:
@@ -99,7 +99,7 @@ def _password(spec: TlsSpec, side: Side) -> bytes:
     place = spec.place(f"{side}_password_file")
     try:
         check_private(Path(path).stat().st_mode, place, path)
-        return Path(path).read_bytes().partition(b"\n")[0].rstrip(b"\r")
+        return read_at_most(path, MAX_FILE_BYTES).partition(b"\n")[0].rstrip(b"\r")
     except OSError as error:
         raise UsageError(f"{place}: cannot be read ({error.strerror}); give a file that is there") from None
 

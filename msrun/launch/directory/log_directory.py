@@ -16,6 +16,7 @@ from msrun.cluster.membership import Membership
 from msrun.errors import UsageError
 from msrun.launch.directory.earlier_job import remove_earlier_job
 from msrun.planning.plan import LaunchPlan
+from ranktable.files import replace_file
 
 
 def prepare_log_directory(plan: LaunchPlan) -> None:
@@ -48,16 +49,8 @@ def prepare_log_directory(plan: LaunchPlan) -> None:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a whole file under a temporary name and move it into place, mode 0600."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with os.fdopen(create_own_file(temporary), "w", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(text)
-        temporary.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
+    """Write a whole file of the log directory, mode 0600, in the place of whatever is there."""
+    replace_file(path, text.encode("utf-8", "surrogateescape"), mode=contract.FILE_MODE)
 
 
 class EventLog:

@@ -38,6 +38,7 @@ from msrun.planning.hosts.assignment import assign_hosts
 from msrun.planning.hosts.forwarded import explain_kept_secrets, forwarded_environment
 from msrun.planning.record_json import encode_record
 from msrun.planning.spec import LaunchSpec, is_loopback
+from ranktable.files import MAX_BYTES, read_text
 from ranktable.hostlist.brackets import fold
 
 WAITING_LINE_S = 5.0
@@ -70,7 +71,7 @@ class ReadyHosts:
             "master_addr": self.master[0],
             "master_port": master_port,
             "hosts": pack_hosts(self.hosts if len(self.hosts) > 1 else ()),
-            "rank_table": pack_text(table.read_text(encoding="utf-8") if table else ""),
+            "rank_table": pack_text(read_text(table, MAX_BYTES) if table else ""),
         }
 
 

@@ -12,10 +12,11 @@ from pathlib import Path
 from torch import Tensor
 
 from msrun.errors import CheckpointError
-from msrun.runtime.checkpoint.directory import SAVING, Manifest
+from msrun.runtime.checkpoint.directory import Manifest
 from msrun.runtime.checkpoint.reader import CheckpointReader, open_checkpoint
 from msrun.runtime.checkpoint.safetensors_file import INDEX_SUFFIX, Tensors, share_into_files, write_safetensors
 from msrun.runtime.checkpoint.tensor_key import NETWORK
+from ranktable.files import open_whole, write_whole
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 StrPath = str | os.PathLike[str]
@@ -65,20 +66,13 @@ def _export(reader: CheckpointReader, manifest: Manifest, target: Path, max_byte
     weight_map = {name: path.name for path, of_file in zip(paths, files, strict=True) for name, _, _ in of_file}
     size = sum(math.prod(shape) * dtype.itemsize for _, shape, dtype in tensors)
     index = target.with_name(target.name + INDEX_SUFFIX)
-    temporary = index.with_name(index.name + SAVING)
-    temporary.write_text(json.dumps({"metadata": {"total_size": size}, "weight_map": weight_map}, indent=2))
-    temporary.replace(index)
+    write_whole(index, json.dumps({"metadata": {"total_size": size}, "weight_map": weight_map}, indent=2).encode())
     return [*paths, index]
 
 
 def _write(path: Path, tensors: Tensors, reader: CheckpointReader) -> None:
-    temporary = path.with_name(path.name + SAVING)
-    try:
-        write_safetensors(temporary, tensors, _values(tensors, reader))
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with open_whole(path) as stream:
+        write_safetensors(stream, tensors, _values(tensors, reader))
 
 
 def _values(tensors: Tensors, reader: CheckpointReader) -> Iterator[Tensor]:

@@ -12,7 +12,7 @@ import os
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -50,8 +50,8 @@ Tensors = Sequence[tuple[str, tuple[int, ...], torch.dtype]]
 """Name, shape and type of what a file is to hold."""
 
 
-def write_safetensors(path: Path, tensors: Tensors, values: Iterator[Tensor]) -> None:
-    """Write one file, through to the disk.
+def write_safetensors(stream: BinaryIO, tensors: Tensors, values: Iterator[Tensor]) -> None:
+    """Write the content of one file.
 
     Args:
         values: of the tensors, in their order; each is taken when the one before is written.
@@ -69,13 +69,10 @@ def write_safetensors(path: Path, tensors: Tensors, values: Iterator[Tensor]) ->
         header[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
-    with path.open("wb") as stream:
-        stream.write(_LENGTH.pack(len(text)) + text)
-        for _ in tensors:
-            for chunk in chunks_of(raw_bytes(next(values))):
-                stream.write(chunk)
-        stream.flush()
-        os.fsync(stream.fileno())
+    stream.write(_LENGTH.pack(len(text)) + text)
+    for _ in tensors:
+        for chunk in chunks_of(raw_bytes(next(values))):
+            stream.write(chunk)
 
 
 def share_into_files(tensors: Tensors, max_bytes: int) -> list[Tensors]:

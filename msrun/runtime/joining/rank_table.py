@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from msrun import contract
 from msrun.errors import WorldError
 from msrun.runtime.joining.spec import WorldSpec, choose_meeting, parse_number
+from ranktable.files import MAX_BYTES, read_at_most
 
 if TYPE_CHECKING:
     from ranktable import RankTable, Server
@@ -95,5 +96,5 @@ def _address(table: RankTable, servers: list[Server]) -> str:
 
 def _key(path: Path, servers: int) -> str:
     """Return what the ranks of a job have in common: what the table says, on one host also where it is."""
-    content = hashlib.sha256(path.read_bytes()).hexdigest()
+    content = hashlib.sha256(read_at_most(path, MAX_BYTES)).hexdigest()
     return f"rank table {content}" + (f" {os.getuid()} {path.resolve()}" if servers == 1 else "")

@@ -9,7 +9,6 @@ dimension, the most significant first. Operators that are not named keep their i
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,8 @@ from msrun.runtime.partition.program import OperatorPlan
 from msrun.runtime.sharding.layout import Axes, Mesh
 from msrun.runtime.sharding.operators.registry import find_rule
 from msrun.runtime.sharding.operators.rule import Form, LabelSplit, operator_call
+from ranktable.bounded_text import load_json
+from ranktable.files import MAX_BYTES, read_text
 
 Strategies = dict[str, Any]
 FOLLOWS = "follows"
@@ -61,7 +62,7 @@ def read_operator_strategies(path: Path) -> Strategies:
         StrategyError: it cannot be read, or is no such file.
     """
     try:
-        content = json.loads(path.read_text())
+        content = load_json(read_text(path, MAX_BYTES))
         operators = {
             str(name): [[tuple(a) for a in row] for row in entry["axes"]]
             for name, entry in content["operators"].items()

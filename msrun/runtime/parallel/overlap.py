@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from msrun.errors import StrategyError, near_miss
+from ranktable.bounded_text import load_json
+from ranktable.files import read_text
 
 GRAD_MATMUL = "grad_matmul_communication_overlap"
 _NOT_HERE = (
@@ -62,7 +63,7 @@ def describe_overlap(layers: int) -> str:
 
 def _read(path: str | Path) -> Any:
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return load_json(read_text(path))
     except OSError as error:
         raise StrategyError(f"transformer_opt({str(path)!r}): {error.strerror}: give the path of a JSON file") from None
     except ValueError as error:

@@ -21,6 +21,8 @@ from msrun.errors import CheckpointError
 from msrun.runtime.parallel.context import LayoutFiles
 from msrun.runtime.parallel.parameters.layouts import ParameterLayout, find_layouts
 from msrun.runtime.world import get_rank
+from ranktable.bounded_text import load_json
+from ranktable.files import MAX_BYTES, read_text, write_whole
 
 _STAGE = re.compile(r"(\d+)-(.+)", re.DOTALL)
 Strategy = dict[str, ParameterLayout]
@@ -42,11 +44,9 @@ def write_strategy(path: str | os.PathLike[str], layouts: Mapping[str, Parameter
 
 
 def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text)
-        temporary.replace(path)
+        write_whole(path, text.encode())
     except OSError as error:
         raise CheckpointError(f"strategy file {path} was not written: {error.strerror}; give another path") from None
 
@@ -67,7 +67,7 @@ def read_strategy(path: str | os.PathLike[str]) -> Strategy:
         CheckpointError: it is missing, or no strategy file.
     """
     try:
-        content = json.loads(Path(path).read_text())
+        content = _read(path)
         items = content["parallel_layout_item"]
         matches = {name: _STAGE.fullmatch(name) for name in items}
         count = content.get("pipeline_stages")
@@ -82,6 +82,10 @@ def read_strategy(path: str | os.PathLike[str]) -> Strategy:
             f"{path} is no strategy file in JSON ({type(error).__name__}: {error}): write one with "
             "set_auto_parallel_context(strategy_ckpt_save_file=...)"
         ) from None
+
+
+def _read(path: str | os.PathLike[str]) -> Any:
+    return load_json(read_text(path, MAX_BYTES))
 
 
 def _gather_stages(items: Mapping[str, Any], matches: Mapping[str, Any], count: int) -> Strategy:
@@ -114,10 +118,10 @@ def merge_pipeline_strategys(
     paths = sorted(path for path in folder.glob("*") if path.suffix in (".json", ".ckpt") and path.is_file())
     if not paths:
         raise CheckpointError(f"{folder} has no strategy files (*.json, *.ckpt): give the folder that they are in")
-    read = [(path, json.loads(path.read_text()).get("current_stage", 0), read_strategy(path)) for path in paths]
-    count = max([1 + stage for _, stage, _ in read] + [x.pipeline_stages for _, _, s in read for x in s.values()])
+    read = [(path, read_strategy(path), _read(path).get("current_stage", 0)) for path in paths]
+    count = max([1 + stage for _, _, stage in read] + [x.pipeline_stages for _, s, _ in read for x in s.values()])
     merged: Strategy = {}
-    for path, stage, strategy in read:
+    for path, strategy, stage in read:
         for name, layout in strategy.items():
             is_whole = layout.pipeline_stages == count
             stages = (layout.stages if is_whole else (stage,)) or tuple(range(count))
@@ -166,7 +170,7 @@ def restore_group_info_list(group_info_file_name: str | os.PathLike[str]) -> lis
         CheckpointError: it is missing, or no such file.
     """
     try:
-        return [int(rank) for rank in json.loads(Path(group_info_file_name).read_text())["rank_list"]]
+        return [int(rank) for rank in load_json(read_text(group_info_file_name))["rank_list"]]
     except OSError as error:
         raise CheckpointError(f"{group_info_file_name} cannot be read: {error.strerror}; give another file") from None
     except (ValueError, KeyError, TypeError):

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -22,6 +21,7 @@ from msrun.runtime.cost.devices import PROFILES, DeviceProfile, Link, Point
 from msrun.runtime.cost.measured import measured_collective_seconds
 from msrun.runtime.simulate.message_times import measure_fsdp_s, measure_wait_s
 from msrun.runtime.simulate.operator_times import measure_operators, measure_overhead_s, sample_step
+from ranktable.files import write_whole
 
 MATRIX, COPIED_BYTES, TINY = 768, 64 * 2**20, 4
 SIZES = (2**10, 2**16, 2**20, 2**23)
@@ -101,7 +101,7 @@ def calibrate(
         profile = replace(profile, wait_s=wait_s, fsdp_s=fsdp_s, dtensor_s=dtensor_s)
     if path is not None and place.global_rank == 0:
         try:
-            Path(path).write_text(json.dumps(profile.to_json(), indent=1) + "\n", encoding="utf-8")
+            write_whole(path, (json.dumps(profile.to_json(), indent=1) + "\n").encode())
         except OSError as error:
             raise WorldError(f"calibrate({os.fspath(path)!r}): cannot be written ({error.strerror})") from None
     return profile

@@ -28,6 +28,7 @@ from msrun.runtime.simulate.page import render_page
 from msrun.runtime.simulate.report import Measured, Report, build_trace
 from msrun.runtime.simulate.table import render_table
 from msrun.runtime.simulate.uncaptured import changes_network
+from ranktable.files import replace_file
 
 NOT_THE_JOBS = "nothing was received from other ranks: losses that the script has printed are not those of the job"
 COMPUTED_STEPS = 3
@@ -119,10 +120,7 @@ def write_report(report: Report, folder: Path) -> None:
         files[contract.SIMULATION_TRACE] = json.dumps(build_trace(report.job), separators=(",", ":")) + "\n"
     for name, text in files.items():
         path = folder / name
-        temporary = path.with_name(f".{name}.{os.getpid()}")
         try:
-            temporary.write_text(text, encoding="utf-8")
-            temporary.chmod(contract.FILE_MODE)
-            temporary.replace(path)
+            replace_file(path, text.encode(), mode=contract.FILE_MODE)
         except OSError as error:
             raise WorldError(f"{path}: cannot be written ({error.strerror}); give another --log_dir") from None

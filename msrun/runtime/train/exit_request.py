@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
@@ -17,6 +16,8 @@ from msrun.errors import ParallelError
 from msrun.runtime.train.callbacks import Callback
 from msrun.runtime.train.run_context import RunContext
 from msrun.runtime.world import get_rank
+from ranktable.bounded_text import load_json
+from ranktable.files import read_text
 
 
 class OnRequestExit(Callback):
@@ -98,7 +99,7 @@ class OnRequestExit(Callback):
         if self._config_file is None or get_rank() != 0:
             return False
         try:
-            told = json.loads(self._config_file.read_text())
+            told = load_json(read_text(self._config_file))
         except (OSError, ValueError):  # not there yet, or half written
             return False
         return isinstance(told, dict) and bool(told.get("GracefulExit"))

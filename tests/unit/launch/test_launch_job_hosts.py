@@ -151,7 +151,7 @@ REFUSED = [
     ({"hosts": "h1", "include": "h1", "exclude": "h1"}, "--include and --exclude: give one"),
     ({"hostfile": Path("/no/such/file")}, r"--hostfile /no/such/file: cannot be read \(No such file"),
     ({"hostfile": Path("/proc")}, r"--hostfile /proc: cannot be read \(Is a directory\)"),
-    ({"hostfile": Path("/dev/zero")}, "--hostfile /dev/zero: more than 4000000 bytes"),
+    ({"hostfile": Path("/dev/zero")}, "--hostfile /dev/zero: cannot be read .more than 4000000 bytes"),
     ({"hosts": "h1", "rank_table_file": Path("/no/table")}, "--rank_table_file /no/table: "),
 ]
 

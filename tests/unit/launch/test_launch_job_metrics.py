@@ -131,7 +131,7 @@ def test_full_disk_ends_no_job_and_leaves_no_half_file(
     path = tmp_path / "job.prom"
     metrics = MetricsFile(path, plan, are_workers_here=True)
     before = path.read_text()
-    monkeypatch.setattr(module.os, "fchmod", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(os, "fchmod", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     clock["clock"] += INTERVAL_S
     metrics.tick(running())
     metrics.finish(running(), 0)

@@ -16,7 +16,7 @@ from msrun.planning.program import Program
 from msrun.planning.spec import LaunchSpec
 
 
-def write_table(folder: Path, workers: int) -> Path:
+def write_table(folder: Path, workers: int, text: str | None = None) -> Path:
     """Write the table of a job of so many workers and return its path."""
     spec = LaunchSpec(
         program=Program("script", "x.py"),
@@ -26,7 +26,7 @@ def write_table(folder: Path, workers: int) -> Path:
         log_dir=folder,
     )
     host = HostFacts("h", "127.0.0.1", (0,))
-    write_rank_table(build_plan(spec, host, caller={}, job_id="J", run_dir="/tmp/r", master_port=1))
+    write_rank_table(build_plan(spec, host, caller={}, job_id="J", run_dir="/tmp/r", master_port=1), text)
     return folder / "rank_table.json"
 
 
@@ -35,6 +35,16 @@ def test_generated_table_is_private_and_passes_its_own_check(tmp_path: Path, wor
     path = write_table(tmp_path, workers)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     check_rank_table(path, workers, "cpu")
+
+
+@pytest.mark.parametrize("text", [None, "{}"])
+def test_a_link_in_the_place_of_the_table_is_replaced_and_not_followed(tmp_path: Path, text: str | None) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("old")
+    (tmp_path / "rank_table.json").symlink_to(victim)
+    table = write_table(tmp_path, 2, text)
+    assert victim.read_text() == "old"
+    assert stat.S_ISREG(table.lstat().st_mode) and stat.S_IMODE(table.stat().st_mode) == 0o600
 
 
 def test_generated_table_has_one_device_for_each_worker(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_job_of_a_kind_that_is_not_checked_is_told_by_name(kind: str) -> None:
 
 
 def test_lists_that_contain_each_other_are_refused_on_one_line() -> None:
-    with pytest.raises(BadFile, match="a List contains itself"):
+    with pytest.raises(BadFile, match=r"line 1: \*a contains itself; write it out"):
         lint_texts([("f.yaml", "&a {kind: List, items: [{kind: List, items: [*a]}]}")])
 
 

@@ -73,10 +73,9 @@ def test_patch_that_fits_no_object_is_refused_with_those_that_there_are(patch: s
         patched(patch, kind)
 
 
-@pytest.mark.parametrize("patch", ["&a {kind: Job, spec: *a}", "kind: Job\nspec: {suspend: 2024-01-01}"])
-def test_patch_that_no_manifest_can_hold_is_refused(patch: str) -> None:
+def test_patch_that_no_manifest_can_hold_is_refused() -> None:
     with pytest.raises(BadFile, match="holds what is no Kubernetes YAML"):
-        patched(patch)
+        patched("kind: Job\nspec: {suspend: 2024-01-01}")
 
 
 def test_parts_that_a_patch_removes_do_not_trouble_the_next_one() -> None:

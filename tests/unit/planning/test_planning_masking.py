@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from msrun.planning.masking import MASK, hide_values, is_secret_name, mask_url, mask_words, secret_values
@@ -102,6 +103,44 @@ def test_a_secret_never_comes_through(secret: str, name: str, is_one_word: bool)
     secret = f"S{secret}"
     words = [f"{name}={secret}"] if is_one_word else [name, secret]
     assert secret not in " ".join(mask_words(["train.py", *words, "--lr", "1"]))
+
+
+ADDRESS_WITH_PASSWORD = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^/\s:@]*):([^/\s@]+)@")
+"""What is hidden in an address, in the plainest words; its time grows with the square of the text."""
+ASSIGNMENT = re.compile(r"([-+]*[A-Za-z_][\w.-]*)=(.*)\Z", re.DOTALL)
+
+
+def mask_word(word: str) -> tuple[str, list[str]]:
+    match = ASSIGNMENT.match(word)
+    if match is None:
+        passwords = [password for _, password in ADDRESS_WITH_PASSWORD.findall(word)]
+        return ADDRESS_WITH_PASSWORD.sub(rf"\1:{MASK}@", word), passwords
+    name, value = match.groups()
+    shown, secrets = (MASK, [value]) if value and is_secret_name(name) else mask_word(value)
+    return f"{name}={shown}", secrets
+
+
+@given(
+    st.lists(st.sampled_from(["a", "Z", "9", "+", "-", "://", ":", "/", "@", " ", "=", "key", "_", "."])).map("".join)
+)
+@example("9+a://u:pw@9://u:pw@h a://b://c:pw@d://:pw@")
+def test_fast_patterns_hide_what_the_plain_ones_do(word: str) -> None:
+    shown, secrets = mask_word(word)
+    assert mask_words([word]) == [shown]
+    assert set(secret_values([word], {})) == {secret for secret in secrets if len(secret) >= 4}
+    assert mask_url(word) == ADDRESS_WITH_PASSWORD.sub(rf"\1:{MASK}@", word)
+    passwords = {password for _, password in ADDRESS_WITH_PASSWORD.findall(word) if len(password) >= 4}
+    assert set(secret_values([], {"URL": word})) == passwords
+
+
+@pytest.mark.parametrize(
+    "piece", ["A", "a=", "a://", "a://b:", "a:", "a://b:c@", "9", "-", "--a=", "a=-", "@", "a://b:c ", "key", "aB", "_"]
+)
+def test_the_longest_word_that_a_command_line_takes_is_masked_by_few_steps(piece: str) -> None:
+    """A square of it would be 10,000,000,000 steps: a test that does not end."""
+    word = piece * (100_000 // len(piece))
+    secret_values([word], {"URL": word})
+    mask_words([word, f"x://{word}", f"a={word}", f"--token={word}"])
 
 
 def test_text_without_an_address_is_left_alone() -> None:

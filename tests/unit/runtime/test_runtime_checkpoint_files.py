@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import threading
 import zipfile
 from pathlib import Path
 
@@ -113,6 +115,21 @@ def test_exported_file_is_read_by_the_package_and_by_load_checkpoint(saved: tupl
     assert equal(load_checkpoint(file)["of_complex64"], network.of_complex64)  # type: ignore[arg-type]
 
 
+def test_export_writes_into_pipes_and_the_targets_of_links(saved: tuple[Odd, Path], tmp_path: Path) -> None:
+    network, path = saved
+    fifo, link, target, read = tmp_path / "fifo", tmp_path / "link", tmp_path / "target", list[bytes]()
+    os.mkfifo(fifo)
+    link.symlink_to(target)
+    reader = threading.Thread(target=lambda: read.append(fifo.read_bytes()))
+    reader.start()
+    export_checkpoint(path, fifo)
+    export_checkpoint(path, link)
+    reader.join()
+    assert fifo.is_fifo() and link.is_symlink()
+    assert read == [target.read_bytes()]
+    assert equal(safetensors.torch.load_file(target)["columns"], network.columns)
+
+
 def test_file_of_the_package_is_read(tmp_path: Path) -> None:
     tensors = {str(dtype): torch.arange(6).reshape(2, 3).to(dtype) for dtype in NAMES}
     safetensors.torch.save_file(tensors, tmp_path / "theirs.safetensors", {"format": "pt"})
@@ -147,7 +164,7 @@ def test_sizes_that_are_none_are_refused(saved: tuple[Odd, Path], size: object) 
 def test_type_that_the_format_does_not_know_is_refused(tmp_path: Path) -> None:
     tensors = [("weight", (2,), torch.complex128)]
     with pytest.raises(CheckpointError, match=r"weight is torch\.complex128, which safetensors does not know"):
-        write_safetensors(tmp_path / "x", tensors, iter([torch.zeros(2, dtype=torch.complex128)]))
+        write_safetensors(io.BytesIO(), tensors, iter([torch.zeros(2, dtype=torch.complex128)]))
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xff" * 8, b"\x02\0\0\0\0\0\0\0[]", b"\x05\0\0\0\0\0\0\0{'a':"])

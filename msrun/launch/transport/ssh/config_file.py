@@ -18,6 +18,7 @@ from pathlib import Path
 from msrun.errors import UsageError
 from msrun.launch.transport.ssh.algorithms import OLD_NAMES
 from msrun.launch.transport.ssh.tokens import expand_home
+from ranktable.files import read_at_most
 
 MAX_FILE_BYTES = 1 << 20
 MAX_INCLUDES = 16
@@ -157,9 +158,7 @@ class ConfigFiles:
 
 def _text(path: Path, is_wanted: bool) -> str:
     try:
-        with path.open("rb") as file:
-            _check_owner(path, os.fstat(file.fileno()))
-            data = file.read(MAX_FILE_BYTES + 1)
+        data = read_at_most(path, MAX_FILE_BYTES + 1, lambda found: _check_owner(path, found))
     except OSError as error:
         if is_wanted or not isinstance(error, FileNotFoundError | NotADirectoryError):
             raise UsageError(f"{path}: cannot be read ({error.strerror}); give a readable ssh_config") from None

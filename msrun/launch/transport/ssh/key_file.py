@@ -12,6 +12,8 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+from ranktable.files import read_at_most
+
 MAX_FILE_BYTES = 1 << 20
 _MAGIC = b"openssh-key-v1\0"
 _OPENSSH = re.compile(r"-----BEGIN OPENSSH PRIVATE KEY-----(.*?)-----END OPENSSH PRIVATE KEY-----", re.DOTALL)
@@ -57,8 +59,7 @@ def read_key_file(path: Path) -> KeyFile:
 
 
 def _read(path: Path) -> str:
-    with path.open("rb") as file:
-        return file.read(MAX_FILE_BYTES).decode("ascii", "replace")
+    return read_at_most(path, MAX_FILE_BYTES).decode("ascii", "replace")
 
 
 def parse_public_key(text: str) -> bytes:

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ranktable.files import read_at_most
+
 MAX_FILE_BYTES = 64 << 20
 SALT_BYTES = 20
 """As long as a digest of SHA-1, which the format has."""
@@ -117,8 +119,7 @@ def read_revoked_keys(path: Path) -> frozenset[bytes]:
         OSError: it cannot be read.
         ValueError: it is a key revocation list (KRL), which is not understood, or a line is no key.
     """
-    with path.open("rb") as file:
-        data = file.read(MAX_FILE_BYTES)
+    data = read_at_most(path, MAX_FILE_BYTES)
     if data.startswith(b"SSHKRL"):
         raise ValueError("is a KRL, which msrun cannot read; give public keys, one to a line")
     found = set()
@@ -180,7 +181,6 @@ class KnownHosts:
 
 def _read(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            return file.read(MAX_FILE_BYTES).decode("utf-8", "surrogateescape")
+        return read_at_most(path, MAX_FILE_BYTES).decode("utf-8", "surrogateescape")
     except (FileNotFoundError, NotADirectoryError):
         return ""

@@ -67,5 +67,5 @@ def test_no_table_is_shown_while_an_address_is_not_known(tmp_path: Path, address
 
 def test_file_that_cannot_be_written_is_an_error_of_one_line(tmp_path: Path) -> None:
     (tmp_path / "plan.html").mkdir()
-    with pytest.raises(UsageError, match=r"--plan .*/plan.html: cannot be written \(Is a directory\); give another"):
+    with pytest.raises(UsageError, match=r"--plan .*/plan.html: cannot be written \(it is a directory\); give another"):
         write(tmp_path)

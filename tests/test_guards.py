@@ -439,7 +439,7 @@ def test_environment_and_file_names_of_the_contract_are_the_frozen_ones(golden: 
 
 def test_every_thread_of_launcher_agent_and_scheduler_tells_its_owner_what_it_raises() -> None:
     """Another one would end unnoticed: `cluster.own_thread`."""
-    allowed = {"msrun/agent/processes/lingering.py", "msrun/launch/output.py"}
+    allowed = {"msrun/launch/output.py"}
     guilty = {
         name_of(path)
         for path in modules("msrun")

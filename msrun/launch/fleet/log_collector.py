@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from msrun import contract
-from msrun.agent.logs.own_file import create_own_file
+from msrun.agent.logs.own_file import create_own_file, open_own_file
 from msrun.agent.logs.rotated_log import LogRotation, RotatedLog, rename_log
 from msrun.cluster.messages import Message
 from msrun.launch.directory.fault_record import record_fault
@@ -50,8 +50,10 @@ class _Log(Protocol):
 class PlainLog:
     """One log that is not rotated."""
 
-    def __init__(self, path: Path) -> None:
-        self._descriptor = create_own_file(path)
+    def __init__(self, path: Path, *, goes_on: bool = False) -> None:
+        """`goes_on`: what is in the file stays."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        self._descriptor = open_own_file(path, flags) if goes_on else create_own_file(path)
 
     def write(self, data: bytearray, count: int) -> None:
         """Append the first `count` bytes."""
@@ -90,6 +92,8 @@ class LogCollector:
         """Name -> attempt and file."""
         self._sizes: dict[str, int] = {}
         self._names: dict[int, frozenset[str]] = {}
+        self._has_recorded = False
+        """`scheduler.log` holds a fault already, which may come before its host has said what it will run."""
         self.fault = ""
         """Why logs are not complete: the first error of the disk; empty when they are."""
 
@@ -118,7 +122,7 @@ class LogCollector:
     def _open(self, name: str) -> _Log:
         path = self._folder / name
         if self._rotation is None or is_of_job(name):
-            return PlainLog(path)
+            return PlainLog(path, goes_on=self._has_recorded and name == contract.SCHEDULER_LOG)
         os.close(create_own_file(path))
         return RotatedLog(str(path), self._rotation)
 
@@ -155,7 +159,9 @@ class LogCollector:
 
     def record_fault(self, what: str, trace: str) -> None:
         """Keep the traceback of a fault of msrun itself, here or on a host; `what` is one line."""
-        record_fault(self._folder, what, trace)
+        with self._lock:
+            self._has_recorded = True
+            record_fault(self._folder, what, trace)
 
     def close(self) -> None:
         """Close all files."""

@@ -297,6 +297,8 @@ def test_fault_of_msrun_itself_on_a_host_is_the_reason_and_its_traceback_is_kept
     assert error.exit_code == 3 and str(error) == "h1: msrun itself failed: KeyError"
     record = (hosts.spec.log_dir / "scheduler.log").read_text()
     assert record.endswith(" h1: msrun itself failed: KeyError\nTraceback:\n  here\n")
+    hosts.logs.expect(0, ["scheduler.log"])
+    assert (hosts.spec.log_dir / "scheduler.log").read_text() == record, "the host of the scheduler begins later"
 
 
 @pytest.mark.parametrize("told", ["job", "listen"])

@@ -12,6 +12,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
@@ -126,6 +127,27 @@ def to_bytes(value: Any) -> bytes:
     return stream.getvalue()
 
 
+def load_weights(source: Path | BinaryIO, *, mmap: bool = False) -> Any:
+    """Return what torch.save wrote: tensors and plain values, whoever wrote it; nothing that it names is run.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is damaged, or holds something else.
+    """
+    try:
+        if zipfile.is_zipfile(source):
+            with zipfile.ZipFile(source) as archive:
+                if any(record.compress_type != zipfile.ZIP_STORED for record in archive.filelist):
+                    raise ValueError("it is compressed, which may hide a size that no memory has")
+        if not isinstance(source, Path):
+            source.seek(0)
+        return torch.load(source, map_location="cpu", weights_only=True, mmap=mmap)
+    except OSError:
+        raise
+    except Exception as error:  # noqa: BLE001  bytes of any kind make torch raise anything
+        raise ValueError((str(error).splitlines() or [repr(error)])[0].partition(". ")[0]) from None
+
+
 _LOCAL_HEADER = struct.Struct("<26xHH")
 """Of a record in a zip file: the lengths of its name and of its extra field are the last of 30 bytes."""
 
@@ -143,7 +165,7 @@ def find_values(stream: BinaryIO, begin: int, length: int) -> tuple[int, int]:
     Raises:
         ValueError, zipfile.BadZipFile: there is no such thing.
     """
-    view = _FileView(stream, begin, length)
+    view = FileView(stream, begin, length)
     with zipfile.ZipFile(view) as archive:
         record = next((record for record in archive.filelist if record.filename.endswith("/data/0")), None)
         if record is None or record.compress_type != zipfile.ZIP_STORED:
@@ -151,7 +173,7 @@ def find_values(stream: BinaryIO, begin: int, length: int) -> tuple[int, int]:
         return begin + data_offset(view, record), record.file_size
 
 
-class _FileView(io.RawIOBase):
+class FileView(io.RawIOBase):
     """Some bytes of a file as a file of their own."""
 
     def __init__(self, stream: BinaryIO, begin: int, length: int) -> None:

@@ -6,7 +6,7 @@ import io
 import math
 import os
 import zipfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -176,14 +176,34 @@ class CheckpointReader:
 
 
 def _is_state(value: Any) -> bool:
+    """Return whether a value has the form of what `save` writes as the state."""
     if not isinstance(value, dict) or not {"extra", "appended", "optimizer", "random"} <= value.keys():
         return False
-    random, optimizer = value["random"], value["optimizer"]
+    randoms = value["random"].values() if isinstance(value["random"], dict) else []
+    optimizer = value["optimizer"] if value["optimizer"] is not None else {"groups": [], "state": {}}
     return (
-        isinstance(value["appended"], dict)
-        and isinstance(random, dict)
-        and all(isinstance(random.get(when), list) and random[when] for when in ("now", "epoch"))
-        and (optimizer is None or (isinstance(optimizer, dict) and {"state", "groups"} <= optimizer.keys()))
+        isinstance(value["extra"], dict)
+        and isinstance(value["appended"], dict)
+        and len(randoms) == 2
+        and all(isinstance(states, list) and states for states in randoms)
+        and all(_is_random(state) for states in randoms for state in states)
+        and _are(optimizer.get("groups"), list, {"parameters": list, "settings": dict})
+        and _are(optimizer.get("state"), dict, {"parts": list, "values": dict})
+    )
+
+
+def _is_random(state: Any) -> bool:
+    return state is None or _are([state], list, {"torch": Tensor, "python": tuple, "numpy": tuple})
+
+
+def _are(values: Any, kind: type[list[Any] | dict[Any, Any]], fields: Mapping[str, type]) -> bool:
+    """Return whether a list or dict holds dicts with fields of these types."""
+    if not isinstance(values, kind):
+        return False
+    each: Iterable[Any] = values.values() if isinstance(values, dict) else values
+    return all(
+        isinstance(item, dict) and all(isinstance(item.get(name), of_type) for name, of_type in fields.items())
+        for item in each
     )
 
 

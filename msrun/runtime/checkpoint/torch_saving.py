@@ -8,6 +8,8 @@ import io
 import math
 import mmap
 import os
+import pickle
+import re
 import struct
 import zipfile
 import zlib
@@ -144,8 +146,14 @@ def load_weights(source: Path | BinaryIO, *, mmap: bool = False) -> Any:
         return torch.load(source, map_location="cpu", weights_only=True, mmap=mmap)
     except OSError:
         raise
+    except pickle.UnpicklingError as error:
+        unknown = re.search(r"GLOBAL (\S+)", str(error))
+        what = f"it names {unknown[1]}, and" if unknown else "it is damaged, or"
+        raise ValueError(f"{what} holds more than tensors and plain values") from None
     except Exception as error:  # noqa: BLE001  bytes of any kind make torch raise anything
-        raise ValueError((str(error).splitlines() or [repr(error)])[0].partition(". ")[0]) from None
+        raise ValueError(
+            (str(error).splitlines() or [f"it is damaged ({type(error).__name__})"])[0].partition(". ")[0]
+        ) from None
 
 
 _LOCAL_HEADER = struct.Struct("<26xHH")
@@ -194,9 +202,9 @@ class FileView(io.RawIOBase):
     def tell(self) -> int:
         return self._place
 
-    def read(self, size: int = -1) -> bytes:
-        left = max(0, self._length - self._place)
+    def readinto(self, buffer: Any) -> int:
         self._stream.seek(self._begin + self._place)
-        data = self._stream.read(left if size < 0 else min(size, left))
+        data = self._stream.read(min(len(buffer), max(0, self._length - self._place)))
+        buffer[: len(data)] = data
         self._place += len(data)
-        return data
+        return len(data)

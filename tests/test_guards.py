@@ -41,9 +41,10 @@ IN_WORKERS = ("runtime", "mindspore")
 """Rooms of msrun that run inside a worker, and import torch."""
 
 RUNTIME_ORDER = (
-    *("public_names", "requirements", "trace", "progress", "uncaught", "tensors", "joining", "shm", "world"),
-    *("agreement", "member_groups", "nn", "sharding", "groups", "capture", "cost", "partition", "search", "schedule"),
-    *("execute", "parts", "optim", "embedding", "server", "parallel", "simulate", "checkpoint", "data", "train"),
+    *("public_names", "requirements", "trace", "progress", "uncaught", "inert_pickle", "tensors", "joining", "shm"),
+    *("world", "agreement", "member_groups", "nn", "sharding", "groups", "capture", "cost", "partition", "search"),
+    *("schedule", "execute", "parts", "optim", "embedding", "server", "parallel", "simulate", "checkpoint", "data"),
+    *("train",),
 )
 """Rooms of msrun/runtime, each importing of these only the ones before it."""
 

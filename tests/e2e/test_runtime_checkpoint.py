@@ -114,7 +114,7 @@ def test_every_rank_writes_and_nothing_is_written_twice(law: Law) -> None:
     manifest = read_manifest(path)
     assert manifest is not None
     assert manifest.world_size == 2
-    assert sorted(manifest.files) == [".metadata", "__0_0.distcp", "__1_0.distcp", "state.pt"]
+    assert sorted(manifest.files) == [".metadata", "__0_0.distcp", "__1_0.distcp", "state.pt", "tensors.json"]
     assert manifest.checksums == {name: zlib.crc32((path / name).read_bytes()) for name in manifest.files}
     tensors = FileSystemReader(path).read_metadata().state_dict_metadata
     assert len(tensors) == 7 + 2 * 6, "weights and a buffer, moments"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +26,8 @@ class Entry:
     """Parts that make the whole, and the rank that writes each."""
 
 
+_MOST_CORNERS = 1 << 16
+"""Of a box; a tensor is cut along a few dimensions."""
 Catalogue = dict[TensorKey, Entry]
 Held = list[tuple[TensorKey, Box, torch.dtype]]
 """What one rank holds."""
@@ -71,6 +75,19 @@ def pieces_of(catalogue: Catalogue, parts: Mapping[TensorKey, Chunk], rank: int)
     }
 
 
-def covers(boxes: Iterable[Box], shape: Sequence[int]) -> bool:
-    """Return whether parts that do not overlap make the whole."""
-    return sum(math.prod(box.sizes) for box in boxes) == math.prod(shape)
+def covers(boxes: Sequence[Box], shape: Sequence[int]) -> bool:
+    """Return whether parts make the whole: each element is in one of them.
+
+    Each corner of each box counts, with signs that take turns; where boxes meet, their corners cancel out, and what is
+    left are the corners of what they make.
+    """
+    whole_box = Box(tuple(shape), (0,) * len(shape), tuple(shape))
+    cut = [dim for dim, edge in enumerate(shape) if any(box.sizes[dim] != edge for box in boxes)]
+    if 1 << len(cut) > _MOST_CORNERS:
+        return False
+    corners: Counter[tuple[int, ...]] = Counter()
+    for box, weight in [*((box, 1) for box in boxes if math.prod(box.sizes)), (whole_box, -1)]:
+        edges = ((box.offsets[dim], box.offsets[dim] + box.sizes[dim]) for dim in cut)
+        for corner in itertools.product(*(((begin, 1), (end, -1)) for begin, end in edges)):
+            corners[tuple(place for place, _ in corner)] += weight * math.prod(sign for _, sign in corner)
+    return not math.prod(shape) or not any(corners.values())

@@ -85,7 +85,7 @@ def _describe_tensor(reader: CheckpointReader, key: tuple[str, ...]) -> dict[str
     for size in shape:
         count *= size
     return {
-        "name": flat_name(key),
+        "name": _printable(flat_name(key)),
         "shape": list(shape),
         "dtype": str(dtype).removeprefix("torch."),
         "bytes": count * dtype.itemsize,
@@ -184,10 +184,13 @@ def _format_bytes(count: float) -> str:
     return f"{count:.1f} TB"
 
 
+def _printable(text: str) -> str:
+    """Return one line, whatever stands in names that somebody else gave."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def _print_note(text: str) -> None:
-    """Print one line, whatever stands in names that the user gave."""
-    line = " ".join(text.split())
-    print("msrun-checkpoint: " + "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line), file=sys.stderr)
+    print("msrun-checkpoint: " + _printable(" ".join(text.split())), file=sys.stderr)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

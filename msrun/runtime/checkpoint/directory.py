@@ -10,22 +10,46 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
 import re
 import shutil
+import struct
 import zipfile
 import zlib
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from msrun.errors import CheckpointError
+from msrun.runtime.checkpoint.contained_file import is_contained, read_contained
 
 MANIFEST = "checkpoint.json"
+TENSORS = "tensors.json"
+"""Where the tensors lie."""
 FORMAT_VERSION = 2
 SAVING = ".saving"
 REPLACED = ".replaced"
 REMOVING = ".removing"
-DAMAGED = (OSError, ValueError, TypeError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+DAMAGED = (
+    *(OSError, ValueError, TypeError, LookupError, AttributeError, EOFError, RuntimeError, OverflowError, MemoryError),
+    *(zipfile.BadZipFile, zlib.error, struct.error, pickle.UnpicklingError),
+)
 """What reading a file raises that is no checkpoint, or half of one."""
+
+
+def explain(error: Exception) -> str:
+    """Return in one line what reading a file has raised."""
+    if isinstance(error, OSError):
+        reason = error.strerror or str(error)
+    elif isinstance(error, KeyError):
+        reason = f"it lacks {error}"
+    else:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+    return " ".join(reason.split())[:300] or type(error).__name__
+
+
+def damaged(path: Path, error: Exception) -> CheckpointError:
+    """Return the error to raise for what reading a file of a checkpoint has raised."""
+    return CheckpointError(f"checkpoint {path} cannot be read: {explain(error)}; load another one")
 
 
 @dataclass(frozen=True)
@@ -98,10 +122,32 @@ def read_manifest(path: Path) -> Manifest | None:
             )
         places = [PlaceOfRanks(**place) for place in content.get("places", [])]
         manifest = Manifest(**{**content, "position": Position(**content["position"]), "places": places})
+        _check(manifest)
+        if not all(is_contained(name) for name in manifest.files):
+            raise ValueError("it names files outside of its folder")
         sizes = {name: (path / name).stat().st_size for name in manifest.files}
     except DAMAGED:
         return None
     return manifest if sizes == manifest.files else None
+
+
+def _check(manifest: Manifest) -> None:
+    """Refuse values of other types than a save writes.
+
+    Raises:
+        TypeError: there are some.
+    """
+    numbers = [manifest.world_size, manifest.serial, manifest.place, *asdict(manifest.position).values()]
+    numbers += [*manifest.files.values(), *manifest.checksums.values()]
+    numbers += [rank for place in manifest.places for rank in place.ranks]
+    texts = [manifest.save_id, *manifest.own, *(place.path for place in manifest.places)]
+    is_time = type(manifest.saved_at) in (int, float) and 0 <= manifest.saved_at < 1 << 40
+    if not all(type(number) is int and number >= 0 for number in numbers) or not is_time:
+        raise TypeError("it holds other things than numbers where numbers belong")
+    if not all(isinstance(text, str) and "\0" not in text for text in texts):
+        raise TypeError("it holds other things than text where names belong")
+    if not all(place.ranks for place in manifest.places) or manifest.place >= max(1, len(manifest.places)):
+        raise TypeError("it is none of the directories that it names")
 
 
 def read_record(path: Path, name: str) -> bytes:
@@ -111,9 +157,13 @@ def read_record(path: Path, name: str) -> bytes:
         DAMAGED: it is not there, or the checkpoint is no file of ours.
     """
     if path.is_dir():
-        return (path / name).read_bytes()
+        return read_contained(path, name)
     with zipfile.ZipFile(path) as archive:
-        return archive.read(f"{archive.filelist[0].filename.partition('/')[0]}/{name}" if archive.filelist else name)
+        root = archive.filelist[0].filename.partition("/")[0] if archive.filelist else ""
+        record = archive.getinfo(f"{root}/{name}")
+        if record.compress_type != zipfile.ZIP_STORED:
+            raise ValueError(f"{name} is compressed, which may hide a size that no memory has")
+        return archive.read(record)
 
 
 def manifest_text(manifest: Manifest) -> str:

@@ -8,17 +8,35 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from msrun.errors import CheckpointError
+from msrun.runtime.checkpoint.directory import damaged
 from msrun.runtime.checkpoint.tensor_key import TensorKey
 from msrun.runtime.parallel.parameters.network_state import Chunk
 from msrun.runtime.sharding.box import Box, whole
 
 _CHUNK_BYTES = 1 << 20
 """One write of 4 MB and more costs Linux ten times the time for its bytes: it looks for pages that lie together."""
+DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+"""Name in an index -> type of element."""
+_MOST_DIMS = 64
+"""torch copies no tensor of more."""
+
+
+def read_numbers(given: Any) -> tuple[int, ...]:
+    """Return what a file gives as a shape, or as the begin of a part.
+
+    Raises:
+        ValueError: it is no list of numbers that a tensor can have.
+    """
+    if not isinstance(given, list | tuple) or len(given) > _MOST_DIMS:
+        raise ValueError(f"a shape must be a list of at most {_MOST_DIMS} numbers")
+    if not all(type(number) is int and 0 <= number < 1 << 63 for number in given):
+        raise ValueError("the numbers of a shape must be whole and 0 or more")
+    return tuple(given)
 
 
 @dataclass(frozen=True)
@@ -34,6 +52,26 @@ class TensorPlace:
     def bytes_count(self) -> int:
         """How many bytes it takes."""
         return math.prod(self.shape) * self.dtype.itemsize
+
+
+def find_place(offset: Any, shape: Any, dtype: Any, end: int) -> TensorPlace:
+    """Return where a tensor lies, by what a file says of it.
+
+    Args:
+        dtype: its name.
+        end: of the bytes in which it lies.
+
+    Raises:
+        ValueError: nothing can lie there.
+    """
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ValueError(f"{str(dtype)[:80]!r} is no type of element")
+    place = TensorPlace(offset, read_numbers(shape), DTYPES[dtype])
+    if math.prod(edge or 1 for edge in place.shape) * place.dtype.itemsize >= 1 << 63:
+        raise ValueError(f"no memory has a tensor of shape {place.shape}")
+    if type(offset) is not int or not 0 <= offset <= end - place.bytes_count:
+        raise ValueError(f"a tensor of {place.bytes_count} bytes must lie within the file's {end}")
+    return place
 
 
 class FileTensors:
@@ -78,9 +116,9 @@ def reading(path: Path) -> Iterator[int]:
         with path.open("rb", buffering=0) as stream:
             yield stream.fileno()
     except OSError as error:
-        raise CheckpointError(f"checkpoint {path} cannot be read: {error.strerror}; load another one") from None
+        raise damaged(path, error) from None
     except EOFError:
-        raise CheckpointError(f"checkpoint {path} cannot be read: it ends too early; load another one") from None
+        raise damaged(path, EOFError("it ends too early")) from None
 
 
 def read_box(descriptor: int, place: TensorPlace, box: Box, target: Tensor) -> None:

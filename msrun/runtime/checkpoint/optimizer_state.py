@@ -246,7 +246,12 @@ def _check_shapes(
 ) -> None:
     for parameter, name in names.items():
         for key in saved["state"].get(name, {"parts": []})["parts"]:
-            shape, mine = reader.shape(key_of(network, name, key)), find_box(parameter).shape
+            full_key, mine = key_of(network, name, key), find_box(parameter).shape
+            if full_key not in reader:
+                raise CheckpointError(
+                    f"checkpoint {reader.path} lacks the optimizer state {key} of {name}: load another"
+                )
+            shape = reader.shape(full_key)
             if shape != mine:
                 raise CheckpointError(
                     f"optimizer state {key} of {name} has shape {shape} in the checkpoint, the parameter {mine}: "

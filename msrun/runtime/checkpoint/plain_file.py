@@ -21,15 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from msrun.errors import CheckpointError
-from msrun.runtime.checkpoint.directory import DAMAGED, MANIFEST, Manifest, manifest_text, read_record
-from msrun.runtime.checkpoint.file_tensors import FileTensors, TensorPlace, chunks_of, raw_bytes
+from msrun.runtime.checkpoint.directory import DAMAGED, MANIFEST, TENSORS, Manifest, damaged, manifest_text, read_record
+from msrun.runtime.checkpoint.file_tensors import FileTensors, chunks_of, find_place, raw_bytes
 from msrun.runtime.checkpoint.flushing import Flusher
-from msrun.runtime.checkpoint.tensor_key import NETWORK, TensorKey, flat_name
+from msrun.runtime.checkpoint.tensor_key import NETWORK, TensorKey, flat_name, read_key
 from msrun.runtime.checkpoint.torch_saving import data_offset, reserve, system_errors
 
 STATE = "state.pt"
-TENSORS = "tensors.json"
 _ROOT = "archive"
 _ALIGNMENT = 64
 _HEADER_BYTES = 30
@@ -148,11 +146,11 @@ def open_plain_file(path: Path) -> FileTensors:
         CheckpointError: the file is missing, damaged or not of ours.
     """
     try:
-        places = json.loads(read_record(path, TENSORS))
+        end = path.stat().st_size
         found = {
-            tuple(place["key"]): TensorPlace(place["offset"], tuple(place["shape"]), getattr(torch, place["dtype"]))
-            for place in places.values()
+            read_key(place["key"]): find_place(place["offset"], place["shape"], place["dtype"], end)
+            for place in json.loads(read_record(path, TENSORS)).values()
         }
-    except (*DAMAGED, AttributeError) as error:
-        raise CheckpointError(f"checkpoint {path} cannot be read: {error}; load another one") from None
+    except DAMAGED as error:
+        raise damaged(path, error) from None
     return FileTensors(path, found)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import io
 import math
 import os
-import pickle
 import zipfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,12 +14,24 @@ import torch
 from torch import Tensor
 
 from msrun.errors import CheckpointError
+from msrun.runtime.checkpoint.dcp_metadata import METADATA
 from msrun.runtime.checkpoint.dict_tensors import DictTensors, is_tensors
-from msrun.runtime.checkpoint.directory import DAMAGED, MANIFEST, Manifest, Position, read_manifest, read_record
+from msrun.runtime.checkpoint.directory import (
+    DAMAGED,
+    MANIFEST,
+    REMOVING,
+    SAVING,
+    Manifest,
+    Position,
+    damaged,
+    read_manifest,
+    read_record,
+)
 from msrun.runtime.checkpoint.plain_file import STATE, open_plain_file
 from msrun.runtime.checkpoint.safetensors_file import INDEX_SUFFIX, open_safetensors
 from msrun.runtime.checkpoint.tensor_files import PartFilesReader
 from msrun.runtime.checkpoint.tensor_key import NETWORK, TensorKey, flat_name
+from msrun.runtime.checkpoint.torch_saving import load_weights
 from msrun.runtime.parallel.parameters.network_state import Chunk
 from msrun.runtime.sharding.box import Box, whole
 
@@ -68,7 +79,14 @@ class CheckpointReader:
         self._of_key: dict[TensorKey, list[PartReader]] = {}
         for source in self.sources:
             for key in source.keys:
-                self._of_key.setdefault(key, []).append(source)
+                others = self._of_key.setdefault(key, [source])
+                if (source.shape(key), source.dtype(key)) != (others[0].shape(key), others[0].dtype(key)):
+                    raise CheckpointError(
+                        f"{others[0].path} and {source.path} have {flat_name(key)} in different shapes or types: give "
+                        "those of one save"
+                    )
+                if source is not others[0]:
+                    others.append(source)
 
     @property
     def path(self) -> Path:
@@ -131,7 +149,12 @@ class CheckpointReader:
     def read(self, key: TensorKey) -> Tensor:
         """Return a whole tensor."""
         shape = self.shape(key)
-        value = torch.empty(shape, dtype=self.dtype(key))
+        if sum(math.prod(box.sizes) for box in self.boxes(key)) < math.prod(shape):
+            raise CheckpointError(f"checkpoint {self.path}: parts of {flat_name(key)} are missing; load another one")
+        try:
+            value = torch.empty(shape, dtype=self.dtype(key))
+        except RuntimeError as error:  # more than there is memory
+            raise damaged(self.path, error) from None
         self.fill({key: Chunk(value, whole(shape))})
         return value
 
@@ -144,12 +167,44 @@ class CheckpointReader:
         if self._is_foreign:
             return {"extra": {}, "appended": {}, "optimizer": None, "random": {"now": [None], "epoch": [None]}}
         try:
-            content = io.BytesIO(read_record(self.path, STATE))
-            state: dict[str, Any] = torch.load(content, map_location="cpu", weights_only=True)
-        except (*DAMAGED, pickle.UnpicklingError) as error:
-            reason = (str(error).splitlines() or [repr(error)])[0]
-            raise CheckpointError(f"checkpoint {self.path} cannot be read: {reason}; load another one") from None
-        return state
+            state = load_weights(io.BytesIO(read_record(self.path, STATE)))
+            if not _is_state(state):
+                raise ValueError(f"{STATE} holds something else than the state of a training")
+        except DAMAGED as error:
+            raise damaged(self.path, error) from None
+        return dict(state)
+
+
+def _is_state(value: Any) -> bool:
+    """Return whether a value has the form of what `save` writes as the state."""
+    if not isinstance(value, dict) or not {"extra", "appended", "optimizer", "random"} <= value.keys():
+        return False
+    randoms = value["random"].values() if isinstance(value["random"], dict) else []
+    optimizer = value["optimizer"] if value["optimizer"] is not None else {"groups": [], "state": {}}
+    return (
+        isinstance(value["extra"], dict)
+        and isinstance(value["appended"], dict)
+        and len(randoms) == 2
+        and all(isinstance(states, list) and states for states in randoms)
+        and all(_is_random(state) for states in randoms for state in states)
+        and _are(optimizer.get("groups"), list, {"parameters": list, "settings": dict})
+        and _are(optimizer.get("state"), dict, {"parts": list, "values": dict})
+    )
+
+
+def _is_random(state: Any) -> bool:
+    return state is None or _are([state], list, {"torch": Tensor, "python": tuple, "numpy": tuple})
+
+
+def _are(values: Any, kind: type[list[Any] | dict[Any, Any]], fields: Mapping[str, type]) -> bool:
+    """Return whether a list or dict holds dicts with fields of these types."""
+    if not isinstance(values, kind):
+        return False
+    each: Iterable[Any] = values.values() if isinstance(values, dict) else values
+    return all(
+        isinstance(item, dict) and all(isinstance(item.get(name), of_type) for name, of_type in fields.items())
+        for item in each
+    )
 
 
 def _has_all(boxes: Sequence[Box], wanted: Box) -> bool:
@@ -245,11 +300,13 @@ def open_checkpoint(paths: Sequence[Path], *, needs_all: bool = True) -> tuple[C
     return open_parts(list(found.values())), manifest
 
 
-# -- files that msrun has not written: of torch.save, safetensors, the index of several -----------------------------
+# -- what msrun has not written: of torch.save, safetensors, the index of several, torch.distributed.checkpoint ------
 
 
 def is_foreign(path: Path) -> bool:
-    """Return whether a file looks like one to read, which msrun has not written."""
+    """Return whether a file or directory looks like one to read, which msrun has not written."""
+    if path.is_dir() and not path.name.endswith((SAVING, REMOVING)):
+        return (path / METADATA).is_file() and not any((path / name).exists() for name in (MANIFEST, STATE))
     if not path.is_file():
         return False
     if path.name.endswith((".safetensors", INDEX_SUFFIX)):
@@ -264,13 +321,15 @@ def is_foreign(path: Path) -> bool:
 
 
 def open_foreign(path: Path) -> list[PartReader]:
-    """Return readers of such a file.
+    """Return readers of such a file or directory.
 
     Raises:
         CheckpointError: it cannot be read, or holds something else than the tensors of a state dict.
     """
     if path.name.endswith((".safetensors", INDEX_SUFFIX)):
         return list(open_safetensors(path))
+    if path.is_dir():
+        return [PartFilesReader(path, is_plain=False)]
     return [DictTensors(path, {(NETWORK, name): value for name, value in load_torch_file(path).items()})]
 
 
@@ -281,10 +340,9 @@ def load_torch_file(path: Path) -> Mapping[str, Tensor]:
         CheckpointError: it cannot be read, or holds something else than the tensors of a state dict.
     """
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (*DAMAGED, pickle.UnpicklingError) as error:
-        reason = (str(error).splitlines() or [repr(error)])[0].partition(". ")[0]
-        raise CheckpointError(f"{path} cannot be read: {reason}; give another file") from None
+        content = load_weights(path, mmap=True)
+    except DAMAGED as error:
+        raise CheckpointError(f"{path} cannot be read: {error}; give another file") from None
     if not is_tensors(content):
         raise CheckpointError(f"{path} holds no dict of tensors: give one of torch.save(net.state_dict(), file)")
     return dict(content)

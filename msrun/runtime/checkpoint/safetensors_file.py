@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 
 from msrun.errors import CheckpointError
-from msrun.runtime.checkpoint.file_tensors import FileTensors, TensorPlace, chunks_of, raw_bytes
+from msrun.runtime.checkpoint.contained_file import find_contained
+from msrun.runtime.checkpoint.directory import DAMAGED, explain
+from msrun.runtime.checkpoint.file_tensors import FileTensors, TensorPlace, chunks_of, find_place, raw_bytes
 from msrun.runtime.checkpoint.tensor_key import NETWORK, TensorKey
 
 INDEX_SUFFIX = ".index.json"
@@ -45,7 +47,7 @@ NAMES = {
     torch.bool: "BOOL",
 }
 """Type of element -> its name in the format."""
-_TYPES = {name: dtype for dtype, name in NAMES.items()}
+_TYPES = {name: str(dtype).removeprefix("torch.") for dtype, name in NAMES.items()}
 Tensors = Sequence[tuple[str, tuple[int, ...], torch.dtype]]
 """Name, shape and type of what a file is to hold."""
 
@@ -97,30 +99,36 @@ def open_safetensors(path: Path) -> list[FileTensors]:
     """
     if not path.name.endswith(INDEX_SUFFIX):
         return [_open(path)]
+    cache = path.parent.parent.parent / "blobs"  # whither the links of Hugging Face's cache lead
+    homes = [cache] if path.parent.parent.name == "snapshots" else []
     try:
-        names = sorted(set(json.loads(path.read_text())["weight_map"].values()))
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CheckpointError(f"{path} is no index of safetensors files: {error}; give another one") from None
-    return [_open(path.parent / name) for name in names]
+        names = {*json.loads(path.read_text())["weight_map"].values()}
+        paths = sorted(find_contained(path.parent, name, *homes) for name in names)
+    except DAMAGED as error:
+        raise CheckpointError(f"{path} is no index of safetensors files: {explain(error)}; give another one") from None
+    return [_open(found) for found in paths]
 
 
 def _open(path: Path) -> FileTensors:
     try:
         with path.open("rb") as stream:
             (length,) = _LENGTH.unpack(stream.read(_LENGTH.size))
-            if length > _MAX_HEADER_BYTES:
-                raise ValueError(f"a header of {length} bytes")
-            header = json.loads(stream.read(length))
             size = stream.seek(0, os.SEEK_END)
+            if length > min(_MAX_HEADER_BYTES, size):
+                raise ValueError(f"a header of {length} bytes")
+            stream.seek(_LENGTH.size)
+            header = json.loads(stream.read(length))
         begin = _LENGTH.size + length
         places: dict[TensorKey, TensorPlace] = {}
         for name, item in header.items():
             if name != "__metadata__":
                 first, end = item["data_offsets"]
-                place = TensorPlace(begin + first, tuple(item["shape"]), _TYPES[item["dtype"]])
-                if place.bytes_count != end - first or begin + end > size:
+                place = find_place(begin + first, item["shape"], _TYPES[item["dtype"]], begin + end)
+                if first < 0 or place.bytes_count != end - first or begin + end > size:
                     raise ValueError(f"{name} is not all there")
                 places[NETWORK, name] = place
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
-        raise CheckpointError(f"{path} is no complete safetensors file: {error}; give another one") from None
+        if sum(place.bytes_count for place in places.values()) > size - begin:
+            raise ValueError("its tensors lie upon each other")
+    except DAMAGED as error:
+        raise CheckpointError(f"{path} is no complete safetensors file: {explain(error)}; give another one") from None
     return FileTensors(path, places)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msrun.runtime.world import world
 
@@ -19,6 +19,17 @@ What belongs to one rank alone has `rank_N` before it."""
 def flat_name(key: TensorKey) -> str:
     """Return a tensor's name in the files."""
     return ".".join(key)
+
+
+def read_key(given: Any) -> TensorKey:
+    """Return the key that a file gives.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not isinstance(given, list | tuple) or len(given) < 2 or not all(isinstance(part, str) for part in given):
+        raise ValueError("a tensor's key must be a list of two names or more")
+    return tuple(given)
 
 
 def own_key(key: TensorKey, global_rank: int) -> TensorKey:

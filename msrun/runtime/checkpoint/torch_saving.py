@@ -8,10 +8,13 @@ import io
 import math
 import mmap
 import os
+import pickle
+import re
 import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
@@ -126,6 +129,33 @@ def to_bytes(value: Any) -> bytes:
     return stream.getvalue()
 
 
+def load_weights(source: Path | BinaryIO, *, mmap: bool = False) -> Any:
+    """Return what torch.save wrote: tensors and plain values, whoever wrote it; nothing that it names is run.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is damaged, or holds something else.
+    """
+    try:
+        if zipfile.is_zipfile(source):
+            with zipfile.ZipFile(source) as archive:
+                if any(record.compress_type != zipfile.ZIP_STORED for record in archive.filelist):
+                    raise ValueError("it is compressed, which may hide a size that no memory has")
+        if not isinstance(source, Path):
+            source.seek(0)
+        return torch.load(source, map_location="cpu", weights_only=True, mmap=mmap)
+    except OSError:
+        raise
+    except pickle.UnpicklingError as error:
+        unknown = re.search(r"GLOBAL (\S+)", str(error))
+        what = f"it names {unknown[1]}, and" if unknown else "it is damaged, or"
+        raise ValueError(f"{what} holds more than tensors and plain values") from None
+    except Exception as error:  # noqa: BLE001  bytes of any kind make torch raise anything
+        raise ValueError(
+            (str(error).splitlines() or [f"it is damaged ({type(error).__name__})"])[0].partition(". ")[0]
+        ) from None
+
+
 _LOCAL_HEADER = struct.Struct("<26xHH")
 """Of a record in a zip file: the lengths of its name and of its extra field are the last of 30 bytes."""
 
@@ -143,7 +173,7 @@ def find_values(stream: BinaryIO, begin: int, length: int) -> tuple[int, int]:
     Raises:
         ValueError, zipfile.BadZipFile: there is no such thing.
     """
-    view = _FileView(stream, begin, length)
+    view = FileView(stream, begin, length)
     with zipfile.ZipFile(view) as archive:
         record = next((record for record in archive.filelist if record.filename.endswith("/data/0")), None)
         if record is None or record.compress_type != zipfile.ZIP_STORED:
@@ -151,7 +181,7 @@ def find_values(stream: BinaryIO, begin: int, length: int) -> tuple[int, int]:
         return begin + data_offset(view, record), record.file_size
 
 
-class _FileView(io.RawIOBase):
+class FileView(io.RawIOBase):
     """Some bytes of a file as a file of their own."""
 
     def __init__(self, stream: BinaryIO, begin: int, length: int) -> None:
@@ -172,9 +202,9 @@ class _FileView(io.RawIOBase):
     def tell(self) -> int:
         return self._place
 
-    def read(self, size: int = -1) -> bytes:
-        left = max(0, self._length - self._place)
+    def readinto(self, buffer: Any) -> int:
         self._stream.seek(self._begin + self._place)
-        data = self._stream.read(left if size < 0 else min(size, left))
+        data = self._stream.read(min(len(buffer), max(0, self._length - self._place)))
+        buffer[: len(data)] = data
         self._place += len(data)
-        return data
+        return len(data)

@@ -33,7 +33,7 @@ from msrun.runtime.checkpoint.directory import (
 from msrun.runtime.checkpoint.plain_file import STATE, PlainFileWriter
 from msrun.runtime.checkpoint.reader import CheckpointReader
 from msrun.runtime.checkpoint.sources import find_rank_checkpoints, open_source
-from msrun.runtime.checkpoint.tensor_files import write_metadata, write_parts
+from msrun.runtime.checkpoint.tensor_files import write_indexes, write_parts
 from msrun.runtime.checkpoint.tensor_key import NETWORK, TensorKey
 from msrun.runtime.checkpoint.torch_saving import to_bytes
 from msrun.runtime.parallel.parameters.layouts import ParameterLayout
@@ -171,7 +171,7 @@ def write_rank(
     try:
         catalogue = {key: Entry(box.shape, reader.dtype(key), ((box, rank),)) for key, box in boxes.items()}
         written, checksums = write_parts(temporary, _read_parts(reader, boxes), rank)
-        checksums |= write_metadata(temporary, catalogue, [written])
+        checksums |= write_indexes(temporary, catalogue, [written])
         state = to_bytes(reader.state())
         (temporary / STATE).write_bytes(state)
         checksums[STATE] = zlib.crc32(state)

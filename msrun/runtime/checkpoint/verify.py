@@ -1,4 +1,4 @@
-"""Whether the files of a checkpoint are as they were written: their checksums, summed up again in pieces."""
+"""Whether the files of a checkpoint are as they were written, and whether what they say of each other is true."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from msrun.errors import CheckpointError
-from msrun.runtime.agreement import describe
-from msrun.runtime.checkpoint.directory import DAMAGED, read_manifest
+from msrun.runtime.checkpoint.catalogue import covers
+from msrun.runtime.checkpoint.contained_file import find_contained
+from msrun.runtime.checkpoint.directory import DAMAGED, TENSORS, explain, read_manifest
 from msrun.runtime.checkpoint.plain_file import name_records
-from msrun.runtime.checkpoint.reader import check_set, find_set
+from msrun.runtime.checkpoint.reader import check_set, find_set, open_parts
+from msrun.runtime.checkpoint.tensor_files import find_fault
+from msrun.runtime.checkpoint.tensor_key import flat_name
 
 _CHUNK_BYTES = 4 << 20
 
@@ -31,7 +34,7 @@ class CheckedFile:
 
 
 def verify_checkpoint(path: Path) -> Iterator[CheckedFile]:
-    """Read every file of a checkpoint, and of the directories that belong to it, and compare its CRC-32.
+    """Read every file of a checkpoint, and of the directories that belong to it; compare its CRC-32, and what is said.
 
     Raises:
         CheckpointError: there is no checkpoint, or it is not complete.
@@ -40,22 +43,44 @@ def verify_checkpoint(path: Path) -> Iterator[CheckedFile]:
     if not manifest.world_size:
         raise CheckpointError(f"msrun has not written {path}, so nothing is known of its checksums")
     check_set(path, manifest, found)
+    is_right = True
     for number in sorted(found):
-        yield from _verify_directory(found[number]) if found[number].is_dir() else _verify_file(found[number])
+        for checked in _verify_directory(found[number]) if found[number].is_dir() else _verify_file(found[number]):
+            is_right = is_right and not checked.fault
+            yield checked
+    fault = _look_at_whole(list(found.values())) if is_right else ""
+    if fault:
+        yield CheckedFile(found[min(found)], TENSORS, 0, fault)
 
 
 def _verify_directory(path: Path) -> Iterator[CheckedFile]:
     manifest = read_manifest(path)
     assert manifest is not None, "it was there a moment ago"
+    disagreeing, disagreement = find_fault(path, manifest.files, is_plain=manifest.format_version > 1)
+    if disagreeing and disagreeing not in manifest.files:
+        yield CheckedFile(path, disagreeing, 0, disagreement)
     for name, bytes_count in sorted(manifest.files.items()):
         expected, fault = manifest.checksums.get(name), ""
         try:
-            actual = _sum_up(path / name)
+            actual = _sum_up(find_contained(path, name))
             if expected is not None and actual != expected:
                 fault = f"CRC-32 is {actual:08x}, {expected:08x} was written"
-        except OSError as error:
-            fault = describe(error)
+        except (OSError, ValueError) as error:
+            fault = explain(error)
+        if name == disagreeing:
+            fault = fault or disagreement
         yield CheckedFile(path, name, bytes_count, fault, expected is not None)
+
+
+def _look_at_whole(paths: list[Path]) -> str:
+    """Return what is wrong when all that belongs together is opened: the parts of some tensor make no whole."""
+    try:
+        reader = open_parts(paths)
+        reader.state()
+    except CheckpointError as error:
+        return str(error)
+    broken = next((key for key in reader.keys if not covers(reader.boxes(key), reader.shape(key))), None)
+    return f"the parts of {flat_name(broken)} do not make the whole" if broken is not None else ""
 
 
 def _sum_up(path: Path) -> int:

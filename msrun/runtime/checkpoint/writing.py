@@ -29,9 +29,10 @@ from msrun.runtime.checkpoint.directory import (
     remove,
     start_writing,
 )
+from msrun.runtime.checkpoint.part_index import Written
 from msrun.runtime.checkpoint.places import Place
 from msrun.runtime.checkpoint.plain_file import STATE, PlainFileWriter
-from msrun.runtime.checkpoint.tensor_files import Written, write_metadata, write_parts
+from msrun.runtime.checkpoint.tensor_files import write_indexes, write_parts
 from msrun.runtime.checkpoint.tensor_key import NETWORK, TensorKey, flat_name
 from msrun.runtime.parallel.parameters.network_state import Chunk
 from msrun.runtime.world import get_rank
@@ -115,7 +116,7 @@ class Writing:
             if rank != self.own.leader:
                 return
             catalogue = self.catalogues[self.places.index(self.own)]
-            checksums = write_metadata(temporary, catalogue, [written for written, _ in outcomes])
+            checksums = write_indexes(temporary, catalogue, [written for written, _ in outcomes])
             for _, of_files in outcomes:
                 checksums |= of_files
             with (temporary / STATE).open("wb") as stream:
@@ -204,7 +205,7 @@ def share_out(
         ranks = range(len(held)) if is_integrated else place.ranks
         found = build_catalogue({rank: held[rank] for rank in ranks}, place.leader if is_integrated else None)
         for key, entry in found.items() if is_integrated else ():
-            if not covers((box for box, _ in entry.pieces), entry.shape):
+            if not covers([box for box, _ in entry.pieces], entry.shape):
                 raise CheckpointError(
                     f"{flat_name(key)}: the ranks hold parts that do not make the whole: save it with "
                     "integrated_save=False"

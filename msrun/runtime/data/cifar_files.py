@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from msrun.errors import DataError
-from msrun.runtime.data.inert_pickle import load_inert
+from msrun.runtime.data.cifar_pickle import load_batch
 from msrun.runtime.data.stored_file import find_file, map_content
 
 IMAGE_BYTES = 3 * 32 * 32
@@ -147,7 +147,7 @@ def _read_binary(path: Path, form: CifarFormat) -> CifarPart:
 
 
 def _read_pickle(path: Path, form: CifarFormat) -> CifarPart:
-    batch = load_inert(path, map_content(path, _LIMIT_BYTES).tobytes())
+    batch = load_batch(path, map_content(path, _LIMIT_BYTES).tobytes())
     pixels = batch.get("data")
     if not isinstance(pixels, np.ndarray) or pixels.ndim != 2 or pixels.shape[1] != IMAGE_BYTES or not len(pixels):
         raise DataError(f"{path}: holds no images (n, {IMAGE_BYTES}) under 'data'; it is another file under this name")

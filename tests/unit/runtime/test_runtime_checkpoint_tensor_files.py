@@ -18,7 +18,7 @@ from torch import Tensor
 from msrun.errors import CheckpointError
 from msrun.runtime.checkpoint.catalogue import build_catalogue, list_held, pieces_of
 from msrun.runtime.checkpoint.reader import CheckpointReader
-from msrun.runtime.checkpoint.tensor_files import PartFilesReader, write_metadata, write_parts
+from msrun.runtime.checkpoint.tensor_files import PartFilesReader, write_indexes, write_parts
 from msrun.runtime.checkpoint.tensor_key import NETWORK, OPTIMIZER, TensorKey
 from msrun.runtime.parallel.parameters.network_state import Chunk
 from msrun.runtime.sharding.box import Box, whole
@@ -71,7 +71,7 @@ def write_of_all_ranks(path: Path, ranks: Sequence[dict[TensorKey, Chunk]]) -> l
     path.mkdir(exist_ok=True)
     catalogue = build_catalogue({rank: list_held(parts) for rank, parts in enumerate(ranks)})
     pieces = [pieces_of(catalogue, parts, rank) for rank, parts in enumerate(ranks)]
-    write_metadata(path, catalogue, [write_parts(path, parts.items(), rank)[0] for rank, parts in enumerate(pieces)])
+    write_indexes(path, catalogue, [write_parts(path, parts.items(), rank)[0] for rank, parts in enumerate(pieces)])
     return [sum(math.prod(part.box.sizes) for part in parts.values()) for parts in pieces]
 
 
@@ -144,13 +144,13 @@ def test_part_that_nobody_wrote_is_an_error(tmp_path: Path) -> None:
         read(tmp_path, KEY)
 
 
-@pytest.mark.parametrize("damage", ["metadata", "file gone", "file cut off", "file overwritten"])
+@pytest.mark.parametrize("damage", ["index", "file gone", "file cut off", "file overwritten"])
 def test_damaged_files_give_one_line(tmp_path: Path, damage: str) -> None:
     value = torch.ones(100)
     write_of_all_ranks(tmp_path, [{KEY: Chunk(value, whole(value.shape))}])
     (file,) = tmp_path.glob("*.distcp")
-    if damage == "metadata":
-        os.truncate(tmp_path / ".metadata", 10)
+    if damage == "index":
+        os.truncate(tmp_path / "tensors.json", 10)
     elif damage == "file gone":
         file.unlink()
     elif damage == "file cut off":

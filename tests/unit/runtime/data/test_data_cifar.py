@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from msrun.errors import DataError
 from msrun.runtime.data import Cifar10Dataset, Cifar100Dataset, transforms, vision
-from msrun.runtime.data.inert_pickle import load_inert
+from msrun.runtime.data.cifar_pickle import load_batch
 
 LABELS = {f"data_batch_{i}.bin": [i, i + 4] for i in range(1, 6)} | {"test_batch.bin": [0, 1, 2]}
 MARKER = "cifar_was_run"
@@ -161,7 +161,7 @@ class Runs:
         (pickle.dumps({b"data": np.zeros((1, 3072))}, 2), "an array that is not of uint8"),
         (pickle.dumps({b"data": np.array([[print]])}, 2), "__builtin__.print, which these files do not hold"),
         (pickled([1, 2])[:-100], "at byte"),
-        (b"", "at byte 0 of 0: Ran out of input"),
+        (b"", "at byte 0 of 0: it ends too early"),
         (pickle.dumps({b"data": np.zeros((1, 3071), np.uint8)}, 2), "no images (n, 3072) under 'data'"),
         (pickle.dumps({b"data": np.zeros((1, 3072), np.uint8), b"labels": [1, 2]}, 2), "no list of 1 labels"),
         (
@@ -188,7 +188,7 @@ def test_any_pickle_gives_a_dictionary_or_a_data_error(tmp_path_factory, place, 
     content[place] = byte
     path = tmp_path_factory.getbasetemp() / "any"
     try:
-        assert isinstance(load_inert(path, bytes(content[: max(cut, 1)])), dict)
+        assert isinstance(load_batch(path, bytes(content[: max(cut, 1)])), dict)
     except DataError as error:
         assert str(path) in str(error)
         assert "\n" not in str(error)
@@ -198,4 +198,4 @@ def test_an_array_in_a_pickle_has_as_many_bytes_as_its_shape_says(tmp_path):
     content = pickle.dumps({b"data": np.zeros((1, 3072), np.uint8)}, 2)
     wrong = content.replace(struct.pack("<BH", ord("M"), 3072), struct.pack("<BH", ord("M"), 4096), 1)
     with pytest.raises(DataError, match=r"shape .* with 3072 bytes"):
-        load_inert(tmp_path / "wrong", wrong)
+        load_batch(tmp_path / "wrong", wrong)

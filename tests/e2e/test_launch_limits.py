@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import sys
 from pathlib import Path
 
 from job_runner import JobRunner
@@ -65,3 +66,10 @@ def test_worker_that_cuts_off_the_progress_board_hurts_nobody_but_itself(msrun: 
     finished = msrun.run("--worker_num=2", "cut.py", cwd=tmp_path)
     assert finished.code == 7, finished.stderr
     assert finished.read_json("failure.json")["first_failure"]["global_rank"] == 1
+
+
+def test_limit_on_cpu_time_is_named(msrun: JobRunner, tmp_path: Path) -> None:
+    short = ["sh", "-c", 'ulimit -t 2 && exec "$@"', "sh"]
+    finished = msrun.run("--worker_num=1", "sh", "-c", "while :; do :; done", cwd=tmp_path, prefix=short)
+    assert finished.code in (137, 152)
+    assert "ulimit -t 2: it may use 2 s of CPU time; raise the limit (RLIMIT_CPU)" in finished.errors[0]

@@ -144,7 +144,7 @@ def read_record(path: Path, global_rank: int) -> Progress:
 
 
 def parse_record(board: bytes, global_rank: int) -> Progress:
-    """Return one record out of a board's bytes, its text printable and of one line; an empty one when it is too short."""
+    """Return one record out of a board's bytes, its text as one printable line; an empty one where there is none."""
     begin = global_rank * contract.PROGRESS_RECORD_BYTES
     if len(board) < begin + contract.PROGRESS_RECORD_BYTES:
         return Progress()

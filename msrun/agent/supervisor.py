@@ -369,11 +369,12 @@ class Supervisor:
         if self._over or self._attempt.has_failed:
             return
         past, number, delay_s = self._attempts.past[-1], self._attempt.number, self._restart_delay_s
-        reason, guilty = past.end_reason(), past.guilty
         try:
             self._check_again(message["survivors"])
             # Only now has everything been written that the attempt had to say.
-            self._tell("restarting", attempt=number, delay_s=delay_s, reason=reason, global_ranks=guilty)
+            self._tell(
+                "restarting", attempt=number, delay_s=delay_s, reason=past.end_reason(), global_ranks=past.guilty
+            )
             keep_logs(self._host.log_paths, self._host.first_attempt + number - 1)
         except MsrunError as error:
             self._fail(ClusterError(f"cannot start again: {error}"))

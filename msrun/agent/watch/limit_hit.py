@@ -1,4 +1,4 @@
-"""Evidence of limits that the user's shell has set: `ulimit -t` kills, `ulimit -v` makes allocations and threads fail."""
+"""Evidence of limits that the shell has set: `ulimit -t` kills, `ulimit -v` makes allocations and threads fail."""
 
 from __future__ import annotations
 

@@ -451,6 +451,16 @@ def test_every_thread_of_launcher_agent_and_scheduler_tells_its_owner_what_it_ra
     assert guilty <= allowed
 
 
+def test_launcher_calls_nothing_that_a_descriptor_or_a_worker_can_break() -> None:
+    """select(2) takes no descriptor above 1023; a page of a file that somebody else has cut off is SIGBUS."""
+    for path in modules("msrun"):
+        if room_of(path) in IN_WORKERS:
+            continue
+        text = path.read_text()
+        assert "select.select(" not in text or name_of(path) == "msrun/launch/output.py", f"{name_of(path)}: use poll"
+        assert not re.search(r"^\s*(import|from) mmap\b", text, re.MULTILINE), f"{name_of(path)}: read, do not map"
+
+
 def test_modules_are_short() -> None:
     lines = {name_of(path): path.read_text(encoding="utf-8").count("\n") for path in all_modules()}
     assert {name: count for name, count in lines.items() if count > MAX_LINES} == {}

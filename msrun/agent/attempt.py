@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,9 +9,9 @@ from pathlib import Path
 from msrun import contract
 from msrun.agent.logs.rotated_log import rename_log
 from msrun.agent.processes.process_spec import FIRST_SERVER_ID, SCHEDULER_ID, ProcessSpec
-from msrun.agent.processes.wait_status import describe_status
+from msrun.agent.processes.wait_status import describe_status, exit_code_of
 from msrun.cluster.membership import Membership
-from msrun.cluster.restart import RestartPolicy
+from msrun.cluster.restart import BEGUN_S, RestartPolicy
 from msrun.errors import ClusterError, HangTimeout, MsrunError, RendezvousTimeout, ServerFailed
 from msrun.planning.environment import restored_environment
 from msrun.planning.plan import HostPlan, LaunchPlan
@@ -37,6 +36,8 @@ class Attempt:
     """Ranks that ran still when the first one failed, but had left the world: the end of their program, as a rule."""
     lagging: tuple[int, ...] = ()
     """Ranks that the others waited for when msrun ended a hanging attempt."""
+    no_restart: str = ""
+    """Why the job does not start again though it could, to be added to the reason; else empty."""
     peak_bytes: dict[int, float] = field(default_factory=dict)
     """Peak resident memory per ended worker."""
 
@@ -86,6 +87,7 @@ class Attempts:
         self.current = Attempt(0, Membership(self._ranks))
         self.is_last = False
         """Set when nothing may be started again: msrun was told to end the job."""
+        self._has_begun = False
 
     @property
     def can_restart(self) -> bool:
@@ -94,18 +96,25 @@ class Attempts:
         is_bearable = fault is None or isinstance(fault, HangTimeout | RendezvousTimeout | ServerFailed)
         return is_bearable and self.current.has_failed and not self.is_last
 
-    def restart_delay_s(self) -> float | None:
-        """Return how long to wait before the job starts again; None when the current attempt was the last."""
+    def restart_delay_s(self, *, has_begun: bool) -> float | None:
+        """Return how long to wait before the job starts again; None when the current attempt was the last.
+
+        Args:
+            has_begun: a rank has joined the world or reported progress in this attempt.
+        """
         if not self.can_restart:
             return None
         first = self.current.membership.first_failure
-        return self._policy.delay_s(len(self.past), os.waitstatus_to_exitcode(first.wait_status) if first else None)
+        code = exit_code_of(first.wait_status) if first else None
+        self._has_begun |= has_begun or (first is not None and first.ended_at - first.started_at >= BEGUN_S)
+        self.current.no_restart = self._policy.explain(len(self.past), code, has_begun=self._has_begun)
+        return self._policy.delay_s(len(self.past), code, has_begun=self._has_begun)
 
     def delay_after_s(self, exit_code: int | None) -> float | None:
         """Return how long to wait after a failure elsewhere; None when nothing starts again.
 
         Args:
-            exit_code: of the worker that failed first, wherever it ran.
+            exit_code: of the worker that failed first, wherever it ran; 128 + signal.
         """
         return None if self.is_last else self._policy.delay_s(len(self.past), exit_code)
 

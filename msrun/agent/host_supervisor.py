@@ -105,6 +105,7 @@ class HostSupervisor(Supervisor):
                 "attempt": self._attempt.number,
                 "can_continue": can_continue,
                 "come": self._watch.come(self._attempt.membership),
+                "has_begun": self._watch.has_begun(self._attempt.membership),
             }
         )
 
@@ -189,8 +190,8 @@ class HostSupervisor(Supervisor):
         """Return whether this host prepares its first start still, and the job starts again after that failure."""
         if self._attempt.number or self._are_workers_asked_for or not report.can_restart:
             return False
-        first = report.failure.first_failure
-        return self._attempts.delay_after_s(first.exit_code if first else None) is not None
+        failure = report.failure
+        return self._attempts.delay_after_s(failure.exit_code if failure.first_failure else None) is not None
 
     def _on_absent(self, global_ranks: list[int]) -> None:
         """Ranks of other hosts have ended with exit code 0 and never joined the world."""

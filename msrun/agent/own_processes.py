@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Collection
+from pathlib import Path
 
 from msrun import contract
 from msrun.agent.attempt import scheduler_log
@@ -14,6 +15,7 @@ from msrun.agent.processes.log_pipes import await_log_writer
 from msrun.agent.processes.process_control import is_stopped, kill_descendants
 from msrun.agent.processes.process_spec import LOG_WRITER_ID, SCHEDULER_ID, server_index
 from msrun.agent.processes.wait_status import describe_status, exit_code_of
+from msrun.agent.watch.limit_hit import explain_limit
 from msrun.errors import ClusterError, MsrunError, ServerFailed
 from msrun.planning.plan import LaunchPlan
 
@@ -59,7 +61,8 @@ class OwnProcesses:
             what = f"server {index}{where} failed first: {how}; its log: {log}"
             return ServerFailed(what, exit_code_of(wait_status)) if do_workers_run else None
         if process_id == SCHEDULER_ID:
-            return ClusterError(f"the scheduler ended ({how}); {self.describe_log()}")
+            limit = explain_limit(wait_status, scheduler_log(self._plan))
+            return ClusterError(f"the scheduler ended ({how}{', ' if limit else ''}{limit}); {self.describe_log()}")
         return ClusterError(f"the log writer ended ({how}); {self.describe_log()}") if wait_status else None
 
     def look_for_stopped(self, server_pid: int, now: float, limit_s: float) -> ClusterError | None:
@@ -74,6 +77,8 @@ class OwnProcesses:
 
     def describe_log(self) -> str:
         """Return where the user finds `scheduler.log`, or its last line where it will be gone when he looks."""
+        if not Path(self._plan.log_dir).is_dir():
+            return f"the log directory {self._plan.log_dir} was removed: leave it there while the job runs"
         if self._home:
             return f"its log: {self._home}/{contract.SCHEDULER_LOG}"
         lines: list[bytes] = []

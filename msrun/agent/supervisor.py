@@ -25,6 +25,7 @@ from msrun.agent.signals import SignalPipe
 from msrun.agent.timers import Timers
 from msrun.agent.watch.full_disk import explain_full_disk
 from msrun.agent.watch.job_watch import JobWatch
+from msrun.agent.watch.limit_hit import explain_limit
 from msrun.agent.watch.memory_kill import MemoryKillWatch
 from msrun.agent.watch.progress_board import ProgressBoard
 from msrun.agent.watch.stacks import STACK_WAIT_S
@@ -71,7 +72,7 @@ class Supervisor:
         self._timers = Timers()
         self._watch = JobWatch(plan, host, board, self._timers)
         self._memory_kills = MemoryKillWatch()
-        self._attempts = Attempts((w.global_rank for w in host.workers), RestartPolicy(plan.max_restarts))
+        self._attempts = Attempts((w.global_rank for w in host.workers), RestartPolicy.of(plan))
         self._logs = {worker.global_rank: worker.log_path for worker in host.workers}
         self._own = OwnProcesses(plan, home)
         self._restart_delay_s, self._fresh_store_of = 0.0, 0
@@ -244,7 +245,7 @@ class Supervisor:
         if rank < 0:
             run = self._are_workers_asked_for and not self._attempt.membership.is_stopping
             error = self._own.exited(rank, status, do_workers_run=run and not self._attempt.membership.is_over)
-            if error is not None and not self._over:
+            if error and not self._over:
                 self._fail(error)
             return
         attempt, membership = self._attempt, self._attempt.membership
@@ -252,9 +253,9 @@ class Supervisor:
         decision = membership.exited(rank, status, message["at"])
         member = membership.members[rank]
         if member.state is WorkerState.FAILED and status == signal.SIGKILL:
-            member.hint = self._memory_kills.explain(member.pid)
+            member.hint = explain_limit(status, self._logs[rank]) or self._memory_kills.explain(member.pid)
         elif member is membership.first_failure:
-            member.hint = explain_full_disk(self._logs[rank])
+            member.hint = explain_full_disk(self._logs[rank]) or explain_limit(status, self._logs[rank])
         if member is membership.first_failure:
             self._attempt.doing, self._attempt.left = self._watch.doing(membership), self._watch.left(membership)
             self._report_failure()
@@ -350,7 +351,7 @@ class Supervisor:
         """All workers have ended: the job is over, or starts again."""
         self._watch.stop()
         self._timers.cancel("start", "stop", "stacks")
-        delay_s = self._attempts.restart_delay_s()
+        delay_s = self._attempts.restart_delay_s(has_begun=self._watch.has_begun(self._attempt.membership))
         if delay_s is None or not self._own.scheduler_runs:
             self._end_here()
             return
@@ -368,11 +369,12 @@ class Supervisor:
         if self._over or self._attempt.has_failed:
             return
         past, number, delay_s = self._attempts.past[-1], self._attempt.number, self._restart_delay_s
-        reason, guilty = past.end_reason(), past.guilty
         try:
             self._check_again(message["survivors"])
             # Only now has everything been written that the attempt had to say.
-            self._tell("restarting", attempt=number, delay_s=delay_s, reason=reason, global_ranks=guilty)
+            self._tell(
+                "restarting", attempt=number, delay_s=delay_s, reason=past.end_reason(), global_ranks=past.guilty
+            )
             keep_logs(self._host.log_paths, self._host.first_attempt + number - 1)
         except MsrunError as error:
             self._fail(ClusterError(f"cannot start again: {error}"))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from msrun.errors import UsageError
+from msrun.planning.exit_statuses import parse_statuses
 from msrun.planning.hosts.ssh_settings import NO_CONFIG, SshSettings
 from msrun.planning.log_size import parse_size
 from msrun.planning.placement.bind_options import parse_bind_core, parse_bind_numa
@@ -45,6 +46,8 @@ def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
         exit_time_out_s=options["exit_time_out"],
         server_num=options["server_num"],
         max_restarts=options["max_restarts"],
+        restart_on=parse_statuses("--restart_on", options["restart_on"]),
+        no_restart_on=parse_statuses("--no_restart_on", options["no_restart_on"]),
         min_hosts=options["min_hosts"] or 0,
         start_method=options["start_method"],
         device_target=options["device_target"],

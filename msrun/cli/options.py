@@ -291,6 +291,13 @@ GROUPS: dict[str, list[click.Option]] = {
             help="How often to start the whole job again after a failure.",
         ),
         option(
+            "restart_on",
+            "LIST",
+            default="",
+            help="Start again after these exit statuses or signals of the first failed worker alone, as 75,KILL.",
+        ),
+        option("no_restart_on", "LIST", default="", help="Never start again after these, such as 1,2."),
+        option(
             "spares",
             "N",
             type=int,

@@ -5,7 +5,7 @@ ended its part, the job is over, or starts again everywhere. Whoever coordinates
 connection of its own: the launcher of `--hosts` over those to its agents, msrun on node 0 over TCP
 (`coordinator_server`).
 
-    host -> coordinator   failed {attempt, report}    ended {attempt, can_continue, come}
+    host -> coordinator   failed {attempt, report}    ended {attempt, can_continue, come, has_begun}
                           done {attempt, rank, has_come}    ready {attempt, clock_s}
     coordinator -> hosts  stop {attempt, report}      absent {attempt, ranks}
                           restart {attempt, delay_s, reason, ranks}    start {attempt}    over {report}
@@ -20,7 +20,7 @@ from msrun import contract
 from msrun.cluster.failure import FailureReport, JobFailure, fault_of_job, read_report
 from msrun.cluster.membership import describe_absent
 from msrun.cluster.messages import Message
-from msrun.cluster.restart import RestartPolicy
+from msrun.cluster.restart import BEGUN_S, RestartPolicy
 from msrun.planning.ranks import fold_ranks, name_ranks
 from msrun.planning.record_json import encode_record
 
@@ -33,8 +33,14 @@ ORDERS = frozenset({"stop", "absent", "restart", "start", "over"})
 class Coordinator:
     """All hosts of a job. Owned by one thread; every method returns what all hosts are to be told."""
 
-    def __init__(self, job_id: str, ranks: Mapping[int, Sequence[int]], policy: RestartPolicy) -> None:
-        """`ranks`: node_rank -> global ranks there."""
+    def __init__(
+        self, job_id: str, ranks: Mapping[int, Sequence[int]], policy: RestartPolicy, *, has_begun: bool = False
+    ) -> None:
+        """
+        Args:
+            ranks: node_rank -> global ranks there.
+            has_begun: the job has run before, on other hosts.
+        """
         self._job_id = job_id
         self._ranks = ranks
         self._nodes = set(ranks)
@@ -50,6 +56,8 @@ class Coordinator:
         self._come: set[int] = set()
         """Those of hosts that have ended which joined it."""
         self._is_last = False
+        self._has_begun = has_begun
+        """A rank has joined the world or reported progress, or the one that failed had run for a while."""
         self.attempt = 0
         self.report: FailureReport | None = None
         """Of the current attempt; of the last one when the job is over."""
@@ -72,6 +80,7 @@ class Coordinator:
         if kind == "ended":
             given = message.get("come")
             come = [rank for rank in own if rank in given] if isinstance(given, list) else []
+            self._has_begun |= attempt == self.attempt and message.get("has_begun") is not False
             return self.ended(node_rank, attempt, can_continue=message.get("can_continue") is True, come=come)
         return self.ready(node_rank, attempt) if kind == "ready" else []
 
@@ -152,7 +161,13 @@ class Coordinator:
         report, delay_s = self.report, None
         if report is not None and not self._is_last:
             first = report.failure.first_failure
-            delay_s = self._policy.delay_s(self.attempt, first.exit_code if first else None)
+            code = report.failure.exit_code if first else None
+            self._has_begun |= first is not None and first.run_time_s >= BEGUN_S
+            delay_s = self._policy.delay_s(self.attempt, code, has_begun=self._has_begun)
+            why = self._policy.explain(self.attempt, code, has_begun=self._has_begun)
+            self.report = report = replace(
+                report, failure=replace(report.failure, reason=f"{report.failure.reason}{why}")
+            )
         if report is None or delay_s is None:
             self.is_over = True
             return [{"type": "over", "report": encode_record(report) if report else None}]
@@ -162,8 +177,8 @@ class Coordinator:
         self._absent.clear()
         self._come.clear()
         self._busy, self._unready = set(self._nodes), set(self._nodes)
-        why = {"reason": report.failure.reason, "ranks": [worker.global_rank for worker in report.failure.guilty]}
-        return [{"type": "restart", "attempt": self.attempt, "delay_s": delay_s, **why}]
+        cause = {"reason": report.failure.reason, "ranks": [worker.global_rank for worker in report.failure.guilty]}
+        return [{"type": "restart", "attempt": self.attempt, "delay_s": delay_s, **cause}]
 
 
 def _after(cause: str, failure: JobFailure) -> JobFailure:

@@ -31,7 +31,6 @@ from msrun.cluster.inbox import Inbox
 from msrun.cluster.messages import Message, NotUnderstood, encode_body
 from msrun.cluster.own_thread import OwnThread, describe_fault, print_fault
 from msrun.cluster.peer import MeetingTerms, Peer
-from msrun.cluster.restart import RestartPolicy
 from msrun.planning.ranks import count_workers
 
 GREETING_S = 5.0
@@ -322,7 +321,7 @@ class CoordinatorServer(OwnThread):
             for assignment in sorted(assignments.values(), key=lambda assignment: assignment.node_rank)
         ]
         ranks = {assignment.node_rank: assignment.ranks for assignment in assignments.values()}
-        self._coordinator = Coordinator(self._terms.job_id, ranks, RestartPolicy(self._terms.max_restarts))
+        self._coordinator = Coordinator(self._terms.job_id, ranks, self._terms.restarts)
         common = {"type": "assigned", "job_id": self._terms.job_id, "store_port": self._terms.store_port}
         fleet = encode_body({"type": "fleet", "hosts": hosts})  # long, and the same for all
         for peer in list(self._peers.values()):

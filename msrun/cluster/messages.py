@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
+import select
 import socket
 import struct
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 HEADER = struct.Struct("!I")
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
@@ -66,6 +68,26 @@ def encode_message(message: Message) -> bytes:
         ValueError: the message is larger than MAX_MESSAGE_BYTES.
     """
     return frame(encode_body(message))
+
+
+class Source(Protocol):
+    """What has a descriptor."""
+
+    def fileno(self) -> int:
+        """Return it."""
+
+
+def await_input(source: int | Source, limit_s: float | None = None) -> bool:
+    """Wait until something can be read, or the other end has closed; False when nothing has come within the limit.
+
+    Unlike select(2) it takes any descriptor: those of 1024 and more, too.
+
+    Args:
+        limit_s: seconds; None = no limit.
+    """
+    poll = select.poll()
+    poll.register(source, select.POLLIN)
+    return bool(poll.poll(None if limit_s is None else math.ceil(1000 * max(0.0, limit_s))))
 
 
 class FrameBuffer:

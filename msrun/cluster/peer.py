@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from msrun.cluster.connection import Connection
 from msrun.cluster.hosts import HostRequest, Refused, other_protocol
 from msrun.cluster.proof import PROTOCOL, NotProved, Seal, hello, new_nonce, read_hello
+from msrun.cluster.restart import RestartPolicy
 from msrun.planning.host_assignment import HostAssignment
 
 if TYPE_CHECKING:  # loaded for jobs with --tls_config
@@ -32,7 +33,7 @@ class MeetingTerms:
     """Negative = for ever."""
     silence_s: float
     """How long a host may give no sign of life."""
-    max_restarts: int
+    restarts: RestartPolicy
     tls: TlsIdentity | None = None
     """What all connections go through; None = as they are."""
 

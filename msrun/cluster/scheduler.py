@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import select
 import socket
 import sys
 import threading
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from msrun import contract
-from msrun.cluster.messages import Channel, Message
+from msrun.cluster.messages import Channel, Message, await_input
 from msrun.cluster.own_thread import OwnThread, print_fault
 from msrun.cluster.rendezvous import serve_tcp_store
 from msrun.cluster.restart import describe_delay
@@ -82,7 +81,7 @@ class StoreHost:
         """Start the store. Takes as long as importing torch, which costs a core for more than a second."""
         address, port = self._listener.getsockname()[:2]
         if self.is_wanted_late:
-            select.select([self._listener], [], [])
+            await_input(self._listener)
         import torch.distributed  # noqa: F401 - the long part, outside the lock
 
         if self._max_bytes:
@@ -104,7 +103,7 @@ class StoreHost:
             self._listener.close()
 
     def _end_at_first_client(self) -> None:
-        select.select([self._listener], [], [])
+        await_input(self._listener)
         self._record.write(
             f"a worker asks for torch's store, which needs torch for {sys.executable}: pip install 'msrun[runtime]'"
         )

@@ -59,7 +59,7 @@ def build_failure(plan: LaunchPlan, result: HostResult) -> JobFailure | None:
     reason = (
         f"{early}{'; ' if early else ''}rank {failure.global_rank} on {failure.host} "
         f"{'then failed' if early else 'failed first'}: {describe_status(first.wait_status)}"
-        f"{f', {failure.hint}' if failure.hint else ''}, after {failure.run_time_s:.1f} s"
+        f"{f', {failure.hint}' if failure.hint else ''}, after {failure.run_time_s:.1f} s{attempt.no_restart}"
     )
     return JobFailure(plan.job_id, exit_code_of(first.wait_status), reason, failure, [], others, earlier)
 

@@ -34,7 +34,7 @@ from msrun.cluster.messages import Channel
 from msrun.cluster.rendezvous import listen
 from msrun.launch.console import say
 from msrun.launch.directory.lock import JobLock
-from msrun.launch.directory.log_directory import EventLog, prepare_log_directory
+from msrun.launch.directory.log_directory import EventLog, describe_removed, prepare_log_directory
 from msrun.launch.failure import failure_of_job, report_failure, write_failure
 from msrun.launch.job_display import Display, JobDisplay
 from msrun.launch.own_package import describe_shadowed_package
@@ -229,9 +229,11 @@ def run_job(
             stack.enter_context(faults.named())
             display = _open_display(spec, plan, faults, quiet=quiet)
         stack.enter_context(faults)
+        folder = os.stat(plan.log_dir)  # noqa: PTH116 - to be compared with what is there at the end
         result, report = _run(spec, plan, caller, signals, listener, display, faults, stack, control, part, open_files)
         failure = failure_of_job(plan, result, report)
-        if failure and (problem := write_failure(plan, failure)):
+        problem = write_failure(plan, failure) if failure else ""
+        if problem := describe_removed(Path(plan.log_dir), folder) or problem:
             display.say(problem)
         display.finish(failure, result.last.membership, len(result.attempts) - 1)
         return JobResult(plan, failure, result.survivors)

@@ -26,6 +26,7 @@ from msrun.cluster.own_thread import describe_fault, traceback_of
 from msrun.cluster.peer import MeetingTerms
 from msrun.cluster.proof import PROTOCOL, derived_token
 from msrun.cluster.rendezvous import listen
+from msrun.cluster.restart import RestartPolicy
 from msrun.errors import ClusterError, Interrupted, MsrunError, PeerFailed, RendezvousTimeout, UsageError
 from msrun.launch.directory.fault_record import record_fault
 from msrun.launch.table_hosts import table_digest
@@ -206,7 +207,7 @@ class HostRendezvous:
             self._store_listener.getsockname()[1],
             spec.cluster_time_out_s,
             spec.heartbeat_time_out_s,
-            spec.max_restarts,
+            RestartPolicy.of(spec),
             tls,
         )
         registry = Registry(spec.worker_num, spec.max_restarts, spec.table_hosts, table_digest(spec.table_hosts))

@@ -46,6 +46,8 @@ def plan_job(
         hang_time_out_s=spec.hang_time_out_s,
         exit_time_out_s=spec.exit_time_out_s,
         max_restarts=spec.max_restarts,
+        restart_on=spec.restart_on,
+        no_restart_on=spec.no_restart_on,
         log_max_bytes=spec.log_max_bytes,
         log_keep=spec.log_keep,
         tail_ranks=spec.tail_ranks,

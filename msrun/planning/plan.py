@@ -123,6 +123,8 @@ class LaunchPlan:
     exit_time_out_s: float
     """0 = no limit."""
     max_restarts: int
+    restart_on: tuple[int, ...]
+    no_restart_on: tuple[int, ...]
     log_max_bytes: int
     """0 = worker logs are not rotated."""
     log_keep: int
@@ -167,6 +169,8 @@ class LaunchPlan:
             "hang_time_out_s": self.hang_time_out_s,
             "exit_time_out_s": self.exit_time_out_s,
             "max_restarts": self.max_restarts,
+            "restart_on": list(self.restart_on),
+            "no_restart_on": list(self.no_restart_on),
             "log_max_bytes": self.log_max_bytes,
             "log_keep": self.log_keep,
             "tail_ranks": list(self.tail_ranks),

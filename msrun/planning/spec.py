@@ -11,6 +11,7 @@ from pathlib import Path
 
 from msrun import contract
 from msrun.errors import UsageError, near_miss
+from msrun.planning.exit_statuses import check_statuses
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.forwarded import check_patterns
 from msrun.planning.hosts.host_entry import HostEntry
@@ -70,6 +71,10 @@ class LaunchSpec:
     """Parameter servers beside the workers, on the one host of the job."""
     max_restarts: int = 0
     """How often the whole job is started again after a failure."""
+    restart_on: tuple[int, ...] = ()
+    """Exit statuses after which alone, and always, it is; empty = after all but some."""
+    no_restart_on: tuple[int, ...] = ()
+    """Those after which it never is."""
     start_method: StartMethod = "auto"
     device_target: DeviceTarget = "auto"
     is_warm: bool = False
@@ -184,6 +189,7 @@ def check_spec(spec: LaunchSpec) -> None:
         raise UsageError(f"--warm_time {spec.warm_time_min:g}: must be more than 0 minutes")
     if spec.max_restarts < 0:
         raise UsageError(f"--max_restarts {spec.max_restarts}: must be 0 or more; 0 = no restart")
+    check_statuses(spec.restart_on, spec.no_restart_on, spec.max_restarts)
     if spec.server_num < 0:
         raise UsageError(f"--server_num {spec.server_num}: must be 0 or more; 0 = no parameter servers")
     if spec.server_num and spec.is_several and not spec.token:

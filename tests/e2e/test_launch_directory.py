@@ -91,3 +91,12 @@ def test_next_job_leaves_nothing_of_a_bigger_one_and_nothing_else_goes(
     own = {"events.jsonl", "job.lock", "plan.json", "rank_table.json", "scheduler.log", "worker_0.log"}
     assert set(os.listdir(second.log_dir)) == own | set(foreign)
     assert {(second.log_dir / name).read_text() for name in foreign} == {"old"}
+
+
+def test_log_directory_that_is_removed_during_the_job_is_told_and_the_status_stays(
+    msrun: JobRunner, tmp_path: Path
+) -> None:
+    (tmp_path / "remove.py").write_text("import shutil\nshutil.rmtree('log_output')\n")
+    finished = msrun.run("--worker_num=1", "remove.py", cwd=tmp_path)
+    assert finished.code == 0
+    assert finished.stderr.count(f"the log directory {tmp_path}/log_output was removed while the job ran") == 1

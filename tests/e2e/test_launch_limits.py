@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import sys
 from pathlib import Path
 
 from job_runner import JobRunner
@@ -40,3 +41,35 @@ def test_pipes_of_logs_that_cannot_be_made_are_named(msrun: JobRunner, workers: 
     assert ended.code == 3
     words = "cannot make the pipes of the workers' logs: Too many open files; raise the limit with ulimit -n, on "
     assert words in ended.errors[0]
+
+
+def test_job_runs_with_more_inherited_descriptors_than_select_can_take(msrun: JobRunner, tmp_path: Path) -> None:
+    many = (
+        "import os, resource, sys\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
+        "for _ in range(1100): os.set_inheritable(os.open(os.devnull, os.O_RDONLY), True)\n"
+        "os.execv(sys.argv[1], sys.argv[1:])\n"
+    )
+    finished = msrun.run("--worker_num=1", "true", cwd=tmp_path, prefix=[sys.executable, "-c", many])
+    assert finished.code == 0, finished.stderr
+
+
+def test_worker_that_cuts_off_the_progress_board_hurts_nobody_but_itself(msrun: JobRunner, tmp_path: Path) -> None:
+    (tmp_path / "cut.py").write_text(
+        "import os, sys, time\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    os.truncate(os.environ['MSRUN_PROGRESS'], 0)\n"
+        "    time.sleep(1.2)  # the agent looks at the board each second\n"
+        "    sys.exit(7)\n"
+        "time.sleep(60)\n"
+    )
+    finished = msrun.run("--worker_num=2", "cut.py", cwd=tmp_path)
+    assert finished.code == 7, finished.stderr
+    assert finished.read_json("failure.json")["first_failure"]["global_rank"] == 1
+
+
+def test_limit_on_cpu_time_is_named(msrun: JobRunner, tmp_path: Path) -> None:
+    short = ["sh", "-c", 'ulimit -t 2 && exec "$@"', "sh"]
+    finished = msrun.run("--worker_num=1", "sh", "-c", "while :; do :; done", cwd=tmp_path, prefix=short)
+    assert finished.code in (137, 152)
+    assert "ulimit -t 2: it may use 2 s of CPU time; raise the limit (RLIMIT_CPU)" in finished.errors[0]

@@ -74,6 +74,26 @@ def test_worker_can_say_that_a_restart_would_not_help(
     assert finished.read_json("failure.json")["attempts"] == []
 
 
+def test_program_that_cannot_start_is_not_started_again(msrun: JobRunner, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import argparse\nargparse.ArgumentParser().error('--lr is missing')\n")
+    finished = msrun.run("--worker_num=2", "--max_restarts=3", "train.py", cwd=tmp_path)
+    assert finished.code == 2
+    assert "not started again: no rank had joined the others or reported progress" in finished.errors[0]
+    assert finished.read_json("failure.json")["attempts"] == []
+    again = msrun.run("--worker_num=2", "--max_restarts=1", "--restart_on=2,SIGKILL", "train.py", cwd=tmp_path)
+    assert again.code == 2
+    assert len(again.read_json("failure.json")["attempts"]) == 1
+
+
+def test_program_that_has_reported_progress_once_is_started_again(msrun: JobRunner, tmp_path: Path) -> None:
+    text = "import os\nfrom msrun.runtime import report_progress\n"
+    text += "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': report_progress(1)\nraise ValueError\n"
+    (tmp_path / "train.py").write_text(text)
+    finished = msrun.run("--worker_num=1", "--max_restarts=2", "--start_method=fork", "train.py", cwd=tmp_path)
+    assert finished.code == 1
+    assert len(finished.read_json("failure.json")["attempts"]) == 2
+
+
 @pytest.mark.slow
 def test_what_an_attempt_left_behind_is_gone_before_the_next_one_starts(
     msrun: JobRunner, workers: Path, tmp_path: Path

@@ -26,6 +26,7 @@ from msrun.cluster.messages import FrameBuffer, NotUnderstood, decode_body, enco
 from msrun.cluster.peer import MeetingTerms
 from msrun.cluster.proof import PROTOCOL, Seal, hello, new_nonce, read_hello
 from msrun.cluster.rendezvous import listen
+from msrun.cluster.restart import RestartPolicy
 from msrun.cluster.tls.identity import open_identity
 from msrun.planning.record_json import encode_record
 from msrun.planning.tls_spec import parse_tls_config
@@ -50,7 +51,7 @@ class Meeting:
         self.notes: list[str] = []
         self.is_over = False
         """The job has ended, and with it the coordinator may."""
-        terms = MeetingTerms(TOKEN, "JOB", 4711, 60.0, 30.0, 1)
+        terms = MeetingTerms(TOKEN, "JOB", 4711, 60.0, 30.0, RestartPolicy(1))
         self.coordinator = CoordinatorServer(listener, Registry(worker_num, 1), terms, self.notes.append)
 
     def __enter__(self) -> Self:

@@ -39,7 +39,7 @@ from msrun.agent.processes.log_pipes import LogPipes, open_log_pipes
 from msrun.agent.processes.preloading import collection_paused, forget_finalizers, fork_safety, preload
 from msrun.agent.processes.process_spec import FIRST_SERVER_ID, SCHEDULER_ID, ProcessSpec
 from msrun.agent.processes.reaper import Reaper
-from msrun.cluster.messages import Channel, Message
+from msrun.cluster.messages import Channel, Message, await_input
 from msrun.errors import describe_limit
 from msrun.planning.record_json import decode_record
 
@@ -141,9 +141,7 @@ class ForkServer:
             process_control.signal_processes([self._agent_pid], signal.SIGKILL)  # its channel's end does the rest
 
     def _receive(self) -> ProcessSpec | None:
-        import select
-
-        while not self._finished and select.select([self._channel], [], [], 0)[0]:
+        while not self._finished and await_input(self._channel, 0.0):
             for message in self._channel.receive():
                 child = self._handle(message)
                 if child is not None:

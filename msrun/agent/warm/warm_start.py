@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -18,7 +17,7 @@ from msrun import contract
 from msrun.agent.processes.server_handle import BOOT, ROOT, SEND_S, ForkServerHandle
 from msrun.agent.warm.likeness import NO_JOB, likeness, read_at_import
 from msrun.agent.warm.warm_folder import address, importing, locked, warm_folder
-from msrun.cluster.messages import Channel, Message
+from msrun.cluster.messages import Channel, Message, await_input
 
 ANSWER_S = 5.0
 """How long a warm server may take to answer; it may import what an earlier job named."""
@@ -54,11 +53,11 @@ class WarmProcess:
         """Wait until it has ended, and, where it was killed, what it left; False when that takes longer."""
         end = time.monotonic() + timeout_s
         while not self._connection.is_closed:
-            if not select.select([self._connection], [], [], max(0.0, end - time.monotonic()))[0]:
+            if not await_input(self._connection, end - time.monotonic()):
                 return False
             if any(message["type"] == "ended" for message in self._connection.receive()):
                 break
-        return bool(select.select([self._descriptor], [], [], max(0.0, end - time.monotonic()))[0])
+        return await_input(self._descriptor, end - time.monotonic())
 
     def close(self) -> None:
         """Give up the hold on it, once it has ended."""

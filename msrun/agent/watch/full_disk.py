@@ -14,7 +14,8 @@ def explain_full_disk(path: str) -> str:
     try:
         status = os.statvfs(path)
     except OSError:
-        return ""
+        parent = Path(path).parent
+        return "" if parent.exists() else f"its log directory was removed ({parent}): leave it there while the job runs"
     if not status.f_blocks:  # a file system that does not count
         return ""
     blocks = status.f_bavail if os.geteuid() else status.f_bfree  # what is kept back is for root

@@ -75,6 +75,10 @@ class JobWatch:
         """Return the ranks of this host that have joined the world, or try to."""
         return self._meeting.come(membership)
 
+    def has_begun(self, membership: Membership) -> bool:
+        """Return whether a rank of this host has joined the world, tries to, or has reported progress."""
+        return any(record.has_come or record.steps for record in map(self._board.read, membership.members))
+
     def _watch_meeting(self, membership: Membership, on_stuck: OnStuck) -> None:
         meeting = self._meeting
 

@@ -1,13 +1,14 @@
-"""The progress board: what every worker with the runtime says of itself, in memory that the agent can read.
+"""The progress board: what every worker with the runtime says of itself, in a file that each of them maps.
 
 A worker writes its own record with plain stores, without a lock, a system call or a thread (layout: `msrun.contract`).
-A reader may see a record between two stores; the next look puts that right.
+A reader may see a record between two stores; the next look puts that right. Readers map nothing: the file belongs to
+the workers, and a page of a file that one of them has cut off would be SIGBUS.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-import mmap
 import os
 import struct
 from dataclasses import dataclass
@@ -82,15 +83,15 @@ class Progress:
 
 
 class ProgressBoard:
-    """The records of all workers of one host's job, mapped from a file. Closed by its owner."""
+    """The records of all workers of one host's job. Closed by its owner."""
 
     def __init__(self, path: Path, world_size: int) -> None:
         self._path = path
         self._size_bytes = world_size * contract.PROGRESS_RECORD_BYTES
-        self._memory: mmap.mmap | None = None
+        self._descriptor = -1
 
     def create(self) -> None:
-        """Make and map the file, empty.
+        """Make the file, empty.
 
         Raises:
             OSError: it exists already, or cannot be made.
@@ -99,25 +100,35 @@ class ProgressBoard:
             self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, contract.FILE_MODE
         )
         try:
-            os.posix_fallocate(descriptor, 0, self._size_bytes)  # on a full disk an error now, not SIGBUS later
-            self._memory = mmap.mmap(descriptor, self._size_bytes)
-        finally:
+            os.posix_fallocate(descriptor, 0, self._size_bytes)  # on a full disk an error now, not a worker's SIGBUS
+        except OSError:
             os.close(descriptor)
+            raise
+        self._descriptor = descriptor
 
     def read(self, global_rank: int) -> Progress:
         """Return the record of one worker as it stands now."""
-        return Progress() if self._memory is None else parse_record(self._memory, global_rank)
+        return _read_at(self._descriptor, global_rank)
 
     def reset(self) -> None:
         """Forget everything, for the next attempt. No worker may be running."""
-        if self._memory is not None:
-            self._memory[:] = bytes(self._size_bytes)
+        if self._descriptor >= 0:
+            with contextlib.suppress(OSError):  # the disk is full, and a worker had made the file shorter
+                os.posix_fallocate(self._descriptor, 0, self._size_bytes)
+                os.pwrite(self._descriptor, bytes(self._size_bytes), 0)
 
     def close(self) -> None:
-        """Unmap the file."""
-        if self._memory is not None:
-            self._memory.close()
-            self._memory = None
+        """Close the file."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _read_at(descriptor: int, global_rank: int) -> Progress:
+    size_bytes = contract.PROGRESS_RECORD_BYTES
+    with contextlib.suppress(OSError):  # not made yet, or the disk is gone
+        return parse_record(os.pread(descriptor, size_bytes, global_rank * size_bytes), 0)
+    return Progress()
 
 
 def read_record(path: Path, global_rank: int) -> Progress:
@@ -127,20 +138,20 @@ def read_record(path: Path, global_rank: int) -> Progress:
     except OSError:
         return Progress()
     try:
-        size_bytes = contract.PROGRESS_RECORD_BYTES
-        return parse_record(os.pread(descriptor, size_bytes, global_rank * size_bytes), 0)
+        return _read_at(descriptor, global_rank)
     finally:
         os.close(descriptor)
 
 
-def parse_record(board: bytes | mmap.mmap, global_rank: int) -> Progress:
-    """Return one record out of a board's bytes; an empty one when the board is too short."""
+def parse_record(board: bytes, global_rank: int) -> Progress:
+    """Return one record out of a board's bytes, its text as one printable line; an empty one where there is none."""
     begin = global_rank * contract.PROGRESS_RECORD_BYTES
     if len(board) < begin + contract.PROGRESS_RECORD_BYTES:
         return Progress()
     fields = struct.unpack_from(contract.PROGRESS_RECORD, board, begin)
     phase, steps, step_at, loss, collectives, is_waiting, since, total, rate_steps, rate_at, name, ended_at = fields
     text = name.split(b"\0", 1)[0].decode("utf-8", "replace")
+    text = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
     has_loss = steps > 0  # also told by a loop without the runtime's world
     return Progress(
         phase,

@@ -48,6 +48,14 @@ def prepare_log_directory(plan: LaunchPlan) -> None:
         ) from None
 
 
+def describe_removed(folder: Path, before: os.stat_result) -> str:
+    """Return that the log directory is another one than before, or is gone; empty when it is the same."""
+    with contextlib.suppress(OSError):
+        if os.path.samestat(folder.stat(), before):
+            return ""
+    return f"the log directory {folder} was removed while the job ran: what was written before and since is lost"
+
+
 def write_private(path: Path, text: str) -> None:
     """Write a whole file of the log directory, mode 0600, in the place of whatever is there."""
     replace_file(path, text.encode("utf-8", "surrogateescape"), mode=contract.FILE_MODE)

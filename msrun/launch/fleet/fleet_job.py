@@ -96,7 +96,7 @@ class FleetRun:
         self._started_at = self._clock()
         self._display: JobDisplay | None = None
         self._ranks = ranks_of_hosts(spec)
-        self._coordinator = Coordinator(job_id, self._ranks, RestartPolicy(spec.max_restarts))
+        self._coordinator = Coordinator(job_id, self._ranks, RestartPolicy.of(spec), has_begun=spec.first_attempt > 0)
         self._observers = Observers([events], faults)
         self._record = FleetRecord(self._ranks, self._observers)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import select
+import selectors
 import socket
 import sys
 
@@ -21,17 +21,22 @@ def main(job_id: str, node_rank: int) -> None:
     except OSError as error:
         sys.stderr.write(f"msrun agent: no agent of this job runs here any more ({error.strerror})\n")
         os._exit(NO_AGENT)
-    sources: list[int | socket.socket] = [0, agent]
-    while True:
-        ready, _, _ = select.select(sources, [], [])
-        for source in ready:
-            data = os.read(0, READ_BYTES) if source != agent else agent.recv(READ_BYTES)
-            if not data:
-                os._exit(0)
-            if source != agent:
-                agent.sendall(data)
-            else:
-                _write_all(data)
+    with selectors.PollSelector() as selector:  # epoll refuses a stdin that is a plain file
+        for source in (0, agent):
+            selector.register(source, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                _pass_on(key.fileobj, agent)
+
+
+def _pass_on(source: object, agent: socket.socket) -> None:
+    data = agent.recv(READ_BYTES) if source is agent else os.read(0, READ_BYTES)
+    if not data:
+        os._exit(0)
+    if source is agent:
+        _write_all(data)
+    else:
+        agent.sendall(data)
 
 
 def _write_all(data: bytes) -> None:

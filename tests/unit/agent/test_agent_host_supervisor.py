@@ -113,7 +113,8 @@ def test_end_of_all_workers_here_is_not_the_end_of_the_job(job: HostJob) -> None
     job.end(0)
     assert job.told_of("ended") == []
     job.end(1)
-    assert job.told_of("ended") == [{"type": "ended", "attempt": 0, "can_continue": True, "come": ()}]
+    said = {"can_continue": True, "come": (), "has_begun": False}
+    assert job.told_of("ended") == [{"type": "ended", "attempt": 0, **said}]
     assert not job.loop._over
     assert job.loop._timers.is_set("others")
     job.run_timer("others")

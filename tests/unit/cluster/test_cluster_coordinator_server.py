@@ -20,6 +20,7 @@ from msrun.cluster.messages import HEADER, FrameBuffer, decode_body, encode_body
 from msrun.cluster.peer import MeetingTerms
 from msrun.cluster.proof import PROTOCOL, Seal, derived_token, hello, new_nonce, read_hello
 from msrun.cluster.rendezvous import listen
+from msrun.cluster.restart import RestartPolicy
 from msrun.planning.record_json import encode_record
 
 TOKEN = b"secret"
@@ -38,7 +39,7 @@ class Meeting:
         self.notes: list[str] = []
         self.inboxes: list[Inbox] = []
         self.links: list[HostLink] = []
-        terms = MeetingTerms(TOKEN, "JOB", 4711, cluster_time_out_s, silence_s, 0)
+        terms = MeetingTerms(TOKEN, "JOB", 4711, cluster_time_out_s, silence_s, RestartPolicy(0))
         self.coordinator = CoordinatorServer(listener, Registry(2, 0), terms, self.notes.append)
         self.coordinator.start()
 
@@ -487,7 +488,7 @@ def test_derived_token_is_the_same_for_those_who_were_told_the_same() -> None:
 def test_loop_wakes_for_the_moment_that_comes_first() -> None:
     """By itself, without a beat that would come anyway."""
     with listen("127.0.0.1", 0) as listener:
-        terms = MeetingTerms(TOKEN, "JOB", 4711, 5.0, 30.0, 0)
+        terms = MeetingTerms(TOKEN, "JOB", 4711, 5.0, 30.0, RestartPolicy(0))
         made = CoordinatorServer(listener, Registry(2, 0), terms, lambda _: None)
         made._next_beat = made._next_line = 1e12
         assert 4.0 < made._time_left() <= 5.0, "the time limit"

@@ -30,6 +30,24 @@ def test_delay_before_a_restart(max_restarts: int, done: int, exit_code: int | N
     assert RestartPolicy(max_restarts).delay_s(done, exit_code) == delay_s
 
 
+def test_program_that_cannot_start_is_started_again_when_asked_for_alone() -> None:
+    policy = RestartPolicy(3)
+    assert "no rank had joined" in policy.refuse(2, has_begun=False)
+    assert "no rank had joined" in policy.refuse(1, has_begun=False)
+    assert not policy.refuse(1, has_begun=True)
+    for status in (None, 7, 137):
+        assert not policy.refuse(status, has_begun=False)
+    assert not RestartPolicy(3, restart_on=(1,)).refuse(1, has_begun=False)
+    assert policy.explain(3, 1, has_begun=False) == "", "it could not start again in any case"
+
+
+def test_lists_of_exit_statuses_come_before_all_else() -> None:
+    only = RestartPolicy(3, restart_on=(75, 93))
+    assert [only.delay_s(0, status) for status in (75, 93, 7, 137, None)] == [0.0, 0.0, None, None, 0.0]
+    never = RestartPolicy(3, no_restart_on=(7, 143))
+    assert [never.delay_s(0, status) for status in (7, 143, 9, 137, None)] == [None, None, 0.0, 0.0, 0.0]
+
+
 @given(st.integers(0, 1000), st.integers(0, 1000))
 def test_delay_never_shrinks_and_is_bounded(max_restarts: int, done: int) -> None:
     policy = RestartPolicy(max_restarts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import stat
 import struct
 from collections.abc import Iterator
@@ -112,8 +113,24 @@ def test_names_of_any_length_and_script_come_through_cut(name: str, tmp_path_fac
     ProgressRecord(str(path), 0).begin_wait(name.replace("\0", ""))
     told = board.read(0).name
     cut = name.replace("\0", "").encode("utf-8", "replace")[: contract.PROGRESS_NAME_BYTES - 1]
-    assert told == cut.decode("utf-8", "replace")
+    whole = cut.decode("utf-8", "replace")
+    assert told == "".join(char if char.isprintable() else ascii(char)[1:-1] for char in whole)
     board.close()
+
+
+def test_text_of_a_record_is_one_printable_line(board: ProgressBoard, tmp_path: Path) -> None:
+    ProgressRecord(str(tmp_path / "progress"), 0).begin_wait("a\nmsrun: all is well\x1b[2J\u202e")
+    assert board.read(0).name == r"a\nmsrun: all is well\x1b[2J\u202e"
+
+
+def test_board_that_a_worker_has_cut_off_is_empty_until_the_next_attempt(board: ProgressBoard, tmp_path: Path) -> None:
+    path = tmp_path / "progress"
+    ProgressRecord(str(path), 3).enter_phase(contract.PHASE_JOINED)
+    os.truncate(path, contract.PROGRESS_RECORD_BYTES // 2)
+    assert [board.read(rank).has_come for rank in range(4)] == [False] * 4
+    board.reset()
+    ProgressRecord(str(path), 3).enter_phase(contract.PHASE_JOINED)
+    assert board.read(3).has_come
 
 
 def test_board_that_was_never_made_says_nothing(tmp_path: Path) -> None:

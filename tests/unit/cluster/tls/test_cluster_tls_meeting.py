@@ -22,6 +22,7 @@ from msrun.cluster.inbox import Inbox
 from msrun.cluster.peer import MeetingTerms
 from msrun.cluster.proof import PROTOCOL, Seal, hello, new_nonce, read_hello
 from msrun.cluster.rendezvous import listen
+from msrun.cluster.restart import RestartPolicy
 from msrun.cluster.tls.authority import read_authority
 from msrun.cluster.tls.context import build_context, now_utc
 from msrun.cluster.tls.identity import TlsIdentity, open_identity
@@ -54,7 +55,7 @@ class Meeting:
         self.notes: list[str] = []
         self._links: list[tuple[HostLink, Inbox]] = []
         self._gone: list[HostLink] = []
-        terms = MeetingTerms(TOKEN, "JOB", 4711, 60.0, silence_s, 0, tls)
+        terms = MeetingTerms(TOKEN, "JOB", 4711, 60.0, silence_s, RestartPolicy(0), tls)
         self._coordinator = CoordinatorServer(listener, Registry(2, 0), terms, self.notes.append)
         self._coordinator.start()
 

@@ -17,6 +17,7 @@ from msrun.agent import limits
 from msrun.agent.attempt import Attempt, Attempts, HostResult, keep_logs, late_start, scheduler_spec, worker_specs
 from msrun.agent.observer import Observers
 from msrun.agent.own_processes import OwnProcesses
+from msrun.agent.pause import Pause
 from msrun.agent.processes import process_control
 from msrun.agent.processes.log_pipes import log_writer_specs
 from msrun.agent.processes.server_handle import ForkServerHandle
@@ -52,6 +53,7 @@ class Supervisor:
         strangers: Collection[int],
         home: str,
         stopped_limit_s: float,
+        stop_self: Callable[[], None] | None,
         check_again: Callable[[Collection[int]], None],
     ) -> None:
         """
@@ -60,6 +62,7 @@ class Supervisor:
             strangers: children of this process that were there before the job, and are none of its business.
             home: the folder where the user finds `scheduler.log`; empty where it goes with the job.
             stopped_limit_s: how long a process of msrun's own may be stopped by a signal.
+            stop_self: what Ctrl-Z does to this process; None = nothing.
         """
         self._stopped_limit_s = stopped_limit_s
         self._check_again = check_again
@@ -70,6 +73,8 @@ class Supervisor:
         self._tell = self._observers.tell
         self._timers = Timers()
         self._watch = JobWatch(plan, host, board, self._timers)
+        forwarded = plan.forward_signals
+        self._pause = Pause(server, self._timers, self._watch, stop_self=stop_self, forwarded=forwarded)
         self._memory_kills = MemoryKillWatch()
         self._attempts = Attempts((w.global_rank for w in host.workers), RestartPolicy(plan.max_restarts))
         self._logs = {worker.global_rank: worker.log_path for worker in host.workers}
@@ -102,7 +107,8 @@ class Supervisor:
                 for key, _ in selector.select(self._timers.time_left_s()):
                     if key.fileobj is signals:
                         for signum in signals.read():
-                            self._on_signal(signum)
+                            if not self._pause.heed(signum):
+                                self._on_signal(signum)
                     elif key.fileobj is scheduler:
                         self._on_scheduler(scheduler)
                         if scheduler.is_closed:
@@ -330,6 +336,7 @@ class Supervisor:
     def _stop(self, reason: str) -> None:
         if self._timers.is_set("stop"):
             return
+        self._pause.end()
         self._tell("stopping", reason=reason)
         self._watch.stop()
         self._timers.cancel("start", "stacks", "restart", "store")

@@ -6,6 +6,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import signal
 import socket
 import tempfile
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ from msrun.agent.logs.own_file import open_own_file
 from msrun.agent.observer import Observers
 from msrun.agent.open_files import raise_open_files, set_open_files
 from msrun.agent.own_faults import OwnFaults
+from msrun.agent.pause import stop_this_process
 from msrun.agent.processes.process_control import adopt_orphans, descendants
 from msrun.agent.processes.server_handle import ForkServerHandle, start_fork_server
 from msrun.agent.signals import SignalPipe
@@ -48,6 +50,7 @@ from msrun.planning.placement.host import HostFacts, place_devices
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.spec import LaunchSpec
 
+OF_PAUSE = (int(signal.SIGTSTP), int(signal.SIGCONT))
 RECORD_S = 2.0
 """How long the scheduler may leave the record of a moment unread before it gets no more."""
 
@@ -187,7 +190,7 @@ def run_job(
         open_files = raise_open_files()
         stack.callback(set_open_files, open_files)
         # From here on a signal never ends msrun without cleaning up.
-        signals = stack.enter_context(SignalPipe(spec.forward_signals, ignore_afterwards=is_last))
+        signals = stack.enter_context(SignalPipe((*spec.forward_signals, *OF_PAUSE), ignore_afterwards=is_last))
         control = None
         if spec.is_several:
             _check_part(spec, facts)
@@ -300,6 +303,7 @@ def _run(
     record = SchedulerRecord(scheduler, plan, has_store=has_store)
     observers = Observers([events, record, *display.observers], faults)
     more: Any = {"caller": caller, "strangers": strangers, "home": home, "stopped_limit_s": spec.heartbeat_time_out_s}
+    more["stop_self"] = None if part else stop_this_process
     more["check_again"] = partial(check_restart, spec, caller)
     if control is None:
         supervisor = Supervisor(plan, host, server, board, observers, **more)

@@ -9,6 +9,7 @@ Protocol, over the channel to the agent:
                       another socket
                       prepare {preload, start_method, run_dir, blas_threads}
                       start {processes}      stop {signum, grace_s, attempt}      signal {process_ids, signum}
+                      pause {}               resume {}
                       sweep {}               finish {}
     server -> agent   ready {start_method, reason, prepare_s}      started {process_id, pid, at}
                       killed {process_ids, grace_s}
@@ -80,6 +81,8 @@ class ForkServer:
         self._reaper = Reaper()
         self._waiting: deque[ProcessSpec] = deque()
         """Workers that are still to be started, one between two looks at the channel: a stop starts nobody more."""
+        self._is_paused = False
+        """The workers are stopped until they are told to resume."""
         self._cannot_start = False
         """A process could not be started: nobody more is until the next attempt."""
         self._steps: deque[tuple[float, int]] = deque()
@@ -120,7 +123,7 @@ class ForkServer:
         return None
 
     def _time_left(self) -> float | None:
-        if self._waiting and not self._cannot_start:
+        if self._waiting and not self._cannot_start and not self._is_paused:
             return 0.0
         look_s = self._stopped_limit_s / LOOKS_PER_LIMIT if self._stopped_limit_s else None
         if self._held:
@@ -168,6 +171,8 @@ class ForkServer:
             leaders = [pid for pid, process_id in self._running.items() if process_id in wanted]
             self._held.extend((pid, message["signum"]) for pid in leaders)
             self._pass_on()
+        elif kind in ("pause", "resume"):
+            self._pause(is_paused=kind == "pause")
         elif kind == "stop":
             self._stop(message["signum"], message["grace_s"], message["attempt"])
         elif kind == "sweep":
@@ -219,7 +224,7 @@ class ForkServer:
         return None
 
     def _start_next(self) -> ProcessSpec | None:
-        if self._finished or not self._waiting or self._cannot_start:
+        if self._finished or not self._waiting or self._cannot_start or self._is_paused:
             return None
         spec = self._waiting.popleft()
         return spec if self._fork(spec) else None
@@ -263,12 +268,21 @@ class ForkServer:
                     type="exited", process_id=process_id, status=status, peak_bytes=peak_bytes, at=time.monotonic()
                 )
 
+    def _pause(self, *, is_paused: bool) -> None:
+        """Stop all processes of workers, or let them go on; those that are told to end are left alone."""
+        if not self._steps:
+            self._is_paused = is_paused
+            process_control.signal_processes(self._worker_processes(), signal.SIGSTOP if is_paused else signal.SIGCONT)
+
     def _stop(self, signum: int, grace_s: float, attempt: int) -> None:
         """Pass on the signal that ends the job; a worker that stays gets TERM, then KILL when its grace is over."""
         self._reap()
         if not self._steps:
             self._send(type="told", attempt=attempt, not_started=[spec.process_id for spec in self._waiting])
             self._waiting.clear()
+        if self._is_paused:
+            self._is_paused = False
+            process_control.signal_processes(self._worker_processes(), signal.SIGCONT)
         self._cannot_start = False
         self._grace_s = grace_s
         now = self._clock()

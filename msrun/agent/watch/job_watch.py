@@ -36,6 +36,8 @@ class JobWatch:
         self._timers = timers
         self._logs = {worker.global_rank: worker.log_path for worker in host.workers}
         self._meeting = MeetingWatch(plan.cluster_time_out_s, plan.exit_time_out_s, host.name, board)
+        self._linger: LingerWatch | None = None
+        self._watchdog: Watchdog | None = None
         self._hang: Hang | None = None
         """The newest that was found."""
         self._stack_begins: dict[int, int] = {}
@@ -86,7 +88,7 @@ class JobWatch:
         self._timers.every("meeting", ABSENT_LOOK_S if meeting.is_urgent else meeting.interval_s, look_at_meeting)
 
     def _watch_end(self, membership: Membership, on_stuck: OnStuck, tell: Callable[..., None]) -> None:
-        watch = LingerWatch(self._board, self._logs, self._plan.exit_time_out_s)
+        watch = self._linger = LingerWatch(self._board, self._logs, self._plan.exit_time_out_s)
 
         def look() -> None:
             running = membership.running()
@@ -99,7 +101,7 @@ class JobWatch:
         self._timers.every("linger", INTERVAL_S, look)
 
     def _watch_progress(self, membership: Membership, on_stuck: OnStuck) -> None:
-        watchdog = Watchdog(self._plan.hang_time_out_s, self._board, self._logs)
+        watchdog = self._watchdog = Watchdog(self._plan.hang_time_out_s, self._board, self._logs)
 
         def look_for_hang() -> None:
             hang = watchdog.look(membership.running(), time.monotonic())
@@ -108,6 +110,14 @@ class JobWatch:
                 on_stuck(self._hang_error(hang), hang.lagging)
 
         self._timers.every("hang", watchdog.interval_s, look_for_hang)
+
+    def note_pause(self) -> None:
+        """The workers were stopped for a while, and run again."""
+        self._meeting.since = time.monotonic()
+        if self._linger is not None:
+            self._linger.since = self._meeting.since
+        if self._watchdog is not None:
+            self._watchdog.forget()
 
     def stop(self) -> None:
         """Watch nobody any more."""

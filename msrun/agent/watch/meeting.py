@@ -30,6 +30,8 @@ class MeetingWatch:
         self._board = board
         self._absent: list[int] = []
         self._absent_elsewhere: tuple[int, ...] = ()
+        self.since = 0.0
+        """When the workers went on after a pause; what was before does not count."""
         self.missing: tuple[int, ...] = ()
         """After an error: the ranks of this host that did not come."""
 
@@ -81,7 +83,7 @@ class MeetingWatch:
     def _judge_late(
         self, waiting: dict[int, Progress], came: list[int], missing: tuple[int, ...], now: float
     ) -> ClusterError | None:
-        waited_s = now - min(record.waiting_since for record in waiting.values())
+        waited_s = now - max(self.since, min(record.waiting_since for record in waiting.values()))
         if self._limit_s < 0 or waited_s < self._limit_s:
             return None
         self.missing = missing or tuple(waiting)
@@ -96,7 +98,7 @@ class MeetingWatch:
         done = membership.ranks_in(WorkerState.DONE)
         if not self._deserted_s or not done or not records or not all(record.is_waiting for record in records.values()):
             return None
-        waited_s = min(now - record.waiting_since for record in records.values())
+        waited_s = now - max(self.since, *(record.waiting_since for record in records.values()))
         if waited_s < self._deserted_s:
             return None
         self.missing = tuple(done)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import selectors
+import signal
 import socket
 import sys
 import threading
@@ -260,6 +261,7 @@ class LauncherLink(OwnThread):
             self.orders.post(message)
         elif message["type"] in ("pause", "resume"):
             self._is_paused = message["type"] == "pause"
+            self._signal(signal.SIGTSTP if self._is_paused else signal.SIGCONT)
         else:
             self._inbox.put(message)
 

@@ -55,7 +55,7 @@ HOLD_LOOK_S = 0.05
 LOOKS_PER_LIMIT = 4
 """How often to look, within the time that an agent may be stopped, whether it is."""
 DESCRIPTORS = 3
-"""That come with `begin`: of the log, of the scheduler's channel, of the store's socket."""
+"""That come with `begin`: of the log, of the scheduler's channel, of the store's socket; maybe that of a stdin, too."""
 
 
 class ForkServer:
@@ -98,6 +98,8 @@ class ForkServer:
         """How many of them each worker may have."""
         self.scheduler_fds = (-1, -1)
         """The scheduler's channel to the agent and the socket of its store."""
+        self.stdin_fd = -1
+        """What is stdin of one worker; -1 = there is no such."""
         self.log_pipes: LogPipes | None = None
         """Of the workers that run now; None when they write to their logs themselves."""
 
@@ -183,12 +185,13 @@ class ForkServer:
 
     def _begin(self, message: Message) -> None:
         """Take what belongs to the job alone."""
-        _, descriptors, _, _ = socket.recv_fds(self._passing, 1, DESCRIPTORS)
+        _, descriptors, _, _ = socket.recv_fds(self._passing, 1, DESCRIPTORS + 1)
         self._passing.close()
         if len(descriptors) < DESCRIPTORS:  # the agent has gone
             self._abandon()
             return
-        log, *scheduler = descriptors
+        log, *scheduler = descriptors[:DESCRIPTORS]
+        self.stdin_fd = descriptors[DESCRIPTORS] if len(descriptors) > DESCRIPTORS else -1
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
@@ -414,4 +417,5 @@ def serve_job(channel: Channel, agent_pid: int, passing: socket.socket) -> NoRet
         blas_threads=server.blas_threads,
         open_files=server.open_files,
         log_pipes=server.log_pipes,
+        stdin_fd=server.stdin_fd,
     )

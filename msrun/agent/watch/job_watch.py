@@ -35,7 +35,11 @@ class JobWatch:
         self._board = board
         self._timers = timers
         self._logs = {worker.global_rank: worker.log_path for worker in host.workers}
-        self._meeting = MeetingWatch(plan.cluster_time_out_s, plan.exit_time_out_s, host.name, board)
+        self._is_patient = plan.interactive_rank is not None
+        """A rank may wait for its user, and the others for it."""
+        self._meeting = MeetingWatch(
+            plan.cluster_time_out_s, plan.exit_time_out_s, host.name, board, is_patient=self._is_patient
+        )
         self._linger: LingerWatch | None = None
         self._watchdog: Watchdog | None = None
         self._hang: Hang | None = None
@@ -51,7 +55,7 @@ class JobWatch:
         """
         self._watch_end(membership, on_stuck, tell)
         self._watch_meeting(membership, on_stuck)
-        if self._plan.hang_time_out_s > 0:
+        if self._plan.hang_time_out_s > 0 and not self._is_patient:
             self._watch_progress(membership, on_stuck)
 
     def note_done(self, membership: Membership, global_rank: int, on_stuck: OnStuck) -> None:

@@ -16,12 +16,16 @@ MAX_INTERVAL_S = 5.0
 class MeetingWatch:
     """Looks at the progress board from time to time. Of plain torch it knows only who has joined."""
 
-    def __init__(self, limit_s: float, deserted_s: float, host_name: str, board: ProgressBoard) -> None:
+    def __init__(
+        self, limit_s: float, deserted_s: float, host_name: str, board: ProgressBoard, *, is_patient: bool = False
+    ) -> None:
         """
         Args:
             limit_s: how long a rank may wait for the others in init(); negative = for ever.
             deserted_s: how long all running ranks may wait in a collective after another has finished; 0 = for ever.
+            is_patient: nobody waits too long for a rank that runs.
         """
+        self._is_patient = is_patient
         self.interval_s = MAX_INTERVAL_S
         if limit_s >= 0:
             self.interval_s = min(max(limit_s / LOOKS_PER_LIMIT, MIN_INTERVAL_S), MAX_INTERVAL_S)
@@ -69,6 +73,8 @@ class MeetingWatch:
         """Return why those who wait will wait for ever, or None."""
         if error := self.judge_absent(membership):
             return error
+        if self._is_patient:
+            return None
         records = {rank: self._board.read(rank) for rank in membership.members}
         waiting = {rank: records[rank] for rank in membership.running() if records[rank].is_waiting}
         came = [rank for rank, record in records.items() if record.is_reported]

@@ -61,6 +61,8 @@ class Agents:
         self._next_beat = 0.0
         self._turn = -1
         self._interrupts = 0
+        self.stop_self: Callable[[], None] = stop_this_process
+        """What Ctrl-Z does to this process."""
 
     def close(self) -> None:
         """Let all agents go, and wait a moment for them."""
@@ -195,7 +197,7 @@ class Agents:
             link.beat(0.0)
         while any(link.has_unseen for link in self.links) and time.monotonic() < deadline:
             time.sleep(POLL_S)
-        stop_this_process()
+        self.stop_self()
         self.tell_all("resume")
 
 

@@ -213,9 +213,9 @@ def test_launcher_that_is_told_three_times_to_terminate_still_waits(two: TwoAgen
     assert not two.agents.is_abandoned
 
 
-def test_launcher_stops_itself_once_its_agents_know_why(two: TwoAgents, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launcher_stops_itself_once_its_agents_know_why(two: TwoAgents) -> None:
     stopped: list[bool] = []
-    monkeypatch.setattr(module, "stop_this_process", lambda: stopped.append(two.links[1].has_unseen))
+    two.agents.stop_self = lambda: stopped.append(two.links[1].has_unseen)
     two.links[1].has_unseen = True
     threading.Timer(0.05, lambda: setattr(two.links[1], "has_unseen", False)).start()
     two.signals.put(signal.SIGTSTP)
@@ -234,7 +234,7 @@ def test_launcher_is_stopped_all_the_same_where_an_agent_does_not_answer(
 ) -> None:
     stopped: list[bool] = []
     monkeypatch.setattr(module, "PAUSE_WAIT_S", 0.05)
-    monkeypatch.setattr(module, "stop_this_process", lambda: stopped.append(True))
+    two.agents.stop_self = lambda: stopped.append(True)
     two.links[0].has_unseen = True
     two.signals.put(signal.SIGTSTP)
     two.post()

@@ -40,7 +40,13 @@ class JobDisplay:
     """A `Display` for the user of this process. What it cannot show is told to `faults`, and not raised."""
 
     def __init__(
-        self, spec: LaunchSpec, plan: LaunchPlan, faults: OwnFaults, *, quiet: bool, terminal: UserTerminal | None = None
+        self,
+        spec: LaunchSpec,
+        plan: LaunchPlan,
+        faults: OwnFaults,
+        *,
+        quiet: bool,
+        terminal: UserTerminal | None = None,
     ) -> None:
         """Write nothing yet. `terminal`: it, or standard input, belongs to a rank; closed by the caller."""
         self._terminal = terminal

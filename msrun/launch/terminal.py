@@ -26,6 +26,7 @@ from typing import Any, Self
 from msrun.agent.pause import stop_this_process
 from msrun.cluster.inbox import Inbox
 from msrun.cluster.membership import Membership
+from msrun.cluster.own_thread import OwnThread
 from msrun.launch import output
 
 STANDARD_INPUT = 0
@@ -151,7 +152,7 @@ class UserTerminal:
             output.is_idle(output.STDERR, time.monotonic() + output.STALL_S)  # lines before this end as others do
             self._make_raw()
         self._is_ending = False
-        self._thread = threading.Thread(target=self._run, name="msrun-input", daemon=True)
+        self._thread = OwnThread("msrun-input", self._pump, self._on_fault)
         self._thread.start()
 
     def _end(self) -> None:
@@ -183,12 +184,10 @@ class UserTerminal:
 
     # -- the thread ---------------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        try:
-            self._pump()
-        except Exception as error:  # noqa: BLE001 - the user could not get out any more
-            self._say(f"the terminal cannot be read ({type(error).__name__}: {error}), so the job is ended")
-            os.kill(os.getpid(), signal.SIGTERM)
+    def _on_fault(self, error: BaseException) -> None:
+        """End the job: the user could not get out any more."""
+        self._say(f"standard input cannot be read ({type(error).__name__}: {error}), so the job is ended")
+        os.kill(os.getpid(), signal.SIGTERM)
 
     def _pump(self) -> None:
         way_out = WayOut()

@@ -104,8 +104,9 @@ def test_breakpoint_of_torch_prompts_while_the_other_ranks_wait(on_terminal: OnT
     terminal.read_until(b"(Pdb) ")
     assert b"ends the job\r\n\r\n" in terminal.text, "no line of ours begins in the middle"
     terminal.type(b"up\n")
+    terminal.read_until(b"-> dist.breakpoint(0)\r\n(Pdb) ")
     terminal.type(b"p x+41\n")
-    terminal.read_until(b"\r\n42\r\n")
+    terminal.read_until(b"42\r\n")
     terminal.type(b"c\n")
     assert terminal.finish() == 0
 

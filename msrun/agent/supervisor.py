@@ -17,9 +17,11 @@ from msrun.agent import limits
 from msrun.agent.attempt import Attempt, Attempts, HostResult, keep_logs, late_start, scheduler_spec, worker_specs
 from msrun.agent.observer import Observers
 from msrun.agent.own_processes import OwnProcesses
+from msrun.agent.pause import Pause
 from msrun.agent.processes import process_control
 from msrun.agent.processes.log_pipes import log_writer_specs
 from msrun.agent.processes.server_handle import ForkServerHandle
+from msrun.agent.processes.terminal import RankTerminal
 from msrun.agent.processes.wait_status import describe_status, signal_name
 from msrun.agent.signals import SignalPipe
 from msrun.agent.timers import Timers
@@ -27,6 +29,7 @@ from msrun.agent.watch.full_disk import explain_full_disk
 from msrun.agent.watch.job_watch import JobWatch
 from msrun.agent.watch.limit_hit import explain_limit
 from msrun.agent.watch.memory_kill import MemoryKillWatch
+from msrun.agent.watch.no_input import explain_no_input
 from msrun.agent.watch.progress_board import ProgressBoard
 from msrun.agent.watch.stacks import STACK_WAIT_S
 from msrun.cluster.membership import Decision, WorkerState
@@ -53,6 +56,8 @@ class Supervisor:
         strangers: Collection[int],
         home: str,
         stopped_limit_s: float,
+        stop_self: Callable[[], None] | None,
+        terminal: RankTerminal | None = None,
         check_again: Callable[[Collection[int]], None],
     ) -> None:
         """
@@ -61,6 +66,8 @@ class Supervisor:
             strangers: children of this process that were there before the job, and are none of its business.
             home: the folder where the user finds `scheduler.log`; empty where it goes with the job.
             stopped_limit_s: how long a process of msrun's own may be stopped by a signal.
+            stop_self: what Ctrl-Z does to this process; None = nothing.
+            terminal: of the rank here that the user talks to; closed by the caller.
         """
         self._stopped_limit_s = stopped_limit_s
         self._check_again = check_again
@@ -71,6 +78,9 @@ class Supervisor:
         self._tell = self._observers.tell
         self._timers = Timers()
         self._watch = JobWatch(plan, host, board, self._timers)
+        forwarded = plan.forward_signals
+        self._pause = Pause(server, self._timers, self._watch, stop_self=stop_self, forwarded=forwarded)
+        self._terminal = terminal
         self._memory_kills = MemoryKillWatch()
         self._attempts = Attempts((w.global_rank for w in host.workers), RestartPolicy.of(plan))
         self._logs = {worker.global_rank: worker.log_path for worker in host.workers}
@@ -98,12 +108,15 @@ class Supervisor:
             selector.register(signals, selectors.EVENT_READ)
             selector.register(scheduler, selectors.EVENT_READ)
             self._register_more(selector)
+            if self._terminal is not None:
+                self._terminal.register(selector)
             self._prepare()
             while not self._over:
                 for key, _ in selector.select(self._timers.time_left_s()):
                     if key.fileobj is signals:
                         for signum in signals.read():
-                            self._on_signal(signum)
+                            if not self._pause.heed(signum):
+                                self._on_signal(signum)
                     elif key.fileobj is scheduler:
                         self._on_scheduler(scheduler)
                         if scheduler.is_closed:
@@ -175,6 +188,14 @@ class Supervisor:
     def _start_workers(self) -> None:
         plan, use_exec = self._plan, self._start_method == "exec"
         workers = worker_specs(self._host, self._caller, attempt=self._attempt.number, use_exec=use_exec)
+        if self._terminal is not None:
+            try:
+                workers = self._terminal.given_to(workers)
+            except OSError as error:
+                self._fail(
+                    ClusterError(f"--interactive: cannot make a terminal on {self._host.name}: {error.strerror}")
+                )
+                return
         self._are_workers_asked_for = True
         self._server.start([*log_writer_specs(plan.log_dir, plan.log_max_bytes, plan.log_keep), *workers])
 
@@ -248,6 +269,8 @@ class Supervisor:
             if error and not self._over:
                 self._fail(error)
             return
+        if self._terminal is not None and rank == self._terminal.global_rank:
+            self._terminal.end_attempt()  # its last words are in its log then
         attempt, membership = self._attempt, self._attempt.membership
         attempt.peak_bytes[rank] = message["peak_bytes"]
         decision = membership.exited(rank, status, message["at"])
@@ -255,7 +278,8 @@ class Supervisor:
         if member.state is WorkerState.FAILED and status == signal.SIGKILL:
             member.hint = explain_limit(status, self._logs[rank]) or self._memory_kills.explain(member.pid)
         elif member is membership.first_failure:
-            member.hint = explain_full_disk(self._logs[rank]) or explain_limit(status, self._logs[rank])
+            log, has_input = self._logs[rank], rank == self._plan.interactive_rank
+            member.hint = explain_full_disk(log) or explain_limit(status, log) or explain_no_input(log, rank, has_input)
         if member is membership.first_failure:
             self._attempt.doing, self._attempt.left = self._watch.doing(membership), self._watch.left(membership)
             self._report_failure()
@@ -331,6 +355,7 @@ class Supervisor:
     def _stop(self, reason: str) -> None:
         if self._timers.is_set("stop"):
             return
+        self._pause.end()
         self._tell("stopping", reason=reason)
         self._watch.stop()
         self._timers.cancel("start", "stacks", "restart", "store")

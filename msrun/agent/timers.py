@@ -11,6 +11,7 @@ class Timers:
 
     def __init__(self) -> None:
         self._due: dict[str, tuple[float, Callable[[], None]]] = {}
+        self._paused_at: float | None = None
 
     def after(self, name: str, delay_s: float, action: Callable[[], None]) -> None:
         """Call `action` once after `delay_s` seconds; replaces what the name stood for."""
@@ -34,13 +35,28 @@ class Timers:
         """Return whether a moment of this name is still to come."""
         return name in self._due
 
+    def pause(self) -> None:
+        """Let no moment come until `resume`."""
+        self._paused_at = time.monotonic()
+
+    def resume(self) -> None:
+        """Go on; all moments come later by what the pause has lasted."""
+        if self._paused_at is not None:
+            lasted_s = time.monotonic() - self._paused_at
+            self._due = {name: (moment + lasted_s, action) for name, (moment, action) in self._due.items()}
+            self._paused_at = None
+
     def time_left_s(self) -> float | None:
-        """Return the seconds until the next moment; None when there is none."""
+        """Return the seconds until the next moment; None when there is none, or during a pause."""
+        if self._paused_at is not None:
+            return None
         moments = [moment for moment, _ in self._due.values()]
         return max(0.0, min(moments) - time.monotonic()) if moments else None
 
     def run_due(self) -> None:
-        """Do what is due now."""
+        """Do what is due now; nothing is during a pause."""
+        if self._paused_at is not None:
+            return
         now = time.monotonic()
         for name, (moment, action) in sorted(self._due.items(), key=lambda item: item[1][0]):
             if moment <= now and self._due.get(name) == (moment, action):

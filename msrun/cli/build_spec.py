@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from msrun.planning.spec import LaunchSpec, parse_env, parse_env_file, parse_sig
 from msrun.planning.tls_spec import TlsSpec, parse_tls_config
 from ranktable.files import read_text
 
+TERM = "TERM"
+"""The variable that names the kind of a terminal."""
+
 
 def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
     """Translate the command line's words into a LaunchSpec.
@@ -28,6 +32,10 @@ def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
     if not working_directory.is_dir():
         raise UsageError(f"--chdir {options['chdir']}: no such directory; workers have to start somewhere")
     worker_num = options["worker_num"]
+    tail_ranks = parse_tail(options["tail_worker_log"], worker_num) if worker_num > 0 else ()
+    is_interactive = options["interactive"] is not None
+    has_terminal = is_interactive and os.isatty(0)
+    of_terminal = ((TERM, caller[TERM]),) if has_terminal and TERM in caller else ()
     env_file = options["env_file"]
     file_env = parse_env_file(_read_text("--env_file", env_file), str(env_file)) if env_file else ()
     return LaunchSpec(
@@ -54,7 +62,12 @@ def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
         is_warm=options["warm"],
         warm_time_min=options["warm_time"],
         preload=tuple(options["preload"]),
-        env=(*parse_env(options["env_below_file"], caller), *file_env, *parse_env(options["env"], caller)),
+        env=(
+            *of_terminal,
+            *parse_env(options["env_below_file"], caller),
+            *file_env,
+            *parse_env(options["env"], caller),
+        ),
         token=_read_token(options["token_file"], caller),
         heartbeat_time_out_s=options["heartbeat_time_out"],
         tls=_read_tls(options["tls_config"], caller),
@@ -67,8 +80,10 @@ def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
         log_keep=options["log_keep"],
         bind_core=parse_bind_core(options["bind_core"]),
         bind_numa=parse_bind_numa(options["bind_numa"]),
-        tail_ranks=parse_tail(options["tail_worker_log"], worker_num) if worker_num > 0 else (),
-        is_raw_tail=options["raw"],
+        tail_ranks=tail_ranks if not is_interactive else () if has_terminal else (options["interactive"],),
+        interactive_rank=options["interactive"],
+        has_terminal=has_terminal,
+        is_raw_tail=options["raw"] or is_interactive,
         has_progress_line=options["progress"],
         has_trace=options["trace"],
         metrics_file=options["metrics_file"].absolute() if options["metrics_file"] else None,

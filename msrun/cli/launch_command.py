@@ -223,7 +223,14 @@ def _run(spec: LaunchSpec, caller: dict[str, str], *, quiet: bool, join: bool) -
     from msrun.launch.console import say
     from msrun.launch.failure import render_failure
     from msrun.launch.job import new_job_id, run_job
+    from msrun.launch.terminal import describe_unread_input, is_in_background
 
+    if spec.interactive_rank is None:
+        _say_hint(describe_unread_input(), {"quiet": quiet})
+    elif not join:
+        raise UsageError(f"--interactive={spec.interactive_rank} and --join=False: a job in the background has no user")
+    elif spec.has_terminal and is_in_background():
+        raise UsageError(f"--interactive={spec.interactive_rank}: msrun runs in the background (&); start it without")
     job_id = new_job_id()
     run = functools.partial(run_job, spec, caller, quiet=quiet, is_last=True, job_id=job_id)
     if spec.is_remote:

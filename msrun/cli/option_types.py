@@ -11,6 +11,7 @@ from click.shell_completion import CompletionItem
 
 TRUE_WORDS = ("true", "1", "yes", "on")
 FALSE_WORDS = ("false", "0", "no", "off")
+MAX_DIGITS = 10
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 86400.0
 
 
@@ -85,6 +86,21 @@ class Interval(click.ParamType):  # type: ignore[type-arg]  # generic in newer c
         if not MIN_INTERVAL_S <= seconds <= MAX_INTERVAL_S:
             self.fail(f"{value!r}: give a number of seconds, {MIN_INTERVAL_S:g} to {MAX_INTERVAL_S:g}", param, ctx)
         return seconds
+
+
+class OneRank(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
+    """A rank; True means rank 0 and False none, so that a variable or a file can be overruled."""
+
+    name = "rank"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+        """Return the rank, or None."""
+        word = str(value).strip().lower()
+        if word.isascii() and word.isdecimal() and len(word) < MAX_DIGITS:
+            return int(word)
+        if word not in TRUE_WORDS + FALSE_WORDS:
+            self.fail(f"{value!r}: give the number of a rank", param, ctx)
+        return 0 if word in TRUE_WORDS else None
 
 
 class Option(click.Option):

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from msrun import contract
-from msrun.cli.option_types import Boolean, Interval, PlanForm, PlanPlace, Warm, option
+from msrun.cli.option_types import Boolean, Interval, OneRank, PlanForm, PlanPlace, Warm, option
 from msrun.cli.sources import read_sources
 from msrun.planning.hosts.ssh_settings import CONNECT_TIME_OUT_S, HOST_KEY_POLICIES, WINDOW
 from msrun.planning.spec import WARM_TIME_MIN
@@ -16,7 +16,7 @@ OPTIONAL_VALUES = {"--join": "true", "--bind_core": "true", "--bind_numa": "true
 OPTIONAL_VALUES |= {"--ssh": "true", "--ship": "true", "--check": "true", "--quiet": "true", "--debug": "true"}
 OPTIONAL_VALUES |= {"--discover": "true", "--raw": "true", "--install_completion": "auto"}
 OPTIONAL_VALUES |= {"--warm": "true", "--plan": "text", "--watch": "auto", "--json": "true"}
-OPTIONAL_VALUES |= {"--progress": "true", "--trace": "true"}
+OPTIONAL_VALUES |= {"--progress": "true", "--trace": "true", "--interactive": "0"}
 """Options whose value may be left out; a value is only taken after '='."""
 
 HOST_OPTIONS = ("hosts", "hostfile", "rehearse", "include", "exclude", "python", "ssh", "spares", "min_hosts", "nnodes")
@@ -68,6 +68,13 @@ GROUPS: dict[str, list[click.Option]] = {
             type=Boolean(),
             default=True,
             help="Start the job in the background. The default, --join=True, waits for it.",
+        ),
+        option(
+            "interactive",
+            "[=RANK]",
+            type=OneRank(),
+            help="The terminal and standard input belong to this rank, by default 0: for breakpoint(), input() and "
+            "`... | msrun`. Its output is shown as it comes, and nobody is impatient.",
         ),
         option("chdir", "DIR", type=PATH, help="Directory that workers start in.  [default: the current one]"),
         option("env", "NAME[=VALUE]", multiple=True, help="Variable for every worker; may be repeated."),

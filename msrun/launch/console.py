@@ -64,7 +64,8 @@ class Console:
         self._tails = [LogTail(rank, paths[rank], rotated=rotated, cutter=cutter) for rank in ranks]
         self._progress = ProgressLine(plan) if has_progress else None
         can_redraw = os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
-        self._is_live = (has_progress or not quiet) and os.isatty(STDERR) and can_redraw
+        may_be_live = (has_progress or not quiet) and plan.interactive_rank is None
+        self._is_live = may_be_live and os.isatty(STDERR) and can_redraw
         self._has_live_bar = is_alone and not is_raw and self._has_colours and can_redraw
         """The last state of a progress bar is the live line, not a line of its own every few seconds."""
         if is_alone:

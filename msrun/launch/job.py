@@ -6,6 +6,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import signal
 import socket
 import tempfile
 from collections.abc import Callable, Mapping
@@ -18,11 +19,14 @@ from msrun import contract
 from msrun.agent.attempt import HostResult
 from msrun.agent.host.host_facts import read_host_facts
 from msrun.agent.logs.own_file import open_own_file
+from msrun.agent.logs.rotated_log import LogRotation
 from msrun.agent.observer import Observers
 from msrun.agent.open_files import raise_open_files, set_open_files
 from msrun.agent.own_faults import OwnFaults
+from msrun.agent.pause import stop_this_process
 from msrun.agent.processes.process_control import adopt_orphans, descendants
 from msrun.agent.processes.server_handle import ForkServerHandle, start_fork_server
+from msrun.agent.processes.terminal import RankTerminal, UserEnd
 from msrun.agent.signals import SignalPipe
 from msrun.agent.supervisor import Supervisor
 from msrun.agent.warm.warm_start import WarmStart, start_warm
@@ -40,6 +44,7 @@ from msrun.launch.job_display import Display, JobDisplay
 from msrun.launch.own_package import describe_shadowed_package
 from msrun.launch.preflight.restart_check import check_restart
 from msrun.launch.rank_table_file import check_rank_table, linked_table, write_rank_table
+from msrun.launch.terminal import UserTerminal
 from msrun.planning.build import build_plan
 from msrun.planning.early_server import early_imports
 from msrun.planning.environment import server_environment
@@ -48,6 +53,7 @@ from msrun.planning.placement.host import HostFacts, place_devices
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.spec import LaunchSpec
 
+OF_PAUSE = (int(signal.SIGTSTP), int(signal.SIGCONT))
 RECORD_S = 2.0
 """How long the scheduler may leave the record of a moment unread before it gets no more."""
 
@@ -75,6 +81,8 @@ class AgentPart:
     on_signals: Callable[[SignalPipe], None]
     """Called with what the job reads its signals from, as soon as it does."""
     control: Control
+    user: UserEnd | None = None
+    """Where the user's terminal or standard input is, for a rank of this host."""
     early_server: ForkServerHandle | None = None
     """A fork server that was started before the hosts had come together; ended by whoever started it."""
     home: str = ""
@@ -187,7 +195,7 @@ def run_job(
         open_files = raise_open_files()
         stack.callback(set_open_files, open_files)
         # From here on a signal never ends msrun without cleaning up.
-        signals = stack.enter_context(SignalPipe(spec.forward_signals, ignore_afterwards=is_last))
+        signals = stack.enter_context(SignalPipe((*spec.forward_signals, *OF_PAUSE), ignore_afterwards=is_last))
         control = None
         if spec.is_several:
             _check_part(spec, facts)
@@ -220,6 +228,10 @@ def run_job(
         prepare_log_directory(plan)
         write_rank_table(plan, table_text)
         on_directory(job_id, spec.log_dir)
+        user: UserTerminal | None = None
+        if not part and spec.interactive_rank is not None and spec.has_terminal:
+            say_here = partial(say, quiet=quiet)
+            user = stack.enter_context(UserTerminal(spec.interactive_rank, say_here, has_terminal=True))
         display: Display
         if part:
             display = part.display(plan)
@@ -227,10 +239,13 @@ def run_job(
         else:
             faults = OwnFaults(plan.log_dir, partial(say, quiet=False), found_in=plan.log_dir)
             stack.enter_context(faults.named())
-            display = _open_display(spec, plan, faults, quiet=quiet)
+            display = _open_display(spec, plan, faults, user, quiet=quiet)
         stack.enter_context(faults)
         folder = os.stat(plan.log_dir)  # noqa: PTH116 - to be compared with what is there at the end
-        result, report = _run(spec, plan, caller, signals, listener, display, faults, stack, control, part, open_files)
+        ends = part.user if part else user
+        result, report = _run(
+            spec, plan, caller, signals, listener, display, faults, stack, control, part, open_files, ends
+        )
         failure = failure_of_job(plan, result, report)
         problem = write_failure(plan, failure) if failure else ""
         if problem := describe_removed(Path(plan.log_dir), folder) or problem:
@@ -239,8 +254,10 @@ def run_job(
         return JobResult(plan, failure, result.survivors)
 
 
-def _open_display(spec: LaunchSpec, plan: LaunchPlan, faults: OwnFaults, *, quiet: bool) -> JobDisplay:
-    display = JobDisplay(spec, plan, faults, quiet=quiet)
+def _open_display(
+    spec: LaunchSpec, plan: LaunchPlan, faults: OwnFaults, user: UserTerminal | None, *, quiet: bool
+) -> JobDisplay:
+    display = JobDisplay(spec, plan, faults, quiet=quiet, terminal=user)
     display.open_metrics()
     return display
 
@@ -271,6 +288,7 @@ def _run(
     control: Control | None,
     part: AgentPart | None,
     open_files: int,
+    user: UserEnd | None,
 ) -> tuple[HostResult, FailureReport | None]:
     server, home = (part.early_server, part.home) if part else (None, plan.log_dir)
     # `monitor & exec msrun` makes the monitor a child of msrun
@@ -284,6 +302,9 @@ def _run(
     scheduler = Channel(ours)
     stack.callback(scheduler.close)
     env, folder = server_environment(caller, host.common_env), host.working_directory
+    terminal = _rank_terminal(spec, plan, user, display.say)
+    if terminal is not None:
+        stack.callback(terminal.close)
     with open_scheduler_log(plan) as log, theirs:
         if server is not None and not server.can_serve(env, folder):
             server.kill()
@@ -293,7 +314,10 @@ def _run(
         if server is None:
             server = start_fork_server(env=env, working_directory=folder, log_fd=log.fileno())
         given: Any = {"log_fd": log.fileno(), "scheduler_fd": theirs.fileno(), "listener_fd": listener.fileno()}
+        given["stdin_fd"] = terminal.stdin_fd if terminal is not None else -1
         server.begin(env, **given, open_files=open_files, stopped_limit_s=part.stopped_limit_s if part else 0.0)
+        if terminal is not None:
+            terminal.close_stdin()
     listener.close()
     adopt_orphans()
     board = ProgressBoard(Path(plan.run_dir, PROGRESS_BOARD), plan.world_size)
@@ -302,6 +326,8 @@ def _run(
     record = SchedulerRecord(scheduler, plan, has_store=has_store)
     observers = Observers([events, record, *display.observers], faults)
     more: Any = {"caller": caller, "strangers": strangers, "home": home, "stopped_limit_s": spec.heartbeat_time_out_s}
+    more["terminal"] = terminal
+    more["stop_self"] = None if part else user.stop_process if isinstance(user, UserTerminal) else stop_this_process
     more["check_again"] = partial(check_restart, spec, caller)
     if control is None:
         supervisor = Supervisor(plan, host, server, board, observers, **more)
@@ -311,6 +337,22 @@ def _run(
     member = HostSupervisor(plan, host, server, board, observers, **more)
     member.join(control, lambda attempt: report_failure(plan, attempt))
     return member.run(signals, scheduler), member.report
+
+
+def _rank_terminal(
+    spec: LaunchSpec, plan: LaunchPlan, user: UserEnd | None, say_there: Callable[[str], None]
+) -> RankTerminal | None:
+    """Return what --interactive is for a rank of this host; None where it is for no such."""
+    logs = {worker.global_rank: worker.log_path for worker in plan.hosts[0].workers}
+    rank = plan.interactive_rank
+    if rank is None or rank not in logs:
+        return None
+    rotation = LogRotation(plan.log_max_bytes, plan.log_keep) if plan.log_max_bytes else None
+
+    def tell_lost(rank: int, reason: str, count: int) -> None:
+        say_there(f"logs are not complete ({reason}): lost {count} bytes of rank {rank}")
+
+    return RankTerminal(rank, logs[rank], rotation, user, has_terminal=spec.has_terminal, on_lost=tell_lost)
 
 
 def open_scheduler_log(plan: LaunchPlan) -> Any:

@@ -11,6 +11,7 @@ from msrun.cluster.failure import JobFailure
 from msrun.cluster.membership import Membership
 from msrun.launch.console import Console
 from msrun.launch.metrics_file import MetricsFile
+from msrun.launch.terminal import UserTerminal
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.ranks import all_workers
 from msrun.planning.spec import LaunchSpec
@@ -38,8 +39,17 @@ class Display(Protocol):
 class JobDisplay:
     """A `Display` for the user of this process. What it cannot show is told to `faults`, and not raised."""
 
-    def __init__(self, spec: LaunchSpec, plan: LaunchPlan, faults: OwnFaults, *, quiet: bool) -> None:
-        """Write nothing yet."""
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        plan: LaunchPlan,
+        faults: OwnFaults,
+        *,
+        quiet: bool,
+        terminal: UserTerminal | None = None,
+    ) -> None:
+        """Write nothing yet. `terminal`: it, or standard input, belongs to a rank; closed by the caller."""
+        self._terminal = terminal
         self._faults = faults
         self._spec = spec
         self._plan = plan
@@ -58,8 +68,8 @@ class JobDisplay:
 
     @property
     def observers(self) -> tuple[Observer, ...]:
-        """Console and metrics file."""
-        return (self._console, self._metrics) if self._metrics is not None else (self._console,)
+        """Console, metrics file, and the user's terminal."""
+        return tuple(one for one in (self._console, self._metrics, self._terminal) if one is not None)
 
     def say(self, text: str) -> None:
         """Print a line."""

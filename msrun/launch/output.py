@@ -155,14 +155,23 @@ def write(descriptor: int, data: bytes, *, is_kept: bool = False) -> None:
     _place(descriptor).write(descriptor, data, is_kept=is_kept)
 
 
+_line_end = "\n"
+
+
+def set_line_end(line_end: str) -> None:
+    """End lines of msrun's own so: a terminal in raw mode begins a new line at its left only with \\r."""
+    global _line_end
+    _line_end = line_end
+
+
 def say_lines(text: str) -> None:
     """Print lines of msrun's own on stderr, or on what a caller in this process has put in its place.
 
     They begin a line of their own, also after a worker that has not ended its own there.
     """
-    line = f"{printable(text)}\n"
+    line = f"{printable(text)}\n".replace("\n", _line_end)
     if sys.stderr is sys.__stderr__:
-        begin = b"" if is_at_line_start(STDERR) else b"\n"
+        begin = b"" if is_at_line_start(STDERR) else _line_end.encode()
         write(STDERR, begin + line.encode("utf-8", "backslashreplace"))
     else:
         sys.stderr.write(line)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import selectors
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from msrun.agent.host.host_facts import LOOPBACK
+from msrun.agent.pause import stop_this_process
 from msrun.agent.processes.wait_status import signal_name
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.addresses import UnresolvedName, own_addresses, resolve_address
@@ -188,7 +190,9 @@ class HostRendezvous:
 
     def _heed_signals(self) -> None:
         for signum in self._signals.read():
-            if signum not in self._spec.forward_signals:
+            if signum == signal.SIGTSTP:
+                stop_this_process()
+            elif signum != signal.SIGCONT and signum not in self._spec.forward_signals:
                 raise Interrupted(f"stopped by {signal_name(signum)} before all hosts had come", signum)
 
     def _serve(self, master_addr: str, token: bytes) -> None:

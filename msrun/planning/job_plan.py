@@ -51,6 +51,7 @@ def plan_job(
         log_max_bytes=spec.log_max_bytes,
         log_keep=spec.log_keep,
         tail_ranks=spec.tail_ranks,
+        interactive_rank=spec.interactive_rank,
         rank_table_file=rank_table_path(spec),
         hosts=tuple(hosts),
         settings=spec.settings,

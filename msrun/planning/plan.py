@@ -129,6 +129,8 @@ class LaunchPlan:
     """0 = worker logs are not rotated."""
     log_keep: int
     tail_ranks: tuple[int, ...]
+    interactive_rank: int | None
+    """Global rank that the user's standard input belongs to."""
     rank_table_file: str
     """Table of the job: the user's, or the one generated in the log directory."""
     hosts: tuple[HostPlan, ...]
@@ -174,6 +176,7 @@ class LaunchPlan:
             "log_max_bytes": self.log_max_bytes,
             "log_keep": self.log_keep,
             "tail_ranks": list(self.tail_ranks),
+            **({} if self.interactive_rank is None else {"interactive_rank": self.interactive_rank}),
             "rank_table_file": self.rank_table_file,
             "settings": [asdict(setting) for setting in self.settings],
             "notes": list(self.notes),

@@ -93,6 +93,10 @@ class LaunchSpec:
     """How many older files of each log stay."""
     tail_ranks: tuple[int, ...] = field(default=(0,))
     """Global ranks whose log is copied to the console."""
+    interactive_rank: int | None = None
+    """The global rank that standard input, and the terminal where there is one, belongs to; None = to none."""
+    has_terminal: bool = False
+    """With `interactive_rank`: whether the user's standard input is a terminal."""
     is_raw_tail: bool = False
     """Copied byte for byte, with the control sequences in it."""
     has_progress_line: bool = False
@@ -197,11 +201,25 @@ def check_spec(spec: LaunchSpec) -> None:
             f"--server_num {spec.server_num}: workers and parameter servers on several hosts know each other by the "
             "job's token: give --token_file or MSRUN_TOKEN on all hosts, or start the job with --hosts"
         )
+    _check_interactive(spec)
     for rank in spec.tail_ranks:
         if not 0 <= rank < spec.worker_num:
             raise UsageError(
                 f"--tail_worker_log {rank}: no such rank; the ranks of this job are 0 to {spec.worker_num - 1}"
             )
+
+
+def _check_interactive(spec: LaunchSpec) -> None:
+    rank = spec.interactive_rank
+    if rank is None:
+        return
+    if not 0 <= rank < spec.worker_num:
+        raise UsageError(f"--interactive={rank}: no such rank; the ranks of this job are 0 to {spec.worker_num - 1}")
+    if spec.is_several:
+        raise UsageError(
+            f"--interactive={rank}: not where msrun is started on each host, as each has a terminal of its own; start "
+            "the job from one with --hosts"
+        )
 
 
 def _check_counts(spec: LaunchSpec) -> None:

@@ -82,6 +82,7 @@ class Job:
 
     def make_loop(self) -> Supervisor:
         more: dict[str, Any] = {"caller": {}, "strangers": (), "home": self.plan.log_dir, "stopped_limit_s": 15.0}
+        more["stop_self"] = None
         observers = Observers([self.moments], OwnFaults(self.plan.log_dir, print, found_in=self.plan.log_dir))
         more["check_again"] = lambda survivors: self.check_again(survivors)
         return self.loop_class(self.plan, self.plan.hosts[0], self.handle, self.board, observers, **more)

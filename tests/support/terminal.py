@@ -1,13 +1,16 @@
-"""A job on a pseudo-terminal."""
+"""A job on a pseudo-terminal that the test holds the other end of."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pty
 import select
+import struct
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -49,7 +52,22 @@ class Terminal:
                     return
                 self.text += data
 
+    @property
+    def is_raw(self) -> bool:
+        """Whether keys are passed on as they are."""
+        return not termios.tcgetattr(self._master)[3] & (termios.ICANON | termios.ISIG | termios.ECHO)
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Change its size, as who pulls at its window does."""
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def finish(self) -> int:
+        """Read to the end and return the exit status of the job."""
+        self.read_until(None)
+        return self.process.wait(DEADLINE_S)
+
     def type(self, data: bytes) -> None:
+        """Press these keys."""
         os.write(self._master, data)
 
     def close(self) -> None:
@@ -65,7 +83,4 @@ class Terminal:
 
 
 def make_controlling(descriptor: int) -> None:
-    import fcntl
-    import termios
-
     fcntl.ioctl(descriptor, termios.TIOCSCTTY, 0)

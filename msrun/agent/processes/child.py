@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import fcntl
 import os
 import re
 import signal
 import sys
+import termios
 import threading
 import traceback
 from collections.abc import Mapping
@@ -41,6 +43,7 @@ def become(
     blas_threads: int,
     open_files: int,
     log_pipes: LogPipes | None = None,
+    stdin_fd: int = -1,
 ) -> NoReturn:
     """Turn this freshly forked process into what `spec` says; does not return.
 
@@ -54,7 +57,12 @@ def become(
         die_with_parent(server_pid)
     os.setsid()
     _reset_signals(ignored=(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if is_log_writer else ())
-    _redirect(spec.log_path, log_pipes.output_fd(spec.process_id) if log_pipes else None)
+    if spec.terminal:
+        _take_terminal(spec.terminal)
+    else:
+        output_fd = log_pipes.output_fd(spec.process_id) if log_pipes else None
+        _redirect(_open_log(spec.log_path) if output_fd is None else output_fd, stdin_fd if spec.has_stdin else None)
+    _open_streams()
     writer_fds = log_pipes.log_writer_fds if is_log_writer and log_pipes else ()
     _close_inherited(keep=scheduler_fds if is_scheduler else writer_fds)
     apply_binding(spec.name, spec.cpus, spec.memory_nodes)
@@ -123,17 +131,31 @@ def _reset_signals(ignored: tuple[int, ...]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
-def _redirect(log_path: str, output_fd: int | None) -> None:
-    """Make a pipe or else the log stdout and stderr, and rebuild Python's streams on it.
+def _redirect(output_fd: int, stdin_fd: int | None) -> None:
+    """Make one descriptor stdout and stderr, and another one, None = /dev/null, stdin."""
+    os.dup2(os.open(os.devnull, os.O_RDONLY) if stdin_fd is None else stdin_fd, 0)
+    os.dup2(output_fd, 1)
+    os.dup2(output_fd, 2)
+
+
+def _take_terminal(path: str) -> None:
+    """Make a terminal that of this process's session, and its stdin, stdout and stderr."""
+    try:
+        terminal = os.open(path, os.O_RDWR)
+        fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+    except OSError as error:
+        os.write(2, f"msrun: cannot open the terminal {path}: {error.strerror}\n".encode())
+        os._exit(contract.EXIT_CLUSTER)
+    for descriptor in range(3):
+        os.dup2(terminal, descriptor)
+
+
+def _open_streams() -> None:
+    """Rebuild Python's streams on stdin, stdout and stderr.
 
     Lines are written one by one, so that the log is up to date and nothing is lost with a worker that is killed; a
     worker whose PYTHONUNBUFFERED is empty (`--env PYTHONUNBUFFERED=`) writes in blocks, as Python does into a file.
     """
-    null = os.open(os.devnull, os.O_RDONLY)
-    log = _open_log(log_path) if output_fd is None else output_fd
-    os.dup2(null, 0)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
     encoding, errors = sys.stdout.encoding, sys.stdout.errors
     buffering = 1 if os.environ.get("PYTHONUNBUFFERED") else -1
     sys.stdin = sys.__stdin__ = open(  # type: ignore[misc]  # noqa: SIM115

@@ -9,6 +9,7 @@ Protocol, over the channel to the agent:
                       another socket
                       prepare {preload, start_method, run_dir, blas_threads}
                       start {processes}      stop {signum, grace_s, attempt}      signal {process_ids, signum}
+                      pause {}               resume {}
                       sweep {}               finish {}
     server -> agent   ready {start_method, reason, prepare_s}      started {process_id, pid, at}
                       killed {process_ids, grace_s}
@@ -54,7 +55,7 @@ HOLD_LOOK_S = 0.05
 LOOKS_PER_LIMIT = 4
 """How often to look, within the time that an agent may be stopped, whether it is."""
 DESCRIPTORS = 3
-"""That come with `begin`: of the log, of the scheduler's channel, of the store's socket."""
+"""That come with `begin`: of the log, of the scheduler's channel, of the store's socket; maybe that of a stdin, too."""
 
 
 class ForkServer:
@@ -80,6 +81,8 @@ class ForkServer:
         self._reaper = Reaper()
         self._waiting: deque[ProcessSpec] = deque()
         """Workers that are still to be started, one between two looks at the channel: a stop starts nobody more."""
+        self._is_paused = False
+        """The workers are stopped until they are told to resume."""
         self._cannot_start = False
         """A process could not be started: nobody more is until the next attempt."""
         self._steps: deque[tuple[float, int]] = deque()
@@ -95,6 +98,8 @@ class ForkServer:
         """How many of them each worker may have."""
         self.scheduler_fds = (-1, -1)
         """The scheduler's channel to the agent and the socket of its store."""
+        self.stdin_fd = -1
+        """What is stdin of one worker; -1 = there is no such."""
         self.log_pipes: LogPipes | None = None
         """Of the workers that run now; None when they write to their logs themselves."""
 
@@ -120,7 +125,7 @@ class ForkServer:
         return None
 
     def _time_left(self) -> float | None:
-        if self._waiting and not self._cannot_start:
+        if self._waiting and not self._cannot_start and not self._is_paused:
             return 0.0
         look_s = self._stopped_limit_s / LOOKS_PER_LIMIT if self._stopped_limit_s else None
         if self._held:
@@ -166,6 +171,8 @@ class ForkServer:
             leaders = [pid for pid, process_id in self._running.items() if process_id in wanted]
             self._held.extend((pid, message["signum"]) for pid in leaders)
             self._pass_on()
+        elif kind in ("pause", "resume"):
+            self._pause(is_paused=kind == "pause")
         elif kind == "stop":
             self._stop(message["signum"], message["grace_s"], message["attempt"])
         elif kind == "sweep":
@@ -176,12 +183,13 @@ class ForkServer:
 
     def _begin(self, message: Message) -> None:
         """Take what belongs to the job alone."""
-        _, descriptors, _, _ = socket.recv_fds(self._passing, 1, DESCRIPTORS)
+        _, descriptors, _, _ = socket.recv_fds(self._passing, 1, DESCRIPTORS + 1)
         self._passing.close()
         if len(descriptors) < DESCRIPTORS:  # the agent has gone
             self._abandon()
             return
-        log, *scheduler = descriptors
+        log, *scheduler = descriptors[:DESCRIPTORS]
+        self.stdin_fd = descriptors[DESCRIPTORS] if len(descriptors) > DESCRIPTORS else -1
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
@@ -217,7 +225,7 @@ class ForkServer:
         return None
 
     def _start_next(self) -> ProcessSpec | None:
-        if self._finished or not self._waiting or self._cannot_start:
+        if self._finished or not self._waiting or self._cannot_start or self._is_paused:
             return None
         spec = self._waiting.popleft()
         return spec if self._fork(spec) else None
@@ -261,12 +269,21 @@ class ForkServer:
                     type="exited", process_id=process_id, status=status, peak_bytes=peak_bytes, at=time.monotonic()
                 )
 
+    def _pause(self, *, is_paused: bool) -> None:
+        """Stop all processes of workers, or let them go on; those that are told to end are left alone."""
+        if not self._steps:
+            self._is_paused = is_paused
+            process_control.signal_processes(self._worker_processes(), signal.SIGSTOP if is_paused else signal.SIGCONT)
+
     def _stop(self, signum: int, grace_s: float, attempt: int) -> None:
         """Pass on the signal that ends the job; a worker that stays gets TERM, then KILL when its grace is over."""
         self._reap()
         if not self._steps:
             self._send(type="told", attempt=attempt, not_started=[spec.process_id for spec in self._waiting])
             self._waiting.clear()
+        if self._is_paused:
+            self._is_paused = False
+            process_control.signal_processes(self._worker_processes(), signal.SIGCONT)
         self._cannot_start = False
         self._grace_s = grace_s
         now = self._clock()
@@ -398,4 +415,5 @@ def serve_job(channel: Channel, agent_pid: int, passing: socket.socket) -> NoRet
         blas_threads=server.blas_threads,
         open_files=server.open_files,
         log_pipes=server.log_pipes,
+        stdin_fd=server.stdin_fd,
     )

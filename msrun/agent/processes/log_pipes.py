@@ -184,7 +184,12 @@ def open_log_pipes(specs: Sequence[ProcessSpec]) -> LogPipes | None:
     writer = next((spec for spec in specs if spec.rotation is not None), None)
     if writer is None or writer.rotation is None:
         return None
-    return LogPipes(writer.rotation, {spec.process_id: spec.log_path for spec in specs if spec.process_id >= 0})
+    return LogPipes(writer.rotation, {spec.process_id: spec.log_path for spec in specs if _is_logged(spec)})
+
+
+def _is_logged(spec: ProcessSpec) -> bool:
+    """Return whether a process writes to a pipe of the log writer's; a terminal's other end writes itself."""
+    return spec.process_id >= 0 and not spec.terminal
 
 
 def log_writer_specs(log_dir: str, max_bytes: int, keep: int) -> list[ProcessSpec]:

@@ -39,6 +39,10 @@ class ProcessSpec:
     """Processors to run on; empty = as the server."""
     memory_nodes: tuple[int, ...] = ()
     """NUMA nodes to take memory from; empty = as the server."""
+    terminal: str = ""
+    """Path of the terminal that is its stdin, stdout and stderr, and its session's own; empty = it has none."""
+    has_stdin: bool = False
+    """Whether its stdin is the one that the fork server was given; else it is empty."""
     rotation: LogRotation | None = None
     """For the log writer: how it rotates the logs of the workers that are started with it."""
 

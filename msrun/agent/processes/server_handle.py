@@ -121,6 +121,7 @@ class ForkServerHandle:
         listener_fd: int,
         open_files: int,
         stopped_limit_s: float = 0.0,
+        stdin_fd: int = -1,
     ) -> None:
         """Give the server its job. Once, before anything is started.
 
@@ -132,11 +133,13 @@ class ForkServerHandle:
             open_files: how many files each worker may open.
             stopped_limit_s: how long this process may be stopped by a signal before the server ends it and the job's
                 part here; 0 = for ever, as a user at a terminal may want it.
+            stdin_fd: what workers with `has_stdin` read; closed by the caller. -1 = there are none.
         """
         changes = self._changes(env)
         self.send("begin", environment=changes, stopped_limit_s=stopped_limit_s, open_files=open_files)
         with self._passing, contextlib.suppress(OSError):  # a server that has ended is noticed by its closed channel
-            socket.send_fds(self._passing, [b"f"], [log_fd, scheduler_fd, listener_fd])
+            more = [stdin_fd] if stdin_fd >= 0 else []
+            socket.send_fds(self._passing, [b"f"], [log_fd, scheduler_fd, listener_fd, *more])
 
     def _changes(self, env: Mapping[str, str]) -> dict[str, str | None]:
         old = self._env

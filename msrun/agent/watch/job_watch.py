@@ -35,7 +35,13 @@ class JobWatch:
         self._board = board
         self._timers = timers
         self._logs = {worker.global_rank: worker.log_path for worker in host.workers}
-        self._meeting = MeetingWatch(plan.cluster_time_out_s, plan.exit_time_out_s, host.name, board)
+        self._is_patient = plan.interactive_rank is not None
+        """A rank may wait for its user, and the others for it."""
+        self._meeting = MeetingWatch(
+            plan.cluster_time_out_s, plan.exit_time_out_s, host.name, board, is_patient=self._is_patient
+        )
+        self._linger: LingerWatch | None = None
+        self._watchdog: Watchdog | None = None
         self._hang: Hang | None = None
         """The newest that was found."""
         self._stack_begins: dict[int, int] = {}
@@ -49,7 +55,7 @@ class JobWatch:
         """
         self._watch_end(membership, on_stuck, tell)
         self._watch_meeting(membership, on_stuck)
-        if self._plan.hang_time_out_s > 0:
+        if self._plan.hang_time_out_s > 0 and not self._is_patient:
             self._watch_progress(membership, on_stuck)
 
     def note_done(self, membership: Membership, global_rank: int, on_stuck: OnStuck) -> None:
@@ -90,7 +96,7 @@ class JobWatch:
         self._timers.every("meeting", ABSENT_LOOK_S if meeting.is_urgent else meeting.interval_s, look_at_meeting)
 
     def _watch_end(self, membership: Membership, on_stuck: OnStuck, tell: Callable[..., None]) -> None:
-        watch = LingerWatch(self._board, self._logs, self._plan.exit_time_out_s)
+        watch = self._linger = LingerWatch(self._board, self._logs, self._plan.exit_time_out_s)
 
         def look() -> None:
             running = membership.running()
@@ -103,7 +109,7 @@ class JobWatch:
         self._timers.every("linger", INTERVAL_S, look)
 
     def _watch_progress(self, membership: Membership, on_stuck: OnStuck) -> None:
-        watchdog = Watchdog(self._plan.hang_time_out_s, self._board, self._logs)
+        watchdog = self._watchdog = Watchdog(self._plan.hang_time_out_s, self._board, self._logs)
 
         def look_for_hang() -> None:
             hang = watchdog.look(membership.running(), time.monotonic())
@@ -112,6 +118,14 @@ class JobWatch:
                 on_stuck(self._hang_error(hang), hang.lagging)
 
         self._timers.every("hang", watchdog.interval_s, look_for_hang)
+
+    def note_pause(self) -> None:
+        """The workers were stopped for a while, and run again."""
+        self._meeting.since = time.monotonic()
+        if self._linger is not None:
+            self._linger.since = self._meeting.since
+        if self._watchdog is not None:
+            self._watchdog.forget()
 
     def stop(self) -> None:
         """Watch nobody any more."""

@@ -26,6 +26,8 @@ class LingerWatch:
         self._told: set[int] = set()
         self._signs: dict[int, tuple[int, float, float]] = {}
         """Global rank -> size of its log, processor seconds, and when it last showed a sign of life."""
+        self.since = 0.0
+        """When the workers went on after a pause; what was before does not count."""
 
     def look(self, running: Mapping[int, int], now: float) -> tuple[dict[int, str], HangTimeout | None]:
         """Look once.
@@ -51,7 +53,7 @@ class LingerWatch:
             old_size, old_s, at = self._signs.get(rank, (-1, 0.0, record.ended_at))
             if size != old_size or used_s - old_s > BUSY_SHARE * (now - at):
                 self._signs[rank] = (size, used_s, now if old_size >= 0 else at)
-        idle_s = now - max(at for rank, (_, _, at) in self._signs.items() if rank in lingering)
+        idle_s = now - max(self.since, *(at for rank, (_, _, at) in self._signs.items() if rank in lingering))
         if idle_s < self._limit_s:
             return new, None
         rank, record = next(iter(lingering.items()))

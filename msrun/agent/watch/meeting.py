@@ -16,12 +16,16 @@ MAX_INTERVAL_S = 5.0
 class MeetingWatch:
     """Looks at the progress board from time to time. Of plain torch it knows only who has joined."""
 
-    def __init__(self, limit_s: float, deserted_s: float, host_name: str, board: ProgressBoard) -> None:
+    def __init__(
+        self, limit_s: float, deserted_s: float, host_name: str, board: ProgressBoard, *, is_patient: bool = False
+    ) -> None:
         """
         Args:
             limit_s: how long a rank may wait for the others in init(); negative = for ever.
             deserted_s: how long all running ranks may wait in a collective after another has finished; 0 = for ever.
+            is_patient: nobody waits too long for a rank that runs.
         """
+        self._is_patient = is_patient
         self.interval_s = MAX_INTERVAL_S
         if limit_s >= 0:
             self.interval_s = min(max(limit_s / LOOKS_PER_LIMIT, MIN_INTERVAL_S), MAX_INTERVAL_S)
@@ -30,6 +34,8 @@ class MeetingWatch:
         self._board = board
         self._absent: list[int] = []
         self._absent_elsewhere: tuple[int, ...] = ()
+        self.since = 0.0
+        """When the workers went on after a pause; what was before does not count."""
         self.missing: tuple[int, ...] = ()
         """After an error: the ranks of this host that did not come."""
 
@@ -67,6 +73,8 @@ class MeetingWatch:
         """Return why those who wait will wait for ever, or None."""
         if error := self.judge_absent(membership):
             return error
+        if self._is_patient:
+            return None
         records = {rank: self._board.read(rank) for rank in membership.members}
         waiting = {rank: records[rank] for rank in membership.running() if records[rank].is_waiting}
         came = [rank for rank, record in records.items() if record.is_reported]
@@ -81,7 +89,7 @@ class MeetingWatch:
     def _judge_late(
         self, waiting: dict[int, Progress], came: list[int], missing: tuple[int, ...], now: float
     ) -> ClusterError | None:
-        waited_s = now - min(record.waiting_since for record in waiting.values())
+        waited_s = now - max(self.since, min(record.waiting_since for record in waiting.values()))
         if self._limit_s < 0 or waited_s < self._limit_s:
             return None
         self.missing = missing or tuple(waiting)
@@ -96,7 +104,7 @@ class MeetingWatch:
         done = membership.ranks_in(WorkerState.DONE)
         if not self._deserted_s or not done or not records or not all(record.is_waiting for record in records.values()):
             return None
-        waited_s = min(now - record.waiting_since for record in records.values())
+        waited_s = now - max(self.since, *(record.waiting_since for record in records.values()))
         if waited_s < self._deserted_s:
             return None
         self.missing = tuple(done)

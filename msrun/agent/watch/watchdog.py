@@ -70,6 +70,10 @@ class Watchdog:
         self._watches: dict[int, _Watch] = {}
         self._last_look: float | None = None
 
+    def forget(self) -> None:
+        """Forget what was seen: nobody could make progress meanwhile."""
+        self._watches.clear()
+
     def look(self, running: Mapping[int, int], now: float) -> Hang | None:
         """Look once.
 
@@ -80,7 +84,7 @@ class Watchdog:
         used = session_usage(running.values())
         elapsed_s = now - self._last_look if self._last_look is not None else 0.0
         if elapsed_s > 3 * self.interval_s + 1.0:
-            self._watches.clear()  # the machine or msrun itself was asleep: nobody could have made progress
+            self.forget()  # the machine or msrun itself was asleep
         self._last_look = now
         records = {rank: self._board.read(rank) for rank in running}
         for rank, pid in running.items():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import selectors
 import signal
 import time
 from collections.abc import Callable, Mapping
 
+from msrun.agent.pause import stop_this_process
 from msrun.agent.processes.wait_status import signal_name
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.inbox import Inbox
@@ -61,6 +61,8 @@ class Agents:
         self._next_beat = 0.0
         self._turn = -1
         self._interrupts = 0
+        self.stop_self: Callable[[], None] = stop_this_process
+        """What Ctrl-Z does to this process."""
 
     def close(self) -> None:
         """Let all agents go, and wait a moment for them."""
@@ -188,14 +190,14 @@ class Agents:
             self.tell_all("signal", signum=signum)
 
     def _pause(self) -> None:
-        """Stop as Ctrl-Z wants, once the agents know why they will hear nothing; their part of the job goes on."""
+        """Stop as Ctrl-Z wants, once the agents know why they will hear nothing, and to stop their workers."""
         self.tell_all("pause")
         deadline = time.monotonic() + PAUSE_WAIT_S
         for link in self.links:
             link.beat(0.0)
         while any(link.has_unseen for link in self.links) and time.monotonic() < deadline:
             time.sleep(POLL_S)
-        os.kill(os.getpid(), signal.SIGSTOP)
+        self.stop_self()
         self.tell_all("resume")
 
 

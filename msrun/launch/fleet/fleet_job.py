@@ -6,6 +6,7 @@ a port for that.
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,6 +34,7 @@ from msrun.launch.job import JobResult
 from msrun.launch.job_display import JobDisplay
 from msrun.launch.preflight.fleet_checks import FAR_SKEW_S, describe_skew
 from msrun.launch.rank_table_file import write_rank_table
+from msrun.launch.terminal import UserTerminal
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.ranks import count_workers
 from msrun.planning.record_json import decode_record
@@ -59,12 +61,14 @@ class FleetRun:
         *,
         quiet: bool,
         earlier: Sequence[dict[str, int | float | str]] = (),
+        terminal: UserTerminal | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
             forwarded: variables that the hosts got from here.
             earlier: the attempts on other hosts, as `JobFailure` has them.
+            terminal: it, or standard input, belongs to a rank; closed by the caller.
         """
         self.attempts = list(earlier)
         """Those that are over, of other hosts and of these."""
@@ -95,6 +99,9 @@ class FleetRun:
         self._plan: LaunchPlan | None = None
         self._started_at = self._clock()
         self._display: JobDisplay | None = None
+        self._terminal = terminal
+        if terminal is not None:
+            agents.stop_self = terminal.stop_process
         self._ranks = ranks_of_hosts(spec)
         self._coordinator = Coordinator(job_id, self._ranks, RestartPolicy.of(spec), has_begun=spec.first_attempt > 0)
         self._observers = Observers([events], faults)
@@ -154,6 +161,8 @@ class FleetRun:
             "event": self._on_event,
             **dict.fromkeys(REPORTS, self._on_report),
             "result": self._on_result,
+            "shown": self._on_shown,
+            "taken": self._on_taken,
             "logs_end": lambda node, _: self._end_host(node),
             "broken": self._on_broken,
             "lost": self._on_lost,
@@ -199,7 +208,7 @@ class FleetRun:
             self._fail(UsageError(f"--log_dir {plan.log_dir}: cannot write {error.filename} ({error.strerror})"))
         except UsageError as error:
             self._fail(error)
-        self._display = JobDisplay(self._spec, plan, self._faults, quiet=self._quiet)
+        self._display = JobDisplay(self._spec, plan, self._faults, quiet=self._quiet, terminal=self._terminal)
         try:
             self._display.open_metrics()
         except UsageError as error:
@@ -212,6 +221,17 @@ class FleetRun:
 
     def _on_event(self, node_rank: int, message: Message) -> None:
         self._record.note(node_rank, str(message["moment"]), message["fields"])
+
+    def _terminal_of(self, node_rank: int) -> UserTerminal:
+        if self._terminal is None or self._spec.interactive_rank not in self._ranks[node_rank]:
+            raise ValueError("no rank of it has the terminal")
+        return self._terminal
+
+    def _on_shown(self, node_rank: int, message: Message) -> None:
+        self._terminal_of(node_rank).show(base64.b64decode(message["data"], validate=True))
+
+    def _on_taken(self, node_rank: int, message: Message) -> None:
+        self._terminal_of(node_rank).taken(int(message["count"]))
 
     def _on_report(self, node_rank: int, message: Message) -> None:
         orders = []

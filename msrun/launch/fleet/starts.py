@@ -21,12 +21,14 @@ from msrun.launch.directory.earlier_job import remove_earlier_job
 from msrun.launch.directory.lock import JobLock
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.failure import write_failure
+from msrun.launch.fleet.agents import Agents
 from msrun.launch.fleet.fleet_job import FleetRun
 from msrun.launch.fleet.fleet_plan import ranks_of_hosts
 from msrun.launch.fleet.log_collector import LogCollector, own_logs
 from msrun.launch.fleet.opener import HostOpener
 from msrun.launch.fleet.preparation import Preparation
 from msrun.launch.job import JobResult, new_job_id
+from msrun.launch.terminal import UserTerminal
 from msrun.planning.hosts.forwarded import forwarded_environment
 from msrun.planning.hosts.host_pool import MAX_FAILURES, HostPool
 from msrun.planning.plan import LaunchPlan
@@ -135,6 +137,7 @@ class JobStarts:
                 self._faults,
                 quiet=self._quiet,
                 earlier=self._earlier,
+                terminal=self._user_terminal(spec, agents, stack),
             )
             run.start(on_directory)
             result = run.finish(lambda lost: self._can_go_on(spec, lost, run.restarts))
@@ -147,7 +150,7 @@ class JobStarts:
 
     def _asked(self) -> LaunchSpec:
         """Return what is asked of the hosts of this start."""
-        spec, chosen = self._spec, self._pool.chosen
+        spec, chosen, rank = self._spec, self._pool.chosen, self._spec.interactive_rank
         worker_num = sum(entry.slots for entry in chosen)
         return replace(
             spec,
@@ -155,10 +158,19 @@ class JobStarts:
             spares=self._pool.waiting,
             worker_num=worker_num,
             tail_ranks=tuple(rank for rank in spec.tail_ranks if rank < worker_num),
+            interactive_rank=rank if rank is not None and rank < worker_num else None,
             max_restarts=spec.max_restarts - self._restarts,
             first_attempt=self._restarts,
             master_addr=spec.master_addr if chosen[0] == spec.host_entries[0] else NO_ADDRESS,
         )
+
+    def _user_terminal(self, spec: LaunchSpec, agents: Agents, stack: contextlib.ExitStack) -> UserTerminal | None:
+        rank = spec.interactive_rank
+        if rank is None:
+            return None
+        node = next(node for node, ranks in ranks_of_hosts(spec).items() if rank in ranks)
+        terminal = UserTerminal(rank, self._say, agents.links[node].send, has_terminal=spec.has_terminal)
+        return stack.enter_context(terminal)
 
     def _can_go_on(self, spec: LaunchSpec, lost: Mapping[int, str], restarts: int) -> bool:
         """Choose hosts for another start; False when there may be none."""

@@ -4,8 +4,10 @@ Messages (`remote.launcher_link` has those of the connection itself, `cluster.co
     launcher -> agent   job {HostJob}      listen {address, port}   reach {address, port}
                         plan and run {master_addr, master_port, use_shared, hosts, rank_table}
                         signal {signum}    pause {}    resume {}    bye {}
+                        input, input_end and window of `agent.processes.terminal`
     agent -> launcher   checked {report}   listening {port, error}   reached {result}
                         planned {host, notes, target, logs}    event {moment, fields}    log {...}
+                        shown {data in base64}    taken {count}
                         logs_end {}    result {failure, survivors}      error {text, exit_code, traceback}
                         fault {text, traceback}
 """
@@ -196,7 +198,7 @@ class Agent:
         control = Control(link.orders, link.pass_on, meeting, self._listener)
         home = "" if job.node_rank else str(job.spec.log_dir)  # the scheduler's of node 0 is the job's
         limit_s = STOPPED_SHARE * job.silence_s
-        part = AgentPart(display, link.obey, control, self._server, home, stopped_limit_s=limit_s)
+        part = AgentPart(display, link.obey, control, link, self._server, home, stopped_limit_s=limit_s)
         result = run_job(spec, self._caller, job_id=job.job_id, is_last=True, part=part)
         failure = encode_record(result.failure) if result.failure else None
         link.send("result", failure=failure, survivors=list(result.survivors))

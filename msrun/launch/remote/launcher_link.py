@@ -10,15 +10,18 @@ Messages without a number: beat {seen} both ways, attach {seen} and attached {se
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import queue
 import selectors
+import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
 
+from msrun.agent.processes.terminal import TERMINAL_SAYS
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.coordinator import ORDERS
 from msrun.cluster.inbox import Inbox
@@ -48,6 +51,8 @@ class LauncherLink(OwnThread):
         """Whether the other side has said what it has seen; until then only old messages are to be sent again."""
         self._outbox = Inbox()
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.said = Inbox()
+        """What the user's terminal says, for the rank that it belongs to: with `show` and `taken` a `UserEnd`."""
         self.orders = Inbox()
         """What the coordinator says, for the job; `lost` when no launcher has come in time."""
         self._ledger = Ledger()
@@ -78,6 +83,14 @@ class LauncherLink(OwnThread):
     def pass_on(self, message: Message) -> None:
         """Tell the launcher what the job says."""
         self._outbox.post(message)
+
+    def show(self, data: bytes) -> None:
+        """Have the user see what a rank has written to its terminal."""
+        self.send("shown", data=base64.b64encode(data).decode("ascii"))
+
+    def taken(self, count: int) -> None:
+        """So many bytes of input have reached the rank."""
+        self.send("taken", count=count)
 
     def wait(self, timeout_s: float | None = None) -> Message | None:
         """Return the launcher's next wish; None after the time, or when there is no launcher any more."""
@@ -123,6 +136,7 @@ class LauncherLink(OwnThread):
         self.join(CLOSE_S + 1.0)
         if not self.is_alive():
             self.orders.close()
+            self.said.close()
             self._outbox.close()
 
     @property
@@ -258,8 +272,11 @@ class LauncherLink(OwnThread):
             self._signal(int(message["signum"]))
         elif message["type"] in ORDERS:
             self.orders.post(message)
+        elif message["type"] in TERMINAL_SAYS:
+            self.said.post(message)
         elif message["type"] in ("pause", "resume"):
             self._is_paused = message["type"] == "pause"
+            self._signal(signal.SIGTSTP if self._is_paused else signal.SIGCONT)
         else:
             self._inbox.put(message)
 

@@ -213,15 +213,15 @@ def test_launcher_that_is_told_three_times_to_terminate_still_waits(two: TwoAgen
     assert not two.agents.is_abandoned
 
 
-def test_launcher_stops_itself_once_its_agents_know_why(two: TwoAgents, monkeypatch: pytest.MonkeyPatch) -> None:
-    stopped: list[tuple[int, bool]] = []
-    monkeypatch.setattr(module.os, "kill", lambda pid, signum: stopped.append((signum, two.links[1].has_unseen)))
+def test_launcher_stops_itself_once_its_agents_know_why(two: TwoAgents) -> None:
+    stopped: list[bool] = []
+    two.agents.stop_self = lambda: stopped.append(two.links[1].has_unseen)
     two.links[1].has_unseen = True
     threading.Timer(0.05, lambda: setattr(two.links[1], "has_unseen", False)).start()
     two.signals.put(signal.SIGTSTP)
     two.post()
     assert two.hear()
-    assert stopped == [(signal.SIGSTOP, False)], "not before all have heard of it"
+    assert stopped == [False], "not before all have heard of it"
     assert [message["type"] for message in two.told(0)] == ["pause", "resume"]
     done = [done if isinstance(done, str) else done["type"] for done in two.links[0].done]
     assert done[:5] == ["start", "pause", "beat", "resume", "beat"]
@@ -232,14 +232,14 @@ def test_launcher_stops_itself_once_its_agents_know_why(two: TwoAgents, monkeypa
 def test_launcher_is_stopped_all_the_same_where_an_agent_does_not_answer(
     two: TwoAgents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stopped: list[int] = []
+    stopped: list[bool] = []
     monkeypatch.setattr(module, "PAUSE_WAIT_S", 0.05)
-    monkeypatch.setattr(module.os, "kill", lambda pid, signum: stopped.append(signum))
+    two.agents.stop_self = lambda: stopped.append(True)
     two.links[0].has_unseen = True
     two.signals.put(signal.SIGTSTP)
     two.post()
     assert two.hear()
-    assert stopped == [signal.SIGSTOP]
+    assert stopped == [True]
 
 
 def test_all_agents_are_let_go_and_waited_for_at_the_end(two: TwoAgents) -> None:

@@ -1,0 +1,233 @@
+"""The standard input of one rank, of --interactive, seen from the agent: a pseudo-terminal of its own, or a pipe.
+
+With a terminal the rank has it as stdin, stdout and stderr, and as the controlling terminal of its session; what it
+writes goes to the user as it comes, and into its log, where a line ends with \\n alone. Each start of the rank gets a
+new terminal: the end of a session hangs the old one up.
+
+What the user's end says, as messages: input {data in base64}, input_end {}, window {rows, columns}.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import fcntl
+import os
+import selectors
+import struct
+import termios
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from msrun.agent.logs.rotated_log import LogRotation, RotatedLog
+from msrun.agent.processes.process_spec import ProcessSpec
+from msrun.cluster.inbox import Inbox
+from msrun.cluster.messages import Message
+
+TERMINAL_SAYS = frozenset({"input", "input_end", "window"})
+"""The types of messages from the user's end."""
+READ_BYTES = 1 << 16
+NO_ROTATION = LogRotation(1 << 62, 1)
+STANDARD_INPUT = 0
+
+
+class UserEnd(Protocol):
+    """Whoever is at the other side of the rank's terminal or pipe."""
+
+    said: Inbox
+    """What it says."""
+
+    def show(self, data: bytes) -> None:
+        """The rank has written this to its terminal."""
+
+    def taken(self, count: int) -> None:
+        """So many bytes of input are no longer waiting here."""
+
+
+class RankTerminal:
+    """Terminal or standard input of one rank. Owned by the agent's event loop; `close` it in the end."""
+
+    def __init__(
+        self,
+        global_rank: int,
+        log_path: str,
+        rotation: LogRotation | None,
+        user: UserEnd | None,
+        *,
+        has_terminal: bool,
+        on_lost: Callable[[int, str, int], None] = lambda _rank, _reason, _count: None,
+    ) -> None:
+        """
+        Args:
+            rotation: None = the log is not rotated.
+            user: None = the rank reads this process's own standard input.
+            has_terminal: whether the user has one; else the rank gets a pipe, and writes to its log as others do.
+            on_lost: told when the log is not complete: rank, reason, bytes.
+        """
+        self.global_rank = global_rank
+        self._log_path = log_path
+        self._rotation = rotation or NO_ROTATION
+        self._user = user
+        self._has_terminal = has_terminal
+        self._on_lost = on_lost
+        self._selector: selectors.BaseSelector | None = None
+        self._slave = -1
+        self._sink = -1
+        """What input is written to: the master of the terminal, or a pipe."""
+        self._held = b""
+        """The end of what was written: a \\r that may belong to a \\n."""
+        self._log: RotatedLog | None = None
+        self._unsent = bytearray()
+        self._window = (0, 0)
+        self._has_ended_input = False
+        self.stdin_fd = -1
+        """What is to be stdin of the rank at each of its starts; -1 = its terminal is."""
+        if user is None:
+            self.stdin_fd = STANDARD_INPUT
+        elif not has_terminal:
+            self.stdin_fd, self._sink = os.pipe()
+            os.set_blocking(self._sink, False)
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        """Be called by the loop of this selector: the data of each key is what to call."""
+        self._selector = selector
+        if self._user is not None:
+            selector.register(self._user.said, selectors.EVENT_READ, self._on_said)
+
+    def given_to(self, specs: Sequence[ProcessSpec]) -> list[ProcessSpec]:
+        """Return the processes that are to be started, the rank with its terminal or input.
+
+        Raises:
+            OSError: no terminal can be made.
+        """
+        more = {"terminal": self._open()} if self._has_terminal else {"has_stdin": True}
+        return [replace(spec, **more) if spec.process_id == self.global_rank else spec for spec in specs]
+
+    def end_attempt(self) -> None:
+        """The rank has ended: take what it has written last."""
+        if self._slave < 0:
+            return
+        os.close(self._slave)
+        self._slave = -1
+        while self._copy():
+            pass
+        self._close_terminal()
+
+    def close(self) -> None:
+        """Give up everything."""
+        self.end_attempt()
+        self._close_sink()
+        self.close_stdin()
+
+    def close_stdin(self) -> None:
+        """The fork server has what is to be the rank's stdin."""
+        if self.stdin_fd > STANDARD_INPUT:
+            os.close(self.stdin_fd)
+            self.stdin_fd = -1
+
+    # -- input --------------------------------------------------------------------------------------------------------
+
+    def _on_said(self) -> None:
+        assert self._user is not None
+        for message in self._user.said.take():
+            self._heed(message)
+        self._feed()
+
+    def _heed(self, message: Message) -> None:
+        if message["type"] == "input":
+            self._unsent += base64.b64decode(message["data"])
+        elif message["type"] == "window":
+            self._window = (int(message["rows"]), int(message["columns"]))
+            self._resize()
+        elif not self._has_terminal:
+            self._has_ended_input = True
+
+    def _feed(self) -> None:
+        """Pass on what the rank's terminal or pipe has room for."""
+        while self._unsent and self._sink >= 0:
+            try:
+                count = os.write(self._sink, self._unsent)
+            except BlockingIOError:
+                break
+            except OSError:  # its terminal is gone
+                count = len(self._unsent)
+            self._note_taken(count)
+        if self._sink < 0 and self._has_terminal:  # the rank has ended: what is typed now is for nobody
+            self._note_taken(len(self._unsent))
+        if self._has_ended_input and not self._unsent:
+            self._close_sink()
+        else:
+            self._watch_sink()
+
+    def _note_taken(self, count: int) -> None:
+        del self._unsent[:count]
+        if self._user is not None and count:
+            self._user.taken(count)
+
+    def _watch_sink(self) -> None:
+        if self._sink < 0 or self._selector is None:
+            return
+        events = selectors.EVENT_READ if self._has_terminal else 0
+        events |= selectors.EVENT_WRITE if self._unsent else 0
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(self._sink)
+        if events:
+            self._selector.register(self._sink, events, self._on_sink)
+
+    def _on_sink(self) -> None:
+        if self._has_terminal:
+            self._copy()
+        self._feed()
+
+    def _close_sink(self) -> None:
+        if self._sink >= 0:
+            if self._selector is not None:
+                with contextlib.suppress(KeyError):
+                    self._selector.unregister(self._sink)
+            os.close(self._sink)
+            self._sink = -1
+
+    # -- the terminal -------------------------------------------------------------------------------------------------
+
+    def _open(self) -> str:
+        self.end_attempt()
+        self._log = RotatedLog(self._log_path, self._rotation)
+        self._sink, self._slave = os.openpty()
+        os.set_blocking(self._sink, False)
+        self._resize()
+        self._feed()
+        return os.ttyname(self._slave)
+
+    def _resize(self) -> None:
+        if self._sink >= 0 and any(self._window):
+            fcntl.ioctl(self._sink, termios.TIOCSWINSZ, struct.pack("HHHH", *self._window, 0, 0))
+
+    def _copy(self) -> bool:
+        """Copy a piece of what the rank has written; False when there is none."""
+        try:
+            data = os.read(self._sink, READ_BYTES)
+        except OSError:  # nothing is there now, or never will be
+            return False
+        if data and self._user is not None:
+            self._user.show(data)
+        self._keep(data)
+        return bool(data)
+
+    def _keep(self, data: bytes) -> None:
+        data = self._held + data
+        self._held = b"\r" if data.endswith(b"\r") else b""
+        text = bytearray(data[: len(data) - len(self._held)].replace(b"\r\n", b"\n"))
+        if self._log is not None:
+            self._log.write(text, len(text))
+
+    def _close_terminal(self) -> None:
+        self._close_sink()
+        self._note_taken(len(self._unsent))
+        if self._log is not None:
+            held, self._held = bytearray(self._held), b""
+            self._log.write(held, len(held))
+            self._log.close()
+            if self._log.fault:
+                self._on_lost(self.global_rank, self._log.fault, self._log.lost_bytes)
+            self._log = None

@@ -1,0 +1,27 @@
+"""Evidence of a worker that wanted to read from its user: a debugger or input() without a terminal."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+LOOK_BYTES = 4096
+_NO_INPUT = re.compile(rb"^(?:bdb\.BdbQuit|EOFError: EOF when reading a line)\s*\Z", re.MULTILINE)
+
+
+def explain_no_input(log: str, global_rank: int, has_input: bool) -> str:
+    """Return that a rank whose log ends so has no standard input, for the failure report; empty when that is not why.
+
+    Args:
+        has_input: the user's standard input belongs to it.
+    """
+    if has_input:
+        return ""
+    try:
+        with Path(log).open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - LOOK_BYTES))
+            end = file.read(LOOK_BYTES)
+    except OSError:
+        return ""
+    return f"its standard input is empty: --interactive={global_rank} gives it yours" if _NO_INPUT.search(end) else ""

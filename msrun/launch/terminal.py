@@ -1,0 +1,259 @@
+"""The user's end of --interactive: msrun's own terminal or standard input, which belongs to one rank while that runs.
+
+A terminal is in raw mode meanwhile: every key goes to the rank, whose own terminal makes SIGINT of Ctrl-C. The way out
+is that of `machinectl`: Ctrl-] three times within a second. The mode comes back with the rank's end, when the job is
+ended in any way, and while msrun is stopped.
+
+A thread reads, as a file cannot be waited for in a selector, and sends at most WINDOW_BYTES ahead of the rank.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import select
+import signal
+import stat
+import termios
+import threading
+import time
+import tty
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any, Self
+
+from msrun.agent.pause import stop_this_process
+from msrun.cluster.inbox import Inbox
+from msrun.cluster.membership import Membership
+from msrun.cluster.own_thread import OwnThread
+from msrun.launch import output
+
+STANDARD_INPUT = 0
+WINDOW_BYTES = 1 << 16
+WAY_OUT = 0x1D
+"""Ctrl-]"""
+WAY_OUT_PRESSES = 3
+WAY_OUT_S = 1.0
+
+
+class WayOut:
+    """Finds Ctrl-] three times within a second in what is typed."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._presses: list[float] = []
+
+    def is_in(self, data: bytes) -> bool:
+        """Return whether these keys, after those before, are the way out."""
+        now = self._clock()
+        for key in data:
+            self._presses = [*self._presses, now][-WAY_OUT_PRESSES:] if key == WAY_OUT else []
+            if len(self._presses) == WAY_OUT_PRESSES and now - self._presses[0] <= WAY_OUT_S:
+                self._presses = []
+                return True
+        return False
+
+
+class UserTerminal:
+    """Gives msrun's standard input to a rank from its start to its end. An Observer, and a context.
+
+    Owned by the main thread.
+    """
+
+    tick_s: float | None = None
+
+    def __init__(
+        self,
+        global_rank: int,
+        say: Callable[[str], None],
+        send: Callable[..., None] | None = None,
+        *,
+        has_terminal: bool,
+    ) -> None:
+        """
+        Args:
+            say: prints a line of msrun's own.
+            send: takes a message for the rank's end, `agent.processes.terminal`, from any thread; None = the rank runs
+                on this host, and what is said lies in `said`.
+            has_terminal: whether standard input is one.
+        """
+        self._rank = global_rank
+        self._say = say
+        self.said = Inbox()
+        self._send = send or (lambda kind, **fields: self.said.post({"type": kind, **fields}))
+        self._has_terminal = has_terminal
+        self._saved: list[Any] | None = None
+        """The terminal's mode, while it is another one."""
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._ahead_bytes = 0
+        """Sent, and not taken by the rank yet."""
+        self._is_ending = self._has_ended_input = False
+        self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._old_handler: Any = None
+        self._size: os.terminal_size | None = None
+        """As the rank's end knows it."""
+
+    def __enter__(self) -> Self:
+        if self._has_terminal:
+            self._old_handler = signal.signal(signal.SIGWINCH, self._on_new_size)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+        if self._has_terminal:
+            signal.signal(signal.SIGWINCH, self._old_handler)
+        self.said.close()
+        os.close(self._wake_reader)
+        os.close(self._wake_writer)
+
+    # -- for the job --------------------------------------------------------------------------------------------------
+
+    def note(self, kind: str, fields: Mapping[str, Any]) -> None:
+        """Begin and end with the rank."""
+        if kind == "started" and fields["global_rank"] == self._rank:
+            self._begin()
+        elif kind in ("stopping", "restarting", "over") or (kind == "exited" and fields["global_rank"] == self._rank):
+            self._end()
+
+    def tick(self, membership: Membership) -> None:
+        """Nothing regular to do."""
+
+    def show(self, data: bytes) -> None:
+        """Write what the rank has written, byte for byte."""
+        output.write(output.STDOUT, data)
+
+    def taken(self, count: int) -> None:
+        """So many bytes of input have reached the rank."""
+        with self._lock:
+            self._ahead_bytes -= count
+        self._wake()
+
+    def stop_process(self) -> None:
+        """Stop as Ctrl-Z wants, with the terminal as the shell wants it."""
+        is_raw = self._saved is not None
+        self._restore()
+        stop_this_process()
+        if is_raw:
+            self._make_raw()
+            self._wake()
+
+    # -- begin and end ------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        if self._thread is not None or self._has_ended_input:
+            return
+        if self._has_terminal:
+            self._say(
+                f"the terminal belongs to rank {self._rank}: Ctrl-C is its SIGINT; Ctrl-] three times within a second "
+                "ends the job"
+            )
+            output.is_idle(output.STDERR, time.monotonic() + output.STALL_S)  # lines before this end as others do
+            self._make_raw()
+        self._is_ending = False
+        self._thread = OwnThread("msrun-input", self._pump, self._on_fault)
+        self._thread.start()
+
+    def _end(self) -> None:
+        if self._thread is not None:
+            self._is_ending = True
+            self._wake()
+            self._thread.join()
+            self._thread = None
+        self._restore()
+
+    def _make_raw(self) -> None:
+        self._saved = termios.tcgetattr(STANDARD_INPUT)
+        tty.setraw(STANDARD_INPUT, termios.TCSANOW)
+        output.set_line_end("\r\n" if os.isatty(output.STDERR) else "\n")
+
+    def _restore(self) -> None:
+        if self._saved is not None:
+            with contextlib.suppress(termios.error):  # it has been closed
+                termios.tcsetattr(STANDARD_INPUT, termios.TCSANOW, self._saved)
+            self._saved = None
+            output.set_line_end("\n")
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_writer, b"!")
+
+    def _on_new_size(self, _signum: int, _frame: FrameType | None) -> None:
+        self._wake()  # the thread sends it: here, a lock of its way may be held
+
+    # -- the thread ---------------------------------------------------------------------------------------------------
+
+    def _on_fault(self, error: BaseException) -> None:
+        """End the job: the user could not get out any more."""
+        self._say(f"standard input cannot be read ({type(error).__name__}: {error}), so the job is ended")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def _pump(self) -> None:
+        way_out = WayOut()
+        while not self._is_ending:
+            if self._has_terminal:
+                self._send_size()
+            if not self._is_input_there():
+                continue
+            try:
+                data = os.read(STANDARD_INPUT, WINDOW_BYTES - self._ahead_bytes)
+            except OSError:  # its terminal is gone: SIGHUP says so, too
+                data = b""
+            if not data:
+                self._has_ended_input = True
+                self._send("input_end")
+                return
+            with self._lock:
+                self._ahead_bytes += len(data)
+            self._send("input", data=base64.b64encode(data).decode("ascii"))
+            if self._has_terminal and way_out.is_in(data):
+                os.kill(os.getpid(), signal.SIGINT)
+
+    def _send_size(self) -> None:
+        with contextlib.suppress(OSError):  # its terminal is gone
+            size = os.get_terminal_size(STANDARD_INPUT)
+            if size != self._size:
+                self._size = size
+                self._send("window", rows=size.lines, columns=size.columns)
+
+    def _is_input_there(self) -> bool:
+        """Wait for input, as far as the rank has room for it, or to be woken."""
+        waiting = select.poll()
+        waiting.register(self._wake_reader, select.POLLIN)
+        if self._ahead_bytes < WINDOW_BYTES:
+            waiting.register(STANDARD_INPUT, select.POLLIN)
+        ready = [descriptor for descriptor, _ in waiting.poll()]
+        if self._wake_reader in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wake_reader, 4096)
+        return STANDARD_INPUT in ready and not self._is_ending
+
+
+def describe_unread_input() -> str:
+    """Return that standard input holds data that nobody will read; empty where it does not, or that is not known.
+
+    A pipe counts when data is there now, a file when it has more to read: the idle pipe or the file of a service, of
+    cron or CI, is no mistake.
+    """
+    try:
+        found = os.fstat(STANDARD_INPUT)
+        if stat.S_ISREG(found.st_mode):
+            is_there = os.lseek(STANDARD_INPUT, 0, os.SEEK_CUR) < found.st_size
+        elif stat.S_ISFIFO(found.st_mode):
+            waiting = select.poll()
+            waiting.register(STANDARD_INPUT, select.POLLIN)
+            is_there = any(events & select.POLLIN for _, events in waiting.poll(0))
+        else:
+            return ""
+    except OSError:
+        return ""
+    return "standard input is not read: --interactive gives it to rank 0" if is_there else ""
+
+
+def is_in_background() -> bool:
+    """Return whether standard input is the terminal of this process's session, and other processes have it now."""
+    try:
+        return os.tcgetpgrp(STANDARD_INPUT) != os.getpgrp()
+    except OSError:
+        return False

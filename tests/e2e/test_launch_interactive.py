@@ -1,0 +1,275 @@
+"""--interactive: the terminal and the standard input of msrun belong to one rank."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from job_runner import JobRunner, wait_until
+from terminal import Terminal
+
+DEBUGGED = """
+import os
+x = 1
+if os.environ["RANK"] == "{rank}":
+    breakpoint()
+print("rank", os.environ["RANK"], "ends")
+"""
+DEBUGGED_BY_TORCH = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+x = 1
+dist.breakpoint(0)
+dist.barrier()
+dist.destroy_process_group()
+"""
+ASKING = """
+import os, sys, time
+if os.environ["RANK"] == "0":
+    try:
+        print("ready", flush=True)
+        print("got", input("? "))
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+SIZED = """
+import os, signal, time
+signal.signal(signal.SIGWINCH, lambda *_: print("now", *os.get_terminal_size(), flush=True))
+print("ready", flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.01)
+"""
+READING = """
+import hashlib, os, sys
+data = sys.stdin.buffer.read()
+print(os.environ["RANK"], len(data), hashlib.sha256(data).hexdigest())
+"""
+FAILING_ONCE = """
+import os, sys
+attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+print("got", input(f"attempt {attempt}? "), flush=True)
+sys.exit(0 if attempt == "1" else 5)
+"""
+NOTICE = "msrun: standard input is not read: --interactive gives it to rank 0"
+
+OnTerminal = Callable[..., Terminal]
+
+
+@pytest.fixture
+def on_terminal(msrun: JobRunner, tmp_path: Path) -> Iterator[OnTerminal]:
+    started: list[Terminal] = []
+
+    def start(text: str, *words: str) -> Terminal:
+        (tmp_path / "train.py").write_text(text)
+        started.append(Terminal(msrun, tmp_path, *words, "train.py"))
+        return started[-1]
+
+    yield start
+    for terminal in started:
+        terminal.close()
+
+
+def run_with(msrun: JobRunner, folder: Path, stdin: object, *words: str, **settings: object) -> tuple[int, bytes, str]:
+    """Run msrun with this standard input; returns exit status, stdout and stderr."""
+    words = (sys.executable, "-m", "msrun", *words)
+    settings = {"cwd": folder, "env": msrun.environ({}), "capture_output": True, "timeout": 60, **settings}
+    done = subprocess.run(words, **({"stdin": stdin} if stdin is not None else {}), check=False, **settings)  # type: ignore[call-overload]
+    return done.returncode, done.stdout, done.stderr.decode()
+
+
+def test_breakpoint_prompts_and_obeys(on_terminal: OnTerminal, tmp_path: Path) -> None:
+    terminal = on_terminal(DEBUGGED.format(rank=0), "--worker_num=2", "--interactive")
+    terminal.read_until(b"(Pdb) ")
+    assert terminal.is_raw
+    terminal.type(b"p x+41\n")
+    terminal.read_until(b"\r\n42\r\n")
+    terminal.type(b"c\n")
+    assert terminal.finish() == 0
+    assert b"rank 0 ends\r\n" in terminal.text
+    assert b"running" not in terminal.text, "no live line"
+    assert b"(Pdb) p x+41\n42\n" in (tmp_path / "log_output" / "worker_0.log").read_bytes()
+    assert not terminal.is_raw
+
+
+@pytest.mark.slow
+def test_breakpoint_of_torch_prompts_while_the_other_ranks_wait(on_terminal: OnTerminal) -> None:
+    terminal = on_terminal(DEBUGGED_BY_TORCH, "--worker_num=2", "--interactive")
+    terminal.read_until(b"(Pdb) ")
+    assert b"ends the job\r\n\r\n" in terminal.text, "no line of ours begins in the middle"
+    terminal.type(b"up\n")
+    terminal.read_until(b"-> dist.breakpoint(0)\r\n(Pdb) ")
+    terminal.type(b"p x+41\n")
+    terminal.read_until(b"42\r\n")
+    terminal.type(b"c\n")
+    assert terminal.finish() == 0
+
+
+def test_control_c_is_the_ranks(on_terminal: OnTerminal) -> None:
+    terminal = on_terminal(ASKING, "--worker_num=2", "--interactive")
+    terminal.read_until(b"? ")
+    terminal.type(b"\x03")
+    assert terminal.finish() == 0
+    assert b"interrupted" in terminal.text
+
+
+@pytest.mark.parametrize("way", ["keys", "SIGTERM"])
+def test_the_terminal_comes_back_when_the_job_is_ended(on_terminal: OnTerminal, way: str) -> None:
+    terminal = on_terminal(ASKING, "--worker_num=2", "--interactive", "--grace=0")
+    terminal.read_until(b"? ")
+    assert terminal.is_raw
+    if way == "keys":
+        terminal.type(b"\x1d\x1d\x1d")
+    else:
+        terminal.process.send_signal(signal.SIGTERM)
+    assert terminal.finish() == (130 if way == "keys" else 143)
+    assert not terminal.is_raw
+    assert b"\nmsrun: error: stopped by SIG" in terminal.text
+
+
+def test_the_terminal_comes_back_while_the_job_is_paused(on_terminal: OnTerminal) -> None:
+    terminal = on_terminal(ASKING, "--worker_num=2", "--interactive")
+    terminal.read_until(b"? ")
+    terminal.process.send_signal(signal.SIGTSTP)
+    wait_until(lambda: not terminal.is_raw, "the shell has its terminal")
+    terminal.process.send_signal(signal.SIGCONT)
+    wait_until(lambda: terminal.is_raw, "the rank has it again")
+    terminal.type(b"words\n")
+    assert terminal.finish() == 0
+    assert b"got words" in terminal.text
+
+
+def test_the_rank_knows_the_size_of_the_terminal(on_terminal: OnTerminal, tmp_path: Path) -> None:
+    terminal = on_terminal(SIZED, "--worker_num=1", "--interactive")
+    terminal.read_until(b"ready")
+    terminal.resize(30, 100)
+    terminal.read_until(b"now 100 30")
+    (tmp_path / "go").touch()
+    assert terminal.finish() == 0
+
+
+@pytest.mark.slow
+def test_nobody_is_impatient_with_a_user(on_terminal: OnTerminal) -> None:
+    terminal = on_terminal(ASKING, "--worker_num=1", "--interactive", "--hang_time_out=0.5")
+    terminal.read_until(b"? ")
+    asked_at = time.monotonic()
+    wait_until(lambda: time.monotonic() - asked_at > 2.0, "longer than the limit")
+    terminal.type(b"late\n")
+    assert terminal.finish() == 0
+    assert b"got late" in terminal.text
+
+
+def test_a_rank_that_starts_again_has_a_terminal_again(on_terminal: OnTerminal, tmp_path: Path) -> None:
+    terminal = on_terminal(FAILING_ONCE, "--worker_num=1", "--interactive", "--max_restarts=1")
+    terminal.read_until(b"attempt 0? ")
+    terminal.type(b"one\n")
+    terminal.read_until(b"attempt 1? ")
+    terminal.type(b"two\n")
+    assert terminal.finish() == 0
+    assert b"got one" in (tmp_path / "log_output" / "worker_0.attempt_0.log").read_bytes()
+    assert b"got two" in (tmp_path / "log_output" / "worker_0.log").read_bytes()
+
+
+def test_logs_of_an_interactive_rank_are_rotated(on_terminal: OnTerminal, tmp_path: Path) -> None:
+    terminal = on_terminal("for i in range(3000): print(i)", "--worker_num=2", "--interactive", "--log_max_bytes=4K")
+    assert terminal.finish() == 0
+    for rank in range(2):
+        newest = (tmp_path / "log_output" / f"worker_{rank}.log").read_bytes()
+        assert newest.endswith(b"2998\n2999\n") and len(newest) <= 4096
+        assert (tmp_path / "log_output" / f"worker_{rank}.log.1").exists()
+
+
+@pytest.mark.slow
+def test_a_rank_on_another_host_has_the_terminal(on_terminal: OnTerminal, tmp_path: Path) -> None:
+    terminal = on_terminal(DEBUGGED.format(rank=1), "--rehearse=2x1", "--interactive=1")
+    terminal.read_until(b"(Pdb) ")
+    terminal.type(b"p x+41\n")
+    terminal.read_until(b"\r\n42\r\n")
+    terminal.type(b"p __import__('os').get_terminal_size()\nc\n")
+    assert terminal.finish() == 0
+    assert b"(Pdb) p x+41\n42\n" in (tmp_path / "log_output" / "worker_1.log").read_bytes()
+    assert not terminal.is_raw
+
+
+@pytest.mark.parametrize("kind", ["pipe", "file"])
+def test_standard_input_reaches_the_rank(msrun: JobRunner, tmp_path: Path, kind: str) -> None:
+    (tmp_path / "train.py").write_text(READING)
+    data = os.urandom(1 << 20)
+    (tmp_path / "data").write_bytes(data)
+    with (tmp_path / "data").open("rb") as file:
+        given = {"stdin": file} if kind == "file" else {"stdin": None, "input": data}
+        code, _, stderr = run_with(
+            msrun, tmp_path, given.pop("stdin"), "--worker_num=2", "--interactive=1", "train.py", **given
+        )
+    assert code == 0, stderr
+    logs = [(tmp_path / "log_output" / f"worker_{rank}.log").read_text().split() for rank in range(2)]
+    assert logs[1] == ["1", str(len(data)), hashlib.sha256(data).hexdigest()]
+    assert logs[0][:2] == ["0", "0"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["pipe", "file"])
+def test_standard_input_reaches_a_rank_on_another_host(msrun: JobRunner, tmp_path: Path, kind: str) -> None:
+    (tmp_path / "train.py").write_text(READING)
+    data = os.urandom(1 << 20)
+    (tmp_path / "data").write_bytes(data)
+    words = ("--rehearse=2x1", "--interactive=1", "train.py")
+    with (tmp_path / "data").open("rb") as file:
+        given = {"stdin": file} if kind == "file" else {"stdin": None, "input": data}
+        code, stdout, stderr = run_with(msrun, tmp_path, given.pop("stdin"), *words, **given)
+    assert code == 0, stderr
+    assert stdout.split()[-3:] == [b"1", b"%d" % len(data), hashlib.sha256(data).hexdigest().encode()]
+
+
+def test_standard_input_that_nobody_reads_is_said(msrun: JobRunner, tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("words\n")
+    with (tmp_path / "data").open() as file:
+        assert NOTICE in run_with(msrun, tmp_path, file, "--worker_num=1", "true")[2]
+    reader, writer = os.pipe()
+    try:
+        assert NOTICE not in run_with(msrun, tmp_path, reader, "--worker_num=1", "true")[2], (
+            "an idle pipe is no mistake"
+        )
+        os.write(writer, b"words\n")
+        assert NOTICE in run_with(msrun, tmp_path, reader, "--worker_num=1", "true")[2]
+    finally:
+        os.close(reader)
+        os.close(writer)
+    assert NOTICE not in run_with(msrun, tmp_path, subprocess.DEVNULL, "--worker_num=1", "true")[2]
+
+
+@pytest.mark.parametrize("statement", ["breakpoint()", "input()"])
+def test_the_report_of_a_rank_that_wanted_input_says_how(msrun: JobRunner, tmp_path: Path, statement: str) -> None:
+    (tmp_path / "train.py").write_text(f"{statement}\nprint()\n")
+    job = msrun.run("--worker_num=1", "train.py", cwd=tmp_path)
+    assert job.code == 1
+    assert "its standard input is empty: --interactive=0 gives it yours" in job.errors[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--worker_num=2", "--interactive=2"], "--interactive=2: no such rank; the ranks of this job are 0 to 1"),
+        (["--worker_num=2", "--interactive=one"], "--interactive: 'one': give the number of a rank"),
+        (["--worker_num=2", "--interactive", "--join=False"], "--interactive=0 and --join=False: "),
+        (
+            ["--worker_num=2", "--local_worker_num=1", "--master_addr=10.0.0.1", "--interactive"],
+            "--interactive=0: not where msrun is started on each host",
+        ),
+    ],
+)
+def test_what_cannot_be_interactive_is_refused(msrun: JobRunner, tmp_path: Path, words: list[str], text: str) -> None:
+    job = msrun.run(*words, "true", cwd=tmp_path)
+    assert job.code == 2
+    assert text in job.errors[0]
+
+
+def test_interactive_may_be_overruled(msrun: JobRunner, tmp_path: Path) -> None:
+    job = msrun.run("--worker_num=1", "--interactive=False", "--dry_run=json", "true", cwd=tmp_path)
+    assert job.code == 0 and b"interactive_rank" not in job.stdout

@@ -214,9 +214,7 @@ class GoodEnds:
         home = self.scripts.place(f"ends, {how}", HABITS / "each_rank_another.py", *(ENDS / f"{n}.py" for n in names))
         words = (home / "each_rank_another.py", *(home / f"{name}.py" for name in names))
         if how == "python":
-            outcomes = [
-                self.scripts.python(home, *words, env={"RANK": str(rank)}) for rank in range(len(names))
-            ]
+            outcomes = [self.scripts.python(home, *words, env={"RANK": str(rank)}) for rank in range(len(names))]
         else:
             outcomes = self.scripts.msrun(how, home, *words, world_size=len(names))
         return {name: own_files(outcome, name) for name, outcome in zip(names, outcomes, strict=True)}

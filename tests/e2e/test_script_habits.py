@@ -9,17 +9,22 @@ What is different by design is asserted here and stands in docs/how-to/from_torc
 from __future__ import annotations
 
 import json
+import os
 import re
+import resource
 import shutil
+import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from job_runner import JobRunner
+from job_runner import REPOSITORY, JobRunner
 
 HABITS = Path(__file__).parents[1] / "workers" / "habits"
 SET_BY_MSRUN = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": "1"}
@@ -52,7 +57,13 @@ class Scripts:
             shutil.copy(program, home)
         return home
 
-    def python(self, home: Path, *words: str | Path, env: dict[str, str] | None = None) -> Outcome:
+    def python(
+        self,
+        home: Path,
+        *words: str | Path,
+        env: dict[str, str] | None = None,
+        hand_on: Callable[[], object] | None = None,
+    ) -> Outcome:
         log = home / "log"
         with log.open("wb") as output, open("/dev/null", "rb") as null:
             ended = subprocess.run(
@@ -63,12 +74,19 @@ class Scripts:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=hand_on,
             )
         status = 128 - ended.returncode if ended.returncode < 0 else ended.returncode
         return Outcome(status, readable(log.read_bytes(), home), files_of(home / "work"))
 
     def msrun(
-        self, start: str, home: Path, *words: str | Path, world_size: int = 1, env: dict[str, str] | None = None
+        self,
+        start: str,
+        home: Path,
+        *words: str | Path,
+        world_size: int = 1,
+        env: dict[str, str] | None = None,
+        hand_on: Callable[[], object] | None = None,
     ) -> list[Outcome]:
         """Return what is left of each rank; the files are all ranks'."""
         options = ("--start_method", start) if start != "warm" else ()
@@ -81,6 +99,7 @@ class Scripts:
             cwd=home / "work",
             env={"OMP_NUM_THREADS": "1", **(self.runner.warm() if start == "warm" else {}), **(env or {})},
             log_dir="../logs",
+            hand_on=hand_on,
         )
         files = files_of(home / "work")
         logs = [home / "logs" / f"worker_{rank}.log" for rank in range(world_size)]
@@ -239,6 +258,7 @@ ENDS_THAT_DIFFER = {
     "atexit_sees_the_threads": "a thread of msrun's, msrun-end, is there",
     "faulthandler_dump": "frames of msrun are below the script's",
     "file_held_by_a_module_is_written": "the file stays empty",
+    "finalizer_of_a_global_writes": "the file is finalized first, and stays empty: CPython collects before modules go",
     "logging_last_resort": "frames of msrun are below the script's",
     "print_mixed_with_write": "what has no newline yet is written late",
     "print_without_newline": "what has no newline yet is written late",
@@ -269,15 +289,17 @@ def test_a_program_that_ends_well_leaves_what_it_leaves_under_python(good_ends: 
 
 # Programs alone, as they are
 
-FAST_ALONE = ("exit_3", "excepthook_exits", "dies_by_sigsegv", "keyboard_interrupt", "uncaught_error", "exit_text")
-FAILS = HABITS / "fails"
-BAD_ENDS = sorted(path.stem for path in FAILS.glob("*.py"))
-CRASHES = {
-    name: "frames of msrun are below the script's"
-    for name in ("abort", "null_pointer_is_read", *(f"dies_by_sig{n}" for n in ("abrt", "bus", "fpe", "ill", "segv")))
+ALONE = {
+    path.stem: path for folder in ("ends", "fails", "processes", "with_torch") for path in HABITS.glob(f"{folder}/*.py")
 }
-BAD_ENDS_THAT_DIFFER = {
-    **CRASHES,
+FAST_ALONE = (
+    *("exit_3", "exit_text", "excepthook_exits", "uncaught_error", "keyboard_interrupt", "dies_by_sigkill"),
+    *("pool_spawn", "threads_from_the_environment"),
+)
+FRAMES = "frames of msrun are below the script's"
+FAILS_THAT_DIFFER = {
+    **dict.fromkeys(("abort", "null_pointer_is_read"), FRAMES),
+    **{f"dies_by_sig{name}": FRAMES for name in ("abrt", "bus", "fpe", "ill", "segv")},
     "excepthook_is_gone": "a traceback of msrun's in place of the script's",
     "excepthook_raises": "nothing is said",
     "exit_huge": "exit code 0 in place of 255",
@@ -285,18 +307,204 @@ BAD_ENDS_THAT_DIFFER = {
     "keyboard_interrupt_while_threads_are_joined": "what is registered at exit does not run",
     "stdout_cannot_be_flushed": "nothing is said",
 }
+OF_A_JOB = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
 
 
 @pytest.mark.parametrize(
     ("start", "name"),
     params(
-        (*GOOD_ENDS, *BAD_ENDS),
+        sorted(ALONE),
         lambda start, name: start == "fork" and name in FAST_ALONE,
-        {**ENDS_THAT_DIFFER, **BAD_ENDS_THAT_DIFFER},
+        {**ENDS_THAT_DIFFER, **FAILS_THAT_DIFFER},
     ),
 )
 def test_a_program_says_writes_and_returns_what_it_does_under_python(scripts: Scripts, start: str, name: str) -> None:
-    program = next(folder / f"{name}.py" for folder in (ENDS, FAILS) if (folder / f"{name}.py").exists())
-    homes = [scripts.place(f"alone, {how}, {name}", program) for how in ("python", start)]
-    expected = scripts.python(homes[0], homes[0] / program.name)
+    program = ALONE[name]
+    homes = [scripts.place(f"alone, {how}, {name}", program) for how in (f"python for {start}", start)]
+    for home in homes:
+        (home / "settings.py").write_text("import os\nos.environ['OMP_NUM_THREADS'] = '2'\n")
+    expected = scripts.python(homes[0], homes[0] / program.name, env={**OF_A_JOB, "MASTER_PORT": str(free_port())})
     assert scripts.msrun(start, homes[1], homes[1] / program.name) == [expected]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+# Forms of a script, what is set for the interpreter, and what a process hands on to its children
+
+
+@dataclass(frozen=True)
+class Form:
+    words: Sequence[str]
+    """After `msrun`; `python` as the first word is left out for the oracle."""
+    env: dict[str, str] = field(default_factory=dict)
+    hand_on: Callable[[], object] | None = None
+    """Called in the process that becomes python or msrun."""
+    fault: str = ""
+    """What is wrong with it in every worker."""
+    fault_when_forked: str = ""
+
+
+def ignore(*signals: int) -> Callable[[], None]:
+    return lambda: [signal.signal(signum, signal.SIG_IGN) for signum in signals] and None
+
+
+TELL = (HABITS / "tell.py").read_text()
+SHADOW = "import queue, numpy\nprint(hasattr(queue, 'MINE'), hasattr(numpy, 'MINE'))\n"
+FILES = {
+    "x.py": TELL,
+    "sub/x.py": TELL,
+    'it\'s a "script".py': TELL,
+    "no_suffix": TELL,
+    "bom.py": "\ufeff" + TELL,
+    "crlf.py": TELL.replace("\n", "\r\n"),
+    "no_newline.py": "print('no newline at the end of the file')",
+    "empty.py": "",
+    "syntax.py": "x = 1\nif x\n  pass\n",
+    "tabs.py": "if 1:\n\tx = 1\n        y = 2\n",
+    "latin.py": b"# -*- coding: latin-1 -*-\n" + TELL.encode() + b"assert '\xe9' == chr(233)\n",
+    "not_utf8.py": b"x = '\xe9'\n",
+    "nul.py": b"x = 1\0\n",
+    "shebang.py": "#!/usr/bin/env python3 -O\n" + TELL,
+    "pkg/__init__.py": "",
+    "pkg/near.py": "A = 1\n",
+    "pkg/__main__.py": "from .near import A\n" + TELL,
+    "pkg/module.py": "from . import near\n" + TELL,
+    "pkg/inner/__init__.py": "",
+    "pkg/inner/module.py": "from ..near import A\n" + TELL,
+    "folder/__main__.py": "import beside\n" + TELL,
+    "folder/beside.py": "",
+    "shadow/x.py": SHADOW,
+    "shadow/queue.py": "MINE = 1\n",
+    "shadow/numpy.py": "MINE = 1\n",
+    "site/sitecustomize.py": "import os\nos.environ['SET_SITE'] = '1'\n",
+    "site/usercustomize.py": "import os\nos.environ['SET_USER'] = '1'\n",
+    "startup.py": "import os\nos.environ['SET_STARTUP'] = '1'\n",
+    "rel/beside.py": "",
+}
+OTHER_WORDS = "the error is said in other words"
+FORMS = {
+    "plain": Form(["x.py", "a", "-b", ""]),
+    "in a folder": Form(["sub/x.py"]),
+    "by way of another folder": Form(["sub/../x.py"]),
+    "symlink": Form(["link.py"]),
+    "in a symlinked folder": Form(["linked/x.py"]),
+    "quotes and blanks": Form(['it\'s a "script".py']),
+    "no suffix": Form(["python", "no_suffix"]),
+    "byte order mark": Form(["bom.py"]),
+    "CRLF": Form(["crlf.py"]),
+    "no newline at the end": Form(["no_newline.py"]),
+    "empty": Form(["empty.py"]),
+    "latin-1": Form(["latin.py"]),
+    "shebang with an option": Form(["shebang.py"]),
+    "syntax error": Form(["syntax.py"]),
+    "tabs and blanks": Form(["tabs.py"]),
+    "not UTF-8": Form(["not_utf8.py"], fault_when_forked=OTHER_WORDS),
+    "NUL byte": Form(["nul.py"], fault_when_forked=OTHER_WORDS),
+    "module": Form(["-m", "pkg.module", "a"]),
+    "package": Form(["-m", "pkg", "a"]),
+    "inner module": Form(["-m", "pkg.inner.module"]),
+    "package without a main": Form(["-m", "pkg.inner"]),
+    "cProfile": Form(["-m", "cProfile", "-o", "/dev/null", "x.py", "a"]),
+    "pdb": Form(["-m", "pdb", "-c", "c", "-c", "q", "x.py"]),
+    "folder": Form(["python", "folder"], fault="refused: is a directory"),
+    "zip": Form(["python", "app.pyz", "a"], fault_when_forked="SyntaxError: null bytes"),
+    "modules of a known name beside it": Form(
+        ["shadow/x.py"], fault_when_forked="numpy beside the script is not taken"
+    ),
+    "-X dev": Form(["python", "-X", "dev", "x.py"]),
+    "-X utf8=0": Form(["python", "-X", "utf8=0", "x.py"]),
+    "-X tracemalloc": Form(["python", "-X", "tracemalloc=3", "x.py"]),
+    "-W error": Form(["python", "-W", "error", "x.py"]),
+    "-O": Form(["python", "-O", "x.py"]),
+    "-OO": Form(["python", "-OO", "x.py"]),
+    "-I": Form(["python", "-I", "x.py"]),
+    "-E": Form(["python", "-E", "x.py"]),
+    "-P": Form(["python", "-P", "x.py"]),
+    "-s": Form(["python", "-s", "x.py"]),
+    "-B": Form(["python", "-B", "x.py"]),
+    "-bb": Form(["python", "-bb", "x.py"]),
+    "-c": Form(["python", "-c", "import sys; print(sys.argv, sys.path[0], __name__)", "a"]),
+    **{
+        text: Form(["x.py"], dict([text.split("=", 1)]))
+        for text in (
+            *("PYTHONUTF8=0", "PYTHONUTF8=1", "LC_ALL=C", "LC_ALL=C.UTF-8", "LC_ALL=POSIX", "PYTHONCOERCECLOCALE=0"),
+            *("PYTHONIOENCODING=latin-1:replace", "PYTHONOPTIMIZE=2", "PYTHONWARNINGS=error::DeprecationWarning"),
+            *("PYTHONDEVMODE=1", "PYTHONDONTWRITEBYTECODE=1", "PYTHONPYCACHEPREFIX=cache", "PYTHONHASHSEED=0"),
+            *("PYTHONNOUSERSITE=1", "PYTHONSAFEPATH=1", "PYTHONSTARTUP=startup.py", "PYTHONTRACEMALLOC=5"),
+            *("PYTHONINTMAXSTRDIGITS=1000", "PYTHONBREAKPOINT=0", "PYTHONMALLOC=malloc", "PYTHONNODEBUGRANGES=1"),
+            *("PYTHONASYNCIODEBUG=1", "TZ=Asia/Tokyo", "SET_EMPTY=", "SET_BYTES=\udcff"),
+        )
+    },
+    "PYTHONPATH of a relative folder": Form(["x.py"], {"PYTHONPATH": f"rel:{REPOSITORY}"}),
+    "sitecustomize": Form(["x.py"], {"PYTHONPATH": f"site:{REPOSITORY}"}),
+    "umask": Form(["x.py"], hand_on=lambda: os.umask(0o077)),
+    "nice": Form(["x.py"], hand_on=lambda: os.nice(5)),
+    "core limit": Form(["x.py"], hand_on=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0))),
+    "stack limit": Form(["x.py"], hand_on=lambda: resource.setrlimit(resource.RLIMIT_STACK, (1 << 22, 1 << 23))),
+    "ignored signals": Form(
+        ["x.py"],
+        hand_on=ignore(signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1),
+        fault="no signal is ignored",
+    ),
+    "blocked signals": Form(
+        ["x.py"],
+        hand_on=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2]),
+        fault="no signal is blocked",
+    ),
+}
+FAST_FORMS = ("package", "-X dev", "symlink")
+
+
+def write_forms(work: Path) -> None:
+    for name, text in FILES.items():
+        path = work / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    (work / "link.py").symlink_to("sub/x.py")
+    (work / "linked").symlink_to("sub")
+    with zipfile.ZipFile(work / "app.pyz", "w") as packed:
+        packed.writestr("__main__.py", "import beside\n" + TELL)
+        packed.writestr("beside.py", "")
+
+
+@pytest.mark.parametrize(
+    ("start", "name"),
+    [
+        pytest.param(
+            *(start, name),
+            marks=[
+                *([] if start == "fork" and name in FAST_FORMS else [pytest.mark.slow]),
+                *([pytest.mark.xfail(strict=True, reason=fault)] if fault else []),
+            ],
+            id=f"{start}-{name}",
+        )
+        for start in ("fork", "exec")
+        for name, form in FORMS.items()
+        for fault in [form.fault or (form.fault_when_forked if start == "fork" else "")]
+    ],
+)
+def test_every_form_of_a_script_is_started_as_python_starts_it(scripts: Scripts, start: str, name: str) -> None:
+    form = FORMS[name]
+    homes = [
+        scripts.place(f"form, {how}, {len(form.words)} {name.replace('/', '')}")
+        for how in (f"python for {start}", start)
+    ]
+    for home in homes:
+        write_forms(home / "work")
+    words = form.words[1:] if form.words[0] == "python" else form.words
+    expected = scripts.python(homes[0], *words, env=form.env, hand_on=form.hand_on)
+    found = scripts.msrun(start, homes[1], *form.words, env=form.env, hand_on=form.hand_on)[0]
+    assert (found.status, found.said) == (expected.status, expected.said)
+    assert told(found, homes[1]) == told(expected, homes[0])
+
+
+def told(outcome: Outcome, home: Path) -> dict[str, Any]:
+    """Return what tell.py has said, without what the facts of the start look at: the names of streams and argv[0]."""
+    said: dict[str, Any] = json.loads(outcome.files.get("told.json", b"{}").decode().replace(f"{home}/work", "WORK"))
+    for name in ("argv", "orig_argv"):
+        said[name] = [word.removeprefix("WORK/") for word in said.get(name, [])]
+    said["streams"] = said.get("streams", [])[1:]
+    return said

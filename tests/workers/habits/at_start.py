@@ -354,7 +354,11 @@ def environment_reaches_c():
 
 @fact
 def signal_handlers():
-    return {signal.Signals(n).name if n in set(signal.Signals) else n: repr(signal.getsignal(n)) for n in sorted(signal.valid_signals()) if n < 32}
+    return {
+        signal.Signals(n).name if n in set(signal.Signals) else n: repr(signal.getsignal(n))
+        for n in sorted(signal.valid_signals())
+        if n < 32
+    }
 
 
 @fact
@@ -754,7 +758,9 @@ def broken_pipe_is_an_error():
 def subprocess_signals():
     import subprocess
 
-    return subprocess.run(["grep", "-E", "Sig(Blk|Ign|Cgt)", "/proc/self/status"], capture_output=True, text=True).stdout
+    return subprocess.run(
+        ["grep", "-E", "Sig(Blk|Ign|Cgt)", "/proc/self/status"], capture_output=True, text=True
+    ).stdout
 
 
 @fact

@@ -2,7 +2,9 @@ import os
 import sys
 
 with open("holder.py", "w") as file:
-    file.write("import json\nclass Held:\n    def __del__(self):\n        print('gone', json.dumps([1]), NAME)\nNAME = 'x'\nheld = Held()\n")
+    file.write(
+        "import json\nclass Held:\n    def __del__(self):\n        print('gone', json.dumps([1]), NAME)\nNAME = 'x'\nheld = Held()\n"
+    )
 sys.path.insert(0, os.getcwd())
 sys.dont_write_bytecode = True
 import holder  # noqa: E402

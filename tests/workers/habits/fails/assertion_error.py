@@ -1,1 +1,1 @@
-assert 1 == 2, "numbers"  # noqa: PLR0133
+assert 1 == 2, "numbers"

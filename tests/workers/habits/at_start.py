@@ -1,5 +1,7 @@
 """What a script finds when it starts; each fact is printed, none of it torch's."""
 
+# ruff: noqa: E402, FBT003
+
 import builtins
 import sys
 
@@ -379,8 +381,7 @@ def blocked_signals():
 
 @fact
 def wakeup_descriptor():
-    fd = signal.set_wakeup_fd(-1)
-    return fd
+    return signal.set_wakeup_fd(-1)
 
 
 @fact

@@ -7,4 +7,4 @@ __file__ = sys.argv[1 + int(os.environ["RANK"])]
 sys.argv = [__file__]
 os.mkdir(os.path.basename(__file__))
 os.chdir(os.path.basename(__file__))
-exec(compile(open(__file__, "rb").read(), __file__, "exec"))
+exec(compile(open(__file__, "rb").read(), __file__, "exec"))  # noqa: SIM115

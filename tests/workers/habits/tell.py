@@ -28,7 +28,7 @@ told = {
     "doc": __doc__,
     "bytecode": (sys.dont_write_bytecode, sys.pycache_prefix),
     "files": sys.getfilesystemencoding(),
-    "locale": (locale.setlocale(locale.LC_CTYPE, ""), locale.getpreferredencoding(False)),
+    "locale": (locale.setlocale(locale.LC_CTYPE, ""), locale.getpreferredencoding(do_setlocale=False)),
     "streams": [(stream.encoding, stream.errors) for stream in (sys.stdin, sys.stdout, sys.stderr)],
     "umask": (os.umask(0o22), os.umask(0o22))[0],
     "nice": os.nice(0),

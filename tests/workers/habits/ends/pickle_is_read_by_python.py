@@ -9,5 +9,5 @@ class Kept:
 
 with open("kept.pickle", "wb") as file:
     pickle.dump(Kept(), file)
-code = "import pickle, __main__\nclass Kept: pass\n__main__.Kept = Kept\nprint(pickle.load(open('kept.pickle', 'rb')).__module__)"
+code = "import pickle\nclass Kept: pass\nprint(pickle.load(open('kept.pickle', 'rb')).__module__)"
 subprocess.run([sys.executable, "-c", code])

@@ -1,3 +1,3 @@
 import sys
 
-sys.exit(True)
+sys.exit(True)  # noqa: FBT003

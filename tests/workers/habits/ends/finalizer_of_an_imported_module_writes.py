@@ -3,7 +3,7 @@ import sys
 
 with open("holder.py", "w") as file:
     file.write(
-        "import json\nclass Held:\n  def __del__(self): print('gone', json.dumps([1]), NAME)\nNAME = 'x'\nheld = Held()\n"
+        "import json\nclass Held:\n  def __del__(self): print(json.dumps([1]), NAME)\nNAME = 'x'\nheld = Held()\n"
     )
 sys.path.insert(0, os.getcwd())
 sys.dont_write_bytecode = True

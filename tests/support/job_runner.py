@@ -191,6 +191,7 @@ class JobRunner:
         prefix: Sequence[str] = (),
         log_dir: str = "log_output",
         command: Sequence[str] = (sys.executable, "-m", "msrun"),
+        hand_on: Callable[[], object] | None = None,
     ) -> Running:
         """Start `msrun ARGS` in `cwd`.
 
@@ -199,6 +200,7 @@ class JobRunner:
             prefix: command that starts msrun, such as nohup.
             log_dir: where the logs will be, seen from `cwd`; to be given in `args` too when it is not the default.
             command: another launcher, for comparison.
+            hand_on: called in the process that becomes msrun, such as for a limit.
         """
         self._runs += 1
         folder = self.temporary / f"run-{self._runs}"
@@ -212,6 +214,7 @@ class JobRunner:
                 stdout=stdout,
                 stderr=stderr,
                 start_new_session=True,
+                preexec_fn=hand_on,
             )
         job = Running(process, folder, cwd / log_dir)
         self._started.append(job)

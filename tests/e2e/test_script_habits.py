@@ -1,0 +1,501 @@
+"""A worker behaves as `python script.py` does: small habits of scripts, with `python` itself as the oracle.
+
+Compared are what the program writes (a worker's log), its files and its exit status, for every way to start a worker.
+What is different by design is asserted here and stands in docs/how-to/from_torchrun.md, "What is different".
+
+`python` gets the two variables that msrun sets for every worker: lines are written at once, a crash shows its stack.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from job_runner import REPOSITORY, JobRunner
+
+HABITS = Path(__file__).parents[1] / "workers" / "habits"
+SET_BY_MSRUN = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": "1"}
+FORKED = ("fork", "warm")
+STARTS = (*FORKED, "exec")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What is left of a program that has ended."""
+
+    status: int
+    """128 + N for one that signal N has ended, as a shell and msrun have it."""
+    said: str
+    files: dict[str, bytes] = field(default_factory=dict)
+
+
+class Scripts:
+    """Runs programs of tests/workers/habits in a folder of their own, by `python` or by msrun."""
+
+    def __init__(self, runner: JobRunner, folder: Path) -> None:
+        self.runner = runner
+        self.folder = folder
+
+    def place(self, how: str, *programs: Path) -> Path:
+        """Return a folder with these programs, and the folder of a run's own beside them."""
+        home = self.folder / how
+        (home / "work").mkdir(parents=True)
+        for program in programs:
+            shutil.copy(program, home)
+        return home
+
+    def python(
+        self,
+        home: Path,
+        *words: str | Path,
+        env: dict[str, str] | None = None,
+        hand_on: Callable[[], object] | None = None,
+    ) -> Outcome:
+        log = home / "log"
+        with log.open("wb") as output, open("/dev/null", "rb") as null:
+            ended = subprocess.run(
+                [sys.executable, *words],
+                cwd=home / "work",
+                env=self.runner.environ({**SET_BY_MSRUN, **(env or {})}),
+                stdin=null,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=hand_on,
+            )
+        status = 128 - ended.returncode if ended.returncode < 0 else ended.returncode
+        return Outcome(status, readable(log.read_bytes(), home), files_of(home / "work"))
+
+    def msrun(
+        self,
+        start: str,
+        home: Path,
+        *words: str | Path,
+        world_size: int = 1,
+        env: dict[str, str] | None = None,
+        hand_on: Callable[[], object] | None = None,
+    ) -> list[Outcome]:
+        """Return what is left of each rank; the files are all ranks'."""
+        options = ("--start_method", start) if start != "warm" else ()
+        job = self.runner.run(
+            f"--worker_num={world_size}",
+            "--quiet",
+            f"--log_dir={home / 'logs'}",
+            *options,
+            *words,
+            cwd=home / "work",
+            env={"OMP_NUM_THREADS": "1", **(self.runner.warm() if start == "warm" else {}), **(env or {})},
+            log_dir="../logs",
+            hand_on=hand_on,
+        )
+        files = files_of(home / "work")
+        logs = [home / "logs" / f"worker_{rank}.log" for rank in range(world_size)]
+        assert all(log.exists() for log in logs), job.stderr
+        return [Outcome(job.code, readable(log.read_bytes(), home), files) for log in logs]
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def readable(output: bytes, home: Path) -> str:
+    """Return an output without what differs from run to run: folders and addresses."""
+    text = output.decode(errors="backslashreplace").replace(str(home), "HOME")
+    return re.sub(r"0x[0-9a-f]{4,}", "0x", text)
+
+
+@pytest.fixture(scope="module")
+def scripts(msrun_of_module: JobRunner, tmp_path_factory: pytest.TempPathFactory) -> Scripts:
+    return Scripts(msrun_of_module, tmp_path_factory.mktemp("habits"))
+
+
+def once(function: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    """Keep what a method has found for each of its keys: one run serves many tests."""
+
+    def get(self: Any, key: str) -> Any:
+        if key not in self.found:
+            self.found[key] = function(self, key)
+        return self.found[key]
+
+    return get
+
+
+# What a script finds when it starts
+
+
+class Facts:
+    """What tests/workers/habits/at_start.py has found, for each way to start it."""
+
+    def __init__(self, scripts: Scripts) -> None:
+        self.scripts = scripts
+        self.found: dict[str, Any] = {}
+
+    @once
+    def of(self, how: str) -> dict[str, Any]:
+        home = self.scripts.place(f"at start, {how}", HABITS / "at_start.py")
+        words = (home / "at_start.py", "facts.json")
+        outcome = self.scripts.python(home, *words) if how == "python" else self.scripts.msrun(how, home, *words)[0]
+        assert outcome.status == 0, outcome.said
+        return dict(json.loads(outcome.files["facts.json"].decode().replace(str(home), "HOME")))
+
+
+@pytest.fixture(scope="module")
+def facts(scripts: Scripts) -> Facts:
+    return Facts(scripts)
+
+
+FACTS = re.findall(r"@fact\ndef (\w+)", (HABITS / "at_start.py").read_text())
+FACTS_BY_DESIGN: dict[str, Callable[[Any], bool]] = {
+    # killed with its parent, so that no worker stays behind
+    "death_signal": lambda found: found == 9,
+}
+"""Fact -> what a worker of every start finds in its place."""
+FORKED_FACTS_BY_DESIGN: dict[str, Callable[[Any], bool]] = {
+    # msrun has been there before the script
+    "modules_loaded_that_would_not_be": lambda found: {"json", "msrun"} <= set(found),
+    "frozen_objects": lambda found: found > 0,
+    "environment_is_that_of_the_kernel": lambda found: "RANK" in found,
+    "title": lambda found: found == "msrun: worker 0",
+    "command_line": lambda found: found[0].startswith("msrun: worker 0: HOME/at_start.py"),
+    # SIGRTMIN+8 writes the stacks of a worker that hangs
+    "kernels_view_of_signals": lambda found: int(found[-1].split()[1], 16) >> 41 & 1 == 1,
+    # lines are written whole
+    "stream_buffering": lambda found: found[1:] == [[True, False], [True, False]],
+    "stream_classes": lambda found: {row[1] for row in found[1:]} == {"BufferedWriter"},
+    "closing_the_streams_closes_descriptors": lambda found: found == [False, False, False],
+}
+"""Fact -> what a forked worker finds in its place."""
+FACTS_THAT_FORKED_WORKERS_MISS = {
+    "meta_path": "a finder of msrun is the first of sys.meta_path",
+    "stack_depth": "frames of msrun are below the script's",
+    "stack_of_inspect": "frames of msrun are below the script's",
+    "recursion": "frames of msrun take from the limit",
+    "loggers": "setproctitle has made a logger",
+}
+"""Fact -> what is wrong there."""
+
+
+def params(keys: Any, is_fast: Callable[[str, str], bool], faults: dict[str, str], starts: Any = STARTS) -> list[Any]:
+    """Return one case for each start and key; strict xfail where a forked worker is known to differ."""
+    found = []
+    for start in starts:
+        for key in keys:
+            marks = [] if is_fast(start, key) else [pytest.mark.slow]
+            if start in FORKED and key in faults:
+                marks.append(pytest.mark.xfail(strict=True, reason=faults[key]))
+            found.append(pytest.param(start, key, marks=marks, id=f"{start}-{key}"))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("start", "name"), params(FACTS, lambda start, _: start != "warm", FACTS_THAT_FORKED_WORKERS_MISS)
+)
+def test_a_script_finds_what_python_gives_it(facts: Facts, start: str, name: str) -> None:
+    found, expected = facts.of(start)[name], facts.of("python")[name]
+    by_design = {**FACTS_BY_DESIGN, **(FORKED_FACTS_BY_DESIGN if start in FORKED else {})}
+    if name in by_design:
+        assert by_design[name](found), found
+        assert not by_design[name](expected), "python has it, too: no difference"
+    else:
+        assert found == expected
+
+
+# Programs that end well: one job, each of whose ranks is another one
+
+
+class GoodEnds:
+    """The programs of tests/workers/habits/ends, each as a rank of one job."""
+
+    def __init__(self, scripts: Scripts) -> None:
+        self.scripts = scripts
+        self.found: dict[str, Any] = {}
+
+    @once
+    def of(self, how: str) -> dict[str, Outcome]:
+        names = [name for name in GOOD_ENDS if name not in ENDS_THAT_FAIL_WHEN_FORKED]
+        home = self.scripts.place(f"ends, {how}", HABITS / "each_rank_another.py", *(ENDS / f"{n}.py" for n in names))
+        words = (home / "each_rank_another.py", *(home / f"{name}.py" for name in names))
+        if how == "python":
+            outcomes = [self.scripts.python(home, *words, env={"RANK": str(rank)}) for rank in range(len(names))]
+        else:
+            outcomes = self.scripts.msrun(how, home, *words, world_size=len(names))
+        return {name: own_files(outcome, name) for name, outcome in zip(names, outcomes, strict=True)}
+
+
+def own_files(outcome: Outcome, name: str) -> Outcome:
+    own = {path: data for path, data in outcome.files.items() if path.startswith(f"{name}.py/")}
+    return Outcome(outcome.status, outcome.said.replace(f"/work/{name}.py", "/work"), own)
+
+
+ENDS = HABITS / "ends"
+GOOD_ENDS = sorted(path.stem for path in ENDS.glob("*.py"))
+ENDS_THAT_FAIL_WHEN_FORKED = {
+    "stdout_is_a_tee": "exit code 120: it has no attribute closed",
+}
+ENDS_THAT_DIFFER = {
+    **ENDS_THAT_FAIL_WHEN_FORKED,
+    "atexit_exits": "a line of msrun's is in the report of the ignored error",
+    "atexit_sees_the_threads": "a thread of msrun's, msrun-end, is there",
+    "faulthandler_dump": "frames of msrun are below the script's",
+    "logging_last_resort": "frames of msrun are below the script's",
+    "print_mixed_with_write": "what has no newline yet is written late",
+    "print_without_newline": "what has no newline yet is written late",
+    "standard_module_is_shadowed": "the standard library's module wins over the one beside the script",
+    "traceback_is_printed": "frames of msrun are below the script's; warnings of stacklevel 2 are given to msrun",
+}
+"""Program -> what is wrong with it in a forked worker."""
+
+
+@pytest.fixture(scope="module")
+def good_ends(scripts: Scripts) -> GoodEnds:
+    return GoodEnds(scripts)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.xfail(strict=True, reason=ENDS_THAT_DIFFER[name])])
+        if name in ENDS_THAT_DIFFER
+        else name
+        for name in GOOD_ENDS
+        if name not in ENDS_THAT_FAIL_WHEN_FORKED
+    ],
+)
+def test_a_program_that_ends_well_leaves_what_it_leaves_under_python(good_ends: GoodEnds, name: str) -> None:
+    assert good_ends.of("fork")[name] == good_ends.of("python")[name]
+
+
+# Programs alone, as they are
+
+ALONE = {
+    path.stem: path for folder in ("ends", "fails", "processes", "with_torch") for path in HABITS.glob(f"{folder}/*.py")
+}
+FAST_ALONE = (
+    *("exit_3", "exit_text", "excepthook_exits", "uncaught_error", "keyboard_interrupt", "dies_by_sigkill"),
+    *("pool_spawn", "threads_from_the_environment"),
+)
+FRAMES = "frames of msrun are below the script's"
+FAILS_THAT_DIFFER = {
+    **dict.fromkeys(("abort", "null_pointer_is_read"), FRAMES),
+    **{f"dies_by_sig{name}": FRAMES for name in ("abrt", "bus", "fpe", "ill", "segv")},
+    "excepthook_is_gone": "a traceback of msrun's in place of the script's",
+    "excepthook_raises": "nothing is said",
+    "exit_huge": "exit code 0 in place of 255",
+    "keyboard_interrupt_in_atexit": "a line of msrun's is in the report of the ignored error",
+    "keyboard_interrupt_while_threads_are_joined": "what is registered at exit does not run",
+    "stdout_cannot_be_flushed": "nothing is said",
+}
+OF_A_JOB = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+
+
+@pytest.mark.parametrize(
+    ("start", "name"),
+    params(
+        sorted(ALONE),
+        lambda start, name: start == "fork" and name in FAST_ALONE,
+        {**ENDS_THAT_DIFFER, **FAILS_THAT_DIFFER},
+    ),
+)
+def test_a_program_says_writes_and_returns_what_it_does_under_python(scripts: Scripts, start: str, name: str) -> None:
+    program = ALONE[name]
+    homes = [scripts.place(f"alone, {how}, {name}", program) for how in (f"python for {start}", start)]
+    for home in homes:
+        (home / "settings.py").write_text("import os\nos.environ['OMP_NUM_THREADS'] = '2'\n")
+    expected = scripts.python(homes[0], homes[0] / program.name, env={**OF_A_JOB, "MASTER_PORT": str(free_port())})
+    assert scripts.msrun(start, homes[1], homes[1] / program.name) == [expected]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+# Forms of a script, what is set for the interpreter, and what a process hands on to its children
+
+
+@dataclass(frozen=True)
+class Form:
+    words: Sequence[str]
+    """After `msrun`; `python` as the first word is left out for the oracle."""
+    env: dict[str, str] = field(default_factory=dict)
+    hand_on: Callable[[], object] | None = None
+    """Called in the process that becomes python or msrun."""
+    fault: str = ""
+    """What is wrong with it in every worker."""
+    fault_when_forked: str = ""
+
+
+def ignore(*signals: int) -> Callable[[], None]:
+    return lambda: [signal.signal(signum, signal.SIG_IGN) for signum in signals] and None
+
+
+TELL = (HABITS / "tell.py").read_text()
+SHADOW = "import queue, numpy\nprint(hasattr(queue, 'MINE'), hasattr(numpy, 'MINE'))\n"
+FILES = {
+    "x.py": TELL,
+    "sub/x.py": TELL,
+    'it\'s a "script".py': TELL,
+    "no_suffix": TELL,
+    "bom.py": "\ufeff" + TELL,
+    "crlf.py": TELL.replace("\n", "\r\n"),
+    "no_newline.py": "print('no newline at the end of the file')",
+    "empty.py": "",
+    "syntax.py": "x = 1\nif x\n  pass\n",
+    "tabs.py": "if 1:\n\tx = 1\n        y = 2\n",
+    "latin.py": b"# -*- coding: latin-1 -*-\n" + TELL.encode() + b"assert '\xe9' == chr(233)\n",
+    "not_utf8.py": b"x = '\xe9'\n",
+    "nul.py": b"x = 1\0\n",
+    "shebang.py": "#!/usr/bin/env python3 -O\n" + TELL,
+    "pkg/__init__.py": "",
+    "pkg/near.py": "A = 1\n",
+    "pkg/__main__.py": "from .near import A\n" + TELL,
+    "pkg/module.py": "from . import near\n" + TELL,
+    "pkg/inner/__init__.py": "",
+    "pkg/inner/module.py": "from ..near import A\n" + TELL,
+    "folder/__main__.py": "import beside\n" + TELL,
+    "folder/beside.py": "",
+    "shadow/x.py": SHADOW,
+    "shadow/queue.py": "MINE = 1\n",
+    "shadow/numpy.py": "MINE = 1\n",
+    "site/sitecustomize.py": "import os\nos.environ['SET_SITE'] = '1'\n",
+    "site/usercustomize.py": "import os\nos.environ['SET_USER'] = '1'\n",
+    "startup.py": "import os\nos.environ['SET_STARTUP'] = '1'\n",
+    "rel/beside.py": "",
+}
+OTHER_WORDS = "the error is said in other words"
+FORMS = {
+    "plain": Form(["x.py", "a", "-b", ""]),
+    "in a folder": Form(["sub/x.py"]),
+    "by way of another folder": Form(["sub/../x.py"]),
+    "symlink": Form(["link.py"]),
+    "in a symlinked folder": Form(["linked/x.py"]),
+    "quotes and blanks": Form(['it\'s a "script".py']),
+    "no suffix": Form(["python", "no_suffix"]),
+    "byte order mark": Form(["bom.py"]),
+    "CRLF": Form(["crlf.py"]),
+    "no newline at the end": Form(["no_newline.py"]),
+    "empty": Form(["empty.py"]),
+    "latin-1": Form(["latin.py"]),
+    "shebang with an option": Form(["shebang.py"]),
+    "syntax error": Form(["syntax.py"]),
+    "tabs and blanks": Form(["tabs.py"]),
+    "not UTF-8": Form(["not_utf8.py"], fault_when_forked=OTHER_WORDS),
+    "NUL byte": Form(["nul.py"], fault_when_forked=OTHER_WORDS),
+    "module": Form(["-m", "pkg.module", "a"]),
+    "package": Form(["-m", "pkg", "a"]),
+    "inner module": Form(["-m", "pkg.inner.module"]),
+    "package without a main": Form(["-m", "pkg.inner"]),
+    "cProfile": Form(["-m", "cProfile", "-o", "/dev/null", "x.py", "a"]),
+    "pdb": Form(["-m", "pdb", "-c", "c", "-c", "q", "x.py"]),
+    "folder": Form(["python", "folder"], fault="refused: is a directory"),
+    "zip": Form(["python", "app.pyz", "a"], fault_when_forked="SyntaxError: null bytes"),
+    "modules of a known name beside it": Form(
+        ["shadow/x.py"], fault_when_forked="numpy beside the script is not taken"
+    ),
+    "-X dev": Form(["python", "-X", "dev", "x.py"]),
+    "-X utf8=0": Form(["python", "-X", "utf8=0", "x.py"]),
+    "-X tracemalloc": Form(["python", "-X", "tracemalloc=3", "x.py"]),
+    "-W error": Form(["python", "-W", "error", "x.py"]),
+    "-O": Form(["python", "-O", "x.py"]),
+    "-OO": Form(["python", "-OO", "x.py"]),
+    "-I": Form(["python", "-I", "x.py"]),
+    "-E": Form(["python", "-E", "x.py"]),
+    "-P": Form(["python", "-P", "x.py"]),
+    "-s": Form(["python", "-s", "x.py"]),
+    "-B": Form(["python", "-B", "x.py"]),
+    "-bb": Form(["python", "-bb", "x.py"]),
+    "-c": Form(["python", "-c", "import sys; print(sys.argv, sys.path[0], __name__)", "a"]),
+    **{
+        text: Form(["x.py"], dict([text.split("=", 1)]))
+        for text in (
+            *("PYTHONUTF8=0", "PYTHONUTF8=1", "LC_ALL=C", "LC_ALL=C.UTF-8", "LC_ALL=POSIX", "PYTHONCOERCECLOCALE=0"),
+            *("PYTHONIOENCODING=latin-1:replace", "PYTHONOPTIMIZE=2", "PYTHONWARNINGS=error::DeprecationWarning"),
+            *("PYTHONDEVMODE=1", "PYTHONDONTWRITEBYTECODE=1", "PYTHONPYCACHEPREFIX=cache", "PYTHONHASHSEED=0"),
+            *("PYTHONNOUSERSITE=1", "PYTHONSAFEPATH=1", "PYTHONSTARTUP=startup.py", "PYTHONTRACEMALLOC=5"),
+            *("PYTHONINTMAXSTRDIGITS=1000", "PYTHONBREAKPOINT=0", "PYTHONMALLOC=malloc", "PYTHONNODEBUGRANGES=1"),
+            *("PYTHONASYNCIODEBUG=1", "TZ=Asia/Tokyo", "SET_EMPTY=", "SET_BYTES=\udcff"),
+        )
+    },
+    "PYTHONPATH of a relative folder": Form(["x.py"], {"PYTHONPATH": f"rel:{REPOSITORY}"}),
+    "sitecustomize": Form(["x.py"], {"PYTHONPATH": f"site:{REPOSITORY}"}),
+    "umask": Form(["x.py"], hand_on=lambda: os.umask(0o077)),
+    "nice": Form(["x.py"], hand_on=lambda: os.nice(5)),
+    "core limit": Form(["x.py"], hand_on=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0))),
+    "stack limit": Form(["x.py"], hand_on=lambda: resource.setrlimit(resource.RLIMIT_STACK, (1 << 22, 1 << 23))),
+    "ignored signals": Form(
+        ["x.py"],
+        hand_on=ignore(signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1),
+        fault="no signal is ignored",
+    ),
+    "blocked signals": Form(
+        ["x.py"],
+        hand_on=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2]),
+        fault="no signal is blocked",
+    ),
+}
+FAST_FORMS = ("package", "-X dev", "symlink")
+
+
+def write_forms(work: Path) -> None:
+    for name, text in FILES.items():
+        path = work / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    (work / "link.py").symlink_to("sub/x.py")
+    (work / "linked").symlink_to("sub")
+    with zipfile.ZipFile(work / "app.pyz", "w") as packed:
+        packed.writestr("__main__.py", "import beside\n" + TELL)
+        packed.writestr("beside.py", "")
+
+
+@pytest.mark.parametrize(
+    ("start", "name"),
+    [
+        pytest.param(
+            *(start, name),
+            marks=[
+                *([] if start == "fork" and name in FAST_FORMS else [pytest.mark.slow]),
+                *([pytest.mark.xfail(strict=True, reason=fault)] if fault else []),
+            ],
+            id=f"{start}-{name}",
+        )
+        for start in ("fork", "exec")
+        for name, form in FORMS.items()
+        for fault in [form.fault or (form.fault_when_forked if start == "fork" else "")]
+    ],
+)
+def test_every_form_of_a_script_is_started_as_python_starts_it(scripts: Scripts, start: str, name: str) -> None:
+    form = FORMS[name]
+    homes = [
+        scripts.place(f"form, {how}, {len(form.words)} {name.replace('/', '')}")
+        for how in (f"python for {start}", start)
+    ]
+    for home in homes:
+        write_forms(home / "work")
+    words = form.words[1:] if form.words[0] == "python" else form.words
+    expected = scripts.python(homes[0], *words, env=form.env, hand_on=form.hand_on)
+    found = scripts.msrun(start, homes[1], *form.words, env=form.env, hand_on=form.hand_on)[0]
+    assert (found.status, found.said) == (expected.status, expected.said)
+    assert told(found, homes[1]) == told(expected, homes[0])
+
+
+def told(outcome: Outcome, home: Path) -> dict[str, Any]:
+    """Return what tell.py has said, without what the facts of the start look at: the names of streams and argv[0]."""
+    said: dict[str, Any] = json.loads(outcome.files.get("told.json", b"{}").decode().replace(f"{home}/work", "WORK"))
+    for name in ("argv", "orig_argv"):
+        said[name] = [word.removeprefix("WORK/") for word in said.get(name, [])]
+    said["streams"] = said.get("streams", [])[1:]
+    return said

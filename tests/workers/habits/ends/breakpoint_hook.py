@@ -1,0 +1,4 @@
+import os
+
+os.environ["PYTHONBREAKPOINT"] = "builtins.print"
+breakpoint("called")

@@ -1,0 +1,5 @@
+import os
+
+os.environ["PYTHONBREAKPOINT"] = "0"
+breakpoint()
+print("went on")

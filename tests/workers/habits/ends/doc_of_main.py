@@ -1,0 +1,3 @@
+"""The first line."""
+
+print(__doc__)

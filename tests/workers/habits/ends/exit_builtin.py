@@ -1,0 +1,2 @@
+print(exit, quit)
+exit()

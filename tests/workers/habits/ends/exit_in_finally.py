@@ -1,0 +1,6 @@
+import sys
+
+try:
+    raise ValueError
+finally:
+    sys.exit(0)

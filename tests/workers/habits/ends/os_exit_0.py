@@ -1,0 +1,6 @@
+import atexit
+import os
+
+atexit.register(print, "never")
+print("line")
+os._exit(0)

@@ -1,0 +1,4 @@
+import sys
+
+print("no newline", end="")
+sys.stderr.write("nor here")

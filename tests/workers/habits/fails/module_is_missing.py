@@ -1,0 +1,1 @@
+import no_such_module_as_this  # noqa: F401

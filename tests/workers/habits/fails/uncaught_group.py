@@ -1,0 +1,1 @@
+raise ExceptionGroup("several", [ValueError(1), ExceptionGroup("inner", [TypeError(2)])])

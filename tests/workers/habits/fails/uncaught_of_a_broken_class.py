@@ -1,0 +1,6 @@
+class Broken(Exception):
+    def __str__(self) -> str:
+        raise TypeError
+
+
+raise Broken

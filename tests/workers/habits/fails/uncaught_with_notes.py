@@ -1,0 +1,3 @@
+error = ValueError("two\nlines")
+error.add_note("a note")
+raise error from KeyError("cause")

@@ -287,3 +287,4 @@ def launcher_ends(rng_of: Iterator[Random], _: Path) -> Iterator[None]:
                 link._stream.close()
             link._outbox.close()
             link.orders.close()
+            link.said.close()

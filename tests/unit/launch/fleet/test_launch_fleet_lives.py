@@ -244,6 +244,7 @@ class Life:
         self.listener.close()
         self.agent._outbox.close()
         self.agent.orders.close()
+        self.agent.said.close()
         self.inbox.close()
 
     @property

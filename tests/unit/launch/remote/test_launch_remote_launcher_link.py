@@ -97,6 +97,7 @@ class Agent:
         if self.link.ident is None:  # one whose thread was started has been closed
             self.link._outbox.close()
             self.link.orders.close()
+            self.link.said.close()
         if self.link._stream is not None:
             self.link._stream.close()
         if self.listener is not None:

@@ -290,7 +290,8 @@ def preloaded_modules(spec: LaunchSpec) -> tuple[str, ...]:
 
 def script_imports(spec: LaunchSpec) -> list[ScriptImports]:
     """Return what the files import that every worker will want."""
-    return [read_imports(script) for script in _scripts(spec)]
+    is_module = spec.program.kind == "module" and spec.program.target != "pytest"
+    return [read_imports(script, spec.working_directory if is_module else None) for script in _scripts(spec)]
 
 
 def _scripts(spec: LaunchSpec) -> list[Path]:

@@ -28,6 +28,8 @@ _READS = frozenset({"get", "keys", "items", "values", "copy", "__contains__", "_
 """Methods of os.environ that leave it as it is."""
 _SETTERS = frozenset({"putenv", "unsetenv"})
 _UNKNOWN_BUILTINS = frozenset({"exec", "eval", "__import__", "setattr", "delattr"})
+_UNKNOWN_MODULES = frozenset({"ctypes", "importlib", "runpy"})
+"""Of the standard library, what may run anything, or set a variable behind Python's back."""
 _SETS_AT_IMPORT = re.compile(r"\benviron(\[[^\]]*\]\s*=[^=]|\.(setdefault|update|pop)\()|\bputenv\(")
 """Text of a package's own first file that may set a variable."""
 _MAX_MODULES = 64
@@ -46,8 +48,12 @@ class ScriptImports:
     """FILE:LINE of that something."""
 
 
-def read_imports(script: Path) -> ScriptImports:
+def read_imports(script: Path, root: Path | None = None) -> ScriptImports:
     """Return what to import before forking.
+
+    Args:
+        script: the file that runs.
+        root: for a module of `-m`, the folder that its packages are found in: their `__init__.py` run before it.
 
     `from msrun.runtime import init` gives `msrun.runtime:init`: the runtime's names are loaded lazily, so naming the
     module alone would import nothing. A file that cannot be read or parsed gives nothing: the worker reports the error
@@ -57,7 +63,10 @@ def read_imports(script: Path) -> ScriptImports:
     if tree is None or any(_is_own(name, script.parent) for name in SAFE_PACKAGES):
         return ScriptImports()
     found: dict[str, None] = {}
-    setter = _Setter(script.parent)
+    setter = _Setter(root or script.parent)
+    packages = script.parent.relative_to(root).parts if root else ()
+    if packages:
+        setter.look_at_module(".".join(packages), setter.folder, f"{packages[-1]}/__init__.py:1")
     for statement in _statements(tree.body):
         names = _safe_names(statement)
         if names and setter.where:
@@ -92,8 +101,10 @@ class _Setter:
             return
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             self.bodies[statement.name] = statement.body
-            parts: list[ast.AST] = [*statement.decorator_list]
-            if isinstance(statement, ast.ClassDef):
+            parts: list[ast.AST] = [_called(node) for node in statement.decorator_list]
+            if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+                parts += [*statement.args.defaults, *(node for node in statement.args.kw_defaults if node)]
+            else:
                 parts += [part for part in statement.body if not isinstance(part, ast.FunctionDef)]
         elif isinstance(statement, ast.Import | ast.ImportFrom):
             self._look_at_import(statement, file)
@@ -118,9 +129,10 @@ class _Setter:
             if statement.level:
                 base = [file.parent, *file.parent.parents][statement.level - 1]
         for module in modules:
-            self._look_at_module(module, base, f"{file.name}:{statement.lineno}")
+            self.look_at_module(module, base, f"{file.name}:{statement.lineno}")
 
-    def _look_at_module(self, module: str, base: Path, place: str) -> None:
+    def look_at_module(self, module: str, base: Path, place: str) -> None:
+        """Note whether the import of a module may set a variable; `place`: where it is imported."""
         top = module.partition(".")[0]
         if self.where or module in self.seen or len(self.seen) > _MAX_MODULES:
             return
@@ -140,7 +152,7 @@ class _Setter:
 
     def _find(self, node: ast.AST, called: set[str]) -> ast.AST | None:
         """Return the first part of a piece of code that may set a variable."""
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             return None
         if isinstance(node, ast.Call) and (found := self._find_in_call(node, called)) is not None:
             return found
@@ -183,11 +195,12 @@ class _Setter:
         if origin.startswith("os.environ."):
             return None if rest.partition(".")[2] in _READS else call
         if top in sys.stdlib_module_names:
-            return call if origin.rpartition(".")[2] in _SETTERS or top == "runpy" else None
+            return call if origin.rpartition(".")[2] in _SETTERS or top in _UNKNOWN_MODULES else None
         if top in vars(builtins) and not rest:
-            return call if top in _UNKNOWN_BUILTINS else None
+            of_os = bool(call.args) and self._origin(call.args[0]) == "os"  # getattr(os, "environ")
+            return call if of_os or top in _UNKNOWN_BUILTINS else None
         is_imported = any(value.partition(".")[0] == top for value in self.aliases.values())
-        return call if is_imported else None
+        return call if is_imported or not rest else None
 
     def _origin(self, node: ast.AST) -> str | None:
         """Return the dotted name of what an expression stands for, with names as they were imported."""
@@ -197,6 +210,11 @@ class _Setter:
             base = self._origin(node.value)
             return f"{base}.{node.attr}" if base else None
         return None
+
+
+def _called(decorator: ast.expr) -> ast.expr:
+    """Return the call that a decorator is."""
+    return ast.copy_location(ast.Call(decorator, [], []), decorator)
 
 
 def _parse(path: Path) -> ast.Module | None:
@@ -220,12 +238,14 @@ def _is_own(name: str, folder: Path) -> bool:
 
 @cache
 def _package_sets(name: str) -> bool:
-    """Return whether the first file of an installed package looks as if it sets variables when it is imported."""
+    """Return whether a package is not found, or its first file looks as if it sets variables when it is imported."""
     try:
         spec = PathFinder.find_spec(name)
-        text = Path(spec.origin).read_text(errors="replace") if spec and spec.origin else ""
+        if spec is None:  # the script may find it in a folder that it adds to sys.path
+            return True
+        text = Path(spec.origin).read_text(errors="replace") if spec.origin else ""
     except (OSError, ValueError, ImportError):
-        return False
+        return True
     return _SETS_AT_IMPORT.search(text) is not None
 
 

@@ -177,7 +177,7 @@ def _shut_down(status: int, imported_before: frozenset[str]) -> NoReturn:
             _say(f"Exception ignored at exit:\n{traceback.format_exc()}")
     for stream in (sys.stdout, sys.stderr):
         try:
-            if stream is not None and not stream.closed:
+            if stream is not None and not getattr(stream, "closed", False):
                 stream.flush()
         except (OSError, ValueError, AttributeError) as error:  # such as a full disk
             _say(f"Exception ignored in: {stream!r}\n{type(error).__name__}: {error}\n")

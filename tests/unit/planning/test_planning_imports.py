@@ -89,7 +89,13 @@ OWN = {
         ("import os\nwith open('.env') as f:\n    os.environ.update(l.split('=') for l in f)", "s.py:3"),
         ("import os\ndef f():\n    os.environ['A'] = '1'\nf()", "s.py:4"),
         ("import os\nclass C:\n    def __init__(self):\n        os.environ['A'] = '1'\nC()", "s.py:5"),
-        ("from dotenv import load_dotenv\nload_dotenv()", "s.py:2"),
+        ("import yaml\nyaml.safe_load('')", "s.py:2"),
+        ("import not_installed_but_in_a_folder_of_sys_path", "s.py:1"),
+        ("import importlib\nimportlib.import_module('x')", "s.py:2"),
+        ("import os\nset_it = lambda: os.environ.update(A='1')\nset_it()", "s.py:2"),
+        ("import os\ndef g(f):\n    os.environ['A'] = '1'\n@g\ndef h(): pass", "s.py:4"),
+        ("import os\ndef h(x=os.environ.setdefault('A', '1')): pass", "s.py:2"),
+        ("import os\ne = getattr(os, 'environ')", "s.py:2"),
         ("exec('1')", "s.py:1"),
         ("import sets", "sets.py:2"),
         ("from sets import os", "sets.py:2"),
@@ -133,3 +139,10 @@ def test_variables_of_torchs_compiler_are_read_with_the_first_optimizer(tmp_path
         "import os\nimport torch\nos.environ['TORCHDYNAMO_DISABLE'] = '1'\ntorch.optim.SGD\n"
     )
     assert read_imports(tmp_path / "s.py") == ScriptImports((), "torch", "s.py:3")
+
+
+def test_packages_of_a_module_run_before_it(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text(OWN["sets.py"])
+    (tmp_path / "package" / "run.py").write_text("import torch\n")
+    assert read_imports(tmp_path / "package" / "run.py", tmp_path) == ScriptImports((), "torch", "__init__.py:2")

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _VALUE_MAY_BE_LEFT_OUT = """
-bind_core bind_numa check debug discover dry_run install_completion join json plan progress quiet raw ship ssh trace
-warm watch
+bind_core bind_numa check debug discover dry_run install_completion interactive join json plan progress quiet
+raw ship ssh trace warm watch
 """
 _VALUE = """
 chdir cluster_time_out config device_target env env_file exclude exit_time_out forward_env grace hang_time_out

@@ -65,7 +65,7 @@ MSRUN_DEVICE_TARGET: Final = "MSRUN_DEVICE_TARGET"
 
 MSRUN_EXIT_TIME_OUT: Final = "MSRUN_EXIT_TIME_OUT"
 """--exit_time_out, in seconds; 0 = no limit."""
-EXIT_TIME_OUT_S: Final = 300.0
+DEFAULT_EXIT_TIME_OUT_S: Final = 300.0
 """Its default."""
 MSRUN_PROGRESS: Final = "MSRUN_PROGRESS"
 """Path of the job's progress board: one record of `PROGRESS_RECORD_BYTES` per global rank, mapped by every worker."""

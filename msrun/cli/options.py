@@ -336,7 +336,7 @@ GROUPS: dict[str, list[click.Option]] = {
             "exit_time_out",
             "S",
             type=float,
-            default=contract.EXIT_TIME_OUT_S,
+            default=contract.DEFAULT_EXIT_TIME_OUT_S,
             show_default=True,
             help="End a worker whose program has ended and whose process shows no sign of life for so long, and ranks "
             "that wait in a collective for one that has ended; 0: no limit.",

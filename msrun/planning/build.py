@@ -86,7 +86,7 @@ def build_plan(
         target=devices.target,
         threads=min(threads),
     )
-    if spec.exit_time_out_s != contract.EXIT_TIME_OUT_S:
+    if spec.exit_time_out_s != contract.DEFAULT_EXIT_TIME_OUT_S:
         common[contract.MSRUN_EXIT_TIME_OUT] = f"{spec.exit_time_out_s:g}"
     common |= parameter_server_environment(spec.server_num, server_token)
     has_threads = THREADS_VARIABLE in {**caller, **dict(spec.env)}

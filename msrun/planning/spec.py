@@ -64,7 +64,7 @@ class LaunchSpec:
     forward_signals: tuple[int, ...] = (int(signal.SIGUSR1), int(signal.SIGUSR2))
     """Passed on to the workers; they do not end the job."""
     hang_time_out_s: float = 0.0
-    exit_time_out_s: float = contract.EXIT_TIME_OUT_S
+    exit_time_out_s: float = contract.DEFAULT_EXIT_TIME_OUT_S
     """How long a worker may take to end, without a sign of life, once its program has ended; 0 = no limit."""
     """How long the job may go without any progress; 0 = for ever."""
     server_num: int = 0

@@ -41,7 +41,7 @@ if os.environ["RANK"] == "0":
 """
 SIZED = """
 import os, signal, time
-signal.signal(signal.SIGWINCH, lambda *_: print("now", *os.get_terminal_size(), flush=True))
+signal.signal(signal.SIGWINCH, lambda *_: os.write(1, "now {} {}\\n".format(*os.get_terminal_size()).encode()))
 print("ready", flush=True)
 while not os.path.exists("go"):
     time.sleep(0.01)

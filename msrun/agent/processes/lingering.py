@@ -37,7 +37,7 @@ def watch_end(status: int) -> None:
 def _watch(status: int, ended_at: float) -> None:
     time.sleep(LINGER_S)
     what = describe_wait()
-    limit_s = float(os.environ.get(contract.MSRUN_EXIT_TIME_OUT) or contract.EXIT_TIME_OUT_S)
+    limit_s = float(os.environ.get(contract.MSRUN_EXIT_TIME_OUT) or contract.DEFAULT_EXIT_TIME_OUT_S)
     limit = f"--exit_time_out {limit_s:g}"
     _write(f"msrun: the program has ended with exit code {status}, the process waits for {what} ({limit})")
     _tell(what, -ended_at if status else ended_at)

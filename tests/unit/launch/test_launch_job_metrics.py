@@ -76,6 +76,7 @@ def test_running_workers_are_told_of_by_their_record_their_log_and_the_kernel(
 ) -> None:
     board = ProgressBoard(tmp_path / PROGRESS_BOARD, 2)
     board.create()
+    board.close()
     record = ProgressRecord(str(tmp_path / PROGRESS_BOARD), 0)
     record.enter_phase(contract.PHASE_JOINED)
     record.begin_step(41)

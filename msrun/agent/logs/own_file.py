@@ -47,6 +47,16 @@ def open_own_file(path: str | os.PathLike[str], flags: int) -> int:
     return descriptor
 
 
+def read_end(path: str | os.PathLike[str], num_bytes: int) -> bytes:
+    """Return the last bytes of a file of ours; empty when it is not there, or something else is in its place."""
+    try:
+        with os.fdopen(open_own_file(path, os.O_RDONLY), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - num_bytes))
+            return file.read(num_bytes)
+    except OSError:
+        return b""
+
+
 def _check_owner(found: os.stat_result, path: str | os.PathLike[str]) -> None:
     # On some network file systems what root, or anybody, makes belongs to another user, folder and file alike.
     if found.st_uid not in (os.geteuid(), os.stat(os.path.dirname(path) or ".").st_uid):  # noqa: PTH116, PTH120

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import signal
-from pathlib import Path
+
+from msrun.agent.logs.own_file import read_end
 
 READ_BYTES = 8192
 NO_MEMORY = (
@@ -36,7 +36,4 @@ def explain_limit(wait_status: int, log: str) -> str:
 
 
 def _last_words(log: str) -> bytes:
-    with contextlib.suppress(OSError), Path(log).open("rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - READ_BYTES))
-        return file.read()
-    return b""
+    return read_end(log, READ_BYTES)

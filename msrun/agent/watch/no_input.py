@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
-from pathlib import Path
+
+from msrun.agent.logs.own_file import read_end
 
 LOOK_BYTES = 4096
 _NO_INPUT = re.compile(rb"^(?:bdb\.BdbQuit|EOFError: EOF when reading a line)\s*\Z", re.MULTILINE)
@@ -18,10 +18,5 @@ def explain_no_input(log: str, global_rank: int, has_input: bool) -> str:
     """
     if has_input:
         return ""
-    try:
-        with Path(log).open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - LOOK_BYTES))
-            end = file.read(LOOK_BYTES)
-    except OSError:
-        return ""
+    end = read_end(log, LOOK_BYTES)
     return f"its standard input is empty: --interactive={global_rank} gives it yours" if _NO_INPUT.search(end) else ""

@@ -147,7 +147,8 @@ class _Setter:
                 inner.look(statement, path)
             self.where = self.where or inner.where
             self.bodies |= {name: body for name, body in inner.bodies.items() if name not in self.bodies}
-        if not own and top and top not in sys.stdlib_module_names and _package_sets(top):
+        elsewhere = not own and top not in ("", *sys.stdlib_module_names) and not (base / top).is_dir()
+        if elsewhere and _package_sets(top):
             self.where = place
 
     def _find(self, node: ast.AST, called: set[str]) -> ast.AST | None:

@@ -37,7 +37,7 @@ def spec_of(script: Path, **changes: Any) -> LaunchSpec:
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     path = tmp_path / "train.py"
-    path.write_text("import json\nimport pandas\nimport torch.nn\nfrom msrun.runtime import init\n")
+    path.write_text("import json\nimport yaml\nimport torch.nn\nfrom msrun.runtime import init\n")
     return path
 
 
@@ -73,7 +73,7 @@ def test_only_what_no_import_reads_is_told_to_the_server_later(
 
 
 def test_modules_of_the_user_wait_until_the_job_starts(script: Path) -> None:
-    server = early(spec_of(script, preload=("pandas", "torch.fx", "numpyro")))
+    server = early(spec_of(script, preload=("yaml", "torch.fx", "numpyro")))
     assert server is not None
     assert server.imports == ("torch.nn", "msrun.runtime:init", "torch.fx")
 

@@ -93,7 +93,7 @@ def capture(
         outputs=outputs,
         traced=traced,
         placeholders=roles.placeholders,
-        stored=frozenset(range(traced.stores.results, len(outputs))) - set(assigned),
+        stored=frozenset(range(len(outputs))) - traced.stores.results - set(assigned),
         buffer_updates=updates,
         assigned=assigned,
         assignment=assignment,

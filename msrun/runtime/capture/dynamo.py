@@ -27,8 +27,14 @@ from torch import Tensor, fx, nn
 from torch._dynamo import config, convert_frame, guards
 from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.hooks import Hooks
+from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.utils import dynamo_timed, get_metrics_context
+from torch._dynamo.variables.base import (
+    AttributeMutationExisting,
+    ValueMutationExisting,
+    VariableTracker,
+)
 from torch.nn.modules import transformer
 
 from msrun.errors import CaptureError, ParallelError
@@ -61,8 +67,8 @@ def _call(function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 class Stores:
     """What a call stores beside what it returns."""
 
-    results: int
-    """The first so many outputs of the graph are what the call returns; it stores the others."""
+    results: frozenset[int]
+    """The outputs of the graph that the call returns, whatever holds them; it stores the others."""
     buffers: dict[int, tuple[nn.Module, str]] = field(default_factory=dict)
     """output -> module and name of the buffer that it is assigned to"""
 
@@ -140,7 +146,7 @@ def trace_call(
         backend.graph_module,
         [],
         [],
-        found[-1] if found else Stores(len(_outputs(backend.graph_module))),
+        found[-1] if found else Stores(frozenset(range(len(_outputs(backend.graph_module))))),
         environment,
         backend.backend_id,
         guards.guard_manager,
@@ -218,22 +224,58 @@ def _wholes(name: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _watching_stores(found: list[Stores]) -> Iterator[None]:
-    """Note what the call stores: dynamo writes the code for it after that for the results."""
-    original = SideEffects.codegen_update_mutated
+    """Note what the call stores: dynamo writes the code for it after that for the results.
+
+    Objects that the call makes are filled by that code, too: what the call returns in them are results.
+    """
+    original, original_suffix = SideEffects.codegen_update_mutated, OutputGraph.codegen_suffix
+    returned: list[Any] = []
+
+    def noting(self: Any, tx: Any, stack_values: list[Any], *rest: Any, **named: Any) -> None:
+        returned[:] = stack_values
+        original_suffix(self, tx, stack_values, *rest, **named)
 
     def watched(self: Any, cg: Any, *rest: Any, **named: Any) -> None:
         results = len(cg.graph_outputs)
         assigned = [item for variable in self._get_modified_vars() for item in _items(variable, cg)]
+        held = _tensors_in(returned, self)
         original(self, cg, *rest, **named)
         index_of = {id(entry.variable): entry.index for entry in cg.graph_outputs.values()}
         slots = {index_of[id(value)]: slot for slot, value in assigned if id(value) in index_of}
-        found.append(Stores(results, slots))
+        given = {entry.index for key, entry in cg.graph_outputs.items() if entry.index < results or key in held}
+        found.append(Stores(frozenset(given), slots))
 
     SideEffects.codegen_update_mutated = watched  # type: ignore[method-assign]
+    OutputGraph.codegen_suffix = noting  # type: ignore[method-assign]
     try:
         yield
     finally:
         SideEffects.codegen_update_mutated = original  # type: ignore[method-assign]
+        OutputGraph.codegen_suffix = original_suffix  # type: ignore[method-assign]
+
+
+def _tensors_in(values: Sequence[Any], effects: SideEffects) -> set[int]:
+    """Return the keys, as outputs of the graph, of the tensors in what a call returns and in new objects there."""
+    found: set[int] = set()
+    seen: dict[int, Any] = {}  # keeps what has been seen alive
+    todo = list(values)
+    while todo:
+        value = todo.pop()
+        value = value.unwrap() if isinstance(value, VariableTracker) else value
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
+        if isinstance(value, dict):
+            todo += value.values()
+        elif isinstance(value, list | tuple):
+            todo += value
+        elif isinstance(value, VariableTracker):
+            if value.is_tensor():
+                found.add(id(value.as_proxy()))
+            elif not isinstance(value.mutation_type, AttributeMutationExisting | ValueMutationExisting):
+                todo += [each for name, each in vars(value).items() if name not in value._nonvar_fields]
+                todo += effects.store_attr_mutations.get(value, {}).values()
+    return found
 
 
 @contextlib.contextmanager

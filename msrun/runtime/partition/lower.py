@@ -48,6 +48,7 @@ class _Lowering:
         """(local node, collective) -> result"""
         self._program = LocalProgram(self._graph, self._mesh, {}, {}, {}, [], list(decisions.input_layouts), [], [])
         self._program.differentiable_inputs = decisions.differentiable_inputs
+        self._program.output_layouts = list(decisions.output_layouts)
 
     def run(self) -> LocalProgram:
         """Walk the captured graph once."""

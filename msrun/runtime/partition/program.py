@@ -82,6 +82,8 @@ class LocalProgram:
     redistributions: list[Redistribution] = field(default_factory=list)
     buffer_updates: dict[fx.Node, fx.Node] = field(default_factory=dict)
     """placeholder of a buffer -> its value after the forward pass"""
+    output_layouts: list[TensorLayout | None] = field(default_factory=list)
+    """How each result leaves a whole program; None: no value."""
     differentiable_inputs: frozenset[int] = frozenset()
     """Indexes of the user's tensors whose gradient is wanted."""
     borders: list[fx.Node] = field(default_factory=list)

@@ -70,7 +70,7 @@ class ValueOnItsWay(TensorFuture):
 
     def __init__(self, future: TensorFuture, requires_grad: bool) -> None:
         self._future = future
-        self._requires_grad = requires_grad
+        self.requires_grad = requires_grad
 
     @property
     def dtype(self) -> torch.dtype:
@@ -80,11 +80,11 @@ class ValueOnItsWay(TensorFuture):
     @property
     def is_number_on_host(self) -> bool:
         """Whether it is a scalar with a gradient, and waiting for it would hold this process up."""
-        return self._requires_grad and self._future.is_number_on_host
+        return self.requires_grad and self._future.is_number_on_host
 
     def wait(self) -> Tensor:
         """Return the arrived value as a leaf."""
-        return self._future.wait().detach().requires_grad_(self._requires_grad)
+        return self._future.wait().detach().requires_grad_(self.requires_grad)
 
 
 def arrived(value: Any) -> Any:

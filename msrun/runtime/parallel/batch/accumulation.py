@@ -16,6 +16,12 @@ from msrun.runtime.parallel.batch.parts import PartKind, join_results, join_valu
 from msrun.runtime.parallel.scaling import Scales, current_compat, current_loss_scale, scales
 
 
+TWICE = (
+    "backward() came to one call of the network twice: add up the losses of the call and go back once, or call the "
+    "network again"
+)
+
+
 class GradAccumulation(DividedBatch):
     """Run `network` on `micro_size` equal slices of the batch, forward and backward, and add their gradients up.
 
@@ -131,7 +137,7 @@ def hand_out(ctx: Any, incoming: Tensor | None) -> list[Tensor | None]:
         CaptureError: they were handed out before.
     """
     if ctx.gradients is None:
-        raise CaptureError("backward() was called twice on one loss: call the network again for another backward")
+        raise CaptureError(TWICE)
     gradients, ctx.gradients = ctx.gradients, None
     if incoming is None:
         return [None] * len(gradients)

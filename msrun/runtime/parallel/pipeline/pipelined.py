@@ -7,7 +7,7 @@ kept, and `backward()` hands them out times the gradient that comes in.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -23,12 +23,14 @@ from msrun.runtime.execute.traffic import traffic
 from msrun.runtime.execute.transfers import start_all_reduce
 from msrun.runtime.groups import ranks_group
 from msrun.runtime.nn.random_stream import current_draw
+from msrun.runtime.parallel.batch.accumulation import TWICE
 from msrun.runtime.parallel.batch.parts import BatchParts, join_values
+from msrun.runtime.parallel.border import StepFunction, WholeResults, enter_step
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.pipeline.schedule import Action, Schedule
 from msrun.runtime.parallel.pipeline.stage_runner import Line, StepRun
 from msrun.runtime.parallel.program_text import render_program
-from msrun.runtime.parallel.scaling import Scales, current_loss_scale
+from msrun.runtime.parallel.scaling import Scales, current_loss_scale, input_factor, leaf_factor
 from msrun.runtime.partition.local_values import LocalValue, gradient_reaches
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.partition.stages import StageProgram
@@ -61,6 +63,7 @@ class PipelinedCall:
     scales: Scales
     """Factors of the loss of every copy of every micro batch, and of its gradient."""
     output_broadcast: bool
+    whole_results: WholeResults = field(default_factory=WholeResults)
 
     @property
     def copies(self) -> int:
@@ -85,6 +88,11 @@ class PipelinedCall:
     def stored(self) -> list[PlacedParameter]:
         """Trainable parameters that this rank holds: their gradients come back in this order."""
         return list(({item.name: item for call in self.own.values() for item in call.stored} | self.tied).values())
+
+    @cached_property
+    def input_parts(self) -> list[int]:
+        """Into how many parts the ranks cut each of the user's tensors."""
+        return [self.program.mesh.extent(tuple(layout.used)) for layout in self.program.input_layouts]
 
     @cached_property
     def actions(self) -> Sequence[Action]:
@@ -113,6 +121,7 @@ class PipelinedCall:
                 "Pipeline(net): in training net must return one scalar loss, such as Pipeline(WithLoss(net, loss_fn), "
                 "micro_size); call it under torch.no_grad() for other results"
             )
+        enter_step(tensors, self.input_parts, leaf_factor)
         draw = current_draw.get()
         if self.draws and draw is not None:
             draw.key()  # on every rank: the stream goes on where a stage draws nothing, too
@@ -214,10 +223,11 @@ class PipelinedCall:
         per_micro_batch = [found.get(number, [None] * self.copies) for number in range(self.schedule.micro_size)]
         parts = [part if part is not None else zeros for part in self.parts.in_order(per_micro_batch)]
         total = torch.cat(parts) if value.shape else torch.stack(parts).sum()
-        return start_all_reduce(total, self.line.group).wait() if len(self.line.ranks) > 1 else total
+        whole = start_all_reduce(total, self.line.group).wait() if len(self.line.ranks) > 1 else total
+        return whole * input_factor(self.input_parts[index])
 
 
-class _RunPipeline(torch.autograd.Function):
+class _RunPipeline(StepFunction):
     """One whole step as one step of the user's autograd graph."""
 
     @staticmethod
@@ -226,7 +236,7 @@ class _RunPipeline(torch.autograd.Function):
     ) -> tuple[Any, ...]:
         run = call.step(tensors[:count], needs_grad=needs_grad)
         ctx.set_materialize_grads(False)
-        ctx.gradients = None
+        ctx.call, ctx.gradients = call, None
         if needs_grad:
             by_name = call.gradients(run)
             inputs = call.input_gradients(run)
@@ -239,12 +249,13 @@ class _RunPipeline(torch.autograd.Function):
         return tuple(results)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
+        _RunPipeline.refuse_second_derivatives()
+        _RunPipeline.begin_backward(ctx)
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
-            raise CaptureError("backward() was called twice on one loss: call the network again for another backward")
-        factor = incoming[ctx.loss]
+            raise CaptureError(TWICE)
+        (factor,) = ctx.call.whole_results.settle([incoming[ctx.loss]])
         if factor is not None and ctx.loss_scale != 1.0:  # the gradients hold it, too
             factor = factor / ctx.loss_scale
         scaled = [g.mul_(factor) if g is not None and factor is not None else None for g in gradients]

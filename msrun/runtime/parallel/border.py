@@ -1,0 +1,198 @@
+"""The border of a step, the same in every mode: what the gradients of its results and of its inputs mean.
+
+Every rank's backward pass begins with a loss of its own, and what is trained is the mean of the ranks' losses, as in
+torch's DDP. So outside of steps a gradient is that of the rank's own loss, whichever step it comes from or goes to:
+`g(f(x))`, losses outside, and states that go from call to call need nothing else. At the border (factors: `scaling.py`)
+
+- a result that is cut over n ranks, such as rows of the batch, takes a gradient in as that of the mean, a n-th;
+- a result that all ranks hold whole takes the mean of the ranks' gradients: that is the gradient itself if all begin
+  alike, as they do with a loss. The first backward pass looks; if they do not, all later ones average;
+- an input that is cut over n ranks hands on n times the gradient of the mean.
+
+What the user looks at in the end is the gradient of the mean: that of rows that require it, a n-th of what has arrived;
+of what is no row of the batch, such as a parameter of a module outside of every step, the mean over the ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from msrun.errors import CaptureError, StrategyError
+from msrun.runtime import world
+from msrun.runtime.agreement import gather
+from msrun.runtime.execute.phase import is_verifying
+from msrun.runtime.execute.transfers import start_all_reduce
+from msrun.runtime.parts.part import Part
+from msrun.runtime.tensors.plain_tensors import plain_tensors
+
+log = logging.getLogger("msrun.runtime")
+SHARED = 0.0
+"""In place of a factor: all ranks hold the same of a leaf, and its gradient is the mean of theirs."""
+_factors: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""leaf of autograd that has reached a step through its inputs -> factor of its gradient"""
+_passes: set[int] = set()
+"""Backward passes that have come through a step."""
+
+
+class StepFunction(torch.autograd.Function):
+    """What autograd runs where results leave a step: leaves beyond it belong to the step and not to its caller."""
+
+    @staticmethod
+    def begin_backward(ctx: Any) -> None:  # noqa: ARG004 - its signature is that of backward
+        """Note that a backward pass has come to a step."""
+        number = torch._C._current_graph_task_id()
+        if number not in _passes:
+            _passes.add(number)
+            torch.autograd.Variable._execution_engine.queue_callback(partial(_passes.discard, number))
+
+    @staticmethod
+    def refuse_second_derivatives() -> None:
+        """Refuse a backward pass that shall itself be differentiated.
+
+        Raises:
+            CaptureError: it shall be.
+        """
+        if torch.is_grad_enabled():
+            raise CaptureError(
+                "backward(create_graph=True) through a step: its gradients have no graph of their own. Put what needs "
+                "second derivatives into the network's loss, or take the gradient of an input with "
+                'parallel_mode="data_parallel"'
+            )
+
+
+class WholeResults:
+    """The gradients that come in at results which all ranks hold whole."""
+
+    def __init__(self) -> None:
+        self._differ: bool | None = None
+
+    def settle(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Return each gradient as that of the mean of the ranks' losses. All ranks call it together.
+
+        Raises:
+            StrategyError: some ranks' losses use a result that those of others do not.
+        """
+        if self._differ is None and not is_verifying.get():
+            with torch.no_grad():
+                everyone = gather([_digest(gradient) for gradient in gradients], what="the comparison of losses")
+            for rank, other in enumerate(everyone):
+                if [digest is None for digest in other] != [digest is None for digest in everyone[0]]:
+                    raise StrategyError(
+                        f"the loss of rank {rank} uses other results of a step than that of rank 0: use the same ones "
+                        "on every rank (times 0 where they shall not count)"
+                    )
+            self._differ = any(other != everyone[0] for other in everyone)
+        if not self._differ:
+            return list(gradients)
+        return [None if gradient is None else _mean(gradient) for gradient in gradients]
+
+
+def enter_step(tensors: Sequence[Tensor], parts: Sequence[int], leaf_factors: Callable[[int], float]) -> None:
+    """Let the gradients of whatever the inputs of a step are made of become those of the mean of the ranks' losses.
+
+    Args:
+        parts: into how many parts each input is cut; 1: all ranks pass the same.
+        leaf_factors: number of parts -> factor of the gradient of a leaf that is cut so.
+
+    Raises:
+        StrategyError: a parameter outside of every step that the ranks hold different values of.
+    """
+    if not torch.is_grad_enabled():
+        return
+    found: list[Tensor] = []
+    for tensor, count in zip(tensors, parts, strict=True):
+        if count == 1 or not tensor.requires_grad:
+            continue
+        for leaf in _leaves_of(tensor):
+            factor = leaf_factors(count) if _is_cut_like(leaf, tensor) else SHARED
+            known = _factors.get(leaf)
+            if known == factor:
+                continue
+            if known is not None:
+                raise StrategyError(
+                    f"a tensor of shape {tuple(leaf.shape)} reaches steps that cut it into different numbers of parts, "
+                    "or one as rows of the batch and another not: give each step a tensor of its own"
+                )
+            _factors[leaf] = factor
+            with plain_tensors():
+                Tensor.register_hook(leaf, partial(_leave, factor))
+            if factor == SHARED:
+                found.append(leaf)
+    if found:
+        _check_shared(found)
+
+
+def _leave(factor: float, gradient: Tensor) -> Tensor:
+    """Turn what has arrived at a leaf into the gradient of the mean of the ranks' losses."""
+    if torch._C._current_graph_task_id() not in _passes or torch.is_grad_enabled():
+        return gradient  # with a graph of its own it goes on into this rank's loss
+    return _mean(gradient) if factor == SHARED else gradient * factor
+
+
+def _mean(gradient: Tensor) -> Tensor:
+    assert dist.group.WORLD is not None
+    dense = gradient.to_dense() if gradient.is_sparse else gradient
+    return start_all_reduce(dense, dist.group.WORLD).wait() / dist.get_world_size()
+
+
+def _is_cut_like(leaf: Tensor, tensor: Tensor) -> bool:
+    """Return whether a leaf is this rank's part of the batch, as the input that it has reached is."""
+    if leaf is tensor:
+        return tensor.dim() > 0
+    return not isinstance(leaf, nn.Parameter) and leaf.shape[:1] == tensor.shape[:1] != ()
+
+
+def _leaves_of(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield the leaves of autograd that a tensor was made of outside of steps."""
+    if tensor.grad_fn is None:
+        yield tensor
+        return
+    todo: list[Any] = [tensor.grad_fn]
+    seen = set(todo)
+    while todo:
+        node = todo.pop()
+        if issubclass(getattr(node, "_forward_cls", object), StepFunction):
+            continue
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and not isinstance(leaf, Part | DTensor):
+            yield leaf
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                todo.append(following)
+
+
+def _check_shared(leaves: Sequence[Tensor]) -> None:
+    """Refuse parameters outside of every step that would stay different on every rank, and say what the others cost."""
+    everyone = gather([_digest(leaf.detach()) for leaf in leaves], what="the comparison of parameters outside of steps")
+    for leaf, *digests in zip(leaves, *everyone, strict=True):
+        if len(set(digests)) > 1:
+            raise StrategyError(
+                f"a parameter of shape {tuple(leaf.shape)} outside of the step differs between the ranks, and what it "
+                "makes is an input of the step: put its module into the network that AutoParallel runs, or into an "
+                "AutoParallel of its own, which gives all ranks rank 0's values"
+            )
+    if world.get_rank() == 0:
+        log.warning(
+            "%d parameters are trained outside of the step: their gradients are averaged over the ranks one by one. "
+            "An AutoParallel around their module sends them together",
+            len(leaves),
+        )
+
+
+def _digest(value: Tensor | None) -> Any:
+    """Return what differs where values do; None of None."""
+    if value is None:
+        return None
+    dense = (value.to_dense() if value.is_sparse else value).detach().cpu().contiguous()
+    return tuple(dense.shape), zlib.crc32(dense.reshape(-1).view(torch.uint8).numpy().data)

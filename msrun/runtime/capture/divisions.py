@@ -17,7 +17,9 @@ class Wrapper(Protocol):
     number: int
 
 
-def check_wrappers(graph: fx.Graph, wrappers: Sequence[Wrapper], inputs: Collection[str], results: Collection[int]) -> None:
+def check_wrappers(
+    graph: fx.Graph, wrappers: Sequence[Wrapper], inputs: Collection[str], results: Collection[int]
+) -> None:
     """Check that the step hands its own batch to the wrappers and returns what they return; take their marks out.
 
     Args:

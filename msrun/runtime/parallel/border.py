@@ -15,6 +15,8 @@ of what is no row of the batch, such as a parameter of a module outside of every
 
 from __future__ import annotations
 
+import copy
+import inspect
 import logging
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -38,6 +40,7 @@ from msrun.runtime.tensors.plain_tensors import plain_tensors
 log = logging.getLogger("msrun.runtime")
 SHARED = 0.0
 """In place of a factor: all ranks hold the same of a leaf, and its gradient is the mean of theirs."""
+_IS_RESULT = "msrun_result_of_a_step"
 _factors: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """leaf of autograd that has reached a step through its inputs -> factor of its gradient"""
 _passes: set[int] = set()
@@ -48,7 +51,7 @@ class StepFunction(torch.autograd.Function):
     """What autograd runs where results leave a step: leaves beyond it belong to the step and not to its caller."""
 
     @staticmethod
-    def begin_backward(ctx: Any) -> None:  # noqa: ARG004 - its signature is that of backward
+    def begin_backward() -> None:
         """Note that a backward pass has come to a step."""
         number = torch._C._current_graph_task_id()
         if number not in _passes:
@@ -132,6 +135,21 @@ def enter_step(tensors: Sequence[Tensor], parts: Sequence[int], leaf_factors: Ca
         _check_shared(found)
 
 
+def leave_step(result: Tensor, begin_backward: Callable[[], None]) -> None:
+    """Let a result of a step that is no output of a `StepFunction` be one of a step for backward passes.
+
+    Args:
+        begin_backward: called when a gradient comes in at it.
+    """
+    assert result.grad_fn is not None
+    result.grad_fn.metadata[_IS_RESULT] = True
+
+    def begin(_: Tensor) -> None:
+        begin_backward()
+
+    result.register_hook(begin)
+
+
 def _leave(factor: float, gradient: Tensor) -> Tensor:
     """Turn what has arrived at a leaf into the gradient of the mean of the ranks' losses."""
     if torch._C._current_graph_task_id() not in _passes or torch.is_grad_enabled():
@@ -161,7 +179,7 @@ def _leaves_of(tensor: Tensor) -> Iterator[Tensor]:
     seen = set(todo)
     while todo:
         node = todo.pop()
-        if issubclass(getattr(node, "_forward_cls", object), StepFunction):
+        if issubclass(getattr(node, "_forward_cls", object), StepFunction) or _IS_RESULT in node.metadata:
             continue
         leaf = getattr(node, "variable", None)
         if leaf is not None and not isinstance(leaf, Part | DTensor):
@@ -188,6 +206,56 @@ def _check_shared(leaves: Sequence[Tensor]) -> None:
             "An AutoParallel around their module sends them together",
             len(leaves),
         )
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Return a value with another tensor for each one in it, whatever holds them: what is changed is copied.
+
+    Modules and what has no attributes of its own are left as they are.
+    """
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        found = {key: map_tensors(function, each) for key, each in value.items()}
+        changed = {key: each for key, each in found.items() if each is not value[key]}
+        if not changed:
+            return value
+        copied = copy.copy(value)
+        for key, each in changed.items():
+            copied[key] = each
+        return copied
+    if isinstance(value, list | tuple):
+        items = [map_tensors(function, each) for each in value]
+        if all(new is old for new, old in zip(items, value, strict=True)):
+            return value
+        if isinstance(value, list):
+            copied = copy.copy(value)
+            copied[:] = items
+            return copied
+        return type(value)._make(items) if hasattr(value, "_make") else type(value)(items)
+    if isinstance(value, nn.Module | type) or not hasattr(value, "__dict__") or inspect.isroutine(value):
+        return value
+    changed = {
+        name: each
+        for name, old in vars(value).items()
+        if isinstance(old, Tensor | dict | list | tuple) and (each := map_tensors(function, old)) is not old
+    }
+    if changed:
+        value = copy.copy(value)
+        vars(value).update(changed)
+    return value
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Return the tensors in a value, whatever holds them."""
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(note, value)
+    return found
 
 
 def _digest(value: Tensor | None) -> Any:

@@ -91,7 +91,7 @@ class ReplicaScales:
 
     @property
     def input(self) -> float:
-        """Of the gradient that a step hands on to an input: what comes in there is that of the rank's own loss again."""
+        """Of the gradient that a step hands on to an input, where it is again that of the rank's own loss."""
         return 1.0 / self.start
 
     @property

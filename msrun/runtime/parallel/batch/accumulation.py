@@ -15,7 +15,6 @@ from msrun.runtime.parallel.batch.divided_batch import DividedBatch
 from msrun.runtime.parallel.batch.parts import PartKind, join_results, join_values
 from msrun.runtime.parallel.scaling import Scales, current_compat, current_loss_scale, scales
 
-
 TWICE = (
     "backward() came to one call of the network twice: add up the losses of the call and go back once, or call the "
     "network again"

@@ -209,7 +209,7 @@ class _RunProgram(StepFunction):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         _RunProgram.refuse_second_derivatives()
-        _RunProgram.begin_backward(ctx)
+        _RunProgram.begin_backward()
         compiled: CompiledCall = ctx.compiled
         if ctx.step is None:
             raise CaptureError(TWICE)
@@ -255,6 +255,6 @@ class _RunMicroBatches(StepFunction):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         _RunMicroBatches.refuse_second_derivatives()
-        _RunMicroBatches.begin_backward(ctx)
+        _RunMicroBatches.begin_backward()
         (incoming,) = ctx.compiled.whole_results.settle(gradients[:1])
         return None, None, None, *hand_out(ctx, incoming)

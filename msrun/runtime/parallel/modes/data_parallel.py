@@ -8,19 +8,17 @@ backward pass; a module's while it still runs.
 from __future__ import annotations
 
 import contextlib
-import operator
+import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils import _pytree as pytree
 
 from msrun.errors import StrategyError
 from msrun.runtime import world
@@ -29,12 +27,13 @@ from msrun.runtime.execute.transfers import start_all_reduce
 from msrun.runtime.nn.deferred_init import init_parameters
 from msrun.runtime.parallel.batch.accumulation import GradAccumulation
 from msrun.runtime.parallel.batch.divided_batch import find_wrappers
+from msrun.runtime.parallel.border import StepFunction, WholeResults, enter_step, leave_step, map_tensors, tensors_in
 from msrun.runtime.parallel.host_operators import refusing_targets
 from msrun.runtime.parallel.modes.fsdp import Decision, ShardedNetwork, called_modules
 from msrun.runtime.parallel.modes.hybrid import check_no_layerwise, is_layerwise, scale_gradient_of
 from msrun.runtime.parallel.modes.on_servers import check_servers
 from msrun.runtime.parallel.modes.own_gradients import average_rows, has_own_gradient, is_same_everywhere
-from msrun.runtime.parallel.parameters.fusion_config import BUCKET_BYTES
+from msrun.runtime.parallel.modes.reduction import ReducedNetwork, mean_of_ranks
 from msrun.runtime.parallel.parameters.storage import equal_everywhere, note_placed
 from msrun.runtime.parallel.precision import autocast
 from msrun.runtime.parallel.scaling import replica_scales, scale_gradient
@@ -64,7 +63,12 @@ class Replicas:
         self._scales = replica_scales(settings.compat, settings.averages_gradients, self._ranks)
         self._networks: dict[tuple[int, ...], tuple[nn.Module, list[nn.Parameter]]] = {}
         """ids of the modules that are called -> who has them, and their parameters in place that are trained"""
-        self._wrapped: dict[int, DistributedDataParallel] = {}
+        self._kinds: dict[tuple[int, ...], list[Any]] = {}
+        """the same -> what their parameters were"""
+        self._reduced: dict[int, ReducedNetwork] = {}
+        """id of a module that is called -> what averages its gradients"""
+        self._whole: dict[tuple[int, int], WholeResults] = {}
+        """(id of the root, place among the numbers that it returns) -> what looks at their gradients"""
         self._sharded: dict[int, ShardedNetwork] = {}
         self.is_running_module = False
         self._waits: list[contextlib.ExitStack] = []
@@ -80,32 +84,53 @@ class Replicas:
         """
         self.place(target)
         mode = self._settings.parallel_mode
-        is_module = isinstance(target.call, nn.Module)
-        reduces = isinstance(target.call, nn.Module) and torch.is_grad_enabled() and not self._sharded
-        wrapped = self._wrapped.get(id(target.call)) if reduces else None
-        if wrapped is not None:
+        is_module, trains = isinstance(target.call, nn.Module), torch.is_grad_enabled()
+        reduced: ReducedNetwork | None = None
+        if isinstance(target.call, nn.Module) and trains and not self._sharded:
             _check_hooks(target.root, mode)
-        run: Callable[..., Any] = target.call if wrapped is None else wrapped
-        own = self._scales.own
-        args, kwargs = pytree.tree_map_only(Tensor, lambda x: scale_gradient(x, own), (tuple(args), dict(kwargs)))
+            reduced = self._reduced.get(id(target.call))
+            if reduced is None:
+                reduced = ReducedNetwork(target.call, sums_wide=self._settings.gradient_fp32_sync)
+                self._reduced[id(target.call)] = reduced
+        run: Callable[..., Any] = target.call if reduced is None else reduced
+        args, kwargs = tuple(args), dict(kwargs)
+        if trains:
+            tensors = tensors_in((args, kwargs))
+            enter_step(tensors, [self._ranks] * len(tensors), lambda _: self._scales.leaf)
+            args, kwargs = map_tensors(lambda x: scale_gradient(x, self._scales.input), (args, kwargs))
         with autocast(self._settings.precision), refusing_targets(target.root, mode):
             result = run(*args, **kwargs)
-        if reduces and wrapped is None:
-            result = self._wrap(target.call, result)
-        if not torch.is_grad_enabled():
+        if reduced is not None:
+            reduced.look(tensors_in(result), syncs=not self._waits)
+        if not trains:
             for sharded in self._sharded.values():
                 sharded.reshard()  # else the modules show whole parameters until the next backward pass
         called = replicas_called.get()
         if called is not None:
             self.is_running_module = is_module
             called.append(self)
-        return pytree.tree_map_only(Tensor, self._leave, result)
+        numbers = itertools.count()
+        begin = partial(self._begin_backward, reduced, syncs=not self._waits)
+        return map_tensors(lambda value: self._leave(value, (id(target.root), numbers), begin), result)
 
-    def _leave(self, value: Tensor) -> Tensor:
+    def _begin_backward(self, reduced: ReducedNetwork | None, *, syncs: bool) -> None:
+        """Hear that a backward pass has come to a result."""
+        StepFunction.begin_backward()
+        if reduced is not None:
+            reduced.begin_backward(syncs=syncs)
+        elif self._sharded:
+            StepFunction.refuse_second_derivatives()
+
+    def _leave(self, value: Tensor, place: tuple[int, Iterator[int]], begin: Callable[[], None]) -> Tensor:
         if value.dim() == 0 and value.is_floating_point():
-            mean: Tensor = _MeanOfRanks.apply(value, self._scales.start)
+            root, numbers = place
+            whole = self._whole.setdefault((root, next(numbers)), WholeResults())
+            mean: Tensor = _MeanOfRanks.apply(value, self._scales.start, whole, begin)
             return mean
-        return scale_gradient(value, self._scales.start)
+        scaled = scale_gradient(value, self._scales.start)
+        if scaled.grad_fn is not None and torch.is_grad_enabled():
+            leave_step(scaled, begin)
+        return scaled
 
     def place(self, target: Target) -> None:
         """Give each rank its parameters, unless it has them."""
@@ -114,11 +139,12 @@ class Replicas:
         parameters = _trainable_of(root)
         if id(root) in self._sharded and key in self._networks:
             return self._sharded[id(root)].check()
+        kinds = _kinds_of(parameters)
         if key in self._networks:
-            before = self._networks[key][1]
-            if len(before) == len(parameters) and all(map(operator.is_, before, parameters)):
+            if self._kinds[key] == kinds:
                 return None
-            self._wrapped.pop(id(root), None)  # DDP would leave the gradients of new and of unfrozen ones alone
+            # DDP would leave the gradients of new, of unfrozen and of converted ones alone
+            self._reduced.pop(id(root), None)
         if self._settings.parallel_mode != "hybrid_parallel":
             check_no_layerwise(root, self._settings.parallel_mode)
         check_servers(root, self._settings)
@@ -141,6 +167,7 @@ class Replicas:
             for parameter in filter(is_layerwise, root.parameters()):
                 scale_gradient_of(parameter, self._scales.own)
         self._networks[key] = root, _trainable_of(root)
+        self._kinds[key] = _kinds_of(self._networks[key][1])
         self._placed(root, decisions, notes)
         note_placed()
         return None
@@ -166,44 +193,15 @@ class Replicas:
             named[name].data.copy_(value)
         return [f"{found}: rank 0's are used"]
 
-    def _wrap(self, network: Any, result: Any) -> Any:
-        """Put a module whose first forward pass has given `result` under DDP, and return the result seen by it.
-
-        DDP must know whether the backward pass gives every parameter a gradient: it would wait for one in vain and
-        leave others unreduced, and looking every time is dear. So the first result tells, on all ranks together.
-        """
-        _check_hooks(network, self._settings.parallel_mode)
-        named = list(network.named_parameters())
-        own = [f"network.{name}" for name, parameter in named if has_own_gradient(parameter)]
-        if not any(parameter.requires_grad and not has_own_gradient(parameter) for _, parameter in named):
-            return result
-        misses = torch.tensor(0.0 if _reaches_all(result, network) else 1.0, device=world.device())
-        with waiting_in(lambda: "the search for parameters without gradient"):
-            dist.all_reduce(misses, dist.ReduceOp.MAX)
-        holder = _Holder(network, result)
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(holder, own)
-        device = world.device()
-        ids = [device.index] if device.type == "cuda" else None
-        wrapped = DistributedDataParallel(holder, device_ids=ids, init_sync=False, find_unused_parameters=bool(misses))
-        if self._settings.gradient_fp32_sync and any(is_short(parameter.dtype) for _, parameter in named):
-            wrapped.register_comm_hook(None, lambda _state, bucket: _reduce_in_float32(bucket))
-        wrapped.require_forward_param_sync = False  # buffers are equal, and the result may depend on their values
-        self._wrapped[id(network)] = wrapped
-        for waits in self._waits[:1]:
-            waits.enter_context(wrapped.no_sync())
-        return wrapped()
-
     def forget(self) -> None:
         """Let go of torch's wrappers, which hold the world's groups and with them their threads."""
-        self._wrapped.clear()
+        self._reduced.clear()
         self._sharded.clear()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Add up gradients on each rank for as long as the context lasts; the next backward pass reduces them."""
         with contextlib.ExitStack() as stack:
-            for wrapped in self._wrapped.values():
-                stack.enter_context(wrapped.no_sync())
             for sharded in self._sharded.values():
                 stack.enter_context(sharded.no_sync())
             self._waits.append(stack)
@@ -239,15 +237,10 @@ class Replicas:
                     "function calls: give its networks' parameters"
                 )
         result = list(gradients)
-        for members in _buckets([i for i, weight in enumerate(weights) if not has_own_gradient(weight)], gradients):
-            parts = [gradients[i] for i in members]
-            flat = torch.cat([part.reshape(-1) for part in parts])
-            wide = flat.float() if self._settings.gradient_fp32_sync and is_short(flat.dtype) else flat
-            assert dist.group.WORLD is not None
-            future = start_all_reduce(wide, dist.group.WORLD, in_place=True)
-            mean = (future.wait() / self._ranks).to(flat.dtype)
-            for i, part in zip(members, mean.split([part.numel() for part in parts]), strict=True):
-                result[i] = part.view(gradients[i].shape)
+        shared = [index for index, weight in enumerate(weights) if not has_own_gradient(weight)]
+        means = mean_of_ranks([gradients[i] for i in shared], sums_wide=self._settings.gradient_fp32_sync)
+        for index, mean in zip(shared, means, strict=True):
+            result[index] = mean
         return result
 
 
@@ -270,48 +263,8 @@ def _trainable_of(root: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in root.parameters() if parameter.requires_grad]
 
 
-class _Holder(nn.Module):
-    """A network for DDP; its first forward pass is done already."""
-
-    def __init__(self, network: nn.Module, result: Any) -> None:
-        super().__init__()
-        self.network = network
-        self._first = [result]
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the network's result."""
-        return self._first.pop() if self._first else self.network(*args, **kwargs)
-
-
-def _reaches_all(result: Any, network: nn.Module) -> bool:
-    """Return whether the backward pass of a result gives every trainable parameter of a network a gradient."""
-    missing = {id(p) for p in network.parameters() if p.requires_grad and not has_own_gradient(p)}
-    tensors = [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
-    todo = [x.grad_fn for x in tensors if x.grad_fn is not None]
-    seen = set(todo)
-    while todo and missing:
-        node = todo.pop()
-        missing.discard(id(getattr(node, "variable", None)))
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                todo.append(following)
-    return not missing
-
-
-def _buckets(members: Sequence[int], gradients: Sequence[Tensor]) -> list[list[int]]:
-    """Return indexes of gradients that travel together: of one type, last ones first as backward makes them."""
-    buckets: list[list[int]] = []
-    open_buckets: dict[torch.dtype, tuple[list[int], int]] = {}
-    for index in reversed(members):
-        size = gradients[index].numel() * gradients[index].element_size()
-        bucket, filled = open_buckets.get(gradients[index].dtype, ([], BUCKET_BYTES))
-        if filled + size > BUCKET_BYTES:
-            bucket, filled = [], 0
-            buckets.append(bucket)
-        bucket.append(index)
-        open_buckets[gradients[index].dtype] = bucket, filled + size
-    return buckets
+def _kinds_of(parameters: Sequence[nn.Parameter]) -> list[Any]:
+    return [(id(parameter), parameter.dtype, parameter.device) for parameter in parameters]
 
 
 def _check_not_accumulated(root: nn.Module, mode: str) -> None:
@@ -328,32 +281,23 @@ def _check_not_accumulated(root: nn.Module, mode: str) -> None:
             )
 
 
-def is_short(dtype: torch.dtype) -> bool:
-    return dtype in (torch.float16, torch.bfloat16)
-
-
-def _reduce_in_float32(bucket: Any) -> torch.futures.Future[Tensor]:
-    """Average a bucket of DDP; one of 16 bits travels as float32."""
-    short = bucket.buffer()
-    if not is_short(short.dtype):
-        return allreduce_hook(dist.group.WORLD, bucket)  # type: ignore[arg-type]
-    work = dist.all_reduce(short.float().div_(dist.get_world_size()), async_op=True)
-    assert work is not None
-    return work.get_future().then(lambda done: short.copy_(done.value()[0]))
-
-
-class _MeanOfRanks(torch.autograd.Function):
-    """Forward: the mean over ranks. Backward: the gradient times the factor of every rank's own loss."""
+class _MeanOfRanks(StepFunction):
+    """Forward: the mean over ranks. Backward: the mean of their gradients, times the factor of a rank's own loss."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, factor: float) -> Tensor:
-        ctx.factor = factor
+    def forward(ctx: Any, value: Tensor, factor: float, whole: WholeResults, begin: Callable[[], None]) -> Tensor:
+        ctx.factor, ctx.whole, ctx.begin = factor, whole, begin
         assert dist.group.WORLD is not None
         return start_all_reduce(value, dist.group.WORLD).wait() / dist.get_world_size()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient * ctx.factor if ctx.factor != 1.0 else gradient, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        ctx.begin()
+        if torch.is_grad_enabled():  # the derivative itself: what is made of it goes into this rank's loss
+            return gradient / dist.get_world_size(), None, None, None
+        (mean,) = ctx.whole.settle([gradient])
+        assert mean is not None
+        return mean * ctx.factor if ctx.factor != 1.0 else mean, None, None, None
 
 
 def _forget_all() -> None:

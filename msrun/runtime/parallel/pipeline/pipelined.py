@@ -251,7 +251,7 @@ class _RunPipeline(StepFunction):
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
         _RunPipeline.refuse_second_derivatives()
-        _RunPipeline.begin_backward(ctx)
+        _RunPipeline.begin_backward()
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             raise CaptureError(TWICE)

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -85,7 +86,8 @@ class WholeResults:
         Raises:
             StrategyError: some ranks' losses use a result that those of others do not.
         """
-        if self._differ is None and not is_verifying.get():
+        is_pretended = world.simulation_level() is not None or any(isinstance(g, FakeTensor) for g in gradients)
+        if self._differ is None and not is_pretended and not is_verifying.get():
             with torch.no_grad():
                 everyone = gather([_digest(gradient) for gradient in gradients], what="the comparison of losses")
             for rank, other in enumerate(everyone):
@@ -142,7 +144,8 @@ def leave_step(result: Tensor, begin_backward: Callable[[], None]) -> None:
         begin_backward: called when a gradient comes in at it.
     """
     assert result.grad_fn is not None
-    result.grad_fn.metadata[_IS_RESULT] = True
+    metadata: Any = result.grad_fn.metadata
+    metadata[_IS_RESULT] = True
 
     def begin(_: Tensor) -> None:
         begin_backward()
@@ -229,9 +232,9 @@ def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
         if all(new is old for new, old in zip(items, value, strict=True)):
             return value
         if isinstance(value, list):
-            copied = copy.copy(value)
-            copied[:] = items
-            return copied
+            listed = copy.copy(value)
+            listed[:] = items
+            return listed
         return type(value)._make(items) if hasattr(value, "_make") else type(value)(items)
     if isinstance(value, nn.Module | type) or not hasattr(value, "__dict__") or inspect.isroutine(value):
         return value

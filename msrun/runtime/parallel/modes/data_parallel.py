@@ -90,8 +90,7 @@ class Replicas:
             _check_hooks(target.root, mode)
             reduced = self._reduced.get(id(target.call))
             if reduced is None:
-                reduced = ReducedNetwork(target.call, sums_wide=self._settings.gradient_fp32_sync)
-                self._reduced[id(target.call)] = reduced
+                reduced = self._reduced[id(target.call)] = self._reduction_of(target.call)
         run: Callable[..., Any] = target.call if reduced is None else reduced
         args, kwargs = tuple(args), dict(kwargs)
         if trains:
@@ -112,6 +111,9 @@ class Replicas:
         numbers = itertools.count()
         begin = partial(self._begin_backward, reduced, syncs=not self._waits)
         return map_tensors(lambda value: self._leave(value, (id(target.root), numbers), begin), result)
+
+    def _reduction_of(self, network: nn.Module) -> ReducedNetwork:
+        return ReducedNetwork(network, sums_wide=self._settings.gradient_fp32_sync)
 
     def _begin_backward(self, reduced: ReducedNetwork | None, *, syncs: bool) -> None:
         """Hear that a backward pass has come to a result."""

@@ -156,10 +156,11 @@ class ShardedNetwork:
                         "not reduce its gradient: change the network before AutoParallel's first call, or make a new "
                         'network and AutoParallel, or use parallel_mode="semi_auto"'
                     )
-                if parameter.dtype != getattr(record, "orig_dtype", parameter.dtype):
+                known_dtype = getattr(record, "orig_dtype", parameter.dtype)  # there since the first forward pass
+                if parameter.dtype != known_dtype:
                     raise StrategyError(
                         f"{type(module).__name__}.{name} was made {parameter.dtype} after FSDP2 had cut it as "
-                        f"{record.orig_dtype}: convert the network before AutoParallel's first call"
+                        f"{known_dtype}: convert the network before AutoParallel's first call"
                     )
                 if parameter._backward_hooks:
                     raise StrategyError(

@@ -249,7 +249,8 @@ class _RunMicroBatches(StepFunction):
             ctx.gradients = [*joined, *(by_name.get(stored.name) for stored in compiled.stored)]
             ctx.loss_scale = current_loss_scale.get()
         merged = compiled.merge(results)
-        ctx.mark_non_differentiable(*(value for value in merged[1:] if isinstance(value, Tensor)))
+        reached = executor.results_with_gradient(step) if needs_grad else frozenset()
+        ctx.mark_non_differentiable(*(v for i, v in enumerate(merged) if isinstance(v, Tensor) and i not in reached))
         return tuple(merged)
 
     @staticmethod
@@ -257,4 +258,4 @@ class _RunMicroBatches(StepFunction):
         _RunMicroBatches.refuse_second_derivatives()
         _RunMicroBatches.begin_backward()
         (incoming,) = ctx.compiled.whole_results.settle(gradients[:1])
-        return None, None, None, *hand_out(ctx, incoming)
+        return None, None, None, *hand_out(ctx, [incoming, *gradients[1:]])

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, fx
 
-from msrun.errors import CaptureError, StrategyError
+from msrun.errors import StrategyError
 from msrun.runtime.execute.parameters import ParameterGroup
 from msrun.runtime.execute.placement import PlacedParameter
 from msrun.runtime.execute.step import arrived
@@ -23,7 +23,7 @@ from msrun.runtime.execute.traffic import traffic
 from msrun.runtime.execute.transfers import start_all_reduce
 from msrun.runtime.groups import ranks_group
 from msrun.runtime.nn.random_stream import current_draw
-from msrun.runtime.parallel.batch.accumulation import TWICE
+from msrun.runtime.parallel.batch.accumulation import hand_out
 from msrun.runtime.parallel.batch.parts import BatchParts, join_values
 from msrun.runtime.parallel.border import StepFunction, WholeResults, enter_step
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
@@ -103,6 +103,16 @@ class PipelinedCall:
     def draws(self) -> bool:
         """Whether any stage draws random numbers."""
         return any(node.op == "placeholder" and node.target == DRAW for node in self.program.graph.nodes)
+
+    @cached_property
+    def results_with_gradient(self) -> frozenset[int]:
+        """The indexes of the results that gradients would flow back from in one process."""
+        results = enumerate(self.program.outputs)
+        return frozenset(
+            i
+            for i, node in results
+            if isinstance(node, fx.Node) and (node is self.loss or self.values[node].requires_grad)
+        )
 
     def set_buffer(self, name: str, value: Tensor) -> None:
         """Let this rank's stages use another tensor as a buffer or constant, by the name of its placeholder."""
@@ -244,7 +254,8 @@ class _RunPipeline(StepFunction):
             ctx.gradients = [*inputs, *(by_name.get(stored.name) for stored in call.stored)]
             ctx.loss_scale = current_loss_scale.get()
         results = call.results(run)
-        fixed = [v for i, v in enumerate(results) if isinstance(v, Tensor) and (not needs_grad or i != ctx.loss)]
+        reached = call.results_with_gradient if needs_grad else frozenset()
+        fixed = [v for i, v in enumerate(results) if isinstance(v, Tensor) and i not in reached]
         ctx.mark_non_differentiable(*fixed)
         return tuple(results)
 
@@ -252,11 +263,6 @@ class _RunPipeline(StepFunction):
     def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
         _RunPipeline.refuse_second_derivatives()
         _RunPipeline.begin_backward()
-        gradients, ctx.gradients = ctx.gradients, None
-        if gradients is None:
-            raise CaptureError(TWICE)
-        (factor,) = ctx.call.whole_results.settle([incoming[ctx.loss]])
-        if factor is not None and ctx.loss_scale != 1.0:  # the gradients hold it, too
-            factor = factor / ctx.loss_scale
-        scaled = [g.mul_(factor) if g is not None and factor is not None else None for g in gradients]
-        return (None, None, None, None, *scaled)
+        (of_loss,) = ctx.call.whole_results.settle([incoming[ctx.loss]])
+        settled = [of_loss if index == ctx.loss else gradient for index, gradient in enumerate(incoming)]
+        return (None, None, None, None, *hand_out(ctx, settled, ctx.loss))

@@ -70,7 +70,7 @@ class StepFunction(torch.autograd.Function):
             raise CaptureError(
                 "backward(create_graph=True) through a step: its gradients have no graph of their own. Put what needs "
                 "second derivatives into the network's loss, or take the gradient of an input with "
-                'parallel_mode="data_parallel"'
+                'parallel_mode="data_parallel" without hsdp'
             )
 
 
@@ -86,6 +86,7 @@ class WholeResults:
         Raises:
             StrategyError: some ranks' losses use a result that those of others do not.
         """
+        gradients = [g.full_tensor() if isinstance(g, DTensor) else g for g in gradients]
         is_pretended = world.simulation_level() is not None or any(isinstance(g, FakeTensor) for g in gradients)
         if self._differ is None and not is_pretended and not is_verifying.get():
             with torch.no_grad():

@@ -45,14 +45,15 @@ def value_and_grad(
     if grad_position is None and kept is None:
         raise StrategyError("value_and_grad(grad_position=None, weights=None): name arguments or weights")
 
+    positions = (grad_position,) if isinstance(grad_position, int) else grad_position or ()
+
     def run(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         probe = current_probe.get()
         if probe is not None:
-            probe.meet(fn, run, kept or [], args, kwargs)
+            probe.meet(fn, run, positions, kept or [], args, kwargs)
         parallel = current_parallel.get()
         if parallel is not None:
-            check_first_gradients(parallel, fn, run, kept or [], args, kwargs)
-        positions = (grad_position,) if isinstance(grad_position, int) else grad_position or ()
+            check_first_gradients(parallel, fn, run, positions, kept or [], args, kwargs)
         inputs = [args[i].detach().requires_grad_() for i in positions]
         full = list(args)
         for i, value in zip(positions, inputs, strict=True):

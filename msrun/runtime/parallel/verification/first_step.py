@@ -53,6 +53,7 @@ def check_first_gradients(
     parallel: AutoParallel,
     function: Callable[..., Any],
     differentiate: Callable[..., tuple[Any, Any]],
+    positions: Sequence[int],
     weights: Sequence[Tensor],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
@@ -65,7 +66,7 @@ def check_first_gradients(
     if is_verifying.get():
         return
     if _is_to_be_checked(parallel, root_of(parallel, function), args, kwargs):
-        _check(parallel, lambda c: c.compare_function(function, differentiate, weights, args, kwargs))
+        _check(parallel, lambda c: c.compare_function(function, differentiate, positions, weights, args, kwargs))
 
 
 def _is_to_be_checked(parallel: AutoParallel, root: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

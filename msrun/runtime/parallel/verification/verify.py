@@ -102,8 +102,8 @@ class _Measured:
     """Results that are whole numbers."""
     rows: dict[str, Tensor]
     """Results that are no single numbers."""
-    inputs: Sequence[Tensor | None]
-    """Gradients of the batch's tensors that have one."""
+    inputs: Mapping[int, Tensor | None]
+    """Gradients of the batch's tensors that want one, by their number."""
     gradients: dict[str, Tensor | None]
     """By the name of the parameter."""
     buffers: dict[str, Tensor]
@@ -136,18 +136,19 @@ class Comparison:
         def run(args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Measured:
             with torch.enable_grad():
                 result = self._parallel(*args, **kwargs)
-            inputs = [tensor for tensor in find_tensors(args, kwargs) if tensor.requires_grad]
+            inputs = {i: tensor for i, tensor in enumerate(find_tensors(args, kwargs)) if tensor.requires_grad}
             loss = _loss_of(result)
             found: Sequence[Tensor | None]
             if runs_alone.get():  # what DDP has hung on `backward` must not see this one
                 named = _trained(network)
-                wanted = [*inputs, *named.values()]
+                wanted = [*inputs.values(), *named.values()]
                 found = torch.autograd.grad(loss, wanted, allow_unused=True) if wanted else ()
             else:
                 loss.backward()
                 named = _trained(network)  # between both passes FSDP2 shows other objects
-                found = tuple(tensor.grad for tensor in (*inputs, *named.values()))
-            of_inputs, of_parameters = list(found[: len(inputs)]), list(found[len(inputs) :])
+                found = tuple(tensor.grad for tensor in (*inputs.values(), *named.values()))
+            of_inputs = dict(zip(inputs, found, strict=False))
+            of_parameters = list(found[len(inputs) :])
             gradients = dict(zip(named, map(_dense, of_parameters), strict=True))
             return _Measured(_scalars(result), _counts(result), _rows(result), of_inputs, gradients, _buffers(network))
 
@@ -168,6 +169,7 @@ class Comparison:
         self,
         function: Callable[..., Any],
         differentiate: Callable[..., tuple[Any, Any]],
+        positions: Sequence[int],
         weights: Sequence[Tensor],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
@@ -175,7 +177,7 @@ class Comparison:
         """Compare what `value_and_grad` gives, and end the step function, which would go on to train."""
         token = current_probe.set(None)
         try:
-            raise _StepIsVerified(self.compare_function(function, differentiate, weights, args, kwargs))
+            raise _StepIsVerified(self.compare_function(function, differentiate, positions, weights, args, kwargs))
         finally:
             current_probe.reset(token)
 
@@ -183,6 +185,7 @@ class Comparison:
         self,
         function: Callable[..., Any],
         differentiate: Callable[..., tuple[Any, Any]],
+        positions: Sequence[int],
         weights: Sequence[Tensor],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
@@ -191,6 +194,7 @@ class Comparison:
 
         Args:
             differentiate: runs `function` and returns its result and gradients, those of `weights` last.
+            positions: of the arguments that have gradients.
         """
         root = root_of(self._parallel, function)
 
@@ -198,11 +202,17 @@ class Comparison:
             result, gradients = differentiate(*args, **kwargs)
             found = [leaf for leaf in pytree.tree_leaves(gradients) if isinstance(leaf, Tensor)]
             count = len(found) - len(weights)
+            numbers = [len(find_tensors(args[:position], {})) for position in positions]
             names = {id(parameter): user_name(name) for name, parameter in _trained(root).items()}
             known = [names.get(id(current(weight)), f"weight {i}") for i, weight in enumerate(weights)]
             of_weights: dict[str, Tensor | None] = dict(zip(known, map(_dense, found[count:]), strict=True))
             return _Measured(
-                _scalars(result), _counts(result), _rows(result), found[:count], of_weights, _buffers(root)
+                _scalars(result),
+                _counts(result),
+                _rows(result),
+                dict(zip(numbers, found, strict=False)),
+                of_weights,
+                _buffers(root),
             )
 
         return self._compare(root, run, args, kwargs, code=function)
@@ -269,7 +279,7 @@ class Comparison:
             has_rows = ranks > 1 and parts > 1 and box.shape[:1] == (rows,)
             value = _reordered(joined, ranks, parts) if has_rows else joined.clone()
             values.append(value.requires_grad_(tensor.requires_grad))
-            passed.append(_Passed(box, (parts, ranks) if has_rows else (1, 1), tensor.requires_grad))
+            passed.append(_Passed(box, (parts, ranks) if has_rows else (1, 1)))
         given = iter(values)
         whole_args, whole_kwargs = pytree.tree_map_only(Tensor, lambda _: next(given), (tuple(args), dict(kwargs)))
         return whole_args, whole_kwargs, passed
@@ -313,8 +323,8 @@ class Comparison:
         found = [compare(n, value, expected.scalars.get(n), floor=SMALL) for n, value in measured.scalars.items()]
         if settings.parallel_mode in REPLICA_MODES:
             found += [compare(n, value, expected.counts.get(n)) for n, value in measured.counts.items()]
-        for i, (part, gradient) in enumerate(zip([p for p in passed if p.has_gradient], measured.inputs, strict=True)):
-            whole = expected.inputs[i]
+        for i, gradient in measured.inputs.items():
+            whole, part = expected.inputs[i], passed[i]
             whole = None if whole is None else _reordered(whole, *part.order)[part.box.slices] * of_inputs
             found.append(compare(f"gradient of input {i}", gradient, whole))
         most = max((largest(g) for g in expected.gradients.values() if g is not None), default=0.0)
@@ -381,7 +391,6 @@ class _Passed:
     box: Box
     order: tuple[int, int]
     """(parts, ranks) by which rows in the order of parts come back into that of ranks."""
-    has_gradient: bool
 
 
 def _fresh(tensor: Tensor) -> Tensor:

@@ -26,6 +26,8 @@ class Difference:
     rank: int
     """Where it was found."""
     remark: str = ""
+    ratio: float = math.nan
+    """By what the value in one process has to be multiplied, if that gives this one."""
 
     @property
     def is_within(self) -> bool:
@@ -97,6 +99,9 @@ class VerificationReport:
         first = next((d for d in failures if d.name == "loss"), failures[0])
         how = first.remark or f"by {first.relative:.1e} of its largest element (allowed {first.allowed:.0e})"
         where = f"; the first operator that differs is {self.first_operator}" if self.first_operator else ""
+        ratio = first.ratio
+        if first.name.startswith("gradient ") and all(math.isclose(d.ratio, ratio, rel_tol=1e-2) for d in failures):
+            where += f"; the results are right, and the gradients {ratio:.3g} times as large as they should be"
         count = f"{len(failures)} of {len(self.differences)} values"
         return f"{count} differ from one process, first {first.name}: {how}{where}"
 

@@ -15,7 +15,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,17 +29,20 @@ from msrun.runtime.agreement import gather
 from msrun.runtime.execute.phase import current_probe, is_verifying, running_alone, runs_alone
 from msrun.runtime.execute.placement import is_held
 from msrun.runtime.nn.random_state import put_random_state, take_random_state
+from msrun.runtime.nn.random_stream import drawing
 from msrun.runtime.nn.replaced import current
 from msrun.runtime.parallel.batch.divided_batch import find_parts, find_wrappers
 from msrun.runtime.parallel.batch.parts import find_tensors
 from msrun.runtime.parallel.parameters.network_state import Chunk, find_box
 from msrun.runtime.parallel.parameters.storage import equal_everywhere
 from msrun.runtime.parallel.parameters.whole import join_chunks, whole_parameters
+from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
 from msrun.runtime.parallel.plan import log
 from msrun.runtime.parallel.scaling import replica_scales
 from msrun.runtime.parallel.settings import REPLICA_MODES
 from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.parallel.verification.distance import SMALL, Tolerance, find_difference, largest
+from msrun.runtime.parallel.verification.first_operator import KeptValues, find_first_operator
 from msrun.runtime.parallel.verification.report import Difference, VerificationReport, worst_of
 from msrun.runtime.parallel.verification.untouched import untouched
 from msrun.runtime.server.remote import find_remotes
@@ -235,13 +238,26 @@ class Comparison:
             held = {user_name(name): find_box(p) for name, p in root.named_parameters() if is_held(p)}
             with whole_parameters(root), running_alone():
                 expected, failure = _attempt(lambda: run(whole_args, whole_kwargs))
-        if expected is None:
-            raise UnverifiableError(f"verify(): the network does not run in one process: {failure}")
-        found = self._differences(measured, expected, boxes, held)
-        worst = worst_of(gather([*found, *self._row_differences(measured, expected, boxes)]))
-        is_captured = self._parallel.settings.parallel_mode not in REPLICA_MODES
-        reason = "" if is_captured or all(d.is_within for d in worst) else _reason(measured, expected, boxes, worst)
-        return VerificationReport(world.get_group_size(), worst, is_captured=is_captured, reason=reason)
+                if expected is None:
+                    raise UnverifiableError(f"verify(): the network does not run in one process: {failure}")
+                found = self._differences(measured, expected, boxes, held)
+                worst = worst_of(gather([*found, *self._row_differences(measured, expected, boxes)]))
+                report = VerificationReport(world.get_group_size(), worst)
+                if report.is_equal:
+                    return report
+                if self._parallel.settings.parallel_mode in REPLICA_MODES:
+                    return replace(report, is_captured=False, reason=_reason(measured, expected, boxes, worst))
+                before.put_back()
+                compiled = self._parallel._captured[0].compiled
+                if isinstance(compiled, PipelinedCall):
+                    return report
+                with KeptValues() as kept:
+                    run(whole_args, whole_kwargs)
+                before.put_back()
+                parts = self._parallel.settings.batch_parts(world.get_group_size())
+                with drawing(root, lambda question: gather(question())[0], parts):
+                    first = find_first_operator(compiled, root, find_tensors(args, kwargs), kept)
+                return replace(report, first_operator=first)
 
     def _check(self, root: nn.Module) -> None:
         if self._parallel.settings.parallel_mode not in REPLICA_MODES:

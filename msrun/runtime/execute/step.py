@@ -11,6 +11,7 @@ from torch import Tensor
 
 from msrun.runtime.execute.gradients import StepParameters
 from msrun.runtime.execute.host_thread import HostTask
+from msrun.runtime.execute.phase import is_verifying
 from msrun.runtime.execute.row_gradients import added
 from msrun.runtime.execute.tensor_future import TensorFuture
 from msrun.runtime.schedule.replay import SavedResults
@@ -111,6 +112,8 @@ class Step:
     """group of parameters -> what reads them on the host and may not be done yet"""
     tasks: list[HostTask] = field(default_factory=list)
     """Of the backward pass, on the host."""
+    is_verified: bool = field(default_factory=is_verifying.get)
+    """Run for verification: it counts as none. Autograd may run the backward pass in a thread without this context."""
 
     def wait_for_readers(self, group: int) -> None:
         """Wait until the host has done what reads a group of parameters."""

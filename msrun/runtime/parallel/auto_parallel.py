@@ -46,8 +46,9 @@ from msrun.runtime.parallel.recomputation import checkpointed
 from msrun.runtime.parallel.scaling import Compat, current_compat, current_loss_scale
 from msrun.runtime.parallel.settings import REPLICA_MODES, ParallelSettings
 from msrun.runtime.parallel.strategy_file import write_layout_files, write_operator_strategies
+from msrun.runtime.parallel.verification.first_step import check_first_call
 from msrun.runtime.parallel.verification.report import VerificationReport
-from msrun.runtime.parallel.verification.verify import verify_first_step, verify_step
+from msrun.runtime.parallel.verification.verify import verify_step
 from msrun.runtime.schedule.activations import ActivationEstimate
 from msrun.runtime.sharding.layout import build_mesh
 
@@ -126,7 +127,8 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):  # type:
         if torch.is_inference_mode_enabled():  # what a call makes and keeps could not be trained with outside that mode
             with torch.inference_mode(mode=False), torch.no_grad():
                 return self.forward(*args, **kwargs)
-        verify_first_step(self, args, kwargs)
+        if isinstance(self.network, nn.Module):
+            check_first_call(self, self.network, args, kwargs)
         compat = current_compat.set(self.settings.compat)
         try:
             if isinstance(self.network, nn.Module):

@@ -199,6 +199,13 @@ class FluentSettings:
         """
         return self._set("load_operator_strategy_file", strategies_from=check_path(path))
 
+    def check_first_step(self, value: bool = True) -> Self:
+        """Always compare the first training step with that of one process before it counts, or never.
+
+        The default is to do so where it is cheap. The variable MSRUN_VERIFY, 1 or 0, decides over this.
+        """
+        return self._set("check_first_step", checks_first_step=value)
+
     def strict(self, value: bool = True) -> Self:
         """Refuse, at capture, every redistribution that was not asked for with out_strategy or dataset_strategy.
 

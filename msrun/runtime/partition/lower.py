@@ -68,6 +68,11 @@ class _Lowering:
             program.buffer_updates[program.buffers[name]] = self._result(read)
         program.collectives.append(self._collectives_since(before))
         self._graph.output(tuple(program.outputs))
+        program.values = {
+            name: (self._values[name], decision.layouts[0])
+            for name, decision in self._decisions.operators.items()
+            if name in self._values and decision.layouts
+        }
         for use in program.parameters.values():
             use.has_row_gradient = any(gives_rows(n) for n in use.node.users)
         program.redistributions = self._decisions.redistributions

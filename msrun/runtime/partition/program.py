@@ -90,3 +90,5 @@ class LocalProgram:
     """Copies between the memories of the host and the device."""
     host_parameters: set[str] = field(default_factory=set)
     """Names of parameters that lie in the host's memory."""
+    values: dict[str, tuple[fx.Node, TensorLayout]] = field(default_factory=dict)
+    """captured operator -> its local result, and how that is cut"""

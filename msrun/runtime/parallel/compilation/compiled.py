@@ -14,7 +14,6 @@ from msrun.errors import CaptureError, StrategyError
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.execute.executor import Executor
 from msrun.runtime.execute.parameters import ParameterGroup
-from msrun.runtime.execute.phase import is_verifying
 from msrun.runtime.execute.placement import PlacedParameter
 from msrun.runtime.execute.step import Step, ValueOnItsWay, arrived, full_like
 from msrun.runtime.nn.random_stream import slices_of_batch
@@ -113,7 +112,7 @@ class CompiledCall:
     def backward(self, step: Step, gradients: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Return parameter name -> gradient of its stored part, of those that were not trained with it already."""
         taker = self.arriving.taker
-        if taker is None or is_verifying.get():
+        if taker is None or step.is_verified:
             return self.executor.backward(step, gradients)
         left: dict[str, Tensor] = {}
         parameters = {stored.name: stored.parameter for stored in self.stored}

@@ -85,7 +85,11 @@ class Job:
         more["stop_self"] = None
         observers = Observers([self.moments], OwnFaults(self.plan.log_dir, print, found_in=self.plan.log_dir))
         more["check_again"] = lambda survivors: self.check_again(survivors)
-        return self.loop_class(self.plan, self.plan.hosts[0], self.handle, self.board, observers, **more)
+        return self.loop_class(self.plan, self.plan.hosts[0], self.start_own, self.board, observers, **more)
+
+    def start_own(self) -> tuple[ForkServerHandle, Channel]:
+        ours, self._scheduler = socket.socketpair()
+        return self.handle, Channel(ours)
 
     def check_again(self, survivors: list[int]) -> None:
         """Look at the host before a restart."""
@@ -144,6 +148,8 @@ class Job:
 
     def close(self) -> None:
         self.server.close()
+        self._scheduler.close()
+        self.loop._scheduler.close()
         self.handle.channel.close()
         self.board.close()
         self._process.wait()

@@ -5,6 +5,7 @@
       ClusterError              3    a host, the scheduler or the fork server let the job down
         RendezvousTimeout     124    not everybody came in time
         HangTimeout           124    the job made no progress any more
+        OwnProcessLost        3      a process of msrun's own has ended or is stopped; a new one may do its work
       WorkerFailed              n    the first failed worker's exit code, or 128 + signal
       ServerFailed              n    a parameter server ended while workers ran; its exit code, or 128 + signal
       PeerFailed                n    another host of the job failed; its exit status
@@ -60,6 +61,10 @@ class HangTimeout(ClusterError):
     """The workers run, but the job makes no progress any more."""
 
     exit_code = 124
+
+
+class OwnProcessLost(ClusterError):
+    """A process of msrun's own beside the workers has ended, or has been stopped; a new one may do its work."""
 
 
 class WorkerFailed(MsrunError):

@@ -12,7 +12,7 @@ from msrun.agent.processes.process_spec import FIRST_SERVER_ID, SCHEDULER_ID, Pr
 from msrun.agent.processes.wait_status import describe_status, exit_code_of
 from msrun.cluster.membership import Membership
 from msrun.cluster.restart import BEGUN_S, RestartPolicy
-from msrun.errors import ClusterError, HangTimeout, MsrunError, RendezvousTimeout, ServerFailed
+from msrun.errors import ClusterError, HangTimeout, MsrunError, OwnProcessLost, RendezvousTimeout, ServerFailed
 from msrun.planning.environment import restored_environment
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.program import Program
@@ -93,7 +93,8 @@ class Attempts:
     def can_restart(self) -> bool:
         """Whether the way in which the current attempt failed leaves room for another."""
         fault = self.current.fault
-        is_bearable = fault is None or isinstance(fault, HangTimeout | RendezvousTimeout | ServerFailed)
+        bearable = HangTimeout | RendezvousTimeout | OwnProcessLost | ServerFailed
+        is_bearable = fault is None or isinstance(fault, bearable)
         return is_bearable and self.current.has_failed and not self.is_last
 
     def restart_delay_s(self, *, has_begun: bool) -> float | None:

@@ -77,7 +77,8 @@ class HostSupervisor(Supervisor):
     def _end_attempt(self) -> None:
         self._watch.stop()
         self._timers.cancel("start", "stop", "stacks", "elsewhere")
-        self._tell_end(can_continue=self._own.scheduler_runs and not self._attempts.is_last)
+        self._begins_idle = False
+        self._tell_end(can_continue=not self._attempts.is_last)
 
     def _on_started(self, message: Message) -> None:
         super()._on_started(message)
@@ -87,7 +88,7 @@ class HostSupervisor(Supervisor):
 
     def _end_here(self) -> None:
         self._begins_idle = False
-        self._timers.cancel("start", "stop", "stacks", "elsewhere", "sweep", "restart", "store")
+        self._timers.cancel("start", "stop", "stacks", "elsewhere", "sweep", "renew", "restart", "store")
         self._attempts.is_last = True
         self._tell_end(can_continue=False)
 

@@ -16,7 +16,7 @@ from msrun.agent.processes.process_control import is_stopped, kill_descendants
 from msrun.agent.processes.process_spec import LOG_WRITER_ID, SCHEDULER_ID, server_index
 from msrun.agent.processes.wait_status import describe_status, exit_code_of
 from msrun.agent.watch.limit_hit import explain_limit
-from msrun.errors import ClusterError, MsrunError, ServerFailed
+from msrun.errors import ClusterError, MsrunError, OwnProcessLost, ServerFailed
 from msrun.planning.plan import LaunchPlan
 
 LAST_WORDS_BYTES = 2048
@@ -24,7 +24,7 @@ _NAMES = {SCHEDULER_ID: "scheduler", LOG_WRITER_ID: "log_writer"}
 
 
 class OwnProcesses:
-    """Which of them run. A job cannot go on without them."""
+    """Which of them run. An attempt cannot go on without them."""
 
     def __init__(self, plan: LaunchPlan, home: str) -> None:
         """`home`: the folder where the user finds `scheduler.log`; empty where it goes with the job."""
@@ -38,6 +38,11 @@ class OwnProcesses:
         """Whether the scheduler was started and has not ended."""
         return SCHEDULER_ID in self._pids
 
+    def forget(self) -> None:
+        """All of them are gone; others will be started in their place."""
+        self._pids.clear()
+        self._stopped_since.clear()
+
     def started(self, process_id: int, pid: int, tell: Callable[..., None]) -> None:
         """Record a start and tell observers of it."""
         index = server_index(process_id)
@@ -47,9 +52,13 @@ class OwnProcesses:
             self._pids[process_id] = pid
             tell(_NAMES[process_id], pid=pid)
 
-    def exited(self, process_id: int, wait_status: int, *, do_workers_run: bool) -> MsrunError | None:
-        """Record an end and return why the job cannot go on; None when it was the orderly end of the log writer, or
+    def exited(self, process_id: int, wait_status: int, *, do_workers_run: bool, has_begun: bool) -> MsrunError | None:
+        """Record an end and return why the attempt cannot go on; None when it was the orderly end of the log writer, or
         that of a parameter server whom no worker needs any more.
+
+        Args:
+            has_begun: a rank has joined the world or reported progress. Before that, what ends by itself, such as for
+                want of a package or of memory, would end again.
         """
         self._pids.pop(process_id, None)
         how = describe_status(wait_status)
@@ -60,19 +69,22 @@ class OwnProcesses:
             log = f"{self._home}/{name}" if self._home else name
             what = f"server {index}{where} failed first: {how}; its log: {log}"
             return ServerFailed(what, exit_code_of(wait_status)) if do_workers_run else None
+        fault = OwnProcessLost if has_begun or os.WIFSIGNALED(wait_status) else ClusterError
         if process_id == SCHEDULER_ID:
             limit = explain_limit(wait_status, scheduler_log(self._plan))
-            return ClusterError(f"the scheduler ended ({how}{', ' if limit else ''}{limit}); {self.describe_log()}")
-        return ClusterError(f"the log writer ended ({how}); {self.describe_log()}") if wait_status else None
+            return fault(f"the scheduler ended ({how}{', ' if limit else ''}{limit}); {self.describe_log()}")
+        return fault(f"the log writer ended ({how}); {self.describe_log()}") if wait_status else None
 
-    def look_for_stopped(self, server_pid: int, now: float, limit_s: float) -> ClusterError | None:
+    def look_for_stopped(self, server_pid: int, now: float, limit_s: float) -> OwnProcessLost | None:
         """Return which of them has been stopped by a signal for too long; None when none has, as far as was looked."""
         names = {pid: f"the {_NAMES[process_id].replace('_', ' ')}" for process_id, pid in self._pids.items()}
         stopped = {pid: name for pid, name in {server_pid: "the fork server", **names}.items() if is_stopped(pid)}
         self._stopped_since = {pid: self._stopped_since.get(pid, now) for pid in stopped}
         for pid, since in self._stopped_since.items():
             if now - since >= limit_s:
-                return ClusterError(f"{stopped[pid]} (pid {pid}) has been stopped by a signal for {now - since:.0f} s")
+                return OwnProcessLost(
+                    f"{stopped[pid]} (pid {pid}) has been stopped by a signal for {now - since:.0f} s"
+                )
         return None
 
     def describe_log(self) -> str:

@@ -9,7 +9,6 @@ import os
 import signal
 from collections.abc import Callable
 
-from msrun.agent.processes.server_handle import ForkServerHandle
 from msrun.agent.timers import Timers
 from msrun.agent.watch.job_watch import JobWatch
 
@@ -24,7 +23,7 @@ class Pause:
 
     def __init__(
         self,
-        server: ForkServerHandle,
+        ask: Callable[[str], None],
         timers: Timers,
         watch: JobWatch,
         *,
@@ -33,10 +32,11 @@ class Pause:
     ) -> None:
         """
         Args:
+            ask: asks the fork server for something, "pause" or "resume".
             stop_self: stops this process until it is continued; None = it goes on, and is told of the end by SIGCONT.
             forwarded: signals that are for the workers.
         """
-        self._server = server
+        self._ask = ask
         self._timers = timers
         self._watch = watch
         self._stop_self = stop_self
@@ -57,7 +57,7 @@ class Pause:
     def _begin(self) -> None:
         if not self._is_on:
             self._is_on = True
-            self._server.send("pause")
+            self._ask("pause")
             self._timers.pause()
         if self._stop_self is not None:
             self._stop_self()
@@ -65,7 +65,7 @@ class Pause:
 
     def _continue(self) -> None:
         if self._is_on:
-            self._server.send("resume")
+            self._ask("resume")
             self.end()
 
     def end(self) -> None:

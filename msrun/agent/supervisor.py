@@ -6,7 +6,9 @@ Nothing is polled: the loop sleeps until the fork server reports, a signal arriv
 
 from __future__ import annotations
 
+import contextlib
 import selectors
+import shutil
 import signal
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -35,7 +37,7 @@ from msrun.agent.watch.stacks import STACK_WAIT_S
 from msrun.cluster.membership import Decision, WorkerState
 from msrun.cluster.messages import Channel, Message
 from msrun.cluster.restart import RestartPolicy
-from msrun.errors import ClusterError, HangTimeout, Interrupted, MsrunError, PeerFailed
+from msrun.errors import ClusterError, HangTimeout, Interrupted, MsrunError, OwnProcessLost, PeerFailed
 from msrun.planning.environment import blas_threads
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.ranks import name_ranks
@@ -48,7 +50,7 @@ class Supervisor:
         self,
         plan: LaunchPlan,
         host: HostPlan,
-        server: ForkServerHandle,
+        start_own: Callable[[], tuple[ForkServerHandle, Channel]],
         board: ProgressBoard,
         observers: Observers,
         *,
@@ -62,6 +64,8 @@ class Supervisor:
     ) -> None:
         """
         Args:
+            start_own: starts a fork server, which will start the scheduler at the channel's other end; called here, and
+                again when one of the two was lost. Raises MsrunError.
             check_again: called before a restart, with processes that could not be ended; raises MsrunError.
             strangers: children of this process that were there before the job, and are none of its business.
             home: the folder where the user finds `scheduler.log`; empty where it goes with the job.
@@ -73,13 +77,13 @@ class Supervisor:
         self._check_again = check_again
         self._strangers = strangers
         self._plan, self._host, self._caller = plan, host, caller
-        self._server = server
+        self._start_own = start_own
         self._board, self._observers = board, observers
         self._tell = self._observers.tell
         self._timers = Timers()
         self._watch = JobWatch(plan, host, board, self._timers)
         forwarded = plan.forward_signals
-        self._pause = Pause(server, self._timers, self._watch, stop_self=stop_self, forwarded=forwarded)
+        self._pause = Pause(self._ask, self._timers, self._watch, stop_self=stop_self, forwarded=forwarded)
         self._terminal = terminal
         self._memory_kills = MemoryKillWatch()
         self._attempts = Attempts((w.global_rank for w in host.workers), RestartPolicy.of(plan))
@@ -93,23 +97,23 @@ class Supervisor:
         """Signals to be passed on that came before every worker had started."""
         self._are_workers_asked_for = False
         """In this attempt the fork server has been asked for workers; each of them may have started."""
+        self._selector: selectors.BaseSelector = selectors.DefaultSelector()
+        self._server, self._scheduler = start_own()
 
-    def run(self, signals: SignalPipe, scheduler: Channel) -> HostResult:
+    def run(self, signals: SignalPipe) -> HostResult:
         """Start everything, wait for the end and leave nothing behind.
 
         Args:
             signals: what may have come before, too; closed by the caller.
-            scheduler: closed once all workers have ended, which ends the scheduler.
         """
         if self._observers.tick_s is not None:
             self._timers.every("tick", self._observers.tick_s, lambda: self._observers.tick(self._attempt.membership))
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._server.channel, selectors.EVENT_READ)
+        with self._selector as selector:
             selector.register(signals, selectors.EVENT_READ)
-            selector.register(scheduler, selectors.EVENT_READ)
             self._register_more(selector)
             if self._terminal is not None:
                 self._terminal.register(selector)
+            self._tell("preparing", preload=list(self._host.preload))
             self._prepare()
             while not self._over:
                 for key, _ in selector.select(self._timers.time_left_s()):
@@ -117,19 +121,19 @@ class Supervisor:
                         for signum in signals.read():
                             if not self._pause.heed(signum):
                                 self._on_signal(signum)
-                    elif key.fileobj is scheduler:
-                        self._on_scheduler(scheduler)
-                        if scheduler.is_closed:
-                            selector.unregister(scheduler)  # that it has ended, the fork server will say
+                    elif key.fileobj is self._scheduler:
+                        self._on_scheduler(self._scheduler)
+                        if self._scheduler.is_closed:
+                            self._unregister(self._scheduler)  # that it has ended, the fork server will say
                     elif key.fileobj is self._server.channel:
                         self._on_server()
                         if self._server.channel.is_closed:
-                            selector.unregister(self._server.channel)
+                            self._unregister(self._server.channel)
                     else:
                         key.data()
                 self._timers.run_due()
             self._tell("over", reason=self._attempt.end_reason())
-            scheduler.close()
+            self._scheduler.close()
             self._finish()
         return HostResult((*self._attempts.past, self._attempt), self._survivors)
 
@@ -149,12 +153,20 @@ class Supervisor:
         """Nothing runs here any more, and nothing will."""
         self._over = True
 
+    def _unregister(self, channel: Channel) -> None:
+        with contextlib.suppress(KeyError):  # it is lost, and was buried meanwhile
+            self._selector.unregister(channel)
+
+    def _ask(self, kind: str) -> None:
+        self._server.send(kind)
+
     # -- start --------------------------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
+        self._selector.register(self._server.channel, selectors.EVENT_READ)
+        self._selector.register(self._scheduler, selectors.EVENT_READ)
         self._limit_start()
         self._timers.every("own", self._stopped_limit_s / limits.LOOKS_PER_LIMIT, self._look_at_own)
-        self._tell("preparing", preload=list(self._host.preload))
         self._server.send(
             "prepare",
             preload=list(self._host.preload),
@@ -182,7 +194,9 @@ class Supervisor:
             return
         self._was_anything_started = True
         self._server.start([scheduler_spec(self._plan)])
-        if not self._begins_idle:
+        if self._attempt.number:
+            self._await_store()
+        elif not self._begins_idle:
             self._start_workers()
 
     def _start_workers(self) -> None:
@@ -265,7 +279,9 @@ class Supervisor:
         how = describe_status(status)
         if rank < 0:
             run = self._are_workers_asked_for and not self._attempt.membership.is_stopping
-            error = self._own.exited(rank, status, do_workers_run=run and not self._attempt.membership.is_over)
+            has_begun = bool(self._attempts.past) or self._watch.has_begun(self._attempt.membership)
+            run = run and not self._attempt.membership.is_over
+            error = self._own.exited(rank, status, do_workers_run=run, has_begun=has_begun)
             if error and not self._over:
                 self._fail(error)
             return
@@ -294,19 +310,35 @@ class Supervisor:
             self._end_attempt()
 
     def _on_server_lost(self) -> None:
-        """The kernel kills the workers with their server; what they had started comes to us, as we adopt orphans."""
-        self._server.kill()
-        self._server.wait(limits.OVERDUE_S)
-        self._survivors = tuple(self._own.end_orphans(self._strangers, limits.OVERDUE_S))
+        self._pause.end()
+        self._timers.cancel("sweep", "renew", "restart", "store")
         if not self._attempt.has_failed:
-            self._attempt.fault = ClusterError("the fork server ended unexpectedly; every worker was stopped with it")
+            self._attempt.fault = OwnProcessLost("the fork server ended unexpectedly; every worker was stopped with it")
+        self._report_failure()  # before the ranks that miss those here tell of it
+        self._bury_server()
         now = time.monotonic()
         self._attempt.membership.told()
         for rank in self._attempt.membership.ranks_in(WorkerState.RUNNING, WorkerState.PLANNED):
             self._attempt.membership.exited(rank, signal.SIGKILL, now)
+        if self._over:
+            self._end_here()
+        else:
+            self._end_attempt()
+
+    def _bury_server(self) -> None:
+        """End the fork server and all that is left of its processes.
+
+        The kernel kills the workers with their server; what they had started comes to us, as we adopt orphans.
+        """
+        self._server.kill()
+        has_ended = self._server.wait(limits.OVERDUE_S)
+        left = self._own.end_orphans(self._strangers, limits.OVERDUE_S)
+        self._survivors = tuple(left if has_ended else {*left, self._server.pid})
         self._server_finished = True
-        self._report_failure()
-        self._end_here()
+        self._unregister(self._server.channel)  # what it has said of this attempt is not for the next
+        self._unregister(self._scheduler)
+        if self._terminal is not None:
+            self._terminal.end_attempt()
 
     def _on_signal(self, signum: int) -> None:
         if signum in self._plan.forward_signals:
@@ -358,10 +390,13 @@ class Supervisor:
         self._pause.end()
         self._tell("stopping", reason=reason)
         self._watch.stop()
-        self._timers.cancel("start", "stacks", "restart", "store")
+        self._timers.cancel("start", "stacks", "sweep", "renew", "restart", "store")
         membership = self._attempt.membership
         if not self._are_workers_asked_for:
-            self._end_here()
+            if isinstance(self._attempt.fault, OwnProcessLost):
+                self._end_attempt()
+            else:
+                self._end_here()
             return
         if membership.stop() is Decision.FINISH:
             self._end_attempt()
@@ -377,25 +412,53 @@ class Supervisor:
         self._watch.stop()
         self._timers.cancel("start", "stop", "stacks")
         delay_s = self._attempts.restart_delay_s(has_begun=self._watch.has_begun(self._attempt.membership))
-        if delay_s is None or not self._own.scheduler_runs:
+        if delay_s is None:
             self._end_here()
-            return
-        self._begin_again(delay_s)
+        else:
+            self._begin_again(delay_s)
 
     def _begin_again(self, delay_s: float) -> None:
         self._restart_delay_s = delay_s
         self._are_workers_asked_for = False
+        is_whole = self._own.scheduler_runs and not self._server_finished
+        is_whole = is_whole and not isinstance(self._attempt.fault, OwnProcessLost)
         self._attempts.begin_next()
-        self._timers.after("sweep", limits.SWEEP_OVERDUE_S, self._on_server_lost)
-        self._server.send("sweep")
+        if is_whole:
+            self._timers.after("sweep", limits.SWEEP_OVERDUE_S, self._on_server_lost)
+            self._server.send("sweep")
+        else:
+            self._timers.after("renew", 0.0, self._renew)  # not while messages of the old one are worked through
+
+    def _renew(self) -> None:
+        """Take a new fork server and a new scheduler in the place of those of which one was lost."""
+        if not self._server_finished:
+            self._bury_server()
+        self._board.close()
+        shutil.rmtree(self._plan.run_dir, ignore_errors=True)
+        try:
+            self._check_again(self._survivors)
+            server, scheduler = self._start_own()
+        except MsrunError as error:
+            self._fail(ClusterError(f"cannot start again: {error}"))
+            return
+        self._scheduler.close()
+        self._server.end(limits.OVERDUE_S)
+        self._server, self._scheduler = server, scheduler
+        self._own.forget()
+        self._server_finished = self._was_anything_started = False
+        if self._leave_attempt(self._survivors):
+            self._prepare()
 
     def _on_swept(self, message: Message) -> None:
         self._timers.cancel("sweep")
-        if self._over or self._attempt.has_failed:
-            return
+        if not self._over and not self._attempt.has_failed and self._leave_attempt(message["survivors"]):
+            self._await_store()
+
+    def _leave_attempt(self, survivors: Collection[int]) -> bool:
+        """Put away what the last attempt has left; False when that fails, and with it this attempt."""
         past, number, delay_s = self._attempts.past[-1], self._attempt.number, self._restart_delay_s
         try:
-            self._check_again(message["survivors"])
+            self._check_again(survivors)
             # Only now has everything been written that the attempt had to say.
             self._tell(
                 "restarting", attempt=number, delay_s=delay_s, reason=past.end_reason(), global_ranks=past.guilty
@@ -403,11 +466,15 @@ class Supervisor:
             keep_logs(self._host.log_paths, self._host.first_attempt + number - 1)
         except MsrunError as error:
             self._fail(ClusterError(f"cannot start again: {error}"))
-            return
+            return False
         self._watch.reset()
         self._timers.after("restart", delay_s, self._restart)
-        silent = ClusterError(f"cannot start again: the scheduler has not answered for {limits.STORE_OVERDUE_S:g} s")
-        self._timers.after("store", delay_s + limits.STORE_OVERDUE_S, lambda: self._fail(silent))
+        return True
+
+    def _await_store(self) -> None:
+        silent = OwnProcessLost(f"cannot start again: the scheduler has not answered for {limits.STORE_OVERDUE_S:g} s")
+        limit_s = self._restart_delay_s + limits.STORE_OVERDUE_S
+        self._timers.after("store", limit_s, lambda: self._fail(silent))
 
     def _on_scheduler(self, scheduler: Channel) -> None:
         for message in scheduler.receive():

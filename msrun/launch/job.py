@@ -18,23 +18,20 @@ from typing import Any
 from msrun import contract
 from msrun.agent.attempt import HostResult
 from msrun.agent.host.host_facts import read_host_facts
-from msrun.agent.logs.own_file import open_own_file
 from msrun.agent.logs.rotated_log import LogRotation
 from msrun.agent.observer import Observers
 from msrun.agent.open_files import raise_open_files, set_open_files
 from msrun.agent.own_faults import OwnFaults
 from msrun.agent.pause import stop_this_process
 from msrun.agent.processes.process_control import adopt_orphans, descendants
-from msrun.agent.processes.server_handle import ForkServerHandle, start_fork_server
+from msrun.agent.processes.server_handle import ForkServerHandle
 from msrun.agent.processes.terminal import RankTerminal, UserEnd
 from msrun.agent.signals import SignalPipe
 from msrun.agent.supervisor import Supervisor
-from msrun.agent.warm.warm_start import WarmStart, start_warm
+from msrun.agent.warm.warm_start import WarmStart
 from msrun.agent.watch.progress_board import PROGRESS_BOARD, ProgressBoard
 from msrun.cluster.control import Control
 from msrun.cluster.failure import FailureReport, JobFailure
-from msrun.cluster.membership import Membership
-from msrun.cluster.messages import Channel
 from msrun.cluster.rendezvous import listen
 from msrun.launch.console import say
 from msrun.launch.directory.lock import JobLock
@@ -42,20 +39,18 @@ from msrun.launch.directory.log_directory import EventLog, describe_removed, pre
 from msrun.launch.failure import failure_of_job, report_failure, write_failure
 from msrun.launch.job_display import Display, JobDisplay
 from msrun.launch.own_package import describe_shadowed_package
+from msrun.launch.own_start import OwnStart
 from msrun.launch.preflight.restart_check import check_restart
 from msrun.launch.rank_table_file import check_rank_table, linked_table, write_rank_table
 from msrun.launch.terminal import UserTerminal
 from msrun.planning.build import build_plan
 from msrun.planning.early_server import early_imports
-from msrun.planning.environment import server_environment
 from msrun.planning.host_assignment import Fleet
 from msrun.planning.placement.host import HostFacts, place_devices
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.spec import LaunchSpec
 
 OF_PAUSE = (int(signal.SIGTSTP), int(signal.SIGCONT))
-RECORD_S = 2.0
-"""How long the scheduler may leave the record of a moment unread before it gets no more."""
 
 
 @dataclass(frozen=True)
@@ -290,53 +285,43 @@ def _run(
     open_files: int,
     user: UserEnd | None,
 ) -> tuple[HostResult, FailureReport | None]:
-    server, home = (part.early_server, part.home) if part else (None, plan.log_dir)
+    early, home = (part.early_server, part.home) if part else (None, plan.log_dir)
     # `monitor & exec msrun` makes the monitor a child of msrun
-    strangers = frozenset(descendants(os.getpid())) - ({server.pid} if server else set())
-    warm = WarmStart(early_imports(spec, caller), 60 * spec.warm_time_min) if spec.is_warm else None
+    strangers = frozenset(descendants(os.getpid())) - ({early.pid} if early else set())
     host = plan.hosts[0]
     events = EventLog(Path(plan.log_dir) / contract.EVENTS_JSONL)
     stack.callback(events.close)
-    ours, theirs = socket.socketpair()
-    ours.settimeout(RECORD_S)
-    scheduler = Channel(ours)
-    stack.callback(scheduler.close)
-    env, folder = server_environment(caller, host.common_env), host.working_directory
     terminal = _rank_terminal(spec, plan, user, display.say)
     if terminal is not None:
         stack.callback(terminal.close)
-    with open_scheduler_log(plan) as log, theirs:
-        if server is not None and not server.can_serve(env, folder):
-            server.kill()
-            server = None
-        if server is None and warm and warm.imports:
-            server = start_warm(warm, env=env, working_directory=folder, job_id=plan.job_id, caller=caller)
-        if server is None:
-            server = start_fork_server(env=env, working_directory=folder, log_fd=log.fileno())
-        given: Any = {"log_fd": log.fileno(), "scheduler_fd": theirs.fileno(), "listener_fd": listener.fileno()}
-        given["stdin_fd"] = terminal.stdin_fd if terminal is not None else -1
-        server.begin(env, **given, open_files=open_files, stopped_limit_s=part.stopped_limit_s if part else 0.0)
-        if terminal is not None:
-            terminal.close_stdin()
-    listener.close()
-    adopt_orphans()
+    own = OwnStart(
+        plan,
+        caller,
+        listener,
+        has_store=control is None or control.meeting is None or control.store_listener is not None,
+        early=early,
+        warm=WarmStart(early_imports(spec, caller), 60 * spec.warm_time_min) if spec.is_warm else None,
+        stdin_fd=terminal.stdin_fd if terminal is not None else -1,
+        open_files=open_files,
+        stopped_limit_s=part.stopped_limit_s if part else 0.0,
+    )
     board = ProgressBoard(Path(plan.run_dir, PROGRESS_BOARD), plan.world_size)
     stack.callback(board.close)
-    has_store = control is None or control.meeting is None or control.store_listener is not None
-    record = SchedulerRecord(scheduler, plan, has_store=has_store)
-    observers = Observers([events, record, *display.observers], faults)
+    observers = Observers([events, own.record, *display.observers], faults)
     more: Any = {"caller": caller, "strangers": strangers, "home": home, "stopped_limit_s": spec.heartbeat_time_out_s}
     more["terminal"] = terminal
     more["stop_self"] = None if part else user.stop_process if isinstance(user, UserTerminal) else stop_this_process
     more["check_again"] = partial(check_restart, spec, caller)
     if control is None:
-        supervisor = Supervisor(plan, host, server, board, observers, **more)
-        return supervisor.run(signals, scheduler), None
+        supervisor = Supervisor(plan, host, own.start, board, observers, **more)
+        adopt_orphans()
+        return supervisor.run(signals), None
     from msrun.agent.host_supervisor import HostSupervisor
 
-    member = HostSupervisor(plan, host, server, board, observers, **more)
+    member = HostSupervisor(plan, host, own.start, board, observers, **more)
+    adopt_orphans()
     member.join(control, lambda attempt: report_failure(plan, attempt))
-    return member.run(signals, scheduler), member.report
+    return member.run(signals), member.report
 
 
 def _rank_terminal(
@@ -353,41 +338,3 @@ def _rank_terminal(
         say_there(f"logs are not complete ({reason}): lost {count} bytes of rank {rank}")
 
     return RankTerminal(rank, logs[rank], rotation, user, has_terminal=spec.has_terminal, on_lost=tell_lost)
-
-
-def open_scheduler_log(plan: LaunchPlan) -> Any:
-    """Open `scheduler.log` for the scheduler and for what imports print in the fork server."""
-    return os.fdopen(open_own_file(Path(plan.log_dir) / contract.SCHEDULER_LOG, os.O_WRONLY | os.O_APPEND), "ab")
-
-
-class SchedulerRecord:
-    """Forwards the moments of the job to the scheduler, which writes them down. An Observer."""
-
-    tick_s: float | None = None
-
-    def __init__(self, channel: Channel, plan: LaunchPlan, *, has_store: bool) -> None:
-        """`has_store`: the scheduler of this host serves the workers' store."""
-        self._channel = channel
-        self._plan = plan
-        self._has_store = has_store
-
-    def note(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Pass one moment on."""
-        if kind == "preparing":
-            host = self._plan.hosts[0]
-            fields = {
-                "job_id": self._plan.job_id,
-                "world_size": len(host.workers),
-                "host": host.where,
-                "has_store": self._has_store,
-                "is_store_needed": host.common_env[contract.TORCHELASTIC_USE_AGENT_STORE] == "True",
-            }
-            kind = "job"
-        if not self._channel.is_closed:
-            try:
-                self._channel.send({"type": kind, **fields})
-            except TimeoutError:  # it is stopped: the job can do without its record
-                self._channel.is_closed = True
-
-    def tick(self, membership: Membership) -> None:
-        """Nothing regular to pass on."""

@@ -118,8 +118,10 @@ def right_outcomes(plan: Round) -> list[Outcome]:
         ]
     if plan.cause == "fail" and plan.target == "scheduler" and plan.afterwards == "leave":
         outcomes = [*outcomes, Outcome(3, reason="cannot start again: the scheduler has not answered")]
-    is_hit = plan.target == "worker" and not plan.afterwards
-    return list(dict.fromkeys(WELL if is_hit and one.culprit == plan.rank else one for one in outcomes))
+    repeated = [] if plan.afterwards or plan.target == "launcher" else outcomes_of_hit(plan)
+    if plan.cause == "fail" and plan.target != "worker":
+        repeated = []  # the worker fails again
+    return list(dict.fromkeys(WELL if one in repeated else one for one in outcomes))
 
 
 def outcomes_without_restart(plan: Round) -> list[Outcome]:

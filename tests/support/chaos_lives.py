@@ -113,7 +113,7 @@ class Round:
     @property
     def endings(self) -> tuple[tuple[int, str], ...]:
         """The ends that are right."""
-        if self.hit.target == "worker" and self.hit.signum is not Signals.SIGSTOP and self.max_restarts:
+        if self.hit.target in ("worker", "fork server", "scheduler") and self.max_restarts and not self.hangs:
             return GOES_ON  # again
         return self.hit.endings
 

@@ -15,7 +15,7 @@ from msrun.agent.host_supervisor import HostSupervisor
 from msrun.agent.observer import Observers
 from msrun.agent.own_faults import OwnFaults
 from msrun.agent.processes.process_spec import SCHEDULER_ID
-from msrun.agent.processes.server_handle import ForkServerHandle
+from msrun.agent.processes.server_handle import ChildProcess, ForkServerHandle
 from msrun.agent.supervisor import Supervisor
 from msrun.agent.watch.progress_board import ProgressBoard
 from msrun.cluster.control import Control
@@ -61,8 +61,7 @@ class Job:
             local_worker_num=2,
             working_directory=folder,
             log_dir=folder,
-            max_restarts=1,
-            **options,
+            **{"max_restarts": 1, **options},
         )
         facts = HostFacts("node-a", "127.0.0.1", (0,))
         plan = build_plan(spec, facts, caller={}, job_id="JOB", run_dir=str(folder / "run"), master_port=1)
@@ -70,12 +69,7 @@ class Job:
         own = replace(plan.hosts[0], node_rank=self.node_rank, workers=workers)
         self.plan = replace(plan, fleet=self.fleet, hosts=(own,))
         self._process = subprocess.Popen(["true"])
-        ours, theirs = socket.socketpair()
-        passing, taking = socket.socketpair()
-        passing.close()
-        taking.close()
-        self.server = Channel(theirs)
-        self.handle = ForkServerHandle(self._process, Channel(ours), passing, {}, "")
+        self._ends: list[socket.socket] = []
         self.board = ProgressBoard(folder / "run" / "progress", 1 + max(self.ranks))
         self.moments = Moments()
         self.loop = self.make_loop()
@@ -85,7 +79,18 @@ class Job:
         more["stop_self"] = None
         observers = Observers([self.moments], OwnFaults(self.plan.log_dir, print, found_in=self.plan.log_dir))
         more["check_again"] = lambda survivors: self.check_again(survivors)
-        return self.loop_class(self.plan, self.plan.hosts[0], self.handle, self.board, observers, **more)
+        return self.loop_class(self.plan, self.plan.hosts[0], self.start_own, self.board, observers, **more)
+
+    def start_own(self) -> tuple[ForkServerHandle, Channel]:
+        ours, theirs = socket.socketpair()
+        passing, taking = socket.socketpair()
+        passing.close()
+        taking.close()
+        self.server = Channel(theirs)
+        handle = ForkServerHandle(ChildProcess(self._process), Channel(ours), passing, {}, "")
+        ours, theirs = socket.socketpair()
+        self._ends += [self.server._socket, theirs]
+        return handle, Channel(ours)
 
     def check_again(self, survivors: list[int]) -> None:
         """Look at the host before a restart."""
@@ -143,8 +148,11 @@ class Job:
         return self.loop._attempt
 
     def close(self) -> None:
-        self.server.close()
-        self.handle.channel.close()
+        for end in self._ends:
+            end.close()
+        self.loop._scheduler.close()
+        self.loop._server.channel.close()
+        self.loop._selector.close()
         self.board.close()
         self._process.wait()
 

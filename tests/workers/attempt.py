@@ -1,6 +1,7 @@
 """attempt.py HOW: rank 1 ends as HOW says while the job is in its first attempts, then all ranks end well.
 
-HOW: code=C:N (exit code C in the first N attempts), stop (stops itself), leave (leaves a process of another session).
+HOW: code=C:N (exit code C in the first N attempts), stop (stops itself), leave (leaves a process of another session),
+wait (does not end by itself).
 """
 
 import json
@@ -23,7 +24,7 @@ print(f"rank {rank} in attempt {attempt}", flush=True)
 word, _, value = sys.argv[1].partition("=")
 first_attempts = int(value.partition(":")[2] or 1)
 if attempt < first_attempts:
-    if rank != 1:
+    if rank != 1 or word == "wait":
         time.sleep(600)
     while not all(Path(f"record_{other}_{attempt}.json").exists() for other in range(int(os.environ["WORLD_SIZE"]))):
         time.sleep(0.01)

@@ -118,10 +118,6 @@ class RankTerminal:
         """Give up everything."""
         self.end_attempt()
         self._close_sink()
-        self.close_stdin()
-
-    def close_stdin(self) -> None:
-        """The fork server has what is to be the rank's stdin."""
         if self.stdin_fd > STANDARD_INPUT:
             os.close(self.stdin_fd)
             self.stdin_fd = -1

@@ -146,13 +146,20 @@ def test_host_that_was_told_to_end_cannot_go_on(job: HostJob) -> None:
     assert [ended["can_continue"] for ended in job.told_of("ended")] == [False]
 
 
-def test_host_without_a_fork_server_cannot_go_on(job: HostJob) -> None:
+def test_host_that_has_lost_its_fork_server_goes_on_with_another_when_all_start_again(job: HostJob) -> None:
     run(job)
     job.server.close()
     job.loop._on_server()
-    assert [ended["can_continue"] for ended in job.told_of("ended")] == [False]
+    assert [ended["can_continue"] for ended in job.told_of("ended")] == [True]
     assert not job.loop._over, "the coordinator says when it is over"
-    assert len(job.told_of("failed")) == 1
+    assert [failed["report"]["can_restart"] for failed in job.told_of("failed")] == [True]
+    job.hear("restart", attempt=1, delay_s=0.0)
+    job.run_timer("renew")
+    assert kinds(job.heard()) == ["prepare"]
+    job.begin()
+    job.run_timer("restart")
+    job.has_store(1)
+    assert [ready["attempt"] for ready in job.told_of("ready")] == [1]
 
 
 def hear_early_stop(job: HostJob, *, can_restart: bool = True) -> None:

@@ -12,7 +12,7 @@ from plans import small_plan
 from msrun.agent import own_processes as module
 from msrun.agent.own_processes import LAST_WORDS_BYTES, OwnProcesses
 from msrun.agent.processes.process_spec import FIRST_SERVER_ID, LOG_WRITER_ID, SCHEDULER_ID
-from msrun.errors import ClusterError, ServerFailed
+from msrun.errors import ClusterError, OwnProcessLost, ServerFailed
 from msrun.planning.plan import LaunchPlan
 
 FAILED = 7 << 8
@@ -36,7 +36,7 @@ def test_starts_are_told_by_name(own: OwnProcesses) -> None:
         own.started(process_id, pid, lambda kind, **fields: told.append((kind, fields)))
     assert told == [("scheduler", {"pid": 5}), ("log_writer", {"pid": 6}), ("server", {"index": 1, "pid": 7})]
     assert own.scheduler_runs
-    own.exited(SCHEDULER_ID, 0, do_workers_run=True)
+    own.exited(SCHEDULER_ID, 0, do_workers_run=True, has_begun=False)
     assert not own.scheduler_runs
 
 
@@ -51,8 +51,18 @@ def test_starts_are_told_by_name(own: OwnProcesses) -> None:
 def test_job_cannot_go_on_without_them_but_for_a_log_writer_that_is_done(
     own: OwnProcesses, process_id: int, status: int, text: str | None
 ) -> None:
-    error = own.exited(process_id, status, do_workers_run=True)
+    error = own.exited(process_id, status, do_workers_run=True, has_begun=False)
     assert text is None if error is None else (isinstance(error, ClusterError) and str(error) == text)
+
+
+@pytest.mark.parametrize(
+    ("status", "has_begun", "kind"),
+    [(signal.SIGKILL, False, OwnProcessLost), (FAILED, True, OwnProcessLost), (FAILED, False, ClusterError)],
+)
+def test_what_ends_by_itself_before_the_job_has_begun_would_end_again(
+    own: OwnProcesses, status: int, has_begun: bool, kind: type[ClusterError]
+) -> None:
+    assert type(own.exited(SCHEDULER_ID, status, do_workers_run=True, has_begun=has_begun)) is kind
 
 
 @pytest.mark.parametrize(
@@ -60,10 +70,10 @@ def test_job_cannot_go_on_without_them_but_for_a_log_writer_that_is_done(
 )
 def test_server_that_ends_while_workers_run_is_the_first_failure(plan: LaunchPlan, home: str, where: str) -> None:
     own = OwnProcesses(plan, home)
-    error = own.exited(FIRST_SERVER_ID - 1, FAILED, do_workers_run=True)
+    error = own.exited(FIRST_SERVER_ID - 1, FAILED, do_workers_run=True, has_begun=False)
     assert isinstance(error, ServerFailed) and error.exit_code == 7
     assert str(error).startswith("server 1 on ") and str(error).endswith(f" failed first: exit code 7; {where}")
-    assert own.exited(FIRST_SERVER_ID - 1, FAILED, do_workers_run=False) is None
+    assert own.exited(FIRST_SERVER_ID - 1, FAILED, do_workers_run=False, has_begun=False) is None
 
 
 def test_where_the_log_goes_with_the_job_its_last_line_is_shown(plan: LaunchPlan, tmp_path: Path) -> None:
@@ -103,7 +113,7 @@ def test_orphans_end_in_their_order(own: OwnProcesses, monkeypatch: pytest.Monke
     assert own.end_orphans([3], 2.0) == [9]
     assert done == [("await", 6, [3, 5]), (2.0, [3, 5]), (2.0, [3])]
     done.clear()
-    own.exited(LOG_WRITER_ID, 0, do_workers_run=False)
-    own.exited(SCHEDULER_ID, -signal.SIGKILL, do_workers_run=False)
+    own.exited(LOG_WRITER_ID, 0, do_workers_run=False, has_begun=False)
+    own.exited(SCHEDULER_ID, signal.SIGKILL, do_workers_run=False, has_begun=False)
     assert own.end_orphans([3], 2.0) == [9]
     assert done == [(2.0, [3]), (2.0, [3])]

@@ -203,20 +203,60 @@ def test_stop_that_takes_too_long_ends_the_fork_server(job: Job) -> None:
     job.begin()
     job.start()
     job.end(0, FAILED)
+    attempt = job.attempt
     job.run_timer("stop")
-    assert job.loop._over
-    states = [member.state for member in job.attempt.membership.members.values()]
+    states = [member.state for member in attempt.membership.members.values()]
     assert states == [WorkerState.FAILED, WorkerState.STOPPED]
-    assert job.attempt.fault is None, "the worker's failure counts, not the end of its server"
+    assert attempt.fault is None, "the worker's failure counts, not the end of its server"
+    assert not job.loop._over and job.loop._timers.is_set("renew"), "another fork server starts the workers again"
 
 
-def test_fork_server_that_ends_alone_is_the_fault(job: Job) -> None:
-    job.begin()
-    job.start()
+def lose_server(job: Job) -> None:
     job.server.close()
     job.loop._on_server()
-    assert "the fork server ended unexpectedly" in str(job.attempt.fault)
-    assert job.loop._over and not job.attempt.membership.running()
+
+
+def test_fork_server_that_ends_alone_is_the_fault_and_another_one_takes_its_place(job: Job) -> None:
+    job.begin()
+    job.start()
+    lose_server(job)
+    (past,) = job.loop._attempts.past
+    assert "the fork server ended unexpectedly" in str(past.fault) and not past.membership.running()
+    job.run_timer("renew")
+    assert kinds(job.heard()) == ["prepare"]
+    assert [moment["attempt"] for moment in job.moments.of("restarting")] == [1]
+    job.begin()
+    assert kinds(job.heard()) == ["start"], "the scheduler alone, for its store is not ready"
+    job.run_timer("restart")
+    job.has_store(1)
+    assert kinds(job.heard()) == ["start"]
+    job.start()
+    lose_server(job)
+    assert job.loop._over and "the fork server ended unexpectedly" in str(job.attempt.fault)
+
+
+def test_fork_server_that_is_lost_while_it_prepares_or_between_two_attempts_is_replaced(tmp_path: Path) -> None:
+    job = Job(tmp_path, max_restarts=2)
+    lose_server(job)
+    job.run_timer("renew")
+    job.begin()
+    lose_server(job)
+    assert job.attempt.number == 2 and not job.loop._timers.is_set("store")
+    job.run_timer("renew")
+    lose_server(job)
+    assert job.loop._over
+    job.close()
+
+
+def test_fork_server_that_leaves_processes_which_cannot_be_ended_gets_no_successor(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.begin()
+    job.start()
+    monkeypatch.setattr(job.loop._own, "end_orphans", lambda *_: [4711])
+    lose_server(job)
+    job.run_timer("renew")
+    assert job.loop._over and "4711" in str(job.attempt.fault) and "run still" in str(job.attempt.fault)
 
 
 def test_second_interrupt_leaves_no_grace_and_another_signal_does(job: Job) -> None:
@@ -260,7 +300,19 @@ def test_scheduler_that_ends_in_the_job_is_the_fault_and_after_it_is_not(job: Jo
     assert job.loop._timers.is_set("stop")
     job.say("told", attempt=0, not_started=[])
     job.fail()
-    assert job.loop._over, "without a scheduler nothing starts again"
+    assert job.loop._over, "it has ended by itself, before a rank had joined: so would the next one"
+
+
+def test_killed_scheduler_is_replaced_with_its_fork_server_when_the_workers_have_ended(job: Job) -> None:
+    job.begin()
+    job.start()
+    job.end(SCHEDULER_ID, signal.SIGKILL)
+    job.say("told", attempt=0, not_started=[])
+    job.fail()
+    assert kinds(job.heard()) == ["start", "start", "stop"]
+    job.run_timer("renew")
+    assert kinds(job.heard()) == ["prepare"]
+    assert job.moments.of("restarting")[0]["reason"].startswith("the scheduler ended (signal SIGKILL)")
 
 
 def test_scheduler_that_ends_after_the_job_is_no_fault(job: Job) -> None:
@@ -317,7 +369,8 @@ def test_sweep_that_is_not_answered_ends_the_fork_server(job: Job) -> None:
     job.start()
     job.fail()
     job.run_timer("sweep")
-    assert job.loop._over
+    assert job.loop._over, "that was the only restart"
+    assert "the fork server ended unexpectedly" in str(job.attempt.fault)
 
 
 def test_interrupt_between_two_attempts_starts_nobody(job: Job) -> None:

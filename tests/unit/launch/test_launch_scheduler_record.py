@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from msrun.cluster.messages import Channel
-from msrun.launch.job import SchedulerRecord
+from msrun.launch.own_start import SchedulerRecord
 from msrun.planning.build import build_plan
 from msrun.planning.placement.host import HostFacts
 from msrun.planning.plan import LaunchPlan
@@ -42,8 +42,8 @@ def test_first_moment_is_the_job_and_the_others_go_as_they_are(
     plan: LaunchPlan, channels: tuple[Channel, Channel]
 ) -> None:
     ours, theirs = channels
-    record = SchedulerRecord(ours, plan, has_store=True)
-    record.note("preparing", {"preload": []})
+    record = SchedulerRecord(plan, has_store=True)
+    record.follow(ours)
     record.note("started", {"global_rank": 1, "pid": 7})
     job, started = theirs.receive()
     assert (job["type"], job["job_id"], job["world_size"], job["has_store"]) == ("job", "J", 2, True)
@@ -53,7 +53,8 @@ def test_first_moment_is_the_job_and_the_others_go_as_they_are(
 def test_scheduler_that_reads_nothing_is_left_alone(plan: LaunchPlan, channels: tuple[Channel, Channel]) -> None:
     ours, _ = channels
     ours._socket.settimeout(0.01)
-    record = SchedulerRecord(ours, plan, has_store=True)
+    record = SchedulerRecord(plan, has_store=True)
+    record.follow(ours)
     for _ in range(2):
         record.note("note", {"text": "x" * (1 << 23)})
     assert ours.is_closed

@@ -25,6 +25,7 @@ from msrun.runtime.capture.fakes import Fakes, GlobalShape, faked
 from msrun.runtime.capture.flattened_linear import unflatten_linears
 from msrun.runtime.capture.host_calls import HostOrDevice, assign_targets, note_functions
 from msrun.runtime.capture.marked_calls import TOP, marking, number_calls
+from msrun.runtime.capture.process_state import unchanged_process
 from msrun.runtime.capture.target import Target
 from msrun.runtime.capture.writes import make_functional
 from msrun.runtime.sharding.operators.dropout import number_dropouts
@@ -60,7 +61,11 @@ def capture(
     _refuse_backward_hooks(root)
     leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
     given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    with faked(root, given, input_shapes, parameter_shapes) as fakes, marking(root, strategies or {}) as marked:
+    with (
+        faked(root, given, input_shapes, parameter_shapes) as fakes,
+        marking(root, strategies or {}) as marked,
+        unchanged_process({"cpu", *(fake.device.type for fake in fakes.inputs)}),
+    ):
         fake = iter(fakes.inputs)
         filled = [next(fake) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         call_args, call_kwargs = pytree.tree_unflatten(filled, spec)

@@ -25,19 +25,24 @@ import torch
 import torch._functorch.aot_autograd
 from torch import Tensor, fx, nn
 from torch._dynamo import config, convert_frame, guards
+from torch._dynamo.decorators import substitute_in_graph
 from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.hooks import Hooks
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.side_effects import SideEffects
+from torch._dynamo.source import NumpyTensorSource, RandomValueSource
 from torch._dynamo.utils import dynamo_timed, get_metrics_context
 from torch._dynamo.variables.base import (
     AttributeMutationExisting,
     ValueMutationExisting,
     VariableTracker,
 )
+from torch._subclasses.fake_impls import register_op_impl
 from torch.nn.modules import transformer
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from msrun.errors import CaptureError, ParallelError
+from msrun.runtime.sharding.operators.rule import user_line
 
 Call = Callable[..., Any]
 _CONFIG: dict[str, Any] = {
@@ -48,12 +53,27 @@ _CONFIG: dict[str, Any] = {
     "record_runtime_overhead": False,
     "reorderable_logging_functions": {print, warnings.warn},
     "suppress_errors": False,
+    "verbose": True,  # errors keep their traceback, in which what the network raised is found
 }
 _LOGGING = {"debug", "info", "warn", "error", "exception", "critical", "log"}
 _LONGEST = 300
 """Characters of a reason that dynamo gives."""
 _RAISED = re.compile(r"raised exception (\w+)\((['\"])(.*?)\2,?\)", re.DOTALL)
 """How dynamo tells that the network raises something."""
+_DRAWS = (
+    "it draws from Python's random, whose numbers every rank would draw for itself: draw them before the call and pass "
+    "them in, or use torch.rand"
+)
+_KNOWN = {
+    "Random.": _DRAWS,
+    "`manual_seed`": "it seeds the random numbers, which msrun gives each call of the network",
+    "trace_autograd_ops": "it takes gradients inside the forward pass",
+    "`pack_padded_sequence`": (
+        "pack_padded_sequence makes tensors whose sizes depend on the lengths: give the layer the padded batch, and "
+        "mask its results"
+    ),
+}
+"""Part of what dynamo says -> what it means."""
 _OWN_NAMES = ("MSRUN_CAPTURING", "_detect_is_causal_mask", "_is_fastpath_enabled")
 """Names whose value differs between a capture and a step: no guards of them."""
 
@@ -130,7 +150,7 @@ def trace_call(
         except ParallelError:
             raise
         except TorchDynamoException as error:
-            own = _own_error(error)
+            own = _own_error(error) or _users_error(error)
             if own is not None:
                 raise own from None
             raise explain(error, function) from error
@@ -139,6 +159,7 @@ def trace_call(
             raise CaptureError(
                 f"{name_of(function)} computes nothing with tensors: there is nothing to run in parallel"
             )
+        _refuse_python_draws(backend.graph_module, function)
         with _untimed():
             guards = output.build_guards(entry.__code__, Hooks(guard_filter_fn=_filter(unguarded)))
     environment = _with_names(output.get_runtime_env(), output.f_globals)
@@ -200,10 +221,20 @@ def _sources(graph: fx.GraphModule) -> Iterator[Any]:
     return (node._dynamo_source for node in graph.graph.nodes if node.op == "placeholder")
 
 
+def _refuse_python_draws(graph: fx.GraphModule, function: Call) -> None:
+    """Refuse numbers that dynamo would let Python's own generator draw, before each run of the graph."""
+    for node in graph.graph.nodes:
+        if node.op == "placeholder" and isinstance(getattr(node, "_dynamo_source", None), RandomValueSource):
+            raise _cannot(function, _DRAWS, next(filter(None, map(user_line, node.users)), ""))
+
+
 def _filter(unguarded: Collection[int]) -> Callable[[Sequence[Any]], list[bool]]:
     """Return what tells dynamo which guards to keep."""
 
     def keep(entries: Sequence[Any]) -> list[bool]:
+        for entry in entries:  # dynamo builds every guard twice, and compares the tensors that show an array meanwhile
+            if isinstance(entry.orig_guard.originating_source, NumpyTensorSource):
+                entry.orig_guard.obj_weakref = None
         left_out = {str(e.name) for e in entries if e.has_value and id(e.value) in unguarded and e.name}
         return [not any(own in e.name for own in _OWN_NAMES) and left_out.isdisjoint(_wholes(e.name)) for e in entries]
 
@@ -334,11 +365,33 @@ def _own_error(error: BaseException) -> ParallelError | None:
     return None
 
 
+def _users_error(error: BaseException) -> Exception | None:
+    """Return what the network itself raised, if it did: its callers may wait for just that type."""
+    step = error.__traceback__
+    while step is not None:
+        if step.tb_frame.f_code.co_name == "bubble_exception_to_interpreter":
+            raised = step.tb_frame.f_locals.get("curr_exc")
+            try:
+                kind = raised.python_type()
+                made = kind(*(argument.as_python_constant() for argument in raised.args))
+            except Exception:  # noqa: BLE001  # an argument that only a run could tell, a class that wants others
+                return None
+            if not isinstance(made, Exception) or isinstance(made, StopIteration):
+                return None
+            made.add_note(f"raised at {where(error)}, while msrun captured the network")
+            return made
+        step = step.tb_next
+    return None
+
+
 def explain(error: BaseException, function: Call) -> CaptureError:
     """Say in one line what could not be captured, where, and what to do instead."""
     text = str(error)
+    known = next((what for part, what in _KNOWN.items() if part in text), None)
     if raised := _RAISED.search(text):
         what = f"it raises {raised[1]}: {raised[3]}"
+    elif known is not None:
+        what = known
     elif "generator" in text.lower():
         what = "it draws from a generator of its own, not the network's random numbers: pass them in as an input"
     elif "data-dependent" in text.lower() or "item()" in text:
@@ -347,10 +400,14 @@ def explain(error: BaseException, function: Call) -> CaptureError:
         lines = [line.strip().removeprefix("Explanation: ") for line in text.splitlines()]
         what = ": ".join(filter(None, [str(getattr(error, "gb_type", "")), *lines[1:2], lines[0]][:2]))
         what = what if len(what) <= _LONGEST else what[: what.rindex(" ", 0, _LONGEST)] + " ..."
+    return _cannot(function, what, where(error))
+
+
+def _cannot(function: Call, what: str, line: str) -> CaptureError:
     return CaptureError(
         f"{name_of(function)} cannot be captured as one graph: {what}; change that construct, or use "
         'parallel_mode="data_parallel", which needs no capture',
-        where=where(error),
+        where=line,
     )
 
 
@@ -363,3 +420,38 @@ def where(error: BaseException) -> str:
         return ""
     frame = frames[-1]
     return f"{frame.filename}:{frame.lineno}"
+
+
+# -- functions of torch that dynamo does not follow --------------------------------------------------------------------
+
+
+@substitute_in_graph(checkpoint_sequential, skip_signature_check=True)  # type: ignore[arg-type]
+def _checkpoint_sequential(
+    functions: Any,
+    segments: int,
+    input: Any,
+    use_reentrant: bool | None = None,
+    **settings: Any,  # noqa: ARG001  # of random streams, which msrun gives each layer
+) -> Any:
+    """Do what torch's does: the last segment is not computed again."""
+    layers = list(functions.children()) if isinstance(functions, nn.Sequential) else list(functions)
+    size = len(layers) // segments
+    for start in range(0, size * (segments - 1), size):
+        input = checkpoint(_in_turn(layers[start : start + size]), input, use_reentrant=use_reentrant is not False)
+    return _in_turn(layers[size * (segments - 1) :])(input)
+
+
+def _in_turn(layers: Sequence[Call]) -> Call:
+    def run(value: Any) -> Any:
+        for layer in layers:
+            value = layer(value)
+        return value
+
+    return run
+
+
+@register_op_impl(torch.ops.aten._ctc_loss.Tensor)
+def _fake_ctc_loss(_mode: Any, _operator: Any, log_probabilities: Tensor, targets: Tensor, *_: Any, **__: Any) -> Any:
+    """Give the loss of every row; what it keeps for the backward pass, by the longest target, nobody asks."""
+    length, *rows, _classes = log_probabilities.shape
+    return log_probabilities.new_empty(rows), log_probabilities.new_empty((*rows, length, 2 * targets.shape[-1] + 1))

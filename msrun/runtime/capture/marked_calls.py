@@ -65,7 +65,8 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, Non
 
 
 _mark_operator.register_autograd(_backward)
-_MARK = torch.ops.msrun.mark.default
+MARK = torch.ops.msrun.mark.default
+"""In the captured graph, a view of all of what it marks."""
 _numbers = itertools.count()
 _functions: weakref.WeakValueDictionary[int, MarkedFunction] = weakref.WeakValueDictionary()
 
@@ -77,7 +78,7 @@ def new_number() -> int:
 
 def read_mark(node: fx.Node) -> Mark | None:
     """Return the mark that a captured node is, if it is one."""
-    if node.target is not _MARK:
+    if node.target is not MARK:
         return None
     return Mark(*node.args[1:])  # type: ignore[arg-type]
 
@@ -85,16 +86,16 @@ def read_mark(node: fx.Node) -> Mark | None:
 def mark(values: Any, number: int, *, leaves: bool) -> Any:
     """Return the same structure with every tensor marked, in order."""
     if isinstance(values, Tensor):  # as most are: dynamo follows every line of tree_flatten
-        return _MARK(values, number, 0, 1, leaves)
+        return MARK(values, number, 0, 1, leaves)
     if type(values) is tuple and not [value for value in values if not isinstance(value, Tensor)]:
         count = len(values)
-        return tuple([_MARK(values[index], number, index, count, leaves) for index in range(count)])
+        return tuple([MARK(values[index], number, index, count, leaves) for index in range(count)])
     flat, spec = pytree.tree_flatten(values)
     count = sum(isinstance(value, Tensor) for value in flat)
     index = 0
     for place, value in enumerate(flat):
         if isinstance(value, Tensor):
-            flat[place] = _MARK(value, number, index, count, leaves)
+            flat[place] = MARK(value, number, index, count, leaves)
             index += 1
     return pytree.tree_unflatten(flat, spec)
 
@@ -211,7 +212,7 @@ def read_region_mark(node: fx.Node) -> Mark | None:
 
 def skip_marks(node: fx.Node) -> fx.Node:
     """Return what a value is apart from marks."""
-    while node.target is _MARK:
+    while node.target is MARK:
         node = node.args[0]  # type: ignore[assignment]
     return node
 

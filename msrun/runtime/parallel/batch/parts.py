@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -83,6 +84,17 @@ class BatchParts:
 def find_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """Return the tensors among the arguments of a call, in order."""
     return [leaf for leaf in pytree.tree_leaves((tuple(args), dict(kwargs))) if isinstance(leaf, Tensor)]
+
+
+def open_dataclasses(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Let tensors be found in dataclasses among the arguments of a call: torch looks only into those it was told of."""
+    for leaf in pytree.tree_leaves((tuple(args), dict(kwargs))):
+        if not isinstance(leaf, Tensor) and dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            fields = dataclasses.fields(leaf)
+            values = [getattr(leaf, each.name, None) for each in fields]
+            open_dataclasses(values, {})
+            if find_tensors(values, {}):
+                pytree.register_dataclass(type(leaf), drop_field_names=[each.name for each in fields if not each.init])
 
 
 def describe_batch(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

@@ -37,7 +37,7 @@ PAIRS = (
     ("load file", "load torch", "torch.load", 1.1),
 )
 """Our way, the peer's, its name, and the most that ours may take of it."""
-STALL = 0.1
+STALL = 0.2
 TRANSFORM, MEMORY_MB = 1.5, 400
 TENSOR_BYTES = 32 << 20
 

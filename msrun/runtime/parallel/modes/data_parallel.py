@@ -64,6 +64,8 @@ class Replicas:
         self._scales = replica_scales(settings.compat, settings.averages_gradients, self._ranks)
         self._networks: dict[tuple[int, ...], tuple[nn.Module, list[nn.Parameter]]] = {}
         """ids of the modules that are called -> who has them, and their parameters in place that are trained"""
+        self._buffered: dict[int, list[nn.Module]] = {}
+        """id of the network -> its modules that have buffers"""
         self._wrapped: dict[int, DistributedDataParallel] = {}
         self._sharded: dict[int, ShardedNetwork] = {}
         self.is_running_module = False
@@ -79,6 +81,7 @@ class Replicas:
         Scalar results are means over all ranks, others are this rank's own.
         """
         self.place(target)
+        self._take_buffers(target.root)
         mode = self._settings.parallel_mode
         is_module = isinstance(target.call, nn.Module)
         reduces = isinstance(target.call, nn.Module) and torch.is_grad_enabled() and not self._sharded
@@ -100,6 +103,26 @@ class Replicas:
             self.is_running_module = is_module
             called.append(self)
         return pytree.tree_map_only(Tensor, self._leave, result)
+
+    def _take_buffers(self, root: nn.Module) -> None:
+        """Let every rank go on with rank 0's buffers, which are those that a checkpoint holds; one message a type.
+
+        Forward passes write into them, such as batch norms their running means, on every rank from its own rows.
+        """
+        by_type: dict[torch.dtype, list[Tensor]] = {}
+        for module in self._buffered[id(root)] if self._settings.broadcasts_parameters else ():
+            is_norm = isinstance(module, nn.modules.batchnorm._NormBase)
+            for buffer in module._buffers.values():
+                if buffer is not None and is_same_everywhere(buffer):
+                    # A norm's backward pass never reads them; of others, autograd refuses graphs that have read them.
+                    by_type.setdefault(buffer.dtype, []).append(buffer.data if is_norm else buffer.detach())
+        for buffers in by_type.values():
+            flat = torch.cat([buffer.reshape(-1) for buffer in buffers]).to(world.device())
+            with waiting_in(lambda: "broadcast of the buffers"):
+                dist.broadcast(flat, 0)
+            if world.get_rank() != 0:
+                for buffer, value in zip(buffers, flat.split([buffer.numel() for buffer in buffers]), strict=True):
+                    buffer.copy_(value.view(buffer.shape))
 
     def _leave(self, value: Tensor) -> Tensor:
         if value.dim() == 0 and value.is_floating_point():
@@ -141,6 +164,7 @@ class Replicas:
             for parameter in filter(is_layerwise, root.parameters()):
                 scale_gradient_of(parameter, self._scales.own)
         self._networks[key] = root, _trainable_of(root)
+        self._buffered[id(root)] = [module for module in root.modules() if module._buffers]
         self._placed(root, decisions, notes)
         note_placed()
         return None
@@ -184,10 +208,11 @@ class Replicas:
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(holder, own)
         device = world.device()
         ids = [device.index] if device.type == "cuda" else None
-        wrapped = DistributedDataParallel(holder, device_ids=ids, init_sync=False, find_unused_parameters=bool(misses))
+        wrapped = DistributedDataParallel(
+            holder, device_ids=ids, init_sync=False, broadcast_buffers=False, find_unused_parameters=bool(misses)
+        )
         if self._settings.gradient_fp32_sync and any(is_short(parameter.dtype) for _, parameter in named):
             wrapped.register_comm_hook(None, lambda _state, bucket: _reduce_in_float32(bucket))
-        wrapped.require_forward_param_sync = False  # buffers are equal, and the result may depend on their values
         self._wrapped[id(network)] = wrapped
         for waits in self._waits[:1]:
             waits.enter_context(wrapped.no_sync())

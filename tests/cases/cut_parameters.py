@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import itertools
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import gettempdir
@@ -581,6 +583,27 @@ def state_made_before_whole_parameters_had_values_is_refused() -> None:
     early = torch.optim.Adagrad(step.parameters(), 0.01)
     backward(step, Net())
     refused(early.step, "Adagrad", "sum", "first call", kind=StrategyError)
+
+
+# -- captures -----------------------------------------------------------------------------------------------------
+
+
+@case
+def captures_beyond_the_limit_are_let_go_and_come_back_when_they_are_needed() -> None:
+    network, right = Net(), Net()
+    step = hsdp(network).keep_captures(2)
+    made = []
+    for rows in (1, 2, 3, 1, 1, 3):
+        x, y = (value[:rows] for value in batch())
+        loss = step(x, y)
+        loss.backward()
+        assert_close(loss.detach(), F.mse_loss(right(x), y).detach())
+        made.append(weakref.ref(step._captured[0].compiled))
+    del loss
+    gc.collect()
+    assert [found() is not None for found in made] == [False, False, True, True, True, True]
+    for count in (0, True, 1.5):
+        refused(lambda count=count: hsdp(Net()).keep_captures(count), "keep_captures", "above 0", kind=StrategyError)  # type: ignore[misc, arg-type]
 
 
 # -- as a module ------------------------------------------------------------------------------------------------------

@@ -162,6 +162,8 @@ def trace_call(
         _refuse_python_draws(backend.graph_module, function)
         with _untimed():
             guards = output.build_guards(entry.__code__, Hooks(guard_filter_fn=_filter(unguarded)))
+    holds = guards.guard_manager
+    del guards.guard_manager  # for as long as a parameter lives, torch would keep every capture's guards and graph
     environment = _with_names(output.get_runtime_env(), output.f_globals)
     traced = TracedCall(
         backend.graph_module,
@@ -170,7 +172,7 @@ def trace_call(
         found[-1] if found else Stores(frozenset(range(len(_outputs(backend.graph_module))))),
         environment,
         backend.backend_id,
-        guards.guard_manager,
+        holds,
     )
     traced.inputs = _given_to(traced, function, args, kwargs)
     traced.sources = [str(source.name) for source in _sources(backend.graph_module)]

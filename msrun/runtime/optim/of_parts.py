@@ -48,8 +48,6 @@ _OF_ALL_AT_ONCE = (torch.optim.LBFGS,)
 _settled: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
 """optimizer -> how many parts it trained when its state was last looked at; _LOADED: its state came in since"""
 _LOADED = -1
-before_steps_in_backward: list[Callable[[], None]] = []
-"""Called before steps that pass the hooks of optimizers by."""
 
 
 @functools.cache
@@ -62,8 +60,6 @@ def watch_optimizers() -> None:
 
 def step_parameters(optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
     """Step some of an optimizer's parameters, past the hooks that users and schedulers have put around its step."""
-    for call in before_steps_in_backward:
-        call()
     settle(optimizer)
     chosen = {id(parameter) for parameter in parameters}
     groups = (

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import progress, world
 from msrun.runtime.capture import marked_calls
+from msrun.runtime.capture.fakes import forget_shapes
 from msrun.runtime.capture.target import Target, find_target
 from msrun.runtime.execute.phase import is_verifying, running_alone, runs_alone
 from msrun.runtime.nn.deferred_init import init_parameters
@@ -99,7 +100,8 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):  # type:
         self._compilations: dict[int, Compilation] = {}
         """id of the root module -> what compiles its calls"""
         self._captured: list[CapturedCall] = []
-        """Calls that were captured, the one that ran last first."""
+        """Calls that were captured, the one that ran last first; no more than the settings say."""
+        self._capture_count = 0
         self._roots: dict[tuple[tuple[str, int], ...], nn.Module] = {}
         """modules that a step function calls -> what holds them"""
         self._plan: ParallelPlan | None = None
@@ -310,12 +312,16 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):  # type:
             compiled.arriving = self._arriving
         call = CapturedCall(target, tensors, captured, compiled)
         self._captured.insert(0, call)
+        self._capture_count += 1
+        if len(self._captured) > self.settings.kept_captures:
+            self._captured.pop()
+            forget_shapes()
         self._write_layouts(target.root)
         if world.get_rank() == 0:
-            if self.settings.strategies_to is not None and len(self._captured) == 1:
+            if self.settings.strategies_to is not None and self._capture_count == 1:
                 write_operator_strategies(self.settings.strategies_to, self._plan.strategies())
             announce(self._plan, self._announced)
-            if (count := len(self._captured)) in (8, 64, 512):
+            if (count := self._capture_count) in (8, 64, 512):
                 log.warning(
                     "captured %d times, the last time because of %s: keep what changes from call to call out of the "
                     "network's attributes and shapes, or make it a tensor",

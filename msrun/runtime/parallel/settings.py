@@ -34,6 +34,10 @@ DATASET_WORDS = ("data_parallel", "full_batch")
 DatasetStrategy = str | tuple[tuple[int, ...] | Layout, ...]
 
 
+KEPT_CAPTURES = 64
+"""Kinds of calls, such as batches of different lengths, whose programs stay in memory."""
+
+
 @dataclass(frozen=True)
 class ParallelSettings:
     """What was asked.
@@ -67,6 +71,8 @@ class ParallelSettings:
     """What compiles the segments of the local program; None: they run operator by operator."""
     checks_first_step: bool | None = None
     """Compare the first training step with that of one process; None: where that is cheap."""
+    kept_captures: int = KEPT_CAPTURES
+    """Captured calls that are kept; the one that ran longest ago goes first."""
     is_strict: bool = False
     """Refuse traffic between layouts that the user did not ask for."""
     search: SearchSettings | None = None

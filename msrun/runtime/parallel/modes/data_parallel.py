@@ -69,6 +69,8 @@ class Replicas:
         """id of a module that is called -> what averages its gradients"""
         self._whole: dict[tuple[int, int], WholeResults] = {}
         """(id of the root, place among the numbers that it returns) -> what looks at their gradients"""
+        self._buffered: dict[int, list[nn.Module]] = {}
+        """id of the network -> its modules that have buffers"""
         self._sharded: dict[int, ShardedNetwork] = {}
         self.is_running_module = False
         self._waits: list[contextlib.ExitStack] = []
@@ -83,6 +85,7 @@ class Replicas:
         Scalar results are means over all ranks, others are this rank's own.
         """
         self.place(target)
+        self._take_buffers(target.root)
         mode = self._settings.parallel_mode
         is_module, trains = isinstance(target.call, nn.Module), torch.is_grad_enabled()
         reduced: ReducedNetwork | None = None
@@ -111,6 +114,26 @@ class Replicas:
         numbers = itertools.count()
         begin = partial(self._begin_backward, reduced, syncs=not self._waits)
         return map_tensors(lambda value: self._leave(value, (id(target.root), numbers), begin), result)
+
+    def _take_buffers(self, root: nn.Module) -> None:
+        """Let every rank go on with rank 0's buffers, which are those that a checkpoint holds; one message a type.
+
+        Forward passes write into them, such as batch norms their running means, on every rank from its own rows.
+        """
+        by_type: dict[torch.dtype, list[Tensor]] = {}
+        for module in self._buffered[id(root)] if self._settings.broadcasts_parameters else ():
+            is_norm = isinstance(module, nn.modules.batchnorm._NormBase)
+            for buffer in module._buffers.values():
+                if buffer is not None and is_same_everywhere(buffer):
+                    # A norm's backward pass never reads them; of others, autograd refuses graphs that have read them.
+                    by_type.setdefault(buffer.dtype, []).append(buffer.data if is_norm else buffer.detach())
+        for buffers in by_type.values():
+            flat = torch.cat([buffer.reshape(-1) for buffer in buffers]).to(world.device())
+            with waiting_in(lambda: "broadcast of the buffers"):
+                dist.broadcast(flat, 0)
+            if world.get_rank() != 0:
+                for buffer, value in zip(buffers, flat.split([buffer.numel() for buffer in buffers]), strict=True):
+                    buffer.copy_(value.view(buffer.shape))
 
     def _reduction_of(self, network: nn.Module) -> ReducedNetwork:
         return ReducedNetwork(network, sums_wide=self._settings.gradient_fp32_sync)
@@ -170,6 +193,7 @@ class Replicas:
                 scale_gradient_of(parameter, self._scales.own)
         self._networks[key] = root, _trainable_of(root)
         self._kinds[key] = _kinds_of(self._networks[key][1])
+        self._buffered[id(root)] = [module for module in root.modules() if module._buffers]
         self._placed(root, decisions, notes)
         note_placed()
         return None

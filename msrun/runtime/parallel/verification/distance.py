@@ -66,7 +66,7 @@ def find_difference(
 
 
 def _ratio(found: Tensor, right: Tensor, allowed: float) -> float:
-    """Return by what the right value has to be multiplied to become the one that was found; nan if nothing does that."""
+    """Return by what the right value has to be multiplied to become the found one; nan if nothing does that."""
     first, second = found.detach().double(), right.detach().double()
     ratio = float((first * second).sum() / second.square().sum())
     return ratio if _distance(first, second * ratio) <= allowed * max(1.0, abs(ratio)) else math.nan

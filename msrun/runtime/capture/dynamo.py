@@ -36,7 +36,7 @@ from torch.nn.modules import transformer
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from msrun.errors import CaptureError, ParallelError
-from msrun.runtime.sharding.operators.rule import user_line
+from msrun.runtime.sharding.operators.rule import line_of_use
 
 Call = Callable[..., Any]
 _CONFIG: dict[str, Any] = {
@@ -219,7 +219,7 @@ def _refuse_python_draws(graph: fx.GraphModule, function: Call) -> None:
     """Refuse numbers that dynamo would let Python's own generator draw, before each run of the graph."""
     for node in graph.graph.nodes:
         if node.op == "placeholder" and isinstance(getattr(node, "_dynamo_source", None), RandomValueSource):
-            raise _cannot(function, _DRAWS, next(filter(None, map(user_line, node.users)), ""))
+            raise _cannot(function, _DRAWS, line_of_use(node))
 
 
 def _filter(unguarded: Collection[int]) -> Callable[[Sequence[Any]], list[bool]]:

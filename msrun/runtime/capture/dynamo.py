@@ -54,6 +54,8 @@ _LONGEST = 300
 """Characters of a reason that dynamo gives."""
 _RAISED = re.compile(r"raised exception (\w+)\((['\"])(.*?)\2,?\)", re.DOTALL)
 """How dynamo tells that the network raises something."""
+_MET = re.compile(r"run FX node with fake tensors.*got (\w+)\((['\"])(.*?)\2", re.DOTALL)
+"""How dynamo tells that an operator of torch refuses what it is given."""
 _DRAWS = (
     "it draws from Python's random, whose numbers every rank would draw for itself: draw them before the call and pass "
     "them in, or use torch.rand"
@@ -138,6 +140,7 @@ def trace_call(
         config.patch(_config()),
         _watching_stores(found),
         _without_shortcuts(),
+        _without_tracebacks(),
     ):
         try:
             captured = convert_frame.fullgraph_capture(entry, (function, args, kwargs))
@@ -299,6 +302,17 @@ def _without_shortcuts() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
+@contextlib.contextmanager
+def _without_tracebacks() -> Iterator[None]:
+    """Let torch not print where in its own code it found fault with an operator: the error says so."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
 def _items(variable: Any, cg: Any) -> Iterator[tuple[tuple[nn.Module, str], Any]]:
     """Yield (module, buffer) and new value of what a table of buffers gets."""
     source = getattr(variable, "source", None)
@@ -348,6 +362,8 @@ def explain(error: BaseException, function: Call) -> CaptureError:
     known = next((what for part, what in _KNOWN.items() if part in text), None)
     if raised := _RAISED.search(text):
         what = f"it raises {raised[1]}: {raised[3]}"
+    elif met := _MET.search(text):
+        what = f"torch raises {met[1]}: {met[3]}"
     elif known is not None:
         what = known
     elif "generator" in text.lower():

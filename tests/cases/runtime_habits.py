@@ -5,14 +5,16 @@ Every habit makes a network; some change it between steps. All are run in double
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from msrun.runtime import GradAccumulation, MicroBatchInterleaved, Pipeline, shard
 
@@ -64,6 +66,25 @@ def habit(name: str, forward: Callable[..., Any], between: Any = None, **parts: 
         made.between = between
     HABITS[name] = made
 
+
+# -- refused by name, before all others: what they leave would show in those ----------------------------------------
+
+for _name, _forward, _words in (
+    ("vmap", lambda s, x: torch.vmap(lambda row: s.head(s.layer(row)))(x), "transform of torch.func"),
+    ("func.grad", lambda s, x: s.head(torch.func.grad(lambda z: s.layer(z).sum())(x)), "transform of torch.func"),
+    ("random.uniform", lambda s, x: s.head(s.layer(x)) * random.uniform(0, 1), "draws from Python's random"),
+    ("gradients in forward", lambda s, x: torch.autograd.grad(s.layer(x).sum(), x)[0], "takes gradients"),
+):
+    habit(_name, _forward)
+    HABITS[_name].refused = _words
+
+
+def _raising(_net: Any, x: Tensor) -> Tensor:
+    raise ValueError(f"{x.shape[0]} rows")
+
+
+habit("exception of the network", _raising)
+HABITS["exception of the network"].refused = "ValueError: 8 rows"
 
 # -- functions with a backward pass of their own ---------------------------------------------------------------------
 
@@ -214,7 +235,57 @@ def _shifted(self: Any, x: Tensor) -> Tensor:
 
 
 habit("writes into slices", _shifted)
+
+
+def _column_written(self: Any, x: Tensor) -> Tensor:
+    h = self.layer(x)
+    h[:, 0] = 0
+    h.view(-1, 2, 4)[:, 1].mul_(3)
+    return self.head(h)
+
+
+def _detected(self: Any, x: Tensor) -> Tensor:
+    y = self.head(self.layer(x))
+    y[..., 0] = torch.sigmoid(y[..., 0])
+    y[..., 1:3] = y[..., 1:3] * 2
+    return y
+
+
+def _cut_by(strategy: Any, forward: Callable[..., Tensor]) -> Habit:
+    def make() -> Net:
+        network = Net(forward)
+        shard(network.layer, strategy)
+        shard(network.head, strategy)
+        return network
+
+    return Habit(make)
+
+
+for _cut in (((2, 1), (1, 1)), ((1, 1), (2, 1)), ((1, 2), (1, 2))):
+    HABITS[f"columns written of a layer cut by {_cut}"] = _cut_by(_cut, _column_written)
+    HABITS[f"head of a detector cut by {_cut}"] = _cut_by(_cut, _detected)
 habit("mask made in forward", lambda s, x: s.head(s.layer(x).masked_fill(torch.ones(8, 8).triu(1).bool(), 0.0)))
+
+# -- functions of torch that are traced with help, and values that are no tensors -------------------------------------
+
+
+def _ctc(self: Any, x: Tensor) -> Tensor:
+    rows = self.head(self.layer(x)).log_softmax(-1)[:, None].expand(-1, 2, -1)
+    loss = F.ctc_loss(rows, torch.tensor([[1, 2], [2, 1]]), torch.tensor([8, 6]), torch.tensor([2, 1]))
+    return self.head(self.layer(x)) * loss
+
+
+habit("CTC loss", _ctc)
+habit(
+    "spectral norm",
+    lambda s, x: s.head(s.inner(x)),
+    inner=lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)),
+)
+habit(
+    "checkpoint_sequential",
+    lambda s, x: s.head(checkpoint_sequential(nn.Sequential(s.layer, nn.Tanh(), s.layer), 3, x, use_reentrant=False)),
+)
+habit("array of numpy", lambda s, x: s.head(s.layer(x)) * torch.from_numpy(s.array), array=lambda: np.ones(4) * 2)
 
 # -- structures ------------------------------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from msrun.runtime.capture.process_state import unchanged_process
 from msrun.runtime.capture.target import Target
 from msrun.runtime.capture.writes import make_functional
 from msrun.runtime.sharding.operators.dropout import number_dropouts
+from msrun.runtime.sharding.operators.rule import line_of_use, user_line
 from msrun.runtime.sharding.strategies import OperatorStrategy
 
 
@@ -123,7 +124,8 @@ class _Roles:
         parameters = {id(value): name for name, value in root.named_parameters()}
         buffers = {id(value): name for name, value in root.named_buffers()} | fakes.names
         names = {name for name, _ in root.named_buffers(remove_duplicate=False)}
-        for value, source in zip(traced.inputs, traced.sources, strict=True):
+        nodes = [node for node in traced.graph.graph.nodes if node.op == "placeholder"]
+        for value, source, node in zip(traced.inputs, traced.sources, nodes, strict=True):
             if id(value) in of_inputs:
                 name = of_inputs[id(value)]
             elif isinstance(value, nn.Parameter) and (path := fakes.names.get(id(value))) is not None:
@@ -132,7 +134,8 @@ class _Roles:
                 if tuple(value.shape) != tuple(parameter_shapes.get(path, value.shape)):
                     raise CaptureError(
                         f"parameter {path} is read as {source}, past the module that has it, and this rank holds a "
-                        "part of it: read it through its module"
+                        "part of it: read it through its module",
+                        where=line_of_use(node),
                     )
                 name = _new(self.parameters, f"p_{path}", path)
             elif (path := buffers.get(id(value))) is not None and path in names:
@@ -140,7 +143,8 @@ class _Roles:
             elif source.startswith(("L['args']", "L['kwargs']")):
                 raise CaptureError(
                     f"argument {source[2:]} holds a tensor inside an object that torch.utils._pytree does not know: "
-                    "register its class there (register_dataclass), or pass a tuple or dict of tensors"
+                    "register its class there (register_dataclass), or pass a tuple or dict of tensors",
+                    where=line_of_use(node),
                 )
             else:
                 name = _new(self.constants, "c", value)
@@ -166,7 +170,9 @@ class _Roles:
             if node.op == "get_attr":
                 value = getattr(module, str(node.target))
                 if not isinstance(value, Tensor):
-                    raise CaptureError(f"{node.target} of the network cannot stand in a captured graph")
+                    raise CaptureError(
+                        f"{node.target} of the network cannot stand in a captured graph", where=line_of_use(node)
+                    )
                 constant = _new(self.constants, "c", value)
                 with graph.inserting_after(next(n for n in reversed(graph.nodes) if n.op == "placeholder")):
                     copies[node] = _placeholder(graph, constant)
@@ -210,7 +216,8 @@ def _settle_outputs(
         if old is None or old.shape != value.shape or old.dtype != value.dtype:
             raise CaptureError(
                 f"buffer {path} is {_describe(old)} before the forward pass and {_describe(value)} after it; give it "
-                "its final shape and type when the network is made"
+                "its final shape and type when the network is made",
+                where=user_line(new),
             )
         assigned[index] = canonical.get(path, path)
         if canonical.get(path, path) not in roles.buffers.values():  # it is written and not read

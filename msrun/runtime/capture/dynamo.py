@@ -42,7 +42,7 @@ from torch.nn.modules import transformer
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from msrun.errors import CaptureError, ParallelError
-from msrun.runtime.sharding.operators.rule import user_line
+from msrun.runtime.sharding.operators.rule import line_of_use
 
 Call = Callable[..., Any]
 _CONFIG: dict[str, Any] = {
@@ -60,6 +60,8 @@ _LONGEST = 300
 """Characters of a reason that dynamo gives."""
 _RAISED = re.compile(r"raised exception (\w+)\((['\"])(.*?)\2,?\)", re.DOTALL)
 """How dynamo tells that the network raises something."""
+_MET = re.compile(r"run FX node with fake tensors.*got (\w+)\((['\"])(.*?)\2", re.DOTALL)
+"""How dynamo tells that an operator of torch refuses what it is given."""
 _DRAWS = (
     "it draws from Python's random, whose numbers every rank would draw for itself: draw them before the call and pass "
     "them in, or use torch.rand"
@@ -144,6 +146,7 @@ def trace_call(
         config.patch(_config()),
         _watching_stores(found),
         _without_shortcuts(),
+        _without_tracebacks(),
     ):
         try:
             captured = convert_frame.fullgraph_capture(entry, (function, args, kwargs))
@@ -227,7 +230,7 @@ def _refuse_python_draws(graph: fx.GraphModule, function: Call) -> None:
     """Refuse numbers that dynamo would let Python's own generator draw, before each run of the graph."""
     for node in graph.graph.nodes:
         if node.op == "placeholder" and isinstance(getattr(node, "_dynamo_source", None), RandomValueSource):
-            raise _cannot(function, _DRAWS, next(filter(None, map(user_line, node.users)), ""))
+            raise _cannot(function, _DRAWS, line_of_use(node))
 
 
 def _filter(unguarded: Collection[int]) -> Callable[[Sequence[Any]], list[bool]]:
@@ -343,6 +346,17 @@ def _without_shortcuts() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
+@contextlib.contextmanager
+def _without_tracebacks() -> Iterator[None]:
+    """Let torch not print where in its own code it found fault with an operator: the error says so."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
 def _items(variable: Any, cg: Any) -> Iterator[tuple[tuple[nn.Module, str], Any]]:
     """Yield (module, buffer) and new value of what a table of buffers gets."""
     source = getattr(variable, "source", None)
@@ -392,6 +406,8 @@ def explain(error: BaseException, function: Call) -> CaptureError:
     known = next((what for part, what in _KNOWN.items() if part in text), None)
     if raised := _RAISED.search(text):
         what = f"it raises {raised[1]}: {raised[3]}"
+    elif met := _MET.search(text):
+        what = f"torch raises {met[1]}: {met[3]}"
     elif known is not None:
         what = known
     elif "generator" in text.lower():

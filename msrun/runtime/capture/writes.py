@@ -17,6 +17,7 @@ from torch import Tensor, fx
 
 from msrun.errors import CaptureError
 from msrun.runtime.capture.marked_calls import MARK
+from msrun.runtime.sharding.operators.custom_function import HOOK, OPERATOR, find_function
 from msrun.runtime.sharding.operators.rule import CHECKPOINT, operator_call, user_line
 
 aten = torch.ops.aten
@@ -60,6 +61,8 @@ class _Writes:
         """what was added to carry new values; some of it nobody reads"""
         self._alias: dict[fx.Node, fx.Node] = {}
         """new value, or view of one -> the node whose memory it was written to"""
+        self._hooked: set[fx.Node] = set()
+        """what owns the memory of a tensor that has a hook: under its name later readers find another value"""
         self._first: dict[int, fx.Node] = {}
         """memory -> the first value that shows it"""
         for node in graph.nodes:
@@ -71,6 +74,8 @@ class _Writes:
             written = self._written(node)
             if self._value:
                 self._read_newest(node, written)
+            if node.target is OPERATOR and find_function(node.args[1]).name == HOOK:  # type: ignore[arg-type]
+                self._hooked.add(self._owner(node.args[0][0]))  # type: ignore[index,arg-type]
             if _source(node) is not None:
                 self._seen[node] = self._version.get(self._owner(node), 0), node
             if node.target is aten.batch_norm.default:
@@ -195,6 +200,8 @@ class _Writes:
                 'parallel_mode="data_parallel" until then',
                 where=user_line(node),
             )
+        if owner in self._hooked:
+            raise self._cannot_write(node, "a tensor after its register_hook, under a name that it had before,")
         if owner.op == "placeholder" and owner.name not in self._buffers:
             kind, _, name = owner.name.partition("_")
             what = {"p": f"parameter {name}", "input": f"tensor {name} of the call"}.get(

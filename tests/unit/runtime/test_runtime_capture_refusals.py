@@ -58,6 +58,14 @@ def _packed(net: Any, x: Tensor) -> Tensor:
     return packed.data
 
 
+def _written_beside_its_hook(net: Any, x: Tensor) -> Tensor:
+    h = net.layer(x)
+    column = h[:, 0]
+    h.register_hook(lambda gradient: gradient * 2)
+    column.zero_()
+    return net.head(h)
+
+
 REFUSED: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
     "vmap": (lambda net, x: torch.vmap(lambda row: net.head(net.layer(row)))(x), "torch.vmap"),
     "number in vmap": (_number_in_vmap, ""),
@@ -73,6 +81,8 @@ REFUSED: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
     "default dtype": (_default_dtype, "changes torch's default dtype"),
     "branch under autocast": (_branch_under_autocast, "depends on a tensor's values"),
     "packed sequence": (_packed, "pack_padded_sequence"),
+    "wrong shapes": (lambda net, x: net.head(x), "torch raises RuntimeError: a and b must have same reduction dim"),
+    "write beside a hook": (_written_beside_its_hook, "after its register_hook"),
     "max_norm": (
         lambda net, x: F.embedding(torch.tensor([1, 2]), net.layer.weight, max_norm=1.0) + x,
         "embedding_renorm_ changes parameter layer_weight",

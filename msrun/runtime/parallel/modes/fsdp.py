@@ -131,6 +131,8 @@ class ShardedNetwork:
         follow_now()
         assert isinstance(root, FSDPModule)
         for module in root.modules():
+            if isinstance(module, FSDPModule):
+                _refuse_writes_in_forward(module)
             for record in _records(module) if isinstance(module, FSDPModule) else ():
                 info = record._module_info
                 owning, names = [info.module, *info.shared_modules], [info.param_name, *info.shared_param_names]
@@ -186,6 +188,40 @@ class ShardedNetwork:
         finally:
             for root in self._roots if is_level1 else []:
                 root.set_requires_gradient_sync(True)
+
+
+def _refuse_writes_in_forward(block: FSDPModule) -> None:
+    """Let a call refuse what it writes into a parameter: into the gathered one, which FSDP2 frees again."""
+    assert isinstance(block, nn.Module)
+    inner = {
+        id(m)
+        for child in block.modules()
+        if isinstance(child, FSDPModule) and child is not block
+        for m in child.modules()
+    }  # type: ignore[attr-defined]
+    owners = [(path, module) for path, module in block.named_modules() if id(module) not in inner]
+    found: list[tuple[str, nn.Parameter, int]] = []
+
+    def note(_module: nn.Module, _args: Any) -> None:
+        found[:] = [
+            (f"{path}.{name}".lstrip("."), value, value._version)
+            for path, module in owners
+            for name, value in module._parameters.items()
+            if value is not None
+        ]
+
+    def compare(_module: nn.Module, _args: Any, _result: Any) -> None:
+        written = [name for name, value, version in found if value._version != version]
+        found.clear()
+        if written:
+            raise StrategyError(
+                f"the forward pass of {type(block).__name__.removeprefix('FSDP')} writes into its parameter "
+                f"{written[0]}, which FSDP2 gathers for the call and frees again with what was written: write it "
+                "between the steps, make it a buffer, or leave hsdp out"
+            )
+
+    block.register_forward_pre_hook(note)
+    block.register_forward_hook(compare, prepend=True)
 
 
 def _records(module: FSDPModule) -> list[Any]:

@@ -17,6 +17,8 @@ _FIELDS = {
     "cluster_time_out": "cluster_time_out",
     "master_port": "master_port",
     "spares": "spares",
+    "restart_on": "restart_on",
+    "no_restart_on": "no_restart_on",
 }
 """Options of msrun that are fields of a spec."""
 _PLACE = """

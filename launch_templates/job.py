@@ -28,6 +28,25 @@ class Derived:
     """Value; None, an empty list or an empty mapping = what it stands for is left out."""
 
 
+FINAL_STATUSES = (2, 93, 126, 127)
+"""After which nothing starts again: of msrun for wrong input; of a worker that says so, that cannot be run, or whose
+program is not there."""
+NO_WORKERS_STATUSES = (3, 124)
+"""Of msrun where no worker failed: a host or a process of msrun's own was lost, or not everybody came in time."""
+
+
+def exit_rules(spec: JobSpec, container: str) -> list[dict[str, Any]]:
+    """Rules of a pod failure policy: after which exit statuses the job ends, though it could start again."""
+    operator, statuses = "In", {*FINAL_STATUSES, *spec.no_restart_on}
+    if spec.restart_on:
+        operator, statuses = "NotIn", {*NO_WORKERS_STATUSES, *spec.restart_on}
+    codes = {"containerName": container, "operator": operator, "values": sorted(statuses)}
+    rules: list[dict[str, Any]] = [{"action": "FailJob", "onExitCodes": codes}]
+    if spec.restart_on:  # an evicted pod ends with the status of a signal
+        rules.insert(0, {"action": "Count", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]})
+    return rules
+
+
 def pod_log_dir(spec: JobSpec) -> str:
     """Where msrun writes its logs in a container."""
     return spec.log_dir or POD_LOG_DIR
@@ -167,6 +186,8 @@ DERIVED: Mapping[str, Derived] = {
     # Volcano fails the job when its retry count, raised before each restart, reaches maxRetry; 0 means its default, 3.
     "max_retry": Derived(("max_restarts",), lambda spec: spec.max_restarts + 1),
     "failure_action": Derived(("max_restarts",), lambda spec: "RestartJob" if spec.max_restarts else "TerminateJob"),
+    "msrun_exit_rules": Derived(("restart_on", "no_restart_on"), lambda spec: exit_rules(spec, "msrun")),
+    "node_exit_rules": Derived(("restart_on", "no_restart_on"), lambda spec: exit_rules(spec, "node")),
     "no_network_policy": Derived(("network_policy",), lambda spec: not spec.network_policy),
     "atlas_label": Derived(("rank_table",), lambda spec: "ascend-910b" if spec.rank_table else None),
 }

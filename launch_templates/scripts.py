@@ -17,6 +17,7 @@ from launch_templates.errors import BadValue
 from launch_templates.job import grace_s, log_mount, msrun_options, pod_log_dir
 from launch_templates.quantity import parse_quantity
 from launch_templates.spec import JobSpec
+from launch_templates.spec_checks import join_statuses
 
 _SHELL = "#!/usr/bin/env bash\n"
 
@@ -54,9 +55,15 @@ def _own_options(spec: JobSpec) -> list[str]:
     """What msrun itself does, where no cluster does it."""
     return [
         *([f"--log_dir={spec.log_dir}"] if spec.log_dir else []),
-        f"--max_restarts={spec.max_restarts}",
+        *_restart_options(spec),
         f"--grace={grace_s(spec)}",
     ]
+
+
+def _restart_options(spec: JobSpec) -> list[str]:
+    lists = {"restart_on": spec.restart_on, "no_restart_on": spec.no_restart_on}
+    given = [f"--{name}={join_statuses(statuses)}" for name, statuses in lists.items() if statuses]
+    return [f"--max_restarts={spec.max_restarts}", *given]
 
 
 def _exports(spec: JobSpec) -> str:
@@ -122,7 +129,7 @@ def _compose(spec: JobSpec) -> str:
 def _compose_node(spec: JobSpec, rank: int) -> dict[str, Any]:
     here = JobSpec(**{**vars(spec), "log_dir": pod_log_dir(spec)})
     options = msrun_options(here, master_addr="node0", node_rank=str(rank))
-    words = ["msrun", *options, f"--max_restarts={spec.max_restarts}", *spec.script]
+    words = ["msrun", *options, *_restart_options(spec), *spec.script]
     return {"hostname": f"node{rank}", "command": [_literal(word) for word in words]}
 
 
@@ -140,7 +147,9 @@ def _literal(text: str) -> str:
     return text.replace("$", "$$")
 
 
-_BY_MSRUN = ("script", "local_worker_num", "log_dir", "max_restarts", "grace_s", "env")
+_BY_MSRUN = (
+    "script", "local_worker_num", "log_dir", "max_restarts", "restart_on", "no_restart_on", "grace_s", "env"
+)  # fmt: skip
 
 SCRIPTS: Mapping[str, Script] = {
     "compose": Script(

@@ -19,6 +19,7 @@ from launch_templates.value_types import (
     Argv,
     Choice,
     Flag,
+    Statuses,
     Table,
     Text,
     Tree,
@@ -104,6 +105,10 @@ class JobSpec:
         Flag(), "ConfigMap in which the operator writes the rank table; msrun waits for it", default=False
     )
     max_restarts: int = _asked(Whole(0, 1000), "how often the whole job starts again after a failure", 0)
+    restart_on: tuple[int, ...] = _asked(
+        Statuses(), "start again after these exit statuses or signals of the first failed worker alone", ()
+    )
+    no_restart_on: tuple[int, ...] = _asked(Statuses(), "never start again after these", ())
     spares: int = _asked(Whole(0, 100_000), "hosts beyond nodes that wait; each takes the place of a lost one", 0)
     deadline_s: int | None = _asked(Whole(1), "seconds after which the job is ended; left out: never", default=None)
     grace_s: int = _asked(Whole(1), "seconds between SIGTERM and SIGKILL: time to save a checkpoint", 120)

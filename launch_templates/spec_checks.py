@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from difflib import get_close_matches
 from pathlib import PurePosixPath
 
@@ -23,6 +23,8 @@ OWNED_OPTIONS: dict[str, str] = {
     "log_dir": "log_dir",
     "rank_table_file": "rank_table",
     "spares": "spares",
+    "restart_on": "restart_on",
+    "no_restart_on": "no_restart_on",
     **dict.fromkeys(("hosts", "hostfile", "include", "exclude", "min_hosts", "rehearse"), "nodes"),
 }
 """Options of msrun that a manifest gives itself, with the field that decides them."""
@@ -46,10 +48,25 @@ def check_together(spec: JobSpec, taken: Container[str]) -> None:
     if spec.spares and not spec.max_restarts:
         constraint = "0 with max_restarts=0, because a spare host joins when the job starts again"
         raise BadValue("spares", spec.spares, constraint, "set max_restarts to 1 or more")
+    _check_restarts(spec)
     _check_environment(spec)
     _check_mounts(spec)
     if spec.topology and "podAffinity" in spec.affinity:
         raise BadValue("topology", spec.topology, "left out, because affinity has a podAffinity", "give one of the two")
+
+
+def _check_restarts(spec: JobSpec) -> None:
+    both = {*spec.restart_on} & {*spec.no_restart_on}
+    if both:
+        raise BadValue("no_restart_on", min(both), "another status than in restart_on", "give it in one of the two")
+    if spec.restart_on and not spec.max_restarts:
+        constraint = "left out with max_restarts=0, because nothing starts again"
+        raise BadValue("restart_on", join_statuses(spec.restart_on), constraint, "set max_restarts to 1 or more")
+
+
+def join_statuses(statuses: Iterable[int]) -> str:
+    """Return exit statuses as the options of msrun take them."""
+    return ",".join(map(str, statuses))
 
 
 def _check_script(script: tuple[str, ...]) -> None:

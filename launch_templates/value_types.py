@@ -6,6 +6,7 @@ Each type reads a value given either as text (`--set`) or as YAML (`--values`) a
 from __future__ import annotations
 
 import math
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -97,6 +98,29 @@ class Text:
         if not isinstance(given, str) or not self.accepts(given):
             raise ValueError
         return given
+
+
+@dataclass(frozen=True)
+class Statuses:
+    """Exit statuses and signals, `75,137,SIGTERM`, as the options of msrun take them; a signal is 128 + its number."""
+
+    type_name: str = "statuses"
+    constraint: str = "a list of exit statuses from 1 to 255 and signals, such as 75,137,SIGTERM"
+
+    def read(self, given: Any) -> tuple[int, ...]:
+        words = given.split(",") if isinstance(given, str) else [given] if type(given) is int else given
+        if not isinstance(words, list | tuple):
+            raise ValueError
+        return tuple(dict.fromkeys(self._status(str(word).strip()) for word in words if word != ""))
+
+    @staticmethod
+    def _status(word: str) -> int:
+        name = f"SIG{word.upper().removeprefix('SIG')}"
+        if name in signal.Signals.__members__:
+            return 128 + signal.Signals[name]
+        if not (word.isascii() and word.isdigit() and len(word) < 4 and 0 < int(word) < 256):
+            raise ValueError
+        return int(word)
 
 
 @dataclass(frozen=True)

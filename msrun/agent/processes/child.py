@@ -44,6 +44,7 @@ def become(
     open_files: int,
     log_pipes: LogPipes | None = None,
     stdin_fd: int = -1,
+    group: str = "",
 ) -> NoReturn:
     """Turn this freshly forked process into what `spec` says; does not return.
 
@@ -69,7 +70,7 @@ def become(
     set_environment(spec.env)
     if is_scheduler:
         name_process("msrun: scheduler")
-        _run_scheduler(server_pid, scheduler_fds)
+        _run_scheduler(server_pid, scheduler_fds, group)
     if is_log_writer and log_pipes:
         name_process(LOG_WRITER_TITLE)
         _run_log_writer(log_pipes)
@@ -96,7 +97,7 @@ def become(
     run_main(spec.program)
 
 
-def _run_scheduler(server_pid: int, descriptors: tuple[int, int]) -> NoReturn:
+def _run_scheduler(server_pid: int, descriptors: tuple[int, int], group: str) -> NoReturn:
     from msrun.cluster.scheduler import run_scheduler
 
     status = run_scheduler(*descriptors)
@@ -104,7 +105,7 @@ def _run_scheduler(server_pid: int, descriptors: tuple[int, int]) -> NoReturn:
         from msrun.agent.processes.last_resort import sweep_job
 
         run_dir = Path(os.environ[contract.MSRUN_PROGRESS]).parent
-        sweep_job(server_pid, os.environ[contract.MSRUN_JOB_ID], str(run_dir))
+        sweep_job(server_pid, os.environ[contract.MSRUN_JOB_ID], str(run_dir), group)
     os._exit(status)
 
 

@@ -5,7 +5,7 @@ job's agent as a fork server that the agent has started itself. It adopts what a
 
 Protocol, over its socket, one connection a job:
     agent -> warm server   one byte, with the descriptors of the fork server's two channels and its directory; then
-                           start {job_id, agent_pid, environment, imports}, or stop {}
+                           start {job_id, group, agent_pid, environment, imports}, or stop {}
     warm server -> agent   started {pid}, later ended {};   stale {path};   stopping {}
 """
 
@@ -51,8 +51,8 @@ class WarmServer:
         self._idle_s = idle_s
         self._imported = set(imports)
         self._files = loaded_files()
-        self._jobs: dict[int, tuple[Channel, str]] = {}
-        """pid of a fork server -> the agent's connection and the job's id"""
+        self._jobs: dict[int, tuple[Channel, str, str]] = {}
+        """pid of a fork server -> the agent's connection, the job's id and its control group"""
         self._sweepers: dict[int, Channel] = {}
         """pid of a process that ends what a killed fork server has left -> the agent's connection"""
         self._ends_at = time.monotonic() + idle_s
@@ -145,13 +145,13 @@ class WarmServer:
         if pid == 0:
             asked.keep_descriptors()
             channel.close()
-            for other, _ in self._jobs.values():
+            for other, _, _ in self._jobs.values():
                 other.close()
             for other in self._sweepers.values():
                 other.close()
             self._listener.close()
             return asked
-        self._jobs[pid] = channel, asked.job_id
+        self._jobs[pid] = channel, asked.job_id, asked.group
         channel.send({"type": "started", "pid": pid})
         self._import_more(imports)
         return None
@@ -177,18 +177,18 @@ class WarmServer:
             if pid in self._sweepers:
                 self._tell_end(self._sweepers.pop(pid))
             elif pid in self._jobs:
-                channel, job_id = self._jobs.pop(pid)
+                channel, job_id, group = self._jobs.pop(pid)
                 if status == 0:
                     self._tell_end(channel)
                 else:
-                    self._sweep(channel, job_id)
+                    self._sweep(channel, job_id, group)
 
-    def _sweep(self, channel: Channel, job_id: str) -> None:
+    def _sweep(self, channel: Channel, job_id: str, group: str) -> None:
         """End what a fork server that was killed has left, in a process of its own: others may ask meanwhile."""
         pid = os.fork()
         if pid == 0:
             with contextlib.suppress(BaseException):
-                end_job(job_id)
+                end_job(job_id, group)
             os._exit(0)
         self._sweepers[pid] = channel
 
@@ -202,6 +202,7 @@ class Asked:
 
     def __init__(self, message: Message, descriptors: list[int]) -> None:
         self.job_id: str = message["job_id"]
+        self.group: str = message["group"]
         self.agent_pid: int = message["agent_pid"]
         self.environment: dict[str, str] = message["environment"]
         self.channel, self.passing, self.directory = descriptors

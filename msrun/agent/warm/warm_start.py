@@ -68,11 +68,20 @@ class WarmProcess:
 
 
 def start_warm(
-    warm: WarmStart, *, env: Mapping[str, str], working_directory: str, job_id: str, caller: Mapping[str, str]
+    warm: WarmStart,
+    *,
+    env: Mapping[str, str],
+    working_directory: str,
+    job_id: str,
+    caller: Mapping[str, str],
+    group: str = "",
 ) -> ForkServerHandle | None:
     """Return a fork server that has imported already, for `begin`; None where no warm server is ready.
 
     Then one is started beside the job, for the next.
+
+    Args:
+        group: folder of the job's control group; empty = it has none.
 
     Raises:
         UsageError: others could reach the user's warm servers.
@@ -88,12 +97,16 @@ def start_warm(
             if not _is_importing(path):
                 _start_server(path, warm, env, working_directory)
             return None
-        return _ask(connection, warm, env, working_directory, job_id)
+        return _ask(connection, warm, env, working_directory, {"job_id": job_id, "group": group})
     return None
 
 
 def _ask(
-    connection: socket.socket, warm: WarmStart, env: Mapping[str, str], working_directory: str, job_id: str
+    connection: socket.socket,
+    warm: WarmStart,
+    env: Mapping[str, str],
+    working_directory: str,
+    of_job: Mapping[str, str],
 ) -> ForkServerHandle | None:
     ours, theirs = socket.socketpair()
     passing, taking = socket.socketpair()
@@ -101,7 +114,7 @@ def _ask(
     directory = os.open(working_directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         socket.send_fds(connection, [b"f"], [theirs.fileno(), taking.fileno(), directory])
-        job = {"job_id": job_id, "agent_pid": os.getpid(), "environment": dict(env), "imports": list(warm.imports)}
+        job = {**of_job, "agent_pid": os.getpid(), "environment": dict(env), "imports": list(warm.imports)}
         channel.send({"type": "start", **job})
         answer = _answer(channel)
         if answer["type"] == "started":

@@ -6,6 +6,7 @@ import selectors
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -21,8 +22,10 @@ MAX_STRANGERS = 128
 """Those who have not said who they are, well under the usual limit of 1024 descriptors."""
 MAX_STRANGERS_OF_ONE = 64
 """Of them, from one address, where many processes of one host may come at a time; then the oldest has to go."""
-MAX_REFUSALS_TOLD = 100
-"""A flood of strangers must not fill a disk."""
+MAX_NOTED = 100
+"""Addresses whose refusals are told; a flood of them must not fill a disk."""
+MAX_NOTES_OF_ONE = 10
+"""Refusals of one address that are told. Those who say who they are count apart: no stranger takes their place."""
 _OWN_NUMBER = 0
 
 
@@ -48,7 +51,8 @@ class Registrar:
         self._strangers: dict[LineStream, tuple[str, float]] = {}
         self._members: dict[LineStream, int] = {}
         self._newest = _OWN_NUMBER
-        self._refusals_left = MAX_REFUSALS_TOLD
+        self._notes: Counter[tuple[str, bool]] = Counter()
+        """(address, whether they have said who they are) -> how often they were refused."""
 
     def say(self, text: str) -> None:
         """Write a line to stderr."""
@@ -169,22 +173,33 @@ class Registrar:
 
     def _admit(self, stream: LineStream, message: dict[str, Any]) -> int | None:
         address = self._strangers[stream][0].partition("%")[0]
+        request = None
         try:
-            self._registry.admit(self._newest + 1, Request.from_json(message), address)
+            request = Request.from_json(message)
+            self._registry.admit(self._newest + 1, request, address)
         except Refused as refusal:
-            self._refuse(stream, str(refusal))
+            self._refuse(stream, str(refusal), is_known=request is not None)
             return None
         self._newest += 1
         del self._strangers[stream]
         self._members[stream] = self._newest
         return self._newest
 
-    def _refuse(self, stream: LineStream, reason: str) -> None:
-        self._refusals_left -= 1
-        if self._refusals_left >= 0:
-            self.say(f"refused {self._strangers[stream][0]}: {reason}")
+    def _refuse(self, stream: LineStream, reason: str, *, is_known: bool = False) -> None:
+        """`is_known`: it has said who it is."""
+        self._note_refusal(self._strangers[stream][0], reason, is_known=is_known)
         stream.send({"refused": reason})
         self._drop(stream)
+
+    def _note_refusal(self, address: str, reason: str, *, is_known: bool) -> None:
+        key = address, is_known
+        if key not in self._notes and sum(known == is_known for _, known in self._notes) >= MAX_NOTED:
+            return
+        self._notes[key] += 1
+        if self._notes[key] <= MAX_NOTES_OF_ONE:
+            self.say(f"refused {address}: {reason}")
+        if self._notes[key] == MAX_NOTES_OF_ONE:
+            self.say(f"{address} was refused {MAX_NOTES_OF_ONE} times; no more of it is told")
 
     def _forget(self, stream: LineStream, number: int) -> None:
         self.say(f"{self._registry.remove(number)} has gone again")

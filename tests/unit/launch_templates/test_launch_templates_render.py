@@ -179,14 +179,15 @@ def test_a_field_that_a_kind_lists_changes_what_it_renders(kind: str) -> None:
         "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
         "shm_size": "1Gi", "cpu": "2", "master_port": 9000, "cluster_time_out": 7, "grace_s": 77, "ttl_s": 777,
         "user_id": 7, "network_policy": False, "max_restarts": 3, "rank_table": True, "device_resource": "a.b/c",
-        "spares": 1, "script": ["other.py"], "name": "other", "image": "other:1",
+        "restart_on": "75", "no_restart_on": "75", "spares": 1,
+        "script": ["other.py"], "name": "other", "image": "other:1",
     }  # fmt: skip
     base = {**fitting(kind, {**MINIMAL, "device_target": "GPU"}), "script": ["train.py"]}
     before = render_manifest(kind, base)
     for setting in load_kind(kind).settings:
         if setting.name not in ("device_target", "log_dir"):
             values = {**base, setting.name: more.get(setting.name, FULL.get(setting.name))}
-            if setting.name == "spares":
+            if setting.name in ("spares", "restart_on"):
                 values["max_restarts"] = 1
                 before = render_manifest(kind, {**base, "max_restarts": 1})
             assert render_manifest(kind, values) != before, setting.name
@@ -537,3 +538,44 @@ def test_one_node_has_no_pytorch_workers() -> None:
 
 def test_rendering_twice_gives_the_same_text() -> None:
     assert render("pytorchjob", fitting("pytorchjob", FULL)) == render("pytorchjob", fitting("pytorchjob", FULL))
+
+
+@pytest.mark.parametrize(("kind", "container"), [("jobset", "msrun"), ("trainjob", "node")])
+@pytest.mark.parametrize(
+    ("lists", "operator", "statuses"),
+    [
+        ({}, "In", [2, 93, 126, 127]),
+        ({"no_restart_on": "75,TERM"}, "In", [2, 75, 93, 126, 127, 143]),
+        ({"restart_on": [75, "KILL"]}, "NotIn", [3, 75, 124, 137]),
+    ],
+)
+def test_jobsets_start_again_after_the_statuses_that_msrun_would(
+    kind: str, container: str, lists: dict[str, Any], operator: str, statuses: list[int]
+) -> None:
+    text = render(kind, {**MINIMAL, "max_restarts": 1, **lists})
+    body = next(one for one in yaml.safe_load_all(text) if one["kind"] in ("JobSet", "TrainingRuntime"))
+    spec = body["spec"] if kind == "jobset" else body["spec"]["template"]["spec"]
+    *others, rule = spec["replicatedJobs"][0]["template"]["spec"]["podFailurePolicy"]["rules"]
+    assert rule["action"] == "FailJob"
+    assert rule["onExitCodes"] == {"containerName": container, "operator": operator, "values": statuses}
+    assert [other["action"] for other in others] == (["Count"] if "restart_on" in lists else []), "evictions come first"
+
+
+@pytest.mark.parametrize("kind", ["run", "compose", "slurm"])
+def test_scripts_hand_the_lists_of_statuses_to_msrun(kind: str) -> None:
+    text = render(kind, {**MINIMAL, "max_restarts": 1, "restart_on": "75,KILL"})
+    assert "--restart_on=75,137" in text and "no_restart_on" not in text
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"restart_on": "75"}, r"restart_on='75': must be left out with max_restarts=0"),
+        ({"max_restarts": 1, "restart_on": "75", "no_restart_on": "75"}, r"no_restart_on=75: must be another status"),
+        ({"no_restart_on": "256"}, r"no_restart_on='256': must be a list of exit statuses from 1 to 255"),
+        ({"no_restart_on": "BANG"}, r"no_restart_on='BANG': must be a list of exit statuses"),
+    ],
+)
+def test_lists_of_statuses_that_contradict_themselves_are_refused(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadValue, match=words):
+        render("jobset", {**MINIMAL, **values})

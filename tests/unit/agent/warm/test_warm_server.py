@@ -57,7 +57,9 @@ class Server:
             socket.send_fds(connection, [b"f"], [file.fileno()] * 3)
         channel = Channel(connection)
         self.channels.append(channel)
-        channel.send({"type": kind, "job_id": "f00d", "agent_pid": 1, "environment": {}, "imports": [], **fields})
+        channel.send(
+            {"type": kind, "job_id": "f00d", "group": "", "agent_pid": 1, "environment": {}, "imports": [], **fields}
+        )
         assert self.server._accept() is None, "this is the server, not what it has forked"
         return channel
 
@@ -69,7 +71,7 @@ class Server:
 
     def close(self) -> None:
         self.listener.close()
-        served = [channel for channel, _ in self.server._jobs.values()]
+        served = [channel for channel, _, _ in self.server._jobs.values()]
         for channel in (*self.channels, *served, *self.server._sweepers.values()):
             channel.close()
 
@@ -158,7 +160,11 @@ def test_one_who_is_no_msrun_costs_nobody_anything(warm: Server, capfd: pytest.C
 
 @pytest.mark.parametrize(
     "said",
-    [{}, {"type": "start"}, {"type": "start", "job_id": "f00d", "agent_pid": 1, "environment": {}, "imports": []}],
+    [
+        {},
+        {"type": "start"},
+        {"type": "start", "job_id": "f00d", "group": "", "agent_pid": 1, "environment": {}, "imports": []},
+    ],
 )
 def test_request_that_is_not_whole_forks_nobody(warm: Server, said: Message) -> None:
     connection = socket.socket(socket.AF_UNIX)

@@ -14,7 +14,7 @@ from msrun.errors import ClusterError, RendezvousTimeout, WorldError
 from msrun.runtime.joining.lines import MAX_BYTES, LineStream
 from msrun.runtime.joining.meet import Met, meet
 from msrun.runtime.joining.network import keep_to_interface, listen_at
-from msrun.runtime.joining.registrar import MAX_STRANGERS_OF_ONE, Registrar
+from msrun.runtime.joining.registrar import MAX_NOTED, MAX_NOTES_OF_ONE, MAX_STRANGERS_OF_ONE, Registrar
 from msrun.runtime.joining.registration import Registration, register
 from msrun.runtime.joining.registry import Registry, Request, Seat
 from msrun.runtime.joining.scheduler import serve
@@ -144,6 +144,29 @@ def test_strangers_are_refused_and_the_others_come(
         f"more than {MAX_BYTES} bytes",
     ):
         assert reason in told
+
+
+def test_refusal_of_an_own_process_is_told_after_a_flood_of_strangers(
+    threads: ThreadPoolExecutor, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """From its own address and from many others: an address of a stranger has its limit, and takes nobody's place."""
+    with gathering(1) as (meeting, registrar):
+        gathered = threads.submit(registrar.gather, FOREVER_S)
+        for number in range(MAX_NOTED + MAX_NOTES_OF_ONE + 5):
+            source = f"127.0.1.{number + 1}" if number < MAX_NOTED else "127.0.0.1"
+            with socket.create_connection(("127.0.0.1", meeting.port), source_address=(source, 0)) as stranger:
+                stranger.settimeout(FOREVER_S)
+                stranger.sendall(b"[]\n")
+                assert b"refused" in stranger.recv(4096)
+        with pytest.raises(WorldError, match="the world has 3 ranks, but here it has 1"):
+            come(meeting, 3)
+        own = threads.submit(come, meeting, 1)
+        assert gathered.result(FOREVER_S) == ""
+        registrar.answer(1)
+        own.result(FOREVER_S).stream.close()
+    told = capfd.readouterr().err
+    assert "refused 127.0.0.1: it says that the world has 3 ranks, but here it has 1" in told
+    assert told.count("a JSON list") == MAX_NOTED, "one of each address, and no more addresses"
 
 
 def test_one_that_has_come_and_gone_is_missing_again(

@@ -16,7 +16,6 @@ from msrun.agent.processes import last_resort as module
 from msrun.agent.processes.last_resort import LAST_WORDS_LOOKS, LOOKS, end_job, marked_processes, sweep_job
 from msrun.agent.processes.process_control import start_time
 
-
 RUN = "import sys; print(flush=True); sys.stdin.read()"
 """Says when it runs: the kernel shows its environment and its title only from then on."""
 

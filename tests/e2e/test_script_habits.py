@@ -20,11 +20,12 @@ import sys
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from job_runner import REPOSITORY, JobRunner
+from job_runner import DEADLINE_S, REPOSITORY, JobRunner, wait_until
 
 HABITS = Path(__file__).parents[1] / "workers" / "habits"
 SET_BY_MSRUN = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": "1"}
@@ -63,21 +64,43 @@ class Scripts:
         *words: str | Path,
         env: dict[str, str] | None = None,
         hand_on: Callable[[], object] | None = None,
+        is_apart: bool = False,
+        interrupt_at: str = "",
     ) -> Outcome:
-        log = home / "log"
-        with log.open("wb") as output, open("/dev/null", "rb") as null:
-            ended = subprocess.run(
+        """Return what is left of a program.
+
+        Args:
+            is_apart: stdout first, then stderr.
+            interrupt_at: a Ctrl-C comes when this file is there.
+        """
+        logs = [home / "stdout", home / "stderr"]
+        with logs[0].open("wb") as stdout, logs[1].open("wb") as stderr, open("/dev/null", "rb") as null:
+            process = subprocess.Popen(
                 [sys.executable, *words],
                 cwd=home / "work",
                 env=self.runner.environ({**SET_BY_MSRUN, **(env or {})}),
                 stdin=null,
-                stdout=output,
-                stderr=subprocess.STDOUT,
+                stdout=stdout,
+                stderr=stderr if is_apart else subprocess.STDOUT,
                 start_new_session=True,
                 preexec_fn=hand_on,
             )
-        status = 128 - ended.returncode if ended.returncode < 0 else ended.returncode
-        return Outcome(status, readable(log.read_bytes(), home), files_of(home / "work"))
+            if interrupt_at:
+                wait_until((home / "work" / interrupt_at).exists, f"{interrupt_at} is there")
+                os.killpg(process.pid, signal.SIGINT)
+            code = process.wait(DEADLINE_S)
+        status = 128 - code if code < 0 else code
+        said = b"".join(log.read_bytes() for log in logs)
+        return Outcome(status, readable(said, home), files_of(home / "work"))
+
+    def torchrun(self, home: Path, *words: str | Path, world_size: int = 1) -> list[Outcome]:
+        """Return what is left of each rank, stdout first; the exit status is torchrun's."""
+        launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world_size}")
+        status = self.python(home, *launcher, f"--log_dir={home / 'logs'}", "--redirects=3", *words).status
+        [attempt] = (home / "logs").glob("*/attempt_0")
+        ranks = [attempt / str(rank) for rank in range(world_size)]
+        said = [(rank / "stdout.log").read_bytes() + (rank / "stderr.log").read_bytes() for rank in ranks]
+        return [Outcome(status, readable(text, home), files_of(home / "work")) for text in said]
 
     def msrun(
         self,
@@ -87,10 +110,15 @@ class Scripts:
         world_size: int = 1,
         env: dict[str, str] | None = None,
         hand_on: Callable[[], object] | None = None,
+        interrupt_at: Sequence[str] = (),
     ) -> list[Outcome]:
-        """Return what is left of each rank; the files are all ranks'."""
+        """Return what is left of each rank; the files are all ranks'.
+
+        Args:
+            interrupt_at: msrun itself gets SIGINT when these files are there.
+        """
         options = ("--start_method", start) if start != "warm" else ()
-        job = self.runner.run(
+        running = self.runner.start(
             f"--worker_num={world_size}",
             "--quiet",
             f"--log_dir={home / 'logs'}",
@@ -101,6 +129,11 @@ class Scripts:
             log_dir="../logs",
             hand_on=hand_on,
         )
+        if interrupt_at:
+            running.wait_for(*(home / "work" / name for name in interrupt_at))
+            running.send(signal.SIGINT)
+        job = running.finish()
+        self.runner.prove_nothing_left(deadline_s=0.0)
         files = files_of(home / "work")
         logs = [home / "logs" / f"worker_{rank}.log" for rank in range(world_size)]
         assert all(log.exists() for log in logs), job.stderr
@@ -147,7 +180,11 @@ class Facts:
     def of(self, how: str) -> dict[str, Any]:
         home = self.scripts.place(f"at start, {how}", HABITS / "at_start.py")
         words = (home / "at_start.py", "facts.json")
-        outcome = self.scripts.python(home, *words) if how == "python" else self.scripts.msrun(how, home, *words)[0]
+        if how == "python":
+            outcome = self.scripts.python(home, *words)
+        else:
+            run = self.scripts.torchrun if how == "torchrun" else partial(self.scripts.msrun, how)
+            [outcome] = run(home, *words)
         assert outcome.status == 0, outcome.said
         return dict(json.loads(outcome.files["facts.json"].decode().replace(str(home), "HOME")))
 
@@ -206,6 +243,13 @@ def test_a_script_finds_what_python_gives_it(facts: Facts, start: str, name: str
         assert found == expected
 
 
+@pytest.mark.slow
+def test_a_script_finds_under_torchrun_what_python_gives_it(facts: Facts) -> None:
+    """But for the words of its command: torchrun runs `python -u x.py`."""
+    found, expected = facts.of("torchrun"), facts.of("python")
+    assert {name for name in FACTS if found[name] != expected[name]} == {"command_line", "orig_argv"}
+
+
 # Programs that end well: one job, each of whose ranks is another one
 
 
@@ -221,8 +265,11 @@ class GoodEnds:
         names = GOOD_ENDS
         home = self.scripts.place(f"ends, {how}", HABITS / "each_rank_another.py", *(ENDS / f"{n}.py" for n in names))
         words = (home / "each_rank_another.py", *(home / f"{name}.py" for name in names))
-        if how == "python":
-            outcomes = [self.scripts.python(home, *words, env={"RANK": str(rank)}) for rank in range(len(names))]
+        if how.startswith("python"):
+            ranks = [{"RANK": str(rank)} for rank in range(len(names))]
+            outcomes = [self.scripts.python(home, *words, env=env, is_apart="apart" in how) for env in ranks]
+        elif how == "torchrun":
+            outcomes = self.scripts.torchrun(home, *words, world_size=len(names))
         else:
             outcomes = self.scripts.msrun(how, home, *words, world_size=len(names))
         return {name: own_files(outcome, name) for name, outcome in zip(names, outcomes, strict=True)}
@@ -242,7 +289,7 @@ EXIT_FRAME = (r'Traceback .*:\n  File ".*/main_module\.py", .*\n    step\(\)\n',
 """What runs at exit is called by msrun."""
 SAID_BY_DESIGN: dict[str, tuple[tuple[str, str], ...]] = {
     **dict.fromkeys(("faulthandler_dump", "logging_last_resort", "abort", "null_pointer_is_read"), (FRAME,)),
-    **{f"dies_by_sig{name}": (FRAME,) for name in ("abrt", "bus", "fpe", "ill", "segv")},
+    **{f"dies_by_SIG{name}": (FRAME,) for name in ("ABRT", "BUS", "FPE", "ILL", "SEGV")},
     "traceback_is_printed": (FRAME, (r"<string>:\d+: (?=UserWarning: of main's caller)", "sys:1: ")),
     **dict.fromkeys(("atexit_exits", "keyboard_interrupt_in_atexit"), (EXIT_FRAME,)),
     # what has no newline yet is written with the rest of the line, or at the end
@@ -280,13 +327,68 @@ def test_a_program_that_ends_well_leaves_what_it_leaves_under_python(good_ends: 
     assert_equal("fork", name, good_ends.of("fork")[name], good_ends.of("python")[name])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GOOD_ENDS)
+def test_a_program_that_ends_well_leaves_the_same_under_torchrun(good_ends: GoodEnds, name: str) -> None:
+    assert good_ends.of("torchrun")[name] == good_ends.of("python, apart")[name]
+
+
+# Programs that get a Ctrl-C
+
+
+class Interrupted:
+    """The programs of tests/workers/habits/interrupted, each as a rank of one job whose msrun gets SIGINT."""
+
+    def __init__(self, scripts: Scripts) -> None:
+        self.scripts = scripts
+        self.found: dict[str, Any] = {}
+
+    @once
+    def of(self, how: str) -> dict[str, Outcome]:
+        programs = [INTERRUPTED / f"{name}.py" for name in INTERRUPTED_NAMES]
+        home = self.scripts.place(f"interrupted, {how}", HABITS / "each_rank_another.py", *programs)
+        words = (home / "each_rank_another.py", *(home / program.name for program in programs))
+        ready = [f"{program.name}/ready" for program in programs]
+        if how == "python":
+            outcomes = [
+                self.scripts.python(home, *words, env={"RANK": str(rank)}, interrupt_at=path)
+                for rank, path in enumerate(ready)
+            ]
+        else:
+            outcomes = self.scripts.msrun(how, home, *words, world_size=len(ready), interrupt_at=ready)
+        return {name: own_files(outcome, name) for name, outcome in zip(INTERRUPTED_NAMES, outcomes, strict=True)}
+
+
+INTERRUPTED = HABITS / "interrupted"
+INTERRUPTED_NAMES = sorted(path.stem for path in INTERRUPTED.glob("*.py"))
+
+
+@pytest.fixture(scope="module")
+def interrupted(scripts: Scripts) -> Interrupted:
+    return Interrupted(scripts)
+
+
+@pytest.mark.parametrize(("start", "name"), params(INTERRUPTED_NAMES, lambda start, _: start == "fork"))
+def test_a_program_takes_the_interrupt_of_msrun_as_its_own(interrupted: Interrupted, start: str, name: str) -> None:
+    """But for the exit status, which is that of msrun itself."""
+    found, expected = interrupted.of(start)[name], interrupted.of("python")[name]
+    assert found == replace(expected, status=130)
+
+
 # Programs alone, as they are
 
-ALONE = {
-    path.stem: path for folder in ("ends", "fails", "processes", "with_torch") for path in HABITS.glob(f"{folder}/*.py")
+METHODS = ("fork", "spawn", "forkserver")
+SIGNALS = ("ABRT", "ALRM", "BUS", "FPE", "HUP", "ILL", "KILL", "QUIT", "SEGV", "TERM", "USR1", "USR2")
+ARGUMENTS = {"process": METHODS, "pool": METHODS, "dies_by": [f"SIG{name}" for name in SIGNALS]}
+"""Programs that are run once with each of these words."""
+ALONE: dict[str, tuple[Path, tuple[str, ...]]] = {
+    "_".join([path.stem, *words]): (path, words)
+    for folder in ("ends", "fails", "processes", "with_torch")
+    for path in HABITS.glob(f"{folder}/*.py")
+    for words in [(word,) for word in ARGUMENTS.get(path.stem, ())] or [()]
 }
 FAST_ALONE = (
-    *("exit_3", "exit_text", "excepthook_exits", "uncaught_error", "keyboard_interrupt", "dies_by_sigkill"),
+    *("exit_3", "exit_text", "excepthook_exits", "uncaught_error", "keyboard_interrupt", "dies_by_SIGKILL"),
     *("pool_spawn", "threads_from_the_environment"),
 )
 OF_A_JOB = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
@@ -297,13 +399,28 @@ OF_A_JOB = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     params(sorted(ALONE), lambda start, name: start == "fork" and name in FAST_ALONE),
 )
 def test_a_program_says_writes_and_returns_what_it_does_under_python(scripts: Scripts, start: str, name: str) -> None:
-    program = ALONE[name]
+    program, words = ALONE[name]
     homes = [scripts.place(f"alone, {how}, {name}", program) for how in (f"python for {start}", start)]
     for home in homes:
         (home / "settings.py").write_text("import os\nos.environ['OMP_NUM_THREADS'] = '2'\n")
-    expected = scripts.python(homes[0], homes[0] / program.name, env={**OF_A_JOB, "MASTER_PORT": str(free_port())})
-    [found] = scripts.msrun(start, homes[1], homes[1] / program.name)
+    env = {**OF_A_JOB, "MASTER_PORT": str(free_port())}
+    expected = scripts.python(homes[0], homes[0] / program.name, *words, env=env)
+    [found] = scripts.msrun(start, homes[1], homes[1] / program.name, *words)
     assert_equal(start, name, found, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(ALONE) - set(GOOD_ENDS)))
+def test_a_program_does_under_torchrun_what_it_does_under_python(scripts: Scripts, name: str) -> None:
+    """But for the exit status of one that fails, which is 1: torchrun's own."""
+    program, words = ALONE[name]
+    homes = [scripts.place(f"{how}, {name}", program) for how in ("apart", "torchrun")]
+    for home in homes:
+        (home / "settings.py").write_text("import os\nos.environ['OMP_NUM_THREADS'] = '2'\n")
+    env = {**OF_A_JOB, "MASTER_PORT": str(free_port())}
+    expected = scripts.python(homes[0], homes[0] / program.name, *words, env=env, is_apart=True)
+    [found] = scripts.torchrun(homes[1], homes[1] / program.name, *words)
+    assert found == replace(expected, status=min(expected.status, 1))
 
 
 def free_port() -> int:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from job_runner import JobRunner
@@ -22,13 +23,16 @@ DEADLINE_S = 30.0
 class Terminal:
     """A job on a pseudo-terminal that it leads, as a shell's foreground job does."""
 
-    def __init__(self, msrun: JobRunner, cwd: Path, *words: str) -> None:
+    def __init__(
+        self, msrun: JobRunner, cwd: Path, *words: str, prefix: Sequence[str] = (), env: Mapping[str, str] | None = None
+    ) -> None:
+        """`prefix`: before the command, as to run it in a network namespace."""
         self._master, slave = pty.openpty()
         self.text = b""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "msrun", *words],
+            [*prefix, sys.executable, "-m", "msrun", *words],
             cwd=cwd,
-            env=msrun.environ({"TERM": "xterm", "COLUMNS": "120"}),
+            env=msrun.environ({"TERM": "xterm", "COLUMNS": "120", **(env or {})}),
             stdin=slave,
             stdout=slave,
             stderr=slave,

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import faulthandler
 import fcntl
+import logging
 import os
 import re
 import signal
@@ -15,7 +16,7 @@ import threading
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from msrun import contract
 from msrun.agent.logs.own_file import open_own_file
@@ -28,6 +29,9 @@ from msrun.planning import environment
 from msrun.planning.environment import STACK_SIGNAL
 from msrun.planning.masking import mask_words
 from msrun.planning.program import Program
+
+if TYPE_CHECKING:
+    from msrun.agent.processes.main_module import Main
 
 EXIT_NOT_EXECUTABLE = 126
 EXIT_NOT_FOUND = 127
@@ -45,8 +49,8 @@ def become(
     log_pipes: LogPipes | None = None,
     stdin_fd: int = -1,
     group: str = "",
-) -> NoReturn:
-    """Turn this freshly forked process into what `spec` says; does not return.
+) -> Main:
+    """Turn this freshly forked process into what `spec` says; returns in a worker that runs a program of Python's.
 
     Order matters: the death signal first, so that no moment exists in which the server's end goes unnoticed. The
     scheduler has none: it ends with the agent's channel and outlives a killed server to clean up if the agent is gone.
@@ -89,12 +93,14 @@ def become(
         _set_torch_threads()
     if blas_threads > 1:
         _set_blas_threads(blas_threads)
-    from msrun.agent.processes.main_module import run_main
+    from msrun.agent.processes.main_module import Main
     from msrun.agent.processes.torch_joining import watch_joining
 
     watch_joining()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    run_main(spec.program)
+    try:
+        return Main(spec.program)
+    except Exception:  # noqa: BLE001 - whatever it is, the interpreter has its own words for it
+        _exec(spec.program)
 
 
 def _run_scheduler(server_pid: int, descriptors: tuple[int, int], group: str) -> NoReturn:
@@ -220,6 +226,7 @@ def name_process(title: str) -> None:
         preset = os.environ.get("SPT_NOENV")
         os.environ["SPT_NOENV"] = "1"
         setproctitle(title.encode("utf-8", "replace").decode())  # arguments may hold bytes that are no text
+        logging.root.manager.loggerDict.pop("setproctitle", None)  # the program shall find no logger of ours
         set_environment({"SPT_NOENV": preset})
 
 

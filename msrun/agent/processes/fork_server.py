@@ -31,7 +31,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from msrun.agent.host.job_group import remove_group
 from msrun.agent.open_files import raise_open_files
@@ -44,6 +44,9 @@ from msrun.agent.processes.reaper import Reaper
 from msrun.cluster.messages import Channel, Message, await_input
 from msrun.errors import describe_limit
 from msrun.planning.record_json import decode_record
+
+if TYPE_CHECKING:
+    from msrun.agent.processes.main_module import Main
 
 LEFTOVER_GRACE_S = 1.0
 """What a worker left behind gets between TERM and KILL when the job is over."""
@@ -398,22 +401,28 @@ class ForkServer:
         self._channel.send(message)
 
 
-def main() -> None:
-    """Entry point: argv holds the channel's descriptor, the agent's pid and the descriptor of the passing socket."""
+def main() -> Main:
+    """Entry point, which returns in a worker.
+
+    argv holds the channel's descriptor, the agent's pid and the descriptor of the passing socket.
+    """
     channel_fd, agent_pid, passing_fd = (int(text) for text in sys.argv[2:5])
     process_control.die_with_parent(agent_pid)
-    serve_job(Channel(socket.socket(fileno=channel_fd)), agent_pid, socket.socket(fileno=passing_fd))
+    return serve_job(Channel(socket.socket(fileno=channel_fd)), agent_pid, socket.socket(fileno=passing_fd))
 
 
-def serve_job(channel: Channel, agent_pid: int, passing: socket.socket) -> NoReturn:
-    """Be the fork server of one job to its end, and in every process that it forks what that shall be."""
+def serve_job(channel: Channel, agent_pid: int, passing: socket.socket) -> Main:
+    """Be the fork server of one job to its end, and in every process that it forks what that shall be.
+
+    Returns in a worker, with the program that it is to run.
+    """
     raise_open_files()
     server_pid = os.getpid()
     server = ForkServer(channel, agent_pid, passing)
     child = server.serve()
     if child is None:
         os._exit(0)
-    become(
+    program = become(
         child,
         server_pid=server_pid,
         scheduler_fds=server.scheduler_fds,
@@ -423,3 +432,5 @@ def serve_job(channel: Channel, agent_pid: int, passing: socket.socket) -> NoRet
         stdin_fd=server.stdin_fd,
         group=server.group,
     )
+    program.inherited = server
+    return program

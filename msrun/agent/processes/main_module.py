@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import gc
 import io
 import os
@@ -20,6 +21,7 @@ import sysconfig
 import threading
 import traceback
 import types
+from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import NoReturn
@@ -28,27 +30,40 @@ from msrun.agent.processes.lingering import watch_end
 from msrun.planning.program import Program
 
 
-def run_main(program: Program) -> NoReturn:
-    """Run a script or module to its end and leave the process with its exit status."""
-    imported_before = frozenset(sys.modules)
-    _shut_down(_run(program), imported_before)
+class Main:
+    """The user's program in this process, which `server_handle.BOOT` runs: so only one frame is below the program's."""
 
+    def __init__(self, program: Program) -> None:
+        """Make this process what it is under `python` a moment before the program's first line.
 
-def _run(program: Program) -> int:
-    try:
-        if program.kind == "module":
-            _run_module(program)
-        else:
-            _run_script(program)
-    except SystemExit as exit_request:
-        return _exit_status(exit_request)
-    except KeyboardInterrupt:
-        _print_error()
-        return -signal.SIGINT
-    except BaseException:  # noqa: BLE001 - the interpreter's own top level does the same
-        _print_error()
-        return 1
-    return 0
+        Raises:
+            Exception: the script cannot be read or compiled.
+        """
+        self._imported_before = frozenset(sys.modules)
+        self._calls = [_module_call(program) if program.kind == "module" else _script_call(program)]
+        self.error: BaseException | None = None
+        """What the program has ended with; is set by who runs it."""
+        self.inherited: object = None
+        """Is kept until the process ends: its descriptors are other files' by now, and must not be closed."""
+
+    def take_call(self) -> Callable[[], object]:
+        """Return, once, what runs the program. Ctrl-C is the program's from here on."""
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        return self._calls.pop()
+
+    def leave(self) -> NoReturn:
+        """Do what the interpreter does at its end, up to tearing down what was imported before the program began."""
+        _shut_down(self._tell_error(), self._imported_before)
+
+    def _tell_error(self) -> int:
+        """Return the exit status that the program's error makes, and let go of it."""
+        error, self.error = self.error, None
+        if isinstance(error, SystemExit):
+            return _exit_status(error)
+        if error is None:
+            return 0
+        _print_error(error)
+        return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
 
 
 def _new_main(file: str | None) -> types.ModuleType:
@@ -60,18 +75,17 @@ def _new_main(file: str | None) -> types.ModuleType:
     return module
 
 
-def _run_script(program: Program) -> None:
+def _script_call(program: Program) -> Callable[[], object]:
     path = program.target
-    module = _new_main(path)
+    with io.open_code(path) as file:
+        code = compile(file.read(), path, "exec", dont_inherit=True)
     sys.argv = [program.typed or path, *program.args]
     sys.orig_argv = program.argv()
     if not sys.flags.safe_path:
         folder = Path(path).resolve().parent
         sys.path.insert(0, str(folder))
         _forget_hidden(folder)
-    with io.open_code(path) as file:
-        code = compile(file.read(), path, "exec", dont_inherit=True)
-    exec(code, vars(module))  # noqa: S102 - running the user's script is the purpose
+    return functools.partial(exec, code, vars(_new_main(path)))  # running the user's script is the purpose
 
 
 def _forget_hidden(folder: Path) -> None:
@@ -93,7 +107,7 @@ def _is_module(entry: os.DirEntry[str]) -> bool:
     return entry.name.endswith(".py") or Path(entry.path, "__init__.py").is_file()
 
 
-def _run_module(program: Program) -> None:
+def _module_call(program: Program) -> Callable[[], object]:
     import runpy
 
     _new_main(None)
@@ -102,7 +116,7 @@ def _run_module(program: Program) -> None:
     if not sys.flags.safe_path:
         sys.path.insert(0, str(Path.cwd()))
     # What `python -m` itself calls: runs inside sys.modules["__main__"], so that pickle and spawn find its names.
-    runpy._run_module_as_main(program.target)  # type: ignore[attr-defined]
+    return functools.partial(runpy._run_module_as_main, program.target)  # type: ignore[attr-defined]
 
 
 def _remove_modules(imported_before: frozenset[str]) -> None:
@@ -139,27 +153,38 @@ def _exit_status(request: SystemExit) -> int:
     return 1
 
 
-def _print_error() -> None:
-    """Print the current error through `sys.excepthook`, without msrun's own frames."""
-    kind, error, trace = sys.exc_info()
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
-    if error is not None and kind is not None:
-        error.__traceback__ = trace
-        sys.last_type, sys.last_value, sys.last_traceback = kind, error, trace  # what runs at exit may ask for it
-        hook = getattr(sys, "excepthook", None)
-        if hook is None:
-            _say("sys.excepthook is missing\n")
-            sys.__excepthook__(kind, error, trace)
-            return
-        try:
-            hook(kind, error, trace)
-        except Exception as of_hook:  # noqa: BLE001 - as the interpreter tells it
-            inner = of_hook.__traceback__
-            _say("Error in sys.excepthook:\n")
-            sys.__excepthook__(type(of_hook), of_hook, inner.tb_next if inner else None)
-            _say("\nOriginal exception was:\n")
-            sys.__excepthook__(kind, error, trace)
+def _print_error(error: BaseException) -> None:
+    """Print an error through `sys.excepthook`, without the frame that has called the program."""
+    kind, trace = type(error), _forget_own_frame(error)
+    sys.last_type, sys.last_value, sys.last_traceback = kind, error, trace  # what runs at exit may ask for it
+    hook = getattr(sys, "excepthook", None)
+    if hook is None:
+        _say("sys.excepthook is missing\n")
+        sys.__excepthook__(kind, error, trace)
+        return
+    try:
+        hook(kind, error, trace)
+    except Exception as of_hook:  # noqa: BLE001 - as the interpreter tells it
+        _say("Error in sys.excepthook:\n")
+        sys.__excepthook__(type(of_hook), of_hook, _forget_own_frame(of_hook))
+        _say("\nOriginal exception was:\n")
+        sys.__excepthook__(kind, error, trace)
+
+
+def _forget_own_frame(error: BaseException) -> types.TracebackType | None:
+    """Take msrun's frame, the first one, from a traceback and return what is left of that."""
+    if error.__traceback__:
+        error.__traceback__ = error.__traceback__.tb_next
+    return error.__traceback__
+
+
+def _tell_ignored(what: object, error: BaseException) -> None:
+    """Tell of an error that ends nothing, in the interpreter's words."""
+    frames = traceback.format_tb(_forget_own_frame(error))
+    trace = f"Traceback (most recent call last):\n{''.join(frames)}" if frames else ""
+    kind = type(error)
+    module = f"{kind.__module__}." if kind.__module__ not in ("builtins", "__main__") else ""
+    _say(f"Exception ignored in: {what!r}\n{trace}{module}{kind.__qualname__}: {error}\n")
 
 
 def _say(text: str) -> None:
@@ -168,19 +193,22 @@ def _say(text: str) -> None:
 
 
 def _shut_down(status: int, imported_before: frozenset[str]) -> NoReturn:
-    """Do what the interpreter does at its end, up to tearing down what was imported before the program began."""
     watch_end(status)
-    for step in (threading._shutdown, atexit._run_exitfuncs, lambda: _remove_modules(imported_before)):  # type: ignore[attr-defined]
+    for what, step in (
+        (threading, threading._shutdown),  # type: ignore[attr-defined]
+        (atexit, atexit._run_exitfuncs),
+        (sys.modules, lambda: _remove_modules(imported_before)),
+    ):
         try:
             step()
-        except BaseException:  # noqa: BLE001 - such as Ctrl-C; the interpreter tells of it and goes on
-            _say(f"Exception ignored at exit:\n{traceback.format_exc()}")
+        except BaseException as error:  # noqa: BLE001 - such as Ctrl-C; the interpreter tells of it and goes on
+            _tell_ignored(what, error)
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None and not getattr(stream, "closed", False):
                 stream.flush()
-        except (OSError, ValueError, AttributeError) as error:  # such as a full disk
-            _say(f"Exception ignored in: {stream!r}\n{type(error).__name__}: {error}\n")
+        except Exception as error:  # noqa: BLE001 - such as a full disk; the program's own stream may raise anything
+            _tell_ignored(stream, error)
             status = status or 120  # what the interpreter exits with when flushing fails
     if status < 0:
         signal.signal(-status, signal.SIG_DFL)

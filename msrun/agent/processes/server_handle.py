@@ -21,11 +21,20 @@ from msrun.planning.record_json import encode_record
 
 # -c leaves '' in sys.path[0] (not with PYTHONSAFEPATH); it goes, so that nothing is imported from the directory that
 # msrun was typed in. The name msrun is this package's, whatever PYTHONPATH holds of that name.
+RUN_PROGRAM = """
+try:
+    program.take_call()()
+except BaseException as error:
+    program.error = error
+program.leave()
+"""
+"""Runs `program`, a `main_module.Main`: no frame but that of the text is below the user's, and the text holds nothing
+of what the program is to let go."""
 BOOT = (
     "import sys; '' in sys.path[:1] and sys.path.pop(0); sys.path.insert(0, sys.argv[1]); import msrun; "
-    "sys.path.pop(0); from {module} import main; main()"
-)
-"""What a process of msrun runs with -c; its first argument is ROOT."""
+    "sys.path.pop(0); from {module} import main; program = main()"
+) + RUN_PROGRAM
+"""What a process of msrun that forks workers runs with -c; its first argument is ROOT."""
 ROOT = str(Path(__file__).parents[3])
 
 

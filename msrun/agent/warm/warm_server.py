@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msrun import contract
 from msrun.agent.processes import process_control
@@ -34,6 +35,9 @@ from msrun.agent.processes.process_stat import read_stat
 from msrun.agent.warm.likeness import NO_JOB, changed_file, loaded_files
 from msrun.agent.warm.warm_folder import importing, locked
 from msrun.cluster.messages import Channel, Message
+
+if TYPE_CHECKING:
+    from msrun.agent.processes.main_module import Main
 
 ASK_S = 5.0
 """How long who has connected may take to say what it wants."""
@@ -211,8 +215,8 @@ class Asked:
         """Have descriptors of its own, which whoever took the request does not close."""
         self.channel, self.passing, self.directory = map(os.dup, (self.channel, self.passing, self.directory))
 
-    def become(self) -> None:
-        """Turn this freshly forked process into the job's fork server, and serve."""
+    def become(self) -> Main:
+        """Turn this freshly forked process into the job's fork server, and serve; returns in a worker."""
         os.setsid()
         os.fchdir(self.directory)
         os.close(self.directory)
@@ -220,7 +224,8 @@ class Asked:
         tempfile.tempdir = None  # may be another one for this job
         mark_job(self.job_id)
         name_process("msrun: fork server")
-        serve_job(Channel(socket.socket(fileno=self.channel)), self.agent_pid, socket.socket(fileno=self.passing))
+        passing = socket.socket(fileno=self.passing)
+        return serve_job(Channel(socket.socket(fileno=self.channel)), self.agent_pid, passing)
 
 
 def mark_job(job_id: str) -> None:
@@ -249,8 +254,11 @@ def import_all(names: Sequence[str]) -> bool:
     return method == "fork"
 
 
-def main() -> None:
-    """Entry point: argv holds the listening descriptor, the socket's path, idle seconds, and what to import."""
+def main() -> Main:
+    """Entry point, which returns in a worker.
+
+    argv holds the listening descriptor, the socket's path, idle seconds, and what to import.
+    """
     listener_fd, path, idle_s, imports = int(sys.argv[2]), Path(sys.argv[3]), float(sys.argv[4]), sys.argv[5:]
     os.setsid()
     name_process("msrun: warm server")
@@ -262,6 +270,6 @@ def main() -> None:
     os.chdir("/")
     importing(path).rename(path)
     asked = WarmServer(listener, path, idle_s, imports).serve()
-    if asked is not None:
-        asked.become()
-    os._exit(0)
+    if asked is None:
+        os._exit(0)
+    return asked.become()

@@ -16,22 +16,32 @@ from msrun.agent.processes import last_resort as module
 from msrun.agent.processes.last_resort import LAST_WORDS_LOOKS, LOOKS, end_job, marked_processes, sweep_job
 from msrun.agent.processes.process_control import start_time
 
+RUN = "import sys; print(flush=True); sys.stdin.read()"
+"""Says when it runs: the kernel shows its environment and its title only from then on."""
+
 
 @pytest.fixture
 def of_jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
     """A process of job f00d, and one of job beef."""
     found = {
         job: subprocess.Popen(
-            [sys.executable, "-c", "import sys; sys.stdin.read()"],
+            [sys.executable, "-c", RUN],
             env={contract.MSRUN_JOB_ID: job},
             stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
         for job in ("f00d", "beef")
     }
+    for process in found.values():
+        await_run(process)
     yield found
     for process in found.values():
         process.kill()
         process.communicate()
+
+
+def await_run(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdout and process.stdout.readline() == b"\n"
 
 
 def test_processes_of_a_job_are_known_by_their_environment(of_jobs: dict[str, subprocess.Popen[bytes]]) -> None:
@@ -77,10 +87,12 @@ def test_log_writer_has_time_for_the_last_words_and_then_goes_too(killed: list[l
 
 def test_log_writer_is_known_by_its_title() -> None:
     with subprocess.Popen(
-        ["msrun: log writer of a job", "-c", "import sys; sys.stdin.read()"],
+        ["msrun: log writer of a job", "-c", RUN],
         executable=sys.executable,
         stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     ) as process:
+        await_run(process)
         assert module._is_log_writer(process.pid)
         process.communicate()
     assert not module._is_log_writer(os.getpid())

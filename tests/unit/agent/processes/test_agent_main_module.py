@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from msrun.agent.processes.main_module import _exit_status
+from msrun.agent.processes.server_handle import RUN_PROGRAM
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 
@@ -35,14 +36,17 @@ def test_exit_status_is_the_interpreters(code: object, status: int, capsys: pyte
 SHOW = (
     "import json, sys; print(json.dumps([sys.path[0], sys.argv, sys.orig_argv, __name__, globals().get('__file__')]))"
 )
-RUN = """
+RUN = (
+    """
 import sys
 sys.path.insert(0, sys.argv[1])
-from msrun.agent.processes.main_module import run_main
+from msrun.agent.processes.main_module import Main
 from msrun.planning.program import Program
 sys.path.pop(0)
-run_main(Program(sys.argv[2], sys.argv[3], ("a", "-b")))
+program = Main(Program(sys.argv[2], sys.argv[3], ("a", "-b")))
 """
+    + RUN_PROGRAM
+)
 
 
 def run(kind: str, target: str, folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:

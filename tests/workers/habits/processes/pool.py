@@ -1,5 +1,6 @@
 import multiprocessing
 import os
+import sys
 
 
 class Square:
@@ -17,7 +18,7 @@ def describe(x: int) -> tuple[str, str, bool]:
 
 
 if __name__ == "__main__":
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context(sys.argv[1])
     with context.Pool(2) as pool:
         print(pool.map(Square(3), range(4)))
         print(pool.apply(describe, (1,))[0])

@@ -14,7 +14,7 @@ def work(queue, event) -> None:
 
 
 if __name__ == "__main__":
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context(sys.argv[1])
     queue, event = context.Queue(), context.Event()
     child = context.Process(target=work, args=(queue, event), name="one")
     child.start()

@@ -1,5 +1,0 @@
-import os
-import signal
-
-print("line")
-os.kill(os.getpid(), signal.SIGUSR2)

@@ -42,6 +42,7 @@ from torch.nn.modules import transformer
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from msrun.errors import CaptureError, ParallelError
+from msrun.runtime.capture.marked_calls import NotWhileCapturing
 from msrun.runtime.sharding.operators.rule import line_of_use
 
 Call = Callable[..., Any]
@@ -394,6 +395,8 @@ def _users_error(error: BaseException) -> Exception | None:
                 return None
             if not isinstance(made, Exception) or isinstance(made, StopIteration):
                 return None
+            if isinstance(made, NotWhileCapturing):
+                return CaptureError(str(made), where=where(error))
             made.add_note(f"raised at {where(error)}, while msrun captured the network")
             return made
         step = step.tb_next

@@ -26,6 +26,13 @@ MSRUN_CAPTURING = False
 """True while a network is captured."""
 
 
+class NotWhileCapturing(RuntimeError):
+    """Something is called in a captured network that is for outside; a CaptureError with the user's line tells of it.
+
+    Dynamo traces the code that raises it, which an exception with a constructor of its own would end.
+    """
+
+
 @dataclass
 class MarkedCall:
     """One call that has a strategy."""

@@ -178,7 +178,8 @@ class _Writes:
         given = tuple(call.argument(name) for name in BATCH_NORM_ARGUMENTS)
         with self._graph.inserting_before(node):
             whole = self._graph.call_function(aten._native_batch_norm_legit_functional.default, given)
-            whole.meta = {**node.meta, "val": (value, *(of_channels,) * 4), "operator": str(node.target)}
+            shown = (value, of_channels, of_channels, of_channels, var.meta["val"])
+            whole.meta = {**node.meta, "val": shown, "operator": str(node.target)}
             results = {index: self._graph.call_function(operator.getitem, (whole, index)) for index in (0, 3, 4)}
         for index, result in results.items():
             result.meta = {**node.meta, "val": whole.meta["val"][index]}

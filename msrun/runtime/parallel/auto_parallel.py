@@ -124,7 +124,7 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):  # type:
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step function, or the network on this rank's part."""
         if marked_calls.MSRUN_CAPTURING:
-            raise RuntimeError(
+            raise marked_calls.NotWhileCapturing(
                 "AutoParallel is called inside a network that is captured: call the network itself there"
             )
         if torch.is_inference_mode_enabled():  # what a call makes and keeps could not be trained with outside that mode

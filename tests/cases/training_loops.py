@@ -244,7 +244,9 @@ def rows_and_chunks_are_written(network: nn.Module, call: Call) -> Values:
     yield from train(network, call, sgd(network), range(2))
 
 
-@loop({"fsdp2": "which FSDP2 gathers for the call"} | each(CUT, "changes parameter"))
+@loop(
+    {"fsdp2": "which FSDP2 gathers for the call"} | each(CUT, "writes under no_grad into a tensor that has a gradient")
+)
 def weights_are_written_in_forward(network: nn.Module, call: Call) -> Values:
     def halve(module: nn.Module, _: Any) -> None:
         with torch.no_grad():

@@ -111,25 +111,19 @@ class ViewOfWhole(DTensor):
         seen = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, ViewOfWhole)]
         for value in seen:
             value._whole.copy_(value._part.full_tensor())
-        own = seen[0]
-        mesh = own.device_mesh
-        whole = [Replicate()] * mesh.ndim
-
-        def as_dtensor(value: Any) -> Any:
-            if isinstance(value, Tensor) and not isinstance(value, DTensor) and value.dim():
-                return DTensor.from_local(value, mesh, whole, run_check=False)
-            return value
-
         if func._schema.is_mutable:
-            args, kwargs = pytree.tree_map(as_dtensor, (args, kwargs))
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        if func._schema.is_mutable:
+            func(*pytree.tree_map_only(DTensor, _whole_of, args), **pytree.tree_map_only(DTensor, _whole_of, kwargs))
             for value in seen:
                 value._part.copy_(_cut_like(value._whole, value._part))
             return args[0]
+        own, result = seen[0], super().__torch_dispatch__(func, types, args, kwargs)
         if any(returned.alias_info is not None for returned in func._schema.returns):
             return _of_whole(pytree.tree_map_only(DTensor, DTensor.to_local, result), own._part, own._whole)
         return result
+
+
+def _whole_of(value: DTensor) -> Tensor:
+    return value.to_local() if isinstance(value, ViewOfWhole) else value.full_tensor()
 
 
 def _of_whole(seen: Any, part: DTensor, whole: Tensor) -> Any:

@@ -30,6 +30,7 @@ _NOTES = "custom"
 """node.meta key whose value torch copies from a traced node to what it becomes"""
 _IS_MARK = "msrun_mark"
 """note of a mark: its numbers"""
+_WITHOUT = "a form without it (x / x.max() for x / x.max().item(), torch.where for a choice by values)"
 _LONGEST = 200
 """Characters of an error of torch's"""
 _higher = torch.ops.higher_order
@@ -156,10 +157,9 @@ class _Interpreter(fx.Interpreter):
             args, kwargs = pytree.tree_map_only(Tensor, _without_gradient, (args, kwargs))
         return call(target, args, kwargs)
 
-    def _refusal(self, name: str, what: str) -> CaptureError:
+    def _refusal(self, name: str, what: str, instead: str = _WITHOUT) -> CaptureError:
         return CaptureError(
-            f"{name} {what}, which one graph for all ranks cannot hold: use a form without it (x / x.max() for "
-            "x / x.max().item(), torch.where for a choice by values), or "
+            f"{name} {what}, which one graph for all ranks cannot hold: use {instead}, or "
             'parallel_mode="data_parallel", which needs no capture',
             where=self._line(),
         )
@@ -279,17 +279,16 @@ def _is_operator(target: Any) -> bool:
     return module in _OPERATORS or module.partition(".")[0] != "torch"
 
 
-def _no_operator(target: Any) -> tuple[str, str]:
-    """Return the name of something that is no operator, as the user knows it, and what it does."""
+def _no_operator(target: Any) -> tuple[str, str, str]:
+    """Return the name of something that is no operator, as the user knows it, what it does, and what to use instead."""
     where = f"{getattr(target, '__module__', '')} {_name(target)} {target}"
     if any(part in where for part in ("functorch", "forward_ad", "fwd_grad", "_saved_tensors_hooks_disable")):
-        return "torch.vmap or another transform of torch.func", "changes what the operators inside it mean"
+        what = "changes what the operators inside it mean"
+        return "torch.vmap or another transform of torch.func", what, "operators on the whole batch"
     if "distributed" in where or "c10d" in where:
-        return (
-            f"torch.distributed ({_name(target)})",
-            "sends what each rank has, in a network that is one for all ranks",
-        )
-    return _name(target), "is none of the operators that msrun knows"
+        what = "sends what each rank has, in a network that is one for all ranks"
+        return f"torch.distributed ({_name(target)})", what, "the values themselves, which are those of the whole batch"
+    return _name(target), "is none of the operators that msrun knows", "operators of torch"
 
 
 def _name(target: Any) -> str:

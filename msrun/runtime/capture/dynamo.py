@@ -387,7 +387,7 @@ def _users_error(error: BaseException) -> Exception | None:
     step = error.__traceback__
     while step is not None:
         if step.tb_frame.f_code.co_name == "bubble_exception_to_interpreter":
-            raised = step.tb_frame.f_locals.get("curr_exc")
+            raised: Any = step.tb_frame.f_locals.get("curr_exc")
             try:
                 kind = raised.python_type()
                 made = kind(*(argument.as_python_constant() for argument in raised.args))
@@ -446,7 +446,7 @@ def where(error: BaseException) -> str:
 # -- functions of torch that dynamo does not follow --------------------------------------------------------------------
 
 
-@substitute_in_graph(checkpoint_sequential, skip_signature_check=True)  # type: ignore[arg-type]
+@substitute_in_graph(checkpoint_sequential, skip_signature_check=True)
 def _checkpoint_sequential(
     functions: Any,
     segments: int,

@@ -74,8 +74,8 @@ class _Writes:
             written = self._written(node)
             if self._value:
                 self._read_newest(node, written)
-            if node.target is OPERATOR and find_function(node.args[1]).name == HOOK:  # type: ignore[arg-type]
-                self._hooked.add(self._owner(node.args[0][0]))  # type: ignore[index,arg-type]
+            if node.target is OPERATOR and find_function(node.args[1]).name == HOOK:
+                self._hooked.add(self._owner(node.args[0][0]))
             if _source(node) is not None:
                 self._seen[node] = self._version.get(self._owner(node), 0), node
             if node.target is aten.batch_norm.default:

@@ -106,7 +106,9 @@ class ViewOfWhole(DTensor):
     _whole: Tensor
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         seen = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, ViewOfWhole)]
         for value in seen:

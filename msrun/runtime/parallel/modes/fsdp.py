@@ -190,15 +190,10 @@ class ShardedNetwork:
                 root.set_requires_gradient_sync(True)
 
 
-def _refuse_writes_in_forward(block: FSDPModule) -> None:
+def _refuse_writes_in_forward(block: nn.Module) -> None:
     """Let a call refuse what it writes into a parameter: into the gathered one, which FSDP2 frees again."""
-    assert isinstance(block, nn.Module)
-    inner = {
-        id(m)
-        for child in block.modules()
-        if isinstance(child, FSDPModule) and child is not block
-        for m in child.modules()
-    }  # type: ignore[attr-defined]
+    inside = [module for module in block.modules() if isinstance(module, FSDPModule) and module is not block]
+    inner = {id(module) for other in inside for module in other.modules()}
     owners = [(path, module) for path, module in block.named_modules() if id(module) not in inner]
     found: list[tuple[str, nn.Parameter, int]] = []
 

@@ -241,6 +241,7 @@ def rows_and_chunks_are_written(network: nn.Module, call: Call) -> Values:
         column.fill_(0.125)
         weight.chunk(2)[1].mul_(torch.linspace(0, 1, weight.shape[1]))
     yield weight[:3].sum()
+    yield torch.tensor(float(sum(torch._foreach_norm([value.detach() for value in network.parameters()]))))
     yield from train(network, call, sgd(network), range(2))
 
 

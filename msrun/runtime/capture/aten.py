@@ -259,14 +259,24 @@ _OPERATORS = frozenset(
         "torch",
         "torch._C._fft",
         "torch._C._linalg",
+        "torch._C._nested",
         "torch._C._nn",
+        "torch._C._sparse",
         "torch._C._special",
         "torch._dynamo.utils",  # numpy's functions, as torch has them
+        "torch._linalg_utils",
+        "torch._lowrank",
         "torch._numpy",
         "torch.functional",
+        "torch.masked._ops",
+        "torch.nn._reduction",
         "torch.nn.attention",  # which choose among kernels
         "torch.nn.functional",
         "torch.nn.init",
+        "torch.nn.modules.activation",
+        "torch.nn.modules.utils",
+        "torch.signal.windows.windows",
+        "torch.sparse",
     }
 )
 """Modules whose functions compute tensors from tensors and do nothing else."""

@@ -186,6 +186,29 @@ def test_functions_that_dynamo_does_not_follow_alone_are_captured(network: nn.Mo
     assert operator in [str(node.target) for node in captured(network).graph.nodes]
 
 
+@torch.compiler.allow_in_graph
+def _allowed(x: Tensor) -> Tensor:
+    return x.sigmoid() * 2
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda h: torch.fft.rfft(h).abs(),
+        lambda h: h * torch.signal.windows.hann(8),
+        lambda h: torch.linalg.vector_norm(h) + torch.special.expit(h),
+        lambda h: rnn.pad_sequence(list(h), batch_first=True),
+        lambda h: torch.masked.sum(h, mask=torch.ones(2, 8, dtype=torch.bool)),
+        lambda h: h + torch.from_numpy(np.ones(8, np.float32) * 2),
+        lambda h: torch.Tensor.add(h, h).T.mT,
+        _allowed,
+    ],
+    ids=["fft", "window", "linalg and special", "padding", "masked", "numpy", "methods", "allow_in_graph"],
+)
+def test_list_of_operators_is_not_too_short(call: Callable[[Tensor], Tensor]) -> None:
+    captured(Net(lambda net, x: call(net.layer(x))))
+
+
 def test_inference_mode_in_forward_records_no_gradients() -> None:
     def forward(net: Any, x: Tensor) -> Tensor:
         with torch.inference_mode():

@@ -69,6 +69,10 @@ _DRAWS = (
 )
 _KNOWN = {
     "Random.": _DRAWS,
+    "torch.compiler.disable": (
+        "it calls what torch.compiler.disable keeps out of graphs (an AutoParallel inside: call the network itself "
+        "there)"
+    ),
     "`manual_seed`": "it seeds the random numbers, which msrun gives each call of the network",
     "trace_autograd_ops": "it takes gradients inside the forward pass",
     "`pack_padded_sequence`": (

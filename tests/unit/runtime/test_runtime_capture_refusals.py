@@ -17,6 +17,7 @@ from torch.nn.utils import parametrizations, rnn
 from torch.utils.checkpoint import checkpoint_sequential
 
 from msrun.errors import CaptureError
+from msrun.runtime import AutoParallel
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.capture.target import find_target
@@ -66,6 +67,7 @@ def _written_beside_its_hook(net: Any, x: Tensor) -> Tensor:
     return net.head(h)
 
 
+_inner = AutoParallel(nn.Linear(4, 8))
 REFUSED: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
     "vmap": (lambda net, x: torch.vmap(lambda row: net.head(net.layer(row)))(x), "torch.vmap"),
     "number in vmap": (_number_in_vmap, ""),
@@ -81,6 +83,7 @@ REFUSED: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
     "default dtype": (_default_dtype, "changes torch's default dtype"),
     "branch under autocast": (_branch_under_autocast, "depends on a tensor's values"),
     "packed sequence": (_packed, "pack_padded_sequence"),
+    "AutoParallel inside": (lambda net, x: net.head(_inner(x)), "an AutoParallel inside: call the network itself"),
     "wrong shapes": (lambda net, x: net.head(x), "torch raises RuntimeError: a and b must have same reduction dim"),
     "write beside a hook": (_written_beside_its_hook, "after its register_hook"),
     "max_norm": (

@@ -104,6 +104,8 @@ class Replicas:
             result = run(*args, **kwargs)
         if reduced is not None:
             reduced.look(tensors_in(result), syncs=not self._waits)
+        elif trains and target.root is target.call and id(target.root) in self._sharded:
+            self._sharded[id(target.root)].look(tensors_in(result))
         if not trains:
             for sharded in self._sharded.values():
                 sharded.reshard()  # else the modules show whole parameters until the next backward pass

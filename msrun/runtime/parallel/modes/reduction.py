@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.execute.transfers import start_all_reduce
+from msrun.runtime.parallel.border import leaves_of, share_leaves
 from msrun.runtime.parallel.modes.own_gradients import has_own_gradient
 from msrun.runtime.parallel.parameters.fusion_config import BUCKET_BYTES
 from msrun.runtime.progress import waiting_in
@@ -63,7 +64,10 @@ class ReducedNetwork:
         """Look at the results of a forward pass: the first ones tell which parameters the passes reach."""
         self._brings_buffers = syncs
         if self._loose is None:
-            missed = _missed_by(results, self._nodes)
+            reached = {id(leaf): leaf for leaf in leaves_of(results)}
+            own = set(map(id, self._network.parameters()))
+            share_leaves([leaf for key, leaf in reached.items() if key not in own])
+            missed = {parameter for parameter in self._nodes if id(parameter) not in reached}
             self._loose = set(_any_rank(list(self._nodes), missed))
             self._wrapped = self._wrap(self._loose)
 
@@ -160,21 +164,6 @@ class _Holder(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the network's result."""
         return self.network(*args, **kwargs)
-
-
-def _missed_by(results: Sequence[Tensor], nodes: dict[nn.Parameter, Any]) -> set[nn.Parameter]:
-    """Return the parameters that backward passes from all results together would not reach."""
-    missing = {node: parameter for parameter, node in nodes.items()}
-    todo = [result.grad_fn for result in results if result.grad_fn is not None]
-    seen = set(todo)
-    while todo and missing:
-        node = todo.pop()
-        missing.pop(node, None)
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                todo.append(following)
-    return set(missing.values())
 
 
 def _any_rank(parameters: Sequence[nn.Parameter], mine: set[nn.Parameter]) -> list[nn.Parameter]:

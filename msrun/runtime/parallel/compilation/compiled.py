@@ -156,7 +156,7 @@ class CompiledCall:
 
     def check_first_pass(self) -> None:
         """Have the gradients of parameters that all ranks hold whole compared when the first backward pass is over."""
-        if self.is_checked or is_verifying.get() or world.simulation_level() is not None:
+        if self.is_checked or world.simulation_level() is not None:
             return
         self.is_checked = True
         whole = [stored.parameter for stored in self.stored if not stored.placement.is_cut]
@@ -224,7 +224,8 @@ class _RunProgram(StepFunction):
         if ctx.step is None:
             raise CaptureError(TWICE)
         step, ctx.step = ctx.step, None
-        compiled.check_first_pass()
+        if not step.is_verified:
+            compiled.check_first_pass()
         with torch.enable_grad():
             by_name = compiled.backward(step, compiled.gradients_of_copies(gradients))
         inputs = compiled.join_input_gradients([compiled.executor.input_gradients(step)])

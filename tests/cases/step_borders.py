@@ -437,6 +437,46 @@ def result_written_into(at: Place) -> Iterator[Tensor]:
     yield from at.gradients()
 
 
+@habit
+def state_in_an_attribute(at: Place) -> Iterator[Tensor]:
+    class Remembering(Body):
+        state: Any = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = super().forward(x)
+            self.state = h if self.state is None else torch.tanh(h + self.state)
+            return self.state.pow(2).mean()
+
+    step = at.step(Remembering())
+    (step(at.mine(data())) + step(at.mine(data(2)))).backward()
+    yield from at.gradients()
+
+
+@habit
+def tensor_that_is_no_parameter(at: Place) -> Iterator[Tensor]:
+    class Hiding(Body):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden = [torch.ones(WIDTH, dtype=torch.float64, requires_grad=True)]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (super().forward(x) * self.hidden[0]).pow(2).mean()
+
+    network = Hiding()
+    at.step(network)(at.mine(data())).backward()
+    assert network.hidden[0].grad is not None
+    yield network.hidden[0].grad
+    yield from at.gradients()
+
+
+@habit
+def parameter_used_again_outside(at: Place) -> Iterator[Tensor]:
+    network = Body()
+    out = at.step(network)(at.mine(data()))
+    F.mse_loss(out @ network.a.weight.T, at.mine(data(2)).repeat(1, 2)).backward()
+    yield from at.gradients()
+
+
 def _in_container(kind: str) -> Habit:
     def held(at: Place) -> Iterator[Tensor]:
         result = at.step(Holding(kind))(at.mine(data()), at.mine(data(2)))
@@ -515,18 +555,25 @@ REFUSED: dict[tuple[str, str], str] = {
     ("penalty_of_parameters_outside", "stages"): "leaves out the other stages",
     **{("gradients_asked_by_autograd", mode): "appears to not have been used" for mode in ("stages", "fsdp2")},
     **{("penalty_of_an_inputs_gradient_outside", mode): "create_graph=True" for mode in (*CAPTURED, "fsdp2")},
+    **{("state_in_an_attribute", mode): "store detach()" for mode in CAPTURED},
+    ("state_in_an_attribute", "stages"): "stores tensors in attributes",
+    **{("tensor_that_is_no_parameter", mode): "register it as nn.Parameter" for mode in (*CAPTURED, "stages")},
+    ("parameter_used_again_outside", "fsdp2"): "mixed torch.Tensor and DTensor",
+    ("parameter_used_again_outside", "semi_auto"): "use it inside the network",
+    **{("parameter_used_again_outside", mode): "needs the whole" for mode in CUT},
+    ("parameter_used_again_outside", "stages"): "must return one scalar loss",
     **{("gradients_of_gradients", mode): "create_graph=True" for mode in MODES},
 }
 """(habit, mode) -> what the error says, where the numbers of one process cannot be had"""
 
 
-def keys() -> list[str]:
+def names() -> list[str]:
     """Return habit/mode of every case."""
     return [f"{name}/{mode}" for name in HABITS for mode in MODES]
 
 
 def cases(world_size: int) -> dict[str, Callable[[], Result]]:
-    return {f"{world_size}/{key}": lambda key=key: run(*key.split("/")) for key in keys()}  # type: ignore[misc]
+    return {f"{world_size}/{key}": lambda key=key: run(*key.split("/")) for key in names()}  # type: ignore[misc]
 
 
 def run(name: str, mode: str) -> Result:

@@ -119,7 +119,7 @@ def enter_step(tensors: Sequence[Tensor], parts: Sequence[int], leaf_factors: Ca
     for tensor, count in zip(tensors, parts, strict=True):
         if count == 1 or not tensor.requires_grad:
             continue
-        for leaf in _leaves_of(tensor):
+        for leaf in leaves_of([tensor]):
             factor = leaf_factors(count) if _is_cut_like(leaf, tensor) else SHARED
             known = _factors.get(leaf)
             if known == factor:
@@ -129,13 +129,53 @@ def enter_step(tensors: Sequence[Tensor], parts: Sequence[int], leaf_factors: Ca
                     f"a tensor of shape {tuple(leaf.shape)} reaches steps that cut it into different numbers of parts, "
                     "or one as rows of the batch and another not: give each step a tensor of its own"
                 )
-            _factors[leaf] = factor
-            with plain_tensors():
-                Tensor.register_hook(leaf, partial(_leave, factor))
+            _set_factor(leaf, factor)
             if factor == SHARED:
                 found.append(leaf)
     if found:
         _check_shared(found)
+
+
+def share_leaves(leaves: Sequence[Tensor]) -> None:
+    """Let the gradients of leaves of which all ranks hold the same be means over the ranks, in passes through steps.
+
+    Raises:
+        StrategyError: the ranks hold different values of one.
+    """
+    found = [leaf for leaf in leaves if leaf not in _factors]
+    for leaf in found:
+        _set_factor(leaf, SHARED)
+    if found:
+        _check_shared(found)
+
+
+def check_equal_gradients(parameters: Sequence[Tensor]) -> None:
+    """Refuse gradients of whole parameters that differ between the ranks after a backward pass through a step.
+
+    Raises:
+        StrategyError: one does: it was also used outside of steps, where its gradient is that of one rank's rows.
+    """
+    with plain_tensors(), torch.no_grad():
+        given = [parameter.grad for parameter in parameters]
+        kept = [None if g is None else (g.to_dense() if g.is_sparse else g).double() for g in given]
+        mine = [None if g is None else (g.sum().item(), g.norm().item(), g.numel() ** 0.5) for g in kept]
+    everyone = gather(mine, what="the comparison of gradients")
+    for parameter, *found in zip(parameters, *everyone, strict=True):
+        known = [each for each in found if each is not None]
+        sums, norms = [each[0] for each in known], [each[1] for each in known]
+        if len(known) in (0, len(found)) and (not known or _are_close(sums, norms, known[0][2])):
+            continue
+        raise StrategyError(
+            f"the gradient of a parameter of shape {tuple(parameter.shape)} differs between ranks: the loss uses it "
+            "outside of the step, too, and there its gradient is that of this rank's rows alone: use it inside the "
+            "network"
+        )
+
+
+def _are_close(sums: Sequence[float], norms: Sequence[float], root: float) -> bool:
+    """Return whether sums and norms of one gradient differ by rounding alone; what is not finite counts as equal."""
+    limit = 1e-2 * max(norms)
+    return not (max(norms) - min(norms) > limit or max(sums) - min(sums) > limit * root)
 
 
 def leave_step(result: Tensor, begin_backward: Callable[[], None]) -> None:
@@ -161,6 +201,12 @@ def _leave(factor: float, gradient: Tensor) -> Tensor:
     return _mean(gradient) if factor == SHARED else gradient * factor
 
 
+def _set_factor(leaf: Tensor, factor: float) -> None:
+    _factors[leaf] = factor
+    with plain_tensors():
+        Tensor.register_hook(leaf, partial(_leave, factor))
+
+
 def _mean(gradient: Tensor) -> Tensor:
     assert dist.group.WORLD is not None
     dense = gradient.to_dense() if gradient.is_sparse else gradient
@@ -174,12 +220,10 @@ def _is_cut_like(leaf: Tensor, tensor: Tensor) -> bool:
     return not isinstance(leaf, nn.Parameter) and leaf.shape[:1] == tensor.shape[:1] != ()
 
 
-def _leaves_of(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield the leaves of autograd that a tensor was made of outside of steps."""
-    if tensor.grad_fn is None:
-        yield tensor
-        return
-    todo: list[Any] = [tensor.grad_fn]
+def leaves_of(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Yield the leaves of autograd that tensors were made of, without those inside of steps and cut parameters."""
+    yield from (tensor for tensor in tensors if tensor.grad_fn is None and tensor.requires_grad)
+    todo: list[Any] = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
     seen = set(todo)
     while todo:
         node = todo.pop()

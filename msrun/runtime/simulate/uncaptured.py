@@ -99,7 +99,7 @@ class _FakeReduction(ReducedNetwork):
         """Run the module."""
         return self._network(*args, **kwargs)
 
-    def look(self, results: Sequence[Tensor], *, syncs: bool) -> None:  # noqa: ARG002
+    def look(self, results: Sequence[Tensor]) -> None:  # noqa: ARG002
         """Collect the gradients from now on."""
         if self._collect is not None:
             self._collect(self._network)

@@ -16,8 +16,8 @@ from msrun.runtime.parallel.batch.parts import PartKind, join_results, join_valu
 from msrun.runtime.parallel.scaling import Scales, current_compat, current_loss_scale, scales
 
 TWICE = (
-    "backward() came to one call of the network twice: add up the losses of the call and go back once, or call the "
-    "network again"
+    "backward() was called twice on one loss, or on two losses of one call: add up the losses of a call and go back "
+    "once, or call the network again"
 )
 
 
@@ -29,9 +29,10 @@ class GradAccumulation(DividedBatch):
     (`torch.no_grad()`) only forward passes run. The result is the mean of the slices' losses; with
     AutoParallel(compat="mindspore") their sum, with the gradient of their mean as MindSpore's training step has it.
 
-    The network returns its loss, a scalar, first; no gradient flows from further results, which are joined along
-    dimension 0. Inside AutoParallel gradients are reduced over the ranks once, after the last slice, or at hsdp level2
-    and level3 after every slice so that only their parts are kept. Parameter names are those of `network`.
+    The network returns its loss, a scalar, first; further results are joined along dimension 0, and a loss that uses
+    one is an error in its backward pass. Inside AutoParallel gradients are reduced over the ranks once, after the last
+    slice, or at hsdp level2 and level3 after every slice so that only their parts are kept. Parameter names are those
+    of `network`.
 
     Raises:
         StrategyError: micro_size is not a whole number above 0 or does not divide the batch, or the first result is not

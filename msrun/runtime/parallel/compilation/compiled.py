@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from msrun.errors import CaptureError, StrategyError
+from msrun.runtime import world
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.execute.executor import Executor
 from msrun.runtime.execute.parameters import ParameterGroup
@@ -19,7 +20,7 @@ from msrun.runtime.execute.step import Step, ValueOnItsWay, arrived, full_like
 from msrun.runtime.nn.random_stream import slices_of_batch
 from msrun.runtime.parallel.batch.accumulation import TWICE, check_loss, hand_out
 from msrun.runtime.parallel.batch.parts import BatchParts, join_values
-from msrun.runtime.parallel.border import StepFunction, WholeResults, enter_step
+from msrun.runtime.parallel.border import StepFunction, WholeResults, check_equal_gradients, enter_step
 from msrun.runtime.parallel.gradients_in_backward import ArrivingGradients
 from msrun.runtime.parallel.late_loss import LateLoss
 from msrun.runtime.parallel.program_text import render_program
@@ -52,6 +53,8 @@ class CompiledCall:
     """Where gradients go as they arrive."""
 
     whole_results: WholeResults = field(default_factory=WholeResults)
+    is_checked: bool = False
+    """Whether the gradients of a backward pass have been compared between the ranks."""
 
     @property
     def copies(self) -> int:
@@ -151,6 +154,14 @@ class CompiledCall:
             for gradient, count in zip(gradients, self.result_parts, strict=True)
         ]
 
+    def check_first_pass(self) -> None:
+        """Have the gradients of parameters that all ranks hold whole compared when the first backward pass is over."""
+        if self.is_checked or world.simulation_level() is not None:
+            return
+        self.is_checked = True
+        whole = [stored.parameter for stored in self.stored if not stored.placement.is_cut]
+        torch.autograd.Variable._execution_engine.queue_callback(partial(check_equal_gradients, whole))
+
     def gradients_of_copies(self, gradients: Sequence[Tensor | None]) -> list[dict[str, Tensor]]:
         """Return per copy the gradient of every result, by its name in the local graph."""
         copies: list[dict[str, Tensor]] = [{} for _ in range(self.copies)]
@@ -213,6 +224,8 @@ class _RunProgram(StepFunction):
         if ctx.step is None:
             raise CaptureError(TWICE)
         step, ctx.step = ctx.step, None
+        if not step.is_verified:
+            compiled.check_first_pass()
         with torch.enable_grad():
             by_name = compiled.backward(step, compiled.gradients_of_copies(gradients))
         inputs = compiled.join_input_gradients([compiled.executor.input_gradients(step)])

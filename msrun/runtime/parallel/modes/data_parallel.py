@@ -103,7 +103,9 @@ class Replicas:
         with autocast(self._settings.precision), refusing_targets(target.root, mode):
             result = run(*args, **kwargs)
         if reduced is not None:
-            reduced.look(tensors_in(result), syncs=not self._waits)
+            reduced.look(tensors_in(result))
+        elif trains and target.root is target.call and id(target.root) in self._sharded:
+            self._sharded[id(target.root)].look(tensors_in(result))
         if not trains:
             for sharded in self._sharded.values():
                 sharded.reshard()  # else the modules show whole parameters until the next backward pass

@@ -12,12 +12,12 @@ looks at the modules nor calls hooks of tensors afterwards: what it would miss i
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState  # a test looks after this name
@@ -27,6 +27,7 @@ from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.capture.target import Target
 from msrun.runtime.nn.replaced import follow_now, replace_parameter, replaced_for_now
+from msrun.runtime.parallel.border import leaves_of, share_leaves
 from msrun.runtime.parallel.modes.dtensors import mend_dtensors
 from msrun.runtime.parallel.modes.own_gradients import has_own_gradient
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, choose_shard_axes
@@ -76,6 +77,7 @@ class ShardedNetwork:
         }
         self._slots: dict[tuple[int, str], Any] = {}
         """(id of a module, name of a parameter in it) -> FSDP2's record of the parameter"""
+        self._is_looked = False
         mend_dtensors()
         self._roots = [self._shard(module, ranks) for module in called_modules(target)]
 
@@ -169,6 +171,13 @@ class ShardedNetwork:
                         f"{type(module).__name__}.{name} has a hook (register_hook), which FSDP2 never calls: use "
                         'register_post_accumulate_grad_hook, or parallel_mode="semi_auto"'
                     )
+
+    def look(self, results: Sequence[Tensor]) -> None:
+        """Look at the first results for tensors that are trained and that no module has registered."""
+        if not self._is_looked:
+            self._is_looked = True
+            own = {id(record._unsharded_param) for record in self._slots.values()} | set(map(id, self._ignored))
+            share_leaves([leaf for leaf in leaves_of(results) if id(leaf) not in own])
 
     def reshard(self) -> None:
         """Free what a forward pass without backward has gathered."""

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.execute.transfers import start_all_reduce
+from msrun.runtime.parallel.border import leaves_of, share_leaves
 from msrun.runtime.parallel.modes.own_gradients import has_own_gradient
 from msrun.runtime.parallel.parameters.fusion_config import BUCKET_BYTES
 from msrun.runtime.progress import waiting_in
@@ -37,9 +38,8 @@ class ReducedNetwork:
     def __init__(self, network: nn.Module, *, sums_wide: bool) -> None:
         self._network = network
         self._sums_wide = sums_wide
-        named = [(n, p) for n, p in network.named_parameters() if p.requires_grad and not has_own_gradient(p)]
-        self._names = {id(parameter): name for name, parameter in named}
-        self._nodes = {parameter: get_gradient_edge(parameter).node for _, parameter in named}
+        trained = [p for p in network.parameters() if p.requires_grad and not has_own_gradient(p)]
+        self._nodes = {parameter: get_gradient_edge(parameter).node for parameter in trained}
         """trained parameter -> what adds to its gradient in a backward pass"""
         self._loose: set[nn.Parameter] | None = None
         """Those that DDP knows nothing of, as some pass has not reached them on some rank; None: nobody knows yet."""
@@ -48,22 +48,22 @@ class ReducedNetwork:
         """The backward pass that was looked at last."""
         self._waiting: set[nn.Parameter] = set()
         """Those with gradients that only this rank has added up."""
-        self._brings_buffers = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module; the ranks take over rank 0's buffers first, unless they are equal."""
+        """Run the module."""
         if self._wrapped is None and self._loose is not None:  # a pass has left some out since
             self._wrapped = self._wrap(self._loose)
         if self._wrapped is None:
             return self._network(*args, **kwargs)
-        self._wrapped.require_forward_param_sync = self._brings_buffers
         return self._wrapped(*args, **kwargs)
 
-    def look(self, results: Sequence[Tensor], *, syncs: bool) -> None:
+    def look(self, results: Sequence[Tensor]) -> None:
         """Look at the results of a forward pass: the first ones tell which parameters the passes reach."""
-        self._brings_buffers = syncs
         if self._loose is None:
-            missed = _missed_by(results, self._nodes)
+            reached = {id(leaf): leaf for leaf in leaves_of(results)}
+            own = set(map(id, self._network.parameters()))
+            share_leaves([leaf for key, leaf in reached.items() if key not in own])
+            missed = {parameter for parameter in self._nodes if id(parameter) not in reached}
             self._loose = set(_any_rank(list(self._nodes), missed))
             self._wrapped = self._wrap(self._loose)
 
@@ -143,7 +143,7 @@ class ReducedNetwork:
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(holder, left_out)
         device = world.device()
         ids = [device.index] if device.type == "cuda" else None
-        wrapped = DistributedDataParallel(holder, device_ids=ids, init_sync=False)
+        wrapped = DistributedDataParallel(holder, device_ids=ids, init_sync=False, broadcast_buffers=False)
         if self._sums_wide and any(is_short(parameter.dtype) for parameter in self._nodes):
             wrapped.register_comm_hook(None, lambda _state, bucket: _reduce_in_float32(bucket))
         wrapped.require_backward_grad_sync = False  # it is told in backward passes
@@ -160,21 +160,6 @@ class _Holder(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the network's result."""
         return self.network(*args, **kwargs)
-
-
-def _missed_by(results: Sequence[Tensor], nodes: dict[nn.Parameter, Any]) -> set[nn.Parameter]:
-    """Return the parameters that backward passes from all results together would not reach."""
-    missing = {node: parameter for parameter, node in nodes.items()}
-    todo = [result.grad_fn for result in results if result.grad_fn is not None]
-    seen = set(todo)
-    while todo and missing:
-        node = todo.pop()
-        missing.pop(node, None)
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                todo.append(following)
-    return set(missing.values())
 
 
 def _any_rank(parameters: Sequence[nn.Parameter], mine: set[nn.Parameter]) -> list[nn.Parameter]:

@@ -16,7 +16,7 @@ from job_runner import JobRunner
 
 DEADLINE_S = 480.0
 SIZES = (2, 4)
-KEYS = [(size, case) for size in SIZES for case in step_borders.keys()]
+KEYS = [(size, case) for size in SIZES for case in step_borders.names()]
 FAST_MODES = ("semi_auto", "hsdp3", "ddp", "fsdp2")
 TABLE = CaseTable(
     [f"{size}/{case}" for size, case in KEYS],

@@ -9,6 +9,7 @@ import itertools
 import warnings
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
@@ -33,6 +34,7 @@ from msrun.runtime import (
     save_checkpoint,
     shard,
     value_and_grad,
+    whole_parameters,
 )
 
 Result = dict[str, Any]
@@ -324,20 +326,13 @@ def optimizer_of_all_parameters_as_one_vector_trains_as_one_process_or_is_refuse
     expected = fit(right, torch.optim.LBFGS(right.parameters(), 0.5, max_iter=4))
     for build in (hsdp, columns):
         step, _, _ = pair(build)
-        assert_close(
-            torch.tensor(fit(step, torch.optim.LBFGS(step.parameters(), 0.5, max_iter=4))), torch.tensor(expected)
-        )
+        found = fit(step, torch.optim.LBFGS(step.parameters(), 0.5, max_iter=4))
+        assert_close(torch.tensor(found), torch.tensor(expected))
     rows = slice(2 * get_rank(), 2 * get_rank() + 2)
+    step = AutoParallel(WithLoss(Net(), F.mse_loss), "data_parallel").hsdp(threshold=0)
     for _ in range(2):  # made before the first call, and after it
-        step = AutoParallel(WithLoss(Net(), F.mse_loss), "data_parallel").hsdp(threshold=0)
-        for kind in (torch.optim.LBFGS, torch.optim.LBFGS):
-            optimizer = kind(step.parameters())
-            refused(
-                lambda optimizer=optimizer, step=step: fit(step, optimizer, rows),
-                "LBFGS",
-                "semi_auto",
-                kind=StrategyError,
-            )  # type: ignore[misc]
+        optimizer = torch.optim.LBFGS(step.parameters())
+        refused(partial(fit, step, optimizer, rows), "LBFGS", "semi_auto", kind=StrategyError)
 
 
 @case
@@ -605,7 +600,7 @@ def what_is_written_to_parts_is_that_of_one_process() -> None:
         nn.init.normal_(network.a.weight)
         torch.manual_seed(0)
         assert_close(network.a.weight.full_tensor(), nn.init.normal_(right.a.weight).detach())
-        refused(lambda: network.a.weight[3].zero_(), "zero_", "requires a gradient")
+        refused(network.a.weight[3].zero_, "zero_", "requires a gradient")
 
 
 @case
@@ -676,10 +671,8 @@ def copies_made_before_the_parameters_are_cut_are_followed() -> None:
         mine = [AveragedModel(network, multi_avg_fn=way) for way in ways] + [copy.deepcopy(network)]
         theirs = [AveragedModel(right, multi_avg_fn=way) for way in ways] + [copy.deepcopy(right)]
 
-        def update(
-            n: nn.Module, network: Any = network, right: Any = right, mine: Any = mine, theirs: Any = theirs
-        ) -> None:
-            averages, net = (theirs, right) if n is right else (mine, network)
+        def update(one: nn.Module, ours: Any = (mine, network), others: Any = (theirs, right)) -> None:
+            averages, net = others if one is others[1] else ours
             for average in averages[:2]:
                 average.update_parameters(net)
             with torch.no_grad():
@@ -692,6 +685,76 @@ def copies_made_before_the_parameters_are_cut_are_followed() -> None:
         for average, expected in zip(mine, theirs, strict=True):
             assert_state(average.state_dict(), expected.state_dict())
             assert_close(average(batch()[0]), expected(batch()[0]))
+
+
+# -- whole parameters -----------------------------------------------------------------------------------------------
+
+
+def fsdp2(network: nn.Module) -> AutoParallel:
+    return AutoParallel(WithLoss(network, F.mse_loss), "data_parallel").hsdp(threshold=0, optimizer_level="level3")
+
+
+def replicas(network: nn.Module) -> AutoParallel:
+    return AutoParallel(WithLoss(network, F.mse_loss), "data_parallel")
+
+
+@case
+def whole_parameters_are_read_and_written_and_cut_again_in_every_mode() -> None:
+    for build in (hsdp, columns, stages, fsdp2, replicas):
+        step, network, right = pair(build)
+        for first in (True, False):  # also before the first call
+            if not first:
+                x, y = batch()
+                step(x, y).backward()
+                F.mse_loss(right(x), y).backward()
+            with whole_parameters(step), torch.no_grad():
+                for net in (network, right):
+                    torch.manual_seed(4)
+                    nn.init.orthogonal_(net.a.weight)
+                    net.a.weight[3] = 2
+                    net.b.weight.numpy()[:, 1] = 0.5  # of what numpy shares no mark is left
+                    net.b.weight.div_(torch.linalg.matrix_norm(net.b.weight, 2))
+                    net.norm.bias.add_(1)
+                    net.seen[0] = 5
+                    net.b.bias.data.copy_(torch.linspace(0, 1, 8).double())
+                assert_close(network(batch(3)[0]), right(batch(3)[0]))
+                alone = copy.deepcopy(network.a) if build is not fsdp2 else right.a
+                refused(lambda step=step: step(*batch()), "inside whole_parameters()")  # type: ignore[misc]
+            assert_close(alone.weight, right.a.weight)
+            assert_state(step.state_dict(), right.state_dict())
+        for mine, theirs in zip(network.parameters(), right.parameters(), strict=True):
+            if mine.grad is not None:  # gradients are there again
+                whole = mine.grad.full_tensor() if hasattr(mine.grad, "full_tensor") else mine.grad
+                assert_close(whole, theirs.grad)
+
+
+@case
+def whole_parameters_are_those_that_rank_0_wrote_and_other_values_are_refused() -> None:
+    for build in (hsdp, stages, fsdp2, replicas):
+        step, network, right = pair(build)
+        step(*batch()).backward()
+        with whole_parameters(network), torch.no_grad():
+            if get_rank() == 0:
+                network.a.weight.mul_(2)
+        right.a.weight.data.mul_(2)
+        assert_state(step.state_dict(), right.state_dict())
+
+        def differ(network: nn.Module = network) -> None:
+            with whole_parameters(network), torch.no_grad():
+                network.a.weight.fill_(get_rank())  # type: ignore[operator, union-attr]
+
+        refused(differ, "rank 1", "a.weight", "same on every rank")
+        if build is not replicas:
+            assert_state(step.state_dict(), right.state_dict())
+
+
+@case
+def copies_under_fsdp2_are_refused_by_name() -> None:
+    network = Net()
+    step = fsdp2(network)
+    step(*batch()).backward()
+    for use in (lambda: copy.deepcopy(network), lambda: copy.deepcopy(step), lambda: AveragedModel(step)):
+        refused(use, "FSDP2", "state_dict()", kind=StrategyError)
 
 
 # -- hooks, deferred values -------------------------------------------------------------------------------------------

@@ -269,7 +269,7 @@ class _Gather(torch.autograd.Function):
 
 
 def _whole_of(local: Tensor, placed: Placement) -> Tensor:
-    part: PlacedTensor = as_part(plain(local).view(local.shape), placed)
+    part: PlacedTensor = as_part(plain(local), placed)
     return part.full_tensor()
 
 

@@ -712,7 +712,7 @@ def whole_parameters_are_read_and_written_and_cut_again_in_every_mode() -> None:
                     torch.manual_seed(4)
                     nn.init.orthogonal_(net.a.weight)
                     net.a.weight[3] = 2
-                    net.b.weight.numpy()[:, 1] = 0.5  # of what numpy shares no mark is left
+                    net.b.weight.data.numpy()[:, 1] = 0.5
                     net.b.weight.div_(torch.linalg.matrix_norm(net.b.weight, 2))
                     net.norm.bias.add_(1)
                     net.seen[0] = 5

@@ -144,7 +144,7 @@ def _agree(tensors: Mapping[str, Tensor], before: Mapping[str, tuple[int, ...]])
         other = next((name for name in names if digests[name] != of_rank_0.get(name)), None)
         if other is not None or digests.keys() != of_rank_0.keys() or now.keys() != before.keys():
             raise ParallelError(
-                f"whole_parameters(): rank {rank} wrote other values to {user_name(other or 'the network')} than rank 0: "
+                f"whole_parameters(): rank {rank} wrote other values to {user_name(other or 'it')} than rank 0: "
                 "write the same on every rank (torch.manual_seed), or on rank 0 alone"
             )
     values: dict[str, Tensor] = {}

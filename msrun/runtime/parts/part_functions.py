@@ -229,11 +229,11 @@ def _make(func: Function, name: str, args: tuple[Any, ...], kwargs: dict[str, An
         source = torch.empty(placed.shape, dtype=args[0].dtype, device=args[0].device)
         made = _same_everywhere(func(source, *args[1:], **kwargs), placed)
         return as_part(placed.cut(made).clone(), placed)
-    size = args[1] if len(args) == 2 and isinstance(args[1], Sequence) else args[1:]
-    size = kwargs.get("size", size)
-    if not placed.is_cut or name == "new_tensor" or tuple(size)[: len(placed.shape)] != placed.shape:
+    is_one = len(args) > 1 and isinstance(args[1], Sequence)
+    size = kwargs.get("size", args[1] if is_one else args[1:])
+    if not placed.is_cut or name == "new_tensor" or tuple(size) != placed.shape:
         return _run_plain(func, args, kwargs)
-    rest = tuple(value for value in args[2:] if isinstance(args[1], Sequence))  # new_full's value
+    rest = args[2:] if is_one else ()  # new_full's value
     named = {key: value for key, value in kwargs.items() if key != "size"}
     return as_part(_run_plain(func, (args[0], placed.local_shape, *rest), named), placed)
 

@@ -281,7 +281,7 @@ class _OnWholes:
     """One call of a function on the wholes of the parts that it is given."""
 
     def __init__(self, func: Function, name: str) -> None:
-        self._func = func
+        self._func: Any = func
         self._name = name
         is_dunder = name.endswith("__")
         is_assigned = name == "__setitem__" or (name in _DUNDERS and name.startswith("__i"))
@@ -296,6 +296,9 @@ class _OnWholes:
             ParallelError: it computes with a network, or hands out memory; or it writes to what autograd follows.
         """
         name = self._name
+        if torch.is_grad_enabled() and getattr(self._func, "__module__", "") == "torch.nn.init":
+            with torch.no_grad():
+                return self.run(args, kwargs)
         if name in _OF_NETWORKS or name in _OF_SCALERS or name in _OF_MEMORY:
             raise ParallelError(_refusal(name, args, kwargs))
         staged = next((part for part in _parts_in([*args, *kwargs.values()]) if part.placement.stages), None)

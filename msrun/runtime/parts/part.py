@@ -154,12 +154,12 @@ def _see_parts() -> None:
     vars(vmapping)["_add_batch_dim"] = lambda value, *rest: batched(
         value.full_tensor() if isinstance(value, Part) else value, *rest
     )
-    exported = dlpack.to_dlpack
+    exported = vars(dlpack)["to_dlpack"]
 
     def to_dlpack(tensor: Tensor) -> Any:
         return exported(tensor.__dlpack__() if isinstance(tensor, Part) else tensor)  # which is refused by name
 
-    dlpack.to_dlpack = torch.to_dlpack = to_dlpack
+    vars(dlpack)["to_dlpack"] = vars(torch)["to_dlpack"] = to_dlpack
 
 
 def _on_part(hook: Callable[[Tensor], Any], placement: Placement) -> Callable[[Tensor], Tensor | None]:

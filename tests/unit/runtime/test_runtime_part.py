@@ -52,6 +52,9 @@ def test_names_of_torch_that_are_private_are_there() -> None:
 
     assert torch.Tensor in of_optimizers
     assert torch.Tensor in of_foreach
+    from torch._functorch import vmap
+
+    assert callable(vmap._add_batch_dim)  # type: ignore[attr-defined]
 
 
 def test_parameter_becomes_a_part_and_stays_the_object_that_it_is() -> None:

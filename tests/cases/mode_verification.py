@@ -29,7 +29,7 @@ from msrun.runtime import (
     value_and_grad,
 )
 from msrun.runtime.nn.random_stream import stream_of
-from msrun.runtime.parallel.parameters.whole import whole_parameters
+from msrun.runtime.parallel.parameters.whole import gathered_parameters
 from msrun.runtime.sharding.operators.along_split import Softmax
 
 Found = dict[str, Any]
@@ -258,12 +258,12 @@ def whole_for_a_while() -> Found:
     model = AutoParallel(network).hsdp(threshold=0)
     with torch.no_grad():
         model(*own_batch())
-    cut = [tuple(p.shape) for p in network.parameters()]
+    cut = [tuple(local(p).shape) for p in network.parameters()]
     objects = [id(p) for p in network.parameters()]
-    with whole_parameters(network):
+    with gathered_parameters(network):
         result = network(*batch())
         same = objects == [id(p) for p in network.parameters()]
-    after = [tuple(p.shape) for p in network.parameters()]
+    after = [tuple(local(p).shape) for p in network.parameters()]
     return {"is_same": torch.equal(result, right) and same, "is_cut": cut == after and cut[0] == (16, 24)}
 
 

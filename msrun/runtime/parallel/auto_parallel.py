@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from msrun.errors import CaptureError, StrategyError
+from msrun.errors import CaptureError, ParallelError, StrategyError
 from msrun.runtime import progress, world
 from msrun.runtime.capture import marked_calls
 from msrun.runtime.capture.fakes import forget_shapes
@@ -40,6 +40,7 @@ from msrun.runtime.parallel.modes.on_servers import check_captured
 from msrun.runtime.parallel.modes.replica_plan import build_lone_plan, build_replica_plan
 from msrun.runtime.parallel.network_module import NetworkModule
 from msrun.runtime.parallel.parameters.storage import ParameterStorage
+from msrun.runtime.parallel.parameters.whole import holds_wholes
 from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
 from msrun.runtime.parallel.plan import ParallelPlan, announce, log
 from msrun.runtime.parallel.precision import LossScale, autocast
@@ -126,6 +127,11 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):  # type:
         if marked_calls.MSRUN_CAPTURING:
             raise marked_calls.NotWhileCapturing(
                 "AutoParallel is called inside a network that is captured: call the network itself there"
+            )
+        if holds_wholes.get():
+            raise ParallelError(
+                "AutoParallel is called inside whole_parameters(), where nothing is cut: call it after the block, or "
+                "call the network itself"
             )
         if torch.is_inference_mode_enabled():  # what a call makes and keeps could not be trained with outside that mode
             with torch.inference_mode(mode=False), torch.no_grad():

@@ -147,7 +147,7 @@ def _take(
             if not value.placement.is_same_cut(placed):
                 errors.append(f"{value.placement.describe()} in the state dict, cut otherwise than the network's own")
         elif tuple(value.shape) == placed.shape:
-            state_dict[prefix + name] = part_of(value, placed)
+            state_dict[prefix + name] = as_part(part_of(value, placed), placed)
         else:
             errors.append(f"{placed.describe()}; the state dict has {tuple(value.shape)}, give the whole")
             state_dict[prefix + name] = parameter.detach()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from msrun.runtime.parallel.parameters.storage import _CHUNK_BYTES, _digest
+from msrun.runtime.parallel.parameters.storage import _CHUNK_BYTES, digest
 
 INF, NAN = float("inf"), float("nan")
 LONG = torch.zeros(_CHUNK_BYTES + 3, dtype=torch.uint8)
@@ -33,9 +33,9 @@ def changed(tensor: Tensor, index: int, value: float) -> Tensor:
         (changed(LONG, 0, 1), changed(LONG, _CHUNK_BYTES, 1)),
     ],
 )
-def test_tensors_of_other_bits_have_other_digests(one: Tensor, other: Tensor) -> None:
-    assert _digest(one) != _digest(other)
-    assert _digest(one) == _digest(one.clone())
+def test_tensors_of_other_bits_have_otherdigests(one: Tensor, other: Tensor) -> None:
+    assert digest(one) != digest(other)
+    assert digest(one) == digest(one.clone())
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,6 @@ def test_tensors_of_other_bits_have_other_digests(one: Tensor, other: Tensor) ->
         torch.ones(5, dtype=torch.bfloat16),
     ],
 )
-def test_digest_takes_any_type_and_equal_values_are_equal_wherever_they_lie(tensor: Tensor) -> None:
+def testdigest_takes_any_type_and_equal_values_are_equal_wherever_they_lie(tensor: Tensor) -> None:
     odd = torch.zeros(len(tensor.reshape(-1)) + 1, dtype=tensor.dtype)[1:].view(tensor.shape).copy_(tensor)
-    assert _digest(tensor) == _digest(odd) == _digest(tensor.unsqueeze(-1).expand(*tensor.shape, 2)[..., 0])
+    assert digest(tensor) == digest(odd) == digest(tensor.unsqueeze(-1).expand(*tensor.shape, 2)[..., 0])

@@ -131,6 +131,8 @@ class ShardedNetwork:
                 new._backward_hooks = old._backward_hooks
                 replace_parameter(old, new)
         follow_now()
+        for module in root.modules():
+            vars(module)["__deepcopy__"] = refuse_copy
         assert isinstance(root, FSDPModule)
         for module in root.modules():
             if isinstance(module, FSDPModule):
@@ -226,6 +228,18 @@ def _refuse_writes_in_forward(block: nn.Module) -> None:
 
     block.register_forward_pre_hook(note)
     block.register_forward_hook(compare, prepend=True)
+
+
+def refuse_copy(_: dict[int, Any]) -> Any:
+    """Stand in for the `__deepcopy__` of a module under FSDP2.
+
+    Raises:
+        StrategyError: always; its hooks and groups belong to one network.
+    """
+    raise StrategyError(
+        "copy.deepcopy: FSDP2 has cut this network, whose copy it could not run: load its state_dict(), called on all "
+        'ranks, into a network of its own, or use parallel_mode="semi_auto" with hsdp, whose copies are cut too'
+    )
 
 
 def _records(module: FSDPModule) -> list[Any]:

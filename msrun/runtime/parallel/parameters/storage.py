@@ -291,7 +291,7 @@ def equal_everywhere(tensors: Sequence[Tensor]) -> list[bool]:
     """Return for each tensor whether all ranks hold the same bytes; one small all-reduce for all of them."""
     if not tensors:
         return []
-    digests = torch.tensor([_digest(tensor) for tensor in tensors], dtype=torch.int32, device=world.device())
+    digests = torch.tensor([digest(tensor) for tensor in tensors], dtype=torch.int32, device=world.device())
     extremes = torch.stack([digests, ~digests])
     with waiting_in(lambda: "the comparison of parameters"):
         dist.all_reduce(extremes, dist.ReduceOp.MAX)
@@ -301,7 +301,7 @@ def equal_everywhere(tensors: Sequence[Tensor]) -> list[bool]:
 _CHUNK_BYTES = 1 << 20
 
 
-def _digest(tensor: Tensor) -> tuple[int, ...]:
+def digest(tensor: Tensor) -> tuple[int, ...]:
     """Return 128 bits that change with any bit of a tensor, with its shape and its type; needs memory for one chunk.
 
     Each 32-bit word of a chunk is multiplied by random 64 bits of its place and the products are added up, twice: two

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from msrun.runtime.nn.random_stream import stream_of
 from msrun.runtime.parallel.parameters.storage import after_placement
+from msrun.runtime.tensors.plain_tensors import local_part
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _CONTAINERS = (list, dict, set, deque)
@@ -206,5 +207,5 @@ def untouched(root: nn.Module, code: Callable[..., Any] | None = None) -> Iterat
         for parameter in root.parameters():
             parameter.grad = None
         for parameter, gradient in kept:
-            if gradient is None or gradient.shape == parameter.shape:  # a first call cuts them
+            if gradient is None or local_part(gradient).shape == local_part(parameter).shape:  # a first call cuts them
                 parameter.grad = gradient

@@ -35,7 +35,7 @@ from msrun.runtime.parallel.batch.divided_batch import find_parts, find_wrappers
 from msrun.runtime.parallel.batch.parts import find_tensors
 from msrun.runtime.parallel.parameters.network_state import Chunk, find_box
 from msrun.runtime.parallel.parameters.storage import equal_everywhere
-from msrun.runtime.parallel.parameters.whole import join_chunks, whole_parameters
+from msrun.runtime.parallel.parameters.whole import gathered_parameters, join_chunks
 from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
 from msrun.runtime.parallel.plan import log
 from msrun.runtime.parallel.scaling import replica_scales
@@ -236,7 +236,7 @@ class Comparison:
             before.put_back()
             whole_args, whole_kwargs, boxes = self._whole_batch(root, args, kwargs)
             held = {user_name(name): find_box(p) for name, p in root.named_parameters() if is_held(p)}
-            with whole_parameters(root), running_alone():
+            with gathered_parameters(root), running_alone():
                 expected, failure = _attempt(lambda: run(whole_args, whole_kwargs))
                 if expected is None:
                     raise UnverifiableError(f"verify(): the network does not run in one process: {failure}")

@@ -130,6 +130,24 @@ def data_parallel(*, is_sharded: bool, compat: str = "torch") -> Found:
     return found_by(model.hsdp(threshold=1) if is_sharded else model, *own_batch())
 
 
+def single_number() -> Found:
+    """A temperature is a parameter without a dimension, which FSDP2 cannot cut."""
+
+    class Tempered(Network):
+        def __init__(self) -> None:
+            super().__init__(has_norm=False)
+            self.scale = nn.Parameter(torch.tensor(0.5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * self.scale.exp()
+
+    torch.manual_seed(5)
+    network = WithLoss(Tempered().double(), nn.CrossEntropyLoss())
+    found = found_by(AutoParallel(network, "data_parallel").hsdp(threshold=0, optimizer_level="level3"), *own_batch())
+    assert "gradient of scale" in found["names"]
+    return found
+
+
 def columns_of_the_batch() -> Found:
     """Each rank passes half of the columns of every row."""
     x, y = batch()
@@ -556,6 +574,7 @@ def cases(ranks: int) -> dict[str, Callable[[], Any]]:
         "equal/ddp": lambda: data_parallel(is_sharded=False),
         "equal/ddp sums": lambda: data_parallel(is_sharded=False, compat="mindspore"),
         "equal/fsdp2": lambda: data_parallel(is_sharded=True),
+        "equal/fsdp2 number": single_number,
         "equal/columns": columns_of_the_batch,
         "equal/input": lambda: gradient_of_input("semi_auto"),
         "equal/input ddp": lambda: gradient_of_input("data_parallel"),

@@ -160,7 +160,7 @@ class _Interpreter(fx.Interpreter):
         return CaptureError(
             f"{name} {what}, which one graph for all ranks cannot hold: use a form without it (x / x.max() for "
             "x / x.max().item(), torch.where for a choice by values), or "
-            'parallel_mode="data_parallel", which needs no capture',
+            'parallel_mode="data_parallel", which needs no capture, where the loss is a mean over rows',
             where=self._line(),
         )
 

@@ -160,7 +160,7 @@ class _Interpreter(fx.Interpreter):
     def _refusal(self, name: str, what: str, instead: str = _WITHOUT) -> CaptureError:
         return CaptureError(
             f"{name} {what}, which one graph for all ranks cannot hold: use {instead}, or "
-            'parallel_mode="data_parallel", which needs no capture',
+            'parallel_mode="data_parallel", which needs no capture, where the loss is a mean over rows',
             where=self._line(),
         )
 

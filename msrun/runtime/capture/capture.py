@@ -253,7 +253,7 @@ def _refuse_backward_hooks(root: nn.Module) -> None:
             raise CaptureError(
                 f"module {path or TOP} ({type(module).__name__}) has a backward hook, which a captured graph does not "
                 "call: register a hook on the tensor in forward (tensor.register_hook), or use "
-                'parallel_mode="data_parallel", which needs no capture'
+                'parallel_mode="data_parallel", which needs no capture, where the loss is a mean over rows'
             )
 
 

@@ -431,7 +431,7 @@ def explain(error: BaseException, function: Call) -> CaptureError:
 def _cannot(function: Call, what: str, line: str) -> CaptureError:
     return CaptureError(
         f"{name_of(function)} cannot be captured as one graph: {what}; change that construct, or use "
-        'parallel_mode="data_parallel", which needs no capture',
+        'parallel_mode="data_parallel", which needs no capture, where the loss is a mean over rows',
         where=line,
     )
 

@@ -63,5 +63,6 @@ def unchanged_process(devices: Collection[str]) -> Iterator[None]:
     if changed:
         raise CaptureError(
             f"the network changes {changed[0]} in its forward pass, which a captured graph does not do again in each "
-            'call: do that outside the network, or use parallel_mode="data_parallel", which needs no capture'
+            "call: do that outside the network, "
+            'or use parallel_mode="data_parallel", which needs no capture, where the loss is a mean over rows'
         )

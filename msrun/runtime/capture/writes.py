@@ -256,7 +256,7 @@ class _Writes:
         return CaptureError(
             f"{operator_call(node).operator.removesuffix('.default')} changes {what} in the forward pass, which a "
             "captured graph does not keep: use the form that returns a new tensor, or "
-            'parallel_mode="data_parallel", which needs no capture',
+            'parallel_mode="data_parallel", which needs no capture, where the loss is a mean over rows',
             where=user_line(node),
         )
 

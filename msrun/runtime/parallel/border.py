@@ -80,6 +80,11 @@ class WholeResults:
     def __init__(self) -> None:
         self._differ: bool | None = None
 
+    def of_step(self) -> WholeResults:
+        """Return what a forward pass asks on its way back, in whatever thread: a step that is verified settles nothing
+        for later ones."""
+        return WholeResults() if is_verifying.get() else self
+
     def settle(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return each gradient as that of the mean of the ranks' losses. All ranks call it together.
 
@@ -88,7 +93,7 @@ class WholeResults:
         """
         gradients = [g.full_tensor() if isinstance(g, DTensor) else g for g in gradients]
         is_pretended = world.simulation_level() is not None or any(isinstance(g, FakeTensor) for g in gradients)
-        if self._differ is None and not is_pretended and not is_verifying.get():
+        if self._differ is None and not is_pretended:
             with torch.no_grad():
                 everyone = gather([_digest(gradient) for gradient in gradients], what="the comparison of losses")
             for rank, other in enumerate(everyone):

@@ -144,11 +144,11 @@ class CompiledCall:
             return LateLoss.of(lambda: self._join([arrived(value) for value in values]), values[0].dtype)
         return values[0] if len(values) == 1 else join_values(list(values), self.scales.loss)
 
-    def gradients_of_results(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def gradients_of_results(
+        self, gradients: Sequence[Tensor | None], whole_results: WholeResults
+    ) -> list[Tensor | None]:
         """Return what comes in at the results, from each rank's own loss, as gradients of the mean of these losses."""
-        whole = iter(
-            self.whole_results.settle([g for g, n in zip(gradients, self.result_parts, strict=True) if n == 1])
-        )
+        whole = iter(whole_results.settle([g for g, n in zip(gradients, self.result_parts, strict=True) if n == 1]))
         return [
             next(whole) if count == 1 else None if gradient is None else gradient * result_factor(count)
             for gradient, count in zip(gradients, self.result_parts, strict=True)
@@ -162,10 +162,13 @@ class CompiledCall:
         whole = [stored.parameter for stored in self.stored if not stored.placement.is_cut]
         torch.autograd.Variable._execution_engine.queue_callback(partial(check_equal_gradients, whole))
 
-    def gradients_of_copies(self, gradients: Sequence[Tensor | None]) -> list[dict[str, Tensor]]:
+    def gradients_of_copies(
+        self, gradients: Sequence[Tensor | None], whole_results: WholeResults
+    ) -> list[dict[str, Tensor]]:
         """Return per copy the gradient of every result, by its name in the local graph."""
         copies: list[dict[str, Tensor]] = [{} for _ in range(self.copies)]
-        for value, gradient in zip(self.program.outputs, self.gradients_of_results(gradients), strict=True):
+        of_results = self.gradients_of_results(gradients, whole_results)
+        for value, gradient in zip(self.program.outputs, of_results, strict=True):
             if gradient is None or not isinstance(value, fx.Node):
                 continue
             parts = [gradient * self.scales.loss] * self.copies if gradient.dim() == 0 else gradient.chunk(self.copies)
@@ -210,6 +213,7 @@ class _RunProgram(StepFunction):
         with slices_of_batch(places, compiled.parts.total):
             step = compiled.executor.forward(batches, needs_grad=needs_grad)
         ctx.compiled, ctx.step, ctx.count = compiled, step, count
+        ctx.whole = compiled.whole_results.of_step()
         results = compiled.merge([compiled.executor.results(step, leaves_late=needs_grad)])
         reached = compiled.executor.results_with_gradient(step) if needs_grad else frozenset()
         fixed = [v for i, v in enumerate(results) if isinstance(v, Tensor) and i not in reached]
@@ -227,7 +231,7 @@ class _RunProgram(StepFunction):
         if not step.is_verified:
             compiled.check_first_pass()
         with torch.enable_grad():
-            by_name = compiled.backward(step, compiled.gradients_of_copies(gradients))
+            by_name = compiled.backward(step, compiled.gradients_of_copies(gradients, ctx.whole))
         inputs = compiled.join_input_gradients([compiled.executor.input_gradients(step)])
         return (None, None, None, *inputs, *(by_name.get(stored.name) for stored in compiled.stored))
 
@@ -241,7 +245,7 @@ class _RunMicroBatches(StepFunction):
     ) -> tuple[Any, ...]:
         executor = compiled.executor
         ctx.set_materialize_grads(False)
-        ctx.compiled = compiled
+        ctx.whole = compiled.whole_results.of_step()
         needs_grad = is_grad_enabled and any(ctx.needs_input_grad)
         parameters = executor.begin()
         micro_batches = compiled.parts.split(tensors[:count])
@@ -269,5 +273,5 @@ class _RunMicroBatches(StepFunction):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         _RunMicroBatches.refuse_second_derivatives()
         _RunMicroBatches.begin_backward()
-        (incoming,) = ctx.compiled.whole_results.settle(gradients[:1])
+        (incoming,) = ctx.whole.settle(gradients[:1])
         return None, None, None, *hand_out(ctx, [incoming, *gradients[1:]])

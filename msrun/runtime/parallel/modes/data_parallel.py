@@ -314,7 +314,7 @@ class _MeanOfRanks(StepFunction):
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, factor: float, whole: WholeResults, begin: Callable[[], None]) -> Tensor:
-        ctx.factor, ctx.whole, ctx.begin = factor, whole, begin
+        ctx.factor, ctx.whole, ctx.begin = factor, whole.of_step(), begin
         assert dist.group.WORLD is not None
         return start_all_reduce(value, dist.group.WORLD).wait() / dist.get_world_size()
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -26,6 +27,7 @@ from torch.distributed.tensor import DTensor
 from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.capture.target import Target
+from msrun.runtime.execute.transfers import start_all_reduce
 from msrun.runtime.nn.replaced import follow_now, replace_parameter, replaced_for_now
 from msrun.runtime.parallel.border import leaves_of, share_leaves
 from msrun.runtime.parallel.modes.dtensors import mend_dtensors
@@ -58,8 +60,7 @@ class ShardedNetwork:
         sums_wide: gradients of 16 bits are added up in float32.
 
     Raises:
-        StrategyError: a shard size that the world cannot have, a parameter that is a single number, or a torch that
-            cannot leave single parameters whole.
+        StrategyError: a shard size that the world cannot have, or a torch that cannot leave single parameters whole.
     """
 
     def __init__(self, target: Target, spec: HsdpSpec, *, sums_wide: bool) -> None:
@@ -72,9 +73,12 @@ class ShardedNetwork:
         root = target.root
         self._ignored = {parameter for parameter in root.parameters() if has_own_gradient(parameter)}
         own = set(map(id, self._ignored))
-        self.decisions = {
-            id(p): _decide(name, p, spec, mesh) for name, p in root.named_parameters() if id(p) not in own
-        }
+        numbers = {p for p in root.parameters() if not p.dim() and id(p) not in own}  # which FSDP2 does not take
+        self._ignored |= numbers
+        for number in numbers:
+            if number.requires_grad:
+                Tensor.register_hook(number, _mean_of_ranks)
+        self.decisions = {id(p): _decide(p, spec, mesh) for p in root.parameters() if id(p) not in own}
         self._slots: dict[tuple[int, str], Any] = {}
         """(id of a module, name of a parameter in it) -> FSDP2's record of the parameter"""
         self._is_looked = False
@@ -93,7 +97,7 @@ class ShardedNetwork:
         device = world.device().type
         is_flat = size == -1 or size >= ranks or not any(d.shard_ranks > 1 for d in before.values())
         mesh = _mesh(device, (ranks,)) if is_flat else _mesh(device, (ranks // size, size))
-        leaves_whole = any(decision.shard_ranks == 1 for decision in before.values())
+        leaves_whole = any(decision.shard_ranks == 1 and decision.shape for decision in before.values())
         if leaves_whole and not LEAVES_WHOLE:
             raise StrategyError(
                 f"hsdp(threshold={self._spec.threshold}) leaves parameters whole, for which "
@@ -276,17 +280,17 @@ def called_modules(target: Target) -> list[nn.Module]:
     return list(root.children()) if is_container else [root]
 
 
+def _mean_of_ranks(gradient: Tensor) -> Tensor:
+    assert dist.group.WORLD is not None
+    return start_all_reduce(gradient, dist.group.WORLD).wait() / dist.get_world_size()
+
+
 def _mesh(device: str, shape: tuple[int, ...]) -> DeviceMesh:
     return init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
 
 
-def _decide(name: str, parameter: nn.Parameter, spec: HsdpSpec, mesh: Mesh) -> Decision:
+def _decide(parameter: nn.Parameter, spec: HsdpSpec, mesh: Mesh) -> Decision:
     shape = tuple(parameter.shape)
-    if not shape:
-        raise StrategyError(
-            f"parameter {name} is a single number, which FSDP2 does not take: give it the shape (1,), or use "
-            'parallel_mode="semi_auto"'
-        )
     axes, reason = choose_shard_axes(
         spec,
         mesh,

@@ -246,7 +246,7 @@ class _RunPipeline(StepFunction):
     ) -> tuple[Any, ...]:
         run = call.step(tensors[:count], needs_grad=needs_grad)
         ctx.set_materialize_grads(False)
-        ctx.call, ctx.gradients = call, None
+        ctx.gradients, ctx.whole = None, call.whole_results.of_step()
         if needs_grad:
             by_name = call.gradients(run)
             inputs = call.input_gradients(run)
@@ -263,6 +263,6 @@ class _RunPipeline(StepFunction):
     def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
         _RunPipeline.refuse_second_derivatives()
         _RunPipeline.begin_backward()
-        (of_loss,) = ctx.call.whole_results.settle([incoming[ctx.loss]])
+        (of_loss,) = ctx.whole.settle([incoming[ctx.loss]])
         settled = [of_loss if index == ctx.loss else gradient for index, gradient in enumerate(incoming)]
         return (None, None, None, None, *hand_out(ctx, settled, ctx.loss))

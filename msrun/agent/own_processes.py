@@ -69,11 +69,27 @@ class OwnProcesses:
             log = f"{self._home}/{name}" if self._home else name
             what = f"server {index}{where} failed first: {how}; its log: {log}"
             return ServerFailed(what, exit_code_of(wait_status)) if do_workers_run else None
-        fault = OwnProcessLost if has_begun or os.WIFSIGNALED(wait_status) else ClusterError
+        limit = explain_limit(wait_status, scheduler_log(self._plan))
+        is_final = not has_begun and (bool(limit) or not os.WIFSIGNALED(wait_status))
+        fault = ClusterError if is_final else OwnProcessLost
         if process_id == SCHEDULER_ID:
-            limit = explain_limit(wait_status, scheduler_log(self._plan))
             return fault(f"the scheduler ended ({how}{', ' if limit else ''}{limit}); {self.describe_log()}")
         return fault(f"the log writer ended ({how}); {self.describe_log()}") if wait_status else None
+
+    def server_ended(self, wait_status: int | None, *, has_begun: bool) -> ClusterError:
+        """Return why the attempt cannot go on without its fork server.
+
+        Args:
+            wait_status: as waitpid gives it; None when nobody knows, or msrun has ended it.
+            has_begun: as for `exited`.
+        """
+        limit = explain_limit(wait_status, scheduler_log(self._plan)) if wait_status is not None else ""
+        is_final = not has_begun and (bool(limit) or (wait_status is not None and not os.WIFSIGNALED(wait_status)))
+        kind = ClusterError if is_final else OwnProcessLost
+        return kind(
+            f"the fork server ended unexpectedly{' (' if limit else ''}{limit}{')' if limit else ''}; "
+            "every worker was stopped with it"
+        )
 
     def look_for_stopped(self, server_pid: int, now: float, limit_s: float) -> OwnProcessLost | None:
         """Return which of them has been stopped by a signal for too long; None when none has, as far as was looked."""

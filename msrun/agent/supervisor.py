@@ -279,9 +279,8 @@ class Supervisor:
         how = describe_status(status)
         if rank < 0:
             run = self._are_workers_asked_for and not self._attempt.membership.is_stopping
-            has_begun = bool(self._attempts.past) or self._watch.has_begun(self._attempt.membership)
             run = run and not self._attempt.membership.is_over
-            error = self._own.exited(rank, status, do_workers_run=run, has_begun=has_begun)
+            error = self._own.exited(rank, status, do_workers_run=run, has_begun=self._has_begun)
             if error and not self._over:
                 self._fail(error)
             return
@@ -313,7 +312,9 @@ class Supervisor:
         self._pause.end()
         self._timers.cancel("sweep", "renew", "restart", "store")
         if not self._attempt.has_failed:
-            self._attempt.fault = OwnProcessLost("the fork server ended unexpectedly; every worker was stopped with it")
+            has_ended = self._server.channel.is_closed and self._server.wait(limits.OVERDUE_S)
+            status = self._server.wait_status if has_ended else None
+            self._attempt.fault = self._own.server_ended(status, has_begun=self._has_begun)
         self._report_failure()  # before the ranks that miss those here tell of it
         self._bury_server()
         now = time.monotonic()
@@ -324,6 +325,11 @@ class Supervisor:
             self._end_here()
         else:
             self._end_attempt()
+
+    @property
+    def _has_begun(self) -> bool:
+        """Whether the job has run before, or a rank here has joined the world or reported progress."""
+        return bool(self._attempts.past) or self._watch.has_begun(self._attempt.membership)
 
     def _bury_server(self) -> None:
         """End the fork server and all that is left of its processes.

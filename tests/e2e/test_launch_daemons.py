@@ -10,6 +10,7 @@ import pytest
 from asked_cases import one_fast
 from job_runner import JobRunner, is_alive, wait_until
 
+from msrun.agent.host.cgroups import group_folders
 from msrun.agent.host.job_group import make_group, remove_group
 
 PROGRAM = """
@@ -29,6 +30,15 @@ def needs_group() -> None:
     remove_group(folder)
 
 
+def prove_gone(msrun: JobRunner, daemon: int) -> None:
+    """Fail when the daemon or a control group of the jobs is left."""
+    own = [folders[0] for folders in group_folders("name=systemd")]
+    names = [f"msrun-{job_id}*" for job_id in msrun.job_ids()]
+    wait_until(lambda: not is_alive(daemon), "the daemon is gone", 20)
+    msrun.prove_nothing_left()
+    wait_until(lambda: not [path for folder in own for name in names for path in folder.glob(name)], "no group", 5)
+
+
 @pytest.mark.usefixtures("needs_group")
 @pytest.mark.parametrize("start", one_fast("cold", "warm"))
 def test_daemon_ends_when_launcher_and_fork_server_are_killed_together(
@@ -43,8 +53,7 @@ def test_daemon_ends_when_launcher_and_fork_server_are_killed_together(
     os.kill(server, signal.SIGKILL)
     job.send(signal.SIGKILL)
     job.finish()
-    wait_until(lambda: not is_alive(daemon), "the daemon is gone", 20)
-    msrun.prove_nothing_left()
+    prove_gone(msrun, daemon)
 
 
 @pytest.mark.usefixtures("needs_group")
@@ -59,5 +68,4 @@ def test_daemon_and_the_jobs_group_are_gone_at_every_end(msrun: JobRunner, tmp_p
     else:
         job.send(signal.SIGKILL if killed else signal.SIGTERM)
     job.finish()
-    wait_until(lambda: not is_alive(daemon), "the daemon is gone", 20)
-    msrun.prove_nothing_left()
+    prove_gone(msrun, daemon)

@@ -93,10 +93,26 @@ def test_next_job_leaves_nothing_of_a_bigger_one_and_nothing_else_goes(
     assert {(second.log_dir / name).read_text() for name in foreign} == {"old"}
 
 
+@pytest.mark.parametrize("where", ["--worker_num=1", "--rehearse=1x1"])
 def test_log_directory_that_is_removed_during_the_job_is_told_and_the_status_stays(
-    msrun: JobRunner, tmp_path: Path
+    msrun: JobRunner, tmp_path: Path, where: str
 ) -> None:
     (tmp_path / "remove.py").write_text("import shutil\nshutil.rmtree('log_output')\n")
-    finished = msrun.run("--worker_num=1", "remove.py", cwd=tmp_path)
+    finished = msrun.run(where, "remove.py", cwd=tmp_path)
     assert finished.code == 0
     assert finished.stderr.count(f"the log directory {tmp_path}/log_output was removed while the job ran") == 1
+
+
+@pytest.mark.parametrize("where", ["--worker_num=1", "--rehearse=1x1"])
+def test_log_directory_that_is_removed_before_the_workers_have_started_is_told(
+    msrun: JobRunner, tmp_path: Path, where: str
+) -> None:
+    (tmp_path / "early.py").write_text(
+        "import os, shutil\nif os.path.isdir('log_output'):\n    shutil.rmtree('log_output')\n"
+    )
+    (tmp_path / "train.py").write_text("import early\n")
+    search = os.pathsep.join([str(tmp_path), msrun.environ()["PYTHONPATH"]])
+    options = [where, "--preload=early", "--forward_env=PYTHONPATH"]
+    finished = msrun.run(*options, "train.py", cwd=tmp_path, env={"PYTHONPATH": search})
+    assert f"the log directory {tmp_path}/log_output was removed" in finished.stderr, finished.stderr
+    assert (finished.code == 0) == (not finished.errors)

@@ -68,6 +68,16 @@ def test_worker_that_cuts_off_the_progress_board_hurts_nobody_but_itself(msrun: 
     assert finished.read_json("failure.json")["first_failure"]["global_rank"] == 1
 
 
+def test_limit_on_address_space_that_ends_the_import_of_torch_is_named(msrun: JobRunner, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch\n")
+    small = ["sh", "-c", 'ulimit -v 400000 && exec "$@"', "sh"]
+    finished = msrun.run("--worker_num=1", "--max_restarts=3", "train.py", cwd=tmp_path, prefix=small)
+    assert finished.code != 0
+    words = "ulimit -v 400000: it may have 400000 KiB of address space; raise the limit (RLIMIT_AS)"
+    assert words in finished.stderr, finished.stderr
+    assert "restart 1" not in finished.stderr, "it would end in the same way"
+
+
 def test_limit_on_cpu_time_is_named(msrun: JobRunner, tmp_path: Path) -> None:
     short = ["sh", "-c", 'ulimit -t 2 && exec "$@"', "sh"]
     finished = msrun.run("--worker_num=1", "sh", "-c", "while :; do :; done", cwd=tmp_path, prefix=short)

@@ -68,7 +68,8 @@ class Job:
         workers = tuple(replace(one, global_rank=rank) for one, rank in zip(plan.workers, self.ranks, strict=True))
         own = replace(plan.hosts[0], node_rank=self.node_rank, workers=workers)
         self.plan = replace(plan, fleet=self.fleet, hosts=(own,))
-        self._process = subprocess.Popen(["true"])
+        self._process = subprocess.Popen(["sleep", "60"])
+        self._process.kill()
         self._ends: list[socket.socket] = []
         self.board = ProgressBoard(folder / "run" / "progress", 1 + max(self.ranks))
         self.moments = Moments()

@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from pathlib import Path
 
 from msrun.agent.host.cgroups import group_folders
 
+PREFIX = "msrun-"
+"""What the names of all groups begin with."""
+STALE_S = 60.0
+"""An empty group of this age is one of a job whose processes were all killed at once."""
 _PROCESSES = "cgroup.procs"
 _WITHOUT_LIMITS = "name=systemd"
 """Has no controllers, in version 1."""
@@ -22,6 +27,7 @@ def make_group(name: str, root: Path = Path("/")) -> str:
     """Return the folder of a group of this name below the one of this process; empty where none may be made.
 
     Args:
+        name: begins with PREFIX.
         root: the file system to read /proc and /sys of.
     """
     for folders in group_folders(_WITHOUT_LIMITS, root):
@@ -29,6 +35,7 @@ def make_group(name: str, root: Path = Path("/")) -> str:
         with contextlib.suppress(OSError, ValueError):
             if os.getpid() not in _read_pids(own):  # not its own, but what is mounted here of another one
                 continue
+            _remove_stale(own)
             group.mkdir(exist_ok=True)
             kind = group / "cgroup.type"
             if (group / _PROCESSES).exists() and (not kind.exists() or kind.read_text().strip() == "domain"):
@@ -60,6 +67,13 @@ def remove_group(folder: str) -> None:
             if os.getpid() in group_members(folder):
                 enter_group(str(Path(folder).parent), os.getpid())
             Path(folder).rmdir()
+
+
+def _remove_stale(own: Path) -> None:
+    for group in own.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # somebody is in it
+            if time.time() - group.stat().st_mtime > STALE_S:
+                group.rmdir()
 
 
 def _read_pids(folder: Path) -> list[int]:

@@ -49,6 +49,10 @@ class ServerProcess(Protocol):
     def pid(self) -> int:
         """Its process id."""
 
+    @property
+    def wait_status(self) -> int | None:
+        """How it has ended, as waitpid gives it; None when that is not known, or it has not."""
+
     def kill(self) -> None:
         """End it at once, stopped or not."""
 
@@ -65,6 +69,12 @@ class ChildProcess:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
         self.pid = process.pid
+
+    @property
+    def wait_status(self) -> int | None:
+        """How it has ended, as waitpid gives it; None when it has not."""
+        code = self._process.returncode
+        return None if code is None else -code if code < 0 else code << 8
 
     def kill(self) -> None:
         """End it at once, stopped or not."""
@@ -175,6 +185,11 @@ class ForkServerHandle:
     def wait(self, timeout_s: float) -> bool:
         """Wait for the server's end; False when it has not come in time."""
         return self._process.wait(timeout_s)
+
+    @property
+    def wait_status(self) -> int | None:
+        """How the server has ended, as waitpid gives it; None when nobody knows."""
+        return self._process.wait_status
 
     def end(self, limit_s: float) -> None:
         """Wait for the server's end, which is forced after the limit, and let go of it."""

@@ -38,6 +38,9 @@ class WarmStart:
 class WarmProcess:
     """A fork server that a warm server has forked: no child of this process."""
 
+    wait_status: int | None = None
+    """Only the warm server knows."""
+
     def __init__(self, pid: int, connection: Channel) -> None:
         self.pid = pid
         self._descriptor = os.pidfd_open(pid)

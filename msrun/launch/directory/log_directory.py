@@ -68,6 +68,8 @@ class EventLog:
 
     def __init__(self, path: Path) -> None:
         self._file = os.fdopen(create_own_file(path), "w", encoding="utf-8", buffering=1)
+        self.folder = path.parent.stat()
+        """The folder that it is in, as it was when this was made: for `describe_removed`."""
         self._begin = time.monotonic()
 
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:

@@ -22,7 +22,7 @@ from msrun.cluster.messages import Message
 from msrun.cluster.restart import RestartPolicy
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.console import say
-from msrun.launch.directory.log_directory import EventLog, write_private
+from msrun.launch.directory.log_directory import EventLog, describe_removed, write_private
 from msrun.launch.failure import at_home, hide_secrets, write_failure
 from msrun.launch.fleet.agents import Agents
 from msrun.launch.fleet.fleet_plan import assemble_plan, keep_attempt, ranks_of_hosts
@@ -354,15 +354,16 @@ class FleetRun:
             self._display.pause()
 
     def _conclude(self) -> JobResult:
-        failure = self._find_failure()
+        failure, problem = self._find_failure(), ""
         plan = self._plan or assemble_plan(
             self._spec, self._job_id, self._ready.master, self._hosts, self._notes, self._target, self._forwarded
         )
         self._events.note("over", {"reason": failure.reason if failure else "all workers ended with exit code 0"})
         if failure is not None:
             failure = hide_secrets(replace(failure, attempts=self.attempts), plan.secrets)
-            if problem := write_failure(plan, failure):
-                self._say(problem)
+            problem = write_failure(plan, failure)
+        if problem := describe_removed(self._spec.log_dir, self._events.folder) or problem:
+            self._say(problem)
         if self._display is not None:
             self._display.finish(failure, self._record.membership, self.restarts)
         if self._logs.fault:

@@ -103,6 +103,31 @@ def test_one_that_has_been_stopped_for_too_long_is_named(own: OwnProcesses, monk
     assert str(own.look_for_stopped(1, 23.0, 5.0)).startswith("the fork server (pid 1) has been stopped")
 
 
+@pytest.mark.parametrize(
+    ("status", "has_begun", "kind", "words"),
+    [
+        (None, False, OwnProcessLost, "unexpectedly; every worker"),
+        (signal.SIGKILL, False, OwnProcessLost, "unexpectedly; every worker"),
+        (FAILED, False, ClusterError, "unexpectedly; every worker"),
+        (FAILED, True, OwnProcessLost, "unexpectedly; every worker"),
+        (signal.SIGABRT, False, ClusterError, "unexpectedly (ulimit -v 9); every worker"),
+        (signal.SIGABRT, True, OwnProcessLost, "unexpectedly (ulimit -v 9); every worker"),
+    ],
+)
+def test_end_of_the_fork_server_is_told_with_the_limit_that_made_it(
+    own: OwnProcesses,
+    monkeypatch: pytest.MonkeyPatch,
+    status: int | None,
+    has_begun: bool,
+    kind: type[ClusterError],
+    words: str,
+) -> None:
+    """What a limit ends before the job has begun, it would end again."""
+    monkeypatch.setattr(module, "explain_limit", lambda how, _: "ulimit -v 9" if how == signal.SIGABRT else "")
+    error = own.server_ended(status, has_begun=has_begun)
+    assert type(error) is kind and words in str(error)
+
+
 def test_orphans_end_in_their_order(own: OwnProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log writer may write to its end; the scheduler goes last, for it would end the rest if this process died."""
     done: list[Any] = []

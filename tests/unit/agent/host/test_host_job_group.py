@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 
-from msrun.agent.host.job_group import enter_group, group_members, make_group, remove_group
+from msrun.agent.host.job_group import STALE_S, enter_group, group_members, make_group, remove_group
 
 
 @pytest.fixture
@@ -39,6 +40,15 @@ def test_group_that_is_not_the_own_one_gets_none_below_it(root: Path) -> None:
 def test_group_that_may_hold_no_processes_is_not_used(root: Path) -> None:
     (root / "unified/own/job/cgroup.type").write_text("domain invalid\n")
     assert make_group("job", root) == ""
+
+
+def test_empty_groups_of_killed_jobs_are_removed_and_no_others(root: Path) -> None:
+    own = root / "unified/own"
+    for name, age_s in (("msrun-old", 2 * STALE_S), ("msrun-new", 0.0), ("other", 2 * STALE_S)):
+        (own / name).mkdir()
+        os.utime(own / name, (time.time() - age_s,) * 2)
+    assert make_group("job", root)
+    assert sorted(path.name for path in own.iterdir() if path.is_dir()) == ["job", "msrun-new", "other"]
 
 
 def test_without_a_group_everything_is_as_it_was(root: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from msrun import contract
 from msrun.agent.logs.own_file import open_own_file
+from msrun.cluster.own_thread import describe_fault, name_fault, traceback_of
 from msrun.errors import ClusterError, MsrunError
 
 
@@ -75,7 +76,7 @@ class OwnFaults:
     def end_of_job(self, error: Exception) -> ClusterError:
         """Write an error down that ends the job, and return what it ends with."""
         _, where = self._write("supervision", error)
-        return ClusterError(f"msrun itself failed: {_describe(error)}; {where}; report it")
+        return ClusterError(describe_fault(error, f"{where}; report it"))
 
     def _on_thread(self, args: Any) -> None:
         if args.exc_value is not None:
@@ -85,7 +86,7 @@ class OwnFaults:
         is_new, where = self._write(what, error)
         if is_new:
             with contextlib.suppress(Exception):  # what says it may be what has failed
-                self._say(f"warning: msrun's own {what} failed: {_describe(error)}; the job is not affected, {where}")
+                self._say(f"warning: msrun's own {what} failed: {name_fault(error)}; the job is not affected, {where}")
 
     def _write(self, what: str, error: BaseException) -> tuple[bool, str]:
         """Return whether an error of this kind is new, and where its traceback is."""
@@ -97,7 +98,7 @@ class OwnFaults:
         if not is_new:
             return False, f"see {self._path.name}"
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-        text = "".join(traceback.format_exception(error))
+        text = traceback_of(error)
         data = f"{stamp} msrun's own {what} failed (thread {threading.current_thread().name}):\n{text}".encode(
             "utf-8", "backslashreplace"
         )
@@ -109,7 +110,3 @@ class OwnFaults:
             return True, f"traceback:\n{text.rstrip()}"
         where = f"traceback in {self._found_in}/{self._path.name}"
         return True, where if self._found_in else f"traceback:\n{text.rstrip()}"
-
-
-def _describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -53,12 +53,20 @@ def print_fault(error: BaseException) -> None:
     sys.stderr.write(traceback_of(error))
 
 
-def describe_fault(error: BaseException) -> str:
-    """Return a fault of msrun itself as one line: "msrun itself failed: OSError: ..., while it read worker_0.log"."""
-    notes = "".join(f", {note}" for note in getattr(error, "__notes__", ()))
+def describe_fault(error: BaseException, where: str = "its traceback is in scheduler.log") -> str:
+    """Return a fault of msrun itself as one line: "msrun itself failed: OSError: ..., while it read worker_0.log".
+
+    Args:
+        where: how the line ends.
+    """
+    return f"msrun itself failed: {name_fault(error)}; {where}"
+
+
+def name_fault(error: BaseException) -> str:
+    """Return what was raised, with its notes, in one line."""
     said = " ".join(str(error).split())
-    what = f"{type(error).__name__}{f': {said}' if said else ''}{notes}"
-    return f"msrun itself failed: {what}; its traceback is in scheduler.log"
+    notes = "".join(f", {note}" for note in getattr(error, "__notes__", ()))
+    return f"{type(error).__name__}{f': {said}' if said else ''}{notes}"
 
 
 def traceback_of(error: BaseException) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from terminal import Terminal
 
 DEBUGGED = """
 import os
+import signal
 x = 1
 if os.environ["RANK"] == "1":
     breakpoint()
@@ -104,3 +106,37 @@ def test_standard_input_reaches_a_rank_on_another_host_over_ssh(fleet: FleetRunn
     assert done.code == 0, done.stderr
     logs = [(tmp_path / "log_output" / f"worker_{rank}.log").read_text().split() for rank in range(2)]
     assert logs == [["0", "0", hashlib.sha256().hexdigest()], ["1", str(len(data)), hashlib.sha256(data).hexdigest()]]
+
+
+@pytest.mark.slow
+def test_what_is_typed_while_the_connection_is_made_again_is_not_lost(on_terminal: OnTerminal, net: SshNet) -> None:
+    terminal = on_terminal(DEBUGGED)
+    terminal.read_until(b"(Pdb) ")
+    for pid in net.sessions(1):
+        os.kill(pid, signal.SIGKILL)
+    terminal.type(b"p x+41\n")
+    terminal.read_until(b"\r\n42\r\n")
+    terminal.type(b"c\n")
+    assert terminal.finish() == 0
+    assert terminal.text.count(b"42") == 1
+    assert b"rank 1 ends on host1\r\n" in terminal.text
+
+
+@pytest.mark.slow
+def test_the_terminal_comes_back_when_its_host_is_lost(on_terminal: OnTerminal, fleet: FleetRunner) -> None:
+    terminal = on_terminal(DEBUGGED)
+    terminal.read_until(b"(Pdb) ")
+    (agent,) = fleet.agents(1)
+    os.kill(agent, signal.SIGKILL)
+    assert terminal.finish() == 3
+    assert not terminal.is_raw
+    assert b"host1: the agent was ended by SIGKILL" in terminal.text
+
+
+@pytest.mark.slow
+def test_the_keys_that_end_the_job_end_it_on_every_host(on_terminal: OnTerminal) -> None:
+    terminal = on_terminal(DEBUGGED)
+    terminal.read_until(b"(Pdb) ")
+    terminal.type(b"\x1d\x1d\x1d")
+    assert terminal.finish() == 130
+    assert not terminal.is_raw

@@ -17,7 +17,7 @@ LOSS_BYTES = 4096
 _LOSS = re.compile(rb"loss(?: is|[:=])\s*([-+0-9.eE]+|nan|inf)", re.IGNORECASE)
 _STEP = re.compile(rb"(?:\b|_)step(?: is|[:=#])?\s*(\d{1,18})", re.IGNORECASE)
 _OWN_FRAME = re.compile(r'  File "(.*/msrun/agent/processes/\w+\.py|<string>)", line \d+ in \S+\Z')
-"""How a forked worker came to run the script, in what faulthandler writes; of no use to the reader."""
+"""The frame below the script of a forked worker, and those of a thread of msrun's, as faulthandler writes them."""
 _BEGIN = re.compile(
     r"\s*(\[rank\d+\]:\s*)?"
     r"(Traceback \(most recent call last\):|Fatal Python error: .*|uncaught \w+( at .*:\d+)?(: .*)?)\s*\Z"

@@ -112,9 +112,10 @@ def test_crash_in_native_code_is_shown_from_its_begin_without_our_own_frames(tmp
         "Current thread 0x00007f (most recent call first):\n"
         '  File "/home/me/train.py", line 4 in step\n'
         '  File "/home/me/train.py", line 9 in <module>\n'
-        '  File "/opt/lib/msrun/agent/processes/main_module.py", line 65 in _run_script\n'
-        '  File "/opt/lib/msrun/agent/processes/child.py", line 129 in become\n'
-        '  File "<string>", line 1 in <module>\n'
+        '  File "<string>", line 3 in <module>\n'
+        "\n"
+        "Thread 0x00007e (most recent call first):\n"
+        '  File "/opt/lib/msrun/agent/processes/lingering.py", line 41 in _watch\n'
     )
     assert read_excerpt(log) == [
         "Fatal Python error: Segmentation fault",
@@ -122,6 +123,8 @@ def test_crash_in_native_code_is_shown_from_its_begin_without_our_own_frames(tmp
         "Current thread 0x00007f (most recent call first):",
         '  File "/home/me/train.py", line 4 in step',
         '  File "/home/me/train.py", line 9 in <module>',
+        "",
+        "Thread 0x00007e (most recent call first):",
     ]
 
 

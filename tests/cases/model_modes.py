@@ -127,8 +127,10 @@ def layouts_are_those_of_training() -> None:
     """Without a step before: `infer_train_layout` cuts the network as training does, and takes no data away."""
     for name in ("hsdp level3", "tensor parallel", "full batch"):
         net, right = network(), network()
-        data = NumpySlicesDataset(tuple(torch.cat(columns).numpy() for columns in zip(*batches(), strict=True)))
-        data = data.batch(ROWS // (1 if name == "full batch" else get_group_size()))
+        columns = tuple(torch.cat(column).numpy() for column in zip(*batches(), strict=True))
+        shards = 1 if name == "full batch" else get_group_size()
+        data = NumpySlicesDataset(columns, num_shards=shards, shard_id=get_rank() % shards)
+        data = data.batch(ROWS // shards)
         parallel, losses = MODES[name](net), Losses()
         model = Model(parallel, optimizer=torch.optim.SGD(parallel.parameters(), 0.1))
         layouts = model.infer_train_layout(data)

@@ -348,10 +348,11 @@ class Compilation:
             batch: what this rank was given, in words.
         """
         everyone = self._exchange((hash_text(program), batch), failure)
-        different = [rank for rank, (other, _) in enumerate(everyone) if other != everyone[0][0]]
+        others = [each if isinstance(each, tuple) else ("a search", batch) for each in everyone]
+        different = [rank for rank, (other, _) in enumerate(others) if other != others[0][0]]
         if not different or failure:
             return
-        rank, own, other = different[0], everyone[0][1], everyone[different[0]][1]
+        rank, own, other = different[0], others[0][1], others[different[0]][1]
         if own != other:
             raise self._tell(
                 f"rank {rank} got {other}, rank 0 {own}, so that their networks are not the same: give every rank "

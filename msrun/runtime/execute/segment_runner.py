@@ -120,7 +120,6 @@ class SegmentRunner:
             copy.values[name] = value.detach().requires_grad_(value.requires_grad) if needs_grad else value
             if name in self._borrowed_results:
                 copy.copied[name] = value.detach().clone()
-                copy.trained |= {name} if value.requires_grad else set()
 
     def _write_buffers(self, step: Step, copy: Copy, index: int) -> None:
         """Let the next copy, and at the end the module, have the buffers' new values."""
@@ -153,7 +152,6 @@ class SegmentRunner:
         copy.arriving[crossing.result] = ValueOnItsWay(future, source.requires_grad)
         if crossing.result in self._borrowed_results:
             copy.copied[crossing.result] = future.wait().detach().clone()
-            copy.trained |= {crossing.result} if source.requires_grad else set()
 
     def read(self, step: Step, copy: Copy, name: Name) -> Tensor:
         """Return a value, waiting for it."""
@@ -169,9 +167,7 @@ class SegmentRunner:
         return copy.values[name]
 
     def requires_grad(self, step: Step, copy: Copy, name: Name) -> bool:
-        """Return whether gradients flow back from a result; it is not waited for."""
-        if name in copy.copied:
-            return name in copy.trained
+        """Return whether gradients flow back from a value; it is not waited for."""
         late = copy.arriving.get(name)
         return late.requires_grad if late is not None else self.read(step, copy, name).requires_grad
 

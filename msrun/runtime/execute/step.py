@@ -34,8 +34,6 @@ class Copy:
     """segment of a recomputed region -> results that are kept of it"""
     copied: dict[Name, Tensor] = field(default_factory=dict)
     """Results that lie in the memory of a gathered parameter, copied out of it before it is given back."""
-    trained: set[Name] = field(default_factory=set)
-    """Those of them that gradients flow back from."""
     computing: dict[Name, HostTask] = field(default_factory=dict)
     """Values that the host may still be computing."""
     reading: dict[Name, list[HostTask]] = field(default_factory=dict)

@@ -252,11 +252,13 @@ class _RunMicroBatches(StepFunction):
         results: list[list[list[Any]]] = []
         of_inputs: list[list[list[Tensor | None]]] = []
         by_name: dict[str, Tensor] = {}
+        reached: frozenset[int] = frozenset()
         for number, (batches, slices) in enumerate(zip(micro_batches, compiled.parts.places, strict=True)):
             with slices_of_batch(slices, compiled.parts.total):
                 step = executor.forward(batches, needs_grad=needs_grad, gathered=parameters)
             results.append(executor.results(step, leaves_late=needs_grad))
             if needs_grad:
+                reached = executor.results_with_gradient(step)
                 is_last = number == len(micro_batches) - 1
                 by_name = executor.backward(step, compiled.gradients_of_loss(results[-1]), reduces=is_last)
                 of_inputs.append(executor.input_gradients(step))
@@ -265,7 +267,6 @@ class _RunMicroBatches(StepFunction):
             ctx.gradients = [*joined, *(by_name.get(stored.name) for stored in compiled.stored)]
             ctx.loss_scale = current_loss_scale.get()
         merged = compiled.merge(results)
-        reached = executor.results_with_gradient(step) if needs_grad else frozenset()
         ctx.mark_non_differentiable(*(v for i, v in enumerate(merged) if isinstance(v, Tensor) and i not in reached))
         return tuple(merged)
 

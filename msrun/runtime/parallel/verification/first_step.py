@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 ELEMENTS, ELEMENTS_OF_ACCELERATOR = 4e6, 64e6
 """Most elements of the parameters of a network that is checked by default."""
-PRODUCTS, PRODUCTS_OF_ACCELERATOR = 2.5e8, 2.5e10
-"""Most products of a forward pass on the global batch: about 50 ms on one core, beside 200 ms to 5 s of a capture."""
+PRODUCTS, PRODUCTS_OF_ACCELERATOR = 1.5e8, 1.5e10
+"""Most products of a forward pass on the global batch: about 30 ms on one core, beside 80 ms to 5 s of a capture."""
 
 _checked: weakref.WeakKeyDictionary[AutoParallel, weakref.WeakSet[nn.Module]] = weakref.WeakKeyDictionary()
 """AutoParallel -> the networks whose first step was checked, or was found too large"""

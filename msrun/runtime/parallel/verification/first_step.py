@@ -34,7 +34,7 @@ PRODUCTS, PRODUCTS_OF_ACCELERATOR = 1.5e8, 1.5e10
 _checked: weakref.WeakKeyDictionary[AutoParallel, weakref.WeakSet[nn.Module]] = weakref.WeakKeyDictionary()
 """AutoParallel -> the networks whose first step was checked, or was found too large"""
 _functions: weakref.WeakKeyDictionary[AutoParallel, weakref.WeakSet[Any]] = weakref.WeakKeyDictionary()
-"""AutoParallel -> the code that `value_and_grad` has run for it: looking for its networks takes longer than a look here"""
+"""AutoParallel -> the code that `value_and_grad` has run for it: finding its networks takes longer"""
 
 
 def check_first_call(

@@ -28,11 +28,13 @@ if TYPE_CHECKING:
 
 ELEMENTS, ELEMENTS_OF_ACCELERATOR = 4e6, 64e6
 """Most elements of the parameters of a network that is checked by default."""
-PRODUCTS, PRODUCTS_OF_ACCELERATOR = 2.5e8, 2.5e10
-"""Most products of a forward pass on the global batch: about 50 ms on one core, beside 200 ms to 5 s of a capture."""
+PRODUCTS, PRODUCTS_OF_ACCELERATOR = 1.5e8, 1.5e10
+"""Most products of a forward pass on the global batch: about 30 ms on one core, beside 80 ms to 5 s of a capture."""
 
 _checked: weakref.WeakKeyDictionary[AutoParallel, weakref.WeakSet[nn.Module]] = weakref.WeakKeyDictionary()
 """AutoParallel -> the networks whose first step was checked, or was found too large"""
+_functions: weakref.WeakKeyDictionary[AutoParallel, weakref.WeakSet[Any]] = weakref.WeakKeyDictionary()
+"""AutoParallel -> the code that `value_and_grad` has run for it: finding its networks takes longer"""
 
 
 def check_first_call(
@@ -63,8 +65,11 @@ def check_first_gradients(
     Raises:
         VerificationError: they differ, in a captured network, or with MSRUN_VERIFY=1 in any.
     """
-    if is_verifying.get():
+    code = getattr(function, "__code__", function)
+    known = _functions.setdefault(parallel, weakref.WeakSet())
+    if is_verifying.get() or code in known:
         return
+    known.add(code)
     if _is_to_be_checked(parallel, root_of(parallel, function), args, kwargs):
         _check(parallel, lambda c: c.compare_function(function, differentiate, positions, weights, args, kwargs))
 
@@ -74,11 +79,7 @@ def _is_to_be_checked(parallel: AutoParallel, root: nn.Module, args: Sequence[An
     if known is not None and root in known:
         return False
     settings, ranks = parallel.settings, world.get_group_size()
-    if (
-        ranks == 1
-        or settings.parallel_mode in ("stand_alone", "hybrid_parallel")
-        or world.simulation_level() is not None
-    ):
+    if ranks == 1 or settings.parallel_mode == "stand_alone" or world.simulation_level() is not None:
         return False
     wanted = os.environ.get(contract.MSRUN_VERIFY, "")
     if wanted == "0" or (not wanted and settings.checks_first_step is False):

@@ -65,11 +65,6 @@ def verify_step(
     if world.get_group_size() == 1 or parallel.settings.parallel_mode == "stand_alone":
         alone = "one process" if world.get_group_size() == 1 else "stand_alone ranks exchange nothing"
         return VerificationReport(world.get_group_size(), (), f"{alone}: there is nothing to compare")
-    if parallel.settings.parallel_mode == "hybrid_parallel":
-        raise UnverifiableError(
-            'verify() with parallel_mode="hybrid_parallel": nobody knows the whole of a network that is cut by hand; '
-            "compare it with the uncut one yourself"
-        )
     probe = Comparison(parallel, tolerance)
     with verifying():
         if isinstance(parallel.network, nn.Module):
@@ -262,6 +257,11 @@ class Comparison:
     def _check(self, root: nn.Module) -> None:
         if self._parallel.settings.parallel_mode not in REPLICA_MODES:
             return
+        if self._parallel.settings.parallel_mode == "hybrid_parallel":
+            raise UnverifiableError(
+                'verify() with parallel_mode="hybrid_parallel": nobody knows the whole of a network that is cut by '
+                "hand; compare it with the uncut one yourself"
+            )
         if list(find_remotes(root.parameters())):
             raise UnverifiableError(
                 "verify() of parameters on servers: one step would train them; verify the network without set_param_ps"

@@ -8,6 +8,7 @@ what no pass has reached so far and what `torch.autograd.grad` asks for is avera
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -89,6 +90,10 @@ class ReducedNetwork:
             self._waiting.update(added)
             return
         self._pass = number
+        if self._wrapped is not None and not self._loose and len(added) == len(self._nodes):
+            self._waiting.clear()
+            self._wrapped.reducer.prepare_for_backward([])
+            return
         hooks = [parameter.register_hook(self._mean_now) for parameter in asked]
         touched = self._waiting.union(added) if added else set()
         loose = self._loose or set()
@@ -105,6 +110,9 @@ class ReducedNetwork:
 
     def _reached(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         """Return whose gradients the present backward pass adds to `.grad`, and whose it gives to the caller."""
+        with contextlib.suppress(RuntimeError):
+            flags = map(torch._C._will_engine_execute_node, self._nodes.values())
+            return [parameter for parameter, is_added in zip(self._nodes, list(flags), strict=True) if is_added], []
         added, asked = [], []
         for parameter, node in self._nodes.items():
             try:

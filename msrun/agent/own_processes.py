@@ -1,5 +1,5 @@
-"""The processes of msrun beside the workers: the fork server, the scheduler, with rotated logs the log writer, and
-parameter servers.
+"""The processes of msrun beside the workers: the fork server, the scheduler, with rotated logs the log writer, parameter
+servers and, for workers of real MindSpore, its scheduler.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from msrun import contract
 from msrun.agent.attempt import scheduler_log
 from msrun.agent.processes.log_pipes import await_log_writer
 from msrun.agent.processes.process_control import is_stopped, kill_descendants
-from msrun.agent.processes.process_spec import LOG_WRITER_ID, SCHEDULER_ID, server_index
+from msrun.agent.processes.process_spec import LOG_WRITER_ID, MINDSPORE_SCHEDULER_ID, SCHEDULER_ID, server_index
 from msrun.agent.processes.wait_status import describe_status, exit_code_of
 from msrun.agent.watch.limit_hit import explain_limit
 from msrun.errors import ClusterError, MsrunError, ServerFailed
 from msrun.planning.plan import LaunchPlan
 
 LAST_WORDS_BYTES = 2048
-_NAMES = {SCHEDULER_ID: "scheduler", LOG_WRITER_ID: "log_writer"}
+_NAMES = {SCHEDULER_ID: "scheduler", LOG_WRITER_ID: "log_writer", MINDSPORE_SCHEDULER_ID: "mindspore_scheduler"}
 
 
 class OwnProcesses:
@@ -60,6 +60,9 @@ class OwnProcesses:
             log = f"{self._home}/{name}" if self._home else name
             what = f"server {index}{where} failed first: {how}; its log: {log}"
             return ServerFailed(what, exit_code_of(wait_status)) if do_workers_run else None
+        if process_id == MINDSPORE_SCHEDULER_ID:  # it ends with 0 when all workers have said that they leave
+            what = f"MindSpore's scheduler ended ({how}); {self.describe_log()}"
+            return ServerFailed(what, contract.EXIT_CLUSTER) if wait_status and do_workers_run else None
         if process_id == SCHEDULER_ID:
             limit = explain_limit(wait_status, scheduler_log(self._plan))
             return ClusterError(f"the scheduler ended ({how}{', ' if limit else ''}{limit}); {self.describe_log()}")

@@ -187,7 +187,7 @@ class Supervisor:
 
     def _start_workers(self) -> None:
         plan, use_exec = self._plan, self._start_method == "exec"
-        workers = worker_specs(self._host, self._caller, attempt=self._attempt.number, use_exec=use_exec)
+        workers = worker_specs(plan, self._host, self._caller, attempt=self._attempt.number, use_exec=use_exec)
         if self._terminal is not None:
             try:
                 workers = self._terminal.given_to(workers)

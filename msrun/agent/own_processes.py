@@ -1,5 +1,5 @@
-"""The processes of msrun beside the workers: the fork server, the scheduler, with rotated logs the log writer, parameter
-servers and, for workers of real MindSpore, its scheduler.
+"""The processes of msrun beside the workers: the fork server, the scheduler, with rotated logs the log writer,
+parameter servers and, for workers of real MindSpore, its scheduler.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _NEIGHBOUR_TRIES = 20
 
 
 def listen(address: str, port: int, remedy: str = "leave it out to take a free port") -> socket.socket:
-    """Return a listening socket on `address`, IPv4 or IPv6; port 0 takes a free one, as a rule with a free one after it.
+    """Return a listening socket on `address`, IPv4 or IPv6; port 0 takes a free one, where possible before another.
 
     Args:
         remedy: what the user can do when the port is taken.
@@ -33,9 +33,7 @@ def listen(address: str, port: int, remedy: str = "leave it out to take a free p
         listener = _bound(address, port)
         for _ in range(_NEIGHBOUR_TRIES if port == 0 else 0):
             try:
-                _bound(
-                    address, listener.getsockname()[1] + 1
-                ).close()  # for MindSpore's scheduler, if there will be one
+                _bound(address, listener.getsockname()[1] + 1).close()  # for MindSpore's scheduler, if there is one
                 break
             except (OSError, OverflowError):
                 listener.close()

@@ -228,8 +228,8 @@ def choose_start_method(spec: LaunchSpec, caller: Mapping[str, str]) -> StartMet
     """Return how workers start, as far as that can be told without starting one."""
     if not spec.program.is_python:
         return "exec"
-    is_bound = bool(self_binding({**caller, **dict(spec.env)}))
-    return "exec" if is_bound and spec.start_method == "auto" else spec.start_method
+    needs_exec = spec.mindspore == "real" or self_binding({**caller, **dict(spec.env)})
+    return "exec" if needs_exec and spec.start_method == "auto" else spec.start_method
 
 
 def worker_plan(

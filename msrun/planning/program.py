@@ -42,7 +42,7 @@ class Program:
         return self.kind != "executable"
 
     def files(self, working_directory: Path) -> list[Path]:
-        """Return the files whose imports every worker will want; a module is looked for in the working directory only."""
+        """Return the files whose imports every worker wants; a module is looked for in the working directory only."""
         if self.kind == "executable":
             return []
         if self.kind == "script":

@@ -11,7 +11,7 @@ from msrun import contract
 from msrun.errors import UsageError
 from msrun.planning.imports import imports_package
 from msrun.planning.placement.host import HostFacts
-from msrun.planning.spec import LaunchSpec
+from msrun.planning.spec import MAX_PORT, LaunchSpec
 
 OURS = "msrun.mindspore"
 POSING_FOLDER = Path(__file__).parents[1] / "mindspore" / "posing"
@@ -46,7 +46,15 @@ def mindspore_environment(spec: LaunchSpec, caller: Mapping[str, str]) -> dict[s
 
 
 def mindspore_port(store_port: int) -> int:
-    """Return where MindSpore's scheduler listens beside torch's store; 0 = not known yet."""
+    """Return where MindSpore's scheduler listens beside torch's store; 0 = not known yet.
+
+    Raises:
+        UsageError: there is no port after it.
+    """
+    if store_port == MAX_PORT:
+        raise UsageError(
+            f"--master_port {store_port}: MindSpore's scheduler needs the next one, too; give a lower port"
+        )
     return store_port + 1 if store_port else 0
 
 

@@ -25,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARIES = (
     *("msrun", "torch", "numpy", "click", "cryptography", "paramiko", "psutil", "PyYAML", "mpi4py"),
-    *("torchvision", "pillow"),
+    *("torchvision", "pillow", "mindspore"),
 )
 PROGRAMS = {"mpirun": ["mpirun", "--version"], "ssh": ["ssh", "-V"], "pdsh": ["pdsh", "-V"]}
 

@@ -6,6 +6,7 @@
     python benchmarks/launch.py --large 256      msrun alone with many workers
     python benchmarks/launch.py --warm           msrun --warm beside msrun and torchrun
     python benchmarks/launch.py --restart        from a worker's death to the first all_reduce of the next attempt
+    python benchmarks/launch.py --mindspore      real MindSpore: its own msrun beside ours; a failing worker, too
 
 The peers take turns, so that a change of the machine's load meets all of them; medians are compared. A peer that is
 not installed is left out with a word.
@@ -30,6 +31,7 @@ from figures import add_json_option, kept, record
 
 HERE = Path(__file__).resolve().parent
 JOB = str(HERE / "launch_job.py")
+MINDSPORE_JOB = str(HERE / "mindspore_job.py")
 DEADLINE_S = 600.0
 SIZES = (1, 2, 4, 8, 16, 64)
 QUICK_SIZES = (1, 2, 4)
@@ -142,6 +144,41 @@ def measure_restart(sizes: Sequence[int], repeats: int, folder: Path) -> None:
         record("restart", workers=size, repeats=repeats, median_s=medians)
 
 
+def measure_mindspore(sizes: Sequence[int], repeats: int, folder: Path) -> None:
+    """Print what jobs of real MindSpore take under its own msrun and under ours: in all, and to end when one fails."""
+    theirs = [sys.executable, "-c", "from mindspore.parallel.cluster.run import main; main()", "--join=True"]
+    commands: dict[str, Callable[[int, Path], list[str]]] = {
+        "msrun": lambda size, own: [*msrun_command(size, f"--log_dir={own / 'logs'}")[:-3], MINDSPORE_JOB],
+        "MindSpore's": lambda size, own: [
+            *(*theirs, f"--worker_num={size}", f"--local_worker_num={size}"),
+            *(f"--master_port={environment()['MASTER_PORT']}", f"--log_dir={own / 'logs'}", MINDSPORE_JOB),
+        ],
+    }
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # theirs runs `python`
+    print(f"\nreal MindSpore, median seconds of {repeats} runs, launchers taking turns")
+    print(row("workers", *(f"{name}, {what}" for name in commands for what in ("all", "to end")), "exit statuses"))
+    for size in sizes:
+        taken: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
+        statuses: dict[str, int] = {}
+        for _ in range(repeats):
+            for name, command in commands.items():
+                own = Path(tempfile.mkdtemp(dir=folder))
+                whole_s = run(command(size, own), own)
+                begin = [*command(size, own), "fail", str(own)]
+                done = subprocess.run(
+                    begin, cwd=own, env=environment(), capture_output=True, timeout=DEADLINE_S, check=False
+                )
+                statuses[name] = done.returncode
+                taken[name].append((whole_s, time.monotonic() - float((own / "died").read_text())))
+        medians = {
+            name: [statistics.median(column) for column in zip(*rows, strict=True)] for name, rows in taken.items()
+        }
+        cells = [f"{seconds:.2f}" for name in commands for seconds in medians[name]]
+        print(row(str(size), *cells, ", ".join(map(str, statuses.values()))), flush=True)
+        for name, (whole_s, end_s) in medians.items():
+            record("mindspore", workers=size, launcher=name, repeats=repeats, whole_s=whole_s, end_s=end_s)
+
+
 def measure_large(size: int, repeats: int, folder: Path) -> None:
     """Print the wall time of msrun alone with many workers."""
     times = [run(msrun_command(size), folder) for _ in range(repeats)]
@@ -248,6 +285,7 @@ def main() -> None:
     parser.add_argument("--pss", type=int, nargs="?", const=32, metavar="WORKERS", help="measure memory, not time")
     parser.add_argument("--warm", action="store_true", help="starts from a warm server")
     parser.add_argument("--restart", action="store_true", help="how long a failed job takes to start again")
+    parser.add_argument("--mindspore", action="store_true", help="jobs of real MindSpore, which has to be installed")
     parser.add_argument("--large", type=int, metavar="WORKERS", help="msrun alone, with this many workers")
     add_json_option(parser)
     options = parser.parse_args()
@@ -261,6 +299,8 @@ def main() -> None:
             measure_warm(sizes, repeats, Path(folder))
         elif options.restart:
             measure_restart([size for size in sizes if size > 1], repeats, Path(folder))
+        elif options.mindspore:
+            measure_mindspore([size for size in sizes if size > 1], repeats, Path(folder))
         elif options.large:
             measure_large(options.large, repeats, Path(folder))
         else:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msrun import contract
 from msrun.agent.logs.rotated_log import rename_log
-from msrun.agent.processes.process_spec import FIRST_SERVER_ID, SCHEDULER_ID, ProcessSpec
+from msrun.agent.processes.process_spec import FIRST_SERVER_ID, MINDSPORE_SCHEDULER_ID, SCHEDULER_ID, ProcessSpec
 from msrun.agent.processes.wait_status import describe_status, exit_code_of
 from msrun.cluster.membership import Membership
 from msrun.cluster.restart import BEGUN_S, RestartPolicy
@@ -19,6 +19,7 @@ from msrun.planning.program import Program
 
 SERVER_PROGRAM = Program("module", "msrun.runtime.server")
 """What a parameter server runs in place of the user's program."""
+MINDSPORE_SCHEDULER = Program("module", "msrun.agent.processes.mindspore_scheduler")
 
 
 @dataclass
@@ -135,13 +136,20 @@ def scheduler_spec(plan: LaunchPlan) -> ProcessSpec:
     return ProcessSpec(SCHEDULER_ID, scheduler_log(plan), cpus=plan.hosts[0].scheduler_cpus)
 
 
-def worker_specs(host: HostPlan, caller: Mapping[str, str], *, attempt: int, use_exec: bool) -> list[ProcessSpec]:
-    """Return the parameter servers and the workers of a host as processes to start."""
+def worker_specs(
+    plan: LaunchPlan, host: HostPlan, caller: Mapping[str, str], *, attempt: int, use_exec: bool
+) -> list[ProcessSpec]:
+    """Return the workers of a host, and the servers that are started anew with them, as processes to start."""
     env = {**restored_environment(caller), contract.TORCHELASTIC_RESTART_COUNT: str(host.first_attempt + attempt)}
     servers = [
         ProcessSpec(FIRST_SERVER_ID - server.index, server.log_path, SERVER_PROGRAM, use_exec, {**env, **server.env})
         for server in host.servers
     ]
+    if host.mindspore_scheduler:
+        own = {**env, **host.mindspore_scheduler}
+        servers.append(
+            ProcessSpec(MINDSPORE_SCHEDULER_ID, scheduler_log(plan), MINDSPORE_SCHEDULER, use_exec=True, env=own)
+        )
     workers = [
         ProcessSpec(
             worker.global_rank,

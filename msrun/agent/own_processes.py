@@ -1,5 +1,5 @@
-"""The processes of msrun beside the workers: the fork server, the scheduler, with rotated logs the log writer, and
-parameter servers.
+"""The processes of msrun beside the workers: the fork server, the scheduler, with rotated logs the log writer,
+parameter servers and, for workers of real MindSpore, its scheduler.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from msrun import contract
 from msrun.agent.attempt import scheduler_log
 from msrun.agent.processes.log_pipes import await_log_writer
 from msrun.agent.processes.process_control import is_stopped, kill_descendants
-from msrun.agent.processes.process_spec import LOG_WRITER_ID, SCHEDULER_ID, server_index
+from msrun.agent.processes.process_spec import LOG_WRITER_ID, MINDSPORE_SCHEDULER_ID, SCHEDULER_ID, server_index
 from msrun.agent.processes.wait_status import describe_status, exit_code_of
 from msrun.agent.watch.limit_hit import explain_limit
 from msrun.errors import ClusterError, MsrunError, OwnProcessLost, ServerFailed
 from msrun.planning.plan import LaunchPlan
 
 LAST_WORDS_BYTES = 2048
-_NAMES = {SCHEDULER_ID: "scheduler", LOG_WRITER_ID: "log_writer"}
+_NAMES = {SCHEDULER_ID: "scheduler", LOG_WRITER_ID: "log_writer", MINDSPORE_SCHEDULER_ID: "mindspore_scheduler"}
 
 
 class OwnProcesses:
@@ -72,6 +72,9 @@ class OwnProcesses:
         limit = explain_limit(wait_status, scheduler_log(self._plan))
         is_final = not has_begun and (bool(limit) or not os.WIFSIGNALED(wait_status))
         fault = ClusterError if is_final else OwnProcessLost
+        if process_id == MINDSPORE_SCHEDULER_ID:  # it ends with 0 when all workers have said that they leave
+            what = f"MindSpore's scheduler ended ({how}); {self.describe_log()}"
+            return fault(what) if wait_status and do_workers_run else None
         if process_id == SCHEDULER_ID:
             return fault(f"the scheduler ended ({how}{', ' if limit else ''}{limit}); {self.describe_log()}")
         return fault(f"the log writer ended ({how}); {self.describe_log()}") if wait_status else None

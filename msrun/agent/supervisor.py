@@ -24,7 +24,7 @@ from msrun.agent.processes import process_control
 from msrun.agent.processes.log_pipes import log_writer_specs
 from msrun.agent.processes.server_handle import ForkServerHandle
 from msrun.agent.processes.terminal import RankTerminal
-from msrun.agent.processes.wait_status import describe_status, signal_name
+from msrun.agent.processes.wait_status import describe_status, exit_code_of, signal_name
 from msrun.agent.signals import SignalPipe
 from msrun.agent.timers import Timers
 from msrun.agent.watch.full_disk import explain_full_disk
@@ -39,6 +39,7 @@ from msrun.cluster.messages import Channel, Message
 from msrun.cluster.restart import RestartPolicy
 from msrun.errors import ClusterError, HangTimeout, Interrupted, MsrunError, OwnProcessLost, PeerFailed
 from msrun.planning.environment import blas_threads
+from msrun.planning.exit_statuses import explain_no_tests
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.ranks import name_ranks
 
@@ -201,7 +202,7 @@ class Supervisor:
 
     def _start_workers(self) -> None:
         plan, use_exec = self._plan, self._start_method == "exec"
-        workers = worker_specs(self._host, self._caller, attempt=self._attempt.number, use_exec=use_exec)
+        workers = worker_specs(plan, self._host, self._caller, attempt=self._attempt.number, use_exec=use_exec)
         if self._terminal is not None:
             try:
                 workers = self._terminal.given_to(workers)
@@ -294,7 +295,12 @@ class Supervisor:
             member.hint = explain_limit(status, self._logs[rank]) or self._memory_kills.explain(member.pid)
         elif member is membership.first_failure:
             log, has_input = self._logs[rank], rank == self._plan.interactive_rank
-            member.hint = explain_full_disk(log) or explain_limit(status, log) or explain_no_input(log, rank, has_input)
+            member.hint = (
+                explain_no_tests(self._host.program, exit_code_of(status))
+                or explain_full_disk(log)
+                or explain_limit(status, log)
+                or explain_no_input(log, rank, has_input)
+            )
         if member is membership.first_failure:
             self._attempt.doing, self._attempt.left = self._watch.doing(membership), self._watch.left(membership)
             self._report_failure()

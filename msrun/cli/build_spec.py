@@ -58,6 +58,7 @@ def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
         no_restart_on=parse_statuses("--no_restart_on", options["no_restart_on"]),
         min_hosts=options["min_hosts"] or 0,
         start_method=options["start_method"],
+        mindspore=options["mindspore"],
         device_target=options["device_target"],
         is_warm=options["warm"],
         warm_time_min=options["warm_time"],

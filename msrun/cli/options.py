@@ -136,6 +136,16 @@ GROUPS: dict[str, list[click.Option]] = {
             "where that is safe.",
         ),
         option(
+            "mindspore",
+            "WHICH",
+            type=click.Choice(["auto", "real", "torch", "none"]),
+            default="auto",
+            show_default=True,
+            help="What `import mindspore` finds. real: MindSpore, whose scheduler msrun starts too. torch: "
+            "msrun.mindspore, its words on torch. none: what Python finds. auto: for a script that imports mindspore "
+            "the first of them that this Python has.",
+        ),
+        option(
             "preload",
             "MODULE",
             multiple=True,

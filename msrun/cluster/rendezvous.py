@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 BACKLOG = 4096
+_NEIGHBOUR_TRIES = 20
 
 
 def listen(address: str, port: int, remedy: str = "leave it out to take a free port") -> socket.socket:
-    """Return a listening socket on `address`, IPv4 or IPv6; port 0 takes a free one.
+    """Return a listening socket on `address`, IPv4 or IPv6; port 0 takes a free one, where possible before another.
 
     Args:
         remedy: what the user can do when the port is taken.
@@ -28,16 +29,31 @@ def listen(address: str, port: int, remedy: str = "leave it out to take a free p
     Raises:
         UsageError: the port is in use or not allowed.
     """
+    try:
+        listener = _bound(address, port)
+        for _ in range(_NEIGHBOUR_TRIES if port == 0 else 0):
+            try:
+                _bound(address, listener.getsockname()[1] + 1).close()  # for MindSpore's scheduler, if there is one
+                break
+            except (OSError, OverflowError):
+                listener.close()
+                listener = _bound(address, port)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        raise UsageError(
+            f"--master_port {port}: cannot listen on {address}:{port} ({error.strerror}); {remedy}"
+        ) from None
+    return listener
+
+
+def _bound(address: str, port: int) -> socket.socket:
     listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((address, port))
-        listener.listen(BACKLOG)
-    except OSError as error:
+    except BaseException:
         listener.close()
-        raise UsageError(
-            f"--master_port {port}: cannot listen on {address}:{port} ({error.strerror}); {remedy}"
-        ) from None
+        raise
     return listener
 
 

@@ -46,6 +46,7 @@ from msrun.launch.terminal import UserTerminal
 from msrun.planning.build import build_plan
 from msrun.planning.early_server import early_imports
 from msrun.planning.host_assignment import Fleet
+from msrun.planning.mindspore import settle_mindspore
 from msrun.planning.placement.host import HostFacts, place_devices
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.spec import LaunchSpec
@@ -186,6 +187,7 @@ def run_job(
         ClusterError: several hosts did not come together; nothing was started.
     """
     facts, job_id = look_at_host(spec, caller), job_id or new_job_id()
+    spec = settle_mindspore(spec, facts)
     with contextlib.ExitStack() as stack:
         open_files = raise_open_files()
         stack.callback(set_open_files, open_files)

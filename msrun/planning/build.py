@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from msrun import contract
 from msrun.errors import UsageError
@@ -18,6 +17,13 @@ from msrun.planning.environment import (
 from msrun.planning.host_assignment import Fleet, HostAssignment
 from msrun.planning.imports import OF_OPTIMIZERS, ScriptImports, read_imports
 from msrun.planning.job_plan import plan_job, rank_table_path
+from msrun.planning.mindspore import (
+    mindspore_environment,
+    mindspore_note,
+    mindspore_port,
+    mindspore_scheduler,
+    settle_mindspore,
+)
 from msrun.planning.placement.binding import HostBinding, bind_workers
 from msrun.planning.placement.host import DevicePlacement, HostFacts, place_devices
 from msrun.planning.placement.threads import (
@@ -68,6 +74,7 @@ def build_plan(
     Raises:
         UsageError: more workers than devices, a binding that this host does not allow, or servers without torch.
     """
+    spec = settle_mindspore(spec, host)
     _check_servers(spec, host)
     assignment = fleet.own if fleet else _only_assignment(spec, host)
     wanted = assignment.device_ids if fleet or spec.table_hosts else ()
@@ -88,6 +95,8 @@ def build_plan(
     )
     if spec.exit_time_out_s != contract.DEFAULT_EXIT_TIME_OUT_S:
         common[contract.MSRUN_EXIT_TIME_OUT] = f"{spec.exit_time_out_s:g}"
+    if spec.mindspore == "real":
+        common[contract.MS_SCHED_PORT] = str(mindspore_port(master_port))
     common |= parameter_server_environment(spec.server_num, server_token)
     has_threads = THREADS_VARIABLE in {**caller, **dict(spec.env)}
     own_threads = ["" if has_threads or count == min(threads) else str(count) for count in threads]
@@ -103,6 +112,7 @@ def build_plan(
         *devices.notes,
         *binding.notes,
         *_notes_of_several(spec, fleet),
+        *mindspore_note(spec, host),
     )
     return plan_job(
         spec,
@@ -143,7 +153,7 @@ def _environment_of_all(
     """Return the variables that are equal for all workers of a job on one host or on several."""
     return common_environment(
         caller=caller,
-        extra=dict(spec.env),
+        extra={**dict(spec.env), **mindspore_environment(spec, caller)},
         job_id=job_id,
         world_size=spec.worker_num,
         local_world_size=spec.local_worker_num,
@@ -208,6 +218,7 @@ def host_plan(
         common_env=common,
         workers=workers,
         servers=servers,
+        mindspore_scheduler=mindspore_scheduler(spec, assignment.node_rank),
         scheduler_cpus=binding.scheduler_cpus,
         place=place,
     )
@@ -217,8 +228,8 @@ def choose_start_method(spec: LaunchSpec, caller: Mapping[str, str]) -> StartMet
     """Return how workers start, as far as that can be told without starting one."""
     if not spec.program.is_python:
         return "exec"
-    is_bound = bool(self_binding({**caller, **dict(spec.env)}))
-    return "exec" if is_bound and spec.start_method == "auto" else spec.start_method
+    needs_exec = spec.mindspore == "real" or self_binding({**caller, **dict(spec.env)})
+    return "exec" if needs_exec and spec.start_method == "auto" else spec.start_method
 
 
 def worker_plan(
@@ -291,19 +302,11 @@ def preloaded_modules(spec: LaunchSpec) -> tuple[str, ...]:
 def script_imports(spec: LaunchSpec) -> list[ScriptImports]:
     """Return what the files import that every worker will want."""
     is_module = spec.program.kind == "module" and spec.program.target != "pytest"
-    return [read_imports(script, spec.working_directory if is_module else None) for script in _scripts(spec)]
-
-
-def _scripts(spec: LaunchSpec) -> list[Path]:
-    """Return the files whose imports every worker will want; a module is looked for in the working directory only."""
-    target = spec.program.target
-    if spec.program.kind == "script":
-        return [Path(target)]
-    if target == "pytest":
-        files = [Path(spec.working_directory, arg.partition("::")[0]) for arg in spec.program.args]
-        return [file for file in files if file.suffix == ".py"]
-    stem = spec.working_directory.joinpath(*target.split("."))
-    return [stem.with_suffix(".py"), stem / "__main__.py"]
+    root = spec.working_directory if is_module else None
+    return [
+        read_imports(script, root, poses=spec.mindspore == "torch")
+        for script in spec.program.files(spec.working_directory)
+    ]
 
 
 def environment_notes(spec: LaunchSpec, caller: Mapping[str, str], planned: Mapping[str, str]) -> list[str]:

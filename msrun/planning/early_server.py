@@ -9,6 +9,7 @@ from msrun import contract
 from msrun.planning.build import choose_start_method, preloaded_modules
 from msrun.planning.environment import early_environment, server_environment
 from msrun.planning.imports import SAFE_PACKAGES
+from msrun.planning.mindspore import mindspore_environment, settle_mindspore
 from msrun.planning.placement.binding import bind_workers
 from msrun.planning.placement.host import HostFacts, place_devices
 from msrun.planning.placement.threads import threads_per_worker
@@ -41,6 +42,7 @@ def plan_early_server(spec: LaunchSpec, host: HostFacts, caller: Mapping[str, st
     Raises:
         UsageError: more workers than devices, or a binding that this host does not allow.
     """
+    spec = settle_mindspore(spec, host)
     imports = early_imports(spec, caller)
     if not imports:
         return None
@@ -48,6 +50,8 @@ def plan_early_server(spec: LaunchSpec, host: HostFacts, caller: Mapping[str, st
     topology = host.known_topology()
     binding = bind_workers(topology, devices.physical, target=devices.target, core=spec.bind_core, numa=spec.bind_numa)
     threads = min(threads_per_worker(topology, binding.workers))
-    known = early_environment(caller=caller, extra=dict(spec.env), threads=threads)
+    known = early_environment(
+        caller=caller, extra={**dict(spec.env), **mindspore_environment(spec, caller)}, threads=threads
+    )
     environment = server_environment(caller, {**known, contract.MSRUN_JOB_ID: job_id})
     return EarlyServer(environment, str(spec.working_directory), imports)

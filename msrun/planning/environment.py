@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Mapping
 
@@ -133,7 +134,11 @@ def rank_environment(*, global_rank: int, local_rank: int, node_rank: int, devic
 
 def overridden_names(caller: Mapping[str, str], planned: Mapping[str, str]) -> list[str]:
     """Return the variables that the caller had set to something else and that workers see replaced."""
-    return sorted(name for name, value in planned.items() if name in caller and caller[name] != value)
+    return sorted(
+        name
+        for name, value in planned.items()
+        if name in caller and caller[name] != value and not value.startswith(f"{caller[name]}{os.pathsep}")
+    )
 
 
 def masked(env: Mapping[str, str]) -> dict[str, str]:

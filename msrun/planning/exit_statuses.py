@@ -1,12 +1,15 @@
-"""Lists of exit statuses, as `--restart_on` and `--no_restart_on` take them."""
+"""Exit statuses: lists of them, as `--restart_on` and `--no_restart_on` take them, and what some of them mean."""
 
 from __future__ import annotations
 
 import signal
 
 from msrun.errors import UsageError
+from msrun.planning.program import Program
 
 MAX_STATUS = 255
+_NO_TESTS = 5
+"""Of pytest (its reference, "Exit codes")."""
 
 
 def parse_statuses(option: str, text: str) -> tuple[int, ...]:
@@ -40,3 +43,10 @@ def check_statuses(restart_on: tuple[int, ...], no_restart_on: tuple[int, ...], 
         raise UsageError(f"--restart_on and --no_restart_on: both name {both[0]}; give it in one of the two")
     if restart_on and not max_restarts:
         raise UsageError("--restart_on: starts nothing again with --max_restarts 0; give --max_restarts 1 or more")
+
+
+def explain_no_tests(program: Program, exit_code: int) -> str:
+    """Return why pytest has failed though the file that it was given ran to its end; empty when that is not why."""
+    if exit_code != _NO_TESTS or (program.kind, program.target) != ("module", "pytest"):
+        return ""
+    return "pytest found no test there; it had run the file to look for some: name it to msrun without pytest"

@@ -48,11 +48,12 @@ class ScriptImports:
     """FILE:LINE of that something."""
 
 
-def read_imports(script: Path, root: Path | None = None) -> ScriptImports:
+def read_imports(script: Path, root: Path | None = None, *, poses: bool = False) -> ScriptImports:
     """Return what to import before forking.
 
     Args:
         script: the file that runs.
+        poses: `mindspore` is msrun.mindspore, which is then imported for it.
         root: for a module of `-m`, the folder that its packages are found in: their `__init__.py` run before it.
 
     `from msrun.runtime import init` gives `msrun.runtime:init`: the runtime's names are loaded lazily, so naming the
@@ -63,12 +64,12 @@ def read_imports(script: Path, root: Path | None = None) -> ScriptImports:
     if tree is None or any(_is_own(name, script.parent) for name in SAFE_PACKAGES):
         return ScriptImports()
     found: dict[str, None] = {}
-    setter = _Setter(root or script.parent)
+    setter = _Setter(root or script.parent, poses)
     packages = script.parent.relative_to(root).parts if root else ()
     if packages:
         setter.look_at_module(".".join(packages), setter.folder, f"{packages[-1]}/__init__.py:1")
     for statement in _statements(tree.body):
-        names = _safe_names(statement)
+        names = _safe_names(statement, poses=poses)
         if names and setter.where:
             return ScriptImports(tuple(found), names[0].split(".")[0].split(":")[0], setter.where)
         found.update(dict.fromkeys(names))
@@ -88,6 +89,7 @@ class _Setter:
 
     folder: Path
     """Where the script's own modules are."""
+    poses: bool
     where: str = ""
     aliases: dict[str, str] = field(default_factory=dict)
     """Name in the script -> what it was imported from: "os", "os.environ", "dotenv.load_dotenv"."""
@@ -140,9 +142,9 @@ class _Setter:
         own = [path for path in _files_of(module, base) if path.is_file()] if module else []
         for path in own:
             tree = _parse(path)
-            inner = _Setter(self.folder, seen=self.seen)
+            inner = _Setter(self.folder, self.poses, seen=self.seen)
             for statement in _statements(tree.body) if tree else ():
-                if _safe_names(statement):
+                if _safe_names(statement, poses=self.poses):
                     return  # from here on the package is there for the script, too
                 inner.look(statement, path)
             self.where = self.where or inner.where
@@ -232,6 +234,27 @@ def _files_of(module: str, base: Path) -> list[Path]:
     return [*packages, base.joinpath(*parts).with_suffix(".py")]
 
 
+def imports_package(script: Path, package: str) -> bool:
+    """Return whether a script, or one of its own modules, has an import of a package anywhere."""
+    seen: set[Path] = set()
+    waiting = [script]
+    while waiting and len(seen) < _MAX_MODULES:
+        path = waiting.pop()
+        tree = _parse(path) if path not in seen else None
+        seen.add(path)
+        for node in ast.walk(tree) if tree else ():
+            if not isinstance(node, ast.Import | ast.ImportFrom):
+                continue
+            is_relative = isinstance(node, ast.ImportFrom) and node.level > 0
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            if not is_relative and any(name.partition(".")[0] == package for name in names):
+                return True
+            base = path.parents[node.level - 1] if isinstance(node, ast.ImportFrom) and is_relative else script.parent
+            names += [f"{names[0]}.{alias.name}" for alias in node.names if isinstance(node, ast.ImportFrom)]
+            waiting += [file for name in names if name for file in _files_of(name.strip("."), base) if file.is_file()]
+    return False
+
+
 def _is_own(name: str, folder: Path) -> bool:
     """Return whether a module beside the script hides the package of that name."""
     return any(path.is_file() for path in (folder / f"{name}.py", folder / name / "__init__.py"))
@@ -259,11 +282,14 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield statement
 
 
-def _safe_names(statement: ast.stmt) -> list[str]:
+def _safe_names(statement: ast.stmt, *, poses: bool) -> list[str]:
     """Return what an import statement names of the packages that are safe to import before a fork."""
     if not isinstance(statement, ast.Import | ast.ImportFrom):
         return []
-    return [name for name in _names(statement) if name.split(".")[0].split(":")[0] in SAFE_PACKAGES]
+    names = _names(statement)
+    if poses and any(name.split(".")[0].split(":")[0] == "mindspore" for name in names):
+        return ["msrun.mindspore"]
+    return [name for name in names if name.split(".")[0].split(":")[0] in SAFE_PACKAGES]
 
 
 def _names(statement: ast.Import | ast.ImportFrom) -> list[str]:

@@ -74,6 +74,8 @@ class HostPlan:
     common_env: dict[str, str]
     workers: tuple[WorkerPlan, ...]
     servers: tuple[ServerPlan, ...] = ()
+    mindspore_scheduler: dict[str, str] = field(default_factory=dict)
+    """Variables of MindSpore's own scheduler; empty = the host runs none."""
     scheduler_cpus: tuple[int, ...] = ()
     """Processors that the scheduler is bound to; empty = not bound."""
     place: str = ""
@@ -213,6 +215,7 @@ def _host_json(host: HostPlan) -> dict[str, Any]:
             }
             for worker in host.workers
         ],
+        **({"mindspore_scheduler": host.mindspore_scheduler} if host.mindspore_scheduler else {}),
         **({"servers": [_server_json(server) for server in host.servers]} if host.servers else {}),
     }
 

@@ -14,6 +14,7 @@ from msrun.errors import UsageError
 
 ProgramKind = Literal["script", "module", "executable"]
 StartMethod = Literal["auto", "fork", "exec"]
+MindSporeKind = Literal["auto", "real", "torch", "none"]
 
 PYTHON_WORDS = frozenset({"python", "python3"})
 COMMANDS = ("examples", "trace", "estimate")
@@ -39,6 +40,18 @@ class Program:
     def is_python(self) -> bool:
         """True when the program runs in msrun's own interpreter and may be forked."""
         return self.kind != "executable"
+
+    def files(self, working_directory: Path) -> list[Path]:
+        """Return the files whose imports every worker wants; a module is looked for in the working directory only."""
+        if self.kind == "executable":
+            return []
+        if self.kind == "script":
+            return [Path(self.target)]
+        if self.target == "pytest":
+            files = [Path(working_directory, arg.partition("::")[0]) for arg in self.args]
+            return [file for file in files if file.suffix == ".py"]
+        stem = working_directory.joinpath(*self.target.split("."))
+        return [stem.with_suffix(".py"), stem / "__main__.py"]
 
     def argv(self, interpreter: str = sys.executable) -> list[str]:
         """Return the command that starts this program in a fresh process."""

@@ -19,7 +19,7 @@ from msrun.planning.hosts.ssh_settings import SshSettings, check_ssh_settings
 from msrun.planning.log_size import check_log_rotation
 from msrun.planning.placement.bind_options import CoreBinding
 from msrun.planning.placement.host import DeviceTarget
-from msrun.planning.program import Program, StartMethod
+from msrun.planning.program import MindSporeKind, Program, StartMethod
 from msrun.planning.settings import Setting
 from msrun.planning.tls_spec import TlsSpec
 from ranktable.hostlist.brackets import shorten
@@ -76,6 +76,8 @@ class LaunchSpec:
     no_restart_on: tuple[int, ...] = ()
     """Those after which it never is."""
     start_method: StartMethod = "auto"
+    mindspore: MindSporeKind = "auto"
+    """Which `mindspore` the workers import: MindSpore itself, msrun.mindspore, or whatever Python finds (none)."""
     device_target: DeviceTarget = "auto"
     is_warm: bool = False
     """Whether the job starts from a warm server, and leaves one."""

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from msrun.agent.host.accelerators import read_gpus, read_npus
+from msrun.agent.host.installed import installed_version
 from msrun.agent.host.topology import read_topology
 from msrun.planning.placement.host import HostFacts
 from msrun.planning.placement.visible_devices import ASCEND_VARIABLE, CUDA_VARIABLE, visible_ascend, visible_cuda
@@ -39,4 +40,5 @@ def read_host_facts(environ: Mapping[str, str], root: Path = Path("/")) -> HostF
         npus_reason=visible_npus.reason,
         topology=topology,
         has_torch=find_spec("torch") is not None,
+        mindspore_version=installed_version("mindspore"),
     )

@@ -39,7 +39,7 @@ from msrun.agent.processes import process_control
 from msrun.agent.processes.child import become, set_environment
 from msrun.agent.processes.log_pipes import LogPipes, open_log_pipes
 from msrun.agent.processes.preloading import collection_paused, forget_finalizers, fork_safety, preload
-from msrun.agent.processes.process_spec import FIRST_SERVER_ID, SCHEDULER_ID, ProcessSpec
+from msrun.agent.processes.process_spec import MINDSPORE_SCHEDULER_ID, SCHEDULER_ID, ProcessSpec
 from msrun.agent.processes.reaper import Reaper
 from msrun.cluster.messages import Channel, Message, await_input
 from msrun.errors import describe_limit
@@ -371,7 +371,7 @@ class ForkServer:
 
     def _leftovers(self) -> list[int]:
         """Return what lives, and who is not collected yet: one whose main thread has ended may have others."""
-        ours = {pid for pid, process_id in self._running.items() if FIRST_SERVER_ID < process_id < 0}
+        ours = {pid for pid, process_id in self._running.items() if MINDSPORE_SCHEDULER_ID < process_id < 0}
         living = [pid for pid in process_control.descendants(os.getpid()) if pid not in ours]
         return [*living, *(self._running.keys() - ours - set(living))]
 

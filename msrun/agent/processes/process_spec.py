@@ -1,4 +1,4 @@
-"""One process that the fork server is asked to start: a worker, a parameter server, the scheduler or the log writer."""
+"""One process that the fork server is asked to start: a worker, a server, the scheduler or the log writer."""
 
 from __future__ import annotations
 
@@ -12,9 +12,16 @@ SCHEDULER_ID = -1
 """Process id within the job of the scheduler; workers have their global rank."""
 LOG_WRITER_ID = -2
 """Process id within the job of the log writer."""
-FIRST_SERVER_ID = -10
+MINDSPORE_SCHEDULER_ID = -10
+"""Process id within the job of MindSpore's own scheduler, which is started anew with the workers."""
+FIRST_SERVER_ID = -11
 """Process id within the job of parameter server 0; that of server 1 is one less, and so on."""
 LOG_WRITER_TITLE = "msrun: log writer"
+_NAMES = {
+    SCHEDULER_ID: "the scheduler",
+    LOG_WRITER_ID: "the log writer",
+    MINDSPORE_SCHEDULER_ID: "MindSpore's scheduler",
+}
 
 
 def server_index(process_id: int) -> int | None:
@@ -27,7 +34,7 @@ class ProcessSpec:
     """One process that the fork server is asked to start."""
 
     process_id: int
-    """Global rank, SCHEDULER_ID, LOG_WRITER_ID or that of a parameter server."""
+    """Global rank, or one of the ids above."""
     log_path: str
     """Existing file; stdout and stderr go to its end."""
     program: Program | None = None
@@ -50,6 +57,4 @@ class ProcessSpec:
     def name(self) -> str:
         """Return what it is, in words."""
         index = server_index(self.process_id)
-        return {SCHEDULER_ID: "the scheduler", LOG_WRITER_ID: "the log writer"}.get(
-            self.process_id, f"worker {self.process_id}" if index is None else f"server {index}"
-        )
+        return _NAMES.get(self.process_id, f"worker {self.process_id}" if index is None else f"server {index}")

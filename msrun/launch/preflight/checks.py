@@ -15,6 +15,7 @@ from pathlib import Path
 
 from msrun import contract
 from msrun.agent.host.host_facts import LOOPBACK, read_host_facts
+from msrun.agent.host.installed import installed_version
 from msrun.cluster.rendezvous import listen
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.preflight.finding import Finding
@@ -27,7 +28,6 @@ from msrun.launch.preflight.host_room import (
     free_processes,
     open_file_limits,
 )
-from msrun.launch.preflight.installed import installed_version
 from msrun.launch.preflight.tls_files import look_at_tls
 from msrun.planning.placement.host import DevicePlacement, place_devices
 from msrun.planning.ranks import count_workers

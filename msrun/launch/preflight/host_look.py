@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from msrun import __version__, contract
+from msrun.agent.host.installed import installed_version
 from msrun.errors import ClusterError, MsrunError
 from msrun.launch.preflight.checks import CHECKS, FULL_DISK_BYTES, LOW_DISK_BYTES, Check, place_own_devices
 from msrun.launch.preflight.finding import Finding
 from msrun.launch.preflight.host_report import MAX_ADDRESSES, HostAddress, HostReport, is_numeric
 from msrun.launch.preflight.host_room import format_bytes, free_disk_bytes
-from msrun.launch.preflight.installed import installed_version
 from msrun.launch.preflight.log_share import sees_word
 from msrun.launch.preflight.program_sources import read_sources
 from msrun.planning.spec import LaunchSpec

@@ -33,6 +33,9 @@ class HostFacts:
     has_torch: bool = True
     """Whether msrun's own Python has torch: without it the scheduler cannot serve torch's store."""
 
+    mindspore_version: str = ""
+    """Of MindSpore in msrun's own Python; empty = it has none."""
+
     def known_topology(self) -> Topology:
         """Return the topology, flat when nothing is known of it."""
         return self.topology or flat_topology(self.cpus)

@@ -1,0 +1,83 @@
+"""Scripts that import `mindspore`, under msrun as they are: MindSpore where it is installed, else msrun.mindspore.
+
+MINDSPORE_PYTHON names a Python with MindSpore and what msrun needs: `make mindspore`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from job_runner import JobRunner
+
+WORDS = """
+import os
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, ops
+from mindspore.communication import get_group_size, get_rank, init
+
+ms.set_context(device_target="CPU")
+init()
+total = ops.AllReduce()(Tensor(np.array([get_rank() + 1.0], np.float32)))
+print("rank", get_rank(), "of", get_group_size(), "sum", float(total[0]), ms.__name__)
+"""
+FAILS_ONCE = """
+if get_rank() == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    raise ValueError("the first time")
+print("again", float(ops.AllReduce()(total)[0]))
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(WORDS)
+    return path
+
+
+def log_of(folder: Path, rank: int) -> str:
+    return (folder / "log_output" / f"worker_{rank}.log").read_text()
+
+
+@pytest.mark.parametrize("words", [(), ("--start_method=exec",), ("pytest", "-s")])
+def test_import_mindspore_finds_ours_where_there_is_no_other(
+    msrun: JobRunner, script: Path, words: tuple[str, ...]
+) -> None:
+    job = msrun.run("--worker_num=2", "--mindspore=torch", *words, script.name, cwd=script.parent)
+    assert "msrun: mindspore is msrun.mindspore, on torch" in job.stderr
+    assert all(f"rank {rank} of 2 sum 3.0" in log_of(script.parent, rank) for rank in (0, 1))
+    if "pytest" in words:
+        assert job.code == 5
+        assert "pytest found no test there; it had run the file to look for some" in job.stderr
+    else:
+        assert job.code == 0
+
+
+@pytest.fixture
+def mindspore_python() -> str:
+    python = os.environ.get("MINDSPORE_PYTHON", "")
+    if not python:
+        pytest.skip("MindSpore is not there: MINDSPORE_PYTHON names no Python that has it")
+    return python
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [("--worker_num=2",), ("--rehearse=2x1",)], ids=["one host", "two hosts"])
+def test_workers_of_real_mindspore_meet_and_start_again(
+    msrun: JobRunner, script: Path, mindspore_python: str, words: tuple[str, ...]
+) -> None:
+    script.write_text(WORDS + FAILS_ONCE)
+    job = msrun.run(
+        *words,
+        "--max_restarts=1",
+        script.name,
+        cwd=script.parent,
+        command=(mindspore_python, "-m", "msrun"),
+        deadline_s=200,
+    )
+    assert job.code == 0, job.stderr
+    assert "of this environment" in job.stderr
+    assert "ValueError: the first time" in job.stderr
+    assert "again 6.0" in log_of(script.parent, 1)

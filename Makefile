@@ -2,6 +2,7 @@
 # make test: install the test extras and run the fast tests, some of every part.   make test-slow: all others, and the zoo.
 # make test-all: the fast tests and test-share, one of twelve slow ones, others every day.
 # make lint: ruff, mypy, and linters of Dockerfile and compose.yaml.   make package: build and try the package.   make bench: start-up time against torchrun.
+# make mindspore: jobs of real MindSpore, which it installs into .venv-mindspore.
 # make docs: the site, in docs/_build; warnings are errors.   make mutants: whether the tests notice small faults.
 
 PYTHON ?= python3
@@ -14,7 +15,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Where the console scripts are; run.sh finds msrun on PATH.
 RUN := PATH="$(abspath $(BIN)):$$PATH"
 
-.PHONY: demo test test-slow test-share test-all zoo mutants lint package docs bench clean
+.PHONY: demo test test-slow test-share test-all zoo mindspore mutants lint package docs bench clean
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.11"; exit 1; }
@@ -81,6 +82,18 @@ test-share:
 	$(MAKE) test-slow MSRUN_SLOW_SHARE=12 MSRUN_FUZZ_CASES=12 MSRUN_FUZZ_MESSAGES=2000 MSRUN_CHAOS_CASES=30
 
 test-all: test test-share
+
+# Real MindSpore, in an environment of its own: jobs of it under msrun, and msrun.mindspore beside it.
+MINDSPORE := .venv-mindspore
+$(MINDSPORE)/.done: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(MINDSPORE)
+	$(MINDSPORE)/bin/python .ci/install_torch.py $(TORCH_INDEX)
+	$(MINDSPORE)/bin/python -m pip --disable-pip-version-check install --quiet mindspore==2.10.0 'numpy<2'
+	$(MINDSPORE)/bin/python -m pip --disable-pip-version-check install --quiet -e '.[runtime]' 'numpy<2'
+	@touch $@
+
+mindspore: $(MINDSPORE)/.done $(VENV)/.test
+	$(RUN) MINDSPORE_PYTHON="$(abspath $(MINDSPORE)/bin/python)" REQUIRE=mindspore python -m pytest tests/e2e/test_mindspore_scripts.py
 
 zoo: $(VENV)/.zoo
 	$(RUN) python -m pytest tests/zoo

@@ -5,120 +5,82 @@
     from msrun.mindspore.communication import init
 
 `python -m msrun.mindspore train.py`, or `msrun --worker_num 8 -m msrun.mindspore train.py`, runs a script whose imports
-still say `mindspore`. Tensors, parameters and modules are torch's own: everything of torch works on them as well.
+still say `mindspore`. Tensors, parameters and modules are torch's own: everything of torch works on them as well, and
+torch's tensors have MindSpore's methods in a process that imports this package.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+from torch import from_numpy, manual_seed
+
 from msrun.mindspore import (
+    _checkparam,
+    amp,
     communication,
     context,
     dataset,
     dtype,
     initializer,
+    log,
+    mint,
     nn,
+    numpy,
     ops,
     parallel,
+    profiler,
+    runtime,
     seed,
     train,
+)  # fmt: skip
+from msrun.mindspore import (
+    jit as _jit,
 )
-from msrun.mindspore.context import (
-    GRAPH_MODE,
-    PYNATIVE_MODE,
-    ParallelMode,
-    get_auto_parallel_context,
-    get_context,
-    get_ps_context,
-    reset_auto_parallel_context,
-    reset_ps_context,
-    set_auto_parallel_context,
-    set_context,
-    set_ps_context,
+from msrun.mindspore import (
+    tensor as _tensor,
 )
-from msrun.mindspore.dtype import (
-    bfloat16,
-    bool_,
-    float16,
-    float32,
-    float64,
-    int8,
-    int16,
-    int32,
-    int64,
-    uint8,
-)
+from msrun.mindspore.amp import *  # noqa: F403
+from msrun.mindspore.context import *  # noqa: F403
+from msrun.mindspore.dtype import *  # noqa: F403
 from msrun.mindspore.import_paths import add_import_paths
-from msrun.mindspore.jit import jit, ms_function
-from msrun.mindspore.ops import value_and_grad
+from msrun.mindspore.jit import *  # noqa: F403
+from msrun.mindspore.missing import missing_name
+from msrun.mindspore.ops.composite import grad, is_tensor, value_and_grad, vmap
+from msrun.mindspore.parallel import Layout, parameter_broadcast, shard
+from msrun.mindspore.profiler import Profiler
+from msrun.mindspore.runtime import *  # noqa: F403
 from msrun.mindspore.seed import get_seed, set_seed
-from msrun.mindspore.tensor import Parameter, ParameterTuple, Tensor
-from msrun.mindspore.train import (
-    Model,
-    export_checkpoint,
-    load_checkpoint,
-    load_distributed_checkpoint,
-    load_param_into_net,
-    merge_pipeline_strategys,
-    merge_sliced_parameter,
-    rank_list_for_transform,
-    restore_group_info_list,
-    save_checkpoint,
-    transform_checkpoint_by_rank,
-    transform_checkpoints,
-)
+from msrun.mindspore.tensor import *  # noqa: F403
+from msrun.mindspore.tensor import add_parameter_methods
+from msrun.mindspore.tensor_methods import add_tensor_methods
+from msrun.mindspore.train import *  # noqa: F403
+from msrun.runtime import recompute
 
+__version__ = "2.10.0"
+"""The MindSpore whose words these are."""
+
+_MODULES = """
+amp communication context dataset dtype initializer log mint nn numpy ops parallel profiler runtime seed train
+""".split()
+_NAMES = """
+Layout Profiler from_numpy get_seed grad is_tensor manual_seed parameter_broadcast recompute run_check set_seed shard
+value_and_grad vmap
+""".split()
 __all__ = [
-    "GRAPH_MODE",
-    "PYNATIVE_MODE",
-    "Model",
-    "ParallelMode",
-    "Parameter",
-    "ParameterTuple",
-    "Tensor",
-    "bfloat16",
-    "bool_",
-    "communication",
-    "context",
-    "dataset",
-    "dtype",
-    "export_checkpoint",
-    "float16",
-    "float32",
-    "float64",
-    "get_auto_parallel_context",
-    "get_context",
-    "get_ps_context",
-    "get_seed",
-    "initializer",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "jit",
-    "load_checkpoint",
-    "load_distributed_checkpoint",
-    "load_param_into_net",
-    "merge_pipeline_strategys",
-    "merge_sliced_parameter",
-    "ms_function",
-    "nn",
-    "ops",
-    "parallel",
-    "rank_list_for_transform",
-    "reset_auto_parallel_context",
-    "reset_ps_context",
-    "restore_group_info_list",
-    "save_checkpoint",
-    "seed",
-    "set_auto_parallel_context",
-    "set_context",
-    "set_ps_context",
-    "set_seed",
-    "train",
-    "transform_checkpoint_by_rank",
-    "transform_checkpoints",
-    "uint8",
-    "value_and_grad",
-]
+    *_MODULES, *_NAMES, *amp.__all__, *context.__all__, *dtype.__all__, *_jit.__all__, *runtime.__all__,
+    *_tensor.__all__, *train.__all__,
+]  # fmt: skip
 
+add_tensor_methods()
+add_parameter_methods()
 add_import_paths(__name__)
+
+
+def run_check() -> None:
+    """Say what computes here."""
+    log.warning(f"msrun.mindspore on torch, {context.get_current_device()}: MindSpore {__version__}'s words")
+
+
+def __getattr__(name: str) -> Any:
+    raise missing_name("", name, __all__)

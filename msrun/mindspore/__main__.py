@@ -1,4 +1,7 @@
-"""`python -m msrun.mindspore train.py ARGS...`: run a script whose imports say `mindspore`, on torch."""
+"""`python -m msrun.mindspore train.py ARGS...`: run a script whose imports say `mindspore`, on torch.
+
+`--check PATH...` says what scripts name that is not here, and runs nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,13 @@ import sys
 from pathlib import Path
 
 import msrun.mindspore
+from msrun.mindspore.check import report
 from msrun.mindspore.import_paths import pose_as_mindspore
 
-USAGE = "usage: python -m msrun.mindspore SCRIPT [ARGS]..., or python -m msrun.mindspore -m MODULE [ARGS]..."
+USAGE = (
+    "usage: python -m msrun.mindspore SCRIPT [ARGS]..., python -m msrun.mindspore -m MODULE [ARGS]..., or "
+    "python -m msrun.mindspore --check PATH..."
+)
 
 
 def main(words: list[str]) -> None:
@@ -18,6 +25,8 @@ def main(words: list[str]) -> None:
     Args:
         words: the command line behind the name of this program.
     """
+    if words[:1] == ["--check"]:
+        _check([Path(word) for word in words[1:]])
     is_module = words[:1] == ["-m"]
     words = words[is_module:]
     if not words or words[0].startswith("-"):
@@ -33,6 +42,17 @@ def main(words: list[str]) -> None:
         return
     sys.path.insert(0, str(script.resolve().parent))
     runpy.run_path(str(script), run_name="__main__")
+
+
+def _check(paths: list[Path]) -> None:
+    if not paths:
+        sys.exit(f"msrun.mindspore: error: --check: no files; give scripts or folders\n{USAGE}")
+    for path in paths:
+        if not path.exists():
+            sys.exit(f"msrun.mindspore: error: --check {path}: no such file or folder\n{USAGE}")
+    text, status = report(paths)
+    sys.stdout.write(f"{text}\n")
+    sys.exit(status)
 
 
 if __name__ == "__main__":

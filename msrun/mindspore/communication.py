@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from msrun.mindspore.missing import missing_name
 from msrun.runtime import (
     create_group,
     destroy_group,
@@ -17,6 +20,9 @@ from msrun.runtime import (
 )
 
 __all__ = [
+    "HCCL_WORLD_COMM_GROUP",
+    "MCCL_WORLD_COMM_GROUP",
+    "NCCL_WORLD_COMM_GROUP",
     "GlobalComm",
     "create_group",
     "destroy_group",
@@ -32,7 +38,17 @@ __all__ = [
 ]
 
 
+HCCL_WORLD_COMM_GROUP, NCCL_WORLD_COMM_GROUP = "hccl_world_group", "nccl_world_group"
+MCCL_WORLD_COMM_GROUP = "mccl_world_group"
+
+
 class GlobalComm:
     """The name of the group of all ranks."""
 
     WORLD_COMM_GROUP = "hccl_world_group"
+    BACKEND = "hccl"
+    INITED = True
+
+
+def __getattr__(name: str) -> Any:
+    raise missing_name("communication", name, __all__)

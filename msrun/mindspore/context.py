@@ -10,26 +10,33 @@ import torch
 
 from msrun import contract
 from msrun.errors import UsageError, near_miss
+from msrun.mindspore.ops.table import note_once
 from msrun.runtime import world
 from msrun.runtime.parallel.context import (
     ParallelMode,
     get_auto_parallel_context,
     reset_auto_parallel_context,
-    set_auto_parallel_context,
 )
+from msrun.runtime.parallel.context import set_auto_parallel_context as _set_auto_parallel_context
 from msrun.runtime.server.context import get_ps_context, reset_ps_context, set_ps_context
 
 __all__ = [
+    "COMPATIBLE",
     "GRAPH_MODE",
+    "LAX",
     "PYNATIVE_MODE",
+    "STRICT",
     "ParallelMode",
     "get_auto_parallel_context",
     "get_context",
+    "get_current_device",
     "get_ps_context",
     "reset_auto_parallel_context",
     "reset_ps_context",
     "set_auto_parallel_context",
     "set_context",
+    "set_deterministic",
+    "set_device",
     "set_ps_context",
 ]
 
@@ -38,6 +45,65 @@ PYNATIVE_MODE = 1
 TARGETS = {"Ascend": "npu", "GPU": "cuda", "CPU": "cpu"}
 """MindSpore's name of a device -> torch's."""
 _DEFAULTS: dict[str, Any] = {"mode": GRAPH_MODE, "device_target": None, "device_id": None}
+STRICT, COMPATIBLE, LAX = 0, 1, 2
+"""MindSpore's levels of syntax in graph mode; all of Python runs here."""
+_OF_THE_COMPILER: dict[str, Any] = {
+    "save_graphs": 0,
+    "save_graphs_path": ".",
+    "enable_graph_kernel": False,
+    "graph_kernel_flags": "",
+    "max_call_depth": 1000,
+    "reserve_class_name_in_scope": False,
+    "max_device_memory": "1024GB",
+    "jit_config": {},
+    "variable_memory_max_size": "30GB",
+    "enable_dump": False,
+    "save_dump_path": ".",
+    "print_file_path": "",
+    "enable_profiling": False,
+    "profiling_options": "training_trace",
+    "enable_reduce_precision": True,
+    "enable_compile_cache": False,
+    "compile_cache_path": ".",
+    "runtime_num_threads": 30,
+    "ascend_config": {},
+    "disable_format_transform": False,
+    "support_binary": False,
+    "memory_optimize_level": "O0",
+    "gpu_config": {},
+    "memory_offload": "OFF",
+    "aoe_tune_mode": "",
+    "aoe_config": {},
+    "op_timeout": 900,
+    "mempool_block_size": "1GB",
+    "inter_op_parallel_num": 0,
+    "check_bprop": False,
+    "env_config_path": "",
+    "pynative_synchronize": False,
+    "debug_level": 0,
+    "jit_level": "O0",
+    "jit_syntax_level": LAX,
+    "precompile_only": False,
+    "exec_order": "",
+    "enable_sparse": False,
+    "auto_tune_mode": "NO_TUNE",
+    "grad_for_scalar": False,
+    "enable_loop_sink": True,
+    "enable_mem_reuse": True,
+    "enable_auto_mixed_precision": False,
+    "enable_task_sink": True,
+    "save_ms_model": False,
+    "save_ms_model_path": ".",
+    "enable_gpu_summary": True,
+    "enable_cache": False,
+    "backend_policy": "ms",
+    "jit_enable_inplace_ops": True,
+    "device_info": "",
+    "recompute_comm_overlap": "",
+    "deterministic": "OFF",
+}
+"""Words of MindSpore's compiler, memory and dumps -> what they are unless set; they change nothing here."""
+_PARALLEL_TUNING = ("all_reduce_fusion_config", "allreduce_fusion_config", "enable_alltoall", "communi_parallel_mode")
 _chosen: dict[str, Any] = {}
 _log = logging.getLogger("msrun.runtime")
 
@@ -46,7 +112,9 @@ def set_context(**words: Any) -> None:
     """Say where this process computes. Called before `init()`.
 
     Args:
-        words: `mode`, GRAPH_MODE or PYNATIVE_MODE: both run alike, because AutoParallel captures what it needs.
+        words: words of MindSpore's compiler and memory are taken with a note, and change nothing; `deterministic` "ON"
+            lets torch choose deterministic kernels. `mode`, GRAPH_MODE or PYNATIVE_MODE: both run alike, because
+            AutoParallel captures what it needs.
             `device_target`, "Ascend", "GPU" or "CPU": where this host has no such device, a warning says which one is
             taken. `device_id`: index of this process's device on its host; under a launcher it is the one assigned.
 
@@ -54,11 +122,16 @@ def set_context(**words: Any) -> None:
         UsageError: an unknown word, a value out of its range, or another device than the one assigned.
     """
     for word in words:
-        if word not in _DEFAULTS:
+        if word not in _DEFAULTS and word not in _OF_THE_COMPILER:
+            near = near_miss(word, [*_DEFAULTS, *_OF_THE_COMPILER])
             raise UsageError(
-                f"set_context({word}=...): unknown word{near_miss(word, _DEFAULTS)}; known are {', '.join(_DEFAULTS)}, "
-                "others are of MindSpore's compiler and are left out"
+                f"set_context({word}=...): unknown word{near}; those that act here are deterministic, "
+                + ", ".join(_DEFAULTS)
             )
+        if word == "deterministic":
+            set_deterministic(words[word] == "ON")
+        elif word in _OF_THE_COMPILER:
+            note_once(f"set_context({word}=...)")
     if words.get("mode", GRAPH_MODE) not in (GRAPH_MODE, PYNATIVE_MODE):
         raise UsageError(f"set_context(mode={words['mode']!r}): GRAPH_MODE or PYNATIVE_MODE")
     if "device_target" in words:
@@ -74,14 +147,39 @@ def get_context(name: str) -> Any:
     Raises:
         UsageError: an unknown word.
     """
-    if name not in _DEFAULTS:
-        raise UsageError(f"get_context({name!r}): unknown word{near_miss(name, _DEFAULTS)}")
+    if name not in _DEFAULTS and name not in _OF_THE_COMPILER:
+        raise UsageError(f"get_context({name!r}): unknown word{near_miss(name, [*_DEFAULTS, *_OF_THE_COMPILER])}")
     if name in _chosen:
         return _chosen[name]
+    if name in _OF_THE_COMPILER:
+        return _OF_THE_COMPILER[name]
     device = world.device()
     if name == "device_target":
         return next(target for target, kind in TARGETS.items() if kind == device.type)
     return device.index or 0 if name == "device_id" else _DEFAULTS[name]
+
+
+def set_device(device_target: str, device_id: int | None = None) -> None:
+    """Say where this process computes; see `set_context`."""
+    set_context(device_target=device_target, **({} if device_id is None else {"device_id": device_id}))
+
+
+def get_current_device() -> str:
+    """Return "Ascend:0", "GPU:0" or "CPU:0"."""
+    return f"{get_context('device_target')}:{get_context('device_id')}"
+
+
+def set_deterministic(deterministic: bool) -> None:
+    """Let torch choose deterministic kernels, or fail where there is none."""
+    torch.use_deterministic_algorithms(deterministic)
+
+
+def set_auto_parallel_context(**words: Any) -> None:
+    """Set how to run in parallel; see `msrun.runtime.set_auto_parallel_context`. Words of tuning are noted."""
+    for word in [word for word in words if word in _PARALLEL_TUNING]:
+        note_once(f"set_auto_parallel_context({word}=...)")
+        del words[word]
+    _set_auto_parallel_context(**words)
 
 
 def _choose_target(target: Any) -> None:

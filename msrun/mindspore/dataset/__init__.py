@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msrun.mindspore.dataset import transforms, vision
+from msrun.mindspore.missing import missing_name
 from msrun.runtime.data import (
     Cifar10Dataset,
     Cifar100Dataset,
@@ -22,3 +25,7 @@ __all__ = [
     "transforms",
     "vision",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    raise missing_name("dataset", name, __all__)

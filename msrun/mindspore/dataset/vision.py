@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from msrun.mindspore.missing import missing_name
 from msrun.runtime.data.vision import (
     HWC2CHW,
     CenterCrop,
@@ -29,3 +32,7 @@ __all__ = [
     "Resize",
     "ToTensor",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    raise missing_name("dataset.vision", name, __all__)

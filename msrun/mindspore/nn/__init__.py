@@ -2,38 +2,14 @@
 
 from __future__ import annotations
 
-from msrun.mindspore.nn.cell import Cell, CellList, SequentialCell
-from msrun.mindspore.nn.layers import (
-    GELU,
-    AvgPool2d,
-    BatchNorm1d,
-    BatchNorm2d,
-    Conv2d,
-    Dense,
-    Dropout,
-    Embedding,
-    EmbeddingLookup,
-    Flatten,
-    Identity,
-    LayerNorm,
-    MaxPool2d,
-    ReLU,
-    Sigmoid,
-    Softmax,
-    Tanh,
-)
-from msrun.mindspore.nn.losses import (
-    BCEWithLogitsLoss,
-    CrossEntropyLoss,
-    L1Loss,
-    MSELoss,
-    NLLLoss,
-    SoftmaxCrossEntropyWithLogits,
-    TrainOneStepCell,
-    WithEvalCell,
-    WithLossCell,
-)
-from msrun.mindspore.nn.optimizers import FTRL, SGD, Adam, AdamWeightDecay, Lamb, LazyAdam, Momentum
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from msrun.mindspore.missing import missing_name
+from msrun.mindspore.nn import cell, layers, losses, optimizers, schedules, table, training
+from msrun.mindspore.nn.table import CrossEntropyLoss, NLLLoss, get_activation
+from msrun.mindspore.parallel import GradAccumulation as GradAccumulationCell
+from msrun.mindspore.parallel import MicroBatchInterleaved, PipelineCell
 from msrun.mindspore.train import (
     Accuracy,
     Loss,
@@ -43,52 +19,35 @@ from msrun.mindspore.train import (
     TopKCategoricalAccuracy,
 )
 from msrun.runtime import no_init_parameters
-from msrun.runtime.optim import LARS, Optimizer
+from msrun.runtime.optim import LARS
+
+if TYPE_CHECKING:  # what follows, for editors and type checkers
+    from msrun.mindspore.nn.cell import *  # noqa: F403
+    from msrun.mindspore.nn.layers import *  # noqa: F403
+    from msrun.mindspore.nn.losses import *  # noqa: F403
+    from msrun.mindspore.nn.optimizers import *  # noqa: F403
+    from msrun.mindspore.nn.schedules import *  # noqa: F403
+    from msrun.mindspore.nn.training import *  # noqa: F403
+
+
+def _made_in(module: ModuleType) -> dict[str, Any]:
+    own = vars(module).items()
+    return {name: one for name, one in own if name[0] != "_" and getattr(one, "__module__", "") == module.__name__}
+
+
+_made = {
+    name: one
+    for part in (cell, layers, losses, optimizers, schedules, training)
+    for name, one in _made_in(part).items()
+}
+globals().update(_made | table.LAYERS)
 
 __all__ = [
-    "FTRL",
-    "GELU",
-    "LARS",
-    "SGD",
-    "Accuracy",
-    "Adam",
-    "AdamWeightDecay",
-    "AvgPool2d",
-    "BCEWithLogitsLoss",
-    "BatchNorm1d",
-    "BatchNorm2d",
-    "Cell",
-    "CellList",
-    "Conv2d",
-    "CrossEntropyLoss",
-    "Dense",
-    "Dropout",
-    "Embedding",
-    "EmbeddingLookup",
-    "Flatten",
-    "Identity",
-    "L1Loss",
-    "Lamb",
-    "LayerNorm",
-    "LazyAdam",
-    "Loss",
-    "MSELoss",
-    "MaxPool2d",
-    "Metric",
-    "Momentum",
-    "NLLLoss",
-    "Optimizer",
-    "ReLU",
-    "SequentialCell",
-    "Sigmoid",
-    "Softmax",
-    "SoftmaxCrossEntropyWithLogits",
-    "Tanh",
-    "Top1CategoricalAccuracy",
-    "Top5CategoricalAccuracy",
-    "TopKCategoricalAccuracy",
-    "TrainOneStepCell",
-    "WithEvalCell",
-    "WithLossCell",
-    "no_init_parameters",
-]
+    *_made, *table.LAYERS, "CrossEntropyLoss", "NLLLoss", "get_activation", "GradAccumulationCell",
+    "MicroBatchInterleaved", "PipelineCell", "LARS", "no_init_parameters", "Accuracy", "Loss", "Metric",
+    "Top1CategoricalAccuracy", "Top5CategoricalAccuracy", "TopKCategoricalAccuracy",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    raise missing_name("nn", name, __all__)

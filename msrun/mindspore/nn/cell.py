@@ -2,25 +2,73 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.stateless import _reparametrize_module
+from torch.utils import _pytree as pytree
 
+from msrun.errors import UsageError
+from msrun.mindspore.ops.table import note_once
 from msrun.runtime import recompute, set_comm_fusion, set_param_ps, shard
 
 
-class Cell(nn.Module):
+class _BeginsInPrediction(type):
+    """Cells begin in the mode of prediction, as MindSpore's: `set_train()` changes it, as Model does."""
+
+    def __call__(cls, *args: Any, **settings: Any) -> Any:
+        cell = super().__call__(*args, **settings)
+        cell.training = False
+        return cell
+
+    @property
+    def __signature__(cls) -> inspect.Signature:  # else `help(nn.Dense)` would show the one above
+        own = inspect.signature(cls.__init__)  # type: ignore[misc]
+        return own.replace(parameters=list(own.parameters.values())[1:])
+
+
+class Cell(nn.Module, metaclass=_BeginsInPrediction):
     """A torch module with MindSpore's names: write `construct` in place of `forward`."""
 
+    _auto_prefix = True
+    mindspores_names: Mapping[str, str] = {}
+    """torch's name of a parameter or buffer of this cell -> MindSpore's, such as weight -> gamma."""
+
     def __init__(self, auto_prefix: bool = True, flags: Mapping[str, Any] | None = None) -> None:
-        del auto_prefix, flags  # names are torch's: the path of the attribute
+        vars(self)["_auto_prefix"] = auto_prefix
         super().__init__()
+        if flags:
+            self.add_flags(**flags)
 
     def __init_subclass__(cls, **settings: Any) -> None:
         super().__init_subclass__(**settings)
         if "construct" in vars(cls):
             cls.forward = vars(cls)["construct"]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if isinstance(value, nn.Module) and self._auto_prefix:
+            _name_parameters(value, f"{name}.")
+
+    def __getattr__(self, name: str) -> Any:
+        for own, theirs in type(self).mindspores_names.items():
+            if name == theirs:
+                return getattr(self, own)
+        return super().__getattr__(name)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Add a parameter; one without a name gets that of the attribute."""
+        super().register_parameter(name, param)
+        if param is not None:
+            vars(param).setdefault("param_name", type(self).mindspores_names.get(name, name))
+
+    def extend_repr(self) -> str:
+        """Return what `print(cell)` shows in its brackets."""
+        return ""
 
     # -- parameters ---------------------------------------------------------------------------------------------
 
@@ -44,6 +92,29 @@ class Cell(nn.Module):
         """Return name -> parameter."""
         return dict(self.named_parameters(recurse=recurse))
 
+    def insert_param_to_cell(self, param_name: str, param: nn.Parameter, check_name_contain_dot: bool = True) -> None:
+        """Add a parameter under a name."""
+        del check_name_contain_dot
+        self.register_parameter(param_name, param)
+
+    def update_parameters_name(self, prefix: str = "", recurse: bool = True) -> None:
+        """Put a prefix before the names of the parameters."""
+        _name_parameters(self, prefix, recurse)
+
+    def init_parameters_data(self, auto_parallel_mode: bool = False) -> dict[nn.Parameter, nn.Parameter]:
+        """Return each parameter as its own replacement: they have their values from the start."""
+        del auto_parallel_mode
+        return {parameter: parameter for parameter in self.parameters()}
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether all parameters are trained; setting it says so for all of them."""
+        return all(parameter.requires_grad for parameter in self.parameters())
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        self.requires_grad_(value)
+
     # -- cells --------------------------------------------------------------------------------------------------
 
     def cells(self) -> Iterator[nn.Module]:
@@ -58,6 +129,25 @@ class Cell(nn.Module):
     def insert_child_to_cell(self, child_name: str, child_cell: nn.Module) -> None:
         """Add a cell under a name."""
         self.add_module(child_name, child_cell)
+        _name_parameters(child_cell, f"{child_name}.")
+
+    def name_cells(self) -> dict[str, nn.Module]:
+        """Return name -> cell of the cells directly below."""
+        return dict(self.named_children())
+
+    def get_sub_cell(self, target: str) -> nn.Module:
+        """Return the cell of a path."""
+        return self.get_submodule(target)
+
+    @property
+    def cls_name(self) -> str:
+        """Name of the class."""
+        return type(self).__name__
+
+    @property
+    def phase(self) -> str:
+        """Return "train" or "predict"."""
+        return "train" if self.training else "predict"
 
     # -- modes --------------------------------------------------------------------------------------------------
 
@@ -68,6 +158,65 @@ class Cell(nn.Module):
     def set_grad(self, requires_grad: bool = True) -> Self:
         """Return the cell: whether gradients are computed is up to who calls it, as in torch."""
         del requires_grad
+        return self
+
+    def add_flags(self, **flags: Any) -> Self:
+        """Keep flags on the cell, as attributes and for `get_flags`; `fp16=True` is `to_float(float16)`."""
+        vars(self).setdefault("_flags", {}).update(flags)
+        for name, value in flags.items():
+            vars(self).setdefault(name, value)
+        if flags.get("fp16") or flags.get("fp32"):
+            self.to_float(torch.float16 if flags.get("fp16") else torch.float32)
+        return self
+
+    def add_flags_recursive(self, **flags: Any) -> Self:
+        """Keep flags on the cell and all below."""
+        for cell in self.modules():
+            if isinstance(cell, Cell) and cell is not self:
+                vars(cell).setdefault("_flags", {}).update(flags)
+        return self.add_flags(**flags)
+
+    def get_flags(self) -> dict[str, Any]:
+        """Return the flags that were added."""
+        return dict(vars(self).get("_flags", {}))
+
+    def to_float(self, dst_type: torch.dtype) -> Self:
+        """Compute the cell, and all below, in a type: inputs and parameters are cast at each call. Returns the cell.
+
+        Raises:
+            UsageError: another type than float16, bfloat16 and float32.
+        """
+        if dst_type not in (torch.float16, torch.bfloat16, torch.float32):
+            raise UsageError(f"{self.cls_name}.to_float({dst_type!r}): float16, bfloat16 or float32")
+        if "_compute_type" not in vars(self):
+            vars(self)["forward"] = functools.partial(_compute_in_type, self, type(self).forward)
+        vars(self)["_compute_type"] = dst_type
+        return self
+
+    def set_inputs(self, *inputs: Any, **named: Any) -> None:
+        """Do nothing: a graph is captured from the first inputs."""
+        del inputs, named
+        note_once("Cell.set_inputs")
+
+    def compile(self, *inputs: Any, **named: Any) -> None:
+        """Do nothing: the first call captures what it needs."""
+        del inputs, named
+        note_once("Cell.compile")
+
+    def set_jit_config(self, jit_config: Any) -> None:
+        """Do nothing: see `set_inputs`."""
+        del jit_config
+        note_once("Cell.set_jit_config")
+
+    def set_boost(self, boost_type: str) -> Self:
+        """Return the cell: MindSpore's word for algorithms of its own."""
+        note_once(f"Cell.set_boost({boost_type!r})")
+        return self
+
+    def set_broadcast_flag(self, mode: bool = True) -> Self:
+        """Return the cell."""
+        del mode
+        note_once("Cell.set_broadcast_flag")
         return self
 
     def set_comm_fusion(self, fusion_type: int, recurse: bool = True) -> Self:
@@ -94,6 +243,27 @@ class Cell(nn.Module):
         return self
 
 
+def _name_parameters(module: nn.Module, prefix: str, recurse: bool = True) -> None:
+    """Name parameters by their place, as MindSpore does whenever a cell is put into another."""
+    for path, cell in module.named_modules() if recurse else [("", module)]:
+        theirs = cell.mindspores_names if isinstance(cell, Cell) else {}
+        for name, parameter in cell.named_parameters(recurse=False):
+            vars(parameter)["param_name"] = f"{prefix}{path}{'.' * bool(path)}{theirs.get(name, name)}"
+
+
+def _compute_in_type(cell: Cell, forward: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run the forward of a cell with parameters and inputs of its type of computation."""
+    dtype = vars(cell)["_compute_type"]
+
+    def cast(value: Any) -> Any:
+        return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    args, kwargs = pytree.tree_map(cast, (args, kwargs))
+    others = {name: cast(value) for name, value in cell.named_parameters() if cast(value) is not value}
+    with _reparametrize_module(cell, others):
+        return forward(cell, *args, **kwargs)
+
+
 class SequentialCell(Cell, nn.Sequential):
     """Cells one after the other: given one by one, as a list, or as an ordered dict."""
 
@@ -103,11 +273,28 @@ class SequentialCell(Cell, nn.Sequential):
             cells = tuple(cells[0])
         named = cells[0].items() if len(cells) == 1 and isinstance(cells[0], Mapping) else enumerate(cells)
         for name, cell in named:
-            self.add_module(str(name), cell)
+            self.insert_child_to_cell(str(name), cell)
 
 
 class CellList(Cell, nn.ModuleList):
     """A list of cells."""
 
-    def __init__(self, *cells: Any) -> None:
+    def __init__(self, *cells: Any, **settings: Any) -> None:
+        del settings
         nn.ModuleList.__init__(self, cells[0] if len(cells) == 1 and isinstance(cells[0], list | tuple) else cells)
+        _name_parameters(self, "")
+
+
+class CellDict(Cell, nn.ModuleDict):
+    """Cells by name."""
+
+    def __init__(self, *cells: Any) -> None:
+        nn.ModuleDict.__init__(self, *cells)
+        _name_parameters(self, "")
+
+
+class GraphCell(Cell):
+    """A program of MindSpore's compiler, which is not read here."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise UsageError("GraphCell: MindIR is not read here; load the weights with load_checkpoint into the network")

@@ -1,4 +1,4 @@
-"""Layers with MindSpore's arguments, computed by torch's."""
+"""Layers with weights, with MindSpore's arguments, computed by torch's."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from msrun import runtime
 from msrun.errors import UsageError
 from msrun.mindspore.initializer import fill
 from msrun.mindspore.nn.cell import Cell
-
-Size = int | Sequence[int]
+from msrun.mindspore.windows import Size, check_padding, pad_same, pad_sides, pool_average, sides_of, sizes_of
 
 
 class Dense(Cell, nn.Linear):
@@ -23,7 +22,7 @@ class Dense(Cell, nn.Linear):
 
     Args:
         weight_init, bias_init: see `initializer`; None as torch.nn.Linear, which is MindSpore's default.
-        activation: a cell or a function of the result; None for none.
+        activation: a cell, a function of the result, or the name of one; None for none.
     """
 
     def __init__(
@@ -38,6 +37,10 @@ class Dense(Cell, nn.Linear):
     ) -> None:
         nn.Linear.__init__(self, in_channels, out_channels, has_bias, dtype=dtype)
         _begin(self, weight_init, bias_init)
+        if isinstance(activation, str):
+            from msrun.mindspore.nn.table import get_activation
+
+            activation = get_activation(activation)
         self.activation = activation
 
     def forward(self, input: Tensor) -> Tensor:
@@ -46,16 +49,18 @@ class Dense(Cell, nn.Linear):
         return result if self.activation is None else self.activation(result)
 
 
-class Conv2d(Cell, nn.Conv2d):
-    """Convolution of (n, in_channels, h, w).
+class _Conv(Cell):
+    """Convolution of (n, in_channels, ...).
 
     Args:
         pad_mode: "same": as many results as ceil(size / stride); "valid": none outside; "pad": `padding` on each side.
-        weight_init, bias_init: see `initializer`; None as torch.nn.Conv2d, which is MindSpore's default.
+        weight_init, bias_init: see `initializer`; None as torch's layer, which is MindSpore's default.
 
     Raises:
         UsageError: another pad_mode, or `padding` without "pad".
     """
+
+    dims: int
 
     def __init__(
         self,
@@ -70,65 +75,210 @@ class Conv2d(Cell, nn.Conv2d):
         has_bias: bool = False,
         weight_init: Any = None,
         bias_init: Any = None,
+        data_format: str = "NCHW",
+        dtype: torch.dtype = torch.float32,
     ) -> None:
-        _check_padding("Conv2d", pad_mode, padding)
-        before, after = _sides(padding)
-        nn.Conv2d.__init__(
-            self,
-            in_channels,
-            out_channels,
-            _pair(kernel_size),
-            _pair(stride),
-            before if before == after else 0,
-            _pair(dilation),
-            group,
-            has_bias,
+        _check_format(self, data_format)
+        mode = check_padding(type(self).__name__, pad_mode, padding)
+        dims = self.dims
+        before, after = sides_of(padding, dims)
+        settings = [sizes_of(kernel_size, dims), sizes_of(stride, dims), before if before == after else 0]
+        super(Cell, self).__init__(
+            in_channels, out_channels, *settings, sizes_of(dilation, dims), group, has_bias, dtype=dtype
         )
-        self.pad_mode = pad_mode
+        self.pad_mode = mode
         self.uneven = None if before == after else (before, after)
         _begin(self, weight_init, bias_init)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return (n, out_channels, h', w')."""
+        """Return (n, out_channels, ...)."""
         if self.pad_mode == "same":
-            input = _pad_same(input, self.kernel_size, self.stride, self.dilation, 0.0)
+            input = pad_same(input, self.kernel_size, self.stride, self.dilation, 0.0)
         elif self.uneven is not None:
-            (top, left), (bottom, right) = self.uneven
-            input = F.pad(input, (left, right, top, bottom))
+            input = pad_sides(input, *self.uneven)
         return super().forward(input)
+
+
+class Conv1d(_Conv, nn.Conv1d):
+    """Convolution of (n, in_channels, length); see `Conv2d`."""
+
+    dims = 1
+
+
+class Conv2d(_Conv, nn.Conv2d):
+    """Convolution of (n, in_channels, h, w), with MindSpore's pad modes: "same" is the default."""
+
+    dims = 2
+
+
+class Conv3d(_Conv, nn.Conv3d):
+    """Convolution of (n, in_channels, d, h, w); see `Conv2d`."""
+
+    dims = 3
+
+
+class _ConvTranspose(Cell):
+    """Transposed convolution: with "same" each size times the stride.
+
+    Raises:
+        UsageError: another pad_mode, or `padding` without "pad".
+    """
+
+    dims: int
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        pad_mode: str = "same",
+        padding: Size = 0,
+        output_padding: Size = 0,
+        dilation: Size = 1,
+        group: int = 1,
+        has_bias: bool = False,
+        weight_init: Any = None,
+        bias_init: Any = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        mode, dims = check_padding(type(self).__name__, pad_mode, padding), self.dims
+        before, after = sides_of(padding, dims)
+        if before != after:
+            raise UsageError(f"{type(self).__name__}(padding={padding!r}): the same on both sides")
+        sizes = [sizes_of(kernel_size, dims), sizes_of(stride, dims), before if mode == "pad" else 0]
+        super(Cell, self).__init__(
+            in_channels,
+            out_channels,
+            *sizes,
+            output_padding if mode == "pad" else 0,
+            group,
+            has_bias,
+            sizes_of(dilation, dims),
+            dtype=dtype,
+        )
+        self.pad_mode = mode
+        _begin(self, weight_init, bias_init)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return (n, out_channels, ...)."""
+        result = super().forward(input)
+        if self.pad_mode != "same":
+            return result
+        for dim, (size, step) in enumerate(zip(input.shape[2:], self.stride, strict=True), start=2):
+            surplus = result.shape[dim] - size * step
+            result = result.narrow(dim, surplus // 2, size * step) if surplus > 0 else result
+            if surplus < 0:
+                result = F.pad(result, [0, 0] * (result.dim() - 1 - dim) + [0, -surplus])
+        return result
+
+
+class Conv1dTranspose(_ConvTranspose, nn.ConvTranspose1d):  # type: ignore[misc]
+    """Transposed convolution of (n, in_channels, length)."""
+
+    dims = 1
+
+
+class Conv2dTranspose(_ConvTranspose, nn.ConvTranspose2d):  # type: ignore[misc]
+    """Transposed convolution of (n, in_channels, h, w)."""
+
+    dims = 2
+
+
+class Conv3dTranspose(_ConvTranspose, nn.ConvTranspose3d):  # type: ignore[misc]
+    """Transposed convolution of (n, in_channels, d, h, w)."""
+
+    dims = 3
 
 
 class _Pool(Cell):
-    def __init__(self, kernel_size: Size = 1, stride: Size = 1, pad_mode: str = "valid", padding: Size = 0) -> None:
-        _check_padding(type(self).__name__, pad_mode, padding)
-        super(Cell, self).__init__(_pair(kernel_size), _pair(stride), _sides(padding)[0])
-        self.pad_mode = pad_mode
+    dims: int
+
+    def __init__(
+        self,
+        kernel_size: Size = 1,
+        stride: Size = 1,
+        pad_mode: str = "valid",
+        padding: Size = 0,
+        data_format: str = "NCHW",
+        ceil_mode: bool = False,
+    ) -> None:
+        _check_format(self, data_format)
+        self_mode, dims = check_padding(type(self).__name__, pad_mode, padding), self.dims
+        sizes = [sizes_of(kernel_size, dims), sizes_of(stride, dims), sides_of(padding, dims)[0]]
+        super(Cell, self).__init__(*sizes, ceil_mode=ceil_mode)
+        self.pad_mode = self_mode
 
 
-class MaxPool2d(_Pool, nn.MaxPool2d):
-    """The largest of each window of (n, c, h, w). `pad_mode` "same" or "valid", as of Conv2d."""
-
+class _MaxPool(_Pool):
     def forward(self, input: Tensor) -> Tensor:
-        """Return (n, c, h', w')."""
+        """Return (n, c, ...)."""
         if self.pad_mode == "same":
-            input = _pad_same(input, self.kernel_size, self.stride, (1, 1), float("-inf"))
+            input = pad_same(input, self.kernel_size, self.stride, (1,) * self.dims, float("-inf"))
         return super().forward(input)
 
 
-class AvgPool2d(_Pool, nn.AvgPool2d):
+class _AvgPool(_Pool):
+    def forward(self, input: Tensor) -> Tensor:
+        """Return (n, c, ...)."""
+        if self.pad_mode == "same":
+            return pool_average(input, self.kernel_size, self.stride, "same")
+        return super().forward(input)
+
+
+class MaxPool1d(_MaxPool, nn.MaxPool1d):
+    """The largest of each window of (n, c, length). `pad_mode` as of Conv2d."""
+
+    dims = 1
+
+
+class MaxPool2d(_MaxPool, nn.MaxPool2d):
+    """The largest of each window of (n, c, h, w). `pad_mode` as of Conv2d."""
+
+    dims = 2
+
+
+class MaxPool3d(_MaxPool, nn.MaxPool3d):
+    """The largest of each window of (n, c, d, h, w). `pad_mode` as of Conv2d."""
+
+    dims = 3
+
+
+class AvgPool1d(_AvgPool, nn.AvgPool1d):
+    """The mean of each window of (n, c, length); with `pad_mode` "same" of what lies inside."""
+
+    dims = 1
+
+
+class AvgPool2d(_AvgPool, nn.AvgPool2d):
     """The mean of each window of (n, c, h, w); with `pad_mode` "same" of what lies inside the image."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Return (n, c, h', w')."""
-        if self.pad_mode != "same":
-            return super().forward(input)
-        kernel, stride = self.kernel_size, self.stride
-        padded = _pad_same(input, kernel, stride, (1, 1), 0.0)
-        inside = _pad_same(torch.ones_like(input[:1, :1]), kernel, stride, (1, 1), 0.0)
-        return F.avg_pool2d(padded, kernel, stride) / F.avg_pool2d(inside, kernel, stride)
+    dims = 2
+
+
+class AvgPool3d(_AvgPool, nn.AvgPool3d):
+    """The mean of each window of (n, c, d, h, w); with `pad_mode` "same" of what lies inside."""
+
+    dims = 3
 
 
 class _BatchNorm(Cell):
+    """Batch normalisation. MindSpore's momentum is what remains of the moving average: 0.9.
+
+    Args:
+        use_batch_statistics: None: as the mode of training says; no other value is taken.
+
+    Raises:
+        UsageError: `use_batch_statistics` other than None, or another data_format than NCHW.
+    """
+
+    mindspores_names = {
+        "weight": "gamma",
+        "bias": "beta",
+        "running_mean": "moving_mean",
+        "running_var": "moving_variance",
+    }
+
     def __init__(
         self,
         num_features: int,
@@ -137,18 +287,89 @@ class _BatchNorm(Cell):
         affine: bool = True,
         gamma_init: Any = "ones",
         beta_init: Any = "zeros",
+        moving_mean_init: Any = "zeros",
+        moving_var_init: Any = "ones",
+        use_batch_statistics: bool | None = None,
+        data_format: str = "NCHW",
+        dtype: torch.dtype = torch.float32,
     ) -> None:
-        super(Cell, self).__init__(num_features, eps, 1 - momentum, affine)
+        _check_format(self, data_format)
+        super(Cell, self).__init__(num_features, eps, 1 - momentum, affine, dtype=dtype)
         if affine:
             _begin(self, gamma_init, beta_init)
+        for buffer, init, usual in (
+            (self.running_mean, moving_mean_init, "zeros"),
+            (self.running_var, moving_var_init, "ones"),
+        ):
+            if init != usual:
+                fill(buffer, init)
+        if use_batch_statistics not in (None, True):
+            raise UsageError(
+                f"{type(self).__name__}(use_batch_statistics={use_batch_statistics}): leave it out; set_train(False) "
+                "uses the moving averages"
+            )
+
+
+class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):
+    """Batch normalisation of (n, c). MindSpore's momentum is what remains of the moving average: 0.9."""
 
 
 class BatchNorm2d(_BatchNorm, nn.BatchNorm2d):
     """Batch normalisation of (n, c, h, w). MindSpore's momentum is what remains of the moving average: 0.9."""
 
 
-class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):
-    """Batch normalisation of (n, c). MindSpore's momentum is what remains of the moving average: 0.9."""
+class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
+    """Batch normalisation of (n, c, d, h, w). MindSpore's momentum is what remains of the moving average: 0.9."""
+
+
+class _InstanceNorm(Cell):
+    mindspores_names = {"weight": "gamma", "bias": "beta"}
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        affine: bool = True,
+        gamma_init: Any = "ones",
+        beta_init: Any = "zeros",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super(Cell, self).__init__(num_features, eps, momentum, affine, dtype=dtype)
+        if affine:
+            _begin(self, gamma_init, beta_init)
+
+
+class InstanceNorm1d(_InstanceNorm, nn.InstanceNorm1d):
+    """Instance normalisation of (n, c, length)."""
+
+
+class InstanceNorm2d(_InstanceNorm, nn.InstanceNorm2d):
+    """Instance normalisation of (n, c, h, w)."""
+
+
+class InstanceNorm3d(_InstanceNorm, nn.InstanceNorm3d):
+    """Instance normalisation of (n, c, d, h, w)."""
+
+
+class GroupNorm(Cell, nn.GroupNorm):
+    """Normalisation of groups of channels."""
+
+    mindspores_names = {"weight": "gamma", "bias": "beta"}
+
+    def __init__(
+        self,
+        num_groups: int,
+        num_channels: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        gamma_init: Any = "ones",
+        beta_init: Any = "zeros",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        nn.GroupNorm.__init__(self, num_groups, num_channels, eps, affine, dtype=dtype)
+        if affine:
+            _begin(self, gamma_init, beta_init)
 
 
 class LayerNorm(Cell, nn.LayerNorm):
@@ -158,6 +379,8 @@ class LayerNorm(Cell, nn.LayerNorm):
         UsageError: it would begin at another dimension than `normalized_shape` does.
     """
 
+    mindspores_names = {"weight": "gamma", "bias": "beta"}
+
     def __init__(
         self,
         normalized_shape: Size,
@@ -166,19 +389,34 @@ class LayerNorm(Cell, nn.LayerNorm):
         gamma_init: Any = "ones",
         beta_init: Any = "zeros",
         epsilon: float = 1e-7,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         shape = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
-        if begin_norm_axis not in (-1, -len(shape)) or begin_params_axis not in (-1, -len(shape)):
+        self_axes = {begin_norm_axis, begin_params_axis}
+        if any(axis < 0 and axis not in (-1, -len(shape)) for axis in self_axes):
             raise UsageError(
                 f"LayerNorm(begin_norm_axis={begin_norm_axis}, begin_params_axis={begin_params_axis}): both must be "
                 f"{-len(shape)}, as normalized_shape {tuple(shape)} says"
             )
-        nn.LayerNorm.__init__(self, shape, epsilon)
+        nn.LayerNorm.__init__(self, shape, epsilon, dtype=dtype)
+        self.begin_norm_axis = begin_norm_axis
         _begin(self, gamma_init, beta_init)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the normalised input."""
+        axis = self.begin_norm_axis
+        if axis > 0 and input.dim() - axis != len(self.normalized_shape):
+            raise UsageError(
+                f"LayerNorm(begin_norm_axis={axis}) of an input of {input.dim()} dimensions: must be "
+                f"{-len(self.normalized_shape)}, as normalized_shape {tuple(self.normalized_shape)} says"
+            )
+        return super().forward(input)
 
 
 class Embedding(Cell, nn.Embedding):
     """Rows of a table (vocab_size, embedding_size)."""
+
+    mindspores_names = {"weight": "embedding_table"}
 
     def __init__(
         self,
@@ -201,6 +439,8 @@ class EmbeddingLookup(Cell, runtime.EmbeddingLookup):
         param_init: see `initializer`. Of what is not "normal", "uniform", "zeros", "ones", a number or a tensor, every
             rank makes the whole table for a moment.
     """
+
+    mindspores_names = {"weight": "embedding_table"}
 
     def __init__(
         self,
@@ -234,47 +474,62 @@ class EmbeddingLookup(Cell, runtime.EmbeddingLookup):
 class Dropout(Cell, nn.Dropout):
     """Zeros elements with probability `p`; `keep_prob` is MindSpore's older word for 1 - p."""
 
-    def __init__(self, keep_prob: float | None = None, p: float | None = None) -> None:
+    def __init__(
+        self, keep_prob: float | None = None, p: float | None = None, dtype: torch.dtype = torch.float32
+    ) -> None:
+        del dtype
         if (keep_prob is None) == (p is None):
             raise UsageError(f"Dropout(keep_prob={keep_prob!r}, p={p!r}): give one of them")
         nn.Dropout.__init__(self, 1 - keep_prob if p is None else p)  # type: ignore[operator]
 
 
-class Softmax(Cell, nn.Softmax):
-    """Softmax along an axis."""
+class _Recurrent(Cell):
+    """A recurrent network over (length, n, input_size), or with batch_first (n, length, input_size)."""
 
-    def __init__(self, axis: int = -1) -> None:
-        nn.Softmax.__init__(self, axis)
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        has_bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        dtype: torch.dtype = torch.float32,
+        **settings: Any,
+    ) -> None:
+        super(Cell, self).__init__(
+            input_size,
+            hidden_size,
+            num_layers,
+            has_bias,
+            batch_first,
+            float(dropout),
+            bidirectional,
+            **settings,
+            dtype=dtype,
+        )
+
+    def forward(self, x: Tensor, hx: Any = None, seq_length: Tensor | None = None) -> Any:
+        """Return (outputs, last state)."""
+        if seq_length is None:
+            return super().forward(x, hx)
+        total = x.shape[1 if self.batch_first else 0]
+        packed = nn.utils.rnn.pack_padded_sequence(x, seq_length.cpu().long(), self.batch_first, enforce_sorted=False)
+        outputs, state = super().forward(packed, hx)
+        return nn.utils.rnn.pad_packed_sequence(outputs, self.batch_first, total_length=total)[0], state
 
 
-class Flatten(Cell, nn.Flatten):
-    """(n, ...) -> (n, product)."""
-
-    def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
-        nn.Flatten.__init__(self, start_dim, end_dim)
+class LSTM(_Recurrent, nn.LSTM):  # type: ignore[misc]
+    """Long short-term memory."""
 
 
-class ReLU(Cell, nn.ReLU):
-    """max(x, 0)."""
+class GRU(_Recurrent, nn.GRU):  # type: ignore[misc]
+    """Gated recurrent units."""
 
 
-class GELU(Cell, nn.GELU):
-    """Gaussian error linear unit; MindSpore's default is the tanh approximation."""
-
-    def __init__(self, approximate: bool = True) -> None:
-        nn.GELU.__init__(self, "tanh" if approximate else "none")
-
-
-class Sigmoid(Cell, nn.Sigmoid):
-    """1 / (1 + exp(-x))."""
-
-
-class Tanh(Cell, nn.Tanh):
-    """Hyperbolic tangent."""
-
-
-class Identity(Cell, nn.Identity):
-    """What it is given."""
+class RNN(_Recurrent, nn.RNN):  # type: ignore[misc]
+    """A plain recurrent network; `nonlinearity` "tanh" or "relu"."""
 
 
 def _begin(layer: Any, weight_init: Any, bias_init: Any) -> None:
@@ -284,31 +539,7 @@ def _begin(layer: Any, weight_init: Any, bias_init: Any) -> None:
         fill(layer.bias, bias_init)
 
 
-def _pair(size: Size) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
-
-
-def _sides(padding: Size) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return (top, left), (bottom, right) of one number or of (top, bottom, left, right)."""
-    if isinstance(padding, int):
-        return (padding, padding), (padding, padding)
-    if len(padding) == 2:
-        return (padding[0], padding[1]), (padding[0], padding[1])
-    top, bottom, left, right = padding
-    return (top, left), (bottom, right)
-
-
-def _check_padding(name: str, pad_mode: str, padding: Size) -> None:
-    if pad_mode not in ("same", "valid", "pad"):
-        raise UsageError(f"{name}(pad_mode={pad_mode!r}): one of same, valid, pad")
-    if pad_mode != "pad" and padding not in (0, (0, 0, 0, 0)):
-        raise UsageError(f'{name}(pad_mode={pad_mode!r}, padding={padding!r}): padding needs pad_mode="pad"')
-
-
-def _pad_same(images: Tensor, kernel: Any, stride: Any, dilation: Any, value: float) -> Tensor:
-    """Pad so that there are ceil(size / stride) windows; the odd row and column come last, as in MindSpore."""
-    edges: list[int] = []
-    for size, window, step, spread in zip(images.shape[2:], kernel, stride, dilation, strict=True):
-        whole = max((-(-size // step) - 1) * step + (window - 1) * spread + 1 - size, 0)
-        edges = [whole // 2, whole - whole // 2, *edges]
-    return F.pad(images, edges, value=value) if any(edges) else images
+def _check_format(layer: nn.Module, data_format: str) -> None:
+    if data_format not in ("NCHW", "NCDHW"):
+        name = type(layer).__name__
+        raise UsageError(f"{name}(data_format={data_format!r}): NCHW; transpose the images with (0, 3, 1, 2)")

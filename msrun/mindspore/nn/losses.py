@@ -1,4 +1,4 @@
-"""Losses with MindSpore's arguments, and the cells that join a network with its loss and its optimizer."""
+"""Losses that torch has not, the base of one's own, and the cells that join a network with its loss."""
 
 from __future__ import annotations
 
@@ -13,37 +13,34 @@ from msrun.mindspore.nn.cell import Cell
 from msrun.runtime.nn.with_loss import WithLoss
 
 
-class CrossEntropyLoss(Cell, nn.CrossEntropyLoss):
-    """Cross-entropy of scores (n, classes, ...) with class numbers of any integer type, or probabilities."""
+class LossBase(Cell):
+    """Base of one's own losses: `construct` returns `self.get_loss(x)`, reduced as `reduction` says.
 
-    def __init__(
-        self,
-        weight: Tensor | None = None,
-        ignore_index: int = -100,
-        reduction: str = "mean",
-        label_smoothing: float = 0.0,
-    ) -> None:
-        nn.CrossEntropyLoss.__init__(
-            self, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
-        )
+    Raises:
+        UsageError: another reduction than mean, sum and none.
+    """
 
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """Return the loss."""
-        return super().forward(input, _as_classes(target))
+    def __init__(self, reduction: str = "mean") -> None:
+        super().__init__()
+        if reduction not in ("mean", "sum", "none", None):
+            raise UsageError(f"{self.cls_name}(reduction={reduction!r}): one of mean, sum, none")
+        self.reduction = reduction
+        self.reduce, self.average = reduction in ("mean", "sum"), reduction == "mean"
 
+    def get_axis(self, x: Tensor) -> tuple[int, ...]:
+        """Return all dimensions."""
+        return tuple(range(x.dim()))
 
-class NLLLoss(Cell, nn.NLLLoss):
-    """Negative log-likelihood of log-probabilities (n, classes, ...) with class numbers of any integer type."""
-
-    def __init__(self, weight: Tensor | None = None, ignore_index: int = -100, reduction: str = "mean") -> None:
-        nn.NLLLoss.__init__(self, weight, ignore_index=ignore_index, reduction=reduction)
-
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """Return the loss."""
-        return super().forward(input, _as_classes(target))
+    def get_loss(self, x: Tensor, weights: Any = 1.0) -> Tensor:
+        """Return the weighted losses, reduced."""
+        x = weights * x
+        return x if not self.reduce else x.mean() if self.average else x.sum()
 
 
-class SoftmaxCrossEntropyWithLogits(Cell):
+_Loss = LossBase
+
+
+class SoftmaxCrossEntropyWithLogits(LossBase):
     """Cross-entropy of scores (n, classes).
 
     Args:
@@ -52,10 +49,8 @@ class SoftmaxCrossEntropyWithLogits(Cell):
     """
 
     def __init__(self, sparse: bool = False, reduction: str = "none") -> None:
-        super().__init__()
-        if reduction not in ("none", "mean", "sum"):
-            raise UsageError(f"SoftmaxCrossEntropyWithLogits(reduction={reduction!r}): one of none, mean, sum")
-        self.sparse, self.reduction = sparse, reduction
+        super().__init__(reduction)
+        self.sparse = sparse
 
     def construct(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss."""
@@ -64,38 +59,73 @@ class SoftmaxCrossEntropyWithLogits(Cell):
         return F.cross_entropy(logits, labels, reduction=self.reduction)
 
 
-class _OfDifferences(Cell):
-    def __init__(self, reduction: str = "mean") -> None:
-        super(Cell, self).__init__(reduction=reduction)
+class RMSELoss(LossBase):
+    """Root of the mean of squared differences."""
+
+    def construct(self, logits: Tensor, label: Tensor) -> Tensor:
+        """Return the loss."""
+        return F.mse_loss(logits, label).sqrt()
 
 
-class MSELoss(_OfDifferences, nn.MSELoss):
-    """Mean of squared differences."""
+class DiceLoss(LossBase):
+    """1 - 2 |a b| / (|a| + |b|), of masks."""
+
+    def __init__(self, smooth: float = 1e-5) -> None:
+        super().__init__()
+        self.smooth = smooth
+
+    def construct(self, logits: Tensor, label: Tensor) -> Tensor:
+        """Return the loss."""
+        common = (logits * label).sum()
+        return 1 - (2 * common + self.smooth) / (logits.square().sum() + label.square().sum() + self.smooth)
 
 
-class L1Loss(_OfDifferences, nn.L1Loss):
-    """Mean of absolute differences."""
+class FocalLoss(LossBase):
+    """Cross-entropy with less weight on what is classified well.
 
+    Args:
+        gamma: how much less.
+    """
 
-class BCEWithLogitsLoss(Cell, nn.BCEWithLogitsLoss):
-    """Binary cross-entropy of scores."""
+    def __init__(self, weight: Tensor | None = None, gamma: float = 2.0, reduction: str = "mean") -> None:
+        super().__init__(reduction)
+        self.weight, self.gamma = weight, gamma
 
-    def __init__(self, reduction: str = "mean", weight: Tensor | None = None, pos_weight: Tensor | None = None) -> None:
-        nn.BCEWithLogitsLoss.__init__(self, weight, reduction=reduction, pos_weight=pos_weight)
+    def construct(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of scores (n, classes, ...) with labels of one channel, or one-hot."""
+        scores = logits.reshape(*logits.shape[:2], -1)
+        target = labels.reshape(labels.shape[0], labels.shape[1], -1)
+        logs = scores.log_softmax(1)
+        if target.shape[1] == 1:
+            target = torch.zeros_like(logs).scatter(1, target.long(), 1.0)
+        weights = 1.0 if self.weight is None else self.weight.reshape(1, -1, 1)
+        each = -(weights * (1 - logs.exp()) ** self.gamma * logs * target)
+        return self.get_loss(each.sum(1).mean(-1))
 
 
 class WithLossCell(Cell, WithLoss):
     """A network and its loss as one cell: `loss_fn(backbone(data), label)`."""
 
+    _auto_prefix = False
+
     def __init__(self, backbone: nn.Module, loss_fn: Any) -> None:
         WithLoss.__init__(self, backbone, loss_fn)
+
+    @property
+    def backbone_network(self) -> nn.Module:
+        """The network without its loss."""
+        return self.network
+
+    def __getattr__(self, name: str) -> Any:
+        names = {"_backbone": "network", "_loss_fn": "loss_fn"}  # those that subclasses of MindSpore's read
+        return super().__getattr__(names.get(name, name))
 
 
 class WithEvalCell(Cell):
     """A network and its loss as one cell that returns (loss, outputs, label), for `Model(eval_network=)`."""
 
     def __init__(self, network: nn.Module, loss_fn: Any, add_cast_fp32: bool = False) -> None:
-        super().__init__()
+        super().__init__(auto_prefix=False)
         self.network, self.loss_fn, self.add_cast_fp32 = network, loss_fn, add_cast_fp32
 
     def construct(self, data: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -104,31 +134,3 @@ class WithEvalCell(Cell):
         if self.add_cast_fp32:
             outputs = outputs.float()
         return self.loss_fn(outputs, label), outputs, label
-
-
-class TrainOneStepCell:
-    """`TrainOneStepCell(network, optimizer)(*batch)` trains one step and returns the loss.
-
-    Args:
-        network: returns its loss; a cell, or an AutoParallel of one.
-        sens: factor of the gradients, for optimizers that take it out again.
-    """
-
-    def __init__(self, network: nn.Module, optimizer: torch.optim.Optimizer, sens: float = 1.0) -> None:
-        self.network, self.optimizer, self.sens = network, optimizer, sens
-
-    def set_train(self, mode: bool = True) -> TrainOneStepCell:
-        """Set the training mode of the network."""
-        self.network.train(mode)
-        return self
-
-    def __call__(self, *inputs: Any) -> Tensor:
-        loss: Tensor = self.network(*inputs)
-        (loss * self.sens if self.sens != 1.0 else loss).backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return loss.detach()
-
-
-def _as_classes(target: Tensor) -> Tensor:
-    return target if target.is_floating_point() or target.dtype == torch.int64 else target.long()

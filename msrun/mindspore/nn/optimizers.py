@@ -1,14 +1,231 @@
-"""Optimizers with MindSpore's arguments; see `msrun.runtime.optim`."""
+"""Optimizers with MindSpore's arguments; see `msrun.runtime.optim`.
+
+Where they have a weight decay and no groups, parameters whose name has "beta" or "gamma" do not decay, as in MindSpore.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from msrun.errors import UsageError
+import torch
+from torch import Tensor, nn
+
+from msrun.errors import UsageError, near_miss
+from msrun.mindspore.nn.schedules import LearningRateSchedule
+from msrun.mindspore.ops.composite import HyperMap
+from msrun.mindspore.tensor import ParameterTuple, name_of
 from msrun.runtime import optim
 
+_GROUP_WORDS = ("params", "lr", "weight_decay", "order_params")
 
-class SGD(optim.SGD):
+
+class Optimizer(optim.Optimizer):
+    """Base of MindSpore's optimizers, and of one's own: a subclass has `construct(gradients)`.
+
+    Args:
+        learning_rate: a number, one number per step (a list or a tensor), or a LearningRateSchedule.
+        parameters: those that are trained, or groups {"params": ..., "lr": ..., "weight_decay": ...}.
+
+    Raises:
+        UsageError: an unknown word of a group, or a `loss_scale` other than 1.
+    """
+
+    def __init__(self, learning_rate: Any, parameters: Any, weight_decay: float = 0.0, loss_scale: float = 1.0) -> None:
+        _check_scale(type(self).__name__, loss_scale)
+        groups, rate = self._plan(parameters, learning_rate, weight_decay)
+        torch.optim.Optimizer.__init__(self, groups, {"lr": rate, "weight_decay": float(weight_decay)})
+        self._follow_plan()
+
+    def __call__(self, gradients: Sequence[Tensor]) -> Any:
+        """Step once with one gradient per parameter, in the order of `parameters`."""
+        if type(self).construct is not Optimizer.construct:
+            with torch.no_grad():
+                return self.construct(tuple(gradients))
+        given = list(gradients)
+        if len(given) == len(self._order):
+            given = [given[place] for place in self._order]
+        return super().__call__(given)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step once with the gradients in `.grad`."""
+        loss = self.run_closure(closure)
+        with torch.no_grad():
+            self.construct(tuple(torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters))
+        return loss
+
+    def construct(self, gradients: Sequence[Tensor]) -> Any:
+        """Change the parameters; to be written by a subclass."""
+        raise NotImplementedError(f"{type(self).__name__}.construct(gradients): write it")
+
+    # -- what a construct reads -------------------------------------------------------------------------------------
+
+    @property
+    def parameters(self) -> ParameterTuple:
+        """The parameters, in the order in which gradients are given."""
+        flat = [parameter for group in self.param_groups for parameter in group["params"]]
+        places = sorted(range(len(flat)), key=self._order.__getitem__)
+        return ParameterTuple(flat[place] for place in places)
+
+    @property
+    def learning_rate(self) -> Tensor:
+        """The rate of the first group."""
+        return torch.tensor(float(self.param_groups[0]["lr"]))
+
+    @property
+    def weight_decay(self) -> Any:
+        """The decay, or with groups one per parameter."""
+        return self._each("weight_decay") if self.is_group else float(self._decay)
+
+    @property
+    def global_step(self) -> Tensor:
+        """The steps done."""
+        return torch.tensor([self._steps], dtype=torch.int32)
+
+    @property
+    def decay_flags(self) -> tuple[bool, ...]:
+        """Whether each parameter decays."""
+        if self.is_group:
+            return tuple(decay > 0 for decay in self._each("weight_decay"))
+        return tuple(map(_decays, self.parameters))
+
+    @property
+    def optim_filter(self) -> tuple[bool, ...]:
+        """Whether each parameter is stepped here: all are."""
+        return (True,) * len(self._order)
+
+    @property
+    def param_length(self) -> int:
+        """The number of parameters."""
+        return len(self._order)
+
+    map_ = hyper_map = HyperMap()
+    """`map_(fn, ...)` calls a function of each parameter."""
+    map_reverse = HyperMap(reverse=True)
+    """The same, the last parameters first."""
+
+    def get_lr(self) -> Any:
+        """Return the rate of this step, or with groups of rates one per parameter, and count the step."""
+        self._before_step()
+        rates = self._each("lr")
+        return tuple(map(torch.tensor, rates)) if self.is_group_lr else torch.tensor(rates[0])
+
+    def get_lr_parameter(self, param: Any) -> Any:
+        """Return the rate of a parameter, or of each of several."""
+        many = not isinstance(param, Tensor)
+        rates = {id(p): rate for p, rate in zip(self.parameters, self._each("lr"), strict=True)}
+        found = [torch.tensor(rates[id(one)]) for one in (param if many else [param])]
+        return found if many else found[0]
+
+    def get_weight_decay(self) -> Any:
+        """Return `weight_decay`."""
+        return self.weight_decay
+
+    def decay_weight(self, gradients: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return gradients with decay * weight added where parameters decay."""
+        decays = self._each("weight_decay")
+        return tuple(g + d * p if d else g for g, d, p in zip(gradients, decays, self.parameters, strict=True))
+
+    def flatten_gradients(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return the gradients."""
+        return gradients
+
+    scale_grad = gradients_centralization = flatten_gradients
+
+    # -- groups and rates -------------------------------------------------------------------------------------------
+
+    def _plan(self, parameters: Any, learning_rate: Any, weight_decay: float) -> tuple[list[dict[str, Any]], float]:
+        """Return torch's groups and the first rate, and keep what they do not hold."""
+        given: list[Any] = [parameters] if isinstance(parameters, Tensor | dict) else list(parameters)
+        name = type(self).__name__
+        if not given:
+            raise UsageError(f"{name}: no parameters; give net.trainable_params()")
+        self.is_group = isinstance(given[0], dict)
+        self._decay, self._steps = weight_decay, 0
+        self._rates: list[_Rates | None] = []
+        ordered: list[Any] | None = None
+        groups: list[dict[str, Any]] = []
+        for entry in given if self.is_group else _by_decay(given, weight_decay):
+            unknown = [word for word in entry if word not in _GROUP_WORDS]
+            if unknown:
+                near = near_miss(unknown[0], _GROUP_WORDS)
+                raise UsageError(f"{name}: group with {unknown[0]!r}{near}; known are {', '.join(_GROUP_WORDS)}")
+            if "order_params" in entry:
+                ordered = list(entry["order_params"])
+            if "params" not in entry:
+                continue
+            group: dict[str, Any] = {"params": list(entry["params"])}
+            if "weight_decay" in entry:
+                group["weight_decay"] = float(entry["weight_decay"])
+            rate = entry.get("lr", learning_rate)
+            rates = None if isinstance(rate, int | float) else _Rates(rate)
+            self._rates.append(rates)
+            group["lr"] = float(rate) if rates is None else rates(0)
+            groups.append(group)
+        self.is_group_lr = self.is_group and any("lr" in entry for entry in given)
+        self.dynamic_lr = any(rate is not None and rate.changes for rate in self._rates)
+        flat = [id(parameter) for group in groups for parameter in group["params"]]
+        order = [id(parameter) for parameter in ordered or (() if self.is_group else given)] or flat
+        if sorted(order) != sorted(flat):
+            raise UsageError(f"{name}: order_params must be the parameters of all groups, each once")
+        places = {one: place for place, one in enumerate(order)}
+        self._order = [places[one] for one in flat]
+        return groups, groups[0]["lr"]
+
+    def _follow_plan(self) -> None:
+        if any(rate is not None for rate in self._rates):
+            self.register_step_pre_hook(lambda *_: self._before_step())
+
+    def _before_step(self) -> None:
+        for group, rate in zip(self.param_groups, self._rates, strict=False):
+            if rate is not None:
+                group["lr"] = rate(self._steps)
+        self._steps += 1
+
+    def _each(self, word: str) -> tuple[float, ...]:
+        flat = [float(group[word]) for group in self.param_groups for _ in group["params"]]
+        return tuple(flat[place] for place in sorted(range(len(flat)), key=self._order.__getitem__))
+
+
+class _Rates:
+    """The rate of each step: of a list the last one stays."""
+
+    def __init__(self, rates: Any) -> None:
+        is_schedule = isinstance(rates, nn.Module)
+        self._schedule = rates if is_schedule else None
+        values = () if is_schedule else torch.as_tensor(rates if isinstance(rates, Tensor) else list(_numbers(rates)))
+        self._values = [] if is_schedule else [float(one) for one in values.reshape(-1)]  # type: ignore[union-attr]
+        self.changes = is_schedule or len(self._values) > 1
+
+    def __call__(self, step: int) -> float:
+        if self._schedule is None:
+            return self._values[min(step, len(self._values) - 1)]
+        if isinstance(self._schedule, LearningRateSchedule):
+            return self._schedule.rate(step)
+        return float(self._schedule(torch.tensor(step, dtype=torch.float32)))
+
+
+def _numbers(rates: Any) -> Iterable[float]:
+    try:
+        return [float(one) for one in rates] if isinstance(rates, Iterable) else [float(rates)]
+    except (TypeError, ValueError):
+        raise UsageError(f"learning_rate={rates!r}: a number, one per step, or a LearningRateSchedule") from None
+
+
+def _decays(parameter: Tensor) -> bool:
+    return "beta" not in name_of(parameter) and "gamma" not in name_of(parameter)
+
+
+def _by_decay(parameters: list[Tensor], weight_decay: Any) -> list[dict[str, Any]]:
+    spared = [one for one in parameters if not _decays(one)] if weight_decay else []
+    if not spared:
+        return [{"params": parameters}]
+    decaying = [one for one in parameters if _decays(one)]
+    rest: list[dict[str, Any]] = [{"params": decaying}] if decaying else []
+    return [*rest, {"params": spared, "weight_decay": 0.0}]
+
+
+class SGD(Optimizer, optim.SGD):
     """w = w - lr v, v = momentum v + g.
 
     Raises:
@@ -18,7 +235,7 @@ class SGD(optim.SGD):
     def __init__(
         self,
         params: Any,
-        learning_rate: float = 0.1,
+        learning_rate: Any = 0.1,
         momentum: float = 0.0,
         dampening: float = 0.0,
         weight_decay: float = 0.0,
@@ -26,12 +243,16 @@ class SGD(optim.SGD):
         loss_scale: float = 1.0,
     ) -> None:
         _check_scale("SGD", loss_scale)
-        super().__init__(
-            params, learning_rate, momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov
+        groups, rate = self._plan(params, learning_rate, weight_decay)
+        optim.SGD.__init__(
+            self, groups, rate, momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov
         )
+        self._follow_plan()
+
+    step = optim.SGD.step
 
 
-class Momentum(optim.Momentum):
+class Momentum(Optimizer, optim.Momentum):
     """v = momentum v + g, w = w - lr v.
 
     Raises:
@@ -41,70 +262,96 @@ class Momentum(optim.Momentum):
     def __init__(
         self,
         params: Any,
-        learning_rate: float,
+        learning_rate: Any,
         momentum: float,
         weight_decay: float = 0.0,
         loss_scale: float = 1.0,
         use_nesterov: bool = False,
     ) -> None:
         _check_scale("Momentum", loss_scale)
-        super().__init__(params, learning_rate, momentum, weight_decay=weight_decay, nesterov=use_nesterov)
+        groups, rate = self._plan(params, learning_rate, weight_decay)
+        optim.Momentum.__init__(self, groups, rate, momentum, weight_decay=weight_decay, nesterov=use_nesterov)
+        self._follow_plan()
+
+    step = optim.Momentum.step
 
 
-class Adam(optim.Adam):
+class Adam(Optimizer, optim.Adam):
     """Adam with bias correction, and epsilon where MindSpore has it; `optim.Adam` has both formulas.
 
     Raises:
-        UsageError: a `loss_scale` other than 1.
+        UsageError: a `loss_scale` other than 1, or use_nesterov or use_lazy, which LazyAdam has.
     """
 
     def __init__(
         self,
         params: Any,
-        learning_rate: float = 1e-3,
+        learning_rate: Any = 1e-3,
         beta1: float = 0.9,
         beta2: float = 0.999,
         eps: float = 1e-8,
+        use_locking: bool = False,
+        use_nesterov: bool = False,
         weight_decay: float = 0.0,
         loss_scale: float = 1.0,
+        use_amsgrad: bool = False,
+        use_lazy: bool = False,
+        use_offload: bool = False,
     ) -> None:
+        del use_locking
         _check_scale("Adam", loss_scale)
-        super().__init__(
-            params, lr=learning_rate, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay, use_eps_hat=True
-        )
+        if use_nesterov or use_lazy:
+            raise UsageError("Adam(use_nesterov=True) or (use_lazy=True): use LazyAdam, which has both")
+        groups, rate = self._plan(params, learning_rate, weight_decay)
+        betas = (beta1, beta2)
+        settings = {"lr": rate, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": use_amsgrad}
+        optim.Adam.__init__(self, groups, **settings, use_eps_hat=True)
+        self._follow_plan()
+        if use_offload:
+            self.target = "cpu"
+
+    step = optim.Adam.step
 
 
-class AdamWeightDecay(optim.AdamWeightDecay):
+class AdamWeightDecay(Optimizer, optim.AdamWeightDecay):
     """Adam without bias correction, with decoupled decay."""
 
     def __init__(
         self,
         params: Any,
-        learning_rate: float = 1e-3,
+        learning_rate: Any = 1e-3,
         beta1: float = 0.9,
         beta2: float = 0.999,
         eps: float = 1e-6,
         weight_decay: float = 0.0,
     ) -> None:
-        super().__init__(params, learning_rate, (beta1, beta2), eps, weight_decay)
+        groups, rate = self._plan(params, learning_rate, weight_decay)
+        optim.AdamWeightDecay.__init__(self, groups, rate, (beta1, beta2), eps, weight_decay)
+        self._follow_plan()
+
+    step = optim.AdamWeightDecay.step
 
 
-class Lamb(optim.Lamb):
+class Lamb(Optimizer, optim.Lamb):
     """Adam whose step of each parameter is scaled by the parameter's norm."""
 
     def __init__(
         self,
         params: Any,
-        learning_rate: float,
+        learning_rate: Any,
         beta1: float = 0.9,
         beta2: float = 0.999,
         eps: float = 1e-6,
         weight_decay: float = 0.0,
     ) -> None:
-        super().__init__(params, learning_rate, (beta1, beta2), eps, weight_decay)
+        groups, rate = self._plan(params, learning_rate, weight_decay)
+        optim.Lamb.__init__(self, groups, rate, (beta1, beta2), eps, weight_decay)
+        self._follow_plan()
+
+    step = optim.Lamb.step
 
 
-class LazyAdam(optim.LazyAdam):
+class LazyAdam(Optimizer, optim.LazyAdam):
     """Adam; of a sparse gradient its rows alone change.
 
     Raises:
@@ -114,7 +361,7 @@ class LazyAdam(optim.LazyAdam):
     def __init__(
         self,
         params: Any,
-        learning_rate: float = 1e-3,
+        learning_rate: Any = 1e-3,
         beta1: float = 0.9,
         beta2: float = 0.999,
         eps: float = 1e-8,
@@ -124,10 +371,14 @@ class LazyAdam(optim.LazyAdam):
         loss_scale: float = 1.0,
     ) -> None:
         _check_scale("LazyAdam", loss_scale)
-        super().__init__(params, learning_rate, (beta1, beta2), eps, use_locking, use_nesterov, weight_decay)
+        groups, rate = self._plan(params, learning_rate, weight_decay)
+        optim.LazyAdam.__init__(self, groups, rate, (beta1, beta2), eps, use_locking, use_nesterov, weight_decay)
+        self._follow_plan()
+
+    step = optim.LazyAdam.step
 
 
-class FTRL(optim.FTRL):
+class FTRL(Optimizer, optim.FTRL):
     """Follow the regularised leader; of a sparse gradient its rows alone change.
 
     Raises:
@@ -138,7 +389,7 @@ class FTRL(optim.FTRL):
         self,
         params: Any,
         initial_accum: float = 0.1,
-        learning_rate: float = 1e-3,
+        learning_rate: Any = 1e-3,
         lr_power: float = -0.5,
         l1: float = 0.0,
         l2: float = 0.0,
@@ -147,7 +398,86 @@ class FTRL(optim.FTRL):
         weight_decay: float = 0.0,
     ) -> None:
         _check_scale("FTRL", loss_scale)
-        super().__init__(params, initial_accum, learning_rate, lr_power, l1, l2, use_locking, weight_decay)
+        groups, rate = self._plan(params, learning_rate, weight_decay)
+        optim.FTRL.__init__(self, groups, initial_accum, rate, lr_power, l1, l2, use_locking, weight_decay)
+        self._follow_plan()
+
+    step = optim.FTRL.step
+
+
+class RMSProp(Optimizer):
+    """s = decay s + (1 - decay) g g, v = momentum v + lr g / sqrt(s + epsilon), w = w - v; s begins at 1.
+
+    Raises:
+        UsageError: a `loss_scale` other than 1, or centered.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        learning_rate: Any = 0.1,
+        decay: float = 0.9,
+        momentum: float = 0.0,
+        epsilon: float = 1e-10,
+        use_locking: bool = False,
+        centered: bool = False,
+        loss_scale: float = 1.0,
+        weight_decay: float = 0.0,
+    ) -> None:
+        del use_locking
+        if centered:
+            raise UsageError("RMSProp(centered=True): not here; use torch.optim.RMSprop(centered=True)")
+        super().__init__(learning_rate, params, weight_decay, loss_scale)
+        self._factors = decay, momentum, epsilon
+
+    def __call__(self, gradients: Sequence[Tensor]) -> Any:
+        """Step once with one gradient per parameter, in the order of `parameters`."""
+        return optim.Optimizer.__call__(self, [gradients[place] for place in self._order])
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step once with the gradients in `.grad`."""
+        loss = self.run_closure(closure)
+        decay, momentum, epsilon = self._factors
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["mean_square"] = torch.ones_like(parameter)
+                    state["moment"] = torch.zeros_like(parameter)
+                gradient = parameter.grad + group["weight_decay"] * parameter
+                state["mean_square"].mul_(decay).addcmul_(gradient, gradient, value=1 - decay)
+                root = (state["mean_square"] + epsilon).sqrt_()
+                state["moment"].mul_(momentum).addcdiv_(gradient, root, value=group["lr"])
+                parameter.sub_(state["moment"])
+        return loss
+
+
+class Adagrad(Optimizer, torch.optim.Adagrad):
+    """Gradients divided by the root of the sum of their squares.
+
+    Raises:
+        UsageError: a `loss_scale` other than 1.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        accum: float = 0.1,
+        learning_rate: Any = 0.001,
+        update_slots: bool = True,
+        loss_scale: float = 1.0,
+        weight_decay: float = 0.0,
+    ) -> None:
+        del update_slots
+        _check_scale("Adagrad", loss_scale)
+        groups, rate = self._plan(params, learning_rate, weight_decay)
+        torch.optim.Adagrad.__init__(self, groups, rate, 0, weight_decay, accum, 1e-10)
+        self._follow_plan()
+
+    step = torch.optim.Adagrad.step
 
 
 def _check_scale(name: str, loss_scale: float) -> None:

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from msrun.mindspore.ops.functions import *  # noqa: F403
-from msrun.mindspore.ops.functions import __all__ as _functions
-from msrun.mindspore.ops.primitives import *  # noqa: F403
-from msrun.mindspore.ops.primitives import __all__ as _primitives
+from typing import Any
 
-__all__ = [*_functions, *_primitives]
+from msrun.mindspore.missing import missing_name
+from msrun.mindspore.ops import collectives, composite, elementwise, neural, shapes, state
+from msrun.mindspore.ops.collectives import *  # noqa: F403
+from msrun.mindspore.ops.composite import *  # noqa: F403
+from msrun.mindspore.ops.table import Primitive
+
+_tables = (elementwise, shapes, neural, state)
+OPERATORS = {name: made for table in _tables for name, made in table.OPERATORS.items()}
+"""Name -> class or function, of all tables."""
+globals().update(OPERATORS)
+
+__all__ = [*OPERATORS, *collectives.__all__, *composite.__all__, "Primitive"]
+
+
+def __getattr__(name: str) -> Any:
+    raise missing_name("ops", name, __all__)

@@ -18,6 +18,7 @@ from msrun import contract
 from msrun.errors import StrategyError, UsageError
 from msrun.mindspore import context, import_paths, nn, ops
 from msrun.mindspore.__main__ import main as run_script
+from msrun.mindspore.ops import table
 from msrun.mindspore.tensor import Printed, as_results
 from msrun.runtime.parallel.late_loss import LateLoss
 
@@ -161,6 +162,7 @@ def test_jit_leaves_functions_as_they_are() -> None:
 @pytest.fixture
 def fresh_context(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context, "_chosen", {})
+    monkeypatch.setattr(table, "_noted", set())
     for name in (contract.DEVICE_ID, contract.MSRUN_DEVICE_TARGET):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
@@ -172,6 +174,14 @@ def test_context_is_set_checked_and_told(caplog: pytest.LogCaptureFixture) -> No
     assert (ms.get_context("mode"), ms.get_context("device_target"), ms.get_context("device_id")) == (0, "CPU", 3)
     assert os.environ[contract.DEVICE_ID] == "3"
     assert not caplog.records
+    ms.set_context(save_graphs=2)
+    ms.set_context(save_graphs=0, max_device_memory="8GB")
+    assert ms.get_context("save_graphs") == 0
+    assert ms.get_context("max_call_depth") == 1000
+    assert [record.getMessage().split(" is ")[0] for record in caplog.records] == [
+        "set_context(save_graphs=...)",
+        "set_context(max_device_memory=...)",
+    ]
     if not torch.cuda.is_available():
         ms.set_context(device_target="Ascend")
         assert "not here, this process computes on cpu" in caplog.text
@@ -179,8 +189,8 @@ def test_context_is_set_checked_and_told(caplog: pytest.LogCaptureFixture) -> No
         ({"device_target": "TPU"}, "one of Ascend, GPU, CPU"),
         ({"mode": 2}, "GRAPH_MODE or PYNATIVE_MODE"),
         ({"device_id": -1}, "0 or more"),
-        ({"save_graphs": True}, "others are of MindSpore's compiler"),
-        ({"device_targe": "CPU"}, "device_target"),
+        ({"device_targe": "CPU"}, "did you mean device_target"),
+        ({"save_graph": True}, "did you mean save_graphs"),
     ):
         with pytest.raises(UsageError, match=match):
             ms.set_context(**words)
@@ -251,4 +261,4 @@ def test_operator_is_sent_to_the_host_in_mindspores_words() -> None:
     with pytest.raises(UsageError, match="must be one of CPU, Ascend, GPU, DEVICE"):
         ops.ReLU().set_device("TPU")
     with pytest.raises(UsageError, match='only "primitive_target" means something here'):
-        ops.ReLU().add_prim_attr("recompute", "x")
+        ops.ReLU().add_prim_attr("enable_nd_tp", value=True)

@@ -1,0 +1,120 @@
+"""mindspore._checkparam: the checks of arguments that layers in MindSpore's documents call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+
+class Rel:
+    """How two numbers stand to each other."""
+
+    EQ, NE, LT, LE, GT, GE = "==", "!=", "<", "<=", ">", ">="
+    INC_NEITHER, INC_LEFT, INC_RIGHT, INC_BOTH = "()", "[)", "(]", "[]"
+
+
+INC_NEITHER, INC_LEFT, INC_RIGHT, INC_BOTH = "()", "[)", "(]", "[]"
+
+
+def _named(arg_name: str | None, prim_name: str | None) -> str:
+    return (f"For '{prim_name}', " if prim_name else "") + f"'{arg_name or 'the input'}' must be"
+
+
+def check_value_type(
+    arg_name: str, arg_value: Any, valid_types: type | Iterable[type], prim_name: str | None = None
+) -> Any:
+    """Return a value of one of several types; True is no int.
+
+    Raises:
+        TypeError: another type.
+    """
+    kinds = (valid_types,) if isinstance(valid_types, type) else tuple(valid_types)
+    if not isinstance(arg_value, kinds) or (isinstance(arg_value, bool) and bool not in kinds):
+        names = ", ".join(kind.__name__ for kind in kinds)
+        raise TypeError(f"{_named(arg_name, prim_name)} of type {names}, not {type(arg_value).__name__}")
+    return arg_value
+
+
+def _number(value: Any, kind: Any, least: float, is_open: bool, arg_name: str | None, prim_name: str | None) -> Any:
+    words = f"{_named(arg_name, prim_name)} {kind.__name__} {'>' if is_open else '>='} {least:g}"
+    if isinstance(value, bool) or not isinstance(value, (int, kind)):
+        raise TypeError(f"{words}, not {value!r}")
+    if value < least or (is_open and value == least):
+        raise ValueError(f"{words}, not {value!r}")
+    return value
+
+
+def check_positive_int(arg_value: Any, arg_name: str | None = None, prim_name: str | None = None) -> int:
+    """Return a whole number above 0."""
+    return _number(arg_value, int, 0, is_open=True, arg_name=arg_name, prim_name=prim_name)
+
+
+def check_non_negative_int(arg_value: Any, arg_name: str | None = None, prim_name: str | None = None) -> int:
+    """Return a whole number, 0 or more."""
+    return _number(arg_value, int, 0, is_open=False, arg_name=arg_name, prim_name=prim_name)
+
+
+def check_positive_float(arg_value: Any, arg_name: str | None = None, prim_name: str | None = None) -> float:
+    """Return a number above 0."""
+    return _number(arg_value, float, 0, is_open=True, arg_name=arg_name, prim_name=prim_name)
+
+
+def check_non_negative_float(arg_value: Any, arg_name: str | None = None, prim_name: str | None = None) -> float:
+    """Return a number, 0 or more."""
+    return _number(arg_value, float, 0, is_open=False, arg_name=arg_name, prim_name=prim_name)
+
+
+def check_is_int(arg_value: Any, arg_name: str | None = None, prim_name: str | None = None) -> int:
+    """Return a whole number."""
+    return _number(arg_value, int, -math.inf, is_open=False, arg_name=arg_name, prim_name=prim_name)
+
+
+def check_bool(arg_value: Any, arg_name: str | None = None, prim_name: str | None = None) -> bool:
+    """Return True or False."""
+    return check_value_type(arg_name or "", arg_value, [bool], prim_name)
+
+
+def check_string(
+    arg_value: Any, valid_values: Iterable[str], arg_name: str | None = None, prim_name: str | None = None
+) -> str:
+    """Return one of several words."""
+    if arg_value not in list(valid_values):
+        raise ValueError(f"{_named(arg_name, prim_name)} one of {', '.join(valid_values)}, not {arg_value!r}")
+    return arg_value
+
+
+def check_float_range(
+    arg_value: Any,
+    lower_limit: float,
+    upper_limit: float,
+    rel: str,
+    arg_name: str | None = None,
+    prim_name: str | None = None,
+) -> float:
+    """Return a number between two others; `rel` says which of them it may be."""
+    above = lower_limit <= arg_value if rel[0] == "[" else lower_limit < arg_value
+    below = arg_value <= upper_limit if rel[1] == "]" else arg_value < upper_limit
+    if not (above and below):
+        raise ValueError(
+            f"{_named(arg_name, prim_name)} in {rel[0]}{lower_limit}, {upper_limit}{rel[1]}, not {arg_value!r}"
+        )
+    return arg_value
+
+
+check_int_range = check_float_range
+
+
+class Validator:
+    """The same as methods, as older scripts call them."""
+
+    check_value_type = staticmethod(check_value_type)
+    check_positive_int = staticmethod(check_positive_int)
+    check_non_negative_int = staticmethod(check_non_negative_int)
+    check_positive_float = staticmethod(check_positive_float)
+    check_non_negative_float = staticmethod(check_non_negative_float)
+    check_is_int = staticmethod(check_is_int)
+    check_bool = staticmethod(check_bool)
+    check_string = staticmethod(check_string)
+    check_float_range = staticmethod(check_float_range)
+    check_int_range = staticmethod(check_int_range)

@@ -1,0 +1,262 @@
+"""Functions of functions: gradients, maps over trees, functions of several types; and what acts on lists of tensors."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from msrun.errors import UsageError
+from msrun.mindspore.ops.table import Primitive
+from msrun.runtime import value_and_grad
+
+__all__ = [
+    "Depend",
+    "GradOperation",
+    "HyperMap",
+    "Map",
+    "MultitypeFuncGraph",
+    "Partial",
+    "Print",
+    "clip_by_global_norm",
+    "clip_by_norm",
+    "deepcopy",
+    "depend",
+    "grad",
+    "is_tensor",
+    "partial",
+    "print_",
+    "value_and_grad",
+    "vmap",
+]
+
+partial = functools.partial
+
+
+def Partial() -> Callable[..., Any]:  # noqa: N802 - MindSpore's name
+    """Return `partial`."""
+    return functools.partial
+
+
+def grad(
+    fn: Callable[..., Any],
+    grad_position: int | tuple[int, ...] | None = 0,
+    weights: Any = None,
+    has_aux: bool = False,
+) -> Callable[..., Any]:
+    """Return a function that gives the gradients of `fn`; see `value_and_grad`."""
+    single = isinstance(weights, Tensor)
+    with_value = value_and_grad(_summed(fn, has_aux), grad_position, [weights] if single else weights, has_aux)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        result, gradients = with_value(*args, **kwargs)
+        if single:
+            gradients = (gradients[0], gradients[1][0]) if grad_position is not None else gradients[0]
+        return (gradients, tuple(result[1:])) if has_aux else gradients
+
+    return run
+
+
+def _summed(fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
+    """Return a function whose result can be differentiated: of several elements their sum is, as in MindSpore."""
+
+    @functools.wraps(fn)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        result = fn(*args, **kwargs)
+        if has_aux:
+            return (_total(result[0]), *result[1:])
+        return _total(result)
+
+    return run
+
+
+def _total(result: Any) -> Any:
+    if isinstance(result, list | tuple):
+        return functools.reduce(torch.add, map(_total, result))
+    return result.sum() if result.dim() else result
+
+
+class GradOperation:
+    """`GradOperation(get_all, get_by_list, sens_param)(fn, weights)(*inputs)` gives the gradients of `fn`.
+
+    Args:
+        get_all: of all inputs; else of the first one.
+        get_by_list: of the weights.
+        sens_param: the last input is the gradient of the result.
+    """
+
+    def __init__(self, get_all: bool = False, get_by_list: bool = False, sens_param: bool = False) -> None:
+        self.get_all, self.get_by_list, self.sens_param = get_all, get_by_list, sens_param
+
+    def __call__(self, fn: Callable[..., Any], weights: Iterable[Tensor] | None = None) -> Callable[..., Any]:
+        kept = list(weights) if weights is not None else None
+        if self.get_by_list and kept is None:
+            if not isinstance(fn, nn.Module):
+                raise UsageError("GradOperation(get_by_list=True)(fn): give the weights; fn is no cell")
+            kept = [parameter for parameter in fn.parameters() if parameter.requires_grad]
+
+        def run(*inputs: Any) -> Any:
+            inputs, sens = (inputs[:-1], inputs[-1]) if self.sens_param else (inputs, None)
+            weighted = _summed(fn, has_aux=False) if sens is None else _weighted(fn, sens)
+            places = tuple(i for i, one in enumerate(inputs) if isinstance(one, Tensor) and one.is_floating_point())
+            wanted: Any = (places if self.get_all else 0) if self.get_all or not self.get_by_list else None
+            return value_and_grad(weighted, wanted, kept if self.get_by_list else None)(*inputs)[1]
+
+        return run
+
+
+def _weighted(fn: Callable[..., Any], sens: Any) -> Callable[..., Any]:
+    factors = sens if isinstance(sens, list | tuple) else (sens,)
+
+    @functools.wraps(fn)
+    def run(*args: Any) -> Any:
+        result = fn(*args)
+        results = result if isinstance(result, list | tuple) else (result,)
+        return _total([one * factor for one, factor in zip(results, factors, strict=True)])
+
+    return run
+
+
+def vmap(fn: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callable[..., Any]:
+    """Return the function over a batch; see `torch.vmap`."""
+    return torch.vmap(fn, in_axes, out_axes)
+
+
+class MultitypeFuncGraph:
+    """One name for several functions, chosen by the types of what they are called with.
+
+    `@graph.register("Tensor", "Number")` adds one; the words are Tensor, Number, Bool, Int, Float, String, Tuple, List,
+    None, Function and RowTensor.
+
+    Raises:
+        UsageError: an unknown word, or a call with types that none was registered for.
+    """
+
+    def __init__(self, name: str, read_value: bool = False) -> None:
+        del read_value
+        self.name = name
+        self._entries: list[tuple[tuple[Any, ...], Callable[..., Any]]] = []
+
+    def register(self, *type_names: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Add the function that follows, for arguments of these types."""
+        for word in type_names:
+            if isinstance(word, str) and word not in _TYPES:
+                raise UsageError(f"{self.name}.register({word!r}): one of {', '.join(_TYPES)}")
+
+        def add(function: Callable[..., Any]) -> Callable[..., Any]:
+            self._entries.append((type_names, function))
+            return function
+
+        return add
+
+    def __call__(self, *args: Any) -> Any:
+        for words, function in reversed(self._entries):
+            if len(words) == len(args) and all(map(_is_of, args, words)):
+                return function(*args)
+        kinds = ", ".join(type(one).__name__ for one in args)
+        raise UsageError(f"{self.name}({kinds}): no function is registered for these types; add one with register")
+
+
+_TYPES: dict[str, Callable[[Any], bool]] = {
+    "Tensor": lambda value: isinstance(value, Tensor),
+    "Number": lambda value: isinstance(value, int | float | np.number) and not isinstance(value, bool),
+    "Bool": lambda value: isinstance(value, bool),
+    "Int": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "Float": lambda value: isinstance(value, float),
+    "String": lambda value: isinstance(value, str),
+    "Tuple": lambda value: isinstance(value, tuple),
+    "List": lambda value: isinstance(value, list),
+    "Dictionary": lambda value: isinstance(value, dict),
+    "None": lambda value: value is None,
+    "NoneType": lambda value: value is None,
+    "Function": callable,
+    "RowTensor": lambda value: isinstance(value, Tensor) and value.is_sparse,
+}
+
+
+def _is_of(value: Any, word: Any) -> bool:
+    return _TYPES[word](value) if isinstance(word, str) else isinstance(value, Tensor) and value.dtype == word
+
+
+class HyperMap:
+    """`HyperMap()(fn, *trees)` or `HyperMap(fn)(*trees)`: a function of each set of leaves of equal lists and tuples.
+
+    Args:
+        reverse: call it for the last leaves first.
+    """
+
+    def __init__(self, ops: Callable[..., Any] | None = None, reverse: bool = False) -> None:
+        self._function, self._reverse = ops, reverse
+
+    def __call__(self, *args: Any) -> Any:
+        function, trees = (args[0], args[1:]) if self._function is None else (self._function, args)
+        return _mapped(function, trees, self._reverse)
+
+
+Map = HyperMap
+
+
+def _mapped(function: Callable[..., Any], trees: Sequence[Any], reverse: bool) -> Any:
+    if not isinstance(trees[0], list | tuple):
+        return function(*trees)
+    rows = list(zip(*trees, strict=True))
+    found = [_mapped(function, row, reverse) for row in (reversed(rows) if reverse else rows)]
+    return tuple(reversed(found)) if reverse else tuple(found)
+
+
+def depend(value: Any, expr: Any) -> Any:
+    """Return the value; operators run in the order in which they are written."""
+    del expr
+    return value
+
+
+class Depend(Primitive):
+    """`Depend()(value, expression)` is the value."""
+
+    function = staticmethod(depend)
+
+
+def print_(*inputs: Any) -> None:
+    """Print tensors as MindSpore does."""
+    sys.stdout.write("\n".join(str(one) for one in inputs) + "\n")
+
+
+class Print(Primitive):
+    """`Print()(...)` prints its inputs, one a line."""
+
+    function = staticmethod(print_)
+
+
+def is_tensor(obj: Any) -> bool:
+    """Tell whether it is a tensor."""
+    return isinstance(obj, Tensor)
+
+
+def deepcopy(input_x: Tensor) -> Tensor:
+    """Return a copy."""
+    return input_x.clone()
+
+
+def clip_by_global_norm(x: Sequence[Tensor], clip_norm: float = 1.0, use_norm: Any = None) -> tuple[Tensor, ...]:
+    """Return tensors scaled so that their common norm is `clip_norm` at most."""
+    if use_norm is not None:
+        raise UsageError("clip_by_global_norm(use_norm=...): None; divide the tensors by hand")
+    norm = torch.stack([one.float().square().sum() for one in x]).sum().sqrt()
+    factor = clip_norm / torch.clamp(norm, min=clip_norm)
+    return tuple(one * factor.to(one.dtype) for one in x)
+
+
+def clip_by_norm(x: Any, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> Any:
+    """Return a tensor, or tensors of a common norm, scaled so that the norm is `max_norm` at most."""
+    tensors = [x] if isinstance(x, Tensor) else list(x)
+    norm = torch.stack([one.norm(norm_type) for one in tensors]).norm(norm_type)
+    if error_if_nonfinite and not bool(norm.isfinite()):
+        raise RuntimeError(f"clip_by_norm: the norm is {float(norm)}; a gradient overflowed")
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    scaled = [one * factor for one in tensors]
+    return scaled[0] if isinstance(x, Tensor) else type(x)(scaled)

@@ -1,0 +1,490 @@
+"""Operators that move, choose, join, make and reduce elements: the table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from msrun.mindspore.ops.table import define
+
+Axis = int | Sequence[int] | None
+
+
+def dims(axis: Any) -> tuple[int, ...]:
+    """Return dimensions as a tuple; () for all."""
+    if axis is None:
+        return ()
+    if isinstance(axis, Tensor):
+        axis = axis.tolist()
+    return (axis,) if isinstance(axis, int) else tuple(int(one) for one in axis)
+
+
+def fill_type(value: Any) -> torch.dtype:
+    """Return the type of elements that MindSpore gives to a number."""
+    return torch.bool if isinstance(value, bool) else torch.int64 if isinstance(value, int) else torch.float32
+
+
+def squeeze(input: Tensor, axis: Axis = ()) -> Tensor:
+    """Take dimensions of size 1 away: those of `axis`, or all."""
+    chosen = dims(axis)
+    return input.squeeze(chosen) if chosen else input.squeeze()
+
+
+def one_hot(indices: Tensor, depth: int, on_value: Any = 1, off_value: Any = 0, axis: int = -1) -> Tensor:
+    """Return rows of `depth` elements: `on_value` at the index, `off_value` elsewhere.
+
+    Args:
+        indices: (...) of any integer type.
+        axis: the new dimension; -1 is the last one.
+    """
+    hit = indices.unsqueeze(axis).long()
+    sizes = [1] * hit.dim()
+    sizes[axis] = depth
+    is_on = hit == torch.arange(depth, device=indices.device).reshape(sizes)
+    dtype = on_value.dtype if isinstance(on_value, Tensor) else fill_type(on_value)
+    return is_on.to(dtype) * (on_value - off_value) + off_value
+
+
+def _gather(input_params: Tensor, input_indices: Any, axis: Any, batch_dims: int = 0) -> Tensor:
+    """Return the rows of a dimension that indices of any shape name."""
+    indices = torch.as_tensor(input_indices, device=input_params.device).long()
+    where = int(axis) % input_params.dim()
+    if batch_dims:
+        if batch_dims > 1:
+            return torch.stack(
+                [_gather(p, i, where - 1, batch_dims - 1) for p, i in zip(input_params, indices, strict=True)]
+            )
+        return torch.stack([_gather(p, i, where - 1) for p, i in zip(input_params, indices, strict=True)])
+    if where == 0 and input_params.dim() == 2 and indices.dim():
+        return F.embedding(indices, input_params)
+    shape = (*input_params.shape[:where], *indices.shape, *input_params.shape[where + 1 :])
+    return input_params.index_select(where, indices.reshape(-1)).reshape(shape)
+
+
+def look_up(input_params: Tensor, input_indices: Tensor, offset: int = 0) -> Tensor:
+    """Return the rows `index - offset` of a table, zeros for those that lie outside."""
+    indices = input_indices.long() - offset
+    inside = (indices >= 0) & (indices < len(input_params))
+    rows = F.embedding(torch.where(inside, indices, torch.zeros_like(indices)), input_params)
+    return rows * inside.unsqueeze(-1).to(rows.dtype)
+
+
+def _gather_nd(input_x: Tensor, indices: Tensor) -> Tensor:
+    return input_x[tuple(indices.long().unbind(-1))]
+
+
+def _gather_d(x: Tensor, dim: int, index: Tensor) -> Tensor:
+    return torch.gather(x, dim, index.long())
+
+
+def _scatter_nd(indices: Tensor, updates: Tensor, shape: Sequence[int]) -> Tensor:
+    result = torch.zeros(tuple(shape), dtype=updates.dtype, device=updates.device)
+    return result.index_put(tuple(indices.long().unbind(-1)), updates, accumulate=True)
+
+
+def _segment_sum(input_x: Tensor, segment_ids: Tensor, num_segments: int) -> Tensor:
+    ids, rest = segment_ids.long().reshape(-1), input_x.shape[segment_ids.dim() :]
+    values = input_x.reshape(len(ids), *rest)
+    inside = ids >= 0
+    result = torch.zeros(int(num_segments), *rest, dtype=input_x.dtype, device=input_x.device)
+    return result.index_add(0, ids[inside], values[inside])
+
+
+def _arange(start: Any = 0, end: Any = None, step: Any = 1, *, dtype: torch.dtype | None = None) -> Tensor:
+    first, last = (0, start) if end is None else (start, end)
+    numbers = [one.item() if isinstance(one, Tensor) else one for one in (first, last, step)]
+    return torch.arange(*numbers, dtype=dtype)
+
+
+def _range(start: Any, end: Any, step: Any, maxlen: int = 1000000) -> Tensor:
+    del maxlen
+    return _arange(start, end, step)
+
+
+def _slice(input_x: Tensor, begin: Sequence[int], size: Sequence[int]) -> Tensor:
+    pieces = zip(begin, size, strict=True)
+    return input_x[tuple(slice(b, None if s == -1 else b + s) for b, s in pieces)]
+
+
+def _strided_slice(
+    input_x: Tensor,
+    begin: Sequence[int],
+    end: Sequence[int],
+    strides: Sequence[int],
+    begin_mask: int = 0,
+    end_mask: int = 0,
+    ellipsis_mask: int = 0,
+    new_axis_mask: int = 0,
+    shrink_axis_mask: int = 0,
+) -> Tensor:
+    """Return a part, with a bit of each mask per dimension as in TensorFlow."""
+    chosen: list[Any] = []
+    for place, (b, e, step) in enumerate(zip(begin, end, strides, strict=True)):
+        bit = 1 << place
+        if ellipsis_mask & bit:
+            chosen.append(...)
+        elif new_axis_mask & bit:
+            chosen.append(None)
+        elif shrink_axis_mask & bit:
+            chosen.append(b)
+        else:
+            chosen.append(slice(None if begin_mask & bit else b, None if end_mask & bit else e, step))
+    backwards = [place for place, one in enumerate(chosen) if isinstance(one, slice) and one.step < 0]
+    for place in backwards:  # torch knows no negative step
+        kept = range(input_x.shape[place])[chosen[place]]
+        input_x = input_x.index_select(place, torch.tensor(list(kept), dtype=torch.int64, device=input_x.device))
+        chosen[place] = slice(None)
+    return input_x[tuple(chosen)]
+
+
+def _arg_with_value(find: Any) -> Any:
+    def run(input: Tensor, axis: int = 0, keep_dims: bool = False) -> tuple[Tensor, Tensor]:
+        values, indices = find(input, axis, keep_dims)
+        return indices, values
+
+    return run
+
+
+def _extreme(find: Any, over_all: Any) -> Any:
+    def run(
+        input: Tensor, axis: int | None = None, keepdims: bool = False, *, initial: Any = None, where: Any = None
+    ) -> tuple[Tensor, Tensor]:
+        if where is not None:
+            input = torch.where(where, input, torch.as_tensor(initial, dtype=input.dtype))
+        if axis is None:
+            return over_all(input), torch.tensor(0, dtype=torch.int64)
+        values, indices = find(input, axis, keepdims)
+        return values, indices
+
+    return run
+
+
+def _sum(input: Tensor, dim: Axis = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    total = input.sum(dims(dim) or None, keepdim, dtype=dtype)
+    return total if dtype or input.dtype == torch.bool else total.to(input.dtype)
+
+
+def reduce_sum(x: Tensor, axis: Axis = (), keep_dims: bool = False, skip_mode: bool = False) -> Tensor:
+    """Sum over dimensions; over all when none is named."""
+    return x if skip_mode and not dims(axis) else _sum(x, axis, keep_dims)
+
+
+def _over_dims(reduce: Any) -> Any:
+    """Return a reduction over several dimensions of one that knows one."""
+
+    def run(x: Tensor, axis: Axis = (), keep_dims: bool = False) -> Tensor:
+        for dim in sorted({one % x.dim() for one in dims(axis) or range(x.dim())}, reverse=True):
+            x = reduce(x, dim, keep_dims)
+        return x
+
+    return run
+
+
+def _prod(input: Tensor, axis: Axis = None, keep_dims: bool = False, dtype: torch.dtype | None = None) -> Tensor:
+    result = _over_dims(torch.prod)(input, axis, keep_dims).to(input.dtype)
+    return result.to(dtype) if dtype else result
+
+
+def _top_k(input_x: Tensor, k: int, sorted: bool = True) -> tuple[Tensor, Tensor]:
+    values, indices = torch.topk(input_x, k, sorted=sorted)
+    return values, indices.int()
+
+
+def _topk(
+    input: Tensor, k: int, dim: int | None = None, largest: bool = True, sorted: bool = True
+) -> tuple[Tensor, Tensor]:
+    values, indices = torch.topk(input, k, -1 if dim is None else dim, largest, sorted)
+    return values, indices.int()
+
+
+def _sort(input_x: Tensor, axis: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
+    values, indices = torch.sort(input_x, dim=axis, descending=descending, stable=True)
+    return values, indices.int()
+
+
+def _cumulate(x: Tensor, axis: int, exclusive: bool, reverse: bool, start: float, cumulate: Any) -> Tensor:
+    x = x.flip(axis) if reverse else x
+    if exclusive:
+        first = torch.full_like(x.narrow(axis, 0, 1), start)
+        x = torch.cat((first, x.narrow(axis, 0, x.shape[axis] - 1)), axis)
+    result = cumulate(x, axis).to(x.dtype)
+    return result.flip(axis) if reverse else result
+
+
+def _pad_pairs(input_x: Tensor, paddings: Any, mode: str = "constant") -> Tensor:
+    """Pad with one (before, after) per dimension."""
+    pairs = paddings.tolist() if isinstance(paddings, Tensor) else [tuple(pair) for pair in paddings]
+    if mode.lower() in ("constant", ""):
+        return F.pad(input_x, [edge for pair in reversed(pairs) for edge in pair])
+    for dim, (before, after) in enumerate(pairs):  # torch mirrors the last dimensions alone
+        size, inner = input_x.shape[dim], mode.lower() == "reflect"
+        head = list(range(before, 0, -1)) if inner else list(range(before - 1, -1, -1))
+        tail = [size - 2 - i if inner else size - 1 - i for i in range(after)]
+        order = torch.tensor([*head, *range(size), *tail], dtype=torch.int64, device=input_x.device)
+        input_x = input_x.index_select(dim, order)
+    return input_x
+
+
+def _split(input_x: Tensor, axis: int = 0, output_num: int = 1) -> tuple[Tensor, ...]:
+    return input_x.split(input_x.shape[axis] // output_num, axis)
+
+
+def _split_sizes(tensor: Tensor, split_size_or_sections: Any, axis: int = 0) -> tuple[Tensor, ...]:
+    one = isinstance(split_size_or_sections, int)
+    return tensor.split(split_size_or_sections if one else list(split_size_or_sections), axis)
+
+
+def _unique(input: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the different elements in the order in which they come, and of each element its place among them."""
+    values, places, counts = torch.unique(input, return_inverse=True, return_counts=True)
+    flat = places.reshape(-1)
+    first = torch.full((len(counts),), flat.numel(), dtype=torch.int64).scatter_reduce(
+        0, flat, torch.arange(flat.numel()), "amin"
+    )
+    order = first.argsort()
+    return values[order], order.argsort()[places].int()
+
+
+def _band(x: Tensor, lower: int, upper: int) -> Tensor:
+    rows = torch.arange(x.shape[-2], device=x.device)[:, None]
+    columns = torch.arange(x.shape[-1], device=x.device)[None]
+    inside = (rows - columns <= lower) | (lower < 0)
+    return x * (inside & ((columns - rows <= upper) | (upper < 0))).to(x.dtype)
+
+
+def _fill(type: torch.dtype, shape: Any, value: Any) -> Tensor:
+    return torch.full(dims(shape), value.item() if isinstance(value, Tensor) else value, dtype=type)
+
+
+def _tensor_scatter(reduce: str) -> Any:
+    def run(input_x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+        where = tuple(indices.long().unbind(-1))
+        if reduce in ("add", "sub"):
+            return input_x.index_put(where, updates if reduce == "add" else -updates, accumulate=True)
+        if reduce == "update":
+            return input_x.index_put(where, updates)
+        old = input_x[where]
+        choices: dict[str, Any] = {"mul": torch.mul, "div": torch.div, "max": torch.maximum, "min": torch.minimum}
+        return input_x.index_put(where, choices[reduce](old, updates))
+
+    return run
+
+
+def _scatter_elements(
+    input_x: Tensor, indices: Tensor, updates: Tensor, axis: int = 0, reduction: str = "none"
+) -> Tensor:
+    places = indices.long()
+    return input_x.scatter(axis, places, updates) if reduction == "none" else input_x.scatter_add(axis, places, updates)
+
+
+def _meshgrid(*inputs: Any, indexing: str = "xy") -> tuple[Tensor, ...]:
+    grids = inputs[0] if len(inputs) == 1 and isinstance(inputs[0], list | tuple) else inputs
+    return torch.meshgrid(*grids, indexing=indexing)
+
+
+def _expand(input: Tensor, shape: Sequence[int]) -> Tensor:
+    return input.expand(tuple(shape))
+
+
+def _sequence_mask(lengths: Tensor, maxlen: int | None = None) -> Tensor:
+    longest = int(lengths.max()) if maxlen is None else maxlen
+    return torch.arange(longest, device=lengths.device) < lengths.unsqueeze(-1)
+
+
+_dims = dims  # rows have arguments that are called dims
+
+OPERATORS: dict[str, Any] = {}
+for _row in (
+    ("Reshape reshape", lambda input, shape: input.reshape(dims(shape))),
+    ("Shape shape TensorShape", lambda input_x: tuple(input_x.shape)),
+    ("DynamicShape tensor_shape", lambda input_x: torch.tensor(input_x.shape)),
+    ("Size size", lambda input_x: input_x.numel()),
+    ("Rank rank", lambda input_x: input_x.dim()),
+    ("DType dtype typeof", lambda x: x.dtype),
+    ("Transpose transpose", lambda input, dims: input.permute(_dims(dims))),
+    ("permute", lambda input, axis: input.permute(_dims(axis))),
+    ("swapaxes", lambda input, axis0, axis1: input.swapaxes(axis0, axis1)),
+    ("swapdims", lambda input, dim0, dim1: input.swapaxes(dim0, dim1)),
+    ("moveaxis movedim", lambda x, source, destination: torch.movedim(x, source, destination)),
+    ("Flatten", lambda input_x: input_x.flatten(1)),
+    ("flatten", lambda input, order="C", *, start_dim=1, end_dim=-1: input.flatten(start_dim, end_dim)),
+    ("ravel", lambda input: input.reshape(-1)),
+    ("ExpandDims expand_dims", lambda input_x, axis: input_x.unsqueeze(axis)),
+    ("unsqueeze", lambda input, dim: input.unsqueeze(dim)),
+    ("Squeeze squeeze", squeeze, "axis"),
+    ("Concat Cat", lambda tensors, axis=0: torch.cat(tuple(tensors), axis), "axis"),
+    ("concat cat", lambda tensors, axis=0: torch.cat(tuple(tensors), axis)),
+    ("Stack Pack stack pack", lambda tensors, axis=0: torch.stack(tuple(tensors), axis), "axis"),
+    ("Unstack Unpack", lambda input_x, axis=0, num=None: input_x.unbind(axis), "axis num"),
+    ("unstack unpack", lambda input_x, axis=0: input_x.unbind(axis)),
+    ("unbind", lambda input, dim=0: input.unbind(dim)),
+    ("hstack", lambda tensors: torch.hstack(tuple(tensors))),
+    ("vstack", lambda inputs: torch.vstack(tuple(inputs))),
+    ("dstack", lambda tensors: torch.dstack(tuple(tensors))),
+    ("column_stack", lambda tensors: torch.column_stack(tuple(tensors))),
+    ("block_diag", torch.block_diag),
+    ("Split", _split, "axis output_num"),
+    ("split", _split_sizes),
+    ("SplitV", lambda input_x, size_splits, split_dim, num_split=None: input_x.split(list(size_splits), split_dim),
+     "size_splits split_dim num_split"),
+    ("chunk", lambda input, chunks, axis=0: input.chunk(chunks, axis)),
+    ("tensor_split", lambda input, indices_or_sections, axis=0: input.tensor_split(indices_or_sections, axis)),
+    ("Tile tile", lambda input, dims: input.tile(_dims(dims))),
+    ("repeat_elements", lambda x, rep, axis=0: x.repeat_interleave(rep, axis)),
+    ("repeat_interleave", lambda input, repeats, axis=None: input.repeat_interleave(repeats, axis)),
+    ("BroadcastTo", lambda input, shape: _expand(input, shape), "shape"),
+    ("broadcast_to", _expand),
+    ("expand", lambda input_x, size: _expand(input_x, _dims(size))),
+    ("expand_as", lambda input, other: input.expand_as(other)),
+    ("Gather GatherV2 SparseGatherV2", lambda input_params, input_indices, axis, batch_dims=0: _gather(
+        input_params, input_indices, axis, batch_dims), "batch_dims"),
+    ("gather", _gather),
+    ("EmbeddingLookup embedding_lookup", look_up),
+    ("GatherNd gather_nd", _gather_nd),
+    ("GatherD gather_d", _gather_d),
+    ("gather_elements", lambda input, dim, index: _gather_d(input, dim, index)),
+    ("index_select", lambda input, axis, index: input.index_select(axis, index.long())),
+    ("ScatterNd scatter_nd", _scatter_nd),
+    ("TensorScatterUpdate tensor_scatter_update", _tensor_scatter("update")),
+    ("TensorScatterAdd tensor_scatter_add", _tensor_scatter("add")),
+    ("TensorScatterSub tensor_scatter_sub", _tensor_scatter("sub")),
+    ("TensorScatterMul tensor_scatter_mul", _tensor_scatter("mul")),
+    ("TensorScatterDiv tensor_scatter_div", _tensor_scatter("div")),
+    ("TensorScatterMax tensor_scatter_max", _tensor_scatter("max")),
+    ("TensorScatterMin tensor_scatter_min", _tensor_scatter("min")),
+    ("TensorScatterElements tensor_scatter_elements", _scatter_elements, "axis reduction"),
+    ("scatter", lambda input, axis, index, src: input.scatter(axis, index.long(), src)),
+    ("index_add", lambda x, indices, y, axis, use_lock=True, check_index_bound=True: x.index_add(
+        axis, indices.long(), y)),
+    ("index_fill", lambda x, axis, index, value: x.index_fill(axis, torch.as_tensor(index).long(), value)),
+    ("UnsortedSegmentSum unsorted_segment_sum", _segment_sum),
+    ("Select select where", lambda condition, input, other: torch.where(condition, input, other)),
+    ("MaskedFill masked_fill", lambda input_x, mask, value: input_x.masked_fill(mask.bool(), value)),
+    ("MaskedSelect masked_select", lambda input, mask: torch.masked_select(input, mask)),
+    ("NonZero", torch.nonzero),
+    ("nonzero", lambda input, *, as_tuple=False: torch.nonzero(input, as_tuple=as_tuple)),
+    ("argwhere", torch.argwhere),
+    ("Slice slice", _slice),
+    ("StridedSlice strided_slice", _strided_slice,
+     "begin_mask end_mask ellipsis_mask new_axis_mask shrink_axis_mask"),
+    ("narrow", lambda input, axis, start, length: input.narrow(axis, start, length)),
+    ("ReverseV2", lambda input, axis: input.flip(_dims(axis)), "axis"),
+    ("reverse", lambda x, axis: x.flip(_dims(axis))),
+    ("flip", lambda input, dims: input.flip(_dims(dims))),
+    ("fliplr", torch.fliplr),
+    ("flipud", torch.flipud),
+    ("Roll roll", lambda input, shifts, dims=None: torch.roll(input, shifts, dims), "shifts dims"),
+    ("rot90", lambda input, k, dims: torch.rot90(input, k, dims)),
+    ("Triu triu", lambda input, diagonal=0: torch.triu(input, diagonal), "diagonal"),
+    ("Tril tril", lambda input, diagonal=0: torch.tril(input, diagonal), "diagonal"),
+    ("MatrixBandPart matrix_band_part", _band),
+    ("Diag diag", torch.diag),
+    ("DiagPart diag_part", torch.diag),
+    ("diagonal", lambda input, offset=0, dim1=0, dim2=1: torch.diagonal(input, offset, dim1, dim2)),
+    ("Trace trace", torch.trace),
+    ("Pad", _pad_pairs, "paddings"),
+    ("MirrorPad", lambda input_x, paddings, mode="REFLECT": _pad_pairs(input_x, paddings, mode), "mode"),
+    ("mirror_pad", _pad_pairs),
+    ("pad", lambda input_x, padding, mode="constant", value=None: F.pad(input_x, _dims(padding), mode, value)),
+    ("DepthToSpace", lambda x, block_size: F.pixel_shuffle(x, block_size), "block_size"),
+    ("SpaceToDepth", lambda x, block_size: F.pixel_unshuffle(x, block_size), "block_size"),
+    ("pixel_shuffle", lambda input, upscale_factor: F.pixel_shuffle(input, upscale_factor)),
+    ("pixel_unshuffle", lambda input, downscale_factor: F.pixel_unshuffle(input, downscale_factor)),
+    ("Meshgrid", lambda inputs, indexing="xy": _meshgrid(*inputs, indexing=indexing), "indexing"),
+    ("meshgrid", _meshgrid),
+    ("OneHot one_hot", one_hot, "axis"),
+    ("sequence_mask", _sequence_mask),
+    ("Unique unique", _unique),
+    ("searchsorted", lambda sorted_sequence, values, *, out_int32=False, right=False: torch.searchsorted(
+        sorted_sequence, values, out_int32=out_int32, right=right)),
+    ("bincount", torch.bincount),
+    ("histc", lambda input, bins=100, min=0.0, max=0.0: torch.histc(input, bins, min, max)),
+    # -- made of nothing ------------------------------------------------------------------------------------------
+    ("Fill fill", _fill),
+    ("FillV2", lambda shape, value: torch.full(_dims(shape), value.item(), dtype=value.dtype)),
+    ("full", lambda size, fill_value, *, dtype=None: torch.full(
+        _dims(size), fill_value, dtype=dtype or fill_type(fill_value))),
+    ("full_like", lambda input, fill_value, *, dtype=None: torch.full_like(input, fill_value, dtype=dtype)),
+    ("Fills fills", lambda x, value: torch.full_like(x, float(value))),
+    ("Ones ones", lambda shape, dtype=None: torch.ones(_dims(shape), dtype=dtype or torch.float32)),
+    ("Zeros zeros", lambda size, dtype=None: torch.zeros(_dims(size), dtype=dtype or torch.float32)),
+    ("OnesLike", torch.ones_like),
+    ("ones_like", lambda input, *, dtype=None: torch.ones_like(input, dtype=dtype)),
+    ("ZerosLike", torch.zeros_like),
+    ("zeros_like", lambda input, *, dtype=None: torch.zeros_like(input, dtype=dtype)),
+    ("Eye eye", lambda n, m=None, dtype=None: torch.eye(n, n if m is None else m, dtype=dtype or torch.float32)),
+    ("LinSpace linspace", lambda start, end, steps: torch.linspace(float(start), float(end), steps)),
+    ("arange", _arange),
+    ("Range", lambda start, end, step, maxlen=1000000: _range(start, end, step), "maxlen"),
+    ("range", _range),
+    ("ScalarToArray ScalarToTensor scalar_to_array scalar_to_tensor",
+     lambda input_x, dtype=torch.float32: torch.tensor(input_x, dtype=dtype)),
+    ("scalar_cast ScalarCast", lambda input_x, input_y: torch.tensor(input_x).to(input_y).item()),
+    ("tuple_to_array TupleToArray", lambda input_x: torch.tensor(input_x)),
+    # -- reduced ---------------------------------------------------------------------------------------------------
+    ("ReduceSum", reduce_sum, "keep_dims skip_mode"),
+    ("reduce_sum", lambda x, axis=(), keep_dims=False: reduce_sum(x, axis, keep_dims)),
+    ("sum", _sum),
+    ("ReduceMean reduce_mean", lambda x, axis=(), keep_dims=False: x.mean(_dims(axis) or None, keep_dims), "keep_dims"),
+    ("mean", lambda x, axis=None, keep_dims=False: x.mean(_dims(axis) or None, keep_dims)),
+    ("ReduceMax reduce_max", lambda x, axis=(), keep_dims=False: x.amax(_dims(axis), keep_dims), "keep_dims"),
+    ("ReduceMin reduce_min", lambda x, axis=(), keep_dims=False: x.amin(_dims(axis), keep_dims), "keep_dims"),
+    ("amax", lambda input, axis=None, keepdims=False, *, initial=None, where=None: input.amax(_dims(axis), keepdims)),
+    ("amin", lambda input, axis=None, keepdims=False, *, initial=None, where=None: input.amin(_dims(axis), keepdims)),
+    ("ReduceProd", _prod, "keep_dims"),
+    ("reduce_prod", lambda x, axis=(), keep_dims=False: _prod(x, axis, keep_dims)),
+    ("prod", _prod),
+    ("ReduceAll reduce_all", _over_dims(torch.all), "keep_dims"),
+    ("ReduceAny reduce_any", _over_dims(torch.any), "keep_dims"),
+    ("all", lambda input, axis=None, keep_dims=False: _over_dims(torch.all)(input, axis, keep_dims)),
+    ("any", lambda input, axis=None, keep_dims=False: _over_dims(torch.any)(input, axis, keep_dims)),
+    ("std", lambda input, axis=None, ddof=0, keepdims=False: torch.std(
+        input, _dims(axis) or None, correction=int(ddof), keepdim=keepdims)),
+    ("var", lambda input, axis=None, ddof=0, keepdims=False: torch.var(
+        input, _dims(axis) or None, correction=int(ddof), keepdim=keepdims)),
+    ("var_mean", lambda input, axis=None, ddof=0, keepdims=False: torch.var_mean(
+        input, _dims(axis) or None, correction=int(ddof), keepdim=keepdims)),
+    ("median", lambda input, axis=-1, keepdims=False: tuple(torch.median(input, axis, keepdims))),
+    ("max", _extreme(torch.max, torch.amax)),
+    ("min", _extreme(torch.min, torch.amin)),
+    ("ArgMaxWithValue", _arg_with_value(torch.max), "axis keep_dims"),
+    ("ArgMinWithValue", _arg_with_value(torch.min), "axis keep_dims"),
+    ("Argmax", lambda input_x, axis=-1, output_type=torch.int32: input_x.argmax(axis).to(output_type),
+     "axis output_type"),
+    ("Argmin", lambda input_x, axis=-1, output_type=torch.int32: input_x.argmin(axis).to(output_type),
+     "axis output_type"),
+    ("argmax", lambda input, dim=None, keepdim=False: torch.argmax(input, dim, keepdim)),
+    ("argmin", lambda input, axis=None, keepdims=False: torch.argmin(input, axis, keepdims).int()),
+    ("TopK", _top_k, "sorted"),
+    ("top_k", _top_k),
+    ("topk", _topk),
+    ("Sort", _sort, "axis descending"),
+    ("sort", _sort),
+    ("argsort", lambda input, axis=-1, descending=False: torch.argsort(
+        input, dim=axis, descending=descending, stable=True).int()),
+    ("msort", torch.msort),
+    ("CumSum", lambda input, axis, exclusive=False, reverse=False: _cumulate(
+        input, int(axis), exclusive, reverse, 0, torch.cumsum), "exclusive reverse"),
+    ("CumProd", lambda x, axis, exclusive=False, reverse=False: _cumulate(
+        x, int(axis), exclusive, reverse, 1, torch.cumprod), "exclusive reverse"),
+    ("cumsum", lambda x, axis, dtype=None: torch.cumsum(x, axis, dtype=dtype or x.dtype)),
+    ("cumprod", lambda input, dim, dtype=None: torch.cumprod(input, dim, dtype=dtype or input.dtype)),
+    ("cummax", lambda input, axis: tuple(torch.cummax(input, axis))),
+    ("cummin", lambda input, axis: tuple(torch.cummin(input, axis))),
+    ("logsumexp", lambda input, dim, keepdim=False: torch.logsumexp(input, dim, keepdim)),
+    ("count_nonzero", lambda x, axis=(), keep_dims=False, dtype=torch.int32: _sum(
+        (x != 0).int(), axis, keep_dims, dtype=dtype)),
+    ("norm", lambda A, ord=None, dim=None, keepdim=False, *, dtype=None: torch.linalg.norm(
+        A, ord, dim, keepdim, dtype=dtype)),
+    ("L2Loss", lambda input_x: (input_x * input_x).sum() / 2),
+    ("L2Normalize", lambda x, axis=0, epsilon=1e-4: x * torch.rsqrt(
+        (x * x).sum(_dims(axis), True).clamp(min=epsilon)), "axis epsilon"),
+    ("LpNorm", lambda input, axis, p=2, keep_dims=False, epsilon=1e-12: torch.linalg.vector_norm(
+        input, p, _dims(axis), keep_dims), "axis p keep_dims epsilon"),
+    ("diff", lambda x, n=1, axis=-1, prepend=None, append=None: torch.diff(x, n, axis, prepend, append)),
+):  # fmt: skip
+    OPERATORS |= define(*_row)

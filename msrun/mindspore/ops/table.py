@@ -1,0 +1,156 @@
+"""The tables of operators: one row makes MindSpore's class, its functions and their settings of one computation."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+from msrun import runtime
+from msrun.errors import UsageError, near_miss
+
+_TARGETS = {"CPU": "cpu", "Ascend": "device", "GPU": "device", "DEVICE": "device"}
+"""MindSpore's word -> that of `set_target`."""
+_OF_THE_COMPILER = {
+    *(
+        "Fullname",
+        "comm_reuse",
+        "cost_estimate",
+        "enable_cast_before_mirror",
+        "forward_unique_id",
+        "fusion",
+        "gen_prim",
+    ),
+    *("grad_scale", "keep_alive", "keep_value_node_input", "mean_flag", "no_eliminate", "op_group", "opt_shard_group"),
+    *("parallel_optimizer_comm_recompute", "recompute", "recompute_comm_op", "recompute_id", "side_effect_hidden"),
+    *("side_effect_io", "side_effect_mem", "slice_activation", "unroll_flag", "visited_by_pynative", "use_nesterov"),
+}
+"""Attributes of operators that say nothing about what is computed."""
+_noted: set[str] = set()
+_log = logging.getLogger("msrun.runtime")
+
+
+def note_once(word: str) -> None:
+    """Say once per process that a word of MindSpore's compiler is taken and does nothing here."""
+    if word not in _noted:
+        _noted.add(word)
+        _log.warning(f"{word} is of MindSpore's compiler or memory; it changes nothing here")
+
+
+class Primitive:
+    """One operator: made with its settings, cut with `.shard`, called with tensors.
+
+    Raises:
+        UsageError: a setting that the operator does not have, or one too many.
+    """
+
+    function: Callable[..., Any]
+    settings: tuple[str, ...] = ()
+
+    def __init__(self, *values: Any, **settings: Any) -> None:
+        kind = type(self)
+        given = dict(zip(kind.settings, values, strict=False)) | settings
+        unknown = [word for word in settings if word not in kind.settings]
+        if unknown or len(values) > len(kind.settings) or len(given) < len(values) + len(settings):
+            near = near_miss(unknown[0], kind.settings) if unknown else ""
+            what = f"{unknown[0]}=...): unknown word{near}" if unknown else f"{len(values)} values)"
+            raise UsageError(f"{kind.__name__}({what}; it takes {', '.join(kind.settings) or 'no settings'}")
+        function = kind.function
+        self._settings = given
+        self._run = _with(function, given) if given else function
+
+    def __call__(self, *inputs: Any) -> Any:
+        return self._run(*inputs)
+
+    def __repr__(self) -> str:
+        return f"{self.name}({', '.join(f'{name}={value}' for name, value in self._settings.items())})"
+
+    @property
+    def name(self) -> str:
+        """Return MindSpore's name of the operator."""
+        return type(self).__name__
+
+    def shard(self, in_strategy: Sequence[Any] | None = None, out_strategy: Sequence[Any] | None = None) -> Self:
+        """Cut the operator: one tuple per tensor input, see `msrun.runtime.shard`. Returns the operator.
+
+        Raises:
+            StrategyError: not tuples of whole numbers above 0.
+        """
+        self._run = runtime.shard(self._run, in_strategy, out_strategy)
+        return self
+
+    def set_device(self, device_target: str) -> Self:
+        """Run the operator on the host ("CPU") or the rank's device ("Ascend", "GPU", "DEVICE"): see
+        `msrun.runtime.set_target`. Returns the operator.
+
+        Raises:
+            UsageError: another word.
+        """
+        if device_target not in _TARGETS:
+            raise UsageError(f"device_target={device_target!r}: must be one of {', '.join(_TARGETS)}")
+        self._run = runtime.set_target(self._run, _TARGETS[device_target])
+        return self
+
+    def add_prim_attr(self, name: str, value: Any) -> Self:
+        """`add_prim_attr("primitive_target", "CPU")` is `set_device("CPU")`; what the compiler alone reads is noted.
+
+        Raises:
+            UsageError: another attribute, or another word.
+        """
+        if name == "primitive_target":
+            return self.set_device(value)
+        if name not in _OF_THE_COMPILER:
+            near = near_miss(name, ["primitive_target", *_OF_THE_COMPILER])
+            raise UsageError(
+                f'add_prim_attr({name!r}){near}: only "primitive_target" means something here; leave it out'
+            )
+        note_once(f"add_prim_attr({name!r})")
+        return self
+
+    def recompute(self, mode: bool = True) -> Self:
+        """Return the operator: `recompute` of the cell around it is what saves memory here."""
+        del mode
+        note_once(f"{self.name}().recompute()")
+        return self
+
+
+def _with(function: Callable[..., Any], settings: Mapping[str, Any]) -> Callable[..., Any]:
+    def run(*inputs: Any) -> Any:
+        return function(*inputs, **settings)
+
+    run.__name__ = run.__qualname__ = getattr(function, "__name__", "operator")
+    return run
+
+
+def define(names: str, function: Callable[..., Any], settings: str = "") -> dict[str, Any]:
+    """Return MindSpore's name -> class or function, of one row of a table.
+
+    Args:
+        names: of classes (they begin with a capital) and of functions.
+        function: computes it; its arguments have the names and defaults of MindSpore's function.
+        settings: those of its arguments that the class takes when it is made.
+    """
+    if getattr(function, "__name__", "") == "<lambda>":
+        function.__name__ = function.__qualname__ = next((name for name in names.split() if name[0].islower()), names)
+    made: dict[str, Any] = {}
+    for name in names.split():
+        if name[0].isupper():
+            body = {
+                "function": staticmethod(function),
+                "settings": tuple(settings.split()),
+                "__doc__": _describe(name, function, settings),
+                "__module__": "msrun.mindspore.ops",
+            }
+            made[name] = type(name, (Primitive,), body)
+        else:
+            made[name] = function
+    return made
+
+
+def _describe(name: str, function: Callable[..., Any], settings: str) -> str:
+    try:
+        inputs = [word for word in inspect.signature(function).parameters if word not in settings.split()]
+    except ValueError:  # of torch, in C
+        return f"{name}(): `torch.{function.__name__}`."
+    return f"`{name}({', '.join(settings.split())})({', '.join(inputs)})`."

@@ -1,0 +1,114 @@
+"""Profiler: torch's, in MindSpore's words. Each rank writes a trace that chrome://tracing and Perfetto show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.profiler
+
+from msrun.errors import UsageError, near_miss
+from msrun.mindspore.missing import missing_name
+from msrun.runtime import get_rank
+
+__all__ = ["Profiler", "ProfilerActivity", "ProfilerLevel", "profile"]
+
+_WORDS = {
+    *("profiler_level", "activities", "schedule", "on_trace_ready", "profile_memory", "aicore_metrics", "l2_cache"),
+    *("hbm_ddr", "pcie", "data_process", "parallel_strategy", "op_time", "start_profile", "output_path", "with_stack"),
+    *(
+        "profile_framework",
+        "data_simplification",
+        "sync_enable",
+        "mstx",
+        "hccs",
+        "timeline_limit",
+        "profile_communication",
+    ),
+}
+
+
+class ProfilerLevel:
+    """MindSpore's levels; each records all operators here."""
+
+    LevelNone, Level0, Level1, Level2 = -1, 0, 1, 2
+
+
+class ProfilerActivity:
+    """What is recorded."""
+
+    CPU, GPU, NPU = 0, 1, 2
+
+
+class Profiler:
+    """Record the operators from now to `analyse()`, which writes OUTPUT_PATH/rank_N.json.
+
+    Args:
+        words: `output_path` (./data), `start_profile` (True), `profile_memory`; others change nothing here.
+
+    Raises:
+        UsageError: an unknown word.
+    """
+
+    def __init__(self, **words: Any) -> None:
+        for word in words:
+            if word not in _WORDS:
+                raise UsageError(f"Profiler({word}=...): unknown word{near_miss(word, _WORDS)}")
+        self._folder = Path(words.get("output_path", "./data"))
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        self._profile = torch.profiler.profile(
+            activities=activities,
+            profile_memory=bool(words.get("profile_memory", False)),
+            with_stack=bool(words.get("with_stack", False)),
+        )
+        self._is_running = False
+        if words.get("start_profile", True):
+            self.start()
+
+    def start(self) -> None:
+        """Begin to record."""
+        if not self._is_running:
+            self._profile.start()
+            self._is_running = True
+
+    def stop(self) -> None:
+        """End the record."""
+        if self._is_running:
+            self._profile.stop()
+            self._is_running = False
+
+    def step(self) -> None:
+        """Say that a step ends."""
+        self._profile.step()
+
+    def analyse(
+        self, offline_path: Any = None, pretty: bool = False, step_list: Any = None, mode: str = "sync"
+    ) -> None:
+        """End the record and write the trace of this rank."""
+        del pretty, step_list, mode
+        self.stop()
+        folder = Path(offline_path) if offline_path else self._folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._profile.export_chrome_trace(str(folder / f"rank_{get_rank()}.json"))
+
+    def op_analyse(self, op_name: Any = None, device_id: int | None = None) -> str:
+        """Return torch's table of the operators' times."""
+        del op_name, device_id
+        return str(self._profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=30))
+
+    def __enter__(self) -> Profiler:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.analyse()
+
+
+profile = Profiler
+
+
+def __getattr__(name: str) -> Any:
+    raise missing_name("profiler", name, __all__)

@@ -14,7 +14,7 @@ import pytest
 
 import msrun.mindspore as ms
 
-REAL = os.environ.get("MSRUN_MINDSPORE_PYTHON", "")
+REAL = os.environ.get("MINDSPORE_PYTHON", "")
 """A Python that has MindSpore, read before a test begins without such variables."""
 STORED = Path(__file__).parents[2] / "golden" / "mindspore_calls.json"
 
@@ -44,7 +44,7 @@ def test_one_line_calls_give_what_real_mindspore_gives() -> None:
 @pytest.mark.slow
 def test_the_stored_table_is_what_mindspore_computes(tmp_path: Path) -> None:
     if not REAL:
-        pytest.skip("MindSpore is not there: MSRUN_MINDSPORE_PYTHON names no Python that has it")
+        pytest.skip("MindSpore is not there: MINDSPORE_PYTHON names no Python that has it")
     command = [REAL, mindspore_calls.__file__]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=True)
     found, stored = json.loads(done.stdout), json.loads(STORED.read_text())

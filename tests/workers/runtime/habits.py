@@ -1,75 +1,129 @@
-"""Trains every habit of runtime_habits on all ranks and alone; RESULT.json holds the differences, or what was raised.
+"""Runs habits of training scripts in one mode on two forked ranks, and alone; RESULT.json holds the verdicts.
 
-usage: habits.py RESULT.json [name ...]
+usage: habits.py MODE [RESULT.json] [--only NAME ...] [--trace]
+
+A world runs one habit after the other. After one that is refused or fails, a new world goes on with the next.
 """
 
-import copy
+import argparse
 import json
+import pickle
+import shutil
 import sys
-import traceback
+import tempfile
+import time
 import warnings
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from only_cases import is_asked
-from runtime_habits import HABITS, STEPS, WORLD_SIZE, Habit
-from torch import Tensor, nn
+from random_networks.worlds import (
+    Report,
+    fork_process,
+    fork_ranks,
+    paths_of_ranks,
+    prepare_process,
+    report_of,
+    wait_for,
+    write_report,
+)
+from training_habits import HABITS, MODES
+from training_habits.trial import ALONE, WORLD_SIZE
+from training_habits.verdict import judge, short
 
-from msrun.runtime import AutoParallel, get_rank, init, release
-
-init(timeout_s=120)
-torch.set_default_dtype(torch.float64)
-warnings.simplefilter("ignore")
-
-
-def loss_of(result: Any) -> Tensor:
-    return result if isinstance(result, Tensor) else result[0]
-
-
-def parallel(network: nn.Module, settings: dict[str, Any]) -> AutoParallel:
-    step = AutoParallel(network).dataset_strategy("full_batch")
-    if "stages" in settings:
-        return step.pipeline(settings["stages"])
-    return step.hsdp(threshold=0, optimizer_level=settings.get("optimizer_level", "level1"))
+from msrun.runtime import get_rank
 
 
-def differences(habit: Habit) -> list[float]:
-    torch.manual_seed(0)
-    alone = habit.make()
-    network = copy.deepcopy(alone)
-    step = parallel(network, habit.settings)
-    found = []
-    optimizers = [torch.optim.SGD(n.parameters(), lr=0.05) for n in (alone, network)]
-    for number in range(STEPS):
-        generator = torch.Generator().manual_seed(number)
-        x, y = torch.randn(8, 8, generator=generator), torch.randn(8, 4, generator=generator)
-        for one in (alone, network):
-            habit.between(getattr(one, "network", one), number)
-        losses = [loss_of(step(x, y)), loss_of(alone(x, y))]
-        for optimizer, loss in zip(optimizers, losses[::-1], strict=True):
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        found.append(abs(losses[0].item() - losses[1].item()))
-    for name, buffer in alone.named_buffers():
-        found.append((dict(network.named_buffers())[name] - buffer).abs().max().item())
-    last = getattr(alone, "last", None)
-    if last is not None:
-        found.append((network.last - last).abs().max().item())
-    return found
+def run_habit(name, mode):
+    def work():
+        trial = HABITS[name].trial(mode)
+        HABITS[name].run(trial)
+        return trial.notes
+
+    return report_of(work)
 
 
-results = {}
-for name in sys.argv[2:] or filter(is_asked, HABITS):
+def run_alone(names):
+    warnings.simplefilter("ignore")
+    return {name: run_habit(name, ALONE) for name in names}
+
+
+def run_on_rank(names, mode, folder):
+    """Run habits until one does not end well."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    for number, name in enumerate(names):
+        report = run_habit(name, mode)
+        write_report(folder / f"{number}-{get_rank()}", report)
+        if report.kind != "done":
+            return
+        dist.barrier()
+
+
+def run_world(names, mode):
+    """Return the reports of the ranks on each habit, as far as one world came."""
+    folder = Path(tempfile.mkdtemp(prefix="habits-"))
     try:
-        mine: Any = differences(HABITS[name])
-    except Exception:
-        mine = traceback.format_exc()
-    everyone: list[Any] = [None] * WORLD_SIZE
-    dist.all_gather_object(everyone, mine)
-    results[name] = everyone
-if get_rank() == 0:
-    Path(sys.argv[1]).write_text(json.dumps(results))
-release()
+        pids = fork_ranks(folder, WORLD_SIZE, lambda: run_on_rank(names, mode, folder))
+        ends = wait_for(pids, paths_of_ranks(folder, WORLD_SIZE))
+        found = []
+        for number in range(len(names)):
+            files = [folder / f"{number}-{rank}.out" for rank in range(WORLD_SIZE)]
+            reports = [
+                pickle.loads(file.read_bytes()) if file.exists() else end_of(end)
+                for file, end in zip(files, ends, strict=True)
+            ]
+            found.append(reports)
+            if any(report.kind != "done" for report in reports):
+                break
+        return found
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def end_of(end):
+    """Return how a process ended that has no report on a habit."""
+    return end if end.kind != "done" else Report("error", error="left", message="Connection closed by peer")
+
+
+def run_all(names, mode):
+    """Return name -> verdict."""
+    folder = Path(tempfile.mkdtemp(prefix="habits-"))
+    try:
+        (ended,) = wait_for([fork_process(folder / "alone", {}, lambda: run_alone(names))], [folder / "alone"])
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    assert ended.kind == "done", ended.trace or ended.error
+    left, verdicts = list(names), {}
+    while left:
+        for reports in run_world(left, mode):
+            name = left.pop(0)
+            verdicts[name] = judge(ended.trained[name], reports)
+    return verdicts
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("mode", choices=MODES)
+    parser.add_argument("result", type=Path, nargs="?")
+    parser.add_argument("--only", nargs="+")
+    parser.add_argument("--trace", action="store_true")
+    options = parser.parse_args()
+    prepare_process()
+    names = [name for name, habit in HABITS.items() if options.mode in habit.modes]
+    names = [name for name in names if name in options.only] if options.only else list(filter(is_asked, names))
+    begin = time.monotonic()
+    verdicts = run_all(names, options.mode)
+    if options.result:
+        found = {name: {"kind": v.kind, "message": v.message, "trace": v.trace} for name, v in verdicts.items()}
+        options.result.write_text(json.dumps(found))
+    for name, verdict in verdicts.items():
+        print(f"{name} | {options.mode} | {short(verdict)[:300]}")
+        if options.trace and verdict.trace:
+            print(verdict.trace)
+    print(f"{len(names)} habits, {time.monotonic() - begin:.1f} s", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

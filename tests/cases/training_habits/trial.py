@@ -15,12 +15,15 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from msrun.runtime import AutoParallel, Pipeline, get_rank, shard
 
 WORLD_SIZE = 2
 STEPS = 3
 ALONE = "one process"
+IN_HALVES = "one process, half of the rows at a time"
+"""What data parallelism and micro batches mean: each half of the rows by itself, and the mean of the losses."""
 MODES = ("semi_auto", "hsdp level1", "hsdp level3", "shard", "pipeline", "data_parallel", "data_parallel hsdp")
 """shard: linear layers cut by columns and by rows in turn; shard and pipeline get the whole batch on every rank."""
 CAPTURED = MODES[:4]
@@ -56,12 +59,14 @@ class Trial:
     @property
     def passes_all(self) -> bool:
         """Whether this process passes the whole batch."""
-        return self.mode in (ALONE, "shard", "pipeline")
+        return self.mode in (ALONE, IN_HALVES, "shard", "pipeline")
 
     def wrap(self, net: nn.Module) -> Any:
         """Return the network in the mode of this trial."""
         if self.mode == ALONE:
             return AutoParallel(net) if self._draws else net
+        if self.mode == IN_HALVES:
+            return InHalves(net)
         if self.mode in OWN_ROWS:
             step = AutoParallel(net, "data_parallel")
             return step.hsdp(threshold=0, optimizer_level="level3") if "hsdp" in self.mode else step
@@ -129,6 +134,38 @@ class Trial:
         """Note parameters and buffers of what `wrap` returned, or of a network outside."""
         found = {n: _whole(v) for n, v in net.state_dict().items() if isinstance(v, Tensor)}
         self.notes.append(Note("named", "weight", found))
+
+
+class InHalves(nn.Module):
+    """Calls a network with each half of the rows: numbers are averaged, results of rows joined."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.network = net
+
+    def forward(self, *args: Any, **named: Any) -> Any:
+        halves = [
+            self.network(*pytree.tree_map(_half(number), args), **pytree.tree_map(_half(number), named))
+            for number in range(2)
+        ]
+        return pytree.tree_map(lambda a, b: _join(a, b) if isinstance(a, Tensor) else a, *halves)
+
+    def named_parameters(self, *args: Any, **named: Any) -> Any:
+        return self.network.named_parameters(*args, **named)
+
+    def state_dict(self, *args: Any, **named: Any) -> Any:
+        return self.network.state_dict(*args, **named)
+
+    def load_state_dict(self, *args: Any, **named: Any) -> Any:
+        return self.network.load_state_dict(*args, **named)
+
+
+def _half(number: int) -> Callable[[Any], Any]:
+    return lambda value: value.chunk(2)[number] if isinstance(value, Tensor) and value.dim() else value
+
+
+def _join(first: Tensor, second: Tensor) -> Tensor:
+    return torch.cat([first, second]) if first.dim() else (first + second) / 2
 
 
 def _whole(value: Tensor) -> Tensor:

@@ -20,14 +20,15 @@ LIMIT = 1e-10
 @dataclass(frozen=True)
 class Verdict:
     kind: str
-    """equal; refused; WRONG; raw error; died; hung; invalid: the script fails in one process too."""
+    """equal; refused; own rows: equal to one process that takes half of the rows at a time; WRONG; raw error; died; hung;
+    invalid: the script fails in one process too."""
     message: str = ""
     """Of a refusal: the class of the error, and its text."""
     trace: str = ""
 
 
-def judge(alone: Report, ranks: Sequence[Report]) -> Verdict:
-    """Compare the ranks with the one process."""
+def judge(alone: Report, halves: Report, ranks: Sequence[Report]) -> Verdict:
+    """Compare the ranks with the one process, and with one that takes half of the rows at a time."""
     if alone.kind != "done":
         return Verdict("invalid", alone.error, alone.trace)
     for kind, word in (("died", "died"), ("error", "raw error")):
@@ -43,7 +44,10 @@ def judge(alone: Report, ranks: Sequence[Report]) -> Verdict:
         if report.kind != "done":
             word = "hung" if report.kind == "hung" else "raw error"
             return Verdict(word, f"rank {rank}: {report.error}", report.trace)
-    difference = compare(alone.trained, [report.trained for report in ranks])
+    notes = [report.trained for report in ranks]
+    difference = compare(alone.trained, notes)
+    if difference and halves.kind == "done" and not compare(halves.trained, notes):
+        return Verdict("own rows", difference)
     return Verdict("WRONG", difference) if difference else Verdict("equal")
 
 

@@ -29,7 +29,7 @@ from random_networks.worlds import (
     write_report,
 )
 from training_habits import HABITS, MODES
-from training_habits.trial import ALONE, WORLD_SIZE
+from training_habits.trial import ALONE, IN_HALVES, OWN_ROWS, WORLD_SIZE
 from training_habits.verdict import judge, short
 
 from msrun.runtime import get_rank
@@ -44,9 +44,11 @@ def run_habit(name, mode):
     return report_of(work)
 
 
-def run_alone(names):
+def run_alone(names, mode):
+    """Return what every habit sees in one process, and in one that takes half of the rows at a time."""
     warnings.simplefilter("ignore")
-    return {name: run_habit(name, ALONE) for name in names}
+    ways = (ALONE, IN_HALVES) if mode in (*OWN_ROWS, "pipeline") else (ALONE,)
+    return {name: [run_habit(name, way) for way in ways] for name in names}
 
 
 def run_on_rank(names, mode, folder):
@@ -91,27 +93,30 @@ def run_all(names, mode):
     """Return name -> verdict."""
     folder = Path(tempfile.mkdtemp(prefix="habits-"))
     try:
-        (ended,) = wait_for([fork_process(folder / "alone", {}, lambda: run_alone(names))], [folder / "alone"])
+        (ended,) = wait_for([fork_process(folder / "alone", {}, lambda: run_alone(names, mode))], [folder / "alone"])
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     assert ended.kind == "done", ended.trace or ended.error
+    if mode == ALONE:
+        return {name: judge(reports[0], reports[0], reports) for name, reports in ended.trained.items()}
     left, verdicts = list(names), {}
     while left:
         for reports in run_world(left, mode):
             name = left.pop(0)
-            verdicts[name] = judge(ended.trained[name], reports)
+            alone = ended.trained[name]
+            verdicts[name] = judge(alone[0], alone[-1], reports)
     return verdicts
 
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("mode", choices=MODES)
+    parser.add_argument("mode", choices=(*MODES, ALONE))
     parser.add_argument("result", type=Path, nargs="?")
     parser.add_argument("--only", nargs="+")
     parser.add_argument("--trace", action="store_true")
     options = parser.parse_args()
     prepare_process()
-    names = [name for name, habit in HABITS.items() if options.mode in habit.modes]
+    names = [name for name, habit in HABITS.items() if options.mode in (*habit.modes, ALONE)]
     names = [name for name in names if name in options.only] if options.only else list(filter(is_asked, names))
     begin = time.monotonic()
     verdicts = run_all(names, options.mode)

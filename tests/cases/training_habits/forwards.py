@@ -1,13 +1,10 @@
-"""Habits of networks that nobody here wrote: each trains on several ranks to the numbers of one process.
-
-Every habit makes a network; some change it between steps. All are run in double precision, whole batch on every rank.
-"""
+"""Forward passes that nobody here wrote, and attributes that change between the steps."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,10 +13,13 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from msrun.runtime import GradAccumulation, MicroBatchInterleaved, Pipeline, shard
+from msrun.runtime import GradAccumulation, MicroBatchInterleaved, shard
+from training_habits.trial import MODES, Trial, train
+from training_habits.trial import habit as script
 
-WORLD_SIZE = 2
 STEPS = 4
+IN_PARTS = ("semi_auto", "hsdp level1", "hsdp level3", "shard")
+"""Modes in which copies and micro batches divide the batch once more."""
 
 
 class Net(nn.Module):
@@ -41,30 +41,31 @@ class Net(nn.Module):
         return F.mse_loss(result, y) if isinstance(result, Tensor) else (F.mse_loss(result[0], y), *result[1:])
 
 
-@dataclass
-class Habit:
-    make: Callable[[], nn.Module]
-    between: Callable[[Any, int], None] = lambda _net, _step: None
-    settings: dict[str, Any] = field(default_factory=dict)
-    """hsdp level, pipeline stages, ..."""
-    strategies: Callable[[Any], None] = lambda _net: None
-    refused: str = ""
-    """What the error of every rank says, where the numbers of one process cannot be had."""
-
-
-HABITS: dict[str, Habit] = {}
-
-
 def habit(name: str, forward: Callable[..., Any], between: Any = None, **parts: Any) -> None:
     """Add one; parts are made anew by calling those that are functions."""
-    made = Habit(
-        lambda: Net(
+
+    def make() -> nn.Module:
+        return Net(
             forward, **{k: p() if callable(p) and not isinstance(p, nn.Module) else p for k, p in parts.items()}
         )
-    )
-    if between is not None:
-        made.between = between
-    HABITS[name] = made
+
+    trained(name, make, between)
+
+
+def trained(name: str, make: Callable[[], nn.Module], between: Any = None, modes: tuple[str, ...] = MODES) -> None:
+    """Add one whose network is made by `make`."""
+    _MAKERS[name] = make
+
+    def loss_of(step: Any, x: Tensor, y: Tensor) -> Tensor:
+        result = step(x, y)
+        return result if isinstance(result, Tensor) else result[0]
+
+    @script(name, modes)
+    def _(t: Trial) -> None:
+        train(t, make(), steps=STEPS, loss_of=loss_of, before=between or (lambda _net, _step: None))
+
+
+_MAKERS: dict[str, Callable[[], nn.Module]] = {}
 
 
 # -- refused by name, before all others: what they leave would show in those ----------------------------------------
@@ -319,14 +320,16 @@ def _with_hook(module: nn.Module) -> nn.Module:
 
 # -- the same under other plans ----------------------------------------------------------------------------------------
 
-_plain = HABITS["straight-through estimator"].make
-HABITS["straight-through estimator in copies and micro batches"] = Habit(
-    lambda: GradAccumulation(MicroBatchInterleaved(_plain(), 2), 2)
+_plain = _MAKERS["straight-through estimator"]
+trained(
+    "straight-through estimator in copies and micro batches",
+    lambda: GradAccumulation(MicroBatchInterleaved(_plain(), 2), 2),
+    modes=IN_PARTS,
 )
-HABITS["checkpoint at level3"] = Habit(HABITS["checkpoint"].make, settings={"optimizer_level": "level3"})
-HABITS["straight-through estimator in a pipeline"] = Habit(lambda: Pipeline(_plain(), 2), settings={"stages": 2})
-HABITS["function cut as the user says"] = Habit(
-    lambda: Net(lambda s, x: s.head(_cut_rounding(s.layer(x)))), settings={"threshold": 0}
+trained(
+    "function cut as the user says",
+    lambda: Net(lambda s, x: s.head(_cut_rounding(s.layer(x)))),
+    modes=("semi_auto", "hsdp level1", "hsdp level3", "shard"),
 )
 _cut_rounding = shard(lambda h: Rounded.apply(h), ((1, 2),), ((1, 2),))
 
@@ -348,27 +351,15 @@ def _listed(self: Any, x: Tensor) -> Tensor:
     return self.head(self.layer(x)) / len(self.seen)
 
 
-_CHANGED = "every part of the batch"
 for _name, _forward, _parts in (
     ("number counted by the call", _counted, {"calls": 0}),
     ("flag turned by the call", _alternating, {"odd": False}),
     ("list grown by the call", _listed, {"seen": list}),
 ):
     habit(_name, _forward, **_parts)
-    _make = HABITS[_name].make
-    HABITS[f"{_name}, in micro batches"] = Habit(
-        lambda make=_make: GradAccumulation(make(), 2),  # type: ignore[misc]
-        refused=_CHANGED,
-    )
-    HABITS[f"{_name}, in copies"] = Habit(
-        lambda make=_make: MicroBatchInterleaved(make(), 2),  # type: ignore[misc]
-        refused=_CHANGED,
-    )
-    HABITS[f"{_name}, in a pipeline"] = Habit(
-        lambda make=_make: Pipeline(make(), 2),  # type: ignore[misc]
-        settings={"stages": 2},
-        refused=_CHANGED,
-    )
+    _make = _MAKERS[_name]
+    trained(f"{_name}, in micro batches", lambda make=_make: GradAccumulation(make(), 2), modes=IN_PARTS)  # type: ignore[misc]
+    trained(f"{_name}, in copies", lambda make=_make: MicroBatchInterleaved(make(), 2), modes=IN_PARTS)  # type: ignore[misc]
 
 
 def _noted(self: Any, x: Tensor) -> Tensor:
@@ -377,4 +368,5 @@ def _noted(self: Any, x: Tensor) -> Tensor:
     return self.head(self.layer(x))
 
 
-HABITS["attributes set to the same, in micro batches"] = Habit(lambda: GradAccumulation(Net(_noted), 2))
+habit("attributes set to the same", _noted)
+trained("attributes set to the same, in micro batches", lambda: GradAccumulation(Net(_noted), 2), modes=IN_PARTS)

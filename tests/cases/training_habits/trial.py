@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -37,7 +38,7 @@ class Note:
 
     kind: str
     """mean: a number, the same in the mean over the ranks; rows: this rank's rows; whole: the same on every rank;
-    named: whole tensors by name, each on one rank at least."""
+    named: whole tensors by name, each on one rank at least; of ranks: those of each rank, where they may differ."""
     name: str
     value: Any
 
@@ -45,8 +46,9 @@ class Note:
 class Trial:
     """One run of a habit."""
 
-    def __init__(self, mode: str, *, draws: bool = False, cuts: int = 2) -> None:
+    def __init__(self, mode: str, *, draws: bool = False, cuts: int = 2, broadcasts: bool = False) -> None:
         self.mode = mode
+        self._broadcasts = broadcasts
         self.notes: list[Note] = []
         self._draws = draws
         self._cuts = cuts
@@ -66,7 +68,7 @@ class Trial:
         if self.mode == ALONE:
             return AutoParallel(net) if self._draws else net
         if self.mode == IN_HALVES:
-            return InHalves(net)
+            return InHalves(net, broadcasts=self._broadcasts)
         if self.mode in OWN_ROWS:
             step = AutoParallel(net, "data_parallel")
             return step.hsdp(threshold=0, optimizer_level="level3") if "hsdp" in self.mode else step
@@ -106,6 +108,14 @@ class Trial:
         """Return this rank's part of the next batch: what goes in, and what is to come out."""
         return self.mine(self.randn(rows, inputs)), self.mine(self.randn(rows, outputs))
 
+    def mean_of_ranks(self, value: Tensor) -> Tensor:
+        """Return the mean of what the ranks give, by torch's own all-reduce."""
+        value = value.detach().clone()
+        if self.mode not in (ALONE, IN_HALVES):
+            dist.all_reduce(value)
+            value /= WORLD_SIZE
+        return value
+
     def loss(self, value: Any, name: str = "loss") -> None:
         """Note a loss, or another number that is a mean over the batch."""
         self.notes.append(Note("mean", name, float(value)))
@@ -133,22 +143,46 @@ class Trial:
     def state(self, net: nn.Module) -> None:
         """Note parameters and buffers of what `wrap` returned, or of a network outside."""
         found = {n: _whole(v) for n, v in net.state_dict().items() if isinstance(v, Tensor)}
-        self.notes.append(Note("named", "weight", found))
+        if isinstance(net, InHalves):
+            self.notes.append(Note("of ranks", "weight", [{**found, **net.buffers_of(half)} for half in range(2)]))
+        else:
+            self.notes.append(Note("named", "weight", found))
 
 
 class InHalves(nn.Module):
-    """Calls a network with each half of the rows: numbers are averaged, results of rows joined."""
+    """Calls a network with each half of the rows: numbers are averaged, results of rows joined.
 
-    def __init__(self, net: nn.Module) -> None:
+    Args:
+        broadcasts: each half begins with the first half's buffers, as under DDP; otherwise with its own.
+    """
+
+    def __init__(self, net: nn.Module, *, broadcasts: bool) -> None:
         super().__init__()
         self.network = net
+        self._broadcasts = broadcasts
+        self._own: list[dict[str, Tensor]] = [{}, {}]
+
+    def buffers_of(self, half: int) -> dict[str, Tensor]:
+        return {**dict(self.network.named_buffers()), **self._own[half]}
 
     def forward(self, *args: Any, **named: Any) -> Any:
-        halves = [
-            self.network(*pytree.tree_map(_half(number), args), **pytree.tree_map(_half(number), named))
-            for number in range(2)
-        ]
-        return pytree.tree_map(lambda a, b: _join(a, b) if isinstance(a, Tensor) else a, *halves)
+        if not self._own[0] or self._broadcasts:
+            before = {name: value.detach().clone() for name, value in self.network.named_buffers()}
+            self._own = [before, before]
+        results = []
+        for half in range(2):
+            self._put(self._own[half])
+            results.append(
+                self.network(*pytree.tree_map(_half(half), args), **pytree.tree_map(_half(half), named))
+            )
+            self._own[half] = {name: value.detach().clone() for name, value in self.network.named_buffers()}
+        self._put(self._own[0])
+        return pytree.tree_map(lambda a, b: _join(a, b) if isinstance(a, Tensor) else a, *results)
+
+    def _put(self, buffers: dict[str, Tensor]) -> None:
+        for name, value in buffers.items():
+            owner, _, leaf = name.rpartition(".")
+            setattr(self.network.get_submodule(owner), leaf, value.clone())
 
     def named_parameters(self, *args: Any, **named: Any) -> Any:
         return self.network.named_parameters(*args, **named)
@@ -183,8 +217,8 @@ class Habit:
     cuts: int = 2
     """Dimensions of what linear layers get."""
 
-    def trial(self, mode: str) -> Trial:
-        return Trial(mode, draws=self.draws, cuts=self.cuts)
+    def trial(self, mode: str, *, broadcasts: bool = False) -> Trial:
+        return Trial(mode, draws=self.draws, cuts=self.cuts, broadcasts=broadcasts)
 
 
 HABITS: dict[str, Habit] = {}

@@ -77,6 +77,10 @@ def difference_at(right: Note, ranks: Sequence[Note]) -> str:
         joined = values[0] if values[0].shape == right.value.shape else torch.cat(list(values))
         if (found := differ(joined, right.value)) > LIMIT:
             return f"off by {found:.1e}"
+    elif right.kind == "of ranks":
+        for of_rank, value in zip(right.value, values, strict=True):
+            if found := _difference_of_names(of_rank, [value]):
+                return found
     else:
         return _difference_of_names(right.value, values)
     return ""

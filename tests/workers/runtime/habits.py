@@ -35,9 +35,9 @@ from training_habits.verdict import judge, short
 from msrun.runtime import get_rank
 
 
-def run_habit(name, mode):
+def run_habit(name, mode, *, broadcasts=False):
     def work():
-        trial = HABITS[name].trial(mode)
+        trial = HABITS[name].trial(mode, broadcasts=broadcasts)
         HABITS[name].run(trial)
         return trial.notes
 
@@ -48,7 +48,7 @@ def run_alone(names, mode):
     """Return what every habit sees in one process, and in one that takes half of the rows at a time."""
     warnings.simplefilter("ignore")
     ways = (ALONE, IN_HALVES) if mode in (*OWN_ROWS, "pipeline") else (ALONE,)
-    return {name: [run_habit(name, way) for way in ways] for name in names}
+    return {name: [run_habit(name, way, broadcasts=mode == "data_parallel") for way in ways] for name in names}
 
 
 def run_on_rank(names, mode, folder):

@@ -7,7 +7,7 @@ the network itself in one process; `trial.batch()` is what this rank passes. Wha
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,16 +129,18 @@ class Trial:
         value = value if isinstance(value, Tensor) else torch.tensor(value)
         self.notes.append(Note("whole", name, _whole(value)))
 
+    def named(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        """Note tensors of which each rank may have some, as the ranks of a pipeline do."""
+        held = {key: self._held(tensor) for key, tensor in tensors.items()}
+        self.notes.append(Note("named", name, {key: _whole(tensor) for key, tensor in held.items() if tensor.numel()}))
+
+    def _held(self, tensor: Tensor) -> Tensor:
+        """Return the tensor, or what this rank of a pipeline has of it: all or nothing."""
+        return getattr(tensor, "to_local", lambda: tensor)() if self.mode == "pipeline" else tensor
+
     def gradients(self, net: nn.Module) -> None:
         """Note the gradients of a network's parameters."""
-        found = {}
-        for name, parameter in net.named_parameters():
-            gradient = parameter.grad
-            if gradient is not None and self.mode == "pipeline":  # whole on the rank of its stage alone
-                gradient = getattr(gradient, "to_local", lambda g=gradient: g)()
-            if gradient is not None and gradient.numel():
-                found[name] = _whole(gradient)
-        self.notes.append(Note("named", "gradient", found))
+        self.named("gradient", {n: p.grad for n, p in net.named_parameters() if p.grad is not None})
 
     def state(self, net: nn.Module) -> None:
         """Note parameters and buffers of what `wrap` returned, or of a network outside."""

@@ -215,7 +215,7 @@ def _(t: Trial) -> None:
             shadow[name].mul_(0.9).add_(p.detach(), alpha=0.1)
 
     train(t, net, after=after)
-    t.whole(shadow["net.a.weight"], "shadow")
+    t.named("shadow", shadow)
 
 
 @habit("EMA as a dict of clones made after the first step")
@@ -228,8 +228,7 @@ def _(t: Trial) -> None:
             shadow[name] = p.detach() * 0.1 + shadow[name] * 0.9 if name in shadow else p.detach().clone()
 
     train(t, net, after=after)
-    if t.mode != "pipeline":
-        t.whole(shadow["net.a.weight"], "shadow")
+    t.named("shadow", shadow)
 
 
 @habit("EMA of the state_dict")
@@ -242,8 +241,7 @@ def _(t: Trial) -> None:
             shadow[name] = value * 0.1 + shadow[name] * 0.9 if name in shadow else value.clone()
 
     train(t, net, after=after)
-    if t.mode != "pipeline":
-        t.whole(shadow["net.a.weight"], "shadow")
+    t.named("shadow", shadow)
 
 
 @habit("AveragedModel of the network, made before")

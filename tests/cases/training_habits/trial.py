@@ -131,7 +131,7 @@ class Trial:
 
     def named(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Note tensors of which each rank may have some, as the ranks of a pipeline do."""
-        held = {key: self._held(tensor) for key, tensor in tensors.items()}
+        held = {key.replace("network.", ""): self._held(tensor) for key, tensor in tensors.items()}
         self.notes.append(Note("named", name, {key: _whole(tensor) for key, tensor in held.items() if tensor.numel()}))
 
     def _held(self, tensor: Tensor) -> Tensor:
@@ -144,7 +144,8 @@ class Trial:
 
     def state(self, net: nn.Module) -> None:
         """Note parameters and buffers of what `wrap` returned, or of a network outside."""
-        found = {n: _whole(v) for n, v in net.state_dict().items() if isinstance(v, Tensor)}
+        state = {name.replace("network.", ""): value for name, value in net.state_dict().items()}
+        found = {name: _whole(value) for name, value in state.items() if isinstance(value, Tensor)}
         if isinstance(net, InHalves):
             self.notes.append(Note("of ranks", "weight", [{**found, **net.buffers_of(half)} for half in range(2)]))
         else:
@@ -218,6 +219,8 @@ class Habit:
     """Takes torch's random numbers in a captured network: compared with AutoParallel in one process."""
     cuts: int = 2
     """Dimensions of what linear layers get."""
+    limit: float = 1e-10
+    """Largest difference, relative to a tensor's largest value."""
 
     def trial(self, mode: str, *, broadcasts: bool = False) -> Trial:
         return Trial(mode, draws=self.draws, cuts=self.cuts, broadcasts=broadcasts)
@@ -227,13 +230,13 @@ HABITS: dict[str, Habit] = {}
 
 
 def habit(
-    name: str, modes: Iterable[str] = MODES, *, draws: bool = False, cuts: int = 2
+    name: str, modes: Iterable[str] = MODES, *, draws: bool = False, cuts: int = 2, limit: float = 1e-10
 ) -> Callable[[Callable[[Trial], None]], Callable[[Trial], None]]:
     """Register the decorated script."""
 
     def register(run: Callable[[Trial], None]) -> Callable[[Trial], None]:
         assert name not in HABITS, name
-        HABITS[name] = Habit(name, run, tuple(modes), draws, cuts)
+        HABITS[name] = Habit(name, run, tuple(modes), draws, cuts, limit)
         return run
 
     return register

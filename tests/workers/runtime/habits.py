@@ -1,6 +1,6 @@
-"""Runs habits of training scripts in one mode on two forked ranks, and alone; RESULT.json holds the verdicts.
+"""Runs habits of training scripts in one mode, or all, on two forked ranks and alone; RESULT.json holds the verdicts.
 
-usage: habits.py MODE [RESULT.json] [--only NAME ...] [--trace]
+usage: habits.py MODE|all [RESULT.json] [--only NAME ...] [--share 0/4] [--trace]
 
 A world runs one habit after the other. After one that is refused or fails, a new world goes on with the next.
 """
@@ -97,37 +97,42 @@ def run_all(names, mode):
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     assert ended.kind == "done", ended.trace or ended.error
-    if mode == ALONE:
-        return {name: judge(reports[0], reports[0], reports) for name, reports in ended.trained.items()}
     left, verdicts = list(names), {}
     while left:
-        for reports in run_world(left, mode):
+        if mode == ALONE:
+            worlds = [[ended.trained[name][0]] for name in left]
+        else:
+            worlds = run_world(left, mode)
+        for reports in worlds:
             name = left.pop(0)
             alone = ended.trained[name]
-            verdicts[name] = judge(alone[0], alone[-1], reports)
+            verdicts[name] = judge(alone[0], alone[-1], reports, HABITS[name].limit)
     return verdicts
 
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("mode", choices=(*MODES, ALONE))
+    parser.add_argument("mode", choices=(*MODES, ALONE, "all"))
     parser.add_argument("result", type=Path, nargs="?")
     parser.add_argument("--only", nargs="+")
+    parser.add_argument("--share", default="0/1", help="2/8: the third of eight shares")
     parser.add_argument("--trace", action="store_true")
     options = parser.parse_args()
     prepare_process()
-    names = [name for name, habit in HABITS.items() if options.mode in (*habit.modes, ALONE)]
-    names = [name for name in names if name in options.only] if options.only else list(filter(is_asked, names))
-    begin = time.monotonic()
-    verdicts = run_all(names, options.mode)
+    which, shares = map(int, options.share.split("/"))
+    begin, found = time.monotonic(), {}
+    for mode in MODES if options.mode == "all" else [options.mode]:
+        names = [name for name, habit in HABITS.items() if mode in (*habit.modes, ALONE)]
+        names = [name for name in names if (name in options.only if options.only else is_asked(f"{mode}/{name}"))]
+        names = names[which::shares]
+        for name, verdict in run_all(names, mode).items():
+            found[f"{mode}/{name}"] = {"kind": verdict.kind, "message": verdict.message, "trace": verdict.trace}
+            print(f"{name} | {mode} | {short(verdict)[:300]}", flush=True)
+            if options.trace and verdict.trace:
+                print(verdict.trace)
     if options.result:
-        found = {name: {"kind": v.kind, "message": v.message, "trace": v.trace} for name, v in verdicts.items()}
         options.result.write_text(json.dumps(found))
-    for name, verdict in verdicts.items():
-        print(f"{name} | {options.mode} | {short(verdict)[:300]}")
-        if options.trace and verdict.trace:
-            print(verdict.trace)
-    print(f"{len(names)} habits, {time.monotonic() - begin:.1f} s", file=sys.stderr)
+    print(f"{len(found)} habits, {time.monotonic() - begin:.1f} s", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -91,11 +91,17 @@ def draw_case(seed: int, number: int, world_sizes: Sequence[int] = (2, 2, 4)) ->
 
 
 def draw_mode(rng: random.Random, case: Case) -> Case:
-    """Return the case in a mode without capture, where that mode promises one process' numbers; or in one that searches."""
+    """Return the case in a mode that searches, or in one without capture where that promises one process' numbers."""
     if rng.random() < 0.25 and not (draws(case) or crosses_rows(case) or case.is_16_bit or case.form == "step"):
         habits = tuple(habit for habit in case.habits if habit[0] not in NEED_A_CAPTURE)
         case = case.changed(
-            mode="data_parallel", dataset="data_parallel", pipeline=None, wrappers=(), cuts=(), settings=(), habits=habits
+            mode="data_parallel",
+            dataset="data_parallel",
+            pipeline=None,
+            wrappers=(),
+            cuts=(),
+            settings=(),
+            habits=habits,
         )
         if case.hsdp is not None:
             case = case.changed(hsdp={**case.hsdp, "shard_size": -1})
@@ -113,13 +119,13 @@ def draw_script(rng: random.Random, case: Case) -> Case:
     elif rng.random() < 0.15:
         case = case.changed(backward=rng.choice(["calls", "reversed"]))
     names = {habit[0] for habit in case.habits}
-    if case.family == "vectors" and case.returns == "loss" and not case.wrappers and not names & {"smaller"}:
-        if rng.random() < 0.25:
-            hidden = rng.choice(["detached", "kept"])
+    if case.family == "vectors" and case.returns == "loss" and not case.wrappers and "smaller" not in names:
+        hidden = rng.choice(["", "", "", "detached", "kept"])
+        if hidden:
             case = case.changed(hidden=hidden, returns="tuple", backward="calls" if hidden == "kept" else "once")
-    if not (case.wrappers or case.hidden or case.has_tied_head or draws(case) or "tie" in names) and len(case.pieces) > 1:
-        if rng.random() < 0.2 and not names & {"deferred", "recompute"}:
-            case = case.changed(chain=rng.randrange(1, len(case.pieces)))
+    can_be_a_chain = not (case.wrappers or case.hidden or case.has_tied_head or draws(case) or len(case.pieces) < 2)
+    if can_be_a_chain and not names & {"deferred", "recompute", "tie"} and rng.random() < 0.2:
+        case = case.changed(chain=rng.randrange(1, len(case.pieces)))
     return case
 
 

@@ -202,5 +202,3 @@ def make_batches(case: Case, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
             y[: case.rows // 2 : 2] = IGNORED  # of the first ranks alone
         found.append((x, y))
     return found
-
-

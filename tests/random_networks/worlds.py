@@ -72,9 +72,7 @@ def fork_ranks(folder: Path, world_size: int, work: Callable[[], Any]) -> list[i
         return work()
 
     paths = paths_of_ranks(folder, world_size)
-    return [
-        fork_process(path, _environ(world_size, rank, folder), join_and_work) for rank, path in enumerate(paths)
-    ]
+    return [fork_process(path, _environ(world_size, rank, folder), join_and_work) for rank, path in enumerate(paths)]
 
 
 def paths_of_ranks(folder: Path, world_size: int) -> list[Path]:

@@ -31,7 +31,11 @@ def drawn(name: str, draw: Any, **options: Any) -> None:
 drawn("draw: dropout", lambda h: F.dropout(h, 0.3), draws=True)
 drawn("draw: dropout of whole rows", lambda h: h * (torch.rand(len(h), 1) > 0.3), draws=True)
 drawn("draw: randn_like", lambda h: h + 0.1 * torch.randn_like(h), draws=True)
-drawn("draw: bernoulli_ and normal_", lambda h: h * torch.empty_like(h).bernoulli_(0.7) + torch.empty(16).normal_(), draws=True)
+drawn(
+    "draw: bernoulli_ and normal_",
+    lambda h: h * torch.empty_like(h).bernoulli_(0.7) + torch.empty(16).normal_(),
+    draws=True,
+)
 drawn("draw: Gumbel softmax", lambda h: F.gumbel_softmax(h, tau=0.7), draws=True)
 drawn("draw: numbers for the whole batch at once", lambda h: h * torch.rand(16), draws=True)
 drawn("draw: dropout of zero", lambda h: F.dropout(h, 0.0))

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+from torch.utils.checkpoint import checkpoint
 
 from msrun.runtime import GradAccumulation, MicroBatchInterleaved, shard
 from training_habits.trial import MODES, Trial, train
@@ -45,9 +43,7 @@ def habit(name: str, forward: Callable[..., Any], between: Any = None, **parts: 
     """Add one; parts are made anew by calling those that are functions."""
 
     def make() -> nn.Module:
-        return Net(
-            forward, **{k: p() if callable(p) and not isinstance(p, nn.Module) else p for k, p in parts.items()}
-        )
+        return Net(forward, **{k: p() if callable(p) and not isinstance(p, nn.Module) else p for k, p in parts.items()})
 
     trained(name, make, between)
 
@@ -68,26 +64,7 @@ def trained(name: str, make: Callable[[], nn.Module], between: Any = None, modes
 _MAKERS: dict[str, Callable[[], nn.Module]] = {}
 
 
-# -- refused by name, before all others: what they leave would show in those ----------------------------------------
-
-for _name, _forward, _words in (
-    ("vmap", lambda s, x: torch.vmap(lambda row: s.head(s.layer(row)))(x), "transform of torch.func"),
-    ("func.grad", lambda s, x: s.head(torch.func.grad(lambda z: s.layer(z).sum())(x)), "transform of torch.func"),
-    ("random.uniform", lambda s, x: s.head(s.layer(x)) * random.uniform(0, 1), "draws from Python's random"),
-    ("gradients in forward", lambda s, x: torch.autograd.grad(s.layer(x).sum(), x)[0], "takes gradients"),
-):
-    habit(_name, _forward)
-    HABITS[_name].refused = _words
-
-
-def _raising(_net: Any, x: Tensor) -> Tensor:
-    raise ValueError(f"{x.shape[0]} rows")
-
-
-habit("exception of the network", _raising)
-HABITS["exception of the network"].refused = "while msrun captured the network"
-
-# -- functions with a backward pass of their own ---------------------------------------------------------------------
+# -- functions with a backward pass of their own -----------------------------------------------------------------------
 
 
 class Rounded(torch.autograd.Function):
@@ -150,7 +127,7 @@ habit(
 habit("tensor hook", _hooked(lambda g: g * 3))
 habit("tensor hook that looks at the whole gradient", _hooked(lambda g: g / (1 + g.norm())))
 
-# -- torch.utils.checkpoint ------------------------------------------------------------------------------------------
+# -- torch.utils.checkpoint --------------------------------------------------------------------------------------------
 
 
 def _checkpointed(*, use_reentrant: bool) -> Callable[..., Tensor]:
@@ -166,7 +143,7 @@ def _checkpointed(*, use_reentrant: bool) -> Callable[..., Tensor]:
 habit("checkpoint", _checkpointed(use_reentrant=False))
 habit("reentrant checkpoint", _checkpointed(use_reentrant=True))
 
-# -- attributes that change ------------------------------------------------------------------------------------------
+# -- attributes that change --------------------------------------------------------------------------------------------
 
 
 def _alpha(net: Any, step: int) -> None:
@@ -224,7 +201,7 @@ def _counting(self: Any, x: Tensor) -> Tensor:
 
 habit("attributes that the forward pass sets", _counting, calls=0, seen=lambda: torch.zeros(8))
 
-# -- writes into parts of tensors ------------------------------------------------------------------------------------
+# -- writes into parts of tensors --------------------------------------------------------------------------------------
 
 
 def _shifted(self: Any, x: Tensor) -> Tensor:
@@ -252,22 +229,22 @@ def _detected(self: Any, x: Tensor) -> Tensor:
     return y
 
 
-def _cut_by(strategy: Any, forward: Callable[..., Tensor]) -> Habit:
-    def make() -> Net:
+def _cut_by(strategy: Any, forward: Callable[..., Tensor]) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
         network = Net(forward)
         shard(network.layer, strategy)
         shard(network.head, strategy)
         return network
 
-    return Habit(make)
+    return make
 
 
 for _cut in (((2, 1), (1, 1)), ((1, 1), (2, 1)), ((1, 2), (1, 2))):
-    HABITS[f"columns written of a layer cut by {_cut}"] = _cut_by(_cut, _column_written)
-    HABITS[f"head of a detector cut by {_cut}"] = _cut_by(_cut, _detected)
+    trained(f"columns written of a layer cut by {_cut}", _cut_by(_cut, _column_written), modes=("semi_auto",))
+    trained(f"head of a detector cut by {_cut}", _cut_by(_cut, _detected), modes=("semi_auto",))
 habit("mask made in forward", lambda s, x: s.head(s.layer(x).masked_fill(torch.ones(8, 8).triu(1).bool(), 0.0)))
 
-# -- functions of torch that are traced with help, and values that are no tensors -------------------------------------
+# -- functions of torch that are traced with help --------------------------------------------------------------------------
 
 
 def _ctc(self: Any, x: Tensor) -> Tensor:
@@ -276,19 +253,9 @@ def _ctc(self: Any, x: Tensor) -> Tensor:
     return self.head(self.layer(x)) * loss
 
 
-habit("CTC loss", _ctc)
-habit(
-    "spectral norm",
-    lambda s, x: s.head(s.inner(x)),
-    inner=lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)),
-)
-habit(
-    "checkpoint_sequential",
-    lambda s, x: s.head(checkpoint_sequential(nn.Sequential(s.layer, nn.Tanh(), s.layer), 2, x, use_reentrant=False)),
-)
-habit("array of numpy", lambda s, x: s.head(s.layer(x)) * torch.from_numpy(s.array), array=lambda: np.ones(4) * 2)
+trained("CTC over the whole batch", lambda: Net(_ctc), modes=("shard",))
 
-# -- structures ------------------------------------------------------------------------------------------------------
+# -- structures --------------------------------------------------------------------------------------------------------
 
 
 @dataclass

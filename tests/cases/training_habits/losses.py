@@ -29,7 +29,7 @@ class Step(nn.Module):
         return self._forward(self, *args, **named)
 
 
-# -- outside of the network ----------------------------------------------------------------------------------------------
+# -- outside of the network --------------------------------------------------------------------------------------------
 
 
 @habit("loss inside")
@@ -150,7 +150,7 @@ def _(t: Trial) -> None:
         t.loss((out.argmax(1) == y.argmax(1)).double().mean(), "accuracy")
 
 
-# -- several losses and backward passes ----------------------------------------------------------------------------------
+# -- several losses and backward passes --------------------------------------------------------------------------------
 
 
 def _two_losses(self: Step, x: Tensor, y: Tensor) -> Any:
@@ -398,7 +398,7 @@ def _(t: Trial) -> None:
     train(t, Criterion(Mlp()), loss_of=loss_of, after=after)
 
 
-# -- losses that look across rows ----------------------------------------------------------------------------------------
+# -- losses that look across rows --------------------------------------------------------------------------------------
 
 
 def _labels(t: Trial, *, ignored: Callable[[Tensor], Tensor]) -> Callable[[], tuple[Tensor, Tensor]]:

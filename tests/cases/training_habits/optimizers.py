@@ -20,7 +20,7 @@ def optimized(name: str, make: Callable[[Any], torch.optim.Optimizer]) -> None:
 
 
 for _kind in ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "ASGD", "RMSprop", "Rprop"):
-    optimized(_kind, lambda p, kind=_kind: getattr(torch.optim, kind)(p, lr=0.01))  # type: ignore[misc]
+    optimized(_kind, lambda p, kind=_kind: getattr(torch.optim, kind)(p, lr=0.01))
 optimized("Adam, foreach off, amsgrad", lambda p: torch.optim.Adam(p, lr=0.01, foreach=False, amsgrad=True))
 optimized("AdamW, fused", lambda p: torch.optim.AdamW(p, lr=0.01, fused=True))
 optimized("Adafactor", lambda p: torch.optim.Adafactor(p, lr=0.01))
@@ -35,7 +35,7 @@ class Lion(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": lr, "betas": (0.9, 0.99)})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is None:
@@ -56,7 +56,7 @@ class Lars(torch.optim.Optimizer):
         self.buffers = {p: torch.zeros_like(p) for group in self.param_groups for p in group["params"]}
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
@@ -71,7 +71,7 @@ class Shaped(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": lr})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
@@ -85,7 +85,7 @@ class Factored(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": lr})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is None:
@@ -112,7 +112,7 @@ def _(t: Trial) -> None:
     for _ in range(3):
         x, y = t.batch()
 
-        def closure() -> Tensor:
+        def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
             optimizer.zero_grad()
             loss = step(x, y)
             loss.backward()
@@ -129,13 +129,13 @@ def _(t: Trial) -> None:
     for _ in range(3):
         x, y = t.batch()
 
-        def closure() -> Tensor:
+        def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
             optimizer.zero_grad()
             loss = step(x, y)
             loss.backward()
             return loss
 
-        t.loss(optimizer.step(closure))  # type: ignore[arg-type]
+        t.loss(optimizer.step(closure))
     t.state(step)
 
 
@@ -160,10 +160,14 @@ def _(t: Trial) -> None:
 @habit("optimizer: groups with their own rates and decay")
 def _(t: Trial) -> None:
     def make(net: Any) -> torch.optim.Optimizer:
-        return torch.optim.AdamW([
-            {"params": [p for n, p in net.named_parameters() if "bias" in n], "weight_decay": 0.0},
-            {"params": [p for n, p in net.named_parameters() if "bias" not in n], "lr": 0.001},
-        ], lr=0.01, weight_decay=0.1)  # fmt: skip
+        return torch.optim.AdamW(
+            [
+                {"params": [p for n, p in net.named_parameters() if "bias" in n], "weight_decay": 0.0},
+                {"params": [p for n, p in net.named_parameters() if "bias" not in n], "lr": 0.001},
+            ],
+            lr=0.01,
+            weight_decay=0.1,
+        )
 
     train(t, Criterion(Mlp()), optimizer=make)
 
@@ -298,9 +302,10 @@ def scheduled(name: str, make: Callable[[torch.optim.Optimizer], Any], *, reads_
 
 
 scheduled("StepLR", lambda o: schedules.StepLR(o, 2))
-scheduled("warm-up and cosine in turn", lambda o: schedules.SequentialLR(
-    o, [schedules.LinearLR(o, 0.1, 1.0, 2), schedules.CosineAnnealingLR(o, 3)], [2]
-))  # fmt: skip
+scheduled(
+    "warm-up and cosine in turn",
+    lambda o: schedules.SequentialLR(o, [schedules.LinearLR(o, 0.1, 1.0, 2), schedules.CosineAnnealingLR(o, 3)], [2]),
+)
 scheduled("OneCycleLR, with momentum", lambda o: schedules.OneCycleLR(o, 0.1, total_steps=5))
 scheduled("LambdaLR", lambda o: schedules.LambdaLR(o, lambda epoch: 0.5**epoch))
 

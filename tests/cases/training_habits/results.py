@@ -26,14 +26,14 @@ class Output:
     scores: Tensor
 
 
-class Record(dict):  # type: ignore[type-arg]
+class Record(dict):
     """A dict with attributes."""
 
     def __getattr__(self, name: str) -> Any:
         return self[name]
 
 
-Pair = namedtuple("Pair", "loss scores")  # noqa: PYI024
+Pair = namedtuple("Pair", "loss scores")
 
 
 def results(name: str, make: Callable[[Tensor, Tensor], Any], take: Callable[[Any], tuple[Tensor, Tensor]]) -> None:
@@ -65,19 +65,19 @@ results("a tuple", lambda loss, out: (loss, out), lambda found: found)
 results("a list, the loss last", lambda loss, out: [out, loss], lambda found: (found[1], found[0]))
 results("a dict", lambda loss, out: {"loss": loss, "scores": out}, lambda found: (found["loss"], found["scores"]))
 results(
-    "an OrderedDict", lambda loss, out: OrderedDict(loss=loss, scores=out),
+    "an OrderedDict",
+    lambda loss, out: OrderedDict(loss=loss, scores=out),
     lambda found: (found["loss"], found["scores"]),
-)  # fmt: skip
+)
 results("a NamedTuple", Scored, lambda found: (found.loss, found.scores))
 results("a namedtuple", Pair, lambda found: (found.loss, found.scores))
 results("a dataclass", Output, lambda found: (found.loss, found.scores))
+results("a subclass of dict", lambda loss, out: Record(loss=loss, scores=out), lambda found: (found.loss, found.scores))
 results(
-    "a subclass of dict", lambda loss, out: Record(loss=loss, scores=out), lambda found: (found.loss, found.scores)
-)
-results(
-    "nested containers", lambda loss, out: {"losses": [loss], "more": (out, {"none": None, "name": "x", "size": 4})},
+    "nested containers",
+    lambda loss, out: {"losses": [loss], "more": (out, {"none": None, "name": "x", "size": 4})},
     lambda found: (found["losses"][0], found["more"][0]),
-)  # fmt: skip
+)
 
 
 @habit("results in a defaultdict of lists", WITH_RESULTS)
@@ -166,7 +166,7 @@ def _(t: Trial) -> None:
     train(t, net, after=after)
 
 
-# -- what goes in ----------------------------------------------------------------------------------------------------------
+# -- what goes in ------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -268,7 +268,7 @@ def _(t: Trial) -> None:
     train(t, Step(forward), batch=batch, steps=4)
 
 
-# -- state from call to call -------------------------------------------------------------------------------------------------
+# -- state from call to call -------------------------------------------------------------------------------------------
 
 
 def _recurrent(self: Step, x: Tensor, y: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:

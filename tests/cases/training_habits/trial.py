@@ -1,7 +1,7 @@
 """A habit of training scripts, and one trial of it: in one process, or on one rank of a world in a parallel mode.
 
-A habit is a function of a `Trial`, written as a user writes a script: `trial.wrap(net)` is AutoParallel of the mode, and
-the network itself in one process; `trial.batch()` is what this rank passes. What the trial notes is compared.
+A habit is a function of a `Trial`, written as a user writes a script: `trial.wrap(net)` is AutoParallel of the mode,
+and the network itself in one process; `trial.batch()` is what this rank passes. What the trial notes is compared.
 """
 
 from __future__ import annotations
@@ -127,12 +127,14 @@ class Trial:
     def whole(self, value: Any, name: str = "value") -> None:
         """Note what has to be the same on every rank."""
         value = value if isinstance(value, Tensor) else torch.tensor(value)
-        self.notes.append(Note("whole", name, _whole(value)))
+        self.notes.append(Note("whole", name, whole_of(value)))
 
     def named(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Note tensors of which each rank may have some, as the ranks of a pipeline do."""
         held = {key.replace("network.", ""): self._held(tensor) for key, tensor in tensors.items()}
-        self.notes.append(Note("named", name, {key: _whole(tensor) for key, tensor in held.items() if tensor.numel()}))
+        self.notes.append(
+            Note("named", name, {key: whole_of(tensor) for key, tensor in held.items() if tensor.numel()})
+        )
 
     def _held(self, tensor: Tensor) -> Tensor:
         """Return the tensor, or what this rank of a pipeline has of it: all or nothing."""
@@ -145,7 +147,7 @@ class Trial:
     def state(self, net: nn.Module) -> None:
         """Note parameters and buffers of what `wrap` returned, or of a network outside."""
         state = {name.replace("network.", ""): value for name, value in net.state_dict().items()}
-        found = {name: _whole(value) for name, value in state.items() if isinstance(value, Tensor)}
+        found = {name: whole_of(value) for name, value in state.items() if isinstance(value, Tensor)}
         if isinstance(net, InHalves):
             self.notes.append(Note("of ranks", "weight", [{**found, **net.buffers_of(half)} for half in range(2)]))
         else:
@@ -175,9 +177,7 @@ class InHalves(nn.Module):
         results = []
         for half in range(2):
             self._put(self._own[half])
-            results.append(
-                self.network(*pytree.tree_map(_half(half), args), **pytree.tree_map(_half(half), named))
-            )
+            results.append(self.network(*pytree.tree_map(_half(half), args), **pytree.tree_map(_half(half), named)))
             self._own[half] = {name: value.detach().clone() for name, value in self.network.named_buffers()}
         self._put(self._own[0])
         return pytree.tree_map(lambda a, b: _join(a, b) if isinstance(a, Tensor) else a, *results)
@@ -205,7 +205,8 @@ def _join(first: Tensor, second: Tensor) -> Tensor:
     return torch.cat([first, second]) if first.dim() else (first + second) / 2
 
 
-def _whole(value: Tensor) -> Tensor:
+def whole_of(value: Tensor) -> Tensor:
+    """Return a copy of the whole of a tensor of which this rank may have a part."""
     whole = getattr(value, "full_tensor", lambda: value)()
     return whole.detach().clone()
 

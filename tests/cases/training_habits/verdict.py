@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-
 from random_networks.verdict import PEER_LEFT, differ, hides_an_internal_error
 from random_networks.worlds import Report
+from torch import Tensor
+
 from training_habits.trial import Note
 
 
 @dataclass(frozen=True)
 class Verdict:
     kind: str
-    """equal; refused; own rows: equal to one process that takes half of the rows at a time; WRONG; raw error; died; hung;
-    invalid: the script fails in one process too."""
+    """equal; refused; own rows: equal to one process that takes half of the rows at a time; WRONG; raw error; died;
+    hung; invalid: the script fails in one process too."""
     message: str = ""
     """Of a refusal: the class of the error, and its text."""
     trace: str = ""
@@ -92,7 +92,9 @@ def _difference_of_names(right: dict[str, Tensor], ranks: Sequence[dict[str, Ten
     if extra:
         return f"{', '.join(extra)}: not there in one process"
     for name, value in right.items():
-        found = [differ(mine[name], value) for mine in ranks if name in mine and (mine[name].numel() or not value.numel())]
+        found = [
+            differ(mine[name], value) for mine in ranks if name in mine and (mine[name].numel() or not value.numel())
+        ]
         if not found:
             return f"{name} is on no rank"
         if max(found) > limit:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, prune, vector_to_parameters
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from training_habits.trial import Criterion, Mlp, Trial, habit, sgd, train
+from training_habits.trial import Criterion, Mlp, Trial, habit, sgd, train, whole_of
 
 
 def edited(name: str, edit: Callable[[Trial, Criterion, int], None], where: str = "after") -> None:
@@ -20,7 +20,7 @@ def edited(name: str, edit: Callable[[Trial, Criterion, int], None], where: str 
 
     @habit(name)
     def _(t: Trial) -> None:
-        train(t, Criterion(Mlp()), **{where: lambda net, number: edit(t, net, number)})  # type: ignore[arg-type]
+        train(t, Criterion(Mlp()), **{where: lambda net, number: edit(t, net, number)})
 
 
 def without_gradients(edit: Callable[[Trial, Any, int], Any]) -> Callable[[Trial, Any, int], None]:
@@ -31,11 +31,16 @@ def without_gradients(edit: Callable[[Trial, Any, int], Any]) -> Callable[[Trial
     return run
 
 
-# -- writes --------------------------------------------------------------------------------------------------------------
+# -- writes ------------------------------------------------------------------------------------------------------------
 
 
 def _first(net: Any) -> nn.Parameter:
     return net.net.a.weight
+
+
+def _seeded(draw: Callable[..., Any], *args: Any) -> None:
+    torch.manual_seed(5)
+    draw(*args)
 
 
 edited("weights scaled", without_gradients(lambda t, net, n: _first(net).mul_(0.9)))
@@ -47,64 +52,109 @@ edited("rows scaled by a slice", without_gradients(lambda t, net, n: _first(net)
 edited("rows scaled by a slice of .data", lambda t, net, n: _first(net).data[2:13].mul_(0.5))
 edited("a column set", without_gradients(lambda t, net, n: _first(net)[:, 0].zero_()))
 edited("rows chosen by a list set", without_gradients(lambda t, net, n: _first(net).__setitem__([0, 9, 15], 0.1)))
-edited("elements chosen by a mask set", lambda t, net, n: _first(net).data.__setitem__(_first(net).data.abs() < 0.1, 0.0))
+edited(
+    "elements chosen by a mask set", lambda t, net, n: _first(net).data.__setitem__(_first(net).data.abs() < 0.1, 0.0)
+)
 edited("every second row, by a step", without_gradients(lambda t, net, n: _first(net)[::2].neg_()))
 edited("chunk written", without_gradients(lambda t, net, n: _first(net).chunk(2)[1].mul_(0.5)))
 edited("flat view written", lambda t, net, n: _first(net).data.view(-1)[3:70].fill_(0.01))
 edited("masked_fill_", without_gradients(lambda t, net, n: _first(net).masked_fill_(torch.eye(16, 8).bool(), 0.0)))
-edited("index_copy_", without_gradients(lambda t, net, n: _first(net).index_copy_(0, torch.tensor([1, 14]), torch.ones(2, 8))))  # fmt: skip  # noqa: E501
+edited(
+    "index_copy_",
+    without_gradients(lambda t, net, n: _first(net).index_copy_(0, torch.tensor([1, 14]), torch.ones(2, 8))),
+)
 edited("a row copied from a row", without_gradients(lambda t, net, n: _first(net)[0].copy_(_first(net)[15])))
 edited("copy_ of new weights", without_gradients(lambda t, net, n: _first(net).copy_(torch.full((16, 8), 0.1 * n))))
 edited(".data assigned", lambda t, net, n: setattr(_first(net), "data", torch.full((16, 8), 0.1 * n)))
-edited("rows kept within a norm", without_gradients(
-    lambda t, net, n: _first(net).mul_((0.5 / _first(net).norm(dim=1, keepdim=True)).clamp(max=1))
-))  # fmt: skip
+edited(
+    "rows kept within a norm",
+    without_gradients(lambda t, net, n: _first(net).mul_((0.5 / _first(net).norm(dim=1, keepdim=True)).clamp(max=1))),
+)
 edited("columns kept within a norm (renorm_)", without_gradients(lambda t, net, n: _first(net).renorm_(2, 1, 0.5)))
 edited("weights divided by their norm", without_gradients(lambda t, net, n: _first(net).div_(_first(net).norm())))
 edited("mean of the rows taken away", without_gradients(lambda t, net, n: _first(net).sub_(_first(net).mean(0))))
 edited("noise added to weights", without_gradients(lambda t, net, n: _first(net).add_(t.randn(16, 8), alpha=0.01)))
 edited("init.constant_ between steps", lambda t, net, n: nn.init.constant_(net.net.a.bias, 0.1))
-edited("init.xavier_ between steps", lambda t, net, n: (torch.manual_seed(5), nn.init.xavier_uniform_(_first(net))) and None)
-edited("reset_parameters between steps", lambda t, net, n: (torch.manual_seed(5), net.net.a.reset_parameters()) and None)
-edited("init.orthogonal_ between steps", lambda t, net, n: (torch.manual_seed(5), nn.init.orthogonal_(_first(net))) and None)
+edited(
+    "init.xavier_ between steps",
+    lambda t, net, n: _seeded(nn.init.xavier_uniform_, _first(net)),
+)
+edited("reset_parameters between steps", lambda t, net, n: _seeded(net.net.a.reset_parameters))
+edited(
+    "init.orthogonal_ between steps",
+    lambda t, net, n: _seeded(nn.init.orthogonal_, _first(net)),
+)
 edited("bias of a layer set to zero", without_gradients(lambda t, net, n: net.net.a.bias.zero_()))
-edited("vector_to_parameters", without_gradients(
-    lambda t, net, n: vector_to_parameters(parameters_to_vector(net.parameters()) * 0.9, net.parameters())
-))  # fmt: skip
-edited("load_state_dict of scaled weights", lambda t, net, n: net.load_state_dict({k: v * 0.9 for k, v in net.state_dict().items()}) and None)  # fmt: skip  # noqa: E501
-edited("state_dict kept and loaded again", lambda t, net, n: setattr(net, "kept", copy.deepcopy(net.state_dict())) if n == 0 else net.load_state_dict(net.kept) and None)  # fmt: skip  # noqa: E501
+edited(
+    "vector_to_parameters",
+    without_gradients(
+        lambda t, net, n: vector_to_parameters(parameters_to_vector(net.parameters()) * 0.9, net.parameters())
+    ),
+)
+edited(
+    "load_state_dict of scaled weights",
+    lambda t, net, n: net.load_state_dict({k: v * 0.9 for k, v in net.state_dict().items()}) and None,
+)
+edited(
+    "state_dict kept and loaded again",
+    lambda t, net, n: (
+        setattr(net, "kept", copy.deepcopy(net.state_dict())) if n == 0 else net.load_state_dict(net.kept) and None
+    ),
+)
 edited("foreach scaling", without_gradients(lambda t, net, n: torch._foreach_mul_(list(net.parameters()), 0.9)))
-edited("sparsity by the smallest weights", without_gradients(
-    lambda t, net, n: _first(net).mul_(_first(net).abs() > _first(net).abs().flatten().kthvalue(20).values)
-))  # fmt: skip
+edited(
+    "sparsity by the smallest weights",
+    without_gradients(
+        lambda t, net, n: _first(net).mul_(_first(net).abs() > _first(net).abs().flatten().kthvalue(20).values)
+    ),
+)
 edited("rounded weights", without_gradients(lambda t, net, n: _first(net).copy_((_first(net) * 8).round() / 8)))
-edited("weights of one layer into another", without_gradients(lambda t, net, n: net.net.b.weight.copy_(_first(net).t()[:4])))
+edited(
+    "weights of one layer into another",
+    without_gradients(lambda t, net, n: net.net.b.weight.copy_(_first(net).t()[:4])),
+)
 
-# -- reads ---------------------------------------------------------------------------------------------------------------
+# -- reads -------------------------------------------------------------------------------------------------------------
 
 edited("norm of the weights", lambda t, net, n: t.whole(_first(net).detach().norm(), "norm"))
-edited("sum of squares", lambda t, net, n: t.whole(sum(p.detach().pow(2).sum() for p in net.parameters()).item(), "sum"))
-edited("mean, deviation, extremes", lambda t, net, n: [
-    t.whole(f(_first(net).detach()), f.__name__) for f in (torch.mean, torch.std, torch.amax, torch.min)
-] and None)  # fmt: skip
+edited(
+    "sum of squares", lambda t, net, n: t.whole(sum(p.detach().pow(2).sum() for p in net.parameters()).item(), "sum")
+)
+edited(
+    "mean, deviation, extremes",
+    lambda t, net, n: (
+        [t.whole(f(_first(net).detach()), f.__name__) for f in (torch.mean, torch.std, torch.amax, torch.min)] and None
+    ),
+)
 edited("count of large weights", lambda t, net, n: t.whole((_first(net).detach().abs() > 0.1).sum().item(), "count"))
 edited("rows' norms", lambda t, net, n: t.whole(_first(net).detach().norm(dim=1), "norms"))
 edited("columns' means", lambda t, net, n: t.whole(_first(net).detach().mean(0), "means"))
 edited("a row read", lambda t, net, n: t.whole(_first(net)[3].detach(), "row"))
 edited("one element read by item()", lambda t, net, n: t.whole(_first(net)[9, 1].item(), "element"))
-edited("weights to a list, to numpy", lambda t, net, n: t.whole(torch.tensor(_first(net).detach().numpy().tolist()), "list"))
+edited(
+    "weights to a list, to numpy",
+    lambda t, net, n: t.whole(torch.tensor(_first(net).detach().numpy().tolist()), "list"),
+)
 edited("histogram of weights", lambda t, net, n: t.whole(torch.histc(_first(net).detach(), 5, -1, 1), "histogram"))
 edited("largest singular value", lambda t, net, n: t.whole(torch.linalg.matrix_norm(_first(net).detach(), 2), "sigma"))
 edited("product with the transpose", lambda t, net, n: t.whole(_first(net).detach().t() @ _first(net).detach(), "gram"))
-edited("isnan and isfinite", lambda t, net, n: t.whole(all(p.isfinite().all().item() for p in net.parameters()), "finite"))
+edited(
+    "isnan and isfinite", lambda t, net, n: t.whole(all(p.isfinite().all().item() for p in net.parameters()), "finite")
+)
 edited("equality of two weights", lambda t, net, n: t.whole(torch.equal(_first(net), _first(net).clone()), "equal"))
 edited("state_dict's sum", lambda t, net, n: t.whole(sum(float(v.sum()) for v in net.state_dict().values()), "sum"))
-edited("shape and numel of the weights", lambda t, net, n: t.whole(
-    sum(p.numel() for p in net.parameters()) * 1000 + sum(p.shape.numel() for p in net.parameters()), "sizes"
-))  # fmt: skip
-edited("weights times fan-in", without_gradients(lambda t, net, n: [p.mul_(1 - 0.01 * p.shape[0] ** 0.5) for p in net.parameters()]))  # fmt: skip  # noqa: E501
+edited(
+    "shape and numel of the weights",
+    lambda t, net, n: t.whole(
+        sum(p.numel() for p in net.parameters()) * 1000 + sum(p.shape.numel() for p in net.parameters()), "sizes"
+    ),
+)
+edited(
+    "weights times fan-in",
+    without_gradients(lambda t, net, n: [p.mul_(1 - 0.01 * p.shape[0] ** 0.5) for p in net.parameters()]),
+)
 
-# -- gradients ---------------------------------------------------------------------------------------------------------------
+# -- gradients ---------------------------------------------------------------------------------------------------------
 
 
 def of_gradients(name: str, edit: Callable[[Trial, Criterion, int], Any]) -> None:
@@ -153,9 +203,18 @@ def _agc(t: Trial, net: nn.Module, _: int) -> None:
 of_gradients("clipping by hand, sum of squares", _clip_by_hand)
 of_gradients("clipping by hand, norm of norms", _clip_by_norms)
 of_gradients("clip_grad_norm_", _clip)
-of_gradients("clip_grad_norm_ without a limit", lambda t, net, n: t.whole(nn.utils.clip_grad_norm_(net.parameters(), float("inf")), "norm"))  # fmt: skip  # noqa: E501
-of_gradients("clip_grad_norm_ by the largest", lambda t, net, n: nn.utils.clip_grad_norm_(net.parameters(), 0.01, norm_type=float("inf")))  # fmt: skip  # noqa: E501
-of_gradients("clip_grad_norm_ of each layer", lambda t, net, n: [nn.utils.clip_grad_norm_(m.parameters(), 0.02) for m in net.net.children()])  # fmt: skip  # noqa: E501
+of_gradients(
+    "clip_grad_norm_ without a limit",
+    lambda t, net, n: t.whole(nn.utils.clip_grad_norm_(net.parameters(), float("inf")), "norm"),
+)
+of_gradients(
+    "clip_grad_norm_ by the largest",
+    lambda t, net, n: nn.utils.clip_grad_norm_(net.parameters(), 0.01, norm_type=float("inf")),
+)
+of_gradients(
+    "clip_grad_norm_ of each layer",
+    lambda t, net, n: [nn.utils.clip_grad_norm_(m.parameters(), 0.02) for m in net.net.children()],
+)
 of_gradients("clip_grad_value_", lambda t, net, n: nn.utils.clip_grad_value_(net.parameters(), 0.01))
 of_gradients("gradients clipped to their rows' weights (AGC)", _agc)
 of_gradients("gradient noise of the gradient's shape", _noise)
@@ -164,18 +223,30 @@ of_gradients("gradient of rows set to zero", lambda t, net, n: _first(net).grad[
 of_gradients("gradient of an element set", lambda t, net, n: _first(net).grad.__setitem__((9, 1), 0.5))
 of_gradients("gradient masked", lambda t, net, n: _first(net).grad.mul_(torch.eye(16, 8)))
 of_gradients("gradient's sign", lambda t, net, n: [g.sign_().mul_(0.1) for g in _gradients(net)])
-of_gradients("gradient without its mean (centralized)", lambda t, net, n: _first(net).grad.sub_(_first(net).grad.mean(1, keepdim=True)))  # fmt: skip  # noqa: E501
+of_gradients(
+    "gradient without its mean (centralized)",
+    lambda t, net, n: _first(net).grad.sub_(_first(net).grad.mean(1, keepdim=True)),
+)
 of_gradients("gradient dropped", lambda t, net, n: setattr(net.net.a.bias, "grad", None))
 of_gradients("gradient replaced", lambda t, net, n: setattr(_first(net), "grad", _first(net).grad * 2))
 of_gradients("gradients scaled by foreach", lambda t, net, n: torch._foreach_mul_(_gradients(net), 0.5))
-of_gradients("gradient's cosine with the weight", lambda t, net, n: t.whole(F.cosine_similarity(_first(net).grad.flatten(), _first(net).flatten(), dim=0), "cosine"))  # fmt: skip  # noqa: E501
-of_gradients("inner product of gradients and weights", lambda t, net, n: t.whole(sum((p.grad * p).sum() for p in net.parameters()), "product"))  # fmt: skip  # noqa: E501
+of_gradients(
+    "gradient's cosine with the weight",
+    lambda t, net, n: t.whole(F.cosine_similarity(_first(net).grad.flatten(), _first(net).flatten(), dim=0), "cosine"),
+)
+of_gradients(
+    "inner product of gradients and weights",
+    lambda t, net, n: t.whole(sum((p.grad * p).sum() for p in net.parameters()), "product"),
+)
 of_gradients("weight decay by hand", lambda t, net, n: [p.grad.add_(p, alpha=0.1) for p in net.parameters()])
-of_gradients("steps with nan skipped", lambda t, net, n: [p.grad.nan_to_num_() for p in net.parameters() if not p.grad.isfinite().all()])  # fmt: skip  # noqa: E501
+of_gradients(
+    "steps with nan skipped",
+    lambda t, net, n: [p.grad.nan_to_num_() for p in net.parameters() if not p.grad.isfinite().all()],
+)
 of_gradients("plain SGD by hand", lambda t, net, n: [p.sub_(0.1 * p.grad) for p in net.parameters()])
 
 
-# -- copies ------------------------------------------------------------------------------------------------------------------
+# -- copies ------------------------------------------------------------------------------------------------------------
 
 
 def _lerp(mine: nn.Module, theirs: nn.Module) -> None:
@@ -380,12 +451,12 @@ def _(t: Trial) -> None:
     t.state(step)
 
 
-# -- what the network is made of changes --------------------------------------------------------------------------------------
+# -- what the network is made of changes -------------------------------------------------------------------------------
 
 
 @habit("a layer frozen, later trained again")
 def _(t: Trial) -> None:
-    train(t, Criterion(Mlp()), before=lambda net, n: net.net.a.requires_grad_(n != 1), steps=4)  # type: ignore[arg-type, func-returns-value]  # fmt: skip  # noqa: E501
+    train(t, Criterion(Mlp()), before=lambda net, n: net.net.a.requires_grad_(requires_grad=n != 1), steps=4)
 
 
 @habit("a layer thawed, its weights added to the optimizer")
@@ -530,8 +601,8 @@ def _(t: Trial) -> None:
     for number in range(3):
         if number == 1:
             old = step.state_dict()["net.0.weight"]
-            old = getattr(old, "full_tensor", lambda: old)().detach()
-            net.net[0] = nn.Embedding.from_pretrained(torch.cat([old, torch.ones(8, 8)]), freeze=False)
+            rows = torch.cat([whole_of(old), torch.ones(8, 8)])
+            net.net[0] = nn.Embedding.from_pretrained(rows, freeze=False)
         optimizer = sgd(net)
         loss = step(t.mine(t.randint(8, 8) + 8 * (number > 0)), t.mine(t.randn(8, 4)))
         optimizer.zero_grad()

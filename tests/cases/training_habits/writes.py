@@ -16,9 +16,7 @@ from training_habits.trial import Criterion, Mlp, Trial, habit, train
 class Edited(nn.Module):
     """What the first layer makes is edited before the second reads it."""
 
-    def __init__(
-        self, edit: Callable[[Tensor], Any], layer: nn.Module | None = None, *, goes_on: bool = False
-    ) -> None:
+    def __init__(self, edit: Callable[[Tensor], Any], layer: nn.Module | None = None, *, goes_on: bool = False) -> None:
         super().__init__()
         self.a = layer or nn.Linear(8, 16)
         self.b = nn.Linear(16, 4)
@@ -93,7 +91,11 @@ edited("write into stack and where", lambda h: (
     goes_on=True)  # fmt: skip
 edited("write into a product", lambda h: (c := h * 2 + 1, c[:, :3].tanh_(), c)[-1], goes_on=True)
 edited("write into softmax", lambda h: (c := h.softmax(-1) + 0, c[:, 1].mul_(2), c)[-1], goes_on=True)
-edited("write with out=", lambda h: (c := torch.empty_like(h.detach()), torch.add(h.detach(), 1, out=c), h * c)[-1], goes_on=True)
+edited(
+    "write with out=",
+    lambda h: (c := torch.empty_like(h.detach()), torch.add(h.detach(), 1, out=c), h * c)[-1],
+    goes_on=True,
+)
 edited("write in a loop over columns", lambda h: [h[:, k].mul_(0.5 * k) for k in range(4)])
 edited("lerp_, addcmul_, baddbmm-like", _all(
     lambda h: h.lerp_(torch.ones_like(h), 0.25), lambda h: h.addcmul_(h.detach(), h.detach(), value=0.1)

@@ -244,7 +244,7 @@ for _cut in (((2, 1), (1, 1)), ((1, 1), (2, 1)), ((1, 2), (1, 2))):
     trained(f"head of a detector cut by {_cut}", _cut_by(_cut, _detected), modes=("semi_auto",))
 habit("mask made in forward", lambda s, x: s.head(s.layer(x).masked_fill(torch.ones(8, 8).triu(1).bool(), 0.0)))
 
-# -- functions of torch that are traced with help ------------------------------------------------------------------------
+# -- functions of torch that are traced with help ----------------------------------------------------------------------
 
 
 def _ctc(self: Any, x: Tensor) -> Tensor:

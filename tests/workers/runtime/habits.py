@@ -90,14 +90,14 @@ def end_of(end):
 
 
 def run_all(names, mode):
-    """Return name -> verdict."""
+    """Yield names and verdicts."""
     folder = Path(tempfile.mkdtemp(prefix="habits-"))
     try:
         (ended,) = wait_for([fork_process(folder / "alone", {}, lambda: run_alone(names, mode))], [folder / "alone"])
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     assert ended.kind == "done", ended.trace or ended.error
-    left, verdicts = list(names), {}
+    left = list(names)
     while left:
         if mode == ALONE:
             worlds = [[ended.trained[name][0]] for name in left]
@@ -106,8 +106,7 @@ def run_all(names, mode):
         for reports in worlds:
             name = left.pop(0)
             alone = ended.trained[name]
-            verdicts[name] = judge(alone[0], alone[-1], reports, HABITS[name].limit)
-    return verdicts
+            yield name, judge(alone[0], alone[-1], reports, HABITS[name].limit)
 
 
 def main():
@@ -125,7 +124,7 @@ def main():
         names = [name for name, habit in HABITS.items() if mode in (*habit.modes, ALONE)]
         names = [name for name in names if (name in options.only if options.only else is_asked(f"{mode}/{name}"))]
         names = names[which::shares]
-        for name, verdict in run_all(names, mode).items():
+        for name, verdict in run_all(names, mode):
             found[f"{mode}/{name}"] = {"kind": verdict.kind, "message": verdict.message, "trace": verdict.trace}
             print(f"{name} | {mode} | {short(verdict)[:300]}", flush=True)
             if options.trace and verdict.trace:

@@ -17,7 +17,7 @@ from training_habits.trial import habit as script
 
 STEPS = 4
 IN_PARTS = ("semi_auto", "hsdp level1", "hsdp level3", "shard")
-"""Modes in which copies and micro batches divide the batch once more."""
+"""Modes in which the network sees the whole batch, or copies and micro batches of it."""
 
 
 class Net(nn.Module):
@@ -39,13 +39,15 @@ class Net(nn.Module):
         return F.mse_loss(result, y) if isinstance(result, Tensor) else (F.mse_loss(result[0], y), *result[1:])
 
 
-def habit(name: str, forward: Callable[..., Any], between: Any = None, **parts: Any) -> None:
+def habit(
+    name: str, forward: Callable[..., Any], between: Any = None, modes: tuple[str, ...] = MODES, **parts: Any
+) -> None:
     """Add one; parts are made anew by calling those that are functions."""
 
     def make() -> nn.Module:
         return Net(forward, **{k: p() if callable(p) and not isinstance(p, nn.Module) else p for k, p in parts.items()})
 
-    trained(name, make, between)
+    trained(name, make, between, modes)
 
 
 def trained(name: str, make: Callable[[], nn.Module], between: Any = None, modes: tuple[str, ...] = MODES) -> None:
@@ -242,7 +244,11 @@ def _cut_by(strategy: Any, forward: Callable[..., Tensor]) -> Callable[[], nn.Mo
 for _cut in (((2, 1), (1, 1)), ((1, 1), (2, 1)), ((1, 2), (1, 2))):
     trained(f"columns written of a layer cut by {_cut}", _cut_by(_cut, _column_written), modes=("semi_auto",))
     trained(f"head of a detector cut by {_cut}", _cut_by(_cut, _detected), modes=("semi_auto",))
-habit("mask made in forward", lambda s, x: s.head(s.layer(x).masked_fill(torch.ones(8, 8).triu(1).bool(), 0.0)))
+habit(
+    "mask made in forward",
+    lambda s, x: s.head(s.layer(x).masked_fill(torch.ones(8, 8).triu(1).bool(), 0.0)),
+    modes=IN_PARTS,  # for the rows of the whole batch
+)
 
 # -- functions of torch that are traced with help ----------------------------------------------------------------------
 
@@ -274,6 +280,7 @@ habit(
     "nn.Transformer whose mask is made in forward",
     lambda s, x: s.head(s.inner(x[None], x[None], tgt_mask=nn.Transformer.generate_square_subsequent_mask(8))[0]),
     inner=lambda: nn.Transformer(8, 2, 1, 1, 16, dropout=0.0, batch_first=True),
+    modes=IN_PARTS,  # a mask for the rows of the whole batch
 )
 habit("LSTM", lambda s, x: s.head(s.inner(x[None])[0][0]), inner=lambda: nn.LSTM(8, 8))
 habit("forward hook", lambda s, x: s.head(s.inner(x)), inner=lambda: _with_hook(nn.Linear(8, 8)))

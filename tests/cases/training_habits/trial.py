@@ -174,8 +174,9 @@ class InHalves(nn.Module):
         if not self._own[0] or self._broadcasts:
             before = {name: value.detach().clone() for name, value in self.network.named_buffers()}
             self._own = [before, before]
-        results = []
+        results, drawn = [], torch.get_rng_state()
         for half in range(2):
+            torch.set_rng_state(drawn)
             self._put(self._own[half])
             results.append(self.network(*pytree.tree_map(_half(half), args), **pytree.tree_map(_half(half), named)))
             self._own[half] = {name: value.detach().clone() for name, value in self.network.named_buffers()}

@@ -12,7 +12,6 @@ CAPTURED_ALL = MODES[:5]
 ZERO = MODES[1:3]
 CUT = MODES[1:4]
 ROWS = MODES[5:]
-CAPTURED_DATA = MODES[:3]
 PARTS_OF_ROWS = MODES[4:]
 
 
@@ -35,20 +34,11 @@ def refusal_of(mode: str, name: str) -> Refusal | None:
 REFUSALS = (
     Refusal(
         "CaptureError",
-        "backward() came to one call of the network twice",
-        "a captured call runs its backward pass once, by messages in a fixed order",
-        {
-            "two losses, two backward passes with retain_graph": CAPTURED_DATA,
-            "one loss, two backward passes with retain_graph": CAPTURED,
-        },
-    ),
-    Refusal(
-        "CaptureError",
         "backward() was called twice on one loss",
         "a captured call runs its backward pass once, by messages in a fixed order",
         {
-            "two losses, two backward passes with retain_graph": ("shard",),
-            "one loss, two backward passes with retain_graph": ("pipeline",),
+            "one loss, two backward passes with retain_graph": CAPTURED_ALL,
+            "two losses, two backward passes with retain_graph": CAPTURED,
         },
     ),
     Refusal(
@@ -215,10 +205,10 @@ REFUSALS = (
         "changes a part of a tensor",
         "a view of this kind cannot be written as an operator",
         {
-            "write: as_strided": CAPTURED_ALL,
-            "write: diagonal": CAPTURED_ALL,
-            "write: write into the gradient-free part": CAPTURED_ALL,
             "write: unfold": CAPTURED_ALL,
+            "write: as_strided": CAPTURED_ALL,
+            "write: write into the gradient-free part": CAPTURED_ALL,
+            "write: diagonal": CAPTURED_ALL,
         },
     ),
     Refusal(
@@ -518,16 +508,16 @@ REFUSALS = (
 )
 
 OWN_ROWS: Mapping[str, Collection[str]] = {
+    "sum over the rows inside": PARTS_OF_ROWS,
     "ignored labels, more on one rank": PARTS_OF_ROWS,
     "ignored labels and weights of classes": PARTS_OF_ROWS,
-    "in-batch negatives": PARTS_OF_ROWS,
-    "triplets with the hardest of the batch": PARTS_OF_ROWS,
-    "median of the rows' losses": PARTS_OF_ROWS,
-    "sum over the rows inside": PARTS_OF_ROWS,
     "mask of uneven rows, mean over what is left": PARTS_OF_ROWS,
     "rows weighed by their share of the batch": PARTS_OF_ROWS,
+    "in-batch negatives": PARTS_OF_ROWS,
     "scores of all pairs with a learnt temperature": ("pipeline", "data_parallel"),
+    "triplets with the hardest of the batch": PARTS_OF_ROWS,
     "loss of the hardest rows": PARTS_OF_ROWS,
+    "median of the rows' losses": PARTS_OF_ROWS,
     "variance and covariance over the batch": PARTS_OF_ROWS,
     "write: diagonal": ROWS,
     "write: row of a buffer, by a counter": ROWS,

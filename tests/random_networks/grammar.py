@@ -10,7 +10,7 @@ import random_networks.network  # noqa: F401  # brings all blocks
 from random_networks.blocks import BLOCKS, WRITES, Block
 from random_networks.case import FAMILIES, Case, Piece
 from random_networks.habits import WEIGHT_READS, WEIGHT_WRITES
-from random_networks.training import crosses_rows, draws
+from random_networks.training import MASKED, crosses_rows, draws
 
 SCHEDULERS = (
     "gpipe",
@@ -67,6 +67,8 @@ def draw_case(seed: int, number: int, world_sizes: Sequence[int] = (2, 2, 4)) ->
         returns=rng.choice(RETURNS),
         dataset=rng.choice(["data_parallel", "full_batch"]),
     )
+    if case.returns == "scores" and case.loss in MASKED:
+        case = case.changed(loss="mse")  # outside, each rank would divide by its own count
     case = draw_division(rng, case)
     if case.pipeline is not None and rng.random() < 0.9:
         case = case.changed(returns="loss")  # a pipeline in training takes nothing else

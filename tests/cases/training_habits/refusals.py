@@ -207,8 +207,8 @@ REFUSALS = (
         {
             "write: unfold": CAPTURED_ALL,
             "write: as_strided": CAPTURED_ALL,
-            "write: write into the gradient-free part": CAPTURED_ALL,
             "write: diagonal": CAPTURED_ALL,
+            "write: write into the gradient-free part": CAPTURED_ALL,
         },
     ),
     Refusal(

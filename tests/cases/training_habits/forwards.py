@@ -1,25 +1,23 @@
-"""Habits of networks that nobody here wrote: each trains on several ranks to the numbers of one process.
-
-Every habit makes a network; some change it between steps. All are run in double precision, whole batch on every rank.
-"""
+"""Forward passes that nobody here wrote, and attributes that change between the steps."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+from torch.utils.checkpoint import checkpoint
 
-from msrun.runtime import GradAccumulation, MicroBatchInterleaved, Pipeline, shard
+from msrun.runtime import GradAccumulation, MicroBatchInterleaved, shard
+from training_habits.trial import MODES, Trial, train
+from training_habits.trial import habit as script
 
-WORLD_SIZE = 2
 STEPS = 4
+IN_PARTS = ("semi_auto", "hsdp level1", "hsdp level3", "shard")
+"""Modes in which the network sees the whole batch, or copies and micro batches of it."""
 
 
 class Net(nn.Module):
@@ -41,52 +39,34 @@ class Net(nn.Module):
         return F.mse_loss(result, y) if isinstance(result, Tensor) else (F.mse_loss(result[0], y), *result[1:])
 
 
-@dataclass
-class Habit:
-    make: Callable[[], nn.Module]
-    between: Callable[[Any, int], None] = lambda _net, _step: None
-    settings: dict[str, Any] = field(default_factory=dict)
-    """hsdp level, pipeline stages, ..."""
-    strategies: Callable[[Any], None] = lambda _net: None
-    refused: str = ""
-    """What the error of every rank says, where the numbers of one process cannot be had."""
-
-
-HABITS: dict[str, Habit] = {}
-
-
-def habit(name: str, forward: Callable[..., Any], between: Any = None, **parts: Any) -> None:
+def habit(
+    name: str, forward: Callable[..., Any], between: Any = None, modes: tuple[str, ...] = MODES, **parts: Any
+) -> None:
     """Add one; parts are made anew by calling those that are functions."""
-    made = Habit(
-        lambda: Net(
-            forward, **{k: p() if callable(p) and not isinstance(p, nn.Module) else p for k, p in parts.items()}
-        )
-    )
-    if between is not None:
-        made.between = between
-    HABITS[name] = made
+
+    def make() -> nn.Module:
+        return Net(forward, **{k: p() if callable(p) and not isinstance(p, nn.Module) else p for k, p in parts.items()})
+
+    trained(name, make, between, modes)
 
 
-# -- refused by name, before all others: what they leave would show in those ----------------------------------------
+def trained(name: str, make: Callable[[], nn.Module], between: Any = None, modes: tuple[str, ...] = MODES) -> None:
+    """Add one whose network is made by `make`."""
+    _MAKERS[name] = make
 
-for _name, _forward, _words in (
-    ("vmap", lambda s, x: torch.vmap(lambda row: s.head(s.layer(row)))(x), "transform of torch.func"),
-    ("func.grad", lambda s, x: s.head(torch.func.grad(lambda z: s.layer(z).sum())(x)), "transform of torch.func"),
-    ("random.uniform", lambda s, x: s.head(s.layer(x)) * random.uniform(0, 1), "draws from Python's random"),
-    ("gradients in forward", lambda s, x: torch.autograd.grad(s.layer(x).sum(), x)[0], "takes gradients"),
-):
-    habit(_name, _forward)
-    HABITS[_name].refused = _words
+    def loss_of(step: Any, x: Tensor, y: Tensor) -> Tensor:
+        result = step(x, y)
+        return result if isinstance(result, Tensor) else result[0]
 
-
-def _raising(_net: Any, x: Tensor) -> Tensor:
-    raise ValueError(f"{x.shape[0]} rows")
+    @script(name, modes)
+    def _(t: Trial) -> None:
+        train(t, make(), steps=STEPS, loss_of=loss_of, before=between or (lambda _net, _step: None))
 
 
-habit("exception of the network", _raising)
-HABITS["exception of the network"].refused = "while msrun captured the network"
+_MAKERS: dict[str, Callable[[], nn.Module]] = {}
 
-# -- functions with a backward pass of their own ---------------------------------------------------------------------
+
+# -- functions with a backward pass of their own -----------------------------------------------------------------------
 
 
 class Rounded(torch.autograd.Function):
@@ -149,7 +129,7 @@ habit(
 habit("tensor hook", _hooked(lambda g: g * 3))
 habit("tensor hook that looks at the whole gradient", _hooked(lambda g: g / (1 + g.norm())))
 
-# -- torch.utils.checkpoint ------------------------------------------------------------------------------------------
+# -- torch.utils.checkpoint --------------------------------------------------------------------------------------------
 
 
 def _checkpointed(*, use_reentrant: bool) -> Callable[..., Tensor]:
@@ -165,7 +145,7 @@ def _checkpointed(*, use_reentrant: bool) -> Callable[..., Tensor]:
 habit("checkpoint", _checkpointed(use_reentrant=False))
 habit("reentrant checkpoint", _checkpointed(use_reentrant=True))
 
-# -- attributes that change ------------------------------------------------------------------------------------------
+# -- attributes that change --------------------------------------------------------------------------------------------
 
 
 def _alpha(net: Any, step: int) -> None:
@@ -223,7 +203,7 @@ def _counting(self: Any, x: Tensor) -> Tensor:
 
 habit("attributes that the forward pass sets", _counting, calls=0, seen=lambda: torch.zeros(8))
 
-# -- writes into parts of tensors ------------------------------------------------------------------------------------
+# -- writes into parts of tensors --------------------------------------------------------------------------------------
 
 
 def _shifted(self: Any, x: Tensor) -> Tensor:
@@ -251,22 +231,26 @@ def _detected(self: Any, x: Tensor) -> Tensor:
     return y
 
 
-def _cut_by(strategy: Any, forward: Callable[..., Tensor]) -> Habit:
-    def make() -> Net:
+def _cut_by(strategy: Any, forward: Callable[..., Tensor]) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
         network = Net(forward)
         shard(network.layer, strategy)
         shard(network.head, strategy)
         return network
 
-    return Habit(make)
+    return make
 
 
 for _cut in (((2, 1), (1, 1)), ((1, 1), (2, 1)), ((1, 2), (1, 2))):
-    HABITS[f"columns written of a layer cut by {_cut}"] = _cut_by(_cut, _column_written)
-    HABITS[f"head of a detector cut by {_cut}"] = _cut_by(_cut, _detected)
-habit("mask made in forward", lambda s, x: s.head(s.layer(x).masked_fill(torch.ones(8, 8).triu(1).bool(), 0.0)))
+    trained(f"columns written of a layer cut by {_cut}", _cut_by(_cut, _column_written), modes=("semi_auto",))
+    trained(f"head of a detector cut by {_cut}", _cut_by(_cut, _detected), modes=("semi_auto",))
+habit(
+    "mask made in forward",
+    lambda s, x: s.head(s.layer(x).masked_fill(torch.ones(8, 8).triu(1).bool(), 0.0)),
+    modes=IN_PARTS,  # for the rows of the whole batch
+)
 
-# -- functions of torch that are traced with help, and values that are no tensors -------------------------------------
+# -- functions of torch that are traced with help ----------------------------------------------------------------------
 
 
 def _ctc(self: Any, x: Tensor) -> Tensor:
@@ -275,19 +259,9 @@ def _ctc(self: Any, x: Tensor) -> Tensor:
     return self.head(self.layer(x)) * loss
 
 
-habit("CTC loss", _ctc)
-habit(
-    "spectral norm",
-    lambda s, x: s.head(s.inner(x)),
-    inner=lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)),
-)
-habit(
-    "checkpoint_sequential",
-    lambda s, x: s.head(checkpoint_sequential(nn.Sequential(s.layer, nn.Tanh(), s.layer), 2, x, use_reentrant=False)),
-)
-habit("array of numpy", lambda s, x: s.head(s.layer(x)) * torch.from_numpy(s.array), array=lambda: np.ones(4) * 2)
+trained("CTC over the whole batch", lambda: Net(_ctc), modes=("shard",))
 
-# -- structures ------------------------------------------------------------------------------------------------------
+# -- structures --------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -306,6 +280,7 @@ habit(
     "nn.Transformer whose mask is made in forward",
     lambda s, x: s.head(s.inner(x[None], x[None], tgt_mask=nn.Transformer.generate_square_subsequent_mask(8))[0]),
     inner=lambda: nn.Transformer(8, 2, 1, 1, 16, dropout=0.0, batch_first=True),
+    modes=IN_PARTS,  # a mask for the rows of the whole batch
 )
 habit("LSTM", lambda s, x: s.head(s.inner(x[None])[0][0]), inner=lambda: nn.LSTM(8, 8))
 habit("forward hook", lambda s, x: s.head(s.inner(x)), inner=lambda: _with_hook(nn.Linear(8, 8)))
@@ -319,14 +294,16 @@ def _with_hook(module: nn.Module) -> nn.Module:
 
 # -- the same under other plans ----------------------------------------------------------------------------------------
 
-_plain = HABITS["straight-through estimator"].make
-HABITS["straight-through estimator in copies and micro batches"] = Habit(
-    lambda: GradAccumulation(MicroBatchInterleaved(_plain(), 2), 2)
+_plain = _MAKERS["straight-through estimator"]
+trained(
+    "straight-through estimator in copies and micro batches",
+    lambda: GradAccumulation(MicroBatchInterleaved(_plain(), 2), 2),
+    modes=IN_PARTS,
 )
-HABITS["checkpoint at level3"] = Habit(HABITS["checkpoint"].make, settings={"optimizer_level": "level3"})
-HABITS["straight-through estimator in a pipeline"] = Habit(lambda: Pipeline(_plain(), 2), settings={"stages": 2})
-HABITS["function cut as the user says"] = Habit(
-    lambda: Net(lambda s, x: s.head(_cut_rounding(s.layer(x)))), settings={"threshold": 0}
+trained(
+    "function cut as the user says",
+    lambda: Net(lambda s, x: s.head(_cut_rounding(s.layer(x)))),
+    modes=("semi_auto", "hsdp level1", "hsdp level3", "shard"),
 )
 _cut_rounding = shard(lambda h: Rounded.apply(h), ((1, 2),), ((1, 2),))
 
@@ -348,27 +325,15 @@ def _listed(self: Any, x: Tensor) -> Tensor:
     return self.head(self.layer(x)) / len(self.seen)
 
 
-_CHANGED = "every part of the batch"
 for _name, _forward, _parts in (
     ("number counted by the call", _counted, {"calls": 0}),
     ("flag turned by the call", _alternating, {"odd": False}),
     ("list grown by the call", _listed, {"seen": list}),
 ):
     habit(_name, _forward, **_parts)
-    _make = HABITS[_name].make
-    HABITS[f"{_name}, in micro batches"] = Habit(
-        lambda make=_make: GradAccumulation(make(), 2),  # type: ignore[misc]
-        refused=_CHANGED,
-    )
-    HABITS[f"{_name}, in copies"] = Habit(
-        lambda make=_make: MicroBatchInterleaved(make(), 2),  # type: ignore[misc]
-        refused=_CHANGED,
-    )
-    HABITS[f"{_name}, in a pipeline"] = Habit(
-        lambda make=_make: Pipeline(make(), 2),  # type: ignore[misc]
-        settings={"stages": 2},
-        refused=_CHANGED,
-    )
+    _make = _MAKERS[_name]
+    trained(f"{_name}, in micro batches", lambda make=_make: GradAccumulation(make(), 2), modes=IN_PARTS)  # type: ignore[misc]
+    trained(f"{_name}, in copies", lambda make=_make: MicroBatchInterleaved(make(), 2), modes=IN_PARTS)  # type: ignore[misc]
 
 
 def _noted(self: Any, x: Tensor) -> Tensor:
@@ -377,4 +342,5 @@ def _noted(self: Any, x: Tensor) -> Tensor:
     return self.head(self.layer(x))
 
 
-HABITS["attributes set to the same, in micro batches"] = Habit(lambda: GradAccumulation(Net(_noted), 2))
+habit("attributes set to the same", _noted)
+trained("attributes set to the same, in micro batches", lambda: GradAccumulation(Net(_noted), 2), modes=IN_PARTS)

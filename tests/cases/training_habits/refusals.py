@@ -1,0 +1,551 @@
+"""What is refused, in which mode, by which error and why; and what differs because a rank sees its own rows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from training_habits.trial import MODES
+
+CAPTURED = MODES[:4]
+CAPTURED_ALL = MODES[:5]
+ZERO = MODES[1:3]
+CUT = MODES[1:4]
+ROWS = MODES[5:]
+PARTS_OF_ROWS = MODES[4:]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    error: str
+    """Its class."""
+    text: str
+    """A part of what it says."""
+    reason: str
+    habits: Mapping[str, Collection[str]]
+    """name -> modes"""
+
+
+def refusal_of(mode: str, name: str) -> Refusal | None:
+    """Return why a habit is refused in a mode."""
+    return next((refusal for refusal in REFUSALS if mode in refusal.habits.get(name, ())), None)
+
+
+REFUSALS = (
+    Refusal(
+        "CaptureError",
+        "backward() was called twice on one loss",
+        "a captured call runs its backward pass once, by messages in a fixed order",
+        {
+            "one loss, two backward passes with retain_graph": CAPTURED_ALL,
+            "two losses, two backward passes with retain_graph": CAPTURED,
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "backward(create_graph=True) through a step",
+        "gradients of a captured step have no graph of their own",
+        {
+            "gradient penalty outside (WGAN-GP)": CAPTURED,
+            "backward with create_graph, then a penalty on the gradients": CAPTURED,
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "torch.autograd.grad",
+        "the graph of a forward pass holds no backward pass",
+        {
+            "gradient penalty inside": CAPTURED_ALL,
+            "inner step inside by functional_call (MAML)": CAPTURED_ALL,
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "transform of torch.func",
+        "operators mean something else under vmap, grad and jvp",
+        {
+            "vmap over stacked weights": CUT,
+            "jvp inside": CUT,
+            "vmap over the rows": CUT,
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "autograd.Function with fu",
+        "operators mean something else under vmap, grad and jvp",
+        {
+            "func.grad inside": CUT,
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "draws from Python's random",
+        "every rank would draw for its own rows",
+        {
+            "draw: random.uniform": CUT,
+            "draw: random.random": CAPTURED,
+            "draw: random.gauss": CAPTURED,
+            "draw: random.choice": CUT,
+            "draw: a branch by random.random": CUT,
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "a generator of its own",
+        "numbers of such a generator are not those of one process",
+        {
+            "draw: a generator of its own": CAPTURED,
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "draws random numbers, which would not be those of one process",
+        "numbers that depend on the layout",
+        {
+            "draw: multinomial": CAPTURED,
+            "draw: randperm mixes the rows": CAPTURED,
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "numpy",
+        "numbers of numpy are computed where no graph sees them",
+        {
+            "draw: np.random.permutation of columns": CAPTURED,
+            "draw: default_rng of numpy, made anew": CAPTURED,
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "depends on a tensor's values",
+        "a Python number of a tensor's values is not known in a graph for all ranks",
+        {
+            "losses by name: huber, hinge, Poisson, Gaussian": CAPTURED_ALL,
+            "draw: np.random.rand": CAPTURED,
+            "batch norm with momentum None": CAPTURED,
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "size depends on values",
+        "sizes that depend on values are not known in a graph for all ranks",
+        {
+            "rows of an expert chosen by a mask": CAPTURED,
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "sizes depend on the lengths",
+        "sizes that depend on values are not known in a graph for all ranks",
+        {
+            "packed sequences": CUT,
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "output shape depends on input",
+        "sizes that depend on values are not known in a graph for all ranks",
+        {
+            "CTC": ("hsdp level1", "hsdp level3", "pipeline"),
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "has a backward hook",
+        "a graph calls no hooks of modules in its backward pass",
+        {
+            "hook: full backward": CAPTURED,
+            "hook: full backward pre": CAPTURED,
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "writes under no_grad into a tensor that has a gradient",
+        "the gradient of the value before would be needed",
+        {
+            "write: under no_grad": CAPTURED_ALL,
+            "write: a parameter in forward (weights kept on the sphere)": CAPTURED_ALL,
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "tensor 0 of the call",
+        "a write into an argument is not kept",
+        {
+            "write: into the batch in forward": CAPTURED,
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "_get_data_attr",
+        "parameters are written between the steps",
+        {
+            "write: parameter.data in forward": CUT,
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "changes parameter",
+        "parameters are written between the steps",
+        {
+            "teacher inside the network, updated in forward (MoCo)": CAPTURED_ALL,
+            "embedding with max_norm": CAPTURED_ALL,
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "changes a tensor of the network",
+        "parameters are written between the steps",
+        {
+            "write: parameter.data in forward": ("semi_auto", "pipeline"),
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "changes a part of a tensor",
+        "a view of this kind cannot be written as an operator",
+        {
+            "write: unfold": CAPTURED_ALL,
+            "write: as_strided": CAPTURED_ALL,
+            "write: diagonal": CAPTURED_ALL,
+            "write: write into the gradient-free part": CAPTURED_ALL,
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "changes a tensor in the forward pass",
+        "an operator with out= has no functional form here",
+        {
+            "spectral_norm of parametrizations": ("semi_auto",),
+            "spectral_norm, the old one": ("semi_auto", "hsdp level3"),
+            "write: write with out=": ("pipeline",),
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "the call reads and changes a Python value",
+        "the code runs once for all parts of the batch",
+        {
+            "number counted by the call, in micro batches": ("semi_auto", "hsdp level3"),
+            "number counted by the call, in copies": ("semi_auto", "hsdp level3"),
+            "flag turned by the call, in micro batches": ("semi_auto", "hsdp level3"),
+            "flag turned by the call, in copies": ("semi_auto", "hsdp level3"),
+            "list grown by the call, in micro batches": ("semi_auto", "hsdp level3"),
+            "list grown by the call, in copies": ("semi_auto", "hsdp level3"),
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "the network stores tensors in attributes",
+        "the code runs once for all parts of the batch",
+        {
+            "results of layers kept by hooks": ("pipeline",),
+            "hidden state kept on the module, detached": ("pipeline",),
+            "pruned before the first call": ("pipeline",),
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "torch.utils._pytree does not know",
+        "torch cannot look into an object of a class that is not registered",
+        {
+            "batch in a dataclass": ("hsdp level1", "hsdp level3", "pipeline"),
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "marked as skipped",
+        "dynamo does not trace this function",
+        {
+            "draw: random.choice": ("semi_auto",),
+            "draw: a branch by random.random": ("semi_auto",),
+            "packed sequences": ("semi_auto",),
+            "checkpoint_sequential": ("semi_auto",),
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "it raises ValueError",
+        "an exception of the network at its capture",
+        {
+            "error of the network's own is caught by its type": ("semi_auto",),
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "failed to run FX node",
+        "a tensor among the arguments has no rows of the batch",
+        {
+            "positions as an argument without rows of the batch": ZERO,
+        },
+    ),
+    Refusal(
+        "StrategyError",
+        "create_graph=True for gradients of parameters",
+        "the ranks exchange gradients, which have no graph of their own",
+        {
+            "backward with create_graph, then a penalty on the gradients": ("data_parallel",),
+        },
+    ),
+    Refusal(
+        "StrategyError",
+        "register_post_accumulate_grad_hook",
+        "the hook would be called before the ranks' mean is there",
+        {
+            "hook: after accumulation": ("data_parallel",),
+        },
+    ),
+    Refusal(
+        "StrategyError",
+        "which the other stages of a pipeline would not see",
+        "a buffer has one stage",
+        {
+            "write: a counter buffer": ("pipeline",),
+            "write: row of a buffer, by a counter": ("pipeline",),
+        },
+    ),
+    Refusal(
+        "StrategyError",
+        "cannot be cut into 2 equal micro batches",
+        "a tensor among the arguments has no rows of the batch",
+        {
+            "positions as an argument without rows of the batch": ("pipeline",),
+        },
+    ),
+    Refusal(
+        "StrategyError",
+        "give one number for each",
+        "the strategy is for another number of dimensions",
+        {
+            "weights made by a network (hypernetwork)": ("shard",),
+            "transformer layer with a padding mask": ("shard",),
+            "multi-head attention with two results": ("shard",),
+        },
+    ),
+    Refusal(
+        "StrategyError",
+        "tensor inputs, and it calls",
+        "a strategy names the inputs of one operator",
+        {
+            "spectral_norm, the old one": ("shard",),
+        },
+    ),
+    Refusal(
+        "StrategyError",
+        "single number, which FSDP2 does not take",
+        "FSDP2 cuts no single number",
+        {
+            "scores of all pairs with a learnt temperature": ("data_parallel hsdp",),
+        },
+    ),
+    Refusal(
+        "StrategyError",
+        "differs between the ranks",
+        "what is trained outside of the step has no known place in it",
+        {
+            "batch in a subclass of dict": ZERO,
+        },
+    ),
+    Refusal(
+        "ParallelError",
+        "still held by a backward graph",
+        "a parameter is cut at the first call, and the script holds a graph over the whole one",
+        {
+            "pruned before the first call": CUT,
+            "distance from the first weights outside (EWC)": ("shard", "pipeline"),
+        },
+    ),
+    Refusal(
+        "ParallelError",
+        "backward:",
+        "inputs= names parameters whose gradients come cut",
+        {
+            "backward with inputs=": ("shard", "pipeline"),
+        },
+    ),
+    Refusal(
+        "ParallelError",
+        "nothing of",
+        "the parameter is in another stage",
+        {
+            "EMA copied before the first call": ("pipeline",),
+            "EMA as a dict of clones": ("pipeline",),
+            "AveragedModel of the network, made before": ("pipeline",),
+            "Lookahead whose slow weights are made before": ("pipeline",),
+        },
+    ),
+    Refusal(
+        "ParallelError",
+        "the result needs the whole",
+        "no answer for a part; whole_parameters(net) gives the whole",
+        {
+            "L1 of the weights outside": ("shard", "pipeline"),
+            "a row set under no_grad": ("shard", "pipeline"),
+            "rows scaled by a slice of .data": ("shard", "pipeline"),
+            "rows chosen by a list set": ("shard", "pipeline"),
+            "optimizer: of the script: moments of rows and columns": ("hsdp level3",),
+            "optimizer: LBFGS with a closure": ("hsdp level3",),
+            "a row set through .data": ("pipeline",),
+            "rows scaled by a slice": ("pipeline",),
+            "a column set": ("pipeline",),
+            "every second row, by a step": ("pipeline",),
+            "chunk written": ("pipeline",),
+            "flat view written": ("pipeline",),
+            "index_copy_": ("pipeline",),
+            "a row copied from a row": ("pipeline",),
+            "rows kept within a norm": ("pipeline",),
+            "columns kept within a norm (renorm_)": ("pipeline",),
+            "mean of the rows taken away": ("pipeline",),
+            "init.constant_ between steps": ("pipeline",),
+            "init.xavier_ between steps": ("pipeline",),
+            "reset_parameters between steps": ("pipeline",),
+            "vector_to_parameters": ("pipeline",),
+            "sparsity by the smallest weights": ("pipeline",),
+            "weights of one layer into another": ("pipeline",),
+            "sum of squares": ("pipeline",),
+            "mean, deviation, extremes": ("pipeline",),
+            "count of large weights": ("pipeline",),
+            "rows' norms": ("pipeline",),
+            "columns' means": ("pipeline",),
+            "a row read": ("pipeline",),
+            "one element read by item()": ("pipeline",),
+            "weights to a list, to numpy": ("pipeline",),
+            "histogram of weights": ("pipeline",),
+            "largest singular value": ("pipeline",),
+            "product with the transpose": ("pipeline",),
+            "isnan and isfinite": ("pipeline",),
+            "equality of two weights": ("pipeline",),
+            "clipping by hand, sum of squares": ("pipeline",),
+            "gradients clipped to their rows' weights (AGC)": ("pipeline",),
+            "gradient noise, randn_like": ("pipeline",),
+            "pruning by torch.nn.utils.prune": ("pipeline",),
+            "embedding whose padding row is set to zero after each step": ("pipeline",),
+        },
+    ),
+    Refusal(
+        "ParallelError",
+        "write under torch.no_grad()",
+        "as torch refuses it for a leaf",
+        {
+            "init.constant_ between steps": CUT,
+            "reset_parameters between steps": CUT,
+        },
+    ),
+    Refusal(
+        "ParallelError",
+        "whose memory is not the whole's",
+        "no answer for a part; whole_parameters(net) gives the whole",
+        {
+            "pruning by torch.nn.utils.prune": CUT,
+        },
+    ),
+    Refusal(
+        "ParallelError",
+        "call the AutoParallel",
+        "no answer for a part; whole_parameters(net) gives the whole",
+        {
+            "product with the transpose": CUT,
+        },
+    ),
+    Refusal(
+        "ParallelError",
+        "in stage",
+        "the parameter is in another stage",
+        {
+            "weights divided by their norm": ("pipeline",),
+            "norm of the weights": ("pipeline",),
+            "clipping by hand, norm of norms": ("pipeline",),
+            "clip_grad_norm_": ("pipeline",),
+            "clip_grad_norm_ without a limit": ("pipeline",),
+            "clip_grad_norm_ by the largest": ("pipeline",),
+            "clip_grad_norm_ of each layer": ("pipeline",),
+            "sharpness-aware minimization (SAM)": ("pipeline",),
+        },
+    ),
+    Refusal(
+        "StrategyError",
+        "writes into its parameter",
+        "FSDP2 gathers parameters for a call, and frees what was written",
+        {
+            "write: a parameter in forward (weights kept on the sphere)": ("data_parallel hsdp",),
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "torch raises RuntimeError",
+        "a tensor among the arguments has no rows of the batch",
+        {
+            "positions as an argument without rows of the batch": ("semi_auto",),
+        },
+    ),
+    Refusal(
+        "ParallelError",
+        "each rank would skip other steps",
+        "a loss scale belongs to AutoParallel.mixed_precision",
+        {
+            "optimizer: GradScaler that is on": ("hsdp level3",),
+        },
+    ),
+    Refusal(
+        "StrategyError",
+        "has no operator",
+        "an automatic cut of so small a network leaves a stage empty",
+        {
+            "the head replaced between steps": ("pipeline",),
+            "embedding grown between steps": ("pipeline",),
+        },
+    ),
+    Refusal(
+        "StrategyError",
+        "was put into the network after FSDP2 had cut it",
+        "FSDP2 cuts parameters once",
+        {
+            "the head replaced between steps": ("data_parallel hsdp",),
+            "layer added between steps": ("data_parallel hsdp",),
+            "embedding grown between steps": ("data_parallel hsdp",),
+        },
+    ),
+)
+
+OWN_ROWS: Mapping[str, Collection[str]] = {
+    "sum over the rows inside": PARTS_OF_ROWS,
+    "ignored labels, more on one rank": PARTS_OF_ROWS,
+    "ignored labels and weights of classes": PARTS_OF_ROWS,
+    "mask of uneven rows, mean over what is left": PARTS_OF_ROWS,
+    "rows weighed by their share of the batch": PARTS_OF_ROWS,
+    "in-batch negatives": PARTS_OF_ROWS,
+    "scores of all pairs with a learnt temperature": ("pipeline", "data_parallel"),
+    "triplets with the hardest of the batch": PARTS_OF_ROWS,
+    "loss of the hardest rows": PARTS_OF_ROWS,
+    "median of the rows' losses": PARTS_OF_ROWS,
+    "variance and covariance over the batch": PARTS_OF_ROWS,
+    "write: diagonal": ROWS,
+    "write: row of a buffer, by a counter": ROWS,
+    "inner step inside by functional_call (MAML)": ROWS,
+    "function that looks at the whole batch": ("data_parallel",),
+    "batch norm": ("data_parallel",),
+    "batch norm with momentum None": ("data_parallel",),
+    "batch norm without statistics": ("data_parallel",),
+    "batch statistics by hand": ("data_parallel",),
+    "virtual batch norm over the features of all rows": ("data_parallel",),
+    "batch norm, then evaluation": ("data_parallel",),
+    "language model with padding": ("data_parallel",),
+    "cumulative sum over the batch": ("data_parallel",),
+    "each row minus the row before": ("data_parallel",),
+    "logsumexp over the batch": ("data_parallel",),
+    "softmax over the batch": ("data_parallel",),
+    "switch of experts with room for four rows": ("data_parallel",),
+    "codebook that follows the batch (VQ-EMA)": ("data_parallel",),
+    "memory bank of the last rows": ("data_parallel",),
+    "class centres that the loss reads and the call moves": ("data_parallel",),
+}
+"""Habits whose loss, or whose buffers, depend on the other rows: these modes have the numbers of one process that takes
+half of the rows at a time."""
+
+DOCUMENTED: Mapping[str, str] = {
+    "tensor hook that looks at the whole gradient": "a hook sees this rank's gradient, before the mean",
+    "hook: of a parameter, clipping by its norm": "a hook sees this rank's gradient, before the mean",
+    "hook: of an activation, made in forward": "a hook sees this rank's gradient, before the mean",
+    "attributes that the forward pass sets": "a buffer written in forward holds what this rank's rows give",
+}
+"""Habits that differ in the modes without capture, as docs/reference/modes.md says, and why."""

@@ -614,7 +614,7 @@ def _gradients(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _to_autograd(value: Any) -> Any:
-    """Return leaves as places of the graph and other parts as tensors: the hooks that a pass calls see parts as ever."""
+    """Return leaves as places of the graph, other parts as tensors: hooks that the pass calls see parts as ever."""
     if isinstance(value, PlacedTensor):
         with plain_tensors():
             is_leaf = value.requires_grad and value.is_leaf

@@ -387,7 +387,7 @@ class _OnWholes:
 _HANDLER = "__torch_function__"
 _DISABLED = torch._C._disabled_torch_function_impl
 _GET_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
-_GET_GRADIENT = Tensor.grad.__get__  # type: ignore[attr-defined]
+_GET_GRADIENT: Any = vars(torch._C.TensorBase)["grad"].__get__
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 
 

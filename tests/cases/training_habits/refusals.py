@@ -87,6 +87,7 @@ REFUSALS = (
             "draw: random.gauss": CAPTURED,
             "draw: random.choice": CUT,
             "draw: a branch by random.random": CUT,
+            "draw: random.randint": ZERO,
         },
     ),
     Refusal(
@@ -146,7 +147,7 @@ REFUSALS = (
         "output shape depends on input",
         "sizes that depend on values are not known in a graph for all ranks",
         {
-            "CTC": ("hsdp level1", "hsdp level3", "pipeline"),
+            "CTC": ("pipeline",),
         },
     ),
     Refusal(
@@ -331,14 +332,6 @@ REFUSALS = (
         },
     ),
     Refusal(
-        "StrategyError",
-        "differs between the ranks",
-        "what is trained outside of the step has no known place in it",
-        {
-            "batch in a subclass of dict": ZERO,
-        },
-    ),
-    Refusal(
         "ParallelError",
         "still held by a backward graph",
         "a parameter is cut at the first call, and the script holds a graph over the whole one",
@@ -376,7 +369,6 @@ REFUSALS = (
             "rows scaled by a slice of .data": ("shard", "pipeline"),
             "rows chosen by a list set": ("shard", "pipeline"),
             "optimizer: of the script: moments of rows and columns": ("hsdp level3",),
-            "optimizer: LBFGS with a closure": ("hsdp level3",),
             "a row set through .data": ("pipeline",),
             "rows scaled by a slice": ("pipeline",),
             "a column set": ("pipeline",),
@@ -567,3 +559,9 @@ DOCUMENTED: Mapping[str, str] = {
     "attributes that the forward pass sets": "a buffer written in forward holds what this rank's rows give",
 }
 """Habits that differ in the modes without capture, as docs/reference/modes.md says, and why."""
+
+KNOWN_WRONG: Mapping[str, Collection[str]] = {
+    "trainable head outside of the step": ZERO,
+}
+"""Habits whose numbers are not those of one process although nothing is refused: a module outside of every step that
+reads its results is trained by each rank on its own rows, and nobody sees it."""

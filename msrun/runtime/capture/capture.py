@@ -140,9 +140,10 @@ class _Roles:
                 name = _new(self.parameters, f"p_{path}", path)
             elif (path := buffers.get(id(value))) is not None and path in names:
                 name = _new(self.buffers, f"b_{path}", path)
-            elif source.startswith(("L['args']", "L['kwargs']")):
+            elif "L['args']" in source or "L['kwargs']" in source:
+                named = source.replace("L['args']", "args").replace("L['kwargs']", "kwargs")
                 raise CaptureError(
-                    f"argument {source[2:]} holds a tensor inside an object that torch.utils._pytree does not know: "
+                    f"argument {named} holds a tensor inside an object that torch.utils._pytree does not know: "
                     "register its class there (register_dataclass), or pass a tuple or dict of tensors",
                     where=line_of_use(node),
                 )

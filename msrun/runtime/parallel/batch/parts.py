@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
@@ -86,15 +86,32 @@ def find_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]
     return [leaf for leaf in pytree.tree_leaves((tuple(args), dict(kwargs))) if isinstance(leaf, Tensor)]
 
 
-def open_dataclasses(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Let tensors be found in dataclasses among the arguments of a call: torch looks only into those it was told of."""
+def open_containers(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Let tensors be found in dataclasses and subclasses of dict among the arguments of a call: torch looks only into
+    those it was told of."""
     for leaf in pytree.tree_leaves((tuple(args), dict(kwargs))):
-        if not isinstance(leaf, Tensor) and dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+        if isinstance(leaf, Tensor | type):
+            continue
+        if dataclasses.is_dataclass(leaf):
             fields = dataclasses.fields(leaf)
             values = [getattr(leaf, each.name, None) for each in fields]
-            open_dataclasses(values, {})
+            open_containers(values, {})
             if find_tensors(values, {}):
                 pytree.register_dataclass(type(leaf), drop_field_names=[each.name for each in fields if not each.init])
+        elif isinstance(leaf, dict) and not getattr(leaf, "__dict__", None):
+            open_containers([*leaf.values()], {})
+            if find_tensors([*leaf.values()], {}):
+                pytree.register_pytree_node(type(leaf), _items_of, partial(_dict_of, type(leaf)))
+
+
+def _items_of(given: dict[Any, Any]) -> tuple[list[Any], tuple[Any, ...]]:
+    return list(given.values()), tuple(given)
+
+
+def _dict_of(kind: type[dict[Any, Any]], values: Iterable[Any], keys: tuple[Any, ...]) -> dict[Any, Any]:
+    made = kind.__new__(kind)
+    dict.update(made, zip(keys, values, strict=True))
+    return made
 
 
 def describe_batch(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

@@ -71,6 +71,16 @@ def mend_dtensors() -> None:
     if world.device().type == "cpu":
         handlers |= dict.fromkeys((*_DRAWN_IN_PLACE, *_DRAWN_LIKE), _draw)
     DTensor._op_dispatcher._allow_implicit_replication = True
+    as_torch_ends = DTensor._op_dispatcher._dispatch_fast_path_python_tail
+
+    def end(operator: Any, args: Any, kwargs: Any, mesh: Any, sharding: Any, *rest: Any) -> Any:
+        """Return the plain tensor that was written, such as an average made before, where torch expects a DTensor."""
+        spec, is_written = sharding.output_spec, rest[2]
+        if is_written and isinstance(spec, DTensorSpec) and spec.is_replicated() and not isinstance(args[0], DTensor):
+            return args[0]
+        return as_torch_ends(operator, args, kwargs, mesh, sharding, *rest)
+
+    DTensor._op_dispatcher._dispatch_fast_path_python_tail = end  # type: ignore[method-assign]
     DTensor.numpy = _to_numpy  # type: ignore[method-assign]
     DTensor.data = property(Tensor.data.__get__, _set_data)  # type: ignore[assignment,attr-defined]
 

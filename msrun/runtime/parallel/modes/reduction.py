@@ -69,7 +69,7 @@ class ReducedNetwork:
             own = set(map(id, self._network.parameters()))
             share_leaves([leaf for key, leaf in reached.items() if key not in own])
             missed = {parameter for parameter in self._nodes if id(parameter) not in reached}
-            self._loose = set(_any_rank(list(self._nodes), missed))
+            self._loose = set(any_rank(list(self._nodes), missed))
 
     def begin_backward(self, *, syncs: bool) -> None:
         """Hear that a backward pass has come to a result of the module; to be called for each result.
@@ -160,7 +160,7 @@ class ReducedNetwork:
         chosen = list(self._nodes) if everything else [p for p in self._nodes if p in (self._loose or ())]
         if not touched or not chosen:
             return
-        members = _any_rank(chosen, touched)
+        members = any_rank(chosen, touched)
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in members]
         for parameter, gradient, mean in zip(
             members, gradients, mean_of_ranks(gradients, sums_wide=self._sums_wide), strict=True
@@ -203,7 +203,7 @@ class _Holder(nn.Module):
         return self.network(*args, **kwargs)
 
 
-def _any_rank(parameters: Sequence[nn.Parameter], mine: set[nn.Parameter]) -> list[nn.Parameter]:
+def any_rank(parameters: Sequence[nn.Parameter], mine: set[nn.Parameter]) -> list[nn.Parameter]:
     """Return those of some parameters that any rank has among its own."""
     mask = torch.tensor([float(p in mine) for p in parameters], device=world.device())
     with waiting_in(lambda: "the search for parameters without gradient"):

@@ -141,6 +141,11 @@ def enter_step(tensors: Sequence[Tensor], parts: Sequence[int], leaf_factors: Ca
         _check_shared(found)
 
 
+def is_settled(leaf: Tensor) -> bool:
+    """Return whether a leaf has reached a step: its gradient is that of the mean of the ranks' losses."""
+    return leaf in _factors
+
+
 def share_leaves(leaves: Sequence[Tensor]) -> None:
     """Let the gradients of leaves of which all ranks hold the same be means over the ranks, in passes through steps.
 

@@ -542,7 +542,7 @@ REFUSALS = (
     ),
     Refusal(
         "StrategyError",
-        "is a part of another network, too",
+        "is a part of another network, too, that FSDP2",
         "FSDP2 cuts a module once",
         {
             "two wrapped networks that share a layer": ("data_parallel hsdp",),

@@ -29,7 +29,15 @@ from msrun.runtime.execute.transfers import start_all_reduce
 from msrun.runtime.nn.deferred_init import init_parameters
 from msrun.runtime.parallel.batch.accumulation import GradAccumulation
 from msrun.runtime.parallel.batch.divided_batch import find_wrappers
-from msrun.runtime.parallel.border import StepFunction, WholeResults, enter_step, leave_step, map_tensors, tensors_in
+from msrun.runtime.parallel.border import (
+    StepFunction,
+    WholeResults,
+    enter_step,
+    is_settled,
+    leave_step,
+    map_tensors,
+    tensors_in,
+)
 from msrun.runtime.parallel.host_operators import refusing_targets
 from msrun.runtime.parallel.modes.fsdp import Decision, ShardedNetwork, called_modules
 from msrun.runtime.parallel.modes.hybrid import check_no_layerwise, is_layerwise, scale_gradient_of
@@ -326,10 +334,11 @@ def _check_outside(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -
         return
     known = {id(parameter) for replicas in everywhere for parameter in replicas.parameters()}
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    outside = [p for p in trained if id(p) not in known and is_same_everywhere(p) and not isinstance(p, DTensor)]
-    if len(outside) == len(trained):
+    if not any(id(parameter) in known for parameter in trained):
         return
     _looked.add(optimizer)
+    beyond = (p for p in trained if id(p) not in known and not is_settled(p) and not isinstance(p, DTensor))
+    outside = [parameter for parameter in beyond if is_same_everywhere(parameter)]
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in outside]
     equal = equal_everywhere([g.to_dense() if g.is_sparse else g for g in gradients])
     for parameter, is_equal in zip(outside, equal, strict=True):

@@ -104,8 +104,9 @@ class ShardedNetwork:
         owners = [(module, name, old) for module in root.modules() for name, old in module._parameters.items()]
         for module, name, old in owners:
             if isinstance(module, FSDPModule) or isinstance(old, DTensor):
+                owner = type(module).__name__.removeprefix("FSDP")
                 raise StrategyError(
-                    f"{type(module).__name__.removeprefix('FSDP')}.{name} is a part of another network, too, that FSDP2 has cut: put both "
+                    f"{owner}.{name} is a part of another network, too, that FSDP2 has cut: put both "
                     'networks into one module, or use parallel_mode="semi_auto" with hsdp'
                 )
             if old is not None:

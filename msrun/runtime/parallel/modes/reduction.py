@@ -98,7 +98,7 @@ class ReducedNetwork:
         self._pass = number
         if self._wrapped is not None and not self._loose and len(added) == len(self._nodes):
             self._waiting.clear()
-            self._wrapped.reducer.prepare_for_backward([])
+            _arm(self._wrapped)
             return
         hooks = [parameter.register_hook(self._mean_now) for parameter in asked]
         hooks += self._watch(number, added, inner)
@@ -110,7 +110,7 @@ class ReducedNetwork:
         if added:
             self._waiting.clear()
             if all_reached and self._wrapped is not None:
-                self._wrapped.reducer.prepare_for_backward([])
+                _arm(self._wrapped)
         if hooks or (added and (loose or not all_reached)):
             _at_the_end(partial(self._end, touched, inner, hooks, everything=not all_reached))
 
@@ -184,6 +184,12 @@ class ReducedNetwork:
             wrapped.register_comm_hook(None, lambda _state, bucket: _reduce_in_float32(bucket))
         wrapped.require_backward_grad_sync = False  # it is told in backward passes
         return wrapped
+
+
+def _arm(wrapped: DistributedDataParallel) -> None:
+    """Let DDP reduce the gradients of the backward pass that has just begun."""
+    wrapped.reducer._rebuild_buckets()  # DDP does so in its next forward pass, and fails where two passes have come by
+    wrapped.reducer.prepare_for_backward([])
 
 
 def _at_the_end(work: Callable[[], None]) -> None:

@@ -141,13 +141,24 @@ def enter_step(tensors: Sequence[Tensor], parts: Sequence[int], leaf_factors: Ca
         _check_shared(found)
 
 
+def is_settled(leaf: Tensor) -> bool:
+    """Return whether a leaf has reached a step: its gradient is that of the mean of the ranks' losses."""
+    return leaf in _factors
+
+
 def share_leaves(leaves: Sequence[Tensor]) -> None:
     """Let the gradients of leaves of which all ranks hold the same be means over the ranks, in passes through steps.
 
+    Tensors that are no parameters and differ are of this rank's rows, such as a copy whose gradient the call takes.
+
     Raises:
-        StrategyError: the ranks hold different values of one.
+        StrategyError: the ranks hold different values of a parameter.
     """
     found = [leaf for leaf in leaves if leaf not in _factors]
+    if any(not isinstance(leaf, nn.Parameter) for leaf in found):
+        everyone = gather([_digest(leaf.detach()) for leaf in found], what="the comparison of tensors made in a step")
+        differ = [len(set(digests)) > 1 for digests in zip(*everyone, strict=True)]
+        found = [leaf for leaf, d in zip(found, differ, strict=True) if isinstance(leaf, nn.Parameter) or not d]
     for leaf in found:
         _set_factor(leaf, SHARED)
     if found:

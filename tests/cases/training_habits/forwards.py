@@ -144,6 +144,12 @@ def _checkpointed(*, use_reentrant: bool) -> Callable[..., Tensor]:
 
 habit("checkpoint", _checkpointed(use_reentrant=False))
 habit("reentrant checkpoint", _checkpointed(use_reentrant=True))
+habit(
+    "reentrant checkpoint of a layer that nothing else reaches",
+    lambda s, x: s.head(checkpoint(s.layer, s.inner(x), use_reentrant=True)),
+    inner=lambda: nn.Linear(8, 8),
+    modes=("data_parallel", "data_parallel hsdp"),
+)
 
 # -- attributes that change --------------------------------------------------------------------------------------------
 

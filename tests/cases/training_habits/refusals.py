@@ -46,7 +46,7 @@ REFUSALS = (
         "backward(create_graph=True) through a step",
         "gradients of a captured step have no graph of their own",
         {
-            "gradient penalty outside (WGAN-GP)": CAPTURED,
+            "gradient penalty outside (WGAN-GP)": (*CAPTURED, "data_parallel hsdp"),
             "backward with create_graph, then a penalty on the gradients": CAPTURED,
         },
     ),
@@ -325,10 +325,10 @@ REFUSALS = (
     ),
     Refusal(
         "StrategyError",
-        "single number, which FSDP2 does not take",
-        "FSDP2 cuts no single number",
+        "differs between the ranks",
+        "what is trained outside of the step has no known place in it",
         {
-            "scores of all pairs with a learnt temperature": ("data_parallel hsdp",),
+            "batch in a subclass of dict": ZERO,
         },
     ),
     Refusal(
@@ -337,7 +337,7 @@ REFUSALS = (
         "a parameter is cut at the first call, and the script holds a graph over the whole one",
         {
             "pruned before the first call": CUT,
-            "distance from the first weights outside (EWC)": ("shard", "pipeline"),
+            "distance from the first weights outside (EWC)": ("shard", "pipeline", "data_parallel hsdp"),
         },
     ),
     Refusal(
@@ -452,6 +452,9 @@ REFUSALS = (
         "FSDP2 gathers parameters for a call, and frees what was written",
         {
             "write: a parameter in forward (weights kept on the sphere)": ("data_parallel hsdp",),
+            "write: parameter.data in forward": ("data_parallel hsdp",),
+            "teacher inside the network, updated in forward (MoCo)": ("data_parallel hsdp",),
+            "embedding with max_norm": ROWS,
         },
     ),
     Refusal(
@@ -487,6 +490,78 @@ REFUSALS = (
             "the head replaced between steps": ("data_parallel hsdp",),
             "layer added between steps": ("data_parallel hsdp",),
             "embedding grown between steps": ("data_parallel hsdp",),
+            "parameter that is assigned": ("data_parallel hsdp",),
+            "module that is assigned": ("data_parallel hsdp",),
+            "pruning by torch.nn.utils.prune": ("data_parallel hsdp",),
+        },
+    ),
+    Refusal(
+        "StrategyError",
+        "of parameters that FSDP2 has cut",
+        "FSDP2 gathers other parameters for each call",
+        {
+            "torch.autograd.grad of the parameters": ("data_parallel hsdp",),
+            "backward with inputs=": ("data_parallel hsdp",),
+            "backward with create_graph, then a penalty on the gradients": ("data_parallel hsdp",),
+        },
+    ),
+    Refusal(
+        "StrategyError",
+        "copy.deepcopy: FSDP2 has cut this network",
+        "hooks and groups of FSDP2 belong to one network",
+        {
+            "AveragedModel of what is wrapped, made after the first step": ("data_parallel hsdp",),
+            "deepcopy of what is wrapped, after a step, and both go on": ("data_parallel hsdp",),
+            "EMA copied after the first step": ("data_parallel hsdp",),
+        },
+    ),
+    Refusal(
+        "StrategyError",
+        "has a hook (register_hook), which FSDP2 never calls",
+        "FSDP2 calls no hooks of parameters",
+        {
+            "hook: of a parameter": ("data_parallel hsdp",),
+            "hook: of a parameter, clipping by its norm": ("data_parallel hsdp",),
+        },
+    ),
+    Refusal(
+        "StrategyError",
+        "torch.optim.LBFGS reads all",
+        "the optimizer reads all parameters as one",
+        {
+            "optimizer: LBFGS with a closure": ("data_parallel hsdp",),
+        },
+    ),
+    Refusal(
+        "StrategyError",
+        "is a part of another network, too, that FSDP2",
+        "FSDP2 cuts a module once",
+        {
+            "two wrapped networks that share a layer": ("data_parallel hsdp",),
+        },
+    ),
+    Refusal(
+        "StrategyError",
+        "as one type",
+        "FSDP2 sends the parameters of a block as one type",
+        {
+            "types mixed: float32 part of a float64 network": ("data_parallel hsdp",),
+        },
+    ),
+    Refusal(
+        "StrategyError",
+        "convert the network before",
+        "FSDP2 cuts parameters once",
+        {
+            ".to(float32) after the first call": ("data_parallel hsdp",),
+        },
+    ),
+    Refusal(
+        "StrategyError",
+        "outside of the step has another gradient on each rank",
+        "what is trained after the step has no known place in it",
+        {
+            "trainable head outside of the step": ROWS,
         },
     ),
     Refusal(
@@ -524,30 +599,33 @@ OWN_ROWS: Mapping[str, Collection[str]] = {
     "mask of uneven rows, mean over what is left": PARTS_OF_ROWS,
     "rows weighed by their share of the batch": PARTS_OF_ROWS,
     "in-batch negatives": PARTS_OF_ROWS,
-    "scores of all pairs with a learnt temperature": ("pipeline", "data_parallel"),
+    "scores of all pairs with a learnt temperature": PARTS_OF_ROWS,
     "triplets with the hardest of the batch": PARTS_OF_ROWS,
     "loss of the hardest rows": PARTS_OF_ROWS,
     "median of the rows' losses": PARTS_OF_ROWS,
     "variance and covariance over the batch": PARTS_OF_ROWS,
+    "a rank without a label that counts": ROWS,
+    "draw: multinomial": ROWS,
+    "draw: randperm mixes the rows": ROWS,
     "write: diagonal": ROWS,
     "write: row of a buffer, by a counter": ROWS,
     "inner step inside by functional_call (MAML)": ROWS,
-    "function that looks at the whole batch": ("data_parallel",),
-    "batch norm": ("data_parallel",),
-    "batch norm with momentum None": ("data_parallel",),
-    "batch norm without statistics": ("data_parallel",),
-    "batch statistics by hand": ("data_parallel",),
-    "virtual batch norm over the features of all rows": ("data_parallel",),
-    "batch norm, then evaluation": ("data_parallel",),
-    "language model with padding": ("data_parallel",),
-    "cumulative sum over the batch": ("data_parallel",),
-    "each row minus the row before": ("data_parallel",),
-    "logsumexp over the batch": ("data_parallel",),
-    "softmax over the batch": ("data_parallel",),
-    "switch of experts with room for four rows": ("data_parallel",),
-    "codebook that follows the batch (VQ-EMA)": ("data_parallel",),
-    "memory bank of the last rows": ("data_parallel",),
-    "class centres that the loss reads and the call moves": ("data_parallel",),
+    "function that looks at the whole batch": ROWS,
+    "batch norm": ROWS,
+    "batch norm with momentum None": ROWS,
+    "batch norm without statistics": ROWS,
+    "batch statistics by hand": ROWS,
+    "virtual batch norm over the features of all rows": ROWS,
+    "batch norm, then evaluation": ROWS,
+    "language model with padding": ROWS,
+    "cumulative sum over the batch": ROWS,
+    "each row minus the row before": ROWS,
+    "logsumexp over the batch": ROWS,
+    "softmax over the batch": ROWS,
+    "switch of experts with room for four rows": ROWS,
+    "codebook that follows the batch (VQ-EMA)": ROWS,
+    "memory bank of the last rows": ROWS,
+    "class centres that the loss reads and the call moves": ROWS,
 }
 """Habits whose loss, or whose buffers, depend on the other rows: these modes have the numbers of one process that takes
 half of the rows at a time."""

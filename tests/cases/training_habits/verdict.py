@@ -67,7 +67,8 @@ def difference_at(right: Note, ranks: Sequence[Note], limit: float) -> str:
     values = [note.value for note in ranks]
     if right.kind == "mean":
         mean = sum(values) / len(values)
-        if not (abs(mean - right.value) <= limit * max(1.0, abs(right.value))):
+        is_nan = mean != mean and right.value != right.value
+        if not is_nan and not (abs(mean - right.value) <= limit * max(1.0, abs(right.value))):
             return f"{mean:.9g}, of one process {right.value:.9g}"
     elif right.kind == "whole":
         for rank, value in enumerate(values):

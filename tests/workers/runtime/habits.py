@@ -48,7 +48,7 @@ def run_alone(names, mode):
     """Return what every habit sees in one process, and in one that takes half of the rows at a time."""
     warnings.simplefilter("ignore")
     ways = (ALONE, IN_HALVES) if mode in (*OWN_ROWS, "pipeline") else (ALONE,)
-    return {name: [run_habit(name, way, broadcasts=mode == "data_parallel") for way in ways] for name in names}
+    return {name: [run_habit(name, way, broadcasts=mode in OWN_ROWS) for way in ways] for name in names}
 
 
 def run_on_rank(names, mode, folder):

@@ -8,6 +8,7 @@ backward pass; a module's while it still runs.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from msrun.errors import StrategyError
 from msrun.runtime import world
@@ -27,13 +29,21 @@ from msrun.runtime.execute.transfers import start_all_reduce
 from msrun.runtime.nn.deferred_init import init_parameters
 from msrun.runtime.parallel.batch.accumulation import GradAccumulation
 from msrun.runtime.parallel.batch.divided_batch import find_wrappers
-from msrun.runtime.parallel.border import StepFunction, WholeResults, enter_step, leave_step, map_tensors, tensors_in
+from msrun.runtime.parallel.border import (
+    StepFunction,
+    WholeResults,
+    enter_step,
+    is_settled,
+    leave_step,
+    map_tensors,
+    tensors_in,
+)
 from msrun.runtime.parallel.host_operators import refusing_targets
 from msrun.runtime.parallel.modes.fsdp import Decision, ShardedNetwork, called_modules
 from msrun.runtime.parallel.modes.hybrid import check_no_layerwise, is_layerwise, scale_gradient_of
 from msrun.runtime.parallel.modes.on_servers import check_servers
 from msrun.runtime.parallel.modes.own_gradients import average_rows, has_own_gradient, is_same_everywhere
-from msrun.runtime.parallel.modes.reduction import ReducedNetwork, mean_of_ranks
+from msrun.runtime.parallel.modes.reduction import ReducedNetwork, any_rank, mean_of_ranks
 from msrun.runtime.parallel.parameters.storage import equal_everywhere, note_placed
 from msrun.runtime.parallel.precision import autocast
 from msrun.runtime.parallel.scaling import replica_scales, scale_gradient
@@ -47,6 +57,8 @@ replicas_called: ContextVar[list[Replicas] | None] = ContextVar("replicas_called
 
 
 _living: weakref.WeakSet[Replicas] = weakref.WeakSet()
+_looked: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+"""Optimizers whose first step was looked at."""
 
 
 class Replicas:
@@ -72,10 +84,13 @@ class Replicas:
         self._buffered: dict[int, list[nn.Module]] = {}
         """id of the network -> its modules that have buffers"""
         self._sharded: dict[int, ShardedNetwork] = {}
+        self._written: dict[tuple[int, bool], list[nn.Parameter]] = {}
+        """(id of the root, whether it is in training) -> parameters that its forward pass writes"""
         self.is_running_module = False
         self._waits: list[contextlib.ExitStack] = []
         """The contexts of `no_sync` that are open, outermost first."""
         _living.add(self)
+        _watch_optimizers()
 
     # -- calling ------------------------------------------------------------------------------------------------
 
@@ -100,8 +115,11 @@ class Replicas:
             tensors = tensors_in((args, kwargs))
             enter_step(tensors, [self._ranks] * len(tensors), lambda _: self._scales.leaf)
             args, kwargs = map_tensors(lambda x: scale_gradient(x, self._scales.input), (args, kwargs))
+        versions = {p: p._version for p in target.root.parameters() if is_same_everywhere(p)}
         with autocast(self._settings.precision), refusing_targets(target.root, mode):
             result = run(*args, **kwargs)
+        if not self._sharded and self._settings.broadcasts_parameters:
+            self._check_written(target.root, versions)
         if reduced is not None:
             reduced.look(tensors_in(result))
         elif trains and target.root is target.call and id(target.root) in self._sharded:
@@ -136,6 +154,26 @@ class Replicas:
             if world.get_rank() != 0:
                 for buffer, value in zip(buffers, flat.split([buffer.numel() for buffer in buffers]), strict=True):
                     buffer.copy_(value.view(buffer.shape))
+
+    def _check_written(self, root: nn.Module, versions: Mapping[nn.Parameter, int]) -> None:
+        """Refuse a forward pass that writes other values into a parameter on each rank; the first call finds out which.
+
+        Raises:
+            StrategyError: it does.
+        """
+        key = id(root), root.training
+        if key not in self._written:
+            mine = {parameter for parameter, version in versions.items() if parameter._version != version}
+            self._written[key] = any_rank(list(versions), mine) if versions else []
+        written = self._written[key]
+        for parameter, is_equal in zip(written, equal_everywhere([p.detach() for p in written]), strict=True):
+            if not is_equal:
+                name = next(name for name, found in root.named_parameters() if found is parameter)
+                raise StrategyError(
+                    f"the forward pass of {type(root).__name__} writes into its parameter {user_name(name)} what this "
+                    "rank's rows give, and the ranks' values differ now: write it between the steps, by what all ranks "
+                    "have"
+                )
 
     def _reduction_of(self, network: nn.Module) -> ReducedNetwork:
         return ReducedNetwork(network, sums_wide=self._settings.gradient_fp32_sync)
@@ -241,6 +279,11 @@ class Replicas:
     # -- gradients for value_and_grad ---------------------------------------------------------------------------
 
     @property
+    def keeps_equal(self) -> bool:
+        """Whether all ranks are to hold the same parameters."""
+        return self._settings.broadcasts_parameters
+
+    @property
     def reduces_in_backward(self) -> bool:
         """Whether torch reduces the gradients of the last call by itself, in `backward()` only."""
         return self.is_running_module or bool(self._sharded)
@@ -270,6 +313,41 @@ class Replicas:
         for index, mean in zip(shared, means, strict=True):
             result[index] = mean
         return result
+
+
+@functools.cache
+def _watch_optimizers() -> None:
+    """Look at the first step of every optimizer from now on; once in a process."""
+    register_optimizer_step_pre_hook(_check_outside)
+
+
+def _check_outside(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    """Refuse the first step of an optimizer that would train what no step runs to other values on every rank.
+
+    Optimizers that train no network of an AutoParallel are left alone: other ranks may have none.
+
+    Raises:
+        StrategyError: it would.
+    """
+    everywhere = [replicas for replicas in _living if replicas.keeps_equal]
+    if optimizer in _looked or not everywhere:
+        return
+    known = {id(parameter) for replicas in everywhere for parameter in replicas.parameters()}
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if not any(id(parameter) in known for parameter in trained):
+        return
+    _looked.add(optimizer)
+    beyond = (p for p in trained if id(p) not in known and not is_settled(p) and not isinstance(p, DTensor))
+    outside = [parameter for parameter in beyond if is_same_everywhere(parameter)]
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in outside]
+    equal = equal_everywhere([g.to_dense() if g.is_sparse else g for g in gradients])
+    for parameter, is_equal in zip(outside, equal, strict=True):
+        if not is_equal:
+            raise StrategyError(
+                f"optimizer.step(): a parameter of shape {tuple(parameter.shape)} outside of the step has another "
+                "gradient on each rank, of its own rows, and every rank would train its own copy: put its module into "
+                "the network that AutoParallel runs, or into an AutoParallel of its own"
+            )
 
 
 def _check_hooks(network: nn.Module, mode: str) -> None:

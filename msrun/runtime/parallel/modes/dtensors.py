@@ -7,6 +7,8 @@
 - A sum of norms adds up those of the parts: here each is made whole before.
 - Random numbers on the CPU are the same ones in every rank's part: here every rank draws the whole, as one process
   does, and keeps its part. On devices torch sees to that.
+- What torch has no rule for (`_OF_WHOLE`) is done with the whole, and cut again.
+- An ordinary tensor beside one is the whole, the same on every rank, as in one process; torch raises an error.
 
 Found with torch 2.13.
 """
@@ -46,6 +48,15 @@ _VIEWS = (
     _aten.unfold.default,
 )
 """Operators whose result a part may not be able to show; the others keep every row and column where it is."""
+_OF_WHOLE = (
+    _aten.index_put_.default,
+    _aten.index_copy_.default,
+    _aten.index_add_.default,
+    _aten.index_fill_.int_Scalar,
+    _aten.masked_scatter_.default,
+    _aten.renorm_.default,
+    _aten.fill_.Tensor,
+)
 _SUMS = (_aten.sum.default, _aten.sum.dim_IntList, _aten.mean.default, _aten.mean.dim)
 
 
@@ -56,8 +67,21 @@ def mend_dtensors() -> None:
     handlers: dict[Any, Callable[..., Any]] = DTensor._op_dispatcher._custom_op_handlers
     handlers[_aten._local_scalar_dense.default] = _read_number
     handlers |= dict.fromkeys(_VIEWS, _view) | dict.fromkeys(_SUMS, _sum)
+    handlers |= dict.fromkeys(_OF_WHOLE, _write_whole)
     if world.device().type == "cpu":
         handlers |= dict.fromkeys((*_DRAWN_IN_PLACE, *_DRAWN_LIKE), _draw)
+    DTensor._op_dispatcher._allow_implicit_replication = True
+    as_torch_ends = DTensor._op_dispatcher._dispatch_fast_path_python_tail
+
+    def end(operator: Any, args: Any, kwargs: Any, mesh: Any, sharding: Any, *rest: Any) -> Any:
+        """Return the plain tensor that was written, such as an average made before, where torch expects a DTensor."""
+        spec, is_written = sharding.output_spec, rest[2]
+        if is_written and isinstance(spec, DTensorSpec) and spec.is_replicated() and not isinstance(args[0], DTensor):
+            return args[0]
+        return as_torch_ends(operator, args, kwargs, mesh, sharding, *rest)
+
+    DTensor._op_dispatcher._dispatch_fast_path_python_tail = end  # type: ignore[method-assign]
+    DTensor.numpy = _to_numpy  # type: ignore[method-assign]
     DTensor.data = property(Tensor.data.__get__, _set_data)  # type: ignore[assignment,attr-defined]
 
 
@@ -115,13 +139,40 @@ class ViewOfWhole(DTensor):
             value._whole.copy_(value._part.full_tensor())
         if func._schema.is_mutable:
             func(*pytree.tree_map_only(DTensor, _whole_of, args), **pytree.tree_map_only(DTensor, _whole_of, kwargs))
-            for value in seen:
-                value._part.copy_(_cut_like(value._whole, value._part))
+            # a view that was read has another copy of the whole, without what was written
+            for value in pytree.tree_leaves(_written(func, args, kwargs)):
+                if isinstance(value, ViewOfWhole):
+                    value._part.copy_(_cut_like(value._whole, value._part))
             return args[0]
         own, result = seen[0], super().__torch_dispatch__(func, types, args, kwargs)
         if any(returned.alias_info is not None for returned in func._schema.returns):
             return _of_whole(pytree.tree_map_only(DTensor, DTensor.to_local, result), own._part, own._whole)
         return result
+
+
+def _written(operator: Any, args: Any, kwargs: Any) -> list[Any]:
+    """Return the arguments that an operator writes to."""
+    names = [argument.name for argument in operator._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    marks = {a.name: a.alias_info for a in operator._schema.arguments}
+    return [value for name, value in given.items() if marks[name] is not None and marks[name].is_write]
+
+
+def _write_whole(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Write to the whole, and into every rank's part what it has of it; all ranks call it together."""
+    part = args[0]
+    args, kwargs = pytree.tree_map_only(DTensor, DTensor.full_tensor, (args, kwargs))
+    whole = operator(args[0].clone(), *args[1:], **kwargs)
+    if isinstance(part, DTensor):
+        part.to_local().copy_(_cut_like(whole, part).to_local())
+    else:
+        part.copy_(whole)
+    return part
+
+
+def _to_numpy(tensor: DTensor, *, force: bool = False) -> Any:
+    """Return the whole as an array; all ranks call it together."""
+    return tensor.full_tensor().numpy(force=force)
 
 
 def _whole_of(value: DTensor) -> Tensor:

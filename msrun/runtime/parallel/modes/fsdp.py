@@ -12,8 +12,11 @@ looks at the modules nor calls hooks of tensors afterwards: what it would miss i
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState  # a test looks after this name
 from torch.distributed.tensor import DTensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from msrun.errors import StrategyError
 from msrun.runtime import world
@@ -33,12 +37,18 @@ from msrun.runtime.parallel.border import leaves_of, share_leaves
 from msrun.runtime.parallel.modes.dtensors import mend_dtensors
 from msrun.runtime.parallel.modes.own_gradients import has_own_gradient
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, choose_shard_axes
+from msrun.runtime.parallel.parameters.storage import digest
 from msrun.runtime.sharding.layout import Mesh, TensorLayout, build_mesh
+from msrun.runtime.tensors.put_value import check_is_free
 
 try:  # a private place: tests fail loudly when it moves
     from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo, ShardPlacementResult
 except ImportError:  # torch before 2.12 shards all parameters of a module alike
     HSDPMeshInfo = ShardPlacementResult = None  # type: ignore[assignment,misc]
+_cut = WeakTensorKeyDictionary()
+"""Parameters that FSDP2 has made."""
+_CALLS_THAT_LOOK = 2
+"""How many calls of a block are looked at for values that change without a new version."""
 LEAVES_WHOLE = ShardPlacementResult is not None
 """Whether single parameters of a module can stay whole."""
 
@@ -92,6 +102,15 @@ class ShardedNetwork:
 
     def _shard(self, root: nn.Module, ranks: int) -> FSDPModule:
         owners = [(module, name, old) for module in root.modules() for name, old in module._parameters.items()]
+        for module, name, old in owners:
+            if isinstance(module, FSDPModule) or isinstance(old, DTensor):
+                owner = type(module).__name__.removeprefix("FSDP")
+                raise StrategyError(
+                    f"{owner}.{name} is a part of another network, too, that FSDP2 has cut: put both "
+                    'networks into one module, or use parallel_mode="semi_auto" with hsdp'
+                )
+            if old is not None:
+                check_is_free(old)
         before = dict(self.decisions)
         size = self._spec.shard_size
         device = world.device().type
@@ -115,7 +134,9 @@ class ShardedNetwork:
             return ShardPlacementResult(None, whole)
 
         frees = self._spec.optimizer_level == "level3"
-        for module in [*_blocks(root, before), root]:
+        blocks = [*_blocks(root, before), root]
+        self._check_types(blocks)
+        for module in blocks:
             fully_shard(
                 module,
                 mesh=mesh,
@@ -134,9 +155,12 @@ class ShardedNetwork:
                 new._post_accumulate_grad_hooks = old._post_accumulate_grad_hooks
                 new._backward_hooks = old._backward_hooks
                 replace_parameter(old, new)
+                _cut[new] = True
         follow_now()
+        _refuse_gradients_by_name()
         for module in root.modules():
             vars(module)["__deepcopy__"] = refuse_copy
+            vars(module)["_apply"] = partial(_apply, module)
         assert isinstance(root, FSDPModule)
         for module in root.modules():
             if isinstance(module, FSDPModule):
@@ -146,6 +170,24 @@ class ShardedNetwork:
                 owning, names = [info.module, *info.shared_modules], [info.param_name, *info.shared_param_names]
                 self._slots |= {(id(owner), name): record for owner, name in zip(owning, names, strict=True)}
         return root
+
+    def _check_types(self, blocks: Sequence[nn.Module]) -> None:
+        """Refuse blocks with parameters of several types, which FSDP2 does not take.
+
+        Raises:
+            StrategyError: there is one.
+        """
+        seen = set(map(id, self._ignored))
+        for block in blocks:
+            named = [(n, p) for n, p in block.named_parameters() if p.requires_grad and id(p) not in seen]
+            seen.update(id(parameter) for _, parameter in named)
+            other = next(((name, p) for name, p in named if p.dtype != named[0][1].dtype), None)
+            if other is not None:
+                raise StrategyError(
+                    f"{named[0][0]} is {named[0][1].dtype} and {other[0]} {other[1].dtype}, and FSDP2 sends what is "
+                    f"trained in {type(block).__name__} as one type: convert them to one, put them into different "
+                    'members of an nn.Sequential or nn.ModuleList, or use parallel_mode="semi_auto" with hsdp'
+                )
 
     def check(self) -> None:
         """Look at the network again before a call.
@@ -210,18 +252,26 @@ def _refuse_writes_in_forward(block: nn.Module) -> None:
     inside = [module for module in block.modules() if isinstance(module, FSDPModule) and module is not block]
     inner = {id(module) for other in inside for module in other.modules()}
     owners = [(path, module) for path, module in block.named_modules() if id(module) not in inner]
-    found: list[tuple[str, nn.Parameter, int]] = []
+    found: list[tuple[str, nn.Parameter, Any]] = []
+    calls = itertools.count()
+
+    def state_of(value: nn.Parameter, number: int) -> Any:
+        # `.data` counts no version: the first calls look at every value
+        looks = number < _CALLS_THAT_LOOK and not isinstance(value, DTensor)
+        return value._version, digest(value) if looks else None
 
     def note(_module: nn.Module, _args: Any) -> None:
+        number = next(calls)
         found[:] = [
-            (f"{path}.{name}".lstrip("."), value, value._version)
+            (f"{path}.{name}".lstrip("."), value, state_of(value, number))
             for path, module in owners
             for name, value in module._parameters.items()
             if value is not None
         ]
 
     def compare(_module: nn.Module, _args: Any, _result: Any) -> None:
-        written = [name for name, value, version in found if value._version != version]
+        written = [name for name, value, (version, values) in found if value._version != version]
+        written += [name for name, value, (_, values) in found if values is not None and digest(value) != values]
         found.clear()
         if written:
             raise StrategyError(
@@ -232,6 +282,39 @@ def _refuse_writes_in_forward(block: nn.Module) -> None:
 
     block.register_forward_pre_hook(note)
     block.register_forward_hook(compare, prepend=True)
+
+
+@functools.cache
+def _refuse_gradients_by_name() -> None:
+    """Let torch.autograd refuse gradients of named parameters under FSDP2, whose graphs hold the gathered ones.
+
+    Once in a process; torch would leave them out or say that they were not used.
+    """
+
+    def refuse(inputs: Any) -> None:
+        listed = [inputs] if isinstance(inputs, Tensor) else list(inputs or ())
+        if any(isinstance(one, DTensor) and one in _cut for one in listed):
+            raise StrategyError(
+                "torch.autograd.grad and backward(inputs=) of parameters that FSDP2 has cut, which gathers others for "
+                'each call: use backward() and .grad, or parallel_mode="semi_auto" with hsdp'
+            )
+
+    grad, backward = torch.autograd.grad, torch.autograd.backward
+
+    @functools.wraps(grad)
+    def checked_grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        inputs = inputs if isinstance(inputs, Tensor) else list(inputs)
+        refuse(inputs)
+        return grad(outputs, inputs, *args, **kwargs)
+
+    @functools.wraps(backward)
+    def checked_backward(*args: Any, inputs: Any = None, **kwargs: Any) -> None:
+        if inputs is not None:
+            inputs = inputs if isinstance(inputs, Tensor) else list(inputs)
+            refuse(inputs)
+        backward(*args, inputs=inputs, **kwargs)
+
+    torch.autograd.grad, torch.autograd.backward = checked_grad, checked_backward
 
 
 def refuse_copy(_: dict[int, Any]) -> Any:
@@ -250,6 +333,22 @@ def _records(module: FSDPModule) -> list[Any]:
     state = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # the second: torch before 2.13
     return [record for group in groups if group is not None for record in group.fsdp_params]
+
+
+def _apply(module: nn.Module, function: Any, *args: Any, **kwargs: Any) -> nn.Module:
+    """Stand in for the `_apply` of a module under FSDP2, which `to()` and `float()` call.
+
+    Raises:
+        StrategyError: it would change the type of a parameter.
+    """
+    for name, parameter in module._parameters.items():
+        if isinstance(parameter, DTensor) and (new := function(parameter)).dtype != parameter.dtype:
+            raise StrategyError(
+                f"{type(module).__name__}.{name} would become {new.dtype} after FSDP2 has cut it as {parameter.dtype}: "
+                "convert the network before AutoParallel's first call"
+            )
+    converted: nn.Module = type(module)._apply(module, function, *args, **kwargs)
+    return converted
 
 
 @contextlib.contextmanager

@@ -4,12 +4,13 @@ DDP expects one backward pass after each forward pass, and gradients for all its
 the forward pass. When a backward pass comes to a result of the module, autograd says which gradients the pass will
 make: if it makes those of all parameters of DDP's, DDP reduces them while the pass goes on. What a pass leaves out,
 what no pass has reached so far and what `torch.autograd.grad` asks for is averaged after the pass, or as it is found.
+The first pass is averaged after its end, and all of them if it has run others inside, as reentrant checkpoints do.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from msrun.errors import StrategyError
 from msrun.runtime import world
+from msrun.runtime.agreement import gather
 from msrun.runtime.execute.transfers import start_all_reduce
 from msrun.runtime.parallel.border import leaves_of, share_leaves
 from msrun.runtime.parallel.modes.own_gradients import has_own_gradient
@@ -49,10 +51,12 @@ class ReducedNetwork:
         """The backward pass that was looked at last."""
         self._waiting: set[nn.Parameter] = set()
         """Those with gradients that only this rank has added up."""
+        self._nests: bool | None = None
+        """Whether backward passes run others inside, as reentrant checkpoints do; None: none was seen to its end."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module."""
-        if self._wrapped is None and self._loose is not None:  # a pass has left some out since
+        if self._wrapped is None and self._loose is not None and self._nests is False:  # DDP expects one gradient each
             self._wrapped = self._wrap(self._loose)
         if self._wrapped is None:
             return self._network(*args, **kwargs)
@@ -65,8 +69,7 @@ class ReducedNetwork:
             own = set(map(id, self._network.parameters()))
             share_leaves([leaf for key, leaf in reached.items() if key not in own])
             missed = {parameter for parameter in self._nodes if id(parameter) not in reached}
-            self._loose = set(_any_rank(list(self._nodes), missed))
-            self._wrapped = self._wrap(self._loose)
+            self._loose = set(any_rank(list(self._nodes), missed))
 
     def begin_backward(self, *, syncs: bool) -> None:
         """Hear that a backward pass has come to a result of the module; to be called for each result.
@@ -86,15 +89,19 @@ class ReducedNetwork:
                 "create_graph=True for gradients of parameters, which the ranks exchange: take that of an input with "
                 "torch.autograd.grad, or put what needs second derivatives into the network's loss"
             )
+        inner: set[nn.Parameter] = set()
         if not syncs:
             self._waiting.update(added)
+            watches = self._watch(number, added, inner)
+            _at_the_end(partial(self._wait_for, inner, watches))
             return
         self._pass = number
         if self._wrapped is not None and not self._loose and len(added) == len(self._nodes):
             self._waiting.clear()
-            self._wrapped.reducer.prepare_for_backward([])
+            _arm(self._wrapped)
             return
         hooks = [parameter.register_hook(self._mean_now) for parameter in asked]
+        hooks += self._watch(number, added, inner)
         touched = self._waiting.union(added) if added else set()
         loose = self._loose or set()
         all_reached = len(set(added) | loose) == len(self._nodes)
@@ -103,10 +110,24 @@ class ReducedNetwork:
         if added:
             self._waiting.clear()
             if all_reached and self._wrapped is not None:
-                self._wrapped.reducer.prepare_for_backward([])
+                _arm(self._wrapped)
         if hooks or (added and (loose or not all_reached)):
-            end = partial(self._end, touched, hooks, everything=not all_reached)
-            torch.autograd.Variable._execution_engine.queue_callback(end)
+            _at_the_end(partial(self._end, touched, inner, hooks, everything=not all_reached))
+
+    def _watch(self, number: int, added: Sequence[nn.Parameter], inner: set[nn.Parameter]) -> list[Any]:
+        """Note in `inner` whose gradients are made by passes inside this one, as reentrant checkpoints run them."""
+        reached = set(added) if self._nests is False else set()
+
+        def note(parameter: nn.Parameter, _: Any) -> None:
+            if torch._C._current_graph_task_id() != number:
+                inner.add(parameter)
+
+        return [node.register_prehook(partial(note, p)) for p, node in self._nodes.items() if p not in reached]
+
+    def _wait_for(self, inner: set[nn.Parameter], watches: Sequence[Any]) -> None:
+        for watch in watches:
+            watch.remove()
+        self._waiting.update(inner)
 
     def _reached(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         """Return whose gradients the present backward pass adds to `.grad`, and whose it gives to the caller."""
@@ -125,14 +146,21 @@ class ReducedNetwork:
     def _mean_now(self, gradient: Tensor) -> Tensor:
         return mean_of_ranks([gradient], sums_wide=self._sums_wide)[0]
 
-    def _end(self, touched: set[nn.Parameter], hooks: Sequence[Any], *, everything: bool) -> None:
+    def _end(
+        self, touched: set[nn.Parameter], inner: set[nn.Parameter], hooks: Sequence[Any], *, everything: bool
+    ) -> None:
         """Average what DDP has not, after a backward pass."""
         for hook in hooks:
             hook.remove()
+        if inner:
+            touched = touched | inner | self._waiting
+            self._waiting.clear()
+        if self._nests is None and touched:
+            self._nests = any(gather(bool(inner), what="the search for backward passes inside others"))
         chosen = list(self._nodes) if everything else [p for p in self._nodes if p in (self._loose or ())]
         if not touched or not chosen:
             return
-        members = _any_rank(chosen, touched)
+        members = any_rank(chosen, touched)
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in members]
         for parameter, gradient, mean in zip(
             members, gradients, mean_of_ranks(gradients, sums_wide=self._sums_wide), strict=True
@@ -158,6 +186,17 @@ class ReducedNetwork:
         return wrapped
 
 
+def _arm(wrapped: DistributedDataParallel) -> None:
+    """Let DDP reduce the gradients of the backward pass that has just begun."""
+    wrapped.reducer._rebuild_buckets()  # DDP does so in its next forward pass, and fails where two passes have come by
+    wrapped.reducer.prepare_for_backward([])
+
+
+def _at_the_end(work: Callable[[], None]) -> None:
+    """Do something after the present backward pass."""
+    torch.autograd.Variable._execution_engine.queue_callback(work)
+
+
 class _Holder(nn.Module):
     """A network for DDP, which says in a class of its own what DDP shall leave out."""
 
@@ -170,7 +209,7 @@ class _Holder(nn.Module):
         return self.network(*args, **kwargs)
 
 
-def _any_rank(parameters: Sequence[nn.Parameter], mine: set[nn.Parameter]) -> list[nn.Parameter]:
+def any_rank(parameters: Sequence[nn.Parameter], mine: set[nn.Parameter]) -> list[nn.Parameter]:
     """Return those of some parameters that any rank has among its own."""
     mask = torch.tensor([float(p in mine) for p in parameters], device=world.device())
     with waiting_in(lambda: "the search for parameters without gradient"):

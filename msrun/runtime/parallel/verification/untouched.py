@@ -36,8 +36,8 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_
 class Before:
     """What a step changes in a network and in what its code can reach, as it was before.
 
-    That is: buffers, attributes of modules, tensors in them, lists, dicts, sets and generators that the modules, their
-    hooks and `code` hold, the stream of dropout.
+    That is: parameters, buffers, attributes of modules, tensors in them, lists, dicts, sets and generators that the
+    modules, their hooks and `code` hold, the stream of dropout.
     """
 
     def __init__(self, root: nn.Module, code: Callable[..., Any] | None = None) -> None:
@@ -54,6 +54,9 @@ class Before:
             for name, buffer in module._buffers.items()
             if buffer is not None
         ]
+        with torch.no_grad():
+            parts = [local_part(p) for p in self._root.parameters() if not p.is_meta]
+            self._parameters = [(part, part.clone()) for part in parts]
         self._attributes = [(module, _attributes_of(module)) for module in modules]
         self._puts: list[Callable[[], None]] = []
         self._seen: set[int] = set()
@@ -102,6 +105,8 @@ class Before:
     def put_back(self) -> None:
         """Put everything back."""
         with torch.no_grad():
+            for part, value in self._parameters:
+                _put_tensor(part, value)
             for module, name, buffer, value in self._buffers:
                 module._buffers[name] = buffer
                 if value is not None:

@@ -38,6 +38,7 @@ from torch._dynamo.variables.base import (
     VariableTracker,
 )
 from torch._subclasses.fake_impls import register_op_impl
+from torch.fx.experimental.symbolic_shapes import PendingUnbackedSymbolNotFound
 from torch.nn.modules import transformer
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
@@ -69,6 +70,7 @@ _DRAWS = (
 )
 _KNOWN = {
     "Random.": _DRAWS,
+    "Pending unbacked symbols": _DRAWS,  # only a whole number drawn there is one
     "torch.compiler.disable": (
         "it calls what torch.compiler.disable keeps out of graphs (an AutoParallel inside: call the network itself "
         "there)"
@@ -163,7 +165,7 @@ def trace_call(
             captured = convert_frame.fullgraph_capture(entry, (function, args, kwargs))
         except ParallelError:
             raise
-        except TorchDynamoException as error:
+        except (TorchDynamoException, PendingUnbackedSymbolNotFound) as error:
             own = _own_error(error) or _users_error(error)
             if own is not None:
                 raise own from None

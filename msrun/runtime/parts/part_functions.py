@@ -201,6 +201,8 @@ def run_on_parts(func: Function, types: Iterable[type], args: tuple[Any, ...], k
         return norms_of_wholes(args[0], *args[1:], **{"power" if key == "ord" else key: v for key, v in kwargs.items()})
     if func is torch.autograd.grad:
         return _gradients(args, kwargs)
+    if name == "backward" and not _parts_in(args[:1]):  # parts are what the gradients are asked of
+        return _run_plain(func, args, kwargs)
     return _OnWholes(func, name).run(args, kwargs)
 
 

@@ -87,6 +87,7 @@ REFUSALS = (
             "draw: random.gauss": CAPTURED,
             "draw: random.choice": CUT,
             "draw: a branch by random.random": CUT,
+            "draw: random.randint": ("semi_auto", "shard"),
         },
     ),
     Refusal(
@@ -226,12 +227,12 @@ REFUSALS = (
         "the call reads and changes a Python value",
         "the code runs once for all parts of the batch",
         {
-            "number counted by the call, in micro batches": ("semi_auto", "hsdp level3"),
-            "number counted by the call, in copies": ("semi_auto", "hsdp level3"),
-            "flag turned by the call, in micro batches": ("semi_auto", "hsdp level3"),
-            "flag turned by the call, in copies": ("semi_auto", "hsdp level3"),
-            "list grown by the call, in micro batches": ("semi_auto", "hsdp level3"),
-            "list grown by the call, in copies": ("semi_auto", "hsdp level3"),
+            "number counted by the call, in micro batches": ("semi_auto", "hsdp level3", "shard"),
+            "number counted by the call, in copies": ("semi_auto", "hsdp level3", "shard"),
+            "flag turned by the call, in micro batches": ("semi_auto", "hsdp level3", "shard"),
+            "flag turned by the call, in copies": ("semi_auto", "hsdp level3", "shard"),
+            "list grown by the call, in micro batches": ("semi_auto", "hsdp level3", "shard"),
+            "list grown by the call, in copies": ("semi_auto", "hsdp level3", "shard"),
         },
     ),
     Refusal(
@@ -319,7 +320,6 @@ REFUSALS = (
         {
             "weights made by a network (hypernetwork)": ("shard",),
             "transformer layer with a padding mask": ("shard",),
-            "multi-head attention with two results": ("shard",),
         },
     ),
     Refusal(
@@ -351,7 +351,7 @@ REFUSALS = (
         "still held by a backward graph",
         "a parameter is cut at the first call, and the script holds a graph over the whole one",
         {
-            "pruned before the first call": CUT,
+            "pruned before the first call": ZERO,
             "distance from the first weights outside (EWC)": ("shard", "pipeline"),
         },
     ),
@@ -360,7 +360,7 @@ REFUSALS = (
         "backward:",
         "inputs= names parameters whose gradients come cut",
         {
-            "backward with inputs=": ("shard", "pipeline"),
+            "backward with inputs=": ("pipeline",),
         },
     ),
     Refusal(
@@ -379,10 +379,10 @@ REFUSALS = (
         "the result needs the whole",
         "no answer for a part; whole_parameters(net) gives the whole",
         {
-            "L1 of the weights outside": ("shard", "pipeline"),
-            "a row set under no_grad": ("shard", "pipeline"),
-            "rows scaled by a slice of .data": ("shard", "pipeline"),
-            "rows chosen by a list set": ("shard", "pipeline"),
+            "L1 of the weights outside": ("pipeline",),
+            "a row set under no_grad": ("pipeline",),
+            "rows scaled by a slice of .data": ("pipeline",),
+            "rows chosen by a list set": ("pipeline",),
             "optimizer: of the script: moments of rows and columns": ("hsdp level3",),
             "optimizer: LBFGS with a closure": ("hsdp level3",),
             "a row set through .data": ("pipeline",),
@@ -427,8 +427,8 @@ REFUSALS = (
         "write under torch.no_grad()",
         "as torch refuses it for a leaf",
         {
-            "init.constant_ between steps": CUT,
-            "reset_parameters between steps": CUT,
+            "init.constant_ between steps": ZERO,
+            "reset_parameters between steps": ZERO,
         },
     ),
     Refusal(
@@ -483,7 +483,7 @@ REFUSALS = (
         "each rank would skip other steps",
         "a loss scale belongs to AutoParallel.mixed_precision",
         {
-            "optimizer: GradScaler that is on": ("hsdp level3",),
+            "optimizer: GradScaler that is on": ("hsdp level3", "shard"),
         },
     ),
     Refusal(

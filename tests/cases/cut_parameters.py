@@ -473,6 +473,40 @@ def parts_stay_in_this_process_and_say_why() -> None:
 
 
 @case
+def what_is_computed_with_a_state_dict_is_that_of_the_whole() -> None:
+    for build in (hsdp, columns):
+        step, network, right = pair(build)
+        backward(step, right)
+        found = []
+        for net in (network, right):
+            state = net.state_dict()
+            kept = {name: value.clone() for name, value in state.items()}
+            with torch.no_grad():
+                for name, value in net.named_parameters():
+                    value.mul_(0.9).add_(state[name] * state[name].shape[0], alpha=0.1)
+            for value in kept.values():
+                value.mul_(2)
+                value[0] = 1
+            mean = {name: kept[name] * 0.9 + value * 0.1 for name, value in state.items()}
+            total = sum(float(value.sum()) for value in mean.values())
+            found.append((total, torch.stack([value.norm() for value in mean.values()])))
+            net.load_state_dict(mean)
+        torch.testing.assert_close(found[0], found[1])
+        assert_state(step.state_dict(), right.state_dict())
+
+
+@case
+def backward_passes_with_inputs_give_gradients_to_parts() -> None:
+    for build in (hsdp, columns):
+        step, network, right = pair(build)
+        x, y = batch()
+        for loss, net in ((step(x, y), network), (F.mse_loss(right(x), y), right)):
+            loss.backward(inputs=list(net.parameters()))
+        for mine, theirs in zip(network.parameters(), right.parameters(), strict=True):
+            assert_close(mine.grad.full_tensor() if hasattr(mine.grad, "full_tensor") else mine.grad, theirs.grad)
+
+
+@case
 def use_of_the_inner_network_and_of_memory_is_refused_by_name() -> None:
     step, network, right = pair()
     x, _ = batch()

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 from torch.distributed.tensor import DTensor
 
 from msrun.errors import ParallelError
@@ -113,7 +114,8 @@ def _build_reads() -> set[Function]:
     return found
 
 
-_reads = _build_reads()
+reads = _build_reads()
+"""Functions that a tensor answers by itself."""
 
 
 class PlacedTensor(Tensor):
@@ -155,7 +157,7 @@ class WholeView(Tensor):
     ) -> Any:
         """Run a function of torch on the whole."""
         del types
-        if func in _reads or _name_of(func) in _OF_SHAPE:
+        if func in reads or _name_of(func) in _OF_SHAPE:
             return _run_plain(func, args, kwargs or {})
         return _OnWholes(func, _name_of(func)).run(args, dict(kwargs or {}))
 
@@ -173,7 +175,7 @@ def run_on_parts(func: Function, types: Iterable[type], args: tuple[Any, ...], k
     Raises:
         ParallelError: its result depends on more than this rank holds.
     """
-    if func in _reads:
+    if func in reads:
         return _run_plain(func, args, kwargs)
     name = _name_of(func)
     if name in _OF_SHAPE:
@@ -189,7 +191,7 @@ def run_on_parts(func: Function, types: Iterable[type], args: tuple[Any, ...], k
     if name in _OF_ROWS and any(part.is_sparse for part in _parts_in([*args, *kwargs.values()])):
         found = _run_plain(func, args, kwargs)
         return as_part(found, args[0].placement) if isinstance(found, Tensor) and found.is_sparse else found
-    if func == _GET_DATA:
+    if func in (_GET_DATA, _GET_GRADIENT):
         return _wrap(_run_plain(func, args, kwargs), args[0].placement)
     if func == _SET_DATA:
         return _set_data(*args)
@@ -199,10 +201,11 @@ def run_on_parts(func: Function, types: Iterable[type], args: tuple[Any, ...], k
         return found
     if name == "_foreach_norm" and not _wants_gradient(args[0]):
         return norms_of_wholes(args[0], *args[1:], **{"power" if key == "ord" else key: v for key, v in kwargs.items()})
+    if func in (Tensor.backward, torch.autograd.backward):
+        func(*_to_autograd(args), **_to_autograd(kwargs))
+        return None
     if func is torch.autograd.grad:
         return _gradients(args, kwargs)
-    if name == "backward" and not _parts_in(args[:1]):  # parts are what the gradients are asked of
-        return _run_plain(func, args, kwargs)
     return _OnWholes(func, name).run(args, kwargs)
 
 
@@ -384,6 +387,7 @@ class _OnWholes:
 _HANDLER = "__torch_function__"
 _DISABLED = torch._C._disabled_torch_function_impl
 _GET_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
+_GET_GRADIENT = Tensor.grad.__get__  # type: ignore[attr-defined]
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 
 
@@ -602,11 +606,22 @@ def _gradients(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Give gradients of parts as parts."""
     given = args[1] if len(args) > 1 else kwargs["inputs"]
     inputs = [given] if isinstance(given, Tensor) else list(given)
-    gradients = _run_plain(torch.autograd.grad, args, kwargs)
+    gradients = torch.autograd.grad(*_to_autograd(args), **_to_autograd(kwargs))
     for owner, gradient in zip(inputs, gradients, strict=True):
         if isinstance(owner, PlacedTensor) and gradient is not None:
             _wrap(gradient, owner.placement)
     return gradients
+
+
+def _to_autograd(value: Any) -> Any:
+    """Return leaves as places of the graph, other parts as tensors: hooks that the pass calls see parts as ever."""
+    if isinstance(value, PlacedTensor):
+        with plain_tensors():
+            is_leaf = value.requires_grad and value.is_leaf
+            return get_gradient_edge(value) if is_leaf else value.as_subclass(Tensor)
+    if type(value) in (list, tuple):
+        return type(value)(map(_to_autograd, value))
+    return {key: _to_autograd(item) for key, item in value.items()} if type(value) is dict else value
 
 
 def _refusal(name: str, args: Iterable[Any], kwargs: Mapping[str, Any]) -> str:

@@ -55,8 +55,8 @@ REFUSALS = (
         "torch.autograd.grad",
         "the graph of a forward pass holds no backward pass",
         {
-            "gradient penalty inside": CAPTURED_ALL,
-            "inner step inside by functional_call (MAML)": CAPTURED_ALL,
+            "gradient penalty inside": ("semi_auto", "shard", "pipeline"),
+            "inner step inside by functional_call (MAML)": ("semi_auto", "shard", "pipeline"),
         },
     ),
     Refusal(
@@ -250,7 +250,7 @@ REFUSALS = (
         "torch.utils._pytree does not know",
         "torch cannot look into an object of a class that is not registered",
         {
-            "batch in a dataclass": ("hsdp level1", "hsdp level3", "pipeline"),
+            "batch in a dataclass": ("pipeline",),
         },
     ),
     Refusal(
@@ -270,14 +270,6 @@ REFUSALS = (
         "an exception of the network at its capture",
         {
             "error of the network's own is caught by its type": ("semi_auto",),
-        },
-    ),
-    Refusal(
-        "CaptureError",
-        "failed to run FX node",
-        "a tensor among the arguments has no rows of the batch",
-        {
-            "positions as an argument without rows of the batch": ZERO,
         },
     ),
     Refusal(
@@ -424,15 +416,6 @@ REFUSALS = (
     ),
     Refusal(
         "ParallelError",
-        "write under torch.no_grad()",
-        "as torch refuses it for a leaf",
-        {
-            "init.constant_ between steps": ZERO,
-            "reset_parameters between steps": ZERO,
-        },
-    ),
-    Refusal(
-        "ParallelError",
         "whose memory is not the whole's",
         "no answer for a part; whole_parameters(net) gives the whole",
         {
@@ -503,6 +486,32 @@ REFUSALS = (
             "the head replaced between steps": ("data_parallel hsdp",),
             "layer added between steps": ("data_parallel hsdp",),
             "embedding grown between steps": ("data_parallel hsdp",),
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "takes gradients inside the forward pass",
+        "the graph of a forward pass holds no backward pass",
+        {
+            "gradient penalty inside": ZERO,
+            "inner step inside by functional_call (MAML)": ZERO,
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "torch raises RuntimeError",
+        "a tensor among the arguments has no rows of the batch",
+        {
+            "positions as an argument without rows of the batch": ZERO,
+        },
+    ),
+    Refusal(
+        "ParallelError",
+        "still held by a backward graph",
+        "a parameter is cut at the first call, and the script holds a graph over the whole one",
+        {
+            "distance from the first weights outside (EWC)": ZERO,
+            "weight_norm, the old one": ZERO,
         },
     ),
 )

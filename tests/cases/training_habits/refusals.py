@@ -64,7 +64,7 @@ REFUSALS = (
         "transform of torch.func",
         "operators mean something else under vmap, grad and jvp",
         {
-            "vmap over stacked weights": CUT,
+            "vmap over stacked weights": CAPTURED,
             "jvp inside": CUT,
             "vmap over the rows": CUT,
         },
@@ -265,14 +265,6 @@ REFUSALS = (
         },
     ),
     Refusal(
-        "CaptureError",
-        "it raises ValueError",
-        "an exception of the network at its capture",
-        {
-            "error of the network's own is caught by its type": ("semi_auto",),
-        },
-    ),
-    Refusal(
         "StrategyError",
         "create_graph=True for gradients of parameters",
         "the ranks exchange gradients, which have no graph of their own",
@@ -303,15 +295,6 @@ REFUSALS = (
         "a tensor among the arguments has no rows of the batch",
         {
             "positions as an argument without rows of the batch": ("pipeline",),
-        },
-    ),
-    Refusal(
-        "StrategyError",
-        "give one number for each",
-        "the strategy is for another number of dimensions",
-        {
-            "weights made by a network (hypernetwork)": ("shard",),
-            "transformer layer with a padding mask": ("shard",),
         },
     ),
     Refusal(

@@ -70,8 +70,9 @@ def capture(
         fake = iter(fakes.inputs)
         filled = [next(fake) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         call_args, call_kwargs = pytree.tree_unflatten(filled, spec)
-        unguarded = fakes.ids | {id(table) for table in marked.hooks}
+        unguarded = fakes.ids | {id(table) for table, _ in marked.hooks}
         traced = trace_call(target.call, call_args, call_kwargs, unguarded=unguarded)
+        traced.hooks = marked.hooks
         module = trace_aten(traced, root)
         roles = _Roles(traced, fakes, root, parameter_shapes)
     graph = roles.rewrite(module)

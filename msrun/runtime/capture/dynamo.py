@@ -116,13 +116,19 @@ class TracedCall:
     _environment: Any
     _backend_id: str
     _guards: Any
+    hooks: Sequence[tuple[Mapping[int, Any], Mapping[int, Any]]] = ()
+    """Tables of hooks that held others, too, while the call was traced: what has to be in them, instead of guards."""
 
     def holds(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Return whether a call does what the traced one did; shapes of given tensors are the caller's to compare."""
+        if any(table != hooks for table, hooks in self.hooks):
+            return False
         return bool(self._guards.check({"function": function, "args": args, "kwargs": kwargs}))
 
     def why_not(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return the first guard that does not hold, as text; empty when all hold."""
+        if any(table != hooks for table, hooks in self.hooks):
+            return "the hooks of a module with a strategy are the same"
         failed = self._guards.check_verbose({"function": function, "args": args, "kwargs": kwargs})
         parts = [] if failed.result else failed.verbose_code_parts
         return _in_words(parts[0].partition("  #")[0].strip()) if parts else ""

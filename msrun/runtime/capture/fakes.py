@@ -89,7 +89,7 @@ def _like(value: Tensor, shape: GlobalShape, device: torch.device) -> Tensor:
     fake = torch.empty(shape, dtype=value.dtype, device=device)
     if isinstance(value, nn.Parameter):
         return nn.Parameter(fake, value.requires_grad)
-    return fake.requires_grad_(value.requires_grad and value.is_floating_point())
+    return fake.requires_grad_(value.requires_grad)
 
 
 def forget_shapes() -> None:

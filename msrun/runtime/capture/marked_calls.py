@@ -142,8 +142,12 @@ class Marking:
 
     names: dict[int, tuple[str, OperatorStrategy]]
     """number -> path and strategy of every marked module"""
-    hooks: list[Any]
-    """the tables of hooks of these modules"""
+    hooks: list[tuple[Mapping[int, Any], Mapping[int, Any]]]
+    """the tables of hooks of these modules that marks stand in, and the user's hooks there"""
+
+
+_MARKED_TABLES = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks")
+"""Attributes of a module that hold its marks while it is captured."""
 
 
 @contextlib.contextmanager
@@ -164,10 +168,10 @@ def marking(root: nn.Module, strategies: Mapping[str, OperatorStrategy]) -> Iter
         found.names[number] = name or TOP, strategy
         before, after = hooks(number)
         module = root.get_submodule(name)
+        found.hooks += [(table, dict(table)) for table in map(vars(module).__getitem__, _MARKED_TABLES)]
         # around those of the user: what enters and leaves the module as its callers see it
         handles.append(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
         handles.append(module.register_forward_hook(after))
-        found.hooks += [table for key, table in vars(module).items() if "_hooks" in key]
     MSRUN_CAPTURING = True
     try:
         yield found

@@ -21,7 +21,7 @@ from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.nn.random_draws import FACTORIES
 from msrun.runtime.partition.decisions import Decisions, OperatorDecision, Read, Use
 from msrun.runtime.partition.layout_constraints import layout_of_result, layouts_of_outputs
-from msrun.runtime.partition.local_work import split_of_result
+from msrun.runtime.partition.local_work import has_gradient, split_of_result
 from msrun.runtime.partition.parameter_uses import ParameterUses
 from msrun.runtime.partition.reads import Reads, describe_operator, refuse_lists, scatter_of
 from msrun.runtime.partition.strictness import refuse_redistributions
@@ -232,7 +232,7 @@ class _Walk:
             reads.append(self._input(tensor, target, entered, by=node, reader=describe_operator(node)))
         value = node.meta["val"]
         if self._differentiable & set(call.tensors) and (
-            not isinstance(value, torch.Tensor) or value.is_floating_point()
+            not isinstance(value, torch.Tensor) or has_gradient(value.dtype)
         ):
             self._differentiable.add(node)
         summed = summed_axes(form, split) if rule.scatters else ()
@@ -270,7 +270,7 @@ class _Walk:
         (source, index), value = node.args, node.meta["val"]
         assert isinstance(source, fx.Node)
         assert isinstance(index, int)
-        if source in self._differentiable and value.is_floating_point():
+        if source in self._differentiable and has_gradient(value.dtype):
             self._differentiable.add(node)
         layouts = self._decisions.operators[source.name].layouts
         layout = layouts[index] if layouts else TensorLayout.replicated(value.dim())

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._functorch import vmap as vmapping  # a test looks after the name that is used
+from torch._functorch import eager_transforms  # a test looks after the names that are used
+from torch._functorch import vmap as vmapping
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils import dlpack
 
 from msrun.errors import ParallelError
@@ -150,16 +152,30 @@ def become_part(parameter: nn.Parameter, placement: Placement) -> None:
 @functools.cache
 def _see_parts() -> None:
     """Let those functions of torch see parts that pass `__torch_function__` by; once in a process."""
-    batched: Any = vars(vmapping)["_add_batch_dim"]
-    vars(vmapping)["_add_batch_dim"] = lambda value, *rest: batched(
-        value.full_tensor() if isinstance(value, Part) else value, *rest
-    )
+    for module, name in _WRAPPERS:
+        vars(module)[name] = _of_wholes(vars(module)[name])
     exported = vars(dlpack)["to_dlpack"]
 
     def to_dlpack(tensor: Tensor) -> Any:
         return exported(tensor.__dlpack__() if isinstance(tensor, Part) else tensor)  # which is refused by name
 
     vars(dlpack)["to_dlpack"] = vars(torch)["to_dlpack"] = to_dlpack
+
+
+_WRAPPERS = (vmapping, "_add_batch_dim"), (eager_transforms, "_wrap_for_grad")
+"""What vmap, and grad, vjp and jvp of torch.func make of a tensor that they are given."""
+
+
+def _of_wholes(wrap: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the same of the whole of a part."""
+
+    def wrap_whole(value: Any, *rest: Any) -> Any:
+        if isinstance(value, Part):
+            with temporarily_clear_interpreter_stack():  # what is made inside a transform is wrapped already
+                value = value.full_tensor()
+        return wrap(value, *rest)
+
+    return wrap_whole
 
 
 def _on_part(hook: Callable[[Tensor], Any], placement: Placement) -> Callable[[Tensor], Tensor | None]:

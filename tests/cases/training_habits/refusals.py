@@ -64,7 +64,7 @@ REFUSALS = (
         "transform of torch.func",
         "operators mean something else under vmap, grad and jvp",
         {
-            "vmap over stacked weights": CUT,
+            "vmap over stacked weights": CAPTURED,
             "jvp inside": CUT,
             "vmap over the rows": CUT,
         },
@@ -87,7 +87,7 @@ REFUSALS = (
             "draw: random.gauss": CAPTURED,
             "draw: random.choice": CUT,
             "draw: a branch by random.random": CUT,
-            "draw: random.randint": ZERO,
+            "draw: random.randint": ("semi_auto", "shard", *ZERO),
         },
     ),
     Refusal(
@@ -227,12 +227,12 @@ REFUSALS = (
         "the call reads and changes a Python value",
         "the code runs once for all parts of the batch",
         {
-            "number counted by the call, in micro batches": ("semi_auto", "hsdp level3"),
-            "number counted by the call, in copies": ("semi_auto", "hsdp level3"),
-            "flag turned by the call, in micro batches": ("semi_auto", "hsdp level3"),
-            "flag turned by the call, in copies": ("semi_auto", "hsdp level3"),
-            "list grown by the call, in micro batches": ("semi_auto", "hsdp level3"),
-            "list grown by the call, in copies": ("semi_auto", "hsdp level3"),
+            "number counted by the call, in micro batches": ("semi_auto", "hsdp level3", "shard"),
+            "number counted by the call, in copies": ("semi_auto", "hsdp level3", "shard"),
+            "flag turned by the call, in micro batches": ("semi_auto", "hsdp level3", "shard"),
+            "flag turned by the call, in copies": ("semi_auto", "hsdp level3", "shard"),
+            "list grown by the call, in micro batches": ("semi_auto", "hsdp level3", "shard"),
+            "list grown by the call, in copies": ("semi_auto", "hsdp level3", "shard"),
         },
     ),
     Refusal(
@@ -262,14 +262,6 @@ REFUSALS = (
             "draw: a branch by random.random": ("semi_auto",),
             "packed sequences": ("semi_auto",),
             "checkpoint_sequential": ("semi_auto",),
-        },
-    ),
-    Refusal(
-        "CaptureError",
-        "it raises ValueError",
-        "an exception of the network at its capture",
-        {
-            "error of the network's own is caught by its type": ("semi_auto",),
         },
     ),
     Refusal(
@@ -307,16 +299,6 @@ REFUSALS = (
     ),
     Refusal(
         "StrategyError",
-        "give one number for each",
-        "the strategy is for another number of dimensions",
-        {
-            "weights made by a network (hypernetwork)": ("shard",),
-            "transformer layer with a padding mask": ("shard",),
-            "multi-head attention with two results": ("shard",),
-        },
-    ),
-    Refusal(
-        "StrategyError",
         "tensor inputs, and it calls",
         "a strategy names the inputs of one operator",
         {
@@ -336,7 +318,7 @@ REFUSALS = (
         "still held by a backward graph",
         "a parameter is cut at the first call, and the script holds a graph over the whole one",
         {
-            "pruned before the first call": CUT,
+            "pruned before the first call": ZERO,
             "distance from the first weights outside (EWC)": ("shard", "pipeline", "data_parallel hsdp"),
         },
     ),
@@ -345,7 +327,7 @@ REFUSALS = (
         "backward:",
         "inputs= names parameters whose gradients come cut",
         {
-            "backward with inputs=": ("shard", "pipeline"),
+            "backward with inputs=": ("pipeline",),
         },
     ),
     Refusal(
@@ -364,10 +346,10 @@ REFUSALS = (
         "the result needs the whole",
         "no answer for a part; whole_parameters(net) gives the whole",
         {
-            "L1 of the weights outside": ("shard", "pipeline"),
-            "a row set under no_grad": ("shard", "pipeline"),
-            "rows scaled by a slice of .data": ("shard", "pipeline"),
-            "rows chosen by a list set": ("shard", "pipeline"),
+            "L1 of the weights outside": ("pipeline",),
+            "a row set under no_grad": ("pipeline",),
+            "rows scaled by a slice of .data": ("pipeline",),
+            "rows chosen by a list set": ("pipeline",),
             "optimizer: of the script: moments of rows and columns": ("hsdp level3",),
             "a row set through .data": ("pipeline",),
             "rows scaled by a slice": ("pipeline",),
@@ -404,15 +386,6 @@ REFUSALS = (
             "gradient noise, randn_like": ("pipeline",),
             "pruning by torch.nn.utils.prune": ("pipeline",),
             "embedding whose padding row is set to zero after each step": ("pipeline",),
-        },
-    ),
-    Refusal(
-        "ParallelError",
-        "write under torch.no_grad()",
-        "as torch refuses it for a leaf",
-        {
-            "init.constant_ between steps": ("shard",),
-            "reset_parameters between steps": ("shard",),
         },
     ),
     Refusal(
@@ -470,7 +443,7 @@ REFUSALS = (
         "each rank would skip other steps",
         "a loss scale belongs to AutoParallel.mixed_precision",
         {
-            "optimizer: GradScaler that is on": ("hsdp level3",),
+            "optimizer: GradScaler that is on": ("hsdp level3", "shard"),
         },
     ),
     Refusal(

@@ -52,9 +52,10 @@ def test_names_of_torch_that_are_private_are_there() -> None:
 
     assert torch.Tensor in of_optimizers
     assert torch.Tensor in of_foreach
-    from torch._functorch import vmap
+    from torch._functorch import eager_transforms, vmap
 
     assert callable(vmap._add_batch_dim)  # type: ignore[attr-defined]
+    assert callable(eager_transforms._wrap_for_grad)  # type: ignore[attr-defined]
 
 
 def test_parameter_becomes_a_part_and_stays_the_object_that_it_is() -> None:

@@ -66,6 +66,7 @@ REFUSALS = (
         {
             "vmap over stacked weights": CAPTURED,
             "jvp inside": CUT,
+            "func.grad inside": ZERO,
             "vmap over the rows": CUT,
         },
     ),
@@ -74,7 +75,7 @@ REFUSALS = (
         "autograd.Function with fu",
         "operators mean something else under vmap, grad and jvp",
         {
-            "func.grad inside": CUT,
+            "func.grad inside": ("shard",),
         },
     ),
     Refusal(
@@ -227,12 +228,12 @@ REFUSALS = (
         "the call reads and changes a Python value",
         "the code runs once for all parts of the batch",
         {
-            "number counted by the call, in micro batches": ("semi_auto", "hsdp level3", "shard"),
-            "number counted by the call, in copies": ("semi_auto", "hsdp level3", "shard"),
-            "flag turned by the call, in micro batches": ("semi_auto", "hsdp level3", "shard"),
-            "flag turned by the call, in copies": ("semi_auto", "hsdp level3", "shard"),
-            "list grown by the call, in micro batches": ("semi_auto", "hsdp level3", "shard"),
-            "list grown by the call, in copies": ("semi_auto", "hsdp level3", "shard"),
+            "number counted by the call, in micro batches": CAPTURED,
+            "number counted by the call, in copies": CAPTURED,
+            "flag turned by the call, in micro batches": CAPTURED,
+            "flag turned by the call, in copies": CAPTURED,
+            "list grown by the call, in micro batches": CAPTURED,
+            "list grown by the call, in copies": CAPTURED,
         },
     ),
     Refusal(

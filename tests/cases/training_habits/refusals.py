@@ -307,14 +307,6 @@ REFUSALS = (
         },
     ),
     Refusal(
-        "StrategyError",
-        "differs between the ranks",
-        "what is trained outside of the step has no known place in it",
-        {
-            "batch in a subclass of dict": ZERO,
-        },
-    ),
-    Refusal(
         "ParallelError",
         "still held by a backward graph",
         "a parameter is cut at the first call, and the script holds a graph over the whole one",

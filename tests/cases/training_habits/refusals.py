@@ -219,7 +219,7 @@ REFUSALS = (
         "an operator with out= has no functional form here",
         {
             "spectral_norm of parametrizations": ("semi_auto",),
-            "spectral_norm, the old one": ("semi_auto", "hsdp level3"),
+            "spectral_norm, the old one": ("semi_auto",),
             "write: write with out=": ("pipeline",),
         },
     ),
@@ -343,7 +343,6 @@ REFUSALS = (
             "a row set under no_grad": ("pipeline",),
             "rows scaled by a slice of .data": ("pipeline",),
             "rows chosen by a list set": ("pipeline",),
-            "optimizer: of the script: moments of rows and columns": ("hsdp level3",),
             "a row set through .data": ("pipeline",),
             "rows scaled by a slice": ("pipeline",),
             "a column set": ("pipeline",),
@@ -436,7 +435,7 @@ REFUSALS = (
         "each rank would skip other steps",
         "a loss scale belongs to AutoParallel.mixed_precision",
         {
-            "optimizer: GradScaler that is on": ("hsdp level3", "shard"),
+            "optimizer: GradScaler that is on": CUT,
         },
     ),
     Refusal(

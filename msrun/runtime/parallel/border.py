@@ -138,7 +138,7 @@ def enter_step(tensors: Sequence[Tensor], parts: Sequence[int], leaf_factors: Ca
             if factor == SHARED:
                 found.append(leaf)
     if found:
-        _check_shared(found)
+        check_shared(found)
 
 
 def is_settled(leaf: Tensor) -> bool:
@@ -162,7 +162,7 @@ def share_leaves(leaves: Sequence[Tensor]) -> None:
     for leaf in found:
         _set_factor(leaf, SHARED)
     if found:
-        _check_shared(found)
+        check_shared(found)
 
 
 def check_equal_gradients(parameters: Sequence[Tensor]) -> None:
@@ -254,7 +254,7 @@ def leaves_of(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
                 todo.append(following)
 
 
-def _check_shared(leaves: Sequence[Tensor]) -> None:
+def check_shared(leaves: Sequence[Tensor]) -> None:
     """Refuse parameters outside of every step that would stay different on every rank, and say what the others cost."""
     everyone = gather([_digest(leaf.detach()) for leaf in leaves], what="the comparison of parameters outside of steps")
     for leaf, *digests in zip(leaves, *everyone, strict=True):

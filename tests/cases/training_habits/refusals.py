@@ -522,14 +522,6 @@ REFUSALS = (
         },
     ),
     Refusal(
-        "StrategyError",
-        "outside of the step has another gradient on each rank",
-        "what is trained after the step has no known place in it",
-        {
-            "trainable head outside of the step": ROWS,
-        },
-    ),
-    Refusal(
         "CaptureError",
         "takes gradients inside the forward pass",
         "the graph of a forward pass holds no backward pass",

@@ -19,19 +19,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.capture.target import Target
+from msrun.runtime.execute.phase import is_verifying
 from msrun.runtime.execute.transfers import start_all_reduce
 from msrun.runtime.nn.deferred_init import init_parameters
+from msrun.runtime.nn.replaced import living_optimizers
 from msrun.runtime.parallel.batch.accumulation import GradAccumulation
 from msrun.runtime.parallel.batch.divided_batch import find_wrappers
 from msrun.runtime.parallel.border import (
     StepFunction,
     WholeResults,
+    check_shared,
     enter_step,
     is_settled,
     leave_step,
@@ -86,6 +90,10 @@ class Replicas:
         self._sharded: dict[int, ShardedNetwork] = {}
         self._written: dict[tuple[int, bool], list[nn.Parameter]] = {}
         """(id of the root, whether it is in training) -> parameters that its forward pass writes"""
+        self._beyond: list[Tensor] | None = None
+        """Parameters between the results and the loss, which are averaged after each pass; None: nobody looked."""
+        self._pass = -1
+        """The backward pass in which they were looked for last."""
         self.is_running_module = False
         self._waits: list[contextlib.ExitStack] = []
         """The contexts of `no_sync` that are open, outermost first."""
@@ -132,7 +140,7 @@ class Replicas:
             self.is_running_module = is_module
             called.append(self)
         numbers = itertools.count()
-        begin = partial(self._begin_backward, reduced, syncs=not self._waits)
+        begin = partial(self._begin_backward, reduced, syncs=not self._waits, counts=not is_verifying.get())
         return map_tensors(lambda value: self._leave(value, (id(target.root), numbers), begin), result)
 
     def _take_buffers(self, root: nn.Module) -> None:
@@ -178,13 +186,45 @@ class Replicas:
     def _reduction_of(self, network: nn.Module) -> ReducedNetwork:
         return ReducedNetwork(network, sums_wide=self._settings.gradient_fp32_sync)
 
-    def _begin_backward(self, reduced: ReducedNetwork | None, *, syncs: bool) -> None:
-        """Hear that a backward pass has come to a result."""
+    def _begin_backward(self, reduced: ReducedNetwork | None, *, syncs: bool, counts: bool) -> None:
+        """Hear that a backward pass has come to a result.
+
+        Args:
+            counts: False: the step is only verified.
+        """
         StepFunction.begin_backward()
+        if syncs and counts and self.keeps_equal and not torch.is_grad_enabled():
+            self._average_beyond(torch._C._current_graph_task_id())
         if reduced is not None:
             reduced.begin_backward(syncs=syncs)
         elif self._sharded:
             StepFunction.refuse_second_derivatives()
+
+    def _average_beyond(self, number: int) -> None:
+        """Average, after a backward pass, the gradients of parameters between the step's results and the loss.
+
+        The first pass finds out which of all optimizers' parameters these are.
+        """
+        if number == self._pass:
+            return
+        self._pass = number
+        is_first = self._beyond is None
+        if self._beyond is None:
+            trained = {p: None for o in living_optimizers() for group in o.param_groups for p in group["params"]}
+            self._beyond = [p for p in _outside(list(trained)) if p.requires_grad and _is_reached(p)]
+        reached = [parameter for parameter in self._beyond if _is_reached(parameter)]
+        if reached:
+            end = partial(self._end_beyond, reached, is_first=is_first)
+            torch.autograd.Variable._execution_engine.queue_callback(end)
+
+    def _end_beyond(self, reached: Sequence[Tensor], *, is_first: bool) -> None:
+        if is_first:
+            check_shared(reached)
+        gradients = [parameter.grad for parameter in reached if parameter.grad is not None]
+        dense = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients]
+        means = mean_of_ranks(dense, sums_wide=self._settings.gradient_fp32_sync)
+        for parameter, mean in zip((p for p in reached if p.grad is not None), means, strict=True):
+            parameter.grad = mean
 
     def _leave(self, value: Tensor, place: tuple[int, Iterator[int]], begin: Callable[[], None]) -> Tensor:
         if value.dim() == 0 and value.is_floating_point():
@@ -329,16 +369,11 @@ def _check_outside(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -
     Raises:
         StrategyError: it would.
     """
-    everywhere = [replicas for replicas in _living if replicas.keeps_equal]
-    if optimizer in _looked or not everywhere:
-        return
-    known = {id(parameter) for replicas in everywhere for parameter in replicas.parameters()}
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if not any(id(parameter) in known for parameter in trained):
+    if optimizer in _looked or len(_known(trained)) == 0:
         return
     _looked.add(optimizer)
-    beyond = (p for p in trained if id(p) not in known and not is_settled(p) and not isinstance(p, DTensor))
-    outside = [parameter for parameter in beyond if is_same_everywhere(parameter)]
+    outside = _outside(trained)
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in outside]
     equal = equal_everywhere([g.to_dense() if g.is_sparse else g for g in gradients])
     for parameter, is_equal in zip(outside, equal, strict=True):
@@ -348,6 +383,27 @@ def _check_outside(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -
                 "gradient on each rank, of its own rows, and every rank would train its own copy: put its module into "
                 "the network that AutoParallel runs, or into an AutoParallel of its own"
             )
+
+
+def _known(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Return those of some parameters that networks of AutoParallels have, which keep them equal on all ranks."""
+    known = {id(p) for replicas in _living if replicas.keeps_equal for p in replicas.parameters()}
+    return [parameter for parameter in parameters if id(parameter) in known]
+
+
+def _outside(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Return those of some parameters that no step has run or got in its inputs."""
+    known = {id(p) for replicas in _living for p in replicas.parameters()}
+    beyond = (p for p in parameters if id(p) not in known and not is_settled(p) and not isinstance(p, DTensor))
+    return [parameter for parameter in beyond if is_same_everywhere(parameter)]
+
+
+def _is_reached(parameter: Tensor) -> bool:
+    """Return whether the present backward pass adds to a parameter's gradient."""
+    try:
+        return torch._C._will_engine_execute_node(get_gradient_edge(parameter).node)
+    except RuntimeError:  # how torch says that it runs torch.autograd.grad for this one
+        return False
 
 
 def _check_hooks(network: nn.Module, mode: str) -> None:

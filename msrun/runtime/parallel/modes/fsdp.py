@@ -28,7 +28,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState  # a test 
 from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from msrun.errors import StrategyError
+from msrun.errors import ParallelError, StrategyError
 from msrun.runtime import world
 from msrun.runtime.capture.target import Target
 from msrun.runtime.execute.transfers import start_all_reduce
@@ -39,7 +39,6 @@ from msrun.runtime.parallel.modes.own_gradients import has_own_gradient
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, choose_shard_axes
 from msrun.runtime.parallel.parameters.storage import digest
 from msrun.runtime.sharding.layout import Mesh, TensorLayout, build_mesh
-from msrun.runtime.tensors.put_value import check_is_free
 
 try:  # a private place: tests fail loudly when it moves
     from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo, ShardPlacementResult
@@ -109,8 +108,6 @@ class ShardedNetwork:
                     f"{owner}.{name} is a part of another network, too, that FSDP2 has cut: put both "
                     'networks into one module, or use parallel_mode="semi_auto" with hsdp'
                 )
-            if old is not None:
-                check_is_free(old)
         before = dict(self.decisions)
         size = self._spec.shard_size
         device = world.device().type
@@ -156,6 +153,8 @@ class ShardedNetwork:
                 new._backward_hooks = old._backward_hooks
                 replace_parameter(old, new)
                 _cut[new] = True
+                if old.requires_grad:
+                    Tensor.register_hook(old, _refuse_stale)
         follow_now()
         _refuse_gradients_by_name()
         for module in root.modules():
@@ -315,6 +314,18 @@ def _refuse_gradients_by_name() -> None:
         backward(*args, inputs=inputs, **kwargs)
 
     torch.autograd.grad, torch.autograd.backward = checked_grad, checked_backward
+
+
+def _refuse_stale(gradient: Tensor) -> Tensor:
+    """Stand in for the gradient of a parameter that FSDP2 has put another in place of.
+
+    Raises:
+        ParallelError: always.
+    """
+    raise ParallelError(
+        f"a parameter of shape {tuple(gradient.shape)} is still held by a backward graph from before AutoParallel's "
+        "first call, when FSDP2 has cut it: compute losses from parameters after that call"
+    )
 
 
 def refuse_copy(_: dict[int, Any]) -> Any:

@@ -22,7 +22,7 @@ from msrun.runtime.nn.deferred_init import init_parameters
 from msrun.runtime.nn.random_calls import RandomCalls
 from msrun.runtime.nn.random_stream import drawing, part_of_batch
 from msrun.runtime.optim.of_parts import watch_optimizers
-from msrun.runtime.parallel.batch.parts import describe_batch, find_tensors, open_dataclasses
+from msrun.runtime.parallel.batch.parts import describe_batch, find_tensors, open_containers
 from msrun.runtime.parallel.batch.same_batch import SameBatch
 from msrun.runtime.parallel.compilation.agreement import agreement, answer_of_rank_0, own_answer
 from msrun.runtime.parallel.compilation.captured_call import CapturedCall, ParameterChanged
@@ -161,7 +161,7 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):  # type:
         """Run a function of tensors in parallel; used by `value_and_grad`."""
         known = self._find_captured(function, args, kwargs) if self._captured else None
         if known is None:
-            open_dataclasses(args, kwargs)
+            open_containers(args, kwargs)
         target = self._target(function) if known is None else Target(function, known.root)
         vars(self)["_root"] = target.root  # no submodule
         if torch.is_grad_enabled() and not is_verifying.get():

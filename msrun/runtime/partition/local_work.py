@@ -179,7 +179,6 @@ class LocalWorks:
         return LocalWork((work[0],), (work[1],), is_differentiable=passes, is_known=False)
 
 
-
 def has_gradient(dtype: torch.dtype) -> bool:
     """Return whether values of a type can have a gradient: real and complex numbers."""
     return dtype.is_floating_point or dtype.is_complex

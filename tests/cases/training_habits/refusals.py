@@ -65,8 +65,9 @@ REFUSALS = (
         "operators mean something else under vmap, grad and jvp",
         {
             "vmap over stacked weights": CAPTURED,
-            "jvp inside": CUT,
-            "vmap over the rows": CUT,
+            "jvp inside": CAPTURED,
+            "vmap over the rows": CAPTURED,
+            "func.grad inside": ("semi_auto",),
         },
     ),
     Refusal(
@@ -82,11 +83,11 @@ REFUSALS = (
         "draws from Python's random",
         "every rank would draw for its own rows",
         {
-            "draw: random.uniform": CUT,
+            "draw: random.uniform": CAPTURED,
             "draw: random.random": CAPTURED,
             "draw: random.gauss": CAPTURED,
-            "draw: random.choice": CUT,
-            "draw: a branch by random.random": CUT,
+            "draw: random.choice": CAPTURED,
+            "draw: a branch by random.random": CAPTURED,
             "draw: random.randint": ("semi_auto", "shard", "pipeline"),
         },
     ),
@@ -139,7 +140,7 @@ REFUSALS = (
         "sizes depend on the lengths",
         "sizes that depend on values are not known in a graph for all ranks",
         {
-            "packed sequences": CUT,
+            "packed sequences": CAPTURED,
         },
     ),
     Refusal(
@@ -250,17 +251,6 @@ REFUSALS = (
         "torch cannot look into an object of a class that is not registered",
         {
             "batch in a dataclass": ("pipeline",),
-        },
-    ),
-    Refusal(
-        "CaptureError",
-        "marked as skipped",
-        "dynamo does not trace this function",
-        {
-            "draw: random.choice": ("semi_auto",),
-            "draw: a branch by random.random": ("semi_auto",),
-            "packed sequences": ("semi_auto",),
-            "checkpoint_sequential": ("semi_auto",),
         },
     ),
     Refusal(

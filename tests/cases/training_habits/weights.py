@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -12,13 +12,15 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, prune, vector_to_parameters
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from training_habits.trial import Criterion, Mlp, Trial, habit, sgd, train, whole_of
+from training_habits.trial import MODES, UNSTAGED, Criterion, Mlp, Trial, habit, sgd, train, whole_of
 
 
-def edited(name: str, edit: Callable[[Trial, Criterion, int], None], where: str = "after") -> None:
+def edited(
+    name: str, edit: Callable[[Trial, Criterion, int], None], where: str = "after", modes: Collection[str] = MODES
+) -> None:
     """A habit of doing something to the network in each step: after it, or after its backward pass."""
 
-    @habit(name)
+    @habit(name, modes)
     def _(t: Trial) -> None:
         train(t, Criterion(Mlp()), **{where: lambda net, number: edit(t, net, number)})
 
@@ -157,8 +159,24 @@ edited(
 # -- gradients ---------------------------------------------------------------------------------------------------------
 
 
+_NEEDS_EVERY_GRADIENT = {
+    "gradient noise of the gradient's shape",
+    "gradient of rows set to zero",
+    "gradient of an element set",
+    "gradient masked",
+    "gradient without its mean (centralized)",
+    "gradient replaced",
+    "gradient's cosine with the weight",
+    "inner product of gradients and weights",
+    "weight decay by hand",
+    "steps with nan skipped",
+    "plain SGD by hand",
+}
+
+
 def of_gradients(name: str, edit: Callable[[Trial, Criterion, int], Any]) -> None:
-    edited(name, without_gradients(edit), where="after_backward")
+    modes = UNSTAGED if name in _NEEDS_EVERY_GRADIENT else MODES
+    edited(name, without_gradients(edit), where="after_backward", modes=modes)
 
 
 def _gradients(net: nn.Module) -> list[Tensor]:

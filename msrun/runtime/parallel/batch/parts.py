@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -87,8 +88,10 @@ def find_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]
 
 
 def open_containers(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Let tensors be found in dataclasses and subclasses of dict among the arguments of a call: torch looks only into
-    those it was told of."""
+    """Let tensors be found in dataclasses and in dicts of the user's own classes among the arguments of a call.
+
+    torch looks only into the classes that it was told of.
+    """
     for leaf in pytree.tree_leaves((tuple(args), dict(kwargs))):
         if isinstance(leaf, Tensor | type):
             continue
@@ -98,19 +101,21 @@ def open_containers(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
             open_containers(values, {})
             if find_tensors(values, {}):
                 pytree.register_dataclass(type(leaf), drop_field_names=[each.name for each in fields if not each.init])
-        elif isinstance(leaf, dict) and not getattr(leaf, "__dict__", None):
-            open_containers([*leaf.values()], {})
-            if find_tensors([*leaf.values()], {}):
-                pytree.register_pytree_node(type(leaf), _items_of, partial(_dict_of, type(leaf)))
+        elif isinstance(leaf, dict):  # of a class of the user's own: torch knows its own classes
+            open_containers(tuple(leaf.values()), {})
+            if find_tensors(tuple(leaf.values()), {}):
+                pytree.register_pytree_node(type(leaf), _items_of, functools.partial(_with_items, type(leaf)))
 
 
-def _items_of(given: dict[Any, Any]) -> tuple[list[Any], tuple[Any, ...]]:
-    return list(given.values()), tuple(given)
+def _items_of(value: dict[Any, Any]) -> tuple[list[Any], tuple[list[Any], dict[str, Any]]]:
+    return list(value.values()), (list(value), dict(vars(value)) if hasattr(value, "__dict__") else {})
 
 
-def _dict_of(kind: type[dict[Any, Any]], values: Iterable[Any], keys: tuple[Any, ...]) -> dict[Any, Any]:
+def _with_items(kind: type[Any], items: Iterable[Any], context: tuple[list[Any], dict[str, Any]]) -> Any:
     made = kind.__new__(kind)
-    dict.update(made, zip(keys, values, strict=True))
+    dict.update(made, zip(context[0], items, strict=True))
+    if context[1]:
+        vars(made).update(context[1])
     return made
 
 

@@ -58,9 +58,6 @@ def test_habit_has_the_numbers_of_one_process_or_is_refused_as_the_table_says(
         assert found["kind"] == "own rows", told
     elif mode in UNCAPTURED and name in DOCUMENTED:
         assert found["kind"] in ("WRONG", "refused"), told
-    elif mode in KNOWN_WRONG.get(name, ()):
-        assert found["kind"] == "WRONG", f"no longer wrong: take it out of KNOWN_WRONG\n{told}"
-        pytest.xfail(f"wrong without a word: {told}")
     else:
         assert found["kind"] == "equal", told
 
@@ -76,7 +73,7 @@ def test_at_least_150_habits_run_in_every_mode() -> None:
 
 def test_tables_name_habits_that_there_are() -> None:
     refused = {name for refusal in REFUSALS for name in refusal.habits}
-    assert (refused | OWN_ROWS.keys() | DOCUMENTED.keys() | KNOWN_WRONG.keys()) - HABITS.keys() == set()
+    assert (refused | OWN_ROWS.keys() | DOCUMENTED.keys() | {name for _, name in WRONG}) - HABITS.keys() == set()
 
 
 def test_every_refusal_has_a_reason_and_every_habit_one_refusal_in_a_mode() -> None:

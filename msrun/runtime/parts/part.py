@@ -183,7 +183,7 @@ def _on_part(hook: Callable[[Tensor], Any], placement: Placement) -> Callable[[T
 
     def call(gradient: Tensor) -> Tensor | None:
         if tuple(gradient.shape) != tuple(placement.local_shape):  # the parameter is whole for a while
-            return hook(gradient)  # type: ignore[no-any-return]
+            return hook(gradient)
         with torch._C._EnableTorchFunction():  # autograd may have been called past the checks of parts
             answer = hook(as_part(gradient.view_as(gradient), placement))
         return answer.as_subclass(Tensor) if isinstance(answer, Tensor) else None

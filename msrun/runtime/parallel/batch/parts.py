@@ -112,7 +112,7 @@ def _items_of(value: dict[Any, Any]) -> tuple[list[Any], tuple[list[Any], dict[s
 
 
 def _with_items(kind: type[Any], items: Iterable[Any], context: tuple[list[Any], dict[str, Any]]) -> Any:
-    made = kind.__new__(kind)
+    made: Any = kind.__new__(kind)  # type: ignore[call-overload]
     dict.update(made, zip(context[0], items, strict=True))
     if context[1]:
         vars(made).update(context[1])

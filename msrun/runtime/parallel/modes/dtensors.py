@@ -80,8 +80,8 @@ def mend_dtensors() -> None:
             return args[0]
         return as_torch_ends(operator, args, kwargs, mesh, sharding, *rest)
 
-    DTensor._op_dispatcher._dispatch_fast_path_python_tail = end  # type: ignore[method-assign]
-    DTensor.numpy = _to_numpy  # type: ignore[method-assign]
+    DTensor._op_dispatcher._dispatch_fast_path_python_tail = end  # type: ignore[method-assign,assignment]
+    DTensor.numpy = _to_numpy  # type: ignore[method-assign,assignment]
     DTensor.data = property(Tensor.data.__get__, _set_data)  # type: ignore[assignment,attr-defined]
 
 

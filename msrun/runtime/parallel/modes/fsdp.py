@@ -311,7 +311,7 @@ def _refuse_gradients_by_name() -> None:
         if inputs is not None:
             inputs = inputs if isinstance(inputs, Tensor) else list(inputs)
             refuse(inputs)
-        backward(*args, inputs=inputs, **kwargs)
+        backward(*args, **kwargs, inputs=inputs)  # type: ignore[misc]
 
     torch.autograd.grad, torch.autograd.backward = checked_grad, checked_backward
 
@@ -352,7 +352,8 @@ def _apply(module: nn.Module, function: Any, *args: Any, **kwargs: Any) -> nn.Mo
     Raises:
         StrategyError: it would change the type of a parameter.
     """
-    for name, parameter in module._parameters.items():
+    held: Any = module._parameters
+    for name, parameter in held.items():
         if isinstance(parameter, DTensor) and (new := function(parameter)).dtype != parameter.dtype:
             raise StrategyError(
                 f"{type(module).__name__}.{name} would become {new.dtype} after FSDP2 has cut it as {parameter.dtype}: "

@@ -107,10 +107,10 @@ class Before:
         with torch.no_grad():
             for part, value in self._parameters:
                 _put_tensor(part, value)
-            for module, name, buffer, value in self._buffers:
+            for module, name, buffer, kept in self._buffers:
                 module._buffers[name] = buffer
-                if value is not None:
-                    _put_tensor(buffer, value)
+                if kept is not None:
+                    _put_tensor(buffer, kept)
             for module, attributes in self._attributes:
                 present = vars(module)
                 for name in _attributes_of(module).keys() - attributes.keys():

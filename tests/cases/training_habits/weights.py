@@ -455,7 +455,7 @@ def _(t: Trial) -> None:
         t.state(one)
 
 
-@habit("best weights kept and restored")
+@habit("best weights kept and restored", modes=UNSTAGED)
 def _(t: Trial) -> None:
     net = Criterion(Mlp())
     best: dict[str, Any] = {}

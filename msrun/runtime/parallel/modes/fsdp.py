@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState  # a test looks after this name
@@ -256,7 +257,7 @@ def _refuse_writes_in_forward(block: nn.Module) -> None:
 
     def state_of(value: nn.Parameter, number: int) -> Any:
         # `.data` counts no version: the first calls look at every value
-        looks = number < _CALLS_THAT_LOOK and not isinstance(value, DTensor)
+        looks = number < _CALLS_THAT_LOOK and not isinstance(value, DTensor | FakeTensor)
         return value._version, digest(value) if looks else None
 
     def note(_module: nn.Module, _args: Any) -> None:

@@ -17,7 +17,6 @@ class Probe(Protocol):
         self,
         function: Callable[..., Any],
         differentiate: Callable[..., tuple[Any, Any]],
-        positions: Sequence[int],
         weights: Sequence[Tensor],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],

@@ -6,7 +6,7 @@
 
     save       a network of 200 MB, hsdp level1 on 2 ranks: save_checkpoint as a directory beside torch.distributed.
                checkpoint, as one file beside torch.save of the gathered state dict; and loading them
-    beside     how long async_save holds the training up: the call, and what the optimizer's step waits
+    beside     how long async_save holds the training up: the call, which copies what is to be written
     transform  transform_checkpoints of a sliced checkpoint of 2 GB for 4 ranks beside copying its files, in one process
 
 All ways write through to the disk before their time is taken, torch.save and the copy too. Every round gives one ratio;
@@ -37,7 +37,7 @@ PAIRS = (
     ("load file", "load torch", "torch.load", 1.1),
 )
 """Our way, the peer's, its name, and the most that ours may take of it."""
-STALL = 0.1
+STALL = 0.2
 TRANSFORM, MEMORY_MB = 1.5, 400
 TENSOR_BYTES = 32 << 20
 

@@ -86,7 +86,7 @@ MSRUN_SERVER_TOKEN: Final = "MSRUN_SERVER_TOKEN"  # noqa: S105 - the name of a v
 MSRUN_SERVER_ADDRESS: Final = "MSRUN_SERVER_ADDRESS"
 """Address on which a parameter server listens."""
 MSRUN_VERIFY: Final = "MSRUN_VERIFY"
-"""1: the first training step of every AutoParallel is compared with that of one process. The user sets it."""
+"""1: the first training step of every AutoParallel is compared with one process; 0: of none. The user sets it."""
 MSRUN_CPU_BACKEND: Final = "MSRUN_CPU_BACKEND"
 MSRUN_DEBUG: Final = "MSRUN_DEBUG"
 """1: tracebacks in the logs hold every frame, also those inside msrun and torch's capture. The user sets it."""

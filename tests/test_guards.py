@@ -160,7 +160,7 @@ def test_folders_of_a_room_form_no_circle(room: str) -> None:
 
 
 NAMED_FOR_TYPES = {
-    "msrun.runtime.parallel.auto_parallel": ("parallel.verification.verify",),
+    "msrun.runtime.parallel.auto_parallel": ("parallel.verification.first_step", "parallel.verification.verify"),
     "msrun.runtime.parallel.pipeline.pipelined": (
         "parallel.compilation.compilation",
         "parallel.pipeline.plan",

@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from msrun.runtime.parallel.parameters.fusion import set_comm_fusion as set_comm_fusion
     from msrun.runtime.parallel.parameters.layouts import ParameterLayout as ParameterLayout
     from msrun.runtime.parallel.parameters.layouts import find_layouts as find_layouts
+    from msrun.runtime.parallel.parameters.whole import whole_parameters as whole_parameters
     from msrun.runtime.parallel.pipeline.pipeline import Pipeline as Pipeline
     from msrun.runtime.parallel.plan import ParallelPlan as ParallelPlan
     from msrun.runtime.parallel.recomputation import recompute as recompute

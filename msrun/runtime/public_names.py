@@ -35,6 +35,7 @@ HOMES = {
     "parallel.degrees.search_degrees": "FoundDegrees search_degrees",
     "parallel.parameters.fusion": "set_comm_fusion",
     "parallel.parameters.layouts": "ParameterLayout find_layouts",
+    "parallel.parameters.whole": "whole_parameters",
     "parallel.strategy_file": (
         "read_strategy merge_pipeline_strategys rank_list_for_transform restore_group_info_list"
     ),

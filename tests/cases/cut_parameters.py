@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import itertools
 import warnings
+import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
@@ -31,6 +34,7 @@ from msrun.runtime import (
     save_checkpoint,
     shard,
     value_and_grad,
+    whole_parameters,
 )
 
 Result = dict[str, Any]
@@ -243,6 +247,7 @@ def own_element_wise_optimizers_train_as_one_process() -> None:
     class Lion(torch.optim.Optimizer):
         def __init__(self, parameters: Any) -> None:
             super().__init__(parameters, {"lr": 0.01})
+            self.steps = 0
 
         @torch.no_grad()
         def step(self) -> None:  # type: ignore[override]
@@ -252,7 +257,9 @@ def own_element_wise_optimizers_train_as_one_process() -> None:
             updates = torch._foreach_lerp(means, gradients, 0.1)
             torch._foreach_add_(weights, [update.sign() for update in updates], alpha=-0.01)
             torch._foreach_lerp_(means, gradients, 0.01)
-            assert all(type(mean) is type(gradient) for mean, gradient in zip(means, gradients, strict=True))
+            if self.steps:  # what was made whole is cut from the second step on
+                assert all(type(mean) is type(gradient) for mean, gradient in zip(means, gradients, strict=True))
+            self.steps += 1
 
     for kind in (Mine, Lion):
         for build in (hsdp, stages):
@@ -273,7 +280,7 @@ def step_that_fails_leaves_the_checks_on() -> None:
             pass
         else:
             raise AssertionError("the step did not fail")
-        refused(lambda: network.a.weight.sum(), "a.weight")
+        refused(lambda: network(batch()[0]), "a.weight")
 
 
 @case
@@ -305,14 +312,45 @@ def own_optimizer_that_uses_norms_of_whole_weights_trains_as_one_process() -> No
 
 
 @case
-def optimizers_of_all_parameters_as_one_are_refused_before_they_change_anything() -> None:
-    for build in (hsdp, stages):
-        step, _, right = pair(build)
-        backward(step, right)
-        before = step.state_dict()
+def optimizer_of_all_parameters_as_one_vector_trains_as_one_process_or_is_refused() -> None:
+    def fit(step: Any, optimizer: torch.optim.Optimizer, rows: slice = slice(None)) -> list[float]:
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss: Tensor = step(*(value[rows] for value in batch()))
+            loss.backward()
+            return loss.detach()
+
+        return [float(optimizer.step(closure)) for _ in range(3)]  # type: ignore[arg-type]
+
+    right = WithLoss(Net(), F.mse_loss)
+    expected = fit(right, torch.optim.LBFGS(right.parameters(), 0.5, max_iter=4))
+    for build in (hsdp, columns):
+        step, _, _ = pair(build)
+        found = fit(step, torch.optim.LBFGS(step.parameters(), 0.5, max_iter=4))
+        assert_close(torch.tensor(found), torch.tensor(expected))
+    rows = slice(2 * get_rank(), 2 * get_rank() + 2)
+    step = AutoParallel(WithLoss(Net(), F.mse_loss), "data_parallel").hsdp(threshold=0)
+    for _ in range(2):  # made before the first call, and after it
         optimizer = torch.optim.LBFGS(step.parameters())
-        refused(lambda: optimizer.step(lambda: 0.0), "LBFGS", "one whole", "AdamW", kind=StrategyError)  # noqa: B023
-        assert_state(step.state_dict(), before)
+        refused(partial(fit, step, optimizer, rows), "LBFGS", "semi_auto", kind=StrategyError)
+
+
+@case
+def optimizer_that_scales_by_the_number_of_rows_trains_as_one_process() -> None:
+    class Scaled(torch.optim.Optimizer):
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters, {})
+
+        @torch.no_grad()
+        def step(self) -> None:  # type: ignore[override]
+            for weight in self.param_groups[0]["params"]:
+                noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(3), dtype=weight.dtype)
+                weight.grad.add_(noise).mul_(weight.size(0) / weight.numel())
+                weight.sub_(weight.grad * (0.1 * weight.shape[0]))
+
+    for build in (hsdp, columns):
+        step, _, right = pair(build)
+        train(step, right, Scaled(step.parameters()), Scaled(right.parameters()))
 
 
 @case
@@ -435,37 +473,168 @@ def parts_stay_in_this_process_and_say_why() -> None:
 
 
 @case
-def use_of_the_inner_network_is_refused_by_name() -> None:
+def what_is_computed_with_a_state_dict_is_that_of_the_whole() -> None:
+    for build in (hsdp, columns):
+        step, network, right = pair(build)
+        backward(step, right)
+        found = []
+        for net in (network, right):
+            state = net.state_dict()
+            kept = {name: value.clone() for name, value in state.items()}
+            with torch.no_grad():
+                for name, value in net.named_parameters():
+                    value.mul_(0.9).add_(state[name] * state[name].shape[0], alpha=0.1)
+            for value in kept.values():
+                value.mul_(2)
+                value[0] = 1
+            mean = {name: kept[name] * 0.9 + value * 0.1 for name, value in state.items()}
+            total = sum(float(value.sum()) for value in mean.values())
+            found.append((total, torch.stack([value.norm() for value in mean.values()])))
+            net.load_state_dict(mean)
+        torch.testing.assert_close(found[0], found[1])
+        assert_state(step.state_dict(), right.state_dict())
+
+
+@case
+def backward_passes_with_inputs_give_gradients_to_parts() -> None:
+    for build in (hsdp, columns):
+        step, network, right = pair(build)
+        x, y = batch()
+        for loss, net in ((step(x, y), network), (F.mse_loss(right(x), y), right)):
+            loss.backward(inputs=list(net.parameters()))
+        for mine, theirs in zip(network.parameters(), right.parameters(), strict=True):
+            assert_close(mine.grad.full_tensor() if hasattr(mine.grad, "full_tensor") else mine.grad, theirs.grad)
+
+
+@case
+def use_of_the_inner_network_and_of_memory_is_refused_by_name() -> None:
     step, network, right = pair()
     x, _ = batch()
     backward(step, right)
     weight = network.a.weight
     refused(lambda: network(x), "linear", "a.weight", "(8, 8) of (16, 8)", "call the AutoParallel")
     for call in (
-        lambda: x @ weight.T,
-        lambda: weight.sum(),
-        lambda: weight.grad.mean(),
-        lambda: weight.max(),
-        lambda: (weight**2).sum(),
-        lambda: weight.view(-1),
-        lambda: weight[0],
-        lambda: weight.tolist(),
-        lambda: weight.cpu().numpy(),
-        lambda: weight.detach().norm(dim=0),
-        lambda: weight.norm(),
-        lambda: torch.linalg.norm(weight.detach(), 2),
-        lambda: torch.stack([weight, weight]),
-        lambda: nn.utils.parameters_to_vector(network.parameters()),
-        lambda: nn.init.normal_(weight),
-        lambda: torch.randn_like(weight),
-        lambda: weight.data.add_(torch.zeros(3, 8).double()),
-        lambda: weight + network.b.weight,
+        lambda: weight.data_ptr(),
+        lambda: weight.detach().untyped_storage(),
+        lambda: torch.utils.dlpack.to_dlpack(weight.detach()),
+        lambda: torch.from_dlpack(weight.detach()),
     ):
-        refused(call, "a.weight", "of (16, 8)")
+        refused(call, "a.weight", "of (16, 8)", "whole_parameters")
     stepped, _, right = pair(stages)
     backward(stepped, right)
     weight = dict(stepped.named_parameters())["a.weight"]
     refused(lambda: weight.sum(), "a.weight", "stage 0" if get_rank() == 0 else "this rank holds nothing of (16, 8)")
+
+
+READS: list[Callable[[Tensor], Any]] = [
+    lambda w: w.sum(),
+    lambda w: w.mean(),
+    lambda w: w.max(),
+    lambda w: w.min(dim=1).values,
+    lambda w: w.norm(dim=1),
+    lambda w: w.norm(p=0),
+    lambda w: torch.linalg.norm(w, 2),
+    lambda w: w.std(),
+    lambda w: (w**2).sum(),
+    lambda w: (w > 0).sum(),
+    lambda w: torch.count_nonzero(w),
+    lambda w: w.argmax(),
+    lambda w: w.view(-1),
+    lambda w: w[3],
+    lambda w: w[w > 0],
+    lambda w: w[:, 1:3].t().contiguous(),
+    lambda w: torch.tensor(w.tolist()),
+    lambda w: torch.from_numpy(w.numpy().copy()),
+    lambda w: torch.stack([w, w]),
+    lambda w: torch.stack(list(w)),
+    lambda w: torch.linalg.svdvals(w),
+    lambda w: torch.vmap(torch.sum)(w),
+    lambda w: w + torch.ones(2, 16, 8).double(),
+    lambda w: torch.allclose(w, w.clone()),
+]
+
+
+@case
+def what_is_read_of_parts_is_that_of_the_whole() -> None:
+    for build in (hsdp, columns):
+        step, network, right = pair(build)
+        backward(step, right)
+        weight, other = network.a.weight, right.a.weight
+        for number, read in enumerate(READS):
+            for mine, theirs in ((weight.detach(), other.detach()), (weight.grad, other.grad)):
+                found, expected = read(mine), read(theirs)
+                if isinstance(expected, Tensor):
+                    found = found.clone() if number else found
+                    torch.testing.assert_close(torch.as_tensor(found.tolist()), torch.as_tensor(expected.tolist()))
+                else:
+                    assert found == expected, number
+        assert_close((weight + network.b.weight.T).sum(), (other + right.b.weight.T).sum())
+        vector = nn.utils.parameters_to_vector(network.parameters())
+        assert_close(vector, nn.utils.parameters_to_vector(right.parameters()))
+        nn.utils.vector_to_parameters(vector * 2, network.parameters())
+        nn.utils.vector_to_parameters(vector.detach().clone() * 2, right.parameters())
+        assert_state(step.state_dict(), right.state_dict())
+
+
+@case
+def penalties_of_parts_have_the_gradients_of_one_process() -> None:
+    for build in (hsdp, columns):
+        step, network, right = pair(build)
+        x, y = batch()
+        for loss, net in ((step(x, y), network), (F.mse_loss(right(x), y), right)):
+            weight = net.a.weight
+            penalty = sum((p**2).sum() for p in net.parameters()) + weight.norm(dim=1).mean() + weight[3].sum()
+            (loss + 0.1 * penalty + weight.norm()).backward()
+        for mine, theirs in zip(network.parameters(), right.parameters(), strict=True):
+            whole = mine.grad.full_tensor() if hasattr(mine.grad, "full_tensor") else mine.grad
+            assert_close(whole, theirs.grad)
+
+
+WRITES: list[Callable[[nn.Module], Any]] = [
+    lambda n: n.a.weight.data.__setitem__(3, 0),
+    lambda n: n.a.weight.data[3:5].mul_(5),
+    lambda n: n.a.weight.data.view(-1)[3:70].fill_(9),
+    lambda n: n.a.weight.data.chunk(2)[1].add_(1),
+    lambda n: n.a.weight.data.__setitem__(n.a.weight.detach()[:, 0] > 0, 2.0),
+    lambda n: n.a.weight.data.__setitem__(torch.eye(16, 8).bool(), -1.0),
+    lambda n: n.a.weight.data.t()[2].neg_(),
+    lambda n: n.a.weight.data.index_fill_(0, torch.tensor([2, 5]), 7.0),
+    lambda n: n.a.reset_parameters(),
+    lambda n: n.norm.reset_parameters(),
+    lambda n: nn.init.orthogonal_(n.a.weight),
+    lambda n: nn.init.kaiming_normal_(n.a.weight),
+    lambda n: nn.init.constant_(n.a.weight, 0.5),
+    lambda n: nn.init.trunc_normal_(n.a.weight),
+    lambda n: n.a.weight.data.normal_(),
+    lambda n: n.a.weight.grad.add_(torch.randn_like(n.a.weight.grad)),
+    lambda n: n.a.weight.data.clamp_(-0.1, 0.1),
+]
+
+
+@case
+def what_is_written_to_parts_is_that_of_one_process() -> None:
+    for build in (hsdp, columns):
+        step, network, right = pair(build)
+        backward(step, right)
+        for number, write in enumerate(WRITES):
+            for net in (network, right):
+                torch.manual_seed(number)
+                write(net)
+            assert_state(step.state_dict(), right.state_dict())
+            assert_close(network.a.weight.grad.full_tensor(), right.a.weight.grad)
+        row = network.a.weight.data[2]
+        with torch.no_grad():
+            network.a.weight.mul_(3)
+            right.a.weight.mul_(3)
+            row += 1
+            right.a.weight[2] += 1
+        assert_close(row.clone(), right.a.weight.detach()[2])
+        assert_state(step.state_dict(), right.state_dict())
+        torch.manual_seed(get_rank())  # where generators differ, all parts are of rank 0's
+        nn.init.normal_(network.a.weight)
+        torch.manual_seed(0)
+        assert_close(network.a.weight.full_tensor(), nn.init.normal_(right.a.weight).detach())
+        refused(network.a.weight[3].zero_, "zero_", "requires a gradient")
 
 
 @case
@@ -529,11 +698,97 @@ def averages_are_those_of_one_process() -> None:
 
 
 @case
-def average_made_before_the_parameters_are_cut_is_refused() -> None:
-    step, network, right = pair()
-    early = AveragedModel(network)
-    backward(step, right)
-    refused(lambda: early.update_parameters(network), "(16, 8)", "after AutoParallel's first call")
+def copies_made_before_the_parameters_are_cut_are_followed() -> None:
+    for build in (hsdp, columns):
+        step, network, right = pair(build)
+        ways = (None, get_ema_multi_avg_fn(0.5))
+        mine = [AveragedModel(network, multi_avg_fn=way) for way in ways] + [copy.deepcopy(network)]
+        theirs = [AveragedModel(right, multi_avg_fn=way) for way in ways] + [copy.deepcopy(right)]
+
+        def update(one: nn.Module, ours: Any = (mine, network), others: Any = (theirs, right)) -> None:
+            averages, net = others if one is others[1] else ours
+            for average in averages[:2]:
+                average.update_parameters(net)
+            with torch.no_grad():
+                for slow, fast in zip(averages[2].parameters(), net.parameters(), strict=True):
+                    slow.mul_(0.9).add_(fast, alpha=0.1)
+                    slow.lerp_(fast, 0.3)
+                    fast.copy_(slow)
+
+        train(step, right, torch.optim.SGD(step.parameters(), 0.1), torch.optim.SGD(right.parameters(), 0.1), update)
+        for average, expected in zip(mine, theirs, strict=True):
+            assert_state(average.state_dict(), expected.state_dict())
+            assert_close(average(batch()[0]), expected(batch()[0]))
+
+
+# -- whole parameters -----------------------------------------------------------------------------------------------
+
+
+def fsdp2(network: nn.Module) -> AutoParallel:
+    return AutoParallel(WithLoss(network, F.mse_loss), "data_parallel").hsdp(threshold=0, optimizer_level="level3")
+
+
+def replicas(network: nn.Module) -> AutoParallel:
+    return AutoParallel(WithLoss(network, F.mse_loss), "data_parallel")
+
+
+@case
+def whole_parameters_are_read_and_written_and_cut_again_in_every_mode() -> None:
+    for build in (hsdp, columns, stages, fsdp2, replicas):
+        step, network, right = pair(build)
+        for first in (True, False):  # also before the first call
+            if not first:
+                x, y = batch()
+                step(x, y).backward()
+                F.mse_loss(right(x), y).backward()
+            with whole_parameters(step), torch.no_grad():
+                for net in (network, right):
+                    torch.manual_seed(4)
+                    nn.init.orthogonal_(net.a.weight)
+                    net.a.weight[3] = 2
+                    net.b.weight.data.numpy()[:, 1] = 0.5
+                    net.b.weight.div_(torch.linalg.matrix_norm(net.b.weight, 2))
+                    net.norm.bias.add_(1)
+                    net.seen[0] = 5
+                    net.b.bias.data.copy_(torch.linspace(0, 1, 8).double())
+                assert_close(network(batch(3)[0]), right(batch(3)[0]))
+                alone = copy.deepcopy(network.a) if build is not fsdp2 else right.a
+                refused(lambda step=step: step(*batch()), "inside whole_parameters()")  # type: ignore[misc]
+            assert_close(alone.weight, right.a.weight)
+            assert_state(step.state_dict(), right.state_dict())
+        for mine, theirs in zip(network.parameters(), right.parameters(), strict=True):
+            if build is not stages and mine.grad is not None:  # gradients are there again
+                whole = mine.grad.full_tensor() if hasattr(mine.grad, "full_tensor") else mine.grad
+                assert_close(whole, theirs.grad)
+
+
+@case
+def whole_parameters_are_those_that_rank_0_wrote_and_other_values_are_refused() -> None:
+    for build in (hsdp, stages, fsdp2, replicas):
+        step, network, right = pair(build)
+        step(*batch()).backward()
+        with whole_parameters(network), torch.no_grad():
+            if get_rank() == 0:
+                network.a.weight.mul_(2)
+        right.a.weight.data.mul_(2)
+        assert_state(step.state_dict(), right.state_dict())
+
+        def differ(network: nn.Module = network) -> None:
+            with whole_parameters(network), torch.no_grad():
+                network.a.weight.fill_(get_rank())  # type: ignore[operator, union-attr]
+
+        refused(differ, "rank 1", "a.weight", "same on every rank")
+        if build is not replicas:
+            assert_state(step.state_dict(), right.state_dict())
+
+
+@case
+def copies_under_fsdp2_are_refused_by_name() -> None:
+    network = Net()
+    step = fsdp2(network)
+    step(*batch()).backward()
+    for use in (lambda: copy.deepcopy(network), lambda: copy.deepcopy(step), lambda: AveragedModel(step)):
+        refused(use, "FSDP2", "state_dict()", kind=StrategyError)
 
 
 # -- hooks, deferred values -------------------------------------------------------------------------------------------
@@ -581,6 +836,27 @@ def state_made_before_whole_parameters_had_values_is_refused() -> None:
     early = torch.optim.Adagrad(step.parameters(), 0.01)
     backward(step, Net())
     refused(early.step, "Adagrad", "sum", "first call", kind=StrategyError)
+
+
+# -- captures -----------------------------------------------------------------------------------------------------
+
+
+@case
+def captures_beyond_the_limit_are_let_go_and_come_back_when_they_are_needed() -> None:
+    network, right = Net(), Net()
+    step = hsdp(network).keep_captures(2)
+    made = []
+    for rows in (1, 2, 3, 1, 1, 3):
+        x, y = (value[:rows] for value in batch())
+        loss = step(x, y)
+        loss.backward()
+        assert_close(loss.detach(), F.mse_loss(right(x), y).detach())
+        made.append(weakref.ref(step._captured[0].compiled))
+    del loss
+    gc.collect()
+    assert [found() is not None for found in made] == [False, False, True, True, True, True]
+    for count in (0, True, 1.5):
+        refused(lambda count=count: hsdp(Net()).keep_captures(count), "keep_captures", "above 0", kind=StrategyError)  # type: ignore[misc, arg-type]
 
 
 # -- as a module ------------------------------------------------------------------------------------------------------

@@ -264,6 +264,47 @@ def unused_parameters() -> Result:
     return {"difference": max(found)}
 
 
+def buffers_of_every_form() -> Result:
+    """A batch norm's running mean after a call without a backward pass, and two calls before one backward pass."""
+    forms: dict[str, Callable[[nn.Module], Callable[..., Any]]] = {
+        "module": lambda network: mode("data_parallel")(network),
+        "hsdp": lambda network: mode("data_parallel", threshold=0)(network),
+        "step": lambda network: mode("data_parallel")(
+            _loss_of(value_and_grad(network, None, weights=network.parameters()))
+        ),
+    }
+    found: Result = {}
+    for name, build in forms.items():
+        torch.manual_seed(3)
+        network = nn.Sequential(nn.Linear(24, 8), nn.BatchNorm1d(8), nn.Flatten(0)).double()
+        norm: Any = network[1]
+        step = build(_Mean(network))
+        for images, _ in batches(steps=3):
+            step(mine(images) + get_rank())
+        of_own_rows = norm.running_mean.tolist()
+        network.eval()
+        with torch.no_grad():
+            step(mine(images))
+        found[name] = {"trained": of_own_rows, "called again": norm.running_mean.tolist()}
+    network.train()
+    step = mode("data_parallel")(_Mean(network))
+    sum(step(mine(images)) for images, _ in batches(steps=3)).backward()
+    return found
+
+
+def _loss_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args: function(*args)[0]
+
+
+class _Mean(nn.Module):
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Any) -> Any:
+        return self.network(x).square().mean()
+
+
 LEVELS = ("level1", "level2", "level3")
 
 
@@ -294,6 +335,7 @@ def cases(ranks: int) -> dict[str, Callable[[], Result]]:
         "no-broadcast": no_broadcast,
         "accumulate/ddp": accumulated,
         "unused": unused_parameters,
+        "buffers": buffers_of_every_form,
         "two-functions": two_functions_of_one_step,
         "input-gradients": input_gradients,
         "value-and-grad-of-module": value_and_grad_of_a_parallel_module,

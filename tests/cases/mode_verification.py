@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import io
+import logging
 import os
+import random
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from local_parts import local
@@ -29,7 +33,9 @@ from msrun.runtime import (
     value_and_grad,
 )
 from msrun.runtime.nn.random_stream import stream_of
-from msrun.runtime.parallel.parameters.whole import whole_parameters
+from msrun.runtime.parallel.compilation.compiled import CompiledCall
+from msrun.runtime.parallel.parameters.whole import gathered_parameters
+from msrun.runtime.parallel.verification import first_step as first_step_module
 from msrun.runtime.sharding.operators.along_split import Softmax
 
 Found = dict[str, Any]
@@ -124,6 +130,24 @@ def data_parallel(*, is_sharded: bool, compat: str = "torch") -> Found:
     return found_by(model.hsdp(threshold=1) if is_sharded else model, *own_batch())
 
 
+def single_number() -> Found:
+    """A temperature is a parameter without a dimension, which FSDP2 cannot cut."""
+
+    class Tempered(Network):
+        def __init__(self) -> None:
+            super().__init__(has_norm=False)
+            self.scale = nn.Parameter(torch.tensor(0.5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * self.scale.exp()
+
+    torch.manual_seed(5)
+    network = WithLoss(Tempered().double(), nn.CrossEntropyLoss())
+    found = found_by(AutoParallel(network, "data_parallel").hsdp(threshold=0, optimizer_level="level3"), *own_batch())
+    assert "gradient of scale" in found["names"]
+    return found
+
+
 def columns_of_the_batch() -> Found:
     """Each rank passes half of the columns of every row."""
     x, y = batch()
@@ -148,6 +172,18 @@ def step_function(mode: str, *, is_sharded: bool) -> Found:
 
     model = AutoParallel(step, mode)
     return found_by(model.hsdp(threshold=0) if is_sharded else model, *own_batch()) | {"calls": calls}
+
+
+def loss_outside(mode: str, *, is_sharded: bool = False) -> Found:
+    """A network without a loss: its loss is outside, and goes back through a step before it as well."""
+    torch.manual_seed(5)
+    network = Network(has_norm=False).double()
+    first = AutoParallel(nn.Linear(24, 24).double(), mode)
+    model = AutoParallel(network, mode)
+    model = model.hsdp(threshold=0) if is_sharded else model
+    x, y = own_batch()
+    seen = heard(lambda: F.cross_entropy(model(first(x)), y).backward())
+    return found_by(model, x.requires_grad_()) | {"heard": [line for line in seen if "not one process" in line]}
 
 
 # -- what it must find --------------------------------------------------------------------------------------------
@@ -175,9 +211,14 @@ def wrong_rule() -> Found:
         return AutoParallel(network).dataset_strategy("full_batch")
 
     with patch.object(Softmax, "lower", swapped):
+        first = refused(lambda: model()(*batch()))
         broken = model()
         found = found_by(broken, *batch())
-    return found | {"error": refused(lambda: broken.verify(*batch())), "right": model().verify(*batch()).is_equal}
+    return found | {
+        "error": refused(lambda: broken.verify(*batch())),
+        "first": first,
+        "right": model().verify(*batch()).is_equal,
+    }
 
 
 def stale_capture() -> Found:
@@ -196,6 +237,190 @@ def stale_capture() -> Found:
     fresh = model.verify(*own_batch()).is_equal
     with patch.dict(os.environ, {"SCALE_OF_TEST": "0.5"}):
         return found_by(model, *own_batch()) | {"fresh": fresh}
+
+
+# -- the first step, which checks itself ------------------------------------------------------------------------
+
+
+def heard(run: Callable[[], object]) -> list[str]:
+    """Return what msrun warns of meanwhile."""
+    records: list[str] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.levelno >= logging.WARNING:
+                records.append(record.getMessage())
+
+    handler = Handler()
+    logger = logging.getLogger("msrun.runtime")
+    logger.addHandler(handler)
+    try:
+        run()
+    finally:
+        logger.removeHandler(handler)
+    return records
+
+
+class Scaled(nn.Module):
+    """Writes into a view of a layer's output, and its capture does not see that if it is told so."""
+
+    def __init__(self, *, loses_write: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.fc = nn.Linear(24, 24)
+        self.head = nn.Linear(24, 6)
+        self.loses_write = loses_write
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        h = self.fc(x)
+        if not (self.loses_write and torch.compiler.is_compiling()):
+            h[:, 0] = 0
+        return F.cross_entropy(self.head(h), y)
+
+
+def first_step(network: nn.Module, **changes: Any) -> Found:
+    """Train one step, and say whether the parameters have stayed what they were."""
+    model = AutoParallel(network.double(), **changes)
+    before = [p.detach().clone() for p in network.parameters()]
+    optimizer = torch.optim.SGD(network.parameters(), 0.1)
+
+    def train() -> None:
+        model(*own_batch()).backward()
+        optimizer.step()
+
+    error = refused(train)
+    stayed = all(torch.equal(a, local(b)) for a, b in zip(before, network.parameters(), strict=True))
+    return {"error": error, "stayed": stayed}
+
+
+def planted(kind: str) -> Found:
+    """Faults of ours, which the first step finds before the optimizer has trained with them."""
+    right = CompiledCall.backward
+    if kind == "lost write":
+        return first_step(Scaled(loses_write=True))
+    with patch.object(CompiledCall, "backward", lambda *given: {k: 2 * v for k, v in right(*given).items()}):
+        return first_step(Scaled())
+
+
+class Writing(nn.Module):
+    """Its code writes wherever it can, and draws from every generator there is."""
+
+    def __init__(self, log: list[Any]) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.fc = nn.Linear(24, 6)
+        self.register_buffer("calls", torch.zeros(()))
+        self.seen: list[Any] = []
+        self.table = {"calls": 0}
+        self.last: Tensor | None = None
+        self.calls_in_python = 0
+        self.generator = torch.Generator().manual_seed(1)
+        self.log = log
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        self.calls += 1
+        self.calls_in_python += 1
+        self.table["calls"] += 1
+        self.seen.append(self.calls_in_python)
+        self.log.append("forward")
+        print("forward")
+        drawn = random.random() + np.random.rand() + torch.rand((), generator=self.generator).item()
+        self.last = x.mean().detach() * drawn
+        return F.cross_entropy(self.fc(F.dropout(x, 0.2)), y)
+
+
+def leaves_no_trace(setting: str) -> list[Any]:
+    """Train two steps; everything that their code has written."""
+    log: list[Any] = []
+    torch.manual_seed(7)
+    random.seed(7)
+    np.random.seed(7)
+    network = Writing(log).double()
+    network.register_forward_hook(lambda *_: log.append("hook"))
+    network.fc.register_full_backward_hook(lambda *_: log.append("back"))
+    model, printed = AutoParallel(network, "data_parallel"), io.StringIO()
+    with patch.dict(os.environ, {"MSRUN_VERIFY": setting}), contextlib.redirect_stdout(printed):
+        losses = []
+        for _ in range(2):
+            loss = model(*own_batch())
+            loss.backward()
+            losses.append(loss.item())
+    written = [network.calls.item(), network.seen, network.table, network.last, network.calls_in_python, log]
+    drawn = [
+        random.random(),
+        np.random.rand(),
+        torch.rand(()).item(),
+        torch.rand((), generator=network.generator).item(),
+    ]
+    return [losses, *map(str, written), printed.getvalue(), drawn, [p.grad.sum().item() for p in network.parameters()]]
+
+
+class Loss(nn.Module):
+    """A layer, and a loss that is given."""
+
+    def __init__(self, loss: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.fc = nn.Linear(24, 6)
+        self.register_buffer("center", torch.zeros(6))
+        self.loss = loss
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        return self.loss(self.fc(x), y)
+
+
+def of_own_rows() -> dict[str, list[str]]:
+    """Losses that data_parallel takes of each rank's rows, and what it says of them."""
+    x, y = own_batch()
+    ignored = torch.where(torch.arange(8) < (2 if get_rank() else 7), y, -100)
+    empty = torch.full_like(y, -100) if get_rank() else y
+    rows = slice(0, 8 - 3 * get_rank())
+
+    def contrastive(h: Tensor, _: Tensor) -> Tensor:
+        return F.cross_entropy(h @ h.T, torch.arange(len(h)))
+
+    def counted(h: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return F.cross_entropy(h, y), (h.argmax(-1) == y).sum()
+
+    class Centered(Loss):
+        def forward(self, x: Tensor, y: Tensor) -> Any:
+            h = self.fc(x)
+            self.center += h.detach().mean(0)
+            return F.cross_entropy(h, y)
+
+    def said(network: nn.Module, *args: Tensor) -> list[str]:
+        model = AutoParallel(network.double(), "data_parallel")
+
+        def train() -> None:
+            result = model(*args)
+            (result[0] if isinstance(result, tuple) else result).backward()
+
+        return heard(train)
+
+    return {
+        "mean": said(Loss(F.cross_entropy), x, y),
+        "batch norm": said(with_loss(), x, y),
+        "sum": said(Loss(lambda h, y: F.cross_entropy(h, y, reduction="sum")), x, y),
+        "ignored": said(Loss(F.cross_entropy), x, ignored),
+        "empty": said(Loss(F.cross_entropy), x, empty),
+        "uneven": said(Loss(F.cross_entropy), x[rows], y[rows]),
+        "contrastive": said(Loss(contrastive), x, y),
+        "buffer": said(Centered(F.cross_entropy), x, y),
+        "counted": said(Loss(counted), x, y),
+    }
+
+
+def switched_off() -> Found:
+    """The variable decides over the setting; a large network is left alone."""
+    found = {}
+    for setting, value in (("", None), ("", False), ("0", True), ("1", False)):
+        model = AutoParallel(Scaled(loses_write=True).double())
+        model = model if value is None else model.check_first_step(value)
+        with patch.dict(os.environ, {"MSRUN_VERIFY": setting}):
+            found[f"{setting} {value}"] = refused(lambda model=model: model(*own_batch())) != "accepted"
+    with patch.object(first_step_module, "ELEMENTS", 1):
+        found["large"] = refused(lambda: AutoParallel(Scaled(loses_write=True).double())(*own_batch())) != "accepted"
+    return found
 
 
 # -- what it must leave -------------------------------------------------------------------------------------------
@@ -258,12 +483,12 @@ def whole_for_a_while() -> Found:
     model = AutoParallel(network).hsdp(threshold=0)
     with torch.no_grad():
         model(*own_batch())
-    cut = [tuple(p.shape) for p in network.parameters()]
+    cut = [tuple(local(p).shape) for p in network.parameters()]
     objects = [id(p) for p in network.parameters()]
-    with whole_parameters(network):
+    with gathered_parameters(network):
         result = network(*batch())
         same = objects == [id(p) for p in network.parameters()]
-    after = [tuple(p.shape) for p in network.parameters()]
+    after = [tuple(local(p).shape) for p in network.parameters()]
     return {"is_same": torch.equal(result, right) and same, "is_cut": cut == after and cut[0] == (16, 24)}
 
 
@@ -284,16 +509,18 @@ def refusals() -> dict[str, str]:
     def step(*_: Tensor) -> Tensor:
         return torch.zeros(())
 
-    without_loss = AutoParallel(Network(has_norm=False).double(), "data_parallel").hsdp(threshold=0)
-    refusal = refused(lambda: without_loss.verify(own_batch()[0]))
-    for _ in range(2):  # as if nothing had been refused
-        without_loss(own_batch()[0]).sum().backward()
+    class Winner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(24, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(x).argmax(-1)
 
     return {
         "batch norm": refused(lambda: AutoParallel(with_loss(), "data_parallel").verify(*own_batch())),
         "hybrid": refused(lambda: AutoParallel(with_loss(), "hybrid_parallel").verify(*own_batch())),
-        "no loss, fsdp2": refusal,
-        "no loss": refused(lambda: AutoParallel(nn.Linear(24, 6).double()).verify(own_batch()[0])),
+        "no gradient": refused(lambda: AutoParallel(Winner().double(), "data_parallel").verify(own_batch()[0])),
         "fails": refused(lambda: AutoParallel(Failing().double(), "data_parallel").verify(*own_batch())),
         "stand_alone": str(AutoParallel(with_loss(), "stand_alone").verify(*own_batch())),
         "no gradients": refused(lambda: AutoParallel(step).verify(*own_batch())),
@@ -347,13 +574,21 @@ def cases(ranks: int) -> dict[str, Callable[[], Any]]:
         "equal/ddp": lambda: data_parallel(is_sharded=False),
         "equal/ddp sums": lambda: data_parallel(is_sharded=False, compat="mindspore"),
         "equal/fsdp2": lambda: data_parallel(is_sharded=True),
+        "equal/fsdp2 number": single_number,
         "equal/columns": columns_of_the_batch,
         "equal/input": lambda: gradient_of_input("semi_auto"),
         "equal/input ddp": lambda: gradient_of_input("data_parallel"),
         "equal/step": lambda: step_function("semi_auto", is_sharded=True),
         "equal/step ddp": lambda: step_function("data_parallel", is_sharded=False),
         "equal/step fsdp2": lambda: step_function("data_parallel", is_sharded=True),
+        "equal/loss outside": lambda: loss_outside("semi_auto"),
+        "equal/loss outside ddp": lambda: loss_outside("data_parallel"),
+        "equal/loss outside fsdp2": lambda: loss_outside("data_parallel", is_sharded=True),
         "wrong rule": wrong_rule,
+        **{f"planted/{kind}": lambda kind=kind: planted(kind) for kind in ("lost write", "gradient")},
+        "own rows": of_own_rows,
+        "no trace": lambda: [leaves_no_trace(setting) for setting in ("", "0", "1")],
+        "switch": switched_off,
         "stale capture": stale_capture,
         **{f"traces/{kind}": lambda kind=kind: traces(kind) for kind in ("semi_auto", "deferred", "ddp", "fsdp2")},
         "traces/between passes": between_passes,

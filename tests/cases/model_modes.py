@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from local_parts import local
 from torch import Tensor, nn
 
 from msrun.runtime import (
@@ -126,17 +127,19 @@ def layouts_are_those_of_training() -> None:
     """Without a step before: `infer_train_layout` cuts the network as training does, and takes no data away."""
     for name in ("hsdp level3", "tensor parallel", "full batch"):
         net, right = network(), network()
-        data = NumpySlicesDataset(tuple(torch.cat(columns).numpy() for columns in zip(*batches(), strict=True)))
-        data = data.batch(ROWS // (1 if name == "full batch" else get_group_size()))
+        columns = tuple(torch.cat(column).numpy() for column in zip(*batches(), strict=True))
+        shards = 1 if name == "full batch" else get_group_size()
+        data = NumpySlicesDataset(columns, num_shards=shards, shard_id=get_rank() % shards)
+        data = data.batch(ROWS // shards)
         parallel, losses = MODES[name](net), Losses()
         model = Model(parallel, optimizer=torch.optim.SGD(parallel.parameters(), 0.1))
         layouts = model.infer_train_layout(data)
         assert layouts.keys() == right.state_dict().keys()
         assert parallel.plan is not None
-        shapes = {key: tuple(value.shape) for key, value in net.named_parameters()}
+        shapes = {key: tuple(local(value).shape) for key, value in net.named_parameters()}
         before = model.predict(own(name)[0][0])
         model.train(1, data, losses)
-        assert shapes == {key: tuple(value.shape) for key, value in net.named_parameters()}
+        assert shapes == {key: tuple(local(value).shape) for key, value in net.named_parameters()}
         if name != "full batch":
             assert any(shapes[key] != tuple(value.shape) for key, value in right.named_parameters())
         assert not torch.equal(before, model.predict(own(name)[0][0]))

@@ -227,6 +227,36 @@ def weights_are_drawn_anew(network: nn.Module, call: Call) -> Values:
     yield from train(network, call, sgd(network), range(2))
 
 
+@loop(each(CUT, "needs the whole"))
+def rows_and_chunks_are_written(network: nn.Module, call: Call) -> Values:
+    yield from train(network, call, sgd(network), range(2))
+    weight = network.a.weight  # type: ignore[union-attr]
+    weight.data[:3].mul_(2)
+    weight.data[1] = 0.5
+    weight.data.view(-1)[3:20].add_(0.25)
+    with torch.no_grad():
+        row, column = weight[2], weight[:, 1]
+        weight.mul_(0.5)
+        row.add_(1)
+        column.fill_(0.125)
+        weight.chunk(2)[1].mul_(torch.linspace(0, 1, weight.shape[1]))
+    yield weight[:3].sum()
+    yield torch.tensor(float(sum(torch._foreach_norm([value.detach() for value in network.parameters()]))))
+    yield from train(network, call, sgd(network), range(2))
+
+
+@loop(
+    {"fsdp2": "which FSDP2 gathers for the call"} | each(CUT, "writes under no_grad into a tensor that has a gradient")
+)
+def weights_are_written_in_forward(network: nn.Module, call: Call) -> Values:
+    def halve(module: nn.Module, _: Any) -> None:
+        with torch.no_grad():
+            module.weight.mul_(0.5)  # type: ignore[operator,union-attr]
+
+    network.a.register_forward_pre_hook(halve)  # type: ignore[operator,union-attr]
+    yield from train(network, call, sgd(network))
+
+
 # -- hooks ------------------------------------------------------------------------------------------------------------
 
 

@@ -113,6 +113,16 @@ def test_plan_says_whether_gradients_are_means_or_sums(outcomes: Callable[..., O
     assert "means over the ranks" in outcomes("train/mindspore-mean")[0]["explain"]
 
 
+def test_every_form_of_a_call_begins_with_the_buffers_of_rank_0(outcomes: Callable[..., Outcome]) -> None:
+    ranks = outcomes("buffers")
+    forms = ("module", "hsdp", "step")
+    assert ranks[1]["module"]["trained"] != ranks[0]["module"]["trained"], "every rank has rows of its own"
+    for rank in ranks:
+        for form in forms:
+            assert rank[form]["trained"] == pytest.approx(rank["module"]["trained"], rel=EXACT)
+            assert rank[form]["called again"] == ranks[0][form]["trained"]
+
+
 @pytest.mark.parametrize("level", mode_training.LEVELS)
 def test_hsdp_without_capture_names_what_is_cut_and_what_stays_whole(
     outcomes: Callable[..., Outcome], level: str

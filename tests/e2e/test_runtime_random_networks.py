@@ -131,8 +131,11 @@ def test_grammar_draws_every_feature() -> None:
     cases = [draw_case(4, number) for number in range(400)]
     text = "\n".join(case.to_json() for case in cases)
     words = "level3 zbv dualpipev copies accumulate muon adafactor out_strategy matrix reversal bernoulli tie frozen"
+    words += (
+        " write weights read chain hidden retain reversed masked ignored namedtuple record data_parallel ema lookahead"
+    )
     assert [word for word in words.split() if word not in text] == []
-    assert sum(case.pipeline is not None for case in cases) > 60
+    assert sum(case.pipeline is not None for case in cases) > 50
     assert sum(bool(case.cuts) for case in cases) > 60
 
 

@@ -17,12 +17,13 @@ from job_runner import JobRunner
 DEADLINE_S = 200.0
 EQUAL = [name for name in mode_verification.cases(2) if name.startswith("equal/")]
 TRACES = [name for name in mode_verification.cases(2) if name.startswith("traces/")]
+PLANTED = [name for name in mode_verification.cases(2) if name.startswith("planted/")]
 Outcomes = dict[str, list[dict[str, Any]]]
 GRADIENTS = [f"gradient of {name}" for name in ("fc1.bias", "fc1.weight", "fc2.bias", "fc2.weight")]
 
 TABLE = CaseTable(
     mode_verification.cases(2),
-    fast=[EQUAL[0], EQUAL[-1], TRACES[0], "wrong rule", "stale capture"],
+    fast=[EQUAL[0], EQUAL[-1], TRACES[0], "wrong rule", "stale capture", "own rows", "no trace", *PLANTED],
     key=lambda case: case,
 )
 
@@ -51,8 +52,8 @@ def ranks_of(outcomes: Outcomes, case: str) -> list[dict[str, Any]]:
 def test_a_right_step_is_verified_with_every_gradient(outcomes: Outcomes, case: str) -> None:
     for rank in ranks_of(outcomes, case):
         assert rank["is_equal"], rank["text"]
-        assert set(GRADIENTS) | {"loss"} <= set(rank["names"])
-        assert rank.get("calls", []) == []  # a step function is stopped before it trains
+        assert set(GRADIENTS) | {"result 0" if "outside" in case else "loss"} <= set(rank["names"])
+        assert rank.get("heard", []) == rank.get("calls", []) == []  # a step function is stopped before it trains
 
 
 @TABLE.looks_at("equal/operators", "equal/input", "equal/input ddp")
@@ -70,6 +71,8 @@ def test_a_planted_wrong_operator_rule_is_found_on_every_rank(outcomes: Outcomes
         assert rank["failed"] == ["gradient of fc.bias", "gradient of fc.weight", "loss"]
         assert rank["error"].startswith("VerificationError: 3 of 3 values differ from one process, first ")
         assert "DIFFERS on rank" in rank["text"]
+        for error in (rank["error"], rank["first"]):
+            assert "the first operator that differs is aten.log_softmax.int (" in error
 
 
 def test_a_capture_that_has_become_stale_is_found(outcomes: Outcomes) -> None:
@@ -92,8 +95,7 @@ def test_what_cannot_be_verified_says_so_in_one_line_on_every_rank(outcomes: Out
     for rank in ranks_of(outcomes, "refusals"):
         assert "norm normalises the rows of each rank apart" in rank["batch norm"]
         assert "cut by hand" in rank["hybrid"]
-        for case in ("no loss", "no loss, fsdp2"):
-            assert "needs a network that returns its loss" in rank[case]
+        assert "none of whose results has a gradient" in rank["no gradient"]
         assert "does not run in one process: rank 1: ValueError: only of one rank" in rank["fails"]
         assert rank["stand_alone"] == "verify: stand_alone ranks exchange nothing: there is nothing to compare"
         assert "called no function of value_and_grad" in rank["no gradients"]
@@ -106,4 +108,50 @@ def test_msrun_verify_looks_at_the_first_training_step_and_raises(outcomes: Outc
     for rank in ranks_of(outcomes, "variable"):
         assert rank["losses"] == rank["plain"]
         assert "values differ from one process, first " in rank["error"]
-        assert rank["error"].endswith("is the loss a mean over rows, with as many of them on every rank?")
+        assert 'parallel_mode="semi_auto" computes loss and buffers over the rows of all ranks' in rank["error"]
+
+
+FIRST_TO_DIFFER = {
+    "planted/lost write": "the first operator that differs is aten.linear of head (",
+    "planted/gradient": "the results are right, and the gradients 2 times as large as they should be",
+}
+
+
+@TABLE.parametrize("case", [(case,) for case in PLANTED])
+def test_the_first_step_finds_what_is_wrong_before_anything_is_trained(outcomes: Outcomes, case: str) -> None:
+    for rank in ranks_of(outcomes, case):
+        assert rank["error"].startswith("VerificationError: ") and FIRST_TO_DIFFER[case] in rank["error"]
+        assert rank["stayed"]
+
+
+SAID_OF_OWN_ROWS = {
+    "sum": 'the loss is a sum over rows (reduction="sum")',
+    "ignored": "masked, padded or ignored count unevenly",
+    "empty": "none of its rows or labels is valid",
+    "uneven": "the ranks have different numbers of rows",
+    "contrastive": "rows are compared with each other",
+    "buffer": "each rank writes buffers from its own rows",
+    "counted": "these numbers are each rank's own",
+}
+
+
+def test_data_parallel_says_once_where_it_is_not_one_process(outcomes: Outcomes) -> None:
+    first, *others = ranks_of(outcomes, "own rows")
+    assert first["mean"] == first["batch norm"] == []
+    for case, reason in SAID_OF_OWN_ROWS.items():
+        (line,) = first[case]
+        assert line.startswith("data_parallel is not one process here: ") and reason in line and "\n" not in line
+        assert 'parallel_mode="semi_auto"' in line
+    assert all(not said for rank in others for said in rank.values())
+
+
+def test_the_check_of_the_first_step_leaves_no_trace(outcomes: Outcomes) -> None:
+    for rank in outcomes["no trace"]:
+        checked, unchecked, asked = rank
+        assert checked == unchecked == asked
+
+
+@TABLE.looks_at("switch")
+def test_the_variable_decides_over_the_setting_and_large_networks_are_left_alone(outcomes: Outcomes) -> None:
+    for rank in ranks_of(outcomes, "switch"):
+        assert rank == {" None": True, " False": False, "0 True": False, "1 False": True, "large": False}

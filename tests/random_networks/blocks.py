@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
@@ -41,11 +42,19 @@ class Block(nn.Module):
     def __init__(self, family: str) -> None:
         super().__init__()
         self.family = family
+        self.writes: dict[str, str] = {}
+        """name of a module inside -> how its output is written into"""
 
     @staticmethod
     def options(rng: random.Random) -> dict[str, Any]:
         """Return arguments of the constructor."""
         return {}
+
+    def written(self, name: str, made: Tensor) -> Tensor:
+        """Return what the module of this name has made, after the writes into it."""
+        if name in self.writes:
+            write_into(self.writes[name], made)
+        return made
 
 
 def features(family: str) -> int:
@@ -56,6 +65,35 @@ def features(family: str) -> int:
 def per_feature(family: str, value: Tensor) -> Tensor:
     """Return a vector in the shape in which it is broadcast over activations."""
     return value[:, None, None] if family == "images" else value
+
+
+WRITES = ("column", "columns", "add", "flat", "narrow", "transposed", "last", "masked", "rows", "chained")
+
+
+def write_into(how: str, h: Tensor) -> None:
+    """Write into a tensor in place, or into a view of it."""
+    if how == "column":
+        h[..., 0] = 0.25
+    elif how == "columns":
+        h[..., :2] = h[..., 2:4] * 0.5
+    elif how == "add":
+        h[..., 1].add_(0.5)
+        h += 0.1
+    elif how == "flat":
+        h.flatten(1)[:, ::2].mul_(0.5)
+    elif how == "narrow":
+        h.narrow(-1, 1, 3).clamp_(-0.2, 0.2)
+    elif how == "transposed":
+        h.transpose(1, -1)[:, 1].neg_()
+    elif how == "last":
+        h[..., -1] = h[..., 0].sigmoid()
+    elif how == "masked":
+        h.masked_fill_(h > 0.5, 0.1)
+    elif how == "rows":
+        h.select(1, 0).zero_()
+    else:
+        h.mul_(0.8)
+        h.unsqueeze(0)[0][:, 1:3].sub_(0.3)
 
 
 def layer(family: str) -> nn.Module:
@@ -211,6 +249,34 @@ class Noise(Block):
         if self.how == "bernoulli":
             return h * torch.bernoulli(torch.full_like(h, 0.7))
         return h + torch.empty_like(h).normal_(0, 0.1)
+
+
+class UsersNumbers(Block):
+    """Takes numbers of Python's or numpy's streams."""
+
+    in_16_bits = False
+    weight = 1
+
+    def __init__(self, family: str, how: str) -> None:
+        super().__init__(family)
+        self.how = how
+        self.layer = layer(family)
+
+    @staticmethod
+    def options(rng: random.Random) -> dict[str, Any]:
+        return {"how": rng.choice(["uniform", "random", "choice", "randint", "numpy"])}
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.layer(x))
+        if self.how == "uniform":
+            return h * random.uniform(0.5, 1.5)
+        if self.how == "random":
+            return h + random.random()
+        if self.how == "choice":
+            return h * random.choice([0.5, 1.0, 2.0])
+        if self.how == "randint":
+            return h.roll(random.randint(0, 3), -1)
+        return h * float(np.random.rand())
 
 
 class Dropout(Block):
@@ -536,4 +602,5 @@ class Elementwise(Block):
         return {"which": rng.choice(["tanh", "gelu", "silu", "softplus"])}
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.activation(self.layer(x))
+        made = self.activation(self.written("layer", self.layer(x)))
+        return self.written("activation", made)

@@ -39,8 +39,18 @@ class Case:
     has_tied_head: bool = False
     """The head reads the embedding's weight."""
     loss: str = "mse"
+    """masked, ignored: of some of the rows or tokens, more on one rank than on another."""
     returns: str = "loss"
-    """loss; tuple, dict: with the scores; unread: with what a module makes that the loss does not read."""
+    """loss; tuple, dict, list, namedtuple, dataclass, record, nested: with the scores; unread: with what a module makes
+    that the loss does not read; two: two losses; scores: these alone, the loss is taken outside; both: a loss, and
+    another one of the scores outside."""
+    mode: str = "semi_auto"
+    backward: str = "once"
+    """once; retain: of two losses, the second after the first; calls: of two calls, added; reversed: of two calls."""
+    hidden: str = ""
+    """A state is handed on from call to call: detached, or kept through the two calls of a step."""
+    chain: int = 0
+    """So many blocks stand in a network of their own, whose result the other one gets."""
     habits: tuple[tuple[Any, ...], ...] = ()
     """What is done to the network before and between the steps; see `habits.py`."""
     cuts: tuple[tuple[str, Mapping[str, Any]], ...] = ()
@@ -62,7 +72,8 @@ class Case:
     clip: str = "none"
     """none, torch or msrun."""
     finish: str = "none"
-    """What is saved after training: none, state_dict, deepcopy, averaged."""
+    """What is saved after training: none, state_dict, deepcopy, averaged; ema, ema_later: a copy that follows, made
+    before the first call or after the first step; lookahead: the weights, which go back to others half of the way."""
 
     @property
     def parts(self) -> int:

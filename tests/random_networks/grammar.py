@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import random_networks.network  # noqa: F401  # brings all blocks
-from random_networks.blocks import BLOCKS, Block
+from random_networks.blocks import BLOCKS, WRITES, Block
 from random_networks.case import FAMILIES, Case, Piece
-from random_networks.training import crosses_rows, draws
+from random_networks.habits import WEIGHT_READS, WEIGHT_WRITES
+from random_networks.training import MASKED, crosses_rows, draws
 
 SCHEDULERS = (
     "gpipe",
@@ -21,6 +22,13 @@ SCHEDULERS = (
     "1f1b interleaved",
     "zero_bubble interleaved",
 )
+RETURNS = (
+    *["loss"] * 5,
+    *("tuple", "dict", "list", "namedtuple", "dataclass", "record", "nested", "unread"),
+    *("scores", "scores", "both", "two"),
+)
+NEED_A_CAPTURE = ("recompute", "hook", "deferred")
+"""Habits that modes without a capture take in another way."""
 LEVELS = ("level1", "level2", "level3", "level3")
 OPTIMIZERS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "sgd": (
@@ -55,13 +63,17 @@ def draw_case(seed: int, number: int, world_sizes: Sequence[int] = (2, 2, 4)) ->
     if family == "sequences" and rng.random() < 0.4:
         case = case.changed(from_words=True, has_tied_head=rng.random() < 0.5)
     case = case.changed(
-        loss=rng.choice(["mse", "mse", "cross_entropy", "penalty", "by_hand"]),
-        returns=rng.choice(["loss", "loss", "loss", "tuple", "dict", "unread"]),
+        loss=rng.choice(["mse", "mse", "cross_entropy", "penalty", "by_hand", "masked", "ignored"]),
+        returns=rng.choice(RETURNS),
         dataset=rng.choice(["data_parallel", "full_batch"]),
     )
+    if case.returns == "scores" and case.loss in MASKED:
+        case = case.changed(loss="mse")  # outside, each rank would divide by its own count
     case = draw_division(rng, case)
     if case.pipeline is not None and rng.random() < 0.9:
         case = case.changed(returns="loss")  # a pipeline in training takes nothing else
+    if case.wrappers and case.returns not in ("loss", "tuple", "dict", "unread"):
+        case = case.changed(returns="loss")  # parts of a batch are joined by a loss that comes first
     if rng.random() < 0.45:
         case = case.changed(hsdp={"optimizer_level": rng.choice(LEVELS), "threshold": 0, "shard_size": -1})
         if case.world_size >= 4 and case.pipeline is None and rng.random() < 0.2:
@@ -74,8 +86,48 @@ def draw_case(seed: int, number: int, world_sizes: Sequence[int] = (2, 2, 4)) ->
         case = case.changed(form="step")
     if rng.random() < 0.1:
         case = case.changed(settings=(draw_setting(rng, case),))
-    if rng.random() < 0.12:
-        case = case.changed(finish=rng.choice(["state_dict", "deepcopy", "averaged"]))
+    if rng.random() < 0.2:
+        finishes = ["state_dict", "deepcopy", "averaged", "ema", "ema_later", "lookahead"]
+        case = case.changed(finish=rng.choice(finishes))
+    return draw_script(rng, draw_mode(rng, case))
+
+
+def draw_mode(rng: random.Random, case: Case) -> Case:
+    """Return the case in a mode that searches, or in one without capture where that promises one process' numbers."""
+    if rng.random() < 0.25 and not (draws(case) or crosses_rows(case) or case.is_16_bit or case.form == "step"):
+        habits = tuple(habit for habit in case.habits if habit[0] not in NEED_A_CAPTURE)
+        case = case.changed(
+            mode="data_parallel",
+            dataset="data_parallel",
+            pipeline=None,
+            wrappers=(),
+            cuts=(),
+            settings=(),
+            habits=habits,
+        )
+        if case.hsdp is not None:
+            case = case.changed(hsdp={**case.hsdp, "shard_size": -1})
+    elif rng.random() < 0.1 and case.pipeline is None:
+        case = case.changed(mode=rng.choice(["dynamic_programming", "recursive_programming", "sharding_propagation"]))
+    return case
+
+
+def draw_script(rng: random.Random, case: Case) -> Case:
+    """Return the case with what its script does beside one call and one backward pass in each step."""
+    if case.pipeline is not None or case.form == "step" or case.is_16_bit:
+        return case
+    if case.returns == "two":
+        case = case.changed(backward=rng.choice(["once", "once", "retain"]))
+    elif rng.random() < 0.15:
+        case = case.changed(backward=rng.choice(["calls", "reversed"]))
+    names = {habit[0] for habit in case.habits}
+    if case.family == "vectors" and case.returns == "loss" and not case.wrappers and "smaller" not in names:
+        hidden = rng.choice(["", "", "", "detached", "kept"])
+        if hidden:
+            case = case.changed(hidden=hidden, returns="tuple", backward="calls" if hidden == "kept" else "once")
+    can_be_a_chain = not (case.wrappers or case.hidden or case.has_tied_head or draws(case) or len(case.pieces) < 2)
+    if can_be_a_chain and not names & {"deferred", "recompute", "tie"} and rng.random() < 0.2:
+        case = case.changed(chain=rng.randrange(1, len(case.pieces)))
     return case
 
 
@@ -235,7 +287,31 @@ def draw_habits(rng: random.Random, case: Case) -> tuple[tuple[Any, ...], ...]:
         found.append(("channels_last",))
     if rng.random() < 0.1:
         found.append(("deferred",))
+    for index, name in _written_modules(case):
+        if rng.random() < 0.25:
+            found.append(("write", index, name, rng.choice(WRITES)))
+    places = [index for index in range(count) if _has_matrix(case, index)] + [-1]
+    if rng.random() < 0.15 and not case.is_16_bit:
+        found.append(("weights", rng.choice([1, 2]), rng.choice(places), rng.choice(WEIGHT_WRITES)))
+    if rng.random() < 0.1 and case.pipeline is None:
+        found.append(("read", rng.choice([0, 1]), rng.choice(places), rng.choice(WEIGHT_READS)))
     return tuple(found)
+
+
+def _written_modules(case: Case) -> list[tuple[int, str]]:
+    """Return (block, module) of those that do not keep what they make for their backward pass."""
+    found = [(-1, "head")] + ([(-1, "embed")] if case.from_words else [])
+    for index, piece in enumerate(case.pieces):
+        kept = "activation" if piece.options.get("which") in ("tanh", "softplus") else ""
+        if piece.kind in ("Linear", "Mlp", "Norm", "Fused", "Conv", "Elementwise"):
+            found += [(index, name) for name in BLOCKS[piece.kind].cuts if name != kept]
+    return found
+
+
+def _has_matrix(case: Case, index: int) -> bool:
+    piece = case.pieces[index]
+    block: Block = BLOCKS[piece.kind](case.family, **piece.options)
+    return any(parameter.dim() >= 2 for parameter in block.parameters())
 
 
 def _has_parameters(case: Case, index: int) -> bool:

@@ -15,6 +15,9 @@
 ("groups",)                 two parameter groups
 ("channels_last",)          the network's weights in this memory format
 ("deferred",)               made under no_init_parameters (in parallel)
+("write", i, name, how)     what a module of block i makes is written into; i of -1: embed and head
+("weights", step, i, how)   weights of block i, or of the head, are written before this step
+("read", step, i, how)      weights of block i, or of the head, are read after this step
 """
 
 from __future__ import annotations
@@ -46,6 +49,9 @@ def prepare(case: Case, network: Network) -> None:
             add_hook(rest[0], network.blocks[rest[1]])
         elif name == "recompute":
             recompute(network.blocks[rest[0]])
+        elif name == "write":
+            owner: Any = network if rest[0] < 0 else network.blocks[rest[0]]
+            owner.writes[rest[1]] = rest[2]
         elif name == "channels_last":
             network.to(memory_format=torch.channels_last)
 
@@ -97,6 +103,76 @@ def before_step(case: Case, network: Network, step: int) -> None:
             network.blocks[rest[1]].change()
         elif name == "eval_block" and rest[0] == step:
             network.blocks[rest[1]].eval()
+        elif name == "weights" and rest[0] == step:
+            write_weight(rest[2], weight_of(network, rest[1]))
+
+
+def after_step(case: Case, network: Network, step: int) -> list[float]:
+    """Return what is read of the weights after a step."""
+    return [
+        read_weight(rest[2], weight_of(network, rest[1]).detach())
+        for name, *rest in case.habits
+        if name == "read" and rest[0] == step
+    ]
+
+
+def weight_of(network: Network, index: int) -> Tensor:
+    """Return the first matrix of a block, or the head's."""
+    owner = network.head if index < 0 else network.blocks[index]
+    return next(parameter for parameter in owner.parameters() if parameter.dim() >= 2)
+
+
+WEIGHT_WRITES = ("scale", "rows", "slice", "column", "mask", "data", "copy", "clamp", "data_scale", "norm", "chunk")
+WEIGHT_READS = ("norm", "square", "mean", "largest", "rows", "count", "element", "product")
+
+
+def write_weight(how: str, weight: Tensor) -> None:
+    """Write into a weight as scripts do."""
+    value = torch.linspace(-0.2, 0.3, weight.numel(), dtype=weight.dtype).view(weight.shape)
+    if how == "data":
+        weight.data = value
+        return
+    if how == "data_scale":
+        weight.data.mul_(0.9)
+        return
+    with torch.no_grad():
+        if how == "scale":
+            weight.mul_(0.8)
+        elif how == "rows":
+            weight[[0, 3]] = 0.1
+        elif how == "slice":
+            weight[1:4].mul_(0.5)
+        elif how == "column":
+            weight[:, 0].zero_()
+        elif how == "mask":
+            weight[weight.abs() < 0.1] = 0.0
+        elif how == "copy":
+            weight.copy_(value)
+        elif how == "clamp":
+            weight.clamp_(-0.1, 0.1)
+        elif how == "norm":
+            weight.div_(weight.norm())
+        else:
+            weight.chunk(2)[1].mul_(0.5)
+
+
+def read_weight(how: str, weight: Tensor) -> float:
+    """Return a number that a script reads of a weight."""
+    if how == "norm":
+        return float(weight.norm())
+    if how == "square":
+        return weight.pow(2).sum().item()
+    if how == "mean":
+        return float(weight.mean())
+    if how == "largest":
+        return float(weight.abs().max())
+    if how == "rows":
+        return float(weight.flatten(1).norm(dim=1).sum())
+    if how == "count":
+        return float((weight > 0).sum())
+    if how == "element":
+        return weight[-1, -1].flatten()[0].item()
+    return float((weight * 2 * weight).sum())
 
 
 def call_arguments(case: Case, step: int) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class Conv(Block):
     def forward(self, x: Tensor) -> Tensor:
         if self.channels_last:
             x = x.contiguous(memory_format=torch.channels_last)
-        return torch.tanh(self.conv(x))
+        return torch.tanh(self.written("conv", self.conv(x)))
 
 
 class ConvTaken(Block):

@@ -30,7 +30,7 @@ class Linear(Block):
         return {"bias": rng.random() < 0.7}
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.lin(x))
+        return torch.tanh(self.written("lin", self.lin(x)))
 
 
 class Mlp(Block):
@@ -43,7 +43,7 @@ class Mlp(Block):
         self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.gelu(self.up(x)))
+        return self.written("down", self.down(F.gelu(self.written("up", self.up(x)))))
 
 
 class Norm(Block):
@@ -56,7 +56,7 @@ class Norm(Block):
         self.norm = nn.LayerNorm(WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.norm(x)
+        return self.written("norm", self.norm(x))
 
 
 class RmsNorm(Block):
@@ -87,7 +87,7 @@ class Fused(Block):
         return {"how": rng.choice(["chunk", "split", "unbind", "uneven", "late"])}
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.lin(x)
+        h = self.written("lin", self.lin(x))
         if self.how == "chunk":
             a, b, c = h.chunk(3, -1)
         elif self.how == "split":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -10,8 +12,10 @@ from torch import Tensor, nn
 
 import random_networks.image_blocks
 import random_networks.matrix_blocks  # noqa: F401  # both register their blocks
-from random_networks.blocks import BLOCKS, features
+from random_networks.blocks import BLOCKS, features, write_into
 from random_networks.case import CHANNELS, CLASSES, SIDE, TOKENS, WIDTH, WORDS, Case
+
+IGNORED = -100
 
 
 class Network(nn.Module):
@@ -28,59 +32,150 @@ class Network(nn.Module):
             self.head.weight = self.embed.weight
         self.unread = nn.Linear(CLASSES, 2) if case.returns == "unread" else None
         self.dead = nn.Linear(3, 3)
+        self.writes: dict[str, str] = {}
+        """embed, head -> how their output is written into"""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return scores (B, classes), of sequences (B, TOKENS, classes)."""
-        h = x if self.embed is None else self.embed(x)
-        first = None
-        for wire, block in zip(self.wires, self.blocks, strict=True):
-            made = block(h)
-            if wire == "residual":
-                made = h + made
-            elif wire == "skip" and first is not None:
-                made = made + 0.5 * first
-            elif wire == "twice":
-                made = block(made)
-            h = made
-            first = h if first is None else first
+    def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return scores (B, classes), of sequences (B, TOKENS, classes), and what the head has read."""
+        h = x if self.embed is None else written(self.writes, "embed", self.embed(x))
+        if state is not None:
+            h = h + 0.5 * torch.tanh(state)
+        h = run_blocks(self.wires, self.blocks, h)
         if self.family == "images":
             h = h.mean((2, 3))
-        return self.head(h)
+        return written(self.writes, "head", self.head(h)), h
+
+
+def written(writes: dict[str, str], name: str, made: Tensor) -> Tensor:
+    """Return what a module has made, after the writes into it."""
+    if name in writes:
+        write_into(writes[name], made)
+    return made
+
+
+def run_blocks(wires: Iterable[str], blocks: Iterable[nn.Module], h: Tensor) -> Tensor:
+    """Return what the last of the blocks makes."""
+    first = None
+    for wire, block in zip(wires, blocks, strict=True):
+        made: Tensor = block(h)
+        if wire == "residual":
+            made = h + made
+        elif wire == "skip" and first is not None:
+            made = made + 0.5 * first
+        elif wire == "twice":
+            made = block(made)
+        h = made
+        first = h if first is None else first
+    return h
+
+
+class Front(nn.Module):
+    """The first blocks of a network, as a network of their own."""
+
+    def __init__(self, network: Network, count: int) -> None:
+        super().__init__()
+        self.embed, self.writes = network.embed, network.writes
+        self.wires = network.wires[:count]
+        self.blocks = network.blocks[:count]
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x if self.embed is None else written(self.writes, "embed", self.embed(x))
+        return run_blocks(self.wires, self.blocks, h)
+
+
+class Pair(NamedTuple):
+    loss: Tensor
+    scores: Tensor
+
+
+@dataclass
+class Result:
+    loss: Tensor
+    scores: Tensor
+
+
+class Record(dict[str, Any]):
+    """A dict with attributes."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
 
 
 class Training(nn.Module):
     """The network with its loss."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, network: Network | None = None) -> None:
         super().__init__()
-        self.network = Network(case)
-        self.loss, self.returns = case.loss, case.returns
+        self.network = network or Network(case)
+        self.loss, self.returns, self.hidden = case.loss, case.returns, case.hidden
 
-    def forward(self, x: Tensor, y: Tensor, factor: Any = 1.0) -> Tensor | tuple[Tensor, Tensor] | dict[str, Tensor]:
-        """Return the loss, or a tuple or dict that begins with it.
+    def forward(self, x: Tensor, y: Tensor, factor: Any = 1.0, state: Tensor | None = None) -> Any:
+        """Return what the case returns.
 
         Args:
             factor: of the loss: a number, an object that holds one as `value`, or True, which means 2.
+            state: what an earlier call has returned as its second result.
         """
         if not isinstance(factor, float | int):
             factor = factor.value
         elif factor is True:
             factor = 2.0
-        scores = self.network(x)
-        if self.loss == "cross_entropy":
-            loss = F.cross_entropy(scores.flatten(0, -2), y.flatten())
-        elif self.loss == "penalty":
-            loss = F.mse_loss(scores, y) + 1e-2 * self.network.head.weight.square().sum()
-        elif self.loss == "by_hand":
-            loss = (scores - y).abs().pow(1.5).mean() + 0.1 * scores.logsumexp(-1).mean()
-        else:
-            loss = F.mse_loss(scores, y)
-        loss = loss * factor
-        if self.returns == "loss":
-            return loss
-        if self.returns == "dict":
-            return {"loss": loss, "scores": scores}
-        return loss, scores if self.network.unread is None else self.network.unread(scores)
+        scores, h = self.network(x, state)
+        if self.returns == "scores":
+            return scores
+        loss = loss_of(self.loss, scores, y) * factor
+        if self.loss == "penalty":
+            loss = loss + 1e-2 * self.network.head.weight.square().sum()
+        if self.hidden:
+            return loss, h
+        if self.network.unread is not None:
+            return loss, self.network.unread(scores)
+        return packed(self.returns, loss, scores)
+
+
+def packed(returns: str, loss: Tensor, scores: Tensor) -> Any:
+    """Return the loss in the container of the case."""
+    if returns == "loss":
+        return loss
+    if returns == "two":
+        return loss, 0.1 * scores.square().mean()
+    if returns == "dict":
+        return {"loss": loss, "scores": scores}
+    if returns == "list":
+        return [scores, loss]
+    if returns == "namedtuple":
+        return Pair(loss, scores)
+    if returns == "dataclass":
+        return Result(loss, scores)
+    if returns == "record":
+        return Record(loss=loss, scores=scores)
+    if returns == "nested":
+        return {"losses": [loss, None], "more": (scores, "name", 3)}
+    return loss, scores
+
+
+def loss_of(kind: str, scores: Tensor, y: Tensor) -> Tensor:
+    """Return a loss of scores and targets."""
+    if kind in ("cross_entropy", "ignored"):
+        return F.cross_entropy(scores.flatten(0, -2), y.flatten())
+    if kind == "masked":
+        mask = y[..., 0] > -0.5
+        return ((scores - y).square().mean(-1) * mask).sum() / mask.sum()
+    if kind == "by_hand":
+        return (scores - y).abs().pow(1.5).mean() + 0.1 * scores.logsumexp(-1).mean()
+    return F.mse_loss(scores, y)
+
+
+class Back(Training):
+    """What is left of a network without its first blocks, with its loss."""
+
+    def __init__(self, case: Case, network: Network) -> None:
+        rest = Network.__new__(Network)
+        nn.Module.__init__(rest)
+        rest.family, rest.wires, rest.writes = network.family, network.wires[case.chain :], network.writes
+        rest.embed, rest.blocks, rest.head = None, network.blocks[case.chain :], network.head
+        rest.unread, rest.dead = network.unread, network.dead
+        super().__init__(case, rest)
 
 
 def make_training(case: Case) -> Training:
@@ -101,7 +196,9 @@ def make_batches(case: Case, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
         y = torch.randn(case.rows, *lead, classes, generator=generator, dtype=torch.float64).to(dtype)
         if case.from_words:
             x = torch.randint(0, WORDS, (case.rows, TOKENS), generator=generator)
-        if case.loss == "cross_entropy":
+        if case.loss in ("cross_entropy", "ignored"):
             y = torch.randint(0, classes, (case.rows, *lead), generator=generator)
+        if case.loss == "ignored":
+            y[: case.rows // 2 : 2] = IGNORED  # of the first ranks alone
         found.append((x, y))
     return found

@@ -38,14 +38,15 @@ def simpler(case: Case) -> Iterator[Case]:
         for index in range(len(entries)):
             yield case.changed(**{name: entries[:index] + entries[index + 1 :]})
     plain = ("pipeline", "hsdp", "finish", "clip", "optimizer", "optimizer_made", "form", "is_16_bit", "from_words")
-    for name in (*plain, "has_tied_head", "returns", "loss"):
+    for name in (*plain, "has_tied_head", "backward", "hidden", "chain", "returns", "loss", "mode"):
         value = ("sgd", {"lr": 0.05}) if name == "optimizer" else getattr(default, name)
-        if getattr(case, name) != value:
-            changed = case.changed(**{name: value})
-            yield changed.changed(has_tied_head=False) if name == "from_words" else changed
+        if getattr(case, name) == value or (name == "returns" and (case.hidden or case.backward == "retain")):
+            continue
+        changed = case.changed(**{name: value})
+        yield changed.changed(has_tied_head=False) if name == "from_words" else changed
     if case.steps > 1:
         last = case.steps - 1
-        kept = tuple(habit for habit in case.habits if habit[0] not in ("change", "evaluate", "smaller", "eval_block") or habit[1] < last)  # fmt: skip  # noqa: E501
+        kept = tuple(habit for habit in case.habits if habit[0] not in ("change", "evaluate", "smaller", "eval_block", "weights", "read") or habit[1] < last)  # fmt: skip  # noqa: E501
         yield case.changed(steps=last, habits=kept)
     for index, piece in enumerate(case.pieces):
         if piece.wire != "chain":
@@ -81,6 +82,7 @@ def without_piece(case: Case, index: int) -> Case:
     habits = []
     for habit in case.habits:
         places = {"change": (2,), "eval_block": (2,), "frozen": (1,), "recompute": (1,), "tie": (1, 2), "hook": (2,)}
+        places |= {"write": (1,), "weights": (2,), "read": (2,)}
         numbers = places.get(habit[0], ())
         if any(habit[place] == index for place in numbers):
             continue
@@ -95,4 +97,5 @@ def without_piece(case: Case, index: int) -> Case:
                 continue
             path = f"blocks.{int(number) - (int(number) > index)}.{rest}"
         cuts.append((path, arguments))
-    return case.changed(pieces=pieces, habits=tuple(habits), cuts=tuple(cuts))
+    chain = case.chain - (case.chain > index)
+    return case.changed(pieces=pieces, habits=tuple(habits), cuts=tuple(cuts), chain=chain)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from msrun.runtime import (
@@ -28,10 +31,14 @@ from msrun.runtime import (
 )
 from random_networks import habits
 from random_networks.blocks import BLOCKS
-from random_networks.case import Case
-from random_networks.network import Training, make_batches, make_training
+from random_networks.case import WIDTH, Case
+from random_networks.network import Back, Front, Training, loss_of, make_batches, make_training
 
 MAX_NORM = 0.05
+MASKED = ("masked", "ignored")
+"""Losses whose weight of a row depends on the others."""
+AVERAGED = ("scores", "both")
+"""What is returned where a loss is taken outside: that of this rank's rows."""
 _WRAPPERS: dict[str, Callable[[nn.Module, int], nn.Module]] = {
     "copies": MicroBatchInterleaved,
     "accumulate": GradAccumulation,
@@ -43,7 +50,8 @@ class Trained:
     """What one process has seen."""
 
     losses: list[float] = field(default_factory=list)
-    """Of every step and every evaluation; with 1 for each hook that was called, 0 for one that was not."""
+    """Of every step and every evaluation; with 1 for each hook that was called, 0 for one that was not, and with what
+    the script has read of the weights."""
     others: list[Tensor | None] = field(default_factory=list)
     """Second results of the steps."""
     state: dict[str, Tensor] = field(default_factory=dict)
@@ -58,7 +66,7 @@ def draws(case: Case) -> bool:
 
 def crosses_rows(case: Case) -> bool:
     """Return whether a row's result depends on the other rows of its micro batch."""
-    return any(BLOCKS[piece.kind].crosses_rows for piece in case.pieces)
+    return case.loss in MASKED or any(BLOCKS[piece.kind].crosses_rows for piece in case.pieces)
 
 
 def use_dtype(case: Case) -> torch.dtype:
@@ -78,6 +86,8 @@ def train_alone(case: Case) -> Trained:
     training = make_training(case)
     habits.prepare(case, training.network)
     called: Callable[..., Any] = wrap(case, training) if crosses_rows(case) else training
+    if case.chain:
+        called = chained(*halves_of(case, training))
     if draws(case) or case.is_16_bit:
         called = AutoParallel(called)
         if case.is_16_bit:
@@ -118,7 +128,32 @@ def train_rank(case: Case, folder: Path) -> Trained:
         gradients_of = value_and_grad(whole, None, parameters, has_aux=case.returns != "loss")
         step = AutoParallel(lambda *batch, **named: gradients_of(*batch, **named))
     else:
-        step = AutoParallel(whole)
+        step = AutoParallel(whole, case.mode)
+    if case.chain:
+        step = chained(*(configure(case, AutoParallel(half, case.mode)) for half in halves_of(case, training)))
+    else:
+        configure(case, step)
+
+    index, count = rank % case.data_ranks, case.data_ranks
+
+    def feed(value: Tensor) -> Tensor:
+        return value.chunk(count)[index]
+
+    return loop(case, training, step, dtype, feed, folder)
+
+
+def halves_of(case: Case, training: Training) -> tuple[nn.Module, nn.Module]:
+    """Return the two networks of a chain."""
+    return Front(training.network, case.chain), Back(case, training.network)
+
+
+def chained(front: Callable[..., Any], back: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what calls one network with the other's result."""
+    return lambda x, *rest, **named: back(front(x), *rest, **named)
+
+
+def configure(case: Case, step: AutoParallel) -> AutoParallel:
+    """Set what the case says."""
     step.dataset_strategy(case.dataset)
     if case.hsdp is not None:
         step.hsdp(**case.hsdp)
@@ -131,13 +166,7 @@ def train_rank(case: Case, folder: Path) -> Trained:
             step.recompute("auto", memory_limit_mb=values[0])
         else:
             getattr(step, name)(*values)
-
-    index, count = rank % case.data_ranks, case.data_ranks
-
-    def feed(value: Tensor) -> Tensor:
-        return value.chunk(count)[index]
-
-    return loop(case, training, step, dtype, feed, folder)
+    return step
 
 
 def shard_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -177,7 +206,18 @@ def loop(
     found = Trained()
     optimizers: list[torch.optim.Optimizer] = []
     rates: list[Any] = []
-    averaged = None
+    copies = Copies(case, training)
+    random.seed(case.seed)
+    np.random.seed(case.seed)
+    is_local = folder is not None and (case.returns in AVERAGED or case.mode == "data_parallel")
+
+    def number(loss: Tensor) -> float:
+        """Return a loss of the whole batch."""
+        loss = loss.detach().clone()
+        if is_local:
+            dist.all_reduce(loss)
+            loss /= dist.get_world_size()
+        return float(loss)
 
     def make_optimizers() -> None:
         optimizers.extend(build_optimizers(case, training.named_parameters()))
@@ -187,6 +227,7 @@ def loop(
     if case.optimizer_made == "before":
         make_optimizers()
     trained = [parameter for parameter in training.parameters() if parameter.requires_grad]
+    state = feed(torch.zeros(case.rows, WIDTH, dtype=dtype)) if case.hidden else None
     for step, (x, y) in enumerate(make_batches(case, dtype)):
         habits.before_step(case, training.network, step)
         named = habits.call_arguments(case, step)
@@ -194,22 +235,30 @@ def loop(
             x, y = x[: len(x) // 2], y[: len(y) // 2]
         x, y = feed(x), feed(y)
         if ("evaluate", step) in case.habits:
-            found.losses.append(evaluate(training, called, x, y))
+            found.losses.append(number(evaluate(case, training, called, x, y)))
         for _ in range(2 if habits.has(case, "backward_twice") else 1):
-            if case.form == "step":
-                result, gradients = take_gradients(case, trained, called, x, y, named)
-            else:
-                result, gradients = called(x, y, **named), None
-            loss, other = take_apart(result)
+            losses: list[Tensor] = []
+            gradients = None
+            for batch in [x, x.flip(-1)] if case.backward in ("calls", "reversed") else [x]:
+                if case.hidden:
+                    named["state"] = state
+                if case.form == "step":
+                    result, gradients = take_gradients(case, trained, called, batch, y, named)
+                else:
+                    result = called(batch, y, **named)
+                taken, other = take_apart(case, result, y)
+                losses += taken
+                state = other
+                found.others.append(None if other is None else other.detach().clone())
             if not optimizers:
                 make_optimizers()
             if gradients is None:
-                loss.backward()
+                run_backward(case.backward, losses)
             else:
                 for parameter, gradient in gradients:
                     parameter.grad = gradient
-            found.losses.append(float(loss.detach()))
-            found.others.append(None if other is None else other.detach().clone())
+            found.losses += map(number, losses)
+            state = None if state is None else state.detach()
         found.losses += habits.take_seen(case, training.network)
         if case.clip == "torch":
             torch.nn.utils.clip_grad_norm_(training.parameters(), MAX_NORM)
@@ -220,34 +269,89 @@ def loop(
             optimizer.zero_grad(set_to_none=not habits.has(case, "keep_zeros"))
         for rate in rates:
             rate.step()
-        if case.finish == "averaged":
-            averaged = averaged or torch.optim.swa_utils.AveragedModel(training)
-            averaged.update_parameters(training)
-    saved: nn.Module = averaged.module if averaged is not None else training
-    if case.finish == "deepcopy":
-        saved = copy.deepcopy(training)
+        found.losses += habits.after_step(case, training.network, step)
+        copies.follow(training, step)
     found.buffers = {name: value.detach().clone() for name, value in training.named_buffers()}
-    found.state = whole_state(case, saved, folder)
+    found.state = whole_state(case, copies.take(training), folder)
     return found
 
 
-def take_apart(result: Any) -> tuple[Tensor, Tensor | None]:
-    """Return the loss and what came with it."""
-    if isinstance(result, dict):
-        return result["loss"], result["scores"]
-    return result if isinstance(result, tuple) else (result, None)
+class Copies:
+    """What a script keeps of a network while it trains, and saves in the end."""
+
+    def __init__(self, case: Case, training: nn.Module) -> None:
+        self._finish = case.finish
+        self._copy = copy.deepcopy(training) if case.finish == "ema" else None
+        self._slow: list[Tensor] = []
+
+    def follow(self, training: nn.Module, step: int) -> None:
+        """Do what is done after a step."""
+        if self._finish == "averaged":
+            self._copy = self._copy or torch.optim.swa_utils.AveragedModel(training)
+            self._copy.update_parameters(training)  # type: ignore[operator]
+        elif self._finish in ("ema", "ema_later"):
+            self._copy = self._copy or copy.deepcopy(training)
+            with torch.no_grad():
+                for mine, theirs in zip(self._copy.parameters(), training.parameters(), strict=True):
+                    mine.mul_(0.9).add_(theirs, alpha=0.1)
+        elif self._finish == "lookahead":
+            self._slow = self._slow or [parameter.detach().clone() for parameter in training.parameters()]
+            if step % 2 == 1:
+                with torch.no_grad():
+                    for parameter, slow in zip(training.parameters(), self._slow, strict=True):
+                        slow.add_(parameter - slow, alpha=0.5)
+                        parameter.copy_(slow)
+
+    def take(self, training: nn.Module) -> nn.Module:
+        """Return the network that is saved."""
+        if self._finish == "deepcopy":
+            return copy.deepcopy(training)
+        if self._copy is None:
+            return training
+        return getattr(self._copy, "module", self._copy)
 
 
-def evaluate(training: Training, called: Any, x: Tensor, y: Tensor) -> float:
+def run_backward(how: str, losses: Sequence[Tensor]) -> None:
+    """Take the losses of a step backward."""
+    if how == "retain":
+        losses[0].backward(retain_graph=True)
+        losses[1].backward()
+    elif how == "reversed":
+        for loss in reversed(losses):
+            loss.backward()
+    else:
+        sum(losses[1:], losses[0]).backward()
+
+
+def take_apart(case: Case, result: Any, y: Tensor) -> tuple[list[Tensor], Tensor | None]:
+    """Return the losses and what came with them."""
+    if case.returns == "scores":
+        return [loss_of(case.loss, result, y)], None
+    if case.returns in ("dict", "record"):
+        return [result["loss"]], result["scores"]
+    if case.returns == "dataclass":
+        return [result.loss], result.scores
+    if case.returns == "list":
+        return [result[1]], result[0]
+    if case.returns == "nested":
+        return [result["losses"][0]], result["more"][0]
+    if case.returns == "two":
+        return list(result), None
+    if case.returns == "both":
+        return [result[0] + 0.1 * (result[1] - 1).square().mean()], result[1]
+    return ([result[0]], result[1]) if isinstance(result, tuple) else ([result], None)
+
+
+def evaluate(case: Case, training: Training, called: Any, x: Tensor, y: Tensor) -> Tensor:
     """Return the loss in evaluation."""
     training.eval()
     with torch.no_grad():
         result = called(x, y)
         if isinstance(called, AutoParallel) and not isinstance(called.network, nn.Module):
             result, _ = result  # gradients
-        loss, _ = take_apart(result)
+        losses, _ = take_apart(case, result, y)
     training.train()
-    return float(loss)
+    return losses[0]
 
 
 def take_gradients(

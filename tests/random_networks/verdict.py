@@ -13,7 +13,7 @@ from random_networks.case import Case
 from random_networks.worlds import Report
 
 GOOD = ("equal", "refused", "invalid")
-_PEER_LEFT = re.compile(
+PEER_LEFT = re.compile(
     r"closed by peer|Connection reset|Broken pipe|Connection refused|gloo.*(Timed out|timeout)", re.I
 )
 _ONE_RANKS_OWN = re.compile(r"torch\.optim\.|so a norm here")
@@ -59,7 +59,7 @@ def judge(case: Case, alone: Report, ranks: Sequence[Report]) -> Verdict:
     hung = [rank for rank, report in enumerate(ranks) if report.kind == "hung"]
     refused = [report for report in ranks if report.kind == "refused"]
     broken = [(rank, report) for rank, report in enumerate(ranks) if report.kind in ("error", "died")]
-    own = [(r, report) for r, report in broken if report.kind == "died" or not _PEER_LEFT.search(report.message)]
+    own = [(r, report) for r, report in broken if report.kind == "died" or not PEER_LEFT.search(report.message)]
     if alone.kind != "done":
         if alone.kind == "refused" and len(refused) == len(ranks):
             return Verdict("refused", first_reason(refused))
@@ -89,11 +89,16 @@ def judge(case: Case, alone: Report, ranks: Sequence[Report]) -> Verdict:
         if several:
             return Verdict("several lines", several[0].error, several[0].trace)
         reason = first_reason(refused)
-        if _INTERNAL.search(reason):
+        if hides_an_internal_error(reason):
             return Verdict("internal error", reason, refused[0].trace)
         return Verdict("refused", reason)
     differences = compare(case, alone, ranks)
     return Verdict("different", "; ".join(differences)) if differences else Verdict("equal")
+
+
+def hides_an_internal_error(reason: str) -> bool:
+    """Return whether a refusal quotes an error of Python's own."""
+    return bool(_INTERNAL.search(reason))
 
 
 def first_reason(refused: Sequence[Report]) -> str:

@@ -1,4 +1,4 @@
-"""Runs one case: every rank, and the one process that it is compared with, in a forked process of its own.
+"""Runs work in forked processes: every rank of a case, and the one process that it is compared with.
 
 A rank that fails, dies or waits for ever takes its world with it and nothing else: the next case forks a new one. This
 process must have no threads: nothing here runs a backward pass or joins a world.
@@ -19,13 +19,14 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from msrun.errors import MsrunError
 from msrun.runtime import init
 from random_networks.case import Case
-from random_networks.training import Trained, train_alone, train_rank
+from random_networks.training import train_alone, train_rank
 
 POLL_S = 0.02
 IDLE_S = 12.0
@@ -41,7 +42,8 @@ class Report:
 
     kind: str
     """done, refused, error, died or hung"""
-    trained: Trained | None = None
+    trained: Any = None
+    """What the work returned: `Trained` of a case."""
     error: str = ""
     """Type and message."""
     message: str = ""
@@ -54,19 +56,32 @@ def run_case(case: Case) -> tuple[Report, list[Report]]:
     """Return the reports of the one process and of every rank."""
     folder = Path(tempfile.mkdtemp(prefix="case-"))
     try:
-        alone = _fork(folder / "alone", {}, lambda: train_alone(case))
-        ranks = [
-            _fork(folder / f"rank-{rank}", _environ(case, rank, folder), lambda: _join_and_train(case, folder))
-            for rank in range(case.world_size)
-        ]
-        reports = _wait([alone], [folder / "alone"])
-        return reports[0], _wait(ranks, [folder / f"rank-{rank}" for rank in range(case.world_size)])
+        alone = fork_process(folder / "alone", {}, lambda: train_alone(case))
+        ranks = fork_ranks(folder, case.world_size, lambda: train_rank(case, folder))
+        reports = wait_for([alone], [folder / "alone"])
+        return reports[0], wait_for(ranks, paths_of_ranks(folder, case.world_size))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _environ(case: Case, rank: int, folder: Path) -> dict[str, str]:
-    size = str(case.world_size)
+def fork_ranks(folder: Path, world_size: int, work: Callable[[], Any]) -> list[int]:
+    """Run `work` on every rank of a world of its own, whose files are in `folder`; return the pids."""
+
+    def join_and_work() -> Any:
+        init(timeout_s=DEADLINE_S)
+        return work()
+
+    paths = paths_of_ranks(folder, world_size)
+    return [fork_process(path, _environ(world_size, rank, folder), join_and_work) for rank, path in enumerate(paths)]
+
+
+def paths_of_ranks(folder: Path, world_size: int) -> list[Path]:
+    """Return where the reports of the ranks are, but for the ending."""
+    return [folder / f"rank-{rank}" for rank in range(world_size)]
+
+
+def _environ(world_size: int, rank: int, folder: Path) -> dict[str, str]:
+    size = str(world_size)
     return {
         "MSRUN_JOB_ID": folder.name,
         "MSRUN_RENDEZVOUS": f"file://{folder}/store",
@@ -77,12 +92,7 @@ def _environ(case: Case, rank: int, folder: Path) -> dict[str, str]:
     }
 
 
-def _join_and_train(case: Case, folder: Path) -> Trained:
-    init(timeout_s=DEADLINE_S)
-    return train_rank(case, folder)
-
-
-def _fork(path: Path, environ: dict[str, str], work: Callable[[], Trained]) -> int:
+def fork_process(path: Path, environ: dict[str, str], work: Callable[[], Any]) -> int:
     """Run `work` in a child that writes its report to `path`.out and what it prints to `path`.log; returns its pid."""
     parent = os.getpid()
     pid = os.fork()
@@ -103,7 +113,7 @@ def _fork(path: Path, environ: dict[str, str], work: Callable[[], Trained]) -> i
         os._exit(0)  # the world of a rank that failed is not left, as in a process that an exception ends
 
 
-def report_of(work: Callable[[], Trained]) -> Report:
+def report_of(work: Callable[[], Any]) -> Report:
     """Run `work` and say how it ended."""
     try:
         return Report("done", work(), at_s=time.monotonic())
@@ -125,7 +135,7 @@ def write_report(path: Path, report: Report) -> None:
     draft.rename(f"{path}.out")
 
 
-def _wait(pids: Sequence[int], paths: Sequence[Path]) -> list[Report]:
+def wait_for(pids: Sequence[int], paths: Sequence[Path]) -> list[Report]:
     """Return the reports of processes, when all have ended or nothing moves any more."""
     alive = dict(zip(pids, paths, strict=True))
     status: dict[int, int] = {}

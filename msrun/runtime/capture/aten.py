@@ -19,16 +19,23 @@ from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from msrun.errors import CaptureError
+from msrun.errors import CaptureError, ParallelError
 from msrun.runtime.capture.autocast import AUTOCAST_REGION
 from msrun.runtime.capture.dynamo import TracedCall
+from msrun.runtime.capture.marked_calls import MARK
 from msrun.runtime.sharding.operators.custom_function import CustomFunction, hook_as_function, without_gradient_modes
 from msrun.runtime.sharding.operators.rule import CHECKPOINT, user_line
 
 _NOTES = "custom"
 """node.meta key whose value torch copies from a traced node to what it becomes"""
+_IS_MARK = "msrun_mark"
+"""note of a mark: its numbers"""
+_WITHOUT = "a form without it (x / x.max() for x / x.max().item(), torch.where for a choice by values)"
+_LONGEST = 200
+"""Characters of an error of torch's"""
 _higher = torch.ops.higher_order
 _autocast = torch.amp.autocast_mode
+_inference_mode = torch.autograd.grad_mode._enter_inference_mode, torch.autograd.grad_mode._exit_inference_mode
 
 
 def trace_aten(traced: TracedCall, root: nn.Module) -> fx.GraphModule:
@@ -42,19 +49,26 @@ def trace_aten(traced: TracedCall, root: nn.Module) -> fx.GraphModule:
     samples = [mode.from_tensor(value, static_shapes=True) for value in traced.inputs]
     parameters = [index for index, value in enumerate(traced.inputs) if isinstance(value, nn.Parameter)]
     interpreter = _Interpreter(traced.graph, paths)
-    with mode, torch.enable_grad(), fx_traceback.preserve_node_meta():
-        module = make_fx(
-            partial(interpreter.run_flat, parameters),
-            tracing_mode="fake",
-            pre_dispatch=True,
-            _allow_non_fake_inputs=True,
-        )(*samples)
+    try:
+        with mode, torch.enable_grad(), fx_traceback.preserve_node_meta():
+            module = make_fx(
+                partial(interpreter.run_flat, parameters),
+                tracing_mode="fake",
+                pre_dispatch=True,
+                _allow_non_fake_inputs=True,
+            )(*samples)
+    except ParallelError:
+        raise
+    except Exception as error:  # torch's, in its own words; of the user's code only its operators run here
+        raise interpreter.explain(error) from error
     for node in reversed(module.graph.nodes):  # regions of autocast are notes on operators
         if node.target in (_autocast._enter_autocast, _autocast._exit_autocast):
             module.graph.erase_node(node)
     module.meta["functions"] = interpreter.functions  # operators name them by number alone
     for node in module.graph.nodes:
         node.meta |= node.meta.pop(_NOTES, None) or {}
+        if _IS_MARK in node.meta:
+            node.target, node.args = MARK, (node.args[0], *node.meta.pop(_IS_MARK))
     return module
 
 
@@ -70,7 +84,9 @@ class _Interpreter(fx.Interpreter):
         self._parameters: set[int] = outer._parameters if outer else set()
         self._is_grad_enabled: bool = outer._is_grad_enabled if outer else True
         self._autocasts: list[tuple[torch.autocast, Any]] = []
-        self._line = ""
+        self._inference: list[bool] = []
+        """whether gradients were recorded before each region of inference mode that is open"""
+        self._node: fx.Node | None = None
         self._notes: dict[str, Any] = dict(outer._notes) if outer else {}
         self._counter: list[int] = outer._counter if outer else [0]
         self.functions: list[CustomFunction] = outer.functions if outer else []
@@ -87,7 +103,9 @@ class _Interpreter(fx.Interpreter):
         known = [self._paths[key.partition("@")[0]] for key in stack if key.partition("@")[0] in self._paths]
         n.meta["nn_module_stack"] = {path: (path, kind) for path, kind in known}
         n.meta[_NOTES] = dict(self._notes)
-        self._line = user_line(n)
+        if n.target is MARK:
+            n.meta[_NOTES][_IS_MARK] = n.args[1:]
+        self._node = n
         for value in pytree.tree_leaves(n.meta.get("example_value")):
             if isinstance(value, _NUMBERS):
                 raise self._refusal(_name(n.target), "makes a Python number from a tensor's values")
@@ -108,6 +126,19 @@ class _Interpreter(fx.Interpreter):
             raise self._refusal("torch.autograd.grad", "takes gradients inside the forward pass")
         if isinstance(target, torch._ops.HigherOrderOperator):
             return self._higher_order(target, args, kwargs)
+        if target is _inference_mode[0]:
+            self._inference.append(self._is_grad_enabled)
+            self._is_grad_enabled &= not args[0]
+            return None
+        if target is _inference_mode[1]:
+            self._is_grad_enabled = self._inference.pop()
+            return None
+        if target is torch._C._log_api_usage_once:
+            return None
+        if not _is_operator(target):
+            raise self._refusal(*_no_operator(target))
+        if target is MARK:  # shows the memory of what it marks, so that no write into it is lost when it is taken out
+            target, args = torch.ops.aten.alias.default, args[:1]
         return self._checked(target, super().call_function, args, kwargs)
 
     def call_method(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -126,13 +157,27 @@ class _Interpreter(fx.Interpreter):
             args, kwargs = pytree.tree_map_only(Tensor, _without_gradient, (args, kwargs))
         return call(target, args, kwargs)
 
-    def _refusal(self, name: str, what: str) -> CaptureError:
+    def _refusal(self, name: str, what: str, instead: str = _WITHOUT) -> CaptureError:
         return CaptureError(
-            f"{name} {what}, which one graph for all ranks cannot hold: use a form without it (x / x.max() for "
-            "x / x.max().item(), torch.where for a choice by values), or "
-            'parallel_mode="data_parallel", which needs no capture',
-            where=self._line,
+            f"{name} {what}, which one graph for all ranks cannot hold: use {instead}, or "
+            'parallel_mode="data_parallel", which needs no capture, where the loss is a mean over rows',
+            where=self._line(),
         )
+
+    def explain(self, error: Exception) -> CaptureError:
+        """Say of an error of torch's where it was met."""
+        text = " ".join(str(error).split())
+        name = "an operator" if self._node is None else _name(self._node.target)
+        return self._refusal(name, f"raises {type(error).__name__} ({text[:_LONGEST]})")
+
+    def _line(self) -> str:
+        """Return the user's line of the node that runs; what enters a context has none, what stands in it does."""
+        node = self._node
+        while node is not None and node.op != "root":
+            if line := user_line(node):
+                return line
+            node = node.next
+        return ""
 
     # -- autocast -----------------------------------------------------------------------------------------------
 
@@ -206,10 +251,59 @@ class _Interpreter(fx.Interpreter):
 
 
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_OPERATORS = frozenset(
+    {
+        "_operator",
+        "builtins",
+        "math",
+        "torch",
+        "torch._C._fft",
+        "torch._C._linalg",
+        "torch._C._nested",
+        "torch._C._nn",
+        "torch._C._sparse",
+        "torch._C._special",
+        "torch._dynamo.utils",  # numpy's functions, as torch has them
+        "torch._linalg_utils",
+        "torch._lowrank",
+        "torch._numpy",
+        "torch.functional",
+        "torch.masked._ops",
+        "torch.nn._reduction",
+        "torch.nn.attention",  # which choose among kernels
+        "torch.nn.functional",
+        "torch.nn.init",
+        "torch.nn.modules.activation",
+        "torch.nn.modules.utils",
+        "torch.signal.windows.windows",
+        "torch.sparse",
+    }
+)
+"""Modules whose functions compute tensors from tensors and do nothing else."""
+
+
+def _is_operator(target: Any) -> bool:
+    if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return "c10d" not in str(target)
+    module = str(getattr(target, "__module__", None) or "torch")  # slots of tensors have none
+    return module in _OPERATORS or module.partition(".")[0] != "torch"
+
+
+def _no_operator(target: Any) -> tuple[str, str, str]:
+    """Return the name of something that is no operator, as the user knows it, what it does, and what to use instead."""
+    where = f"{getattr(target, '__module__', '')} {_name(target)} {target}"
+    if any(part in where for part in ("functorch", "forward_ad", "fwd_grad", "_saved_tensors_hooks_disable")):
+        what = "changes what the operators inside it mean"
+        return "torch.vmap or another transform of torch.func", what, "operators on the whole batch"
+    if "distributed" in where or "c10d" in where:
+        what = "sends what each rank has, in a network that is one for all ranks"
+        return f"torch.distributed ({_name(target)})", what, "the values themselves, which are those of the whole batch"
+    return _name(target), "is none of the operators that msrun knows", "operators of torch"
 
 
 def _name(target: Any) -> str:
-    return target if isinstance(target, str) else str(getattr(target, "__name__", target))
+    name = target if isinstance(target, str) else str(getattr(target, "__name__", target))
+    return name.removeprefix("wrapped_")  # numpy's, as dynamo calls them
 
 
 def _without_gradient(value: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import fx
@@ -19,6 +19,8 @@ from msrun.runtime.sharding.operators.selection import LikeInType
 _RESULTS = "batch_dims_of_results"
 _IS_MADE = "made_of_nothing"
 """node.meta: its values come from no input and no parameter; their shape alone may be the batch's."""
+_IS_SUMMED = "rows_are_summed"
+"""node.meta: its values come from the batch through an operator that has summed over all rows."""
 
 
 def trace_batch_rows(graph: fx.Graph, inputs: Collection[str]) -> None:
@@ -48,6 +50,23 @@ def trace_batch_rows(graph: fx.Graph, inputs: Collection[str]) -> None:
                 dims = [_place_by_size(tuple(result.shape), rows) for result in _tensors_of(node)]
             node.meta[BATCH_DIM] = dims[0]
             node.meta[_RESULTS] = dims
+            node.meta[_IS_SUMMED] = dims[0] == LOST and _has_summed(node, tensors)
+
+
+def rows_of_result(node: fx.Node, rows: Collection[int]) -> int | None:
+    """Return which dimension of a result holds the rows of the batch, by where the result stands in the graph.
+
+    Where the operators' rules do not say, dimension 0 does if it is as long as the batch. None: no dimension does.
+
+    Args:
+        rows: lengths of dimension 0 of the step's inputs.
+    """
+    dim: int | None = node.meta.get(BATCH_DIM, LOST)
+    if dim is not None and dim != LOST:
+        return dim
+    shape = node.meta["val"].shape
+    is_fixed = node.meta.get(_IS_SUMMED, False) or (dim is None and not node.meta.get(_IS_MADE, False))
+    return 0 if shape and shape[0] in rows and not is_fixed else None
 
 
 def refuse_lost_rows(graph: fx.Graph, parts: int) -> None:
@@ -105,6 +124,20 @@ def _of_results(node: fx.Node) -> list[int | None]:
     form = rule.form(operator_call(node))
     labels = {form.inputs[index][dim] for index, dim in held.items()}
     return [_place(row, labels) for row in (form.output, *form.others)][:count] or [LOST]
+
+
+def _has_summed(node: fx.Node, tensors: Sequence[fx.Node]) -> bool:
+    """Return whether a value without rows has none since they were summed over, here or before."""
+    held = [(index, dim) for index, tensor in enumerate(tensors) if (dim := tensor.meta[BATCH_DIM]) is not None]
+    lost = [tensors[index] for index, dim in held if dim == LOST]
+    if lost:
+        return len(lost) == len(held) and all(tensor.meta.get(_IS_SUMMED, False) for tensor in lost)
+    rule = find_rule(node.target)
+    if rule is None or read_mark(node) is not None:
+        return False
+    form = rule.form(operator_call(node))
+    labels = {form.inputs[index][dim] for index, dim in held}
+    return len(labels) == 1 and None not in labels and not labels & set(form.output)
 
 
 def _place(row: Labels, labels: Collection[str | None]) -> int | None:

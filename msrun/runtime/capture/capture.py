@@ -25,9 +25,11 @@ from msrun.runtime.capture.fakes import Fakes, GlobalShape, faked
 from msrun.runtime.capture.flattened_linear import unflatten_linears
 from msrun.runtime.capture.host_calls import HostOrDevice, assign_targets, note_functions
 from msrun.runtime.capture.marked_calls import TOP, marking, number_calls
+from msrun.runtime.capture.process_state import unchanged_process
 from msrun.runtime.capture.target import Target
 from msrun.runtime.capture.writes import make_functional
 from msrun.runtime.sharding.operators.dropout import number_dropouts
+from msrun.runtime.sharding.operators.rule import line_of_use, user_line
 from msrun.runtime.sharding.strategies import OperatorStrategy
 
 
@@ -60,12 +62,17 @@ def capture(
     _refuse_backward_hooks(root)
     leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
     given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    with faked(root, given, input_shapes, parameter_shapes) as fakes, marking(root, strategies or {}) as marked:
+    with (
+        faked(root, given, input_shapes, parameter_shapes) as fakes,
+        marking(root, strategies or {}) as marked,
+        unchanged_process({"cpu", *(fake.device.type for fake in fakes.inputs)}),
+    ):
         fake = iter(fakes.inputs)
         filled = [next(fake) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         call_args, call_kwargs = pytree.tree_unflatten(filled, spec)
-        unguarded = fakes.ids | {id(table) for table in marked.hooks}
+        unguarded = fakes.ids | {id(table) for table, _ in marked.hooks}
         traced = trace_call(target.call, call_args, call_kwargs, unguarded=unguarded)
+        traced.hooks = marked.hooks
         module = trace_aten(traced, root)
         roles = _Roles(traced, fakes, root, parameter_shapes)
     graph = roles.rewrite(module)
@@ -93,7 +100,7 @@ def capture(
         outputs=outputs,
         traced=traced,
         placeholders=roles.placeholders,
-        stored=frozenset(range(traced.stores.results, len(outputs))) - set(assigned),
+        stored=frozenset(range(len(outputs))) - traced.stores.results - set(assigned),
         buffer_updates=updates,
         assigned=assigned,
         assignment=assignment,
@@ -118,7 +125,8 @@ class _Roles:
         parameters = {id(value): name for name, value in root.named_parameters()}
         buffers = {id(value): name for name, value in root.named_buffers()} | fakes.names
         names = {name for name, _ in root.named_buffers(remove_duplicate=False)}
-        for value, source in zip(traced.inputs, traced.sources, strict=True):
+        nodes = [node for node in traced.graph.graph.nodes if node.op == "placeholder"]
+        for value, source, node in zip(traced.inputs, traced.sources, nodes, strict=True):
             if id(value) in of_inputs:
                 name = of_inputs[id(value)]
             elif isinstance(value, nn.Parameter) and (path := fakes.names.get(id(value))) is not None:
@@ -127,15 +135,18 @@ class _Roles:
                 if tuple(value.shape) != tuple(parameter_shapes.get(path, value.shape)):
                     raise CaptureError(
                         f"parameter {path} is read as {source}, past the module that has it, and this rank holds a "
-                        "part of it: read it through its module"
+                        "part of it: read it through its module",
+                        where=line_of_use(node),
                     )
                 name = _new(self.parameters, f"p_{path}", path)
             elif (path := buffers.get(id(value))) is not None and path in names:
                 name = _new(self.buffers, f"b_{path}", path)
-            elif source.startswith(("L['args']", "L['kwargs']")):
+            elif "L['args']" in source or "L['kwargs']" in source:
+                named = source.replace("L['args']", "args").replace("L['kwargs']", "kwargs")
                 raise CaptureError(
-                    f"argument {source[2:]} holds a tensor inside an object that torch.utils._pytree does not know: "
-                    "register its class there (register_dataclass), or pass a tuple or dict of tensors"
+                    f"argument {named} holds a tensor inside an object that torch.utils._pytree does not know: "
+                    "register its class there (register_dataclass), or pass a tuple or dict of tensors",
+                    where=line_of_use(node),
                 )
             else:
                 name = _new(self.constants, "c", value)
@@ -161,7 +172,9 @@ class _Roles:
             if node.op == "get_attr":
                 value = getattr(module, str(node.target))
                 if not isinstance(value, Tensor):
-                    raise CaptureError(f"{node.target} of the network cannot stand in a captured graph")
+                    raise CaptureError(
+                        f"{node.target} of the network cannot stand in a captured graph", where=line_of_use(node)
+                    )
                 constant = _new(self.constants, "c", value)
                 with graph.inserting_after(next(n for n in reversed(graph.nodes) if n.op == "placeholder")):
                     copies[node] = _placeholder(graph, constant)
@@ -205,7 +218,8 @@ def _settle_outputs(
         if old is None or old.shape != value.shape or old.dtype != value.dtype:
             raise CaptureError(
                 f"buffer {path} is {_describe(old)} before the forward pass and {_describe(value)} after it; give it "
-                "its final shape and type when the network is made"
+                "its final shape and type when the network is made",
+                where=user_line(new),
             )
         assigned[index] = canonical.get(path, path)
         if canonical.get(path, path) not in roles.buffers.values():  # it is written and not read
@@ -241,7 +255,7 @@ def _refuse_backward_hooks(root: nn.Module) -> None:
             raise CaptureError(
                 f"module {path or TOP} ({type(module).__name__}) has a backward hook, which a captured graph does not "
                 "call: register a hook on the tensor in forward (tensor.register_hook), or use "
-                'parallel_mode="data_parallel", which needs no capture'
+                'parallel_mode="data_parallel", which needs no capture, where the loss is a mean over rows'
             )
 
 

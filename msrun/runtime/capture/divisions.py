@@ -17,13 +17,15 @@ class Wrapper(Protocol):
     number: int
 
 
-def check_wrappers(graph: fx.Graph, wrappers: Sequence[Wrapper], inputs: Collection[str], results: int) -> None:
+def check_wrappers(
+    graph: fx.Graph, wrappers: Sequence[Wrapper], inputs: Collection[str], results: Collection[int]
+) -> None:
     """Check that the step hands its own batch to the wrappers and returns what they return; take their marks out.
 
     Args:
         wrappers: outermost first.
         inputs: names of the placeholders of the step's own batch.
-        results: the first so many outputs are the step's results.
+        results: indexes of the outputs that are the step's results.
 
     Raises:
         StrategyError: a wrapper is not called, or twice, on something that is computed, or its result is used.
@@ -45,7 +47,7 @@ def check_wrappers(graph: fx.Graph, wrappers: Sequence[Wrapper], inputs: Collect
             )
     own = {node for wrapper in wrappers for node in calls[wrapper.number][0][1]}
     output: Any = next(node for node in graph.nodes if node.op == "output").args[0]
-    for value in output[:results]:
+    for value in (output[index] for index in sorted(results)):
         if isinstance(value, fx.Node) and value not in own and skip_marks(value).name not in inputs:
             raise StrategyError(
                 "the step computes with the result of a network whose batch is divided (MicroBatchInterleaved, "

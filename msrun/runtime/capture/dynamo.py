@@ -25,13 +25,26 @@ import torch
 import torch._functorch.aot_autograd
 from torch import Tensor, fx, nn
 from torch._dynamo import config, convert_frame, guards
+from torch._dynamo.decorators import substitute_in_graph
 from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.hooks import Hooks
+from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.side_effects import SideEffects
+from torch._dynamo.source import NumpyTensorSource, RandomValueSource
 from torch._dynamo.utils import dynamo_timed, get_metrics_context
+from torch._dynamo.variables.base import (
+    AttributeMutationExisting,
+    ValueMutationExisting,
+    VariableTracker,
+)
+from torch._subclasses.fake_impls import register_op_impl
+from torch.fx.experimental.symbolic_shapes import PendingUnbackedSymbolNotFound
 from torch.nn.modules import transformer
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from msrun.errors import CaptureError, ParallelError
+from msrun.runtime.capture.marked_calls import NotWhileCapturing
+from msrun.runtime.sharding.operators.rule import line_of_use
 
 Call = Callable[..., Any]
 _CONFIG: dict[str, Any] = {
@@ -42,12 +55,34 @@ _CONFIG: dict[str, Any] = {
     "record_runtime_overhead": False,
     "reorderable_logging_functions": {print, warnings.warn},
     "suppress_errors": False,
+    "verbose": True,  # errors keep their traceback, in which what the network raised is found
 }
 _LOGGING = {"debug", "info", "warn", "error", "exception", "critical", "log"}
 _LONGEST = 300
 """Characters of a reason that dynamo gives."""
 _RAISED = re.compile(r"raised exception (\w+)\((['\"])(.*?)\2,?\)", re.DOTALL)
 """How dynamo tells that the network raises something."""
+_MET = re.compile(r"run FX node with fake tensors.*got (\w+)\((['\"])(.*?)\2", re.DOTALL)
+"""How dynamo tells that an operator of torch refuses what it is given."""
+_DRAWS = (
+    "it draws from Python's random, whose numbers every rank would draw for itself: draw them before the call and pass "
+    "them in, or use torch.rand"
+)
+_KNOWN = {
+    "Random.": _DRAWS,
+    "Pending unbacked symbols": _DRAWS,  # only a whole number drawn there is one
+    "torch.compiler.disable": (
+        "it calls what torch.compiler.disable keeps out of graphs (an AutoParallel inside: call the network itself "
+        "there)"
+    ),
+    "`manual_seed`": "it seeds the random numbers, which msrun gives each call of the network",
+    "trace_autograd_ops": "it takes gradients inside the forward pass",
+    "`pack_padded_sequence`": (
+        "pack_padded_sequence makes tensors whose sizes depend on the lengths: give the layer the padded batch, and "
+        "mask its results"
+    ),
+}
+"""Part of what dynamo says -> what it means."""
 _OWN_NAMES = ("MSRUN_CAPTURING", "_detect_is_causal_mask", "_is_fastpath_enabled")
 """Names whose value differs between a capture and a step: no guards of them."""
 
@@ -61,8 +96,8 @@ def _call(function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 class Stores:
     """What a call stores beside what it returns."""
 
-    results: int
-    """The first so many outputs of the graph are what the call returns; it stores the others."""
+    results: frozenset[int]
+    """The outputs of the graph that the call returns, whatever holds them; it stores the others."""
     buffers: dict[int, tuple[nn.Module, str]] = field(default_factory=dict)
     """output -> module and name of the buffer that it is assigned to"""
 
@@ -81,13 +116,19 @@ class TracedCall:
     _environment: Any
     _backend_id: str
     _guards: Any
+    hooks: Sequence[tuple[Mapping[int, Any], Mapping[int, Any]]] = ()
+    """Tables of hooks that held others, too, while the call was traced: what has to be in them, instead of guards."""
 
     def holds(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Return whether a call does what the traced one did; shapes of given tensors are the caller's to compare."""
+        if any(table != hooks for table, hooks in self.hooks):
+            return False
         return bool(self._guards.check({"function": function, "args": args, "kwargs": kwargs}))
 
     def why_not(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return the first guard that does not hold, as text; empty when all hold."""
+        if any(table != hooks for table, hooks in self.hooks):
+            return "the hooks of a module with a strategy are the same"
         failed = self._guards.check_verbose({"function": function, "args": args, "kwargs": kwargs})
         parts = [] if failed.result else failed.verbose_code_parts
         return _in_words(parts[0].partition("  #")[0].strip()) if parts else ""
@@ -118,13 +159,14 @@ def trace_call(
         config.patch(_config()),
         _watching_stores(found),
         _without_shortcuts(),
+        _without_tracebacks(),
     ):
         try:
             captured = convert_frame.fullgraph_capture(entry, (function, args, kwargs))
         except ParallelError:
             raise
-        except TorchDynamoException as error:
-            own = _own_error(error)
+        except (TorchDynamoException, PendingUnbackedSymbolNotFound) as error:
+            own = _own_error(error) or _users_error(error)
             if own is not None:
                 raise own from None
             raise explain(error, function) from error
@@ -133,17 +175,20 @@ def trace_call(
             raise CaptureError(
                 f"{name_of(function)} computes nothing with tensors: there is nothing to run in parallel"
             )
+        _refuse_python_draws(backend.graph_module, function)
         with _untimed():
             guards = output.build_guards(entry.__code__, Hooks(guard_filter_fn=_filter(unguarded)))
+    holds = guards.guard_manager
+    del guards.guard_manager  # for as long as a parameter lives, torch would keep every capture's guards and graph
     environment = _with_names(output.get_runtime_env(), output.f_globals)
     traced = TracedCall(
         backend.graph_module,
         [],
         [],
-        found[-1] if found else Stores(len(_outputs(backend.graph_module))),
+        found[-1] if found else Stores(frozenset(range(len(_outputs(backend.graph_module))))),
         environment,
         backend.backend_id,
-        guards.guard_manager,
+        holds,
     )
     traced.inputs = _given_to(traced, function, args, kwargs)
     traced.sources = [str(source.name) for source in _sources(backend.graph_module)]
@@ -194,10 +239,20 @@ def _sources(graph: fx.GraphModule) -> Iterator[Any]:
     return (node._dynamo_source for node in graph.graph.nodes if node.op == "placeholder")
 
 
+def _refuse_python_draws(graph: fx.GraphModule, function: Call) -> None:
+    """Refuse numbers that dynamo would let Python's own generator draw, before each run of the graph."""
+    for node in graph.graph.nodes:
+        if node.op == "placeholder" and isinstance(getattr(node, "_dynamo_source", None), RandomValueSource):
+            raise _cannot(function, _DRAWS, line_of_use(node))
+
+
 def _filter(unguarded: Collection[int]) -> Callable[[Sequence[Any]], list[bool]]:
     """Return what tells dynamo which guards to keep."""
 
     def keep(entries: Sequence[Any]) -> list[bool]:
+        for entry in entries:  # dynamo builds every guard twice, and compares the tensors that show an array meanwhile
+            if isinstance(entry.orig_guard.originating_source, NumpyTensorSource):
+                entry.orig_guard.obj_weakref = None
         left_out = {str(e.name) for e in entries if e.has_value and id(e.value) in unguarded and e.name}
         return [not any(own in e.name for own in _OWN_NAMES) and left_out.isdisjoint(_wholes(e.name)) for e in entries]
 
@@ -218,22 +273,58 @@ def _wholes(name: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _watching_stores(found: list[Stores]) -> Iterator[None]:
-    """Note what the call stores: dynamo writes the code for it after that for the results."""
-    original = SideEffects.codegen_update_mutated
+    """Note what the call stores: dynamo writes the code for it after that for the results.
+
+    Objects that the call makes are filled by that code, too: what the call returns in them are results.
+    """
+    original, original_suffix = SideEffects.codegen_update_mutated, OutputGraph.codegen_suffix
+    returned: list[Any] = []
+
+    def noting(self: Any, tx: Any, stack_values: list[Any], *rest: Any, **named: Any) -> None:
+        returned[:] = stack_values
+        original_suffix(self, tx, stack_values, *rest, **named)
 
     def watched(self: Any, cg: Any, *rest: Any, **named: Any) -> None:
         results = len(cg.graph_outputs)
         assigned = [item for variable in self._get_modified_vars() for item in _items(variable, cg)]
+        held = _tensors_in(returned, self)
         original(self, cg, *rest, **named)
         index_of = {id(entry.variable): entry.index for entry in cg.graph_outputs.values()}
         slots = {index_of[id(value)]: slot for slot, value in assigned if id(value) in index_of}
-        found.append(Stores(results, slots))
+        given = {entry.index for key, entry in cg.graph_outputs.items() if entry.index < results or key in held}
+        found.append(Stores(frozenset(given), slots))
 
     SideEffects.codegen_update_mutated = watched  # type: ignore[method-assign]
+    OutputGraph.codegen_suffix = noting  # type: ignore[method-assign]
     try:
         yield
     finally:
         SideEffects.codegen_update_mutated = original  # type: ignore[method-assign]
+        OutputGraph.codegen_suffix = original_suffix  # type: ignore[method-assign]
+
+
+def _tensors_in(values: Sequence[Any], effects: SideEffects) -> set[int]:
+    """Return the keys, as outputs of the graph, of the tensors in what a call returns and in new objects there."""
+    found: set[int] = set()
+    seen: dict[int, Any] = {}  # keeps what has been seen alive
+    todo = list(values)
+    while todo:
+        value = todo.pop()
+        value = value.unwrap() if isinstance(value, VariableTracker) else value
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
+        if isinstance(value, dict):
+            todo += value.values()
+        elif isinstance(value, list | tuple):
+            todo += value
+        elif isinstance(value, VariableTracker):
+            if value.is_tensor():
+                found.add(id(value.as_proxy()))
+            elif not isinstance(value.mutation_type, AttributeMutationExisting | ValueMutationExisting):
+                todo += [each for name, each in vars(value).items() if name not in value._nonvar_fields]
+                todo += effects.store_attr_mutations.get(value, {}).values()
+    return found
 
 
 @contextlib.contextmanager
@@ -268,6 +359,17 @@ def _without_shortcuts() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
+@contextlib.contextmanager
+def _without_tracebacks() -> Iterator[None]:
+    """Let torch not print where in its own code it found fault with an operator: the error says so."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
 def _items(variable: Any, cg: Any) -> Iterator[tuple[tuple[nn.Module, str], Any]]:
     """Yield (module, buffer) and new value of what a table of buffers gets."""
     source = getattr(variable, "source", None)
@@ -292,11 +394,37 @@ def _own_error(error: BaseException) -> ParallelError | None:
     return None
 
 
+def _users_error(error: BaseException) -> Exception | None:
+    """Return what the network itself raised, if it did: its callers may wait for just that type."""
+    step = error.__traceback__
+    while step is not None:
+        if step.tb_frame.f_code.co_name == "bubble_exception_to_interpreter":
+            raised: Any = step.tb_frame.f_locals.get("curr_exc")
+            try:
+                kind = raised.python_type()
+                made = kind(*(argument.as_python_constant() for argument in raised.args))
+            except Exception:  # noqa: BLE001  # an argument that only a run could tell, a class that wants others
+                return None
+            if not isinstance(made, Exception) or isinstance(made, StopIteration):
+                return None
+            if isinstance(made, NotWhileCapturing):
+                return CaptureError(str(made), where=where(error))
+            made.add_note(f"raised at {where(error)}, while msrun captured the network")
+            return made
+        step = step.tb_next
+    return None
+
+
 def explain(error: BaseException, function: Call) -> CaptureError:
     """Say in one line what could not be captured, where, and what to do instead."""
     text = str(error)
+    known = next((what for part, what in _KNOWN.items() if part in text), None)
     if raised := _RAISED.search(text):
         what = f"it raises {raised[1]}: {raised[3]}"
+    elif met := _MET.search(text):
+        what = f"torch raises {met[1]}: {met[3]}"
+    elif known is not None:
+        what = known
     elif "generator" in text.lower():
         what = "it draws from a generator of its own, not the network's random numbers: pass them in as an input"
     elif "data-dependent" in text.lower() or "item()" in text:
@@ -305,10 +433,14 @@ def explain(error: BaseException, function: Call) -> CaptureError:
         lines = [line.strip().removeprefix("Explanation: ") for line in text.splitlines()]
         what = ": ".join(filter(None, [str(getattr(error, "gb_type", "")), *lines[1:2], lines[0]][:2]))
         what = what if len(what) <= _LONGEST else what[: what.rindex(" ", 0, _LONGEST)] + " ..."
+    return _cannot(function, what, where(error))
+
+
+def _cannot(function: Call, what: str, line: str) -> CaptureError:
     return CaptureError(
         f"{name_of(function)} cannot be captured as one graph: {what}; change that construct, or use "
-        'parallel_mode="data_parallel", which needs no capture',
-        where=where(error),
+        'parallel_mode="data_parallel", which needs no capture, where the loss is a mean over rows',
+        where=line,
     )
 
 
@@ -321,3 +453,38 @@ def where(error: BaseException) -> str:
         return ""
     frame = frames[-1]
     return f"{frame.filename}:{frame.lineno}"
+
+
+# -- functions of torch that dynamo does not follow --------------------------------------------------------------------
+
+
+@substitute_in_graph(checkpoint_sequential, skip_signature_check=True)
+def _checkpoint_sequential(
+    functions: Any,
+    segments: int,
+    input: Any,
+    use_reentrant: bool | None = None,
+    **settings: Any,  # noqa: ARG001  # of random streams, which msrun gives each layer
+) -> Any:
+    """Do what torch's does: the last segment is not computed again."""
+    layers = list(functions.children()) if isinstance(functions, nn.Sequential) else list(functions)
+    size = len(layers) // segments
+    for start in range(0, size * (segments - 1), size):
+        input = checkpoint(_in_turn(layers[start : start + size]), input, use_reentrant=use_reentrant is not False)
+    return _in_turn(layers[size * (segments - 1) :])(input)
+
+
+def _in_turn(layers: Sequence[Call]) -> Call:
+    def run(value: Any) -> Any:
+        for layer in layers:
+            value = layer(value)
+        return value
+
+    return run
+
+
+@register_op_impl(torch.ops.aten._ctc_loss.Tensor)
+def _fake_ctc_loss(_mode: Any, _operator: Any, log_probabilities: Tensor, targets: Tensor, *_: Any, **__: Any) -> Any:
+    """Give the loss of every row; what it keeps for the backward pass, by the longest target, nobody asks."""
+    length, *rows, _classes = log_probabilities.shape
+    return log_probabilities.new_empty(rows), log_probabilities.new_empty((*rows, length, 2 * targets.shape[-1] + 1))

@@ -89,4 +89,9 @@ def _like(value: Tensor, shape: GlobalShape, device: torch.device) -> Tensor:
     fake = torch.empty(shape, dtype=value.dtype, device=device)
     if isinstance(value, nn.Parameter):
         return nn.Parameter(fake, value.requires_grad)
-    return fake.requires_grad_(value.requires_grad and value.is_floating_point())
+    return fake.requires_grad_(value.requires_grad)
+
+
+def forget_shapes() -> None:
+    """Let torch forget what operators make of the shapes that it has seen, which it keeps for ever."""
+    FakeTensorMode.cache_clear()

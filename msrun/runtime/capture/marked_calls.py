@@ -26,6 +26,13 @@ MSRUN_CAPTURING = False
 """True while a network is captured."""
 
 
+class NotWhileCapturing(RuntimeError):
+    """Something is called in a captured network that is for outside; a CaptureError with the user's line tells of it.
+
+    Dynamo traces the code that raises it, which an exception with a constructor of its own would end.
+    """
+
+
 @dataclass
 class MarkedCall:
     """One call that has a strategy."""
@@ -65,7 +72,8 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, Non
 
 
 _mark_operator.register_autograd(_backward)
-_MARK = torch.ops.msrun.mark.default
+MARK = torch.ops.msrun.mark.default
+"""In the captured graph, a view of all of what it marks."""
 _numbers = itertools.count()
 _functions: weakref.WeakValueDictionary[int, MarkedFunction] = weakref.WeakValueDictionary()
 
@@ -77,7 +85,7 @@ def new_number() -> int:
 
 def read_mark(node: fx.Node) -> Mark | None:
     """Return the mark that a captured node is, if it is one."""
-    if node.target is not _MARK:
+    if node.target is not MARK:
         return None
     return Mark(*node.args[1:])  # type: ignore[arg-type]
 
@@ -85,16 +93,16 @@ def read_mark(node: fx.Node) -> Mark | None:
 def mark(values: Any, number: int, *, leaves: bool) -> Any:
     """Return the same structure with every tensor marked, in order."""
     if isinstance(values, Tensor):  # as most are: dynamo follows every line of tree_flatten
-        return _MARK(values, number, 0, 1, leaves)
+        return MARK(values, number, 0, 1, leaves)
     if type(values) is tuple and not [value for value in values if not isinstance(value, Tensor)]:
         count = len(values)
-        return tuple([_MARK(values[index], number, index, count, leaves) for index in range(count)])
+        return tuple([MARK(values[index], number, index, count, leaves) for index in range(count)])
     flat, spec = pytree.tree_flatten(values)
     count = sum(isinstance(value, Tensor) for value in flat)
     index = 0
     for place, value in enumerate(flat):
         if isinstance(value, Tensor):
-            flat[place] = _MARK(value, number, index, count, leaves)
+            flat[place] = MARK(value, number, index, count, leaves)
             index += 1
     return pytree.tree_unflatten(flat, spec)
 
@@ -134,8 +142,12 @@ class Marking:
 
     names: dict[int, tuple[str, OperatorStrategy]]
     """number -> path and strategy of every marked module"""
-    hooks: list[Any]
-    """the tables of hooks of these modules"""
+    hooks: list[tuple[Mapping[int, Any], Mapping[int, Any]]]
+    """the tables of hooks of these modules that marks stand in, and the user's hooks there"""
+
+
+_MARKED_TABLES = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks")
+"""Attributes of a module that hold its marks while it is captured."""
 
 
 @contextlib.contextmanager
@@ -156,10 +168,10 @@ def marking(root: nn.Module, strategies: Mapping[str, OperatorStrategy]) -> Iter
         found.names[number] = name or TOP, strategy
         before, after = hooks(number)
         module = root.get_submodule(name)
+        found.hooks += [(table, dict(table)) for table in map(vars(module).__getitem__, _MARKED_TABLES)]
         # around those of the user: what enters and leaves the module as its callers see it
         handles.append(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
         handles.append(module.register_forward_hook(after))
-        found.hooks += [table for key, table in vars(module).items() if "_hooks" in key]
     MSRUN_CAPTURING = True
     try:
         yield found
@@ -211,7 +223,7 @@ def read_region_mark(node: fx.Node) -> Mark | None:
 
 def skip_marks(node: fx.Node) -> fx.Node:
     """Return what a value is apart from marks."""
-    while node.target is _MARK:
+    while node.target is MARK:
         node = node.args[0]  # type: ignore[assignment]
     return node
 

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, fx
 
 from msrun.errors import CaptureError
-from msrun.runtime.sharding.operators.rule import CHECKPOINT, operator_call
+from msrun.runtime.capture.marked_calls import MARK
+from msrun.runtime.sharding.operators.custom_function import HOOK, OPERATOR, find_function
+from msrun.runtime.sharding.operators.rule import CHECKPOINT, operator_call, user_line
 
 aten = torch.ops.aten
 BATCH_NORM_ARGUMENTS = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
@@ -39,7 +41,8 @@ def make_functional(graph: fx.Graph, buffers: Mapping[str, str]) -> dict[str, fx
         Placeholder name of every buffer that is written -> its last value.
 
     Raises:
-        CaptureError: an operator that writes and has no such twin, or that writes into an input or a parameter.
+        CaptureError: an operator that writes and has no such twin, or that writes into an input or a parameter; a
+            write whose memory cannot be followed to the value that has it, which nobody would read.
     """
     return _Writes(graph, buffers).run()
 
@@ -58,12 +61,21 @@ class _Writes:
         """what was added to carry new values; some of it nobody reads"""
         self._alias: dict[fx.Node, fx.Node] = {}
         """new value, or view of one -> the node whose memory it was written to"""
+        self._hooked: set[fx.Node] = set()
+        """what owns the memory of a tensor that has a hook: under its name later readers find another value"""
+        self._first: dict[int, fx.Node] = {}
+        """memory -> the first value that shows it"""
+        for node in graph.nodes:
+            if isinstance(value := node.meta.get("val"), Tensor):
+                self._first.setdefault(_memory(value), node)
 
     def run(self) -> dict[str, fx.Node]:
         for node in list(self._graph.nodes):
             written = self._written(node)
             if self._value:
                 self._read_newest(node, written)
+            if node.target is OPERATOR and find_function(node.args[1]).name == HOOK:
+                self._hooked.add(self._owner(node.args[0][0]))
             if _source(node) is not None:
                 self._seen[node] = self._version.get(self._owner(node), 0), node
             if node.target is aten.batch_norm.default:
@@ -83,7 +95,10 @@ class _Writes:
     def _written(self, node: fx.Node) -> fx.Node | None:
         if node.op != "call_function" or not getattr(getattr(node.target, "_schema", None), "is_mutable", False):
             return None
-        given = node.args[0] if node.args else None
+        call = operator_call(node)
+        schema = node.target._schema  # type: ignore[union-attr]
+        written = [each.name for each in schema.arguments if each.alias_info and each.alias_info.is_write]
+        given = call.argument(written[0]) if len(written) == 1 else None
         if not isinstance(given, fx.Node):
             raise self._cannot_write(node, "several tensors at once")
         return given
@@ -95,7 +110,7 @@ class _Writes:
             if new is not old and old is not written:
                 node.replace_input_with(old, new)
         if written is not None and newest[written] is not written:  # others may read it under the same name
-            node.args = (newest[written], *fx.node.map_arg(node.args[1:], lambda n: newest[n]))
+            node.args, node.kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: newest[n])
 
     def _read(self, node: fx.Node, before: fx.Node) -> fx.Node:
         """Return what shows the present value of a node, made before a reader of it."""
@@ -126,15 +141,13 @@ class _Writes:
             return self._graph.node_copy(node, lambda n: new if n is source else n)
 
     def _write(self, node: fx.Node, written: fx.Node) -> None:
-        target = node.target
-        name = str(target)
-        packet, overload = name.removeprefix("aten.").rsplit(".", 1)
-        twin = _TWINS.get(target, getattr(getattr(aten, packet.rstrip("_"), None), overload, None))  # type: ignore[call-overload]
-        if twin is None or twin._schema.is_mutable:
+        twin = _returning(node.target)
+        if twin is None:
             raise self._cannot_write(node, "a tensor")
         self._check_memory(node, written)
         node.target = twin
         value, wanted = node.meta["val"], written.meta["val"]
+        node.kwargs = {name: given for name, given in node.kwargs.items() if name != "out"}
         if twin is aten.copy.default:  # which has no derivative
             node.target, node.args, node.kwargs = aten.expand.default, (node.args[1], list(wanted.shape)), {}
         elif twin is aten.bernoulli.p and len(node.args) == 1 and "p" not in node.kwargs:
@@ -143,6 +156,8 @@ class _Writes:
         elif twin is aten.zero.default:
             node.target = aten.zeros_like.default
         result = _run(node)
+        if isinstance(result, Tensor) and result.shape != wanted.shape:
+            raise self._cannot_write(node, f"the size of a tensor (out= of {tuple(wanted.shape)})")
         new = node
         if isinstance(result, Tensor) and result.dtype != wanted.dtype:
             with self._graph.inserting_after(node):
@@ -163,12 +178,14 @@ class _Writes:
         given = tuple(call.argument(name) for name in BATCH_NORM_ARGUMENTS)
         with self._graph.inserting_before(node):
             whole = self._graph.call_function(aten._native_batch_norm_legit_functional.default, given)
-            whole.meta = {**node.meta, "val": (value, *(of_channels,) * 4), "operator": str(node.target)}
+            shown = (value, of_channels, of_channels, of_channels, var.meta["val"])
+            whole.meta = {**node.meta, "val": shown, "operator": str(node.target)}
             results = {index: self._graph.call_function(operator.getitem, (whole, index)) for index in (0, 3, 4)}
         for index, result in results.items():
             result.meta = {**node.meta, "val": whole.meta["val"][index]}
         node.replace_all_uses_with(results[0])
         self._graph.erase_node(node)
+        self._first[_memory(value)] = results[0]
         for index, written in ((3, mean), (4, var)):
             self._check_memory(whole, written)
             self._alias[results[index]] = self._written_to(written)
@@ -176,6 +193,16 @@ class _Writes:
 
     def _check_memory(self, node: fx.Node, written: fx.Node) -> None:
         owner = self._owner(written)
+        first = self._first.get(_memory(written.meta["val"]))
+        if owner.target in _ALWAYS_VIEWS or (first is not None and self._owner(first) is not owner):
+            raise CaptureError(
+                f"{operator_call(node).operator} writes into memory whose owner is lost ({owner} for {first}), so that "
+                "nobody would read it; this is a fault of msrun: please report it, and use "
+                'parallel_mode="data_parallel" until then',
+                where=user_line(node),
+            )
+        if owner in self._hooked:
+            raise self._cannot_write(node, "a tensor after its register_hook, under a name that it had before,")
         if owner.op == "placeholder" and owner.name not in self._buffers:
             kind, _, name = owner.name.partition("_")
             what = {"p": f"parameter {name}", "input": f"tensor {name} of the call"}.get(
@@ -217,7 +244,8 @@ class _Writes:
         if owner.name in self._buffers and CHECKPOINT in node.meta:
             raise CaptureError(
                 f"a block under torch.utils.checkpoint changes buffer {self._buffers[owner.name]}, which torch changes "
-                "again when it runs the block again: use msrun.runtime.recompute(module), which changes it once"
+                "again when it runs the block again: use msrun.runtime.recompute(module), which changes it once",
+                where=user_line(node),
             )
         self._value[owner] = value
         self._version[owner] = self._version.get(owner, 0) + 1
@@ -228,8 +256,27 @@ class _Writes:
         return CaptureError(
             f"{operator_call(node).operator.removesuffix('.default')} changes {what} in the forward pass, which a "
             "captured graph does not keep: use the form that returns a new tensor, or "
-            'parallel_mode="data_parallel", which needs no capture'
+            'parallel_mode="data_parallel", which needs no capture, where the loss is a mean over rows',
+            where=user_line(node),
         )
+
+
+def _returning(target: Any) -> torch._ops.OpOverload | None:
+    """Return the operator that gives back what this one writes; None where there is none."""
+    if target in _TWINS:
+        return _TWINS[target]
+    packet, overload = str(target).removeprefix("aten.").rsplit(".", 1)
+    of_packet = getattr(aten, packet.removesuffix("_"), None)
+    twin = getattr(of_packet, overload, None)
+    if overload.endswith("out") and of_packet is not None:
+        given = [(each.name, str(each.type)) for each in target._schema.arguments if not each.is_out]
+        others = (getattr(of_packet, name) for name in of_packet.overloads())
+        twin = next((o for o in others if [(a.name, str(a.type)) for a in o._schema.arguments] == given), None)
+    return None if twin is None or twin._schema.is_mutable else twin
+
+
+def _memory(value: Tensor) -> int:
+    return int(value.untyped_storage()._cdata)
 
 
 def _run(node: fx.Node) -> Any:
@@ -247,13 +294,14 @@ def _source(node: fx.Node) -> fx.Node | None:
     if view.op != "call_function" or schema is None or schema.is_mutable or not view.args:
         return None
     source = view.args[0]
-    if not isinstance(source, fx.Node) or all(returned.alias_info is None for returned in schema.returns):
+    is_view = view.target is MARK or any(returned.alias_info is not None for returned in schema.returns)
+    if not isinstance(source, fx.Node) or not is_view:
         return None
     shown, shows = node.meta.get("val"), source.meta.get("val")
     if not isinstance(shown, Tensor) or not isinstance(shows, Tensor):
         return None
     # `reshape`, `contiguous` and `to` are views or copies as it comes
-    return source if shown.untyped_storage()._cdata == shows.untyped_storage()._cdata else None
+    return source if _memory(shown) == _memory(shows) else None
 
 
 # -- the other way round: what becomes of a tensor when a view of it is written ----------------------------------------
@@ -334,8 +382,15 @@ def _permuted(graph: fx.Graph, argument: Argument, base: fx.Node, value: fx.Node
     return graph.call_function(aten.permute.default, (value, [dims.index(dim) for dim in range(ndim)]))
 
 
+_SOMETIMES_VIEWS = (
+    aten.contiguous.default,
+    aten.to.dtype,
+    aten.reshape.default,
+    aten.flatten.using_ints,
+)
+"""Operators whose result is a view or a copy, as it comes."""
 _PUTS: dict[Any, _Put] = {
-    **dict.fromkeys((aten.alias.default, aten.contiguous.default, aten.to.dtype, aten.view_as.default), _same),
+    **dict.fromkeys((MARK, aten.alias.default, aten.contiguous.default, aten.to.dtype, aten.view_as.default), _same),
     **dict.fromkeys(
         (
             aten.view.default,
@@ -357,3 +412,10 @@ _PUTS: dict[Any, _Put] = {
     aten.t.default: _turned,
     aten.permute.default: _permuted,
 }
+_ALWAYS_VIEWS = (
+    *(each for each in _PUTS if each not in _SOMETIMES_VIEWS),
+    aten.detach.default,
+    aten.expand.default,
+    aten.as_strided.default,
+)
+"""Operators whose result never has memory of its own."""

@@ -1,4 +1,8 @@
-"""Writing beside the training: a copy of what is to be written, one thread, a group of its own for its messages."""
+"""Writing beside the training: a copy of what is to be written, one thread, a group of its own for its messages.
+
+The copy is complete before the training goes on, as `torch.distributed.checkpoint.async_save` stages it: nothing tells
+us of every write that may follow (those through `.data` leave no mark on a tensor).
+"""
 
 from __future__ import annotations
 
@@ -10,15 +14,12 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from msrun.errors import CheckpointError, ParallelError
 from msrun.runtime.agreement import describe
-from msrun.runtime.checkpoint.tensor_key import TensorKey, flat_name
+from msrun.runtime.checkpoint.tensor_key import TensorKey
 from msrun.runtime.checkpoint.writing import Writing, explain
-from msrun.runtime.optim.of_parts import before_steps_in_backward
 from msrun.runtime.parallel.parameters.network_state import Chunk
-from msrun.runtime.server.stepping import before_remote_steps
 from msrun.runtime.world import at_release
 
 _TIMEOUT_S = 86400.0
@@ -27,40 +28,22 @@ _log = logging.getLogger("msrun.runtime")
 
 
 class BackgroundWriter:
-    """Writes one checkpoint at a time. Its messages go over a gloo group that nothing else uses.
-
-    What only optimizers change is copied by the thread, while the training computes; an optimizer's step waits for the
-    copies. All else, such as running means, is copied before the training goes on.
-    """
+    """Writes one checkpoint at a time. Its messages go over a gloo group that nothing else uses."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._failure: str | None = None
         self._group: dist.ProcessGroup | None = None
         self._copies: dict[TensorKey, Tensor] = {}
-        self._is_copied = threading.Event()
-        self._is_copied.set()
-        self._is_hooked = False
 
     def start(self, writing: Writing) -> None:
-        """Write it while the training goes on. All ranks call it together, after `wait`."""
+        """Copy it, and write the copy while the training goes on. All ranks call it together, after `wait`."""
         if self._group is None and dist.is_initialized():
             self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=_TIMEOUT_S))
-        if not self._is_hooked:
-            register_optimizer_step_pre_hook(lambda *_: self.settle())
-            before_steps_in_backward.append(self.settle)
-            before_remote_steps(lambda _optimizer: self.settle())  # which bring new values before other hooks run
-            self._is_hooked = True
-        now = {key: self._copy(key, part) for key, part in writing.parts.items() if key not in writing.steady}
-        versions = {key: writing.parts[key].tensor._version for key in writing.steady}
-        self._is_copied.clear()
+        copied = writing.with_parts({key: self._copy(key, part) for key, part in writing.parts.items()})
         # Not a daemon: the end of the process waits for it.
-        self._thread = threading.Thread(target=self._write, args=(writing, now, versions), name="msrun-checkpoint")
+        self._thread = threading.Thread(target=self._write, args=(copied,), name="msrun-checkpoint")
         self._thread.start()
-
-    def settle(self) -> None:
-        """Wait until what is being saved may change."""
-        self._is_copied.wait()
 
     def wait(self) -> None:
         """Wait for the checkpoint that is being written, if one is.
@@ -103,25 +86,12 @@ class BackgroundWriter:
         value = part.tensor.detach()
         copy = self._copies.get(key)
         if copy is None or copy.shape != value.shape or copy.dtype != value.dtype:
-            copy = self._copies[key] = torch.empty(value.shape, dtype=value.dtype)
+            copy = self._copies[key] = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
         return Chunk(copy.copy_(value), part.box)
 
-    def _write(self, writing: Writing, now: dict[TensorKey, Chunk], versions: dict[TensorKey, int]) -> None:
-        fault = None
+    def _write(self, writing: Writing) -> None:
         try:
-            later = {key: self._copy(key, writing.parts[key]) for key in versions}
-            changed = next(
-                (key for key, version in versions.items() if writing.parts[key].tensor._version != version), None
-            )
-            if changed is not None:
-                fault = (
-                    f"{flat_name(changed)} was changed while it was copied, and not by an optimizer's step: change it "
-                    "at another time, or save without async_save"
-                )
-        finally:
-            self._is_copied.set()
-        try:
-            writing.with_parts({key: later.get(key) or now[key] for key in writing.parts}).run(self._group, fault)
+            writing.run(self._group)
         except CheckpointError as error:
             self._failure = str(error)
         except (ParallelError, OSError, RuntimeError) as error:  # the group's: another rank has gone

@@ -26,6 +26,7 @@ from msrun.runtime.parts.part import Part
 from msrun.runtime.parts.part_functions import as_part
 from msrun.runtime.server.remote import RemoteParameter, find_remote
 from msrun.runtime.server.stepping import before_remote_steps
+from msrun.runtime.tensors.plain_tensors import local_part
 from msrun.runtime.world import world
 
 StateReader = Callable[[], dict[int, dict[str, Any]]]
@@ -57,7 +58,7 @@ def find_optimizer_state(
         cut: list[str] = []
         values: dict[str, Any] = {}
         for key, value in optimizer.state.get(parameter, {}).items():
-            if isinstance(value, Tensor) and value.dim() > 0 and value.shape == parameter.shape:
+            if isinstance(value, Tensor) and value.dim() > 0 and local_part(value).shape == local_part(parameter).shape:
                 parts[key_of(network, name, key)] = find_chunk(value, find_box(parameter))
                 cut.append(key)
             else:

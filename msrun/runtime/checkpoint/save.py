@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from msrun.errors import CheckpointError
 from msrun.runtime.agreement import attempt, gather
@@ -20,7 +20,7 @@ from msrun.runtime.checkpoint.catalogue import Held, list_held
 from msrun.runtime.checkpoint.directory import Manifest, PlaceOfRanks, Position
 from msrun.runtime.checkpoint.optimizer_state import complete_state, find_optimizer_state
 from msrun.runtime.checkpoint.places import Place, find_places, own_place
-from msrun.runtime.checkpoint.tensor_key import NETWORK, OPTIMIZER, TensorKey, key_of
+from msrun.runtime.checkpoint.tensor_key import NETWORK, TensorKey, key_of
 from msrun.runtime.checkpoint.torch_saving import to_bytes
 from msrun.runtime.checkpoint.writing import Writing, explain, needed_parts, share_out
 from msrun.runtime.nn.random_state import State, take_random_state
@@ -74,12 +74,11 @@ def save_checkpoint(
             rank writes the parts that it holds, each part once; with paths of their own, the ranks' directories are a
             checkpoint together. Both resume on any number of ranks. A network with parameters marked
             `layerwise_parallel`, which have no whole, is always written as a directory.
-        async_save: True: return at once and write beside the training, from a copy of this rank's share in the host's
-            memory. Parameters and optimizer state are copied beside the training too: the next step of any optimizer
-            waits for the copies, and a change by other means before they are made is an error. The next save waits for
-            this one, and so do `release()` and the end of the process; they also raise what went wrong. The copy's
-            memory is kept for the next save. "thread" and "process", MindSpore's words, mean the same: the thread
-            holds no lock of Python while it writes.
+        async_save: True: return as soon as this rank's share is copied to the host's memory, and write the copy beside
+            the training, which may change anything meanwhile. The next save waits for this one, and so do `release()`
+            and the end of the process; they also raise what went wrong. The copy's memory is kept for the next save.
+            "thread" and "process", MindSpore's words, mean the same: the thread holds no lock of Python while it
+            writes.
 
     Raises:
         CheckpointError: it could not be written, such as on a full disk; the same on every rank. Checkpoints
@@ -184,9 +183,6 @@ def _prepare(
     held = [[entry for entry in rank.held if entry[0][-1] not in tied or entry[0][0] != NETWORK] for rank in told]
     catalogues = share_out(places, held, is_integrated=is_integrated, order=order)
     needed = needed_parts(catalogues, parts, get_rank())
-    parameters = {
-        key_of(network_state, n) for n, tensor in network_state.tensors.items() if isinstance(tensor, nn.Parameter)
-    }
     index = own_place(places, get_rank())
     own, is_whole = places[index], is_integrated or len(places) == 1
     return Writing(
@@ -207,7 +203,6 @@ def _prepare(
             own=cut_by_hand,
         ),
         is_integrated,
-        frozenset(key for key in needed if key in parameters or OPTIMIZER in key[:2]),
     )
 
 

@@ -57,8 +57,6 @@ class Writing:
     """name -> name of the same tensor of the network, which is written in its stead."""
     manifest: Manifest
     is_integrated: bool
-    steady: frozenset[TensorKey] = frozenset()
-    """Of the parts, those that only an optimizer's step changes."""
     then: Callable[[], None] = lambda: None
     """What a leader does when its checkpoint has its name."""
 
@@ -66,11 +64,8 @@ class Writing:
         """Return the same with other tensors of the same values."""
         return replace(self, parts=parts)
 
-    def run(self, group: Group = None, fault: str | None = None) -> None:
+    def run(self, group: Group = None) -> None:
         """Write it. All ranks call it together.
-
-        Args:
-            fault: why this rank cannot write.
 
         Raises:
             CheckpointError: it could not be written; the same on every rank, and earlier ones are as they were.
@@ -80,8 +75,6 @@ class Writing:
         is_leader = get_rank() == self.own.leader
 
         def start() -> int:
-            if fault is not None:
-                raise CheckpointError(fault)
             return start_writing(final, is_file=self.is_integrated)[1] if is_leader else 0
 
         try:

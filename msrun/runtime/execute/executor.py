@@ -284,6 +284,15 @@ class Executor:
             for copy in step.copies
         ]
 
+    def results_with_gradient(self, step: Step) -> frozenset[int]:
+        """Return the indexes of the results that gradients flow back from, after a forward pass for training."""
+        (copy, *_) = step.copies
+        return frozenset(
+            index
+            for index, value in enumerate(self._program.outputs)
+            if isinstance(value, fx.Node) and self.runner.requires_grad(step, copy, value.name)
+        )
+
     def _result(self, step: Step, copy: Copy, value: Any, *, leaves_late: bool) -> Any:
         if not isinstance(value, fx.Node):
             return value

@@ -17,6 +17,7 @@ class Probe(Protocol):
         self,
         function: Callable[..., Any],
         differentiate: Callable[..., tuple[Any, Any]],
+        positions: Sequence[int],
         weights: Sequence[Tensor],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],

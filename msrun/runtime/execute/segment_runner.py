@@ -166,6 +166,11 @@ class SegmentRunner:
             copy.values[name] = copy.arriving.pop(name).wait()
         return copy.values[name]
 
+    def requires_grad(self, step: Step, copy: Copy, name: Name) -> bool:
+        """Return whether gradients flow back from a value; it is not waited for."""
+        late = copy.arriving.get(name)
+        return late.requires_grad if late is not None else self.read(step, copy, name).requires_grad
+
     def _compute_again(self, step: Step, copy: Copy, index: int, replay: Replay) -> None:
         if index not in replay.segments:
             return

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from msrun.runtime.execute.gradients import StepParameters
 from msrun.runtime.execute.host_thread import HostTask
+from msrun.runtime.execute.phase import is_verifying
 from msrun.runtime.execute.row_gradients import added
 from msrun.runtime.execute.tensor_future import TensorFuture
 from msrun.runtime.schedule.replay import SavedResults
@@ -70,7 +71,7 @@ class ValueOnItsWay(TensorFuture):
 
     def __init__(self, future: TensorFuture, requires_grad: bool) -> None:
         self._future = future
-        self._requires_grad = requires_grad
+        self.requires_grad = requires_grad
 
     @property
     def dtype(self) -> torch.dtype:
@@ -80,11 +81,11 @@ class ValueOnItsWay(TensorFuture):
     @property
     def is_number_on_host(self) -> bool:
         """Whether it is a scalar with a gradient, and waiting for it would hold this process up."""
-        return self._requires_grad and self._future.is_number_on_host
+        return self.requires_grad and self._future.is_number_on_host
 
     def wait(self) -> Tensor:
         """Return the arrived value as a leaf."""
-        return self._future.wait().detach().requires_grad_(self._requires_grad)
+        return self._future.wait().detach().requires_grad_(self.requires_grad)
 
 
 def arrived(value: Any) -> Any:
@@ -111,6 +112,8 @@ class Step:
     """group of parameters -> what reads them on the host and may not be done yet"""
     tasks: list[HostTask] = field(default_factory=list)
     """Of the backward pass, on the host."""
+    is_verified: bool = field(default_factory=is_verifying.get)
+    """Run for verification: it counts as none. Autograd may run the backward pass in a thread without this context."""
 
     def wait_for_readers(self, group: int) -> None:
         """Wait until the host has done what reads a group of parameters."""

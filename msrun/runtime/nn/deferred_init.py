@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from msrun.errors import ParallelError
 from msrun.runtime.nn.random_stream import torchs_numbers
 from msrun.runtime.nn.tape import Entry, Tape, tape_of
-from msrun.runtime.tensors.plain_tensors import plain
+from msrun.runtime.tensors.plain_tensors import plain, plain_tensors
 from msrun.runtime.tensors.put_value import put_value
 from msrun.runtime.world import device
 
@@ -208,7 +208,8 @@ def replay_deferred(
 
     def taker(name: str, meta: Tensor) -> Callable[[Tensor], None]:
         def take(flat: Tensor) -> None:
-            whole = flat.as_strided(meta.shape, meta.stride(), meta.storage_offset())
+            with plain_tensors():  # of one that is this rank's rows by itself, such as a table's
+                whole = flat.as_strided(meta.shape, meta.stride(), meta.storage_offset())
             place = CPU if name in on_host else device()
             kept.append((name, cut(name, whole).to(place, copy=True, memory_format=torch.contiguous_format)))
 

@@ -71,10 +71,18 @@ def replaced_for_now(root: nn.Module, values: Mapping[int, nn.Parameter]) -> Ite
 
 def follow_now() -> None:
     """Let the optimizers that are there follow, so that their `zero_grad` and groups are right before a first step."""
-    for found in gc.get_objects():
-        # one that stands in for another during a step has a generator of groups, which must not be read here
-        if issubclass(type(found), torch.optim.Optimizer) and isinstance(getattr(found, "param_groups", None), list):
-            follow(found)
+    for found in living_optimizers():
+        follow(found)
+
+
+def living_optimizers() -> list[torch.optim.Optimizer]:
+    """Return the optimizers of this process; it takes a look at every object."""
+    # one that stands in for another during a step has a generator of groups, which must not be read here
+    return [
+        found
+        for found in gc.get_objects()
+        if issubclass(type(found), torch.optim.Optimizer) and isinstance(getattr(found, "param_groups", None), list)
+    ]
 
 
 def follow(optimizer: torch.optim.Optimizer) -> None:

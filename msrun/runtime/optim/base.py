@@ -12,6 +12,7 @@ from msrun.errors import StrategyError
 from msrun.runtime.nn.replaced import follow
 from msrun.runtime.optim.host_steps import find_offload, offload
 from msrun.runtime.optim.memory import OptimizerMemory, memory_of
+from msrun.runtime.tensors.plain_tensors import local_part
 
 TARGETS = ("cpu", "device")
 
@@ -87,7 +88,7 @@ def check_gradients(parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -
             f"optimizer: {len(gradients)} gradients for {len(parameters)} parameters; give one for each, in order"
         )
     for index, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
-        if gradient.shape != parameter.shape:
+        if local_part(gradient).shape != local_part(parameter).shape:
             raise StrategyError(
                 f"optimizer: gradient {index} has shape {tuple(gradient.shape)} but its parameter "
                 f"{tuple(parameter.shape)}; give the gradients that value_and_grad returned"

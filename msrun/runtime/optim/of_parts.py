@@ -1,4 +1,4 @@
-"""Optimizers of cut parameters: their state is cut too, and those that look at all of them as one are refused."""
+"""Optimizers of cut parameters: their state is cut too, and those that look at all of them as one get wholes."""
 
 from __future__ import annotations
 
@@ -44,12 +44,9 @@ _ELEMENTWISE = (
     FTRL,
 )
 """Their steps are right on parts, so they run without asking `Part` about every operation."""
-_OF_ALL_AT_ONCE = (torch.optim.LBFGS,)
 _settled: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
 """optimizer -> how many parts it trained when its state was last looked at; _LOADED: its state came in since"""
 _LOADED = -1
-before_steps_in_backward: list[Callable[[], None]] = []
-"""Called before steps that pass the hooks of optimizers by."""
 
 
 @functools.cache
@@ -62,8 +59,6 @@ def watch_optimizers() -> None:
 
 def step_parameters(optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
     """Step some of an optimizer's parameters, past the hooks that users and schedulers have put around its step."""
-    for call in before_steps_in_backward:
-        call()
     settle(optimizer)
     chosen = {id(parameter) for parameter in parameters}
     groups = (
@@ -89,6 +84,8 @@ def _before_step(
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     follow(optimizer)
     settle(optimizer)
+    if isinstance(optimizer, torch.optim.LBFGS):
+        return _without_dtensors(optimizer, args, kwargs)
     if isinstance(optimizer, LOOK_AT_WHOLES):
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         may_be_cut = len(args) > 1 or kwargs  # by a closure whose call is AutoParallel's first
@@ -97,34 +94,58 @@ def _before_step(
     return None
 
 
-def settle(optimizer: Optimizer) -> None:
-    """Cut what an optimizer keeps of parameters that were whole when it was made or loaded.
+def _without_dtensors(
+    optimizer: torch.optim.LBFGS, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Refuse LBFGS on DTensors, whose products torch takes of one rank's parts; its closure may be the first call.
 
     Raises:
-        StrategyError: an optimizer whose step looks at whole tensors.
+        StrategyError: it has some.
     """
+
+    def check() -> None:
+        if any(isinstance(value, DTensor) for group in optimizer.param_groups for value in group["params"]):
+            raise StrategyError(
+                "torch.optim.LBFGS reads all parameters as one vector, which FSDP2's DTensors do not give: use "
+                'parallel_mode="semi_auto" with hsdp, or data_parallel without it'
+            )
+
+    def checked(closure: Callable[[], Any]) -> Callable[[], Any]:
+        def call() -> Any:
+            found = closure()
+            follow(optimizer)
+            check()
+            return found
+
+        return call
+
+    check()
+    named = {key: checked(value) if key == "closure" else value for key, value in kwargs.items()}
+    return (args[0], *map(checked, args[1:])), named
+
+
+def settle(optimizer: Optimizer) -> None:
+    """Cut what an optimizer keeps of parameters that were whole when it was made, loaded or stepped first."""
     parts = _parts_of(optimizer)
     before = _settled.get(optimizer)
-    if before == len(parts):
+    if before == len(parts) and (not parts or inspect.unwrap(type(optimizer).step) in _elementwise_steps()):
         return
     _refuse_deferred(optimizer)
     if not parts:
         _settled[optimizer] = 0
         return
-    if isinstance(optimizer, _OF_ALL_AT_ONCE):
-        raise StrategyError(
-            f"torch.optim.{type(optimizer).__name__} looks at all parameters as one whole, and of "
-            f"{parts[0].placement.describe()}: use an element-wise optimizer such as AdamW, or keep its parameters "
-            "whole (parallel_optimizer = False)"
-        )
     for part in parts:
         state = optimizer.state.get(part, {})
         placed = part.placement
         for key, value in state.items():
-            is_whole = isinstance(value, Tensor) and value.dim() > 0 and tuple(value.shape) == placed.shape
             if isinstance(value, DTensor):
                 state[key] = as_part(part_of(value, placed), placed)
-            elif is_whole and not isinstance(value, Part) and placed.shape != placed.local_shape:
+            elif (
+                type(value) is Tensor
+                and value.dim() > 0
+                and tuple(value.shape) == placed.shape
+                and placed.shape != placed.local_shape
+            ):
                 state[key] = as_part(part_of(value, placed).clone(), placed)
     if not before:  # its first parts
         optimizer.register_state_dict_pre_hook(_know_parts)

@@ -12,16 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from msrun.errors import CaptureError, StrategyError
+from msrun.errors import CaptureError, ParallelError, StrategyError
 from msrun.runtime import progress, world
 from msrun.runtime.capture import marked_calls
+from msrun.runtime.capture.fakes import forget_shapes
 from msrun.runtime.capture.target import Target, find_target
 from msrun.runtime.execute.phase import is_verifying, running_alone, runs_alone
 from msrun.runtime.nn.deferred_init import init_parameters
 from msrun.runtime.nn.random_calls import RandomCalls
 from msrun.runtime.nn.random_stream import drawing, part_of_batch
 from msrun.runtime.optim.of_parts import watch_optimizers
-from msrun.runtime.parallel.batch.parts import describe_batch, find_tensors
+from msrun.runtime.parallel.batch.parts import describe_batch, find_tensors, open_containers
 from msrun.runtime.parallel.batch.same_batch import SameBatch
 from msrun.runtime.parallel.compilation.agreement import agreement, answer_of_rank_0, own_answer
 from msrun.runtime.parallel.compilation.captured_call import CapturedCall, ParameterChanged
@@ -39,6 +40,7 @@ from msrun.runtime.parallel.modes.on_servers import check_captured
 from msrun.runtime.parallel.modes.replica_plan import build_lone_plan, build_replica_plan
 from msrun.runtime.parallel.network_module import NetworkModule
 from msrun.runtime.parallel.parameters.storage import ParameterStorage
+from msrun.runtime.parallel.parameters.whole import holds_wholes
 from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
 from msrun.runtime.parallel.plan import ParallelPlan, announce, log
 from msrun.runtime.parallel.precision import LossScale, autocast
@@ -46,8 +48,9 @@ from msrun.runtime.parallel.recomputation import checkpointed
 from msrun.runtime.parallel.scaling import Compat, current_compat, current_loss_scale
 from msrun.runtime.parallel.settings import REPLICA_MODES, ParallelSettings
 from msrun.runtime.parallel.strategy_file import write_layout_files, write_operator_strategies
+from msrun.runtime.parallel.verification.first_step import check_first_call
 from msrun.runtime.parallel.verification.report import VerificationReport
-from msrun.runtime.parallel.verification.verify import verify_first_step, verify_step
+from msrun.runtime.parallel.verification.verify import verify_step
 from msrun.runtime.schedule.activations import ActivationEstimate
 from msrun.runtime.sharding.layout import build_mesh
 
@@ -98,7 +101,8 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):  # type:
         self._compilations: dict[int, Compilation] = {}
         """id of the root module -> what compiles its calls"""
         self._captured: list[CapturedCall] = []
-        """Calls that were captured, the one that ran last first."""
+        """Calls that were captured, the one that ran last first; no more than the settings say."""
+        self._capture_count = 0
         self._roots: dict[tuple[tuple[str, int], ...], nn.Module] = {}
         """modules that a step function calls -> what holds them"""
         self._plan: ParallelPlan | None = None
@@ -117,16 +121,23 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):  # type:
 
     # -- calling ------------------------------------------------------------------------------------------------
 
+    @torch.compiler.disable  # what it captures is compiled by compile(); torch.compile around it runs it as it is
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step function, or the network on this rank's part."""
         if marked_calls.MSRUN_CAPTURING:
-            raise RuntimeError(
+            raise marked_calls.NotWhileCapturing(
                 "AutoParallel is called inside a network that is captured: call the network itself there"
+            )
+        if holds_wholes.get():
+            raise ParallelError(
+                "AutoParallel is called inside whole_parameters(), where nothing is cut: call it after the block, or "
+                "call the network itself"
             )
         if torch.is_inference_mode_enabled():  # what a call makes and keeps could not be trained with outside that mode
             with torch.inference_mode(mode=False), torch.no_grad():
                 return self.forward(*args, **kwargs)
-        verify_first_step(self, args, kwargs)
+        if isinstance(self.network, nn.Module):
+            check_first_call(self, self.network, args, kwargs)
         compat = current_compat.set(self.settings.compat)
         try:
             if isinstance(self.network, nn.Module):
@@ -149,6 +160,8 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):  # type:
     def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run a function of tensors in parallel; used by `value_and_grad`."""
         known = self._find_captured(function, args, kwargs) if self._captured else None
+        if known is None:
+            open_containers(args, kwargs)
         target = self._target(function) if known is None else Target(function, known.root)
         vars(self)["_root"] = target.root  # no submodule
         if torch.is_grad_enabled() and not is_verifying.get():
@@ -305,12 +318,16 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):  # type:
             compiled.arriving = self._arriving
         call = CapturedCall(target, tensors, captured, compiled)
         self._captured.insert(0, call)
+        self._capture_count += 1
+        if len(self._captured) > self.settings.kept_captures:
+            self._captured.pop()
+            forget_shapes()
         self._write_layouts(target.root)
         if world.get_rank() == 0:
-            if self.settings.strategies_to is not None and len(self._captured) == 1:
+            if self.settings.strategies_to is not None and self._capture_count == 1:
                 write_operator_strategies(self.settings.strategies_to, self._plan.strategies())
             announce(self._plan, self._announced)
-            if (count := len(self._captured)) in (8, 64, 512):
+            if (count := self._capture_count) in (8, 64, 512):
                 log.warning(
                     "captured %d times, the last time because of %s: keep what changes from call to call out of the "
                     "network's attributes and shapes, or make it a tensor",

@@ -116,7 +116,7 @@ def all_to_all(x: Tensor, split_dim: int = 0, concat_dim: int = 0, group: str | 
 def _members(name: str, group: str | None) -> dist.ProcessGroup | None:
     """Return torch's group; None where there is nobody to talk to."""
     if marked_calls.MSRUN_CAPTURING:
-        raise RuntimeError(  # becomes a CaptureError with the user's line
+        raise marked_calls.NotWhileCapturing(
             f"{name} is written by hand, but this mode makes the collectives itself: use "
             'parallel_mode="hybrid_parallel"'
         )

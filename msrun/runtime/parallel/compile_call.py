@@ -8,7 +8,7 @@ from typing import Any
 from msrun.errors import StrategyError
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.parallel.batch.divided_batch import DividedBatch
-from msrun.runtime.parallel.batch.parts import find_tensors
+from msrun.runtime.parallel.batch.parts import describe_batch, find_tensors
 from msrun.runtime.parallel.compilation.compilation import Compilation, Draft
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.pipeline.compilation import Division, add_stages, build_stages, divide
@@ -36,7 +36,7 @@ def compile_call(
         else:
             draft = compilation.draft(wrappers, args, kwargs)
         compilation.storage.check(draft.program, draft.stages)
-    compilation.check_ranks_agree(draft.describe(find_tensors(args, kwargs)))
+    compilation.check_ranks_agree(draft.describe(find_tensors(args, kwargs)), batch=describe_batch(args, kwargs))
     call: CompiledCall | PipelinedCall
     with compilation.failing_together():
         if isinstance(draft, Division):

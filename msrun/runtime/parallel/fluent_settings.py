@@ -199,6 +199,25 @@ class FluentSettings:
         """
         return self._set("load_operator_strategy_file", strategies_from=check_path(path))
 
+    def check_first_step(self, value: bool = True) -> Self:
+        """Always compare the first training step with that of one process before it counts, or never.
+
+        The default is to do so where it is cheap. The variable MSRUN_VERIFY, 1 or 0, decides over this.
+        """
+        return self._set("check_first_step", checks_first_step=value)
+
+    def keep_captures(self, count: int) -> Self:
+        """Keep the programs of at most `count` kinds of calls, by default 64: tensors of other shapes, other flags.
+
+        The one that ran longest ago is let go, with its memory, and captured again when it is needed.
+
+        Raises:
+            StrategyError: not a whole number above 0.
+        """
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise StrategyError(f"keep_captures({count!r}): give a whole number above 0")
+        return self._set("keep_captures", kept_captures=count)
+
     def strict(self, value: bool = True) -> Self:
         """Refuse, at capture, every redistribution that was not asked for with out_strategy or dataset_strategy.
 

@@ -15,6 +15,7 @@ from msrun.runtime.nn.replaced import current
 from msrun.runtime.parallel.auto_parallel import current_parallel
 from msrun.runtime.parallel.clip import note_weight
 from msrun.runtime.parallel.modes.data_parallel import Replicas, replicas_called
+from msrun.runtime.parallel.verification.first_step import check_first_gradients
 
 
 def value_and_grad(
@@ -44,16 +45,19 @@ def value_and_grad(
     if grad_position is None and kept is None:
         raise StrategyError("value_and_grad(grad_position=None, weights=None): name arguments or weights")
 
+    positions = (grad_position,) if isinstance(grad_position, int) else grad_position or ()
+
     def run(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         probe = current_probe.get()
         if probe is not None:
-            probe.meet(fn, run, kept or [], args, kwargs)
-        positions = (grad_position,) if isinstance(grad_position, int) else grad_position or ()
+            probe.meet(fn, run, positions, kept or [], args, kwargs)
+        parallel = current_parallel.get()
+        if parallel is not None:
+            check_first_gradients(parallel, fn, run, positions, kept or [], args, kwargs)
         inputs = [args[i].detach().requires_grad_() for i in positions]
         full = list(args)
         for i, value in zip(positions, inputs, strict=True):
             full[i] = value
-        parallel = current_parallel.get()
         called: list[Replicas] = []
         token = replicas_called.set(called)
         try:

@@ -53,7 +53,9 @@ def set_target(module_or_function: Targeted, target: str) -> Targeted:
         StrategyError: another word, neither module nor function, or (at the first call) a mode without capture.
     """
     if marked_calls.MSRUN_CAPTURING:
-        raise RuntimeError("set_target is called while the network runs: call it once, before the first step")
+        raise marked_calls.NotWhileCapturing(
+            "set_target is called while the network runs: call it once, before the first step"
+        )
     word = target.lower() if isinstance(target, str) else target
     found = next((known for known in _TARGETS if known == word), None)
     if found is None:

@@ -317,7 +317,7 @@ def _parameter(stored: PlacedParameter, mesh: Mesh, group: int, layouts: Sequenc
     return ParameterPlan(
         name=user_name(stored.name),
         global_shape=placed.shape,
-        local_shape=tuple(stored.parameter.shape),
+        local_shape=tuple(stored.part.shape),
         local_bytes=stored.part.numel() * item,
         global_bytes=torch.Size(placed.shape).numel() * item,
         layout=placed.stored.numbers(mesh),

@@ -4,6 +4,9 @@ torch (default): the loss of a step is the mean over its parts, so a mean loss s
 however the batch is divided. mindspore: losses of parts are added up. Of n copies (`MicroBatchInterleaved`) gradients
 are added up as well, so they are n times as large, which there is left to the learning rate; of n micro batches
 (`GradAccumulation`, `Pipeline`) gradients are scaled by 1/n (nn/wrap/cell_wrapper.py: sens = 1 / micro_size).
+
+The loss of a step is the mean of the losses that the ranks begin their backward passes with (`border.py`). So outside
+of steps, the gradient of a value of which each of n ranks has its part is n times that of the whole loss.
 """
 
 from __future__ import annotations
@@ -62,6 +65,21 @@ def describe(compat: Compat) -> str:
     return "losses of copies are added up (MindSpore)"
 
 
+def result_factor(parts: int) -> float:
+    """Return the factor of the gradient that comes in at a result of a captured step that is cut into so many parts."""
+    return 1.0 / parts
+
+
+def input_factor(parts: int) -> float:
+    """Return the factor of the gradient that a captured step hands on to an input that is cut into so many parts."""
+    return float(parts)
+
+
+def leaf_factor(parts: int) -> float:
+    """Return the factor of what has arrived at a leaf of which each of so many parts of the ranks has its own."""
+    return 1.0 / parts
+
+
 @dataclass(frozen=True)
 class ReplicaScales:
     """Factors of a mode without capture, in which the gradients of whole parameters are averaged over the ranks."""
@@ -69,7 +87,17 @@ class ReplicaScales:
     start: float
     """Of the gradient with which every rank's backward pass begins."""
     own: float
-    """Of gradients that are this rank's alone: of its inputs and of layerwise_parallel parameters."""
+    """Of gradients that are this rank's alone, of its inputs and of layerwise_parallel parameters, in the end."""
+
+    @property
+    def input(self) -> float:
+        """Of the gradient that a step hands on to an input, where it is again that of the rank's own loss."""
+        return 1.0 / self.start
+
+    @property
+    def leaf(self) -> float:
+        """Of what has arrived at a leaf that is this rank's alone."""
+        return self.own * self.start
 
 
 def replica_scales(compat: Compat, averages: bool, ranks: int) -> ReplicaScales:

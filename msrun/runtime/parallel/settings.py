@@ -23,7 +23,7 @@ MODES = ("semi_auto", "data_parallel", "hybrid_parallel", "stand_alone")
 REPLICA_MODES = ("data_parallel", "hybrid_parallel")
 """Modes that run the network as it is, without capture, on every rank's own part of the batch."""
 _OLD_NAMES = {"semi_auto_parallel": "semi_auto"}
-_PRECISION_SETTERS = ("mixed_precision",)
+_SETTERS_OF_ANY_MODE = ("mixed_precision", "check_first_step")
 _REPLICA_SETTERS = (
     "enable_gradients_mean",
     "parameter_broadcast",
@@ -32,6 +32,10 @@ _REPLICA_SETTERS = (
 )
 DATASET_WORDS = ("data_parallel", "full_batch")
 DatasetStrategy = str | tuple[tuple[int, ...] | Layout, ...]
+
+
+KEPT_CAPTURES = 64
+"""Kinds of calls, such as batches of different lengths, whose programs stay in memory."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,10 @@ class ParallelSettings:
     """Gradients of linear layers' weights are computed while those of their inputs travel."""
     compiler: CompileSpec | None = None
     """What compiles the segments of the local program; None: they run operator by operator."""
+    checks_first_step: bool | None = None
+    """Compare the first training step with that of one process; None: where that is cheap."""
+    kept_captures: int = KEPT_CAPTURES
+    """Captured calls that are kept; the one that ran longest ago goes first."""
     is_strict: bool = False
     """Refuse traffic between layouts that the user did not ask for."""
     search: SearchSettings | None = None
@@ -116,7 +124,7 @@ class ParallelSettings:
         Raises:
             StrategyError: it needs a captured graph, or is about ranks that exchange nothing.
         """
-        if self.parallel_mode == "semi_auto" or name in _PRECISION_SETTERS:
+        if self.parallel_mode == "semi_auto" or name in _SETTERS_OF_ANY_MODE:
             return
         if self.parallel_mode in REPLICA_MODES:
             if name in _REPLICA_SETTERS or (name == "hsdp" and self.parallel_mode == "data_parallel"):

@@ -12,7 +12,6 @@ import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import fx
@@ -21,8 +20,8 @@ from msrun.runtime.capture.assignment import LayoutConstraint, follows_region, l
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.nn.random_draws import FACTORIES
 from msrun.runtime.partition.decisions import Decisions, OperatorDecision, Read, Use
-from msrun.runtime.partition.layout_constraints import layout_of_result
-from msrun.runtime.partition.local_work import split_of_result
+from msrun.runtime.partition.layout_constraints import layout_of_result, layouts_of_outputs
+from msrun.runtime.partition.local_work import has_gradient, split_of_result
 from msrun.runtime.partition.parameter_uses import ParameterUses
 from msrun.runtime.partition.reads import Reads, describe_operator, refuse_lists, scatter_of
 from msrun.runtime.partition.strictness import refuse_redistributions
@@ -43,7 +42,7 @@ class Constraints:
     splits: Mapping[str, LabelSplit] = field(default_factory=dict)
     """captured operator -> the axes that cut its labels, as a search or a file has them"""
     output_batch_axes: Axes = ()
-    """Axes that cut dimension 0 of results that are not scalars; () gives them whole."""
+    """Axes that cut the rows of the batch in results; () gives them whole."""
     differentiable_inputs: frozenset[int] = frozenset()
     """Indexes of the user's tensors whose gradient is wanted."""
     stored: Mapping[str, TensorLayout] = field(default_factory=dict)
@@ -129,9 +128,10 @@ class _Walk:
             elif node.op == "call_function":
                 self._decisions.operators[node.name] = self._operator(node)
         decisions = self._decisions
+        decisions.output_layouts = layouts_of_outputs(self._captured, self._mesh, self._given.output_batch_axes)
         decisions.outputs = [
-            self._output(value, is_whole=index in self._captured.stored)
-            for index, value in enumerate(self._captured.outputs)
+            value if layout is None else self._input(value, layout, (), by="results", reader="the results", asked=True)
+            for value, layout in zip(self._captured.outputs, decisions.output_layouts, strict=True)
         ]
         for name, value in self._captured.buffer_updates.items():
             whole = TensorLayout.replicated(value.meta["val"].dim())
@@ -232,7 +232,7 @@ class _Walk:
             reads.append(self._input(tensor, target, entered, by=node, reader=describe_operator(node)))
         value = node.meta["val"]
         if self._differentiable & set(call.tensors) and (
-            not isinstance(value, torch.Tensor) or value.is_floating_point()
+            not isinstance(value, torch.Tensor) or has_gradient(value.dtype)
         ):
             self._differentiable.add(node)
         summed = summed_axes(form, split) if rule.scatters else ()
@@ -270,20 +270,9 @@ class _Walk:
         (source, index), value = node.args, node.meta["val"]
         assert isinstance(source, fx.Node)
         assert isinstance(index, int)
-        if source in self._differentiable and value.is_floating_point():
+        if source in self._differentiable and has_gradient(value.dtype):
             self._differentiable.add(node)
         layouts = self._decisions.operators[source.name].layouts
         layout = layouts[index] if layouts else TensorLayout.replicated(value.dim())
         self._values[node] = _Value(layout)
         return OperatorDecision((), (layout,))
-
-    # -- results ------------------------------------------------------------------------------------------------
-
-    def _output(self, value: Any, *, is_whole: bool) -> Any:
-        if not isinstance(value, fx.Node):
-            return value
-        shape, axes = tuple(value.meta["val"].shape), self._given.output_batch_axes
-        target = TensorLayout.replicated(len(shape))
-        if not is_whole and shape and shape[0] % self._mesh.extent(axes) == 0:
-            target = TensorLayout((axes, *((),) * (len(shape) - 1)))
-        return self._input(value, target, (), by="results", reader="the results", asked=True)

@@ -68,6 +68,8 @@ class Decisions:
     """placeholder of a parameter -> the first placeholder of that parameter"""
     outputs: list[Any] = field(default_factory=list)
     """`Read` of every result that is a value; others as they are."""
+    output_layouts: list[TensorLayout | None] = field(default_factory=list)
+    """How each result leaves the program; None: no value."""
     buffer_updates: dict[str, Read] = field(default_factory=dict)
     """buffer -> its value after the forward pass"""
     redistributions: list[Redistribution] = field(default_factory=list)

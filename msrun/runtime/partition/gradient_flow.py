@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from msrun.runtime.capture.assignment import layout_constraint
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.partition.decide import is_whole_operator
-from msrun.runtime.partition.local_work import LocalWorks
+from msrun.runtime.partition.local_work import LocalWorks, has_gradient
 from msrun.runtime.sharding.operators.registry import REPLICATED, find_rule
 from msrun.runtime.sharding.operators.rule import operator_call
 
@@ -61,7 +61,7 @@ def _passes(node: fx.Node, works: LocalWorks, differentiable: Set[fx.Node]) -> b
     value = node.meta.get("val")
     rule = find_rule(node.target)
     if node.target is operator.getitem or layout_constraint(node) is not None or is_whole_operator(node, rule):
-        return not isinstance(value, Tensor) or value.is_floating_point()
+        return not isinstance(value, Tensor) or has_gradient(value.dtype)
     rule, call = rule or REPLICATED, operator_call(node)
     needed = [source in differentiable for source in call.tensors]
     return works.of(call, rule, rule.form(call), {}, differentiable=needed).is_differentiable

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch import fx
+
 from msrun.errors import StrategyError
 from msrun.runtime.capture.assignment import LayoutConstraint
+from msrun.runtime.capture.batch_rows import rows_of_result
+from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout, assign_axes
 from msrun.runtime.sharding.named_layout import Layout
 from msrun.runtime.sharding.strategies import Entry, entry_numbers
@@ -43,6 +47,24 @@ def entry_layout(
     if isinstance(entry, Layout):
         return entry.resolve(mesh)
     return TensorLayout(assign_axes(mesh, numbers, what=what, near=near, order=order))
+
+
+def layouts_of_outputs(captured: CapturedGraph, mesh: Mesh, axes: Axes) -> list[TensorLayout | None]:
+    """Return how each result of a step leaves it: the rows of the batch cut by `axes`, everything else whole.
+
+    None: no value. What the call stores in attributes is whole as well.
+    """
+    inputs = [node for node in captured.graph.nodes if node.op == "placeholder" and node.name in captured.inputs]
+    rows = {node.meta["val"].shape[0] for node in inputs if node.meta["val"].dim()}
+
+    def layout(index: int, node: fx.Node) -> TensorLayout:
+        shape = node.meta["val"].shape
+        dim = None if index in captured.stored or not axes else rows_of_result(node, rows)
+        if dim is None or shape[dim] % mesh.extent(axes):
+            return TensorLayout.replicated(len(shape))
+        return TensorLayout(tuple(axes if each == dim else () for each in range(len(shape))))
+
+    return [layout(i, value) if isinstance(value, fx.Node) else None for i, value in enumerate(captured.outputs)]
 
 
 def layout_of_result(

@@ -175,8 +175,13 @@ class LocalWorks:
         needed = [index for index, is_needed in enumerate(differentiable) if is_needed]
         target = call.node.target
         work = forward_work(target, inputs, results), backward_work(target, inputs, results, needed)
-        is_float = bool(needed) and dtype.is_floating_point
-        return LocalWork((work[0],), (work[1],), is_differentiable=is_float, is_known=False)
+        passes = bool(needed) and has_gradient(dtype)
+        return LocalWork((work[0],), (work[1],), is_differentiable=passes, is_known=False)
+
+
+def has_gradient(dtype: torch.dtype) -> bool:
+    """Return whether values of a type can have a gradient: real and complex numbers."""
+    return dtype.is_floating_point or dtype.is_complex
 
 
 class _Described:

@@ -48,6 +48,7 @@ class _Lowering:
         """(local node, collective) -> result"""
         self._program = LocalProgram(self._graph, self._mesh, {}, {}, {}, [], list(decisions.input_layouts), [], [])
         self._program.differentiable_inputs = decisions.differentiable_inputs
+        self._program.output_layouts = list(decisions.output_layouts)
 
     def run(self) -> LocalProgram:
         """Walk the captured graph once."""
@@ -67,6 +68,11 @@ class _Lowering:
             program.buffer_updates[program.buffers[name]] = self._result(read)
         program.collectives.append(self._collectives_since(before))
         self._graph.output(tuple(program.outputs))
+        program.values = {
+            name: (self._values[name], decision.layouts[0])
+            for name, decision in self._decisions.operators.items()
+            if name in self._values and decision.layouts
+        }
         for use in program.parameters.values():
             use.has_row_gradient = any(gives_rows(n) for n in use.node.users)
         program.redistributions = self._decisions.redistributions

@@ -82,9 +82,13 @@ class LocalProgram:
     redistributions: list[Redistribution] = field(default_factory=list)
     buffer_updates: dict[fx.Node, fx.Node] = field(default_factory=dict)
     """placeholder of a buffer -> its value after the forward pass"""
+    output_layouts: list[TensorLayout | None] = field(default_factory=list)
+    """How each result leaves a whole program; None: no value."""
     differentiable_inputs: frozenset[int] = frozenset()
     """Indexes of the user's tensors whose gradient is wanted."""
     borders: list[fx.Node] = field(default_factory=list)
     """Copies between the memories of the host and the device."""
     host_parameters: set[str] = field(default_factory=set)
     """Names of parameters that lie in the host's memory."""
+    values: dict[str, tuple[fx.Node, TensorLayout]] = field(default_factory=dict)
+    """captured operator -> its local result, and how that is cut"""

@@ -137,6 +137,7 @@ def refuse_lists(node: fx.Node) -> None:
         if not isinstance(source.meta.get("val"), torch.Tensor):
             raise CaptureError(
                 f"{describe_operator(node)} reads all results of {source.target} as one list: give it the results "
-                'themselves, or use parallel_mode="data_parallel", which needs no capture',
+                "themselves, "
+                'or use parallel_mode="data_parallel", which needs no capture, where the loss is a mean over rows',
                 where=user_line(node),
             )

@@ -1,8 +1,8 @@
 """Part: a tensor that is this rank's part of a cut one, and knows it.
 
 Parameters become parts when AutoParallel cuts them; so do their gradients, the state that optimizers make of them, and
-copies. What is right element by element runs on the part, norms are those of the whole, and everything else that needs
-the whole is refused by name (`part_functions`): a number of one part never passes for one of the whole.
+copies. What is right element by element runs on the part, everything else on the whole (`part_functions`): a number of
+one part never passes for one of the whole.
 """
 
 from __future__ import annotations
@@ -14,6 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._functorch import eager_transforms  # a test looks after the names that are used
+from torch._functorch import vmap as vmapping
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.utils import dlpack
 
 from msrun.errors import ParallelError
 from msrun.runtime.execute.placement import Placement, placements
@@ -31,7 +35,7 @@ _checks_parts = torch._C._is_torch_function_enabled
 
 
 class Part(PlacedTensor):
-    """This rank's part of a whole tensor; `shape` is the part's own, `numel()` counts the elements of the whole."""
+    """This rank's part of a whole tensor; `shape` and `numel()` are those of the whole."""
 
     def to_local(self) -> Tensor:
         """Return this rank's part as an ordinary tensor that shares its memory."""
@@ -136,6 +140,7 @@ def become_part(parameter: nn.Parameter, placement: Placement) -> None:
     """Make a parameter that holds this rank's part know it; the object and everything that refers to it stay."""
     if not isinstance(parameter, Part):
         parameter.__class__ = _part_class(type(parameter))
+    _see_parts()
     parameter.placement = placement  # type: ignore[attr-defined]
     placements[parameter] = placement
     with plain_tensors():
@@ -144,11 +149,43 @@ def become_part(parameter: nn.Parameter, placement: Placement) -> None:
         hooks[number] = _on_part(hook, placement)
 
 
+@functools.cache
+def _see_parts() -> None:
+    """Let those functions of torch see parts that pass `__torch_function__` by; once in a process."""
+    for module, name in _WRAPPERS:
+        vars(module)[name] = _of_wholes(vars(module)[name])
+    exported = vars(dlpack)["to_dlpack"]
+
+    def to_dlpack(tensor: Tensor) -> Any:
+        return exported(tensor.__dlpack__() if isinstance(tensor, Part) else tensor)  # which is refused by name
+
+    vars(dlpack)["to_dlpack"] = vars(torch)["to_dlpack"] = to_dlpack
+
+
+_WRAPPERS = (vmapping, "_add_batch_dim"), (eager_transforms, "_wrap_for_grad")
+"""What vmap, and grad, vjp and jvp of torch.func make of a tensor that they are given."""
+
+
+def _of_wholes(wrap: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the same of the whole of a part."""
+
+    def wrap_whole(value: Any, *rest: Any) -> Any:
+        if isinstance(value, Part):
+            with temporarily_clear_interpreter_stack():  # what is made inside a transform is wrapped already
+                value = value.full_tensor()
+        return wrap(value, *rest)
+
+    return wrap_whole
+
+
 def _on_part(hook: Callable[[Tensor], Any], placement: Placement) -> Callable[[Tensor], Tensor | None]:
     """Return a hook for a gradient that gives `hook` the gradient as a part."""
 
     def call(gradient: Tensor) -> Tensor | None:
-        answer = hook(as_part(gradient.view_as(gradient), placement))
+        if tuple(gradient.shape) != tuple(placement.local_shape):  # the parameter is whole for a while
+            return hook(gradient)
+        with torch._C._EnableTorchFunction():  # autograd may have been called past the checks of parts
+            answer = hook(as_part(gradient.view_as(gradient), placement))
         return answer.as_subclass(Tensor) if isinstance(answer, Tensor) else None
 
     return call

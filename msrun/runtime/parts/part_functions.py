@@ -1,14 +1,22 @@
-"""What torch's functions do with parts: element by element, a norm of the whole, or one line that says why not."""
+"""What torch's functions do with parts: element by element, norms by one number, everything else on the whole.
+
+What needs the whole gathers it, and all ranks call it together. A view of the whole, such as `weight[3]`, is a
+`WholeView`: what is written into it comes into every rank's part. What would compute with the network, or hand out
+memory, is refused.
+"""
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 from torch.distributed.tensor import DTensor
 
 from msrun.errors import ParallelError
@@ -28,12 +36,12 @@ def _words(text: str) -> list[str]:
 
 _READS = _words(
     """
-    shape dtype device requires_grad is_leaf grad_fn layout ndim itemsize output_nr _version retains_grad name
+    dtype device requires_grad is_leaf grad_fn layout ndim itemsize output_nr _version retains_grad name
     _backward_hooks _post_accumulate_grad_hooks is_cpu is_cuda is_xpu is_mps is_meta is_quantized is_sparse
-    is_sparse_csr is_mkldnn is_nested is_xla is_ipu is_maia is_mtia is_vulkan size stride dim ndimension
+    is_sparse_csr is_mkldnn is_nested is_xla is_ipu is_maia is_mtia is_vulkan dim ndimension
     element_size storage_offset get_device is_contiguous is_floating_point is_complex is_signed is_conj is_neg
-    is_inference is_pinned is_shared is_same_size _is_view _fix_weakref _use_count _has_compatible_shallow_copy_type
-    requires_grad_ retain_grad register_post_accumulate_grad_hook share_memory_ record_stream result_type can_cast
+    is_inference is_pinned is_shared _is_view _fix_weakref _use_count _has_compatible_shallow_copy_type
+    __dir__ requires_grad_ retain_grad register_post_accumulate_grad_hook record_stream result_type can_cast
     """
 )
 """What a tensor says of its own memory, and what is done with it whole or not."""
@@ -64,7 +72,20 @@ _DUNDERS = {
 }
 _NEW = {Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty, Tensor.new_tensor}
 _NORMS = {torch.norm, Tensor.norm, torch.linalg.norm, torch.linalg.vector_norm}
-_COUNTS = {torch.numel, Tensor.numel, Tensor.nelement}
+_SHAPE: Any = Tensor.shape
+_OF_SHAPE = frozenset(_words("shape size stride numel nelement nbytes __len__ is_same_size"))
+"""Of the whole, as every number that is made of them must be."""
+_DRAWN_LIKE = frozenset(_words("rand_like randn_like randint_like"))
+_DRAWN = frozenset(_words("bernoulli normal poisson multinomial dropout"))
+_OF_MEMORY = frozenset(
+    _words(
+        """
+        data_ptr untyped_storage storage _typed_storage set_ resize_ resize_as_ __dlpack__ __dlpack_device__ to_dlpack
+        share_memory_ __cuda_array_interface__ module_load __set__ __delete__
+        """
+    )
+)
+"""What hands out, or replaces, the memory that a whole does not have here."""
 _OF_ROWS = frozenset(
     _words("coalesce is_coalesced indices _indices values _values _nnz sparse_mask sparse_dim dense_dim new")
 )
@@ -93,7 +114,8 @@ def _build_reads() -> set[Function]:
     return found
 
 
-_reads = _build_reads()
+reads = _build_reads()
+"""Functions that a tensor answers by itself."""
 
 
 class PlacedTensor(Tensor):
@@ -102,6 +124,10 @@ class PlacedTensor(Tensor):
     placement: Placement
     part_class: ClassVar[type[PlacedTensor]]
     """Class of what torch's functions return."""
+
+    def full_tensor(self) -> Tensor:
+        """Return the whole tensor, a copy on every rank. All ranks call it together."""
+        raise NotImplementedError
 
     @classmethod
     def __torch_function__(
@@ -113,6 +139,27 @@ class PlacedTensor(Tensor):
     ) -> Any:
         """Run a function of torch element by element, or refuse it."""
         return run_on_parts(func, types, args, dict(kwargs or {}))
+
+
+class WholeView(Tensor):
+    """A view of a gathered whole: functions see the part's present values, writes come into every rank's part."""
+
+    origin: PlacedTensor
+    whole: Tensor
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run a function of torch on the whole."""
+        del types
+        if func in reads or _name_of(func) in _OF_SHAPE:
+            return _run_plain(func, args, kwargs or {})
+        return _OnWholes(func, _name_of(func)).run(args, dict(kwargs or {}))
 
 
 def as_part(tensor: Tensor, placement: Placement) -> Any:
@@ -128,16 +175,15 @@ def run_on_parts(func: Function, types: Iterable[type], args: tuple[Any, ...], k
     Raises:
         ParallelError: its result depends on more than this rank holds.
     """
-    if func in _reads:
-        with plain_tensors():
-            return func(*args, **kwargs)
-    strangers = [kind for kind in types if kind is not Tensor and not issubclass(kind, PlacedTensor)]
+    if func in reads:
+        return _run_plain(func, args, kwargs)
+    name = _name_of(func)
+    if name in _OF_SHAPE:
+        return _of_shape(func, args, kwargs)
+    strangers = [kind for kind in types if kind is not Tensor and not issubclass(kind, PlacedTensor | WholeView)]
     if any(getattr(kind, _HANDLER) is not _DISABLED for kind in strangers):
         return NotImplemented  # another subclass decides first
-    if func in _COUNTS:
-        return math.prod(args[0].placement.shape)
-    name = func.__self__.__name__ if func.__name__ == "__get__" else func.__name__  # type: ignore[attr-defined]
-    if name == "__setitem__" and isinstance(args[1], PlacedTensor):  # a mask that is cut alike
+    if name == "__setitem__" and isinstance(args[1], PlacedTensor) and args[1].placement.is_same_cut(args[0].placement):
         _Elementwise(func, "fill_").run(args, kwargs)
         return None
     if name in _DUNDERS or _plain_name(name) in _ELEMENTWISE:
@@ -145,26 +191,203 @@ def run_on_parts(func: Function, types: Iterable[type], args: tuple[Any, ...], k
     if name in _OF_ROWS and any(part.is_sparse for part in _parts_in([*args, *kwargs.values()])):
         found = _run_plain(func, args, kwargs)
         return as_part(found, args[0].placement) if isinstance(found, Tensor) and found.is_sparse else found
-    if func == _GET_DATA:
+    if func in (_GET_DATA, _GET_GRADIENT):
         return _wrap(_run_plain(func, args, kwargs), args[0].placement)
     if func == _SET_DATA:
         return _set_data(*args)
-    if func in _NEW:
-        made = _run_plain(func, args, kwargs)
-        placed = args[0].placement
-        return as_part(made, placed) if placed.is_cut and tuple(made.shape) == placed.local_shape != () else made
-    if func in _NORMS:
-        return _norm(func, *args, **kwargs)
-    if name == "_foreach_norm":
+    if func in _NEW or name in _DRAWN_LIKE:
+        return _make(func, name, args, kwargs)
+    if func in _NORMS and (found := _norm(func, *args, **kwargs)) is not None:
+        return found
+    if name == "_foreach_norm" and not _wants_gradient(args[0]):
         return norms_of_wholes(args[0], *args[1:], **{"power" if key == "ord" else key: v for key, v in kwargs.items()})
+    if func in (Tensor.backward, torch.autograd.backward):
+        func(*_to_autograd(args), **_to_autograd(kwargs))
+        return None
     if func is torch.autograd.grad:
         return _gradients(args, kwargs)
-    raise ParallelError(_refusal(name, args, kwargs))
+    return _OnWholes(func, name).run(args, kwargs)
+
+
+def _name_of(func: Any) -> str:
+    name: str = func.__self__.__name__ if func.__name__ == "__get__" else func.__name__
+    return name
+
+
+def _of_shape(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Ask a tensor without memory that has the shape of the whole."""
+    if func.__name__ == "__get__" and func.__self__ is _SHAPE:  # type: ignore[attr-defined]
+        return torch.Size(args[0].placement.shape)
+    metas = [_meta(value) if isinstance(value, PlacedTensor) else value for value in args]
+    named = {key: _meta(value) if isinstance(value, PlacedTensor) else value for key, value in kwargs.items()}
+    return func(*metas, **named)
+
+
+def _meta(part: PlacedTensor) -> Tensor:
+    return torch.empty(part.placement.shape, dtype=part.dtype, device="meta")
+
+
+def _make(func: Function, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Make a new tensor; one of the whole's shape is a part. Random numbers are those of rank 0's whole one."""
+    placed = args[0].placement
+    if name in _DRAWN_LIKE:
+        source = torch.empty(placed.shape, dtype=args[0].dtype, device=args[0].device)
+        made = _same_everywhere(func(source, *args[1:], **kwargs), placed)
+        return as_part(placed.cut(made).clone(), placed)
+    is_one = len(args) > 1 and isinstance(args[1], Sequence)
+    size = kwargs.get("size", args[1] if is_one else args[1:])
+    if not placed.is_cut or name == "new_tensor" or tuple(size) != placed.shape:
+        return _run_plain(func, args, kwargs)
+    rest = args[2:] if is_one else ()  # new_full's value
+    named = {key: value for key, value in kwargs.items() if key != "size"}
+    return as_part(_run_plain(func, (args[0], placed.local_shape, *rest), named), placed)
+
+
+def _same_everywhere(whole: Tensor, placed: Placement) -> Tensor:
+    """Return rank 0's value on every rank: generators may be in other states, or on other devices."""
+    placed.check_world("what is drawn or written")
+    flat = whole.detach().contiguous()
+    bits = flat.view(-1).view(torch.uint8)
+    traffic.add("broadcast", bits)
+    with waiting_in(lambda: f"what is drawn or written for {placed.name}"):
+        dist.broadcast(bits, 0)
+    return flat
+
+
+class _Gather(torch.autograd.Function):
+    """The whole of a part; its gradient is the mean of the ranks', which all compute the same from it."""
+
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, placed: Placement) -> Tensor:
+        ctx.placed = placed
+        return _whole_of(local, placed)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        placed: Placement = ctx.placed
+        placed.check_world("the gradient of the whole")
+        total = gradient.contiguous() / placed.world_size
+        traffic.add("all_reduce", total)
+        with waiting_in(lambda: f"the gradient of the whole of {placed.name}"):
+            dist.all_reduce(total)
+        return placed.cut(total).clone(), None
+
+
+def _whole_of(local: Tensor, placed: Placement) -> Tensor:
+    part: PlacedTensor = as_part(plain(local), placed)
+    return part.full_tensor()
+
+
+def _wants_gradient(values: Any) -> bool:
+    return torch.is_grad_enabled() and any(part.requires_grad for part in _parts_in([values]))
+
+
+class _OnWholes:
+    """One call of a function on the wholes of the parts that it is given."""
+
+    def __init__(self, func: Function, name: str) -> None:
+        self._func: Any = func
+        self._name = name
+        is_dunder = name.endswith("__")
+        is_assigned = name == "__setitem__" or (name in _DUNDERS and name.startswith("__i"))
+        self._writes = is_assigned if is_dunder else name.endswith("_")
+        self._wholes: dict[int, tuple[PlacedTensor, Tensor]] = {}
+        """id of a part -> it and its whole"""
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run it; what it writes into a part, or into a view of one, is rank 0's on every rank.
+
+        Raises:
+            ParallelError: it computes with a network, or hands out memory; or it writes to what autograd follows.
+        """
+        name = self._name
+        if torch.is_grad_enabled() and getattr(self._func, "__module__", "") == "torch.nn.init":
+            with torch.no_grad():
+                return self.run(args, kwargs)
+        if name in _OF_NETWORKS or name in _OF_SCALERS or name in _OF_MEMORY:
+            raise ParallelError(_refusal(name, args, kwargs))
+        staged = next((part for part in _parts_in([*args, *kwargs.values()]) if part.placement.stages), None)
+        if staged is not None:  # gradients of other stages are None: not all ranks would call it
+            raise ParallelError(
+                f"{name.strip('_') or name}: {staged.placement.describe()}, and the result needs the whole: use "
+                "with whole_parameters(net), or full_tensor() on all ranks together"
+            )
+        if name == "__iter__":
+            return iter(_OnWholes(torch.unbind, "unbind").run(args, kwargs))
+        target = args[0] if args else kwargs.get("tensor", kwargs.get("input"))
+        targets = target if isinstance(target, list | tuple) else [target]
+        written = [value for value in targets if self._writes and isinstance(value, PlacedTensor | WholeView)]
+        if kwargs.get("out") is not None:
+            written.append(kwargs["out"])
+        if any(_wants_gradient([value.origin if isinstance(value, WholeView) else value]) for value in written):
+            raise ParallelError(
+                f"{name}: written to a parameter that requires a gradient: write under torch.no_grad(), or to its data"
+            )
+        mine, named = self._with_wholes(args), self._with_wholes(kwargs)
+        result = _run_plain(self._func, mine, named)
+        for value in written:
+            self._write_back(value)
+        if self._writes:
+            return None if result is None else target
+        if kwargs.get("out") is not None:
+            return kwargs["out"]
+        if name in _DRAWN and isinstance(result, Tensor):
+            return _same_everywhere(result, next(iter(self._wholes.values()))[0].placement)
+        return self._as_views(result)
+
+    def _with_wholes(self, value: Any) -> Any:
+        if isinstance(value, WholeView):
+            self._whole(value.origin, value)
+            return value if torch.is_grad_enabled() and value.requires_grad else plain(value)
+        if isinstance(value, PlacedTensor):
+            return self._whole(value)
+        if type(value) in (list, tuple):
+            return type(value)(self._with_wholes(item) for item in value)
+        if type(value) is dict:
+            return {key: self._with_wholes(item) for key, item in value.items()}
+        return value
+
+    def _whole(self, part: PlacedTensor, view: WholeView | None = None) -> Tensor:
+        key = id(part) if view is None else id(view.whole)
+        if key not in self._wholes:
+            follows = _wants_gradient([part])
+            if view is not None:
+                whole = view.whole
+                if not follows:
+                    plain(whole).copy_(_whole_of(part, part.placement))  # as it is by now
+            elif follows:
+                with plain_tensors():
+                    local = part.as_subclass(Tensor)
+                whole = _Gather.apply(local, part.placement)
+            else:
+                whole = _whole_of(part, part.placement)
+            self._wholes[key] = part, whole
+        return self._wholes[key][1]
+
+    def _write_back(self, value: PlacedTensor | WholeView) -> None:
+        part, whole = self._wholes[id(value.whole) if isinstance(value, WholeView) else id(value)]
+        placed = part.placement
+        plain(part).copy_(placed.cut(_same_everywhere(whole, placed)))
+
+    def _as_views(self, result: Any) -> Any:
+        if isinstance(result, list | tuple):
+            made = [self._as_views(item) for item in result]
+            return result if all(map(operator.is_, made, result)) else type(result)(made)
+        if isinstance(result, np.ndarray):
+            result.flags.writeable = False
+        elif type(result) is Tensor and not result.is_sparse:
+            memory = result.untyped_storage().data_ptr()
+            for part, whole in self._wholes.values():
+                if memory and whole.untyped_storage().data_ptr() == memory:
+                    result.__class__ = WholeView
+                    result.origin, result.whole = part, whole  # type: ignore[attr-defined]
+        return result
 
 
 _HANDLER = "__torch_function__"
 _DISABLED = torch._C._disabled_torch_function_impl
 _GET_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
+_GET_GRADIENT: Any = vars(torch._C.TensorBase)["grad"].__get__
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 
 
@@ -207,8 +430,11 @@ class _Elementwise:
         if any(isinstance(value, list | tuple) for value in args) and self._name.startswith(("_foreach", "_fused")):
             return self._run_lists(args, kwargs)
         placed = _parts_in([*args, *kwargs.values()])[0].placement
-        mine = [self._fit(value, placed, is_written=self._writes and not index) for index, value in enumerate(args)]
-        named = {key: self._fit(value, placed, is_written=key == "out") for key, value in kwargs.items()}
+        try:
+            mine = [self._fit(value, placed, is_written=self._writes and not index) for index, value in enumerate(args)]
+            named = {key: self._fit(value, placed, is_written=key == "out") for key, value in kwargs.items()}
+        except _NeedsWholes:
+            return _OnWholes(self._func, self._name).run(args, kwargs)
         result = _run_plain(self._func, mine, named)
         # What is written to may be an ordinary tensor, such as an optimizer's state: it is a part from now on.
         return _wrap(args[0] if self._writes else result, placed)
@@ -228,8 +454,12 @@ class _Elementwise:
                 for value, place in zip(values, placed, strict=False)
             ]
 
-        mine = [fit(value, is_written=self._writes and not index) for index, value in enumerate(args)]
-        result = _run_plain(self._func, mine, {key: fit(value) for key, value in kwargs.items()})
+        try:
+            mine = [fit(value, is_written=self._writes and not index) for index, value in enumerate(args)]
+            named = {key: fit(value) for key, value in kwargs.items()}
+        except _NeedsWholes:
+            return _OnWholes(self._func, self._name).run(args, kwargs)
+        result = _run_plain(self._func, mine, named)
         for values in [args[0]] if self._writes else [result]:
             for value, place in zip(values, placed, strict=False):
                 if place is not None:
@@ -240,14 +470,14 @@ class _Elementwise:
         """Return this rank's part of an operand.
 
         Raises:
-            ParallelError: it is cut otherwise, or what is written to is no part of this shape.
+            _NeedsWholes: it is cut otherwise, or what is written to is whole.
+            ParallelError: of one row, it could be this rank's part or a row of the whole.
         """
+        if isinstance(value, WholeView):
+            raise _NeedsWholes
         if isinstance(value, PlacedTensor):
             if not value.placement.is_same_cut(placed):
-                raise ParallelError(
-                    f"{self._name}: {placed.describe()}, and {value.placement.describe()}: tensors that are cut alike "
-                    "go together; full_tensor() gives the whole of each, on all ranks together"
-                )
+                raise _NeedsWholes
             return value
         if not isinstance(value, Tensor) or not value.dim():
             return value
@@ -255,16 +485,18 @@ class _Elementwise:
         is_part, is_whole = shape == placed.local_shape, _broadcasts(shape, placed.shape)
         if is_part and (shape == placed.shape or not is_whole or value.is_sparse):
             return value
-        if is_whole and not is_part and not is_written:
-            return placed.cut(value.expand(placed.shape))
-        raise ParallelError(
-            f"{self._name}: {placed.describe()}, which does not go with a tensor of {shape}: "
-            + (
-                "make copies of a network (deepcopy, AveragedModel) after AutoParallel's first call"
-                if is_whole and not is_part
-                else "give this rank's part (to_local() shows it) or a whole tensor"
+        if is_part:
+            raise ParallelError(
+                f"{self._name}: {placed.describe()}, and a tensor of {shape} could be this part or a row of the whole: "
+                "give the whole"
             )
-        )
+        if is_whole and not is_written:
+            return placed.cut(value.expand(placed.shape))
+        raise _NeedsWholes
+
+
+class _NeedsWholes(Exception):
+    """The parts of this rank do not go together element by element."""
 
 
 def _broadcasts(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
@@ -276,7 +508,7 @@ def _broadcasts(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
 def _set_data(part: PlacedTensor, value: Tensor) -> None:
     placed, shape = part.placement, tuple(value.shape)
     if isinstance(value, PlacedTensor):
-        value = plain(_Elementwise(_SET_DATA, "data")._fit(value, placed))
+        value = plain(value) if value.placement.is_same_cut(placed) else placed.cut(value.full_tensor()).clone()
     elif shape == placed.shape != placed.local_shape:
         value = placed.cut(value).clone()
     elif shape != placed.local_shape:
@@ -284,14 +516,15 @@ def _set_data(part: PlacedTensor, value: Tensor) -> None:
     _run_plain(_SET_DATA, (part, value), {})
 
 
-def _norm(func: Function, tensor: PlacedTensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Return the norm of the whole, where it is that of its elements in one row."""
+def _norm(func: Function, tensor: PlacedTensor, *args: Any, **kwargs: Any) -> Tensor | None:
+    """Return the norm of the whole, where it is that of its elements in one row and has no gradient; else None."""
     words = dict(zip(("p", "dim", "keepdim"), args, strict=False)) | kwargs
     power = words.get("ord", words.get("p"))
     is_matrix_norm = func is torch.linalg.norm and power is not None and len(tensor.placement.shape) > 1
-    is_other = power != "fro" and (is_matrix_norm or isinstance(power, str))
-    if is_other or words.get("keepdim") or any(words.get(word) is not None for word in ("dim", "out")):
-        raise ParallelError(_refusal("a norm of rows, columns or a matrix", (tensor,), {}))
+    is_other = power != "fro" and (is_matrix_norm or isinstance(power, str) or (power is not None and not power > 0))
+    has_words = words.get("keepdim") or any(words.get(word) is not None for word in ("dim", "out"))
+    if is_other or has_words or _wants_gradient([tensor]):
+        return None
     return norms_of_wholes([tensor], 2.0 if power in (None, "fro") else power, words.get("dtype"))[0]
 
 
@@ -373,11 +606,22 @@ def _gradients(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Give gradients of parts as parts."""
     given = args[1] if len(args) > 1 else kwargs["inputs"]
     inputs = [given] if isinstance(given, Tensor) else list(given)
-    gradients = _run_plain(torch.autograd.grad, args, kwargs)
+    gradients = torch.autograd.grad(*_to_autograd(args), **_to_autograd(kwargs))
     for owner, gradient in zip(inputs, gradients, strict=True):
         if isinstance(owner, PlacedTensor) and gradient is not None:
             _wrap(gradient, owner.placement)
     return gradients
+
+
+def _to_autograd(value: Any) -> Any:
+    """Return leaves as places of the graph, other parts as tensors: hooks that the pass calls see parts as ever."""
+    if isinstance(value, PlacedTensor):
+        with plain_tensors():
+            is_leaf = value.requires_grad and value.is_leaf
+            return get_gradient_edge(value) if is_leaf else value.as_subclass(Tensor)
+    if type(value) in (list, tuple):
+        return type(value)(map(_to_autograd, value))
+    return {key: _to_autograd(item) for key, item in value.items()} if type(value) is dict else value
 
 
 def _refusal(name: str, args: Iterable[Any], kwargs: Mapping[str, Any]) -> str:
@@ -391,6 +635,6 @@ def _refusal(name: str, args: Iterable[Any], kwargs: Mapping[str, Any]) -> str:
     if name in _OF_SCALERS:
         return f'{found}, so each rank would skip other steps: use AutoParallel.mixed_precision(loss_scale="dynamic")'
     return (
-        f"{found}, and the result needs the whole: full_tensor() gives it, on all ranks together; to_local() gives "
-        "this rank's part"
+        f"{found}, whose memory is not the whole's: full_tensor() gives a copy of the whole, on all ranks together; "
+        "to_local() gives this rank's part; with whole_parameters(net) holds wholes for a while"
     )

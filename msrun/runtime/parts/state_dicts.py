@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.utils import _pytree as pytree
 
 from msrun.errors import ParallelError
 from msrun.runtime import world
 from msrun.runtime.execute.placement import Placement
 from msrun.runtime.groups import ranks_group
 from msrun.runtime.parts.part import Part
-from msrun.runtime.parts.part_functions import as_part
+from msrun.runtime.parts.part_functions import as_part, reads, run_on_parts
 from msrun.runtime.sharding.layout import Mesh, TensorLayout
-from msrun.runtime.tensors.plain_tensors import plain
+from msrun.runtime.tensors.plain_tensors import plain, plain_tensors
 
 
 class StateTensor(DTensor):
@@ -32,6 +34,33 @@ class StateTensor(DTensor):
     placement: Placement
     is_everywhere: bool
     """False of an optimizer's state, which only the ranks of a parameter's own stages have."""
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run a function of torch as on a part; a part that it makes is a state tensor."""
+        if func in reads:
+            with plain_tensors():
+                return func(*args, **(kwargs or {}))
+        given: dict[int, tuple[Tensor, Tensor]] = {}  # id of a part -> it, and what it was given as
+
+        def take(value: Tensor) -> Tensor:
+            part = as_part(plain(value.to_local()), value.placement) if isinstance(value, StateTensor) else value
+            given[id(part)] = part, value
+            return part
+
+        def hand_out(part: Part) -> Tensor:
+            return given[id(part)][1] if id(part) in given else state_tensor(part, is_everywhere=is_everywhere)
+
+        parts, named = pytree.tree_map_only(Tensor, take, (args, dict(kwargs or {})))
+        is_everywhere = all(value.is_everywhere for _, value in given.values() if isinstance(value, StateTensor))
+        others = [kind for kind in types if not issubclass(kind, StateTensor)]
+        return pytree.tree_map_only(Part, hand_out, run_on_parts(func, others, parts, named))
 
     def full_tensor(self, *, grad_placements: Any = None) -> Tensor:
         """Return the whole tensor, on all ranks that have it in their state dict; they call it together."""
@@ -147,7 +176,7 @@ def _take(
             if not value.placement.is_same_cut(placed):
                 errors.append(f"{value.placement.describe()} in the state dict, cut otherwise than the network's own")
         elif tuple(value.shape) == placed.shape:
-            state_dict[prefix + name] = part_of(value, placed)
+            state_dict[prefix + name] = as_part(part_of(value, placed), placed)
         else:
             errors.append(f"{placed.describe()}; the state dict has {tuple(value.shape)}, give the whole")
             state_dict[prefix + name] = parameter.detach()

@@ -19,7 +19,7 @@ from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.cost.devices import DeviceProfile
 from msrun.runtime.partition.decide import Constraints, is_whole_operator
 from msrun.runtime.partition.gradient_flow import GradientFlow
-from msrun.runtime.partition.layout_constraints import layout_of_result
+from msrun.runtime.partition.layout_constraints import layout_of_result, layouts_of_outputs
 from msrun.runtime.partition.local_work import LocalWorks
 from msrun.runtime.partition.step_spec import StepSpec
 from msrun.runtime.search.problem import Costs, Problem, Variable
@@ -87,15 +87,10 @@ class ProblemBuilder:
                 self._placeholder(node)
             elif node.op == "call_function":
                 self._operator(node)
-        axes = self._given.output_batch_axes
-        for value in self._captured.outputs:
-            if isinstance(value, fx.Node) and value in self._places:
-                shape = value.meta["val"].shape
-                is_cut = bool(shape) and shape[0] % self._mesh.extent(axes) == 0
-                wanted = (
-                    TensorLayout((axes, *((),) * (len(shape) - 1))) if is_cut else TensorLayout.replicated(len(shape))
-                )
-                self._bring(value, [wanted], None, ())
+        wanted = layouts_of_outputs(self._captured, self._mesh, self._given.output_batch_axes)
+        for value, layout in zip(self._captured.outputs, wanted, strict=True):
+            if layout is not None and value in self._places:
+                self._bring(value, [layout], None, ())
         return self._problem
 
     def _placeholder(self, node: fx.Node) -> None:

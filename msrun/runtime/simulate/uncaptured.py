@@ -8,7 +8,7 @@ closes over, so those hold fake parameters while it runs; what FSDP2 does to the
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -28,8 +28,9 @@ from msrun.runtime.nn.random_calls import RandomCalls
 from msrun.runtime.nn.random_stream import part_of_batch
 from msrun.runtime.nn.replaced import replaced_for_now
 from msrun.runtime.parallel.host_operators import moved_at_borders
-from msrun.runtime.parallel.modes.data_parallel import Replicas, is_short
+from msrun.runtime.parallel.modes.data_parallel import Replicas
 from msrun.runtime.parallel.modes.own_gradients import has_own_gradient
+from msrun.runtime.parallel.modes.reduction import ReducedNetwork, is_short
 from msrun.runtime.parallel.modes.replica_plan import build_lone_plan, build_replica_plan
 from msrun.runtime.parallel.parameters.fusion_config import BUCKET_BYTES, MB
 from msrun.runtime.parallel.plan import ParallelPlan
@@ -68,11 +69,16 @@ class _FakeReplicas(Replicas):
     def _agree(self, _root: nn.Module) -> list[str]:
         return []
 
-    def _wrap(self, network: Any, result: Any) -> Any:
+    def _check_written(self, _root: nn.Module, _versions: Mapping[nn.Parameter, int]) -> None:
+        """No rank has values to compare."""
+
+    def _reduction_of(self, network: nn.Module) -> ReducedNetwork:
+        return _FakeReduction(network, self._collect)
+
+    def _collect(self, network: nn.Module) -> None:
         assert self.recording is not None
         parameters = [p for p in network.parameters() if p.requires_grad and not has_own_gradient(p)]
         self._buckets = _Buckets(parameters, self.recording, is_wide=self._settings.gradient_fp32_sync)
-        return result
 
     def finish_gradients(self) -> None:
         """Wait for the gradients of a module, or reduce those of a function, after its backward pass."""
@@ -83,6 +89,27 @@ class _FakeReplicas(Replicas):
             reduced = self.reduce(parameters, [p.grad for p in parameters if p.grad is not None])
             for parameter, gradient in zip(parameters, reduced, strict=True):
                 parameter.grad = gradient
+
+
+class _FakeReduction(ReducedNetwork):
+    """A module whose gradients are collected once it has run."""
+
+    def __init__(self, network: nn.Module, collect: Callable[[nn.Module], None]) -> None:
+        self._network = network
+        self._collect: Callable[[nn.Module], None] | None = collect
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module."""
+        return self._network(*args, **kwargs)
+
+    def look(self, results: Sequence[Tensor]) -> None:  # noqa: ARG002
+        """Collect the gradients from now on."""
+        if self._collect is not None:
+            self._collect(self._network)
+        self._collect = None
+
+    def begin_backward(self, *, syncs: bool) -> None:
+        """Leave the pass alone."""
 
 
 class _Buckets:

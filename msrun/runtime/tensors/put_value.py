@@ -13,6 +13,19 @@ from msrun.errors import ParallelError
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
+def check_is_free(tensor: Tensor) -> None:
+    """Refuse to change a tensor that an autograd graph holds.
+
+    Raises:
+        ParallelError: one does.
+    """
+    if tensor._use_count() > 1:  # type: ignore[attr-defined]
+        raise ParallelError(
+            f"a parameter of shape {tuple(tensor.shape)} is still held by a backward graph: "
+            "drop losses of earlier steps before the first call of AutoParallel"
+        )
+
+
 def put_value(tensor: Tensor, value: Tensor) -> None:
     """Give `tensor` another value, shape and device while it stays the same object.
 
@@ -23,11 +36,7 @@ def put_value(tensor: Tensor, value: Tensor) -> None:
     Raises:
         ParallelError: an autograd graph still holds the tensor.
     """
-    if tensor._use_count() > 1:  # type: ignore[attr-defined]
-        raise ParallelError(
-            f"a parameter of shape {tuple(tensor.shape)} is still held by a backward graph: "
-            "drop losses of earlier steps before the first call of AutoParallel"
-        )
+    check_is_free(tensor)
     fresh: Tensor = nn.Parameter(value, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value
     hooks = {name: found for name in _HOOKS if (found := getattr(tensor, name)) is not None}
     torch._C._swap_tensor_impl(tensor, fresh)

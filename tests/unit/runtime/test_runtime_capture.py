@@ -11,10 +11,12 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, fx, nn
 
 from msrun.errors import CaptureError, StrategyError
-from msrun.runtime import AutoParallel, WithLoss, no_init_parameters, value_and_grad
+from msrun.runtime import AutoParallel, WithLoss, no_init_parameters, shard, value_and_grad
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.capture.target import find_target
+from msrun.runtime.capture.writes import make_functional
+from msrun.runtime.parallel.given_strategies import strategies_of
 
 
 def captured(network: Callable[..., Any], *inputs: Any, **settings: Any) -> CapturedGraph:
@@ -291,15 +293,44 @@ def _other_type(h: Tensor) -> Tensor:
     return h * counts + low
 
 
+def _head_of_a_detector(h: Tensor) -> Tensor:
+    h[..., 0] = torch.sigmoid(h[..., 0])
+    h[..., 1:3] = h[..., 1:3] * 2
+    return h
+
+
+def _into_a_result(h: Tensor) -> Tensor:
+    sums = torch.empty_like(h)
+    torch.mul(h.detach(), 2, out=sums)
+    return h + sums
+
+
+@pytest.mark.parametrize("strategy", [None, ((2, 1), (1, 1))], ids=["whole", "strategy"])
 @pytest.mark.parametrize(
     "call",
-    [_column, _through_a_view, _view_made_before, _shifted, _items, _twice, _other_type],
+    [
+        _column,
+        _through_a_view,
+        _view_made_before,
+        _shifted,
+        _items,
+        _twice,
+        _other_type,
+        _head_of_a_detector,
+        _into_a_result,
+    ],
     ids=lambda f: f.__name__,
 )
-def test_graph_without_writes_computes_what_the_network_computes(call: Callable[[Tensor], Tensor]) -> None:
+def test_graph_without_writes_computes_what_the_network_computes(
+    call: Callable[[Tensor], Tensor], strategy: Any
+) -> None:
     network = Calls(lambda s, x: call(s.layer(x)), layer=nn.Linear(4, 4)).double()
     x = torch.randn(3, 4, dtype=torch.float64)
-    found = captured(network, x)
+    if strategy is not None:
+        shard(network.layer, strategy)
+    found = capture(
+        find_target(network), (x,), {}, input_shapes=[(3, 4)], parameter_shapes={}, strategies=strategies_of(network)
+    )
     assert not [name for name in operators(found) if name.partition(".")[0].endswith("_")]
     parameters = dict(network.named_parameters())
     known = found.constants | {key: parameters[name] for key, name in found.parameters.items()} | {"input_0": x}
@@ -309,6 +340,19 @@ def test_graph_without_writes_computes_what_the_network_computes(call: Callable[
     torch.testing.assert_close(result, right)
     gradients = [torch.autograd.grad(y.square().sum(), list(parameters.values())) for y in (result, right)]
     torch.testing.assert_close(*gradients)
+
+
+def test_write_whose_memory_has_lost_its_owner_is_an_error_and_not_lost_with_it() -> None:
+    graph = fx.Graph()
+    x, value = graph.placeholder("input_0"), torch.zeros(3, 4)
+    x.meta["val"] = value
+    column = graph.call_function(torch.ops.aten.select.int, (x, 1, 0))
+    column.meta["val"] = torch.zeros(3, 4).select(1, 0)  # of memory that no node has, as marks once left it
+    written = graph.call_function(torch.ops.aten.fill_.Scalar, (column, 1.0))
+    written.meta["val"] = column.meta["val"]
+    graph.output(([x],))
+    with pytest.raises(CaptureError, match="whose owner is lost"):
+        make_functional(graph, {})
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from torch import nn
 
 from msrun.errors import StrategyError
 from msrun.runtime import optim
-from msrun.runtime.optim import of_parts
 
 PAIRS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "SGD": (lambda p: optim.SGD(p, lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
@@ -96,15 +95,3 @@ def test_exported_names() -> None:
     own = {"AdamWeightDecay", "FTRL", "LARS", "Lamb", "LazyAdam", "Momentum", "Optimizer"}
     on_host = {"OptimizerMemory", "memory_of", "offload"}
     assert set(optim.__all__) == {"SGD", "Adam", "AdamW", *own, *on_host}
-
-
-def test_steps_in_the_backward_pass_wait_for_what_is_being_saved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They pass torch's hooks by, so that a checkpoint written beside the training is told in another way."""
-    told: list[str] = []
-    weight = nn.Parameter(torch.ones(2))
-    weight.grad = torch.ones(2)
-    monkeypatch.setattr(of_parts, "before_steps_in_backward", [lambda: told.append(str(weight.tolist()))])
-    with torch.no_grad():
-        of_parts.step_parameters(torch.optim.SGD([weight], 0.5), [weight])
-    assert told == ["[1.0, 1.0]"]
-    assert weight.tolist() == [0.5, 0.5]

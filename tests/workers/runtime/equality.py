@@ -149,7 +149,7 @@ def weight_difference(network, step, right, rank):
         if stored:
             item = stored[id(parameter)]
             whole = whole[item.placement.slices]
-        assert parameter.shape == whole.shape, name
+        assert local(parameter).shape == whole.shape, name
         worst = max(worst, float((local(parameter) - whole).abs().max() / right[name].detach().abs().max()))
     return worst
 

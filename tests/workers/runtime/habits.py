@@ -1,75 +1,138 @@
-"""Trains every habit of runtime_habits on all ranks and alone; RESULT.json holds the differences, or what was raised.
+"""Runs habits of training scripts in one mode, or all, on two forked ranks and alone; RESULT.json holds the verdicts.
 
-usage: habits.py RESULT.json [name ...]
+usage: habits.py MODE|all [RESULT.json] [--only NAME ...] [--share 0/4] [--trace]
+
+A world runs one habit after the other. After one that is refused or fails, a new world goes on with the next.
 """
 
-import copy
+import argparse
 import json
+import pickle
+import shutil
 import sys
-import traceback
+import tempfile
+import time
 import warnings
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from only_cases import is_asked
-from runtime_habits import HABITS, STEPS, WORLD_SIZE, Habit
-from torch import Tensor, nn
+from random_networks.worlds import (
+    Report,
+    fork_process,
+    fork_ranks,
+    paths_of_ranks,
+    prepare_process,
+    report_of,
+    wait_for,
+    write_report,
+)
+from training_habits import HABITS, MODES
+from training_habits.trial import ALONE, IN_HALVES, OWN_ROWS, WORLD_SIZE
+from training_habits.verdict import judge, short
 
-from msrun.runtime import AutoParallel, get_rank, init, release
-
-init(timeout_s=120)
-torch.set_default_dtype(torch.float64)
-warnings.simplefilter("ignore")
-
-
-def loss_of(result: Any) -> Tensor:
-    return result if isinstance(result, Tensor) else result[0]
-
-
-def parallel(network: nn.Module, settings: dict[str, Any]) -> AutoParallel:
-    step = AutoParallel(network).dataset_strategy("full_batch")
-    if "stages" in settings:
-        return step.pipeline(settings["stages"])
-    return step.hsdp(threshold=0, optimizer_level=settings.get("optimizer_level", "level1"))
+from msrun.runtime import get_rank
 
 
-def differences(habit: Habit) -> list[float]:
-    torch.manual_seed(0)
-    alone = habit.make()
-    network = copy.deepcopy(alone)
-    step = parallel(network, habit.settings)
-    found = []
-    optimizers = [torch.optim.SGD(n.parameters(), lr=0.05) for n in (alone, network)]
-    for number in range(STEPS):
-        generator = torch.Generator().manual_seed(number)
-        x, y = torch.randn(8, 8, generator=generator), torch.randn(8, 4, generator=generator)
-        for one in (alone, network):
-            habit.between(getattr(one, "network", one), number)
-        losses = [loss_of(step(x, y)), loss_of(alone(x, y))]
-        for optimizer, loss in zip(optimizers, losses[::-1], strict=True):
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        found.append(abs(losses[0].item() - losses[1].item()))
-    for name, buffer in alone.named_buffers():
-        found.append((dict(network.named_buffers())[name] - buffer).abs().max().item())
-    last = getattr(alone, "last", None)
-    if last is not None:
-        found.append((network.last - last).abs().max().item())
-    return found
+def run_habit(name, mode, *, broadcasts=False):
+    def work():
+        trial = HABITS[name].trial(mode, broadcasts=broadcasts)
+        HABITS[name].run(trial)
+        return trial.notes
+
+    return report_of(work)
 
 
-results = {}
-for name in sys.argv[2:] or filter(is_asked, HABITS):
+def run_alone(names, mode):
+    """Return what every habit sees in one process, and in one that takes half of the rows at a time."""
+    warnings.simplefilter("ignore")
+    ways = (ALONE, IN_HALVES) if mode in (*OWN_ROWS, "pipeline") else (ALONE,)
+    return {name: [run_habit(name, way, broadcasts=mode in OWN_ROWS) for way in ways] for name in names}
+
+
+def run_on_rank(names, mode, folder):
+    """Run habits until one does not end well."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    for number, name in enumerate(names):
+        report = run_habit(name, mode)
+        write_report(folder / f"{number}-{get_rank()}", report)
+        if report.kind != "done":
+            return
+        dist.barrier()
+
+
+def run_world(names, mode):
+    """Return the reports of the ranks on each habit, as far as one world came."""
+    folder = Path(tempfile.mkdtemp(prefix="habits-"))
     try:
-        mine: Any = differences(HABITS[name])
-    except Exception:
-        mine = traceback.format_exc()
-    everyone: list[Any] = [None] * WORLD_SIZE
-    dist.all_gather_object(everyone, mine)
-    results[name] = everyone
-if get_rank() == 0:
-    Path(sys.argv[1]).write_text(json.dumps(results))
-release()
+        pids = fork_ranks(folder, WORLD_SIZE, lambda: run_on_rank(names, mode, folder))
+        ends = wait_for(pids, paths_of_ranks(folder, WORLD_SIZE))
+        found = []
+        for number in range(len(names)):
+            files = [folder / f"{number}-{rank}.out" for rank in range(WORLD_SIZE)]
+            reports = [
+                pickle.loads(file.read_bytes()) if file.exists() else end_of(end)
+                for file, end in zip(files, ends, strict=True)
+            ]
+            found.append(reports)
+            if any(report.kind != "done" for report in reports):
+                break
+        return found
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def end_of(end):
+    """Return how a process ended that has no report on a habit."""
+    return end if end.kind != "done" else Report("error", error="left", message="Connection closed by peer")
+
+
+def run_all(names, mode):
+    """Yield names and verdicts."""
+    folder = Path(tempfile.mkdtemp(prefix="habits-"))
+    try:
+        (ended,) = wait_for([fork_process(folder / "alone", {}, lambda: run_alone(names, mode))], [folder / "alone"])
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    assert ended.kind == "done", ended.trace or ended.error
+    left = list(names)
+    while left:
+        if mode == ALONE:
+            worlds = [[ended.trained[name][0]] for name in left]
+        else:
+            worlds = run_world(left, mode)
+        for reports in worlds:
+            name = left.pop(0)
+            alone = ended.trained[name]
+            yield name, judge(alone[0], alone[-1], reports, HABITS[name].limit)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("mode", choices=(*MODES, ALONE, "all"))
+    parser.add_argument("result", type=Path, nargs="?")
+    parser.add_argument("--only", nargs="+")
+    parser.add_argument("--share", default="0/1", help="2/8: the third of eight shares")
+    parser.add_argument("--trace", action="store_true")
+    options = parser.parse_args()
+    prepare_process()
+    which, shares = map(int, options.share.split("/"))
+    begin, found = time.monotonic(), {}
+    for mode in MODES if options.mode == "all" else [options.mode]:
+        names = [name for name, habit in HABITS.items() if mode in (*habit.modes, ALONE)]
+        names = [name for name in names if (name in options.only if options.only else is_asked(f"{mode}/{name}"))]
+        names = names[which::shares]
+        for name, verdict in run_all(names, mode):
+            found[f"{mode}/{name}"] = {"kind": verdict.kind, "message": verdict.message, "trace": verdict.trace}
+            print(f"{name} | {mode} | {short(verdict)[:300]}", flush=True)
+            if options.trace and verdict.trace:
+                print(verdict.trace)
+    if options.result:
+        options.result.write_text(json.dumps(found))
+    print(f"{len(found)} habits, {time.monotonic() - begin:.1f} s", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

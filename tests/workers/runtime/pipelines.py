@@ -163,13 +163,13 @@ def compare_weights(network, step, right, rank):
     worst, held = 0.0, []
     for name, parameter in network.named_parameters():
         if not local(parameter).numel():
-            assert parameter.shape[0] == 0, name
+            assert local(parameter).shape[0] == 0, name
             continue
         held.append(name)
         whole = right[name].detach()
         item = stored[id(parameter)]
         part = whole[item.placement.slices]
-        assert parameter.shape == part.shape, name
+        assert local(parameter).shape == part.shape, name
         worst = max(worst, float((local(parameter) - part).abs().max() / whole.abs().max()))
     return worst, held
 

@@ -33,7 +33,7 @@ def train(step, parameters, given, case):
 
 def whole(part, like):
     """Return a parameter or its gradient as one tensor; parts are rows of consecutive ranks."""
-    if part.shape == like.shape:
+    if local(part).shape == like.shape:
         return part.detach()
     part = local(part)
     if not part.numel():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,11 @@ from msrun.runtime.parallel.batch.divided_batch import DividedBatch
 from msrun.runtime.parallel.batch.parts import PartKind, join_results, join_values
 from msrun.runtime.parallel.scaling import Scales, current_compat, current_loss_scale, scales
 
+TWICE = (
+    "backward() was called twice on one loss, or on two losses of one call: add up the losses of a call and go back "
+    "once, or call the network again"
+)
+
 
 class GradAccumulation(DividedBatch):
     """Run `network` on `micro_size` equal slices of the batch, forward and backward, and add their gradients up.
@@ -24,9 +29,10 @@ class GradAccumulation(DividedBatch):
     (`torch.no_grad()`) only forward passes run. The result is the mean of the slices' losses; with
     AutoParallel(compat="mindspore") their sum, with the gradient of their mean as MindSpore's training step has it.
 
-    The network returns its loss, a scalar, first; no gradient flows from further results, which are joined along
-    dimension 0. Inside AutoParallel gradients are reduced over the ranks once, after the last slice, or at hsdp level2
-    and level3 after every slice so that only their parts are kept. Parameter names are those of `network`.
+    The network returns its loss, a scalar, first; further results are joined along dimension 0, and a loss that uses
+    one is an error in its backward pass. Inside AutoParallel gradients are reduced over the ranks once, after the last
+    slice, or at hsdp level2 and level3 after every slice so that only their parts are kept. Parameter names are those
+    of `network`.
 
     Raises:
         StrategyError: micro_size is not a whole number above 0 or does not divide the batch, or the first result is not
@@ -63,6 +69,8 @@ class _EagerRun:
         self._batches = batches
         self._factors = factors
         self.spec: Any = None
+        self.reached: set[int] = set()
+        """Indexes of the results that gradients would flow back from."""
 
     def run(self, parameters: list[Tensor]) -> tuple[list[Any], list[Tensor | None], list[Tensor | None]]:
         """Return the joined results, the gradients of all micro batches' tensors in order, and the parameters'."""
@@ -85,6 +93,7 @@ class _EagerRun:
             for index, grad in enumerate(grads[len(wanted) :]):
                 total = totals[index]
                 totals[index] = grad if total is None else total if grad is None else total + grad
+            self.reached = {i for i, v in enumerate(leaves) if isinstance(v, Tensor) and v.requires_grad}
             rows.append([value.detach() if isinstance(value, Tensor) else value for value in leaves])
         results = [join_values(list(values), self._factors.loss) for values in zip(*rows, strict=True)]
         return results, of_inputs, totals
@@ -97,13 +106,15 @@ class _Accumulate(torch.autograd.Function):
     def forward(ctx: Any, run: _EagerRun, count: int, *tensors: Tensor) -> tuple[Any, ...]:
         results, of_inputs, of_parameters = run.run(list(tensors[count:]))
         ctx.gradients, ctx.loss_scale = [*of_inputs, *of_parameters], current_loss_scale.get()
-        ctx.mark_non_differentiable(*(value for value in results[1:] if isinstance(value, Tensor)))
+        ctx.set_materialize_grads(False)
+        fixed = [v for i, v in enumerate(results) if isinstance(v, Tensor) and i not in run.reached]
+        ctx.mark_non_differentiable(*fixed)
         return tuple(results)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        return None, None, *hand_out(ctx, gradients[0])
+        return None, None, *hand_out(ctx, gradients)
 
 
 def check_loss(results: list[Any]) -> Tensor:
@@ -122,18 +133,31 @@ def check_loss(results: list[Any]) -> Tensor:
     return loss
 
 
-def hand_out(ctx: Any, incoming: Tensor | None) -> list[Tensor | None]:
+def hand_out(ctx: Any, incoming: Sequence[Tensor | None], loss: int = 0) -> list[Tensor | None]:
     """Return the gradients that a forward call has left in `ctx`, times the one that comes in; once.
 
     Both hold the loss scale, and so does what is returned.
 
+    Args:
+        incoming: at every result of the call.
+        loss: which of them the gradients were made of.
+
     Raises:
         CaptureError: they were handed out before.
+        StrategyError: a gradient comes in at another result than the loss.
     """
+    others = [index for index, gradient in enumerate(incoming) if gradient is not None and index != loss]
+    if others:
+        raise StrategyError(
+            f"a loss outside of the step uses its result {others[0]}, and gradients flow from result {loss} alone: the "
+            "backward passes of micro batches run inside the call. Put that loss into the network, or detach() the "
+            "result"
+        )
     if ctx.gradients is None:
-        raise CaptureError("backward() was called twice on one loss: call the network again for another backward")
+        raise CaptureError(TWICE)
     gradients, ctx.gradients = ctx.gradients, None
-    if incoming is None:
+    of_loss = incoming[loss]
+    if of_loss is None:
         return [None] * len(gradients)
-    factor = incoming if ctx.loss_scale == 1.0 else incoming / ctx.loss_scale
+    factor = of_loss if ctx.loss_scale == 1.0 else of_loss / ctx.loss_scale
     return [None if grad is None else grad * factor for grad in gradients]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -83,6 +85,38 @@ class BatchParts:
 def find_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """Return the tensors among the arguments of a call, in order."""
     return [leaf for leaf in pytree.tree_leaves((tuple(args), dict(kwargs))) if isinstance(leaf, Tensor)]
+
+
+def open_containers(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Let tensors be found in dataclasses and in dicts of the user's own classes among the arguments of a call.
+
+    torch looks only into the classes that it was told of.
+    """
+    for leaf in pytree.tree_leaves((tuple(args), dict(kwargs))):
+        if isinstance(leaf, Tensor | type):
+            continue
+        if dataclasses.is_dataclass(leaf):
+            fields = dataclasses.fields(leaf)
+            values = [getattr(leaf, each.name, None) for each in fields]
+            open_containers(values, {})
+            if find_tensors(values, {}):
+                pytree.register_dataclass(type(leaf), drop_field_names=[each.name for each in fields if not each.init])
+        elif isinstance(leaf, dict):  # of a class of the user's own: torch knows its own classes
+            open_containers(tuple(leaf.values()), {})
+            if find_tensors(tuple(leaf.values()), {}):
+                pytree.register_pytree_node(type(leaf), _items_of, functools.partial(_with_items, type(leaf)))
+
+
+def _items_of(value: dict[Any, Any]) -> tuple[list[Any], tuple[list[Any], dict[str, Any]]]:
+    return list(value.values()), (list(value), dict(vars(value)) if hasattr(value, "__dict__") else {})
+
+
+def _with_items(kind: type[Any], items: Iterable[Any], context: tuple[list[Any], dict[str, Any]]) -> Any:
+    made: Any = kind.__new__(kind)  # type: ignore[call-overload]
+    dict.update(made, zip(context[0], items, strict=True))
+    if context[1]:
+        vars(made).update(context[1])
+    return made
 
 
 def describe_batch(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

@@ -110,6 +110,12 @@ class CapturedCall:
                     raise ParameterChanged
         for index, name in self._others:
             if given[index] is not self._present.get(name):
+                if given[index].requires_grad and torch.is_grad_enabled():
+                    raise CaptureError(
+                        f"the network reads a tensor of shape {tuple(given[index].shape)} that needs a gradient and is "
+                        "neither a parameter of its modules nor an argument: register it as nn.Parameter; of what an "
+                        "earlier call has stored, store detach(), or return it and pass it to the next call"
+                    )
                 self._present[name] = given[index]
                 self.compiled.set_buffer(name, given[index])
         results = self.compiled.run(self._tensors)

@@ -52,10 +52,6 @@ if TYPE_CHECKING:
 _OF_PROCESS = re.compile(r" at 0x[0-9a-f]+|'(number|first_rank)': \d+")
 
 
-class _ToldError(CaptureError):
-    """What every rank has heard of already."""
-
-
 @dataclass(frozen=True)
 class Draft:
     """A captured and partitioned call, before its parameters are placed: the same on every rank."""
@@ -94,6 +90,8 @@ class Compilation:
     """Named layouts that the user gave, in order: their names are those of the plan."""
     price: PriceSummary | None = None
     """Of the strategies that were searched for last."""
+    _told: ParallelError | None = None
+    """What every rank has heard of already."""
 
     def find_wrappers(self) -> list[DividedBatch]:
         """Return the wrappers of the network that divide its batch, outermost first. All ranks call it together."""
@@ -334,35 +332,48 @@ class Compilation:
         how far their searches have come."""
         try:
             yield
-        except _ToldError:
-            raise
         except ParallelError as error:
-            self.check_ranks_agree("", failure=str(error))
+            if error is not self._told:
+                self.check_ranks_agree("", failure=str(error))
             raise
         except Exception as error:
             self.check_ranks_agree("", failure=f"{type(error).__name__}: {error}")
             raise
 
-    def check_ranks_agree(self, program: str, failure: str = "") -> None:
+    def check_ranks_agree(self, program: str, failure: str = "", batch: str = "") -> None:
         """Refuse to start collectives that would not match: the same program must have come out on every rank.
 
         Args:
             failure: why this rank has none; it raises that itself afterwards.
+            batch: what this rank was given, in words.
         """
-        everyone = self._exchange(hash_text(program), failure)
-        different = [rank for rank, other in enumerate(everyone) if other != everyone[0]]
-        if different and not failure:
-            raise _ToldError(
-                f"rank {different[0]} captured another network than rank 0: give every rank the same network and "
-                "equal batch shapes"
+        everyone = self._exchange((hash_text(program), batch), failure)
+        others = [each if isinstance(each, tuple) else ("a search", batch) for each in everyone]
+        different = [rank for rank, (other, _) in enumerate(others) if other != others[0][0]]
+        if not different or failure:
+            return
+        rank, own, other = different[0], others[0][1], others[different[0]][1]
+        if own != other:
+            raise self._tell(
+                f"rank {rank} got {other}, rank 0 {own}, so that their networks are not the same: give every rank "
+                "batches of one shape (pad to one length, drop the last, smaller one)"
             )
+        raise self._tell(
+            f"rank {rank} captured another network than rank 0 of {own or 'the same batch'}: give every rank the same "
+            "network, with the same settings, attributes and types"
+        )
+
+    def _tell(self, message: str) -> CaptureError:
+        """Return an error that every rank raises."""
+        self._told = told = CaptureError(message)
+        return told
 
     def _fewest(self, count: int) -> int:
         """Return of how many plans each rank's search has found the fewest on any rank."""
         everyone = self._exchange(count)
         others = [rank for rank, other in enumerate(everyone) if not isinstance(other, int)]
         if others:
-            raise _ToldError(f"rank {others[0]} searches no strategies, others do: give every rank the same settings")
+            raise self._tell(f"rank {others[0]} searches no strategies, others do: give every rank the same settings")
         return min(everyone)
 
     def _exchange(self, value: Any, failure: str = "") -> list[Any]:
@@ -370,7 +381,7 @@ class Compilation:
         everyone = gather((value, failure), what="the comparison of graphs")
         failed = [(rank, text) for rank, (_, text) in enumerate(everyone) if text]
         if failed and not failure:
-            raise _ToldError(f"rank {failed[0][0]} cannot run this call: {failed[0][1]}")
+            raise self._tell(f"rank {failed[0][0]} cannot run this call: {failed[0][1]}")
         return [value for value, _ in everyone]
 
 

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from msrun.errors import CaptureError, StrategyError
+from msrun.runtime import world
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.execute.executor import Executor
 from msrun.runtime.execute.parameters import ParameterGroup
-from msrun.runtime.execute.phase import is_verifying
 from msrun.runtime.execute.placement import PlacedParameter
 from msrun.runtime.execute.step import Step, ValueOnItsWay, arrived, full_like
 from msrun.runtime.nn.random_stream import slices_of_batch
-from msrun.runtime.parallel.batch.accumulation import check_loss, hand_out
+from msrun.runtime.parallel.batch.accumulation import TWICE, check_loss, hand_out
 from msrun.runtime.parallel.batch.parts import BatchParts, join_values
+from msrun.runtime.parallel.border import StepFunction, WholeResults, check_equal_gradients, enter_step
 from msrun.runtime.parallel.gradients_in_backward import ArrivingGradients
 from msrun.runtime.parallel.late_loss import LateLoss
 from msrun.runtime.parallel.program_text import render_program
-from msrun.runtime.parallel.scaling import Scales, current_loss_scale
+from msrun.runtime.parallel.scaling import Scales, current_loss_scale, input_factor, leaf_factor, result_factor
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.schedule.activations import ActivationEstimate, estimate_activations
 from msrun.runtime.schedule.deferred_weights import count_deferred
@@ -50,10 +52,25 @@ class CompiledCall:
     arriving: ArrivingGradients = field(default_factory=ArrivingGradients)
     """Where gradients go as they arrive."""
 
+    whole_results: WholeResults = field(default_factory=WholeResults)
+    is_checked: bool = False
+    """Whether the gradients of a backward pass have been compared between the ranks."""
+
     @property
     def copies(self) -> int:
         """Copies that are interleaved within a micro batch."""
         return self.parts.copies
+
+    @cached_property
+    def input_parts(self) -> list[int]:
+        """Into how many parts the ranks cut each of the user's tensors."""
+        return [self.program.mesh.extent(tuple(layout.used)) for layout in self.program.input_layouts]
+
+    @cached_property
+    def result_parts(self) -> list[int]:
+        """Into how many parts each result is cut."""
+        layouts = self.program.output_layouts or [None] * len(self.program.outputs)
+        return [1 if layout is None else self.program.mesh.extent(tuple(layout.used)) for layout in layouts]
 
     def render(self) -> str:
         """Return the program as text."""
@@ -86,6 +103,7 @@ class CompiledCall:
         Returns what the captured graph gives back.
         """
         parameters = [stored.parameter for stored in self.stored]
+        enter_step(tensors, self.input_parts, leaf_factor)
         if self.arriving.taker is not None and self.parts.micro_batches > 1:
             raise StrategyError(
                 f"step_in_backward or offload_gradients with {self.parts.micro_batches} micro batches, whose gradients "
@@ -97,7 +115,7 @@ class CompiledCall:
     def backward(self, step: Step, gradients: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Return parameter name -> gradient of its stored part, of those that were not trained with it already."""
         taker = self.arriving.taker
-        if taker is None or is_verifying.get():
+        if taker is None or step.is_verified:
             return self.executor.backward(step, gradients)
         left: dict[str, Tensor] = {}
         parameters = {stored.name: stored.parameter for stored in self.stored}
@@ -126,10 +144,31 @@ class CompiledCall:
             return LateLoss.of(lambda: self._join([arrived(value) for value in values]), values[0].dtype)
         return values[0] if len(values) == 1 else join_values(list(values), self.scales.loss)
 
-    def gradients_of_copies(self, gradients: Sequence[Tensor | None]) -> list[dict[str, Tensor]]:
+    def gradients_of_results(
+        self, gradients: Sequence[Tensor | None], whole_results: WholeResults
+    ) -> list[Tensor | None]:
+        """Return what comes in at the results, from each rank's own loss, as gradients of the mean of these losses."""
+        whole = iter(whole_results.settle([g for g, n in zip(gradients, self.result_parts, strict=True) if n == 1]))
+        return [
+            next(whole) if count == 1 else None if gradient is None else gradient * result_factor(count)
+            for gradient, count in zip(gradients, self.result_parts, strict=True)
+        ]
+
+    def check_first_pass(self) -> None:
+        """Have the gradients of parameters that all ranks hold whole compared when the first backward pass is over."""
+        if self.is_checked or world.simulation_level() is not None:
+            return
+        self.is_checked = True
+        whole = [stored.parameter for stored in self.stored if not stored.placement.is_cut]
+        torch.autograd.Variable._execution_engine.queue_callback(partial(check_equal_gradients, whole))
+
+    def gradients_of_copies(
+        self, gradients: Sequence[Tensor | None], whole_results: WholeResults
+    ) -> list[dict[str, Tensor]]:
         """Return per copy the gradient of every result, by its name in the local graph."""
         copies: list[dict[str, Tensor]] = [{} for _ in range(self.copies)]
-        for value, gradient in zip(self.program.outputs, gradients, strict=True):
+        of_results = self.gradients_of_results(gradients, whole_results)
+        for value, gradient in zip(self.program.outputs, of_results, strict=True):
             if gradient is None or not isinstance(value, fx.Node):
                 continue
             parts = [gradient * self.scales.loss] * self.copies if gradient.dim() == 0 else gradient.chunk(self.copies)
@@ -148,16 +187,18 @@ class CompiledCall:
     def join_input_gradients(self, gradients: Sequence[Sequence[Sequence[Tensor | None]]]) -> list[Tensor | None]:
         """Return the gradients of the user's tensors from those of micro batches and copies."""
         inputs: list[Tensor | None] = []
-        for parts in zip(*self.parts.in_order(gradients), strict=True):
+        for parts, count in zip(zip(*self.parts.in_order(gradients), strict=True), self.input_parts, strict=True):
             given = [part for part in parts if part is not None]
-            if given and not given[0].dim():  # every part got the same number
+            if not given:
+                inputs.append(None)
+            elif not given[0].dim():  # every part got the same number
                 inputs.append(torch.stack(given).sum())
             else:
-                inputs.append(torch.cat(given) if given else None)
+                inputs.append((torch.cat(given) if len(given) > 1 else given[0]) * input_factor(count))
         return inputs
 
 
-class _RunProgram(torch.autograd.Function):
+class _RunProgram(StepFunction):
     """The whole local program as one step of the user's autograd graph."""
 
     @staticmethod
@@ -172,26 +213,30 @@ class _RunProgram(torch.autograd.Function):
         with slices_of_batch(places, compiled.parts.total):
             step = compiled.executor.forward(batches, needs_grad=needs_grad)
         ctx.compiled, ctx.step, ctx.count = compiled, step, count
+        ctx.whole = compiled.whole_results.of_step()
         results = compiled.merge([compiled.executor.results(step, leaves_late=needs_grad)])
-        known = [value for value in results if isinstance(value, Tensor) and not isinstance(value, LateLoss)]
-        fixed = [value for value in known if not value.is_floating_point()]
+        reached = compiled.executor.results_with_gradient(step) if needs_grad else frozenset()
+        fixed = [v for i, v in enumerate(results) if isinstance(v, Tensor) and i not in reached]
         ctx.mark_non_differentiable(*fixed)
         return tuple(results)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        _RunProgram.refuse_second_derivatives()
+        _RunProgram.begin_backward()
         compiled: CompiledCall = ctx.compiled
         if ctx.step is None:
-            raise CaptureError("backward() was called twice on one loss: call the network again for another backward")
+            raise CaptureError(TWICE)
         step, ctx.step = ctx.step, None
+        if not step.is_verified:
+            compiled.check_first_pass()
         with torch.enable_grad():
-            by_name = compiled.backward(step, compiled.gradients_of_copies(gradients))
+            by_name = compiled.backward(step, compiled.gradients_of_copies(gradients, ctx.whole))
         inputs = compiled.join_input_gradients([compiled.executor.input_gradients(step)])
         return (None, None, None, *inputs, *(by_name.get(stored.name) for stored in compiled.stored))
 
 
-class _RunMicroBatches(torch.autograd.Function):
+class _RunMicroBatches(StepFunction):
     """The local program for one micro batch after the other, each forward and backward, as one autograd step."""
 
     @staticmethod
@@ -200,17 +245,20 @@ class _RunMicroBatches(torch.autograd.Function):
     ) -> tuple[Any, ...]:
         executor = compiled.executor
         ctx.set_materialize_grads(False)
+        ctx.whole = compiled.whole_results.of_step()
         needs_grad = is_grad_enabled and any(ctx.needs_input_grad)
         parameters = executor.begin()
         micro_batches = compiled.parts.split(tensors[:count])
         results: list[list[list[Any]]] = []
         of_inputs: list[list[list[Tensor | None]]] = []
         by_name: dict[str, Tensor] = {}
+        reached: frozenset[int] = frozenset()
         for number, (batches, slices) in enumerate(zip(micro_batches, compiled.parts.places, strict=True)):
             with slices_of_batch(slices, compiled.parts.total):
                 step = executor.forward(batches, needs_grad=needs_grad, gathered=parameters)
             results.append(executor.results(step, leaves_late=needs_grad))
             if needs_grad:
+                reached = executor.results_with_gradient(step)
                 is_last = number == len(micro_batches) - 1
                 by_name = executor.backward(step, compiled.gradients_of_loss(results[-1]), reduces=is_last)
                 of_inputs.append(executor.input_gradients(step))
@@ -219,10 +267,12 @@ class _RunMicroBatches(torch.autograd.Function):
             ctx.gradients = [*joined, *(by_name.get(stored.name) for stored in compiled.stored)]
             ctx.loss_scale = current_loss_scale.get()
         merged = compiled.merge(results)
-        ctx.mark_non_differentiable(*(value for value in merged[1:] if isinstance(value, Tensor)))
+        ctx.mark_non_differentiable(*(v for i, v in enumerate(merged) if isinstance(v, Tensor) and i not in reached))
         return tuple(merged)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        return None, None, None, *hand_out(ctx, gradients[0])
+        _RunMicroBatches.refuse_second_derivatives()
+        _RunMicroBatches.begin_backward()
+        (incoming,) = ctx.whole.settle(gradients[:1])
+        return None, None, None, *hand_out(ctx, [incoming, *gradients[1:]])

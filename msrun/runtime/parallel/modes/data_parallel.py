@@ -8,33 +8,46 @@ backward pass; a module's while it still runs.
 from __future__ import annotations
 
 import contextlib
-import operator
+import functools
+import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.autograd.graph import get_gradient_edge
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils import _pytree as pytree
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.capture.target import Target
+from msrun.runtime.execute.phase import is_verifying
 from msrun.runtime.execute.transfers import start_all_reduce
 from msrun.runtime.nn.deferred_init import init_parameters
+from msrun.runtime.nn.replaced import living_optimizers
 from msrun.runtime.parallel.batch.accumulation import GradAccumulation
 from msrun.runtime.parallel.batch.divided_batch import find_wrappers
+from msrun.runtime.parallel.border import (
+    StepFunction,
+    WholeResults,
+    check_shared,
+    enter_step,
+    is_settled,
+    leave_step,
+    map_tensors,
+    tensors_in,
+)
 from msrun.runtime.parallel.host_operators import refusing_targets
 from msrun.runtime.parallel.modes.fsdp import Decision, ShardedNetwork, called_modules
 from msrun.runtime.parallel.modes.hybrid import check_no_layerwise, is_layerwise, scale_gradient_of
 from msrun.runtime.parallel.modes.on_servers import check_servers
 from msrun.runtime.parallel.modes.own_gradients import average_rows, has_own_gradient, is_same_everywhere
-from msrun.runtime.parallel.parameters.fusion_config import BUCKET_BYTES
+from msrun.runtime.parallel.modes.reduction import ReducedNetwork, any_rank, mean_of_ranks
 from msrun.runtime.parallel.parameters.storage import equal_everywhere, note_placed
 from msrun.runtime.parallel.precision import autocast
 from msrun.runtime.parallel.scaling import replica_scales, scale_gradient
@@ -48,6 +61,8 @@ replicas_called: ContextVar[list[Replicas] | None] = ContextVar("replicas_called
 
 
 _living: weakref.WeakSet[Replicas] = weakref.WeakSet()
+_looked: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+"""Optimizers whose first step was looked at."""
 
 
 class Replicas:
@@ -64,12 +79,26 @@ class Replicas:
         self._scales = replica_scales(settings.compat, settings.averages_gradients, self._ranks)
         self._networks: dict[tuple[int, ...], tuple[nn.Module, list[nn.Parameter]]] = {}
         """ids of the modules that are called -> who has them, and their parameters in place that are trained"""
-        self._wrapped: dict[int, DistributedDataParallel] = {}
+        self._kinds: dict[tuple[int, ...], list[Any]] = {}
+        """the same -> what their parameters were"""
+        self._reduced: dict[int, ReducedNetwork] = {}
+        """id of a module that is called -> what averages its gradients"""
+        self._whole: dict[tuple[int, int], WholeResults] = {}
+        """(id of the root, place among the numbers that it returns) -> what looks at their gradients"""
+        self._buffered: dict[int, list[nn.Module]] = {}
+        """id of the network -> its modules that have buffers"""
         self._sharded: dict[int, ShardedNetwork] = {}
+        self._written: dict[tuple[int, bool], list[nn.Parameter]] = {}
+        """(id of the root, whether it is in training) -> parameters that its forward pass writes"""
+        self._beyond: list[Tensor] | None = None
+        """Parameters between the results and the loss, which are averaged after each pass; None: nobody looked."""
+        self._pass = -1
+        """The backward pass in which they were looked for last."""
         self.is_running_module = False
         self._waits: list[contextlib.ExitStack] = []
         """The contexts of `no_sync` that are open, outermost first."""
         _living.add(self)
+        _watch_optimizers()
 
     # -- calling ------------------------------------------------------------------------------------------------
 
@@ -79,33 +108,134 @@ class Replicas:
         Scalar results are means over all ranks, others are this rank's own.
         """
         self.place(target)
+        self._take_buffers(target.root)
         mode = self._settings.parallel_mode
-        is_module = isinstance(target.call, nn.Module)
-        reduces = isinstance(target.call, nn.Module) and torch.is_grad_enabled() and not self._sharded
-        wrapped = self._wrapped.get(id(target.call)) if reduces else None
-        if wrapped is not None:
+        is_module, trains = isinstance(target.call, nn.Module), torch.is_grad_enabled()
+        reduced: ReducedNetwork | None = None
+        if isinstance(target.call, nn.Module) and trains and not self._sharded:
             _check_hooks(target.root, mode)
-        run: Callable[..., Any] = target.call if wrapped is None else wrapped
-        own = self._scales.own
-        args, kwargs = pytree.tree_map_only(Tensor, lambda x: scale_gradient(x, own), (tuple(args), dict(kwargs)))
+            reduced = self._reduced.get(id(target.call))
+            if reduced is None:
+                reduced = self._reduced[id(target.call)] = self._reduction_of(target.call)
+        run: Callable[..., Any] = target.call if reduced is None else reduced
+        args, kwargs = tuple(args), dict(kwargs)
+        if trains:
+            tensors = tensors_in((args, kwargs))
+            enter_step(tensors, [self._ranks] * len(tensors), lambda _: self._scales.leaf)
+            args, kwargs = map_tensors(lambda x: scale_gradient(x, self._scales.input), (args, kwargs))
+        versions = {p: p._version for p in target.root.parameters() if is_same_everywhere(p)}
         with autocast(self._settings.precision), refusing_targets(target.root, mode):
             result = run(*args, **kwargs)
-        if reduces and wrapped is None:
-            result = self._wrap(target.call, result)
-        if not torch.is_grad_enabled():
+        if not self._sharded and self._settings.broadcasts_parameters:
+            self._check_written(target.root, versions)
+        if reduced is not None:
+            reduced.look(tensors_in(result))
+        elif trains and target.root is target.call and id(target.root) in self._sharded:
+            self._sharded[id(target.root)].look(tensors_in(result))
+        if not trains:
             for sharded in self._sharded.values():
                 sharded.reshard()  # else the modules show whole parameters until the next backward pass
         called = replicas_called.get()
         if called is not None:
             self.is_running_module = is_module
             called.append(self)
-        return pytree.tree_map_only(Tensor, self._leave, result)
+        numbers = itertools.count()
+        begin = partial(self._begin_backward, reduced, syncs=not self._waits, counts=not is_verifying.get())
+        return map_tensors(lambda value: self._leave(value, (id(target.root), numbers), begin), result)
 
-    def _leave(self, value: Tensor) -> Tensor:
+    def _take_buffers(self, root: nn.Module) -> None:
+        """Let every rank go on with rank 0's buffers, which are those that a checkpoint holds; one message a type.
+
+        Forward passes write into them, such as batch norms their running means, on every rank from its own rows.
+        """
+        by_type: dict[torch.dtype, list[Tensor]] = {}
+        for module in self._buffered[id(root)] if self._settings.broadcasts_parameters else ():
+            is_norm = isinstance(module, nn.modules.batchnorm._NormBase)
+            for buffer in module._buffers.values():
+                if buffer is not None and is_same_everywhere(buffer):
+                    # A norm's backward pass never reads them; of others, autograd refuses graphs that have read them.
+                    by_type.setdefault(buffer.dtype, []).append(buffer.data if is_norm else buffer.detach())
+        for buffers in by_type.values():
+            flat = torch.cat([buffer.reshape(-1) for buffer in buffers]).to(world.device())
+            with waiting_in(lambda: "broadcast of the buffers"):
+                dist.broadcast(flat, 0)
+            if world.get_rank() != 0:
+                for buffer, value in zip(buffers, flat.split([buffer.numel() for buffer in buffers]), strict=True):
+                    buffer.copy_(value.view(buffer.shape))
+
+    def _check_written(self, root: nn.Module, versions: Mapping[nn.Parameter, int]) -> None:
+        """Refuse a forward pass that writes other values into a parameter on each rank; the first call finds out which.
+
+        Raises:
+            StrategyError: it does.
+        """
+        key = id(root), root.training
+        if key not in self._written:
+            mine = {parameter for parameter, version in versions.items() if parameter._version != version}
+            self._written[key] = any_rank(list(versions), mine) if versions else []
+        written = self._written[key]
+        for parameter, is_equal in zip(written, equal_everywhere([p.detach() for p in written]), strict=True):
+            if not is_equal:
+                name = next(name for name, found in root.named_parameters() if found is parameter)
+                raise StrategyError(
+                    f"the forward pass of {type(root).__name__} writes into its parameter {user_name(name)} what this "
+                    "rank's rows give, and the ranks' values differ now: write it between the steps, by what all ranks "
+                    "have"
+                )
+
+    def _reduction_of(self, network: nn.Module) -> ReducedNetwork:
+        return ReducedNetwork(network, sums_wide=self._settings.gradient_fp32_sync)
+
+    def _begin_backward(self, reduced: ReducedNetwork | None, *, syncs: bool, counts: bool) -> None:
+        """Hear that a backward pass has come to a result.
+
+        Args:
+            counts: False: the step is only verified.
+        """
+        StepFunction.begin_backward()
+        if syncs and counts and self.keeps_equal and not torch.is_grad_enabled():
+            self._average_beyond(torch._C._current_graph_task_id())
+        if reduced is not None:
+            reduced.begin_backward(syncs=syncs)
+        elif self._sharded:
+            StepFunction.refuse_second_derivatives()
+
+    def _average_beyond(self, number: int) -> None:
+        """Average, after a backward pass, the gradients of parameters between the step's results and the loss.
+
+        The first pass finds out which of all optimizers' parameters these are.
+        """
+        if number == self._pass:
+            return
+        self._pass = number
+        is_first = self._beyond is None
+        if self._beyond is None:
+            trained = {p: None for o in living_optimizers() for group in o.param_groups for p in group["params"]}
+            self._beyond = [p for p in _outside(list(trained)) if p.requires_grad and _is_reached(p)]
+        reached = [parameter for parameter in self._beyond if _is_reached(parameter)]
+        if reached:
+            end = partial(self._end_beyond, reached, is_first=is_first)
+            torch.autograd.Variable._execution_engine.queue_callback(end)
+
+    def _end_beyond(self, reached: Sequence[Tensor], *, is_first: bool) -> None:
+        if is_first:
+            check_shared(reached)
+        gradients = [parameter.grad for parameter in reached if parameter.grad is not None]
+        dense = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients]
+        means = mean_of_ranks(dense, sums_wide=self._settings.gradient_fp32_sync)
+        for parameter, mean in zip((p for p in reached if p.grad is not None), means, strict=True):
+            parameter.grad = mean
+
+    def _leave(self, value: Tensor, place: tuple[int, Iterator[int]], begin: Callable[[], None]) -> Tensor:
         if value.dim() == 0 and value.is_floating_point():
-            mean: Tensor = _MeanOfRanks.apply(value, self._scales.start)
+            root, numbers = place
+            whole = self._whole.setdefault((root, next(numbers)), WholeResults())
+            mean: Tensor = _MeanOfRanks.apply(value, self._scales.start, whole, begin)
             return mean
-        return scale_gradient(value, self._scales.start)
+        scaled = scale_gradient(value, self._scales.start)
+        if scaled.grad_fn is not None and torch.is_grad_enabled():
+            leave_step(scaled, begin)
+        return scaled
 
     def place(self, target: Target) -> None:
         """Give each rank its parameters, unless it has them."""
@@ -114,11 +244,12 @@ class Replicas:
         parameters = _trainable_of(root)
         if id(root) in self._sharded and key in self._networks:
             return self._sharded[id(root)].check()
+        kinds = _kinds_of(parameters)
         if key in self._networks:
-            before = self._networks[key][1]
-            if len(before) == len(parameters) and all(map(operator.is_, before, parameters)):
+            if self._kinds[key] == kinds:
                 return None
-            self._wrapped.pop(id(root), None)  # DDP would leave the gradients of new and of unfrozen ones alone
+            # DDP would leave the gradients of new, of unfrozen and of converted ones alone
+            self._reduced.pop(id(root), None)
         if self._settings.parallel_mode != "hybrid_parallel":
             check_no_layerwise(root, self._settings.parallel_mode)
         check_servers(root, self._settings)
@@ -141,6 +272,8 @@ class Replicas:
             for parameter in filter(is_layerwise, root.parameters()):
                 scale_gradient_of(parameter, self._scales.own)
         self._networks[key] = root, _trainable_of(root)
+        self._kinds[key] = _kinds_of(self._networks[key][1])
+        self._buffered[id(root)] = [module for module in root.modules() if module._buffers]
         self._placed(root, decisions, notes)
         note_placed()
         return None
@@ -166,44 +299,15 @@ class Replicas:
             named[name].data.copy_(value)
         return [f"{found}: rank 0's are used"]
 
-    def _wrap(self, network: Any, result: Any) -> Any:
-        """Put a module whose first forward pass has given `result` under DDP, and return the result seen by it.
-
-        DDP must know whether the backward pass gives every parameter a gradient: it would wait for one in vain and
-        leave others unreduced, and looking every time is dear. So the first result tells, on all ranks together.
-        """
-        _check_hooks(network, self._settings.parallel_mode)
-        named = list(network.named_parameters())
-        own = [f"network.{name}" for name, parameter in named if has_own_gradient(parameter)]
-        if not any(parameter.requires_grad and not has_own_gradient(parameter) for _, parameter in named):
-            return result
-        misses = torch.tensor(0.0 if _reaches_all(result, network) else 1.0, device=world.device())
-        with waiting_in(lambda: "the search for parameters without gradient"):
-            dist.all_reduce(misses, dist.ReduceOp.MAX)
-        holder = _Holder(network, result)
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(holder, own)
-        device = world.device()
-        ids = [device.index] if device.type == "cuda" else None
-        wrapped = DistributedDataParallel(holder, device_ids=ids, init_sync=False, find_unused_parameters=bool(misses))
-        if self._settings.gradient_fp32_sync and any(is_short(parameter.dtype) for _, parameter in named):
-            wrapped.register_comm_hook(None, lambda _state, bucket: _reduce_in_float32(bucket))
-        wrapped.require_forward_param_sync = False  # buffers are equal, and the result may depend on their values
-        self._wrapped[id(network)] = wrapped
-        for waits in self._waits[:1]:
-            waits.enter_context(wrapped.no_sync())
-        return wrapped()
-
     def forget(self) -> None:
         """Let go of torch's wrappers, which hold the world's groups and with them their threads."""
-        self._wrapped.clear()
+        self._reduced.clear()
         self._sharded.clear()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Add up gradients on each rank for as long as the context lasts; the next backward pass reduces them."""
         with contextlib.ExitStack() as stack:
-            for wrapped in self._wrapped.values():
-                stack.enter_context(wrapped.no_sync())
             for sharded in self._sharded.values():
                 stack.enter_context(sharded.no_sync())
             self._waits.append(stack)
@@ -213,6 +317,11 @@ class Replicas:
                 self._waits.remove(stack)
 
     # -- gradients for value_and_grad ---------------------------------------------------------------------------
+
+    @property
+    def keeps_equal(self) -> bool:
+        """Whether all ranks are to hold the same parameters."""
+        return self._settings.broadcasts_parameters
 
     @property
     def reduces_in_backward(self) -> bool:
@@ -239,16 +348,62 @@ class Replicas:
                     "function calls: give its networks' parameters"
                 )
         result = list(gradients)
-        for members in _buckets([i for i, weight in enumerate(weights) if not has_own_gradient(weight)], gradients):
-            parts = [gradients[i] for i in members]
-            flat = torch.cat([part.reshape(-1) for part in parts])
-            wide = flat.float() if self._settings.gradient_fp32_sync and is_short(flat.dtype) else flat
-            assert dist.group.WORLD is not None
-            future = start_all_reduce(wide, dist.group.WORLD, in_place=True)
-            mean = (future.wait() / self._ranks).to(flat.dtype)
-            for i, part in zip(members, mean.split([part.numel() for part in parts]), strict=True):
-                result[i] = part.view(gradients[i].shape)
+        shared = [index for index, weight in enumerate(weights) if not has_own_gradient(weight)]
+        means = mean_of_ranks([gradients[i] for i in shared], sums_wide=self._settings.gradient_fp32_sync)
+        for index, mean in zip(shared, means, strict=True):
+            result[index] = mean
         return result
+
+
+@functools.cache
+def _watch_optimizers() -> None:
+    """Look at the first step of every optimizer from now on; once in a process."""
+    register_optimizer_step_pre_hook(_check_outside)
+
+
+def _check_outside(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    """Refuse the first step of an optimizer that would train what no step runs to other values on every rank.
+
+    Optimizers that train no network of an AutoParallel are left alone: other ranks may have none.
+
+    Raises:
+        StrategyError: it would.
+    """
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if optimizer in _looked or len(_known(trained)) == 0:
+        return
+    _looked.add(optimizer)
+    outside = _outside(trained)
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in outside]
+    equal = equal_everywhere([g.to_dense() if g.is_sparse else g for g in gradients])
+    for parameter, is_equal in zip(outside, equal, strict=True):
+        if not is_equal:
+            raise StrategyError(
+                f"optimizer.step(): a parameter of shape {tuple(parameter.shape)} outside of the step has another "
+                "gradient on each rank, of its own rows, and every rank would train its own copy: put its module into "
+                "the network that AutoParallel runs, or into an AutoParallel of its own"
+            )
+
+
+def _known(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Return those of some parameters that networks of AutoParallels have, which keep them equal on all ranks."""
+    known = {id(p) for replicas in _living if replicas.keeps_equal for p in replicas.parameters()}
+    return [parameter for parameter in parameters if id(parameter) in known]
+
+
+def _outside(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Return those of some parameters that no step has run or got in its inputs."""
+    known = {id(p) for replicas in _living for p in replicas.parameters()}
+    beyond = (p for p in parameters if id(p) not in known and not is_settled(p) and not isinstance(p, DTensor))
+    return [parameter for parameter in beyond if is_same_everywhere(parameter)]
+
+
+def _is_reached(parameter: Tensor) -> bool:
+    """Return whether the present backward pass adds to a parameter's gradient."""
+    try:
+        return torch._C._will_engine_execute_node(get_gradient_edge(parameter).node)
+    except RuntimeError:  # how torch says that it runs torch.autograd.grad for this one
+        return False
 
 
 def _check_hooks(network: nn.Module, mode: str) -> None:
@@ -270,48 +425,8 @@ def _trainable_of(root: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in root.parameters() if parameter.requires_grad]
 
 
-class _Holder(nn.Module):
-    """A network for DDP; its first forward pass is done already."""
-
-    def __init__(self, network: nn.Module, result: Any) -> None:
-        super().__init__()
-        self.network = network
-        self._first = [result]
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the network's result."""
-        return self._first.pop() if self._first else self.network(*args, **kwargs)
-
-
-def _reaches_all(result: Any, network: nn.Module) -> bool:
-    """Return whether the backward pass of a result gives every trainable parameter of a network a gradient."""
-    missing = {id(p) for p in network.parameters() if p.requires_grad and not has_own_gradient(p)}
-    tensors = [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
-    todo = [x.grad_fn for x in tensors if x.grad_fn is not None]
-    seen = set(todo)
-    while todo and missing:
-        node = todo.pop()
-        missing.discard(id(getattr(node, "variable", None)))
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                todo.append(following)
-    return not missing
-
-
-def _buckets(members: Sequence[int], gradients: Sequence[Tensor]) -> list[list[int]]:
-    """Return indexes of gradients that travel together: of one type, last ones first as backward makes them."""
-    buckets: list[list[int]] = []
-    open_buckets: dict[torch.dtype, tuple[list[int], int]] = {}
-    for index in reversed(members):
-        size = gradients[index].numel() * gradients[index].element_size()
-        bucket, filled = open_buckets.get(gradients[index].dtype, ([], BUCKET_BYTES))
-        if filled + size > BUCKET_BYTES:
-            bucket, filled = [], 0
-            buckets.append(bucket)
-        bucket.append(index)
-        open_buckets[gradients[index].dtype] = bucket, filled + size
-    return buckets
+def _kinds_of(parameters: Sequence[nn.Parameter]) -> list[Any]:
+    return [(id(parameter), parameter.dtype, parameter.device) for parameter in parameters]
 
 
 def _check_not_accumulated(root: nn.Module, mode: str) -> None:
@@ -328,32 +443,23 @@ def _check_not_accumulated(root: nn.Module, mode: str) -> None:
             )
 
 
-def is_short(dtype: torch.dtype) -> bool:
-    return dtype in (torch.float16, torch.bfloat16)
-
-
-def _reduce_in_float32(bucket: Any) -> torch.futures.Future[Tensor]:
-    """Average a bucket of DDP; one of 16 bits travels as float32."""
-    short = bucket.buffer()
-    if not is_short(short.dtype):
-        return allreduce_hook(dist.group.WORLD, bucket)  # type: ignore[arg-type]
-    work = dist.all_reduce(short.float().div_(dist.get_world_size()), async_op=True)
-    assert work is not None
-    return work.get_future().then(lambda done: short.copy_(done.value()[0]))
-
-
-class _MeanOfRanks(torch.autograd.Function):
-    """Forward: the mean over ranks. Backward: the gradient times the factor of every rank's own loss."""
+class _MeanOfRanks(StepFunction):
+    """Forward: the mean over ranks. Backward: the mean of their gradients, times the factor of a rank's own loss."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, factor: float) -> Tensor:
-        ctx.factor = factor
+    def forward(ctx: Any, value: Tensor, factor: float, whole: WholeResults, begin: Callable[[], None]) -> Tensor:
+        ctx.factor, ctx.whole, ctx.begin = factor, whole.of_step(), begin
         assert dist.group.WORLD is not None
         return start_all_reduce(value, dist.group.WORLD).wait() / dist.get_world_size()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient * ctx.factor if ctx.factor != 1.0 else gradient, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        ctx.begin()
+        if torch.is_grad_enabled():  # the derivative itself: what is made of it goes into this rank's loss
+            return gradient / dist.get_world_size(), None, None, None
+        (mean,) = ctx.whole.settle([gradient])
+        assert mean is not None
+        return mean * ctx.factor if ctx.factor != 1.0 else mean, None, None, None
 
 
 def _forget_all() -> None:

@@ -12,30 +12,43 @@ looks at the modules nor calls hooks of tensors afterwards: what it would miss i
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import functools
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState  # a test looks after this name
 from torch.distributed.tensor import DTensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from msrun.errors import StrategyError
+from msrun.errors import ParallelError, StrategyError
 from msrun.runtime import world
 from msrun.runtime.capture.target import Target
+from msrun.runtime.execute.transfers import start_all_reduce
 from msrun.runtime.nn.replaced import follow_now, replace_parameter, replaced_for_now
+from msrun.runtime.parallel.border import leaves_of, share_leaves
 from msrun.runtime.parallel.modes.dtensors import mend_dtensors
 from msrun.runtime.parallel.modes.own_gradients import has_own_gradient
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, choose_shard_axes
+from msrun.runtime.parallel.parameters.storage import digest
 from msrun.runtime.sharding.layout import Mesh, TensorLayout, build_mesh
 
 try:  # a private place: tests fail loudly when it moves
     from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo, ShardPlacementResult
 except ImportError:  # torch before 2.12 shards all parameters of a module alike
     HSDPMeshInfo = ShardPlacementResult = None  # type: ignore[assignment,misc]
+_cut = WeakTensorKeyDictionary()
+"""Parameters that FSDP2 has made."""
+_CALLS_THAT_LOOK = 2
+"""How many calls of a block are looked at for values that change without a new version."""
 LEAVES_WHOLE = ShardPlacementResult is not None
 """Whether single parameters of a module can stay whole."""
 
@@ -57,8 +70,7 @@ class ShardedNetwork:
         sums_wide: gradients of 16 bits are added up in float32.
 
     Raises:
-        StrategyError: a shard size that the world cannot have, a parameter that is a single number, or a torch that
-            cannot leave single parameters whole.
+        StrategyError: a shard size that the world cannot have, or a torch that cannot leave single parameters whole.
     """
 
     def __init__(self, target: Target, spec: HsdpSpec, *, sums_wide: bool) -> None:
@@ -71,11 +83,15 @@ class ShardedNetwork:
         root = target.root
         self._ignored = {parameter for parameter in root.parameters() if has_own_gradient(parameter)}
         own = set(map(id, self._ignored))
-        self.decisions = {
-            id(p): _decide(name, p, spec, mesh) for name, p in root.named_parameters() if id(p) not in own
-        }
+        numbers = {p for p in root.parameters() if not p.dim() and id(p) not in own}  # which FSDP2 does not take
+        self._ignored |= numbers
+        for number in numbers:
+            if number.requires_grad:
+                Tensor.register_hook(number, _mean_of_ranks)
+        self.decisions = {id(p): _decide(p, spec, mesh) for p in root.parameters() if id(p) not in own}
         self._slots: dict[tuple[int, str], Any] = {}
         """(id of a module, name of a parameter in it) -> FSDP2's record of the parameter"""
+        self._is_looked = False
         mend_dtensors()
         self._roots = [self._shard(module, ranks) for module in called_modules(target)]
 
@@ -86,12 +102,19 @@ class ShardedNetwork:
 
     def _shard(self, root: nn.Module, ranks: int) -> FSDPModule:
         owners = [(module, name, old) for module in root.modules() for name, old in module._parameters.items()]
+        for module, name, old in owners:
+            if isinstance(module, FSDPModule) or isinstance(old, DTensor):
+                owner = type(module).__name__.removeprefix("FSDP")
+                raise StrategyError(
+                    f"{owner}.{name} is a part of another network, too, that FSDP2 has cut: put both "
+                    'networks into one module, or use parallel_mode="semi_auto" with hsdp'
+                )
         before = dict(self.decisions)
         size = self._spec.shard_size
         device = world.device().type
         is_flat = size == -1 or size >= ranks or not any(d.shard_ranks > 1 for d in before.values())
         mesh = _mesh(device, (ranks,)) if is_flat else _mesh(device, (ranks // size, size))
-        leaves_whole = any(decision.shard_ranks == 1 for decision in before.values())
+        leaves_whole = any(decision.shard_ranks == 1 and decision.shape for decision in before.values())
         if leaves_whole and not LEAVES_WHOLE:
             raise StrategyError(
                 f"hsdp(threshold={self._spec.threshold}) leaves parameters whole, for which "
@@ -109,7 +132,9 @@ class ShardedNetwork:
             return ShardPlacementResult(None, whole)
 
         frees = self._spec.optimizer_level == "level3"
-        for module in [*_blocks(root, before), root]:
+        blocks = [*_blocks(root, before), root]
+        self._check_types(blocks)
+        for module in blocks:
             fully_shard(
                 module,
                 mesh=mesh,
@@ -128,14 +153,41 @@ class ShardedNetwork:
                 new._post_accumulate_grad_hooks = old._post_accumulate_grad_hooks
                 new._backward_hooks = old._backward_hooks
                 replace_parameter(old, new)
+                _cut[new] = True
+                if old.requires_grad:
+                    Tensor.register_hook(old, _refuse_stale)
         follow_now()
+        _refuse_gradients_by_name()
+        for module in root.modules():
+            vars(module)["__deepcopy__"] = refuse_copy
+            vars(module)["_apply"] = partial(_apply, module)
         assert isinstance(root, FSDPModule)
         for module in root.modules():
+            if isinstance(module, FSDPModule):
+                _refuse_writes_in_forward(module)
             for record in _records(module) if isinstance(module, FSDPModule) else ():
                 info = record._module_info
                 owning, names = [info.module, *info.shared_modules], [info.param_name, *info.shared_param_names]
                 self._slots |= {(id(owner), name): record for owner, name in zip(owning, names, strict=True)}
         return root
+
+    def _check_types(self, blocks: Sequence[nn.Module]) -> None:
+        """Refuse blocks with parameters of several types, which FSDP2 does not take.
+
+        Raises:
+            StrategyError: there is one.
+        """
+        seen = set(map(id, self._ignored))
+        for block in blocks:
+            named = [(n, p) for n, p in block.named_parameters() if p.requires_grad and id(p) not in seen]
+            seen.update(id(parameter) for _, parameter in named)
+            other = next(((name, p) for name, p in named if p.dtype != named[0][1].dtype), None)
+            if other is not None:
+                raise StrategyError(
+                    f"{named[0][0]} is {named[0][1].dtype} and {other[0]} {other[1].dtype}, and FSDP2 sends what is "
+                    f"trained in {type(block).__name__} as one type: convert them to one, put them into different "
+                    'members of an nn.Sequential or nn.ModuleList, or use parallel_mode="semi_auto" with hsdp'
+                )
 
     def check(self) -> None:
         """Look at the network again before a call.
@@ -156,11 +208,24 @@ class ShardedNetwork:
                         "not reduce its gradient: change the network before AutoParallel's first call, or make a new "
                         'network and AutoParallel, or use parallel_mode="semi_auto"'
                     )
+                known_dtype = getattr(record, "orig_dtype", parameter.dtype)  # there since the first forward pass
+                if parameter.dtype != known_dtype:
+                    raise StrategyError(
+                        f"{type(module).__name__}.{name} was made {parameter.dtype} after FSDP2 had cut it as "
+                        f"{known_dtype}: convert the network before AutoParallel's first call"
+                    )
                 if parameter._backward_hooks:
                     raise StrategyError(
                         f"{type(module).__name__}.{name} has a hook (register_hook), which FSDP2 never calls: use "
                         'register_post_accumulate_grad_hook, or parallel_mode="semi_auto"'
                     )
+
+    def look(self, results: Sequence[Tensor]) -> None:
+        """Look at the first results for tensors that are trained and that no module has registered."""
+        if not self._is_looked:
+            self._is_looked = True
+            own = {id(record._unsharded_param) for record in self._slots.values()} | set(map(id, self._ignored))
+            share_leaves([leaf for leaf in leaves_of(results) if id(leaf) not in own])
 
     def reshard(self) -> None:
         """Free what a forward pass without backward has gathered."""
@@ -182,10 +247,121 @@ class ShardedNetwork:
                 root.set_requires_gradient_sync(True)
 
 
+def _refuse_writes_in_forward(block: nn.Module) -> None:
+    """Let a call refuse what it writes into a parameter: into the gathered one, which FSDP2 frees again."""
+    inside = [module for module in block.modules() if isinstance(module, FSDPModule) and module is not block]
+    inner = {id(module) for other in inside for module in other.modules()}
+    owners = [(path, module) for path, module in block.named_modules() if id(module) not in inner]
+    found: list[tuple[str, nn.Parameter, Any]] = []
+    calls = itertools.count()
+
+    def state_of(value: nn.Parameter, number: int) -> Any:
+        # `.data` counts no version: the first calls look at every value
+        looks = number < _CALLS_THAT_LOOK and not isinstance(value, DTensor | FakeTensor)
+        return value._version, digest(value) if looks else None
+
+    def note(_module: nn.Module, _args: Any) -> None:
+        number = next(calls)
+        found[:] = [
+            (f"{path}.{name}".lstrip("."), value, state_of(value, number))
+            for path, module in owners
+            for name, value in module._parameters.items()
+            if value is not None
+        ]
+
+    def compare(_module: nn.Module, _args: Any, _result: Any) -> None:
+        written = [name for name, value, (version, values) in found if value._version != version]
+        written += [name for name, value, (_, values) in found if values is not None and digest(value) != values]
+        found.clear()
+        if written:
+            raise StrategyError(
+                f"the forward pass of {type(block).__name__.removeprefix('FSDP')} writes into its parameter "
+                f"{written[0]}, which FSDP2 gathers for the call and frees again with what was written: write it "
+                "between the steps, make it a buffer, or leave hsdp out"
+            )
+
+    block.register_forward_pre_hook(note)
+    block.register_forward_hook(compare, prepend=True)
+
+
+@functools.cache
+def _refuse_gradients_by_name() -> None:
+    """Let torch.autograd refuse gradients of named parameters under FSDP2, whose graphs hold the gathered ones.
+
+    Once in a process; torch would leave them out or say that they were not used.
+    """
+
+    def refuse(inputs: Any) -> None:
+        listed = [inputs] if isinstance(inputs, Tensor) else list(inputs or ())
+        if any(isinstance(one, DTensor) and one in _cut for one in listed):
+            raise StrategyError(
+                "torch.autograd.grad and backward(inputs=) of parameters that FSDP2 has cut, which gathers others for "
+                'each call: use backward() and .grad, or parallel_mode="semi_auto" with hsdp'
+            )
+
+    grad, backward = torch.autograd.grad, torch.autograd.backward
+
+    @functools.wraps(grad)
+    def checked_grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        inputs = inputs if isinstance(inputs, Tensor) else list(inputs)
+        refuse(inputs)
+        return grad(outputs, inputs, *args, **kwargs)
+
+    @functools.wraps(backward)
+    def checked_backward(*args: Any, inputs: Any = None, **kwargs: Any) -> None:
+        if inputs is not None:
+            inputs = inputs if isinstance(inputs, Tensor) else list(inputs)
+            refuse(inputs)
+        backward(*args, **kwargs, inputs=inputs)  # type: ignore[misc]
+
+    torch.autograd.grad, torch.autograd.backward = checked_grad, checked_backward
+
+
+def _refuse_stale(gradient: Tensor) -> Tensor:
+    """Stand in for the gradient of a parameter that FSDP2 has put another in place of.
+
+    Raises:
+        ParallelError: always.
+    """
+    raise ParallelError(
+        f"a parameter of shape {tuple(gradient.shape)} is still held by a backward graph from before AutoParallel's "
+        "first call, when FSDP2 has cut it: compute losses from parameters after that call"
+    )
+
+
+def refuse_copy(_: dict[int, Any]) -> Any:
+    """Stand in for the `__deepcopy__` of a module under FSDP2.
+
+    Raises:
+        StrategyError: always; its hooks and groups belong to one network.
+    """
+    raise StrategyError(
+        "copy.deepcopy: FSDP2 has cut this network, whose copy it could not run: load its state_dict(), called on all "
+        'ranks, into a network of its own, or use parallel_mode="semi_auto" with hsdp, whose copies are cut too'
+    )
+
+
 def _records(module: FSDPModule) -> list[Any]:
     state = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # the second: torch before 2.13
     return [record for group in groups if group is not None for record in group.fsdp_params]
+
+
+def _apply(module: nn.Module, function: Any, *args: Any, **kwargs: Any) -> nn.Module:
+    """Stand in for the `_apply` of a module under FSDP2, which `to()` and `float()` call.
+
+    Raises:
+        StrategyError: it would change the type of a parameter.
+    """
+    held: Any = module._parameters
+    for name, parameter in held.items():
+        if isinstance(parameter, DTensor) and (new := function(parameter)).dtype != parameter.dtype:
+            raise StrategyError(
+                f"{type(module).__name__}.{name} would become {new.dtype} after FSDP2 has cut it as {parameter.dtype}: "
+                "convert the network before AutoParallel's first call"
+            )
+    converted: nn.Module = type(module)._apply(module, function, *args, **kwargs)
+    return converted
 
 
 @contextlib.contextmanager
@@ -216,17 +392,17 @@ def called_modules(target: Target) -> list[nn.Module]:
     return list(root.children()) if is_container else [root]
 
 
+def _mean_of_ranks(gradient: Tensor) -> Tensor:
+    assert dist.group.WORLD is not None
+    return start_all_reduce(gradient, dist.group.WORLD).wait() / dist.get_world_size()
+
+
 def _mesh(device: str, shape: tuple[int, ...]) -> DeviceMesh:
     return init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
 
 
-def _decide(name: str, parameter: nn.Parameter, spec: HsdpSpec, mesh: Mesh) -> Decision:
+def _decide(parameter: nn.Parameter, spec: HsdpSpec, mesh: Mesh) -> Decision:
     shape = tuple(parameter.shape)
-    if not shape:
-        raise StrategyError(
-            f"parameter {name} is a single number, which FSDP2 does not take: give it the shape (1,), or use "
-            'parallel_mode="semi_auto"'
-        )
     axes, reason = choose_shard_axes(
         spec,
         mesh,

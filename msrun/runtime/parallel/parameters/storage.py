@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import struct
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -285,18 +288,43 @@ class ParameterStorage:
 
 
 def equal_everywhere(tensors: Sequence[Tensor]) -> list[bool]:
-    """Return for each tensor whether all ranks hold the same values; one small all-reduce for all of them."""
+    """Return for each tensor whether all ranks hold the same bytes; one small all-reduce for all of them."""
     if not tensors:
         return []
-    sums = torch.stack([_weighted(tensor) for tensor in tensors]).to(world.device())
-    extremes = torch.cat([sums, -sums])
+    digests = torch.tensor([digest(tensor) for tensor in tensors], dtype=torch.int32, device=world.device())
+    extremes = torch.stack([digests, ~digests])
     with waiting_in(lambda: "the comparison of parameters"):
         dist.all_reduce(extremes, dist.ReduceOp.MAX)
-    highest, lowest = extremes[: len(tensors)], -extremes[len(tensors) :]
-    return [bool(same) for same in (highest == lowest).tolist()]
+    return (extremes[0] == ~extremes[1]).all(-1).tolist()  # the highest value is the lowest one
 
 
-def _weighted(tensor: Tensor) -> Tensor:
-    """Return a number that changes when any element does, or when two change places."""
-    flat = tensor.reshape(-1).double()
-    return (flat * torch.linspace(1.0, 2.0, flat.numel(), dtype=torch.float64, device=flat.device)).sum().cpu()
+_CHUNK_BYTES = 1 << 20
+
+
+def digest(tensor: Tensor) -> tuple[int, ...]:
+    """Return 128 bits that change with any bit of a tensor, with its shape and its type; needs memory for one chunk.
+
+    Each 32-bit word of a chunk is multiplied by random 64 bits of its place and the products are added up, twice: two
+    chunks that differ have equal sums with a probability below 2**-64. That runs where the tensor lies, faster than
+    any cryptographic hash, which sees the sums only.
+    """
+    flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
+    keys = _keys(flat.device)
+    products, padded = torch.empty_like(keys), flat.new_empty(_CHUNK_BYTES)
+    sums = []
+    for chunk in flat.split(_CHUNK_BYTES):
+        count = -(-len(chunk) // 4)
+        padded[: len(chunk)] = chunk
+        padded[len(chunk) : 4 * count] = 0
+        words = padded.view(torch.int32)[:count]
+        sums.append(torch.mul(keys[:, :count], words, out=products[:, :count]).sum(1))
+    content = torch.cat(sums).cpu().numpy().tobytes() if sums else b""
+    found = hashlib.blake2b(f"{tuple(tensor.shape)} {tensor.dtype}".encode() + content, digest_size=16)
+    return struct.unpack("4i", found.digest())
+
+
+@functools.lru_cache(1)
+def _keys(device: torch.device) -> Tensor:
+    generator = torch.Generator().manual_seed(0x5EED)
+    bounds = torch.iinfo(torch.int64)
+    return torch.randint(bounds.min, bounds.max, (2, _CHUNK_BYTES // 4), generator=generator).to(device)

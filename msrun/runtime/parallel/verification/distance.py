@@ -60,7 +60,16 @@ def find_difference(
     absolute = _distance(local, right)
     scale = max(largest(right), floor)
     relative = 0.0 if absolute == 0 else absolute / scale if scale else math.inf
-    return Difference(name, absolute, relative, tolerance.allowed(right.dtype), rank)
+    allowed = tolerance.allowed(right.dtype)
+    ratio = math.nan if relative <= allowed else _ratio(local, right, allowed * scale)
+    return Difference(name, absolute, relative, allowed, rank, ratio=ratio)
+
+
+def _ratio(found: Tensor, right: Tensor, allowed: float) -> float:
+    """Return by what the right value has to be multiplied to become the found one; nan if nothing does that."""
+    first, second = found.detach().double(), right.detach().double()
+    ratio = float((first * second).sum() / second.square().sum())
+    return ratio if _distance(first, second * ratio) <= allowed * max(1.0, abs(ratio)) else math.nan
 
 
 def largest(tensor: Tensor) -> float:

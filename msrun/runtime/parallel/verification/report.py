@@ -26,6 +26,8 @@ class Difference:
     rank: int
     """Where it was found."""
     remark: str = ""
+    ratio: float = math.nan
+    """By what the value in one process has to be multiplied, if that gives this one."""
 
     @property
     def is_within(self) -> bool:
@@ -49,6 +51,10 @@ class VerificationReport:
     """Why nothing was compared."""
     is_captured: bool = True
     """The step ran as a captured graph."""
+    first_operator: str = ""
+    """Of a captured graph, the first operator whose result differs, if one was found."""
+    reason: str = ""
+    """Of a step that is not captured, why it most likely differs."""
 
     @property
     def failures(self) -> tuple[Difference, ...]:
@@ -85,19 +91,29 @@ class VerificationReport:
         """
         if self.is_equal:
             return
-        worst = self.failures[0]
-        how = worst.remark or f"by {worst.relative:.1e} of its largest element (allowed {worst.allowed:.0e})"
-        remedy = (
-            'do not trust this training: use parallel_mode="data_parallel", which captures nothing, or find the first '
-            "layer that differs in the table and give it another strategy"
-            if self.is_captured
-            else "is the loss a mean over rows, with as many of them on every rank?"
-        )
-        count = f"{len(self.failures)} of {len(self.differences)} values"
-        raise VerificationError(
-            f"{count} differ from one process, first {worst.name}: {how}; {remedy}",
-            report=self,
-        )
+        raise VerificationError(f"{self.describe_difference()}; {self.remedy}", report=self)
+
+    def describe_difference(self) -> str:
+        """Return in one line what differs, the loss before other values."""
+        failures = self.failures
+        first = next((d for d in failures if d.name == "loss"), failures[0])
+        how = first.remark or f"by {first.relative:.1e} of its largest element (allowed {first.allowed:.0e})"
+        where = f"; the first operator that differs is {self.first_operator}" if self.first_operator else ""
+        ratio = first.ratio
+        if first.name.startswith("gradient ") and all(math.isclose(d.ratio, ratio, rel_tol=1e-2) for d in failures):
+            where += f"; the results are right, and the gradients {ratio:.3g} times as large as they should be"
+        count = f"{len(failures)} of {len(self.differences)} values"
+        return f"{count} differ from one process, first {first.name}: {how}{where}"
+
+    @property
+    def remedy(self) -> str:
+        """What to do about a difference."""
+        if self.is_captured:
+            return (
+                "do not trust this training: give that operator or its layer another strategy, or, if the loss is a "
+                'mean over rows, use parallel_mode="data_parallel", which captures nothing'
+            )
+        return f'{self.reason}; parallel_mode="semi_auto" computes loss and buffers over the rows of all ranks'
 
 
 def worst_of(found: Sequence[Sequence[Difference]]) -> tuple[Difference, ...]:

@@ -10,10 +10,12 @@ Nothing of the reference goes through capture, partition or an operator rule, so
 
 from __future__ import annotations
 
-import os
-import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import functools
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,27 +23,30 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from msrun import contract
 from msrun.errors import UnverifiableError
 from msrun.runtime import world
 from msrun.runtime.agreement import gather
 from msrun.runtime.execute.phase import current_probe, is_verifying, running_alone, runs_alone
 from msrun.runtime.execute.placement import is_held
 from msrun.runtime.nn.random_state import put_random_state, take_random_state
+from msrun.runtime.nn.random_stream import drawing
 from msrun.runtime.nn.replaced import current
 from msrun.runtime.parallel.batch.divided_batch import find_parts, find_wrappers
 from msrun.runtime.parallel.batch.parts import find_tensors
 from msrun.runtime.parallel.parameters.network_state import Chunk, find_box
-from msrun.runtime.parallel.parameters.whole import join_chunks, whole_parameters
+from msrun.runtime.parallel.parameters.storage import equal_everywhere
+from msrun.runtime.parallel.parameters.whole import gathered_parameters, join_chunks
+from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
 from msrun.runtime.parallel.plan import log
 from msrun.runtime.parallel.scaling import replica_scales
 from msrun.runtime.parallel.settings import REPLICA_MODES
 from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.parallel.verification.distance import SMALL, Tolerance, find_difference, largest
+from msrun.runtime.parallel.verification.first_operator import KeptValues, find_first_operator
 from msrun.runtime.parallel.verification.report import Difference, VerificationReport, worst_of
 from msrun.runtime.parallel.verification.untouched import untouched
 from msrun.runtime.server.remote import find_remotes
-from msrun.runtime.sharding.box import Box
+from msrun.runtime.sharding.box import Box, whole
 from msrun.runtime.tensors.plain_tensors import plain
 
 if TYPE_CHECKING:
@@ -60,22 +65,12 @@ def verify_step(
     if world.get_group_size() == 1 or parallel.settings.parallel_mode == "stand_alone":
         alone = "one process" if world.get_group_size() == 1 else "stand_alone ranks exchange nothing"
         return VerificationReport(world.get_group_size(), (), f"{alone}: there is nothing to compare")
-    if parallel.settings.parallel_mode == "hybrid_parallel":
-        raise UnverifiableError(
-            'verify() with parallel_mode="hybrid_parallel": nobody knows the whole of a network that is cut by hand; '
-            "compare it with the uncut one yourself"
-        )
-    probe = _Probe(parallel, tolerance)
-    random = take_random_state()
-    token = is_verifying.set(True)
-    try:
+    probe = Comparison(parallel, tolerance)
+    with verifying():
         if isinstance(parallel.network, nn.Module):
             report = probe.compare_module(parallel.network, args, kwargs)
         else:
             report = probe.run_step(parallel, args, kwargs)
-    finally:
-        is_verifying.reset(token)
-        put_random_state(random)
     if world.get_rank() == 0 and not report.is_equal:
         log.error("%s", report)
     if raises:
@@ -83,31 +78,16 @@ def verify_step(
     return report
 
 
-_verified: weakref.WeakSet[AutoParallel] = weakref.WeakSet()
-
-
-def verify_first_step(parallel: AutoParallel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """With MSRUN_VERIFY=1, verify the first training step of an AutoParallel, once; rank 0 logs the report.
-
-    Calls after it, and while another step is verified, pass by.
-
-    Raises:
-        VerificationError: the step differs from that of one process.
-    """
-    network = parallel.network
-    if os.environ.get(contract.MSRUN_VERIFY, "0") in ("", "0") or parallel in _verified or is_verifying.get():
-        return
-    if isinstance(network, nn.Module) and not (network.training and torch.is_grad_enabled()):
-        return
-    _verified.add(parallel)
+@contextmanager
+def verifying() -> Iterator[None]:
+    """Let steps count as none, and put the random generators back at the end."""
+    random = take_random_state()
+    token = is_verifying.set(True)
     try:
-        report = verify_step(parallel, args, kwargs)
-    except UnverifiableError as error:
-        if world.get_rank() == 0:
-            log.warning("MSRUN_VERIFY: the first step was not verified: %s", error)
-        return
-    if world.get_rank() == 0:
-        log.info("%s", report)
+        yield
+    finally:
+        is_verifying.reset(token)
+        put_random_state(random)
 
 
 @dataclass(frozen=True)
@@ -116,8 +96,12 @@ class _Measured:
 
     scalars: dict[str, Tensor]
     """The loss, and other results that are numbers."""
-    inputs: Sequence[Tensor | None]
-    """Gradients of the batch's tensors that have one."""
+    counts: dict[str, Tensor]
+    """Results that are whole numbers."""
+    rows: dict[str, Tensor]
+    """Results that are no single numbers."""
+    inputs: Mapping[int, Tensor | None]
+    """Gradients of the batch's tensors that want one, by their number."""
     gradients: dict[str, Tensor | None]
     """By the name of the parameter."""
     buffers: dict[str, Tensor]
@@ -131,7 +115,7 @@ class _StepIsVerified(BaseException):
         self.report = report
 
 
-class _Probe:
+class Comparison:
     """Compares one step of an AutoParallel with that of one process."""
 
     def __init__(self, parallel: AutoParallel, tolerance: float | None) -> None:
@@ -141,26 +125,30 @@ class _Probe:
     # -- the two forms of use -----------------------------------------------------------------------------------
 
     def compare_module(self, network: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> VerificationReport:
-        """Compare one call of a module, with the backward pass of its loss."""
+        """Compare one call of a module, with the backward pass of its loss.
+
+        A network that returns none gets a loss of its results' mean, as one outside it would be.
+        """
         args, kwargs = pytree.tree_map_only(Tensor, _fresh, (tuple(args), dict(kwargs)))
 
         def run(args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Measured:
             with torch.enable_grad():
                 result = self._parallel(*args, **kwargs)
-            inputs = [tensor for tensor in find_tensors(args, kwargs) if tensor.requires_grad]
-            loss = _find_loss(result)
+            inputs = {i: tensor for i, tensor in enumerate(find_tensors(args, kwargs)) if tensor.requires_grad}
+            loss = _loss_of(result)
             found: Sequence[Tensor | None]
             if runs_alone.get():  # what DDP has hung on `backward` must not see this one
                 named = _trained(network)
-                wanted = [*inputs, *named.values()]
+                wanted = [*inputs.values(), *named.values()]
                 found = torch.autograd.grad(loss, wanted, allow_unused=True) if wanted else ()
             else:
                 loss.backward()
                 named = _trained(network)  # between both passes FSDP2 shows other objects
-                found = tuple(tensor.grad for tensor in (*inputs, *named.values()))
-            of_inputs, of_parameters = list(found[: len(inputs)]), list(found[len(inputs) :])
+                found = tuple(tensor.grad for tensor in (*inputs.values(), *named.values()))
+            of_inputs = dict(zip(inputs, found, strict=False))
+            of_parameters = list(found[len(inputs) :])
             gradients = dict(zip(named, map(_dense, of_parameters), strict=True))
-            return _Measured(_scalars(result), of_inputs, gradients, _buffers(network))
+            return _Measured(_scalars(result), _counts(result), _rows(result), of_inputs, gradients, _buffers(network))
 
         return self._compare(network, run, args, kwargs)
 
@@ -179,31 +167,53 @@ class _Probe:
         self,
         function: Callable[..., Any],
         differentiate: Callable[..., tuple[Any, Any]],
+        positions: Sequence[int],
         weights: Sequence[Tensor],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> None:
-        """Compare what `value_and_grad` gives, and end the step function, which would go on to train.
+        """Compare what `value_and_grad` gives, and end the step function, which would go on to train."""
+        token = current_probe.set(None)
+        try:
+            raise _StepIsVerified(self.compare_function(function, differentiate, positions, weights, args, kwargs))
+        finally:
+            current_probe.reset(token)
+
+    def compare_function(
+        self,
+        function: Callable[..., Any],
+        differentiate: Callable[..., tuple[Any, Any]],
+        positions: Sequence[int],
+        weights: Sequence[Tensor],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> VerificationReport:
+        """Compare what `value_and_grad` gives.
 
         Args:
             differentiate: runs `function` and returns its result and gradients, those of `weights` last.
+            positions: of the arguments that have gradients.
         """
-        token = current_probe.set(None)
-        root = _root_of(self._parallel, function)
+        root = root_of(self._parallel, function)
 
         def run(args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Measured:
             result, gradients = differentiate(*args, **kwargs)
             found = [leaf for leaf in pytree.tree_leaves(gradients) if isinstance(leaf, Tensor)]
             count = len(found) - len(weights)
+            numbers = [len(find_tensors(args[:position], {})) for position in positions]
             names = {id(parameter): user_name(name) for name, parameter in _trained(root).items()}
             known = [names.get(id(current(weight)), f"weight {i}") for i, weight in enumerate(weights)]
             of_weights: dict[str, Tensor | None] = dict(zip(known, map(_dense, found[count:]), strict=True))
-            return _Measured(_scalars(result), found[:count], of_weights, _buffers(root))
+            return _Measured(
+                _scalars(result),
+                _counts(result),
+                _rows(result),
+                dict(zip(numbers, found, strict=False)),
+                of_weights,
+                _buffers(root),
+            )
 
-        try:
-            raise _StepIsVerified(self._compare(root, run, args, kwargs))
-        finally:
-            current_probe.reset(token)
+        return self._compare(root, run, args, kwargs, code=function)
 
     # -- both runs ----------------------------------------------------------------------------------------------
 
@@ -213,24 +223,45 @@ class _Probe:
         run: Callable[[Sequence[Any], Mapping[str, Any]], _Measured],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
+        code: Callable[..., Any] | None = None,
     ) -> VerificationReport:
         self._check(root)
-        with untouched(root) as before:
+        with untouched(root, code) as before:
             measured = run(args, kwargs)
             before.put_back()
             whole_args, whole_kwargs, boxes = self._whole_batch(root, args, kwargs)
             held = {user_name(name): find_box(p) for name, p in root.named_parameters() if is_held(p)}
-            with whole_parameters(root), running_alone():
+            with gathered_parameters(root), running_alone():
                 expected, failure = _attempt(lambda: run(whole_args, whole_kwargs))
-        if expected is None:
-            raise UnverifiableError(f"verify(): the network does not run in one process: {failure}")
-        found = self._differences(measured, expected, boxes, held)
-        is_captured = self._parallel.settings.parallel_mode not in REPLICA_MODES
-        return VerificationReport(world.get_group_size(), worst_of(gather(found)), is_captured=is_captured)
+                if expected is None:
+                    raise UnverifiableError(f"verify(): the network does not run in one process: {failure}")
+                found = self._differences(measured, expected, boxes, held)
+                worst = worst_of(gather([*found, *self._row_differences(measured, expected, boxes)]))
+                report = VerificationReport(world.get_group_size(), worst)
+                if report.is_equal:
+                    return report
+                if self._parallel.settings.parallel_mode in REPLICA_MODES:
+                    return replace(report, is_captured=False, reason=_reason(measured, expected, boxes, worst))
+                before.put_back()
+                compiled = self._parallel._captured[0].compiled
+                if isinstance(compiled, PipelinedCall):
+                    return report
+                with KeptValues() as kept:
+                    run(whole_args, whole_kwargs)
+                before.put_back()
+                parts = self._parallel.settings.batch_parts(world.get_group_size())
+                with drawing(root, lambda question: gather(question())[0], parts):
+                    first = find_first_operator(compiled, root, find_tensors(args, kwargs), kept)
+                return replace(report, first_operator=first)
 
     def _check(self, root: nn.Module) -> None:
         if self._parallel.settings.parallel_mode not in REPLICA_MODES:
             return
+        if self._parallel.settings.parallel_mode == "hybrid_parallel":
+            raise UnverifiableError(
+                'verify() with parallel_mode="hybrid_parallel": nobody knows the whole of a network that is cut by '
+                "hand; compare it with the uncut one yourself"
+            )
         if list(find_remotes(root.parameters())):
             raise UnverifiableError(
                 "verify() of parameters on servers: one step would train them; verify the network without set_param_ps"
@@ -248,7 +279,7 @@ class _Probe:
     def _whole_batch(
         self, root: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Sequence[Any], Mapping[str, Any], list[_Passed]]:
-        """Return the global batch, and what this rank has passed of each of its tensors that has a gradient.
+        """Return the global batch, and what this rank has passed of each of its tensors.
 
         A copy or micro batch of all ranks together holds one run of each rank's rows. The rows of the global batch are
         put in that order, so that the wrappers of one process make the same parts.
@@ -260,12 +291,11 @@ class _Probe:
         parts = find_parts(find_wrappers(root)).total
         rows = next((box.shape[0] for box in boxes if box.shape), 0)
         passed, values = [], []
-        for tensor, box, whole in zip(tensors, boxes, wholes, strict=True):
+        for tensor, box, joined in zip(tensors, boxes, wholes, strict=True):
             has_rows = ranks > 1 and parts > 1 and box.shape[:1] == (rows,)
-            value = _reordered(whole, ranks, parts) if has_rows else whole.clone()
+            value = _reordered(joined, ranks, parts) if has_rows else joined.clone()
             values.append(value.requires_grad_(tensor.requires_grad))
-            if tensor.requires_grad:
-                passed.append(_Passed(box, (parts, ranks) if has_rows else (1, 1)))
+            passed.append(_Passed(box, (parts, ranks) if has_rows else (1, 1)))
         given = iter(values)
         whole_args, whole_kwargs = pytree.tree_map_only(Tensor, lambda _: next(given), (tuple(args), dict(kwargs)))
         return whole_args, whole_kwargs, passed
@@ -274,7 +304,21 @@ class _Probe:
         """Return which part of each of the global batch's tensors this rank has passed."""
         if self._parallel.settings.parallel_mode in REPLICA_MODES:
             everyone = gather([tuple(tensor.shape) for tensor in tensors])
-            return [_rows_of(shapes, world.get_rank()) for shapes in zip(*everyone, strict=True)]
+            if len({tuple(shape[1:] for shape in shapes) for shapes in everyone}) > 1:
+                raise UnverifiableError(
+                    f"verify(): the ranks' batches cannot be joined: {everyone[0]} on rank 0, {everyone[-1]} on the "
+                    "last one"
+                )
+            rows = [next((shape[:1] for shape in shapes if shape), ()) for shapes in everyone]
+            others = [
+                i for i in range(len(tensors)) if all(of[i][:1] != r for of, r in zip(everyone, rows, strict=True))
+            ]
+            equal = equal_everywhere([tensors[i].detach() for i in others])
+            shared = {i for i, is_equal in zip(others, equal, strict=True) if is_equal}  # a mask of all rows, weights
+            return [
+                whole(shapes[0]) if i in shared else _rows_of(shapes, world.get_rank())
+                for i, shapes in enumerate(zip(*everyone, strict=True))
+            ]
         compilation = self._parallel._compilations[id(root)]
         places = [compilation.place_in_batch(index, tensor) for index, tensor in enumerate(tensors)]
         return [Box(shape, tuple(s.start for s in at), tuple(s.stop - s.start for s in at)) for shape, at in places]
@@ -293,8 +337,10 @@ class _Probe:
             factors = replica_scales(settings.compat, settings.averages_gradients, world.get_group_size())
             of_parameters, of_inputs = factors.start, factors.own * factors.start * world.get_group_size()
         found = [compare(n, value, expected.scalars.get(n), floor=SMALL) for n, value in measured.scalars.items()]
-        for i, (part, gradient) in enumerate(zip(passed, measured.inputs, strict=True)):
-            whole = expected.inputs[i]
+        if settings.parallel_mode in REPLICA_MODES:
+            found += [compare(n, value, expected.counts.get(n)) for n, value in measured.counts.items()]
+        for i, gradient in measured.inputs.items():
+            whole, part = expected.inputs[i], passed[i]
             whole = None if whole is None else _reordered(whole, *part.order)[part.box.slices] * of_inputs
             found.append(compare(f"gradient of input {i}", gradient, whole))
         most = max((largest(g) for g in expected.gradients.values() if g is not None), default=0.0)
@@ -309,6 +355,49 @@ class _Probe:
         for name, buffer in measured.buffers.items():
             found.append(compare(f"buffer {name}", buffer, expected.buffers[name], floor=SMALL * most))
         return found
+
+    def _row_differences(
+        self, measured: _Measured, expected: _Measured, passed: Sequence[_Passed]
+    ) -> Iterator[Difference]:
+        """Yield how far results are that are whole on every rank, or have a row for each row of this rank."""
+        precision = self._parallel.settings.precision
+        tolerance = Tolerance(self._tolerance, precision.torch_dtype if precision else None)
+        if any(part.order != (1, 1) for part in passed):
+            return  # the parts' rows have come in another order
+        cut = next((p.box for p in passed if p.box.shape and p.box.shape[0] != p.box.sizes[0]), None)
+        for name, value in measured.rows.items():
+            right = expected.rows.get(name)
+            if right is None:
+                continue
+            if cut is not None and value.shape[0] * cut.shape[0] == right.shape[0] * cut.sizes[0]:
+                right = right.narrow(0, cut.offsets[0] * right.shape[0] // cut.shape[0], value.shape[0])
+            if value.shape == right.shape:
+                yield find_difference(name, value, right, tolerance, floor=SMALL)
+
+
+def _reason(
+    measured: _Measured, expected: _Measured, passed: Sequence[_Passed], differences: Sequence[Difference]
+) -> str:
+    """Return why ranks that each take the loss of their own rows most likely differ from one process."""
+    ranks = world.get_group_size()
+    found, right = (float(m.scalars.get("loss", torch.zeros(()))) for m in (measured, expected))
+    boxes = [part.box for part in passed if part.box.shape and part.box.shape[0] != part.box.sizes[0]]
+    is_uneven = any(gather(any(box.sizes[0] * ranks != box.shape[0] for box in boxes)))
+    failed = [difference.name for difference in differences if not difference.is_within]
+    if not math.isfinite(found) and math.isfinite(right):
+        return "the loss of some rank is not finite, perhaps because none of its rows or labels is valid"
+    if is_uneven:
+        return "the ranks have different numbers of rows, and the mean of their means is not the mean over all rows"
+    if found and math.isclose(right / found, ranks, rel_tol=1e-2):
+        return 'the loss is a sum over rows (reduction="sum"), of which the ranks\' mean is taken'
+    if all(name.startswith("buffer ") for name in failed):
+        return "each rank writes buffers from its own rows"
+    if all(name.startswith(("number ", "count ")) for name in failed):
+        return "these numbers are each rank's own"
+    return (
+        "rows or labels that are masked, padded or ignored count unevenly, or rows are compared with each other, and "
+        "each rank sees its own alone"
+    )
 
 
 @dataclass(frozen=True)
@@ -342,7 +431,7 @@ def _reordered(whole: Tensor, outer: int, inner: int) -> Tensor:
     return whole.reshape(outer, inner, rows, *whole.shape[1:]).transpose(0, 1).reshape(whole.shape)
 
 
-def _root_of(parallel: AutoParallel, function: Callable[..., Any]) -> nn.Module:
+def root_of(parallel: AutoParallel, function: Callable[..., Any]) -> nn.Module:
     """Return the module that holds every parameter of a function, the same as `AutoParallel.run` finds."""
     return parallel._target(function).root
 
@@ -363,26 +452,41 @@ def _buffers(root: nn.Module) -> dict[str, Tensor]:
 
 def _scalars(result: Any) -> dict[str, Tensor]:
     """Return the numbers among the results of a network; the first one is the loss."""
-    leaves = [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
-    numbers = [x.detach().clone() for x in leaves if x.dim() == 0 and x.is_floating_point()]
-    return {"loss" if i == 0 else f"result {i}": value for i, value in enumerate(numbers)}
+    numbers = [x.detach().clone() for x in find_tensors((result,), {}) if x.dim() == 0 and x.is_floating_point()]
+    return {"loss" if i == 0 else f"number {i}": value for i, value in enumerate(numbers)}
 
 
-def _find_loss(result: Any) -> Tensor:
-    """Return the first result that is a number with a gradient.
+def _counts(result: Any) -> dict[str, Tensor]:
+    found = enumerate(find_tensors((result,), {}))
+    return {f"count {i}": x.detach().clone() for i, x in found if not x.dim() and not x.is_floating_point()}
+
+
+def _rows(result: Any) -> dict[str, Tensor]:
+    """Return the results of a network that are tensors of numbers with a point, by their place."""
+    found = enumerate(find_tensors((result,), {}))
+    return {f"result {i}": x.detach().clone() for i, x in found if x.dim() and x.is_floating_point()}
+
+
+def _loss_of(result: Any) -> Tensor:
+    """Return the first result that is a number with a gradient; without one, a loss of the results as a user would
+    take it outside: a mean over all elements, which no normalisation holds fixed.
 
     Raises:
-        UnverifiableError: there is none.
+        UnverifiableError: no result has a gradient.
     """
-    tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor) and leaf.requires_grad]
-    for tensor in tensors:
-        if tensor.dim() == 0:
-            return tensor
-    torch.autograd.backward([tensor.sum() for tensor in tensors])  # DDP and FSDP2 wait for one after every forward pass
-    raise UnverifiableError(
-        "verify() needs a network that returns its loss, a scalar with a gradient: give AutoParallel the network with "
-        "its loss, such as WithLoss(net, loss_fn)"
-    )
+    tensors = [x for x in find_tensors((result,), {}) if x.requires_grad]
+    if not tensors:
+        raise UnverifiableError("verify() of a network none of whose results has a gradient: nothing is trained")
+    numbers = [x for x in tensors if x.dim() == 0]
+    if numbers:
+        return numbers[0]
+    return functools.reduce(operator.add, map(_mean_of, tensors))
+
+
+def _mean_of(result: Tensor) -> Tensor:
+    value = result.abs() if result.is_complex() else result
+    value = value.float() if value.element_size() < 4 else value
+    return (1 + (value - 1).square()).sqrt().mean()
 
 
 def _attempt(work: Callable[[], _Measured]) -> tuple[_Measured | None, str]:

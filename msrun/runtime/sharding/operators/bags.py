@@ -10,7 +10,7 @@ import torch
 from msrun.errors import CaptureError
 from msrun.runtime.sharding.operators.pooled_rows import BAGS, PooledLookup
 from msrun.runtime.sharding.operators.rows import ROWS
-from msrun.runtime.sharding.operators.rule import Form, Labels, OperatorCall, sizes_of
+from msrun.runtime.sharding.operators.rule import Form, Labels, OperatorCall, sizes_of, user_line
 
 aten = torch.ops.aten
 _MODES = ("sum", "mean", "max")
@@ -24,7 +24,8 @@ class EmbeddingBag(PooledLookup):
         counts_rows = bool(call.argument("scale_grad_by_freq", default=False))  # of the whole batch
         if counts_rows and call.argument("sparse", default=False):
             raise CaptureError(
-                "embedding_bag(sparse=True, scale_grad_by_freq=True): torch has no such gradient; give one of both"
+                "embedding_bag(sparse=True, scale_grad_by_freq=True): torch has no such gradient; give one of both",
+                where=user_line(call.node),
             )
         table, _, offsets, *shares = call.shapes
         bags, *rest = call.output_shapes

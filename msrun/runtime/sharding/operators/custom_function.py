@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+HOOK = "tensor hook"
+"""Name of what stands for one."""
 _numbers = itertools.count()
 _functions: weakref.WeakValueDictionary[int, CustomFunction] = weakref.WeakValueDictionary()
 
@@ -113,4 +115,4 @@ def hook_as_function(body: fx.GraphModule, count: int) -> CustomFunction:
     after.output((hooked, *(None for _ in read)))
     holder = torch.nn.Module()
     holder.body = without_gradient_modes(body)
-    return CustomFunction("tensor hook", fx.GraphModule(torch.nn.Module(), identity), fx.GraphModule(holder, after))
+    return CustomFunction(HOOK, fx.GraphModule(torch.nn.Module(), identity), fx.GraphModule(holder, after))

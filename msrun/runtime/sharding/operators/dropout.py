@@ -25,6 +25,7 @@ from msrun.runtime.sharding.operators.rule import (
     OperatorCall,
     numbers_given,
     operator_call,
+    user_line,
 )
 
 aten = torch.ops.aten
@@ -182,14 +183,17 @@ def refuse_random(node: fx.Node) -> None:
         raise CaptureError(
             f"{where} draws from a generator of its own, whose numbers would not be those of one process: leave the "
             "generator out, and the numbers follow from torch.manual_seed whatever the layout; or pass them in as an "
-            'input, or use parallel_mode="data_parallel", which needs no capture'
+            'input, or use parallel_mode="data_parallel", which needs no capture, where the loss is a mean over rows',
+            where=user_line(node),
         )
     is_training = call.argument("train", call.argument("training", default=True))
     drops = call.argument("dropout", default=1.0) > 0  # of recurrent layers
     if node.target not in DRAWS and is_training and drops:
         raise CaptureError(
             f"{where} draws random numbers, which would not be those of one process: pass them in as an input, make "
-            'them of torch.rand, randn or bernoulli, or use parallel_mode="data_parallel", which needs no capture'
+            "them of torch.rand, randn or bernoulli, "
+            'or use parallel_mode="data_parallel", which needs no capture, where the loss is a mean over rows',
+            where=user_line(node),
         )
 
 

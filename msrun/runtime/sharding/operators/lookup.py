@@ -19,6 +19,7 @@ from msrun.runtime.sharding.operators.rule import (
     dimension_labels,
     operator_call,
     sizes_of,
+    user_line,
 )
 
 aten = torch.ops.aten
@@ -87,7 +88,8 @@ class Embedding(RowLookup):
         counts_rows = bool(call.argument("scale_grad_by_freq", default=False))
         if counts_rows and call.argument("sparse", default=False):
             raise CaptureError(
-                "embedding(sparse=True, scale_grad_by_freq=True): torch has no such gradient; give one of both"
+                "embedding(sparse=True, scale_grad_by_freq=True): torch has no such gradient; give one of both",
+                where=user_line(call.node),
             )
         whole = frozenset({ROWS, *rows}) if counts_rows else frozenset[str]()
         inputs = ((ROWS, "e"), rows)

@@ -175,6 +175,11 @@ def user_line(node: fx.Node) -> str:
     return own[-1] if own else ""
 
 
+def line_of_use(node: fx.Node) -> str:
+    """Return where the user's code first reads a value of a traced graph, FILE:LINE; empty when that is not known."""
+    return next(filter(None, map(user_line, node.users)), "")
+
+
 def numbers_given(value: torch.Tensor) -> list[int]:
     """Return the numbers that the executor gave; zeros while shapes are inferred on fake tensors."""
     return [0] * value.numel() if isinstance(value, FakeTensor) else value.reshape(-1).tolist()

@@ -1,12 +1,9 @@
-"""Habits of networks that nobody here wrote: each trains on several ranks to the numbers of one process.
-
-Every habit makes a network; some change it between steps. All are run in double precision, whole batch on every rank.
-"""
+"""Forward passes that nobody here wrote, and attributes that change between the steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,10 +11,13 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from msrun.runtime import GradAccumulation, MicroBatchInterleaved, Pipeline, shard
+from msrun.runtime import GradAccumulation, MicroBatchInterleaved, shard
+from training_habits.trial import MODES, Trial, train
+from training_habits.trial import habit as script
 
-WORLD_SIZE = 2
 STEPS = 4
+IN_PARTS = ("semi_auto", "hsdp level1", "hsdp level3", "shard")
+"""Modes in which the network sees the whole batch, or copies and micro batches of it."""
 
 
 class Net(nn.Module):
@@ -39,33 +39,34 @@ class Net(nn.Module):
         return F.mse_loss(result, y) if isinstance(result, Tensor) else (F.mse_loss(result[0], y), *result[1:])
 
 
-@dataclass
-class Habit:
-    make: Callable[[], nn.Module]
-    between: Callable[[Any, int], None] = lambda _net, _step: None
-    settings: dict[str, Any] = field(default_factory=dict)
-    """hsdp level, pipeline stages, ..."""
-    strategies: Callable[[Any], None] = lambda _net: None
-    refused: str = ""
-    """What the error of every rank says, where the numbers of one process cannot be had."""
-
-
-HABITS: dict[str, Habit] = {}
-
-
-def habit(name: str, forward: Callable[..., Any], between: Any = None, **parts: Any) -> None:
+def habit(
+    name: str, forward: Callable[..., Any], between: Any = None, modes: tuple[str, ...] = MODES, **parts: Any
+) -> None:
     """Add one; parts are made anew by calling those that are functions."""
-    made = Habit(
-        lambda: Net(
-            forward, **{k: p() if callable(p) and not isinstance(p, nn.Module) else p for k, p in parts.items()}
-        )
-    )
-    if between is not None:
-        made.between = between
-    HABITS[name] = made
+
+    def make() -> nn.Module:
+        return Net(forward, **{k: p() if callable(p) and not isinstance(p, nn.Module) else p for k, p in parts.items()})
+
+    trained(name, make, between, modes)
 
 
-# -- functions with a backward pass of their own ---------------------------------------------------------------------
+def trained(name: str, make: Callable[[], nn.Module], between: Any = None, modes: tuple[str, ...] = MODES) -> None:
+    """Add one whose network is made by `make`."""
+    _MAKERS[name] = make
+
+    def loss_of(step: Any, x: Tensor, y: Tensor) -> Tensor:
+        result = step(x, y)
+        return result if isinstance(result, Tensor) else result[0]
+
+    @script(name, modes)
+    def _(t: Trial) -> None:
+        train(t, make(), steps=STEPS, loss_of=loss_of, before=between or (lambda _net, _step: None))
+
+
+_MAKERS: dict[str, Callable[[], nn.Module]] = {}
+
+
+# -- functions with a backward pass of their own -----------------------------------------------------------------------
 
 
 class Rounded(torch.autograd.Function):
@@ -128,7 +129,7 @@ habit(
 habit("tensor hook", _hooked(lambda g: g * 3))
 habit("tensor hook that looks at the whole gradient", _hooked(lambda g: g / (1 + g.norm())))
 
-# -- torch.utils.checkpoint ------------------------------------------------------------------------------------------
+# -- torch.utils.checkpoint --------------------------------------------------------------------------------------------
 
 
 def _checkpointed(*, use_reentrant: bool) -> Callable[..., Tensor]:
@@ -143,8 +144,14 @@ def _checkpointed(*, use_reentrant: bool) -> Callable[..., Tensor]:
 
 habit("checkpoint", _checkpointed(use_reentrant=False))
 habit("reentrant checkpoint", _checkpointed(use_reentrant=True))
+habit(
+    "reentrant checkpoint of a layer that nothing else reaches",
+    lambda s, x: s.head(checkpoint(s.layer, s.inner(x), use_reentrant=True)),
+    inner=lambda: nn.Linear(8, 8),
+    modes=("data_parallel", "data_parallel hsdp"),
+)
 
-# -- attributes that change ------------------------------------------------------------------------------------------
+# -- attributes that change --------------------------------------------------------------------------------------------
 
 
 def _alpha(net: Any, step: int) -> None:
@@ -202,7 +209,7 @@ def _counting(self: Any, x: Tensor) -> Tensor:
 
 habit("attributes that the forward pass sets", _counting, calls=0, seen=lambda: torch.zeros(8))
 
-# -- writes into parts of tensors ------------------------------------------------------------------------------------
+# -- writes into parts of tensors --------------------------------------------------------------------------------------
 
 
 def _shifted(self: Any, x: Tensor) -> Tensor:
@@ -214,9 +221,53 @@ def _shifted(self: Any, x: Tensor) -> Tensor:
 
 
 habit("writes into slices", _shifted)
-habit("mask made in forward", lambda s, x: s.head(s.layer(x).masked_fill(torch.ones(8, 8).triu(1).bool(), 0.0)))
 
-# -- structures ------------------------------------------------------------------------------------------------------
+
+def _column_written(self: Any, x: Tensor) -> Tensor:
+    h = self.layer(x)
+    h[:, 0] = 0
+    h.view(-1, 2, 4)[:, 1].mul_(3)
+    return self.head(h)
+
+
+def _detected(self: Any, x: Tensor) -> Tensor:
+    y = self.head(self.layer(x))
+    y[..., 0] = torch.sigmoid(y[..., 0])
+    y[..., 1:3] = y[..., 1:3] * 2
+    return y
+
+
+def _cut_by(strategy: Any, forward: Callable[..., Tensor]) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        network = Net(forward)
+        shard(network.layer, strategy)
+        shard(network.head, strategy)
+        return network
+
+    return make
+
+
+for _cut in (((2, 1), (1, 1)), ((1, 1), (2, 1)), ((1, 2), (1, 2))):
+    trained(f"columns written of a layer cut by {_cut}", _cut_by(_cut, _column_written), modes=("semi_auto",))
+    trained(f"head of a detector cut by {_cut}", _cut_by(_cut, _detected), modes=("semi_auto",))
+habit(
+    "mask made in forward",
+    lambda s, x: s.head(s.layer(x).masked_fill(torch.ones(8, 8).triu(1).bool(), 0.0)),
+    modes=IN_PARTS,  # for the rows of the whole batch
+)
+
+# -- functions of torch that are traced with help ----------------------------------------------------------------------
+
+
+def _ctc(self: Any, x: Tensor) -> Tensor:
+    rows = self.head(self.layer(x)).log_softmax(-1)[:, None].expand(-1, 2, -1)
+    loss = F.ctc_loss(rows, torch.tensor([[1, 2], [2, 1]]), torch.tensor([8, 6]), torch.tensor([2, 1]))
+    return self.head(self.layer(x)) * loss
+
+
+trained("CTC over the whole batch", lambda: Net(_ctc), modes=("shard",))
+
+# -- structures --------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -235,6 +286,7 @@ habit(
     "nn.Transformer whose mask is made in forward",
     lambda s, x: s.head(s.inner(x[None], x[None], tgt_mask=nn.Transformer.generate_square_subsequent_mask(8))[0]),
     inner=lambda: nn.Transformer(8, 2, 1, 1, 16, dropout=0.0, batch_first=True),
+    modes=IN_PARTS,  # a mask for the rows of the whole batch
 )
 habit("LSTM", lambda s, x: s.head(s.inner(x[None])[0][0]), inner=lambda: nn.LSTM(8, 8))
 habit("forward hook", lambda s, x: s.head(s.inner(x)), inner=lambda: _with_hook(nn.Linear(8, 8)))
@@ -248,14 +300,16 @@ def _with_hook(module: nn.Module) -> nn.Module:
 
 # -- the same under other plans ----------------------------------------------------------------------------------------
 
-_plain = HABITS["straight-through estimator"].make
-HABITS["straight-through estimator in copies and micro batches"] = Habit(
-    lambda: GradAccumulation(MicroBatchInterleaved(_plain(), 2), 2)
+_plain = _MAKERS["straight-through estimator"]
+trained(
+    "straight-through estimator in copies and micro batches",
+    lambda: GradAccumulation(MicroBatchInterleaved(_plain(), 2), 2),
+    modes=IN_PARTS,
 )
-HABITS["checkpoint at level3"] = Habit(HABITS["checkpoint"].make, settings={"optimizer_level": "level3"})
-HABITS["straight-through estimator in a pipeline"] = Habit(lambda: Pipeline(_plain(), 2), settings={"stages": 2})
-HABITS["function cut as the user says"] = Habit(
-    lambda: Net(lambda s, x: s.head(_cut_rounding(s.layer(x)))), settings={"threshold": 0}
+trained(
+    "function cut as the user says",
+    lambda: Net(lambda s, x: s.head(_cut_rounding(s.layer(x)))),
+    modes=("semi_auto", "hsdp level1", "hsdp level3", "shard"),
 )
 _cut_rounding = shard(lambda h: Rounded.apply(h), ((1, 2),), ((1, 2),))
 
@@ -277,27 +331,15 @@ def _listed(self: Any, x: Tensor) -> Tensor:
     return self.head(self.layer(x)) / len(self.seen)
 
 
-_CHANGED = "every part of the batch"
 for _name, _forward, _parts in (
     ("number counted by the call", _counted, {"calls": 0}),
     ("flag turned by the call", _alternating, {"odd": False}),
     ("list grown by the call", _listed, {"seen": list}),
 ):
     habit(_name, _forward, **_parts)
-    _make = HABITS[_name].make
-    HABITS[f"{_name}, in micro batches"] = Habit(
-        lambda make=_make: GradAccumulation(make(), 2),  # type: ignore[misc]
-        refused=_CHANGED,
-    )
-    HABITS[f"{_name}, in copies"] = Habit(
-        lambda make=_make: MicroBatchInterleaved(make(), 2),  # type: ignore[misc]
-        refused=_CHANGED,
-    )
-    HABITS[f"{_name}, in a pipeline"] = Habit(
-        lambda make=_make: Pipeline(make(), 2),  # type: ignore[misc]
-        settings={"stages": 2},
-        refused=_CHANGED,
-    )
+    _make = _MAKERS[_name]
+    trained(f"{_name}, in micro batches", lambda make=_make: GradAccumulation(make(), 2), modes=IN_PARTS)  # type: ignore[misc]
+    trained(f"{_name}, in copies", lambda make=_make: MicroBatchInterleaved(make(), 2), modes=IN_PARTS)  # type: ignore[misc]
 
 
 def _noted(self: Any, x: Tensor) -> Tensor:
@@ -306,4 +348,5 @@ def _noted(self: Any, x: Tensor) -> Tensor:
     return self.head(self.layer(x))
 
 
-HABITS["attributes set to the same, in micro batches"] = Habit(lambda: GradAccumulation(Net(_noted), 2))
+habit("attributes set to the same", _noted)
+trained("attributes set to the same, in micro batches", lambda: GradAccumulation(Net(_noted), 2), modes=IN_PARTS)

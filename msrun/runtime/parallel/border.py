@@ -1,0 +1,330 @@
+"""The border of a step, the same in every mode: what the gradients of its results and of its inputs mean.
+
+Every rank's backward pass begins with a loss of its own, and what is trained is the mean of the ranks' losses, as in
+torch's DDP. So outside of steps a gradient is that of the rank's own loss, whichever step it comes from or goes to:
+`g(f(x))`, losses outside, and states that go from call to call need nothing else. At the border (factors: `scaling.py`)
+
+- a result that is cut over n ranks, such as rows of the batch, takes a gradient in as that of the mean, a n-th;
+- a result that all ranks hold whole takes the mean of the ranks' gradients: that is the gradient itself if all begin
+  alike, as they do with a loss. The first backward pass looks; if they do not, all later ones average;
+- an input that is cut over n ranks hands on n times the gradient of the mean.
+
+What the user looks at in the end is the gradient of the mean: that of rows that require it, a n-th of what has arrived;
+of what is no row of the batch, such as a parameter of a module outside of every step, the mean over the ranks.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from msrun.errors import CaptureError, StrategyError
+from msrun.runtime import world
+from msrun.runtime.agreement import gather
+from msrun.runtime.execute.phase import is_verifying
+from msrun.runtime.execute.transfers import start_all_reduce
+from msrun.runtime.parts.part import Part
+from msrun.runtime.tensors.plain_tensors import plain_tensors
+
+log = logging.getLogger("msrun.runtime")
+SHARED = 0.0
+"""In place of a factor: all ranks hold the same of a leaf, and its gradient is the mean of theirs."""
+_IS_RESULT = "msrun_result_of_a_step"
+_factors: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""leaf of autograd that has reached a step through its inputs -> factor of its gradient"""
+_passes: set[int] = set()
+"""Backward passes that have come through a step."""
+
+
+class StepFunction(torch.autograd.Function):
+    """What autograd runs where results leave a step: leaves beyond it belong to the step and not to its caller."""
+
+    @staticmethod
+    def begin_backward() -> None:
+        """Note that a backward pass has come to a step."""
+        number = torch._C._current_graph_task_id()
+        if number not in _passes:
+            _passes.add(number)
+            torch.autograd.Variable._execution_engine.queue_callback(partial(_passes.discard, number))
+
+    @staticmethod
+    def refuse_second_derivatives() -> None:
+        """Refuse a backward pass that shall itself be differentiated.
+
+        Raises:
+            CaptureError: it shall be.
+        """
+        if torch.is_grad_enabled():
+            raise CaptureError(
+                "backward(create_graph=True) through a step: its gradients have no graph of their own. Put what needs "
+                "second derivatives into the network's loss, or take the gradient of an input with "
+                'parallel_mode="data_parallel" without hsdp'
+            )
+
+
+class WholeResults:
+    """The gradients that come in at results which all ranks hold whole."""
+
+    def __init__(self) -> None:
+        self._differ: bool | None = None
+
+    def of_step(self) -> WholeResults:
+        """Return what a forward pass asks on its way back, in whatever thread: a step that is verified settles nothing
+        for later ones."""
+        return WholeResults() if is_verifying.get() else self
+
+    def settle(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Return each gradient as that of the mean of the ranks' losses. All ranks call it together.
+
+        Raises:
+            StrategyError: some ranks' losses use a result that those of others do not.
+        """
+        gradients = [g.full_tensor() if isinstance(g, DTensor) else g for g in gradients]
+        is_pretended = world.simulation_level() is not None or any(isinstance(g, FakeTensor) for g in gradients)
+        if self._differ is None and not is_pretended:
+            with torch.no_grad():
+                everyone = gather([_digest(gradient) for gradient in gradients], what="the comparison of losses")
+            for rank, other in enumerate(everyone):
+                if [digest is None for digest in other] != [digest is None for digest in everyone[0]]:
+                    raise StrategyError(
+                        f"the loss of rank {rank} uses other results of a step than that of rank 0: use the same ones "
+                        "on every rank (times 0 where they shall not count)"
+                    )
+            self._differ = any(other != everyone[0] for other in everyone)
+        if not self._differ:
+            return list(gradients)
+        return [None if gradient is None else _mean(gradient) for gradient in gradients]
+
+
+def enter_step(tensors: Sequence[Tensor], parts: Sequence[int], leaf_factors: Callable[[int], float]) -> None:
+    """Let the gradients of whatever the inputs of a step are made of become those of the mean of the ranks' losses.
+
+    Args:
+        parts: into how many parts each input is cut; 1: all ranks pass the same.
+        leaf_factors: number of parts -> factor of the gradient of a leaf that is cut so.
+
+    Raises:
+        StrategyError: a parameter outside of every step that the ranks hold different values of.
+    """
+    if not torch.is_grad_enabled():
+        return
+    found: list[Tensor] = []
+    for tensor, count in zip(tensors, parts, strict=True):
+        if count == 1 or not tensor.requires_grad:
+            continue
+        for leaf in leaves_of([tensor]):
+            factor = leaf_factors(count) if _is_cut_like(leaf, tensor) else SHARED
+            known = _factors.get(leaf)
+            if known == factor:
+                continue
+            if known is not None:
+                raise StrategyError(
+                    f"a tensor of shape {tuple(leaf.shape)} reaches steps that cut it into different numbers of parts, "
+                    "or one as rows of the batch and another not: give each step a tensor of its own"
+                )
+            _set_factor(leaf, factor)
+            if factor == SHARED:
+                found.append(leaf)
+    if found:
+        check_shared(found)
+
+
+def is_settled(leaf: Tensor) -> bool:
+    """Return whether a leaf has reached a step: its gradient is that of the mean of the ranks' losses."""
+    return leaf in _factors
+
+
+def share_leaves(leaves: Sequence[Tensor]) -> None:
+    """Let the gradients of leaves of which all ranks hold the same be means over the ranks, in passes through steps.
+
+    Tensors that are no parameters and differ are of this rank's rows, such as a copy whose gradient the call takes.
+
+    Raises:
+        StrategyError: the ranks hold different values of a parameter.
+    """
+    found = [leaf for leaf in leaves if leaf not in _factors]
+    if any(not isinstance(leaf, nn.Parameter) for leaf in found):
+        everyone = gather([_digest(leaf.detach()) for leaf in found], what="the comparison of tensors made in a step")
+        differ = [len(set(digests)) > 1 for digests in zip(*everyone, strict=True)]
+        found = [leaf for leaf, d in zip(found, differ, strict=True) if isinstance(leaf, nn.Parameter) or not d]
+    for leaf in found:
+        _set_factor(leaf, SHARED)
+    if found:
+        check_shared(found)
+
+
+def check_equal_gradients(parameters: Sequence[Tensor]) -> None:
+    """Refuse gradients of whole parameters that differ between the ranks after a backward pass through a step.
+
+    Raises:
+        StrategyError: one does: it was also used outside of steps, where its gradient is that of one rank's rows.
+    """
+    with plain_tensors(), torch.no_grad():
+        given = [parameter.grad for parameter in parameters]
+        kept = [None if g is None else (g.to_dense() if g.is_sparse else g).double() for g in given]
+        mine = [None if g is None else (g.sum().item(), g.norm().item(), g.numel() ** 0.5) for g in kept]
+    everyone = gather(mine, what="the comparison of gradients")
+    for parameter, *found in zip(parameters, *everyone, strict=True):
+        known = [each for each in found if each is not None]
+        sums, norms = [each[0] for each in known], [each[1] for each in known]
+        if len(known) in (0, len(found)) and (not known or _are_close(sums, norms, known[0][2])):
+            continue
+        raise StrategyError(
+            f"the gradient of a parameter of shape {tuple(parameter.shape)} differs between ranks: the loss uses it "
+            "outside of the step, too, and there its gradient is that of this rank's rows alone: use it inside the "
+            "network"
+        )
+
+
+def _are_close(sums: Sequence[float], norms: Sequence[float], root: float) -> bool:
+    """Return whether sums and norms of one gradient differ by rounding alone; what is not finite counts as equal."""
+    limit = 1e-2 * max(norms)
+    return not (max(norms) - min(norms) > limit or max(sums) - min(sums) > limit * root)
+
+
+def leave_step(result: Tensor, begin_backward: Callable[[], None]) -> None:
+    """Let a result of a step that is no output of a `StepFunction` be one of a step for backward passes.
+
+    Args:
+        begin_backward: called when a gradient comes in at it.
+    """
+    assert result.grad_fn is not None
+    metadata: Any = result.grad_fn.metadata
+    metadata[_IS_RESULT] = True
+
+    def begin(_: Tensor) -> None:
+        begin_backward()
+
+    result.register_hook(begin)
+
+
+def _leave(factor: float, gradient: Tensor) -> Tensor:
+    """Turn what has arrived at a leaf into the gradient of the mean of the ranks' losses."""
+    if torch._C._current_graph_task_id() not in _passes or torch.is_grad_enabled():
+        return gradient  # with a graph of its own it goes on into this rank's loss
+    return _mean(gradient) if factor == SHARED else gradient * factor
+
+
+def _set_factor(leaf: Tensor, factor: float) -> None:
+    _factors[leaf] = factor
+    with plain_tensors():
+        Tensor.register_hook(leaf, partial(_leave, factor))
+
+
+def _mean(gradient: Tensor) -> Tensor:
+    assert dist.group.WORLD is not None
+    dense = gradient.to_dense() if gradient.is_sparse else gradient
+    return start_all_reduce(dense, dist.group.WORLD).wait() / dist.get_world_size()
+
+
+def _is_cut_like(leaf: Tensor, tensor: Tensor) -> bool:
+    """Return whether a leaf is this rank's part of the batch, as the input that it has reached is."""
+    if leaf is tensor:
+        return tensor.dim() > 0
+    return not isinstance(leaf, nn.Parameter) and leaf.shape[:1] == tensor.shape[:1] != ()
+
+
+def leaves_of(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Yield the leaves of autograd that tensors were made of, without those inside of steps and cut parameters."""
+    yield from (tensor for tensor in tensors if tensor.grad_fn is None and tensor.requires_grad)
+    todo: list[Any] = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    seen = set(todo)
+    while todo:
+        node = todo.pop()
+        if issubclass(getattr(node, "_forward_cls", object), StepFunction) or _IS_RESULT in node.metadata:
+            continue
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and not isinstance(leaf, Part | DTensor):
+            yield leaf
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                todo.append(following)
+
+
+def check_shared(leaves: Sequence[Tensor]) -> None:
+    """Refuse parameters outside of every step that would stay different on every rank, and say what the others cost."""
+    everyone = gather([_digest(leaf.detach()) for leaf in leaves], what="the comparison of parameters outside of steps")
+    for leaf, *digests in zip(leaves, *everyone, strict=True):
+        if len(set(digests)) > 1:
+            raise StrategyError(
+                f"a parameter of shape {tuple(leaf.shape)} outside of the step differs between the ranks, and what it "
+                "makes is an input of the step: put its module into the network that AutoParallel runs, or into an "
+                "AutoParallel of its own, which gives all ranks rank 0's values"
+            )
+    if world.get_rank() == 0:
+        log.warning(
+            "%d parameters are trained outside of the step: their gradients are averaged over the ranks one by one. "
+            "An AutoParallel around their module sends them together",
+            len(leaves),
+        )
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Return a value with another tensor for each one in it, whatever holds them: what is changed is copied.
+
+    Modules and what has no attributes of its own are left as they are.
+    """
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        found = {key: map_tensors(function, each) for key, each in value.items()}
+        changed = {key: each for key, each in found.items() if each is not value[key]}
+        if not changed:
+            return value
+        copied = copy.copy(value)
+        for key, each in changed.items():
+            copied[key] = each
+        return copied
+    if isinstance(value, list | tuple):
+        items = [map_tensors(function, each) for each in value]
+        if all(new is old for new, old in zip(items, value, strict=True)):
+            return value
+        if isinstance(value, list):
+            listed = copy.copy(value)
+            listed[:] = items
+            return listed
+        return type(value)._make(items) if hasattr(value, "_make") else type(value)(items)
+    if isinstance(value, nn.Module | type) or not hasattr(value, "__dict__") or inspect.isroutine(value):
+        return value
+    changed = {
+        name: each
+        for name, old in vars(value).items()
+        if isinstance(old, Tensor | dict | list | tuple) and (each := map_tensors(function, old)) is not old
+    }
+    if changed:
+        value = copy.copy(value)
+        vars(value).update(changed)
+    return value
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Return the tensors in a value, whatever holds them."""
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(note, value)
+    return found
+
+
+def _digest(value: Tensor | None) -> Any:
+    """Return what differs where values do; None of None."""
+    if value is None:
+        return None
+    dense = (value.to_dense() if value.is_sparse else value).detach().cpu().contiguous()
+    return tuple(dense.shape), zlib.crc32(dense.reshape(-1).view(torch.uint8).numpy().data)

@@ -1,0 +1,581 @@
+"""What is refused, in which mode, by which error and why; and what differs because a rank sees its own rows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from training_habits.trial import MODES
+
+CAPTURED = MODES[:4]
+CAPTURED_ALL = MODES[:5]
+ZERO = MODES[1:3]
+CUT = MODES[1:4]
+ROWS = MODES[5:]
+PARTS_OF_ROWS = MODES[4:]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    error: str
+    """Its class."""
+    text: str
+    """A part of what it says."""
+    reason: str
+    habits: Mapping[str, Collection[str]]
+    """name -> modes"""
+
+
+def refusal_of(mode: str, name: str) -> Refusal | None:
+    """Return why a habit is refused in a mode."""
+    return next((refusal for refusal in REFUSALS if mode in refusal.habits.get(name, ())), None)
+
+
+REFUSALS = (
+    Refusal(
+        "CaptureError",
+        "backward() was called twice on one loss",
+        "a captured call runs its backward pass once, by messages in a fixed order",
+        {
+            "one loss, two backward passes with retain_graph": CAPTURED_ALL,
+            "two losses, two backward passes with retain_graph": CAPTURED,
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "backward(create_graph=True) through a step",
+        "gradients of a captured step have no graph of their own",
+        {
+            "gradient penalty outside (WGAN-GP)": (*CAPTURED, "data_parallel hsdp"),
+            "backward with create_graph, then a penalty on the gradients": CAPTURED_ALL,
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "torch.autograd.grad",
+        "the graph of a forward pass holds no backward pass",
+        {
+            "gradient penalty inside": ("semi_auto", "shard", "pipeline"),
+            "inner step inside by functional_call (MAML)": ("semi_auto", "shard", "pipeline"),
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "transform of torch.func",
+        "operators mean something else under vmap, grad and jvp",
+        {
+            "vmap over stacked weights": CAPTURED,
+            "jvp inside": CAPTURED,
+            "vmap over the rows": CAPTURED,
+            "func.grad inside": ("semi_auto", *ZERO),
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "autograd.Function with fu",
+        "operators mean something else under vmap, grad and jvp",
+        {
+            "func.grad inside": ("shard",),
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "draws from Python's random",
+        "every rank would draw for its own rows",
+        {
+            "draw: random.uniform": CAPTURED,
+            "draw: random.random": CAPTURED,
+            "draw: random.gauss": CAPTURED,
+            "draw: random.choice": CAPTURED_ALL,
+            "draw: a branch by random.random": CAPTURED_ALL,
+            "draw: random.randint": CAPTURED_ALL,
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "a generator of its own",
+        "numbers of such a generator are not those of one process",
+        {
+            "draw: a generator of its own": CAPTURED,
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "draws random numbers, which would not be those of one process",
+        "numbers that depend on the layout",
+        {
+            "draw: multinomial": CAPTURED,
+            "draw: randperm mixes the rows": CAPTURED,
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "numpy",
+        "numbers of numpy are computed where no graph sees them",
+        {
+            "draw: np.random.permutation of columns": CAPTURED,
+            "draw: default_rng of numpy, made anew": CAPTURED,
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "depends on a tensor's values",
+        "a Python number of a tensor's values is not known in a graph for all ranks",
+        {
+            "losses by name: huber, hinge, Poisson, Gaussian": CAPTURED_ALL,
+            "draw: np.random.rand": CAPTURED,
+            "batch norm with momentum None": CAPTURED,
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "size depends on values",
+        "sizes that depend on values are not known in a graph for all ranks",
+        {
+            "rows of an expert chosen by a mask": CAPTURED,
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "sizes depend on the lengths",
+        "sizes that depend on values are not known in a graph for all ranks",
+        {
+            "packed sequences": CAPTURED,
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "has a backward hook",
+        "a graph calls no hooks of modules in its backward pass",
+        {
+            "hook: full backward": CAPTURED,
+            "hook: full backward pre": CAPTURED,
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "writes under no_grad into a tensor that has a gradient",
+        "the gradient of the value before would be needed",
+        {
+            "write: under no_grad": CAPTURED_ALL,
+            "write: a parameter in forward (weights kept on the sphere)": CAPTURED_ALL,
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "tensor 0 of the call",
+        "a write into an argument is not kept",
+        {
+            "write: into the batch in forward": CAPTURED_ALL,
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "_get_data_attr",
+        "parameters are written between the steps",
+        {
+            "write: parameter.data in forward": CUT,
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "changes parameter",
+        "parameters are written between the steps",
+        {
+            "teacher inside the network, updated in forward (MoCo)": CAPTURED_ALL,
+            "embedding with max_norm": CAPTURED_ALL,
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "changes a tensor of the network",
+        "parameters are written between the steps",
+        {
+            "write: parameter.data in forward": ("semi_auto", "pipeline"),
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "changes a part of a tensor",
+        "a view of this kind cannot be written as an operator",
+        {
+            "write: unfold": CAPTURED_ALL,
+            "write: as_strided": CAPTURED_ALL,
+            "write: diagonal": CAPTURED_ALL,
+            "write: write into the gradient-free part": CAPTURED_ALL,
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "changes a tensor in the forward pass",
+        "an operator with out= has no functional form here",
+        {
+            "spectral_norm of parametrizations": ("semi_auto",),
+            "spectral_norm, the old one": ("semi_auto",),
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "the call reads and changes a Python value",
+        "the code runs once for all parts of the batch",
+        {
+            "number counted by the call, in micro batches": CAPTURED,
+            "number counted by the call, in copies": CAPTURED,
+            "flag turned by the call, in micro batches": CAPTURED,
+            "flag turned by the call, in copies": CAPTURED,
+            "list grown by the call, in micro batches": CAPTURED,
+            "list grown by the call, in copies": CAPTURED,
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "the network stores tensors in attributes",
+        "the code runs once for all parts of the batch",
+        {
+            "results of layers kept by hooks": ("pipeline",),
+            "hidden state kept on the module, detached": ("pipeline",),
+            "pruned before the first call": ("pipeline",),
+            "attributes that the forward pass sets": ("pipeline",),
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "torch.utils._pytree does not know",
+        "torch cannot look into an object of a class that is not registered",
+        {
+            "batch in a dataclass": ("pipeline",),
+        },
+    ),
+    Refusal(
+        "StrategyError",
+        "create_graph=True for gradients of parameters",
+        "the ranks exchange gradients, which have no graph of their own",
+        {
+            "backward with create_graph, then a penalty on the gradients": ("data_parallel",),
+        },
+    ),
+    Refusal(
+        "StrategyError",
+        "register_post_accumulate_grad_hook",
+        "the hook would be called before the ranks' mean is there",
+        {
+            "hook: after accumulation": ("data_parallel",),
+        },
+    ),
+    Refusal(
+        "StrategyError",
+        "which the other stages of a pipeline would not see",
+        "a buffer has one stage",
+        {
+            "write: a counter buffer": ("pipeline",),
+            "write: row of a buffer, by a counter": ("pipeline",),
+        },
+    ),
+    Refusal(
+        "StrategyError",
+        "cannot be cut into 2 equal micro batches",
+        "a tensor among the arguments has no rows of the batch",
+        {
+            "positions as an argument without rows of the batch": ("pipeline",),
+        },
+    ),
+    Refusal(
+        "StrategyError",
+        "tensor inputs, and it calls",
+        "a strategy names the inputs of one operator",
+        {
+            "spectral_norm, the old one": ("shard",),
+        },
+    ),
+    Refusal(
+        "ParallelError",
+        "still held by a backward graph",
+        "a parameter is cut at the first call, and the script holds a graph over the whole one",
+        {
+            "pruned before the first call": ZERO,
+            "distance from the first weights outside (EWC)": ("shard", "pipeline", "data_parallel hsdp"),
+        },
+    ),
+    Refusal(
+        "ParallelError",
+        "nothing of",
+        "the parameter is in another stage",
+        {
+            "EMA as a dict of clones": ("pipeline",),
+            "AveragedModel of the network, made before": ("pipeline",),
+            "Lookahead whose slow weights are made before": ("pipeline",),
+        },
+    ),
+    Refusal(
+        "ParallelError",
+        "the result needs the whole",
+        "no answer for a part; whole_parameters(net) gives the whole",
+        {
+            "L1 of the weights outside": ("pipeline",),
+            "a row set under no_grad": ("pipeline",),
+            "rows scaled by a slice of .data": ("pipeline",),
+            "rows chosen by a list set": ("pipeline",),
+            "a row set through .data": ("pipeline",),
+            "rows scaled by a slice": ("pipeline",),
+            "a column set": ("pipeline",),
+            "every second row, by a step": ("pipeline",),
+            "chunk written": ("pipeline",),
+            "flat view written": ("pipeline",),
+            "index_copy_": ("pipeline",),
+            "a row copied from a row": ("pipeline",),
+            "rows kept within a norm": ("pipeline",),
+            "columns kept within a norm (renorm_)": ("pipeline",),
+            "mean of the rows taken away": ("pipeline",),
+            "init.constant_ between steps": ("pipeline",),
+            "init.xavier_ between steps": ("pipeline",),
+            "reset_parameters between steps": ("pipeline",),
+            "vector_to_parameters": ("pipeline",),
+            "sparsity by the smallest weights": ("pipeline",),
+            "weights of one layer into another": ("pipeline",),
+            "sum of squares": ("pipeline",),
+            "mean, deviation, extremes": ("pipeline",),
+            "count of large weights": ("pipeline",),
+            "rows' norms": ("pipeline",),
+            "columns' means": ("pipeline",),
+            "a row read": ("pipeline",),
+            "one element read by item()": ("pipeline",),
+            "weights to a list, to numpy": ("pipeline",),
+            "histogram of weights": ("pipeline",),
+            "largest singular value": ("pipeline",),
+            "product with the transpose": ("pipeline",),
+            "isnan and isfinite": ("pipeline",),
+            "equality of two weights": ("pipeline",),
+            "clipping by hand, sum of squares": ("pipeline",),
+            "gradients clipped to their rows' weights (AGC)": ("pipeline",),
+            "gradient noise, randn_like": ("pipeline",),
+            "pruning by torch.nn.utils.prune": ("pipeline",),
+            "embedding whose padding row is set to zero after each step": ("pipeline",),
+            "state_dict's sum": ("pipeline",),
+            "init.orthogonal_ between steps": ("pipeline",),
+        },
+    ),
+    Refusal(
+        "ParallelError",
+        "whose memory is not the whole's",
+        "no answer for a part; whole_parameters(net) gives the whole",
+        {
+            "pruning by torch.nn.utils.prune": CUT,
+        },
+    ),
+    Refusal(
+        "ParallelError",
+        "call the AutoParallel",
+        "no answer for a part; whole_parameters(net) gives the whole",
+        {
+            "product with the transpose": CUT,
+        },
+    ),
+    Refusal(
+        "ParallelError",
+        "in stage",
+        "the parameter is in another stage",
+        {
+            "weights divided by their norm": ("pipeline",),
+            "norm of the weights": ("pipeline",),
+            "clipping by hand, norm of norms": ("pipeline",),
+            "clip_grad_norm_": ("pipeline",),
+            "clip_grad_norm_ without a limit": ("pipeline",),
+            "clip_grad_norm_ by the largest": ("pipeline",),
+            "clip_grad_norm_ of each layer": ("pipeline",),
+            "sharpness-aware minimization (SAM)": ("pipeline",),
+            "hook: of a parameter, clipping by its norm": ("pipeline",),
+        },
+    ),
+    Refusal(
+        "StrategyError",
+        "writes into its parameter",
+        "FSDP2 gathers parameters for a call, and frees what was written",
+        {
+            "write: a parameter in forward (weights kept on the sphere)": ("data_parallel hsdp",),
+            "write: parameter.data in forward": ("data_parallel hsdp",),
+            "teacher inside the network, updated in forward (MoCo)": ("data_parallel hsdp",),
+            "embedding with max_norm": ROWS,
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "torch raises RuntimeError",
+        "a tensor among the arguments has no rows of the batch",
+        {
+            "positions as an argument without rows of the batch": ("semi_auto",),
+        },
+    ),
+    Refusal(
+        "ParallelError",
+        "each rank would skip other steps",
+        "a loss scale belongs to AutoParallel.mixed_precision",
+        {
+            "optimizer: GradScaler that is on": (*CUT, "pipeline"),
+        },
+    ),
+    Refusal(
+        "StrategyError",
+        "has no operator",
+        "an automatic cut of so small a network leaves a stage empty",
+        {
+            "the head replaced between steps": ("pipeline",),
+            "embedding grown between steps": ("pipeline",),
+        },
+    ),
+    Refusal(
+        "StrategyError",
+        "was put into the network after FSDP2 had cut it",
+        "FSDP2 cuts parameters once",
+        {
+            "the head replaced between steps": ("data_parallel hsdp",),
+            "layer added between steps": ("data_parallel hsdp",),
+            "embedding grown between steps": ("data_parallel hsdp",),
+            "parameter that is assigned": ("data_parallel hsdp",),
+            "module that is assigned": ("data_parallel hsdp",),
+            "pruning by torch.nn.utils.prune": ("data_parallel hsdp",),
+        },
+    ),
+    Refusal(
+        "StrategyError",
+        "of parameters that FSDP2 has cut",
+        "FSDP2 gathers other parameters for each call",
+        {
+            "torch.autograd.grad of the parameters": ("data_parallel hsdp",),
+            "backward with inputs=": ("data_parallel hsdp",),
+            "backward with create_graph, then a penalty on the gradients": ("data_parallel hsdp",),
+        },
+    ),
+    Refusal(
+        "StrategyError",
+        "copy.deepcopy: FSDP2 has cut this network",
+        "hooks and groups of FSDP2 belong to one network",
+        {
+            "AveragedModel of what is wrapped, made after the first step": ("data_parallel hsdp",),
+            "deepcopy of what is wrapped, after a step, and both go on": ("data_parallel hsdp",),
+            "EMA copied after the first step": ("data_parallel hsdp",),
+        },
+    ),
+    Refusal(
+        "StrategyError",
+        "has a hook (register_hook), which FSDP2 never calls",
+        "FSDP2 calls no hooks of parameters",
+        {
+            "hook: of a parameter": ("data_parallel hsdp",),
+            "hook: of a parameter, clipping by its norm": ("data_parallel hsdp",),
+        },
+    ),
+    Refusal(
+        "StrategyError",
+        "torch.optim.LBFGS reads all",
+        "the optimizer reads all parameters as one",
+        {
+            "optimizer: LBFGS with a closure": ("data_parallel hsdp",),
+        },
+    ),
+    Refusal(
+        "StrategyError",
+        "is a part of another network, too, that FSDP2",
+        "FSDP2 cuts a module once",
+        {
+            "two wrapped networks that share a layer": ("data_parallel hsdp",),
+        },
+    ),
+    Refusal(
+        "StrategyError",
+        "as one type",
+        "FSDP2 sends the parameters of a block as one type",
+        {
+            "types mixed: float32 part of a float64 network": ("data_parallel hsdp",),
+        },
+    ),
+    Refusal(
+        "StrategyError",
+        "convert the network before",
+        "FSDP2 cuts parameters once",
+        {
+            ".to(float32) after the first call": ("data_parallel hsdp",),
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "takes gradients inside the forward pass",
+        "the graph of a forward pass holds no backward pass",
+        {
+            "gradient penalty inside": ZERO,
+            "inner step inside by functional_call (MAML)": ZERO,
+        },
+    ),
+    Refusal(
+        "CaptureError",
+        "torch raises RuntimeError",
+        "a tensor among the arguments has no rows of the batch",
+        {
+            "positions as an argument without rows of the batch": ZERO,
+        },
+    ),
+    Refusal(
+        "ParallelError",
+        "still held by a backward graph",
+        "a parameter is cut at the first call, and the script holds a graph over the whole one",
+        {
+            "distance from the first weights outside (EWC)": ZERO,
+            "weight_norm, the old one": ZERO,
+        },
+    ),
+)
+
+OWN_ROWS: Mapping[str, Collection[str]] = {
+    "sum over the rows inside": PARTS_OF_ROWS,
+    "ignored labels, more on one rank": PARTS_OF_ROWS,
+    "ignored labels and weights of classes": PARTS_OF_ROWS,
+    "mask of uneven rows, mean over what is left": PARTS_OF_ROWS,
+    "rows weighed by their share of the batch": PARTS_OF_ROWS,
+    "in-batch negatives": PARTS_OF_ROWS,
+    "scores of all pairs with a learnt temperature": PARTS_OF_ROWS,
+    "triplets with the hardest of the batch": PARTS_OF_ROWS,
+    "loss of the hardest rows": PARTS_OF_ROWS,
+    "median of the rows' losses": PARTS_OF_ROWS,
+    "variance and covariance over the batch": PARTS_OF_ROWS,
+    "a rank without a label that counts": ROWS,
+    "draw: multinomial": ROWS,
+    "draw: randperm mixes the rows": ROWS,
+    "write: diagonal": ROWS,
+    "write: row of a buffer, by a counter": ROWS,
+    "inner step inside by functional_call (MAML)": ROWS,
+    "function that looks at the whole batch": ROWS,
+    "batch norm": ROWS,
+    "batch norm with momentum None": ROWS,
+    "batch norm without statistics": PARTS_OF_ROWS,
+    "batch statistics by hand": ROWS,
+    "virtual batch norm over the features of all rows": ROWS,
+    "batch norm, then evaluation": ROWS,
+    "language model with padding": ROWS,
+    "cumulative sum over the batch": ROWS,
+    "each row minus the row before": ROWS,
+    "logsumexp over the batch": PARTS_OF_ROWS,
+    "softmax over the batch": PARTS_OF_ROWS,
+    "switch of experts with room for four rows": ROWS,
+    "codebook that follows the batch (VQ-EMA)": ROWS,
+    "memory bank of the last rows": ROWS,
+    "class centres that the loss reads and the call moves": ROWS,
+}
+"""Habits whose loss, or whose buffers, depend on the other rows: these modes have the numbers of one process that takes
+half of the rows at a time."""
+
+DOCUMENTED: Mapping[str, str] = {
+    "tensor hook that looks at the whole gradient": "a hook sees this rank's gradient, before the mean",
+    "hook: of a parameter, clipping by its norm": "a hook sees this rank's gradient, before the mean",
+    "hook: of an activation, made in forward": "a hook sees this rank's gradient, before the mean",
+    "attributes that the forward pass sets": "a buffer written in forward holds what this rank's rows give",
+}
+"""Habits that differ in the modes without capture, as docs/reference/modes.md says, and why."""
+
+WRONG: Mapping[tuple[str, str], str] = {
+    ("hsdp level1", "trainable head outside of the step"): "each rank trains the module outside on its own rows",
+    ("hsdp level3", "trainable head outside of the step"): "each rank trains the module outside on its own rows",
+    (
+        "pipeline",
+        "a rank without a label that counts",
+    ): "a micro batch without a label that counts has another denominator than the batch",
+}
+"""(mode, habit) -> why it has other numbers; its test is expected to fail."""

@@ -1,0 +1,310 @@
+"""A habit of training scripts, and one trial of it: in one process, or on one rank of a world in a parallel mode.
+
+A habit is a function of a `Trial`, written as a user writes a script: `trial.wrap(net)` is AutoParallel of the mode,
+and the network itself in one process; `trial.batch()` is what this rank passes. What the trial notes is compared.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from msrun.runtime import AutoParallel, Pipeline, get_rank, shard
+
+WORLD_SIZE = 2
+STEPS = 3
+ALONE = "one process"
+IN_HALVES = "one process, half of the rows at a time"
+"""What data parallelism and micro batches mean: each half of the rows by itself, and the mean of the losses."""
+MODES = ("semi_auto", "hsdp level1", "hsdp level3", "shard", "pipeline", "data_parallel", "data_parallel hsdp")
+"""shard: linear layers cut by columns and by rows in turn; shard and pipeline get the whole batch on every rank."""
+CAPTURED = MODES[:4]
+UNSTAGED = (*MODES[:4], *MODES[5:])
+"""Modes in which every rank has a gradient of every parameter; of a pipeline's other stages a rank has none, and a
+script that computes with each `p.grad` fails as it would for a parameter that is not used."""
+OWN_ROWS = MODES[5:]
+"""Modes in which each rank runs the network on its own rows."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a trial has seen at one place of the script."""
+
+    kind: str
+    """mean: a number, the same in the mean over the ranks; rows: this rank's rows; whole: the same on every rank;
+    named: whole tensors by name, each on one rank at least; of ranks: those of each rank, where they may differ."""
+    name: str
+    value: Any
+
+
+class Trial:
+    """One run of a habit."""
+
+    def __init__(self, mode: str, *, draws: bool = False, cuts: int = 2, broadcasts: bool = False) -> None:
+        self.mode = mode
+        self._broadcasts = broadcasts
+        self.notes: list[Note] = []
+        self._draws = draws
+        self._cuts = cuts
+        self._numbers = torch.Generator().manual_seed(11)
+        torch.set_default_dtype(torch.float64)
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
+
+    @property
+    def passes_all(self) -> bool:
+        """Whether this process passes the whole batch."""
+        return self.mode in (ALONE, IN_HALVES, "shard", "pipeline")
+
+    def wrap(self, net: nn.Module) -> Any:
+        """Return the network in the mode of this trial."""
+        if self.mode == ALONE:
+            return AutoParallel(net) if self._draws else net
+        if self.mode == IN_HALVES:
+            return InHalves(net, broadcasts=self._broadcasts)
+        if self.mode in OWN_ROWS:
+            step = AutoParallel(net, "data_parallel")
+            return step.hsdp(threshold=0, optimizer_level="level3") if "hsdp" in self.mode else step
+        if self.mode == "pipeline":
+            return AutoParallel(Pipeline(net, 2)).dataset_strategy("full_batch").pipeline(WORLD_SIZE)
+        step = AutoParallel(net)
+        if "hsdp" in self.mode:
+            step.hsdp(threshold=0, optimizer_level=self.mode.removeprefix("hsdp "))
+        if self.mode == "shard":
+            step.dataset_strategy("full_batch")
+            self._cut(net)
+        return step
+
+    def _cut(self, net: nn.Module) -> None:
+        layers = [m for m in net.modules() if type(m) is nn.Linear]
+        ones = (1,) * (self._cuts - 1)
+        for number, layer in enumerate(layers):
+            by_columns = ((*ones, 1), (WORLD_SIZE, 1))
+            by_rows = ((*ones, WORLD_SIZE), (1, WORLD_SIZE))
+            wanted, size = (by_columns, layer.out_features) if number % 2 == 0 else (by_rows, layer.in_features)
+            if size % WORLD_SIZE == 0:
+                shard(layer, wanted)
+
+    def randn(self, *shape: int) -> Tensor:
+        """Return random numbers, the same on every rank."""
+        return torch.randn(*shape, generator=self._numbers)
+
+    def randint(self, high: int, *shape: int) -> Tensor:
+        """Return random whole numbers, the same on every rank."""
+        return torch.randint(0, high, shape, generator=self._numbers)
+
+    def mine(self, rows: Tensor) -> Tensor:
+        """Return this rank's part of a tensor whose first dimension is the batch."""
+        return rows if self.passes_all else rows.chunk(WORLD_SIZE)[get_rank()].clone()
+
+    def batch(self, inputs: int = 8, outputs: int = 4, rows: int = 8) -> tuple[Tensor, Tensor]:
+        """Return this rank's part of the next batch: what goes in, and what is to come out."""
+        return self.mine(self.randn(rows, inputs)), self.mine(self.randn(rows, outputs))
+
+    def mean_of_ranks(self, value: Tensor) -> Tensor:
+        """Return the mean of what the ranks give, by torch's own all-reduce."""
+        value = value.detach().clone()
+        if self.mode not in (ALONE, IN_HALVES):
+            dist.all_reduce(value)
+            value /= WORLD_SIZE
+        return value
+
+    def loss(self, value: Any, name: str = "loss") -> None:
+        """Note a loss, or another number that is a mean over the batch."""
+        self.notes.append(Note("mean", name, float(value)))
+
+    def rows(self, value: Tensor, name: str = "rows") -> None:
+        """Note a result that has a row for each row of the batch."""
+        self.notes.append(Note("rows", name, value.detach().clone()))
+
+    def whole(self, value: Any, name: str = "value") -> None:
+        """Note what has to be the same on every rank."""
+        value = value if isinstance(value, Tensor) else torch.tensor(value)
+        self.notes.append(Note("whole", name, whole_of(value)))
+
+    def named(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        """Note tensors of which each rank may have some, as the ranks of a pipeline do."""
+        held = {key.replace("network.", ""): self._held(tensor) for key, tensor in tensors.items()}
+        self.notes.append(
+            Note("named", name, {key: whole_of(tensor) for key, tensor in held.items() if tensor.numel()})
+        )
+
+    def _held(self, tensor: Tensor) -> Tensor:
+        """Return the tensor, or what this rank of a pipeline has of it: all or nothing."""
+        return getattr(tensor, "to_local", lambda: tensor)() if self.mode == "pipeline" else tensor
+
+    def gradients(self, net: nn.Module) -> None:
+        """Note the gradients of a network's parameters."""
+        self.named("gradient", {n: p.grad for n, p in net.named_parameters() if p.grad is not None})
+
+    def state(self, net: nn.Module) -> None:
+        """Note parameters and buffers of what `wrap` returned, or of a network outside."""
+        state = {name.replace("network.", ""): value for name, value in net.state_dict().items()}
+        found = {name: whole_of(value) for name, value in state.items() if isinstance(value, Tensor)}
+        if isinstance(net, InHalves):
+            self.notes.append(Note("of ranks", "weight", [{**found, **net.buffers_of(half)} for half in range(2)]))
+        else:
+            self.notes.append(Note("named", "weight", found))
+
+
+class InHalves(nn.Module):
+    """Calls a network with each half of the rows: numbers are averaged, results of rows joined.
+
+    Args:
+        broadcasts: each half begins with the first half's buffers, as under DDP; otherwise with its own.
+    """
+
+    def __init__(self, net: nn.Module, *, broadcasts: bool) -> None:
+        super().__init__()
+        self.network = net
+        self._broadcasts = broadcasts
+        self._own: list[dict[str, Tensor]] = [{}, {}]
+
+    def buffers_of(self, half: int) -> dict[str, Tensor]:
+        return {**dict(self.network.named_buffers()), **self._own[half]}
+
+    def forward(self, *args: Any, **named: Any) -> Any:
+        if not self._own[0] or self._broadcasts:
+            before = {name: value.detach().clone() for name, value in self.network.named_buffers()}
+            self._own = [before, before]
+        results, drawn = [], torch.get_rng_state()
+        for half in range(2):
+            torch.set_rng_state(drawn)
+            self._put(self._own[half])
+            results.append(self.network(*pytree.tree_map(_half(half), args), **pytree.tree_map(_half(half), named)))
+            self._own[half] = {name: value.detach().clone() for name, value in self.network.named_buffers()}
+        self._put(self._own[0])
+        return pytree.tree_map(lambda a, b: _join(a, b) if isinstance(a, Tensor) else a, *results)
+
+    def _put(self, buffers: dict[str, Tensor]) -> None:
+        for name, value in buffers.items():
+            owner, _, leaf = name.rpartition(".")
+            setattr(self.network.get_submodule(owner), leaf, value.clone())
+
+    def named_parameters(self, *args: Any, **named: Any) -> Any:
+        return self.network.named_parameters(*args, **named)
+
+    def state_dict(self, *args: Any, **named: Any) -> Any:
+        return self.network.state_dict(*args, **named)
+
+    def load_state_dict(self, *args: Any, **named: Any) -> Any:
+        return self.network.load_state_dict(*args, **named)
+
+
+def _half(number: int) -> Callable[[Any], Any]:
+    return lambda value: value.chunk(2)[number] if isinstance(value, Tensor) and value.dim() else value
+
+
+def _join(first: Tensor, second: Tensor) -> Tensor:
+    return torch.cat([first, second]) if first.dim() else (first + second) / 2
+
+
+def whole_of(value: Tensor) -> Tensor:
+    """Return a copy of the whole of a tensor of which this rank may have a part."""
+    whole = getattr(value, "full_tensor", lambda: value)()
+    return whole.detach().clone()
+
+
+@dataclass(frozen=True)
+class Habit:
+    name: str
+    run: Callable[[Trial], None]
+    modes: Collection[str] = MODES
+    draws: bool = False
+    """Takes torch's random numbers in a captured network: compared with AutoParallel in one process."""
+    cuts: int = 2
+    """Dimensions of what linear layers get."""
+    limit: float = 1e-10
+    """Largest difference, relative to a tensor's largest value."""
+
+    def trial(self, mode: str, *, broadcasts: bool = False) -> Trial:
+        return Trial(mode, draws=self.draws, cuts=self.cuts, broadcasts=broadcasts)
+
+
+HABITS: dict[str, Habit] = {}
+
+
+def habit(
+    name: str, modes: Iterable[str] = MODES, *, draws: bool = False, cuts: int = 2, limit: float = 1e-10
+) -> Callable[[Callable[[Trial], None]], Callable[[Trial], None]]:
+    """Register the decorated script."""
+
+    def register(run: Callable[[Trial], None]) -> Callable[[Trial], None]:
+        assert name not in HABITS, name
+        HABITS[name] = Habit(name, run, tuple(modes), draws, cuts, limit)
+        return run
+
+    return register
+
+
+# -- networks and loops that many scripts have -------------------------------------------------------------------------
+
+
+class Mlp(nn.Module):
+    """Scores of each row."""
+
+    def __init__(self, inputs: int = 8, hidden: int = 16, outputs: int = 4) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(inputs, hidden), nn.Linear(hidden, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.tanh(self.a(x)))
+
+
+class Criterion(nn.Module):
+    """A network with its loss."""
+
+    def __init__(self, net: nn.Module, loss: Callable[[Tensor, Tensor], Tensor] = F.mse_loss) -> None:
+        super().__init__()
+        self.net, self._loss = net, loss
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self._loss(self.net(x), y)
+
+
+def sgd(net: nn.Module, lr: float = 0.05, **options: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(net.parameters(), lr=lr, **options)
+
+
+def train(
+    trial: Trial,
+    net: nn.Module,
+    *,
+    steps: int = STEPS,
+    batch: Callable[[], tuple[Tensor, ...]] | None = None,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd,
+    loss_of: Callable[..., Tensor] = lambda step, *batch: step(*batch),
+    before: Callable[[Any, int], None] = lambda _net, _step: None,
+    after_backward: Callable[[Any, int], None] = lambda _net, _step: None,
+    after: Callable[[Any, int], None] = lambda _net, _step: None,
+) -> Any:
+    """Train in the usual loop, and note losses, first gradients and the state at the end.
+
+    Args:
+        loss_of: what is wrapped, and a batch -> the loss.
+        before: called with the network and the step's number before each step, `after_backward`, `after` in it.
+    """
+    step, stepper = trial.wrap(net), optimizer(net)
+    for number in range(steps):
+        before(net, number)
+        loss = loss_of(step, *(batch or trial.batch)())
+        stepper.zero_grad()
+        loss.backward()
+        if number == 0:
+            trial.gradients(step)
+        after_backward(net, number)
+        stepper.step()
+        trial.loss(loss)
+        after(net, number)
+    trial.state(step)
+    return step

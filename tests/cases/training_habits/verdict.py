@@ -1,0 +1,108 @@
+"""Verdict on one habit in one mode: equal to one process, refused by name, different, or an error of somebody else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from random_networks.verdict import PEER_LEFT, differ, hides_an_internal_error
+from random_networks.worlds import Report
+from torch import Tensor
+
+from training_habits.trial import Note
+
+
+@dataclass(frozen=True)
+class Verdict:
+    kind: str
+    """equal; refused; own rows: equal to one process that takes half of the rows at a time; WRONG; raw error; died;
+    hung; invalid: the script fails in one process too."""
+    message: str = ""
+    """Of a refusal: the class of the error, and its text."""
+    trace: str = ""
+
+
+def judge(alone: Report, halves: Report, ranks: Sequence[Report], limit: float) -> Verdict:
+    """Compare the ranks with the one process, and with one that takes half of the rows at a time.
+
+    Args:
+        limit: the largest difference, relative to a tensor's largest value.
+    """
+    if alone.kind != "done":
+        return Verdict("invalid", alone.error, alone.trace)
+    for kind, word in (("died", "died"), ("error", "raw error")):
+        for rank, report in enumerate(ranks):
+            if report.kind == kind and not (kind == "error" and PEER_LEFT.search(report.message)):
+                return Verdict(word, f"rank {rank}: {report.error}", report.trace)
+    refused = [report for report in ranks if report.kind == "refused"]
+    own = [report for report in refused if "cannot run this call" not in report.error] or refused
+    if own:
+        kind = "raw error" if hides_an_internal_error(own[0].error) else "refused"
+        return Verdict(kind, own[0].error, own[0].trace)
+    for rank, report in enumerate(ranks):
+        if report.kind != "done":
+            word = "hung" if report.kind == "hung" else "raw error"
+            return Verdict(word, f"rank {rank}: {report.error}", report.trace)
+    notes = [report.trained for report in ranks]
+    difference = compare(alone.trained, notes, limit)
+    if difference and halves.kind == "done" and not compare(halves.trained, notes, limit):
+        return Verdict("own rows", difference)
+    return Verdict("WRONG", difference) if difference else Verdict("equal")
+
+
+def compare(right: Sequence[Note], ranks: Sequence[Sequence[Note]], limit: float) -> str:
+    """Return the first thing that differs, in words; nothing when all is equal."""
+    if any(len(notes) != len(right) for notes in ranks):
+        return f"{len(right)} notes in one process, {[len(notes) for notes in ranks]} on the ranks"
+    for place, note in enumerate(right):
+        told = difference_at(note, [notes[place] for notes in ranks], limit)
+        if told:
+            return f"{note.name}: {told}"
+    return ""
+
+
+def difference_at(right: Note, ranks: Sequence[Note], limit: float) -> str:
+    values = [note.value for note in ranks]
+    if right.kind == "mean":
+        mean = sum(values) / len(values)
+        is_nan = mean != mean and right.value != right.value
+        if not is_nan and not (abs(mean - right.value) <= limit * max(1.0, abs(right.value))):
+            return f"{mean:.9g}, of one process {right.value:.9g}"
+    elif right.kind == "whole":
+        for rank, value in enumerate(values):
+            if (found := differ(value, right.value)) > limit:
+                return f"off by {found:.1e} on rank {rank}"
+    elif right.kind == "rows":
+        # Modes differ in who passes the whole batch; a rank that has passed all of it gets all results.
+        joined = values[0] if values[0].shape == right.value.shape else torch.cat(list(values))
+        if (found := differ(joined, right.value)) > limit:
+            return f"off by {found:.1e}"
+    elif right.kind == "of ranks":
+        for of_rank, value in zip(right.value, values, strict=True):
+            if found := _difference_of_names(of_rank, [value], limit):
+                return found
+    else:
+        return _difference_of_names(right.value, values, limit)
+    return ""
+
+
+def _difference_of_names(right: dict[str, Tensor], ranks: Sequence[dict[str, Tensor]], limit: float) -> str:
+    extra = sorted({name for value in ranks for name in value} - right.keys())
+    if extra:
+        return f"{', '.join(extra)}: not there in one process"
+    for name, value in right.items():
+        found = [
+            differ(mine[name], value) for mine in ranks if name in mine and (mine[name].numel() or not value.numel())
+        ]
+        if not found:
+            return f"{name} is on no rank"
+        if max(found) > limit:
+            return f"{name} off by {max(found):.1e}"
+    return ""
+
+
+def short(verdict: Verdict) -> str:
+    """Return the verdict on one line."""
+    return re.sub(r"\s+", " ", f"{verdict.kind}: {verdict.message}").strip(": ")

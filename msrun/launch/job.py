@@ -310,7 +310,6 @@ def _run(
     board = ProgressBoard(Path(plan.run_dir, PROGRESS_BOARD), plan.world_size)
     stack.callback(board.close)
     observers = Observers([events, own.record, *display.observers], faults)
-    stack.callback(own.close)
     more: Any = {"caller": caller, "strangers": strangers, "home": home, "stopped_limit_s": spec.heartbeat_time_out_s}
     more["terminal"] = terminal
     more["stop_self"] = None if part else user.stop_process if isinstance(user, UserTerminal) else stop_this_process

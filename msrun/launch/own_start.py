@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from msrun import contract
-from msrun.agent.host.job_group import make_group, remove_group
 from msrun.agent.logs.own_file import open_own_file
 from msrun.agent.processes.server_handle import ForkServerHandle, start_fork_server
 from msrun.agent.warm.warm_start import WarmStart, start_warm
@@ -90,7 +89,6 @@ class OwnStart:
         self._listener, self._has_store = listener, has_store
         self._early, self._warm = early, warm
         self._given: Any = given
-        self._group = ""
         self._has_started = False
 
     def start(self) -> tuple[ForkServerHandle, Channel]:
@@ -100,7 +98,6 @@ class OwnStart:
         Raises:
             ClusterError: it cannot be started.
         """
-        self._group = make_group(Path(self._plan.run_dir).name)
         env = server_environment(self._caller, self._plan.hosts[0].common_env)
         try:
             if self._has_started and self._has_store:
@@ -115,14 +112,10 @@ class OwnStart:
         with os.fdopen(log, "ab"), theirs:
             server = self._find_server(env, log)
             descriptors = {"log_fd": log, "scheduler_fd": theirs.fileno(), "listener_fd": self._listener.fileno()}
-            server.begin(env, **descriptors, **self._given, group=self._group)
+            server.begin(env, **descriptors, **self._given)
         scheduler = Channel(ours)
         self.record.follow(scheduler)
         return server, scheduler
-
-    def close(self) -> None:
-        """Remove what is left when all processes have ended."""
-        remove_group(self._group)
 
     def _find_server(self, env: Mapping[str, str], log_fd: int) -> ForkServerHandle:
         folder = self._plan.hosts[0].working_directory
@@ -132,6 +125,6 @@ class OwnStart:
             server = None
         warm, self._warm = self._warm, None  # what it starts beside the job must not be adopted, as all is by then
         if server is None and warm and warm.imports:
-            of_job = {"job_id": self._plan.job_id, "group": self._group}
-            server = start_warm(warm, env=env, working_directory=folder, caller=self._caller, **of_job)
+            job_id = self._plan.job_id
+            server = start_warm(warm, env=env, working_directory=folder, job_id=job_id, caller=self._caller)
         return server or start_fork_server(env=env, working_directory=folder, log_fd=log_fd)

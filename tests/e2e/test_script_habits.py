@@ -198,6 +198,8 @@ FACTS = re.findall(r"@fact\ndef (\w+)", (HABITS / "at_start.py").read_text())
 FACTS_BY_DESIGN: dict[str, Callable[[Any, Any], bool]] = {
     # killed with its parent, so that no worker stays behind
     "death_signal": lambda found, _: found == 9,
+    # the job's number, by which daemons are found
+    "limit_of_file_locks": lambda found, _: found > 1 << 60,
 }
 """Fact -> what a worker of every start finds in its place."""
 FORKED_FACTS_BY_DESIGN: dict[str, Callable[[Any, Any], bool]] = {

@@ -48,7 +48,6 @@ def become(
     open_files: int,
     log_pipes: LogPipes | None = None,
     stdin_fd: int = -1,
-    group: str = "",
 ) -> Main:
     """Turn this freshly forked process into what `spec` says; returns in a worker that runs a program of Python's.
 
@@ -74,7 +73,7 @@ def become(
     set_environment(spec.env)
     if is_scheduler:
         name_process("msrun: scheduler")
-        _run_scheduler(server_pid, scheduler_fds, group)
+        _run_scheduler(server_pid, scheduler_fds)
     if is_log_writer and log_pipes:
         name_process(LOG_WRITER_TITLE)
         _run_log_writer(log_pipes)
@@ -103,7 +102,7 @@ def become(
         _exec(spec.program)
 
 
-def _run_scheduler(server_pid: int, descriptors: tuple[int, int], group: str) -> NoReturn:
+def _run_scheduler(server_pid: int, descriptors: tuple[int, int]) -> NoReturn:
     from msrun.cluster.scheduler import run_scheduler
 
     status = run_scheduler(*descriptors)
@@ -111,7 +110,7 @@ def _run_scheduler(server_pid: int, descriptors: tuple[int, int], group: str) ->
         from msrun.agent.processes.last_resort import sweep_job
 
         run_dir = Path(os.environ[contract.MSRUN_PROGRESS]).parent
-        sweep_job(server_pid, os.environ[contract.MSRUN_JOB_ID], str(run_dir), group)
+        sweep_job(server_pid, os.environ[contract.MSRUN_JOB_ID], str(run_dir))
     os._exit(status)
 
 

@@ -5,8 +5,8 @@ children: when it ends, the kernel kills every worker (see `child.become`); when
 below it, orphans of workers included, which it has adopted.
 
 Protocol, over the channel to the agent:
-    agent -> server   import {names}       begin {environment, stopped_limit_s, open_files, group}, with descriptors
-                      over another socket
+    agent -> server   import {names}       begin {environment, stopped_limit_s, open_files}, with descriptors over
+                      another socket
                       prepare {preload, start_method, run_dir, blas_threads}
                       start {processes}      stop {signum, grace_s, attempt}      signal {process_ids, signum}
                       pause {}               resume {}
@@ -33,10 +33,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from msrun.agent.host.job_group import remove_group
+from msrun import contract
 from msrun.agent.open_files import raise_open_files
 from msrun.agent.processes import process_control
 from msrun.agent.processes.child import become, set_environment
+from msrun.agent.processes.job_mark import mark_job
 from msrun.agent.processes.log_pipes import LogPipes, open_log_pipes
 from msrun.agent.processes.preloading import collection_paused, forget_finalizers, fork_safety, preload
 from msrun.agent.processes.process_spec import MINDSPORE_SCHEDULER_ID, SCHEDULER_ID, ProcessSpec
@@ -104,8 +105,6 @@ class ForkServer:
         """The scheduler's channel to the agent and the socket of its store."""
         self.stdin_fd = -1
         """What is stdin of one worker; -1 = there is no such."""
-        self.group = ""
-        """Folder of the job's control group, which this process is in; empty where it has none."""
         self.log_pipes: LogPipes | None = None
         """Of the workers that run now; None when they write to their logs themselves."""
 
@@ -201,7 +200,6 @@ class ForkServer:
         os.close(log)
         self.scheduler_fds = (scheduler[0], scheduler[1])
         self._stopped_limit_s, self.open_files = message["stopped_limit_s"], message["open_files"]
-        self.group = message["group"]
         set_environment(message["environment"])
 
     def _prepare(self, message: Message) -> None:
@@ -394,7 +392,6 @@ class ForkServer:
         process_control.kill_descendants(KILL_DEADLINE_S)
         if self._run_dir:
             shutil.rmtree(self._run_dir, ignore_errors=True)
-        remove_group(self.group)
         self._finished = True
 
     def _send(self, **message: Any) -> None:
@@ -416,6 +413,7 @@ def serve_job(channel: Channel, agent_pid: int, passing: socket.socket) -> Main:
 
     Returns in a worker, with the program that it is to run.
     """
+    mark_job(os.environ[contract.MSRUN_JOB_ID])
     raise_open_files()
     server_pid = os.getpid()
     server = ForkServer(channel, agent_pid, passing)
@@ -430,7 +428,6 @@ def serve_job(channel: Channel, agent_pid: int, passing: socket.socket) -> Main:
         open_files=server.open_files,
         log_pipes=server.log_pipes,
         stdin_fd=server.stdin_fd,
-        group=server.group,
     )
     program.inherited = server
     return program

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from msrun.agent.host.job_group import enter_group
 from msrun.agent.processes.process_spec import ProcessSpec
 from msrun.cluster.messages import Channel, Message
 from msrun.errors import ClusterError
@@ -142,7 +141,6 @@ class ForkServerHandle:
         open_files: int,
         stopped_limit_s: float = 0.0,
         stdin_fd: int = -1,
-        group: str = "",
     ) -> None:
         """Give the server its job. Once, before anything is started.
 
@@ -155,13 +153,9 @@ class ForkServerHandle:
             stopped_limit_s: how long this process may be stopped by a signal before the server ends it and the job's
                 part here; 0 = for ever, as a user at a terminal may want it.
             stdin_fd: what workers with `has_stdin` read; closed by the caller. -1 = there are none.
-            group: folder of the control group that the job is to be in; empty = none. Removed by the caller.
         """
-        if group and not enter_group(group, self.pid):
-            group = ""
         changes = self._changes(env)
-        limits = {"stopped_limit_s": stopped_limit_s, "open_files": open_files}
-        self.send("begin", environment=changes, group=group, **limits)
+        self.send("begin", environment=changes, stopped_limit_s=stopped_limit_s, open_files=open_files)
         with self._passing, contextlib.suppress(OSError):  # a server that has ended is noticed by its closed channel
             more = [stdin_fd] if stdin_fd >= 0 else []
             socket.send_fds(self._passing, [b"f"], [log_fd, scheduler_fd, listener_fd, *more])

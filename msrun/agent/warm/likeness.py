@@ -15,8 +15,6 @@ from typing import Any
 
 from msrun.planning.environment import SET_LATE
 
-NO_JOB = "0" * 16
-"""Stands in a warm server's environment where a job's id will be: as long as one."""
 _READ_AT_IMPORT = re.compile(
     r"(?:PYTHON|LD_|MALLOC|GLIBC|OMP_|GOMP_|KMP_|MKL_|OPENBLAS|BLIS_|NUMEXPR|TORCH|PYTORCH|ATEN|C10|CUDA|NVIDIA|NCCL|"
     r"ASCEND|HCCL|NPU|GLOO|TP_|XPU|TRITON|LC_)|(?:LANG|TZ|HOME|USER|LOGNAME|VIRTUAL_ENV|SOURCE_DATE_EPOCH)\Z"

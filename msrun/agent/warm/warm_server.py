@@ -5,14 +5,13 @@ job's agent as a fork server that the agent has started itself. It adopts what a
 
 Protocol, over its socket, one connection a job:
     agent -> warm server   one byte, with the descriptors of the fork server's two channels and its directory; then
-                           start {job_id, group, agent_pid, environment, imports}, or stop {}
+                           start {job_id, agent_pid, environment, imports}, or stop {}
     warm server -> agent   started {pid}, later ended {};   stale {path};   stopping {}
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import selectors
 import signal
@@ -25,14 +24,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msrun import contract
 from msrun.agent.processes import process_control
 from msrun.agent.processes.child import name_process, set_environment
 from msrun.agent.processes.fork_server import serve_job
 from msrun.agent.processes.last_resort import end_job
 from msrun.agent.processes.preloading import collection_paused, forget_finalizers, fork_safety, preload
-from msrun.agent.processes.process_stat import read_stat
-from msrun.agent.warm.likeness import NO_JOB, changed_file, loaded_files
+from msrun.agent.warm.likeness import changed_file, loaded_files
 from msrun.agent.warm.warm_folder import importing, locked
 from msrun.cluster.messages import Channel, Message
 
@@ -55,8 +52,8 @@ class WarmServer:
         self._idle_s = idle_s
         self._imported = set(imports)
         self._files = loaded_files()
-        self._jobs: dict[int, tuple[Channel, str, str]] = {}
-        """pid of a fork server -> the agent's connection, the job's id and its control group"""
+        self._jobs: dict[int, tuple[Channel, str]] = {}
+        """pid of a fork server -> the agent's connection and the job's id"""
         self._sweepers: dict[int, Channel] = {}
         """pid of a process that ends what a killed fork server has left -> the agent's connection"""
         self._ends_at = time.monotonic() + idle_s
@@ -149,13 +146,13 @@ class WarmServer:
         if pid == 0:
             asked.keep_descriptors()
             channel.close()
-            for other, _, _ in self._jobs.values():
+            for other, _ in self._jobs.values():
                 other.close()
             for other in self._sweepers.values():
                 other.close()
             self._listener.close()
             return asked
-        self._jobs[pid] = channel, asked.job_id, asked.group
+        self._jobs[pid] = channel, asked.job_id
         channel.send({"type": "started", "pid": pid})
         self._import_more(imports)
         return None
@@ -181,18 +178,18 @@ class WarmServer:
             if pid in self._sweepers:
                 self._tell_end(self._sweepers.pop(pid))
             elif pid in self._jobs:
-                channel, job_id, group = self._jobs.pop(pid)
+                channel, job_id = self._jobs.pop(pid)
                 if status == 0:
                     self._tell_end(channel)
                 else:
-                    self._sweep(channel, job_id, group)
+                    self._sweep(channel, job_id)
 
-    def _sweep(self, channel: Channel, job_id: str, group: str) -> None:
+    def _sweep(self, channel: Channel, job_id: str) -> None:
         """End what a fork server that was killed has left, in a process of its own: others may ask meanwhile."""
         pid = os.fork()
         if pid == 0:
             with contextlib.suppress(BaseException):
-                end_job(job_id, group)
+                end_job(job_id)
             os._exit(0)
         self._sweepers[pid] = channel
 
@@ -206,7 +203,6 @@ class Asked:
 
     def __init__(self, message: Message, descriptors: list[int]) -> None:
         self.job_id: str = message["job_id"]
-        self.group: str = message["group"]
         self.agent_pid: int = message["agent_pid"]
         self.environment: dict[str, str] = message["environment"]
         self.channel, self.passing, self.directory = descriptors
@@ -222,25 +218,9 @@ class Asked:
         os.close(self.directory)
         set_environment({**dict.fromkeys(os.environ), **self.environment})
         tempfile.tempdir = None  # may be another one for this job
-        mark_job(self.job_id)
         name_process("msrun: fork server")
         passing = socket.socket(fileno=self.passing)
         return serve_job(Channel(socket.socket(fileno=self.channel)), self.agent_pid, passing)
-
-
-def mark_job(job_id: str) -> None:
-    """Write the job's id into the environment that /proc shows of this process, and of all that it will fork.
-
-    The kernel shows the memory that held the environment when the program was started; processes of a job are found
-    by their id there (`last_resort`).
-    """
-    stat = read_stat("self")
-    assert stat is not None, "this process has gone"
-    start, end = stat.environment
-    mark = f"{contract.MSRUN_JOB_ID}=".encode()
-    offset = (b"\0" + ctypes.string_at(start, end - start)).find(b"\0" + mark + NO_JOB.encode() + b"\0")
-    if offset >= 0 and len(job_id) == len(NO_JOB):
-        ctypes.memmove(start + offset + len(mark), job_id.encode(), len(job_id))
 
 
 def import_all(names: Sequence[str]) -> bool:

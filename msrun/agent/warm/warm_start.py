@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from msrun import contract
+from msrun.agent.processes.job_mark import NO_JOB
 from msrun.agent.processes.server_handle import BOOT, ROOT, SEND_S, ForkServerHandle
-from msrun.agent.warm.likeness import NO_JOB, likeness, read_at_import
+from msrun.agent.warm.likeness import likeness, read_at_import
 from msrun.agent.warm.warm_folder import address, importing, locked, warm_folder
 from msrun.cluster.messages import Channel, Message, await_input
 
@@ -71,20 +72,11 @@ class WarmProcess:
 
 
 def start_warm(
-    warm: WarmStart,
-    *,
-    env: Mapping[str, str],
-    working_directory: str,
-    job_id: str,
-    caller: Mapping[str, str],
-    group: str = "",
+    warm: WarmStart, *, env: Mapping[str, str], working_directory: str, job_id: str, caller: Mapping[str, str]
 ) -> ForkServerHandle | None:
     """Return a fork server that has imported already, for `begin`; None where no warm server is ready.
 
     Then one is started beside the job, for the next.
-
-    Args:
-        group: folder of the job's control group; empty = it has none.
 
     Raises:
         UsageError: others could reach the user's warm servers.
@@ -100,16 +92,12 @@ def start_warm(
             if not _is_importing(path):
                 _start_server(path, warm, env, working_directory)
             return None
-        return _ask(connection, warm, env, working_directory, {"job_id": job_id, "group": group})
+        return _ask(connection, warm, env, working_directory, job_id)
     return None
 
 
 def _ask(
-    connection: socket.socket,
-    warm: WarmStart,
-    env: Mapping[str, str],
-    working_directory: str,
-    of_job: Mapping[str, str],
+    connection: socket.socket, warm: WarmStart, env: Mapping[str, str], working_directory: str, job_id: str
 ) -> ForkServerHandle | None:
     ours, theirs = socket.socketpair()
     passing, taking = socket.socketpair()
@@ -117,7 +105,7 @@ def _ask(
     directory = os.open(working_directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         socket.send_fds(connection, [b"f"], [theirs.fileno(), taking.fileno(), directory])
-        job = {**of_job, "agent_pid": os.getpid(), "environment": dict(env), "imports": list(warm.imports)}
+        job = {"job_id": job_id, "agent_pid": os.getpid(), "environment": dict(env), "imports": list(warm.imports)}
         channel.send({"type": "start", **job})
         answer = _answer(channel)
         if answer["type"] == "started":

@@ -289,6 +289,11 @@ def resource_limits():
 
 
 @fact
+def limit_of_file_locks():
+    return resource.getrlimit(10)[1]
+
+
+@fact
 def priority():
     return os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0), sorted(os.sched_getaffinity(0))
 

@@ -13,8 +13,7 @@ import pytest
 
 from msrun import contract
 from msrun.agent.processes import last_resort as module
-from msrun.agent.processes.last_resort import LAST_WORDS_LOOKS, LOOKS, end_job, marked_processes, sweep_job
-from msrun.agent.processes.process_control import start_time
+from msrun.agent.processes.last_resort import LAST_WORDS_LOOKS, LOOKS, end_job, sweep_job
 
 RUN = "import sys; print(flush=True); sys.stdin.read()"
 """Says when it runs: the kernel shows its environment and its title only from then on."""
@@ -44,22 +43,11 @@ def await_run(process: subprocess.Popen[bytes]) -> None:
     assert process.stdout and process.stdout.readline() == b"\n"
 
 
-def test_processes_of_a_job_are_known_by_their_environment(of_jobs: dict[str, subprocess.Popen[bytes]]) -> None:
-    [pid] = marked_processes("f00d")
-    assert pid == of_jobs["f00d"].pid and pid.started_at == start_time(pid)
-    assert marked_processes("f00") == []
-
-
 def test_what_is_left_of_a_job_is_killed_and_nothing_else(of_jobs: dict[str, subprocess.Popen[bytes]]) -> None:
     os.kill(of_jobs["f00d"].pid, signal.SIGSTOP)
-    end_job("f00d", "")
+    end_job("f00d")
     assert of_jobs["f00d"].wait(5) == -signal.SIGKILL
     assert of_jobs["beef"].poll() is None
-
-
-def test_processes_of_a_jobs_group_need_no_mark(of_jobs: dict[str, subprocess.Popen[bytes]], tmp_path: Path) -> None:
-    (tmp_path / "cgroup.procs").write_text(f"{os.getpid()}\n{of_jobs['beef'].pid}\n")
-    assert [*marked_processes("none", str(tmp_path))] == [of_jobs["beef"].pid]
 
 
 @pytest.fixture
@@ -72,14 +60,14 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
         found.append([int(pid) for pid in pids])
 
     monkeypatch.setattr(module, "signal_processes", signal_all)
-    monkeypatch.setattr(module, "marked_processes", lambda *_: [1, 2])
+    monkeypatch.setattr(module, "marked_processes", lambda _: [1, 2])
     monkeypatch.setattr(module, "_is_log_writer", lambda pid: pid == 2)
     monkeypatch.setattr(module.time, "sleep", lambda _: None)
     return found
 
 
 def test_log_writer_has_time_for_the_last_words_and_then_goes_too(killed: list[list[int]]) -> None:
-    end_job("f00d", "")
+    end_job("f00d")
     assert len(killed) == LOOKS
     assert killed[:LAST_WORDS_LOOKS] == [[1]] * LAST_WORDS_LOOKS
     assert killed[LAST_WORDS_LOOKS:] == [[1, 2]] * (LOOKS - LAST_WORDS_LOOKS)
@@ -110,9 +98,9 @@ def swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
         monkeypatch.setattr(module.os, "getppid", lambda: next(parents))
         monkeypatch.setattr(module.time, "monotonic", lambda: float(next(clock)))
         monkeypatch.setattr(module.time, "sleep", lambda _: None)
-        monkeypatch.setattr(module, "end_job", lambda job_id, group: ended.append(f"{job_id} {group}"))
+        monkeypatch.setattr(module, "end_job", ended.append)
         (tmp_path / "run").mkdir()
-        sweep_job(7, "f00d", str(tmp_path / "run"), "group")
+        sweep_job(7, "f00d", str(tmp_path / "run"))
         return ended
 
     return sweep
@@ -121,7 +109,7 @@ def swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
 def test_job_is_ended_once_its_fork_server_has_gone_and_its_folder_with_it(
     swept: Callable[[int], list[str]], tmp_path: Path
 ) -> None:
-    assert swept(3) == ["f00d group"]
+    assert swept(3) == ["f00d"]
     assert not (tmp_path / "run").exists()
 
 

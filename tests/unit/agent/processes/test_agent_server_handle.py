@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from msrun import contract
 from msrun.agent.processes.process_spec import ProcessSpec
 from msrun.agent.processes.server_handle import ForkServerHandle, start_fork_server
 from msrun.cluster.messages import Message
@@ -19,7 +20,13 @@ from msrun.planning.program import Program
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 DEADLINE_S = 60.0
-EARLY = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY), "KEPT": "a=b\nc", "WORLD_SIZE": "old"}
+EARLY = {
+    contract.MSRUN_JOB_ID: "f00d",
+    "PATH": os.environ["PATH"],
+    "PYTHONPATH": str(REPOSITORY),
+    "KEPT": "a=b\nc",
+    "WORLD_SIZE": "old",
+}
 
 PROGRAM = """
 import os, sys

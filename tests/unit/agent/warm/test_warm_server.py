@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import selectors
 import socket
-import subprocess
-import sys
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +12,7 @@ from typing import Any
 
 import pytest
 
-from msrun import contract
 from msrun.agent.warm import warm_server as module
-from msrun.agent.warm.likeness import NO_JOB
 from msrun.agent.warm.warm_folder import locked
 from msrun.agent.warm.warm_server import WarmServer
 from msrun.cluster.messages import Channel, Message
@@ -57,9 +53,7 @@ class Server:
             socket.send_fds(connection, [b"f"], [file.fileno()] * 3)
         channel = Channel(connection)
         self.channels.append(channel)
-        channel.send(
-            {"type": kind, "job_id": "f00d", "group": "", "agent_pid": 1, "environment": {}, "imports": [], **fields}
-        )
+        channel.send({"type": kind, "job_id": "f00d", "agent_pid": 1, "environment": {}, "imports": [], **fields})
         assert self.server._accept() is None, "this is the server, not what it has forked"
         return channel
 
@@ -71,7 +65,7 @@ class Server:
 
     def close(self) -> None:
         self.listener.close()
-        served = [channel for channel, _, _ in self.server._jobs.values()]
+        served = [channel for channel, _ in self.server._jobs.values()]
         for channel in (*self.channels, *served, *self.server._sweepers.values()):
             channel.close()
 
@@ -160,11 +154,7 @@ def test_one_who_is_no_msrun_costs_nobody_anything(warm: Server, capfd: pytest.C
 
 @pytest.mark.parametrize(
     "said",
-    [
-        {},
-        {"type": "start"},
-        {"type": "start", "job_id": "f00d", "group": "", "agent_pid": 1, "environment": {}, "imports": []},
-    ],
+    [{}, {"type": "start"}, {"type": "start", "job_id": "f00d", "agent_pid": 1, "environment": {}, "imports": []}],
 )
 def test_request_that_is_not_whole_forks_nobody(warm: Server, said: Message) -> None:
     connection = socket.socket(socket.AF_UNIX)
@@ -183,18 +173,6 @@ def test_another_user_is_not_served(warm: Server, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(module.os, "geteuid", lambda: uid + 1)
     assert told(warm.ask()) == []
     assert not warm.server._jobs
-
-
-@pytest.mark.parametrize(("job_id", "is_written"), [("0123456789abcdef", True), ("too short", False)])
-def test_processes_of_a_job_have_its_id_in_the_environment_that_proc_shows(job_id: str, is_written: bool) -> None:
-    program = (
-        "import sys; from msrun.agent.warm.warm_server import mark_job; mark_job(sys.argv[1]); "
-        "print(open('/proc/self/environ').read())"
-    )
-    env = {"PATH": os.defpath, "PYTHONPATH": os.pathsep.join(sys.path), contract.MSRUN_JOB_ID: NO_JOB, "LAST": "1"}
-    shown = subprocess.run([sys.executable, "-c", program, job_id], env=env, capture_output=True, check=True, text=True)
-    right = env | {contract.MSRUN_JOB_ID: job_id if is_written else NO_JOB}
-    assert {f"{name}={value}" for name, value in right.items()} <= {*shown.stdout.strip().split("\0")}
 
 
 def test_lock_of_a_server_is_the_users_alone_and_free_again_afterwards(tmp_path: Path) -> None:

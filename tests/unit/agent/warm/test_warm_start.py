@@ -144,14 +144,7 @@ def test_job_gets_the_fork_server_that_was_forked_for_it(
     handle = start(folder, A="1")
     assert handle.pid == sleeper.pid
     assert server.asked == [
-        {
-            "type": "start",
-            "job_id": "f00d",
-            "group": "",
-            "agent_pid": os.getpid(),
-            "environment": {"A": "1"},
-            "imports": ["torch"],
-        }
+        {"type": "start", "job_id": "f00d", "agent_pid": os.getpid(), "environment": {"A": "1"}, "imports": ["torch"]}
     ]
     assert server.directories == [str(folder)]
     handle._process.close()

@@ -46,7 +46,7 @@ from msrun.mindspore.dtype import *  # noqa: F403
 from msrun.mindspore.import_paths import add_import_paths
 from msrun.mindspore.jit import *  # noqa: F403
 from msrun.mindspore.missing import missing_name
-from msrun.mindspore.ops.composite import grad, is_tensor, value_and_grad, vmap
+from msrun.mindspore.ops.higher_order import grad, is_tensor, value_and_grad, vmap
 from msrun.mindspore.parallel import Layout, parameter_broadcast, shard
 from msrun.mindspore.profiler import Profiler
 from msrun.mindspore.runtime import *  # noqa: F403

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from msrun.errors import UsageError
 from msrun.mindspore.missing import missing_name
-from msrun.mindspore.nn.cell import Cell
+from msrun.mindspore.nn.cells import Cell
 from msrun.mindspore.nn.losses import WithLossCell
 from msrun.mindspore.nn.training import (
     DynamicLossScaleUpdateCell,

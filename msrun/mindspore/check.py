@@ -174,7 +174,7 @@ def _resolve(dotted: str) -> Any:
 
 
 def _has(method: str) -> bool:
-    from msrun.mindspore.nn.cell import Cell
+    from msrun.mindspore.nn.cells import Cell
     from msrun.mindspore.ops.table import Primitive
     from msrun.runtime.data import GeneratorDataset
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from msrun.mindspore.context import get_auto_parallel_context, set_auto_parallel_context
+from msrun.errors import CaptureError, StrategyError
+from msrun.mindspore.context import ParallelMode, get_auto_parallel_context, set_auto_parallel_context
 from msrun.mindspore.missing import missing_name
 from msrun.mindspore.tensor import as_results
 from msrun.runtime import AutoParallel as _AutoParallel
@@ -16,11 +19,18 @@ from msrun.runtime import (
     Layout,
     MicroBatchInterleaved,
     Pipeline,
+    all_reduce,
     broadcast,
     get_group_size,
     get_rank,
     shard,
 )
+from msrun.runtime.capture.target import find_target
+from msrun.runtime.execute.phase import current_probe
+from msrun.runtime.execute.placement import placement_of
+from msrun.runtime.parallel.auto_parallel import current_parallel
+from msrun.runtime.parallel.context import has_parallel_mode
+from msrun.runtime.server.remote import find_remote
 
 __all__ = [
     "AutoParallel",
@@ -34,6 +44,10 @@ __all__ = [
 ]
 
 PipelineCell = Pipeline
+BY_HAND = (ParallelMode.DATA_PARALLEL, ParallelMode.HYBRID_PARALLEL)
+"""Modes whose steps reduce gradients themselves, with DistributedGradReducer; the others cut what computes them."""
+_EQUAL = 1e-4
+"""How near the sums of gradients of two ranks are that somebody has reduced."""
 
 
 def parameter_broadcast(net: nn.Module, layout: Any = None, cur_rank: int = 0, initial_rank: int = 0) -> None:
@@ -42,6 +56,77 @@ def parameter_broadcast(net: nn.Module, layout: Any = None, cur_rank: int = 0, i
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.copy_(broadcast(parameter, initial_rank))
+
+
+def in_context(step: Callable[..., Any], network: Any = None) -> Callable[..., Any]:
+    """Return `step`, which AutoParallel runs where the context says "semi_auto_parallel" or "auto_parallel".
+
+    Args:
+        step: a network that returns its loss, or a function that calls value_and_grad.
+        network: what `step` calls, if not `step` itself; with an AutoParallel inside, nothing is added.
+    """
+    made: dict[str, _AutoParallel] = {}
+    called = step if network is None else network
+
+    @functools.wraps(step, updated=())
+    def run(*args: Any, **kwargs: Any) -> Any:
+        mode = get_auto_parallel_context("parallel_mode")
+        if not _is_parallel() or mode in BY_HAND or (mode not in made and _has_auto_parallel(called)):
+            return step(*args, **kwargs)
+        if mode not in made:
+            made[mode] = _AutoParallel(step)
+        return made[mode](*args, **kwargs)
+
+    return run
+
+
+def _is_parallel() -> bool:
+    """Return whether the context wants networks to run in parallel, and no AutoParallel does so around this call."""
+    is_inside = current_parallel.get() is not None or current_probe.get() is not None
+    return not is_inside and get_group_size() > 1 and has_parallel_mode()
+
+
+def _has_auto_parallel(called: Callable[..., Any]) -> bool:
+    """Return whether a module or function is, holds or names an AutoParallel."""
+    try:
+        left = [find_target(called).root]
+    except CaptureError:  # it names no module at all
+        return False
+    for module in left:
+        if isinstance(module, _AutoParallel):
+            return True
+        left.extend(one for one in module._modules.values() if one is not None)
+    return False
+
+
+def check_reduced(parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+    """Refuse gradients that are each rank's own, where the context wants one model of all ranks; those of parameters
+    marked layerwise_parallel, and of parts, may differ.
+
+    Raises:
+        StrategyError: they differ between the ranks.
+    """
+    mode = get_auto_parallel_context("parallel_mode")
+    if not _is_parallel():
+        return
+    sums = []
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        is_own = getattr(parameter, "layerwise_parallel", False) or find_remote(parameter) is not None
+        if not is_own and placement_of(parameter) is None and type(gradient) is Tensor and not gradient.is_sparse:
+            flat = gradient.detach().flatten().double()
+            sums += [flat.abs().sum(), flat @ torch.linspace(1, 2, len(flat), dtype=flat.dtype, device=flat.device)]
+    if not sums:
+        return
+    found = torch.stack(sums)
+    spread = all_reduce(found, "max") + all_reduce(-found, "max")
+    if bool((spread > _EQUAL * (found.abs() + 1e-12)).any()):
+        remedy = "AutoParallel(net) or Model(net, ...)"
+        if mode in BY_HAND:
+            remedy = "grads = nn.DistributedGradReducer(optimizer.parameters)(grads) before the optimizer"
+        raise StrategyError(
+            f"an optimizer steps with gradients that differ between the ranks, under parallel_mode={mode!r}, so every "
+            f'rank would train a model of its own: use {remedy}, or parallel_mode="stand_alone"'
+        )
 
 
 class _Context:

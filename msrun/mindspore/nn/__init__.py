@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from msrun.mindspore.missing import missing_name
-from msrun.mindspore.nn import cell, layers, losses, optimizers, schedules, table, training
+from msrun.mindspore.nn import cells, layers, losses, optimizers, schedules, table, training
 from msrun.mindspore.nn.table import CrossEntropyLoss, NLLLoss, get_activation
 from msrun.mindspore.parallel import GradAccumulation as GradAccumulationCell
 from msrun.mindspore.parallel import MicroBatchInterleaved, PipelineCell
@@ -22,7 +22,7 @@ from msrun.runtime import no_init_parameters
 from msrun.runtime.optim import LARS
 
 if TYPE_CHECKING:  # what follows, for editors and type checkers
-    from msrun.mindspore.nn.cell import *  # noqa: F403
+    from msrun.mindspore.nn.cells import *  # noqa: F403
     from msrun.mindspore.nn.layers import *  # noqa: F403
     from msrun.mindspore.nn.losses import *  # noqa: F403
     from msrun.mindspore.nn.optimizers import *  # noqa: F403
@@ -37,7 +37,7 @@ def _made_in(module: ModuleType) -> dict[str, Any]:
 
 _made = {
     name: one
-    for part in (cell, layers, losses, optimizers, schedules, training)
+    for part in (cells, layers, losses, optimizers, schedules, training)
     for name, one in _made_in(part).items()
 }
 globals().update(_made | table.LAYERS)

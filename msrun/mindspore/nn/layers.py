@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from msrun import runtime
 from msrun.errors import UsageError
 from msrun.mindspore.initializer import fill
-from msrun.mindspore.nn.cell import Cell
+from msrun.mindspore.nn.cells import Cell
 from msrun.mindspore.windows import Size, check_padding, pad_same, pad_sides, pool_average, sides_of, sizes_of
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from msrun.errors import UsageError
-from msrun.mindspore.nn.cell import Cell
+from msrun.mindspore.nn.cells import Cell
 from msrun.runtime.nn.with_loss import WithLoss
 
 

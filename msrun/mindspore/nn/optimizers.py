@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from msrun.errors import UsageError, near_miss
 from msrun.mindspore.nn.schedules import LearningRateSchedule
-from msrun.mindspore.ops.composite import HyperMap
+from msrun.mindspore.ops.higher_order import HyperMap
+from msrun.mindspore.parallel import check_reduced
 from msrun.mindspore.tensor import ParameterTuple, name_of
 from msrun.runtime import optim
 
@@ -38,7 +39,15 @@ class Optimizer(optim.Optimizer):
         self._follow_plan()
 
     def __call__(self, gradients: Sequence[Tensor]) -> Any:
-        """Step once with one gradient per parameter, in the order of `parameters`."""
+        """Step once with one gradient per parameter, in the order of `parameters`.
+
+        Raises:
+            StrategyError: under a parallel context, gradients that nobody has reduced over the ranks.
+        """
+        self._calls += 1
+        if self._calls & (self._calls - 1) == 0:  # ever more rarely
+            gradients = tuple(gradients)
+            check_reduced(self.parameters, gradients)
         if type(self).construct is not Optimizer.construct:
             with torch.no_grad():
                 return self.construct(tuple(gradients))
@@ -141,7 +150,7 @@ class Optimizer(optim.Optimizer):
         if not given:
             raise UsageError(f"{name}: no parameters; give net.trainable_params()")
         self.is_group = isinstance(given[0], dict)
-        self._decay, self._steps = weight_decay, 0
+        self._decay, self._steps, self._calls = weight_decay, 0, 0
         self._rates: list[_Rates | None] = []
         ordered: list[Any] | None = None
         groups: list[dict[str, Any]] = []
@@ -431,7 +440,15 @@ class RMSProp(Optimizer):
         self._factors = decay, momentum, epsilon
 
     def __call__(self, gradients: Sequence[Tensor]) -> Any:
-        """Step once with one gradient per parameter, in the order of `parameters`."""
+        """Step once with one gradient per parameter, in the order of `parameters`.
+
+        Raises:
+            StrategyError: under a parallel context, gradients that nobody has reduced over the ranks.
+        """
+        self._calls += 1
+        if self._calls & (self._calls - 1) == 0:  # ever more rarely
+            gradients = tuple(gradients)
+            check_reduced(self.parameters, gradients)
         return optim.Optimizer.__call__(self, [gradients[place] for place in self._order])
 
     @torch.no_grad()

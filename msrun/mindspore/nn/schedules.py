@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from msrun.mindspore.nn.cell import Cell
+from msrun.mindspore.nn.cells import Cell
 
 
 def _rates(rate: Any, total_step: int, step_per_epoch: int) -> list[float]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from msrun.errors import UsageError, near_miss
-from msrun.mindspore.nn.cell import Cell
+from msrun.mindspore.nn.cells import Cell
 from msrun.mindspore.ops import OPERATORS
 from msrun.mindspore.ops.neural import as_classes
 

@@ -10,13 +10,12 @@ from torch import Tensor, nn
 
 from msrun import runtime
 from msrun.errors import UsageError
-from msrun.mindspore.nn.cell import Cell
+from msrun.mindspore.nn.cells import Cell
 from msrun.mindspore.ops.collectives import WORLD_GROUPS
-from msrun.mindspore.ops.composite import GradOperation
+from msrun.mindspore.ops.higher_order import GradOperation
+from msrun.mindspore.parallel import BY_HAND, in_context
 from msrun.mindspore.tensor import ParameterTuple
 from msrun.runtime import AutoParallel, get_auto_parallel_context, get_group_size, get_process_group_ranks
-
-REDUCED_MODES = ("data_parallel", "hybrid_parallel")
 
 
 class DistributedGradReducer(Cell):
@@ -92,7 +91,8 @@ class TrainOneStepCell(Cell):
         self.weights = ParameterTuple(one for group in optimizer.param_groups for one in group["params"])
         self.grad = GradOperation(get_by_list=True, sens_param=True)
         self.parallel_mode = get_auto_parallel_context("parallel_mode")
-        self.reducer_flag = self.parallel_mode in REDUCED_MODES and not isinstance(network, AutoParallel)
+        self.reducer_flag = self.parallel_mode in BY_HAND and not isinstance(network, AutoParallel)
+        self._loss = in_context(network)
         self.grad_reducer: Any = DistributedGradReducer(self.weights) if self.reducer_flag else _as_they_are
 
     def construct(self, *inputs: Any) -> Any:
@@ -104,7 +104,7 @@ class TrainOneStepCell(Cell):
         return loss
 
     def _gradients(self, inputs: Sequence[Any], sens: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
-        loss: Tensor = self.network(*inputs)
+        loss: Tensor = self._loss(*inputs)
         is_scaled = isinstance(sens, Tensor) or sens != 1.0
         (loss * sens if is_scaled else loss).backward()
         weights = [one for group in self.optimizer.param_groups for one in group["params"]]
@@ -237,10 +237,8 @@ class ForwardValueAndGrad(Cell):
 
     def construct(self, *inputs: Any) -> tuple[Any, Any]:
         """Return (loss, gradients)."""
-        given = inputs[:-1] if self.sens_param else inputs
-        loss = self.network(*given)
-        gradients = GradOperation(self.get_all, self.get_by_list, self.sens_param)(self.network, self.weights)(*inputs)
-        return loss.detach(), gradients
+        operation = GradOperation(self.get_all, self.get_by_list, self.sens_param)
+        return operation.with_value(self.network, self.weights)(*inputs)
 
 
 class WithGradCell(Cell):

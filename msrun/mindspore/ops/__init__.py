@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from msrun.mindspore.missing import missing_name
-from msrun.mindspore.ops import collectives, composite, elementwise, neural, shapes, state
+from msrun.mindspore.ops import collectives, elementwise, higher_order, neural, shapes, state
 from msrun.mindspore.ops.collectives import *  # noqa: F403
-from msrun.mindspore.ops.composite import *  # noqa: F403
+from msrun.mindspore.ops.higher_order import *  # noqa: F403
 from msrun.mindspore.ops.table import Primitive
 
 _tables = (elementwise, shapes, neural, state)
@@ -15,7 +15,7 @@ OPERATORS = {name: made for table in _tables for name, made in table.OPERATORS.i
 """Name -> class or function, of all tables."""
 globals().update(OPERATORS)
 
-__all__ = [*OPERATORS, *collectives.__all__, *composite.__all__, "Primitive"]
+__all__ = [*OPERATORS, *collectives.__all__, *higher_order.__all__, "Primitive"]
 
 
 def __getattr__(name: str) -> Any:

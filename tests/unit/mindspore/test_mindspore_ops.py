@@ -209,6 +209,12 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
 
 
+def test_no_longer_path_takes_the_place_of_a_module_of_ours() -> None:
+    folder = Path(ms.__file__).parent
+    files = {path: folder / path.replace(".", "/") for path in import_paths.ALIASES}
+    assert not [path for path, file in files.items() if file.is_dir() or file.with_suffix(".py").exists()]
+
+
 def test_script_with_mindspores_imports_runs_unchanged(tmp_path: Path) -> None:
     paths = sorted({path.rpartition(".")[0] or path for path in import_paths.ALIASES})
     (tmp_path / "beside.py").write_text("from mindspore.ops import functional\n")

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from msrun.errors import UsageError
 from msrun.mindspore.ops.table import Primitive
-from msrun.runtime import value_and_grad
+from msrun.mindspore.parallel import in_context
+from msrun.runtime import value_and_grad as _value_and_grad
 
 __all__ = [
     "Depend",
@@ -41,6 +42,23 @@ partial = functools.partial
 def Partial() -> Callable[..., Any]:  # noqa: N802 - MindSpore's name
     """Return `partial`."""
     return functools.partial
+
+
+def value_and_grad(
+    fn: Callable[..., Any],
+    grad_position: int | tuple[int, ...] | None = 0,
+    weights: Iterable[Tensor] | None = None,
+    has_aux: bool = False,
+) -> Callable[..., tuple[Any, Any]]:
+    """`msrun.runtime.value_and_grad`, run by AutoParallel where the context asks for it and there are weights."""
+    if weights is None:
+        return _value_and_grad(fn, grad_position, None, has_aux)
+    return _weights_step(fn, grad_position, tuple(weights), has_aux)
+
+
+@functools.lru_cache(maxsize=64)  # made anew in every step, it is captured once
+def _weights_step(fn: Any, grad_position: Any, weights: tuple[Tensor, ...], has_aux: bool) -> Callable[..., Any]:
+    return in_context(_value_and_grad(fn, grad_position, weights, has_aux), fn)
 
 
 def grad(
@@ -94,30 +112,44 @@ class GradOperation:
         self.get_all, self.get_by_list, self.sens_param = get_all, get_by_list, sens_param
 
     def __call__(self, fn: Callable[..., Any], weights: Iterable[Tensor] | None = None) -> Callable[..., Any]:
-        kept = list(weights) if weights is not None else None
-        if self.get_by_list and kept is None:
+        step = self.with_value(fn, weights)
+        return lambda *inputs: step(*inputs)[1]
+
+    def with_value(self, fn: Callable[..., Any], weights: Iterable[Tensor] | None = None) -> Callable[..., Any]:
+        """Return a function that gives what `fn` returns, and the gradients."""
+        if not self.get_by_list:
+            return _gradient_step(fn, None, self.get_all, self.sens_param)
+        if weights is None:
             if not isinstance(fn, nn.Module):
                 raise UsageError("GradOperation(get_by_list=True)(fn): give the weights; fn is no cell")
-            kept = [parameter for parameter in fn.parameters() if parameter.requires_grad]
+            weights = [parameter for parameter in fn.parameters() if parameter.requires_grad]
+        return _gradient_step(fn, tuple(weights), self.get_all, self.sens_param)
 
-        def run(*inputs: Any) -> Any:
-            inputs, sens = (inputs[:-1], inputs[-1]) if self.sens_param else (inputs, None)
-            weighted = _summed(fn, has_aux=False) if sens is None else _weighted(fn, sens)
-            places = tuple(i for i, one in enumerate(inputs) if isinstance(one, Tensor) and one.is_floating_point())
-            wanted: Any = (places if self.get_all else 0) if self.get_all or not self.get_by_list else None
-            return value_and_grad(weighted, wanted, kept if self.get_by_list else None)(*inputs)[1]
 
-        return run
+@functools.lru_cache(maxsize=64)
+def _gradient_step(
+    fn: Any, weights: tuple[Tensor, ...] | None, get_all: bool, has_sens: bool
+) -> Callable[..., tuple[Any, Any]]:
+    def step(*inputs: Any) -> tuple[Any, Any]:
+        inputs, sens = (inputs[:-1], inputs[-1]) if has_sens else (inputs, None)
+        places = tuple(i for i, one in enumerate(inputs) if isinstance(one, Tensor) and one.is_floating_point())
+        wanted: Any = places if get_all else 0 if weights is None else None
+        (_, result), gradients = _value_and_grad(_weighted(fn, sens), wanted, weights, has_aux=True)(*inputs)
+        return result, gradients
+
+    return step if weights is None else in_context(step, fn)
 
 
 def _weighted(fn: Callable[..., Any], sens: Any) -> Callable[..., Any]:
-    factors = sens if isinstance(sens, list | tuple) else (sens,)
+    """Return a function that gives the sum of all elements, each times its gradient `sens`, and what `fn` returns."""
 
-    @functools.wraps(fn)
-    def run(*args: Any) -> Any:
+    def run(*args: Any) -> tuple[Any, Any]:
         result = fn(*args)
+        if sens is None:
+            return _total(result), result
         results = result if isinstance(result, list | tuple) else (result,)
-        return _total([one * factor for one, factor in zip(results, factors, strict=True)])
+        factors = sens if isinstance(sens, list | tuple) else (sens,)
+        return _total([one * factor for one, factor in zip(results, factors, strict=True)]), result
 
     return run
 

@@ -1,0 +1,51 @@
+"""The parallel context acts in every form of a training step, or the step is refused: no rank trains alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from job_runner import REPOSITORY, JobRunner
+
+PROGRAM = REPOSITORY / "tests" / "workers" / "mindspore_forms.py"
+FORMS = re.findall(r'^    "(.+)": ', PROGRAM.read_text(), re.MULTILINE)
+MODES = ("data_parallel", "hybrid_parallel", "semi_auto_parallel", "auto_parallel")
+UNREDUCED = "an optimizer steps with gradients that differ between the ranks"
+REFUSED = {
+    (mode, f"{name} without a reducer"): f"{UNREDUCED}.*DistributedGradReducer"
+    for mode in ("data_parallel", "hybrid_parallel")
+    for name in ("value_and_grad", "GradOperation")
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Any]]:
+    """Number of ranks -> what each has found."""
+    folder = tmp_path_factory.mktemp("forms")
+    with JobRunner() as msrun:
+        for size in (1, 2):
+            msrun.run_world(size, PROGRAM, folder / f"of_{size}", cwd=folder)
+    return {size: [json.loads((folder / f"of_{size}.{rank}").read_text()) for rank in range(size)] for size in (1, 2)}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("mode", MODES)
+def test_two_ranks_hold_the_weights_of_one_process_or_are_refused(found: Any, mode: str, form: str) -> None:
+    (one,), two = found[1], found[2]
+    if (mode, form) in REFUSED:
+        assert all(re.match(REFUSED[mode, form], rank[mode][form]) for rank in two), two[0][mode][form]
+        return
+    for rank in two:
+        assert not isinstance(rank[mode][form], str), rank[mode][form]
+        for weights, right in zip(rank[mode][form], one["stand_alone"][form], strict=True):
+            np.testing.assert_allclose(weights, right, rtol=1e-5, atol=1e-6)
+    assert two[0][mode][form] == two[1][mode][form]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_alone_every_rank_trains_on_its_rows(found: Any, form: str) -> None:
+    first, second = (rank["stand_alone"][form] for rank in found[2])
+    assert not isinstance(first, str) and first != second

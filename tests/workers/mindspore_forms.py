@@ -1,0 +1,141 @@
+"""Train a network three steps in every form of MindSpore, in every parallel mode, from the same weights each time.
+
+mindspore_forms.py RESULT    RESULT gets {mode: {form: weights after the steps, or what was said}} of this rank
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import msrun.mindspore as ms
+from msrun.errors import MsrunError
+from msrun.mindspore import Tensor, nn, ops
+from msrun.mindspore.communication import get_group_size, get_rank, init
+from msrun.mindspore.parallel import AutoParallel
+
+MODES = ("stand_alone", "data_parallel", "hybrid_parallel", "semi_auto_parallel", "auto_parallel")
+ROWS, STEPS = 8, 3
+
+
+class Network(nn.Cell):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Dense(4, 6), nn.Dense(6, 3)
+        for index, one in enumerate(self.trainable_params()):
+            one.set_data(Tensor(np.sin(np.arange(one.numel(), dtype=np.float32)).reshape(tuple(one.shape)) + index))
+
+    def construct(self, x: Tensor) -> Tensor:
+        return self.head(ops.tanh(self.body(x)))
+
+
+class Losses(nn.Cell):
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        self.network, self.loss = network, nn.MSELoss()
+
+    def construct(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.loss(self.network(x), y)
+
+
+class OwnStep(nn.TrainOneStepCell):
+    def construct(self, x: Tensor, y: Tensor) -> Tensor:
+        loss = self.network(x, y)
+        self.optimizer(self.grad_reducer(self.grad(self.network, self.weights)(x, y, ops.ones_like(loss))))
+        return loss
+
+
+class OwnGradients(nn.Cell):
+    def __init__(self, losses: Any, optimizer: Any) -> None:
+        super().__init__()
+        self.both = nn.ForwardValueAndGrad(losses, optimizer.parameters, get_by_list=True)
+        self.optimizer, self.reducer = optimizer, nn.DistributedGradReducer(optimizer.parameters)
+        self.reduces = ms.get_auto_parallel_context("parallel_mode") in MODES[1:3]
+
+    def construct(self, x: Tensor, y: Tensor) -> Tensor:
+        loss, gradients = self.both(x, y)
+        self.optimizer(self.reducer(gradients) if self.reduces else gradients)
+        return loss
+
+
+def functional(network: Any, optimizer: Any, *, reduces: bool) -> Callable[..., Any]:
+    losses = Losses(network)
+
+    def forward(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return losses(x, y), x
+
+    grad_fn = ms.value_and_grad(forward, None, optimizer.parameters, has_aux=True)
+    reducer = nn.DistributedGradReducer(optimizer.parameters)
+
+    @ms.jit
+    def train_step(x: Tensor, y: Tensor) -> Tensor:
+        (loss, _), gradients = grad_fn(x, y)
+        optimizer(reducer(gradients) if reduces else gradients)
+        return loss
+
+    return train_step
+
+
+def functions_made_anew(network: Any, optimizer: Any) -> Callable[..., Any]:
+    losses = Losses(network)
+
+    def train_step(x: Tensor, y: Tensor) -> None:
+        optimizer(ops.GradOperation(get_by_list=True)(losses, optimizer.parameters)(x, y))
+
+    return train_step
+
+
+def reduced(network: Any, optimizer: Any) -> Callable[..., Any]:
+    by_hand = ms.get_auto_parallel_context("parallel_mode") in MODES[1:3]
+    return functional(network, optimizer, reduces=by_hand)
+
+
+FORMS: dict[str, Callable[[Any, Any], Callable[..., Any]]] = {
+    "value_and_grad": reduced,
+    "value_and_grad without a reducer": lambda net, opt: functional(net, opt, reduces=False),
+    "GradOperation without a reducer": functions_made_anew,
+    "TrainOneStepCell": lambda net, opt: nn.TrainOneStepCell(Losses(net), opt),
+    "TrainOneStepCell of one's own": lambda net, opt: OwnStep(Losses(net), opt),
+    "TrainOneStepWithLossScaleCell": lambda net, opt: nn.TrainOneStepWithLossScaleCell(
+        Losses(net), opt, Tensor(64.0, ms.float32)
+    ),
+    "ForwardValueAndGrad": lambda net, opt: OwnGradients(Losses(net), opt),
+    "AutoParallel": lambda net, opt: nn.TrainOneStepCell(AutoParallel(Losses(net)), opt),
+    "value_and_grad of an AutoParallel": lambda net, opt: functional(AutoParallel(net), opt, reduces=False),
+}
+
+
+def train(form: str) -> list[Any] | str:
+    """Return the weights after the steps, or what was refused."""
+    size, rank = get_group_size(), get_rank()
+    random = np.random.default_rng(7)
+    network = Network()
+    optimizer = nn.Momentum(network.trainable_params(), 0.1, 0.9)
+    try:
+        step = FORMS[form](network, optimizer)
+        for _ in range(STEPS):
+            x, y = random.standard_normal((2, ROWS, 4)).astype(np.float32)
+            mine = slice(rank * ROWS // size, (rank + 1) * ROWS // size)
+            step(Tensor(x[mine]), Tensor(y[mine, :3]))
+    except MsrunError as error:
+        return str(error)
+    return [one.asnumpy().tolist() for one in network.trainable_params()]
+
+
+def main() -> None:
+    """Write what this rank has found."""
+    init()
+    found: dict[str, dict[str, Any]] = {}
+    for mode in MODES:
+        ms.reset_auto_parallel_context()
+        ms.set_auto_parallel_context(parallel_mode=mode, **({} if mode == MODES[0] else {"gradients_mean": True}))
+        found[mode] = {form: train(form) for form in FORMS}
+    Path(f"{sys.argv[1]}.{get_rank()}").write_text(json.dumps(found))
+
+
+main()

@@ -93,9 +93,8 @@ _OF_ROWS = frozenset(
 _OF_NETWORKS = frozenset(
     _words(
         """
-        linear matmul __matmul__ __rmatmul__ mm bmm addmm baddbmm einsum bilinear conv1d conv2d conv3d conv_transpose1d
-        conv_transpose2d conv_transpose3d embedding embedding_bag layer_norm group_norm batch_norm rms_norm
-        scaled_dot_product_attention multi_head_attention_forward lstm gru rnn_tanh rnn_relu prelu
+        linear bilinear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d embedding embedding_bag
+        layer_norm group_norm batch_norm rms_norm multi_head_attention_forward lstm gru rnn_tanh rnn_relu prelu
         """
     )
 )
@@ -306,7 +305,7 @@ class _OnWholes:
                 return self.run(args, kwargs)
         if name in _OF_NETWORKS or name in _OF_SCALERS or name in _OF_MEMORY:
             raise ParallelError(_refusal(name, args, kwargs))
-        staged = next((part for part in _parts_in([*args, *kwargs.values()]) if part.placement.stages), None)
+        staged = next((part for part in _owners([*args, *kwargs.values()]) if part.placement.stages), None)
         if staged is not None:  # gradients of other stages are None: not all ranks would call it
             raise ParallelError(
                 f"{name.strip('_') or name}: {staged.placement.describe()}, and the result needs the whole: use "
@@ -624,8 +623,21 @@ def _to_autograd(value: Any) -> Any:
     return {key: _to_autograd(item) for key, item in value.items()} if type(value) is dict else value
 
 
+def _owners(values: Iterable[Any]) -> list[PlacedTensor]:
+    """Return the parts among some values, and those that views among them are of."""
+    found: list[PlacedTensor] = []
+    for value in values:
+        if isinstance(value, PlacedTensor):
+            found.append(value)
+        elif isinstance(value, WholeView):
+            found.append(value.origin)
+        elif isinstance(value, list | tuple):
+            found += _owners(value)
+    return found
+
+
 def _refusal(name: str, args: Iterable[Any], kwargs: Mapping[str, Any]) -> str:
-    part = _parts_in([*args, *kwargs.values()])[0]
+    part = _owners([*args, *kwargs.values()])[0]
     found = f"{name.strip('_') or name}: {part.placement.describe()}"
     if name in _OF_NETWORKS:
         return (

@@ -558,8 +558,7 @@ REFUSED: dict[tuple[str, str], str] = {
     **{("state_in_an_attribute", mode): "store detach()" for mode in CAPTURED},
     ("state_in_an_attribute", "stages"): "stores tensors in attributes",
     **{("tensor_that_is_no_parameter", mode): "register it as nn.Parameter" for mode in (*CAPTURED, "stages")},
-    ("parameter_used_again_outside", "fsdp2"): "mixed torch.Tensor and DTensor",
-    ("parameter_used_again_outside", "semi_auto"): "use it inside the network",
+    **{("parameter_used_again_outside", mode): "use it inside the network" for mode in ("semi_auto", "fsdp2")},
     ("parameter_used_again_outside", "stages"): "must return one scalar loss",
     **{("gradients_of_gradients", mode): "create_graph=True" for mode in MODES},
 }

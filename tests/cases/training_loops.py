@@ -212,7 +212,7 @@ def sums_are_read_as_numbers(network: nn.Module, call: Call) -> Values:
     call(*batch(0)).backward()
     weight = network.a.weight  # type: ignore[union-attr]
     yield torch.tensor([float((weight.grad**2).sum()), float(weight.mean()), weight.abs().max().item()])
-    yield torch.tensor([bool(weight.grad.sum() > 0), bool(torch.isnan(weight).any())])
+    yield torch.tensor([bool(weight.grad.abs().sum() > 0), bool(torch.isnan(weight).any())])
 
 
 @loop({"stages": "needs the whole"})

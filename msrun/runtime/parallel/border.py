@@ -199,12 +199,20 @@ def leave_step(result: Tensor, begin_backward: Callable[[], None]) -> None:
 
     Args:
         begin_backward: called when a gradient comes in at it.
+
+    Raises:
+        StrategyError: in that pass, where rows of this rank have met a parameter that FSDP2 has cut.
     """
     assert result.grad_fn is not None
     metadata: Any = result.grad_fn.metadata
     metadata[_IS_RESULT] = True
 
-    def begin(_: Tensor) -> None:
+    def begin(gradient: Tensor) -> None:
+        if isinstance(gradient, DTensor):  # it has taken the rows for a tensor that is the same on every rank
+            raise StrategyError(
+                f"a loss outside of the step computes with a result of shape {tuple(result.shape)}, which is of this "
+                "rank's rows, and with a parameter that FSDP2 has cut: use it inside the network"
+            )
         begin_backward()
 
     result.register_hook(begin)

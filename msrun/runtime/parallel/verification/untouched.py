@@ -36,8 +36,8 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_
 class Before:
     """What a step changes in a network and in what its code can reach, as it was before.
 
-    That is: parameters, buffers, attributes of modules, tensors in them with their gradients, lists, dicts, sets and generators that the
-    modules, their hooks and `code` hold, the stream of dropout.
+    That is: parameters, buffers, attributes of modules, tensors in them with their gradients, lists, dicts, sets and
+    generators that the modules, their hooks and `code` hold, the stream of dropout.
     """
 
     def __init__(self, root: nn.Module, code: Callable[..., Any] | None = None) -> None:

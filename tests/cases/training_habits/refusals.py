@@ -571,8 +571,6 @@ DOCUMENTED: Mapping[str, str] = {
 """Habits that differ in the modes without capture, as docs/reference/modes.md says, and why."""
 
 WRONG: Mapping[tuple[str, str], str] = {
-    ("hsdp level1", "trainable head outside of the step"): "each rank trains the module outside on its own rows",
-    ("hsdp level3", "trainable head outside of the step"): "each rank trains the module outside on its own rows",
     (
         "pipeline",
         "a rank without a label that counts",

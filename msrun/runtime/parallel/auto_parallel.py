@@ -54,6 +54,7 @@ from msrun.runtime.parallel.verification.report import VerificationReport
 from msrun.runtime.parallel.verification.verify import verify_step
 from msrun.runtime.schedule.activations import ActivationEstimate
 from msrun.runtime.sharding.layout import build_mesh
+from msrun.runtime.tensors.plain_tensors import watch_constructors
 
 _NOTHING_PARALLEL = (
     "the step function called no function of value_and_grad, so nothing ran in parallel: take the gradients with "
@@ -99,6 +100,7 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):  # type:
     ) -> None:
         super().__init__(network)
         watch_trained()
+        watch_constructors()
         self.settings: ParallelSettings = default_settings(parallel_mode, compat)
         self._compilations: dict[int, Compilation] = {}
         """id of the root module -> what compiles its calls"""

@@ -25,7 +25,7 @@ from msrun.runtime.execute.placement import Placement
 from msrun.runtime.execute.row_gradients import coalesced
 from msrun.runtime.execute.traffic import traffic
 from msrun.runtime.progress import waiting_in
-from msrun.runtime.tensors.plain_tensors import plain, plain_tensors
+from msrun.runtime.tensors.plain_tensors import StandIn, plain, plain_tensors
 
 Function = Callable[..., Any]
 
@@ -117,7 +117,7 @@ reads = _build_reads()
 """Functions that a tensor answers by itself."""
 
 
-class PlacedTensor(Tensor):
+class PlacedTensor(StandIn, Tensor):
     """A tensor that is this rank's part of a whole one, as torch's functions see it; `Part` is the one that is made."""
 
     placement: Placement
@@ -127,6 +127,10 @@ class PlacedTensor(Tensor):
     def full_tensor(self) -> Tensor:
         """Return the whole tensor, a copy on every rank. All ranks call it together."""
         raise NotImplementedError
+
+    def constructed_by(self, construct: Callable[[], Any]) -> Any:
+        """Return what `torch.tensor` and the like make of it: a part."""
+        return _wrap(construct(), self.placement)
 
     @classmethod
     def __torch_function__(
@@ -140,11 +144,16 @@ class PlacedTensor(Tensor):
         return run_on_parts(func, types, args, dict(kwargs or {}))
 
 
-class WholeView(Tensor):
+class WholeView(StandIn, Tensor):
     """A view of a gathered whole: functions see the part's present values, writes come into every rank's part."""
 
     origin: PlacedTensor
     whole: Tensor
+
+    def constructed_by(self, construct: Callable[[], Any]) -> Any:
+        """Return what `torch.tensor` and the like make of the present values."""
+        plain(self.whole).copy_(_whole_of(self.origin, self.origin.placement))
+        return construct()
 
     @classmethod
     def __torch_function__(

@@ -364,14 +364,6 @@ REFUSALS = (
     ),
     Refusal(
         "ParallelError",
-        "call the AutoParallel",
-        "no answer for a part; whole_parameters(net) gives the whole",
-        {
-            "product with the transpose": CUT,
-        },
-    ),
-    Refusal(
-        "ParallelError",
         "in stage",
         "the parameter is in another stage",
         {

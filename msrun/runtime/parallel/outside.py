@@ -100,6 +100,8 @@ def average_outside() -> None:
         StrategyError: the pass gives the gradient of one to the caller of `torch.autograd.grad`; or ranks hold other
             values of one.
     """
+    if world.simulation_level() is not None:
+        return
     found = [[p for p in group if p not in _averaged and _is_reached(p)] for group in _trained.outside()]
     new = _in_one_order([group for group in found if group])
     reached = [p for p in _averaged if _is_outside(p) and _is_reached(p)] + new
@@ -144,7 +146,7 @@ def _check_first_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
     Raises:
         StrategyError: it would.
     """
-    if optimizer in _looked or world.get_group_size() == 1:
+    if optimizer in _looked or world.get_group_size() == 1 or world.simulation_level() is not None:
         return
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if not any(_known.get(parameter, placement_of(parameter) is not None) for parameter in trained):

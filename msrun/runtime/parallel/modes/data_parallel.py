@@ -84,6 +84,8 @@ class Replicas:
         self._written: dict[tuple[int, bool], list[nn.Parameter]] = {}
         """(id of the root, whether it is in training) -> parameters that its forward pass writes"""
         self.is_running_module = False
+        self.has_waited = False
+        """Whether gradients of this rank alone have been added up: a step that is verified would send them, too."""
         self._waits: list[contextlib.ExitStack] = []
         """The contexts of `no_sync` that are open, outermost first."""
         _living.add(self)
@@ -268,6 +270,7 @@ class Replicas:
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Add up gradients on each rank for as long as the context lasts; the next backward pass reduces them."""
+        self.has_waited = True
         with contextlib.ExitStack() as stack:
             for sharded in self._sharded.values():
                 stack.enter_context(sharded.no_sync())

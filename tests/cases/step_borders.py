@@ -114,7 +114,7 @@ class Holding(nn.Module):
 
 Habit = Callable[["Place"], Iterator[Tensor]]
 HABITS: dict[str, Habit] = {}
-FAST = ("loss_outside", "chain", "state_through_time", "input_of_a_chain", "parameter_outside")
+FAST = ("loss_outside", "chain", "state_through_time", "input_of_a_chain", "parameter_outside", "modules_after_a_step")
 
 
 class Place:
@@ -315,6 +315,36 @@ def parameter_outside(at: Place) -> Iterator[Tensor]:
         yield from (parameter.grad.clone() for parameter in outside.parameters() if parameter.grad is not None)
         optimizer.zero_grad()
     yield from (parameter.detach() for parameter in outside.parameters())
+
+
+@habit
+def modules_after_a_step(at: Place) -> Iterator[Tensor]:
+    torch.manual_seed(7)
+    step, heads = at.step(Body()), [nn.Linear(WIDTH, WIDTH).double() for _ in range(3)]
+    for head in heads:
+        nn.init.zeros_(head.bias)
+    optimizers = [torch.optim.SGD(heads[0].parameters(), 0.1)]
+    for seed in range(3):
+        for head in heads[len(optimizers) : 1 + seed]:  # one is trained from each step on
+            optimizers.append(torch.optim.SGD(head.parameters(), 0.1))
+        rows = step(at.mine(data(seed)))
+        losses = [F.mse_loss(head(rows), at.mine(data(seed + 5))) for head in heads[: 1 + seed]]
+        torch.stack(losses).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        yield from (parameter.detach().clone() for head in heads for parameter in head.parameters())
+    yield from at.gradients()
+
+
+@habit
+def gradient_of_a_module_after_a_step_asked_by_autograd(at: Place) -> Iterator[Tensor]:
+    torch.manual_seed(7)
+    step, head = at.step(Body()), nn.Linear(WIDTH, WIDTH).double()
+    optimizer = torch.optim.SGD(head.parameters(), 0.1)
+    loss = F.mse_loss(head(step(at.mine(data()))), at.mine(data(2)))
+    yield from torch.autograd.grad(loss, [head.weight, *at.networks[0].parameters()])
+    optimizer.step()
 
 
 @habit
@@ -537,7 +567,9 @@ CUT = ("hsdp1", "hsdp3", "sharded")
 CAPTURED = ("semi_auto", "full_batch", *CUT)
 NO_LOSS = ("loss_outside", "losses_of_rows_outside", "chain", "chain_of_rows_with_a_loss_outside",
            "chain_and_a_loss_of_its_middle", "the_same_step_twice_in_a_chain", "gan", "input_made_of_a_leaf",
-           "input_of_a_chain", "penalty_of_an_inputs_gradient_outside", "results_of_no_rows",
+           "input_of_a_chain", "modules_after_a_step",
+           "gradient_of_a_module_after_a_step_asked_by_autograd",
+           "penalty_of_an_inputs_gradient_outside", "results_of_no_rows",
            "result_written_into")  # fmt: skip
 REFUSED: dict[tuple[str, str], str] = {
     **{(name, "stages"): "must return one scalar loss" for name in NO_LOSS},
@@ -551,16 +583,19 @@ REFUSED: dict[tuple[str, str], str] = {
     },
     ("several_losses", "stages"): "must return one scalar loss",
     **{(f"held_in_{kind}", "stages"): "return it as it is" for kind in ("ordered", "record")},
-    **{("penalty_of_parameters_outside", mode): "the result needs the whole" for mode in CUT},
-    ("penalty_of_parameters_outside", "stages"): "leaves out the other stages",
-    **{("gradients_asked_by_autograd", mode): "appears to not have been used" for mode in ("stages", "fsdp2")},
+    **{
+        ("gradient_of_a_module_after_a_step_asked_by_autograd", mode): "outside of the step gives that of this rank"
+        for mode in (*CAPTURED, "ddp")
+    },
+    ("gradient_of_a_module_after_a_step_asked_by_autograd", "fsdp2"): "which gathers others for each call",
+    ("penalty_of_parameters_outside", "stages"): "the result needs the whole",
+    ("gradients_asked_by_autograd", "stages"): "appears to not have been used",
+    ("gradients_asked_by_autograd", "fsdp2"): "which gathers others for each call",
     **{("penalty_of_an_inputs_gradient_outside", mode): "create_graph=True" for mode in (*CAPTURED, "fsdp2")},
     **{("state_in_an_attribute", mode): "store detach()" for mode in CAPTURED},
     ("state_in_an_attribute", "stages"): "stores tensors in attributes",
     **{("tensor_that_is_no_parameter", mode): "register it as nn.Parameter" for mode in (*CAPTURED, "stages")},
-    ("parameter_used_again_outside", "fsdp2"): "mixed torch.Tensor and DTensor",
-    ("parameter_used_again_outside", "semi_auto"): "use it inside the network",
-    **{("parameter_used_again_outside", mode): "needs the whole" for mode in CUT},
+    **{("parameter_used_again_outside", mode): "use it inside the network" for mode in ("semi_auto", "fsdp2")},
     ("parameter_used_again_outside", "stages"): "must return one scalar loss",
     **{("gradients_of_gradients", mode): "create_graph=True" for mode in MODES},
 }

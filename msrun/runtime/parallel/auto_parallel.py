@@ -39,6 +39,7 @@ from msrun.runtime.parallel.modes.fsdp import Decision
 from msrun.runtime.parallel.modes.on_servers import check_captured
 from msrun.runtime.parallel.modes.replica_plan import build_lone_plan, build_replica_plan
 from msrun.runtime.parallel.network_module import NetworkModule
+from msrun.runtime.parallel.outside import watch_trained
 from msrun.runtime.parallel.parameters.storage import ParameterStorage
 from msrun.runtime.parallel.parameters.whole import holds_wholes
 from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
@@ -53,6 +54,7 @@ from msrun.runtime.parallel.verification.report import VerificationReport
 from msrun.runtime.parallel.verification.verify import verify_step
 from msrun.runtime.schedule.activations import ActivationEstimate
 from msrun.runtime.sharding.layout import build_mesh
+from msrun.runtime.tensors.plain_tensors import watch_constructors
 
 _NOTHING_PARALLEL = (
     "the step function called no function of value_and_grad, so nothing ran in parallel: take the gradients with "
@@ -97,6 +99,8 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):  # type:
         self, network: Callable[..., Any], parallel_mode: str | None = None, *, compat: Compat | None = None
     ) -> None:
         super().__init__(network)
+        watch_trained()
+        watch_constructors()
         self.settings: ParallelSettings = default_settings(parallel_mode, compat)
         self._compilations: dict[int, Compilation] = {}
         """id of the root module -> what compiles its calls"""

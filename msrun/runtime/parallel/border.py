@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import logging
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -35,10 +33,10 @@ from msrun.runtime import world
 from msrun.runtime.agreement import gather
 from msrun.runtime.execute.phase import is_verifying
 from msrun.runtime.execute.transfers import start_all_reduce
+from msrun.runtime.parallel.outside import average_outside, check_shared, digest_of, note_known
 from msrun.runtime.parts.part import Part
 from msrun.runtime.tensors.plain_tensors import plain_tensors
 
-log = logging.getLogger("msrun.runtime")
 SHARED = 0.0
 """In place of a factor: all ranks hold the same of a leaf, and its gradient is the mean of theirs."""
 _IS_RESULT = "msrun_result_of_a_step"
@@ -46,18 +44,24 @@ _factors: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """leaf of autograd that has reached a step through its inputs -> factor of its gradient"""
 _passes: set[int] = set()
 """Backward passes that have come through a step."""
+_averaging: set[int] = set()
+"""Those after which gradients of parameters outside are averaged."""
 
 
 class StepFunction(torch.autograd.Function):
     """What autograd runs where results leave a step: leaves beyond it belong to the step and not to its caller."""
 
     @staticmethod
-    def begin_backward() -> None:
-        """Note that a backward pass has come to a step."""
+    def begin_backward(*, counts: bool = True) -> None:
+        """Hear that a backward pass has come to a step.
+
+        Args:
+            counts: False: the step is only verified, or its rank keeps its gradients to itself for now.
+        """
         number = torch._C._current_graph_task_id()
-        if number not in _passes:
-            _passes.add(number)
-            torch.autograd.Variable._execution_engine.queue_callback(partial(_passes.discard, number))
+        _note_pass(_passes, number)
+        if counts and not torch.is_grad_enabled() and _note_pass(_averaging, number):
+            average_outside()
 
     @staticmethod
     def refuse_second_derivatives() -> None:
@@ -95,7 +99,7 @@ class WholeResults:
         is_pretended = world.simulation_level() is not None or any(isinstance(g, FakeTensor) for g in gradients)
         if self._differ is None and not is_pretended:
             with torch.no_grad():
-                everyone = gather([_digest(gradient) for gradient in gradients], what="the comparison of losses")
+                everyone = gather([digest_of(gradient) for gradient in gradients], what="the comparison of losses")
             for rank, other in enumerate(everyone):
                 if [digest is None for digest in other] != [digest is None for digest in everyone[0]]:
                     raise StrategyError(
@@ -141,11 +145,6 @@ def enter_step(tensors: Sequence[Tensor], parts: Sequence[int], leaf_factors: Ca
         check_shared(found)
 
 
-def is_settled(leaf: Tensor) -> bool:
-    """Return whether a leaf has reached a step: its gradient is that of the mean of the ranks' losses."""
-    return leaf in _factors
-
-
 def share_leaves(leaves: Sequence[Tensor]) -> None:
     """Let the gradients of leaves of which all ranks hold the same be means over the ranks, in passes through steps.
 
@@ -156,7 +155,7 @@ def share_leaves(leaves: Sequence[Tensor]) -> None:
     """
     found = [leaf for leaf in leaves if leaf not in _factors]
     if any(not isinstance(leaf, nn.Parameter) for leaf in found):
-        everyone = gather([_digest(leaf.detach()) for leaf in found], what="the comparison of tensors made in a step")
+        everyone = gather([digest_of(leaf.detach()) for leaf in found], what="the comparison of tensors made in a step")
         differ = [len(set(digests)) > 1 for digests in zip(*everyone, strict=True)]
         found = [leaf for leaf, d in zip(found, differ, strict=True) if isinstance(leaf, nn.Parameter) or not d]
     for leaf in found:
@@ -199,15 +198,32 @@ def leave_step(result: Tensor, begin_backward: Callable[[], None]) -> None:
 
     Args:
         begin_backward: called when a gradient comes in at it.
+
+    Raises:
+        StrategyError: in that pass, where rows of this rank have met a parameter that FSDP2 has cut.
     """
     assert result.grad_fn is not None
     metadata: Any = result.grad_fn.metadata
     metadata[_IS_RESULT] = True
 
-    def begin(_: Tensor) -> None:
+    def begin(gradient: Tensor) -> None:
+        if isinstance(gradient, DTensor):  # it has taken the rows for a tensor that is the same on every rank
+            raise StrategyError(
+                f"a loss outside of the step computes with a result of shape {tuple(result.shape)}, which is of this "
+                "rank's rows, and with a parameter that FSDP2 has cut: use it inside the network"
+            )
         begin_backward()
 
     result.register_hook(begin)
+
+
+def _note_pass(passes: set[int], number: int) -> bool:
+    """Note a backward pass for as long as it runs; return whether it was not noted before."""
+    if number in passes:
+        return False
+    passes.add(number)
+    torch.autograd.Variable._execution_engine.queue_callback(partial(passes.discard, number))
+    return True
 
 
 def _leave(factor: float, gradient: Tensor) -> Tensor:
@@ -219,6 +235,7 @@ def _leave(factor: float, gradient: Tensor) -> Tensor:
 
 def _set_factor(leaf: Tensor, factor: float) -> None:
     _factors[leaf] = factor
+    note_known([leaf])
     with plain_tensors():
         Tensor.register_hook(leaf, partial(_leave, factor))
 
@@ -252,24 +269,6 @@ def leaves_of(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
             if following is not None and following not in seen:
                 seen.add(following)
                 todo.append(following)
-
-
-def check_shared(leaves: Sequence[Tensor]) -> None:
-    """Refuse parameters outside of every step that would stay different on every rank, and say what the others cost."""
-    everyone = gather([_digest(leaf.detach()) for leaf in leaves], what="the comparison of parameters outside of steps")
-    for leaf, *digests in zip(leaves, *everyone, strict=True):
-        if len(set(digests)) > 1:
-            raise StrategyError(
-                f"a parameter of shape {tuple(leaf.shape)} outside of the step differs between the ranks, and what it "
-                "makes is an input of the step: put its module into the network that AutoParallel runs, or into an "
-                "AutoParallel of its own, which gives all ranks rank 0's values"
-            )
-    if world.get_rank() == 0:
-        log.warning(
-            "%d parameters are trained outside of the step: their gradients are averaged over the ranks one by one. "
-            "An AutoParallel around their module sends them together",
-            len(leaves),
-        )
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
@@ -320,11 +319,3 @@ def tensors_in(value: Any) -> list[Tensor]:
 
     map_tensors(note, value)
     return found
-
-
-def _digest(value: Tensor | None) -> Any:
-    """Return what differs where values do; None of None."""
-    if value is None:
-        return None
-    dense = (value.to_dense() if value.is_sparse else value).detach().cpu().contiguous()
-    return tuple(dense.shape), zlib.crc32(dense.reshape(-1).view(torch.uint8).numpy().data)

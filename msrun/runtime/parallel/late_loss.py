@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from msrun.runtime.tensors.plain_tensors import StandIn
 
-class LateLoss(Tensor):
+
+class LateLoss(StandIn, Tensor):
     """A scalar that becomes a plain tensor, with its value, as soon as anything but its gradient is asked for.
 
     Every function of torch that gets one comes here first (`__torch_function__`), also where it is part of a list; what
@@ -40,6 +42,11 @@ class LateLoss(Tensor):
         """Choose the class that it has when its value is there; `as_subclass` would not wait for the value."""
         self._kind = kind
         return self
+
+    def constructed_by(self, construct: Callable[[], Any]) -> Any:
+        """Return what `torch.tensor` and the like make of the value, when it has arrived."""
+        self._become_plain()()
+        return construct()
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         self._become_plain()()

@@ -25,7 +25,7 @@ from msrun.runtime.execute.placement import Placement
 from msrun.runtime.execute.row_gradients import coalesced
 from msrun.runtime.execute.traffic import traffic
 from msrun.runtime.progress import waiting_in
-from msrun.runtime.tensors.plain_tensors import plain, plain_tensors
+from msrun.runtime.tensors.plain_tensors import StandIn, plain, plain_tensors
 
 Function = Callable[..., Any]
 
@@ -93,9 +93,8 @@ _OF_ROWS = frozenset(
 _OF_NETWORKS = frozenset(
     _words(
         """
-        linear matmul __matmul__ __rmatmul__ mm bmm addmm baddbmm einsum bilinear conv1d conv2d conv3d conv_transpose1d
-        conv_transpose2d conv_transpose3d embedding embedding_bag layer_norm group_norm batch_norm rms_norm
-        scaled_dot_product_attention multi_head_attention_forward lstm gru rnn_tanh rnn_relu prelu
+        linear bilinear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d embedding embedding_bag
+        layer_norm group_norm batch_norm rms_norm multi_head_attention_forward lstm gru rnn_tanh rnn_relu prelu
         """
     )
 )
@@ -118,7 +117,7 @@ reads = _build_reads()
 """Functions that a tensor answers by itself."""
 
 
-class PlacedTensor(Tensor):
+class PlacedTensor(StandIn, Tensor):
     """A tensor that is this rank's part of a whole one, as torch's functions see it; `Part` is the one that is made."""
 
     placement: Placement
@@ -128,6 +127,10 @@ class PlacedTensor(Tensor):
     def full_tensor(self) -> Tensor:
         """Return the whole tensor, a copy on every rank. All ranks call it together."""
         raise NotImplementedError
+
+    def constructed_by(self, construct: Callable[[], Any]) -> Any:
+        """Return what `torch.tensor` and the like make of it: a part."""
+        return _wrap(construct(), self.placement)
 
     @classmethod
     def __torch_function__(
@@ -141,11 +144,16 @@ class PlacedTensor(Tensor):
         return run_on_parts(func, types, args, dict(kwargs or {}))
 
 
-class WholeView(Tensor):
+class WholeView(StandIn, Tensor):
     """A view of a gathered whole: functions see the part's present values, writes come into every rank's part."""
 
     origin: PlacedTensor
     whole: Tensor
+
+    def constructed_by(self, construct: Callable[[], Any]) -> Any:
+        """Return what `torch.tensor` and the like make of the present values."""
+        plain(self.whole).copy_(_whole_of(self.origin, self.origin.placement))
+        return construct()
 
     @classmethod
     def __torch_function__(
@@ -306,7 +314,7 @@ class _OnWholes:
                 return self.run(args, kwargs)
         if name in _OF_NETWORKS or name in _OF_SCALERS or name in _OF_MEMORY:
             raise ParallelError(_refusal(name, args, kwargs))
-        staged = next((part for part in _parts_in([*args, *kwargs.values()]) if part.placement.stages), None)
+        staged = next((part for part in _owners([*args, *kwargs.values()]) if part.placement.stages), None)
         if staged is not None:  # gradients of other stages are None: not all ranks would call it
             raise ParallelError(
                 f"{name.strip('_') or name}: {staged.placement.describe()}, and the result needs the whole: use "
@@ -624,8 +632,21 @@ def _to_autograd(value: Any) -> Any:
     return {key: _to_autograd(item) for key, item in value.items()} if type(value) is dict else value
 
 
+def _owners(values: Iterable[Any]) -> list[PlacedTensor]:
+    """Return the parts among some values, and those that views among them are of."""
+    found: list[PlacedTensor] = []
+    for value in values:
+        if isinstance(value, PlacedTensor):
+            found.append(value)
+        elif isinstance(value, WholeView):
+            found.append(value.origin)
+        elif isinstance(value, list | tuple):
+            found += _owners(value)
+    return found
+
+
 def _refusal(name: str, args: Iterable[Any], kwargs: Mapping[str, Any]) -> str:
-    part = _parts_in([*args, *kwargs.values()])[0]
+    part = _owners([*args, *kwargs.values()])[0]
     found = f"{name.strip('_') or name}: {part.placement.describe()}"
     if name in _OF_NETWORKS:
         return (

@@ -30,8 +30,9 @@ from msrun.runtime.nn.replaced import replaced_for_now
 from msrun.runtime.parallel.host_operators import moved_at_borders
 from msrun.runtime.parallel.modes.data_parallel import Replicas
 from msrun.runtime.parallel.modes.own_gradients import has_own_gradient
-from msrun.runtime.parallel.modes.reduction import ReducedNetwork, is_short
+from msrun.runtime.parallel.modes.reduction import ReducedNetwork
 from msrun.runtime.parallel.modes.replica_plan import build_lone_plan, build_replica_plan
+from msrun.runtime.parallel.outside import is_short
 from msrun.runtime.parallel.parameters.fusion_config import BUCKET_BYTES, MB
 from msrun.runtime.parallel.plan import ParallelPlan
 from msrun.runtime.parallel.precision import autocast

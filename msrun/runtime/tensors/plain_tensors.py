@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -19,3 +23,32 @@ def plain(tensor: Tensor) -> Tensor:
 def local_part(tensor: Tensor) -> Tensor:
     """Return the same of this rank's part, if the tensor is a DTensor."""
     return tensor.to_local().detach() if isinstance(tensor, DTensor) else plain(tensor)
+
+
+class StandIn:
+    """Base of a tensor class whose memory is not the value that it stands for."""
+
+    __slots__ = ()
+
+    def constructed_by(self, construct: Callable[[], Any]) -> Any:
+        """Return what a function of torch makes of the value, of which it would see the memory alone."""
+        raise NotImplementedError
+
+
+@functools.cache
+def watch_constructors() -> None:
+    """Let those functions of torch ask stand-ins that pass `__torch_function__` by; once in a process."""
+    for name in ("tensor", "as_tensor", "asarray"):
+        setattr(torch, name, _asking(getattr(torch, name), 0))
+    Tensor.new_tensor = _asking(Tensor.new_tensor, 1)  # type: ignore[method-assign]
+
+
+def _asking(function: Callable[..., Any], place: int) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def construct(*args: Any, **kwargs: Any) -> Any:
+        data = args[place] if len(args) > place else kwargs.get("data", kwargs.get("obj"))
+        if isinstance(data, StandIn):
+            return data.constructed_by(lambda: function(*args, **kwargs))
+        return function(*args, **kwargs)
+
+    return construct

@@ -626,6 +626,30 @@ def _(t: Trial) -> None:
     train(t, net, loss_of=loss_of)
 
 
+@habit("squared gradients added up by hand, then a penalty by them (EWC)", UNSTAGED)
+def _(t: Trial) -> None:
+    net = Criterion(Mlp())
+    step, optimizer = t.wrap(net), sgd(net)
+    importance = None
+    for _ in range(3):
+        optimizer.zero_grad()
+        step(*t.batch()).backward()
+        squares = [p.grad.detach().clone() ** 2 / 3 for p in net.parameters()]
+        importance = squares if importance is None else [a + b for a, b in zip(importance, squares, strict=True)]
+        optimizer.step()
+    kept = [p.detach().clone() for p in net.parameters()]
+    for _ in range(2):
+        loss = step(*t.batch())
+        moved = zip(net.parameters(), kept, importance, strict=True)
+        loss = loss + 50 * sum((weight * (p - first) ** 2).sum() for p, first, weight in moved)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        t.loss(loss)
+    t.named("importance", {str(number): weight for number, weight in enumerate(importance)})
+    t.state(step)
+
+
 @habit("whole-number count among the results", WITH_RESULTS)
 def _(t: Trial) -> None:
     def forward(self: Step, x: Tensor, y: Tensor) -> Any:

@@ -83,9 +83,9 @@ REFUSALS = (
         "draws from Python's random",
         "every rank would draw for its own rows",
         {
-            "draw: random.uniform": CAPTURED,
-            "draw: random.random": CAPTURED,
-            "draw: random.gauss": CAPTURED,
+            "draw: random.uniform": CAPTURED_ALL,
+            "draw: random.random": CAPTURED_ALL,
+            "draw: random.gauss": CAPTURED_ALL,
             "draw: random.choice": CAPTURED_ALL,
             "draw: a branch by random.random": CAPTURED_ALL,
             "draw: random.randint": CAPTURED_ALL,
@@ -104,7 +104,7 @@ REFUSALS = (
         "draws random numbers, which would not be those of one process",
         "numbers that depend on the layout",
         {
-            "draw: multinomial": CAPTURED,
+            "draw: multinomial": CAPTURED_ALL,
             "draw: randperm mixes the rows": CAPTURED,
         },
     ),
@@ -207,18 +207,10 @@ REFUSALS = (
     ),
     Refusal(
         "CaptureError",
-        "changes a tensor in the forward pass",
-        "an operator with out= has no functional form here",
-        {
-            "spectral_norm of parametrizations": ("semi_auto",),
-            "spectral_norm, the old one": ("semi_auto",),
-        },
-    ),
-    Refusal(
-        "CaptureError",
         "the call reads and changes a Python value",
         "the code runs once for all parts of the batch",
         {
+            "number counted by the call": ("pipeline",),
             "number counted by the call, in micro batches": CAPTURED,
             "number counted by the call, in copies": CAPTURED,
             "flag turned by the call, in micro batches": CAPTURED,
@@ -239,11 +231,19 @@ REFUSALS = (
         },
     ),
     Refusal(
-        "CaptureError",
-        "torch.utils._pytree does not know",
-        "torch cannot look into an object of a class that is not registered",
+        "StrategyError",
+        "return it as it is",
+        "the results of micro batches are joined where they are seen",
         {
-            "batch in a dataclass": ("pipeline",),
+            "dataclass among the results": ("pipeline",),
+        },
+    ),
+    Refusal(
+        "StrategyError",
+        "whose rows of the batch are not known",
+        "micro batches draw the numbers of their rows",
+        {
+            "draw: numbers for the whole batch at once": ("pipeline",),
         },
     ),
     Refusal(
@@ -360,14 +360,6 @@ REFUSALS = (
         "no answer for a part; whole_parameters(net) gives the whole",
         {
             "pruning by torch.nn.utils.prune": CUT,
-        },
-    ),
-    Refusal(
-        "ParallelError",
-        "call the AutoParallel",
-        "no answer for a part; whole_parameters(net) gives the whole",
-        {
-            "product with the transpose": CUT,
         },
     ),
     Refusal(
@@ -525,6 +517,7 @@ REFUSALS = (
 )
 
 OWN_ROWS: Mapping[str, Collection[str]] = {
+    "tensor hook that looks at the whole gradient": ("pipeline",),
     "sum over the rows inside": PARTS_OF_ROWS,
     "ignored labels, more on one rank": PARTS_OF_ROWS,
     "ignored labels and weights of classes": PARTS_OF_ROWS,
@@ -571,8 +564,6 @@ DOCUMENTED: Mapping[str, str] = {
 """Habits that differ in the modes without capture, as docs/reference/modes.md says, and why."""
 
 WRONG: Mapping[tuple[str, str], str] = {
-    ("hsdp level1", "trainable head outside of the step"): "each rank trains the module outside on its own rows",
-    ("hsdp level3", "trainable head outside of the step"): "each rank trains the module outside on its own rows",
     (
         "pipeline",
         "a rank without a label that counts",

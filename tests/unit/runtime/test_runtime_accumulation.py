@@ -70,9 +70,20 @@ def test_one_micro_batch_is_done_before_the_next_begins() -> None:
     whole = network()
     events: list[str] = []
     whole.register_forward_hook(lambda *_: events.append("forward"))
-    whole.network[0].weight.register_hook(lambda _: events.append("backward"))  # type: ignore[index, union-attr]
+    whole.network[0].register_full_backward_hook(lambda *_: events.append("backward"))  # type: ignore[index, union-attr]
     GradAccumulation(whole, 3)(*batch())
     assert events == ["forward", "backward"] * 3
+
+
+def test_hook_of_a_parameter_sees_the_gradient_of_the_batch_once() -> None:
+    whole, right, seen = network(), network(), []
+    weight, other = (net.network[0].weight for net in (whole, right))  # type: ignore[index, union-attr]
+    weight.register_hook(lambda gradient: seen.append(gradient) or gradient * 3)  # type: ignore[func-returns-value]
+    for _ in range(2):
+        GradAccumulation(whole, 3)(*batch()).backward()
+    right(*batch()).backward()
+    assert len(seen) == 2
+    torch.testing.assert_close(weight.grad, 6 * other.grad, rtol=1e-12, atol=1e-15)
 
 
 def test_without_gradients_only_forward_passes_run() -> None:

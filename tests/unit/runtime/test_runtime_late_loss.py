@@ -16,6 +16,7 @@ from torch import Tensor
 
 from msrun.errors import ParallelError
 from msrun.runtime.parallel.late_loss import LateLoss
+from msrun.runtime.tensors.plain_tensors import watch_constructors
 
 
 class Source:
@@ -97,6 +98,8 @@ LOOKS: dict[str, Callable[[Tensor], Any]] = {
     "torch.save": saved_and_read,
     "function of the user": lambda loss: _Twice.apply(loss).item() / 2,
     "after backward": lambda loss: (loss.backward(), loss.item())[1],
+    "tensor": lambda loss: (watch_constructors(), float(torch.tensor(loss)))[1],
+    "as_tensor": lambda loss: (watch_constructors(), float(torch.as_tensor(loss.detach(), dtype=torch.float64)))[1],
     "memory": lambda loss: ctypes.c_float.from_address(loss.data_ptr()).value,
 }
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -85,9 +86,10 @@ class _EagerRun:
             with torch.enable_grad(), part_of_batch(number, len(self._batches), batch):
                 leaves, self.spec = pytree.tree_flatten(self._call(*fresh))
                 loss = check_loss(leaves)
-                grads = torch.autograd.grad(
-                    loss, [*wanted, *parameters], torch.full_like(loss, seed), allow_unused=True
-                )
+                with _without_hooks(parameters):
+                    grads = torch.autograd.grad(
+                        loss, [*wanted, *parameters], torch.full_like(loss, seed), allow_unused=True
+                    )
             given = iter(grads[: len(wanted)])
             of_inputs += [next(given) if value.requires_grad else None for value in tensors]
             for index, grad in enumerate(grads[len(wanted) :]):
@@ -115,6 +117,20 @@ class _Accumulate(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         return None, None, *hand_out(ctx, gradients)
+
+
+@contextlib.contextmanager
+def _without_hooks(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Take the hooks of parameters away for a while: they see the gradient of the batch once, when it is handed out."""
+    hooks = [parameter._backward_hooks for parameter in parameters if parameter._backward_hooks]
+    kept = [dict(of_parameter) for of_parameter in hooks]
+    for of_parameter in hooks:
+        of_parameter.clear()
+    try:
+        yield
+    finally:
+        for of_parameter, before in zip(hooks, kept, strict=True):
+            of_parameter.update(before)
 
 
 def check_loss(results: list[Any]) -> Tensor:

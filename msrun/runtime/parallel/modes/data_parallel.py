@@ -8,7 +8,6 @@ backward pass; a module's while it still runs.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,9 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
 from torch.distributed.tensor import DTensor
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from msrun.errors import StrategyError
 from msrun.runtime import world
@@ -29,15 +26,12 @@ from msrun.runtime.capture.target import Target
 from msrun.runtime.execute.phase import is_verifying
 from msrun.runtime.execute.transfers import start_all_reduce
 from msrun.runtime.nn.deferred_init import init_parameters
-from msrun.runtime.nn.replaced import living_optimizers
 from msrun.runtime.parallel.batch.accumulation import GradAccumulation
 from msrun.runtime.parallel.batch.divided_batch import find_wrappers
 from msrun.runtime.parallel.border import (
     StepFunction,
     WholeResults,
-    check_shared,
     enter_step,
-    is_settled,
     leave_step,
     map_tensors,
     tensors_in,
@@ -47,7 +41,8 @@ from msrun.runtime.parallel.modes.fsdp import Decision, ShardedNetwork, called_m
 from msrun.runtime.parallel.modes.hybrid import check_no_layerwise, is_layerwise, scale_gradient_of
 from msrun.runtime.parallel.modes.on_servers import check_servers
 from msrun.runtime.parallel.modes.own_gradients import average_rows, has_own_gradient, is_same_everywhere
-from msrun.runtime.parallel.modes.reduction import ReducedNetwork, any_rank, mean_of_ranks
+from msrun.runtime.parallel.modes.reduction import ReducedNetwork, any_rank
+from msrun.runtime.parallel.outside import mean_of_ranks, note_known
 from msrun.runtime.parallel.parameters.storage import equal_everywhere, note_placed
 from msrun.runtime.parallel.precision import autocast
 from msrun.runtime.parallel.scaling import replica_scales, scale_gradient
@@ -61,8 +56,6 @@ replicas_called: ContextVar[list[Replicas] | None] = ContextVar("replicas_called
 
 
 _living: weakref.WeakSet[Replicas] = weakref.WeakSet()
-_looked: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-"""Optimizers whose first step was looked at."""
 
 
 class Replicas:
@@ -90,15 +83,12 @@ class Replicas:
         self._sharded: dict[int, ShardedNetwork] = {}
         self._written: dict[tuple[int, bool], list[nn.Parameter]] = {}
         """(id of the root, whether it is in training) -> parameters that its forward pass writes"""
-        self._beyond: list[Tensor] | None = None
-        """Parameters between the results and the loss, which are averaged after each pass; None: nobody looked."""
-        self._pass = -1
-        """The backward pass in which they were looked for last."""
         self.is_running_module = False
+        self.has_waited = False
+        """Whether gradients of this rank alone have been added up: a step that is verified would send them, too."""
         self._waits: list[contextlib.ExitStack] = []
         """The contexts of `no_sync` that are open, outermost first."""
         _living.add(self)
-        _watch_optimizers()
 
     # -- calling ------------------------------------------------------------------------------------------------
 
@@ -192,39 +182,11 @@ class Replicas:
         Args:
             counts: False: the step is only verified.
         """
-        StepFunction.begin_backward()
-        if syncs and counts and self.keeps_equal and not torch.is_grad_enabled():
-            self._average_beyond(torch._C._current_graph_task_id())
+        StepFunction.begin_backward(counts=syncs and counts and self.keeps_equal)
         if reduced is not None:
             reduced.begin_backward(syncs=syncs)
         elif self._sharded:
             StepFunction.refuse_second_derivatives()
-
-    def _average_beyond(self, number: int) -> None:
-        """Average, after a backward pass, the gradients of parameters between the step's results and the loss.
-
-        The first pass finds out which of all optimizers' parameters these are.
-        """
-        if number == self._pass:
-            return
-        self._pass = number
-        is_first = self._beyond is None
-        if self._beyond is None:
-            trained = {p: None for o in living_optimizers() for group in o.param_groups for p in group["params"]}
-            self._beyond = [p for p in _outside(list(trained)) if p.requires_grad and _is_reached(p)]
-        reached = [parameter for parameter in self._beyond if _is_reached(parameter)]
-        if reached:
-            end = partial(self._end_beyond, reached, is_first=is_first)
-            torch.autograd.Variable._execution_engine.queue_callback(end)
-
-    def _end_beyond(self, reached: Sequence[Tensor], *, is_first: bool) -> None:
-        if is_first:
-            check_shared(reached)
-        gradients = [parameter.grad for parameter in reached if parameter.grad is not None]
-        dense = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients]
-        means = mean_of_ranks(dense, sums_wide=self._settings.gradient_fp32_sync)
-        for parameter, mean in zip((p for p in reached if p.grad is not None), means, strict=True):
-            parameter.grad = mean
 
     def _leave(self, value: Tensor, place: tuple[int, Iterator[int]], begin: Callable[[], None]) -> Tensor:
         if value.dim() == 0 and value.is_floating_point():
@@ -272,6 +234,7 @@ class Replicas:
             for parameter in filter(is_layerwise, root.parameters()):
                 scale_gradient_of(parameter, self._scales.own)
         self._networks[key] = root, _trainable_of(root)
+        note_known(root.parameters(), kept_equal=self.keeps_equal)
         self._kinds[key] = _kinds_of(self._networks[key][1])
         self._buffered[id(root)] = [module for module in root.modules() if module._buffers]
         self._placed(root, decisions, notes)
@@ -307,6 +270,7 @@ class Replicas:
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Add up gradients on each rank for as long as the context lasts; the next backward pass reduces them."""
+        self.has_waited = True
         with contextlib.ExitStack() as stack:
             for sharded in self._sharded.values():
                 stack.enter_context(sharded.no_sync())
@@ -353,57 +317,6 @@ class Replicas:
         for index, mean in zip(shared, means, strict=True):
             result[index] = mean
         return result
-
-
-@functools.cache
-def _watch_optimizers() -> None:
-    """Look at the first step of every optimizer from now on; once in a process."""
-    register_optimizer_step_pre_hook(_check_outside)
-
-
-def _check_outside(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-    """Refuse the first step of an optimizer that would train what no step runs to other values on every rank.
-
-    Optimizers that train no network of an AutoParallel are left alone: other ranks may have none.
-
-    Raises:
-        StrategyError: it would.
-    """
-    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if optimizer in _looked or len(_known(trained)) == 0:
-        return
-    _looked.add(optimizer)
-    outside = _outside(trained)
-    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in outside]
-    equal = equal_everywhere([g.to_dense() if g.is_sparse else g for g in gradients])
-    for parameter, is_equal in zip(outside, equal, strict=True):
-        if not is_equal:
-            raise StrategyError(
-                f"optimizer.step(): a parameter of shape {tuple(parameter.shape)} outside of the step has another "
-                "gradient on each rank, of its own rows, and every rank would train its own copy: put its module into "
-                "the network that AutoParallel runs, or into an AutoParallel of its own"
-            )
-
-
-def _known(parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Return those of some parameters that networks of AutoParallels have, which keep them equal on all ranks."""
-    known = {id(p) for replicas in _living if replicas.keeps_equal for p in replicas.parameters()}
-    return [parameter for parameter in parameters if id(parameter) in known]
-
-
-def _outside(parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Return those of some parameters that no step has run or got in its inputs."""
-    known = {id(p) for replicas in _living for p in replicas.parameters()}
-    beyond = (p for p in parameters if id(p) not in known and not is_settled(p) and not isinstance(p, DTensor))
-    return [parameter for parameter in beyond if is_same_everywhere(parameter)]
-
-
-def _is_reached(parameter: Tensor) -> bool:
-    """Return whether the present backward pass adds to a parameter's gradient."""
-    try:
-        return torch._C._will_engine_execute_node(get_gradient_edge(parameter).node)
-    except RuntimeError:  # how torch says that it runs torch.autograd.grad for this one
-        return False
 
 
 def _check_hooks(network: nn.Module, mode: str) -> None:

@@ -24,10 +24,9 @@ from torch.nn.parallel import DistributedDataParallel
 from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.agreement import gather
-from msrun.runtime.execute.transfers import start_all_reduce
 from msrun.runtime.parallel.border import leaves_of, share_leaves
 from msrun.runtime.parallel.modes.own_gradients import has_own_gradient
-from msrun.runtime.parallel.parameters.fusion_config import BUCKET_BYTES
+from msrun.runtime.parallel.outside import is_short, mean_of_ranks
 from msrun.runtime.progress import waiting_in
 
 
@@ -215,40 +214,6 @@ def any_rank(parameters: Sequence[nn.Parameter], mine: set[nn.Parameter]) -> lis
     with waiting_in(lambda: "the search for parameters without gradient"):
         dist.all_reduce(mask, dist.ReduceOp.MAX)
     return [parameter for parameter, found in zip(parameters, mask.tolist(), strict=True) if found]
-
-
-def mean_of_ranks(gradients: Sequence[Tensor], *, sums_wide: bool) -> list[Tensor]:
-    """Return gradients averaged over the ranks, in messages of at most 25 MB."""
-    result = list(gradients)
-    for members in _buckets(gradients):
-        parts = [gradients[i] for i in members]
-        flat = torch.cat([part.reshape(-1) for part in parts])
-        wide = flat.float() if sums_wide and is_short(flat.dtype) else flat
-        assert dist.group.WORLD is not None
-        future = start_all_reduce(wide, dist.group.WORLD, in_place=True)
-        mean = (future.wait() / dist.get_world_size()).to(flat.dtype)
-        for i, part in zip(members, mean.split([part.numel() for part in parts]), strict=True):
-            result[i] = part.view(gradients[i].shape)
-    return result
-
-
-def _buckets(gradients: Sequence[Tensor]) -> list[list[int]]:
-    """Return indexes of gradients that travel together: of one type, last ones first as backward makes them."""
-    buckets: list[list[int]] = []
-    open_buckets: dict[torch.dtype, tuple[list[int], int]] = {}
-    for index in reversed(range(len(gradients))):
-        size = gradients[index].numel() * gradients[index].element_size()
-        bucket, filled = open_buckets.get(gradients[index].dtype, ([], BUCKET_BYTES))
-        if filled + size > BUCKET_BYTES:
-            bucket, filled = [], 0
-            buckets.append(bucket)
-        bucket.append(index)
-        open_buckets[gradients[index].dtype] = bucket, filled + size
-    return buckets
-
-
-def is_short(dtype: torch.dtype) -> bool:
-    return dtype in (torch.float16, torch.bfloat16)
 
 
 def _reduce_in_float32(bucket: Any) -> torch.futures.Future[Tensor]:

@@ -27,16 +27,23 @@ from msrun.runtime.sharding.operators.rule import DRAW, PLACE, apply_collective,
 from msrun.runtime.tensors.plain_tensors import plain
 
 MOST_BYTES = 1 << 30
-"""Kept of one run; what comes after it is not looked at."""
+"""Kept of one run by default."""
 
 
 class KeptValues(TorchDispatchMode):
-    """Keeps what every operator reads and gives while it is on."""
+    """Keeps what every operator reads and gives while it is on.
 
-    def __init__(self) -> None:
+    Args:
+        most_bytes: what is kept at most; what comes after it is not.
+    """
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         super().__init__()
         self.by_shape: dict[tuple[int, ...], list[Tensor]] = {}
-        self.nbytes = 0
+        self.precisions: set[torch.dtype] = set()
+        """Types of the numbers that operators read and give."""
+        self._most_bytes = most_bytes
+        self._nbytes = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -49,9 +56,13 @@ class KeptValues(TorchDispatchMode):
 
     def _keep(self, values: Any) -> None:
         for value in pytree.tree_leaves(values):
-            if isinstance(value, Tensor) and self.nbytes < MOST_BYTES:
+            if not isinstance(value, Tensor):
+                continue
+            if value.dtype in TOLERANCES:
+                self.precisions.add(value.dtype)
+            if self._nbytes < self._most_bytes:
                 self.by_shape.setdefault(tuple(value.shape), []).append(value.detach().clone())
-                self.nbytes += value.numel() * value.element_size()
+                self._nbytes += value.numel() * value.element_size()
 
 
 def find_first_operator(compiled: CompiledCall, root: nn.Module, inputs: Sequence[Tensor], kept: KeptValues) -> str:
@@ -112,7 +123,8 @@ def _local_values(compiled: CompiledCall, root: nn.Module, inputs: Sequence[Tens
     parameters, buffers = dict(root.named_parameters()), dict(root.named_buffers())
     values: dict[fx.Node, Any] = dict(zip(program.inputs, (tensor.detach() for tensor in inputs), strict=True))
     for use in program.parameters.values():
-        values[use.node] = plain(parameters[use.name]).detach()[use.layout.slices(mesh, use.shape, rank)]
+        part = plain(parameters[use.name]).detach()[use.layout.slices(mesh, use.shape, rank)]
+        values[use.node] = part.to(use.dtype)  # autocast reads it in fewer bits
     values |= {node: buffers[name].detach().clone() for name, node in program.buffers.items()}
     values |= {node: constant.clone() for node, constant in program.constants.values()}
     for node in program.graph.nodes:

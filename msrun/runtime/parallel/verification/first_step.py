@@ -84,6 +84,9 @@ def _is_to_be_checked(parallel: AutoParallel, root: nn.Module, args: Sequence[An
     wanted = os.environ.get(contract.MSRUN_VERIFY, "")
     if wanted == "0" or (not wanted and settings.checks_first_step is False):
         return False
+    if parallel._replicas is not None and parallel._replicas.has_waited:
+        log.debug("the first step does not check itself: no_sync() adds gradients up that the check would send")
+        return False
     _checked.setdefault(parallel, weakref.WeakSet()).add(root)
     if wanted or settings.checks_first_step:
         return True

@@ -36,8 +36,8 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_
 class Before:
     """What a step changes in a network and in what its code can reach, as it was before.
 
-    That is: parameters, buffers, attributes of modules, tensors in them, lists, dicts, sets and generators that the
-    modules, their hooks and `code` hold, the stream of dropout.
+    That is: parameters, buffers, attributes of modules, tensors in them with their gradients, lists, dicts, sets and
+    generators that the modules, their hooks and `code` hold, the stream of dropout.
     """
 
     def __init__(self, root: nn.Module, code: Callable[..., Any] | None = None) -> None:
@@ -78,6 +78,9 @@ class Before:
         if isinstance(value, Tensor):
             if not value.is_meta and type(value) is Tensor and value.numel() <= _LARGE:
                 self._puts.append(partial(_put_tensor, value, value.detach().clone()))
+                if value.requires_grad and value.is_leaf:
+                    gradient = value.grad
+                    self._puts.append(partial(_put_gradient, value, gradient, _copy_of(gradient)))
         elif isinstance(value, _GENERATORS):
             self._puts.append(_state_of(value))
         elif type(value) in _CONTAINERS and len(value) <= _LARGE:
@@ -134,6 +137,16 @@ def _attributes_of(module: nn.Module) -> dict[str, Any]:
 def _put_tensor(tensor: Tensor, value: Tensor) -> None:
     if tensor.shape == value.shape and not torch.equal(tensor, value):
         tensor.copy_(value)
+
+
+def _copy_of(gradient: Tensor | None) -> Tensor | None:
+    return None if gradient is None else gradient.detach().clone()
+
+
+def _put_gradient(leaf: Tensor, gradient: Tensor | None, kept: Tensor | None) -> None:
+    if gradient is not None and kept is not None:
+        gradient.copy_(kept)
+    leaf.grad = gradient
 
 
 def _put_content(container: Any, held: list[Any]) -> None:

@@ -33,16 +33,16 @@ from msrun.runtime.nn.random_stream import drawing
 from msrun.runtime.nn.replaced import current
 from msrun.runtime.parallel.batch.divided_batch import find_parts, find_wrappers
 from msrun.runtime.parallel.batch.parts import find_tensors
+from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.parameters.network_state import Chunk, find_box
 from msrun.runtime.parallel.parameters.storage import equal_everywhere
 from msrun.runtime.parallel.parameters.whole import gathered_parameters, join_chunks
-from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
 from msrun.runtime.parallel.plan import log
 from msrun.runtime.parallel.scaling import replica_scales
 from msrun.runtime.parallel.settings import REPLICA_MODES
 from msrun.runtime.parallel.user_name import user_name
-from msrun.runtime.parallel.verification.distance import SMALL, Tolerance, find_difference, largest
-from msrun.runtime.parallel.verification.first_operator import KeptValues, find_first_operator
+from msrun.runtime.parallel.verification.distance import SMALL, TOLERANCES, Tolerance, find_difference, largest
+from msrun.runtime.parallel.verification.first_operator import MOST_BYTES, KeptValues, find_first_operator
 from msrun.runtime.parallel.verification.report import Difference, VerificationReport, worst_of
 from msrun.runtime.parallel.verification.untouched import untouched
 from msrun.runtime.server.remote import find_remotes
@@ -121,6 +121,9 @@ class Comparison:
     def __init__(self, parallel: AutoParallel, tolerance: float | None) -> None:
         self._parallel = parallel
         self._tolerance = tolerance
+        precision = parallel.settings.precision
+        self._precision = precision.torch_dtype if precision else None
+        """The lowest in which the network computes, as far as it is known."""
 
     # -- the two forms of use -----------------------------------------------------------------------------------
 
@@ -235,24 +238,36 @@ class Comparison:
                 expected, failure = _attempt(lambda: run(whole_args, whole_kwargs))
                 if expected is None:
                     raise UnverifiableError(f"verify(): the network does not run in one process: {failure}")
-                found = self._differences(measured, expected, boxes, held)
-                worst = worst_of(gather([*found, *self._row_differences(measured, expected, boxes)]))
-                report = VerificationReport(world.get_group_size(), worst)
+                report = self._report(measured, expected, boxes, held)
                 if report.is_equal:
                     return report
-                if self._parallel.settings.parallel_mode in REPLICA_MODES:
-                    return replace(report, is_captured=False, reason=_reason(measured, expected, boxes, worst))
+                is_captured = self._parallel.settings.parallel_mode not in REPLICA_MODES
+                compiled = self._parallel._captured[0].compiled if is_captured else None
                 before.put_back()
-                compiled = self._parallel._captured[0].compiled
-                if isinstance(compiled, PipelinedCall):
-                    return report
-                with KeptValues() as kept:
+                with KeptValues(MOST_BYTES if isinstance(compiled, CompiledCall) else 0) as kept:
                     run(whole_args, whole_kwargs)
                 before.put_back()
+                self._precision = max(kept.precisions, key=TOLERANCES.__getitem__, default=self._precision)
+                report = self._report(measured, expected, boxes, held)
+                if report.is_equal:
+                    return report
+                if not is_captured:
+                    reason = _reason(measured, expected, boxes, report.differences)
+                    return replace(report, is_captured=False, reason=reason)
+                if not isinstance(compiled, CompiledCall):
+                    return report
                 parts = self._parallel.settings.batch_parts(world.get_group_size())
                 with drawing(root, lambda question: gather(question())[0], parts):
                     first = find_first_operator(compiled, root, find_tensors(args, kwargs), kept)
                 return replace(report, first_operator=first)
+
+    def _report(
+        self, measured: _Measured, expected: _Measured, passed: Sequence[_Passed], held: Mapping[str, Box]
+    ) -> VerificationReport:
+        """Compare all ranks' values with those of one process. All ranks call it together."""
+        found = self._differences(measured, expected, passed, held)
+        worst = worst_of(gather([*found, *self._row_differences(measured, expected, passed)]))
+        return VerificationReport(world.get_group_size(), worst)
 
     def _check(self, root: nn.Module) -> None:
         if self._parallel.settings.parallel_mode not in REPLICA_MODES:
@@ -330,8 +345,7 @@ class Comparison:
     ) -> list[Difference]:
         """Return how far this rank's values are from those of one process."""
         settings = self._parallel.settings
-        precision = settings.precision.torch_dtype if settings.precision else None
-        compare = partial(find_difference, tolerance=Tolerance(self._tolerance, precision))
+        compare = partial(find_difference, tolerance=Tolerance(self._tolerance, self._precision))
         of_parameters, of_inputs = 1.0, 1.0
         if settings.parallel_mode in REPLICA_MODES:  # sums, where the user wants them, are those of all ranks
             factors = replica_scales(settings.compat, settings.averages_gradients, world.get_group_size())
@@ -360,8 +374,7 @@ class Comparison:
         self, measured: _Measured, expected: _Measured, passed: Sequence[_Passed]
     ) -> Iterator[Difference]:
         """Yield how far results are that are whole on every rank, or have a row for each row of this rank."""
-        precision = self._parallel.settings.precision
-        tolerance = Tolerance(self._tolerance, precision.torch_dtype if precision else None)
+        tolerance = Tolerance(self._tolerance, self._precision)
         if any(part.order != (1, 1) for part in passed):
             return  # the parts' rows have come in another order
         cut = next((p.box for p in passed if p.box.shape and p.box.shape[0] != p.box.sizes[0]), None)

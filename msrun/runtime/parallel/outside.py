@@ -1,0 +1,261 @@
+"""Parameters outside of every step: of modules between the results of steps and losses, such as a head of its own.
+
+Each rank's backward pass gives them the gradient of its own loss. What is trained is the mean of the losses, so after
+every pass through a step their gradients are averaged over the ranks. Optimizers tell which tensors are trained, and
+autograd which ones a pass reaches. What is not averaged so is refused at an optimizer's first step.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import weakref
+import zlib
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
+
+from msrun.errors import StrategyError
+from msrun.runtime import world
+from msrun.runtime.agreement import gather
+from msrun.runtime.execute.placement import placement_of
+from msrun.runtime.execute.transfers import start_all_reduce
+from msrun.runtime.nn.replaced import living_optimizers
+from msrun.runtime.parallel.modes.own_gradients import is_same_everywhere
+from msrun.runtime.parallel.parameters.fusion_config import BUCKET_BYTES
+from msrun.runtime.parallel.parameters.storage import equal_everywhere
+
+log = logging.getLogger("msrun.runtime")
+_known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""Tensors whose gradients are those of the mean already, as a step without capture runs them, or they reach one ->
+whether all ranks are to hold the same values"""
+_averaged: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""Parameters outside that passes have reached, in the same order on every rank."""
+_looked: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+"""Optimizers whose first step was looked at."""
+
+
+class _Trained:
+    """What optimizers train, by optimizer; looked for again when one was given more."""
+
+    def __init__(self) -> None:
+        self._changes = itertools.count(1)
+        self._change, self._seen = 0, -1
+        self._found: list[list[TensorWeakRef]] = []
+
+    def watch(self) -> None:
+        """Hear of parameters that optimizers get from now on."""
+        add = Optimizer.add_param_group
+
+        @functools.wraps(add)
+        def noting_add(optimizer: Optimizer, param_group: dict[str, Any]) -> None:
+            self._change = next(self._changes)
+            add(optimizer, param_group)
+
+        Optimizer.add_param_group = noting_add  # type: ignore[method-assign,assignment]
+
+    def outside(self) -> list[list[Tensor]]:
+        """Return the parameters outside of every step."""
+        if self._seen != self._change:
+            self._seen = self._change
+            groups = [[p for group in o.param_groups for p in group["params"]] for o in living_optimizers()]
+            self._found = [[TensorWeakRef(p) for p in group if _is_outside(p)] for group in groups]
+        living = [[tensor for ref in refs if (tensor := ref()) is not None] for refs in self._found]
+        return [outside for group in living if (outside := _outside(group))]
+
+
+_trained = _Trained()
+
+
+@functools.cache
+def watch_trained() -> None:
+    """Look at what optimizers train from now on; once in a process."""
+    _trained.watch()
+    register_optimizer_step_pre_hook(_check_first_step)
+
+
+def note_known(tensors: Iterable[Tensor], *, kept_equal: bool = True) -> None:
+    """Note tensors whose gradients are those of the mean; parameters of captured networks are placed instead.
+
+    Args:
+        kept_equal: all ranks are to hold the same values.
+    """
+    for tensor in tensors:
+        _known[tensor] = kept_equal
+
+
+def average_outside() -> None:
+    """Have the gradients of parameters outside averaged at the end of the present backward pass, which is in a step.
+
+    Raises:
+        StrategyError: the pass gives the gradient of one to the caller of `torch.autograd.grad`; or ranks hold other
+            values of one.
+    """
+    if world.simulation_level() is not None:
+        return
+    found = [[p for p in group if p not in _averaged and _is_reached(p)] for group in _trained.outside()]
+    new = _in_one_order([group for group in found if group])
+    reached = [p for p in _averaged if _is_outside(p) and _is_reached(p)] + new
+    if reached:
+        torch.autograd.Variable._execution_engine.queue_callback(partial(_average, reached, new))
+
+
+def _in_one_order(groups: list[list[Tensor]]) -> list[Tensor]:
+    """Return parameters of several optimizers in an order that is the same on every rank, by their values.
+
+    Raises:
+        StrategyError: two optimizers hold the same values.
+    """
+    if len(groups) > 1:
+        keys = [tuple(map(digest_of, group)) for group in groups]
+        groups = [groups[index] for index in sorted(range(len(groups)), key=keys.__getitem__)]
+        different = {tuple(map(id, group)) for group in groups}
+        if len(set(keys)) < len(different):
+            raise StrategyError(
+                "two optimizers train modules outside of the step that hold the same values, so that the ranks cannot "
+                "tell them apart: give them one optimizer, or put the modules into networks that AutoParallel runs"
+            )
+    return list({id(parameter): parameter for group in groups for parameter in group}.values())
+
+
+def _average(reached: Sequence[Tensor], new: Sequence[Tensor]) -> None:
+    if new:
+        check_shared(new)
+        for parameter in new:
+            _averaged[parameter] = True
+    given = [torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in reached]
+    dense = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in given]
+    for parameter, mean in zip(reached, mean_of_ranks(dense, sums_wide=True), strict=True):
+        parameter.grad = mean
+
+
+def _check_first_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    """Refuse the first step of an optimizer that would train what no step runs to other values on every rank.
+
+    Optimizers that train no network of an AutoParallel are left alone: other ranks may have none.
+
+    Raises:
+        StrategyError: it would.
+    """
+    if optimizer in _looked or world.get_group_size() == 1 or world.simulation_level() is not None:
+        return
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if not any(_known.get(parameter, placement_of(parameter) is not None) for parameter in trained):
+        return
+    _looked.add(optimizer)
+    outside = _outside(trained)
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in outside]
+    equal = equal_everywhere([g.to_dense() if g.is_sparse else g for g in gradients])
+    for parameter, is_equal in zip(outside, equal, strict=True):
+        if not is_equal:
+            raise StrategyError(
+                f"optimizer.step(): a parameter of shape {tuple(parameter.shape)} outside of the step has another "
+                "gradient on each rank, of its own rows, and every rank would train its own copy: put its module into "
+                "the network that AutoParallel runs, or into an AutoParallel of its own"
+            )
+
+
+def _outside(parameters: Sequence[Tensor]) -> list[Tensor]:
+    return [parameter for parameter in parameters if parameter.requires_grad and _is_outside(parameter)]
+
+
+def _is_outside(parameter: Tensor) -> bool:
+    """Return whether the gradient of a parameter that all ranks hold is that of each rank's own loss."""
+    if parameter in _known or isinstance(parameter, DTensor) or placement_of(parameter) is not None:
+        return False
+    return is_same_everywhere(parameter)
+
+
+def _is_reached(parameter: Tensor) -> bool:
+    """Return whether the present backward pass adds to a parameter's gradient.
+
+    Raises:
+        StrategyError: it gives it to the caller, before the step hears of the pass.
+    """
+    try:
+        return torch._C._will_engine_execute_node(get_gradient_edge(parameter).node)
+    except RuntimeError:  # how torch says that it runs torch.autograd.grad for this one
+        raise StrategyError(
+            f"torch.autograd.grad of a parameter of shape {tuple(parameter.shape)} outside of the step gives that of "
+            "this rank's rows: use backward() and .grad, or put its module into the network that AutoParallel runs"
+        ) from None
+
+
+def check_shared(leaves: Sequence[Tensor]) -> None:
+    """Refuse parameters outside of every step that would stay different on every rank, and say what the others cost.
+
+    Raises:
+        StrategyError: one does, or the ranks have others.
+    """
+    mine = [digest_of(leaf.detach()) for leaf in leaves]
+    everyone = gather(mine, what="the comparison of parameters outside of steps")
+    if any(len(digests) != len(leaves) for digests in everyone):
+        raise StrategyError(
+            f"the losses of the ranks use {sorted(set(map(len, everyone)))} parameters outside of the step: use the "
+            "same ones on every rank (times 0 where they shall not count)"
+        )
+    for leaf, *digests in zip(leaves, *everyone, strict=True):
+        if len(set(digests)) > 1:
+            raise StrategyError(
+                f"a parameter of shape {tuple(leaf.shape)} outside of the step differs between the ranks, and the loss "
+                "depends on it: put its module into the network that AutoParallel runs, or into an AutoParallel of its "
+                "own, which gives all ranks rank 0's values"
+            )
+    if world.get_rank() == 0:
+        log.warning(
+            "%d parameters are trained outside of the step: their gradients are averaged over the ranks one by one. "
+            "An AutoParallel around their module sends them together",
+            len(leaves),
+        )
+
+
+def digest_of(value: Tensor | None) -> Any:
+    """Return what differs where values do; None of None."""
+    if value is None:
+        return None
+    dense = (value.to_dense() if value.is_sparse else value).detach().cpu().contiguous()
+    return tuple(dense.shape), zlib.crc32(dense.reshape(-1).view(torch.uint8).numpy().data)
+
+
+def mean_of_ranks(gradients: Sequence[Tensor], *, sums_wide: bool) -> list[Tensor]:
+    """Return gradients averaged over the ranks, in messages of at most 25 MB."""
+    result = list(gradients)
+    for members in _buckets(gradients):
+        parts = [gradients[i] for i in members]
+        flat = torch.cat([part.reshape(-1) for part in parts])
+        wide = flat.float() if sums_wide and is_short(flat.dtype) else flat
+        assert dist.group.WORLD is not None
+        future = start_all_reduce(wide, dist.group.WORLD, in_place=True)
+        mean = (future.wait() / dist.get_world_size()).to(flat.dtype)
+        for i, part in zip(members, mean.split([part.numel() for part in parts]), strict=True):
+            result[i] = part.view(gradients[i].shape)
+    return result
+
+
+def _buckets(gradients: Sequence[Tensor]) -> list[list[int]]:
+    """Return indexes of gradients that travel together: of one type, last ones first as backward makes them."""
+    buckets: list[list[int]] = []
+    open_buckets: dict[torch.dtype, tuple[list[int], int]] = {}
+    for index in reversed(range(len(gradients))):
+        size = gradients[index].numel() * gradients[index].element_size()
+        bucket, filled = open_buckets.get(gradients[index].dtype, ([], BUCKET_BYTES))
+        if filled + size > BUCKET_BYTES:
+            bucket, filled = [], 0
+            buckets.append(bucket)
+        bucket.append(index)
+        open_buckets[gradients[index].dtype] = bucket, filled + size
+    return buckets
+
+
+def is_short(dtype: torch.dtype) -> bool:
+    """Return whether a type of numbers has 16 bits."""
+    return dtype in (torch.float16, torch.bfloat16)

@@ -7,6 +7,7 @@ memory, is refused.
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 from torch.distributed.tensor import DTensor
+from torch.utils import _pytree as pytree
 
 from msrun.errors import ParallelError
 from msrun.runtime import world
@@ -74,7 +76,7 @@ _NEW = {Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty, Te
 _NORMS = {torch.norm, Tensor.norm, torch.linalg.norm, torch.linalg.vector_norm}
 _SHAPE: Any = Tensor.shape
 _OF_SHAPE = frozenset(_words("shape size stride numel nelement nbytes __len__ is_same_size"))
-"""Of the whole, as every number that is made of them must be."""
+"""Of the whole, as every number that is made of them must be; but for gradients of rows (`_OF_ROWS`)."""
 _DRAWN_LIKE = frozenset(_words("rand_like randn_like randint_like"))
 _DRAWN = frozenset(_words("bernoulli normal poisson multinomial dropout"))
 _OF_MEMORY = frozenset(
@@ -89,7 +91,8 @@ _OF_MEMORY = frozenset(
 _OF_ROWS = frozenset(
     _words("coalesce is_coalesced indices _indices values _values _nnz sparse_mask sparse_dim dense_dim new")
 )
-"""What optimizers ask of gradients that have rows of a table alone: they are rows of this rank's part."""
+"""What optimizers ask of gradients that have rows of a table alone: they are rows of this rank's part, whose numbers
+count from its first row, and their shape is that of the part."""
 _OF_NETWORKS = frozenset(
     _words(
         """
@@ -179,7 +182,7 @@ def run_on_parts(func: Function, types: Iterable[type], args: tuple[Any, ...], k
         return _run_plain(func, args, kwargs)
     name = _name_of(func)
     if name in _OF_SHAPE:
-        return _of_shape(func, args, kwargs)
+        return _run_plain(func, args, kwargs) if args[0].is_sparse else _of_shape(func, args, kwargs)
     strangers = [kind for kind in types if kind is not Tensor and not issubclass(kind, PlacedTensor | WholeView)]
     if any(getattr(kind, _HANDLER) is not _DISABLED for kind in strangers):
         return NotImplemented  # another subclass decides first
@@ -201,11 +204,8 @@ def run_on_parts(func: Function, types: Iterable[type], args: tuple[Any, ...], k
         return found
     if name == "_foreach_norm" and not _wants_gradient(args[0]):
         return norms_of_wholes(args[0], *args[1:], **{"power" if key == "ord" else key: v for key, v in kwargs.items()})
-    if func in (Tensor.backward, torch.autograd.backward):
-        func(*_to_autograd(args), **_to_autograd(kwargs))
-        return None
-    if func is torch.autograd.grad:
-        return _gradients(args, kwargs)
+    if func in _OF_AUTOGRAD:
+        return _differentiate(func, args, kwargs)
     return _OnWholes(func, name).run(args, kwargs)
 
 
@@ -602,26 +602,47 @@ def _full(norm: Tensor) -> Tensor:
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
-def _gradients(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Give gradients of parts as parts."""
-    given = args[1] if len(args) > 1 else kwargs["inputs"]
-    inputs = [given] if isinstance(given, Tensor) else list(given)
-    gradients = torch.autograd.grad(*_to_autograd(args), **_to_autograd(kwargs))
-    for owner, gradient in zip(inputs, gradients, strict=True):
-        if isinstance(owner, PlacedTensor) and gradient is not None:
-            _wrap(gradient, owner.placement)
-    return gradients
+_OF_AUTOGRAD = {func: inspect.signature(func) for func in (Tensor.backward, torch.autograd.backward, torch.autograd.grad)}
 
 
-def _to_autograd(value: Any) -> Any:
-    """Return leaves as places of the graph, other parts as tensors: hooks that the pass calls see parts as ever."""
-    if isinstance(value, PlacedTensor):
-        with plain_tensors():
-            is_leaf = value.requires_grad and value.is_leaf
-            return get_gradient_edge(value) if is_leaf else value.as_subclass(Tensor)
-    if type(value) in (list, tuple):
-        return type(value)(map(_to_autograd, value))
-    return {key: _to_autograd(item) for key, item in value.items()} if type(value) is dict else value
+def _differentiate(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a backward pass with places of the graph for parts; hooks that it calls see parts as ever.
+
+    Gradients of parts are parts, zeros among them.
+    """
+    words = _OF_AUTOGRAD[func].bind(*args, **kwargs).arguments
+    inputs = words.pop("inputs", None)
+    places = {} if inputs is None else {"inputs": pytree.tree_map(_place_of, inputs)}
+    makes_zeros = words.pop("materialize_grads", False)
+    if makes_zeros and words.get("allow_unused") is None:
+        words["allow_unused"] = True
+    found = func(**pytree.tree_map(_without_part, dict(words)), **places)
+    if func is not torch.autograd.grad:
+        return None
+
+    def gradient_of(owner: Any, gradient: Tensor | None) -> Any:
+        if gradient is None and makes_zeros:
+            return torch.zeros_like(owner, requires_grad=bool(words.get("create_graph")))
+        return _wrap(gradient, owner.placement) if isinstance(owner, PlacedTensor) else gradient
+
+    if isinstance(inputs, dict):
+        return {key: gradient_of(owner, found[key]) for key, owner in inputs.items()}
+    owners = [inputs] if isinstance(inputs, Tensor) else inputs
+    return tuple(map(gradient_of, owners, found))
+
+
+def _place_of(value: Any) -> Any:
+    if not isinstance(value, PlacedTensor):
+        return value
+    with plain_tensors():
+        return get_gradient_edge(value) if value.requires_grad else value.as_subclass(Tensor)
+
+
+def _without_part(value: Any) -> Any:
+    if not isinstance(value, PlacedTensor):
+        return value
+    with plain_tensors():
+        return value.as_subclass(Tensor)
 
 
 def _refusal(name: str, args: Iterable[Any], kwargs: Mapping[str, Any]) -> str:

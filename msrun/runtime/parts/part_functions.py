@@ -306,12 +306,6 @@ class _OnWholes:
                 return self.run(args, kwargs)
         if name in _OF_NETWORKS or name in _OF_SCALERS or name in _OF_MEMORY:
             raise ParallelError(_refusal(name, args, kwargs))
-        staged = next((part for part in _parts_in([*args, *kwargs.values()]) if part.placement.stages), None)
-        if staged is not None:  # gradients of other stages are None: not all ranks would call it
-            raise ParallelError(
-                f"{name.strip('_') or name}: {staged.placement.describe()}, and the result needs the whole: use "
-                "with whole_parameters(net), or full_tensor() on all ranks together"
-            )
         if name == "__iter__":
             return iter(_OnWholes(torch.unbind, "unbind").run(args, kwargs))
         target = args[0] if args else kwargs.get("tensor", kwargs.get("input"))
@@ -479,9 +473,11 @@ class _Elementwise:
             if not value.placement.is_same_cut(placed):
                 raise _NeedsWholes
             return value
-        if not isinstance(value, Tensor) or not value.dim():
+        if not isinstance(value, Tensor) or not (value.dim() or (is_written and placed.stages)):
             return value
         shape = tuple(value.shape)
+        if is_written and placed.stages and shape == placed.shape:
+            raise _NeedsWholes  # on the ranks of its stage too, where a whole tensor and a part have one shape
         is_part, is_whole = shape == placed.local_shape, _broadcasts(shape, placed.shape)
         if is_part and (shape == placed.shape or not is_whole or value.is_sparse):
             return value
@@ -532,28 +528,21 @@ def norms_of_wholes(tensors: Sequence[Tensor], power: Any = 2, dtype: torch.dtyp
     """Return the norm of each tensor, of parts that of the whole. All ranks call it together; one all-reduce.
 
     Raises:
-        ParallelError: a norm that is none, or a part that lies in one stage of a pipeline: its norm is only a term of
-            the network's.
+        ParallelError: a norm that is none, or one with a gradient.
     """
     power = float(power)
     if not power > 0:
         raise ParallelError(_refusal(f"a norm of order {power:g}", tensors, {}))
-    staged = next((part for part in _parts_in(tensors) if part.placement.stages), None)
-    if staged is not None:
-        raise ParallelError(
-            f"{staged.placement.describe()}, so a norm here leaves out the other stages' parameters: use "
-            "msrun.runtime.clip_grad_norm_, which is global"
-        )
     if torch.is_grad_enabled() and any(part.requires_grad for part in _parts_in(tensors)):
         raise ParallelError(
             f"{_refusal('a norm with a gradient', tensors, {})}; for a norm as a number use torch.no_grad() or detach()"
         )
     is_max = math.isinf(power)
-    norms = [torch.linalg.vector_norm(_elements(tensor), power, dtype=dtype) for tensor in tensors]
+    norms = [_own_norm(tensor, power, dtype) for tensor in tensors]
     cut = [index for index, tensor in enumerate(tensors) if isinstance(tensor, PlacedTensor)]
     wide = torch.float32 if world.device().type == "npu" else torch.float64
     totals = torch.stack([norms[index].to(world.device(), wide) for index in cut])  # also of gradients on the host
-    shares = torch.tensor([1.0 / tensors[index].placement.copies for index in cut]).to(totals)  # type: ignore[attr-defined]
+    shares = _shares([tensors[index].placement for index in cut]).to(totals)  # type: ignore[attr-defined]
     totals = totals if is_max else totals**power * shares
     for index in cut:
         tensors[index].placement.check_world("a norm")  # type: ignore[attr-defined]
@@ -581,7 +570,7 @@ def norms_of_each(owners: Sequence[Tensor], tensors: Sequence[Tensor | None]) ->
     cut = [index for index, owner in enumerate(owners) if isinstance(owner, PlacedTensor)]
     if cut:
         parts = [owners[index].placement for index in cut]  # type: ignore[attr-defined]
-        shares = torch.tensor([1.0 / part.copies if part.is_held else 0.0 for part in parts]).to(zero)
+        shares = _shares(parts).to(zero)
         totals = torch.stack([norms[index] for index in cut]) ** 2 * shares
         parts[0].check_world("norms")
         traffic.add("all_reduce", totals)
@@ -590,6 +579,19 @@ def norms_of_each(owners: Sequence[Tensor], tensors: Sequence[Tensor | None]) ->
         for index, total in zip(cut, totals.sqrt(), strict=True):
             norms[index] = total
     return norms
+
+
+def _own_norm(tensor: Tensor, power: float, dtype: torch.dtype | None) -> Tensor:
+    """Return the norm of this rank's elements; 0 of none, which torch refuses of the largest."""
+    elements = _elements(tensor)
+    if not elements.numel():
+        return torch.linalg.vector_norm(elements, dtype=dtype)
+    return torch.linalg.vector_norm(elements, power, dtype=dtype)
+
+
+def _shares(parts: Sequence[Placement]) -> Tensor:
+    """Return how much of each sum a rank adds to the sum over all of them."""
+    return torch.tensor([1.0 / part.copies if part.is_held else 0.0 for part in parts])
 
 
 def _elements(tensor: Tensor) -> Tensor:

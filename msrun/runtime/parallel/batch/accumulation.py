@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -57,8 +58,22 @@ class GradAccumulation(DividedBatch):
         if not torch.is_grad_enabled() or not (parameters or any(value.requires_grad for value in tensors)):
             return join_results(self.results_of(call, batches), factors.loss)
         run = _EagerRun(call, batches, factors)
-        flat = _Accumulate.apply(run, len(tensors), *tensors, *parameters)
+        with _without_hooks(parameters):
+            flat = _Accumulate.apply(run, len(tensors), *tensors, *parameters)
         return pytree.tree_unflatten(list(flat), run.spec)
+
+
+@contextmanager
+def _without_hooks(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Keep hooks for gradients from the micro batches' gradients: they get the sum, which `backward()` hands out."""
+    kept = [(parameter, parameter._backward_hooks) for parameter in parameters if parameter._backward_hooks]
+    for parameter, _ in kept:
+        parameter._backward_hooks = None
+    try:
+        yield
+    finally:
+        for parameter, hooks in kept:
+            parameter._backward_hooks = hooks
 
 
 class _EagerRun:

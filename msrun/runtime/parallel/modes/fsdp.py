@@ -237,14 +237,16 @@ class ShardedNetwork:
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """level1: keep whole gradients on every rank for as long as the context lasts."""
-        is_level1 = self._spec.optimizer_level == "level1"
-        for root in self._roots if is_level1 else []:
-            root.set_requires_gradient_sync(False)
+        self.set_sync(reduces=False)
         try:
             yield
         finally:
-            for root in self._roots if is_level1 else []:
-                root.set_requires_gradient_sync(True)
+            self.set_sync(reduces=True)
+
+    def set_sync(self, *, reduces: bool) -> None:
+        """Say whether the next backward passes reduce gradients; level2 and level3 always do."""
+        for root in self._roots if self._spec.optimizer_level == "level1" else []:
+            root.set_requires_gradient_sync(reduces)
 
 
 def _refuse_writes_in_forward(block: nn.Module) -> None:

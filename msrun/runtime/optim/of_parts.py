@@ -141,12 +141,7 @@ def settle(optimizer: Optimizer) -> None:
         for key, value in state.items():
             if isinstance(value, DTensor):
                 state[key] = as_part(part_of(value, placed), placed)
-            elif (
-                type(value) is Tensor
-                and value.dim() > 0
-                and tuple(value.shape) == placed.shape
-                and placed.is_cut
-            ):
+            elif type(value) is Tensor and value.dim() > 0 and tuple(value.shape) == placed.shape and placed.is_cut:
                 state[key] = as_part(part_of(value, placed).clone(), placed)
     if not before:  # its first parts
         optimizer.register_state_dict_pre_hook(_know_parts)

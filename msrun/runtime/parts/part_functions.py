@@ -604,7 +604,9 @@ def _full(norm: Tensor) -> Tensor:
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
-_OF_AUTOGRAD = {func: inspect.signature(func) for func in (Tensor.backward, torch.autograd.backward, torch.autograd.grad)}
+_OF_AUTOGRAD = {
+    func: inspect.signature(func) for func in (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
+}
 
 
 def _differentiate(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -324,7 +324,7 @@ def optimizer_of_all_parameters_as_one_vector_trains_as_one_process_or_is_refuse
 
     right = WithLoss(Net(), F.mse_loss)
     expected = fit(right, torch.optim.LBFGS(right.parameters(), 0.5, max_iter=4))
-    for build in (hsdp, columns):
+    for build in (hsdp, columns, stages):
         step, _, _ = pair(build)
         found = fit(step, torch.optim.LBFGS(step.parameters(), 0.5, max_iter=4))
         assert_close(torch.tensor(found), torch.tensor(expected))

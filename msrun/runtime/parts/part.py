@@ -181,11 +181,12 @@ def _of_wholes(wrap: Callable[..., Any]) -> Callable[..., Any]:
 
 def _on_part(hook: Callable[[Tensor], Any], owner: Part) -> Callable[[Tensor], Tensor | None]:
     """Return a hook for the gradient of a part that gives `hook` the gradient as a part."""
-    placement, find_owner = owner.placement, weakref.ref(owner)
+    placement = owner.placement
+    find_owner: Callable[[], Tensor | None] = weakref.ref(owner)
 
     def call(gradient: Tensor) -> Tensor | None:
-        owner = find_owner()
-        if owner is not None and not isinstance(owner, Part):  # the parameter is whole for a while
+        found = find_owner()
+        if found is not None and not isinstance(found, Part):  # the parameter is whole for a while
             return hook(gradient)
         with torch._C._EnableTorchFunction():  # autograd may have been called past the checks of parts
             answer = hook(as_part(gradient.view_as(gradient), placement))

@@ -87,7 +87,8 @@ class StateTensor(DTensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StateTensor:
         if id(self) not in memo:
-            memo[id(self)] = state_tensor(self._part().clone(), is_everywhere=self.is_everywhere)
+            copied: Any = self._part().clone()
+            memo[id(self)] = state_tensor(copied, is_everywhere=self.is_everywhere)
         found: StateTensor = memo[id(self)]
         return found
 

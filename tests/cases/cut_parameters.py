@@ -206,14 +206,14 @@ def total_norm_of_gradients_is_global_also_of_value_and_grad() -> None:
 
 
 @case
-def norms_in_a_pipeline_are_refused_by_torchs_clipping_and_right_with_ours() -> None:
+def norms_in_a_pipeline_are_those_of_one_process_by_torchs_clipping_and_ours() -> None:
     for make in (Net, Tied):
         step, _, right = pair(stages, make)
         backward(step, right)
-        refused(lambda step=step: nn.utils.clip_grad_norm_(step.parameters(), 1.0), "in stage", "clip_grad_norm_")  # type: ignore[misc]
         for norm_type in (2.0, 1.0, float("inf")):
-            found = clip_grad_norm_(step, 1e9, norm_type)
-            assert_close(found, nn.utils.clip_grad_norm_(right.parameters(), 1e9, norm_type))
+            expected = nn.utils.clip_grad_norm_(right.parameters(), 1e9, norm_type)
+            assert_close(clip_grad_norm_(step, 1e9, norm_type), expected)
+            assert_close(nn.utils.clip_grad_norm_(step.parameters(), 1e9, norm_type), expected)
 
 
 # -- optimizers -----------------------------------------------------------------------------------------------------
@@ -324,7 +324,7 @@ def optimizer_of_all_parameters_as_one_vector_trains_as_one_process_or_is_refuse
 
     right = WithLoss(Net(), F.mse_loss)
     expected = fit(right, torch.optim.LBFGS(right.parameters(), 0.5, max_iter=4))
-    for build in (hsdp, columns):
+    for build in (hsdp, columns, stages):
         step, _, _ = pair(build)
         found = fit(step, torch.optim.LBFGS(step.parameters(), 0.5, max_iter=4))
         assert_close(torch.tensor(found), torch.tensor(expected))
@@ -520,10 +520,29 @@ def use_of_the_inner_network_and_of_memory_is_refused_by_name() -> None:
         lambda: torch.from_dlpack(weight.detach()),
     ):
         refused(call, "a.weight", "of (16, 8)", "whole_parameters")
-    stepped, _, right = pair(stages)
+    stepped, network, right = pair(stages)
     backward(stepped, right)
-    weight = dict(stepped.named_parameters())["a.weight"]
-    refused(lambda: weight.sum(), "a.weight", "stage 0" if get_rank() == 0 else "this rank holds nothing of (16, 8)")
+    held = "stage 0" if get_rank() == 0 else "this rank holds nothing of (16, 8)"
+    refused(network.a.weight.data_ptr, "a.weight", held)
+
+
+@case
+def every_rank_of_a_pipeline_computes_with_all_parameters_and_gradients() -> None:
+    for make in (Net, Tied):
+        step, network, right = pair(stages, make)
+        shadows = [[p.detach().clone() for p in net.parameters()] for net in (network, right)]
+        backward(step, right)
+        with torch.no_grad():
+            for net, shadow in zip((network, right), shadows, strict=True):
+                for p, whole in zip(net.parameters(), shadow, strict=True):
+                    whole.mul_(0.5).add_(p)  # made before the first call: it stays whole on every rank
+                    p.grad.mul_(0.01 / p.grad.norm())  # type: ignore[union-attr]
+                    p.grad[0] = p.sum()  # type: ignore[index]
+                    p.sub_(p.grad)
+        for mine, whole in zip(*shadows, strict=True):
+            assert type(mine) is Tensor
+            assert_close(mine, whole)
+        assert_state(step.state_dict(), right.state_dict())
 
 
 READS: list[Callable[[Tensor], Any]] = [

@@ -18,7 +18,9 @@ from mindspore import Tensor, nn, ops
 from mindspore.communication import get_group_size, get_rank, init
 
 IS_OURS = ms.__name__ != "mindspore"
-MODES = ("stand_alone", "data_parallel", "hybrid_parallel", "semi_auto_parallel", "auto_parallel")[: 5 if IS_OURS else 2]
+MODES = ("stand_alone", "data_parallel", "hybrid_parallel", "semi_auto_parallel", "auto_parallel")[
+    : 5 if IS_OURS else 2
+]
 ROWS, STEPS = 8, 20
 
 
@@ -28,13 +30,14 @@ if IS_OURS:
     from msrun.mindspore.parallel import AutoParallel
 
 
-
 class Network(nn.Cell):
     def __init__(self) -> None:
         super().__init__()
         self.body, self.head = nn.Dense(4, 6), nn.Dense(6, 3)
         for index, one in enumerate(self.trainable_params()):
-            one.set_data(Tensor(np.sin(np.arange(one.numel(), dtype=np.float32)).reshape(tuple(one.shape)) / (index + 2)))
+            one.set_data(
+                Tensor(np.sin(np.arange(one.numel(), dtype=np.float32)).reshape(tuple(one.shape)) / (index + 2))
+            )
 
     def construct(self, x: Tensor) -> Tensor:
         return self.head(ops.relu(self.body(x)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -140,12 +141,7 @@ def settle(optimizer: Optimizer) -> None:
         for key, value in state.items():
             if isinstance(value, DTensor):
                 state[key] = as_part(part_of(value, placed), placed)
-            elif (
-                type(value) is Tensor
-                and value.dim() > 0
-                and tuple(value.shape) == placed.shape
-                and placed.shape != placed.local_shape
-            ):
+            elif type(value) is Tensor and value.dim() > 0 and tuple(value.shape) == placed.shape and placed.is_cut:
                 state[key] = as_part(part_of(value, placed).clone(), placed)
     if not before:  # its first parts
         optimizer.register_state_dict_pre_hook(_know_parts)
@@ -181,14 +177,20 @@ def _know_parts(optimizer: Optimizer) -> None:
                 as_part(value, part.placement)
 
 
-def _hand_out(_: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Put DTensors in the place of parts in an optimizer's state dict, whose values are the live state's own."""
+def _hand_out(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Put DTensors in the place of parts in an optimizer's state dict, whose values are the live state's own.
+
+    Of a parameter that other stages of a pipeline hold, this rank has no state.
+    """
+    parameters = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    empty = {n for n, value in enumerate(parameters) if isinstance(value, Part) and not value.placement.is_held}
     state = {
         number: {
             key: state_tensor(value, is_everywhere=False) if isinstance(value, Part) else value
             for key, value in values.items()
         }
         for number, values in state_dict["state"].items()
+        if number not in empty
     }
     return {**state_dict, "state": state}
 

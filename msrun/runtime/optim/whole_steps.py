@@ -34,7 +34,7 @@ def _one_at_a_time(optimizer: torch.optim.Optimizer, stand_in: torch.optim.Optim
     stand_in.state = optimizer.state  # and a hook of the optimizer's own may have loaded other state
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            if parameter.grad is None:
+            if parameter.grad is None or (isinstance(parameter, Part) and not parameter.placement.is_held):
                 continue
             if not isinstance(parameter, Part | DTensor):
                 yield {**group, "params": [parameter]}

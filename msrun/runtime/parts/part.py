@@ -8,6 +8,7 @@ one part never passes for one of the whole.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -75,7 +76,7 @@ class Part(PlacedTensor):
     def register_hook(self, hook: Callable[[Tensor], Any]) -> Any:
         """Register a hook for the gradient; it gets this rank's part of it."""
         with plain_tensors():
-            return Tensor.register_hook(self, _on_part(hook, self.placement))
+            return Tensor.register_hook(self, _on_part(hook, self))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Part:
         if id(self) not in memo:
@@ -146,7 +147,7 @@ def become_part(parameter: nn.Parameter, placement: Placement) -> None:
     with plain_tensors():
         hooks = parameter._backward_hooks or {}
     for number, hook in hooks.items():
-        hooks[number] = _on_part(hook, placement)
+        hooks[number] = _on_part(hook, parameter)  # type: ignore[arg-type]
 
 
 @functools.cache
@@ -178,11 +179,14 @@ def _of_wholes(wrap: Callable[..., Any]) -> Callable[..., Any]:
     return wrap_whole
 
 
-def _on_part(hook: Callable[[Tensor], Any], placement: Placement) -> Callable[[Tensor], Tensor | None]:
-    """Return a hook for a gradient that gives `hook` the gradient as a part."""
+def _on_part(hook: Callable[[Tensor], Any], owner: Part) -> Callable[[Tensor], Tensor | None]:
+    """Return a hook for the gradient of a part that gives `hook` the gradient as a part."""
+    placement = owner.placement
+    find_owner: Callable[[], Tensor | None] = weakref.ref(owner)
 
     def call(gradient: Tensor) -> Tensor | None:
-        if tuple(gradient.shape) != tuple(placement.local_shape):  # the parameter is whole for a while
+        found = find_owner()
+        if found is not None and not isinstance(found, Part):  # the parameter is whole for a while
             return hook(gradient)
         with torch._C._EnableTorchFunction():  # autograd may have been called past the checks of parts
             answer = hook(as_part(gradient.view_as(gradient), placement))

@@ -7,6 +7,7 @@ memory, is refused.
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 from torch.distributed.tensor import DTensor
+from torch.utils import _pytree as pytree
 
 from msrun.errors import ParallelError
 from msrun.runtime import world
@@ -74,7 +76,7 @@ _NEW = {Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty, Te
 _NORMS = {torch.norm, Tensor.norm, torch.linalg.norm, torch.linalg.vector_norm}
 _SHAPE: Any = Tensor.shape
 _OF_SHAPE = frozenset(_words("shape size stride numel nelement nbytes __len__ is_same_size"))
-"""Of the whole, as every number that is made of them must be."""
+"""Of the whole, as every number that is made of them must be; but for gradients of rows (`_OF_ROWS`)."""
 _DRAWN_LIKE = frozenset(_words("rand_like randn_like randint_like"))
 _DRAWN = frozenset(_words("bernoulli normal poisson multinomial dropout"))
 _OF_MEMORY = frozenset(
@@ -89,7 +91,8 @@ _OF_MEMORY = frozenset(
 _OF_ROWS = frozenset(
     _words("coalesce is_coalesced indices _indices values _values _nnz sparse_mask sparse_dim dense_dim new")
 )
-"""What optimizers ask of gradients that have rows of a table alone: they are rows of this rank's part."""
+"""What optimizers ask of gradients that have rows of a table alone: they are rows of this rank's part, whose numbers
+count from its first row, and their shape is that of the part."""
 _OF_NETWORKS = frozenset(
     _words(
         """
@@ -187,7 +190,7 @@ def run_on_parts(func: Function, types: Iterable[type], args: tuple[Any, ...], k
         return _run_plain(func, args, kwargs)
     name = _name_of(func)
     if name in _OF_SHAPE:
-        return _of_shape(func, args, kwargs)
+        return _run_plain(func, args, kwargs) if args[0].is_sparse else _of_shape(func, args, kwargs)
     strangers = [kind for kind in types if kind is not Tensor and not issubclass(kind, PlacedTensor | WholeView)]
     if any(getattr(kind, _HANDLER) is not _DISABLED for kind in strangers):
         return NotImplemented  # another subclass decides first
@@ -209,11 +212,8 @@ def run_on_parts(func: Function, types: Iterable[type], args: tuple[Any, ...], k
         return found
     if name == "_foreach_norm" and not _wants_gradient(args[0]):
         return norms_of_wholes(args[0], *args[1:], **{"power" if key == "ord" else key: v for key, v in kwargs.items()})
-    if func in (Tensor.backward, torch.autograd.backward):
-        func(*_to_autograd(args), **_to_autograd(kwargs))
-        return None
-    if func is torch.autograd.grad:
-        return _gradients(args, kwargs)
+    if func in _OF_AUTOGRAD:
+        return _differentiate(func, args, kwargs)
     return _OnWholes(func, name).run(args, kwargs)
 
 
@@ -314,12 +314,6 @@ class _OnWholes:
                 return self.run(args, kwargs)
         if name in _OF_NETWORKS or name in _OF_SCALERS or name in _OF_MEMORY:
             raise ParallelError(_refusal(name, args, kwargs))
-        staged = next((part for part in _owners([*args, *kwargs.values()]) if part.placement.stages), None)
-        if staged is not None:  # gradients of other stages are None: not all ranks would call it
-            raise ParallelError(
-                f"{name.strip('_') or name}: {staged.placement.describe()}, and the result needs the whole: use "
-                "with whole_parameters(net), or full_tensor() on all ranks together"
-            )
         if name == "__iter__":
             return iter(_OnWholes(torch.unbind, "unbind").run(args, kwargs))
         target = args[0] if args else kwargs.get("tensor", kwargs.get("input"))
@@ -487,9 +481,11 @@ class _Elementwise:
             if not value.placement.is_same_cut(placed):
                 raise _NeedsWholes
             return value
-        if not isinstance(value, Tensor) or not value.dim():
+        if not isinstance(value, Tensor) or not (value.dim() or (is_written and placed.stages)):
             return value
         shape = tuple(value.shape)
+        if is_written and placed.stages and shape == placed.shape:
+            raise _NeedsWholes  # on the ranks of its stage too, where a whole tensor and a part have one shape
         is_part, is_whole = shape == placed.local_shape, _broadcasts(shape, placed.shape)
         if is_part and (shape == placed.shape or not is_whole or value.is_sparse):
             return value
@@ -540,28 +536,21 @@ def norms_of_wholes(tensors: Sequence[Tensor], power: Any = 2, dtype: torch.dtyp
     """Return the norm of each tensor, of parts that of the whole. All ranks call it together; one all-reduce.
 
     Raises:
-        ParallelError: a norm that is none, or a part that lies in one stage of a pipeline: its norm is only a term of
-            the network's.
+        ParallelError: a norm that is none, or one with a gradient.
     """
     power = float(power)
     if not power > 0:
         raise ParallelError(_refusal(f"a norm of order {power:g}", tensors, {}))
-    staged = next((part for part in _parts_in(tensors) if part.placement.stages), None)
-    if staged is not None:
-        raise ParallelError(
-            f"{staged.placement.describe()}, so a norm here leaves out the other stages' parameters: use "
-            "msrun.runtime.clip_grad_norm_, which is global"
-        )
     if torch.is_grad_enabled() and any(part.requires_grad for part in _parts_in(tensors)):
         raise ParallelError(
             f"{_refusal('a norm with a gradient', tensors, {})}; for a norm as a number use torch.no_grad() or detach()"
         )
     is_max = math.isinf(power)
-    norms = [torch.linalg.vector_norm(_elements(tensor), power, dtype=dtype) for tensor in tensors]
+    norms = [_own_norm(tensor, power, dtype) for tensor in tensors]
     cut = [index for index, tensor in enumerate(tensors) if isinstance(tensor, PlacedTensor)]
     wide = torch.float32 if world.device().type == "npu" else torch.float64
     totals = torch.stack([norms[index].to(world.device(), wide) for index in cut])  # also of gradients on the host
-    shares = torch.tensor([1.0 / tensors[index].placement.copies for index in cut]).to(totals)  # type: ignore[attr-defined]
+    shares = _shares([tensors[index].placement for index in cut]).to(totals)  # type: ignore[attr-defined]
     totals = totals if is_max else totals**power * shares
     for index in cut:
         tensors[index].placement.check_world("a norm")  # type: ignore[attr-defined]
@@ -589,7 +578,7 @@ def norms_of_each(owners: Sequence[Tensor], tensors: Sequence[Tensor | None]) ->
     cut = [index for index, owner in enumerate(owners) if isinstance(owner, PlacedTensor)]
     if cut:
         parts = [owners[index].placement for index in cut]  # type: ignore[attr-defined]
-        shares = torch.tensor([1.0 / part.copies if part.is_held else 0.0 for part in parts]).to(zero)
+        shares = _shares(parts).to(zero)
         totals = torch.stack([norms[index] for index in cut]) ** 2 * shares
         parts[0].check_world("norms")
         traffic.add("all_reduce", totals)
@@ -598,6 +587,19 @@ def norms_of_each(owners: Sequence[Tensor], tensors: Sequence[Tensor | None]) ->
         for index, total in zip(cut, totals.sqrt(), strict=True):
             norms[index] = total
     return norms
+
+
+def _own_norm(tensor: Tensor, power: float, dtype: torch.dtype | None) -> Tensor:
+    """Return the norm of this rank's elements; 0 of none, which torch refuses of the largest."""
+    elements = _elements(tensor)
+    if not elements.numel():
+        return torch.linalg.vector_norm(elements, dtype=dtype)
+    return torch.linalg.vector_norm(elements, power, dtype=dtype)
+
+
+def _shares(parts: Sequence[Placement]) -> Tensor:
+    """Return how much of each sum a rank adds to the sum over all of them."""
+    return torch.tensor([1.0 / part.copies if part.is_held else 0.0 for part in parts])
 
 
 def _elements(tensor: Tensor) -> Tensor:
@@ -610,26 +612,49 @@ def _full(norm: Tensor) -> Tensor:
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
-def _gradients(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Give gradients of parts as parts."""
-    given = args[1] if len(args) > 1 else kwargs["inputs"]
-    inputs = [given] if isinstance(given, Tensor) else list(given)
-    gradients = torch.autograd.grad(*_to_autograd(args), **_to_autograd(kwargs))
-    for owner, gradient in zip(inputs, gradients, strict=True):
-        if isinstance(owner, PlacedTensor) and gradient is not None:
-            _wrap(gradient, owner.placement)
-    return gradients
+_OF_AUTOGRAD = {
+    func: inspect.signature(func) for func in (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
+}
 
 
-def _to_autograd(value: Any) -> Any:
-    """Return leaves as places of the graph, other parts as tensors: hooks that the pass calls see parts as ever."""
-    if isinstance(value, PlacedTensor):
-        with plain_tensors():
-            is_leaf = value.requires_grad and value.is_leaf
-            return get_gradient_edge(value) if is_leaf else value.as_subclass(Tensor)
-    if type(value) in (list, tuple):
-        return type(value)(map(_to_autograd, value))
-    return {key: _to_autograd(item) for key, item in value.items()} if type(value) is dict else value
+def _differentiate(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a backward pass with places of the graph for parts; hooks that it calls see parts as ever.
+
+    Gradients of parts are parts, zeros among them.
+    """
+    words = _OF_AUTOGRAD[func].bind(*args, **kwargs).arguments
+    inputs = words.pop("inputs", None)
+    places = {} if inputs is None else {"inputs": pytree.tree_map(_place_of, inputs)}
+    makes_zeros = words.pop("materialize_grads", False)
+    if makes_zeros and words.get("allow_unused") is None:
+        words["allow_unused"] = True
+    found = func(**pytree.tree_map(_without_part, dict(words)), **places)
+    if func is not torch.autograd.grad:
+        return None
+
+    def gradient_of(owner: Any, gradient: Tensor | None) -> Any:
+        if gradient is None and makes_zeros:
+            return torch.zeros_like(owner, requires_grad=bool(words.get("create_graph")))
+        return _wrap(gradient, owner.placement) if isinstance(owner, PlacedTensor) else gradient
+
+    if isinstance(inputs, dict):
+        return {key: gradient_of(owner, found[key]) for key, owner in inputs.items()}
+    owners = [inputs] if isinstance(inputs, Tensor) else inputs
+    return tuple(map(gradient_of, owners, found))
+
+
+def _place_of(value: Any) -> Any:
+    if not isinstance(value, PlacedTensor):
+        return value
+    with plain_tensors():
+        return get_gradient_edge(value) if value.requires_grad else value.as_subclass(Tensor)
+
+
+def _without_part(value: Any) -> Any:
+    if not isinstance(value, PlacedTensor):
+        return value
+    with plain_tensors():
+        return value.as_subclass(Tensor)
 
 
 def _owners(values: Iterable[Any]) -> list[PlacedTensor]:

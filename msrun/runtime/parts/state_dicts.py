@@ -50,7 +50,7 @@ class StateTensor(DTensor):
         given: dict[int, tuple[Tensor, Tensor]] = {}  # id of a part -> it, and what it was given as
 
         def take(value: Tensor) -> Tensor:
-            part = as_part(plain(value.to_local()), value.placement) if isinstance(value, StateTensor) else value
+            part = value._part() if isinstance(value, StateTensor) else value
             given[id(part)] = part, value
             return part
 
@@ -65,8 +65,13 @@ class StateTensor(DTensor):
     def full_tensor(self, *, grad_placements: Any = None) -> Tensor:
         """Return the whole tensor, on all ranks that have it in their state dict; they call it together."""
         del grad_placements
-        part = as_part(plain(self.to_local()), self.placement)
+        part = self._part()
         return part.full_tensor() if self.is_everywhere else part.gather_in_stage()
+
+    def _part(self) -> Part:
+        """Return this rank's part; DTensors give one without dimensions where other stages hold it."""
+        part: Part = as_part(plain(self.to_local()).view(self.placement.local_shape), self.placement)
+        return part
 
     def redistribute(self, device_mesh: Any = None, placements: Any = None, **_: Any) -> DTensor:
         """Return the whole tensor as a DTensor of this rank alone. All ranks call it together.
@@ -82,9 +87,8 @@ class StateTensor(DTensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StateTensor:
         if id(self) not in memo:
-            memo[id(self)] = state_tensor(
-                as_part(plain(self.to_local()).clone(), self.placement), is_everywhere=self.is_everywhere
-            )
+            copied: Any = self._part().clone()
+            memo[id(self)] = state_tensor(copied, is_everywhere=self.is_everywhere)
         found: StateTensor = memo[id(self)]
         return found
 

@@ -94,7 +94,7 @@ def refused(kind: type[Exception], call: Callable[..., Any], *args: Any) -> str:
     try:
         call(*args)
     except kind as error:
-        return str(error)
+        return "\n".join([str(error), *getattr(error, "__notes__", ())])
     raise AssertionError(f"{kind.__name__} was not raised")
 
 

@@ -50,8 +50,8 @@ def error_that_the_network_raises_is_told_with_its_line() -> None:
             raise ValueError(f"3 columns are expected, not {x.shape[1]}")
         return self.layer(x).mean()
 
-    text = refused(CaptureError, AutoParallel(Calls(forward, layer=nn.Linear(16, 4))), mine(batch()[0]))
-    assert "ValueError: 3 columns are expected, not 16" in text, text
+    text = refused(ValueError, AutoParallel(Calls(forward, layer=nn.Linear(16, 4))), mine(batch()[0]))
+    assert text.startswith("3 columns are expected, not 16\n"), text
     assert "refusals.py:" in text, text
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from training_habits.trial import MODES, UNSTAGED, Criterion, Mlp, Trial, habit, sgd, train
+from training_habits.trial import MODES, Criterion, Mlp, Trial, habit, sgd, train
 
 WITH_RESULTS = tuple(mode for mode in MODES if mode != "pipeline")
 """Modes in which a call in training returns more than a loss."""
@@ -311,7 +311,7 @@ def _(t: Trial) -> None:
     _by_hand(t, Criterion(Mlp()), run)
 
 
-@habit("torch.autograd.grad of the parameters", UNSTAGED)
+@habit("torch.autograd.grad of the parameters")
 def _(t: Trial) -> None:
     net = Criterion(Mlp())
 
@@ -626,7 +626,7 @@ def _(t: Trial) -> None:
     train(t, net, loss_of=loss_of)
 
 
-@habit("squared gradients added up by hand, then a penalty by them (EWC)", UNSTAGED)
+@habit("squared gradients added up by hand, then a penalty by them (EWC)")
 def _(t: Trial) -> None:
     net = Criterion(Mlp())
     step, optimizer = t.wrap(net), sgd(net)

@@ -28,9 +28,6 @@ IN_HALVES = "one process, half of the rows at a time"
 MODES = ("semi_auto", "hsdp level1", "hsdp level3", "shard", "pipeline", "data_parallel", "data_parallel hsdp")
 """shard: linear layers cut by columns and by rows in turn; shard and pipeline get the whole batch on every rank."""
 CAPTURED = MODES[:4]
-UNSTAGED = (*MODES[:4], *MODES[5:])
-"""Modes in which every rank has a gradient of every parameter; of a pipeline's other stages a rank has none, and a
-script that computes with each `p.grad` fails as it would for a parameter that is not used."""
 OWN_ROWS = MODES[5:]
 """Modes in which each rank runs the network on its own rows."""
 

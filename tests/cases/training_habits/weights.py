@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, prune, vector_to_parameters
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from training_habits.trial import MODES, UNSTAGED, Criterion, Mlp, Trial, habit, sgd, train, whole_of
+from training_habits.trial import MODES, Criterion, Mlp, Trial, habit, sgd, train, whole_of
 
 
 def edited(
@@ -159,24 +159,8 @@ edited(
 # -- gradients ---------------------------------------------------------------------------------------------------------
 
 
-_NEEDS_EVERY_GRADIENT = {
-    "gradient noise of the gradient's shape",
-    "gradient of rows set to zero",
-    "gradient of an element set",
-    "gradient masked",
-    "gradient without its mean (centralized)",
-    "gradient replaced",
-    "gradient's cosine with the weight",
-    "inner product of gradients and weights",
-    "weight decay by hand",
-    "steps with nan skipped",
-    "plain SGD by hand",
-}
-
-
 def of_gradients(name: str, edit: Callable[[Trial, Criterion, int], Any]) -> None:
-    modes = UNSTAGED if name in _NEEDS_EVERY_GRADIENT else MODES
-    edited(name, without_gradients(edit), where="after_backward", modes=modes)
+    edited(name, without_gradients(edit), where="after_backward")
 
 
 def _gradients(net: nn.Module) -> list[Tensor]:
@@ -455,7 +439,7 @@ def _(t: Trial) -> None:
         t.state(one)
 
 
-@habit("best weights kept and restored", modes=UNSTAGED)
+@habit("best weights kept and restored")
 def _(t: Trial) -> None:
     net = Criterion(Mlp())
     best: dict[str, Any] = {}

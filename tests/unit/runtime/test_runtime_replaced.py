@@ -66,5 +66,6 @@ def test_torch_still_has_the_private_names_that_leave_parameters_whole() -> None
     assert msrun.runtime.parallel.modes.fsdp.ShardPlacementResult is not None
     assert msrun.runtime.parallel.modes.fsdp.HSDPMeshInfo is not None
     assert callable(msrun.runtime.parallel.modes.fsdp.FSDPState._pre_forward)
+    assert "_engine_run_backward" in torch.autograd.grad.__code__.co_names
     assert callable(compute_local_shape_and_global_offset)
     assert callable(nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -119,7 +119,7 @@ class _Accumulate(torch.autograd.Function):
         return None, None, *hand_out(ctx, gradients)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _without_hooks(parameters: Sequence[Tensor]) -> Iterator[None]:
     """Take the hooks of parameters away for a while: they see the gradient of the batch once, when it is handed out."""
     hooks = [parameter._backward_hooks for parameter in parameters if parameter._backward_hooks]

@@ -280,6 +280,19 @@ class Replicas:
             finally:
                 self._waits.remove(stack)
 
+    @contextlib.contextmanager
+    def syncing(self) -> Iterator[None]:
+        """Reduce the gradients of every backward pass for as long as the context lasts, inside `no_sync` too."""
+        waits, self._waits = self._waits, []
+        for sharded in self._sharded.values():
+            sharded.set_sync(reduces=True)
+        try:
+            yield
+        finally:
+            self._waits = waits
+            for sharded in self._sharded.values() if waits else ():
+                waits[0].enter_context(sharded.no_sync())
+
     # -- gradients for value_and_grad ---------------------------------------------------------------------------
 
     @property

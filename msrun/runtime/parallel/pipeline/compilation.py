@@ -146,6 +146,11 @@ def build_stages(compilation: Compilation, division: Division) -> tuple[Pipeline
         stages=division.programs,
         own=compiled,
         tied=_tied_parameters(compilation.storage, program, schedule, line),
+        elsewhere={
+            name: stored
+            for name, stored in compilation.storage.stored.items()
+            if name in program.parameters and stored.parameter.requires_grad and not stored.placement.is_held
+        },
         holders=compilation.storage.holders,
         values=division.values,
         loss=division.loss,

@@ -52,6 +52,8 @@ class PipelinedCall:
     """stage -> its program on this rank, for the stages that it holds"""
     tied: dict[str, PlacedParameter]
     """Trainable parameters that this rank shares with other ranks of its line, and that this call uses somewhere."""
+    elsewhere: dict[str, PlacedParameter]
+    """Trainable parameters of this call that other stages alone hold."""
     holders: dict[str, tuple[int, ...]]
     """parameter name -> stages that hold it"""
     values: Mapping[fx.Node, LocalValue]
@@ -86,8 +88,13 @@ class PipelinedCall:
 
     @property
     def stored(self) -> list[PlacedParameter]:
-        """Trainable parameters that this rank holds: their gradients come back in this order."""
-        return list(({item.name: item for call in self.own.values() for item in call.stored} | self.tied).values())
+        """Trainable parameters of all stages, in the same order on every rank: their gradients come back so.
+
+        Those of other stages have one without elements here, so that a script does the same on every rank.
+        """
+        own = {item.name: item for call in self.own.values() for item in call.stored}
+        found = own | self.tied | self.elsewhere
+        return [found[name] for name in self.program.parameters if name in found]
 
     @cached_property
     def input_parts(self) -> list[int]:
@@ -204,6 +211,11 @@ class PipelinedCall:
             part = total.get(name)
             part = torch.zeros_like(stored.part) if part is None else part
             total[name] = start_all_reduce(part.detach(), ranks_group(self.ranks_of(name))).wait()
+        for name, stored in self.elsewhere.items():
+            use = self.program.parameters[name]
+            if use.node in self._reached:
+                nothing = torch.empty_like(stored.part)
+                total[name] = nothing.to_sparse(1) if use.has_row_gradient else nothing
         return total
 
     @cached_property

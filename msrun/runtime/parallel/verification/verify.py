@@ -14,7 +14,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -229,7 +229,8 @@ class Comparison:
         code: Callable[..., Any] | None = None,
     ) -> VerificationReport:
         self._check(root)
-        with untouched(root, code) as before:
+        replicas = self._parallel._replicas
+        with replicas.syncing() if replicas is not None else nullcontext(), untouched(root, code) as before:
             measured = run(args, kwargs)
             before.put_back()
             whole_args, whole_kwargs, boxes = self._whole_batch(root, args, kwargs)

@@ -125,6 +125,17 @@ def mixed(dtype: str, scale: str | None, mode: str) -> Found:
     return found_by(AutoParallel(network, mode).mixed_precision(dtype, scale), *own_batch(torch.float32))
 
 
+def bias_before_a_norm() -> Found:
+    """Its gradient is zero but for what 16 bits have rounded."""
+    found: Found = {}
+    for seed in range(4):
+        torch.manual_seed(seed)
+        network = nn.Sequential(nn.Linear(24, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 6))
+        model = AutoParallel(WithLoss(GradAccumulation(network, 1) if False else network, nn.CrossEntropyLoss()))
+        found[f"{seed}"] = refused(lambda: model.mixed_precision("bfloat16")(*own_batch(torch.float32)))
+    return found
+
+
 def data_parallel(*, is_sharded: bool, compat: str = "torch") -> Found:
     model = AutoParallel(with_loss(has_norm=False), "data_parallel", compat=compat)  # type: ignore[arg-type]
     return found_by(model.hsdp(threshold=1) if is_sharded else model, *own_batch())

@@ -7,6 +7,7 @@ memory, is refused.
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -604,13 +605,19 @@ def _full(norm: Tensor) -> Tensor:
 
 def _gradients(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Give gradients of parts as parts."""
-    given = args[1] if len(args) > 1 else kwargs["inputs"]
+    call = inspect.signature(torch.autograd.grad).bind(*args, **kwargs).arguments
+    given = call["inputs"]
     inputs = [given] if isinstance(given, Tensor) else list(given)
-    gradients = torch.autograd.grad(*_to_autograd(args), **_to_autograd(kwargs))
-    for owner, gradient in zip(inputs, gradients, strict=True):
-        if isinstance(owner, PlacedTensor) and gradient is not None:
-            _wrap(gradient, owner.placement)
-    return gradients
+    fills = call.get("materialize_grads", False) and call.get("allow_unused") is not False
+    if fills:  # torch does not where it is asked for places of the graph
+        call |= {"materialize_grads": False, "allow_unused": True}
+    gradients = list(torch.autograd.grad(**_to_autograd(dict(call))))
+    for index, owner in enumerate(inputs):
+        if gradients[index] is None and fills:
+            gradients[index] = torch.zeros_like(plain(owner))
+        if isinstance(owner, PlacedTensor) and gradients[index] is not None:
+            _wrap(gradients[index], owner.placement)
+    return tuple(gradients)
 
 
 def _to_autograd(value: Any) -> Any:

@@ -29,7 +29,7 @@ from msrun.runtime.capture.target import Target
 from msrun.runtime.execute.phase import is_verifying
 from msrun.runtime.execute.transfers import start_all_reduce
 from msrun.runtime.nn.deferred_init import init_parameters
-from msrun.runtime.nn.replaced import living_optimizers
+from msrun.runtime.nn.replaced import current, living_optimizers
 from msrun.runtime.parallel.batch.accumulation import GradAccumulation
 from msrun.runtime.parallel.batch.divided_batch import find_wrappers
 from msrun.runtime.parallel.border import (
@@ -210,7 +210,9 @@ class Replicas:
         self._pass = number
         is_first = self._beyond is None
         if self._beyond is None:
-            trained = {p: None for o in living_optimizers() for group in o.param_groups for p in group["params"]}
+            trained = {
+                current(p): None for o in living_optimizers() for group in o.param_groups for p in group["params"]
+            }
             self._beyond = [p for p in _outside(list(trained)) if p.requires_grad and _is_reached(p)]
         reached = [parameter for parameter in self._beyond if _is_reached(parameter)]
         if reached:
@@ -369,7 +371,7 @@ def _check_outside(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -
     Raises:
         StrategyError: it would.
     """
-    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    trained = [current(parameter) for group in optimizer.param_groups for parameter in group["params"]]
     if optimizer in _looked or len(_known(trained)) == 0:
         return
     _looked.add(optimizer)

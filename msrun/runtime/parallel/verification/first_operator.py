@@ -112,7 +112,7 @@ def _local_values(compiled: CompiledCall, root: nn.Module, inputs: Sequence[Tens
     parameters, buffers = dict(root.named_parameters()), dict(root.named_buffers())
     values: dict[fx.Node, Any] = dict(zip(program.inputs, (tensor.detach() for tensor in inputs), strict=True))
     for use in program.parameters.values():
-        values[use.node] = plain(parameters[use.name]).detach()[use.layout.slices(mesh, use.shape, rank)]
+        values[use.node] = plain(parameters[use.name]).detach()[use.layout.slices(mesh, use.shape, rank)].to(use.dtype)
     values |= {node: buffers[name].detach().clone() for name, node in program.buffers.items()}
     values |= {node: constant.clone() for node, constant in program.constants.values()}
     for node in program.graph.nodes:

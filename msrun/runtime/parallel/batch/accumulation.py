@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -85,9 +86,10 @@ class _EagerRun:
             with torch.enable_grad(), part_of_batch(number, len(self._batches), batch):
                 leaves, self.spec = pytree.tree_flatten(self._call(*fresh))
                 loss = check_loss(leaves)
-                grads = torch.autograd.grad(
-                    loss, [*wanted, *parameters], torch.full_like(loss, seed), allow_unused=True
-                )
+                with _unhooked(parameters):
+                    grads = torch.autograd.grad(
+                        loss, [*wanted, *parameters], torch.full_like(loss, seed), allow_unused=True
+                    )
             given = iter(grads[: len(wanted)])
             of_inputs += [next(given) if value.requires_grad else None for value in tensors]
             for index, grad in enumerate(grads[len(wanted) :]):
@@ -97,6 +99,19 @@ class _EagerRun:
             rows.append([value.detach() if isinstance(value, Tensor) else value for value in leaves])
         results = [join_values(list(values), self._factors.loss) for values in zip(*rows, strict=True)]
         return results, of_inputs, totals
+
+
+@contextlib.contextmanager
+def _unhooked(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Let the hooks of parameters rest: they get the gradient of all micro batches, when it is handed out."""
+    hooks = [(found, dict(found)) for parameter in parameters if (found := parameter._backward_hooks)]
+    for of_parameter, _ in hooks:
+        of_parameter.clear()
+    try:
+        yield
+    finally:
+        for of_parameter, all_of_them in hooks:
+            of_parameter.update(all_of_them)
 
 
 class _Accumulate(torch.autograd.Function):

@@ -142,9 +142,6 @@ def with_few_refusals(rng: random.Random, case: Case) -> Case:
     # An optimizer with state from its first moment needs weights that are there.
     if "deferred" in names and case.optimizer[0] == "adagrad" and drops():
         case = case.changed(optimizer_made="after")
-    # Losses of one call are added, but in scripts that train parts of it by different ones.
-    if is_captured and case.backward == "retain" and rng.random() < 0.75:
-        case = case.changed(backward="once")
     return case
 
 

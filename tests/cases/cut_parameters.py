@@ -206,6 +206,25 @@ def total_norm_of_gradients_is_global_also_of_value_and_grad() -> None:
 
 
 @case
+def gradients_that_are_asked_for_are_zeros_where_the_loss_reads_no_parameter() -> None:
+    class Gated(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.a(x)
+            return self.b(hidden.tanh() * self.norm(hidden).sigmoid().detach())
+
+    for build in (hsdp, columns):
+        step, network, right = pair(build, Gated)
+        backward(step, right)  # cuts the parameters
+        x, y = batch()
+        found = [
+            torch.autograd.grad(loss, list(net.parameters()), allow_unused=True, materialize_grads=True)
+            for loss, net in ((step(x, y), step), (F.mse_loss(right(x), y), right))
+        ]
+        for mine, theirs in zip(*found, strict=True):
+            assert_close(mine.full_tensor() if hasattr(mine, "full_tensor") else mine, theirs)
+
+
+@case
 def norms_in_a_pipeline_are_those_of_one_process_by_torchs_clipping_and_ours() -> None:
     for make in (Net, Tied):
         step, _, right = pair(stages, make)
@@ -551,6 +570,7 @@ READS: list[Callable[[Tensor], Any]] = [
     lambda w: w.max(),
     lambda w: w.min(dim=1).values,
     lambda w: w.norm(dim=1),
+    lambda w: w.flatten(1).norm(dim=1),
     lambda w: w.norm(p=0),
     lambda w: torch.linalg.norm(w, 2),
     lambda w: w.std(),
@@ -804,6 +824,25 @@ def whole_parameters_are_those_that_rank_0_wrote_and_other_values_are_refused() 
         refused(differ, "rank 1", "a.weight", "same on every rank")
         if build is not replicas:
             assert_state(step.state_dict(), right.state_dict())
+
+
+@case
+def norms_of_what_fsdp2_cuts_and_of_what_it_leaves_whole_are_clipped_together() -> None:
+    class Odd(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.norm, self.b = nn.Linear(8, 5), nn.LayerNorm(5), nn.Linear(5, 8)  # fives stay whole
+            self.double()
+
+    for foreach in (None, False):
+        step, network, right = pair(fsdp2, Odd)
+        x, y = batch()
+        step(x.chunk(2)[get_rank()], y.chunk(2)[get_rank()]).backward()
+        F.mse_loss(right(x), y).backward()
+        norms = [nn.utils.clip_grad_norm_(net.parameters(), 0.05, foreach=foreach) for net in (network, right)]
+        assert_close(torch.tensor(float(norms[0])), torch.tensor(float(norms[1])))
+        for mine, theirs in zip(network.parameters(), right.parameters(), strict=True):
+            assert_close(mine.grad.full_tensor(), theirs.grad)
 
 
 @case

@@ -248,8 +248,11 @@ def faint_gradients(wrap: Callable[[nn.Module], nn.Module], mode: str, **setting
     for name, given in settings.items():
         getattr(step, name)(**given)
     given = x.clone().requires_grad_(mode == "semi_auto" and "pipeline" not in settings)
-    loss = step(mine(given) if mode == "data_parallel" else given)
-    (loss * 3).backward()
+    for _ in range(2):  # from the second call on, the parameters have the hooks of the scale
+        step.zero_grad()
+        given.grad = None
+        loss = step(mine(given) if mode == "data_parallel" else given)
+        (loss * 3).backward()
     x.requires_grad_()
     (right(x) * 3).backward()
     gradients = [local(parameter.grad) for parameter in step.parameters() if parameter.grad is not None]

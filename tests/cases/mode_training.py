@@ -71,6 +71,22 @@ def trained(
     }
 
 
+def optimizer_between_the_passes(level: str) -> Result:
+    """An optimizer that is made when FSDP2 shows gathered parameters trains the cut ones."""
+    right, right_network = serial()
+    network = make_network()
+    step = mode("data_parallel", optimizer_level=level)(WithLoss(network, F.cross_entropy))
+    optimizer, losses = None, []
+    for images, labels in batches():
+        loss = step(mine(images), mine(labels))
+        optimizer = optimizer or momentum(network)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return {"losses": losses, "right": right, "difference": weight_difference(network, right_network)}
+
+
 def mode(name: str, compat: str = "torch", **hsdp: Any) -> Callable[[Any], AutoParallel]:
     def build(network: Any) -> AutoParallel:
         step = AutoParallel(network, name, compat=compat)  # type: ignore[arg-type]
@@ -347,5 +363,6 @@ def cases(ranks: int) -> dict[str, Callable[[], Result]]:
         found[f"train/fsdp-{level}-step"] = lambda level=level: trained(
             mode("data_parallel", optimizer_level=level), form="step"
         )
+        found[f"train/fsdp-{level}-late"] = lambda level=level: optimizer_between_the_passes(level)
         found[f"accumulate/{level}"] = lambda level=level: accumulated(optimizer_level=level)
     return found

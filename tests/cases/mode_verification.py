@@ -120,8 +120,8 @@ def pipeline() -> Found:
     return found_by(AutoParallel(network).pipeline(2), *batch())
 
 
-def mixed(dtype: str, scale: str | None, mode: str) -> Found:
-    network = with_loss(has_norm=False, dtype=torch.float32)
+def mixed(dtype: str, scale: str | None, mode: str, *, has_norm: bool = False) -> Found:
+    network = with_loss(has_norm=has_norm, dtype=torch.float32)
     return found_by(AutoParallel(network, mode).mixed_precision(dtype, scale), *own_batch(torch.float32))
 
 
@@ -278,14 +278,16 @@ class Scaled(nn.Module):
         return F.cross_entropy(self.head(h), y)
 
 
-def first_step(network: nn.Module, **changes: Any) -> Found:
+def first_step(network: nn.Module, dtype: torch.dtype = torch.float64) -> Found:
     """Train one step, and say whether the parameters have stayed what they were."""
-    model = AutoParallel(network.double(), **changes)
+    model = AutoParallel(network.to(dtype))
+    if dtype != torch.float64:
+        model.mixed_precision("bfloat16")
     before = [p.detach().clone() for p in network.parameters()]
     optimizer = torch.optim.SGD(network.parameters(), 0.1)
 
     def train() -> None:
-        model(*own_batch()).backward()
+        model(*own_batch(dtype)).backward()
         optimizer.step()
 
     error = refused(train)
@@ -296,8 +298,8 @@ def first_step(network: nn.Module, **changes: Any) -> Found:
 def planted(kind: str) -> Found:
     """Faults of ours, which the first step finds before the optimizer has trained with them."""
     right = CompiledCall.backward
-    if kind == "lost write":
-        return first_step(Scaled(loses_write=True))
+    if kind.startswith("lost write"):
+        return first_step(Scaled(loses_write=True), torch.float32 if "16 bits" in kind else torch.float64)
     with patch.object(CompiledCall, "backward", lambda *given: {k: 2 * v for k, v in right(*given).items()}):
         return first_step(Scaled())
 
@@ -570,6 +572,8 @@ def cases(ranks: int) -> dict[str, Callable[[], Any]]:
         "equal/pipeline": pipeline,
         "equal/bfloat16": lambda: mixed("bfloat16", None, "semi_auto"),
         "equal/float16": lambda: mixed("float16", "dynamic", "semi_auto"),
+        # the gradient of the bias before the batch norm is what 16 bits have rounded, and nothing else
+        "equal/bfloat16 batch norm": lambda: mixed("bfloat16", None, "semi_auto", has_norm=True),
         "equal/bfloat16 ddp": lambda: mixed("bfloat16", None, "data_parallel"),
         "equal/ddp": lambda: data_parallel(is_sharded=False),
         "equal/ddp sums": lambda: data_parallel(is_sharded=False, compat="mindspore"),
@@ -585,7 +589,10 @@ def cases(ranks: int) -> dict[str, Callable[[], Any]]:
         "equal/loss outside ddp": lambda: loss_outside("data_parallel"),
         "equal/loss outside fsdp2": lambda: loss_outside("data_parallel", is_sharded=True),
         "wrong rule": wrong_rule,
-        **{f"planted/{kind}": lambda kind=kind: planted(kind) for kind in ("lost write", "gradient")},
+        **{
+            f"planted/{kind}": lambda kind=kind: planted(kind)
+            for kind in ("lost write", "lost write in 16 bits", "gradient")
+        },
         "own rows": of_own_rows,
         "no trace": lambda: [leaves_no_trace(setting) for setting in ("", "0", "1")],
         "switch": switched_off,

@@ -86,6 +86,7 @@ def refusal(message: str = "no rule") -> Report:
     return Report("refused", error=f"CaptureError: {message}", message=message)
 
 
+WRONG_STEP = Report("refused", error="VerificationError: 1 of 2 values differ", message="1 of 2 values differ")
 BROKEN = Report("error", error="KeyError: chunk_default", message="'chunk_default'")
 LEFT = Report("error", error="RuntimeError: ...", message="Connection closed by peer [127.0.0.1]:1234")
 HUNG = Report("hung", error="waits for ever")
@@ -105,6 +106,7 @@ HUNG = Report("hung", error="waits for ever")
         ([refusal("torch.optim.LBFGS looks at all parameters as one whole"), BROKEN], "internal error"),
         ([refusal("one\ntwo"), refusal("one\ntwo")], "several lines"),
         ([refusal("rank 0: tuple index out of range")] * 2, "internal error"),
+        ([WRONG_STEP, WRONG_STEP], "different"),
         ([BROKEN, LEFT], "internal error"),
         ([refusal(), BROKEN], "internal error"),
         ([report(), HUNG], "hung"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import random_networks.network  # noqa: F401  # brings all blocks
@@ -27,6 +28,7 @@ RETURNS = (
     *("tuple", "dict", "list", "namedtuple", "dataclass", "record", "nested", "unread"),
     *("scores", "scores", "both", "two"),
 )
+MODULE_HOOKS = ("backward", "backward_pre", "seen_backward")
 NEED_A_CAPTURE = ("recompute", "hook", "deferred")
 """Habits that modes without a capture take in another way."""
 LEVELS = ("level1", "level2", "level3", "level3")
@@ -44,6 +46,10 @@ OPTIMIZERS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "adafactor": ({"lr": 1e-2, "eps": (1e-5, 1e-3)},),
     "muon": ({},),
 }  # fmt: skip
+
+
+RARELY = 0.05
+"""How often a case keeps what the documentation refuses; scripts have it more seldom than the dice would."""
 
 
 def draw_case(seed: int, number: int, world_sizes: Sequence[int] = (2, 2, 4)) -> Case:
@@ -70,7 +76,7 @@ def draw_case(seed: int, number: int, world_sizes: Sequence[int] = (2, 2, 4)) ->
     if case.returns == "scores" and case.loss in MASKED:
         case = case.changed(loss="mse")  # outside, each rank would divide by its own count
     case = draw_division(rng, case)
-    if case.pipeline is not None and rng.random() < 0.9:
+    if case.pipeline is not None and rng.random() < 0.97:
         case = case.changed(returns="loss")  # a pipeline in training takes nothing else
     if case.wrappers and case.returns not in ("loss", "tuple", "dict", "unread"):
         case = case.changed(returns="loss")  # parts of a batch are joined by a loss that comes first
@@ -89,12 +95,61 @@ def draw_case(seed: int, number: int, world_sizes: Sequence[int] = (2, 2, 4)) ->
     if rng.random() < 0.2:
         finishes = ["state_dict", "deepcopy", "averaged", "ema", "ema_later", "lookahead"]
         case = case.changed(finish=rng.choice(finishes))
-    return draw_script(rng, draw_mode(rng, case))
+    return with_few_refusals(rng, draw_script(rng, draw_mode(rng, case)))
+
+
+def with_few_refusals(rng: random.Random, case: Case) -> Case:
+    """Return the case without most of what the documentation refuses plainly, each thing by itself."""
+
+    def drops() -> bool:
+        return rng.random() >= RARELY
+
+    is_captured = case.mode != "data_parallel"
+    names = {habit[0] for habit in case.habits}
+    pieces, habits = list(case.pieces), []
+    for index, piece in enumerate(pieces):
+        # Few scripts checkpoint what has nothing to train before it, with the form that torch has given up, ...
+        is_first = not case.from_words and not any(
+            _has_parameters(case, i) and ("frozen", i) not in case.habits for i in range(index)
+        )
+        if is_captured and is_first and piece.options.get("use_reentrant") and drops():
+            pieces[index] = replace(piece, options={**piece.options, "use_reentrant": False})
+        # ... and few that divide their batch count their calls in Python and compute with the count.
+        if is_captured and piece.options.get("how") == "python_count" and case.parts > 1 and drops():
+            pieces[index] = replace(piece, options={**piece.options, "how": "count"})
+    for habit in case.habits:
+        # Hooks of modules on gradients are for debugging; those of parameters and activations are in training scripts.
+        if is_captured and habit[0] == "hook" and habit[1] in MODULE_HOOKS and drops():
+            habit = ("hook", "parameter", habit[2])
+        if habit[0] == "hook" and habit[1] == "seen" and case.parts > 1 and drops():
+            habit = ("hook", "forward", habit[2])
+        # Single weights are seldom edited where each rank has those of one stage, ...
+        if habit[0] == "weights" and case.pipeline is not None and drops():
+            continue
+        # ... and networks without memory are seldom converted before they have it.
+        if habit[0] == "deferred" and "channels_last" in names and drops():
+            continue
+        habits.append(habit)
+    case = case.changed(pieces=tuple(pieces), habits=tuple(habits))
+    # The documentation of pipelines names the norm that is global; torch's is a mistake, made once.
+    if case.pipeline is not None and case.clip == "torch" and drops():
+        case = case.changed(clip="msrun")
+    # Averages of large networks are made of checkpoints, not kept beside stages or FSDP2's parts.
+    if case.pipeline is not None and case.finish in ("averaged", "ema", "ema_later", "lookahead") and drops():
+        case = case.changed(finish="state_dict")
+    if not is_captured and case.hsdp and case.finish in ("deepcopy", "averaged", "ema", "ema_later") and drops():
+        case = case.changed(finish="state_dict")
+    # An optimizer with state from its first moment needs weights that are there.
+    if "deferred" in names and case.optimizer[0] == "adagrad" and drops():
+        case = case.changed(optimizer_made="after")
+    return case
 
 
 def draw_mode(rng: random.Random, case: Case) -> Case:
     """Return the case in a mode that searches, or in one without capture where that promises one process' numbers."""
-    if rng.random() < 0.25 and not (draws(case) or crosses_rows(case) or case.is_16_bit or case.form == "step"):
+    # Scripts that draw from Python's random run under DDP, and are refused under capture.
+    often = 0.9 if any(piece.kind == "UsersNumbers" for piece in case.pieces) else 0.25
+    if rng.random() < often and not (draws(case) or crosses_rows(case) or case.is_16_bit or case.form == "step"):
         habits = tuple(habit for habit in case.habits if habit[0] not in NEED_A_CAPTURE)
         case = case.changed(
             mode="data_parallel",
@@ -156,6 +211,11 @@ def draw_division(rng: random.Random, case: Case) -> Case:
                 "micro_size": min(micro, 8),
             }
         )
+        stages *= 2 if interleaved or word in ("dualpipev", "zbv") else 1
+        if len(case.pieces) < stages and rng.random() >= RARELY:  # who has so many stages has more blocks
+            kinds = [kind for kind in ("Custom", "Reordered", "Results", "Hooked") if BLOCKS[kind].in_16_bits or not case.is_16_bit]  # fmt: skip  # noqa: E501
+            more = rng.choices(kinds, k=stages - len(case.pieces))
+            case = case.changed(pieces=case.pieces + tuple(Piece(kind, BLOCKS[kind].options(rng)) for kind in more))
     if rng.random() < 0.35:
         kinds = rng.choice([("copies",), ("accumulate",), ("copies", "accumulate"), ("accumulate", "copies")])
         if case.pipeline is not None:

@@ -91,6 +91,8 @@ def judge(case: Case, alone: Report, ranks: Sequence[Report]) -> Verdict:
         reason = first_reason(refused)
         if hides_an_internal_error(reason):
             return Verdict("internal error", reason, refused[0].trace)
+        if reason.startswith("VerificationError"):  # a step that is wrong, or a check that is
+            return Verdict("different", reason, refused[0].trace)
         return Verdict("refused", reason)
     differences = compare(case, alone, ranks)
     return Verdict("different", "; ".join(differences)) if differences else Verdict("equal")

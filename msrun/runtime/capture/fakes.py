@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,6 +70,10 @@ def faked(
         if isinstance(module, nn.RNNBase) and flat_weights is not None:  # recurrent layers read this list instead
             undo.append((vars(module), "_flat_weights", flat_weights))
             stand_ins[id(flat_weights)] = [stand_ins.get(id(weight), weight) for weight in flat_weights]
+            # ... unless the weights are others than those that were in it, which reads what this rank holds
+            references = module._flat_weight_refs
+            undo.append((vars(module), "_flat_weight_refs", references))
+            stand_ins[id(references)] = [weakref.ref(weight) for weight in stand_ins[id(flat_weights)]]
     fakes.kept = stand_ins
     for table, key, value in undo:
         table[key] = stand_ins[id(value)]

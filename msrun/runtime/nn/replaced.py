@@ -27,10 +27,15 @@ _for_now: ContextVar[Mapping[int, nn.Parameter]] = ContextVar("_for_now", defaul
 """id of a parameter -> the one in its place inside `replaced_for_now`"""
 
 
+def stand_for(shown: nn.Parameter, meant: nn.Parameter) -> None:
+    """Let optimizers that hold `shown` train `meant`."""
+    _follow_at_steps()
+    _new_of[shown] = meant
+
+
 def replace_parameter(old: nn.Parameter, new: nn.Parameter) -> None:
     """Note that `new` has taken the place of `old`, and give the memory of `old` back."""
-    _follow_at_steps()
-    _new_of[old] = new
+    stand_for(old, new)
     hand_on_stream(old, new)
     old.data = old.data.new_empty(0)  # nobody must read, or keep in memory, what is trained no more
 

@@ -29,7 +29,7 @@ from msrun.runtime import world
 from msrun.runtime.agreement import gather
 from msrun.runtime.execute.placement import placement_of
 from msrun.runtime.execute.transfers import start_all_reduce
-from msrun.runtime.nn.replaced import living_optimizers
+from msrun.runtime.nn.replaced import current, living_optimizers
 from msrun.runtime.parallel.modes.own_gradients import is_same_everywhere
 from msrun.runtime.parallel.parameters.fusion_config import BUCKET_BYTES
 from msrun.runtime.parallel.parameters.storage import equal_everywhere
@@ -67,7 +67,7 @@ class _Trained:
         """Return the parameters outside of every step."""
         if self._seen != self._change:
             self._seen = self._change
-            groups = [[p for group in o.param_groups for p in group["params"]] for o in living_optimizers()]
+            groups = [[current(p) for group in o.param_groups for p in group["params"]] for o in living_optimizers()]
             self._found = [[TensorWeakRef(p) for p in group if _is_outside(p)] for group in groups]
         living = [[tensor for ref in refs if (tensor := ref()) is not None] for refs in self._found]
         return [outside for group in living if (outside := _outside(group))]

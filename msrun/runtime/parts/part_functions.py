@@ -381,8 +381,9 @@ class _OnWholes:
             memory = result.untyped_storage().data_ptr()
             for part, whole in self._wholes.values():
                 if memory and whole.untyped_storage().data_ptr() == memory:
+                    result = result.view_as(result) if result is whole else result  # such as flatten() of a vector
                     result.__class__ = WholeView
-                    result.origin, result.whole = part, whole  # type: ignore[attr-defined]
+                    result.origin, result.whole = part, whole
         return result
 
 

@@ -24,6 +24,7 @@ _BY_MODE = {
         "a row set through .data",
         "rows' norms",
         "sharpness-aware minimization (SAM)",
+        "GRU evaluated before it is trained, and sequences of another length",
         "optimizer: of the script: by the number of rows",
     ),
     "shard": ("write: a column set", "write: view of blocks", "FFT"),
@@ -43,6 +44,7 @@ _BY_MODE = {
         "deepcopy of what is wrapped, after a step, and both go on",
         "optimizer: Adam, foreach off, amsgrad",
         "embedding with padding_idx",
+        "write: into the rows that a block has made",
     ),
 }
 FAST = [f"{mode}/{name}" for mode, names in _BY_MODE.items() for name in names]

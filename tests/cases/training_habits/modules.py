@@ -256,6 +256,26 @@ def _(t: Trial) -> None:
     train(t, Step(forward, inner=nn.LSTM(8, 8, batch_first=True)), batch=batch)
 
 
+@habit("GRU evaluated before it is trained, and sequences of another length", cuts=2)
+def _(t: Trial) -> None:
+    def forward(self: Step, x: Tensor, y: Tensor) -> Tensor:
+        return F.mse_loss(self.net(self.inner(x)[0].mean(1)), y)
+
+    lengths = iter((3, 5, 5, 3, 5, 3))
+
+    def batch() -> tuple[Tensor, Tensor]:
+        return t.mine(t.randn(8, next(lengths), 8)), t.mine(t.randn(8, 4))
+
+    def loss_of(step: Any, *given: Tensor) -> Tensor:
+        step.eval()
+        with torch.no_grad():
+            t.loss(step(*batch()))
+        step.train()
+        return step(*given)  # type: ignore[no-any-return]
+
+    train(t, Step(forward, inner=nn.GRU(8, 8, batch_first=True)), batch=batch, loss_of=loss_of)
+
+
 @habit("packed sequences", cuts=2)
 def _(t: Trial) -> None:
     def forward(self: Step, x: Tensor, y: Tensor, lengths: Tensor) -> Tensor:

@@ -127,6 +127,28 @@ def _(t: Trial) -> None:
     train(t, Edited(lambda h: h[:, :2].zero_(), nn.Sequential(nn.Linear(8, 12), nn.ReLU(inplace=True), nn.Linear(12, 16))))  # fmt: skip  # noqa: E501
 
 
+@habit("write: into the rows that a block has made", cuts=3)
+def _(t: Trial) -> None:
+    def forward(self: Step, x: Tensor, y: Tensor) -> Tensor:
+        h = x
+        for block in self.blocks:
+            h = block(h)
+            h += 1
+            h.flatten(1)[:, ::2].mul_(0.5)
+        return F.mse_loss(self.net(h).mean(1), y)
+
+    def batch() -> tuple[Tensor, Tensor]:
+        return t.mine(t.randn(8, 3, 8)), t.mine(t.randn(8, 4))
+
+    class Written(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            h = super().forward(x)
+            h.flatten(1)[:, ::3].mul_(2)
+            return h
+
+    train(t, Step(forward, blocks=nn.ModuleList([nn.Linear(8, 8), Written(8, 8)])), batch=batch)
+
+
 @habit("write: into a layer norm's output")
 def _(t: Trial) -> None:
     layer = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16))

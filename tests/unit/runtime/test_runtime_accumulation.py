@@ -69,8 +69,12 @@ def test_gradients_are_times_the_incoming_one() -> None:
 def test_one_micro_batch_is_done_before_the_next_begins() -> None:
     whole = network()
     events: list[str] = []
-    whole.register_forward_hook(lambda *_: events.append("forward"))
-    whole.network[0].register_full_backward_hook(lambda *_: events.append("backward"))  # type: ignore[index, union-attr]
+
+    def note(_module: nn.Module, _args: Any, loss: Tensor) -> None:
+        events.append("forward")
+        loss.register_hook(lambda _: events.append("backward"))
+
+    whole.register_forward_hook(note)
     GradAccumulation(whole, 3)(*batch())
     assert events == ["forward", "backward"] * 3
 
@@ -88,11 +92,23 @@ def test_hook_of_a_parameter_sees_the_gradient_of_the_batch_once() -> None:
 
 def test_without_gradients_only_forward_passes_run() -> None:
     whole = network()
-    whole.network[0].weight.register_hook(lambda _: pytest.fail("a backward pass ran"))  # type: ignore[index, union-attr]
+    trained: list[bool] = []
+    whole.register_forward_hook(lambda _module, _args, loss: trained.append(loss.requires_grad))
     with torch.no_grad():
         loss = GradAccumulation(whole, 3)(*batch())
+    assert trained == [False] * 3
     assert not loss.requires_grad
     torch.testing.assert_close(loss, whole(*batch()).detach())
+
+
+def test_hook_of_a_parameter_gets_the_gradient_of_the_whole_batch_once() -> None:
+    def with_hook() -> WithLoss:
+        whole = network()
+        whole.network[0].weight.register_hook(lambda g: g.clamp(-0.01, 0.01) * 0.5)  # type: ignore[index, union-attr]
+        return whole
+
+    found, right = outcome(GradAccumulation(with_hook(), 3)), outcome(with_hook())
+    torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-15)
 
 
 def test_gradients_are_handed_out_once() -> None:

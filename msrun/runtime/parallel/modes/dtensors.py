@@ -5,6 +5,7 @@
 - A view that a part alone cannot show (`parameter[:4]`, `parameter.chunk(2)[1]`) is of a gathered copy, so that writes
   into it are lost: here it shows the present values, and what is written into it comes into every rank's part.
 - A sum of norms adds up those of the parts: here each is made whole before.
+- What is cut cannot be joined with what is left whole: here wholes are joined.
 - Random numbers on the CPU are the same ones in every rank's part: here every rank draws the whole, as one process
   does, and keeps its part. On devices torch sees to that.
 - What torch has no rule for (`_OF_WHOLE`) is done with the whole, and cut again.
@@ -57,6 +58,7 @@ _OF_WHOLE = (
     _aten.renorm_.default,
     _aten.fill_.Tensor,
 )
+_JOINS = (_aten.stack.default, _aten.cat.default)
 _SUMS = (_aten.sum.default, _aten.sum.dim_IntList, _aten.mean.default, _aten.mean.dim)
 
 
@@ -67,7 +69,8 @@ def mend_dtensors() -> None:
     handlers: dict[Any, Callable[..., Any]] = DTensor._op_dispatcher._custom_op_handlers
     handlers[_aten._local_scalar_dense.default] = _read_number
     handlers |= dict.fromkeys(_VIEWS, _view) | dict.fromkeys(_SUMS, _sum)
-    handlers |= dict.fromkeys(_OF_WHOLE, _write_whole)
+    handlers |= dict.fromkeys(_OF_WHOLE, _write_whole) | dict.fromkeys(_JOINS, _join)
+    handlers[_aten._foreach_mul_.Tensor] = _scale_each
     if world.device().type == "cpu":
         handlers |= dict.fromkeys((*_DRAWN_IN_PLACE, *_DRAWN_LIKE), _draw)
     DTensor._op_dispatcher._allow_implicit_replication = True
@@ -104,6 +107,23 @@ def _sum(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if isinstance(first, DTensor) and any("Norm" in type(placement).__name__ for placement in first.placements):
         args = (first.redistribute(placements=[Replicate()] * first.device_mesh.ndim), *args[1:])
     return _as_torch_does(operator, args, kwargs)
+
+
+def _join(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Join, as `clip_grad_norm_` does with the norms of parameters that are cut and of those left whole."""
+    joined = args[0]
+    if len({value.device_mesh for value in joined if isinstance(value, DTensor)}) == 1:
+        return _as_torch_does(operator, args, kwargs)
+    return operator([v.full_tensor() if isinstance(v, DTensor) else v for v in joined], *args[1:], **kwargs)
+
+
+def _scale_each(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Multiply all by one number, mesh by mesh: torch takes the number for one of the first one's mesh."""
+    by_mesh: dict[Any, list[Any]] = {}
+    for value in args[0]:
+        by_mesh.setdefault(getattr(value, "device_mesh", None), []).append(value)
+    for values in by_mesh.values():
+        _as_torch_does(operator, (values, *args[1:]), kwargs)
 
 
 def _view(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

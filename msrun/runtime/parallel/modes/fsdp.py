@@ -33,8 +33,8 @@ from msrun.errors import ParallelError, StrategyError
 from msrun.runtime import world
 from msrun.runtime.capture.target import Target
 from msrun.runtime.execute.transfers import start_all_reduce
-from msrun.runtime.nn.replaced import follow_now, replace_parameter, replaced_for_now
-from msrun.runtime.parallel.border import leaves_of, share_leaves
+from msrun.runtime.nn.replaced import follow_now, replace_parameter, replaced_for_now, stand_for
+from msrun.runtime.parallel.border import leaves_of, map_tensors, share_leaves
 from msrun.runtime.parallel.modes.dtensors import mend_dtensors
 from msrun.runtime.parallel.modes.own_gradients import has_own_gradient
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, choose_shard_axes
@@ -165,6 +165,7 @@ class ShardedNetwork:
         for module in root.modules():
             if isinstance(module, FSDPModule):
                 _refuse_writes_in_forward(module)
+                _give_results_memory(module)
             for record in _records(module) if isinstance(module, FSDPModule) else ():
                 info = record._module_info
                 owning, names = [info.module, *info.shared_modules], [info.param_name, *info.shared_param_names]
@@ -224,7 +225,10 @@ class ShardedNetwork:
         """Look at the first results for tensors that are trained and that no module has registered."""
         if not self._is_looked:
             self._is_looked = True
-            own = {id(record._unsharded_param) for record in self._slots.values()} | set(map(id, self._ignored))
+            gathered = [(record._unsharded_param, record.sharded_param) for record in self._slots.values()]
+            for shown, meant in gathered:
+                stand_for(shown, meant)  # at level1 and level2 the modules show it until the backward pass
+            own = {id(shown) for shown, _ in gathered} | set(map(id, self._ignored))
             share_leaves([leaf for leaf in leaves_of(results) if id(leaf) not in own])
 
     def reshard(self) -> None:
@@ -284,6 +288,18 @@ def _refuse_writes_in_forward(block: nn.Module) -> None:
 
     block.register_forward_pre_hook(note)
     block.register_forward_hook(compare, prepend=True)
+
+
+def _give_results_memory(block: nn.Module) -> None:
+    """Let no result of a block be a view: a write into one drops the hook by which FSDP2 gathers for the backward pass.
+
+    torch crashes where it puts that hook on a view whose memory was written through another one.
+    """
+
+    def own(result: Tensor) -> Tensor:
+        return result.clone() if result.requires_grad and result._is_view() else result
+
+    block.register_forward_hook(lambda _module, _args, result: map_tensors(own, result), prepend=True)
 
 
 @functools.cache

@@ -17,8 +17,9 @@ TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 5e-2, t
 """Largest difference allowed, by the lowest precision in which a value is computed, relative to the largest element of
 the value in one process. Other types (integers, bool) must be equal."""
 SMALL = 1e-2
-"""A gradient whose largest element is below this share of the network's largest one is measured against that share: a
-bias before a normalisation has a gradient of rounding errors alone."""
+"""A gradient whose largest element is below this share of the network's largest one is measured against that share, or
+against one within which a rounding of the largest one is allowed: a bias before a normalisation has a gradient of
+rounding errors alone."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,13 @@ class Tolerance:
         if self.chosen is not None:
             return self.chosen
         return max(TOLERANCES[dtype], TOLERANCES[self.precision] if self.precision else 0.0)
+
+    @property
+    def small(self) -> float:
+        """The share of the network's largest gradient that a gradient is at least measured against."""
+        if self.precision is None or self.chosen is not None:
+            return SMALL
+        return max(SMALL, torch.finfo(self.precision).eps / TOLERANCES[self.precision])
 
 
 def find_difference(

@@ -346,7 +346,8 @@ class Comparison:
     ) -> list[Difference]:
         """Return how far this rank's values are from those of one process."""
         settings = self._parallel.settings
-        compare = partial(find_difference, tolerance=Tolerance(self._tolerance, self._precision))
+        tolerance = Tolerance(self._tolerance, self._precision)
+        compare = partial(find_difference, tolerance=tolerance)
         of_parameters, of_inputs = 1.0, 1.0
         if settings.parallel_mode in REPLICA_MODES:  # sums, where the user wants them, are those of all ranks
             factors = replica_scales(settings.compat, settings.averages_gradients, world.get_group_size())
@@ -364,7 +365,7 @@ class Comparison:
             if name in held:
                 part_of = None if whole is None else whole[held[name].slices] * of_parameters
                 scale = 0.0 if whole is None else largest(whole)
-                floor = max(scale, SMALL * most) * of_parameters
+                floor = max(scale, tolerance.small * most) * of_parameters
                 found.append(compare(f"gradient of {name}", gradient, part_of, floor=floor))
         most = max((largest(b) for b in expected.buffers.values() if b.is_floating_point()), default=0.0)
         for name, buffer in measured.buffers.items():

@@ -37,7 +37,7 @@ class Listing:
 
     def row(self, workers: tuple[int, ...], differs: str) -> str:
         """Return its row of the table."""
-        place = f"[{self.file.name}](../../{self.file.relative_to(REPOSITORY)}#L{self.begin})"
+        place = f"[{self.file.name}](../../{self.file.relative_to(REPOSITORY)}), line {self.begin}"
         *most, last = [str(number) for number in workers]
         return f"| {self.number}: {self.title} | {place} | {', '.join(most)} and {last} | {differs} |\n"
 

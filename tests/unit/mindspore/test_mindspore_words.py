@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import heterogeneous_listings
 import numpy as np
 import pytest
 import torch
+from document_listings import listings
 
 import msrun.mindspore as ms
 from msrun.errors import UsageError
@@ -181,9 +181,12 @@ def test_checks_of_arguments_are_those_of_the_documents() -> None:
 
 @pytest.mark.parametrize("target", ["CPU", "DEVICE"])
 def test_listings_of_the_heterogeneous_document_train_as_the_ready_made_optimizer_does(target: str) -> None:
+    document: dict[str, Any] = {"validator": _checkparam.Validator}
+    for listing in listings("heterogeneous"):
+        exec("".join(listing.lines).replace("mindspore", "msrun.mindspore"), document)
     weights = []
-    for make in (heterogeneous_listings.AdamWeightDecayOp, nn.AdamWeightDecay):
-        table = heterogeneous_listings.EmbeddingLookup(10, 4, "ones", target)
+    for make in (document["AdamWeightDecayOp"], nn.AdamWeightDecay):
+        table = document["EmbeddingLookup"](10, 4, "ones", target)
         net = nn.SequentialCell(table, nn.Dense(4, 1, weight_init="ones", bias_init="zeros"))
         optimizer = make(net.trainable_params(), 0.1, weight_decay=0.1)
         gradients = ms.value_and_grad(lambda rows, net=net: (net(rows) ** 2).mean(), None, optimizer.parameters)

@@ -1,0 +1,66 @@
+"""The listings of MindSpore's documents, as examples/mindspore has them, and their tables in docs/documents.
+
+A listing begins at a comment `# Listing N: what it is` and ends at the next one, or at `# Left open by the document`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from job_runner import REPOSITORY
+
+DOCUMENTS = REPOSITORY / "examples" / "mindspore"
+PAGES = REPOSITORY / "docs" / "documents"
+
+_MARK = re.compile(r"^# (?:Listing (?P<number>\d+): (?P<title>.+)|Left open by the document)$")
+_TABLE = re.compile(r"(?<=^\| --- \| --- \| --- \| --- \|\n)(?:\| \d+: .+\n)+", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """One listing of a document."""
+
+    document: str
+    file: Path
+    number: int
+    title: str
+    begin: int
+    lines: tuple[str, ...]
+
+    @property
+    def digest(self) -> str:
+        """Of its characters without white space: some printings of the documents have lost theirs."""
+        return hashlib.sha256("".join("".join(self.lines).split()).encode()).hexdigest()
+
+    def row(self, workers: tuple[int, ...], differs: str) -> str:
+        """Return its row of the table."""
+        place = f"[{self.file.name}](../../{self.file.relative_to(REPOSITORY)}), line {self.begin}"
+        *most, last = [str(number) for number in workers]
+        return f"| {self.number}: {self.title} | {place} | {', '.join(most)} and {last} | {differs} |\n"
+
+
+def listings(document: str) -> list[Listing]:
+    """Return a document's listings in its order."""
+    found = []
+    for file in sorted((DOCUMENTS / document).glob("*.py")):
+        lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+        marks = [(index, match) for index, line in enumerate(lines) if (match := _MARK.match(line.rstrip("\n")))]
+        ends = [*(index for index, _ in marks[1:]), len(lines)]
+        for (index, match), end in zip(marks, ends, strict=False):
+            if match["number"]:
+                of_it = tuple(lines[index + 1 : end])
+                found.append(Listing(document, file, int(match["number"]), match["title"], index + 2, of_it))
+    return sorted(found, key=lambda listing: listing.number)
+
+
+def table(document: str, workers: tuple[int, ...]) -> tuple[str, str]:
+    """Return a document's page as it is, and with the table made anew: what differs is kept, the rest is found."""
+    page = (PAGES / f"{document}.md").read_text(encoding="utf-8")
+    match = _TABLE.search(page)
+    assert match is not None, f"docs/documents/{document}.md has no table of listings"
+    differs = {int(row[2 : row.index(":")]): row.rstrip(" |\n").rpartition(" | ")[2] for row in match[0].splitlines()}
+    rows = [listing.row(workers, differs.get(listing.number, "?")) for listing in listings(document)]
+    return page, page[: match.start()] + "".join(rows) + page[match.end() :]

@@ -213,7 +213,7 @@ def gradients_that_are_asked_for_are_zeros_where_the_loss_reads_no_parameter() -
             return self.b(hidden.tanh() * self.norm(hidden).sigmoid().detach())
 
     for build in (hsdp, columns):
-        step, network, right = pair(build, Gated)
+        step, _, right = pair(build, Gated)
         backward(step, right)  # cuts the parameters
         x, y = batch()
         found = [

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,3 +51,25 @@ def test_two_ranks_hold_the_weights_of_one_process_or_are_refused(found: Any, mo
 def test_alone_every_rank_trains_on_its_rows(found: Any, form: str) -> None:
     first, second = (rank["stand_alone"][form] for rank in found[2])
     assert not isinstance(first, str) and first != second
+
+
+@pytest.mark.slow
+def test_after_twenty_steps_data_parallel_has_the_weights_of_mindspores_own_run(
+    msrun: JobRunner, found: Any, tmp_path: Path
+) -> None:
+    python = os.environ.get("MINDSPORE_PYTHON", "")
+    if not python:
+        pytest.skip("MindSpore is not there: MINDSPORE_PYTHON names no Python that has it")
+    words = ("--worker_num=2", "--mindspore=real", "--quiet", PROGRAM, tmp_path / "real")
+    job = msrun.run(*words, cwd=tmp_path, command=(python, "-m", "msrun"), deadline_s=300)
+    assert job.code == 0, job.stderr
+    compared = []
+    for rank in range(2):
+        theirs = json.loads((tmp_path / f"real.{rank}").read_text())
+        for mode, form in [(name, form) for name in theirs for form in theirs[name]]:
+            ours, right = found[2][rank][mode][form], theirs[mode][form]
+            if not isinstance(ours, str) and not isinstance(right, str):
+                compared.append((mode, form))
+                for weights, expected in zip(ours, right, strict=True):
+                    np.testing.assert_allclose(weights, expected, rtol=1e-5, atol=1e-6)
+    assert len(set(compared)) == 10, "two forms are refused here, and a CPU of MindSpore's has no loss scale"

@@ -61,7 +61,7 @@ def train(mode):
 
 def train_alone(parts):
     """In one process; batch statistics are those of each of `parts` parts of the batch."""
-    net = network("stand_alone")
+    net = network("stand_alone").set_train()  # as Model.train does
     optimizer = momentum(net)
     losses = []
     for images, labels in batches():

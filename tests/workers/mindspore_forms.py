@@ -98,6 +98,11 @@ def functions_made_anew(network: Any, optimizer: Any) -> Callable[..., Any]:
     return train_step
 
 
+def gradients_alone(network: Any, optimizer: Any) -> Callable[..., Any]:
+    losses = Losses(network)
+    return lambda x, y: optimizer(ms.grad(losses, None, optimizer.parameters)(x, y))
+
+
 def reduced(network: Any, optimizer: Any) -> Callable[..., Any]:
     by_hand = ms.get_auto_parallel_context("parallel_mode") in MODES[1:3]
     return functional(network, optimizer, reduces=by_hand)
@@ -107,6 +112,7 @@ FORMS: dict[str, Callable[[Any, Any], Callable[..., Any]]] = {
     "value_and_grad": reduced,
     "value_and_grad without a reducer": lambda net, opt: functional(net, opt, reduces=False),
     "GradOperation without a reducer": functions_made_anew,
+    "grad without a reducer": gradients_alone,
     "TrainOneStepCell": lambda net, opt: nn.TrainOneStepCell(Losses(net), opt),
     "TrainOneStepCell of one's own": lambda net, opt: OwnStep(Losses(net), opt),
     "TrainOneStepWithLossScaleCell": lambda net, opt: nn.TrainOneStepWithLossScaleCell(

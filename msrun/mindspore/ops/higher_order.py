@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,12 @@ def Partial() -> Callable[..., Any]:  # noqa: N802 - MindSpore's name
     return functools.partial
 
 
+def _kept(make: Callable[..., Callable[..., Any]]) -> Callable[..., Callable[..., Any]]:
+    """Keep the last steps that were made: one that is made anew for a function at every call is captured once."""
+    made = functools.lru_cache(maxsize=8)(make)
+    return lambda fn, *more: (made if isinstance(fn, Hashable) else make)(fn, *more)
+
+
 def value_and_grad(
     fn: Callable[..., Any],
     grad_position: int | tuple[int, ...] | None = 0,
@@ -56,7 +62,7 @@ def value_and_grad(
     return _weights_step(fn, grad_position, tuple(weights), has_aux)
 
 
-@functools.lru_cache(maxsize=64)  # made anew in every step, it is captured once
+@_kept
 def _weights_step(fn: Any, grad_position: Any, weights: tuple[Tensor, ...], has_aux: bool) -> Callable[..., Any]:
     return in_context(_value_and_grad(fn, grad_position, weights, has_aux), fn)
 
@@ -80,10 +86,10 @@ def grad(
     return run
 
 
+@_kept
 def _summed(fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
     """Return a function whose result can be differentiated: of several elements their sum is, as in MindSpore."""
 
-    @functools.wraps(fn)
     def run(*args: Any, **kwargs: Any) -> Any:
         result = fn(*args, **kwargs)
         if has_aux:
@@ -126,7 +132,7 @@ class GradOperation:
         return _gradient_step(fn, tuple(weights), self.get_all, self.sens_param)
 
 
-@functools.lru_cache(maxsize=64)
+@_kept
 def _gradient_step(
     fn: Any, weights: tuple[Tensor, ...] | None, get_all: bool, has_sens: bool
 ) -> Callable[..., tuple[Any, Any]]:

@@ -14,12 +14,12 @@ import weakref
 import zlib
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import Node, get_gradient_edge
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
@@ -44,13 +44,53 @@ _looked: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 """Optimizers whose first step was looked at."""
 
 
-class _Trained:
-    """What optimizers train, by optimizer; looked for again when one was given more."""
+class _Trained(NamedTuple):
+    """A tensor that an optimizer trains, and autograd's node that adds to its gradient."""
+
+    ref: TensorWeakRef
+    kind: tuple[torch.dtype, torch.device]
+    node: Node | None
+    """None: it is no leaf of autograd."""
+
+    @classmethod
+    def of(cls, parameter: Tensor) -> _Trained:
+        """Return what a pass is asked about a tensor; to look the node up costs as much as a small operator."""
+        is_leaf = parameter.requires_grad and parameter.is_leaf
+        node = get_gradient_edge(parameter).node if is_leaf else None
+        return cls(TensorWeakRef(parameter), (parameter.dtype, parameter.device), node)
+
+    def reached(self) -> Tensor | None:
+        """Return the tensor if it is outside of every step and the present backward pass adds to its gradient.
+
+        Raises:
+            StrategyError: the pass gives it to the caller, before the step hears of the pass.
+        """
+        parameter = self.ref()
+        if parameter is None or not parameter.requires_grad:
+            return None
+        node = self.node
+        if node is None or (parameter.dtype, parameter.device) != self.kind:  # another type: torch makes another node
+            node = _Trained.of(parameter).node
+        try:
+            is_reached = node is not None and torch._C._will_engine_execute_node(node)
+        except RuntimeError:  # how torch says that it runs torch.autograd.grad for this one
+            if not _is_outside(parameter):
+                return None
+            raise StrategyError(
+                f"torch.autograd.grad of a parameter of shape {tuple(parameter.shape)} outside of the step gives that "
+                "of this rank's rows: use backward() and .grad, or put its module into the network that AutoParallel "
+                "runs"
+            ) from None
+        return parameter if is_reached and _is_outside(parameter) else None
+
+
+class _Optimizers:
+    """What optimizers train; looked for again when one was given more."""
 
     def __init__(self) -> None:
         self._changes = itertools.count(1)
         self._change, self._seen = 0, -1
-        self._found: list[list[TensorWeakRef]] = []
+        self._found: weakref.WeakKeyDictionary[Optimizer, list[_Trained]] = weakref.WeakKeyDictionary()
 
     def watch(self) -> None:
         """Hear of parameters that optimizers get from now on."""
@@ -63,23 +103,25 @@ class _Trained:
 
         Optimizer.add_param_group = noting_add  # type: ignore[method-assign,assignment]
 
-    def outside(self) -> list[list[Tensor]]:
-        """Return the parameters outside of every step."""
+    def reached(self) -> list[list[Tensor]]:
+        """Return the parameters outside of every step that the present backward pass reaches, by optimizer."""
         if self._seen != self._change:
             self._seen = self._change
-            groups = [[current(p) for group in o.param_groups for p in group["params"]] for o in living_optimizers()]
-            self._found = [[TensorWeakRef(p) for p in group if _is_outside(p)] for group in groups]
-        living = [[tensor for ref in refs if (tensor := ref()) is not None] for refs in self._found]
-        return [outside for group in living if (outside := _outside(group))]
+            self._found.clear()
+            for optimizer in living_optimizers():
+                held = [current(p) for group in optimizer.param_groups for p in group["params"]]
+                self._found[optimizer] = [_Trained.of(p) for p in held if _is_outside(p)]
+        groups = ([p for t in trained if (p := t.reached()) is not None] for trained in self._found.values())
+        return [group for group in groups if group]
 
 
-_trained = _Trained()
+_optimizers = _Optimizers()
 
 
 @functools.cache
 def watch_trained() -> None:
     """Look at what optimizers train from now on; once in a process."""
-    _trained.watch()
+    _optimizers.watch()
     register_optimizer_step_pre_hook(_check_first_step)
 
 
@@ -102,9 +144,11 @@ def average_outside() -> None:
     """
     if world.simulation_level() is not None:
         return
-    found = [[p for p in group if p not in _averaged and _is_reached(p)] for group in _trained.outside()]
-    new = _in_one_order([group for group in found if group])
-    reached = [p for p in _averaged if _is_outside(p) and _is_reached(p)] + new
+    groups = _optimizers.reached()
+    found = {id(parameter) for group in groups for parameter in group}
+    unknown = [[p for p in group if p not in _averaged] for group in groups]
+    new = _in_one_order([group for group in unknown if group])
+    reached = [p for p in _averaged if id(p) in found or _Trained.of(p).reached() is not None] + new
     if reached:
         torch.autograd.Variable._execution_engine.queue_callback(partial(_average, reached, new))
 
@@ -173,21 +217,6 @@ def _is_outside(parameter: Tensor) -> bool:
     if parameter in _known or isinstance(parameter, DTensor) or placement_of(parameter) is not None:
         return False
     return is_same_everywhere(parameter)
-
-
-def _is_reached(parameter: Tensor) -> bool:
-    """Return whether the present backward pass adds to a parameter's gradient.
-
-    Raises:
-        StrategyError: it gives it to the caller, before the step hears of the pass.
-    """
-    try:
-        return torch._C._will_engine_execute_node(get_gradient_edge(parameter).node)
-    except RuntimeError:  # how torch says that it runs torch.autograd.grad for this one
-        raise StrategyError(
-            f"torch.autograd.grad of a parameter of shape {tuple(parameter.shape)} outside of the step gives that of "
-            "this rank's rows: use backward() and .grad, or put its module into the network that AutoParallel runs"
-        ) from None
 
 
 def check_shared(leaves: Sequence[Tensor]) -> None:

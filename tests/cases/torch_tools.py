@@ -251,6 +251,10 @@ def copies(build: Build) -> None:
             parameter.zero_()
     network.load_state_dict(copied)
     assert_state(step.state_dict(), right.state_dict())
+    values = step.state_dict()
+    assert not any(value.requires_grad for value in values.values())
+    step.load_state_dict({name: value / 2 for name, value in values.items()})
+    assert_state(step.state_dict(), {name: value / 2 for name, value in right.state_dict().items()})
 
 
 @tool

@@ -164,7 +164,7 @@ def collect_state(network: nn.Module, destination: Any, prefix: str, *, keep_var
     if not keep_vars:
         for name, value in state.items():
             if name.startswith(prefix) and isinstance(value, Tensor):
-                state[name] = value.full_tensor() if isinstance(value, Part | DTensor) else value.detach()
+                state[name] = (value.full_tensor() if isinstance(value, Part | DTensor) else value).detach()
     return state
 
 
@@ -172,7 +172,7 @@ def distribute_state(network: nn.Module, state: Mapping[str, Any]) -> dict[str, 
     """Return a state dict in which whole tensors of what torch has cut (FSDP2) are cut likewise."""
     own = unwrap(network).state_dict(keep_vars=True)
     return {
-        name: distribute_tensor(value, mine.device_mesh, mine.placements, src_data_rank=None)
+        name: distribute_tensor(value.detach(), mine.device_mesh, mine.placements, src_data_rank=None)
         if isinstance(mine := own.get(name), DTensor) and not isinstance(value, DTensor)
         else value
         for name, value in state.items()

@@ -36,8 +36,8 @@ from msrun.launch.fleet.fleet_job import FleetRun
 from msrun.launch.fleet.log_collector import LogCollector, own_logs
 from msrun.launch.fleet.preparation import Preparation
 from msrun.launch.fleet.record import FleetRecord
-from msrun.launch.preflight.program_sources import read_sources
-from msrun.launch.remote.packed_text import pack_hosts
+from msrun.launch.preflight.host_look import read_sources
+from msrun.cluster.messages import pack_hosts
 from msrun.planning.hosts.assignment import assign_hosts
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.program import Program

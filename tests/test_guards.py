@@ -322,10 +322,10 @@ def test_files_of_json_are_read_with_limits() -> None:
 
 
 READS_WHOLE_FILES = {
-    "msrun/cli/foreign_words.py": "the script",
+    "msrun/cli/words.py": "the script",
     "msrun/cluster/scheduler.py": "files of the system",
     "msrun/planning/imports.py": "the script",
-    "msrun/planning/strategy_lines.py": "the script",
+    "msrun/planning/plan_page.py": "the script",
     "launch_templates/kinds.py": "the package's own manifests",
     "launch_templates/lint/keys.py": "the package's own table",
     "ranktable/sources/local_host.py": "files of the system",

@@ -1,12 +1,113 @@
-"""Who is told of every moment of a job."""
+"""Who is told of every moment of a job, and what msrun's own code gets wrong meanwhile."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from msrun import contract
+from msrun.agent.logs.own_file import open_own_file
+from msrun.cluster.own_thread import describe_fault, name_fault, traceback_of
+from msrun.errors import ClusterError, MsrunError
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
-
-from msrun.agent.own_faults import OwnFaults
 from msrun.cluster.membership import Membership
+
+
+class OwnFaults:
+    """Any thread may call. As a context, it also hears of every thread of this process that ends with an exception."""
+
+    def __init__(self, folder: str | Path, say: Callable[[str], None], *, found_in: str) -> None:
+        """
+        Args:
+            folder: the log directory; `scheduler.log` there is appended to.
+            say: tells the user a line.
+            found_in: the folder where the user finds that file; where that is empty, he is told the traceback itself.
+        """
+        self._path = Path(folder, contract.SCHEDULER_LOG)
+        self._found_in = found_in
+        self._say = say
+        self._told: set[tuple[str, ...]] = set()
+        self._lock = threading.Lock()
+        self._hook_before: Callable[[Any], object] | None = None
+
+    def __enter__(self) -> Self:
+        self._hook_before, threading.excepthook = threading.excepthook, self._on_thread
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+        assert self._hook_before is not None
+        threading.excepthook = self._hook_before
+
+    @contextlib.contextmanager
+    def kept_from_job(self, what: str) -> Iterator[None]:
+        """Let the job go on when this raises an exception; one of a kind is written and told once.
+
+        Args:
+            what: what of msrun it is, as in "display (Console)".
+        """
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - whatever it is, the job does not need it
+            self._warn(what, error)
+
+    @contextlib.contextmanager
+    def named(self) -> Iterator[None]:
+        """Make an error that msrun does not raise on purpose one that names msrun.
+
+        Raises:
+            ClusterError: in its place.
+        """
+        try:
+            yield
+        except MsrunError:
+            raise
+        except Exception as error:
+            raise self.end_of_job(error) from error
+
+    def end_of_job(self, error: Exception) -> ClusterError:
+        """Write an error down that ends the job, and return what it ends with."""
+        _, where = self._write("supervision", error)
+        return ClusterError(describe_fault(error, f"{where}; report it"))
+
+    def _on_thread(self, args: Any) -> None:
+        if args.exc_value is not None:
+            self._warn(f"thread {args.thread.name if args.thread else '(unknown)'}", args.exc_value)
+
+    def _warn(self, what: str, error: BaseException) -> None:
+        is_new, where = self._write(what, error)
+        if is_new:
+            with contextlib.suppress(Exception):  # what says it may be what has failed
+                self._say(f"warning: msrun's own {what} failed: {name_fault(error)}; the job is not affected, {where}")
+
+    def _write(self, what: str, error: BaseException) -> tuple[bool, str]:
+        """Return whether an error of this kind is new, and where its traceback is."""
+        place = traceback.extract_tb(error.__traceback__)[-1:]
+        kind = (what, type(error).__name__, *(f"{frame.filename}:{frame.lineno}" for frame in place))
+        with self._lock:
+            is_new = kind not in self._told
+            self._told.add(kind)
+        if not is_new:
+            return False, f"see {self._path.name}"
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+        text = traceback_of(error)
+        data = f"{stamp} msrun's own {what} failed (thread {threading.current_thread().name}):\n{text}".encode(
+            "utf-8", "backslashreplace"
+        )
+        try:
+            descriptor = open_own_file(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            with os.fdopen(descriptor, "ab") as file:
+                file.write(data)
+        except OSError:
+            return True, f"traceback:\n{text.rstrip()}"
+        where = f"traceback in {self._found_in}/{self._path.name}"
+        return True, where if self._found_in else f"traceback:\n{text.rstrip()}"
 
 
 class Observer(Protocol):

@@ -14,8 +14,8 @@ from msrun.agent.attempt import scheduler_log
 from msrun.agent.processes.log_pipes import await_log_writer
 from msrun.agent.processes.process_control import is_stopped, kill_descendants
 from msrun.agent.processes.process_spec import LOG_WRITER_ID, MINDSPORE_SCHEDULER_ID, SCHEDULER_ID, server_index
-from msrun.agent.processes.wait_status import describe_status, exit_code_of
-from msrun.agent.watch.limit_hit import explain_limit
+from msrun.agent.processes.process_control import describe_status, exit_code_of
+from msrun.agent.watch.evidence import explain_limit
 from msrun.errors import ClusterError, MsrunError, OwnProcessLost, ServerFailed
 from msrun.planning.plan import LaunchPlan
 

@@ -13,9 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-
 from msrun import contract
-from msrun.agent import limits
 from msrun.agent.attempt import Attempt, Attempts, HostResult, keep_logs, late_start, scheduler_spec, worker_specs
 from msrun.agent.observer import Observers
 from msrun.agent.own_processes import OwnProcesses
@@ -24,24 +22,36 @@ from msrun.agent.processes import process_control
 from msrun.agent.processes.log_pipes import log_writer_specs
 from msrun.agent.processes.server_handle import ForkServerHandle
 from msrun.agent.processes.terminal import RankTerminal
-from msrun.agent.processes.wait_status import describe_status, exit_code_of, signal_name
+from msrun.agent.processes.process_control import describe_status, exit_code_of, signal_name
 from msrun.agent.signals import SignalPipe
 from msrun.agent.timers import Timers
-from msrun.agent.watch.full_disk import explain_full_disk
+from msrun.agent.watch.evidence import explain_full_disk
 from msrun.agent.watch.job_watch import JobWatch
-from msrun.agent.watch.limit_hit import explain_limit
-from msrun.agent.watch.memory_kill import MemoryKillWatch
-from msrun.agent.watch.no_input import explain_no_input
+from msrun.agent.watch.evidence import explain_limit
+from msrun.agent.watch.evidence import MemoryKillWatch
+from msrun.agent.watch.evidence import explain_no_input
 from msrun.agent.watch.progress_board import ProgressBoard
 from msrun.agent.watch.stacks import STACK_WAIT_S
 from msrun.cluster.membership import Decision, WorkerState
 from msrun.cluster.messages import Channel, Message
-from msrun.cluster.restart import RestartPolicy
+from msrun.cluster.membership import RestartPolicy
 from msrun.errors import ClusterError, HangTimeout, Interrupted, MsrunError, OwnProcessLost, PeerFailed
 from msrun.planning.environment import blas_threads
-from msrun.planning.exit_statuses import explain_no_tests
+from msrun.planning.spec import explain_no_tests
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.ranks import name_ranks
+
+
+OVERDUE_S = 3.0
+"""How long past its grace a stop may take before the fork server itself is killed."""
+SWEEP_OVERDUE_S = 10.0
+"""How long the fork server may take to end what an attempt left behind."""
+LOOKS_PER_LIMIT = 4
+"""How often to look, within the time that a process of msrun's own may be stopped, whether one is."""
+STORE_OVERDUE_S = 10.0
+"""How long the scheduler may take for that."""
+SCHEDULER_END_S = 3.0
+"""How long the scheduler may take to end by itself once its channel is closed: for its last lines."""
 
 
 class Supervisor:
@@ -167,7 +177,7 @@ class Supervisor:
         self._selector.register(self._server.channel, selectors.EVENT_READ)
         self._selector.register(self._scheduler, selectors.EVENT_READ)
         self._limit_start()
-        self._timers.every("own", self._stopped_limit_s / limits.LOOKS_PER_LIMIT, self._look_at_own)
+        self._timers.every("own", self._stopped_limit_s / LOOKS_PER_LIMIT, self._look_at_own)
         self._server.send(
             "prepare",
             preload=list(self._host.preload),
@@ -318,7 +328,7 @@ class Supervisor:
         self._pause.end()
         self._timers.cancel("sweep", "renew", "restart", "store")
         if not self._attempt.has_failed:
-            has_ended = self._server.channel.is_closed and self._server.wait(limits.OVERDUE_S)
+            has_ended = self._server.channel.is_closed and self._server.wait(OVERDUE_S)
             status = self._server.wait_status if has_ended else None
             self._attempt.fault = self._own.server_ended(status, has_begun=self._has_begun)
         self._report_failure()  # before the ranks that miss those here tell of it
@@ -343,8 +353,8 @@ class Supervisor:
         The kernel kills the workers with their server; what they had started comes to us, as we adopt orphans.
         """
         self._server.kill()
-        has_ended = self._server.wait(limits.OVERDUE_S)
-        left = self._own.end_orphans(self._strangers, limits.OVERDUE_S)
+        has_ended = self._server.wait(OVERDUE_S)
+        left = self._own.end_orphans(self._strangers, OVERDUE_S)
         self._survivors = tuple(left if has_ended else {*left, self._server.pid})
         self._server_finished = True
         self._unregister(self._server.channel)  # what it has said of this attempt is not for the next
@@ -413,7 +423,7 @@ class Supervisor:
         if membership.stop() is Decision.FINISH:
             self._end_attempt()
             return
-        self._timers.after("stop", self._plan.grace_s + limits.OVERDUE_S, self._on_server_lost)
+        self._timers.after("stop", self._plan.grace_s + OVERDUE_S, self._on_server_lost)
         fault = self._attempt.fault
         signum = fault.signum if isinstance(fault, Interrupted | PeerFailed) else 0
         grace_s, attempt = self._plan.grace_s, self._attempt.number
@@ -436,7 +446,7 @@ class Supervisor:
         is_whole = is_whole and not isinstance(self._attempt.fault, OwnProcessLost)
         self._attempts.begin_next()
         if is_whole:
-            self._timers.after("sweep", limits.SWEEP_OVERDUE_S, self._on_server_lost)
+            self._timers.after("sweep", SWEEP_OVERDUE_S, self._on_server_lost)
             self._server.send("sweep")
         else:
             self._timers.after("renew", 0.0, self._renew)  # not while messages of the old one are worked through
@@ -454,7 +464,7 @@ class Supervisor:
             self._fail(ClusterError(f"cannot start again: {error}"))
             return
         self._scheduler.close()
-        self._server.end(limits.OVERDUE_S)
+        self._server.end(OVERDUE_S)
         self._server, self._scheduler = server, scheduler
         self._own.forget()
         self._server_finished = self._was_anything_started = False
@@ -484,8 +494,8 @@ class Supervisor:
         return True
 
     def _await_store(self) -> None:
-        silent = OwnProcessLost(f"cannot start again: the scheduler has not answered for {limits.STORE_OVERDUE_S:g} s")
-        limit_s = self._restart_delay_s + limits.STORE_OVERDUE_S
+        silent = OwnProcessLost(f"cannot start again: the scheduler has not answered for {STORE_OVERDUE_S:g} s")
+        limit_s = self._restart_delay_s + STORE_OVERDUE_S
         self._timers.after("store", limit_s, lambda: self._fail(silent))
 
     def _on_scheduler(self, scheduler: Channel) -> None:
@@ -509,11 +519,11 @@ class Supervisor:
         if not self._was_anything_started:
             self._server.kill()  # it may be deep in a long import, and has nothing to clean up
         elif not self._server_finished:
-            self._hear_server(limits.SCHEDULER_END_S, lambda: not self._own.scheduler_runs)  # for its last lines
+            self._hear_server(SCHEDULER_END_S, lambda: not self._own.scheduler_runs)  # for its last lines
             self._server.send("finish")
-            self._hear_server(2 * limits.OVERDUE_S, lambda: self._server_finished)
-        self._server.end(limits.OVERDUE_S)
-        left = process_control.kill_descendants(limits.OVERDUE_S, self._strangers)
+            self._hear_server(2 * OVERDUE_S, lambda: self._server_finished)
+        self._server.end(OVERDUE_S)
+        left = process_control.kill_descendants(OVERDUE_S, self._strangers)
         self._survivors = tuple(sorted({*self._survivors, *left}))
 
     def _hear_server(self, limit_s: float, is_done: Callable[[], bool]) -> None:

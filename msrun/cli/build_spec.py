@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import Any
-
 from msrun.errors import UsageError
-from msrun.planning.exit_statuses import parse_statuses
-from msrun.planning.hosts.ssh_settings import NO_CONFIG, SshSettings
-from msrun.planning.log_size import parse_size
+from msrun.planning.spec import parse_statuses
+from msrun.planning.spec import NO_CONFIG, SshSettings
+from msrun.planning.spec import parse_size
 from msrun.planning.placement.bind_options import parse_bind_core, parse_bind_numa
-from msrun.planning.private_file import check_private
+from msrun.planning.tls_spec import check_private
 from msrun.planning.program import parse_program
 from msrun.planning.settings import TOKEN_VARIABLE
 from msrun.planning.spec import LaunchSpec, parse_env, parse_env_file, parse_signals, parse_tail
 from msrun.planning.tls_spec import TlsSpec, parse_tls_config
 from ranktable.files import read_text
+from msrun.planning.simulation import Simulation
+from msrun.planning.spec import check_env, parse_env
+
 
 TERM = "TERM"
 """The variable that names the kind of a terminal."""
@@ -133,3 +135,34 @@ def _read_text(name: str, path: Path) -> str:
         return read_text(path)
     except OSError as error:
         raise UsageError(f"{name} {path}: cannot be read ({error.strerror}); give a readable text file") from None
+
+
+_NEEDS_A_JOB = ("dry_run", "hosts", "hostfile", "server_num", "trace", "metrics_file", "rank_table_file")
+
+
+def build_simulation(options: dict[str, Any], caller: dict[str, str]) -> Simulation:
+    """Translate the command line's words into a dry run.
+
+    Raises:
+        UsageError: a word that cannot be understood, or that only a job can obey.
+    """
+    for name in _NEEDS_A_JOB:
+        if options[name]:
+            raise UsageError(f"--sim_level and --{name}: a dry run starts no job; leave --{name} out")
+    working_directory = Path(options["chdir"] or ".").absolute()
+    if not working_directory.is_dir():
+        raise UsageError(f"--chdir {options['chdir']}: no such directory; the script has to start somewhere")
+    env = parse_env(options["env"], caller)
+    for name, value in env:
+        check_env(name, value)
+    return Simulation(
+        program=parse_program(options["words"], is_module=options["module"], working_directory=working_directory),
+        level=options["sim_level"],
+        worker_num=options["worker_num"],
+        local_worker_num=options["local_worker_num"] or min(8, options["worker_num"]),
+        global_rank=options["sim_rank_id"],
+        device=options["sim_device"],
+        working_directory=working_directory,
+        log_dir=Path(options["log_dir"]).absolute(),
+        env=env,
+    )

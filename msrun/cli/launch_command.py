@@ -14,17 +14,17 @@ import click
 from click.core import ParameterSource
 
 from msrun import __version__, contract
-from msrun.cli.build_spec import build_spec
-from msrun.cli.estimate_command import estimate_command
-from msrun.cli.example_command import examples_command
-from msrun.cli.foreign_words import describe_late_options, describe_separate_value
-from msrun.cli.help_page import LaunchCommand, ScriptWords
-from msrun.cli.look_after import end_warm_servers, look_after
+from msrun.cli.build_spec import build_simulation, build_spec
+from msrun.cli.commands import install_completion, estimate_command
+from msrun.cli.commands import examples_command
+from msrun.cli.words import describe_late_options, describe_separate_value
+from msrun.cli.words import LaunchCommand, ScriptWords
+from msrun.cli.commands import end_warm_servers, look_after
 from msrun.cli.option_types import TRUE_WORDS
 from msrun.cli.options import HOST_OPTIONS, OPTIONS
-from msrun.cli.printed_text import print_text
+from msrun.cli.commands import print_text
 from msrun.cli.sources import Sources, apply_sources, option_shapes
-from msrun.cli.trace_command import trace_command
+from msrun.cli.commands import trace_command
 from msrun.cli.words import own_options
 from msrun.errors import MsrunError, UsageError, describe_limit, is_limit, near_miss
 from msrun.launch import output
@@ -77,8 +77,6 @@ def command(**options: Any) -> int:
     SCRIPT is a Python file, `python x.py`, `pytest x.py`, any executable, or a module after -m.
     """
     if options["install_completion"] is not None:
-        from msrun.cli.completion import install_completion
-
         print_text(install_completion(command, options["install_completion"], os.environ))
         return contract.EXIT_OK
     if any(options[name] for name in ("status", "stop", "watch", "json")):
@@ -121,7 +119,7 @@ def _plan(spec: LaunchSpec, caller: dict[str, str], options: dict[str, Any]) -> 
     if form in ("text", "json"):
         print_text(render_plan(plan, as_json=form == "json"))
     else:
-        from msrun.launch.plan_file import write_page
+        from msrun.launch.rank_table_file import write_page
 
         print_text(write_page(form, plan, spec))
     return contract.EXIT_OK
@@ -141,7 +139,7 @@ def _spec(options: dict[str, Any], sources: Sources) -> LaunchSpec:
         entries, assignments, options = job_hosts.entries, job_hosts.assignments, job_hosts.options
         spares = job_hosts.spares
     elif options["rank_table_file"] is not None:
-        from msrun.launch.table_hosts import read_host_list
+        from msrun.launch.job_hosts import read_host_list
 
         host_list = read_host_list(options["rank_table_file"].absolute())
         if host_list is not None:
@@ -189,7 +187,6 @@ def _discover(options: dict[str, Any], given: Collection[str], sources: Sources)
 
 def _simulate(options: dict[str, Any]) -> int:
     """--sim_level: run the script in one process that stands for a rank."""
-    from msrun.cli.simulation import build_simulation
     from msrun.launch.simulation import run_simulation
 
     return run_simulation(build_simulation(options, dict(os.environ)), dict(os.environ), quiet=options["quiet"])
@@ -206,7 +203,7 @@ def _check(options: dict[str, Any]) -> int:
     spec = _spec(options, sources)
     caller = without_option_variables(os.environ, option_shapes(command.params))
     if spec.is_remote:
-        from msrun.launch.fleet.fleet_check import check_fleet
+        from msrun.launch.fleet.asked_plan import check_fleet
 
         status, lines = check_fleet(spec, caller, quiet=options["quiet"])
         print_text("\n".join(lines))
@@ -219,7 +216,7 @@ def _check(options: dict[str, Any]) -> int:
 
 
 def _run(spec: LaunchSpec, caller: dict[str, str], *, quiet: bool, join: bool) -> int:
-    from msrun.agent.own_faults import OwnFaults
+    from msrun.agent.observer import OwnFaults
     from msrun.launch.console import say
     from msrun.launch.failure import render_failure
     from msrun.launch.job import new_job_id, run_job

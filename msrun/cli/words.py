@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
 import click
-
 from msrun.cli.options import OPTIONAL_VALUES, OPTIONS
+import shutil
+from pathlib import Path
+from msrun.cli.option_types import FALSE_WORDS, TRUE_WORDS
+from msrun.cli.options import OPTIONAL_VALUES
+from msrun.errors import UsageError
+from msrun.planning.program import Program
+import os
+from click.shell_completion import CompletionItem
+from msrun.cli.options import GROUPS
 
 
 def normalise(argv: Sequence[str]) -> list[str]:
@@ -57,3 +64,204 @@ def _options_with_value() -> set[str]:
         for spelling in parameter.opts
         if spelling.startswith("--")
     }
+
+
+_WORKERS = "--worker_num (workers of the job)"
+_EACH = "--worker_num (workers of the job) or, for several hosts, --local_worker_num (on each)"
+_HOSTS = "--hosts h1:8,h2:8 (with the number of workers on each)"
+LEAVE_OUT = "leave it out"
+_MEETING = "leave it out: hosts meet at --master_addr and --master_port, one host needs neither"
+_OF_SCHEDULER = "leave it out: it is for srun, salloc or sbatch, which start msrun"
+_OF_SCRIPT = "leave it out: it is for the script to decide"
+_TAIL = "--tail_worker_log (ranks to show here; every rank has a log of its own)"
+
+SHARED = frozenset({"--help", "--version", "--config", "--debug", "--quiet", "--env", "--json"})
+"""Options that hardly any script means for its launcher."""
+
+LISTS = ("--hosts", "--include", "--exclude", "--tail_worker_log", "--signals")
+"""Options with values between commas."""
+
+FOREIGN_OPTIONS = {
+    "-n": ("mpirun's and srun's", _WORKERS),
+    "-np": ("mpirun's", _WORKERS),
+    "--np": ("mpirun's", _WORKERS),
+    "--ntasks": ("srun's", _WORKERS),
+    "--num_processes": ("accelerate's", _WORKERS),
+    "--nproc_per_node": ("torchrun's", _EACH),
+    "--num_gpus": ("deepspeed's", _EACH),
+    "--ntasks_per_node": ("srun's", _EACH),
+    "--npernode": ("mpirun's", _EACH),
+    "-npernode": ("mpirun's", _EACH),
+    "-N": ("mpirun's and srun's", "--local_worker_num (workers on each host) or --hosts (the hosts)"),
+    "--nodes": ("srun's", _HOSTS),
+    "--num_nodes": ("deepspeed's", _HOSTS),
+    "--num_machines": ("accelerate's", _HOSTS),
+    "--nodelist": ("srun's", _HOSTS),
+    "-w": ("srun's", _HOSTS),
+    "-H": ("mpirun's", _HOSTS),
+    "--host": ("mpirun's", _HOSTS),
+    "-hostfile": ("mpirun's", "--hostfile"),
+    "--machinefile": ("mpirun's", "--hostfile"),
+    "-machinefile": ("mpirun's", "--hostfile"),
+    "--machine_rank": ("accelerate's", "--node_rank"),
+    "--main_process_ip": ("accelerate's", "--master_addr"),
+    "--main_process_port": ("accelerate's", "--master_port"),
+    "--standalone": ("torchrun's", "leave it out: a job without --hosts runs on this host alone"),
+    "--rdzv_backend": ("torchrun's", _MEETING),
+    "--rdzv_endpoint": ("torchrun's", _MEETING),
+    "--rdzv_id": ("torchrun's", _MEETING),
+    "--rdzv_conf": ("torchrun's", _MEETING),
+    "--no_python": ("torchrun's", "leave it out: SCRIPT may be any executable"),
+    "--module": ("torchrun's and accelerate's", "-m"),
+    "--tee": ("torchrun's", _TAIL),
+    "--redirects": ("torchrun's", _TAIL),
+    "--local_ranks_filter": ("torchrun's", _TAIL),
+    "--config_file": ("accelerate's", "--config"),
+    "--multi_gpu": ("accelerate's", LEAVE_OUT),
+    "--gpu_ids": ("accelerate's", "CUDA_VISIBLE_DEVICES in the environment"),
+    "--cpu": ("accelerate's", "--device_target cpu"),
+    "--mixed_precision": ("accelerate's", _OF_SCRIPT),
+    "--dynamo_backend": ("accelerate's", _OF_SCRIPT),
+    "--use_fsdp": ("accelerate's", _OF_SCRIPT),
+    "--use_deepspeed": ("accelerate's", _OF_SCRIPT),
+    "--num_cpu_threads_per_process": ("accelerate's", "OMP_NUM_THREADS in the environment"),
+    "-x": ("mpirun's", "--env NAME or --env NAME=VALUE"),
+    "--export": ("srun's", "--env NAME or --env NAME=VALUE"),
+    "-wd": ("mpirun's", "--chdir"),
+    "-wdir": ("mpirun's", "--chdir"),
+    "--bind_to": ("mpirun's", "--bind_core"),
+    "--map_by": ("mpirun's", "--bind_core"),
+    "--cpu_bind": ("srun's", "--bind_core"),
+    "--output": ("srun's", "--log_dir"),
+    "--output_filename": ("mpirun's", "--log_dir"),
+    "--tag_output": ("mpirun's", _TAIL),
+    "-tag-output": ("mpirun's", _TAIL),
+    "--label": ("srun's", _TAIL),
+    "-l": ("srun's", _TAIL),
+    "--gres": ("srun's", _OF_SCHEDULER),
+    "--gpus": ("srun's", _OF_SCHEDULER),
+    "--gpus_per_node": ("srun's", _OF_SCHEDULER),
+    "--gpus_per_task": ("srun's", _OF_SCHEDULER),
+    "--cpus_per_task": ("srun's", _OF_SCHEDULER),
+    "-c": ("srun's", _OF_SCHEDULER),
+    "--mem": ("srun's", _OF_SCHEDULER),
+    "--partition": ("srun's", _OF_SCHEDULER),
+    "-p": ("srun's", _OF_SCHEDULER),
+    "--time": ("srun's", _OF_SCHEDULER),
+    "--exclusive": ("srun's", _OF_SCHEDULER),
+    "--monitor_interval": ("torchrun's", LEAVE_OUT),
+    "--mca": ("mpirun's", LEAVE_OUT),
+    "-mca": ("mpirun's", LEAVE_OUT),
+    "--report_bindings": ("mpirun's", LEAVE_OUT),
+    "--oversubscribe": ("mpirun's", LEAVE_OUT),
+    "--allow_run_as_root": ("mpirun's", LEAVE_OUT),
+}
+"""Option of another launcher, dashes as underscores -> whose it is and what to write here."""
+
+
+def reject_foreign_options(words: Sequence[str]) -> None:
+    """Answer an option of another launcher, before the script, with what to write here.
+
+    Raises:
+        UsageError: there is one.
+    """
+    for word in [words[index] for index in own_options(words)]:
+        name = word.partition("=")[0]
+        if underscored(name) in FOREIGN_OPTIONS:
+            whose, here = FOREIGN_OPTIONS[underscored(name)]
+            answer = here if here.startswith(LEAVE_OUT) else f"did you mean {here}?"
+            raise UsageError(f"{name} is {whose}, not an option of msrun; {answer}")
+
+
+def describe_separate_value(words: Sequence[str]) -> str:
+    """Return a hint when what is taken for SCRIPT looks like a value of the option before it, else nothing."""
+    index = script_index(words)
+    if not 0 < index < len(words):
+        return ""
+    option, word = words[index - 1], words[index]
+    listed = words[index - 2] if index > 1 else ""
+    if underscored(listed) in LISTS and not Path(word).exists() and not shutil.which(word):
+        return f"{listed} {option} {word}: {word} is taken for SCRIPT; a list is one word: {listed} {option},{word}"
+    is_plan = underscored(option) in ("--dry_run", "--plan")
+    is_page = underscored(option) == "--plan" and word.lower().endswith(".html")
+    values = ("text", "json") if is_plan else TRUE_WORDS + FALSE_WORDS
+    is_value = is_page or (underscored(option) in OPTIONAL_VALUES and word.lower() in values)
+    if not is_value or Path(word).exists():
+        return ""
+    return f"{option} {word}: {word} is taken for SCRIPT; write {option}={word} if it is the value"
+
+
+def describe_late_options(program: Program) -> str:
+    """Return a hint when options of msrun's stand after a script that does not speak of them, else nothing."""
+    names = [underscored(word.partition("=")[0]) for word in program.args if word.startswith("--") and word != "--"]
+    late = [name for name in dict.fromkeys(names) if name in long_options() - SHARED]
+    if not late or program.kind != "script":
+        return ""
+    try:
+        text = Path(program.target).read_text(encoding="utf-8", errors="replace").replace("-", "_")
+    except OSError:
+        return ""
+    unknown = [name for name in late if name[2:] not in text]
+    if not unknown:
+        return ""
+    one = "it" if len(unknown) == 1 else "they"
+    belongs = "belongs" if len(unknown) == 1 else "belong"
+    return (
+        f"{', '.join(unknown)} after {Path(program.target).name} {belongs} to the script; "
+        f"{one} must stand before it to be msrun's"
+    )
+
+
+COLUMN = 28
+"""Width of the options; the help of a wider one begins on the next line."""
+
+
+class LaunchCommand(click.Command):
+    """The command msrun: its options in groups, words of the command line in msrun's own rules."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the words; shell completion comes this way, too."""
+        if not ctx.resilient_parsing:
+            reject_foreign_options(args)
+        return super().parse_args(ctx, normalise(args))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Propose options in one spelling: with dashes when the word has begun so."""
+        found = super().shell_complete(ctx, incomplete)
+        values = {item.value for item in found}
+        return [
+            item for item in found if item.value == underscored(item.value) or underscored(item.value) not in values
+        ]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write one section for each group."""
+        grouped = {parameter for group in GROUPS.values() for parameter in group}
+        rest = [one for one in self.get_params(ctx) if one not in grouped and isinstance(one, click.Option)]
+        last = list(GROUPS)[-1]
+        for title, group in GROUPS.items():
+            records = [parameter.get_help_record(ctx) for parameter in [*group, *(rest if title == last else [])]]
+            with formatter.section(_styled(title, fg="yellow", bold=True)):
+                rows = [
+                    (_styled(f"{record[0]:<{COLUMN}}", fg="cyan"), record[1])
+                    for record in records
+                    if record is not None
+                ]
+                formatter.write_dl(rows, col_max=COLUMN)
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the line that begins with Usage."""
+        pieces = self.collect_usage_pieces(ctx)
+        formatter.write_usage(ctx.command_path, " ".join(pieces), prefix=_styled("Usage: ", fg="yellow", bold=True))
+
+
+class ScriptWords(click.Argument):
+    """SCRIPT and its arguments, which a shell completes as files."""
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
+        """Leave it to the shell."""
+        return [CompletionItem(incomplete, type="file")]
+
+
+def _styled(text: str, **style: object) -> str:
+    """Return the text with colours, which click leaves out where it does not print to a terminal."""
+    return text if os.environ.get("NO_COLOR") else click.style(text, **style)  # type: ignore[arg-type]

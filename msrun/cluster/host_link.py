@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 
 from msrun.cluster.connection import Connection
 from msrun.cluster.hosts import HostRequest
-from msrun.cluster.inbox import Inbox
+from msrun.cluster.own_thread import Inbox
 from msrun.cluster.messages import Message, NotUnderstood
 from msrun.cluster.own_thread import OwnThread, describe_fault, print_fault
-from msrun.cluster.peer import REFUSED
+from msrun.cluster.coordinator_server import REFUSED
 from msrun.cluster.proof import PROTOCOL, NotProved, Seal, hello, new_nonce, read_hello
 from msrun.planning.record_json import encode_record
 

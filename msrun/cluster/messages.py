@@ -9,6 +9,12 @@ import socket
 import struct
 from itertools import chain
 from typing import Any, Protocol
+from collections import deque
+import base64
+import zlib
+from collections.abc import Sequence
+from msrun.planning.host_assignment import HostAssignment
+
 
 HEADER = struct.Struct("!I")
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
@@ -171,3 +177,77 @@ class Channel:
         """Close the descriptor; the other end sees the end of the stream."""
         self.is_closed = True
         self._socket.close()
+
+
+class MessageMissing(ValueError):
+    """A message of the other side has not come, and a later one has: the connection is to be made again."""
+
+
+class Ledger:
+    """One side's account of a conversation. Owned by one thread, or guarded by its owner."""
+
+    def __init__(self) -> None:
+        self._kept: deque[Message] = deque()
+        self._last = 0
+        self.seen = 0
+        """Number of the newest message of the other side that was taken."""
+
+    def stamp(self, message: Message) -> Message:
+        """Return a message with its number; it is kept until it is acknowledged."""
+        self._last += 1
+        stamped = {**message, "seq": self._last}
+        self._kept.append(stamped)
+        return stamped
+
+    def retract(self, stamped: Message) -> None:
+        """Take back the newest message, which cannot be sent."""
+        assert self._kept[-1] is stamped, "another one was stamped meanwhile"
+        self._kept.pop()
+        self._last -= 1
+
+    def acknowledge(self, seen: object) -> None:
+        """Forget what the other side has."""
+        if isinstance(seen, int):
+            while self._kept and self._kept[0]["seq"] <= seen:
+                self._kept.popleft()
+
+    def unseen(self) -> list[Message]:
+        """Return what the other side has not acknowledged, in order: to be sent again on a new connection."""
+        return list(self._kept)
+
+    def take(self, message: Message) -> bool:
+        """Return whether a message of the other side is to be heeded: False for one that came before.
+
+        Raises:
+            MessageMissing: one before it has not come. On a new connection both come again.
+        """
+        number = message.get("seq")
+        if not isinstance(number, int):
+            return True
+        if number <= self.seen:
+            return False
+        if number != self.seen + 1:
+            raise MessageMissing(f"message {number} came after message {self.seen}")
+        self.seen = number
+        return True
+
+
+def pack_text(text: str) -> str:
+    """Return text as it goes to the hosts; empty text stays empty."""
+    return base64.b64encode(zlib.compress(text.encode("utf-8", "surrogateescape"))).decode("ascii") if text else ""
+
+
+def unpack_text(packed: str) -> str:
+    """Inverse of `pack_text`."""
+    return zlib.decompress(base64.b64decode(packed)).decode("utf-8", "surrogateescape") if packed else ""
+
+
+def pack_hosts(hosts: Sequence[HostAssignment]) -> str:
+    """Return the hosts of a job as they go to each of them."""
+    return pack_text(json.dumps([host.to_json() for host in hosts], separators=(",", ":")) if hosts else "")
+
+
+def unpack_hosts(packed: str) -> tuple[HostAssignment, ...]:
+    """Inverse of `pack_hosts`."""
+    text = unpack_text(packed)
+    return tuple(HostAssignment.from_json(value) for value in json.loads(text)) if text else ()

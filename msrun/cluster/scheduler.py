@@ -21,7 +21,7 @@ from msrun import contract
 from msrun.cluster.messages import Channel, Message, await_input
 from msrun.cluster.own_thread import OwnThread, print_fault
 from msrun.cluster.rendezvous import serve_tcp_store
-from msrun.cluster.restart import describe_delay
+from msrun.cluster.membership import describe_delay
 from msrun.planning.ranks import count_workers
 
 if TYPE_CHECKING:

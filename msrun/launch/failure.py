@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msrun import contract
 from msrun.agent.attempt import Attempt, HostResult
-from msrun.agent.processes.wait_status import describe_status, exit_code_of, signal_name
+from msrun.agent.processes.process_control import describe_status, exit_code_of, signal_name
 from msrun.cluster.failure import FailureReport, JobFailure, WorkerFailure, merge_failures
 from msrun.cluster.membership import Member, WorkerState
 from msrun.errors import HangTimeout

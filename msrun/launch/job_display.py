@@ -6,7 +6,7 @@ from typing import Protocol
 
 from msrun import contract
 from msrun.agent.observer import Observer
-from msrun.agent.own_faults import OwnFaults
+from msrun.agent.observer import OwnFaults
 from msrun.cluster.failure import JobFailure
 from msrun.cluster.membership import Membership
 from msrun.launch.console import Console

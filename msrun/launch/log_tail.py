@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from msrun.launch.directory.rotated_reader import GrowingFile, RotatedReader
+from msrun.launch.directory.worker_log import GrowingFile, RotatedReader
 
 READ_BYTES = 1 << 20
 MAX_HELD_BYTES = 1 << 20

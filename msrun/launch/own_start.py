@@ -5,11 +5,11 @@ those that are lost.
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Mapping
 from pathlib import Path
+from msrun.planning.spec import LaunchSpec
+import socket
 from typing import Any
-
 from msrun import contract
 from msrun.agent.logs.own_file import open_own_file
 from msrun.agent.processes.server_handle import ForkServerHandle, start_fork_server
@@ -20,6 +20,33 @@ from msrun.cluster.rendezvous import BACKLOG, forget_waiting
 from msrun.errors import ClusterError
 from msrun.planning.environment import server_environment
 from msrun.planning.plan import LaunchPlan
+
+
+_ROOT = Path(__file__).parents[2]
+
+
+def describe_shadowed_package(spec: LaunchSpec, environment: Mapping[str, str]) -> str:
+    """Return which package or module of the user's cannot be imported by its name msrun, in one line; else nothing.
+
+    Args:
+        environment: of the workers.
+    """
+    if not spec.program.is_python or spec.start_method == "exec":
+        return ""
+    at, paths = spec.working_directory, environment.get("PYTHONPATH", "").split(os.pathsep)
+    first = (at / spec.program.target).parent if spec.program.kind == "script" else at
+    folders = [*([] if environment.get("PYTHONSAFEPATH") else [first]), *(at / path for path in paths if path)]
+    for folder in folders:
+        if folder.resolve() == _ROOT:
+            return ""
+        for found in (folder / "msrun", folder / "msrun.py"):
+            if (found / "__init__.py").is_file() or (found.suffix and found.is_file()):
+                return (
+                    f"{found.resolve()}: workers import msrun's own package of that name, not this one; rename it, or "
+                    "give --start_method exec, with which they import it and not msrun.runtime"
+                )
+    return ""
+
 
 RECORD_S = 2.0
 """How long the scheduler may leave the record of a moment unread before it gets no more."""

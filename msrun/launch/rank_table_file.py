@@ -6,13 +6,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
-
 from msrun import contract
 from msrun.errors import RendezvousTimeout, UsageError
 from msrun.launch.directory.log_directory import write_private
 from msrun.planning.plan import LaunchPlan
 from ranktable.bounded_text import load_json
 from ranktable.files import MAX_BYTES, read_at_most, read_text
+from msrun.errors import UsageError
+from msrun.planning.hosts.assignment import UNKNOWN
+from msrun.planning.spec import LaunchSpec
+from ranktable.files import write_whole
 
 if TYPE_CHECKING:
     from ranktable import RankTable
@@ -164,3 +167,31 @@ def check_ranks(table: RankTable, path: Path) -> None:
         raise UsageError(
             f"--rank_table_file {path}: its rank_ids are not 0 to {len(ranks) - 1}, each once; see ranktable validate"
         )
+
+
+def write_page(path: Path, plan: LaunchPlan, spec: LaunchSpec) -> str:
+    """Write the page of a plan and return a line that says so.
+
+    Raises:
+        UsageError: the file cannot be written, or the rank table is wrong.
+    """
+    from msrun.planning.plan_page import read_strategy_lines, render_page  # no other job needs it
+
+    strategy = read_strategy_lines(Path(spec.program.target)) if spec.program.kind == "script" else ()
+    page = render_page(plan, _rank_table(plan, spec), strategy)
+    try:
+        write_whole(path, page.encode("utf-8", "backslashreplace"))
+    except OSError as error:
+        raise UsageError(f"--plan {path}: cannot be written ({error.strerror}); give another file") from None
+    return f"wrote {path}; open it in a browser"
+
+
+def _rank_table(plan: LaunchPlan, spec: LaunchSpec) -> str:
+    """Return the text of the given table, or of the one that the job would get; empty while an address is not known."""
+    from ranktable import encode_table
+
+    if spec.rank_table_file:
+        return encode_table(read_given_table(spec.rank_table_file))
+    if any(assignment.address == UNKNOWN for assignment in plan.fleet):
+        return ""
+    return encode_table(build_rank_table(plan))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+from collections.abc import Mapping, Sequence
 from msrun import contract
+from msrun.planning.host_assignment import HostAssignment
+from msrun.planning.plan import HostPlan, LaunchPlan
+from msrun.planning.spec import LaunchSpec
+from collections.abc import Mapping
 from msrun.errors import UsageError
 from msrun.planning.environment import (
     LOOPBACK_DEFAULTS,
@@ -16,7 +19,6 @@ from msrun.planning.environment import (
 )
 from msrun.planning.host_assignment import Fleet, HostAssignment
 from msrun.planning.imports import OF_OPTIMIZERS, ScriptImports, read_imports
-from msrun.planning.job_plan import plan_job, rank_table_path
 from msrun.planning.mindspore import (
     mindspore_environment,
     mindspore_note,
@@ -26,7 +28,7 @@ from msrun.planning.mindspore import (
 )
 from msrun.planning.placement.binding import HostBinding, bind_workers
 from msrun.planning.placement.host import DevicePlacement, HostFacts, place_devices
-from msrun.planning.placement.threads import (
+from msrun.planning.placement.binding import (
     THREADS_VARIABLE,
     self_binding,
     self_binding_note,
@@ -37,6 +39,80 @@ from msrun.planning.plan import HostPlan, LaunchPlan, ServerPlan, WorkerPlan
 from msrun.planning.program import StartMethod
 from msrun.planning.settings import settings_note
 from msrun.planning.spec import LaunchSpec, check_server_logs, is_loopback
+from dataclasses import dataclass
+from msrun.planning.environment import early_environment, server_environment
+from msrun.planning.imports import SAFE_PACKAGES
+from msrun.planning.mindspore import mindspore_environment, settle_mindspore
+from msrun.planning.placement.binding import bind_workers
+from msrun.planning.placement.host import HostFacts, place_devices
+from msrun.planning.placement.binding import threads_per_worker
+
+
+def plan_job(
+    spec: LaunchSpec,
+    hosts: Sequence[HostPlan],
+    *,
+    job_id: str,
+    run_dir: str,
+    master: tuple[str, int],
+    target: tuple[str, str],
+    notes: Sequence[str],
+    fleet: Sequence[HostAssignment] = (),
+    forwarded: Mapping[str, str] | None = None,
+) -> LaunchPlan:
+    """Return the plan of a job on hosts whose parts are decided.
+
+    Args:
+        run_dir: the job's temporary folder on this host; empty when it has none.
+        master: numeric address and port of the store, or of several hosts' scheduler; port 0 = chosen at start.
+        target: device target, and why it is this one.
+        fleet: all hosts of a job of several.
+        forwarded: variables that go from here to the hosts.
+    """
+    return LaunchPlan(
+        job_id=job_id,
+        world_size=spec.worker_num,
+        master_addr=master[0],
+        master_port=master[1],
+        log_dir=str(spec.log_dir),
+        run_dir=run_dir,
+        device_target=target[0],
+        device_reason=target[1],
+        cluster_time_out_s=spec.cluster_time_out_s,
+        grace_s=spec.grace_s,
+        forward_signals=spec.forward_signals,
+        hang_time_out_s=spec.hang_time_out_s,
+        exit_time_out_s=spec.exit_time_out_s,
+        max_restarts=spec.max_restarts,
+        restart_on=spec.restart_on,
+        no_restart_on=spec.no_restart_on,
+        log_max_bytes=spec.log_max_bytes,
+        log_keep=spec.log_keep,
+        tail_ranks=spec.tail_ranks,
+        interactive_rank=spec.interactive_rank,
+        rank_table_file=rank_table_path(spec),
+        hosts=tuple(hosts),
+        settings=spec.settings,
+        notes=(*notes, *_note_of_spares(spec)),
+        fleet=tuple(fleet),
+        forwarded=dict(forwarded or {}),
+    )
+
+
+def _note_of_spares(spec: LaunchSpec) -> list[str]:
+    if not spec.min_hosts or not spec.is_remote:
+        return []
+    spares = f"spare hosts: {', '.join(entry.name for entry in spec.spares)}" if spec.spares else "no spare hosts"
+    count = len(spec.host_entries)
+    return [
+        f"{spares}; {spec.min_hosts} of {count} hosts are enough to start again; restarts left: {spec.max_restarts}"
+    ]
+
+
+def rank_table_path(spec: LaunchSpec) -> str:
+    """Return the path of the user's table, or of the one that is generated."""
+    return str(spec.rank_table_file or spec.log_dir / contract.RANK_TABLE_JSON)
+
 
 SERVER_IMPORTS = ("msrun.runtime.server.serving", OF_OPTIMIZERS)
 """What parameter servers import, the second one with their first optimizer, as workers do."""
@@ -326,3 +402,44 @@ def environment_notes(spec: LaunchSpec, caller: Mapping[str, str], planned: Mapp
     if {**caller, **dict(spec.env)}.get(RECOVERY_VARIABLE) == "1" and not spec.max_restarts + spec.first_attempt:
         notes.append(RECOVERY_NOTE)
     return notes
+
+
+@dataclass(frozen=True)
+class EarlyServer:
+    """A fork server without its job."""
+
+    environment: Mapping[str, str]
+    working_directory: str
+    imports: tuple[str, ...]
+    """Nothing of the user's own: whether the job starts is not known yet."""
+
+
+def early_imports(spec: LaunchSpec, caller: Mapping[str, str]) -> tuple[str, ...]:
+    """Return what a fork server may import before it has its job: nothing of the user's own."""
+    if choose_start_method(spec, caller) == "exec":
+        return ()
+    return tuple(name for name in preloaded_modules(spec) if name.partition(":")[0].partition(".")[0] in SAFE_PACKAGES)
+
+
+def plan_early_server(spec: LaunchSpec, host: HostFacts, caller: Mapping[str, str], job_id: str) -> EarlyServer | None:
+    """Return what to begin with on this host; None when there is nothing to import.
+
+    Args:
+        caller: the environment that workers inherit.
+
+    Raises:
+        UsageError: more workers than devices, or a binding that this host does not allow.
+    """
+    spec = settle_mindspore(spec, host)
+    imports = early_imports(spec, caller)
+    if not imports:
+        return None
+    devices = place_devices(spec.device_target, spec.local_worker_num, host, spec.own_device_ids)
+    topology = host.known_topology()
+    binding = bind_workers(topology, devices.physical, target=devices.target, core=spec.bind_core, numa=spec.bind_numa)
+    threads = min(threads_per_worker(topology, binding.workers))
+    known = early_environment(
+        caller=caller, extra={**dict(spec.env), **mindspore_environment(spec, caller)}, threads=threads
+    )
+    environment = server_environment(caller, {**known, contract.MSRUN_JOB_ID: job_id})
+    return EarlyServer(environment, str(spec.working_directory), imports)

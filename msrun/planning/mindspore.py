@@ -11,7 +11,8 @@ from msrun import contract
 from msrun.errors import UsageError
 from msrun.planning.imports import imports_package
 from msrun.planning.placement.host import HostFacts
-from msrun.planning.spec import MAX_PORT, LaunchSpec
+from msrun.planning.hosts.host_entry import MAX_PORT
+from msrun.planning.spec import LaunchSpec
 
 OURS = "msrun.mindspore"
 POSING_FOLDER = Path(__file__).parents[1] / "mindspore" / "posing"

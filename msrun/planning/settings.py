@@ -5,15 +5,28 @@ What is nearer wins: command line > environment > `--config` file > what a clust
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
 from msrun import contract
 from msrun.errors import UsageError, near_miss
-from msrun.planning.launcher_variables import is_of_launcher
 from msrun.planning.tls_spec import CLIENT_PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE
+
+
+_OF_LAUNCHER = re.compile(
+    r"(PMI_|PMIX_(?!MCA_)|PRTE_(?!MCA_)|OMPI_COMM_WORLD_|OMPI_WORLD_|OMPI_MCA_orte_|OMPI_MCA_ess_base_|PET_RDZV_)\w+\Z"
+    r"|OMPI_(APP_CTX_NUM_PROCS|ARGV|COMMAND|FILE_LOCATION|FIRST_RANKS|NUM_APP_CTX|TOOL_NAME|UNIVERSE_SIZE)\Z"
+    r"|OMPI_MCA_(ess|initial_wdir|num_procs|pmix)\Z"
+    r"|PET_(NNODES|NODE_RANK|NPROC_PER_NODE|MASTER_ADDR|MASTER_PORT)\Z"
+)
+
+
+def is_of_launcher(name: str) -> bool:
+    """Return whether a variable tells a process its place in mpirun's, PMI's or torchrun's job."""
+    return bool(_OF_LAUNCHER.match(name))
+
 
 COMMAND_LINE = "command line"
 VARIABLE_PREFIX = "MSRUN_"

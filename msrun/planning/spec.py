@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import ipaddress
-import re
 import signal
+from msrun.errors import UsageError
+from msrun.planning.program import Program
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from msrun.planning.hosts.host_entry import MAX_PORT, check_user
+import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-
 from msrun import contract
 from msrun.errors import UsageError, near_miss
-from msrun.planning.exit_statuses import check_statuses
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.forwarded import check_patterns
 from msrun.planning.hosts.host_entry import HostEntry
-from msrun.planning.hosts.ssh_settings import SshSettings, check_ssh_settings
-from msrun.planning.log_size import check_log_rotation
 from msrun.planning.placement.bind_options import CoreBinding
 from msrun.planning.placement.host import DeviceTarget
 from msrun.planning.program import MindSporeKind, Program, StartMethod
@@ -25,11 +26,149 @@ from msrun.planning.tls_spec import TlsSpec
 from ranktable.hostlist.brackets import shorten
 from ranktable.hostlist.ranges import RangeError, read_range
 
+
+MAX_STATUS = 255
+_NO_TESTS = 5
+"""Of pytest (its reference, "Exit codes")."""
+
+
+def parse_statuses(option: str, text: str) -> tuple[int, ...]:
+    """Turn `137,SIGTERM,HUP` into exit statuses; a signal is 128 + its number, as msrun ends after it.
+
+    Raises:
+        UsageError: neither a status from 1 to 255 nor the name of a signal.
+    """
+    return tuple(dict.fromkeys(_parse_status(option, text, piece.strip()) for piece in text.split(","))) if text else ()
+
+
+def _parse_status(option: str, text: str, word: str) -> int:
+    name = f"SIG{word.upper().removeprefix('SIG')}"
+    if name in signal.Signals.__members__:
+        return 128 + signal.Signals[name]
+    if word.isascii() and word.isdigit() and len(word) <= len(str(MAX_STATUS)) and 0 < int(word) <= MAX_STATUS:
+        return int(word)
+    raise UsageError(
+        f"{option} {text}: {word!r} is neither an exit status from 1 to {MAX_STATUS} nor a signal; "
+        "give a list such as 75,137,SIGTERM"
+    )
+
+
+def check_statuses(restart_on: tuple[int, ...], no_restart_on: tuple[int, ...], max_restarts: int) -> None:
+    """Refuse lists that contradict each other, or that nothing asks.
+
+    Raises:
+        UsageError: one of both.
+    """
+    if both := sorted({*restart_on} & {*no_restart_on}):
+        raise UsageError(f"--restart_on and --no_restart_on: both name {both[0]}; give it in one of the two")
+    if restart_on and not max_restarts:
+        raise UsageError("--restart_on: starts nothing again with --max_restarts 0; give --max_restarts 1 or more")
+
+
+def explain_no_tests(program: Program, exit_code: int) -> str:
+    """Return why pytest has failed though the file that it was given ran to its end; empty when that is not why."""
+    if exit_code != _NO_TESTS or (program.kind, program.target) != ("module", "pytest"):
+        return ""
+    return "pytest found no test there; it had run the file to look for some: name it to msrun without pytest"
+
+
+MIN_LOG_BYTES = 4096
+"""A smaller file would be exchanged at almost every line."""
+MAX_LOG_KEEP = 1000
+
+_SIZE = re.compile(r"([0-9]+)\s*([KMGT]?)(?:I?B)?\Z", re.IGNORECASE)
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def parse_size(option: str, text: str) -> int:
+    """Turn `100M`, `1G`, `64KiB` or plain bytes into bytes; units are powers of 1024.
+
+    Raises:
+        UsageError: not such a size.
+    """
+    match = _SIZE.match(text.strip())
+    if not match:
+        raise UsageError(f"{option} {text}: not a size; give bytes, or a whole number with K, M, G or T such as 100M")
+    return int(match[1]) * _UNITS[match[2].upper()]
+
+
+def format_size(size_bytes: int) -> str:
+    """Return a size with the largest unit that leaves it whole: `100 MiB`, `1500 bytes`."""
+    for unit in ("T", "G", "M", "K"):
+        if size_bytes and size_bytes % _UNITS[unit] == 0:
+            return f"{size_bytes // _UNITS[unit]} {unit}iB"
+    return f"{size_bytes} bytes"
+
+
+def check_log_rotation(max_bytes: int, keep: int) -> None:
+    """Refuse what cannot be done.
+
+    Raises:
+        UsageError: naming the option, its value, the constraint and the remedy.
+    """
+    if max_bytes < 0 or 0 < max_bytes < MIN_LOG_BYTES:
+        raise UsageError(
+            f"--log_max_bytes {max_bytes}: must be {MIN_LOG_BYTES} bytes or more, e.g. 100M; 0 never rotates"
+        )
+    if not 1 <= keep <= MAX_LOG_KEEP:
+        raise UsageError(
+            f"--log_keep {keep}: must be 1 to {MAX_LOG_KEEP} older files per worker; "
+            "to keep everything in one file leave --log_max_bytes out"
+        )
+
+
+HostKeyPolicy = Literal["strict", "accept-new", "off"]
+HOST_KEY_POLICIES: tuple[HostKeyPolicy, ...] = ("strict", "accept-new", "off")
+NO_CONFIG = "none"
+"""In place of a file: no ssh_config is read; ssh -F has the same word."""
+CONNECT_TIME_OUT_S = 30.0
+WINDOW = 32
+MAX_WINDOW = 1024
+MAX_CONNECT_TIME_OUT_S = 3600.0
+
+
+@dataclass(frozen=True)
+class SshSettings:
+    """What holds for all hosts; what a host list says of one host wins, ssh_config fills in the rest."""
+
+    config_file: Path | None = None
+    """Read in place of ~/.ssh/config and /etc/ssh/ssh_config; `NO_CONFIG` for none."""
+    user: str = ""
+    port: int = 0
+    """0 = that of ssh_config, else 22."""
+    identity_files: tuple[Path, ...] = ()
+    """Private keys that are tried before those of ssh_config."""
+    host_keys: HostKeyPolicy | None = None
+    """What to do with the host key of an unknown host; None = as ssh_config says, else strict."""
+    connect_time_out_s: float = CONNECT_TIME_OUT_S
+    """For one host, from its name to its agent, with all tries."""
+    window: int = WINDOW
+    """How many hosts are being connected at a time."""
+
+
+def check_ssh_settings(settings: SshSettings) -> None:
+    """Refuse what can be seen to be wrong in the words alone.
+
+    Raises:
+        UsageError: naming the option, its value, the constraint and the remedy.
+    """
+    if settings.user:
+        check_user(settings.user, "--ssh_user")
+    if not 0 <= settings.port <= MAX_PORT:
+        raise UsageError(f"--ssh_port {settings.port}: must be 1 to {MAX_PORT}; leave it out for that of ssh_config")
+    if not 0 < settings.connect_time_out_s <= MAX_CONNECT_TIME_OUT_S:
+        raise UsageError(
+            f"--ssh_connect_time_out {settings.connect_time_out_s:g}: "
+            f"must be more than 0 and up to {MAX_CONNECT_TIME_OUT_S:g} seconds"
+        )
+    if not 1 <= settings.window <= MAX_WINDOW:
+        raise UsageError(f"--ssh_window {settings.window}: must be 1 to {MAX_WINDOW} hosts at a time")
+
+
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:_-]*\Z|::1\Z")
 _LOG_STEM = re.compile(r"[A-Za-z0-9._{}-]+\Z")
 _PLACEHOLDERS = ("{ip}", "{hostname}")
-MAX_PORT = 65535
 MAX_SECONDS = 1e9
 MEETING_PORT = 8118
 """Where several hosts meet when no port is given: MindSpore's default."""

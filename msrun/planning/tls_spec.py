@@ -9,14 +9,30 @@ Source: MindSpore's dynamic cluster, "Security"; ps/constants.h for the cipher s
 
 from __future__ import annotations
 
+import stat
+from msrun.errors import UsageError
 import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
-
 from msrun.errors import UsageError, near_miss
 from ranktable.bounded_text import TextError, load_json
+
+
+def check_private(mode: int, place: str, path: object) -> None:
+    """Refuse a file that others may read or write.
+
+    Args:
+        mode: `st_mode` of the file.
+        place: which option or key names it.
+
+    Raises:
+        UsageError: naming the mode and the remedy.
+    """
+    if stat.S_IMODE(mode) & 0o077:
+        raise UsageError(f"{place}: others may read it (mode {stat.S_IMODE(mode):04o}); chmod 600 {path}")
+
 
 SERVER_PASSWORD_VARIABLE = "MSRUN_TLS_SERVER_PASSWORD"  # noqa: S105 - the name of a variable
 CLIENT_PASSWORD_VARIABLE = "MSRUN_TLS_CLIENT_PASSWORD"  # noqa: S105 - the name of a variable

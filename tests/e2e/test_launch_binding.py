@@ -16,7 +16,7 @@ from asked_cases import one_fast
 from job_runner import Finished, JobRunner
 
 from msrun import contract
-from msrun.agent.host.topology import read_topology
+from msrun.agent.host.host_facts import read_topology
 
 _topology = read_topology()
 CPUS = sorted(core[0].number for core in _topology.cores()[:2])

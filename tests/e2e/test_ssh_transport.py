@@ -23,7 +23,7 @@ from msrun.errors import ClusterError
 from msrun.launch.transport.ssh.connector import SshConnector
 from msrun.launch.transport.ssh.pipe import SshPipe
 from msrun.planning.hosts.host_entry import HostEntry
-from msrun.planning.hosts.ssh_settings import SshSettings
+from msrun.planning.spec import SshSettings
 
 DEADLINE_S = 90.0
 

@@ -13,13 +13,13 @@ from failure_reports import fault_of
 from msrun.agent.attempt import Attempt
 from msrun.agent.host_supervisor import HostSupervisor
 from msrun.agent.observer import Observers
-from msrun.agent.own_faults import OwnFaults
+from msrun.agent.observer import OwnFaults
 from msrun.agent.processes.process_spec import SCHEDULER_ID
 from msrun.agent.processes.server_handle import ChildProcess, ForkServerHandle
 from msrun.agent.supervisor import Supervisor
 from msrun.agent.watch.progress_board import ProgressBoard
 from msrun.cluster.control import Control
-from msrun.cluster.inbox import Inbox
+from msrun.cluster.own_thread import Inbox
 from msrun.cluster.messages import Channel, Message
 from msrun.errors import ClusterError
 from msrun.planning.build import build_plan

@@ -1,6 +1,6 @@
-"""The control groups of this process: folders of their limits and counters. Versions 1 and 2, and both at once.
+"""The control groups of this process: folders of their limits and counters, and what they leave it of the processors.
 
-Source: cgroups(7); proc(5), /proc/PID/cgroup and /proc/PID/mountinfo.
+Versions 1 and 2, and both at once.
 """
 
 from __future__ import annotations
@@ -8,6 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+import contextlib
+from dataclasses import dataclass
+from msrun.planning.placement.host import parse_cpu_list
 
 
 def group_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[Path, ...]]:
@@ -64,3 +67,50 @@ def _lines(path: Path) -> list[str]:
 def _unescape(text: str) -> str:
     """Undo the kernel's octal escapes for blanks in paths."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
+
+
+CPUSET_FILES = ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus")
+"""Version 2, version 1, and version 1 of old kernels; the effective sets leave out processors that are offline."""
+
+
+@dataclass(frozen=True)
+class CgroupLimits:
+    """Limits on processors; None = no limit."""
+
+    quota_cores: float | None
+    """Processor time per time, so 1.5 = one and a half processors."""
+    cpus: tuple[int, ...] | None
+
+
+def read_cgroup_limits(root: Path = Path("/")) -> CgroupLimits:
+    """Return the limits of this process's groups and all above them that can be seen.
+
+    Args:
+        root: the file system to read /proc and /sys of.
+    """
+    trees = group_folders("cpu", root)
+    quotas = [quota for folders in trees for folder in folders if (quota := _quota(folder)) is not None]
+    sets = (_cpuset(folders) for folders in group_folders("cpuset", root))
+    return CgroupLimits(min(quotas, default=None), next((found for found in sets if found is not None), None))
+
+
+def _quota(folder: Path) -> float | None:
+    with contextlib.suppress(OSError, ValueError):
+        if (folder / "cpu.max").exists():
+            quota, period = (folder / "cpu.max").read_text().split()
+        else:
+            quota = (folder / "cpu.cfs_quota_us").read_text().strip()
+            period = (folder / "cpu.cfs_period_us").read_text().strip()
+        if quota not in ("max", "-1") and int(period) > 0:
+            return int(quota) / int(period)
+    return None
+
+
+def _cpuset(folders: tuple[Path, ...]) -> tuple[int, ...] | None:
+    for folder in folders:
+        for name in CPUSET_FILES:
+            with contextlib.suppress(OSError, ValueError):
+                cpus = parse_cpu_list((folder / name).read_text())
+                if cpus:
+                    return cpus
+    return None

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
+import os
+import platform
+from collections.abc import Collection
+from msrun import contract
+from msrun.planning.ranks import fold_ranks
+import contextlib
+import importlib.util
+import struct
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
 import faulthandler
 import fcntl
 import logging
-import os
 import re
 import signal
-import sys
 import termios
 import threading
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
-
-from msrun import contract
 from msrun.agent.logs.own_file import open_own_file
-from msrun.agent.open_files import set_open_files
-from msrun.agent.processes.affinity import apply_binding
+from msrun.agent.processes.process_control import set_open_files
 from msrun.agent.processes.log_pipes import LogPipes
 from msrun.agent.processes.process_control import die_with_parent
 from msrun.agent.processes.process_spec import LOG_WRITER_ID, LOG_WRITER_TITLE, SCHEDULER_ID, ProcessSpec
@@ -32,6 +41,150 @@ from msrun.planning.program import Program
 
 if TYPE_CHECKING:
     from msrun.agent.processes.main_module import Main
+
+
+MPOL_PREFERRED = 1
+MPOL_BIND = 2
+SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237, "riscv64": 237, "loongarch64": 237, "ppc64le": 261, "s390x": 269}
+"""Number of the system call by machine: no C library has a function for it without libnuma."""
+
+_WORD_BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
+
+
+def bind_cpus(cpus: Collection[int]) -> None:
+    """Let this process, and what it starts, run on these processors only.
+
+    Raises:
+        OSError: the kernel does not allow it, or not all of them.
+    """
+    os.sched_setaffinity(0, cpus)
+    allowed = os.sched_getaffinity(0)
+    if allowed != set(cpus):
+        raise OSError(0, f"only CPUs {fold_ranks(allowed)} were allowed")
+
+
+def bind_memory(nodes: Collection[int]) -> None:
+    """Let this process take new memory from these NUMA nodes: only from them, or from them first where that fails.
+
+    The policy passes to what the process starts. See set_mempolicy(2).
+
+    Raises:
+        OSError: the kernel allows neither (in a container mostly: CAP_SYS_NICE is missing).
+    """
+    try:
+        _set_mempolicy(MPOL_BIND, nodes)
+    except OSError:
+        _set_mempolicy(MPOL_PREFERRED, [min(nodes)])  # this policy knows one node only
+
+
+def _set_mempolicy(mode: int, nodes: Collection[int]) -> None:
+    number = SET_MEMPOLICY.get(platform.machine())
+    if number is None:
+        raise OSError(0, f"set_mempolicy is not known on {platform.machine()}")
+    words = max(nodes) // _WORD_BITS + 1
+    mask = (ctypes.c_ulong * words)()
+    for node in nodes:
+        mask[node // _WORD_BITS] |= 1 << node % _WORD_BITS
+    libc = ctypes.CDLL(None, use_errno=True)
+    bits = words * _WORD_BITS + 1  # the kernel reads one bit less than it is told
+    if libc.syscall(ctypes.c_long(number), ctypes.c_int(mode), mask, ctypes.c_ulong(bits)) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+
+
+def apply_binding(who: str, cpus: Collection[int], memory_nodes: Collection[int]) -> None:
+    """Bind a process that was just started, whose stderr is its log; empty = leave as it is.
+
+    Without its processors a process would take those of others: it ends with EXIT_CLUSTER. Memory from elsewhere
+    is only slower: that is written down and the process goes on.
+    """
+    if cpus:
+        try:
+            bind_cpus(cpus)
+        except OSError as error:
+            _write_line(f"msrun: cannot bind {who} to CPUs {fold_ranks(cpus)}: {error.strerror}")
+            os._exit(contract.EXIT_CLUSTER)
+    if memory_nodes:
+        try:
+            bind_memory(memory_nodes)
+        except OSError as error:
+            _write_line(
+                f"msrun: cannot bind the memory of {who} to NUMA node {fold_ranks(memory_nodes)}: "
+                f"{error.strerror}; going on without"
+            )
+
+
+def _write_line(text: str) -> None:
+    os.write(2, f"{text}\n".encode())
+
+
+RENDEZVOUS = "torch.distributed.rendezvous"
+HANDLERS = "_rendezvous_handlers"
+"""torch's private name: URL scheme -> what `init_process_group` and `init_rpc` meet by."""
+
+Handler = Callable[..., Iterator[Any]]
+
+
+def watch_joining() -> None:
+    """Have this process say when it joins the world of its job; now, or when torch is imported."""
+    if RENDEZVOUS in sys.modules:
+        _watch(sys.modules[RENDEZVOUS])
+    else:
+        sys.meta_path.insert(0, _AfterImport())
+
+
+class _AfterImport(MetaPathFinder):
+    """Sees the import of torch's rendezvous, once."""
+
+    def find_spec(
+        self,
+        fullname: str,
+        _path: Sequence[str] | None,
+        _target: ModuleType | None = None,
+    ) -> ModuleSpec | None:
+        if fullname != RENDEZVOUS:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_watch(module: ModuleType) -> None:
+                execute(module)
+                _watch(module)
+
+            spec.loader.exec_module = execute_and_watch  # type: ignore[method-assign]
+        return spec
+
+
+def _watch(module: ModuleType) -> None:
+    handlers: dict[str, Handler] = getattr(module, HANDLERS, {})
+    for scheme, handler in list(handlers.items()):
+        handlers[scheme] = _telling(handler)
+
+
+def _telling(handler: Handler) -> Handler:
+    def meet(url: str, *args: Any, **settings: Any) -> Iterator[Any]:
+        given = parse_qs(urlsplit(url).query).get("world_size", [""])[0]
+        size = os.environ.get(contract.WORLD_SIZE, "")
+        if size and (given or size) == size:
+            _tell()
+        return handler(url, *args, **settings)
+
+    return meet
+
+
+def _tell() -> None:
+    """Write the phase into this worker's record, unless the runtime keeps it."""
+    with contextlib.suppress(OSError, KeyError, ValueError):  # the program has changed its variables
+        begin = int(os.environ[contract.RANK]) * contract.PROGRESS_RECORD_BYTES
+        board = os.open(os.environ[contract.MSRUN_PROGRESS], os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            if os.pread(board, 8, begin) == struct.pack("=Q", contract.PHASE_UNKNOWN):
+                os.pwrite(board, struct.pack("=Q", contract.PHASE_PLAIN_TORCH), begin)
+        finally:
+            os.close(board)
+
 
 EXIT_NOT_EXECUTABLE = 126
 EXIT_NOT_FOUND = 127
@@ -93,7 +246,6 @@ def become(
     if blas_threads > 1:
         _set_blas_threads(blas_threads)
     from msrun.agent.processes.main_module import Main
-    from msrun.agent.processes.torch_joining import watch_joining
 
     watch_joining()
     try:
@@ -107,7 +259,7 @@ def _run_scheduler(server_pid: int, descriptors: tuple[int, int]) -> NoReturn:
 
     status = run_scheduler(*descriptors)
     if status != contract.EXIT_OK:
-        from msrun.agent.processes.last_resort import sweep_job
+        from msrun.agent.processes.job_mark import sweep_job
 
         run_dir = Path(os.environ[contract.MSRUN_PROGRESS]).parent
         sweep_job(server_pid, os.environ[contract.MSRUN_JOB_ID], str(run_dir))

@@ -1,16 +1,94 @@
-"""What Linux offers to keep hold of processes: death signals, adoption of orphans, the process table."""
+"""What Linux offers to keep hold of processes: death signals, adoption of orphans, the process table, limits."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+from collections.abc import Iterable
+from dataclasses import dataclass
 import contextlib
 import ctypes
-import os
 import signal
 import time
 from collections.abc import Collection, Iterable
 from functools import cache
+from msrun import contract
+import resource
 
-from msrun.agent.processes.process_stat import read_all_stats, read_stat
+
+class ProcessStat(NamedTuple):
+    """One process at one moment."""
+
+    pid: int
+    state: str
+    """One letter: R, S, D, T (stopped by a signal), t (by a debugger), Z (has ended), ..."""
+    parent: int
+    session: int
+    flags: int
+    """PF_* of linux/sched.h."""
+    cpu_ticks: int
+    """Of all its threads, in clock ticks."""
+    started_at: int
+    """In clock ticks since the machine was started."""
+    resident_pages: int
+    environment: tuple[int, int]
+    """Where its first environment begins and ends in its memory; 0 where this process may not know."""
+
+
+def read_stat(pid: int | str) -> ProcessStat | None:
+    """Return what is said of a process; None when there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - for thousands of processes
+            number, _, rest = file.read().partition(b" ")
+    except OSError:
+        return None
+    fields = rest.rpartition(b")")[2].split()  # the command's name may hold blanks and brackets; from field 3 on
+    if len(fields) < 49:  # it ended while it was read
+        return None
+    return ProcessStat(
+        pid=int(number),
+        state=fields[0].decode(),
+        parent=int(fields[1]),
+        session=int(fields[3]),
+        flags=int(fields[6]),
+        cpu_ticks=int(fields[11]) + int(fields[12]),
+        started_at=int(fields[19]),
+        resident_pages=int(fields[21]),
+        environment=(int(fields[47]), int(fields[48])),
+    )
+
+
+def read_all_stats() -> Iterator[ProcessStat]:
+    """Yield every process that can be seen."""
+    for entry in os.listdir("/proc"):  # noqa: PTH208 - one call, no Path object per process
+        if entry.isdigit() and (stat := read_stat(entry)) is not None:
+            yield stat
+
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What the living processes of one session use."""
+
+    cpu_s: float = 0.0
+    """Processor seconds since they began."""
+    memory_bytes: int = 0
+    """Resident memory; what forked processes share counts in each."""
+
+
+def session_usage(leaders: Iterable[int]) -> dict[int, Usage]:
+    """Return what each leader's session uses; nothing of one that has ended."""
+    used = dict.fromkeys(leaders, Usage())
+    for stat in read_all_stats():
+        if (so_far := used.get(stat.session)) is not None:
+            cpu_s = so_far.cpu_s + stat.cpu_ticks / _TICKS_PER_S
+            used[stat.session] = Usage(cpu_s, so_far.memory_bytes + stat.resident_pages * _PAGE_BYTES)
+    return used
+
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -176,3 +254,39 @@ def kill_descendants(deadline_s: float, strangers: Collection[int] = ()) -> list
             return left
         signal_processes(left, signal.SIGKILL)
         time.sleep(POLL_S)
+
+
+def signal_name(signum: int) -> str:
+    """Return "SIGKILL" for 9; a number without a name stays "signal 40"."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
+
+
+def describe_status(wait_status: int) -> str:
+    """Return how a process ended, from waitpid's status: "exit code 3" or "signal SIGKILL"."""
+    code = os.waitstatus_to_exitcode(wait_status)
+    if code >= 0:
+        return f"exit code {code}"
+    name = signal_name(-code)
+    return name if name.startswith("signal") else f"signal {name}"
+
+
+def exit_code_of(wait_status: int) -> int:
+    """Return the code that msrun exits with for this worker: its own, or 128 + signal."""
+    code = os.waitstatus_to_exitcode(wait_status)
+    return code if code >= 0 else contract.EXIT_SIGNAL_BASE - code
+
+
+def raise_open_files() -> int:
+    """Raise this process's limit to the hard one, and return what it was."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return soft
+
+
+def set_open_files(limit: int, pid: int = 0) -> None:
+    """Set the soft limit of a process, by default of this one."""
+    _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, hard))

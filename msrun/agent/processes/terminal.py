@@ -22,7 +22,7 @@ from typing import Protocol
 
 from msrun.agent.logs.rotated_log import LogRotation, RotatedLog
 from msrun.agent.processes.process_spec import ProcessSpec
-from msrun.cluster.inbox import Inbox
+from msrun.cluster.own_thread import Inbox
 from msrun.cluster.messages import Message
 
 TERMINAL_SAYS = frozenset({"input", "input_end", "window"})

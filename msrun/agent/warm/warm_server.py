@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING
 from msrun.agent.processes import process_control
 from msrun.agent.processes.child import name_process, set_environment
 from msrun.agent.processes.fork_server import serve_job
-from msrun.agent.processes.last_resort import end_job
-from msrun.agent.processes.preloading import collection_paused, forget_finalizers, fork_safety, preload
-from msrun.agent.warm.likeness import changed_file, loaded_files
-from msrun.agent.warm.warm_folder import importing, locked
+from msrun.agent.processes.job_mark import end_job
+from msrun.agent.processes.fork_server import collection_paused, forget_finalizers, fork_safety, preload
+from msrun.agent.warm.warm_start import changed_file, loaded_files
+from msrun.agent.warm.warm_start import importing, locked
 from msrun.cluster.messages import Channel, Message
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from msrun.agent.watch.progress_board import Progress, ProgressBoard
 from msrun.agent.watch.stacks import kernel_state
-from msrun.agent.watch.usage import session_usage
+from msrun.agent.processes.process_control import session_usage
 from msrun.planning.ranks import name_ranks
 
 BUSY_SHARE = 0.05

@@ -1,13 +1,186 @@
-"""Read a worker's log: the newest loss, the traceback or the last lines. Bytes that are not UTF-8 are shown escaped."""
+"""Read a worker's log: to its newest byte while it is written and rotated, its newest loss, traceback or last lines."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections import deque
+from collections.abc import Callable
+from msrun.agent.logs.own_file import open_own_file
+from msrun.agent.logs.rotated_log import rotated_path
 import re
 from pathlib import Path
 
-from msrun.agent.logs.own_file import open_own_file
-from msrun.agent.logs.rotated_log import rotated_path
+
+GAP = b"[msrun: the log was rotated faster than it could be shown; lines may be missing here]\n"
+LOOKS = 5
+"""How often newer files are looked for at a time, when they are rotated meanwhile."""
+
+
+class GrowingFile:
+    """A file that is written meanwhile. It stays the same one when it is renamed.
+
+    Args:
+        after: inode of the file that had the name before and may have it still; None: there was none.
+    """
+
+    def __init__(self, path: str, after: int | None = None) -> None:
+        self._path = path
+        self._after = after
+        self._descriptor = -1
+
+    def read(self, size_bytes: int) -> bytes:
+        """Return the next bytes; empty when there are none now."""
+        self.hold()
+        return os.read(self._descriptor, size_bytes) if self._descriptor >= 0 else b""
+
+    def hold(self) -> None:
+        """Open the file, if it is there, so that a new name does not take it away."""
+        if self._descriptor < 0:
+            with contextlib.suppress(OSError):
+                self._descriptor = open_own_file(self._path, os.O_RDONLY)
+                if _inode(self._descriptor) == self._after:
+                    self.close()
+
+    @property
+    def place(self) -> int:
+        """How many bytes have been read."""
+        return os.lseek(self._descriptor, 0, os.SEEK_CUR) if self._descriptor >= 0 else 0
+
+    def edit(self, change: Callable[[int], None]) -> None:
+        """Call a function with a descriptor of the file, whatever its name is now, that may be written.
+
+        Raises:
+            OSError: it may not be, or what `change` raises. A file that is closed is left.
+        """
+        if self._descriptor >= 0:
+            writable = os.open(f"/proc/self/fd/{self._descriptor}", os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                change(writable)
+            finally:
+                os.close(writable)
+
+    @property
+    def inode(self) -> int | None:
+        """Of the file; None while there is none."""
+        return _inode(self._descriptor) if self._descriptor >= 0 else None
+
+    def is_renamed(self) -> bool:
+        """Return whether the file has lost its name; so has one that never came."""
+        return self._descriptor < 0 or _inode_of_path(self._path) != self.inode
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class RotatedReader:
+    """Follows one log over its rotations. Holds the file it reads, so that a new name does not take it away.
+
+    Args:
+        after: as for GrowingFile.
+    """
+
+    def __init__(self, path: str, keep: int, after: int | None = None) -> None:
+        self._path = path
+        self._keep = keep
+        self._after = after
+        self._files: deque[int] = deque()
+        """Descriptors, oldest first; the first is being read."""
+        self._has_gap = False
+        """Between the first file and the next, one may have come and gone."""
+        self._is_held = False
+        """A file of this name that does not follow those that are held is another log."""
+
+    def read(self, size_bytes: int) -> bytes:
+        """Return the next bytes, at most so many; empty when there are none now."""
+        if not self._files and not self._find_newer():
+            return b""
+        while not (data := os.read(self._files[0], size_bytes)):
+            if len(self._files) == 1 and not self._find_newer():
+                return b""
+            # It has a successor, so nothing is added to it any more; but that may have happened since it was read.
+            data = os.read(self._files[0], size_bytes)
+            if data:
+                return data
+            os.close(self._files.popleft())
+            if self._has_gap:
+                self._has_gap = False
+                return GAP
+        return data
+
+    def hold(self) -> None:
+        """Open what has been written until now, so that new names do not take it away, nor add another log."""
+        self._find_newer()
+        self._is_held = True
+
+    @property
+    def inode(self) -> int | None:
+        """Of the newest file that is held; None while there is none."""
+        return _inode(self._files[-1]) if self._files else None
+
+    def is_renamed(self) -> bool:
+        """Return whether the newest file that is held has lost the log's name; so has one that never came."""
+        paths = (rotated_path(self._path, number) for number in range(self._keep + 1))
+        return not self._files or self.inode not in map(_inode_of_path, paths)
+
+    def close(self) -> None:
+        """Let go of all files."""
+        while self._files:
+            os.close(self._files.popleft())
+
+    def _find_newer(self) -> bool:
+        """Open what is newer than the newest file that is held; returns whether there was any.
+
+        When files are rotated during every look, the answer is no for now: their order could not be told.
+        """
+        known = self.inode if self._files else self._after
+        for _ in range(LOOKS):
+            newest = _inode_of_path(self._path)
+            if newest is None or newest == known:
+                return False
+            found, is_known_found = self._open_newer(known)
+            is_other_log = self._is_held and not is_known_found
+            if found and not is_other_log and newest == _inode(found[0]) == _inode_of_path(self._path):
+                self._has_gap = self._has_gap or (bool(self._files) and not is_known_found)
+                self._files.extend(reversed(found))
+                return True
+            for file in found:
+                os.close(file)
+        return False
+
+    def _open_newer(self, known: int | None) -> tuple[list[int], bool]:
+        """Return descriptors from the newest file to the one after `known`, and whether that was met."""
+        found: list[int] = []
+        seen: set[int] = set()
+        for number in range(self._keep + 1):
+            try:
+                file = open_own_file(rotated_path(self._path, number), os.O_RDONLY)
+            except OSError:  # it is just being renamed, or there are no more
+                continue
+            inode = _inode(file)
+            if inode == known or inode in seen:
+                os.close(file)
+                if inode == known:
+                    return found, True
+                continue
+            seen.add(inode)
+            found.append(file)
+        return found, False
+
+
+def _inode(file: int) -> int:
+    return os.fstat(file).st_ino
+
+
+def _inode_of_path(path: str) -> int | None:
+    try:
+        return os.stat(path).st_ino  # noqa: PTH116 - half the cost of Path.stat, many times a second
+    except OSError:
+        return None
+
 
 EXCERPT_LINES = 20
 MAX_LINE_CHARS = 400

@@ -17,14 +17,14 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from msrun.cluster.inbox import Inbox
-from msrun.cluster.ledger import Ledger, MessageMissing
+from msrun.cluster.own_thread import Inbox
+from msrun.cluster.messages import Ledger, MessageMissing
 from msrun.cluster.messages import Message, encode_message
 from msrun.cluster.own_thread import describe_fault, traceback_of
 from msrun.errors import ClusterError
 from msrun.launch.fleet.event_loop import ByteChannel, EventLoop
-from msrun.launch.fleet.incoming import Incoming
-from msrun.launch.preflight.agent_end import MAX_QUOTED_CHARS
+from msrun.launch.fleet.event_loop import Incoming
+from msrun.launch.preflight.host_report import MAX_QUOTED_CHARS
 from msrun.launch.preflight.host_report import printable
 from msrun.launch.transport.agent_code import AgentCode
 from msrun.launch.transport.pipe import AgentPipe, opening

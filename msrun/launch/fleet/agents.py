@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable, Mapping
 
 from msrun.agent.pause import stop_this_process
-from msrun.agent.processes.wait_status import signal_name
+from msrun.agent.processes.process_control import signal_name
 from msrun.agent.signals import SignalPipe
-from msrun.cluster.inbox import Inbox
+from msrun.cluster.own_thread import Inbox
 from msrun.cluster.messages import Message
 from msrun.errors import Interrupted, MsrunError
 from msrun.launch.fleet.agent_link import SALVAGE_S, AgentLink
 from msrun.launch.fleet.event_loop import EventLoop
-from msrun.launch.fleet.host_words import NotUnderstood, is_understood
+from msrun.launch.fleet.record import NotUnderstood, is_understood
 
 CLOSE_S = 3.0
 MAX_BEAT_S = 2.0

@@ -1,4 +1,4 @@
-"""The plan of a job over many hosts before it starts: each host is asked what it would run, as in a run."""
+"""What a job over many hosts would do, without starting it: each host is asked (--dry_run), or looked at (--check)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import json
 import time
 from collections.abc import Mapping
-
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.messages import Message
 from msrun.errors import ClusterError, MsrunError
@@ -20,6 +19,16 @@ from msrun.planning.hosts.forwarded import forwarded_environment
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.record_json import decode_record, encode_record
 from msrun.planning.spec import LaunchSpec
+from msrun.errors import MsrunError
+from msrun.launch.fleet.preparation import Preparation
+from msrun.launch.preflight.checks import CHECKS
+from msrun.launch.preflight.finding import (
+    FleetFinding,
+    exit_code_of_fleet,
+    order_findings,
+    render_fleet_findings,
+)
+
 
 PLANNED_JOB = "JOB"
 """Stands for the id that a run chooses, so that two plans of a job are the same."""
@@ -76,3 +85,39 @@ def _ask(spec: LaunchSpec, agents: Agents, ready: ReadyHosts) -> tuple[dict[int,
     if faults or silent:
         raise faults[0] if faults else ClusterError(f"{silent[0]}: no plan of its part within {ANSWER_S:g} s")
     return hosts, notes, targets[0]
+
+
+OF_LAUNCHER = frozenset({"log_dir", "disk"})
+"""What the launcher needs of its own host: room for all logs."""
+
+
+def check_fleet(spec: LaunchSpec, caller: Mapping[str, str], *, quiet: bool) -> tuple[int, list[str]]:
+    """Return the exit status and the lines of `--check`; with `quiet` only what needs attention.
+
+    Raises:
+        Interrupted: a signal came.
+    """
+    with contextlib.ExitStack() as stack:
+        signals = stack.enter_context(SignalPipe())
+        job_id = new_job_id()
+        opener = HostOpener(spec, job_id, lambda text: say(text, quiet=quiet))
+        preparation = Preparation(
+            spec, caller, job_id, opener, signals, None, None, lambda text: say(text, quiet=quiet)
+        )
+        stack.enter_context(preparation)
+        preparation.look()
+    findings = order_findings([*inspect_launcher(spec, caller), *preparation.findings])
+    return exit_code_of_fleet(findings), render_fleet_findings(findings, spec.host_entries, quiet=quiet)
+
+
+def inspect_launcher(spec: LaunchSpec, caller: Mapping[str, str]) -> list[FleetFinding]:
+    """Return what was found on this host; writes nothing."""
+    findings = []
+    for check in CHECKS:
+        if check.name in OF_LAUNCHER:
+            try:
+                found = check.look(spec, caller)
+                findings.append(FleetFinding(found.status, found.name, f"here: {found.text}"))
+            except MsrunError as error:
+                findings.append(FleetFinding("fail", check.name, f"here: {error}", exit_code=error.exit_code))
+    return findings

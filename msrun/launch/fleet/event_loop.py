@@ -5,20 +5,157 @@ What has to wait, as a login does, is done by the loop's few other threads, whic
 
 from __future__ import annotations
 
+from msrun.cluster.messages import Message, MessageBuffer
+from msrun.launch.transport.pipe import MARKER, MAX_NOISE_BYTES
+from collections import deque
+from msrun.cluster.connection import MAX_UNSENT_BYTES
+import threading
+from collections.abc import Callable
+from msrun.cluster.own_thread import OwnThread, print_fault
+from msrun.errors import ClusterError
 import heapq
 import itertools
 import selectors
-import threading
 import time
-from collections import deque
-from collections.abc import Callable
 from functools import partial
-
-from msrun.cluster.own_thread import OwnThread, print_fault
-from msrun.launch.fleet.output_buffer import OutputBuffer
-from msrun.launch.fleet.task_threads import TaskThreads, no_thread
 from msrun.launch.transport.pipe import AgentPipe
-from msrun.launch.transport.ready_flag import ReadyFlag
+from msrun.launch.transport.pipe import ReadyFlag
+
+
+class Incoming:
+    """What comes over one pipe: the noise of a login shell, the marker, then messages."""
+
+    def __init__(self) -> None:
+        self._held = b""
+        self._messages = MessageBuffer()
+        self.has_begun = False
+        """The marker has come: it is an agent that speaks."""
+        self.unacknowledged = 0
+        """Bytes since the agent was last told what has come; reset by whoever tells it."""
+
+    def feed(self, data: bytes) -> list[Message]:
+        """Add bytes and return every message that is now complete.
+
+        Raises:
+            ValueError: what comes after the marker are no messages.
+        """
+        if not self.has_begun:
+            held, marker, data = (self._held + data).partition(MARKER)
+            self._held = held if marker else held[-MAX_NOISE_BYTES - 1 :]
+            if not marker:
+                return []
+            self.has_begun = True
+        self.unacknowledged += len(data)
+        return self._messages.feed(data)
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether so much has come without a marker that it is no agent."""
+        return not self.has_begun and len(self._held) > MAX_NOISE_BYTES
+
+    @property
+    def noise(self) -> str:
+        """What came in the place of an agent; empty when there is one."""
+        return "" if self.has_begun else self._held[-MAX_NOISE_BYTES:].decode("utf-8", "backslashreplace")
+
+
+PIECE_BYTES = 1 << 18
+
+
+class OutputBuffer:
+    """Bytes in their order, each kept as it was given. Guarded by its owner."""
+
+    def __init__(self, limit_bytes: int = MAX_UNSENT_BYTES) -> None:
+        """`limit_bytes`: so much may wait."""
+        self._limit_bytes = limit_bytes
+        self._pieces: deque[memoryview] = deque()
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def put(self, data: bytes) -> bool:
+        """Add bytes; False, and nothing is added, when more would wait than may."""
+        if self._size + len(data) > self._limit_bytes:
+            return False
+        if data:
+            self._pieces.append(memoryview(data))
+            self._size += len(data)
+        return True
+
+    def head(self) -> memoryview:
+        """Return the next bytes, at most PIECE_BYTES; empty when there are none."""
+        return self._pieces[0][:PIECE_BYTES] if self._pieces else memoryview(b"")
+
+    def drop(self, count: int) -> None:
+        """Forget so many bytes of `head`: they are on their way."""
+        first = self._pieces.popleft()
+        if count < len(first):
+            self._pieces.appendleft(first[count:])
+        self._size -= count
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._pieces.clear()
+        self._size = 0
+
+
+class TaskThreads:
+    """Runs tasks in the background, so many at a time. A thread begins when there is a task, and ends when none is."""
+
+    def __init__(self, limit: int, name: str, on_fault: Callable[[BaseException], None] = print_fault) -> None:
+        """`on_fault`: told what an `on_error` raises."""
+        self._limit = limit
+        self._on_fault = on_fault
+        self._name = name
+        self._tasks: deque[tuple[Callable[[], None], Callable[[Exception], None]]] = deque()
+        self._changed = threading.Condition()
+        self._count = 0
+
+    def run(self, task: Callable[[], None], on_error: Callable[[Exception], None]) -> None:
+        """Have a task done.
+
+        Args:
+            on_error: gets what it raises, or a ClusterError when no thread can be started here.
+        """
+        with self._changed:
+            self._tasks.append((task, on_error))
+            if self._count == self._limit:
+                return
+            try:
+                OwnThread(self._name, self._work, self._on_fault, goes_on=True).start()
+                self._count += 1
+                return
+            except RuntimeError as error:
+                if self._count:
+                    return
+                self._tasks.pop()
+                fault = no_thread(error)
+        on_error(fault)
+
+    def join(self, seconds: float) -> bool:
+        """Wait until nothing is left to do; False when that takes longer."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._count, max(0.0, seconds))
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                if not self._tasks:
+                    self._count -= 1
+                    self._changed.notify_all()
+                    return
+                task, on_error = self._tasks.popleft()
+            try:
+                task()
+            except Exception as error:  # noqa: BLE001 - whoever waits for the task has to learn of it
+                on_error(error)
+
+
+def no_thread(error: RuntimeError) -> ClusterError:
+    """Return what a thread that cannot be started means for the user."""
+    return ClusterError(f"{error} here; raise ulimit -u, or pids.max of the container")
+
 
 RETRY_S = 0.02
 """How often a host is looked at that is paused, or whose connection does not tell when it has room."""

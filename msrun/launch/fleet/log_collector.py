@@ -13,7 +13,7 @@ from msrun import contract
 from msrun.agent.logs.own_file import create_own_file, open_own_file
 from msrun.agent.logs.rotated_log import LogRotation, RotatedLog, rename_log
 from msrun.cluster.messages import Message
-from msrun.launch.directory.fault_record import record_fault
+from msrun.launch.directory.log_directory import record_fault
 from msrun.launch.remote.log_sender import is_of_job, unpack_piece
 
 _FILLED_IN = r"[A-Za-z0-9._:-]+(?<!\.attempt)"

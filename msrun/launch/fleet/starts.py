@@ -12,12 +12,12 @@ from pathlib import Path
 
 from msrun import contract
 from msrun.agent.logs.rotated_log import LogRotation
-from msrun.agent.own_faults import OwnFaults
+from msrun.agent.observer import OwnFaults
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.failure import JobFailure
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.console import say
-from msrun.launch.directory.earlier_job import remove_earlier_job
+from msrun.launch.directory.log_directory import remove_earlier_job
 from msrun.launch.directory.lock import JobLock
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.failure import write_failure
@@ -30,7 +30,7 @@ from msrun.launch.fleet.preparation import Preparation
 from msrun.launch.job import JobResult, new_job_id
 from msrun.launch.terminal import UserTerminal
 from msrun.planning.hosts.forwarded import forwarded_environment
-from msrun.planning.hosts.host_pool import MAX_FAILURES, HostPool
+from msrun.planning.hosts.assignment import MAX_FAILURES, HostPool
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.spec import LaunchSpec
 

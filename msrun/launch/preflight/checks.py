@@ -7,31 +7,181 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
+from pathlib import Path
+from msrun.planning.masking import mask_words
+import re
+import resource
+from itertools import chain
+from msrun.agent.host.cgroups import group_folders
+from collections.abc import Mapping
+from msrun.errors import MsrunError
+from msrun.launch.preflight.finding import Finding
+from msrun.planning.spec import LaunchSpec
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-
 from msrun import contract
 from msrun.agent.host.host_facts import LOOPBACK, read_host_facts
-from msrun.agent.host.installed import installed_version
+from msrun.agent.host.host_facts import installed_version
 from msrun.cluster.rendezvous import listen
 from msrun.errors import ClusterError, MsrunError, UsageError
-from msrun.launch.preflight.finding import Finding
-from msrun.launch.preflight.host_room import (
-    GIB,
-    MIB,
-    format_bytes,
-    free_disk_bytes,
-    free_memory_bytes,
-    free_processes,
-    open_file_limits,
-)
-from msrun.launch.preflight.tls_files import look_at_tls
 from msrun.planning.placement.host import DevicePlacement, place_devices
 from msrun.planning.ranks import count_workers
-from msrun.planning.spec import LaunchSpec
+from collections.abc import Collection, Mapping
+from msrun.errors import ClusterError
+
+
+LISTENING = "0A"
+"""State TCP_LISTEN in /proc/net/tcp (proc(5), include/net/tcp_states.h)."""
+MAX_COMMAND_CHARS = 80
+
+
+def describe_port_owner(port: int, root: Path = Path("/proc")) -> str:
+    """Return `pid 4711 (python serve.py)`, or an empty string when the owner is not visible, as another user's.
+
+    Secrets in its command line are hidden.
+    """
+    wanted = {f"socket:[{inode}]" for inode in _listening_inodes(port, root)}
+    if wanted:
+        for entry in sorted(root.glob("[0-9]*"), key=lambda path: int(path.name)):
+            if wanted & set(_links(entry / "fd")):
+                command = _command(entry)
+                return f"pid {entry.name}{f' ({command})' if command else ''}"
+    return ""
+
+
+def _listening_inodes(port: int, root: Path) -> Iterator[str]:
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in (root / "net" / name).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
+                    yield fields[9]
+
+
+def _links(folder: Path) -> Iterator[str]:
+    with contextlib.suppress(OSError):  # the process has gone, or is another user's
+        for entry in folder.iterdir():
+            with contextlib.suppress(OSError):
+                yield str(os.readlink(entry))  # noqa: PTH115 - socket:[1] is no path
+
+
+def _command(process: Path) -> str:
+    try:
+        words = (process / "cmdline").read_bytes().decode("utf-8", "backslashreplace").split("\0")
+    except OSError:
+        return ""
+    text = " ".join(mask_words(words)).strip()
+    return text if len(text) <= MAX_COMMAND_CHARS else text[:MAX_COMMAND_CHARS] + "..."
+
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+def format_bytes(size_bytes: int) -> str:
+    """Return a size with a unit that suits it."""
+    return f"{size_bytes / GIB:.1f} GiB" if size_bytes >= GIB else f"{size_bytes // MIB} MiB"
+
+
+def free_disk_bytes(folder: Path) -> int | None:
+    """Return what a user may still write where `folder` is; 0 too when no file can be made; None when not known."""
+    status = os.statvfs(folder)
+    if not status.f_blocks:  # a file system that does not count
+        return None
+    return 0 if status.f_files and not status.f_favail else status.f_bavail * status.f_frsize
+
+
+def free_memory_bytes(root: Path = Path("/")) -> int | None:
+    """Return the memory that new processes can have: of the host, and of the control groups above this process.
+
+    The page cache of a group that was not used lately counts as free, as it does in the host's MemAvailable.
+    Source: proc(5); the kernel's cgroup-v2.rst and cgroup-v1/memory.rst.
+    """
+    candidates = list(_cgroup_memory(root))
+    with contextlib.suppress(OSError):
+        match = re.search(r"^MemAvailable:\s+(\d+) kB$", (root / "proc/meminfo").read_text(), re.MULTILINE)
+        if match:
+            candidates.append(int(match[1]) * 1024)
+    return min(candidates, default=None)
+
+
+def _cgroup_memory(root: Path) -> Iterator[int]:
+    for folder in chain.from_iterable(group_folders("memory", root)):
+        for limit, used, reclaimable in (
+            ("memory.max", "memory.current", r"^inactive_file (\d+)$"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", r"^total_inactive_file (\d+)$"),
+        ):
+            with contextlib.suppress(OSError, ValueError):
+                free = int((folder / limit).read_text()) - int((folder / used).read_text())
+                match = re.search(reclaimable, (folder / "memory.stat").read_text(), re.MULTILINE)
+                yield max(0, free + (int(match[1]) if match else 0))
+
+
+def open_file_limits() -> tuple[int, int]:
+    """Return how many file descriptors a worker may have, and a process of msrun, which raises its limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _finite(soft), _finite(hard)
+
+
+def _finite(limit: int) -> int:
+    return 1 << 30 if limit == resource.RLIM_INFINITY else limit
+
+
+def free_processes(root: Path = Path("/")) -> int | None:
+    """Return how many threads and processes this user may still start; None = no limit."""
+    free = []
+    for folder in chain.from_iterable(group_folders("pids", root)):
+        with contextlib.suppress(OSError, ValueError):
+            free.append(int((folder / "pids.max").read_text()) - int((folder / "pids.current").read_text()))
+    soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if soft != resource.RLIM_INFINITY and os.geteuid() != 0:  # root is not held to it
+        free.append(soft - _threads_of_user(root))
+    return max(0, min(free)) if free else None
+
+
+def _threads_of_user(root: Path) -> int:
+    uid = os.geteuid()
+    count = 0
+    for entry in (root / "proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # a process that has gone
+            if entry.stat().st_uid == uid:
+                match = re.search(r"^Threads:\s+(\d+)$", (entry / "status").read_text(), re.MULTILINE)
+                count += int(match[1]) if match else 1
+    return count
+
+
+def look_at_tls(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
+    """Read and try what this host needs for TLS: its client certificate, and the server's where the scheduler runs.
+
+    Raises:
+        UsageError: a file or password is missing or wrong, or the other side would refuse it.
+    """
+    if not spec.is_several:
+        return Finding("ok", "tls", "not needed: the job has one host")
+    if spec.tls is None:
+        return Finding("ok", "tls", "off: what hosts and scheduler say is not encrypted; --tls_config turns it on")
+    from msrun.cluster.tls.identity import open_identity
+
+    identities = [open_identity(spec.tls, "client")]
+    if _has_scheduler(spec):
+        identities.append(open_identity(spec.tls, "server"))
+    warnings = dict.fromkeys(line for identity in identities for line in identity.warnings)
+    text = "; ".join(warnings) or ", ".join(identity.describe() for identity in identities)
+    return Finding("warn" if warnings else "ok", "tls", text)
+
+
+def _has_scheduler(spec: LaunchSpec) -> bool:
+    from msrun.cluster.rendezvous import resolve_address
+    from msrun.launch.rendezvous import has_scheduler
+
+    try:
+        return has_scheduler(spec, resolve_address(spec.master_addr))
+    except MsrunError:  # told by the check of master_port
+        return spec.node_rank == 0
+
 
 LOW_DISK_BYTES = GIB
 FULL_DISK_BYTES = MIB
@@ -99,7 +249,6 @@ def check_port(port: int) -> None:
     try:
         listen(LOOPBACK, port).close()
     except UsageError as error:
-        from msrun.launch.preflight.port_owner import describe_port_owner
 
         owner = describe_port_owner(port)
         if not owner:
@@ -178,7 +327,7 @@ def _look_at_port(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
 
 def _look_at_meeting(spec: LaunchSpec) -> Finding:
     """Of several hosts, the one with the scheduler needs the port."""
-    from msrun.cluster.addresses import UnresolvedName, resolve_address
+    from msrun.cluster.rendezvous import UnresolvedName, resolve_address
     from msrun.launch.rendezvous import has_scheduler
 
     try:
@@ -312,3 +461,26 @@ CHECKS = (
     Check("torch", _look_at_torch),
 )
 """In the order of --check."""
+
+
+def check_restart(spec: LaunchSpec, caller: Mapping[str, str], survivors: Collection[int]) -> None:
+    """Look at the disks of the logs and for the devices of the workers.
+
+    Args:
+        caller: the environment that workers inherit.
+        survivors: processes of the attempt before that could not be ended.
+
+    Raises:
+        ClusterError: there are such processes; a folder of logs has gone, or its disk is full.
+        UsageError: a device has gone.
+    """
+    if survivors:
+        raise ClusterError(f"processes {sorted(survivors)} could not be ended")
+    for folder in filter(None, (spec.log_dir, spec.worker_log_dir)):
+        try:
+            free = free_disk_bytes(folder)
+        except OSError as error:
+            raise ClusterError(f"{folder}: {error.strerror}; logs are written there") from None
+        if free is not None and free < FULL_DISK_BYTES:
+            raise ClusterError(f"the disk of {folder}, where logs are written, is full; make room")
+    place_own_devices(spec, caller)

@@ -3,19 +3,157 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-
 from msrun import contract
-from msrun.errors import MsrunError, UsageError
-from msrun.launch.preflight.finding import Finding
-from msrun.launch.preflight.fleet_finding import FleetFinding, fold_findings, order_findings
+from msrun.launch.preflight.finding import FleetFinding, name_hosts
 from msrun.launch.preflight.host_report import HostAnswer
-from msrun.launch.preflight.majority import find_majority
-from msrun.launch.preflight.master_address import choose_master_address
-from msrun.launch.preflight.reach import ReachResult
-from msrun.launch.preflight.source_checks import check_sources
+from msrun.launch.preflight.finding import find_majority
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.program import Program
+import ipaddress
+from collections import Counter
+from dataclasses import dataclass
+from msrun.errors import UsageError
+from msrun.launch.preflight.host_report import HostAnswer, is_numeric
+from msrun.planning.spec import is_loopback
+from msrun.errors import MsrunError, UsageError
+from msrun.launch.preflight.finding import Finding
+from msrun.launch.preflight.finding import FleetFinding, fold_findings, order_findings
+from msrun.launch.preflight.host_look import ReachResult
+
+
+SHOWN_DIGITS = 8
+MISSING = ""
+REMEDY = "copy one to all, or use a disk that they share"
+
+
+def check_sources(
+    entries: Sequence[HostEntry],
+    reached: Mapping[int, HostAnswer],
+    program: Program,
+    here: Sequence[tuple[str, str]] = (),
+) -> Iterator[FleetFinding]:
+    """Compare the files of the program over all hosts; a host without any has said so itself.
+
+    Another program fails, another module beside it is a warning: a host may have settings of its own there. Of other
+    executables than Python programs, such as /bin/bash, hosts may well have different ones: a warning, too.
+
+    Args:
+        here: the launcher's own files, if it has them.
+    """
+    files = {node: dict(answer.report.sources) for node, answer in reached.items() if answer.report.sources}
+    if not files:
+        return
+    names = dict.fromkeys(name for own in files.values() for name in own)
+    main, local = next(iter(names)), dict(here)
+    has_odd = False
+    for name in names:
+        digests = find_majority({node: own.get(name, MISSING) for node, own in files.items()})
+        is_program = name == main and program.is_python
+        for digest, nodes in digests.odd.items():
+            has_odd = True
+            others = digests.name_usual(entries)
+            text = f"{name_hosts(nodes, entries)} {'has' if len(nodes) == 1 else 'have'} "
+            text += _describe(name, digest, digests.usual, others)
+            if is_program:
+                yield FleetFinding("fail", "program", f"{text}; {REMEDY}", exit_code=contract.EXIT_USAGE)
+            else:
+                yield FleetFinding("warn", "program", f"{text}; {REMEDY}")
+        if name in local and digests.usual not in (MISSING, local[name]):
+            has_odd = True
+            text = f"the {name} there (sha256 {digests.usual[:SHOWN_DIGITS]}) is another than the one here "
+            text += f"(sha256 {local[name][:SHOWN_DIGITS]}); the one there is run"
+            yield FleetFinding("warn", "program", text, digests.groups[digests.usual])
+    if not has_odd:
+        beside = f" and {len(names) - 1} module{'s' if len(names) > 2 else ''} beside it" if len(names) > 1 else ""
+        text = f"{program.kind} {program.target}{beside}: the same (sha256 {files[min(files)][main][:SHOWN_DIGITS]})"
+        yield FleetFinding("ok", "program", text, tuple(files))
+
+
+def _describe(name: str, digest: str, usual: str, others: str) -> str:
+    if digest == MISSING:
+        return f"no {name}, {others} one"
+    if usual == MISSING:
+        return f"{name} (sha256 {digest[:SHOWN_DIGITS]}), {others} none"
+    return f"another {name} (sha256 {digest[:SHOWN_DIGITS]}) than {others} (sha256 {usual[:SHOWN_DIGITS]})"
+
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class MasterAddress:
+    """The scheduler's numeric address, and why it is this one."""
+
+    address: str
+    reason: str
+
+
+def choose_master_address(
+    entries: Sequence[HostEntry], answers: Mapping[int, HostAnswer], given: str = ""
+) -> MasterAddress:
+    """Return where the scheduler listens.
+
+    The given address, or that of the host list; without them the one that another machine is known to have reached
+    node 0 by: the launcher, or the hosts that see it as their launcher; else one in a network that the others are in.
+
+    Args:
+        answers: of the hosts that have answered, node 0 among them.
+        given: --master_addr; empty when it was not given. A name was resolved on node 0.
+
+    Raises:
+        UsageError: the address is not node 0's, or it is loopback, or none can be found.
+    """
+    if len(entries) == 1:
+        return MasterAddress(LOOPBACK, "one host")
+    first, entry = answers[0], entries[0]
+    if entry.is_rehearsed:
+        return MasterAddress(entry.address, "of a rehearsal")
+    own = {address.address for address in first.report.routable}
+    for said, source in (
+        (given, f"--master_addr {given}"),
+        (entry.address, f"{entry.source}: address {entry.address}"),
+    ):
+        if said:
+            address = said if is_numeric(said) else first.report.master_address
+            return MasterAddress(_checked(address, own, entry, source), source)
+    for address, reason in _candidates(answers):
+        if address in own:
+            return MasterAddress(address, reason)
+    raise UsageError(
+        f"{entry.name}: no address of it is known that the other hosts could reach, and it is to run the scheduler; "
+        "give --master_addr"
+    )
+
+
+def _checked(address: str, own: set[str], entry: HostEntry, source: str) -> str:
+    if address and is_loopback(address):
+        raise UsageError(f"{source}: other hosts cannot reach {address}; give an address of {entry.name} that they can")
+    normal = str(ipaddress.ip_address(address)) if address else ""
+    if normal not in own:
+        raise UsageError(
+            f"{source}: not an address of {entry.name}, the first host, which runs the scheduler; "
+            f"give one of {', '.join(sorted(own)) or 'its addresses'}"
+        )
+    return normal
+
+
+def _candidates(answers: Mapping[int, HostAnswer]) -> Iterator[tuple[str, str]]:
+    first = answers[0]
+    others = [answer for node, answer in sorted(answers.items()) if node]
+    yield first.reached_as, "by which it was reached from here"
+    for address, count in Counter(answer.report.ssh_client for answer in others).most_common():
+        yield address, f"by which {count} of the other hosts were reached"
+    yield first.report.ssh_server, "by which it was reached through ssh"
+    for entry in first.report.routable:
+        network = entry.network
+        if network is not None and all(_is_in(answer, network) for answer in others):
+            yield entry.address, f"in {network}, a network of all hosts"
+    yield next((entry.address for entry in first.report.routable), ""), "the first address of its host"
+
+
+def _is_in(answer: HostAnswer, network: ipaddress.IPv4Network | ipaddress.IPv6Network) -> bool:
+    return any(ipaddress.ip_address(entry.address) in network for entry in answer.report.routable)
+
 
 MAX_SKEW_S = 1.0
 FAR_SKEW_S = 300.0

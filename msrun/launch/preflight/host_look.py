@@ -2,27 +2,269 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from msrun import contract
+import errno
+import ipaddress
 import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from msrun.cluster.rendezvous import own_addresses
+from msrun.launch.preflight.host_report import is_numeric, printable
+import hashlib
+import re
 import sys
+from collections.abc import Iterator
+from importlib.machinery import PathFinder
+from msrun.planning.program import Program
 import tempfile
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TypeVar
-
 from msrun import __version__, contract
-from msrun.agent.host.installed import installed_version
+from msrun.agent.host.host_facts import installed_version
 from msrun.errors import ClusterError, MsrunError
 from msrun.launch.preflight.checks import CHECKS, FULL_DISK_BYTES, LOW_DISK_BYTES, Check, place_own_devices
 from msrun.launch.preflight.finding import Finding
 from msrun.launch.preflight.host_report import MAX_ADDRESSES, HostAddress, HostReport, is_numeric
-from msrun.launch.preflight.host_room import format_bytes, free_disk_bytes
-from msrun.launch.preflight.log_share import sees_word
-from msrun.launch.preflight.program_sources import read_sources
+from msrun.launch.preflight.checks import format_bytes, free_disk_bytes
 from msrun.planning.spec import LaunchSpec
+
+
+_PREFIX = ".msrun-seen-"
+MAX_WORD_BYTES = 128
+
+
+@contextlib.contextmanager
+def shown_word(log_dir: Path) -> Iterator[dict[str, str]]:
+    """Keep a file with a random word in the log directory, or in the nearest folder above it that exists.
+
+    Yields {path, word} for `sees_word` of other hosts; empty when nothing can be written there. The file is gone
+    afterwards, whatever happens.
+    """
+    folder = log_dir
+    while not os.path.lexists(folder) and folder != folder.parent:
+        folder = folder.parent
+    word = secrets.token_hex(32)
+    path = folder / f"{_PREFIX}{secrets.token_hex(8)}"  # new, so that no host has remembered that it is not there
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, contract.FILE_MODE)
+    except OSError:
+        yield {}
+        return
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(word)
+        yield {"path": str(path), "word": word}
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def sees_word(shown: Mapping[str, str]) -> bool:
+    """Return whether this host reads the word that the launcher left."""
+    if not shown:
+        return False
+    try:
+        with Path(shown["path"]).open("rb") as file:
+            return file.read(MAX_WORD_BYTES) == shown["word"].encode()
+    except OSError:
+        return False
+
+
+REACH_S = 3.0
+
+
+@dataclass(frozen=True)
+class ReachResult:
+    """How it went on one host."""
+
+    error: str = ""
+    """Why it cannot be reached: "refused", "timed out after 3 s", ...; empty: it can."""
+    source: str = ""
+    """Own address that the way there begins with; empty: there is no way."""
+    interface: str = ""
+    """Name of the network interface that has `source`."""
+    is_own: bool = False
+    """The address belongs to the host that tried, so it came nowhere else."""
+
+    @classmethod
+    def from_json(cls, value: object) -> ReachResult:
+        """Return the result in a message; what is no result is a failure."""
+        if not isinstance(value, Mapping) or not isinstance(value.get("error"), str):
+            return cls(error="its answer cannot be read")
+        texts = {name: printable(str(value.get(name, ""))) for name in ("error", "source", "interface")}
+        return cls(**texts, is_own=value.get("is_own") is True)
+
+
+def try_reach(address: str, port: int, time_out_s: float = REACH_S) -> ReachResult:
+    """Connect by TCP and close again; waits `time_out_s` at most, raises nothing.
+
+    Args:
+        address: numeric, so that no name server is waited for.
+    """
+    if not is_numeric(address):
+        return ReachResult(error=f"{address!r} is no address")
+    source = _source_address(address)
+    owned = own_addresses()
+    way = {"source": source, "interface": owned.get(source, ""), "is_own": address in owned}
+    try:
+        with contextlib.closing(socket.create_connection((address, port), time_out_s)):
+            return ReachResult(**way)  # type: ignore[arg-type]
+    except OSError as error:
+        return ReachResult(error=_reason(error, time_out_s), **way)  # type: ignore[arg-type]
+
+
+def _source_address(address: str) -> str:
+    """Return the own address that the kernel's routes choose; nothing is sent."""
+    family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""
+
+
+def _reason(error: OSError, time_out_s: float) -> str:
+    if isinstance(error, TimeoutError):
+        return f"timed out after {time_out_s:g} s"
+    if isinstance(error, ConnectionRefusedError):
+        return "refused"
+    if error.errno == errno.EINVAL:  # what Linux says of a route of type blackhole
+        return "the route there is a blackhole"
+    return (error.strerror or str(error)).lower()
+
+
+MAX_FILES = 256
+MAX_TEXT_BYTES = 4 << 20
+"""Of all files whose imports are read."""
+MAX_FILE_BYTES = 16 << 20
+"""Of one file that is digested; of a larger one its beginning and its size count."""
+
+_IMPORT = re.compile(
+    r"^[ \t]*(?:import[ \t]+(?P<modules>[\w., \t]+)"
+    r"|from[ \t]+(?P<base>\.*[\w.]*)[ \t]+import[ \t]+(?P<names>\([^)]*\)|[^\n#;(]+))",
+    re.MULTILINE,
+)
+_NAME = re.compile(r"\s*([^\W\d]\w*(?:\.\w+)*)")
+_COMMENT = re.compile(r"#[^\n]*")
+
+
+def read_sources(program: Program, working_directory: Path) -> list[tuple[str, str]]:
+    """Return name and SHA-256 of the program, then of the modules that it imports from its own folder.
+
+    Names are relative to that folder. Empty for a module that is not found, a built-in one, or one of an archive.
+
+    Raises:
+        OSError: the program cannot be read.
+    """
+    main, folder = _main_file(program, working_directory)
+    if main is None:
+        return []
+    found = {_name(main, folder): _digest(main)}
+    if program.is_python and main.resolve().is_relative_to(folder):
+        for path in _imported_files(main, folder):
+            try:
+                found.setdefault(_name(path, folder), _digest(path))
+            except OSError:  # the worker says so if it matters
+                continue
+    return list(found.items())
+
+
+def _main_file(program: Program, working_directory: Path) -> tuple[Path | None, Path]:
+    """Return the file that is run and the folder that it imports from first."""
+    if program.kind == "module":
+        return _find_module(program.target, working_directory), working_directory
+    path = working_directory / program.target
+    return path, path.resolve().parent
+
+
+def _find_module(name: str, working_directory: Path) -> Path | None:
+    """Find what `python -m NAME` runs, as importlib does but without importing its parents."""
+    places: list[str] | None = [str(working_directory), *sys.path]
+    parts = name.split(".")
+    for index, _ in enumerate(parts):
+        spec = PathFinder.find_spec(".".join(parts[: index + 1]), places)
+        if spec is None:
+            return None
+        places = list(spec.submodule_search_locations) if spec.submodule_search_locations is not None else None
+        if places is None:
+            return Path(spec.origin) if index == len(parts) - 1 and spec.origin and spec.has_location else None
+    return next((path for place in places or () if (path := Path(place, "__main__.py")).is_file()), None)
+
+
+def _imported_files(main: Path, folder: Path) -> Iterator[Path]:
+    """Yield the files below `folder` that `main` imports, and what those import."""
+    waiting, seen, left_bytes = [main.resolve()], {main.resolve()}, MAX_TEXT_BYTES
+    while waiting and len(seen) <= MAX_FILES:
+        path = waiting.pop()
+        try:
+            if path.stat().st_size > left_bytes:
+                continue
+            text = path.read_bytes().decode("utf-8", "replace")
+        except OSError:
+            continue
+        left_bytes -= len(text)
+        package = path.relative_to(folder).parent.parts if path.is_relative_to(folder) else ()
+        for name in _imported_names(text, package):
+            for file in _files_of(name, folder):
+                if file not in seen:
+                    seen.add(file)
+                    waiting.append(file)
+                    yield file
+
+
+def _imported_names(text: str, package: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Yield what an import statement may name: modules, or what is in them."""
+    for match in _IMPORT.finditer(text):
+        if match["modules"]:
+            yield from (tuple(name.split(".")) for name in _names(match["modules"]))
+            continue
+        base = match["base"]
+        dots = len(base) - len(base.lstrip("."))
+        if dots > len(package):  # beyond the folder, which Python refuses, too
+            continue
+        above = package[: len(package) - dots + 1] if dots else ()
+        module = (*above, *(part for part in base.split(".") if part))
+        yield from ((*module, name) for name in _names(_COMMENT.sub("", match["names"]).strip("()")))
+
+
+def _names(text: str) -> list[str]:
+    return [match[1] for piece in text.split(",") if (match := _NAME.match(piece))]
+
+
+def _files_of(name: tuple[str, ...], folder: Path) -> Iterator[Path]:
+    """Yield the files that importing a dotted name runs, as far as they are below `folder`."""
+    place = folder
+    for part in name:
+        if (file := place / f"{part}.py").is_file():
+            yield file
+            return
+        place /= part
+        if not place.is_dir():
+            return
+        if (file := place / "__init__.py").is_file():
+            yield file
+
+
+def _name(path: Path, folder: Path) -> str:
+    return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        digest = hashlib.sha256(file.read(MAX_FILE_BYTES))
+        if file.read(1):
+            digest.update(str(path.stat().st_size).encode())
+    return digest.hexdigest()
+
 
 T = TypeVar("T")
 
@@ -183,7 +425,7 @@ def _resolve(name: str) -> str:
         return ""
     if is_numeric(name):
         return name
-    from msrun.cluster.addresses import resolve_address
+    from msrun.cluster.rendezvous import resolve_address
 
     return resolve_address(name)
 

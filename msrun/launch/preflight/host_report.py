@@ -10,10 +10,14 @@ import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
-
 from msrun import contract
 from msrun.errors import ClusterError
 from msrun.launch.preflight.finding import Finding
+import re
+import sys
+from msrun.agent.processes.process_control import signal_name
+from msrun.planning.hosts.host_entry import HostEntry
+
 
 MAX_TEXT_CHARS = 400
 MAX_NAME_CHARS = 64
@@ -175,3 +179,93 @@ def _read_findings(value: object) -> list[Finding]:
         exit_code = contract.EXIT_OK if status != "fail" else code if code in _EXIT_CODES else contract.EXIT_CLUSTER
         found.append(Finding(status, _text(item.get("name"), MAX_NAME_CHARS), _text(item.get("text")), exit_code))
     return found
+
+
+MAX_STDERR_CHARS = 16_384
+MAX_QUOTED_CHARS = 200
+NOT_EXECUTABLE, NOT_FOUND = 126, 127
+"""Exit status of a shell whose command cannot be run, or is not there. Source: POSIX, Shell Command Language, 2.8.2."""
+
+_OTHER = "name another Python by --python, or by python= in the hostfile"
+
+_SIGNS = (
+    (r"^msrun agent: (?P<what>.+)$", "{what}"),
+    (r"No space left on device", "a disk there is full; make room, or set TMPDIR there to a folder on another one"),
+    (r"Disk quota exceeded", "the user's disk quota there is used up; make room"),
+    (r"error while loading shared libraries: (?P<what>[^:\s]+)", f"{{python}} lacks the library {{what}}; {_OTHER}"),
+    (
+        r"No module named '?encodings\b",
+        f"{{python}} finds no library of its own; unset PYTHONHOME there, or {_OTHER}",
+    ),
+    (
+        r"Error: No module named '?msrun\b(?!\.)",
+        f"msrun is not installed for {{python}}; install it there, {_OTHER}, or send it along with --ship",
+    ),
+    (
+        r"Error: No module named '?msrun\.|cannot import name .* from .*\bmsrun\b",
+        "another version of msrun is installed for {python}; install this one there, or send it along with --ship",
+    ),
+    (
+        r"future feature annotations|from 'typing'|keyword argument 'kw_only'|^TypeError: file\(\)|^SyntaxError: ",
+        f"{{python}} is too old: msrun needs Python 3.11 or newer; {_OTHER}",
+    ),
+    (
+        r"Error: No module named '?(?P<what>[\w.]+)",
+        "{python} lacks the module {what}; install msrun there with all that it requires",
+    ),
+    (
+        r"^MemoryError|Cannot allocate memory|std::bad_alloc",
+        "there is not enough memory there; end what uses it, or raise the limit of the user or the container",
+    ),
+    (
+        r"Resource temporarily unavailable|can't start new thread",
+        "the user may not start more processes there; raise ulimit -u or the container's limit",
+    ),
+    (r"account is currently not available|nologin", "the user has no shell there; give another user by --ssh_user"),
+    (r"login as the user \W*(?P<what>[\w.-]+)", "that user may not log in there; give --ssh_user {what}"),
+    (r"password (?:has )?expired|change your password", "the user's password there has expired; log in once by hand"),
+)
+"""Text on stderr, and what it means; the first that is found counts."""
+
+
+def explain_agent_end(exit_status: int, stderr_text: str, entry: HostEntry) -> ClusterError:
+    """Return why an agent ended of which more was expected.
+
+    Args:
+        exit_status: of the agent or of the shell that was to start it; 128 + N for signal N.
+        stderr_text: the last that it wrote to stderr.
+    """
+    python = entry.python or sys.executable
+    stderr_text = stderr_text[-MAX_STDERR_CHARS:]
+    what = _by_text(stderr_text, python) or _by_status(exit_status, stderr_text, python)
+    return ClusterError(f"{entry.name}: {what}")
+
+
+def _by_text(stderr_text: str, python: str) -> str:
+    for pattern, text in _SIGNS:
+        if match := re.search(pattern, stderr_text, re.MULTILINE):
+            what = printable(match.groupdict().get("what") or "", MAX_QUOTED_CHARS)
+            return text.format(python=python, what=what)
+    return ""
+
+
+def _by_status(exit_status: int, stderr_text: str, python: str) -> str:
+    lines = [line for line in map(str.strip, stderr_text.splitlines()) if line]
+    blaming = [line for line in lines if python in line and exit_status in (NOT_EXECUTABLE, NOT_FOUND)]
+    last = printable([*blaming[:1], *lines[-1:]][0], MAX_QUOTED_CHARS) if lines else ""
+    said = f": {last}" if last else ""
+    if exit_status == NOT_FOUND:
+        return f"there is no {python}{said}; install it there, or {_OTHER}"
+    if exit_status == NOT_EXECUTABLE:
+        kind = " (is it for another kind of processor?)" if "xec format error" in stderr_text else ""
+        return f"{python} cannot be run{kind}{said}; {_OTHER}"
+    if exit_status > contract.EXIT_SIGNAL_BASE:
+        name = signal_name(exit_status - contract.EXIT_SIGNAL_BASE)
+        why = "; somebody, or the kernel for want of memory, has ended it" if name == "SIGKILL" else ""
+        return f"the agent was ended by {name}{why}{said}"
+    if exit_status == contract.EXIT_OK and not last:
+        return (
+            "its login shell ended before it started the agent; look for exit or exec in its start-up files, such as "
+            "~/.bashrc, and for a forced command in authorized_keys"
+        )
+    return f"the agent ended with exit code {exit_status}{said or ', and said nothing'}"

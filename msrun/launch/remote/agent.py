@@ -14,14 +14,21 @@ Messages (`remote.launcher_link` has those of the connection itself, `cluster.co
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+from msrun.agent.observer import Observer
+from msrun.cluster.failure import JobFailure
+from msrun.cluster.membership import Membership
+from msrun.launch.remote.launcher_link import LauncherLink
+from msrun.launch.remote.log_sender import LogSender
+from msrun.planning.plan import LaunchPlan
+from msrun.planning.record_json import encode_record
 import contextlib
 import os
 import socket
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-
 from msrun import contract
 from msrun.agent.host.host_facts import read_host_facts
 from msrun.agent.processes.server_handle import ForkServerHandle, start_fork_server
@@ -34,19 +41,55 @@ from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.directory.log_directory import write_private
 from msrun.launch.job import AgentPart, look_at_host, plan_part, run_job
 from msrun.launch.preflight.host_look import make_host_report
-from msrun.launch.preflight.reach import try_reach
-from msrun.launch.remote.launcher_link import LauncherLink
-from msrun.launch.remote.log_sender import LogSender
-from msrun.launch.remote.packed_text import unpack_hosts, unpack_text
-from msrun.launch.remote.report import LauncherReport
+from msrun.launch.preflight.host_look import try_reach
+from msrun.cluster.messages import unpack_hosts, unpack_text
 from msrun.launch.remote.spool import GIVEN_TABLE, hold_spool, listen_in, make_spool, remove_old_spools, remove_spool
-from msrun.launch.remote.stream import take_stdio
+from msrun.launch.remote.launcher_link import take_stdio
 from msrun.launch.rendezvous import fleet_of
-from msrun.planning.early_server import plan_early_server
+from msrun.planning.build import plan_early_server
 from msrun.planning.host_assignment import Fleet
-from msrun.planning.plan import LaunchPlan
 from msrun.planning.record_json import decode_record, encode_record
 from msrun.planning.spec import LaunchSpec
+
+
+class LauncherReport:
+    """Passes a job's moments on to the launcher. A `Display`."""
+
+    tick_s: float | None = None
+
+    def __init__(self, link: LauncherLink, plan: LaunchPlan, logs: LogSender) -> None:
+        self._link = link
+        self._logs = logs
+        self._is_between = False
+        """An attempt is over, and no worker of the next has started."""
+        host, names = encode_record(plan.hosts[0]), logs.names
+        link.send("planned", host=host, notes=list(plan.notes), target=plan.device_target, logs=names)
+
+    def note(self, kind: str, fields: Mapping[str, Any]) -> None:
+        """Pass a moment on."""
+        if kind == "restarting":  # told before the logs of the attempt that is over are renamed
+            self._logs.end_attempt()
+            self._is_between = True
+        elif kind == "started" and self._is_between:
+            self._logs.begin_attempt()
+            self._is_between = False
+        self._link.send("event", moment=kind, fields=dict(fields))
+
+    def tick(self, membership: Membership) -> None:
+        """Nothing regular to pass on."""
+
+    @property
+    def observers(self) -> tuple[Observer, ...]:
+        """This one."""
+        return (self,)
+
+    def say(self, text: str) -> None:
+        """Have the launcher say it."""
+        self.note("note", {"text": text})
+
+    def finish(self, failure: JobFailure | None, membership: Membership, restarts: int) -> None:
+        """The result says it all."""
+
 
 STDERR = 2
 STOPPED_SHARE = 2.0

@@ -1,15 +1,84 @@
-"""Which ranks run on which host of a list: contiguous by host, or as a rank table says."""
+"""Which ranks run on which host: slots, assignment, hosts in the place of lost ones, hosts of a rehearsal. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-
 from msrun.errors import UsageError
-from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.ranks import count_workers
+from ranktable.hostlist.brackets import fold, shorten
+from ranktable.hostlist.host_name import MAX_SLOTS
+from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.ranks import fold_ranks
 from ranktable.hostlist.host_name import host_key
+from collections import Counter
+from collections.abc import Collection, Sequence
+import ipaddress
+import re
+from ranktable.hostlist.brackets import shorten
+
+
+def give_slots(
+    entries: Sequence[HostEntry], *, worker_num: int | None, local_worker_num: int | None
+) -> tuple[HostEntry, ...]:
+    """Return the hosts with their number of workers, where the list says none.
+
+    It is `local_worker_num`, else an even share of what `worker_num` leaves, else 1, as with torchrun and mpirun.
+
+    Args:
+        worker_num: of the job, as the user gave it; None = not given.
+        local_worker_num: the same for each host.
+
+    Raises:
+        UsageError: a number contradicts the list, or cannot be shared evenly.
+    """
+    silent = [entry for entry in entries if not entry.slots]
+    if local_worker_num is not None:
+        _check_local(entries, silent, local_worker_num)
+        share = local_worker_num
+    elif worker_num is not None and silent:
+        share = _share(entries, silent, worker_num)
+    else:
+        share = 1
+    found = tuple(
+        entry if entry.slots else replace(entry, slots=share, device_ids=tuple(range(share))) for entry in entries
+    )
+    total = sum(entry.slots for entry in found)
+    if worker_num is not None and worker_num != total:
+        raise UsageError(
+            f"--worker_num {worker_num}: the slots of {_hosts(found)} add up to {total}; make them equal, or leave "
+            "--worker_num out"
+        )
+    return found
+
+
+def _check_local(entries: Sequence[HostEntry], silent: Sequence[HostEntry], local_worker_num: int) -> None:
+    if not 1 <= local_worker_num <= MAX_SLOTS:
+        raise UsageError(f"--local_worker_num {local_worker_num}: must be 1 to {MAX_SLOTS} with several hosts")
+    other = next((entry for entry in entries if entry.slots != local_worker_num), None)
+    if not silent and other is not None:
+        raise UsageError(
+            f"--local_worker_num {local_worker_num}: {other.source} gives {other.name} {other.slots} slots; leave "
+            "--local_worker_num out, it is for hosts without slots"
+        )
+
+
+def _share(entries: Sequence[HostEntry], silent: Sequence[HostEntry], worker_num: int) -> int:
+    left = worker_num - sum(entry.slots for entry in entries)
+    share, rest = divmod(left, len(silent))
+    if rest or not 1 <= share <= MAX_SLOTS:
+        raise UsageError(
+            f"--worker_num {worker_num}: leaves {count_workers(left)} for {_hosts(silent)} without slots "
+            f"({shorten(fold(entry.name for entry in silent))}), which cannot be shared evenly; give slots, e.g. "
+            f"{silent[0].name}:8"
+        )
+    return share
+
+
+def _hosts(entries: Sequence[HostEntry]) -> str:
+    return f"{len(entries)} hosts" if len(entries) > 1 else entries[0].name
+
 
 UNKNOWN = "?"
 """An address that is found out when the host is reached."""
@@ -86,3 +155,101 @@ def as_in_table(entry: HostEntry, assignment: HostAssignment, source: str) -> Ho
             f"{fold_ranks(assignment.device_ids)} in {source}; make them equal, or leave devices= out"
         )
     return replace(entry, slots=len(assignment.ranks), device_ids=assignment.device_ids)
+
+
+MAX_FAILURES = 2
+"""A host that fails so often is left out."""
+
+
+class HostPool:
+    """The hosts of one job, from its first start to its last."""
+
+    def __init__(self, entries: Sequence[HostEntry], spares: Sequence[HostEntry], min_hosts: int) -> None:
+        """
+        Args:
+            entries: the hosts that the job starts on.
+            min_hosts: how few of them may run it.
+        """
+        self.chosen = tuple(entries)
+        """The hosts of the next start, in the order of their node_rank."""
+        self._all = (*entries, *spares)
+        self._size = len(entries)
+        self._min_hosts = min_hosts
+        self._failures: Counter[HostEntry] = Counter()
+
+    @property
+    def waiting(self) -> tuple[HostEntry, ...]:
+        """The hosts that are not chosen and may be yet."""
+        return tuple(entry for entry in self._all if entry not in (*self.chosen, *self.left_out))
+
+    @property
+    def left_out(self) -> tuple[HostEntry, ...]:
+        """The hosts that are tried no more."""
+        return tuple(entry for entry in self._all if self._failures[entry] >= MAX_FAILURES)
+
+    def lose(self, lost: Collection[HostEntry]) -> bool:
+        """Choose hosts for another start, after some have failed; False when there are too few.
+
+        Hosts that run well stay, in their order. Behind them come spare ones, then those that have failed once, which
+        may be back.
+        """
+        self._failures.update(lost)
+        staying = [entry for entry in self.chosen if entry not in lost]
+        others = [entry for entry in self._all if entry not in staying and self._failures[entry] < MAX_FAILURES]
+        others.sort(key=lambda entry: self._failures[entry])
+        chosen = (*staying, *others)[: self._size]
+        if len(chosen) < self._min_hosts:
+            return False
+        self.chosen = chosen
+        return True
+
+
+FIRST_ADDRESS = ipaddress.IPv4Address("127.0.0.2")
+"""127.0.0.1 stays the address of jobs on one host."""
+MAX_HOSTS = 250
+_FORM = re.compile(r"([1-9][0-9]*)(?:x([1-9][0-9]*))?\Z")
+
+
+def parse_rehearsal(text: str) -> tuple[HostEntry, ...]:
+    """Turn `4x2` into four hosts of two workers: host0 at 127.0.0.2, host1 at 127.0.0.3, and so on.
+
+    `4` says nothing of the workers: 0 slots.
+
+    Raises:
+        UsageError: it is not of this form, or a number is too large.
+    """
+    match = _FORM.match(text)
+    if not match:
+        raise UsageError(f"--rehearse {shorten(text)}: give HOSTSxWORKERS, such as 4x2 for four hosts of two workers")
+    hosts, slots = (int((number or "0")[:9]) for number in match.groups())
+    if hosts > MAX_HOSTS or slots > MAX_SLOTS:
+        raise UsageError(
+            f"--rehearse {shorten(text)}: {MAX_HOSTS} hosts of {MAX_SLOTS} workers are the most; give fewer"
+        )
+    return tuple(
+        HostEntry(
+            f"host{index}",
+            slots,
+            tuple(range(slots)),
+            address=str(FIRST_ADDRESS + index),
+            source=f"--rehearse {text}",
+            is_rehearsed=True,
+        )
+        for index in range(hosts)
+    )
+
+
+def stand_in(entries: Sequence[HostEntry], table: Sequence[HostAssignment], source: str) -> tuple[HostEntry, ...]:
+    """Return the rehearsed hosts with the workers and devices of a rank table, whose servers they stand for in order.
+
+    Args:
+        source: the table, for errors.
+
+    Raises:
+        UsageError: it has another number of servers, or of workers on one.
+    """
+    if len(entries) != len(table):
+        raise UsageError(
+            f"{entries[0].source}: {len(entries)} hosts, but {source} has {len(table)} servers; make them equal"
+        )
+    return tuple(as_in_table(entry, assignment, source) for entry, assignment in zip(entries, table, strict=True))

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from msrun.errors import UsageError
+from ranktable.errors import HostListError
 import re
 from dataclasses import dataclass
-
-from msrun.errors import UsageError
 from ranktable.hostlist.brackets import shorten
 from ranktable.hostlist.host_name import MAX_SLOTS, address_of, host_key, slots_of
+
+
+@contextmanager
+def blamed_on(source: str) -> Iterator[None]:
+    """Turn an error of the grammar, `ranktable.hostlist`, into a UsageError that names the source."""
+    try:
+        yield
+    except HostListError as error:
+        raise UsageError(f"{source}: {error.fault}; {error.remedy}") from None
+
 
 MAX_PORT = 65535
 

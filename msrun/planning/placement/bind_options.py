@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from msrun.errors import UsageError
-from msrun.planning.placement.topology import parse_cpu_range
+from msrun.planning.placement.host import parse_cpu_range
 
 SCHEDULER_KEY = "scheduler"
 

@@ -2,11 +2,186 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from ranktable.hostlist.ranges import RangeError, fold_numbers, read_range
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
-
 from msrun.errors import UsageError
-from msrun.planning.placement.topology import Topology, flat_topology
+
+
+MAX_CPU = 1 << 16
+"""No kernel counts further (CONFIG_NR_CPUS); what is larger is a slip of the pen."""
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """One processor as the kernel numbers them: a hardware thread."""
+
+    number: int
+    node: int
+    """NUMA node."""
+    package: int
+    core: int
+    """Lowest processor number of its physical core: equal for hyper-threads of one core, unique on the host."""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The processors of a host and what this process may use of them."""
+
+    cpus: tuple[Cpu, ...]
+    """Every processor that is online."""
+    allowed: tuple[int, ...]
+    """Processors that this process may use: its affinity within the cgroup's cpuset."""
+    quota_cores: float | None = None
+    """The cgroup's limit of processor time, in processors; None = no limit."""
+    memory_nodes: tuple[int, ...] = (0,)
+    """NUMA nodes with memory that this process may use."""
+    device_nodes: Mapping[str, Mapping[str, int | None]] = field(default_factory=dict)
+    """Per device target: every accelerator of the host by its number, and its NUMA node, None when not known."""
+
+    def cores(self) -> list[tuple[Cpu, ...]]:
+        """Return the allowed processors by physical core, neighbours next to each other."""
+        allowed = set(self.allowed)
+        groups: dict[int, list[Cpu]] = {}
+        for cpu in sorted(self.cpus, key=lambda cpu: (cpu.node, cpu.package, cpu.core, cpu.number)):
+            if cpu.number in allowed:
+                groups.setdefault(cpu.core, []).append(cpu)
+        return [tuple(group) for group in groups.values()]
+
+    def nodes(self) -> tuple[int, ...]:
+        """Return the NUMA nodes that have a processor this process may use."""
+        allowed = set(self.allowed)
+        return tuple(sorted({cpu.node for cpu in self.cpus if cpu.number in allowed}))
+
+
+def flat_topology(cpus: Iterable[int]) -> Topology:
+    """Return processors of which nothing is known: one node, and each a core of its own."""
+    numbers = tuple(sorted(cpus))
+    return Topology(tuple(Cpu(number, 0, 0, number) for number in numbers), numbers)
+
+
+def parse_cpu_range(text: str) -> range:
+    """Turn `4` or `0-3` into processor numbers.
+
+    Raises:
+        ValueError: not of that form, or backwards.
+    """
+    try:
+        return read_range(text.strip(), MAX_CPU).numbers
+    except RangeError as error:
+        wrong = {"backwards": "runs backwards", "beyond": "is beyond every CPU number"}
+        raise ValueError(f"{text!r} {wrong.get(error.reason, 'is no CPU number or range')}") from None
+
+
+def parse_cpu_list(text: str) -> tuple[int, ...]:
+    """Turn the kernel's `0-3,8` into numbers, ascending; blank text is the empty set.
+
+    Raises:
+        ValueError: not such a list.
+    """
+    pieces = [piece for piece in text.strip().split(",") if piece.strip()]
+    return tuple(sorted({number for piece in pieces for number in parse_cpu_range(piece)}))
+
+
+def format_cpu_list(numbers: Iterable[int]) -> str:
+    """Return numbers in the kernel's form: `0-3,8`."""
+    return fold_numbers(numbers, ",")
+
+
+CUDA_VARIABLE = "CUDA_VISIBLE_DEVICES"
+ASCEND_VARIABLE = "ASCEND_RT_VISIBLE_DEVICES"
+
+_LEADING_NUMBER = re.compile(r"\s*[+]?(\d+)")
+
+
+@dataclass(frozen=True)
+class Device:
+    """One accelerator of the host."""
+
+    number: str
+    """Physical number, as nvidia-smi or npu-smi shows it."""
+    uuid: str = ""
+    """"GPU-..." when known."""
+    node: int | None = None
+    """NUMA node; None when not known."""
+
+
+@dataclass(frozen=True)
+class VisibleDevices:
+    """What a process sees of the host's accelerators."""
+
+    names: tuple[str, ...]
+    """Physical numbers in the order in which the process counts them; a name where the number is not known."""
+    reason: str = ""
+    """Why fewer are visible than the variable names or the host has, in words."""
+
+
+def visible_cuda(preset: str | None, present: Sequence[Device]) -> VisibleDevices:
+    """Apply CUDA_VISIBLE_DEVICES.
+
+    The rules (CUDA C++ Programming Guide, environment variables; MIG User Guide, device enumeration; for repeats and
+    mixed forms what `torch.cuda` documents of the driver): indexes or UUIDs, which may be abbreviated while they stay
+    unique; the first entry that is invalid hides itself and all after it; one entry twice hides everything; a process
+    sees a single MIG device.
+    """
+    if preset is None or not present:
+        return VisibleDevices(tuple(device.number for device in present))
+    shown = f"{CUDA_VARIABLE}={preset}"
+    names: list[str] = []
+    for entry in preset.split(","):
+        name = _resolve_cuda(entry, preset, present)
+        if name is None:
+            return VisibleDevices(tuple(names), _ended(shown, entry, preset, len(present)))
+        if name in names:
+            return VisibleDevices((), f"{shown}: {entry.strip()} is named twice, and CUDA then shows no device")
+        names.append(name)
+    if len(names) > 1 and names[0].startswith("MIG-"):
+        return VisibleDevices(tuple(names[:1]), f"{shown}: CUDA shows a process one MIG device only")
+    return VisibleDevices(tuple(names))
+
+
+def _resolve_cuda(entry: str, preset: str, present: Sequence[Device]) -> str | None:
+    """Return the physical number (or the name, when there is no telling) of an entry; None = invalid."""
+    if preset.startswith("MIG-"):
+        return entry if entry.startswith("MIG-") else None
+    if preset.startswith("GPU-"):
+        if not entry.startswith("GPU-"):
+            return None
+        if not all(device.uuid for device in present):
+            return entry
+        found = [device.number for device in present if device.uuid.lower().startswith(entry.strip().lower())]
+        return found[0] if len(found) == 1 else None
+    match = _LEADING_NUMBER.match(entry)  # the driver reads numbers as strtoul does
+    index = int(match[1]) if match else len(present)
+    return present[index].number if index < len(present) else None
+
+
+def visible_ascend(preset: str | None, present: Sequence[Device]) -> VisibleDevices:
+    """Apply ASCEND_RT_VISIBLE_DEVICES.
+
+    The rule (CANN environment variable reference): logical device numbers between commas and nothing else; what is
+    invalid, a blank included, hides itself and all after it.
+    """
+    if preset is None or not present:
+        return VisibleDevices(tuple(device.number for device in present))
+    names: list[str] = []
+    for entry in preset.split(","):
+        index = int(entry) if re.fullmatch(r"[0-9]+", entry) else len(present)
+        if index >= len(present) or present[index].number in names:
+            return VisibleDevices(tuple(names), _ended(f"{ASCEND_VARIABLE}={preset}", entry, preset, len(present)))
+        names.append(present[index].number)
+    return VisibleDevices(tuple(names))
+
+
+def _ended(shown: str, entry: str, preset: str, count: int) -> str:
+    if not preset:
+        return f"{shown.rstrip('=')} is empty"
+    return f"{shown}: {entry!r} is none of the host's {count} devices or not allowed there, and hides all from it on"
+
 
 DeviceTarget = Literal["auto", "cpu", "gpu", "ascend"]
 

@@ -20,7 +20,7 @@ from msrun.agent.processes.process_spec import SCHEDULER_ID
 from msrun.cluster.control import Control
 from msrun.cluster.coordinator import Coordinator
 from msrun.cluster.messages import Message
-from msrun.cluster.restart import RestartPolicy
+from msrun.cluster.membership import RestartPolicy
 
 
 class ForkServer:

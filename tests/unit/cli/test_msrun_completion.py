@@ -11,7 +11,7 @@ import pytest
 from job_runner import REPOSITORY
 
 from msrun.cli import command, main
-from msrun.cli.completion import install_completion
+from msrun.cli.commands import install_completion
 from msrun.errors import UsageError
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from msrun.cli import main
-from msrun.cli.foreign_words import (
+from msrun.cli.words import (
     FOREIGN_OPTIONS,
     describe_late_options,
     describe_separate_value,

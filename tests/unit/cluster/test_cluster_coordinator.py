@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from msrun import contract
 from msrun.cluster.coordinator import ORDERS, REPORTS, Coordinator
 from msrun.cluster.failure import FailureReport, read_report
-from msrun.cluster.restart import RestartPolicy
+from msrun.cluster.membership import RestartPolicy
 from msrun.planning.record_json import encode_record
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from msrun.cluster.inbox import Inbox
+from msrun.cluster.own_thread import Inbox
 
 
 @pytest.fixture

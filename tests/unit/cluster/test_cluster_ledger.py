@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msrun.cluster.ledger import Ledger, MessageMissing
+from msrun.cluster.messages import Ledger, MessageMissing
 from msrun.cluster.messages import Message
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msrun import contract
-from msrun.cluster.restart import MAX_DELAY_S, RestartPolicy
+from msrun.cluster.membership import MAX_DELAY_S, RestartPolicy
 
 EXIT_1 = 1
 

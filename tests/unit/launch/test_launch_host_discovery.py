@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from msrun.agent.host import accelerators
+from msrun.agent.host import host_facts
 from msrun.launch import host_discovery
 from msrun.launch.host_discovery import count_devices, discover_host, view_host, with_own_address
 from msrun.planning.discovery.host_options import HostOptions
-from msrun.planning.placement.visible_devices import Device
+from msrun.planning.placement.host import Device
 from msrun.planning.settings import FoundSetting
 
 OPTIONS = {
@@ -24,7 +24,7 @@ FOUND = HostOptions({"node_rank": 0, "master_addr": "n1"}, (FoundSetting("master
 def have(monkeypatch: pytest.MonkeyPatch, *, gpus: int, npus: int) -> None:
     for name, count in (("read_gpus", gpus), ("read_npus", npus)):
         found = tuple(Device(str(number)) for number in range(count))
-        assert hasattr(accelerators, name)
+        assert hasattr(host_facts, name)
         monkeypatch.setattr(host_discovery, name, lambda found=found: found)
 
 

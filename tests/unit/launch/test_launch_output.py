@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 from job_runner import wait_until
 
-from msrun.agent.own_faults import OwnFaults
+from msrun.agent.observer import OwnFaults
 from msrun.launch import output
 
 PIPE_BYTES = 4096

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from msrun.errors import UsageError
-from msrun.launch.plan_file import write_page
+from msrun.launch.rank_table_file import write_page
 from msrun.planning.build import build_plan
 from msrun.planning.host_assignment import Fleet, HostAssignment
 from msrun.planning.hosts.assignment import UNKNOWN

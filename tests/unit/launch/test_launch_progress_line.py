@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from msrun.agent.watch.progress_board import PROGRESS_BOARD, ProgressBoard
-from msrun.launch.progress_line import ProgressLine, describe_progress
+from msrun.launch.console import ProgressLine, describe_progress
 from msrun.runtime.progress import ProgressRecord
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from msrun.agent.signals import SignalPipe
-from msrun.cluster import addresses
-from msrun.cluster.addresses import UnresolvedName, own_addresses, resolve_address
+from msrun.cluster import rendezvous
+from msrun.cluster.rendezvous import UnresolvedName, own_addresses, resolve_address
 from msrun.cluster.control import Meeting
 from msrun.cluster.failure import read_report
 from msrun.errors import ClusterError, Interrupted, PeerFailed, RendezvousTimeout, UsageError
@@ -110,10 +110,10 @@ def test_name_that_stands_for_loopback_here_is_refused() -> None:
 )
 def test_name_that_nobody_knows_is_refused(name: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
-        raise addresses.socket.gaierror(-2, "Name or service not known")
+        raise rendezvous.socket.gaierror(-2, "Name or service not known")
 
     if name.endswith("invalid"):  # no name server is asked
-        monkeypatch.setattr(addresses.socket, "getaddrinfo", fail)
+        monkeypatch.setattr(rendezvous.socket, "getaddrinfo", fail)
     with pytest.raises(UnresolvedName, match=rf"cannot be resolved \({reason}\)"):
         resolve_address(name)
 
@@ -182,7 +182,7 @@ def test_check_warns_of_a_name_that_nobody_knows_yet(monkeypatch: pytest.MonkeyP
     def resolve(name: str) -> str:
         raise UnresolvedName(f"{name}: not known")
 
-    monkeypatch.setattr(addresses, "resolve_address", resolve)
+    monkeypatch.setattr(rendezvous, "resolve_address", resolve)
     (port,) = [finding for finding in inspect_host(spec_for(), {}) if finding.name == "master_port"]
     assert (port.status, port.text) == ("warn", "10.0.0.7: not known; a run waits for it as long as for a host")
 

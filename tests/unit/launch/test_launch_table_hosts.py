@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from msrun.errors import UsageError
-from msrun.launch import table_hosts
-from msrun.launch.table_hosts import HostList, find_own_server, read_host_list, read_table_hosts, table_digest
+from msrun.launch import job_hosts
+from msrun.launch.job_hosts import HostList, find_own_server, read_host_list, read_table_hosts, table_digest
 from msrun.planning.host_assignment import HostAssignment
 from ranktable import Device, Server
 
@@ -28,8 +28,8 @@ def write(path: Path, servers: Sequence[Mapping[str, Any]]) -> Path:
 
 @pytest.fixture(autouse=True)
 def this_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_hosts, "own_addresses", lambda: {"127.0.0.1": "lo", "10.0.0.7": "eth0"})
-    monkeypatch.setattr(table_hosts.socket, "gethostname", lambda: "trainer-7.cluster")
+    monkeypatch.setattr(job_hosts, "own_addresses", lambda: {"127.0.0.1": "lo", "10.0.0.7": "eth0"})
+    monkeypatch.setattr(job_hosts.socket, "gethostname", lambda: "trainer-7.cluster")
 
 
 def test_ranks_and_devices_are_those_of_the_table_and_rank_0_is_on_node_0(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from msrun.errors import UsageError
-from msrun.planning.exit_statuses import check_statuses, parse_statuses
+from msrun.planning.spec import check_statuses, parse_statuses
 
 
 def test_statuses_and_names_of_signals_are_understood() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msrun.errors import UsageError
-from msrun.planning.log_size import check_log_rotation, format_size, parse_size
+from msrun.planning.spec import check_log_rotation, format_size, parse_size
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from msrun.errors import UsageError
 from msrun.planning.build import build_plan
 from msrun.planning.placement.bind_options import CoreBinding
 from msrun.planning.placement.host import HostFacts
-from msrun.planning.placement.topology import Cpu, Topology
+from msrun.planning.placement.host import Cpu, Topology
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.plan_text import render_plan
 from msrun.planning.program import Program

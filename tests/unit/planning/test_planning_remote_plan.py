@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from msrun.planning.host_assignment import HostAssignment
-from msrun.planning.hosts.hostfile import parse_hostfile
+from msrun.planning.hosts.host_list import parse_hostfile
 from msrun.planning.masking import MASK
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.plan_text import render_plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from msrun.planning.strategy_lines import read_strategy_lines
+from msrun.planning.plan_page import read_strategy_lines
 
 SCRIPT = """\
 import torch

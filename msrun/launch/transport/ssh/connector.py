@@ -10,15 +10,15 @@ from typing import Any
 from msrun.errors import ClusterError, UsageError
 from msrun.launch.transport.ssh.client_config import ClientConfig
 from msrun.launch.transport.ssh.dialer import Connection, Dialer
-from msrun.launch.transport.ssh.fault import SshFault, reason_of
-from msrun.launch.transport.ssh.host_key_check import HostKeyCheck
-from msrun.launch.transport.ssh.key_file import read_key_file
+from msrun.launch.transport.ssh.target import SshFault, reason_of
+from msrun.launch.transport.ssh.known_hosts import HostKeyCheck
+from msrun.launch.transport.ssh.key_ring import read_key_file
 from msrun.launch.transport.ssh.key_ring import Ask, KeyRing
 from msrun.launch.transport.ssh.login import Login
 from msrun.launch.transport.ssh.pipe import SshPipe
 from msrun.launch.transport.ssh.target import SshTarget
 from msrun.planning.hosts.host_entry import HostEntry
-from msrun.planning.hosts.ssh_settings import SshSettings
+from msrun.planning.spec import SshSettings
 
 
 class SshConnector:

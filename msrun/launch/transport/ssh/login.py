@@ -6,8 +6,8 @@ import threading
 import time
 from typing import Any
 
-from msrun.launch.transport.ssh.fault import SshFault, reason_of
-from msrun.launch.transport.ssh.host_key_check import HostKeyCheck
+from msrun.launch.transport.ssh.target import SshFault, reason_of
+from msrun.launch.transport.ssh.known_hosts import HostKeyCheck
 from msrun.launch.transport.ssh.key_ring import Identities, Identity, KeyRing
 from msrun.launch.transport.ssh.known_hosts import HostKey
 from msrun.launch.transport.ssh.paramiko_names import Transport, paramiko

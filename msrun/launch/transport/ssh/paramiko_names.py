@@ -12,8 +12,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from msrun.launch.transport.ssh.algorithms import KEYWORDS, choose_algorithms
-from msrun.launch.transport.ssh.host_certificate import CERTIFICATE
+from msrun.launch.transport.ssh.client_config import KEYWORDS, choose_algorithms
+from msrun.launch.transport.ssh.known_hosts import CERTIFICATE
 
 _is_ours = sys.modules.setdefault("invoke", None) is None  # type: ignore[arg-type]
 try:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from msrun.launch.transport.ready_flag import ReadyFlag
+from msrun.launch.transport.pipe import ReadyFlag
 from msrun.launch.transport.ssh.paramiko_names import paramiko
 
 READ_BYTES = 1 << 16

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from msrun.agent.host.accelerators import read_gpus, read_npus
-from msrun.planning.placement.visible_devices import Device
+from msrun.agent.host.host_facts import read_gpus, read_npus
+from msrun.planning.placement.host import Device
 
 INFORMATION = """Model: \t\t NVIDIA H100 80GB HBM3
 IRQ:   \t\t 16

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from msrun.agent.host.cgroup_limits import CgroupLimits, read_cgroup_limits
+from msrun.agent.host.cgroups import CgroupLimits, read_cgroup_limits
 
 V2_MOUNT = "30 24 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
 V1_MOUNTS = (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from msrun.agent.host.installed import installed_version
+from msrun.agent.host.host_facts import installed_version
 
 
 @pytest.mark.parametrize("package", ["torch", "numpy", "psutil"])

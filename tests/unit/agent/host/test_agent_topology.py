@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from msrun.agent.host.topology import read_topology
-from msrun.planning.placement.topology import Cpu
+from msrun.agent.host.host_facts import read_topology
+from msrun.planning.placement.host import Cpu
 
 SYSTEM = "sys/devices/system"
 

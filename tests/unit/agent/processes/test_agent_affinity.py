@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from msrun import contract
-from msrun.agent.host.topology import read_topology
-from msrun.agent.processes.affinity import MPOL_BIND, MPOL_PREFERRED, SET_MEMPOLICY
+from msrun.agent.host.host_facts import read_topology
+from msrun.agent.processes.child import MPOL_BIND, MPOL_PREFERRED, SET_MEMPOLICY
 
-IMPORT = "from msrun.agent.processes.affinity import apply_binding"
+IMPORT = "from msrun.agent.processes.child import apply_binding"
 REPOSITORY = Path(__file__).resolve().parents[4]
 FIRST = min(os.sched_getaffinity(0))
 NO_CPU = 1 + max(cpu.number for cpu in read_topology().cpus) + 1000
@@ -44,7 +44,7 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
 
 def test_processors_are_bound_and_inherited() -> None:
     done = run(
-        f"import os, subprocess, sys; from msrun.agent.processes.affinity import apply_binding; "
+        f"import os, subprocess, sys; from msrun.agent.processes.child import apply_binding; "
         f"apply_binding('worker 0', ({FIRST},), ()); print(os.sched_getaffinity(0), flush=True); "
         "subprocess.run([sys.executable, '-c', 'import os; print(os.sched_getaffinity(0))'])"
     )
@@ -54,7 +54,7 @@ def test_processors_are_bound_and_inherited() -> None:
 
 def test_nothing_to_bind_changes_nothing() -> None:
     done = run(
-        "import os; from msrun.agent.processes.affinity import apply_binding; "
+        "import os; from msrun.agent.processes.child import apply_binding; "
         "apply_binding('worker 0', (), ()); print(sorted(os.sched_getaffinity(0)))"
     )
     assert done.stdout.strip() == str(sorted(os.sched_getaffinity(0)))
@@ -94,7 +94,7 @@ def test_memory_is_preferred_where_it_cannot_be_bound() -> None:
     """A kernel that refuses to bind is played by one whose first answer is lost."""
     node = read_topology().memory_nodes[0]
     done = run(
-        f"{POLICY}\nfrom msrun.agent.processes import affinity\nreal = affinity._set_mempolicy\n"
+        f"{POLICY}\nfrom msrun.agent.processes import child as affinity\nreal = affinity._set_mempolicy\n"
         "def refuse(mode, nodes):\n"
         "    if mode == affinity.MPOL_BIND:\n        raise OSError(22, 'Invalid argument')\n    real(mode, nodes)\n"
         f"affinity._set_mempolicy = refuse\naffinity.bind_memory([{node}])\nprint(*policy())"
@@ -113,7 +113,7 @@ def test_memory_that_cannot_be_had_is_written_down_and_the_process_goes_on() -> 
 
 def test_an_unknown_machine_is_no_crash() -> None:
     done = run(
-        "from msrun.agent.processes import affinity; affinity.SET_MEMPOLICY.clear(); "
+        "from msrun.agent.processes import child as affinity; affinity.SET_MEMPOLICY.clear(); "
         "affinity.apply_binding('worker 3', (), (0,)); print('went on')"
     )
     assert done.stdout == "went on\n"

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from msrun import contract
-from msrun.agent.processes import last_resort as module
-from msrun.agent.processes.last_resort import LAST_WORDS_LOOKS, LOOKS, end_job, sweep_job
+from msrun.agent.processes import job_mark as module
+from msrun.agent.processes.job_mark import LAST_WORDS_LOOKS, LOOKS, end_job, sweep_job
 
 RUN = "import sys; print(flush=True); sys.stdin.read()"
 """Says when it runs: the kernel shows its environment and its title only from then on."""

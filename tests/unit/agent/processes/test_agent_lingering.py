@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from msrun import contract
-from msrun.agent.processes import lingering as module
-from msrun.agent.processes.lingering import LINGER_S, describe_wait
+from msrun.agent.processes import main_module as module
+from msrun.agent.processes.main_module import LINGER_S, describe_wait
 from msrun.agent.watch.progress_board import ProgressBoard
 
 

@@ -13,7 +13,7 @@ REPOSITORY = Path(__file__).resolve().parents[4]
 
 IMPORT = """
 import gc
-from msrun.agent.processes.preloading import collection_paused
+from msrun.agent.processes.fork_server import collection_paused
 gc.set_threshold(50, 5, 5)
 rounds = []
 gc.callbacks.append(lambda phase, info: rounds.append(phase))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from job_runner import wait_until
 
-from msrun.agent.processes.process_stat import read_all_stats, read_stat
+from msrun.agent.processes.process_control import read_all_stats, read_stat
 
 
 def test_process_is_told_with_parent_session_and_environment() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from msrun import contract
-from msrun.agent.processes import torch_joining as module
+from msrun.agent.processes import child as module
 from msrun.agent.watch.progress_board import ProgressBoard
 
 

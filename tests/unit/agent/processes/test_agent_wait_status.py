@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from msrun.agent.processes.wait_status import describe_status, exit_code_of, signal_name
+from msrun.agent.processes.process_control import describe_status, exit_code_of, signal_name
 
 
 @pytest.mark.parametrize(

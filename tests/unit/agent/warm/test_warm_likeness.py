@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from msrun.agent.warm.likeness import changed_file, likeness, read_at_import
+from msrun.agent.warm.warm_start import changed_file, likeness, read_at_import
 
 ENV = {"PATH": "/bin", "PYTHONPATH": "/a:/b", "OMP_NUM_THREADS": "1", "FOO": "1"}
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from msrun import contract
-from msrun.agent.watch import linger_watch
-from msrun.agent.watch.linger_watch import LingerWatch
+from msrun.agent.watch import job_watch
+from msrun.agent.watch.job_watch import LingerWatch
 from msrun.agent.watch.progress_board import Progress
-from msrun.agent.watch.usage import Usage
+from msrun.agent.processes.process_control import Usage
 
 LIMIT_S = 50.0
 RUNNING = {0: 100, 1: 101}
@@ -38,7 +38,7 @@ class Workers:
 @pytest.fixture
 def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workers:
     made = Workers(tmp_path)
-    monkeypatch.setattr(linger_watch, "session_usage", lambda leaders: {pid: Usage(made.cpu_s[pid]) for pid in leaders})
+    monkeypatch.setattr(job_watch, "session_usage", lambda leaders: {pid: Usage(made.cpu_s[pid]) for pid in leaders})
     return made
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from msrun import contract
-from msrun.agent.watch.meeting import MeetingWatch
+from msrun.agent.watch.job_watch import MeetingWatch
 from msrun.agent.watch.progress_board import ProgressBoard
 from msrun.cluster.membership import Membership
 from msrun.errors import ClusterError, HangTimeout, RendezvousTimeout

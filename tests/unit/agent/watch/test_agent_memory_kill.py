@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from msrun.agent.watch.memory_kill import MemoryKillWatch
+from msrun.agent.watch.evidence import MemoryKillWatch
 
 MOUNTS = (
     "30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from msrun.agent.watch.places import Place, find_place, read_place
+from msrun.agent.watch.stacks import Place, find_place, read_place
 
 TORCH = "/venv/lib/python3.11/site-packages/torch"
 USER = ("/home/me/train.py", "41", "step")

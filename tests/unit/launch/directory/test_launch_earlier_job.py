@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msrun import contract
-from msrun.launch.directory.earlier_job import log_of, remove_earlier_job
+from msrun.launch.directory.log_directory import log_of, remove_earlier_job
 
 FOREIGN = ["notes.txt", "worker_3.txt", "worker_3.log.gz", "worker_9.log", "other_3.attempt_0.log", "ckpt_3.log.d"]
 

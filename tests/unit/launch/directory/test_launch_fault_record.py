@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from msrun.launch.directory.fault_record import record_fault
+from msrun.launch.directory.log_directory import record_fault
 
 
 def test_fault_is_added_to_the_record_of_the_job(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_crash_in_native_code_is_shown_from_its_begin_without_our_own_frames(tmp
         '  File "<string>", line 3 in <module>\n'
         "\n"
         "Thread 0x00007e (most recent call first):\n"
-        '  File "/opt/lib/msrun/agent/processes/lingering.py", line 41 in _watch\n'
+        '  File "/opt/lib/msrun/agent/processes/main_module.py", line 41 in _watch\n'
     )
     assert read_excerpt(log) == [
         "Fatal Python error: Segmentation fault",

@@ -12,10 +12,11 @@ import pytest
 from fake_agents import FakeClock, FakePipe
 from job_runner import wait_until
 
-from msrun.cluster.inbox import Inbox
+from msrun.cluster.own_thread import Inbox
 from msrun.cluster.messages import Message
 from msrun.errors import ClusterError
-from msrun.launch.fleet import agent_link, event_loop, incoming
+from msrun.launch.fleet import agent_link, event_loop
+from msrun.launch.fleet import event_loop
 from msrun.launch.fleet.agent_link import AgentLink
 from msrun.launch.fleet.event_loop import EventLoop
 from msrun.launch.transport.agent_code import AgentCode
@@ -451,7 +452,7 @@ def test_noise_of_a_login_shell_is_passed_over(host: Host) -> None:
 
 
 def test_one_who_makes_noise_for_ever_is_no_agent(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incoming, "MAX_NOISE_BYTES", 100)
+    monkeypatch.setattr(event_loop, "MAX_NOISE_BYTES", 100)
     host._left[0] = host.pipes[0] = FakePipe(noise=b"y\n" * 51)
     host.link.start()
     assert "broke before the job began" in host.await_post("lost")["reason"]

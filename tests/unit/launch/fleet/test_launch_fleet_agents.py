@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fake_agents import FakeClock, FakeLink, FakeSignals
 
-from msrun.cluster.inbox import Inbox
+from msrun.cluster.own_thread import Inbox
 from msrun.cluster.messages import Message
 from msrun.errors import Interrupted
 from msrun.launch.fleet import agents as module

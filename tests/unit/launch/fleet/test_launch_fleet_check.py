@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from msrun.launch.fleet.fleet_check import inspect_launcher
+from msrun.launch.fleet.asked_plan import inspect_launcher
 from msrun.planning.program import Program
 from msrun.planning.spec import LaunchSpec
 

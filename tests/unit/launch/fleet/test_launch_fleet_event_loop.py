@@ -13,9 +13,9 @@ from job_runner import wait_until
 
 from msrun.errors import ClusterError
 from msrun.launch.fleet.event_loop import ByteChannel, EventLoop
-from msrun.launch.fleet.output_buffer import PIECE_BYTES
-from msrun.launch.fleet.task_threads import TaskThreads
-from msrun.launch.transport.ready_flag import ReadyFlag
+from msrun.launch.fleet.event_loop import PIECE_BYTES
+from msrun.launch.fleet.event_loop import TaskThreads
+from msrun.launch.transport.pipe import ReadyFlag
 
 MUCH = 8 << 20
 

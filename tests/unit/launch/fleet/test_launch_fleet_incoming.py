@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from msrun.cluster.messages import encode_message
-from msrun.launch.fleet import incoming as module
-from msrun.launch.fleet.incoming import Incoming
-from msrun.launch.fleet.output_buffer import PIECE_BYTES, OutputBuffer
+from msrun.launch.fleet import event_loop as module
+from msrun.launch.fleet.event_loop import Incoming
+from msrun.launch.fleet.event_loop import PIECE_BYTES, OutputBuffer
 from msrun.launch.transport.pipe import MARKER
 
 SAID = [{"type": "hello", "seq": 1}, {"type": "log", "data": "x" * 300}]

@@ -13,10 +13,10 @@ from fake_agents import FakePipe
 
 from msrun.launch.fleet import opener as module
 from msrun.launch.fleet.opener import HostOpener
-from msrun.launch.transport.local import LocalPipe
+from msrun.launch.transport.pipe import LocalPipe
 from msrun.launch.transport.pipe import agent_command
 from msrun.planning.hosts.host_entry import HostEntry
-from msrun.planning.hosts.ssh_settings import SshSettings
+from msrun.planning.spec import SshSettings
 from msrun.planning.program import Program
 from msrun.planning.spec import LaunchSpec
 

@@ -11,9 +11,9 @@ import pytest
 
 from msrun import agent
 from msrun.agent.observer import Observers
-from msrun.agent.own_faults import OwnFaults
+from msrun.agent.observer import OwnFaults
 from msrun.cluster.membership import Membership, WorkerState
-from msrun.launch.fleet.moments import FIELDS
+from msrun.launch.fleet.record import FIELDS
 from msrun.launch.fleet.record import FleetRecord
 
 RESTART = {"attempt": 1, "delay_s": 1.0, "reason": "why", "global_ranks": []}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from msrun.agent.own_faults import OwnFaults
+from msrun.agent.observer import OwnFaults
 from msrun.errors import ClusterError
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet import starts as module

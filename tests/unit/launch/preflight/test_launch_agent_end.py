@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from msrun.launch.preflight.agent_end import explain_agent_end
+from msrun.launch.preflight.host_report import explain_agent_end
 from msrun.launch.transport.pipe import agent_command, opening
 from msrun.planning.hosts.host_entry import HostEntry
 

@@ -7,7 +7,7 @@ from fleet_reports import make_entries
 
 from msrun.errors import ClusterError, UsageError
 from msrun.launch.preflight.finding import Finding
-from msrun.launch.preflight.fleet_finding import (
+from msrun.launch.preflight.finding import (
     FleetFinding,
     describe_finding,
     exit_code_of_fleet,

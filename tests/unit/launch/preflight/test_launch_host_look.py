@@ -20,7 +20,7 @@ from msrun.launch.preflight import checks, host_look
 from msrun.launch.preflight.finding import Finding
 from msrun.launch.preflight.host_look import make_host_report
 from msrun.launch.preflight.host_report import HostReport
-from msrun.launch.preflight.log_share import shown_word
+from msrun.launch.preflight.host_look import shown_word
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.program import Program
 from msrun.planning.spec import LaunchSpec

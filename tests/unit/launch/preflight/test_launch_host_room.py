@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from msrun.launch.preflight.host_room import (
+from msrun.launch.preflight.checks import (
     GIB,
     MIB,
     format_bytes,
@@ -115,7 +115,7 @@ def _owned(status: os.stat_result, uid: int) -> os.stat_result:
 def test_limits_of_open_files_are_those_of_workers_and_of_msrun() -> None:
     program = (
         "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (77, 99))\n"
-        "from msrun.launch.preflight.host_room import open_file_limits\nprint(*open_file_limits())"
+        "from msrun.launch.preflight.checks import open_file_limits\nprint(*open_file_limits())"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from msrun.launch.preflight.log_share import sees_word, shown_word
+from msrun.launch.preflight.host_look import sees_word, shown_word
 
 
 @pytest.mark.parametrize("name", [".", "logs", "logs/of/today"])

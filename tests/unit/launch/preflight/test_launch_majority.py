@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fleet_reports import make_entries
 
-from msrun.launch.preflight.majority import find_majority
+from msrun.launch.preflight.finding import find_majority
 
 CASES: list[tuple[str, str]] = [
     # what h1, h2, ... have; in words

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from msrun.launch.preflight.port_owner import describe_port_owner
+from msrun.launch.preflight.checks import describe_port_owner
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::1"])

@@ -18,7 +18,7 @@ from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.preflight import checks as preflight
 from msrun.launch.preflight.checks import CHECKS, check_host, check_port, inspect_host
 from msrun.launch.preflight.finding import Finding, exit_code_of_findings, render_finding
-from msrun.launch.preflight.host_room import GIB, MIB
+from msrun.launch.preflight.checks import GIB, MIB
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.program import Program, ProgramKind
 from msrun.planning.spec import LaunchSpec
@@ -168,7 +168,7 @@ def test_port_in_use_names_its_owner(tmp_path: Path) -> None:
 
 
 def test_port_whose_owner_is_not_visible_is_refused_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("msrun.launch.preflight.port_owner.describe_port_owner", lambda _: "")
+    monkeypatch.setattr("msrun.launch.preflight.checks.describe_port_owner", lambda _: "")
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UsageError, match=r"in use\); leave it out"):
         check_port(taken.getsockname()[1])
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from msrun.launch.preflight import program_sources
-from msrun.launch.preflight.program_sources import read_sources
+from msrun.launch.preflight import host_look
+from msrun.launch.preflight.host_look import read_sources
 from msrun.planning.program import Program
 
 RUNS = "raise SystemExit('was run')\n"
@@ -139,7 +139,7 @@ def test_program_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 
 
 def test_large_file_is_digested_by_its_beginning_and_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program_sources, "MAX_FILE_BYTES", 10)
+    monkeypatch.setattr(host_look, "MAX_FILE_BYTES", 10)
 
     def digest(data: bytes) -> str:
         (tmp_path / "run").write_bytes(data)
@@ -153,5 +153,5 @@ def test_number_of_files_and_bytes_has_an_end(tmp_path: Path, monkeypatch: pytes
     many = {f"m{number}.py": f"import m{number + 1}\n" for number in range(300)}
     write(tmp_path, {"train.py": "import m0\n", **many})
     assert 200 < len(names_of(script(tmp_path), tmp_path)) < 300
-    monkeypatch.setattr(program_sources, "MAX_TEXT_BYTES", 3 * len(RUNS + "import m0\n"))
+    monkeypatch.setattr(host_look, "MAX_TEXT_BYTES", 3 * len(RUNS + "import m0\n"))
     assert names_of(script(tmp_path), tmp_path) == ["train.py", "m0.py", "m1.py", "m2.py"]

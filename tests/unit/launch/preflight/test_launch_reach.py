@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from host_net import HostNet
 
-from msrun.launch.preflight.reach import ReachResult, try_reach
+from msrun.launch.preflight.host_look import ReachResult, try_reach
 from msrun.planning.record_json import encode_record
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -27,7 +27,7 @@ sys.stdin.read()
 """
 TRY = """
 import json, sys
-from msrun.launch.preflight.reach import try_reach
+from msrun.launch.preflight.host_look import try_reach
 from msrun.planning.record_json import encode_record
 print(json.dumps([encode_record(try_reach(address, port, 0.5)) for address, port in json.loads(sys.argv[1])]))
 """

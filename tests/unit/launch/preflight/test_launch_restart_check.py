@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from msrun.errors import ClusterError, MsrunError
-from msrun.launch.preflight import restart_check
-from msrun.launch.preflight.restart_check import check_restart
+from msrun.launch.preflight import checks
+from msrun.launch.preflight.checks import check_restart
 from msrun.planning.program import Program
 from msrun.planning.spec import LaunchSpec
 
@@ -36,7 +36,7 @@ def test_host_that_is_well_starts_again(spec: LaunchSpec) -> None:
 @pytest.mark.parametrize("folder", ["logs", "shared"])
 def test_full_disk_of_any_logs_is_named(spec: LaunchSpec, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     free = lambda path: 0 if path.name == folder else 1 << 30  # noqa: E731
-    monkeypatch.setattr(restart_check, "free_disk_bytes", free)
+    monkeypatch.setattr(checks, "free_disk_bytes", free)
     with pytest.raises(ClusterError, match=rf"the disk of .*/{folder}, where logs are written, is full; make room"):
         check_restart(spec, {}, [])
 

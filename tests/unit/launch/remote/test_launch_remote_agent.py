@@ -20,10 +20,10 @@ from msrun.cluster.proof import PROTOCOL
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.job import AgentPart
 from msrun.launch.preflight.host_report import HostReport
-from msrun.launch.preflight.reach import ReachResult
+from msrun.launch.preflight.host_look import ReachResult
 from msrun.launch.remote import agent as module
 from msrun.launch.remote.agent import Agent, HostJob
-from msrun.launch.remote.packed_text import pack_hosts, pack_text
+from msrun.cluster.messages import pack_hosts, pack_text
 from msrun.launch.remote.spool import AGENT, GIVEN_TABLE, SOCKET, spool_path
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.program import Program

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from msrun.cluster.messages import Message
-from msrun.launch.remote import freed_space
-from msrun.launch.remote.freed_space import KEPT_BYTES, STEP_BYTES
+from msrun.launch.remote import log_sender
+from msrun.launch.remote.log_sender import KEPT_BYTES, STEP_BYTES
 from msrun.launch.remote.log_sender import PIECE_BYTES, LogSender, unpack_piece
 
 SIZE = 5 * STEP_BYTES
@@ -80,7 +80,7 @@ def test_file_system_that_cannot_free_a_part_of_a_file_is_told_of_once(
     def refuse(*_: int) -> None:
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
-    monkeypatch.setattr(freed_space, "_punch", refuse)
+    monkeypatch.setattr(log_sender, "_punch", refuse)
     for _ in sender.send_all():
         sender.logs.acknowledge(1)
     assert sender.refused == [os.strerror(errno.EOPNOTSUPP)]

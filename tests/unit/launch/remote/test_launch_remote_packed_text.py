@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from msrun.launch.remote.packed_text import pack_hosts, pack_text, unpack_hosts, unpack_text
+from msrun.cluster.messages import pack_hosts, pack_text, unpack_hosts, unpack_text
 from msrun.planning.host_assignment import HostAssignment
 
 

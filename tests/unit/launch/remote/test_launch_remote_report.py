@@ -9,7 +9,7 @@ import pytest
 from plans import small_plan
 
 from msrun.cluster.membership import Membership
-from msrun.launch.remote.report import LauncherReport
+from msrun.launch.remote.agent import LauncherReport
 from msrun.planning.record_json import encode_record
 
 

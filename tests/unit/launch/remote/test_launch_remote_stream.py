@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from msrun.cluster.messages import Message, MessageBuffer, encode_message
-from msrun.launch.remote.stream import Stream
+from msrun.launch.remote.launcher_link import Stream
 from msrun.launch.transport.pipe import MARKER
 
 

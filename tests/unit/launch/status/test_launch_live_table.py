@@ -16,10 +16,10 @@ from running_status import RUNNING
 
 from msrun import contract
 from msrun.agent.watch.progress_board import Progress
-from msrun.agent.watch.usage import Usage
+from msrun.agent.processes.process_control import Usage
 from msrun.launch.status.job_status import JobState, JobStatus, WorkerRow
-from msrun.launch.status.live_table import HOST_HEADINGS, MAX_RANKS, LiveTable
-from msrun.launch.status.status_json import render_json
+from msrun.launch.status.watch import HOST_HEADINGS, MAX_RANKS, LiveTable
+from msrun.launch.status.status_text import render_json
 from msrun.launch.status.status_text import head_lines
 from msrun.launch.status.watch import PlainRows, RichTable
 

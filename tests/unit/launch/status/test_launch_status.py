@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from msrun import contract
-from msrun.agent.watch.usage import Usage
+from msrun.agent.processes.process_control import Usage
 from msrun.errors import UsageError
 from msrun.launch.directory.job_record import EventsRecord, PlannedWorker, WorkerRecord
 from msrun.launch.directory.lock import LockRecord, LockState

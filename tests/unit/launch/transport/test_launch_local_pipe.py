@@ -16,8 +16,8 @@ from pipe_ends import read
 from msrun.agent.processes.process_control import is_stopped
 from msrun.errors import ClusterError
 from msrun.launch.rehearsal import HostShare
-from msrun.launch.transport import local
-from msrun.launch.transport.local import LocalPipe
+from msrun.launch.transport import pipe as module
+from msrun.launch.transport.pipe import LocalPipe
 
 ECHO = "import sys; data = sys.stdin.buffer.readline(); sys.stdout.buffer.write(data.upper()); sys.stdout.flush(); "
 WAIT = "sys.stdin.read()"
@@ -60,7 +60,7 @@ def test_status_is_that_of_the_agent(start: Callable[[str], LocalPipe], code: st
 
 
 def test_nothing_is_waited_for(start: Callable[[str], LocalPipe], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "END_S", 0.05)
+    monkeypatch.setattr(module, "END_S", 0.05)
     pipe = start("import time; time.sleep(600)")
     assert pipe.read() is None, "it has said nothing"
     data = bytes(1 << 16)
@@ -79,7 +79,7 @@ def test_nothing_is_waited_for(start: Callable[[str], LocalPipe], monkeypatch: p
 
 
 def test_agent_that_runs_has_no_status(start: Callable[[str], LocalPipe], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "END_S", 0.05)
+    monkeypatch.setattr(module, "END_S", 0.05)
     pipe = start(ECHO + WAIT)
     assert pipe.exit_status is None
 
@@ -87,7 +87,7 @@ def test_agent_that_runs_has_no_status(start: Callable[[str], LocalPipe], monkey
 def test_end_of_what_it_said_on_stderr_is_kept(
     start: Callable[[str], LocalPipe], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "MAX_STDERR_BYTES", 5)
+    monkeypatch.setattr(module, "MAX_STDERR_BYTES", 5)
     pipe = start("import sys; sys.stderr.write('x' * 100 + 'last\\n')")
     assert read(pipe) == b"" and pipe.exit_status == 0
     assert pipe.stderr_text() == "last\n"
@@ -103,7 +103,7 @@ def test_write_to_a_closed_pipe_is_an_error(start: Callable[[str], LocalPipe]) -
 def test_agent_that_is_stopped_is_killed_and_one_that_is_slow_is_not(
     start: Callable[[str], LocalPipe], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "END_S", 0.05)
+    monkeypatch.setattr(module, "END_S", 0.05)
     slow = start("import time; print(1, flush=True); time.sleep(600)")
     stopped = start("import time; print(1, flush=True); time.sleep(600)")
     for pipe in (slow, stopped):
@@ -117,7 +117,7 @@ def test_agent_that_is_stopped_is_killed_and_one_that_is_slow_is_not(
 
 
 def test_stopped_agent_of_a_rehearsal_lives_on_without_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "END_S", 0.05)
+    monkeypatch.setattr(module, "END_S", 0.05)
     pipe = LocalPipe([sys.executable, "-c", "import time; time.sleep(600)"], "", HostShare({"A": "1"}))
     environ = Path(f"/proc/{pipe._process.pid}/environ")
     assert wait_until(environ.read_bytes, "it has begun") == b"A=1\0"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from msrun.errors import UsageError
 from msrun.launch.transport.ssh.client_config import ClientConfig
 from msrun.launch.transport.ssh.target import SshTarget
-from msrun.planning.hosts.ssh_settings import SshSettings
+from msrun.planning.spec import SshSettings
 
 
 @pytest.fixture

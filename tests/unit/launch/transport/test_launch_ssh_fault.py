@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from msrun.launch.transport.ssh.fault import reason_of
+from msrun.launch.transport.ssh.target import reason_of
 
 
 class Refusal(Exception):

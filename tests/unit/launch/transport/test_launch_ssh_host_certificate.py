@@ -11,10 +11,10 @@ from cryptography.hazmat.primitives.serialization import SSHCertificateType
 from ssh_certificates import SshAuthority, blob_of
 from ssh_net import make_key
 
-from msrun.launch.transport.ssh.algorithms import AUTHORITY_SIGNATURES, choose_algorithms
-from msrun.launch.transport.ssh.fault import SshFault
-from msrun.launch.transport.ssh.host_certificate import BadCertificate, check_certificate
-from msrun.launch.transport.ssh.host_key_check import HostKeyCheck
+from msrun.launch.transport.ssh.client_config import AUTHORITY_SIGNATURES, choose_algorithms
+from msrun.launch.transport.ssh.target import SshFault
+from msrun.launch.transport.ssh.known_hosts import BadCertificate, check_certificate
+from msrun.launch.transport.ssh.known_hosts import HostKeyCheck
 from msrun.launch.transport.ssh.known_hosts import HostKey
 from msrun.launch.transport.ssh.paramiko_names import Transport
 from msrun.launch.transport.ssh.target import SshTarget

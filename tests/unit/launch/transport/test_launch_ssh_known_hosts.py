@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from msrun.launch.transport.ssh.fault import SshFault
-from msrun.launch.transport.ssh.host_key_check import HostKeyCheck
+from msrun.launch.transport.ssh.target import SshFault
+from msrun.launch.transport.ssh.known_hosts import HostKeyCheck
 from msrun.launch.transport.ssh.known_hosts import HostKey, KnownHosts, hash_name, parse_known_hosts
 from msrun.launch.transport.ssh.target import SshTarget
-from msrun.planning.hosts.ssh_settings import HostKeyPolicy
+from msrun.planning.spec import HostKeyPolicy
 
 # ssh-ed25519 keys of 32 equal bytes
 KEY_A = "AAAAC3NzaC1lZDI1NTE5AAAAIAEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEB"

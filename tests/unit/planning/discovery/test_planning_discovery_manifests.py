@@ -7,7 +7,7 @@ from cluster_pods import DOMAIN, Pod, pods_of
 
 from launch_templates import render_manifest
 from msrun.planning.discovery.host_options import find_host_options
-from msrun.planning.discovery.register import find_surroundings
+from msrun.planning.discovery.schedulers import find_surroundings
 from msrun.planning.discovery.surroundings import HostView
 
 NODES = 3

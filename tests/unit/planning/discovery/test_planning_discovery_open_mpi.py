@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msrun.errors import UsageError
-from msrun.planning.discovery.open_mpi import find_open_mpi, read_node_regex
+from msrun.planning.discovery.schedulers import find_open_mpi, read_node_regex
 from msrun.planning.discovery.surroundings import HostView, Surroundings
 
 HOST = HostView("h10")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msrun.errors import UsageError
-from msrun.planning.discovery.slurm import find_slurm
+from msrun.planning.discovery.schedulers import find_slurm
 from msrun.planning.discovery.surroundings import FIRST_PORT, PORT_COUNT, HostView, Surroundings
 from ranktable.hostlist.brackets import fold
 

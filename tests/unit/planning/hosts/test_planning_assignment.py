@@ -7,7 +7,7 @@ import pytest
 from msrun.errors import UsageError
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.assignment import assign_hosts, order_by_table
-from msrun.planning.hosts.hostfile import parse_hostfile
+from msrun.planning.hosts.host_list import parse_hostfile
 
 TABLE = (
     HostAssignment(0, "node-b", "10.0.0.2", (0, 1), (4, 5)),

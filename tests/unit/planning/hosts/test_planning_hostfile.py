@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from msrun.errors import UsageError
 from msrun.planning.hosts.host_entry import HostEntry
-from msrun.planning.hosts.hostfile import parse_hostfile
+from msrun.planning.hosts.host_list import parse_hostfile
 from ranktable.hostlist.brackets import MAX_HOSTS
 
 FORMS = [

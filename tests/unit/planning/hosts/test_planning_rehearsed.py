@@ -7,7 +7,7 @@ import ipaddress
 import pytest
 
 from msrun.errors import UsageError
-from msrun.planning.hosts.rehearsed import MAX_HOSTS, parse_rehearsal
+from msrun.planning.hosts.assignment import MAX_HOSTS, parse_rehearsal
 
 
 def test_every_host_has_a_name_and_a_loopback_address_of_its_own() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msrun.errors import UsageError
 from msrun.planning.placement.bind_options import CoreBinding
 from msrun.planning.placement.binding import HostBinding, bind_workers
-from msrun.planning.placement.topology import Cpu, Topology, flat_topology
+from msrun.planning.placement.host import Cpu, Topology, flat_topology
 
 AUTO = CoreBinding()
 

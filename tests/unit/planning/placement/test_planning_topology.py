@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msrun.planning.placement.topology import (
+from msrun.planning.placement.host import (
     Cpu,
     Topology,
     flat_topology,

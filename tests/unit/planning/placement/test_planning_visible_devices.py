@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msrun.planning.placement.visible_devices import Device, visible_ascend, visible_cuda
+from msrun.planning.placement.host import Device, visible_ascend, visible_cuda
 
 UUIDS = ("GPU-8932f937-d72c", "GPU-8931aaaa-0000", "GPU-77777777-1111")
 GPUS = tuple(Device(str(number), uuid) for number, uuid in enumerate(UUIDS))

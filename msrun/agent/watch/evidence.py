@@ -1,18 +1,66 @@
-"""Evidence of the kernel's out-of-memory killer: was it the kernel that sent SIGKILL, and to whom?
-
-Sources: the kernel log, which names the process (readable by root, usually); the counter `oom_kill` of this process's
-memory cgroup (v2: memory.events; v1: memory.oom_control) and of the whole machine (/proc/vmstat, since Linux 4.13).
-"""
+"""Why a worker ended, where its log cannot say so: a full disk, a limit of the shell, the kernel's killer, no input."""
 
 from __future__ import annotations
 
-import contextlib
 import os
+from pathlib import Path
+import resource
+import signal
+from msrun.agent.logs.own_file import read_end
+import contextlib
 import re
 import time
-from pathlib import Path
-
 from msrun.agent.host.cgroups import group_folders
+
+
+FULL_BYTES = 1 << 16
+"""With less than this free, a write of ordinary size fails."""
+
+
+def explain_full_disk(path: str) -> str:
+    """Return that the disk which holds a file is full, for the failure report; empty when it is not, or not known."""
+    try:
+        status = os.statvfs(path)
+    except OSError:
+        parent = Path(path).parent
+        return "" if parent.exists() else f"its log directory was removed ({parent}): leave it there while the job runs"
+    if not status.f_blocks:  # a file system that does not count
+        return ""
+    blocks = status.f_bavail if os.geteuid() else status.f_bfree  # what is kept back is for root
+    is_full = blocks * status.f_frsize < FULL_BYTES or bool(status.f_files and not status.f_favail)
+    return f"the disk of its log is full ({Path(path).parent}): make room, or give another --log_dir" if is_full else ""
+
+
+END_BYTES = 8192
+NO_MEMORY = (
+    b"MemoryError",
+    b"can't start new thread",
+    b"Cannot allocate memory",
+    b"std::bad_alloc",
+    b"DefaultCPUAllocator",
+)
+"""What a process says last that may not have more address space."""
+
+
+def explain_limit(wait_status: int, log: str) -> str:
+    """Return which limit has ended a process, and what to do; empty when none is set, or nothing speaks for it.
+
+    Args:
+        log: file that holds its last words.
+    """
+    code = os.waitstatus_to_exitcode(wait_status)
+    seconds, _ = resource.getrlimit(resource.RLIMIT_CPU)
+    if seconds != resource.RLIM_INFINITY and -code in (signal.SIGXCPU, signal.SIGKILL):
+        return f"ulimit -t {seconds}: it may use {seconds} s of CPU time; raise the limit (RLIMIT_CPU)"
+    size, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if size != resource.RLIM_INFINITY and code and any(words in _last_words(log) for words in NO_MEMORY):
+        return f"ulimit -v {size >> 10}: it may have {size >> 10} KiB of address space; raise the limit (RLIMIT_AS)"
+    return ""
+
+
+def _last_words(log: str) -> bytes:
+    return read_end(log, END_BYTES)
+
 
 READ_BYTES = 8192
 
@@ -85,3 +133,19 @@ def _kernel_log(path: Path) -> list[tuple[float, str]]:
         finally:
             os.close(descriptor)
     return records
+
+
+LOOK_BYTES = 4096
+_NO_INPUT = re.compile(rb"^(?:bdb\.BdbQuit|EOFError: EOF when reading a line)\s*\Z", re.MULTILINE)
+
+
+def explain_no_input(log: str, global_rank: int, has_input: bool) -> str:
+    """Return that a rank whose log ends so has no standard input, for the failure report; empty when that is not why.
+
+    Args:
+        has_input: the user's standard input belongs to it.
+    """
+    if has_input:
+        return ""
+    end = read_end(log, LOOK_BYTES)
+    return f"its standard input is empty: --interactive={global_rank} gives it yours" if _NO_INPUT.search(end) else ""

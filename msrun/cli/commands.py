@@ -1,0 +1,243 @@
+"""What starts no job: `msrun trace`, `examples`, `estimate`, completion, and looking after jobs (--status, --stop)."""
+
+from __future__ import annotations
+
+import io
+import sys
+import click
+from msrun.errors import UsageError
+from msrun.launch import output
+from msrun.launch.printable import printable
+from pathlib import Path
+import os
+from msrun.cli.option_types import option
+from msrun.planning.program import parse_program
+from msrun.planning.simulation import Simulation
+from collections.abc import Mapping
+from click.shell_completion import get_completion_class
+import shutil
+from typing import Any
+from msrun import contract
+
+
+def print_text(text: str) -> None:
+    """Print a plan or a status; bytes of the command line that are no text come out as they came in.
+
+    Raises:
+        UsageError: it cannot be written, other than for a reader that has gone.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="surrogateescape")
+    try:
+        click.echo(printable(text, keep_colours=sys.stdout.isatty()))
+    except OSError as error:
+        output.discard_output(sys.stdout)
+        if not isinstance(error, BrokenPipeError):
+            raise UsageError(f"stdout: cannot write ({error.strerror}); give it another place") from None
+
+
+@click.command("trace", context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("log_dir", metavar="LOG_DIR", type=click.Path(path_type=Path))
+@click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="[default: LOG_DIR/trace.json]")
+def trace_command(log_dir: Path, output: Path | None) -> str:
+    """Write what happened in the job of LOG_DIR as a trace for Perfetto or chrome://tracing.
+
+    Processes of all ranks, and the steps and the waits in collectives of a job that was started with --trace.
+
+    `trace` is this command only as the first word; start a program of that name as `msrun ./trace`.
+    """
+    from msrun.launch.trace import write_trace
+
+    return write_trace(log_dir, output)
+
+
+ALL, DIRECTORY = "all", "msrun_examples"
+
+
+@click.group("examples", invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.pass_context
+def examples_command(context: click.Context) -> str:
+    """List or copy the example programs that are installed with msrun.
+
+    `examples` is this command only as the first word; start a program of that name as `msrun ./examples`.
+    """
+    return "" if context.invoked_subcommand else context.get_help()
+
+
+@examples_command.command("list")
+def list_command() -> str:
+    """List the examples."""
+    from msrun.launch.example_programs import list_examples
+
+    found = list_examples()
+    width = max(map(len, found))
+    return "\n".join(f"{name:<{width}}  {summary}" for name, summary in found.items())
+
+
+@examples_command.command("copy")
+@click.argument("name", metavar="[NAME]", default=ALL)
+@click.argument("directory", metavar="[DIR]", type=click.Path(path_type=Path), default=DIRECTORY)
+def copy_command(name: str, directory: Path) -> str:
+    """Copy example NAME, or all of them, to DIR/NAME.
+
+    NAME is all unless given, DIR is msrun_examples.
+    """
+    from msrun.launch.example_programs import copy_examples, how_to_run
+
+    folders = copy_examples(None if name == ALL else name, directory)
+    return "\n".join([f"copied {folder}" for folder in folders] + [how_to_run(folders[0])])
+
+
+_LEVEL = 2
+
+
+@click.command(
+    "estimate",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    params=[
+        click.Argument(["words"], metavar="SCRIPT [ARGS]...", nargs=-1, type=click.UNPROCESSED),
+        option("device", "PROFILE", default="cpu", show_default=True, help="Device profile, or a JSON file of one."),
+        option("worker_num", "N", type=int, default=8, show_default=True, help="Ranks of the job."),
+        option("hosts", "N", type=int, help="Hosts that they fill.  [default: 8 ranks on each]"),
+        option(
+            "log_dir",
+            "DIR",
+            type=click.Path(path_type=Path),
+            default="log_output",
+            show_default=True,
+            help="Directory of the report.",
+        ),
+    ],
+)
+def estimate_command(words: tuple[str, ...], device: str, worker_num: int, hosts: int | None, log_dir: Path) -> int:
+    """Tell whether the training step of SCRIPT fits into the memory of a device, how long it takes, and what to change.
+
+    Runs the script up to its first training step in one process, without devices. Every change that it names has been
+    computed. Options of the script itself stand after --.
+
+    `estimate` is this command only as the first word; start a program of that name as `msrun ./estimate`.
+    """
+    from msrun.launch.simulation import run_simulation
+
+    if hosts is not None and (hosts < 1 or worker_num % hosts):
+        raise UsageError(f"--hosts {hosts}: must divide --worker_num {worker_num}; give another number")
+    here = Path.cwd()
+    simulation = Simulation(
+        program=parse_program(words, is_module=False, working_directory=here),
+        level=_LEVEL,
+        worker_num=worker_num,
+        local_worker_num=worker_num // hosts if hosts else min(8, worker_num),
+        global_rank=0,
+        device=device,
+        working_directory=here,
+        log_dir=log_dir.absolute(),
+        tries_changes=True,
+    )
+    return run_simulation(simulation, dict(os.environ), quiet=False)
+
+
+SHELLS = ("bash", "zsh", "fish")
+VARIABLE = "_MSRUN_COMPLETE"
+
+
+def install_completion(command: click.Command, shell: str, environ: Mapping[str, str]) -> str:
+    """Write the completion script of a shell and return what the user has to know.
+
+    Args:
+        shell: bash, zsh or fish; auto for the one of $SHELL.
+
+    Raises:
+        UsageError: the shell is not one of these, is too old, or the file cannot be written.
+    """
+    name = Path(environ.get("SHELL", "")).name if shell == "auto" else shell
+    if name not in SHELLS:
+        raise UsageError(
+            f"--install_completion: the shell {name or 'in $SHELL'} is not one of {', '.join(SHELLS)}; "
+            "give one, as in --install_completion=bash"
+        )
+    found = get_completion_class(name)
+    assert found is not None
+    path = _place(name, environ)
+    try:
+        source = found(command, {}, "msrun", VARIABLE).source()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source, encoding="utf-8")
+    except (OSError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise UsageError(f"--install_completion: cannot write {path} ({reason}); make that possible") from None
+    return f"wrote {path}\n{_remark(name, path)}"
+
+
+def _place(shell: str, environ: Mapping[str, str]) -> Path:
+    """Return where the shell loads completions of the user from."""
+    home = Path(environ.get("HOME") or "~").expanduser()
+    if shell == "zsh":
+        return home / ".zfunc" / "_msrun"
+    if shell == "fish":
+        return Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "fish" / "completions" / "msrun.fish"
+    data = Path(environ.get("XDG_DATA_HOME") or home / ".local" / "share") / "bash-completion"
+    return Path(environ.get("BASH_COMPLETION_USER_DIR") or data) / "completions" / "msrun"
+
+
+def _remark(shell: str, path: Path) -> str:
+    if shell == "zsh":
+        return "add to ~/.zshrc before compinit: fpath+=~/.zfunc; then start a new shell"
+    if shell == "bash":
+        return f"start a new shell; without the package bash-completion add to ~/.bashrc: source {path}"
+    return "start a new shell"
+
+
+def look_after(options: dict[str, Any]) -> int:
+    """--status and --stop: show or end the job of a log directory."""
+    for name in ("watch", "json"):
+        if options[name] and options["status"] is None:
+            raise UsageError(f"--{name}: shows a job that was started before; give its --status LOG_DIR, too")
+    if options["words"] or (options["status"] is not None and options["stop"] is not None):
+        raise UsageError("--status LOG_DIR, --stop LOG_DIR and SCRIPT: give one of the three")
+    for name in ("status", "stop"):
+        if options[name] is not None and options[name].name.startswith("--"):  # the next option
+            raise UsageError(f"--{name} {options[name].name}: give the --log_dir of a job after --{name}")
+    if options["stop"] is not None:
+        from msrun.launch.status.stop import stop_job
+
+        say = (lambda _: None) if options["quiet"] else output.say_lines
+        print_text(stop_job(options["stop"], say))
+        return contract.EXIT_OK
+    if options["watch"] is not None:
+        return _watch(options)
+    from msrun.launch.status.job_status import read_status
+
+    status = read_status(options["status"])
+    if options["json"]:
+        from msrun.launch.status.status_text import render_json
+
+        print_text(render_json(status))
+    else:
+        from msrun.launch.status.status_text import render_status
+
+        print_text(render_status(status, shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
+    return status.status_code
+
+
+def end_warm_servers(options: dict[str, Any]) -> int:
+    """--warm=stop: end the processes that jobs with --warm have left."""
+    from msrun.agent.warm.warm_start import stop_warm_servers
+
+    if options["words"]:
+        raise UsageError("--warm=stop: ends what earlier jobs have left; leave SCRIPT out")
+    count = stop_warm_servers(os.environ)
+    if not options["quiet"]:
+        print_text(f"stopped {count} warm server{'' if count == 1 else 's'}")
+    return contract.EXIT_OK
+
+
+def _watch(options: dict[str, Any]) -> int:
+    from msrun.launch.status.watch import watch_status
+
+    try:
+        return watch_status(
+            options["status"], None if options["watch"] == "auto" else options["watch"], as_json=options["json"]
+        )
+    except BrokenPipeError:  # `msrun --status DIR --watch | head` has enough
+        output.discard_output(sys.stdout)
+        return contract.EXIT_OK

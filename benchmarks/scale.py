@@ -29,7 +29,7 @@ from scale_peers import SocketOpener, name_of, serve_peers
 from msrun import contract
 from msrun.agent.observer import Observers
 from msrun.agent.signals import SignalPipe
-from msrun.cluster.messages import encode_message
+from msrun.cluster.messages import encode_message, pack_hosts
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.agents import Agents
 from msrun.launch.fleet.fleet_job import FleetRun
@@ -37,7 +37,6 @@ from msrun.launch.fleet.log_collector import LogCollector, own_logs
 from msrun.launch.fleet.preparation import Preparation
 from msrun.launch.fleet.record import FleetRecord
 from msrun.launch.preflight.host_look import read_sources
-from msrun.cluster.messages import pack_hosts
 from msrun.planning.hosts.assignment import assign_hosts
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.program import Program

@@ -18,7 +18,6 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden"
 PACKAGES = ("msrun", "ranktable", "launch_templates")
-MAX_LINES = 700
 FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "manager", "managers", "api", "misc"}
 
 _FOUNDATION = {"contract", "errors"}
@@ -459,11 +458,6 @@ def test_launcher_calls_nothing_that_a_descriptor_or_a_worker_can_break() -> Non
         text = path.read_text()
         assert "select.select(" not in text, f"{name_of(path)}: use poll"
         assert not re.search(r"^\s*(import|from) mmap\b", text, re.MULTILINE), f"{name_of(path)}: read, do not map"
-
-
-def test_modules_are_short() -> None:
-    lines = {name_of(path): path.read_text(encoding="utf-8").count("\n") for path in all_modules()}
-    assert {name: count for name, count in lines.items() if count > MAX_LINES} == {}
 
 
 def test_modules_are_named_after_things() -> None:

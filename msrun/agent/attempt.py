@@ -8,10 +8,9 @@ from pathlib import Path
 
 from msrun import contract
 from msrun.agent.logs.rotated_log import rename_log
-from msrun.agent.processes.process_spec import FIRST_SERVER_ID, MINDSPORE_SCHEDULER_ID, SCHEDULER_ID, ProcessSpec
 from msrun.agent.processes.process_control import describe_status, exit_code_of
-from msrun.cluster.membership import Membership
-from msrun.cluster.membership import BEGUN_S, RestartPolicy
+from msrun.agent.processes.process_spec import FIRST_SERVER_ID, MINDSPORE_SCHEDULER_ID, SCHEDULER_ID, ProcessSpec
+from msrun.cluster.membership import BEGUN_S, Membership, RestartPolicy
 from msrun.errors import ClusterError, HangTimeout, MsrunError, OwnProcessLost, RendezvousTimeout, ServerFailed
 from msrun.planning.environment import restored_environment
 from msrun.planning.plan import HostPlan, LaunchPlan

@@ -7,17 +7,16 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
+
 from msrun import contract
 from msrun.agent.logs.own_file import open_own_file
+from msrun.cluster.membership import Membership
 from msrun.cluster.own_thread import describe_fault, name_fault, traceback_of
 from msrun.errors import ClusterError, MsrunError
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
-from msrun.cluster.membership import Membership
 
 
 class OwnFaults:

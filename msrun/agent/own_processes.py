@@ -12,9 +12,8 @@ from pathlib import Path
 from msrun import contract
 from msrun.agent.attempt import scheduler_log
 from msrun.agent.processes.log_pipes import await_log_writer
-from msrun.agent.processes.process_control import is_stopped, kill_descendants
+from msrun.agent.processes.process_control import describe_status, exit_code_of, is_stopped, kill_descendants
 from msrun.agent.processes.process_spec import LOG_WRITER_ID, MINDSPORE_SCHEDULER_ID, SCHEDULER_ID, server_index
-from msrun.agent.processes.process_control import describe_status, exit_code_of
 from msrun.agent.watch.evidence import explain_limit
 from msrun.errors import ClusterError, MsrunError, OwnProcessLost, ServerFailed
 from msrun.planning.plan import LaunchPlan

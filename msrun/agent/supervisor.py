@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+
 from msrun import contract
 from msrun.agent.attempt import Attempt, Attempts, HostResult, keep_logs, late_start, scheduler_spec, worker_specs
 from msrun.agent.observer import Observers
@@ -20,27 +21,22 @@ from msrun.agent.own_processes import OwnProcesses
 from msrun.agent.pause import Pause
 from msrun.agent.processes import process_control
 from msrun.agent.processes.log_pipes import log_writer_specs
+from msrun.agent.processes.process_control import describe_status, exit_code_of, signal_name
 from msrun.agent.processes.server_handle import ForkServerHandle
 from msrun.agent.processes.terminal import RankTerminal
-from msrun.agent.processes.process_control import describe_status, exit_code_of, signal_name
 from msrun.agent.signals import SignalPipe
 from msrun.agent.timers import Timers
-from msrun.agent.watch.evidence import explain_full_disk
+from msrun.agent.watch.evidence import MemoryKillWatch, explain_full_disk, explain_limit, explain_no_input
 from msrun.agent.watch.job_watch import JobWatch
-from msrun.agent.watch.evidence import explain_limit
-from msrun.agent.watch.evidence import MemoryKillWatch
-from msrun.agent.watch.evidence import explain_no_input
 from msrun.agent.watch.progress_board import ProgressBoard
 from msrun.agent.watch.stacks import STACK_WAIT_S
-from msrun.cluster.membership import Decision, WorkerState
+from msrun.cluster.membership import Decision, RestartPolicy, WorkerState
 from msrun.cluster.messages import Channel, Message
-from msrun.cluster.membership import RestartPolicy
 from msrun.errors import ClusterError, HangTimeout, Interrupted, MsrunError, OwnProcessLost, PeerFailed
 from msrun.planning.environment import blas_threads
-from msrun.planning.spec import explain_no_tests
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.ranks import name_ranks
-
+from msrun.planning.spec import explain_no_tests
 
 OVERDUE_S = 3.0
 """How long past its grace a stop may take before the fork server itself is killed."""

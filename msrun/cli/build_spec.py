@@ -5,20 +5,26 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import Any
+
 from msrun.errors import UsageError
-from msrun.planning.spec import parse_statuses
-from msrun.planning.spec import NO_CONFIG, SshSettings
-from msrun.planning.spec import parse_size
 from msrun.planning.placement.bind_options import parse_bind_core, parse_bind_numa
-from msrun.planning.tls_spec import check_private
 from msrun.planning.program import parse_program
 from msrun.planning.settings import TOKEN_VARIABLE
-from msrun.planning.spec import LaunchSpec, parse_env, parse_env_file, parse_signals, parse_tail
-from msrun.planning.tls_spec import TlsSpec, parse_tls_config
-from ranktable.files import read_text
 from msrun.planning.simulation import Simulation
-from msrun.planning.spec import check_env, parse_env
-
+from msrun.planning.spec import (
+    NO_CONFIG,
+    LaunchSpec,
+    SshSettings,
+    check_env,
+    parse_env,
+    parse_env_file,
+    parse_signals,
+    parse_size,
+    parse_statuses,
+    parse_tail,
+)
+from msrun.planning.tls_spec import TlsSpec, check_private, parse_tls_config
+from ranktable.files import read_text
 
 TERM = "TERM"
 """The variable that names the kind of a terminal."""

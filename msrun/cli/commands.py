@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import io
+import os
+import shutil
 import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
 import click
+from click.shell_completion import get_completion_class
+
+from msrun import contract
+from msrun.cli.option_types import option
 from msrun.errors import UsageError
 from msrun.launch import output
 from msrun.launch.printable import printable
-from pathlib import Path
-import os
-from msrun.cli.option_types import option
 from msrun.planning.program import parse_program
 from msrun.planning.simulation import Simulation
-from collections.abc import Mapping
-from click.shell_completion import get_completion_class
-import shutil
-from typing import Any
-from msrun import contract
 
 
 def print_text(text: str) -> None:

@@ -15,17 +15,19 @@ from click.core import ParameterSource
 
 from msrun import __version__, contract
 from msrun.cli.build_spec import build_simulation, build_spec
-from msrun.cli.commands import install_completion, estimate_command
-from msrun.cli.commands import examples_command
-from msrun.cli.words import describe_late_options, describe_separate_value
-from msrun.cli.words import LaunchCommand, ScriptWords
-from msrun.cli.commands import end_warm_servers, look_after
+from msrun.cli.commands import (
+    end_warm_servers,
+    estimate_command,
+    examples_command,
+    install_completion,
+    look_after,
+    print_text,
+    trace_command,
+)
 from msrun.cli.option_types import TRUE_WORDS
 from msrun.cli.options import HOST_OPTIONS, OPTIONS
-from msrun.cli.commands import print_text
 from msrun.cli.sources import Sources, apply_sources, option_shapes
-from msrun.cli.commands import trace_command
-from msrun.cli.words import own_options
+from msrun.cli.words import LaunchCommand, ScriptWords, describe_late_options, describe_separate_value, own_options
 from msrun.errors import MsrunError, UsageError, describe_limit, is_limit, near_miss
 from msrun.launch import output
 from msrun.launch.printable import one_line

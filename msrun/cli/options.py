@@ -9,8 +9,7 @@ import click
 from msrun import contract
 from msrun.cli.option_types import Boolean, Interval, OneRank, PlanForm, PlanPlace, Warm, option
 from msrun.cli.sources import read_sources
-from msrun.planning.spec import CONNECT_TIME_OUT_S, HOST_KEY_POLICIES, WINDOW
-from msrun.planning.spec import WARM_TIME_MIN
+from msrun.planning.spec import CONNECT_TIME_OUT_S, HOST_KEY_POLICIES, WARM_TIME_MIN, WINDOW
 
 OPTIONAL_VALUES = {"--join": "true", "--bind_core": "true", "--bind_numa": "true", "--dry_run": "text"}
 OPTIONAL_VALUES |= {"--ssh": "true", "--ship": "true", "--check": "true", "--quiet": "true", "--debug": "true"}

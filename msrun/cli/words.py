@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-import click
-from msrun.cli.options import OPTIONAL_VALUES, OPTIONS
+import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem
+
 from msrun.cli.option_types import FALSE_WORDS, TRUE_WORDS
-from msrun.cli.options import OPTIONAL_VALUES
+from msrun.cli.options import GROUPS, OPTIONAL_VALUES, OPTIONS
 from msrun.errors import UsageError
 from msrun.planning.program import Program
-import os
-from click.shell_completion import CompletionItem
-from msrun.cli.options import GROUPS
 
 
 def normalise(argv: Sequence[str]) -> list[str]:

@@ -6,8 +6,8 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from msrun.cluster.own_thread import Inbox
 from msrun.cluster.messages import Message
+from msrun.cluster.own_thread import Inbox
 from msrun.planning.host_assignment import Fleet
 
 

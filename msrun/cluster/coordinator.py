@@ -18,9 +18,8 @@ from dataclasses import replace
 
 from msrun import contract
 from msrun.cluster.failure import FailureReport, JobFailure, fault_of_job, read_report
-from msrun.cluster.membership import describe_absent
+from msrun.cluster.membership import BEGUN_S, RestartPolicy, describe_absent
 from msrun.cluster.messages import Message
-from msrun.cluster.membership import BEGUN_S, RestartPolicy
 from msrun.planning.ranks import fold_ranks, name_ranks
 from msrun.planning.record_json import encode_record
 

@@ -16,25 +16,24 @@ in front (`cluster.proof`):
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-from msrun.cluster.connection import Connection
-from msrun.cluster.hosts import HostRequest, Refused, other_protocol
-from msrun.cluster.proof import PROTOCOL, NotProved, Seal, hello, new_nonce, read_hello
-from msrun.cluster.membership import RestartPolicy
-from msrun.planning.host_assignment import HostAssignment
 import errno
 import selectors
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
 from msrun import contract
+from msrun.cluster.connection import Connection
 from msrun.cluster.coordinator import Coordinator
-from msrun.cluster.hosts import Refused, Registry
-from msrun.cluster.own_thread import Inbox
+from msrun.cluster.hosts import HostRequest, Refused, Registry, other_protocol
+from msrun.cluster.membership import RestartPolicy
 from msrun.cluster.messages import Message, NotUnderstood, encode_body
-from msrun.cluster.own_thread import OwnThread, describe_fault, print_fault
+from msrun.cluster.own_thread import Inbox, OwnThread, describe_fault, print_fault
+from msrun.cluster.proof import PROTOCOL, NotProved, Seal, hello, new_nonce, read_hello
+from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.ranks import count_workers
 
 if TYPE_CHECKING:

@@ -18,11 +18,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from msrun.cluster.connection import Connection
-from msrun.cluster.hosts import HostRequest
-from msrun.cluster.own_thread import Inbox
-from msrun.cluster.messages import Message, NotUnderstood
-from msrun.cluster.own_thread import OwnThread, describe_fault, print_fault
 from msrun.cluster.coordinator_server import REFUSED
+from msrun.cluster.hosts import HostRequest
+from msrun.cluster.messages import Message, NotUnderstood
+from msrun.cluster.own_thread import Inbox, OwnThread, describe_fault, print_fault
 from msrun.cluster.proof import PROTOCOL, NotProved, Seal, hello, new_nonce, read_hello
 from msrun.planning.record_json import encode_record
 

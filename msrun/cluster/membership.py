@@ -5,13 +5,13 @@ Pure state machines: events in, decision out, time as an argument.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-from msrun import contract
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
+
+from msrun import contract
 from msrun.planning.ranks import name_ranks
 
 if TYPE_CHECKING:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import select
 import socket
 import struct
+import zlib
+from collections import deque
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any, Protocol
-from collections import deque
-import base64
-import zlib
-from collections.abc import Sequence
-from msrun.planning.host_assignment import HostAssignment
 
+from msrun.planning.host_assignment import HostAssignment
 
 HEADER = struct.Struct("!I")
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024

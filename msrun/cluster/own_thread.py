@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
-import contextlib
-import os
 from collections import deque
-from msrun.cluster.messages import Message
+from collections.abc import Callable
 
+from msrun.cluster.messages import Message
 
 PAUSE_S = 0.05
 """Between a fault and the next try, so that a thread with a fault that stays does not use up a processor."""

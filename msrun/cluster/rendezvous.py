@@ -7,13 +7,13 @@ the socket's backlog: no worker can come too early.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import socket
 from collections.abc import Mapping
-from msrun.errors import ClusterError, UsageError
-import contextlib
 from typing import TYPE_CHECKING
-from msrun.errors import UsageError
+
+from msrun.errors import ClusterError, UsageError
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]

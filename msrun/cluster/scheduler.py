@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from msrun import contract
+from msrun.cluster.membership import describe_delay
 from msrun.cluster.messages import Channel, Message, await_input
 from msrun.cluster.own_thread import OwnThread, print_fault
 from msrun.cluster.rendezvous import serve_tcp_store
-from msrun.cluster.membership import describe_delay
 from msrun.planning.ranks import count_workers
 
 if TYPE_CHECKING:

@@ -7,27 +7,25 @@ On a terminal one live line shows the progress bar of the rank that is shown, wh
 from __future__ import annotations
 
 import math
-from pathlib import Path
-from msrun.agent.watch.progress_board import PROGRESS_BOARD, read_record
-from msrun.launch.directory.worker_log import newest_loss, newest_step
-from msrun.launch.status.status_text import describe_span
-from msrun.planning.plan import LaunchPlan
 import os
 import shutil
 import time
 from collections import deque
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
-from msrun.cluster.membership import Membership, WorkerState
-from msrun.cluster.membership import describe_delay
+
+from msrun.agent.watch.progress_board import PROGRESS_BOARD, read_record
+from msrun.cluster.membership import Membership, WorkerState, describe_delay
 from msrun.launch import output
-from msrun.launch.directory.worker_log import newest_loss
+from msrun.launch.directory.worker_log import newest_loss, newest_step
 from msrun.launch.failure import render_attempt
 from msrun.launch.log_tail import LineCutter, LogTail, RawCutter, RawLineCutter
 from msrun.launch.output import ERASE_LINE, STDERR, STDOUT
 from msrun.launch.printable import fit, one_line, printable_bytes
+from msrun.launch.status.status_text import describe_span
+from msrun.planning.plan import LaunchPlan
 from msrun.planning.ranks import count_workers
-
 
 BAR_CHARS = 20
 

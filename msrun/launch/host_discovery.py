@@ -13,8 +13,7 @@ from typing import Any
 from msrun.agent.host.host_facts import read_gpus, read_npus
 from msrun.cluster.rendezvous import own_addresses
 from msrun.planning.discovery.host_options import HostOptions, find_host_options, is_place_open
-from msrun.planning.discovery.schedulers import HOSTS_FILE, read_domain
-from msrun.planning.discovery.schedulers import find_surroundings
+from msrun.planning.discovery.schedulers import HOSTS_FILE, find_surroundings, read_domain
 from msrun.planning.discovery.surroundings import HostView
 from msrun.planning.placement.host import ASCEND_VARIABLE, CUDA_VARIABLE, visible_ascend, visible_cuda
 

@@ -19,11 +19,9 @@ from msrun import contract
 from msrun.agent.attempt import HostResult
 from msrun.agent.host.host_facts import read_host_facts
 from msrun.agent.logs.rotated_log import LogRotation
-from msrun.agent.observer import Observers
-from msrun.agent.processes.process_control import raise_open_files, set_open_files
-from msrun.agent.observer import OwnFaults
+from msrun.agent.observer import Observers, OwnFaults
 from msrun.agent.pause import stop_this_process
-from msrun.agent.processes.process_control import adopt_orphans, descendants
+from msrun.agent.processes.process_control import adopt_orphans, descendants, raise_open_files, set_open_files
 from msrun.agent.processes.server_handle import ForkServerHandle
 from msrun.agent.processes.terminal import RankTerminal, UserEnd
 from msrun.agent.signals import SignalPipe
@@ -38,13 +36,11 @@ from msrun.launch.directory.lock import JobLock
 from msrun.launch.directory.log_directory import EventLog, describe_removed, prepare_log_directory
 from msrun.launch.failure import failure_of_job, report_failure, write_failure
 from msrun.launch.job_display import Display, JobDisplay
-from msrun.launch.own_start import describe_shadowed_package
-from msrun.launch.own_start import OwnStart
+from msrun.launch.own_start import OwnStart, describe_shadowed_package
 from msrun.launch.preflight.checks import check_restart
 from msrun.launch.rank_table_file import check_rank_table, linked_table, write_rank_table
 from msrun.launch.terminal import UserTerminal
-from msrun.planning.build import build_plan
-from msrun.planning.build import early_imports
+from msrun.planning.build import build_plan, early_imports
 from msrun.planning.host_assignment import Fleet
 from msrun.planning.mindspore import settle_mindspore
 from msrun.planning.placement.host import HostFacts, place_devices

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from msrun import contract
-from msrun.agent.observer import Observer
-from msrun.agent.observer import OwnFaults
+from msrun.agent.observer import Observer, OwnFaults
 from msrun.cluster.failure import JobFailure
 from msrun.cluster.membership import Membership
 from msrun.launch.console import Console

@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
+import errno
+import functools
 import hashlib
 import ipaddress
 import json
+import re
 import socket
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
 from msrun.cluster.rendezvous import own_addresses
 from msrun.errors import UsageError
-from msrun.launch.rank_table_file import check_ranks, read_given_table
+from msrun.launch.rank_table_file import check_rank_table, check_ranks, read_given_table
 from msrun.planning.host_assignment import HostAssignment
-import errno
-import functools
-import re
-import sys
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
-from msrun.launch.rank_table_file import check_rank_table
-from msrun.planning.hosts.assignment import assign_hosts, order_by_table
-from msrun.planning.hosts.host_entry import blamed_on
-from msrun.planning.hosts.host_entry import HostEntry, check_python
-from msrun.planning.hosts.host_list import check_distinct, parse_hosts
-from msrun.planning.hosts.host_list import MAX_BYTES, parse_hostfile
-from msrun.planning.hosts.assignment import FIRST_ADDRESS, parse_rehearsal, stand_in
-from msrun.planning.hosts.host_list import select_hosts
-from msrun.planning.hosts.assignment import give_slots
+from msrun.planning.hosts.assignment import (
+    FIRST_ADDRESS,
+    assign_hosts,
+    give_slots,
+    order_by_table,
+    parse_rehearsal,
+    stand_in,
+)
+from msrun.planning.hosts.host_entry import HostEntry, blamed_on, check_python
+from msrun.planning.hosts.host_list import MAX_BYTES, check_distinct, parse_hostfile, parse_hosts, select_hosts
 from msrun.planning.spec import is_loopback
 from ranktable.files import read_text
 from ranktable.hostlist.brackets import shorten

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from msrun.agent.watch.progress_board import PROGRESS_BOARD, read_record
 from msrun.agent.processes.process_control import Usage, session_usage
+from msrun.agent.watch.progress_board import PROGRESS_BOARD, read_record
 from msrun.cluster.membership import Membership, WorkerState
 from msrun.errors import UsageError
 from msrun.launch.directory.worker_log import newest_loss, newest_step

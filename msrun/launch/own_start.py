@@ -5,11 +5,11 @@ those that are lost.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
-from msrun.planning.spec import LaunchSpec
-import socket
 from typing import Any
+
 from msrun import contract
 from msrun.agent.logs.own_file import open_own_file
 from msrun.agent.processes.server_handle import ForkServerHandle, start_fork_server
@@ -20,7 +20,7 @@ from msrun.cluster.rendezvous import BACKLOG, forget_waiting
 from msrun.errors import ClusterError
 from msrun.planning.environment import server_environment
 from msrun.planning.plan import LaunchPlan
-
+from msrun.planning.spec import LaunchSpec
 
 _ROOT = Path(__file__).parents[2]
 

@@ -6,16 +6,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
+
 from msrun import contract
 from msrun.errors import RendezvousTimeout, UsageError
 from msrun.launch.directory.log_directory import write_private
-from msrun.planning.plan import LaunchPlan
-from ranktable.bounded_text import load_json
-from ranktable.files import MAX_BYTES, read_at_most, read_text
-from msrun.errors import UsageError
 from msrun.planning.hosts.assignment import UNKNOWN
+from msrun.planning.plan import LaunchPlan
 from msrun.planning.spec import LaunchSpec
-from ranktable.files import write_whole
+from ranktable.bounded_text import load_json
+from ranktable.files import MAX_BYTES, read_at_most, read_text, write_whole
 
 if TYPE_CHECKING:
     from ranktable import RankTable

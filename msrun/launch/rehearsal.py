@@ -15,8 +15,7 @@ from msrun.errors import ClusterError, UsageError
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.placement.bind_options import CoreBinding
 from msrun.planning.placement.binding import bind_workers
-from msrun.planning.placement.host import DevicePlacement, HostFacts, place_devices
-from msrun.planning.placement.host import ASCEND_VARIABLE, CUDA_VARIABLE
+from msrun.planning.placement.host import ASCEND_VARIABLE, CUDA_VARIABLE, DevicePlacement, HostFacts, place_devices
 from msrun.planning.spec import LaunchSpec
 
 VISIBLE = {"gpu": CUDA_VARIABLE, "ascend": ASCEND_VARIABLE}

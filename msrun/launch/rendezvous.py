@@ -16,19 +16,16 @@ from msrun.agent.host.host_facts import LOOPBACK
 from msrun.agent.pause import stop_this_process
 from msrun.agent.processes.process_control import signal_name
 from msrun.agent.signals import SignalPipe
-from msrun.cluster.rendezvous import UnresolvedName, own_addresses, resolve_address
 from msrun.cluster.control import Control, Meeting
-from msrun.cluster.coordinator_server import CoordinatorServer
+from msrun.cluster.coordinator_server import CoordinatorServer, MeetingTerms
 from msrun.cluster.failure import FailureReport, fault_of_job
 from msrun.cluster.host_link import HostLink
 from msrun.cluster.hosts import HostRequest, Registry
-from msrun.cluster.own_thread import Inbox
-from msrun.cluster.messages import Message
-from msrun.cluster.own_thread import describe_fault, traceback_of
-from msrun.cluster.coordinator_server import MeetingTerms
-from msrun.cluster.proof import PROTOCOL, derived_token
-from msrun.cluster.rendezvous import listen
 from msrun.cluster.membership import RestartPolicy
+from msrun.cluster.messages import Message
+from msrun.cluster.own_thread import Inbox, describe_fault, traceback_of
+from msrun.cluster.proof import PROTOCOL, derived_token
+from msrun.cluster.rendezvous import UnresolvedName, listen, own_addresses, resolve_address
 from msrun.errors import ClusterError, Interrupted, MsrunError, PeerFailed, RendezvousTimeout, UsageError
 from msrun.launch.directory.log_directory import record_fault
 from msrun.launch.job_hosts import table_digest
@@ -38,8 +35,7 @@ from msrun.planning.record_json import encode_record
 from msrun.planning.spec import LaunchSpec, is_loopback
 
 if TYPE_CHECKING:  # loaded for jobs with --tls_config
-    from msrun.cluster.tls.identity import TlsIdentity
-    from msrun.cluster.tls.identity import Side
+    from msrun.cluster.tls.identity import Side, TlsIdentity
 
 WEAK_KEY = (
     "weak key: without --token_file, MSRUN_TOKEN or --tls_config it follows from port {port}, and whoever reaches that "

@@ -24,9 +24,8 @@ from types import FrameType
 from typing import Any, Self
 
 from msrun.agent.pause import stop_this_process
-from msrun.cluster.own_thread import Inbox
 from msrun.cluster.membership import Membership
-from msrun.cluster.own_thread import OwnThread
+from msrun.cluster.own_thread import Inbox, OwnThread
 from msrun.launch import output
 
 STANDARD_INPUT = 0

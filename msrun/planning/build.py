@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
 from msrun import contract
-from msrun.planning.host_assignment import HostAssignment
-from msrun.planning.plan import HostPlan, LaunchPlan
-from msrun.planning.spec import LaunchSpec
-from collections.abc import Mapping
 from msrun.errors import UsageError
 from msrun.planning.environment import (
     LOOPBACK_DEFAULTS,
     common_environment,
+    early_environment,
     interface_defaults,
     overridden_names,
     parameter_server_environment,
     rank_environment,
+    server_environment,
 )
 from msrun.planning.host_assignment import Fleet, HostAssignment
-from msrun.planning.imports import OF_OPTIMIZERS, ScriptImports, read_imports
+from msrun.planning.imports import OF_OPTIMIZERS, SAFE_PACKAGES, ScriptImports, read_imports
 from msrun.planning.mindspore import (
     mindspore_environment,
     mindspore_note,
@@ -26,26 +26,20 @@ from msrun.planning.mindspore import (
     mindspore_scheduler,
     settle_mindspore,
 )
-from msrun.planning.placement.binding import HostBinding, bind_workers
-from msrun.planning.placement.host import DevicePlacement, HostFacts, place_devices
 from msrun.planning.placement.binding import (
     THREADS_VARIABLE,
+    HostBinding,
+    bind_workers,
     self_binding,
     self_binding_note,
     thread_note,
     threads_per_worker,
 )
+from msrun.planning.placement.host import DevicePlacement, HostFacts, place_devices
 from msrun.planning.plan import HostPlan, LaunchPlan, ServerPlan, WorkerPlan
 from msrun.planning.program import StartMethod
 from msrun.planning.settings import settings_note
 from msrun.planning.spec import LaunchSpec, check_server_logs, is_loopback
-from dataclasses import dataclass
-from msrun.planning.environment import early_environment, server_environment
-from msrun.planning.imports import SAFE_PACKAGES
-from msrun.planning.mindspore import mindspore_environment, settle_mindspore
-from msrun.planning.placement.binding import bind_workers
-from msrun.planning.placement.host import HostFacts, place_devices
-from msrun.planning.placement.binding import threads_per_worker
 
 
 def plan_job(

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from msrun import contract
 from msrun.errors import UsageError
+from msrun.planning.hosts.host_entry import MAX_PORT
 from msrun.planning.imports import imports_package
 from msrun.planning.placement.host import HostFacts
-from msrun.planning.hosts.host_entry import MAX_PORT
 from msrun.planning.spec import LaunchSpec
 
 OURS = "msrun.mindspore"

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from pathlib import Path
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
+from pathlib import Path
+
 from msrun import __version__
 from msrun.planning.environment import masked
 from msrun.planning.masking import mask_words
 from msrun.planning.placement.host import format_cpu_list
 from msrun.planning.plan import HostPlan, LaunchPlan
-from msrun.planning.plan_text import describe_job
+from msrun.planning.plan_text import common_to_all, describe_job
 from msrun.planning.ranks import fold_ranks
-from msrun.planning.plan_text import common_to_all
-
 
 PACKAGES = ("msrun.runtime", "msrun.mindspore", "mindspore")
 NAMES = frozenset(

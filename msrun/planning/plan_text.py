@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from msrun.planning.environment import masked
-from msrun.planning.hosts.assignment import UNKNOWN
-from msrun.planning.plan import HostPlan, LaunchPlan
-from msrun.planning.ranks import fold_ranks
 import json
 import shlex
 import signal
+from collections.abc import Mapping, Sequence
+
+from msrun.planning.environment import masked
 from msrun.planning.host_assignment import render_assignments
-from msrun.planning.spec import format_size
+from msrun.planning.hosts.assignment import UNKNOWN
 from msrun.planning.masking import mask_words
 from msrun.planning.placement.host import format_cpu_list
 from msrun.planning.plan import HostPlan, LaunchPlan, WorkerPlan
-from msrun.planning.ranks import count_workers
+from msrun.planning.ranks import count_workers, fold_ranks
 from msrun.planning.settings import render_settings
+from msrun.planning.spec import format_size
 
 
 def render_reach(plan: LaunchPlan) -> list[str]:

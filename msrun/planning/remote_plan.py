@@ -10,16 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from msrun import contract
-from msrun.planning.build import environment_notes, host_plan, server_plans, worker_plan
+from msrun.planning.build import environment_notes, host_plan, plan_job, server_plans, worker_plan
 from msrun.planning.environment import common_environment
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.assignment import UNKNOWN, assign_hosts
 from msrun.planning.hosts.forwarded import explain_kept_secrets, forwarded_environment
 from msrun.planning.hosts.host_entry import HostEntry
-from msrun.planning.build import plan_job
-from msrun.planning.placement.binding import HostBinding, WorkerBinding
+from msrun.planning.placement.binding import THREADS_VARIABLE, HostBinding, WorkerBinding
 from msrun.planning.placement.host import DevicePlacement, HostFacts
-from msrun.planning.placement.binding import THREADS_VARIABLE
 from msrun.planning.plan import AgentPlan, HostPlan, LaunchPlan
 from msrun.planning.settings import settings_note
 from msrun.planning.spec import LaunchSpec, is_loopback

@@ -10,10 +10,10 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
 from msrun import contract
 from msrun.errors import UsageError, near_miss
 from msrun.planning.tls_spec import CLIENT_PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE
-
 
 _OF_LAUNCHER = re.compile(
     r"(PMI_|PMIX_(?!MCA_)|PRTE_(?!MCA_)|OMPI_COMM_WORLD_|OMPI_WORLD_|OMPI_MCA_orte_|OMPI_MCA_ess_base_|PET_RDZV_)\w+\Z"

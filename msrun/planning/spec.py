@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import signal
-from msrun.errors import UsageError
-from msrun.planning.program import Program
-import re
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
-from msrun.planning.hosts.host_entry import MAX_PORT, check_user
 import ipaddress
+import re
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
 from msrun import contract
 from msrun.errors import UsageError, near_miss
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.forwarded import check_patterns
-from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.hosts.host_entry import MAX_PORT, HostEntry, check_user
 from msrun.planning.placement.bind_options import CoreBinding
 from msrun.planning.placement.host import DeviceTarget
 from msrun.planning.program import MindSporeKind, Program, StartMethod
@@ -25,7 +22,6 @@ from msrun.planning.settings import Setting
 from msrun.planning.tls_spec import TlsSpec
 from ranktable.hostlist.brackets import shorten
 from ranktable.hostlist.ranges import RangeError, read_range
-
 
 MAX_STATUS = 255
 _NO_TESTS = 5

@@ -9,13 +9,13 @@ Source: MindSpore's dynamic cluster, "Security"; ps/constants.h for the cipher s
 
 from __future__ import annotations
 
-import stat
-from msrun.errors import UsageError
 import json
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
+
 from msrun.errors import UsageError, near_miss
 from ranktable.bounded_text import TextError, load_json
 

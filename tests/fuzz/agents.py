@@ -18,8 +18,8 @@ from failure_reports import failed, failure_of
 from fuzz.mutation import change_bytes, change_value, encode_any
 from msrun.agent.observer import OwnFaults
 from msrun.cluster.failure import FailureReport
-from msrun.cluster.own_thread import Inbox
 from msrun.cluster.messages import encode_message, frame
+from msrun.cluster.own_thread import Inbox
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet import fleet_job
 from msrun.launch.fleet.agent_link import AgentLink
@@ -27,9 +27,8 @@ from msrun.launch.fleet.agents import Agents
 from msrun.launch.fleet.event_loop import EventLoop
 from msrun.launch.fleet.log_collector import LogCollector, own_logs
 from msrun.launch.fleet.preparation import Preparation, ReadyHosts
-from msrun.launch.remote.launcher_link import LauncherLink
+from msrun.launch.remote.launcher_link import LauncherLink, Stream
 from msrun.launch.remote.log_sender import pack_piece
-from msrun.launch.remote.launcher_link import Stream
 from msrun.launch.transport.agent_code import AgentCode
 from msrun.launch.transport.pipe import MARKER
 from msrun.planning.hosts.host_entry import HostEntry

@@ -16,17 +16,13 @@ from fuzz.mutation import change_bytes, change_text, change_value, encode_any
 from msrun.cli import command
 from msrun.cli.sources import option_shapes
 from msrun.errors import UsageError
-from msrun.launch.rank_table_file import check_rank_table
 from msrun.launch.job_hosts import read_host_list, read_table_hosts
-from msrun.launch.transport.ssh.client_config import AUTHORITY_SIGNATURES
-from msrun.launch.transport.ssh.client_config import ClientConfig
-from msrun.launch.transport.ssh.client_config import ConfigFiles
-from msrun.launch.transport.ssh.known_hosts import BadCertificate, check_certificate
+from msrun.launch.rank_table_file import check_rank_table
+from msrun.launch.transport.ssh.client_config import AUTHORITY_SIGNATURES, ClientConfig, ConfigFiles
 from msrun.launch.transport.ssh.key_ring import read_key_file
-from msrun.launch.transport.ssh.known_hosts import KnownHosts
+from msrun.launch.transport.ssh.known_hosts import BadCertificate, KnownHosts, check_certificate
 from msrun.planning.config import parse_config
-from msrun.planning.hosts.host_list import parse_hosts
-from msrun.planning.hosts.host_list import parse_hostfile
+from msrun.planning.hosts.host_list import parse_hostfile, parse_hosts
 from msrun.planning.spec import SshSettings
 from msrun.planning.tls_spec import parse_tls_config
 

@@ -17,16 +17,15 @@ from tls_files import PASSWORDS, Authority, TlsFolder
 
 from fuzz.mutation import change_bytes, change_value, encode_any
 from msrun.cluster.connection import Connection
-from msrun.cluster.coordinator_server import CoordinatorServer
+from msrun.cluster.coordinator_server import CoordinatorServer, MeetingTerms
 from msrun.cluster.failure import FailureReport
 from msrun.cluster.host_link import HostLink
 from msrun.cluster.hosts import HostRequest, Registry
-from msrun.cluster.own_thread import Inbox
+from msrun.cluster.membership import RestartPolicy
 from msrun.cluster.messages import FrameBuffer, NotUnderstood, decode_body, encode_body, frame
-from msrun.cluster.coordinator_server import MeetingTerms
+from msrun.cluster.own_thread import Inbox
 from msrun.cluster.proof import PROTOCOL, Seal, hello, new_nonce, read_hello
 from msrun.cluster.rendezvous import listen
-from msrun.cluster.membership import RestartPolicy
 from msrun.cluster.tls.identity import open_identity
 from msrun.planning.record_json import encode_record
 from msrun.planning.tls_spec import parse_tls_config

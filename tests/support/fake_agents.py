@@ -6,12 +6,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from msrun.cluster.own_thread import Inbox
 from msrun.cluster.messages import Message, MessageBuffer, encode_message
+from msrun.cluster.own_thread import Inbox
 from msrun.errors import ClusterError
 from msrun.launch.transport.agent_code import AgentCode
-from msrun.launch.transport.pipe import MARKER, AgentPipe
-from msrun.launch.transport.pipe import ReadyFlag
+from msrun.launch.transport.pipe import MARKER, AgentPipe, ReadyFlag
 from msrun.planning.hosts.host_entry import HostEntry
 
 

@@ -12,15 +12,14 @@ from failure_reports import fault_of
 
 from msrun.agent.attempt import Attempt
 from msrun.agent.host_supervisor import HostSupervisor
-from msrun.agent.observer import Observers
-from msrun.agent.observer import OwnFaults
+from msrun.agent.observer import Observers, OwnFaults
 from msrun.agent.processes.process_spec import SCHEDULER_ID
 from msrun.agent.processes.server_handle import ChildProcess, ForkServerHandle
 from msrun.agent.supervisor import Supervisor
 from msrun.agent.watch.progress_board import ProgressBoard
 from msrun.cluster.control import Control
-from msrun.cluster.own_thread import Inbox
 from msrun.cluster.messages import Channel, Message
+from msrun.cluster.own_thread import Inbox
 from msrun.errors import ClusterError
 from msrun.planning.build import build_plan
 from msrun.planning.host_assignment import HostAssignment

@@ -5,11 +5,12 @@ Versions 1 and 2, and both at once.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
-from pathlib import Path
-import contextlib
 from dataclasses import dataclass
+from pathlib import Path
+
 from msrun.planning.placement.host import parse_cpu_list
 
 

@@ -5,18 +5,24 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from msrun.agent.host.cgroups import read_cgroup_limits
-from msrun.planning.placement.host import Cpu, Topology, parse_cpu_list
-from msrun.planning.placement.host import Device
-import sys
 import socket
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
-from msrun.planning.placement.host import HostFacts
-from msrun.planning.placement.host import ASCEND_VARIABLE, CUDA_VARIABLE, visible_ascend, visible_cuda
+from pathlib import Path
 
+from msrun.agent.host.cgroups import read_cgroup_limits
+from msrun.planning.placement.host import (
+    ASCEND_VARIABLE,
+    CUDA_VARIABLE,
+    Cpu,
+    Device,
+    HostFacts,
+    Topology,
+    parse_cpu_list,
+    visible_ascend,
+    visible_cuda,
+)
 
 _SIBLINGS = ("core_cpus_list", "thread_siblings_list")
 """Processors of one physical core: the name since Linux 5.3, and the one before."""

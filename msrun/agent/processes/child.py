@@ -2,42 +2,39 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-import platform
-from collections.abc import Collection
-from msrun import contract
-from msrun.planning.ranks import fold_ranks
 import contextlib
-import importlib.util
-import struct
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import Any
-from urllib.parse import parse_qs, urlsplit
+import ctypes
 import faulthandler
 import fcntl
+import importlib.util
 import logging
+import os
+import platform
 import re
 import signal
+import struct
+import sys
 import termios
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
+from urllib.parse import parse_qs, urlsplit
+
+from msrun import contract
 from msrun.agent.logs.own_file import open_own_file
-from msrun.agent.processes.process_control import set_open_files
 from msrun.agent.processes.log_pipes import LogPipes
-from msrun.agent.processes.process_control import die_with_parent
+from msrun.agent.processes.process_control import die_with_parent, set_open_files
 from msrun.agent.processes.process_spec import LOG_WRITER_ID, LOG_WRITER_TITLE, SCHEDULER_ID, ProcessSpec
 from msrun.planning import environment
 from msrun.planning.environment import STACK_SIGNAL
 from msrun.planning.masking import mask_words
 from msrun.planning.program import Program
+from msrun.planning.ranks import fold_ranks
 
 if TYPE_CHECKING:
     from msrun.agent.processes.main_module import Main

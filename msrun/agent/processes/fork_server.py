@@ -26,23 +26,23 @@ import contextlib
 import gc
 import importlib
 import os
-import sys
-import weakref
-from collections.abc import Iterator
 import selectors
 import shutil
 import signal
 import socket
+import sys
 import time
+import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
+
 from msrun import contract
-from msrun.agent.processes.process_control import raise_open_files
 from msrun.agent.processes import process_control
 from msrun.agent.processes.child import become, set_environment
 from msrun.agent.processes.job_mark import mark_job
 from msrun.agent.processes.log_pipes import LogPipes, open_log_pipes
+from msrun.agent.processes.process_control import raise_open_files
 from msrun.agent.processes.process_spec import MINDSPORE_SCHEDULER_ID, SCHEDULER_ID, ProcessSpec
 from msrun.agent.processes.reaper import Reaper
 from msrun.cluster.messages import Channel, Message, await_input

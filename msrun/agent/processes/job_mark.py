@@ -14,16 +14,14 @@ import hashlib
 import os
 import re
 import resource
-from pathlib import Path
-from msrun import contract
-from msrun.agent.processes.process_control import Pid
-from msrun.agent.processes.process_control import read_stat
 import shutil
 import signal
 import time
-from msrun.agent.processes.process_control import POLL_S, signal_processes
-from msrun.agent.processes.process_spec import LOG_WRITER_TITLE
+from pathlib import Path
 
+from msrun import contract
+from msrun.agent.processes.process_control import POLL_S, Pid, read_stat, signal_processes
+from msrun.agent.processes.process_spec import LOG_WRITER_TITLE
 
 NO_JOB = "0" * 16
 """Stands in the environment of a process that has no job yet, in the place of the id: as long as one."""

@@ -19,8 +19,8 @@ from msrun import contract
 from msrun.agent.logs.log_writer import DRAIN_S, ORPHAN_END_S, LogStream, run_log_writer
 from msrun.agent.logs.rotated_log import LogRotation
 from msrun.agent.processes import process_control
-from msrun.agent.processes.process_spec import LOG_WRITER_ID, ProcessSpec
 from msrun.agent.processes.process_control import read_stat
+from msrun.agent.processes.process_spec import LOG_WRITER_ID, ProcessSpec
 from msrun.agent.processes.reaper import Ended
 from msrun.cluster.messages import Channel
 

@@ -9,30 +9,30 @@ what they held, and streams are flushed. What msrun imported before the fork is 
 from __future__ import annotations
 
 import _thread
-import contextlib
-import os
-import re
-import struct
-import sys
-import threading
-import time
-from types import FrameType
-from msrun import contract
 import atexit
+import contextlib
 import functools
 import gc
 import io
+import os
+import re
 import signal
+import struct
 import subprocess
+import sys
 import sysconfig
+import threading
+import time
 import traceback
 import types
 from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
-from msrun.planning.program import Program
 
+from msrun import contract
+from msrun.planning.program import Program
 
 LINGER_S = 5.0
 """How long a process may take to end before that is worth a word."""

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from typing import NamedTuple
-from collections.abc import Iterable
-from dataclasses import dataclass
 import contextlib
 import ctypes
+import os
+import resource
 import signal
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
+
 from msrun import contract
-import resource
 
 
 class ProcessStat(NamedTuple):

@@ -22,8 +22,8 @@ from typing import Protocol
 
 from msrun.agent.logs.rotated_log import LogRotation, RotatedLog
 from msrun.agent.processes.process_spec import ProcessSpec
-from msrun.cluster.own_thread import Inbox
 from msrun.cluster.messages import Message
+from msrun.cluster.own_thread import Inbox
 
 TERMINAL_SAYS = frozenset({"input", "input_end", "window"})
 """The types of messages from the user's end."""

@@ -26,11 +26,9 @@ from typing import TYPE_CHECKING
 
 from msrun.agent.processes import process_control
 from msrun.agent.processes.child import name_process, set_environment
-from msrun.agent.processes.fork_server import serve_job
+from msrun.agent.processes.fork_server import collection_paused, forget_finalizers, fork_safety, preload, serve_job
 from msrun.agent.processes.job_mark import end_job
-from msrun.agent.processes.fork_server import collection_paused, forget_finalizers, fork_safety, preload
-from msrun.agent.warm.warm_start import changed_file, loaded_files
-from msrun.agent.warm.warm_start import importing, locked
+from msrun.agent.warm.warm_start import changed_file, importing, loaded_files, locked
 from msrun.cluster.messages import Channel, Message
 
 if TYPE_CHECKING:

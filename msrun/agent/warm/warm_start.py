@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import re
 import resource
-import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
-from msrun.planning.environment import SET_LATE
-import fcntl
-import stat
-import tempfile
-from collections.abc import Iterator, Mapping
-from msrun.errors import UsageError
 import signal
 import socket
+import stat
 import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
 from msrun import contract
 from msrun.agent.processes.job_mark import NO_JOB
 from msrun.agent.processes.server_handle import BOOT, ROOT, SEND_S, ForkServerHandle
 from msrun.cluster.messages import Channel, Message, await_input
-
+from msrun.errors import UsageError
+from msrun.planning.environment import SET_LATE
 
 _READ_AT_IMPORT = re.compile(
     r"(?:PYTHON|LD_|MALLOC|GLIBC|OMP_|GOMP_|KMP_|MKL_|OPENBLAS|BLIS_|NUMEXPR|TORCH|PYTORCH|ATEN|C10|CUDA|NVIDIA|NCCL|"

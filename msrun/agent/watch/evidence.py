@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from pathlib import Path
+import re
 import resource
 import signal
-from msrun.agent.logs.own_file import read_end
-import contextlib
-import re
 import time
-from msrun.agent.host.cgroups import group_folders
+from pathlib import Path
 
+from msrun.agent.host.cgroups import group_folders
+from msrun.agent.logs.own_file import read_end
 
 FULL_BYTES = 1 << 16
 """With less than this free, a write of ordinary size fails."""

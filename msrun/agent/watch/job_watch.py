@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
 from msrun import contract
+from msrun.agent.attempt import Attempt
+from msrun.agent.processes.process_control import session_usage
+from msrun.agent.timers import Timers
 from msrun.agent.watch.progress_board import Progress, ProgressBoard
+from msrun.agent.watch.stacks import Place, read_place, request_stacks
+from msrun.agent.watch.watchdog import Hang, Watchdog, describe_all, size_of
 from msrun.cluster.membership import Membership, WorkerState, describe_absent
 from msrun.errors import ClusterError, HangTimeout, RendezvousTimeout
-from msrun.planning.ranks import name_ranks
-from collections.abc import Mapping
-from msrun.agent.watch.progress_board import ProgressBoard
-from msrun.agent.processes.process_control import session_usage
-from msrun.agent.watch.watchdog import size_of
-from msrun.errors import HangTimeout
-import time
-from collections.abc import Callable
-from dataclasses import replace
-from msrun.agent.attempt import Attempt
-from msrun.agent.timers import Timers
-from msrun.agent.watch.stacks import Place, read_place
-from msrun.agent.watch.stacks import request_stacks
-from msrun.agent.watch.watchdog import Hang, Watchdog, describe_all, size_of
-from msrun.cluster.membership import Membership
-from msrun.errors import ClusterError, HangTimeout
 from msrun.planning.plan import HostPlan, LaunchPlan
-
+from msrun.planning.ranks import name_ranks
 
 LOOKS_PER_LIMIT = 20
 MIN_INTERVAL_S = 0.2

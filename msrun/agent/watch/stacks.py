@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
-from collections.abc import Mapping
-from pathlib import Path
-from msrun.agent.logs.own_file import open_own_file
-from msrun.agent.processes.process_control import signal_processes
-from msrun.agent.processes.process_control import read_stat
-from msrun.planning.environment import STACK_SIGNAL
 import re
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+from msrun.agent.logs.own_file import open_own_file
+from msrun.agent.processes.process_control import read_stat, signal_processes
+from msrun.planning.environment import STACK_SIGNAL
 
 STACK_WAIT_S = 1.0
 """What workers get to write their stacks."""

@@ -12,9 +12,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from msrun.agent.processes.process_control import session_usage
 from msrun.agent.watch.progress_board import Progress, ProgressBoard
 from msrun.agent.watch.stacks import kernel_state
-from msrun.agent.processes.process_control import session_usage
 from msrun.planning.ranks import name_ranks
 
 BUSY_SHARE = 0.05

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime
+import os
 import re
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
@@ -17,22 +24,11 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
     pkcs12,
 )
-from msrun.errors import UsageError
-from msrun.planning.tls_spec import check_private
-from msrun.planning.tls_spec import CLIENT_PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE, TlsSpec
-from ranktable.files import read_at_most
-import datetime
-from dataclasses import dataclass
-from cryptography.hazmat.primitives.serialization import Encoding
-from msrun.planning.tls_spec import TlsSpec
-import os
-import ssl
-from collections.abc import Iterator
-from contextlib import contextmanager
-from msrun.errors import ClusterError, UsageError
-import contextlib
-from msrun.cluster.tls.session import TlsSession
 
+from msrun.cluster.tls.session import TlsSession
+from msrun.errors import ClusterError, UsageError
+from msrun.planning.tls_spec import CLIENT_PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE, TlsSpec, check_private
+from ranktable.files import read_at_most
 
 Side = Literal["server", "client"]
 MAX_FILE_BYTES = 1 << 20

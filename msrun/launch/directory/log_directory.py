@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import re
 import stat
-from collections.abc import Collection
-from pathlib import Path
-from msrun import contract
-from msrun.launch.directory.job_record import parse_plan, read_bytes
-import os
 import sys
 import time
-from msrun.agent.logs.own_file import open_own_file
-from msrun.launch.printable import printable
-import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
-from msrun.agent.logs.own_file import create_own_file
+
+from msrun import contract
+from msrun.agent.logs.own_file import create_own_file, open_own_file
 from msrun.cluster.membership import Membership
 from msrun.errors import UsageError
+from msrun.launch.directory.job_record import parse_plan, read_bytes
+from msrun.launch.printable import printable
 from msrun.planning.plan import LaunchPlan
 from ranktable.files import replace_file
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections import deque
 from collections.abc import Callable
-from msrun.agent.logs.own_file import open_own_file
-from msrun.agent.logs.rotated_log import rotated_path
-import re
 from pathlib import Path
 
+from msrun.agent.logs.own_file import open_own_file
+from msrun.agent.logs.rotated_log import rotated_path
 
 GAP = b"[msrun: the log was rotated faster than it could be shown; lines may be missing here]\n"
 LOOKS = 5

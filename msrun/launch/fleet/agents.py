@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from msrun.agent.pause import stop_this_process
 from msrun.agent.processes.process_control import signal_name
 from msrun.agent.signals import SignalPipe
-from msrun.cluster.own_thread import Inbox
 from msrun.cluster.messages import Message
+from msrun.cluster.own_thread import Inbox
 from msrun.errors import Interrupted, MsrunError
 from msrun.launch.fleet.agent_link import SALVAGE_S, AgentLink
 from msrun.launch.fleet.event_loop import EventLoop

@@ -6,6 +6,7 @@ import contextlib
 import json
 import time
 from collections.abc import Mapping
+
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.messages import Message
 from msrun.errors import ClusterError, MsrunError
@@ -15,12 +16,6 @@ from msrun.launch.fleet.fleet_plan import assemble_plan
 from msrun.launch.fleet.opener import HostOpener
 from msrun.launch.fleet.preparation import ANSWER_S, Preparation, ReadyHosts, error_of
 from msrun.launch.job import new_job_id
-from msrun.planning.hosts.forwarded import forwarded_environment
-from msrun.planning.plan import HostPlan, LaunchPlan
-from msrun.planning.record_json import decode_record, encode_record
-from msrun.planning.spec import LaunchSpec
-from msrun.errors import MsrunError
-from msrun.launch.fleet.preparation import Preparation
 from msrun.launch.preflight.checks import CHECKS
 from msrun.launch.preflight.finding import (
     FleetFinding,
@@ -28,7 +23,10 @@ from msrun.launch.preflight.finding import (
     order_findings,
     render_fleet_findings,
 )
-
+from msrun.planning.hosts.forwarded import forwarded_environment
+from msrun.planning.plan import HostPlan, LaunchPlan
+from msrun.planning.record_json import decode_record, encode_record
+from msrun.planning.spec import LaunchSpec
 
 PLANNED_JOB = "JOB"
 """Stands for the id that a run chooses, so that two plans of a job are the same."""

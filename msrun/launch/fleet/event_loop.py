@@ -5,21 +5,20 @@ What has to wait, as a login does, is done by the loop's few other threads, whic
 
 from __future__ import annotations
 
-from msrun.cluster.messages import Message, MessageBuffer
-from msrun.launch.transport.pipe import MARKER, MAX_NOISE_BYTES
-from collections import deque
-from msrun.cluster.connection import MAX_UNSENT_BYTES
-import threading
-from collections.abc import Callable
-from msrun.cluster.own_thread import OwnThread, print_fault
-from msrun.errors import ClusterError
 import heapq
 import itertools
 import selectors
+import threading
 import time
+from collections import deque
+from collections.abc import Callable
 from functools import partial
-from msrun.launch.transport.pipe import AgentPipe
-from msrun.launch.transport.pipe import ReadyFlag
+
+from msrun.cluster.connection import MAX_UNSENT_BYTES
+from msrun.cluster.messages import Message, MessageBuffer
+from msrun.cluster.own_thread import OwnThread, print_fault
+from msrun.errors import ClusterError
+from msrun.launch.transport.pipe import MARKER, MAX_NOISE_BYTES, AgentPipe, ReadyFlag
 
 
 class Incoming:

@@ -14,22 +14,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from msrun import contract
-from msrun.agent.observer import Observers
-from msrun.agent.observer import OwnFaults
+from msrun.agent.observer import Observers, OwnFaults
 from msrun.cluster.coordinator import REPORTS, Coordinator
 from msrun.cluster.failure import JobFailure, fault_of_job, merge_failures, read_failure
-from msrun.cluster.messages import Message
 from msrun.cluster.membership import RestartPolicy
+from msrun.cluster.messages import Message
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.console import say
 from msrun.launch.directory.log_directory import EventLog, describe_removed, write_private
 from msrun.launch.failure import at_home, hide_secrets, write_failure
 from msrun.launch.fleet.agents import Agents
 from msrun.launch.fleet.fleet_plan import assemble_plan, keep_attempt, ranks_of_hosts
-from msrun.launch.fleet.record import NotUnderstood
 from msrun.launch.fleet.log_collector import LogCollector
 from msrun.launch.fleet.preparation import OF_LAUNCHER, ReadyHosts
-from msrun.launch.fleet.record import FleetRecord
+from msrun.launch.fleet.record import FleetRecord, NotUnderstood
 from msrun.launch.job import JobResult
 from msrun.launch.job_display import JobDisplay
 from msrun.launch.preflight.fleet_checks import FAR_SKEW_S, describe_skew

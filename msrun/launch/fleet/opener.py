@@ -12,8 +12,7 @@ from msrun.agent.processes.process_control import raise_open_files, set_open_fil
 from msrun.launch.job_hosts import is_this_host
 from msrun.launch.rehearsal import check_addresses, share_machine
 from msrun.launch.transport.agent_code import AgentCode, attach_code, pack_msrun, salvage_code, start_code
-from msrun.launch.transport.pipe import LocalPipe
-from msrun.launch.transport.pipe import AgentPipe, agent_argv, agent_command
+from msrun.launch.transport.pipe import AgentPipe, LocalPipe, agent_argv, agent_command
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.spec import LaunchSpec
 

@@ -11,9 +11,8 @@ from typing import NoReturn
 
 from msrun import __version__, contract
 from msrun.agent.signals import SignalPipe
-from msrun.cluster.own_thread import Inbox
-from msrun.cluster.messages import Message
-from msrun.cluster.own_thread import describe_fault, traceback_of
+from msrun.cluster.messages import Message, pack_hosts, pack_text
+from msrun.cluster.own_thread import Inbox, describe_fault, traceback_of
 from msrun.cluster.proof import PROTOCOL
 from msrun.errors import ClusterError, MsrunError, RendezvousTimeout, UsageError, describe_limit
 from msrun.launch.directory.log_directory import EventLog
@@ -23,16 +22,17 @@ from msrun.launch.fleet.event_loop import EventLoop
 from msrun.launch.fleet.fleet_plan import spec_of_host
 from msrun.launch.fleet.log_collector import LogCollector
 from msrun.launch.fleet.opener import HostOpener
-from msrun.launch.preflight.host_report import explain_agent_end
-from msrun.launch.preflight.fleet_checks import LauncherFacts, check_reach, compare_hosts
 from msrun.launch.preflight.finding import FleetFinding, describe_finding, fleet_error
-from msrun.launch.preflight.host_report import HostAnswer, HostReport
-from msrun.launch.preflight.host_look import shown_word
-from msrun.launch.preflight.fleet_checks import LOOPBACK, choose_master_address
-from msrun.launch.preflight.host_look import read_sources
-from msrun.launch.preflight.host_look import ReachResult
+from msrun.launch.preflight.fleet_checks import (
+    LOOPBACK,
+    LauncherFacts,
+    check_reach,
+    choose_master_address,
+    compare_hosts,
+)
+from msrun.launch.preflight.host_look import ReachResult, read_sources, shown_word
+from msrun.launch.preflight.host_report import HostAnswer, HostReport, explain_agent_end
 from msrun.launch.remote.agent import HostJob
-from msrun.cluster.messages import pack_hosts, pack_text
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.assignment import assign_hosts
 from msrun.planning.hosts.forwarded import explain_kept_secrets, forwarded_environment

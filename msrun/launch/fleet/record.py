@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from msrun.cluster.membership import WorkerState
+
+from msrun.agent.observer import Observers
 from msrun.cluster.failure import read_failure, read_report
+from msrun.cluster.membership import Membership, WorkerState
 from msrun.cluster.messages import Message
 from msrun.launch.preflight.host_report import HostReport
 from msrun.planning.plan import HostPlan
 from msrun.planning.record_json import decode_record
-from collections.abc import Mapping, Sequence
-from msrun.agent.observer import Observers
-from msrun.cluster.membership import Membership, WorkerState
-
 
 MAX_TEXT = 4096
 MAX_ITEMS = 1 << 16

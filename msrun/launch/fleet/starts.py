@@ -17,9 +17,8 @@ from msrun.agent.signals import SignalPipe
 from msrun.cluster.failure import JobFailure
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.console import say
-from msrun.launch.directory.log_directory import remove_earlier_job
 from msrun.launch.directory.lock import JobLock
-from msrun.launch.directory.log_directory import EventLog
+from msrun.launch.directory.log_directory import EventLog, remove_earlier_job
 from msrun.launch.failure import write_failure
 from msrun.launch.fleet.agents import Agents
 from msrun.launch.fleet.fleet_job import FleetRun
@@ -29,8 +28,8 @@ from msrun.launch.fleet.opener import HostOpener
 from msrun.launch.fleet.preparation import Preparation
 from msrun.launch.job import JobResult, new_job_id
 from msrun.launch.terminal import UserTerminal
-from msrun.planning.hosts.forwarded import forwarded_environment
 from msrun.planning.hosts.assignment import MAX_FAILURES, HostPool
+from msrun.planning.hosts.forwarded import forwarded_environment
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.spec import LaunchSpec
 

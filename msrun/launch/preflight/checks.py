@@ -7,31 +7,25 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
-from pathlib import Path
-from msrun.planning.masking import mask_words
 import re
 import resource
-from itertools import chain
-from msrun.agent.host.cgroups import group_folders
-from collections.abc import Mapping
-from msrun.errors import MsrunError
-from msrun.launch.preflight.finding import Finding
-from msrun.planning.spec import LaunchSpec
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
 from msrun import contract
-from msrun.agent.host.host_facts import LOOPBACK, read_host_facts
-from msrun.agent.host.host_facts import installed_version
+from msrun.agent.host.cgroups import group_folders
+from msrun.agent.host.host_facts import LOOPBACK, installed_version, read_host_facts
 from msrun.cluster.rendezvous import listen
 from msrun.errors import ClusterError, MsrunError, UsageError
+from msrun.launch.preflight.finding import Finding
+from msrun.planning.masking import mask_words
 from msrun.planning.placement.host import DevicePlacement, place_devices
 from msrun.planning.ranks import count_workers
-from collections.abc import Collection, Mapping
-from msrun.errors import ClusterError
-
+from msrun.planning.spec import LaunchSpec
 
 LISTENING = "0A"
 """State TCP_LISTEN in /proc/net/tcp (proc(5), include/net/tcp_states.h)."""
@@ -249,7 +243,6 @@ def check_port(port: int) -> None:
     try:
         listen(LOOPBACK, port).close()
     except UsageError as error:
-
         owner = describe_port_owner(port)
         if not owner:
             raise

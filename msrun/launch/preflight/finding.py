@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
 from msrun import contract
-import re
-from collections.abc import Iterable, Sequence
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.planning.hosts.host_entry import HostEntry
 from ranktable.hostlist.brackets import fold
-from collections.abc import Mapping, Sequence
 
 
 @dataclass(frozen=True)

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from msrun import contract
-from msrun.launch.preflight.finding import FleetFinding, name_hosts
-from msrun.launch.preflight.host_report import HostAnswer
-from msrun.launch.preflight.finding import find_majority
-from msrun.planning.hosts.host_entry import HostEntry
-from msrun.planning.program import Program
 import ipaddress
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from msrun.errors import UsageError
-from msrun.launch.preflight.host_report import HostAnswer, is_numeric
-from msrun.planning.spec import is_loopback
-from msrun.errors import MsrunError, UsageError
-from msrun.launch.preflight.finding import Finding
-from msrun.launch.preflight.finding import FleetFinding, fold_findings, order_findings
-from msrun.launch.preflight.host_look import ReachResult
 
+from msrun import contract
+from msrun.errors import MsrunError, UsageError
+from msrun.launch.preflight.finding import (
+    Finding,
+    FleetFinding,
+    find_majority,
+    fold_findings,
+    name_hosts,
+    order_findings,
+)
+from msrun.launch.preflight.host_look import ReachResult
+from msrun.launch.preflight.host_report import HostAnswer, is_numeric
+from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.program import Program
+from msrun.planning.spec import is_loopback
 
 SHOWN_DIGITS = 8
 MISSING = ""

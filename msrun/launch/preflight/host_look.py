@@ -3,39 +3,41 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import secrets
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from msrun import contract
 import errno
-import ipaddress
-import socket
-from collections.abc import Mapping
-from dataclasses import dataclass
-from msrun.cluster.rendezvous import own_addresses
-from msrun.launch.preflight.host_report import is_numeric, printable
 import hashlib
+import ipaddress
+import os
 import re
+import secrets
+import socket
 import sys
-from collections.abc import Iterator
-from importlib.machinery import PathFinder
-from msrun.planning.program import Program
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TypeVar
+
 from msrun import __version__, contract
 from msrun.agent.host.host_facts import installed_version
+from msrun.cluster.rendezvous import own_addresses
 from msrun.errors import ClusterError, MsrunError
-from msrun.launch.preflight.checks import CHECKS, FULL_DISK_BYTES, LOW_DISK_BYTES, Check, place_own_devices
+from msrun.launch.preflight.checks import (
+    CHECKS,
+    FULL_DISK_BYTES,
+    LOW_DISK_BYTES,
+    Check,
+    format_bytes,
+    free_disk_bytes,
+    place_own_devices,
+)
 from msrun.launch.preflight.finding import Finding
-from msrun.launch.preflight.host_report import MAX_ADDRESSES, HostAddress, HostReport, is_numeric
-from msrun.launch.preflight.checks import format_bytes, free_disk_bytes
+from msrun.launch.preflight.host_report import MAX_ADDRESSES, HostAddress, HostReport, is_numeric, printable
+from msrun.planning.program import Program
 from msrun.planning.spec import LaunchSpec
-
 
 _PREFIX = ".msrun-seen-"
 MAX_WORD_BYTES = 128

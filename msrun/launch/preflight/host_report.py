@@ -7,17 +7,17 @@ or of another type is left empty, so that a host with another msrun is named by 
 from __future__ import annotations
 
 import ipaddress
+import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
+
 from msrun import contract
+from msrun.agent.processes.process_control import signal_name
 from msrun.errors import ClusterError
 from msrun.launch.preflight.finding import Finding
-import re
-import sys
-from msrun.agent.processes.process_control import signal_name
 from msrun.planning.hosts.host_entry import HostEntry
-
 
 MAX_TEXT_CHARS = 400
 MAX_NAME_CHARS = 64

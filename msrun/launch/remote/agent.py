@@ -14,40 +14,37 @@ Messages (`remote.launcher_link` has those of the connection itself, `cluster.co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-from msrun.agent.observer import Observer
-from msrun.cluster.failure import JobFailure
-from msrun.cluster.membership import Membership
-from msrun.launch.remote.launcher_link import LauncherLink
-from msrun.launch.remote.log_sender import LogSender
-from msrun.planning.plan import LaunchPlan
-from msrun.planning.record_json import encode_record
 import contextlib
 import os
 import socket
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
+
 from msrun import contract
 from msrun.agent.host.host_facts import read_host_facts
+from msrun.agent.observer import Observer
 from msrun.agent.processes.server_handle import ForkServerHandle, start_fork_server
 from msrun.cluster.control import Control, Meeting
-from msrun.cluster.messages import Message
+from msrun.cluster.failure import JobFailure
+from msrun.cluster.membership import Membership
+from msrun.cluster.messages import Message, unpack_hosts, unpack_text
 from msrun.cluster.own_thread import describe_fault, print_fault, traceback_of
 from msrun.cluster.proof import PROTOCOL
 from msrun.cluster.rendezvous import forget_waiting, listen
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.directory.log_directory import write_private
 from msrun.launch.job import AgentPart, look_at_host, plan_part, run_job
-from msrun.launch.preflight.host_look import make_host_report
-from msrun.launch.preflight.host_look import try_reach
-from msrun.cluster.messages import unpack_hosts, unpack_text
+from msrun.launch.preflight.host_look import make_host_report, try_reach
+from msrun.launch.remote.launcher_link import LauncherLink, take_stdio
+from msrun.launch.remote.log_sender import LogSender
 from msrun.launch.remote.spool import GIVEN_TABLE, hold_spool, listen_in, make_spool, remove_old_spools, remove_spool
-from msrun.launch.remote.launcher_link import take_stdio
 from msrun.launch.rendezvous import fleet_of
 from msrun.planning.build import plan_early_server
 from msrun.planning.host_assignment import Fleet
+from msrun.planning.plan import LaunchPlan
 from msrun.planning.record_json import decode_record, encode_record
 from msrun.planning.spec import LaunchSpec
 

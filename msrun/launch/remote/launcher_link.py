@@ -10,27 +10,24 @@ Messages without a number: beat {seen} both ways, attach {seen} and attached {se
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
-import sys
-from msrun.cluster.messages import Message, MessageBuffer, encode_message
-from msrun.launch.transport.pipe import MARKER
-import base64
 import queue
 import selectors
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
+
 from msrun.agent.processes.terminal import TERMINAL_SAYS
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.coordinator import ORDERS
-from msrun.cluster.own_thread import Inbox
-from msrun.cluster.messages import Ledger, MessageMissing
-from msrun.cluster.messages import Message, encode_message
-from msrun.cluster.own_thread import OwnThread, describe_fault, print_fault, traceback_of
-
+from msrun.cluster.messages import Ledger, Message, MessageBuffer, MessageMissing, encode_message
+from msrun.cluster.own_thread import Inbox, OwnThread, describe_fault, print_fault, traceback_of
+from msrun.launch.transport.pipe import MARKER
 
 READ_BYTES = 1 << 16
 WRITE_BYTES = 1 << 18

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import ctypes
 import functools
 import os
-from collections.abc import Callable
-from msrun.launch.directory.worker_log import GrowingFile
-import base64
 import re
 import threading
 import zlib
@@ -15,10 +13,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
+
 from msrun import contract
 from msrun.cluster.messages import Message
 from msrun.launch.directory.worker_log import GrowingFile, RotatedReader
-
 
 KEPT_BYTES = 1 << 20
 """Of what the launcher has, so much of each log stays: reports of this host quote its end."""

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from msrun.agent.logs.own_file import open_own_file
 from msrun.agent.logs.rotated_log import rotated_path
-from msrun.agent.processes.job_mark import marked_processes
-from msrun.agent.processes.job_mark import SERVER_END_S
+from msrun.agent.processes.job_mark import SERVER_END_S, marked_processes
 from msrun.agent.processes.process_control import POLL_S
 from msrun.cluster.messages import Message, encode_message
 from msrun.launch.remote.log_sender import PIECE_BYTES, pack_piece

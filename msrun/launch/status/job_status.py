@@ -17,8 +17,8 @@ from typing import Any
 
 from msrun import contract
 from msrun.agent.logs.rotated_log import rotated_path
-from msrun.agent.watch.progress_board import PROGRESS_BOARD, Progress, parse_record
 from msrun.agent.processes.process_control import Usage, session_usage
+from msrun.agent.watch.progress_board import PROGRESS_BOARD, Progress, parse_record
 from msrun.cluster.membership import WorkerState
 from msrun.errors import UsageError
 from msrun.launch.directory.job_record import (

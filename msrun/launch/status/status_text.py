@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
-from msrun.launch.printable import one_line
-from msrun.launch.status.job_status import STATE_COLOURS, JobStatus, WorkerRow
-from msrun.planning.ranks import fold_ranks
 import json
 import math
-from typing import Any
-from msrun.cluster.membership import WorkerState
-from msrun.launch.status.job_status import NOT_STARTED, JobState, JobStatus, WorkerRow
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
+from msrun.cluster.membership import WorkerState
+from msrun.launch.printable import one_line
+from msrun.launch.status.job_status import NOT_STARTED, STATE_COLOURS, JobState, JobStatus, WorkerRow
+from msrun.planning.ranks import fold_ranks
 
 Value = TypeVar("Value", int, float)
 MAX_ROWS = 64

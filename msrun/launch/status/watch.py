@@ -6,25 +6,21 @@ does; with --json every look is one line.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
-from msrun.cluster.membership import WorkerState
-from msrun.launch.printable import one_line
-from msrun.launch.status.job_status import JobStatus, WorkerRow
-from msrun.launch.status.status_text import describe_span
-from msrun.planning.ranks import fold_ranks
 import io
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+
+from msrun.cluster.membership import WorkerState
 from msrun.launch.output import say_lines
-from msrun.launch.status.job_status import JUST_STARTING, STATE_COLOURS, JobStatus, read_status
-from msrun.launch.status.status_text import render_json
-from msrun.launch.status.status_text import GAP, head_lines
+from msrun.launch.printable import one_line
+from msrun.launch.status.job_status import JUST_STARTING, STATE_COLOURS, JobStatus, WorkerRow, read_status
+from msrun.launch.status.status_text import GAP, describe_span, head_lines, render_json
+from msrun.planning.ranks import fold_ranks
 
 if TYPE_CHECKING:
     from rich.console import JustifyMethod, RenderableType

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import shlex
-from typing import Protocol
 import contextlib
+import hashlib
 import os
+import shlex
 import socket
 import subprocess
 import tempfile
-from msrun.agent.processes.process_control import set_open_files
-from msrun.agent.processes.process_control import is_stopped
+import threading
+from typing import Protocol
+
+from msrun.agent.processes.process_control import is_stopped, set_open_files
 from msrun.errors import ClusterError
 from msrun.launch.rehearsal import HostShare
-import threading
-
 
 # Run by the agent's interpreter. It takes a line "<bytes> <sha256>", then that many bytes of Python, and runs them:
 # whatever belongs to the job comes through the pipe, so that no shell ever reads it and no `ps` shows it.

@@ -4,38 +4,26 @@ Kubernetes, Volcano; in the order in which they are asked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from msrun import contract
 from msrun.errors import UsageError
 from msrun.planning.discovery.surroundings import (
     OFF,
     HostView,
     Surroundings,
     Told,
+    derived_port,
     read_master,
     read_number,
     read_place,
     read_port,
 )
-from msrun.planning.discovery.surroundings import (
-    OFF,
-    HostView,
-    Surroundings,
-    Told,
-    derived_port,
-    read_number,
-    read_place,
-)
 from msrun.planning.hosts.host_entry import blamed_on
 from ranktable.hostlist.brackets import expand
-import re
 from ranktable.hostlist.ranges import RangeError, read_ranges
-from msrun.planning.discovery.surroundings import HostView, Surroundings, Told, read_number
-from msrun.planning.discovery.surroundings import OFF, HostView, Surroundings, Told, read_number, read_place
-from collections.abc import Callable, Mapping
-from typing import Final
-from msrun import contract
-from msrun.planning.discovery.surroundings import HostView, Surroundings
-
 
 NODES = "PET_NNODES"
 NODE_RANK = "PET_NODE_RANK"

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from msrun.errors import UsageError
-from msrun.planning.hosts.host_entry import HostEntry
-from msrun.planning.ranks import count_workers
-from ranktable.hostlist.brackets import fold, shorten
-from ranktable.hostlist.host_name import MAX_SLOTS
-from msrun.planning.host_assignment import HostAssignment
-from msrun.planning.ranks import fold_ranks
-from ranktable.hostlist.host_name import host_key
-from collections import Counter
-from collections.abc import Collection, Sequence
 import ipaddress
 import re
-from ranktable.hostlist.brackets import shorten
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from msrun.errors import UsageError
+from msrun.planning.host_assignment import HostAssignment
+from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.ranks import count_workers, fold_ranks
+from ranktable.hostlist.brackets import fold, shorten
+from ranktable.hostlist.host_name import MAX_SLOTS, host_key
 
 
 def give_slots(

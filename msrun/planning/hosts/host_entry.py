@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+
 from msrun.errors import UsageError
 from ranktable.errors import HostListError
-import re
-from dataclasses import dataclass
 from ranktable.hostlist.brackets import shorten
 from ranktable.hostlist.host_name import MAX_SLOTS, address_of, host_key, slots_of
 

@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from msrun.errors import UsageError
-from ranktable.hostlist.brackets import shorten
-from ranktable.hostlist.ranges import RangeError, read_ranges
-from collections.abc import Iterable
-from msrun.planning.hosts.host_entry import blamed_on
-from msrun.planning.hosts.host_entry import HostEntry, check_user, parse_slots
-from ranktable.hostlist.brackets import expand, shorten
-from ranktable.hostlist.host_name import check_host_name, split_place
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
+
 from msrun.errors import UsageError, near_miss
 from msrun.planning.hosts.host_entry import (
     MAX_PORT,
     HostEntry,
+    blamed_on,
     check_address,
     check_python,
     check_user,
     parse_slots,
 )
-from ranktable.hostlist.brackets import MAX_HOSTS, expand, shorten
-from collections.abc import Sequence
-from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.ranks import fold_ranks
-from ranktable.hostlist.brackets import expand, shorten, split_outside
+from ranktable.hostlist.brackets import MAX_HOSTS, expand, shorten, split_outside
 from ranktable.hostlist.host_name import check_host_name, host_key, is_address, split_place
-
+from ranktable.hostlist.ranges import RangeError, read_ranges
 
 MAX_DEVICE_ID = 4095
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
 from msrun.errors import UsageError
 from msrun.planning.placement.bind_options import SCHEDULER_KEY, CoreBinding
 from msrun.planning.placement.host import Cpu, Topology, format_cpu_list
-from collections import Counter
-from dataclasses import replace
-from msrun.planning.placement.host import Topology
 from msrun.planning.program import StartMethod
-
 
 IN_TURN = "one core in turn"
 """How the reason of a worker begins that shares its core because there are fewer cores than workers."""

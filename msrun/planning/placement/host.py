@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from ranktable.hostlist.ranges import RangeError, fold_numbers, read_range
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
-from msrun.errors import UsageError
 
+from msrun.errors import UsageError
+from ranktable.hostlist.ranges import RangeError, fold_numbers, read_range
 
 MAX_CPU = 1 << 16
 """No kernel counts further (CONFIG_NR_CPUS); what is larger is a slip of the pen."""

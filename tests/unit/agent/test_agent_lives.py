@@ -19,8 +19,8 @@ from supervised_job import FAILED, HostJob, Job
 from msrun.agent.processes.process_spec import SCHEDULER_ID
 from msrun.cluster.control import Control
 from msrun.cluster.coordinator import Coordinator
-from msrun.cluster.messages import Message
 from msrun.cluster.membership import RestartPolicy
+from msrun.cluster.messages import Message
 
 
 class ForkServer:

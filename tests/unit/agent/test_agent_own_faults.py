@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from msrun.agent.observer import Observers
-from msrun.agent.observer import OwnFaults
+from msrun.agent.observer import Observers, OwnFaults
 from msrun.cluster.membership import Membership
 from msrun.errors import ClusterError, UsageError
 

@@ -11,9 +11,9 @@ from msrun.cli.words import (
     FOREIGN_OPTIONS,
     describe_late_options,
     describe_separate_value,
+    long_options,
     reject_foreign_options,
 )
-from msrun.cli.words import long_options
 from msrun.errors import UsageError
 from msrun.planning.program import Program
 

@@ -12,15 +12,14 @@ from failure_reports import failed, fault_of, reason_of
 from job_runner import wait_until
 
 from msrun.cluster import coordinator_server as module
-from msrun.cluster.coordinator_server import CoordinatorServer
+from msrun.cluster.coordinator_server import CoordinatorServer, MeetingTerms
 from msrun.cluster.host_link import HostLink
 from msrun.cluster.hosts import HostRequest, Registry
-from msrun.cluster.own_thread import Inbox
+from msrun.cluster.membership import RestartPolicy
 from msrun.cluster.messages import HEADER, FrameBuffer, decode_body, encode_body, encode_message, frame
-from msrun.cluster.coordinator_server import MeetingTerms
+from msrun.cluster.own_thread import Inbox
 from msrun.cluster.proof import PROTOCOL, Seal, derived_token, hello, new_nonce, read_hello
 from msrun.cluster.rendezvous import listen
-from msrun.cluster.membership import RestartPolicy
 from msrun.planning.record_json import encode_record
 
 TOKEN = b"secret"

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msrun.cluster.messages import Ledger, MessageMissing
-from msrun.cluster.messages import Message
+from msrun.cluster.messages import Ledger, Message, MessageMissing
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 40))

@@ -10,8 +10,8 @@ import pytest
 from plans import small_plan
 
 from msrun import contract
-from msrun.agent.watch.progress_board import PROGRESS_BOARD, ProgressBoard
 from msrun.agent.processes.process_control import Usage
+from msrun.agent.watch.progress_board import PROGRESS_BOARD, ProgressBoard
 from msrun.cluster.membership import Membership, WorkerState
 from msrun.errors import UsageError
 from msrun.launch import metrics_file as module

@@ -10,8 +10,8 @@ import pytest
 from msrun.errors import ClusterError, UsageError
 from msrun.launch import rehearsal
 from msrun.launch.rehearsal import HostShare, check_addresses, share_machine
-from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.hosts.assignment import parse_rehearsal
+from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.placement.bind_options import CoreBinding
 from msrun.planning.placement.host import HostFacts
 from msrun.planning.program import Program

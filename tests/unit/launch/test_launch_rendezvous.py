@@ -11,9 +11,9 @@ import pytest
 
 from msrun.agent.signals import SignalPipe
 from msrun.cluster import rendezvous
-from msrun.cluster.rendezvous import UnresolvedName, own_addresses, resolve_address
 from msrun.cluster.control import Meeting
 from msrun.cluster.failure import read_report
+from msrun.cluster.rendezvous import UnresolvedName, own_addresses, resolve_address
 from msrun.errors import ClusterError, Interrupted, PeerFailed, RendezvousTimeout, UsageError
 from msrun.launch import rendezvous as module
 from msrun.launch.preflight.checks import inspect_host

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from msrun.planning.build import build_plan
-from msrun.planning.build import EarlyServer, plan_early_server
+from msrun.planning.build import EarlyServer, build_plan, plan_early_server
 from msrun.planning.environment import SET_LATE, server_environment
 from msrun.planning.host_assignment import Fleet, HostAssignment
 from msrun.planning.placement.host import HostFacts

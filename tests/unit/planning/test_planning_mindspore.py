@@ -10,8 +10,7 @@ import pytest
 
 from msrun import contract
 from msrun.errors import UsageError
-from msrun.planning.build import build_plan
-from msrun.planning.build import plan_early_server
+from msrun.planning.build import build_plan, plan_early_server
 from msrun.planning.mindspore import POSING_FOLDER, settle_mindspore
 from msrun.planning.placement.host import HostFacts
 from msrun.planning.plan import LaunchPlan

@@ -11,8 +11,7 @@ import pytest
 from msrun.errors import UsageError
 from msrun.planning.build import build_plan
 from msrun.planning.placement.bind_options import CoreBinding
-from msrun.planning.placement.host import HostFacts
-from msrun.planning.placement.host import Cpu, Topology
+from msrun.planning.placement.host import Cpu, HostFacts, Topology
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.plan_text import render_plan
 from msrun.planning.program import Program

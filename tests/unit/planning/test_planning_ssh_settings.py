@@ -14,8 +14,8 @@ from msrun.cli.build_spec import build_spec
 from msrun.cli.sources import Sources, apply_sources
 from msrun.cli.words import normalise
 from msrun.errors import UsageError
-from msrun.planning.spec import SshSettings, check_ssh_settings
 from msrun.planning.record_json import decode_record, encode_record
+from msrun.planning.spec import SshSettings, check_ssh_settings
 
 
 @pytest.mark.parametrize(

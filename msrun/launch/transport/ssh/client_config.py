@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
+import getpass
 import os
 import re
 import socket
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from msrun.errors import UsageError
 import stat
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from ranktable.files import read_at_most
-import getpass
-from collections.abc import Callable
+from pathlib import Path
+
+from msrun.errors import UsageError
 from msrun.launch.transport.ssh.target import DEFAULT_PORT, SshTarget
 from msrun.planning.hosts.host_entry import MAX_PORT
 from msrun.planning.spec import NO_CONFIG, HostKeyPolicy, SshSettings
-
+from ranktable.files import read_at_most
 
 KEYWORDS: Mapping[str, str] = {
     "ciphers": "Ciphers",

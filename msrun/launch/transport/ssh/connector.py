@@ -10,13 +10,11 @@ from typing import Any
 from msrun.errors import ClusterError, UsageError
 from msrun.launch.transport.ssh.client_config import ClientConfig
 from msrun.launch.transport.ssh.dialer import Connection, Dialer
-from msrun.launch.transport.ssh.target import SshFault, reason_of
+from msrun.launch.transport.ssh.key_ring import Ask, KeyRing, read_key_file
 from msrun.launch.transport.ssh.known_hosts import HostKeyCheck
-from msrun.launch.transport.ssh.key_ring import read_key_file
-from msrun.launch.transport.ssh.key_ring import Ask, KeyRing
 from msrun.launch.transport.ssh.login import Login
 from msrun.launch.transport.ssh.pipe import SshPipe
-from msrun.launch.transport.ssh.target import SshTarget
+from msrun.launch.transport.ssh.target import SshFault, SshTarget, reason_of
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.spec import SshSettings
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from msrun.cluster.own_thread import OwnThread
-import random
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from msrun.launch.transport.ssh.target import SshFault, reason_of
+
+from msrun.cluster.own_thread import OwnThread
 from msrun.launch.transport.ssh.login import Login, end_transport
 from msrun.launch.transport.ssh.paramiko_names import Transport
 from msrun.launch.transport.ssh.stream import Stream, channel_stream, open_proxy_command, open_tcp
-from msrun.launch.transport.ssh.target import SshTarget
+from msrun.launch.transport.ssh.target import SshFault, SshTarget, reason_of
 
 
 class Guard:

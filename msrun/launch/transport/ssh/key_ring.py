@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import base64
-import re
-import struct
-from dataclasses import dataclass
-from pathlib import Path
-from ranktable.files import read_at_most
 import contextlib
 import copy
+import re
+import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
 from msrun.launch.transport.ssh.paramiko_names import Agent, paramiko
 from msrun.launch.transport.ssh.target import SshTarget
-
+from ranktable.files import read_at_most
 
 MAX_FILE_BYTES = 1 << 20
 _MAGIC = b"openssh-key-v1\0"

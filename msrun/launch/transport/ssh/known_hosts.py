@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import fnmatch
+import hashlib
+import hmac
+import os
+import re
+import shlex
+import threading
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.hazmat.primitives.serialization import (
@@ -15,22 +25,10 @@ from cryptography.hazmat.primitives.serialization import (
     SSHCertificateType,
     load_ssh_public_identity,
 )
-import fcntl
-import hashlib
-import hmac
-import os
-import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from ranktable.files import read_at_most
-import shlex
-import threading
-from collections.abc import Callable, Sequence
-from msrun.launch.transport.ssh.client_config import AUTHORITY_SIGNATURES, choose_algorithms
-from msrun.launch.transport.ssh.target import SshFault
-from msrun.launch.transport.ssh.target import SshTarget
 
+from msrun.launch.transport.ssh.client_config import AUTHORITY_SIGNATURES, choose_algorithms
+from msrun.launch.transport.ssh.target import SshFault, SshTarget
+from ranktable.files import read_at_most
 
 CERTIFICATE = "-cert-v01@openssh.com"
 """End of the names of such algorithms."""

@@ -6,13 +6,11 @@ import threading
 import time
 from typing import Any
 
-from msrun.launch.transport.ssh.target import SshFault, reason_of
-from msrun.launch.transport.ssh.known_hosts import HostKeyCheck
 from msrun.launch.transport.ssh.key_ring import Identities, Identity, KeyRing
-from msrun.launch.transport.ssh.known_hosts import HostKey
+from msrun.launch.transport.ssh.known_hosts import HostKey, HostKeyCheck
 from msrun.launch.transport.ssh.paramiko_names import Transport, paramiko
 from msrun.launch.transport.ssh.stream import Stream
-from msrun.launch.transport.ssh.target import SshTarget
+from msrun.launch.transport.ssh.target import SshFault, SshTarget, reason_of
 
 END_S = 1.0
 IDLE_WAKE_S = 5.0

@@ -16,10 +16,9 @@ from functools import partial
 from typing import Any
 
 from msrun.cluster.own_thread import OwnThread, print_fault
-from msrun.launch.transport.ssh.target import SshFault
-from msrun.launch.transport.ssh.paramiko_names import paramiko
-from msrun.launch.transport.ssh.target import SshTarget
 from msrun.launch.transport.ssh.client_config import check_command_word
+from msrun.launch.transport.ssh.paramiko_names import paramiko
+from msrun.launch.transport.ssh.target import SshFault, SshTarget
 
 END_S = 1.0
 MAX_COMPLAINT_BYTES = 1 << 14

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+
 from msrun.planning.spec import HostKeyPolicy
 
 

@@ -12,8 +12,7 @@ import pytest
 
 from msrun import contract
 from msrun.agent.processes.job_mark import NO_JOB, marked_processes
-from msrun.agent.processes.process_control import start_time
-from msrun.agent.processes.process_control import read_stat
+from msrun.agent.processes.process_control import read_stat, start_time
 
 OUTER, INNER = "0123456789abcdef", "fedcba9876543210"
 MARK = "import sys; from msrun.agent.processes.job_mark import mark_job; mark_job(sys.argv[1]); "

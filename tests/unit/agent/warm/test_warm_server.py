@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from msrun.agent.warm import warm_server as module
-from msrun.agent.warm.warm_start import locked
 from msrun.agent.warm.warm_server import WarmServer
+from msrun.agent.warm.warm_start import locked
 from msrun.cluster.messages import Channel, Message
 
 IDLE_S = 600.0

@@ -17,8 +17,7 @@ import pytest
 from job_runner import wait_until
 
 from msrun.agent.warm import warm_start as module
-from msrun.agent.warm.warm_start import importing, warm_folder
-from msrun.agent.warm.warm_start import WarmProcess, WarmStart, start_warm, stop_warm_servers
+from msrun.agent.warm.warm_start import WarmProcess, WarmStart, importing, start_warm, stop_warm_servers, warm_folder
 from msrun.cluster.messages import Channel, Message
 from msrun.errors import UsageError
 

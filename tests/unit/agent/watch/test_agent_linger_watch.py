@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from msrun import contract
+from msrun.agent.processes.process_control import Usage
 from msrun.agent.watch import job_watch
 from msrun.agent.watch.job_watch import LingerWatch
 from msrun.agent.watch.progress_board import Progress
-from msrun.agent.processes.process_control import Usage
 
 LIMIT_S = 50.0
 RUNNING = {0: 100, 1: 101}

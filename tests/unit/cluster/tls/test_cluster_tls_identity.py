@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 from tls_files import PASSWORDS, Authority, TlsFolder, as_pem, as_pkcs12, new_key, small_rsa_key
 
-from msrun.cluster.tls.identity import explain_weak
-from msrun.cluster.tls.identity import TlsIdentity, open_identity
-from msrun.cluster.tls.identity import Side
+from msrun.cluster.tls.identity import Side, TlsIdentity, explain_weak, open_identity
 from msrun.errors import UsageError
 from msrun.planning.tls_spec import CIPHERS, parse_tls_config
 

@@ -15,18 +15,22 @@ from tls_files import PASSWORDS, Authority, TlsFolder, as_pem
 
 from msrun.cluster import coordinator_server as coordinator_module
 from msrun.cluster.connection import Connection
-from msrun.cluster.coordinator_server import CoordinatorServer
+from msrun.cluster.coordinator_server import CoordinatorServer, MeetingTerms
 from msrun.cluster.host_link import HostLink
 from msrun.cluster.hosts import HostRequest, Registry
+from msrun.cluster.membership import RestartPolicy
 from msrun.cluster.own_thread import Inbox
-from msrun.cluster.coordinator_server import MeetingTerms
 from msrun.cluster.proof import PROTOCOL, Seal, hello, new_nonce, read_hello
 from msrun.cluster.rendezvous import listen
-from msrun.cluster.membership import RestartPolicy
-from msrun.cluster.tls.identity import read_authority
-from msrun.cluster.tls.identity import build_context, now_utc
-from msrun.cluster.tls.identity import TlsIdentity, open_identity
-from msrun.cluster.tls.identity import Side, read_key_pair
+from msrun.cluster.tls.identity import (
+    Side,
+    TlsIdentity,
+    build_context,
+    now_utc,
+    open_identity,
+    read_authority,
+    read_key_pair,
+)
 from msrun.planning.record_json import encode_record
 from msrun.planning.tls_spec import parse_tls_config
 

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msrun.agent.logs.rotated_log import LogRotation, RotatedLog
-from msrun.launch.directory.worker_log import GAP, RotatedReader
-from msrun.launch.directory.worker_log import newest_loss, read_excerpt, read_tail
+from msrun.launch.directory.worker_log import GAP, RotatedReader, newest_loss, read_excerpt, read_tail
 from msrun.launch.log_tail import LogTail
 
 KEEP = 300

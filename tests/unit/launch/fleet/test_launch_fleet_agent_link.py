@@ -12,11 +12,10 @@ import pytest
 from fake_agents import FakeClock, FakePipe
 from job_runner import wait_until
 
-from msrun.cluster.own_thread import Inbox
 from msrun.cluster.messages import Message
+from msrun.cluster.own_thread import Inbox
 from msrun.errors import ClusterError
 from msrun.launch.fleet import agent_link, event_loop
-from msrun.launch.fleet import event_loop
 from msrun.launch.fleet.agent_link import AgentLink
 from msrun.launch.fleet.event_loop import EventLoop
 from msrun.launch.transport.agent_code import AgentCode

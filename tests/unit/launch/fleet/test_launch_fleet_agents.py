@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from fake_agents import FakeClock, FakeLink, FakeSignals
 
-from msrun.cluster.own_thread import Inbox
 from msrun.cluster.messages import Message
+from msrun.cluster.own_thread import Inbox
 from msrun.errors import Interrupted
 from msrun.launch.fleet import agents as module
 from msrun.launch.fleet.agent_link import AgentLink

@@ -12,9 +12,7 @@ import pytest
 from job_runner import wait_until
 
 from msrun.errors import ClusterError
-from msrun.launch.fleet.event_loop import ByteChannel, EventLoop
-from msrun.launch.fleet.event_loop import PIECE_BYTES
-from msrun.launch.fleet.event_loop import TaskThreads
+from msrun.launch.fleet.event_loop import PIECE_BYTES, ByteChannel, EventLoop, TaskThreads
 from msrun.launch.transport.pipe import ReadyFlag
 
 MUCH = 8 << 20

@@ -6,8 +6,7 @@ import pytest
 
 from msrun.cluster.messages import encode_message
 from msrun.launch.fleet import event_loop as module
-from msrun.launch.fleet.event_loop import Incoming
-from msrun.launch.fleet.event_loop import PIECE_BYTES, OutputBuffer
+from msrun.launch.fleet.event_loop import PIECE_BYTES, Incoming, OutputBuffer
 from msrun.launch.transport.pipe import MARKER
 
 SAID = [{"type": "hello", "seq": 1}, {"type": "log", "data": "x" * 300}]

@@ -16,14 +16,13 @@ from fake_agents import FakeClock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msrun.cluster.own_thread import Inbox
 from msrun.cluster.messages import Message
+from msrun.cluster.own_thread import Inbox
 from msrun.errors import ClusterError
 from msrun.launch.fleet import agent_link
 from msrun.launch.fleet.agent_link import OF_LINKS, AgentLink
 from msrun.launch.fleet.event_loop import EventLoop
-from msrun.launch.remote.launcher_link import LauncherLink
-from msrun.launch.remote.launcher_link import Stream
+from msrun.launch.remote.launcher_link import LauncherLink, Stream
 from msrun.launch.transport.agent_code import AgentCode
 from msrun.planning.hosts.host_entry import HostEntry
 

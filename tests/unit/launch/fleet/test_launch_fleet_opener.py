@@ -13,12 +13,10 @@ from fake_agents import FakePipe
 
 from msrun.launch.fleet import opener as module
 from msrun.launch.fleet.opener import HostOpener
-from msrun.launch.transport.pipe import LocalPipe
-from msrun.launch.transport.pipe import agent_command
+from msrun.launch.transport.pipe import LocalPipe, agent_command
 from msrun.planning.hosts.host_entry import HostEntry
-from msrun.planning.spec import SshSettings
 from msrun.planning.program import Program
-from msrun.planning.spec import LaunchSpec
+from msrun.planning.spec import LaunchSpec, SshSettings
 
 HERE, THERE = HostEntry("localhost", 1, (0,)), HostEntry("192.0.2.1", 1, (0,), python="/opt/python")
 

@@ -27,8 +27,8 @@ from msrun.launch.fleet import preparation as module
 from msrun.launch.fleet.log_collector import LogCollector, own_logs
 from msrun.launch.fleet.opener import HostOpener
 from msrun.launch.fleet.preparation import Preparation, ReadyHosts
-from msrun.launch.preflight.host_report import HostReport
 from msrun.launch.preflight.host_look import read_sources
+from msrun.launch.preflight.host_report import HostReport
 from msrun.launch.remote.log_sender import pack_piece
 from msrun.launch.transport.pipe import AgentPipe
 from msrun.planning.hosts.host_entry import HostEntry

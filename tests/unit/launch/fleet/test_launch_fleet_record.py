@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 
 from msrun import agent
-from msrun.agent.observer import Observers
-from msrun.agent.observer import OwnFaults
+from msrun.agent.observer import Observers, OwnFaults
 from msrun.cluster.membership import Membership, WorkerState
-from msrun.launch.fleet.record import FIELDS
-from msrun.launch.fleet.record import FleetRecord
+from msrun.launch.fleet.record import FIELDS, FleetRecord
 
 RESTART = {"attempt": 1, "delay_s": 1.0, "reason": "why", "global_ranks": []}
 

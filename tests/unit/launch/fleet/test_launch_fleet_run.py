@@ -16,6 +16,7 @@ from fake_agents import FakeClock, FakeLink, FakeSignals
 
 from msrun.agent.observer import OwnFaults
 from msrun.cluster.failure import FailureReport
+from msrun.cluster.messages import unpack_hosts
 from msrun.cluster.own_thread import Inbox
 from msrun.errors import ClusterError, Interrupted
 from msrun.launch.directory.log_directory import EventLog
@@ -26,7 +27,6 @@ from msrun.launch.fleet.fleet_job import FleetRun
 from msrun.launch.fleet.log_collector import LogCollector, own_logs
 from msrun.launch.fleet.preparation import ReadyHosts
 from msrun.launch.job import JobResult
-from msrun.cluster.messages import unpack_hosts
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.plan import HostPlan, WorkerPlan

@@ -6,8 +6,8 @@ import pytest
 from fleet_reports import make_entries
 
 from msrun.errors import ClusterError, UsageError
-from msrun.launch.preflight.finding import Finding
 from msrun.launch.preflight.finding import (
+    Finding,
     FleetFinding,
     describe_finding,
     exit_code_of_fleet,

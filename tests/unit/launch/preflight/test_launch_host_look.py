@@ -18,9 +18,8 @@ import pytest
 from msrun import __version__
 from msrun.launch.preflight import checks, host_look
 from msrun.launch.preflight.finding import Finding
-from msrun.launch.preflight.host_look import make_host_report
+from msrun.launch.preflight.host_look import make_host_report, shown_word
 from msrun.launch.preflight.host_report import HostReport
-from msrun.launch.preflight.host_look import shown_word
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.program import Program
 from msrun.planning.spec import LaunchSpec

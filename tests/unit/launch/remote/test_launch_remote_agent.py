@@ -15,15 +15,14 @@ from typing import Any
 import pytest
 
 from msrun import __version__, contract
-from msrun.cluster.messages import Message
+from msrun.cluster.messages import Message, pack_hosts, pack_text
 from msrun.cluster.proof import PROTOCOL
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.job import AgentPart
-from msrun.launch.preflight.host_report import HostReport
 from msrun.launch.preflight.host_look import ReachResult
+from msrun.launch.preflight.host_report import HostReport
 from msrun.launch.remote import agent as module
 from msrun.launch.remote.agent import Agent, HostJob
-from msrun.cluster.messages import pack_hosts, pack_text
 from msrun.launch.remote.spool import AGENT, GIVEN_TABLE, SOCKET, spool_path
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.program import Program

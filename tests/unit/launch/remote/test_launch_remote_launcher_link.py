@@ -15,8 +15,7 @@ from job_runner import wait_until
 
 from msrun.cluster.messages import MAX_MESSAGE_BYTES, Message, MessageBuffer, encode_message
 from msrun.launch.remote import launcher_link as module
-from msrun.launch.remote.launcher_link import LauncherLink
-from msrun.launch.remote.launcher_link import Stream
+from msrun.launch.remote.launcher_link import LauncherLink, Stream
 from msrun.launch.transport.pipe import MARKER
 
 SILENCE_S = 60.0

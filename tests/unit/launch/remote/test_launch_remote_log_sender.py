@@ -11,8 +11,7 @@ import pytest
 
 from msrun.cluster.messages import Message
 from msrun.launch.remote import log_sender
-from msrun.launch.remote.log_sender import KEPT_BYTES, STEP_BYTES
-from msrun.launch.remote.log_sender import PIECE_BYTES, LogSender, unpack_piece
+from msrun.launch.remote.log_sender import KEPT_BYTES, PIECE_BYTES, STEP_BYTES, LogSender, unpack_piece
 
 SIZE = 5 * STEP_BYTES
 

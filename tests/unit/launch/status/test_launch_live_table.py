@@ -15,13 +15,11 @@ from rich.console import Console
 from running_status import RUNNING
 
 from msrun import contract
-from msrun.agent.watch.progress_board import Progress
 from msrun.agent.processes.process_control import Usage
+from msrun.agent.watch.progress_board import Progress
 from msrun.launch.status.job_status import JobState, JobStatus, WorkerRow
-from msrun.launch.status.watch import HOST_HEADINGS, MAX_RANKS, LiveTable
-from msrun.launch.status.status_text import render_json
-from msrun.launch.status.status_text import head_lines
-from msrun.launch.status.watch import PlainRows, RichTable
+from msrun.launch.status.status_text import head_lines, render_json
+from msrun.launch.status.watch import HOST_HEADINGS, MAX_RANKS, LiveTable, PlainRows, RichTable
 
 STATUS = replace(RUNNING, clock=50.0)
 IN_STEP_41 = Progress(contract.PHASE_JOINED, 41, 49.0, 0.25, total=100)

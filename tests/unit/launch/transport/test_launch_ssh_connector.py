@@ -22,11 +22,10 @@ from ssh_server import SshServer, add_key, running_agent, running_server
 from msrun.errors import ClusterError, UsageError
 from msrun.launch.transport.ssh import paramiko_names
 from msrun.launch.transport.ssh.connector import SshConnector
-from msrun.launch.transport.ssh.target import SshFault
 from msrun.launch.transport.ssh.paramiko_names import paramiko
 from msrun.launch.transport.ssh.pipe import SshPipe
 from msrun.launch.transport.ssh.stream import open_proxy_command
-from msrun.launch.transport.ssh.target import SshTarget
+from msrun.launch.transport.ssh.target import SshFault, SshTarget
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.spec import SshSettings
 

@@ -10,8 +10,7 @@ import pytest
 
 from msrun.launch.transport.ssh import dialer as module
 from msrun.launch.transport.ssh.dialer import Dialer
-from msrun.launch.transport.ssh.target import SshFault
-from msrun.launch.transport.ssh.target import SshTarget
+from msrun.launch.transport.ssh.target import SshFault, SshTarget
 
 TARGET = SshTarget("h1", "10.0.0.7", "me")
 

@@ -12,12 +12,9 @@ from ssh_certificates import SshAuthority, blob_of
 from ssh_net import make_key
 
 from msrun.launch.transport.ssh.client_config import AUTHORITY_SIGNATURES, choose_algorithms
-from msrun.launch.transport.ssh.target import SshFault
-from msrun.launch.transport.ssh.known_hosts import BadCertificate, check_certificate
-from msrun.launch.transport.ssh.known_hosts import HostKeyCheck
-from msrun.launch.transport.ssh.known_hosts import HostKey
+from msrun.launch.transport.ssh.known_hosts import BadCertificate, HostKey, HostKeyCheck, check_certificate
 from msrun.launch.transport.ssh.paramiko_names import Transport
-from msrun.launch.transport.ssh.target import SshTarget
+from msrun.launch.transport.ssh.target import SshFault, SshTarget
 
 
 @pytest.fixture

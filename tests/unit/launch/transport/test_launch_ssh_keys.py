@@ -16,8 +16,7 @@ import pytest
 from ssh_server import add_key, running_agent
 
 from msrun.launch.transport.ssh import key_ring, paramiko_names
-from msrun.launch.transport.ssh.key_ring import parse_public_key, read_key_file
-from msrun.launch.transport.ssh.key_ring import KeyRing
+from msrun.launch.transport.ssh.key_ring import KeyRing, parse_public_key, read_key_file
 from msrun.launch.transport.ssh.paramiko_names import paramiko
 from msrun.launch.transport.ssh.target import SshTarget
 

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from msrun.launch.transport.ssh.target import SshFault
-from msrun.launch.transport.ssh.known_hosts import HostKeyCheck
-from msrun.launch.transport.ssh.known_hosts import HostKey, KnownHosts, hash_name, parse_known_hosts
-from msrun.launch.transport.ssh.target import SshTarget
+from msrun.launch.transport.ssh.known_hosts import HostKey, HostKeyCheck, KnownHosts, hash_name, parse_known_hosts
+from msrun.launch.transport.ssh.target import SshFault, SshTarget
 from msrun.planning.spec import HostKeyPolicy
 
 # ssh-ed25519 keys of 32 equal bytes

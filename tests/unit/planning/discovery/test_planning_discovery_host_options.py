@@ -10,8 +10,7 @@ from msrun.errors import UsageError
 from msrun.planning.discovery.host_options import HostOptions, find_host_options, is_place_open
 from msrun.planning.discovery.schedulers import find_surroundings
 from msrun.planning.discovery.surroundings import HostView, Surroundings, Told
-from msrun.planning.settings import is_of_launcher
-from msrun.planning.settings import FoundSetting, Setting, settings_note, without_option_variables
+from msrun.planning.settings import FoundSetting, Setting, is_of_launcher, settings_note, without_option_variables
 
 DEFAULTS = {"worker_num": 8, "local_worker_num": None, "node_rank": -1, "master_addr": "127.0.0.1", "master_port": 0}
 TWO = Surroundings(

@@ -7,10 +7,14 @@ from typing import Any
 import pytest
 
 from msrun.errors import UsageError
-from msrun.planning.discovery.schedulers import find_kubernetes_job, read_domain
+from msrun.planning.discovery.schedulers import (
+    find_kubernetes_job,
+    find_pytorch_pods,
+    find_torchrun,
+    find_volcano,
+    read_domain,
+)
 from msrun.planning.discovery.surroundings import HostView, Surroundings
-from msrun.planning.discovery.schedulers import find_pytorch_pods, find_torchrun
-from msrun.planning.discovery.schedulers import find_volcano
 
 DOMAIN = "train.default.svc.cluster.local"
 POD_1 = HostView("train-1", DOMAIN, cpu_count=6)

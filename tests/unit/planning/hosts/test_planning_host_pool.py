@@ -7,8 +7,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.hosts.assignment import MAX_FAILURES, HostPool
+from msrun.planning.hosts.host_entry import HostEntry
 
 
 def hosts(count: int) -> list[HostEntry]:

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from msrun.errors import UsageError
 from msrun.planning.hosts.host_entry import HostEntry
-from msrun.planning.hosts.host_list import parse_hostfile
-from msrun.planning.hosts.host_list import select_hosts
+from msrun.planning.hosts.host_list import parse_hostfile, select_hosts
 
 ENTRIES = parse_hostfile("h1 slots=4\nh2 devices=4-7\nn[1-2] slots=2\n[fd77::9]:2\nlazy", "f")
 

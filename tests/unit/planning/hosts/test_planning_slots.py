@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msrun.errors import UsageError
-from msrun.planning.hosts.host_list import parse_hosts
 from msrun.planning.hosts.assignment import give_slots
+from msrun.planning.hosts.host_list import parse_hosts
 
 GIVEN = [
     ("h1:8,h2:4", None, None, [8, 4]),

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msrun.planning.placement.binding import WorkerBinding
-from msrun.planning.placement.binding import self_binding, thread_note, threads_per_worker
+from msrun.planning.placement.binding import WorkerBinding, self_binding, thread_note, threads_per_worker
 from msrun.planning.placement.host import Cpu, Topology, flat_topology
 
 SMT = Topology(tuple(Cpu(n, 0, 0, n % 4) for n in range(8)), tuple(range(8)))

@@ -82,6 +82,40 @@ def test_spare_host_takes_the_place_of_a_lost_one(rehearsals: Rehearsals, script
     rehearsals.runner.prove_nothing_left()
 
 
+def test_host_that_leaves_by_a_signal_is_replaced_and_its_workers_have_their_grace(
+    rehearsals: Rehearsals, script: Path
+) -> None:
+    """As a reboot, a drained node or a reclaimed spot machine ends it: the workers there may save first."""
+    saves = (
+        "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: (Path(f'saved_{rank}').touch(), sys.exit(0)))\n"
+    )
+    text = script.read_text()
+    script.write_text(text.replace("print('attempt'", f"{saves}print('attempt'"))
+    job = rehearsals.start("3x1", "--spares=1", "--max_restarts=3", script)
+    records(rehearsals, job, 0, 2)
+    os.kill(rehearsals.agent(1), signal.SIGTERM)
+    second = records(rehearsals, job, 1, 2)
+    assert {tuple(record["hosts"]) for record in second} == {("127.0.0.2", "127.0.0.4")}
+    assert (rehearsals.cwd / "saved_1").exists()
+    (rehearsals.cwd / "go_1").touch()
+    ended = job.finish()
+    assert ended.code == 0, ended.stderr
+    assert "host1, 127.0.0.3): stopped by SIGTERM\n" in ended.stderr
+    assert "starting again on host0, host2; left by a signal: host1\n" in ended.stderr
+    rehearsals.runner.prove_nothing_left()
+
+
+def test_host_that_leaves_ends_a_job_that_has_no_other(rehearsals: Rehearsals, script: Path) -> None:
+    job = rehearsals.start("2x1", "--max_restarts=3", script)
+    records(rehearsals, job, 0, 2)
+    os.kill(rehearsals.agent(1), signal.SIGTERM)
+    ended = job.finish()
+    assert ended.code == 128 + signal.SIGTERM
+    assert "node 1 (host1, 127.0.0.3): stopped by SIGTERM" in ended.errors[0]
+    assert ended.read_json("failure.json")["exit_code"] == ended.code
+    rehearsals.runner.prove_nothing_left()
+
+
 @pytest.mark.slow
 def test_host_that_fails_twice_is_left_out_and_the_others_go_on(rehearsals: Rehearsals, script: Path) -> None:
     job = rehearsals.start("3x1", "--min_hosts=2", "--max_restarts=2", script)

@@ -86,7 +86,9 @@ class FleetRun:
         self._results: dict[int, JobFailure | None] = {}
         self._survivors: list[int] = []
         self.lost: dict[int, str] = {}
-        """Hosts that have gone without a result, and why."""
+        """Hosts that have gone without a result, cannot start again or leave, and why."""
+        self.leaving: set[int] = set()
+        """Those of them whose agent got a signal: a reboot, a drained node. They are not started on again."""
         self._ended: set[int] = set()
         """Hosts of which nothing more is to come."""
         self._fault: MsrunError | None = None
@@ -121,14 +123,14 @@ class FleetRun:
             link.send("run", **same, use_shared=link.node_rank in ready.shared)
         self._events.note("agents_started", {"hosts": len(agents.links), "master": f"{address}:{port}"})
 
-    def finish(self, can_go_on: Callable[[Mapping[int, str]], bool] = lambda _lost: False) -> JobResult | None:
+    def finish(self, can_go_on: Callable[[], bool] = lambda: False) -> JobResult | None:
         """Wait until every host has ended its part, and return how the job ended; None when it goes on elsewhere.
 
         Args:
-            can_go_on: asked when hosts were lost, by node rank with reasons: whether the job starts again without them.
+            can_go_on: asked when hosts are in `lost`: whether the job starts again without them.
         """
         self._hear(self._is_over)
-        if self.lost and self._agents.interrupt is None and can_go_on(self.lost):
+        if self.lost and self._agents.interrupt is None and can_go_on():
             self._end_attempt()
             return None
         return self._conclude()
@@ -238,8 +240,10 @@ class FleetRun:
             orders = self._coordinator.unfit(f"{name}: cannot start again: {skew}; start chrony or ntpd there")
         orders = orders or self._coordinator.hear(node_rank, message)
         report = self._coordinator.report
-        if orders and orders[0]["type"] == "stop" and report is not None and report.is_unfit:
+        if orders and orders[0]["type"] == "stop" and report is not None and (report.is_unfit or report.signum):
             self.lost[node_rank] = report.failure.reason
+            if report.signum:
+                self.leaving.add(node_rank)
         self._give(orders)
 
     def _describe_skew(self, clock_s: float) -> str:

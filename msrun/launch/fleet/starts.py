@@ -139,7 +139,7 @@ class JobStarts:
                 terminal=self._user_terminal(spec, agents, stack),
             )
             run.start(on_directory)
-            result = run.finish(lambda lost: self._can_go_on(spec, lost, run.restarts))
+            result = run.finish(lambda: self._can_go_on(spec, run))
             self._plan = run.plan or self._plan
         if result is None:
             run.set_logs_aside()
@@ -171,12 +171,16 @@ class JobStarts:
         terminal = UserTerminal(rank, self._say, agents.links[node].send, has_terminal=spec.has_terminal)
         return stack.enter_context(terminal)
 
-    def _can_go_on(self, spec: LaunchSpec, lost: Mapping[int, str], restarts: int) -> bool:
+    def _can_go_on(self, spec: LaunchSpec, run: FleetRun) -> bool:
         """Choose hosts for another start; False when there may be none."""
-        if not spec.min_hosts or restarts >= self._spec.max_restarts or not self._choose(spec, lost):
+        if (
+            not spec.min_hosts
+            or run.restarts >= self._spec.max_restarts
+            or not self._choose(spec, run.lost, run.leaving)
+        ):
             return False
-        self._say("; ".join(lost.values()))
-        self._say_choice(f"restart {restarts + 1} of {self._spec.max_restarts}")
+        self._say("; ".join(run.lost.values()))
+        self._say_choice(f"restart {run.restarts + 1} of {self._spec.max_restarts}")
         return True
 
     def _start_without(self, spec: LaunchSpec, nodes: set[int], error: MsrunError) -> JobResult | None:
@@ -192,9 +196,10 @@ class JobStarts:
             self._say(problem)
         return JobResult(self._plan, failure, ())
 
-    def _choose(self, spec: LaunchSpec, lost: Iterable[int]) -> bool:
-        """Choose hosts without those that were lost; False when too few are left."""
-        if self._pool.lose([spec.host_entries[node] for node in lost]):
+    def _choose(self, spec: LaunchSpec, lost: Iterable[int], leaving: Iterable[int] = ()) -> bool:
+        """Choose hosts without those that were lost, and never again one that has left; False when too few remain."""
+        entries = spec.host_entries
+        if self._pool.lose([entries[node] for node in lost], [entries[node] for node in leaving]):
             return True
         self._say(f"not started again: fewer than {spec.min_hosts} hosts are left (--min_hosts){self._left_out()}")
         return False
@@ -204,8 +209,10 @@ class JobStarts:
         self._say(f"{what}: starting again on {names}{self._left_out()}")
 
     def _left_out(self) -> str:
-        names = ", ".join(entry.name for entry in self._pool.left_out)
-        return f"; left out, failed {MAX_FAILURES} times: {names}" if names else ""
+        failed = ", ".join(entry.name for entry in self._pool.left_out if entry not in self._pool.gone)
+        gone = ", ".join(entry.name for entry in self._pool.left_out if entry in self._pool.gone)
+        said = f"; left out, failed {MAX_FAILURES} times: {failed}" if failed else ""
+        return said + (f"; left by a signal: {gone}" if gone else "")
 
     def _say(self, text: str) -> None:
         say(text, quiet=self._quiet)

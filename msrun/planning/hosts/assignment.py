@@ -173,6 +173,8 @@ class HostPool:
         self._size = len(entries)
         self._min_hosts = min_hosts
         self._failures: Counter[HostEntry] = Counter()
+        self.gone: set[HostEntry] = set()
+        """Those that have left of their own accord."""
 
     @property
     def waiting(self) -> tuple[HostEntry, ...]:
@@ -182,17 +184,21 @@ class HostPool:
     @property
     def left_out(self) -> tuple[HostEntry, ...]:
         """The hosts that are tried no more."""
-        return tuple(entry for entry in self._all if self._failures[entry] >= MAX_FAILURES)
+        return tuple(entry for entry in self._all if not self._may_run(entry))
 
-    def lose(self, lost: Collection[HostEntry]) -> bool:
-        """Choose hosts for another start, after some have failed; False when there are too few.
+    def _may_run(self, entry: HostEntry) -> bool:
+        return entry not in self.gone and self._failures[entry] < MAX_FAILURES
+
+    def lose(self, lost: Collection[HostEntry], gone: Collection[HostEntry] = ()) -> bool:
+        """Choose hosts for another start, after some have failed or, `gone`, have left; False when there are too few.
 
         Hosts that run well stay, in their order. Behind them come spare ones, then those that have failed once, which
         may be back.
         """
         self._failures.update(lost)
+        self.gone.update(gone)
         staying = [entry for entry in self.chosen if entry not in lost]
-        others = [entry for entry in self._all if entry not in staying and self._failures[entry] < MAX_FAILURES]
+        others = [entry for entry in self._all if entry not in staying and self._may_run(entry)]
         others.sort(key=lambda entry: self._failures[entry])
         chosen = (*staying, *others)[: self._size]
         if len(chosen) < self._min_hosts:

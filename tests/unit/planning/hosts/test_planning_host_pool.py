@@ -37,6 +37,14 @@ def test_host_that_has_failed_twice_is_left_out() -> None:
     assert (names(pool.chosen), names(pool.left_out), names(pool.waiting)) == ("h0", "h1", "")
 
 
+def test_host_that_has_left_comes_back_in_no_start() -> None:
+    h = hosts(3)
+    pool = HostPool(h[:2], h[2:], 1)
+    assert pool.lose([h[0]], [h[0]])
+    assert (names(pool.chosen), names(pool.left_out), names(pool.waiting)) == ("h1 h2", "h0", "")
+    assert pool.lose([h[1]]) and names(pool.chosen) == "h2 h1"
+
+
 def test_too_few_hosts_are_none() -> None:
     h = hosts(2)
     pool = HostPool(h, [], 2)

@@ -32,6 +32,11 @@ WORLD_SIZE: Final = "WORLD_SIZE"
 LOCAL_WORLD_SIZE: Final = "LOCAL_WORLD_SIZE"
 GROUP_RANK: Final = "GROUP_RANK"
 GROUP_WORLD_SIZE: Final = "GROUP_WORLD_SIZE"
+ROLE_RANK: Final = "ROLE_RANK"
+ROLE_WORLD_SIZE: Final = "ROLE_WORLD_SIZE"
+ROLE_NAME: Final = "ROLE_NAME"
+TORCH_NCCL_ASYNC_ERROR_HANDLING: Final = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+"""1 as under torchrun, unless the user says otherwise."""
 MASTER_ADDR: Final = "MASTER_ADDR"
 MASTER_PORT: Final = "MASTER_PORT"
 TORCHELASTIC_RUN_ID: Final = "TORCHELASTIC_RUN_ID"
@@ -95,7 +100,18 @@ WORKER_SETTINGS: Final = frozenset({MSRUN_VERIFY, MSRUN_CPU_BACKEND, MSRUN_DEBUG
 """What the user sets for the workers, so they inherit it."""
 
 RANK_VARIABLES: Final = frozenset(
-    {RANK, LOCAL_RANK, GROUP_RANK, RANK_ID, DEVICE_ID, MS_NODE_ID, MS_NODE_RANK, MS_ROLE, MSRUN_SERVER_ADDRESS}
+    {
+        RANK,
+        LOCAL_RANK,
+        GROUP_RANK,
+        ROLE_RANK,
+        RANK_ID,
+        DEVICE_ID,
+        MS_NODE_ID,
+        MS_NODE_RANK,
+        MS_ROLE,
+        MSRUN_SERVER_ADDRESS,
+    }
 )
 """What makes a process a particular worker; the scheduler and the fork server never carry them."""
 
@@ -104,6 +120,8 @@ JOB_VARIABLES: Final = frozenset(
         WORLD_SIZE,
         LOCAL_WORLD_SIZE,
         GROUP_WORLD_SIZE,
+        ROLE_WORLD_SIZE,
+        ROLE_NAME,
         MASTER_ADDR,
         MASTER_PORT,
         TORCHELASTIC_RUN_ID,

@@ -30,6 +30,7 @@ ALLOWED = {
     "launch": {"planning", "cluster", "agent", "launch"} | _FOUNDATION,
     "cli": {"planning", "cluster", "agent", "launch", "cli"} | _FOUNDATION,
     "__main__": {"agent", "cli"},
+    "torchrun": {"agent", "cli"},
     "__init__": set(),
     "runtime": {"runtime"} | _FOUNDATION,
     "mindspore": {"runtime", "mindspore"} | _FOUNDATION,

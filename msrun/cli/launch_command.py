@@ -14,6 +14,7 @@ import click
 from click.core import ParameterSource
 
 from msrun import __version__, contract
+from msrun.cli.aliases import translate
 from msrun.cli.build_spec import build_simulation, build_spec
 from msrun.cli.commands import (
     end_warm_servers,
@@ -149,6 +150,9 @@ def _spec(options: dict[str, Any], sources: Sources) -> LaunchSpec:
             options = host_list.apply(options, given)
     elif options["discover"]:
         options = _discover(options, given, sources)
+    is_alone = "local_worker_num" in given and not {"worker_num", "node_rank", "master_addr"} & given
+    if is_alone and not any(setting.name == "worker_num" for setting in sources.settings):
+        options = {**options, "worker_num": options["local_worker_num"]}
     spec = replace(
         build_spec(options, dict(os.environ)),
         settings=sources.settings,
@@ -305,7 +309,20 @@ def _has_directory() -> bool:
     return True
 
 
-def _start(words: list[str], sources: Sources) -> int:
+def _in_own_words(words: list[str]) -> tuple[list[str], str]:
+    """Return a command line without the words of other launchers, and which of those change nothing."""
+
+    def count() -> int:
+        from msrun.launch.host_discovery import count_devices
+
+        return count_devices("auto", os.environ)
+
+    told = translate(words, os.environ, count)
+    text = f"{', '.join(told.without_effect)}: taken, and without effect here" if told.without_effect else ""
+    return told.words, text
+
+
+def _start(words: list[str], sources: Sources, hint: str = "") -> int:
     """Run the command that the words begin with: `examples`, `trace`, `estimate`, or else the job."""
     named = dict(zip(COMMANDS, (examples_command, trace_command, estimate_command), strict=True))
     if words and words[0] in named:
@@ -315,7 +332,7 @@ def _start(words: list[str], sources: Sources) -> int:
         if isinstance(text, str):  # click itself has printed --help
             print_text(text)
         return contract.EXIT_OK
-    sources.hint = describe_separate_value(words)
+    sources.hint = describe_separate_value(words) or hint
     return int(command.main(words, prog_name="msrun", standalone_mode=False, obj=sources) or 0)
 
 
@@ -325,7 +342,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     words = list(sys.argv[1:] if argv is None else argv)
     sources = Sources()
     try:
-        status = _start(words, sources)
+        words, hint = _in_own_words(words)
+        status = _start(words, sources, hint)
     except MsrunError as error:
         if _wants_tracebacks(words, sources):
             raise

@@ -37,7 +37,7 @@ def script_index(words: Sequence[str]) -> int:
 
 
 def _walk(words: Sequence[str]) -> tuple[list[int], int]:
-    takes_value = _options_with_value() - set(OPTIONAL_VALUES)
+    takes_value = options_with_value()
     found: list[int] = []
     index = 0
     while index < len(words) and words[index].startswith("-") and words[index] not in ("--", "-m"):
@@ -56,24 +56,21 @@ def long_options() -> set[str]:
     return {underscored(spelling) for parameter in OPTIONS for spelling in parameter.opts if spelling.startswith("--")}
 
 
-def _options_with_value() -> set[str]:
+def options_with_value() -> set[str]:
+    """Return the long options that take the word after them, spelled with underscores."""
     return {
         underscored(spelling)
         for parameter in OPTIONS
         if isinstance(parameter, click.Option) and not parameter.is_flag
         for spelling in parameter.opts
         if spelling.startswith("--")
-    }
+    } - set(OPTIONAL_VALUES)
 
 
-_WORKERS = "--worker_num (workers of the job)"
-_EACH = "--worker_num (workers of the job) or, for several hosts, --local_worker_num (on each)"
 _HOSTS = "--hosts h1:8,h2:8 (with the number of workers on each)"
 LEAVE_OUT = "leave it out"
-_MEETING = "leave it out: hosts meet at --master_addr and --master_port, one host needs neither"
 _OF_SCHEDULER = "leave it out: it is for srun, salloc or sbatch, which start msrun"
 _OF_SCRIPT = "leave it out: it is for the script to decide"
-_TAIL = "--tail_worker_log (ranks to show here; every rank has a log of its own)"
 
 SHARED = frozenset({"--help", "--version", "--config", "--debug", "--quiet", "--env", "--json"})
 """Options that hardly any script means for its launcher."""
@@ -82,62 +79,22 @@ LISTS = ("--hosts", "--include", "--exclude", "--tail_worker_log", "--signals")
 """Options with values between commas."""
 
 FOREIGN_OPTIONS = {
-    "-n": ("mpirun's and srun's", _WORKERS),
-    "-np": ("mpirun's", _WORKERS),
-    "--np": ("mpirun's", _WORKERS),
-    "--ntasks": ("srun's", _WORKERS),
-    "--num_processes": ("accelerate's", _WORKERS),
-    "--nproc_per_node": ("torchrun's", _EACH),
-    "--num_gpus": ("deepspeed's", _EACH),
-    "--ntasks_per_node": ("srun's", _EACH),
-    "--npernode": ("mpirun's", _EACH),
-    "-npernode": ("mpirun's", _EACH),
     "-N": ("mpirun's and srun's", "--local_worker_num (workers on each host) or --hosts (the hosts)"),
     "--nodes": ("srun's", _HOSTS),
-    "--num_nodes": ("deepspeed's", _HOSTS),
-    "--num_machines": ("accelerate's", _HOSTS),
     "--nodelist": ("srun's", _HOSTS),
     "-w": ("srun's", _HOSTS),
-    "-H": ("mpirun's", _HOSTS),
-    "--host": ("mpirun's", _HOSTS),
-    "-hostfile": ("mpirun's", "--hostfile"),
-    "--machinefile": ("mpirun's", "--hostfile"),
-    "-machinefile": ("mpirun's", "--hostfile"),
-    "--machine_rank": ("accelerate's", "--node_rank"),
-    "--main_process_ip": ("accelerate's", "--master_addr"),
-    "--main_process_port": ("accelerate's", "--master_port"),
-    "--standalone": ("torchrun's", "leave it out: a job without --hosts runs on this host alone"),
-    "--rdzv_backend": ("torchrun's", _MEETING),
-    "--rdzv_endpoint": ("torchrun's", _MEETING),
-    "--rdzv_id": ("torchrun's", _MEETING),
-    "--rdzv_conf": ("torchrun's", _MEETING),
-    "--no_python": ("torchrun's", "leave it out: SCRIPT may be any executable"),
-    "--module": ("torchrun's and accelerate's", "-m"),
-    "--tee": ("torchrun's", _TAIL),
-    "--redirects": ("torchrun's", _TAIL),
-    "--local_ranks_filter": ("torchrun's", _TAIL),
     "--config_file": ("accelerate's", "--config"),
-    "--multi_gpu": ("accelerate's", LEAVE_OUT),
     "--gpu_ids": ("accelerate's", "CUDA_VISIBLE_DEVICES in the environment"),
-    "--cpu": ("accelerate's", "--device_target cpu"),
     "--mixed_precision": ("accelerate's", _OF_SCRIPT),
     "--dynamo_backend": ("accelerate's", _OF_SCRIPT),
     "--use_fsdp": ("accelerate's", _OF_SCRIPT),
     "--use_deepspeed": ("accelerate's", _OF_SCRIPT),
     "--num_cpu_threads_per_process": ("accelerate's", "OMP_NUM_THREADS in the environment"),
-    "-x": ("mpirun's", "--env NAME or --env NAME=VALUE"),
     "--export": ("srun's", "--env NAME or --env NAME=VALUE"),
-    "-wd": ("mpirun's", "--chdir"),
-    "-wdir": ("mpirun's", "--chdir"),
     "--bind_to": ("mpirun's", "--bind_core"),
     "--map_by": ("mpirun's", "--bind_core"),
     "--cpu_bind": ("srun's", "--bind_core"),
     "--output": ("srun's", "--log_dir"),
-    "--output_filename": ("mpirun's", "--log_dir"),
-    "--tag_output": ("mpirun's", _TAIL),
-    "-tag-output": ("mpirun's", _TAIL),
-    "--label": ("srun's", _TAIL),
-    "-l": ("srun's", _TAIL),
     "--gres": ("srun's", _OF_SCHEDULER),
     "--gpus": ("srun's", _OF_SCHEDULER),
     "--gpus_per_node": ("srun's", _OF_SCHEDULER),
@@ -149,14 +106,12 @@ FOREIGN_OPTIONS = {
     "-p": ("srun's", _OF_SCHEDULER),
     "--time": ("srun's", _OF_SCHEDULER),
     "--exclusive": ("srun's", _OF_SCHEDULER),
-    "--monitor_interval": ("torchrun's", LEAVE_OUT),
+    "--signals_to_handle": ("torchrun's", "leave it out: TERM, INT, HUP and QUIT always end the job in good order"),
     "--mca": ("mpirun's", LEAVE_OUT),
     "-mca": ("mpirun's", LEAVE_OUT),
-    "--report_bindings": ("mpirun's", LEAVE_OUT),
-    "--oversubscribe": ("mpirun's", LEAVE_OUT),
-    "--allow_run_as_root": ("mpirun's", LEAVE_OUT),
 }
-"""Option of another launcher, dashes as underscores -> whose it is and what to write here."""
+"""Option of another launcher that msrun does not take (see `aliases` for those that it does), dashes as underscores ->
+whose it is and what to write here."""
 
 
 def reject_foreign_options(words: Sequence[str]) -> None:

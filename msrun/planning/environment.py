@@ -74,6 +74,8 @@ def common_environment(
             contract.WORLD_SIZE: str(world_size),
             contract.LOCAL_WORLD_SIZE: str(local_world_size),
             contract.GROUP_WORLD_SIZE: str(group_world_size),
+            contract.ROLE_WORLD_SIZE: str(world_size),
+            contract.ROLE_NAME: "default",
             contract.MASTER_ADDR: master_addr,
             contract.MASTER_PORT: str(master_port),
             contract.TORCHELASTIC_RUN_ID: job_id,
@@ -111,6 +113,8 @@ def early_environment(*, caller: Mapping[str, str], extra: Mapping[str, str], th
     """
     env = {"PYTHONUNBUFFERED": "1"}
     env["TORCH_GLOO_LAZY_INIT"] = caller.get("TORCH_GLOO_LAZY_INIT", "1")  # connect pairs when they first talk
+    handling = contract.TORCH_NCCL_ASYNC_ERROR_HANDLING
+    env[handling] = caller.get(handling, "1")
     if "PYTHONFAULTHANDLER" not in caller:
         env["PYTHONFAULTHANDLER"] = "1"  # a crash in native code shows where Python was
     if "OMP_NUM_THREADS" not in caller:
@@ -124,6 +128,7 @@ def rank_environment(*, global_rank: int, local_rank: int, node_rank: int, devic
         contract.RANK: str(global_rank),
         contract.LOCAL_RANK: str(local_rank),
         contract.GROUP_RANK: str(node_rank),
+        contract.ROLE_RANK: str(global_rank),
         contract.MS_ROLE: contract.ROLE_WORKER,
         contract.MS_NODE_ID: str(global_rank),
         contract.MS_NODE_RANK: str(node_rank),

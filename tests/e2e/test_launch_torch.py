@@ -49,6 +49,51 @@ def test_plain_torch_script_gives_the_result_it_gives_under_torchrun(
     assert results[0]["sum"] == [0.0, 3.0, 6.0, 9.0]
 
 
+NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK")
+NAMES += ("ROLE_WORLD_SIZE", "ROLE_NAME", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCHELASTIC_RESTART_COUNT")
+NAMES += ("TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_USE_AGENT_STORE")
+LINES = {
+    "number": "--nproc-per-node=2 {script} --nproc-per-node 9",
+    "standalone": "--standalone --nnodes=1 --nproc_per_node 2 --max-restarts 3 {script} -m",
+    "rendezvous": "--nnodes 1 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint localhost:0 --rdzv-id j {script}",
+    "module": "-m --nproc-per-node=2 seen --lr 0.1",
+    "executable": "--no-python --nproc-per-node 2 {python} {script} a b",
+    "default": "{script}",
+}
+
+
+@pytest.fixture
+def seen(tmp_path: Path) -> Path:
+    """A program that writes down what it is told by its launcher; `seen` as a module."""
+    path = tmp_path / "seen.py"
+    path.write_text(
+        "import json, os, sys\n"
+        f"env = {{name: os.environ.get(name) for name in {NAMES}}}\n"
+        "open(f'result_{os.environ[\"RANK\"]}.json', 'w').write(json.dumps([env, sys.argv[1:], __name__]))\n"
+    )
+    return path
+
+
+def line_of(name: str, seen: Path) -> list[str]:
+    return LINES[name].format(script=seen, python=sys.executable).split()
+
+
+@pytest.mark.parametrize("name", one_fast("standalone", *(name for name in LINES if name != "standalone")))
+def test_line_of_torchrun_gives_the_workers_what_torchrun_gives_them(
+    msrun: JobRunner, tmp_path: Path, seen: Path, name: str
+) -> None:
+    """By msrun itself where the line says how many workers there are, and with torchrun's defaults by its front end."""
+    told = []
+    commands = [TORCHRUN[:3], [sys.executable, "-m", "msrun.torchrun"]]
+    for command in commands if name == "default" else [*commands, [sys.executable, "-m", "msrun"]]:
+        finished = msrun.run(*line_of(name, seen), cwd=tmp_path, command=command)
+        assert finished.code == 0, finished.stderr
+        told.append(read_results(tmp_path))
+        for path in tmp_path.glob("result_*.json"):
+            path.unlink()
+    assert told[0] and all(one == told[0] for one in told)
+
+
 def test_workers_of_torch_are_forked_by_default(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     finished = msrun.run("--worker_num=2", workers / "all_reduce.py", cwd=tmp_path)
     assert finished.code == 0, finished.stderr

@@ -52,7 +52,7 @@ WRONG = {
     "unknown option": (["--worker_nmu=2", "train.py"], r"--worker_nmu: no such option \(did you mean --worker_num\?\)"),
     "dashes in an unknown option": (["--log-dri=x", "train.py"], r"--log-dri: .*did you mean --log-dir\?"),
     "abbreviation": (["--worker=2", "train.py"], r"--worker: no such option .did you mean --worker_num"),
-    "short option": (["-n", "2", "train.py"], r"-n is mpirun's and srun's, .*did you mean --worker_num"),
+    "short option": (["-N", "2", "train.py"], r"-N is mpirun's and srun's, .*did you mean --local_worker_num"),
     "option without its value": (["--worker_num"], r"--worker_num: no value after it; msrun --help"),
     "join": (["--join=maybe", "train.py"], r"--join: 'maybe': give True or False"),
     "dry run": (["--dry_run=yaml", "train.py"], r"--dry_run: 'yaml' is not one of 'text', 'json'"),

@@ -49,6 +49,7 @@ def test_common_and_rank_variables_are_those_of_the_contract() -> None:
         "PYTHONFAULTHANDLER",
         "PYTHONUNBUFFERED",
         "TORCH_GLOO_LAZY_INIT",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
         "OMP_NUM_THREADS",
     }
     at_times = {contract.MSRUN_SIM_LEVEL, contract.MSRUN_SIM_DEVICE, contract.MSRUN_SIM_ESTIMATE}

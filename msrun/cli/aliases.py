@@ -111,7 +111,7 @@ def translate(argv: Sequence[str], environ: Mapping[str, str], count_devices: Ca
         if _takes_value(plain) and not has_value:
             index += 1
             if index >= end:
-                raise UsageError(f"{name}: no value after it; see msrun --help")
+                raise UsageError(f"{name}: no value after it; msrun --help says what it takes")
             value = argv[index]
         _take(name, plain, value, argv[index], done, found)
         index += 1

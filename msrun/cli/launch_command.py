@@ -151,7 +151,11 @@ def _spec(options: dict[str, Any], sources: Sources) -> LaunchSpec:
     elif options["discover"]:
         options = _discover(options, given, sources)
     is_alone = "local_worker_num" in given and not {"worker_num", "node_rank", "master_addr"} & given
-    if is_alone and options["local_worker_num"] > 0 and not any(setting.name == "worker_num" for setting in sources.settings):
+    if (
+        is_alone
+        and options["local_worker_num"] > 0
+        and not any(setting.name == "worker_num" for setting in sources.settings)
+    ):
         options = {**options, "worker_num": options["local_worker_num"]}
     spec = replace(
         build_spec(options, dict(os.environ)),

@@ -17,6 +17,7 @@ from job_runner import REPOSITORY
 from launch_templates.cli import cli as launch_template
 from msrun import contract, runtime
 from msrun.cli import command as msrun
+from msrun.cli.aliases import translate
 from msrun.cli.sources import Sources
 from msrun.cli.words import normalise
 from msrun.errors import UsageError
@@ -155,7 +156,7 @@ def find_usage_error(words: list[str]) -> str:
                 parent.token_normalize_func = UNDERSCORED if words[0] == "ranktable" else None
                 command.make_context(words[1], own, parent=parent)
         else:
-            command.make_context(words[0], normalise(own), obj=Sources())
+            command.make_context(words[0], normalise(translate(own, {}, lambda: 1).words), obj=Sources())
     except UsageError:
         return ""  # a file of the reader's that is not here; only a --config is opened so early
     except click.ClickException as error:

@@ -96,7 +96,11 @@ MSRUN_CPU_BACKEND: Final = "MSRUN_CPU_BACKEND"
 MSRUN_DEBUG: Final = "MSRUN_DEBUG"
 """1: tracebacks in the logs hold every frame, also those inside msrun and torch's capture. The user sets it."""
 
-WORKER_SETTINGS: Final = frozenset({MSRUN_VERIFY, MSRUN_CPU_BACKEND, MSRUN_DEBUG})
+MSRUN_MINDSPORE_SEMANTICS: Final = "MSRUN_MINDSPORE_SEMANTICS"
+"""mindspore (default) or torch: what a process that imports msrun.mindspore means by its defaults. The user sets it, or
+--mindspore_semantics."""
+
+WORKER_SETTINGS: Final = frozenset({MSRUN_VERIFY, MSRUN_CPU_BACKEND, MSRUN_DEBUG, MSRUN_MINDSPORE_SEMANTICS})
 """What the user sets for the workers, so they inherit it."""
 
 RANK_VARIABLES: Final = frozenset(

@@ -27,6 +27,8 @@ from required_wings import (  # noqa: F401 - hooks
 )
 from slow_share import keep_share
 
+from msrun import contract
+
 # Before any test imports torch: its idle threads would spin for more work, at the cost of the tests beside.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -111,6 +113,13 @@ def clean_environ(descriptors_are_closed: None, monkeypatch: pytest.MonkeyPatch)
     """
     for name in [name for name in os.environ if is_job_variable(name)]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def means_torch(request: pytest.FixtureRequest, clean_environ: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let defaults mean torch's in unit tests, whoever has imported msrun.mindspore, but in those of msrun.mindspore."""
+    if UNIT in request.path.parents and request.path.parent != UNIT / "mindspore":
+        monkeypatch.setenv(contract.MSRUN_MINDSPORE_SEMANTICS, "torch")
 
 
 @pytest.fixture(autouse=True)

@@ -67,6 +67,7 @@ def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
         min_hosts=options["min_hosts"] or 0,
         start_method=options["start_method"],
         mindspore=options["mindspore"],
+        mindspore_semantics=options["mindspore_semantics"],
         device_target=options["device_target"],
         is_warm=options["warm"],
         warm_time_min=options["warm_time"],

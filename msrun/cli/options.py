@@ -145,6 +145,16 @@ GROUPS: dict[str, list[click.Option]] = {
             "the first of them that this Python has.",
         ),
         option(
+            "mindspore_semantics",
+            "WHOSE",
+            type=click.Choice(["mindspore", "torch"]),
+            default="mindspore",
+            show_default=True,
+            help="What defaults mean in scripts of msrun.mindspore. mindspore: gradients, losses of copies and micro "
+            "batches are summed, each rank reads whole data sets and has its own loss. torch: means, and each rank "
+            "reads its part.",
+        ),
+        option(
             "preload",
             "MODULE",
             multiple=True,

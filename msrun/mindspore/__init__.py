@@ -56,6 +56,7 @@ from msrun.mindspore.tensor import add_parameter_methods
 from msrun.mindspore.tensor_methods import add_tensor_methods
 from msrun.mindspore.train import *  # noqa: F403
 from msrun.runtime import recompute
+from msrun.runtime.parallel.scaling import choose_default_compat
 
 __version__ = "2.10.0"
 """The MindSpore whose words these are."""
@@ -72,6 +73,7 @@ __all__ = [
     *_tensor.__all__, *train.__all__,
 ]  # fmt: skip
 
+choose_default_compat("mindspore")
 add_tensor_methods()
 add_parameter_methods()
 add_import_paths(__name__)

@@ -8,12 +8,13 @@ import numpy as np
 import torch
 
 from msrun.errors import UsageError
+from msrun.runtime.data import config
 
 _seed: int | None = None
 
 
 def set_seed(seed: int) -> None:
-    """Seed torch, numpy and Python. Every rank gives the same seed.
+    """Seed torch, numpy, Python and data sets. Every rank gives the same seed.
 
     Raises:
         UsageError: no whole number of 0 or more, below 2**32.
@@ -25,6 +26,7 @@ def set_seed(seed: int) -> None:
     torch.manual_seed(seed)
     np.random.seed(seed)
     random.seed(seed)
+    config.set_seed(seed)
 
 
 def get_seed() -> int | None:

@@ -29,21 +29,26 @@ def settle_mindspore(spec: LaunchSpec, host: HostFacts) -> LaunchSpec:
         raise UsageError("--mindspore real: this Python has no mindspore; pip install mindspore, or leave it out")
     if spec.mindspore == "torch" and not host.has_torch:
         raise UsageError("--mindspore torch: this Python has no torch; pip install 'msrun[runtime]'")
+    if spec.mindspore_semantics == "torch" and spec.mindspore == "real":
+        raise UsageError("--mindspore_semantics torch with --mindspore real: MindSpore has its own; leave one out")
     if spec.mindspore != "auto":
         return spec
     if not any(imports_package(file, "mindspore") for file in spec.program.files(spec.working_directory)):
         return replace(spec, mindspore="none")
-    return replace(spec, mindspore="real" if host.mindspore_version else "torch" if host.has_torch else "none")
+    has_real = host.mindspore_version and spec.mindspore_semantics == "mindspore"
+    return replace(spec, mindspore="real" if has_real else "torch" if host.has_torch else "none")
 
 
 def mindspore_environment(spec: LaunchSpec, caller: Mapping[str, str]) -> dict[str, str]:
     """Return what workers, and the process that they are forked from, need of the environment for their mindspore."""
     if spec.mindspore == "real":
         return {contract.MS_TOPO_TIMEOUT: str(spec.cluster_time_out_s)}
+    semantics = {contract.MSRUN_MINDSPORE_SEMANTICS: "torch"} if spec.mindspore_semantics == "torch" else {}
     if spec.mindspore == "torch":
         before = {**caller, **dict(spec.env)}.get("PYTHONPATH", "")
-        return {"PYTHONPATH": os.pathsep.join([before, str(POSING_FOLDER)] if before else [str(POSING_FOLDER)])}
-    return {}
+        path = os.pathsep.join([before, str(POSING_FOLDER)] if before else [str(POSING_FOLDER)])
+        return {"PYTHONPATH": path, **semantics}
+    return semantics
 
 
 def mindspore_port(store_port: int) -> int:

@@ -15,6 +15,7 @@ from msrun.errors import UsageError
 ProgramKind = Literal["script", "module", "executable"]
 StartMethod = Literal["auto", "fork", "exec"]
 MindSporeKind = Literal["auto", "real", "torch", "none"]
+MindSporeSemantics = Literal["mindspore", "torch"]
 
 PYTHON_WORDS = frozenset({"python", "python3"})
 COMMANDS = ("examples", "trace", "estimate")

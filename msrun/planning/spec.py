@@ -17,7 +17,7 @@ from msrun.planning.hosts.forwarded import check_patterns
 from msrun.planning.hosts.host_entry import MAX_PORT, HostEntry, check_user
 from msrun.planning.placement.bind_options import CoreBinding
 from msrun.planning.placement.host import DeviceTarget
-from msrun.planning.program import MindSporeKind, Program, StartMethod
+from msrun.planning.program import MindSporeKind, MindSporeSemantics, Program, StartMethod
 from msrun.planning.settings import Setting
 from msrun.planning.tls_spec import TlsSpec
 from ranktable.hostlist.brackets import shorten
@@ -213,6 +213,8 @@ class LaunchSpec:
     start_method: StartMethod = "auto"
     mindspore: MindSporeKind = "auto"
     """Which `mindspore` the workers import: MindSpore itself, msrun.mindspore, or whatever Python finds (none)."""
+    mindspore_semantics: MindSporeSemantics = "mindspore"
+    """What defaults mean in scripts of msrun.mindspore."""
     device_target: DeviceTarget = "auto"
     is_warm: bool = False
     """Whether the job starts from a warm server, and leaves one."""

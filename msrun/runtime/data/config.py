@@ -10,14 +10,17 @@ from dataclasses import dataclass
 
 from msrun.errors import UsageError, near_miss
 from msrun.runtime.data.parameters import parse_count
+from msrun.runtime.data.sharding import find_compat
 
 START_METHODS = ("auto", "fork", "forkserver", "spawn")
 MAX_SEED = 2**63 - 1
+UNSET_SEED = 5489
+"""MindSpore's, before one is set: that of std::mt19937."""
 
 
 @dataclass
 class _Settings:
-    seed: int = 0
+    seed: int | None = None
     num_parallel_workers: int = 0
     prefetch_size: int = 2
     start_method: str = "auto"
@@ -37,7 +40,14 @@ def set_seed(seed: int) -> None:
 
 def get_seed() -> int:
     """Return the seed of datasets without one of their own."""
-    return _settings.seed
+    if _settings.seed is not None:
+        return _settings.seed
+    return UNSET_SEED if find_compat() == "mindspore" else 0
+
+
+def has_seed() -> bool:
+    """Return whether a seed has been set."""
+    return _settings.seed is not None
 
 
 def set_num_parallel_workers(num: int) -> None:

@@ -28,6 +28,8 @@ class Dataset(DataPipeline):
     `num_shards` and `shard_id` choose the part to read. Left out, they follow the job: one shard per rank of the
     initialised world, everything when there is none. `num_shards=1` makes every rank read everything.
     `num_samples` keeps the first so many samples of the whole dataset, before it is shuffled and split.
+    Where MindSpore's meaning holds, everything is read without `num_shards`, and in another order on each rank unless a
+    seed is set; `num_samples` then counts those of a shard, after the shuffle.
     `shuffle` None is True. `seed` must be the same on all ranks; None is `config.get_seed()`.
 
     `num_parallel_workers` processes read and transform steps ahead of the loop; 0: the loop does it itself, None:
@@ -68,7 +70,7 @@ class Dataset(DataPipeline):
             "epoch": epoch,
             "step": step,
             "seed": self._seed,
-            "global_batch_size": self._batch_size * shard.num_shards,
+            "global_batch_size": self._batch_size * (self._asked_shard or shard).num_shards,
             "steps_per_epoch": steps_per_epoch,
         }
 

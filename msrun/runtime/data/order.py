@@ -10,8 +10,8 @@ A sample is a row (pass number, sample index) of int64: samples are an (n, 2) ar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
 
 import numpy as np
 
@@ -53,6 +53,15 @@ class Samples:
         if self.is_shuffled:
             keys[:, 1] = _random_state(self.seed, pass_number, 0).permutation(self.num_samples)
         return keys
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows of the source, from the first on, there are to be in any order."""
+        return self.num_samples
+
+    def over(self, num_samples: int) -> Self:
+        """Return the same order of another number of samples."""
+        return replace(self, num_samples=num_samples)
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,14 @@
 The sharding law: with N shards and `batch(B)`, the batches k of shards 0 .. N-1, put one after the other, are batch k
 of the unsharded dataset with `batch(B * N)`, in every epoch; there are floor(n / (B * N)) of them. So a job of any
 size trains on the same global batches as one process. It holds because each process computes the whole order.
+
+Where MindSpore's meaning holds, a dataset without `num_shards` is whole on every rank, `mindspore_order.py`.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy as np
 from msrun.errors import UsageError, near_miss
 from msrun.runtime.data import config
 from msrun.runtime.data.combined import ConcatenatedSource, MappedSource, ZippedSource
+from msrun.runtime.data.mindspore_order import MindSporeSamples, seed_of_rank
 from msrun.runtime.data.operations import ColumnChoice, MapStep, check_operations, replace_columns
 from msrun.runtime.data.order import (
     Batched,
@@ -29,7 +31,7 @@ from msrun.runtime.data.order import (
     draw_permutation,
 )
 from msrun.runtime.data.parameters import parse_count, parse_sizes
-from msrun.runtime.data.sharding import Shard, check_shard, find_world_shard
+from msrun.runtime.data.sharding import Shard, check_shard, find_compat, find_rank, find_world_shard
 from msrun.runtime.data.source import SampleSource
 
 
@@ -50,14 +52,21 @@ class DataPipeline:
         shard_id: int | None = None,
         seed: int | None = None,
     ) -> None:
-        num_kept = source.num_samples
-        if num_samples is not None:
-            num_kept = min(num_kept, parse_count("num_samples", num_samples, minimum=1))
+        limit = None if num_samples is None else parse_count("num_samples", num_samples, minimum=1)
         self._source = source
         self._asked_shard = check_shard(num_shards, shard_id)
         self._seed = parse_seed(seed)
         self._num_workers = check_workers(num_parallel_workers)
-        self._order: Order = Samples(num_kept, self._seed, is_shuffled=shuffle is not False)
+        self._is_mindspore = find_compat() == "mindspore"
+        self._order: Order
+        if self._is_mindspore:
+            shard, first_seed = self._asked_shard or Shard(1, 0), self._seed + (self._asked_shard is not None)
+            if self._asked_shard is None and seed is None and not config.has_seed():
+                self._seed = first_seed = seed_of_rank(find_rank())
+            self._order = MindSporeSamples(source.num_samples, first_seed, shuffle is not False, False, shard, limit)
+        else:
+            num_kept = source.num_samples if limit is None else min(source.num_samples, limit)
+            self._order = Samples(num_kept, self._seed, is_shuffled=shuffle is not False)
         self._depth = 1
         self._batch_size = 1
         self._steps: tuple[MapStep | ColumnChoice, ...] = ()
@@ -103,8 +112,12 @@ class DataPipeline:
             )
         return changed
 
-    def batch(self, batch_size: int, drop_remainder: bool = True, num_parallel_workers: int | None = None) -> Self:
+    def batch(
+        self, batch_size: int, drop_remainder: bool | None = None, num_parallel_workers: int | None = None
+    ) -> Self:
         """Join `batch_size` samples of this shard; `drop_remainder` leaves out the incomplete last global batch.
+
+        None: True, or False where MindSpore's meaning holds.
 
         Raises:
             UsageError: already batched, a size below 1, or a kept rest that the shards cannot share evenly.
@@ -112,7 +125,8 @@ class DataPipeline:
         batch_size = parse_count("batch_size", batch_size, minimum=1)
         if self._order.is_batched:
             raise UsageError("batch: the dataset is batched already; call batch once")
-        changed = self._with_order(Batched(self._order, batch_size, drop_remainder), num_parallel_workers)
+        drops = not self._is_mindspore if drop_remainder is None else drop_remainder
+        changed = self._with_order(Batched(self._order, batch_size, drops), num_parallel_workers)
         changed._batch_size = batch_size
         changed.get_dataset_size()  # an uneven rest is reported here, where the user can see the call
         return changed
@@ -244,18 +258,19 @@ class DataPipeline:
     def _as_rows(self, method: str) -> MappedSource:
         if not isinstance(self._order, Samples):
             raise UsageError(f"{method}: after shuffle, take, skip, repeat or batch; call {method} before them")
-        return MappedSource(self._source, self._steps, self._column_names, np.arange(self._order.num_samples))
+        return MappedSource(self._source, self._steps, self._column_names, np.arange(self._order.num_rows))
 
     def _from_rows(self, source: SampleSource) -> Self:
         """Return a pipeline over another source, ordered as this one."""
         assert isinstance(self._order, Samples)
         changed = self._copy()
         changed._source, changed._steps, changed._column_names = source, (), tuple(source.column_names)
-        changed._order = replace(self._order, num_samples=source.num_samples)
+        changed._order = self._order.over(source.num_samples)
         return changed
 
     def _shard(self) -> Shard:
-        return self._asked_shard or find_world_shard()
+        """Return which part of every global batch this process reads; MindSpore's shards are parts of the samples."""
+        return Shard(1, 0) if self._is_mindspore else self._asked_shard or find_world_shard()
 
     def _copy(self, num_parallel_workers: int | None = None) -> Self:
         changed = copy.copy(self)

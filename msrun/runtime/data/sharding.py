@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from msrun import contract
 from msrun.errors import UsageError
 from msrun.runtime.data.parameters import parse_count
 
@@ -51,6 +53,23 @@ def find_world_shard() -> Shard:
     if not is_initialized():
         return Shard(1, 0)
     return Shard(get_group_size(), get_rank())
+
+
+def find_rank() -> int:
+    """Return this process's rank, also before the world is initialised."""
+    from msrun.runtime.world import get_rank, is_initialized
+
+    if is_initialized():
+        return get_rank()
+    rank = os.environ.get(contract.RANK, "")
+    return int(rank) if rank.isdecimal() else 0
+
+
+def find_compat() -> str:
+    """Return whose meaning holds for datasets that are made now, "torch" or "mindspore"."""
+    from msrun.runtime.parallel.scaling import find_compat as find
+
+    return find()
 
 
 def find_world_device() -> torch.device | None:

@@ -20,7 +20,7 @@ from msrun.runtime.parallel.parameters.fusion_config import parse_comm_fusion
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec
 from msrun.runtime.parallel.pipeline.pipeline import PipelineSpec
 from msrun.runtime.parallel.pipeline.schedule import choose_schedule
-from msrun.runtime.parallel.scaling import Compat, check_compat
+from msrun.runtime.parallel.scaling import Compat, check_compat, current_compat, find_compat
 from msrun.runtime.parallel.search_settings import RECURSIVE, SearchSettings, check_search_mode
 from msrun.runtime.parallel.settings import ParallelSettings, check_mode
 
@@ -50,7 +50,8 @@ def set_auto_parallel_context(**words: Any) -> None:
             of files that are written at the first call of every AutoParallel), search_mode or its alias
             auto_parallel_search_mode and sharding_propagation (how AUTO_PARALLEL searches; recursive_programming by
             default), strategy_ckpt_load_file (how checkpoints
-            given to `load_distributed_checkpoint` were cut); and our own `compat`, "torch" or "mindspore".
+            given to `load_distributed_checkpoint` were cut); and our own `compat`, "torch" or "mindspore", which also
+            says what datasets without `num_shards` read.
 
     Raises:
         StrategyError: an unknown word, a value out of its range, or a word that nothing here obeys. Then nothing is
@@ -69,6 +70,7 @@ def set_auto_parallel_context(**words: Any) -> None:
                 f"set_auto_parallel_context({word}=...): unknown word{near_miss(word, known)}; "
                 f"known are {', '.join(_CHECKS)}"
             )
+    current_compat.set(words.pop("compat", current_compat.get()))
     _chosen.set({**_chosen.get(), **words})
 
 
@@ -89,11 +91,12 @@ def get_auto_parallel_context(name: str) -> Any:
 
 def reset_auto_parallel_context() -> None:
     """Forget every word that was set."""
+    current_compat.set(None)
     _chosen.set(MappingProxyType({}))
 
 
 def default_settings(parallel_mode: str | None, compat: Compat | None) -> ParallelSettings:
-    """Return the settings of a new AutoParallel: what its caller says, else the context, else semi_auto and torch.
+    """Return the settings of a new AutoParallel: what its caller says, else the context, else semi_auto and the process's compat.
 
     Raises:
         StrategyError: words that contradict each other, the mode or the world.
@@ -101,7 +104,7 @@ def default_settings(parallel_mode: str | None, compat: Compat | None) -> Parall
     chosen = _chosen.get()
     _check_place(chosen)
     word = parallel_mode if parallel_mode is not None else chosen.get("parallel_mode", "semi_auto")
-    settings = ParallelSettings(word, compat or chosen.get("compat", "torch"), search=_search(word, chosen))
+    settings = ParallelSettings(word, compat or find_compat(), search=_search(word, chosen))
     changes = _changes(chosen)
     for setter, values in changes.items():
         settings.check_setter(setter, values)
@@ -193,12 +196,12 @@ def _check_place(chosen: Mapping[str, Any]) -> None:
 
 
 def _defaults() -> dict[str, Any]:
-    compat = _chosen.get().get("compat", "torch")
+    compat = find_compat()
     return {
         "device_num": world.get_group_size(),
         "global_rank": world.get_rank(),
         "parallel_mode": ParallelMode.STAND_ALONE,
-        "compat": "torch",
+        "compat": compat,
         "gradients_mean": compat == "torch",
         "gradient_fp32_sync": True,
         "parameter_broadcast": compat == "torch",

@@ -1,7 +1,8 @@
 """The one place that says how the losses of parts make the loss of the whole.
 
 torch (default): the loss of a step is the mean over its parts, so a mean loss stays the mean over the global batch
-however the batch is divided. mindspore: losses of parts are added up. Of n copies (`MicroBatchInterleaved`) gradients
+however the batch is divided. mindspore: losses of parts are added up, and in the modes without capture those of the
+ranks too. Of n copies (`MicroBatchInterleaved`) gradients
 are added up as well, so they are n times as large, which there is left to the learning rate; of n micro batches
 (`GradAccumulation`, `Pipeline`) gradients are scaled by 1/n (nn/wrap/cell_wrapper.py: sens = 1 / micro_size).
 
@@ -11,6 +12,7 @@ of steps, the gradient of a value of which each of n ranks has its part is n tim
 
 from __future__ import annotations
 
+import os
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,15 +20,39 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from msrun import contract
 from msrun.errors import StrategyError
 
 Compat = Literal["torch", "mindspore"]
 
-current_compat: ContextVar[Compat] = ContextVar("current_compat", default="torch")
-"""Set by AutoParallel while it calls a network."""
+COMPATS = ("torch", "mindspore")
+current_compat: ContextVar[Compat | None] = ContextVar("current_compat", default=None)
+"""Set by set_auto_parallel_context, and by AutoParallel while it calls a network; None: the process's."""
 current_loss_scale: ContextVar[float] = ContextVar("current_loss_scale", default=1.0)
 """Set by AutoParallel while it calls a network: what backward passes inside the call, of micro batches, begin with. The
 gradients that they leave hold it once, as those of a backward pass after the call do."""
+
+
+_defaults: list[Compat] = ["torch"]
+"""What the process means last is its default."""
+
+
+def choose_default_compat(compat: Compat) -> None:
+    """Choose what this process means where neither the context nor an AutoParallel says it."""
+    _defaults.append(compat)
+
+
+def find_compat() -> Compat:
+    """Return what holds here: as AutoParallel or the context says, else the environment, else the process's default.
+
+    Raises:
+        StrategyError: MSRUN_MINDSPORE_SEMANTICS is neither torch nor mindspore.
+    """
+    compat = current_compat.get() or _defaults[-1]
+    if current_compat.get() is None and compat == "mindspore":
+        compat = os.environ.get(contract.MSRUN_MINDSPORE_SEMANTICS) or compat  # type: ignore[assignment]
+        check_compat(compat, contract.MSRUN_MINDSPORE_SEMANTICS)
+    return compat
 
 
 @dataclass(frozen=True)
@@ -37,14 +63,14 @@ class Scales:
     gradient: float
 
 
-def check_compat(compat: str) -> None:
+def check_compat(compat: str, name: str = "compat") -> None:
     """Refuse an unknown word.
 
     Raises:
         StrategyError: neither torch nor mindspore.
     """
-    if compat not in ("torch", "mindspore"):
-        raise StrategyError(f"compat={compat!r}: must be torch (means) or mindspore (sums)")
+    if compat not in COMPATS:
+        raise StrategyError(f"{name}={compat!r}: must be torch (means) or mindspore (sums)")
 
 
 def part_scale(compat: Compat, parts: int) -> float:

@@ -165,6 +165,11 @@ class ParallelSettings:
         return self.gradients_mean if self.gradients_mean is not None else self.compat == "torch"
 
     @property
+    def has_own_results(self) -> bool:
+        """Whether every rank's numbers are those of its own rows, as MindSpore's are without capture; else the mean."""
+        return self.parallel_mode in REPLICA_MODES and self.compat == "mindspore"
+
+    @property
     def broadcasts_parameters(self) -> bool:
         """Whether the modes without capture start from rank 0's values; MindSpore does not by default."""
         return self.parameter_broadcast if self.parameter_broadcast is not None else self.compat == "torch"

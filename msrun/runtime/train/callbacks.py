@@ -185,7 +185,7 @@ class EarlyStopping(Callback):
 
     def _value(self, context: RunContext) -> float:
         if self._monitor == "loss":
-            return context.loss
+            return context.shared_loss
         if self._monitor in context.metrics:
             return context.metrics[self._monitor]
         known = ", ".join(["loss", *context.metrics])
@@ -248,6 +248,6 @@ class LearningRateScheduler(Callback):
         from torch.optim.lr_scheduler import ReduceLROnPlateau
 
         if isinstance(self._schedule, ReduceLROnPlateau):
-            self._schedule.step(context.loss if self._monitor == "loss" else context.metrics[self._monitor])
+            self._schedule.step(context.shared_loss if self._monitor == "loss" else context.metrics[self._monitor])
         else:
             self._schedule.step()

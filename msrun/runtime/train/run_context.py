@@ -13,7 +13,8 @@ from torch import Tensor
 from msrun.errors import ParallelError
 from msrun.runtime import progress
 from msrun.runtime.checkpoint.directory import Position
-from msrun.runtime.world import get_rank
+from msrun.runtime.parallel.communication import all_reduce
+from msrun.runtime.world import device, get_group_size, get_rank
 
 CALLBACKS = "msrun_callbacks"
 """Key of the callbacks' states among what a checkpoint holds beside network and optimizer."""
@@ -59,6 +60,14 @@ class RunContext:
             progress.note_loss(number)
             self._looked_at = self.net_outputs, number
         return self._looked_at[1]
+
+    @property
+    def shared_loss(self) -> float:
+        """The loss of the last step, the same on every rank: where each has its own, their mean. All ask together."""
+        settings = getattr(self.network, "settings", None)
+        if settings is None or not settings.has_own_results:
+            return self.loss
+        return float(all_reduce(torch.tensor(self.loss, dtype=torch.float64, device=device()))) / get_group_size()
 
     def note_step(self, outputs: Any) -> None:
         """Take the results of one more step, without waiting for them on an accelerator.

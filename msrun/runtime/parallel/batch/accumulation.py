@@ -14,7 +14,7 @@ from msrun.errors import CaptureError, StrategyError
 from msrun.runtime.nn.random_stream import part_of_batch
 from msrun.runtime.parallel.batch.divided_batch import DividedBatch
 from msrun.runtime.parallel.batch.parts import PartKind, join_results, join_values
-from msrun.runtime.parallel.scaling import Scales, current_compat, current_loss_scale, scales
+from msrun.runtime.parallel.scaling import Scales, current_loss_scale, find_compat, scales
 
 TWICE = (
     "backward() was called twice on one loss, or on two losses of one call: add up the losses of a call and go back "
@@ -52,7 +52,7 @@ class GradAccumulation(DividedBatch):
 
     def run_parts(self, call: Callable[..., Any], batches: list[tuple[Any, ...]]) -> Any:
         """Run the micro batches one after the other."""
-        factors = scales(current_compat.get(), 1, self.parts)
+        factors = scales(find_compat(), 1, self.parts)
         parameters = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
         tensors = [value for batch in batches for value in batch if isinstance(value, Tensor)]
         if not torch.is_grad_enabled() or not (parameters or any(value.requires_grad for value in tensors)):

@@ -9,7 +9,7 @@ from torch import nn
 
 from msrun.runtime.parallel.batch.divided_batch import DividedBatch
 from msrun.runtime.parallel.batch.parts import PartKind, join_results
-from msrun.runtime.parallel.scaling import current_compat, part_scale
+from msrun.runtime.parallel.scaling import find_compat, part_scale
 
 
 class MicroBatchInterleaved(DividedBatch):
@@ -36,4 +36,4 @@ class MicroBatchInterleaved(DividedBatch):
 
     def run_parts(self, call: Callable[..., Any], batches: list[tuple[Any, ...]]) -> Any:
         """Run the copies one after the other."""
-        return join_results(self.results_of(call, batches), part_scale(current_compat.get(), self.parts))
+        return join_results(self.results_of(call, batches), part_scale(find_compat(), self.parts))

@@ -95,7 +95,7 @@ class Replicas:
     def call(self, target: Target, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run a module, or a function that closes over modules.
 
-        Scalar results are means over all ranks, others are this rank's own.
+        Scalar results are means over all ranks, others, and with MindSpore's meaning all, are this rank's own.
         """
         self.place(target)
         self._take_buffers(target.root)
@@ -189,7 +189,8 @@ class Replicas:
             StepFunction.refuse_second_derivatives()
 
     def _leave(self, value: Tensor, place: tuple[int, Iterator[int]], begin: Callable[[], None]) -> Tensor:
-        if value.dim() == 0 and value.is_floating_point():
+        has_mean = is_verifying.get() or not self._settings.has_own_results
+        if has_mean and value.dim() == 0 and value.is_floating_point():
             root, numbers = place
             whole = self._whole.setdefault((root, next(numbers)), WholeResults())
             mean: Tensor = _MeanOfRanks.apply(value, self._scales.start, whole, begin)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from msrun.errors import CaptureError, StrategyError
 from msrun.mindspore.context import ParallelMode, get_auto_parallel_context, set_auto_parallel_context
@@ -50,7 +50,7 @@ _EQUAL = 1e-4
 """How near the sums of gradients of two ranks are that somebody has reduced."""
 
 
-def parameter_broadcast(net: nn.Module, layout: Any = None, cur_rank: int = 0, initial_rank: int = 0) -> None:
+def parameter_broadcast(net: torch.nn.Module, layout: Any = None, cur_rank: int = 0, initial_rank: int = 0) -> None:
     """Give all ranks the parameters of one."""
     del layout, cur_rank
     with torch.no_grad():

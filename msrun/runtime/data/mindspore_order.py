@@ -7,6 +7,7 @@ n has the samples r, r + n, ... of that order, begun anew where they end, so tha
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Self
@@ -99,17 +100,12 @@ def _shuffle(items: list[int], below: Callable[[int], int]) -> None:
 
 
 def _draw_below(seed: int) -> Callable[[int], int]:
-    """Return std::uniform_int_distribution over 0..n-1 of an std::mt19937."""
+    """Return std::uniform_int_distribution over 0..n-1 of an std::mt19937, as libstdc++ had it before version 11."""
     bits = np.random.RandomState(seed % _RANGE)._bit_generator  # type: ignore[attr-defined]
-    numbers = iter(lambda: bits.random_raw(4096).tolist(), None)
-    raw = (number for chunk in numbers for number in chunk)
+    numbers = itertools.chain.from_iterable(iter(lambda: bits.random_raw(4096).tolist(), None))
 
     def below(n: int) -> int:
-        product = next(raw) * n
-        if product % _RANGE < n:
-            least = (_RANGE - n) % n
-            while product % _RANGE < least:
-                product = next(raw) * n
-        return product // _RANGE
+        scaling = (_RANGE - 1) // n
+        return next(number for number in numbers if number < n * scaling) // scaling
 
     return below

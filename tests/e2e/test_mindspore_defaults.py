@@ -1,0 +1,112 @@
+"""What a script in MindSpore's words gets that sets as little as possible is what MindSpore gives it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from job_runner import REPOSITORY, JobRunner
+
+PROGRAM = REPOSITORY / "tests" / "workers" / "mindspore_defaults.py"
+OF_MINDSPORE = REPOSITORY / "tests" / "golden" / "mindspore_defaults.json"
+"""What each of two ranks has found under MindSpore 2.10: the last test of this file compares, or with --update-golden
+writes it."""
+ROUNDING = 2e-6
+
+
+def found_by(msrun: JobRunner, folder: Path, *words: str, **how: Any) -> list[dict[str, Any]]:
+    job = msrun.run("--worker_num=2", "--quiet", *words, PROGRAM, folder / "found", cwd=folder, **how)
+    assert job.code == 0, job.stderr
+    return [json.loads((folder / f"found.{rank}").read_text()) for rank in range(2)]
+
+
+ONE_STEP = """
+import mindspore as ms
+import mindspore.dataset as ds
+import numpy as np
+from mindspore import nn
+from mindspore.communication import init
+
+init()
+ms.set_auto_parallel_context(parallel_mode="data_parallel")
+ones = np.ones((8, 1), np.float32)
+net = nn.Dense(1, 1, weight_init="zeros", has_bias=False)
+model = ms.Model(net, nn.MSELoss(), nn.SGD(net.trainable_params(), 0.1))
+model.train(1, ds.NumpySlicesDataset((ones, ones), ["x", "y"]).batch(4).take(1))
+rows = next(iter(ds.NumpySlicesDataset(np.arange(4), "x", shuffle=False).batch(4 if WHOLE else 2)))[0]
+print("weight", round(float(net.weight[0, 0]), 6), "rows", *rows.tolist())
+""".replace("WHOLE", 'not ms.get_auto_parallel_context("gradients_mean")')
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    with JobRunner() as msrun:
+        return found_by(msrun, tmp_path_factory.mktemp("ours"), "--mindspore=torch")
+
+
+@pytest.fixture(scope="module")
+def theirs() -> list[dict[str, Any]]:
+    return list(json.loads(OF_MINDSPORE.read_text()))
+
+
+def in_numbers(value: Any) -> Any:
+    """Return a value with the numbers of its lines taken out, to compare them with some rounding."""
+    if isinstance(value, dict):
+        return {key: in_numbers(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [in_numbers(entry) for entry in value]
+    if isinstance(value, str) and (match := re.fullmatch(r"(epoch: .+ loss is )(.+)", value)):
+        return [match[1], in_numbers(float(match[2]))]
+    return pytest.approx(value, rel=ROUNDING, abs=ROUNDING) if isinstance(value, float) else value
+
+
+@pytest.mark.parametrize("name", ["context", "copies", "data_parallel", "hybrid_parallel", "data_parallel, mean"])
+def test_defaults_lines_and_weights_are_mindspores(name: str, ours: Any, theirs: Any) -> None:
+    for mine, right in zip(ours, theirs, strict=True):
+        assert in_numbers(right[name]) == _split_lines(mine[name])
+
+
+def _split_lines(value: Any) -> Any:
+    if isinstance(value, dict) and "lines" in value:
+        return {**value, "lines": [[line[: line.rindex(" ") + 1], float(line.split()[-1])] for line in value["lines"]]}
+    return value
+
+
+@pytest.mark.parametrize("name", ["data", "digits"])
+def test_rows_their_order_and_digits_are_mindspores(name: str, ours: Any, theirs: Any) -> None:
+    assert [rank[name] for rank in ours] == [rank[name] for rank in theirs]
+
+
+@pytest.mark.parametrize(
+    "name", ["semi_auto, full_batch", "semi_auto, the same rows on each rank", "auto, dataset_strategy"]
+)
+def test_whole_data_trains_one_network_of_all_ranks(name: str, ours: Any) -> None:
+    for rank in ours:
+        assert in_numbers(rank["alone, whole"]) == _split_lines(rank[name])
+
+
+def test_the_option_takes_torchs_meaning_means_and_parts_of_the_data(msrun: JobRunner, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(ONE_STEP)
+    for words, weight, rows in (((), 0.4, "0 1 2 3"), (("--mindspore_semantics=torch",), 0.2, None)):
+        job = msrun.run("--worker_num=2", "--mindspore=torch", *words, "train.py", cwd=tmp_path)
+        assert job.code == 0, job.stderr
+        for rank in range(2):
+            said = (tmp_path / "log_output" / f"worker_{rank}.log").read_text()
+            assert f"weight {weight} rows {rows or ('0 1', '2 3')[rank]}\n" in said
+
+
+@pytest.mark.slow
+def test_what_is_kept_of_mindspore_is_what_it_finds(
+    msrun: JobRunner, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    python = os.environ.get("MINDSPORE_PYTHON", "")
+    if not python:
+        pytest.skip("MindSpore is not there: MINDSPORE_PYTHON names no Python that has it")
+    ranks = found_by(msrun, tmp_path, "--mindspore=real", command=(python, "-m", "msrun"), deadline_s=300)
+    if request.config.getoption("--update-golden"):
+        OF_MINDSPORE.write_text(json.dumps(ranks, indent=1) + "\n")
+    assert ranks == json.loads(OF_MINDSPORE.read_text())

@@ -44,7 +44,7 @@ def cut_network():
 
 def load_model():
     """Return the trained network behind a Model."""
-    context.set_auto_parallel_context(parallel_mode="semi_auto_parallel", full_batch=True)
+    context.set_auto_parallel_context(parallel_mode="semi_auto_parallel", full_batch=True, compat="torch")
     net = cut_network()
     model = Model(net, loss_fn=nn.CrossEntropyLoss(), metrics={"accuracy"})
     newest = latest_checkpoint(os.getenv("CHECKPOINTS", "checkpoints"))

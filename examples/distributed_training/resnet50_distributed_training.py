@@ -63,7 +63,7 @@ def build_network(mode):
 
 def test_train_cifar(epoch_size=int(os.getenv("EPOCHS", "10"))):
     mode = os.getenv("MODE", "data_parallel")
-    context.set_auto_parallel_context(parallel_mode=MODES[mode], gradients_mean=True)
+    context.set_auto_parallel_context(parallel_mode=MODES[mode], gradients_mean=True, compat="torch")
     set_seed(1)
     loss_cb = LossMonitor()
     batch_size = int(os.getenv("BATCH_SIZE", "32"))

@@ -22,7 +22,7 @@ init()
 
 
 def test_train_cifar(epoch_size=int(os.getenv("EPOCHS", "10"))):
-    context.set_auto_parallel_context(parallel_mode=ParallelMode.DATA_PARALLEL, gradients_mean=True)
+    context.set_auto_parallel_context(parallel_mode=ParallelMode.DATA_PARALLEL, gradients_mean=True, compat="torch")
     set_seed(1)
     dataset = create_dataset(data_path(), batch_size=int(os.getenv("BATCH_SIZE", "32")))
     net = resnet50(batch_size=32, num_classes=10)

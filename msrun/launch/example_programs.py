@@ -11,6 +11,8 @@ from msrun.errors import ClusterError, UsageError, near_miss
 
 PACKAGE = Path(__file__).resolve().parents[1]
 LEFT_BY_RUNS = ("log_output", "checkpoints", "data", "__pycache__")
+PROGRAMS = ("train.py", "*_training.py", "*_parallel.py")
+"""What the program of an example is called: of one, its first line says what the example shows."""
 NEEDED = {"distributed_training": ("startup_methods",)}
 """Example -> those whose scripts it runs."""
 
@@ -21,8 +23,10 @@ def list_examples() -> dict[str, str]:
     Raises:
         ClusterError: the examples are not there.
     """
-    programs = [path for pattern in ("*/train.py", "*/*_training.py") for path in _folder().glob(pattern)]
-    return {path.parent.name: _first_line(path) for path in sorted(programs, key=lambda path: path.parent.name)}
+    root = _folder()
+    programs = [path for place in ("*", "mindspore/*") for name in PROGRAMS for path in root.glob(f"{place}/{name}")]
+    named = {path.parent.relative_to(root).as_posix(): _first_line(path) for path in programs}
+    return dict(sorted(named.items()))
 
 
 def copy_examples(name: str | None, directory: Path) -> list[Path]:
@@ -41,7 +45,9 @@ def copy_examples(name: str | None, directory: Path) -> list[Path]:
             raise UsageError(f"{target}: is there already; remove it, or give another DIR")
     for target in targets:
         try:
-            shutil.copytree(_folder() / target.name, target, ignore=shutil.ignore_patterns(*LEFT_BY_RUNS))
+            shutil.copytree(
+                _folder() / target.relative_to(directory), target, ignore=shutil.ignore_patterns(*LEFT_BY_RUNS)
+            )
         except OSError as error:
             raise UsageError(f"{target}: cannot be written ({error.strerror}); give another DIR") from None
     return targets

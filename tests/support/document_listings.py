@@ -1,6 +1,7 @@
 """The listings of MindSpore's documents, as examples/mindspore has them, and their tables in docs/documents.
 
-A listing begins at a comment `# Listing N: what it is` and ends at the next one, or at `# Left open by the document`.
+A listing begins at a comment `# Listing N: what it is` and ends at the next one, or at `# Left open by the document`;
+files that cannot have comments are listings as a whole.
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ from job_runner import REPOSITORY
 DOCUMENTS = REPOSITORY / "examples" / "mindspore"
 PAGES = REPOSITORY / "docs" / "documents"
 
-_MARK = re.compile(r"^# (?:Listing (?P<number>\d+): (?P<title>.+)|Left open by the document)$")
+_MARK = re.compile(r"^# (?:Listing (?P<number>\d+): (?P<title>.+)|Left open by the document(?::.*)?)$")
+_WHOLE = {
+    "rank_table_8pcs.json": (1, "the rank table of eight devices"),
+    "rank_table_16pcs.json": (9, "the rank table of two hosts"),
+}
+"""Name of a file -> number and title of the listing that it is."""
+_WORKERS = {"run.sh": (2, 8), "run_cluster.sh": (8,), "rank_table_8pcs.json": (8,), "rank_table_16pcs.json": ()}
+"""Name of a file -> with how many workers the tests run it, where the document fixes that."""
 _TABLE = re.compile(r"(?<=^\| --- \| --- \| --- \| --- \|\n)(?:\| \d+: .+\n)+", re.MULTILINE)
 
 
@@ -38,15 +46,18 @@ class Listing:
     def row(self, workers: tuple[int, ...], differs: str) -> str:
         """Return its row of the table."""
         place = f"[{self.file.name}](../../{self.file.relative_to(REPOSITORY)}), line {self.begin}"
-        *most, last = [str(number) for number in workers]
-        return f"| {self.number}: {self.title} | {place} | {', '.join(most)} and {last} | {differs} |\n"
+        *most, last = [str(number) for number in _WORKERS.get(self.file.name, workers)] or ["none: it is read"]
+        numbers = " and ".join([", ".join(most), last]) if most else last
+        return f"| {self.number}: {self.title} | {place} | {numbers} | {differs} |\n"
 
 
 def listings(document: str) -> list[Listing]:
     """Return a document's listings in its order."""
     found = []
-    for file in sorted((DOCUMENTS / document).glob("*.py")):
+    for file in sorted(path for path in (DOCUMENTS / document).iterdir() if path.suffix in (".py", ".sh", ".json")):
         lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+        if file.name in _WHOLE:
+            found.append(Listing(document, file, *_WHOLE[file.name], 1, tuple(lines)))
         marks = [(index, match) for index, line in enumerate(lines) if (match := _MARK.match(line.rstrip("\n")))]
         ends = [*(index for index, _ in marks[1:]), len(lines)]
         for (index, match), end in zip(marks, ends, strict=False):

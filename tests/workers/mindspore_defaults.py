@@ -112,8 +112,10 @@ FOUND: dict[str, Callable[[], Any]] = {
     **{mode: lambda mode=mode: trained(mode) for mode in MODES},
     "data_parallel, mean": lambda: trained(MODES[0], gradients_mean=True),
     "copies": of_copies,
-    "digits": lambda: [str(Tensor(x, ms.float32)) for x in (2.3024087, 4.514171123504639, 1e-5)]
-    + [repr(float(Tensor(2.3024087, ms.float32)))],
+    "digits": lambda: (
+        [str(Tensor(x, ms.float32)) for x in (2.3024087, 4.514171123504639, 1e-5)]
+        + [repr(float(Tensor(2.3024087, ms.float32)))]
+    ),
 }
 if ms.__name__ != "mindspore":  # whose CPU has these modes for one rank alone
     FOUND |= {

@@ -16,7 +16,8 @@ EXAMPLES = REPOSITORY / "examples"
 
 def test_every_folder_with_a_program_is_listed_with_a_sentence() -> None:
     found = list_examples()
-    assert list(found) == sorted(path.parent.name for path in EXAMPLES.glob("*/run.sh"))
+    scripts = [*EXAMPLES.glob("*/run.sh"), *EXAMPLES.glob("mindspore/*/run.sh")]
+    assert list(found) == sorted(path.parent.relative_to(EXAMPLES).as_posix() for path in scripts)
     assert all(summary.endswith(".") for summary in found.values())
 
 
@@ -34,7 +35,9 @@ def test_all_examples_are_copied_or_none(tmp_path: Path) -> None:
         copy_examples(None, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["resume"]
     (tmp_path / "resume").rmdir()
-    assert [path.name for path in copy_examples(None, tmp_path)] == list(list_examples())
+    copied = [path.relative_to(tmp_path).as_posix() for path in copy_examples(None, tmp_path)]
+    assert copied == list(list_examples())
+    assert (tmp_path / "mindspore" / "distributed_training" / "resnet.py").is_file()
 
 
 def test_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:

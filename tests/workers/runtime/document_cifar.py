@@ -25,7 +25,7 @@ create_dataset = functools.partial(cifar.create_dataset, batch_size=int(sys.argv
 
 
 def test_train_cifar(epoch_size=10):
-    context.set_auto_parallel_context(parallel_mode=ParallelMode.AUTO_PARALLEL, gradients_mean=True)
+    context.set_auto_parallel_context(parallel_mode=ParallelMode.AUTO_PARALLEL, gradients_mean=True, compat="torch")
     loss_cb = LossMonitor()
     dataset = create_dataset(data_path)
     batch_size = 32

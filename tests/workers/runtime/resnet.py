@@ -50,7 +50,7 @@ def momentum(net):
 
 
 def train(mode):
-    context.set_auto_parallel_context(parallel_mode=mode, gradients_mean=True)
+    context.set_auto_parallel_context(parallel_mode=mode, gradients_mean=True, compat="torch")
     net = network(mode)
     losses = Losses()
     data = [tuple(value.chunk(get_group_size())[get_rank()] for value in batch) for batch in batches()]

@@ -117,7 +117,7 @@ def clean_environ(descriptors_are_closed: None, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture(autouse=True)
 def means_torch(request: pytest.FixtureRequest, clean_environ: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let defaults mean torch's in unit tests, whoever has imported msrun.mindspore, but in those of msrun.mindspore."""
+    """Let defaults mean torch's in unit tests but those of msrun.mindspore, whoever has imported it."""
     if UNIT in request.path.parents and request.path.parent != UNIT / "mindspore":
         monkeypatch.setenv(contract.MSRUN_MINDSPORE_SEMANTICS, "torch")
 

@@ -56,11 +56,8 @@ def commands(folder: Path) -> str:
     """Return a PATH whose msrun, python3 and pytest are those of the tests."""
     place = folder / "bin"
     place.mkdir()
-    for name, words in {
-        "msrun": "-m msrun --mindspore=torch",
-        "python3": "",
-        "pytest": "-m pytest -p no:cacheprovider",
-    }.items():
+    words_of = {"msrun": "-m msrun --mindspore=torch", "python3": "", "pytest": "-m pytest -p no:cacheprovider"}
+    for name, words in words_of.items():
         (place / name).write_text(f'#!/bin/bash\nexec {sys.executable} {words} "$@"\n')
         (place / name).chmod(0o755)
     return f"{place}:/usr/bin:/bin"
@@ -75,7 +72,7 @@ def test_listings_run_and_print_what_the_document_prints(
     folder = tmp_path / "examples" / document
     shutil.copytree(DOCUMENTS / document, folder, ignore=shutil.ignore_patterns("log_output", "data"))
     images, labels = (build_digits()["train", what] for what in ("images", "labels"))
-    rows = np.arange(32 * STEPS * workers) % len(images)
+    rows = np.arange(32 * STEPS) % len(images)
     (tmp_path / "data").mkdir()
     write_idx(tmp_path / "data" / "train-images-idx3-ubyte", images[rows])
     write_idx(tmp_path / "data" / "train-labels-idx1-ubyte", labels[rows])
@@ -111,7 +108,7 @@ TRAINED = re.compile(r"^epoch: (\d+) step: (\d+), loss is (\d+\.\d+)$", re.MULTI
 
 @pytest.fixture
 def distributed(tmp_path: Path) -> Path:
-    """A copy of the document's files, with a small network and few images of 32 x 32 in the folder `cifar` beside it."""
+    """A copy of the document's files, with a small network, and few images of 32 x 32 in `cifar` beside it."""
     folder = tmp_path / "distributed_training"
     shutil.copytree(DOCUMENTS / folder.name, folder, ignore=shutil.ignore_patterns("log_output", "data", "device*"))
     (folder / "resnet.py").write_text(SMALL_NETWORK)
@@ -164,20 +161,12 @@ def test_networks_and_checkpoints_of_the_document_run(msrun: JobRunner, distribu
     assert {name.partition("-")[0] for name in written} >= {"auto_parallel", "semi_auto_parallel", "each_card"}
 
 
+NO_TABLE = "run.sh: RANK_SIZE is 2 or 8, not 4: the document has no other table; see run_msrun.sh\n"
+FEW_WORDS = "run_cluster.sh: DATA_PATH RANK_TABLE_FILE RANK_SIZE RANK_START are missing, or no file \n"
+
+
 @pytest.mark.parametrize(
-    ("script", "words", "said"),
-    [
-        (
-            "run.sh",
-            ["", "4"],
-            "run.sh: RANK_SIZE is 2 or 8, not 4: the document has no other table; see run_msrun.sh\n",
-        ),
-        (
-            "run_cluster.sh",
-            ["/data"],
-            "run_cluster.sh: DATA_PATH RANK_TABLE_FILE RANK_SIZE RANK_START are missing, or no file \n",
-        ),
-    ],
+    ("script", "words", "said"), [("run.sh", ["", "4"], NO_TABLE), ("run_cluster.sh", ["/data"], FEW_WORDS)]
 )
 def test_what_is_missing_is_said_in_a_line(
     msrun: JobRunner, distributed: Path, script: str, words: list[str], said: str

@@ -65,7 +65,7 @@ def name_newest(folder, name="..."):
 def create_custom_dataset():
     """Two batches of images, the same on every rank."""
     draw = numpy.random.RandomState(0)
-    images = draw.rand(2, 8, 3, 32, 32).astype(numpy.float32)
+    images = draw.rand(2, 8, 3, 224, 224).astype(numpy.float32)
     return [(Tensor(batch), Tensor(draw.randint(0, 10, 8).astype(numpy.int32))) for batch in images]
 
 

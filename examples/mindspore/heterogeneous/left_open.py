@@ -2,7 +2,7 @@
 
 import numpy as np
 from mindspore import Model, Tensor, context, nn, set_seed
-from mindspore._checkparam import Validator as validator  # noqa: N813
+from mindspore._checkparam import Validator as validator
 from mindspore.communication import init
 from mindspore.train.callback import LossMonitor
 

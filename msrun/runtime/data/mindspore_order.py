@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
@@ -33,7 +33,7 @@ def seed_of_rank(rank: int) -> int:
 class MindSporeSamples(Samples):
     """The samples of one shard, once per pass."""
 
-    shard: Shard = Shard(1, 0)
+    shard: Shard = field(default_factory=lambda: Shard(1, 0))
     limit: int | None = None
     """`num_samples`: the first so many of the shard's, after the shuffle."""
 
@@ -83,7 +83,7 @@ def _shuffle(items: list[int], below: Callable[[int], int]) -> None:
     count = len(items)
     if count < 2:
         return
-    if _RANGE - 1 < count * count:
+    if count * count > _RANGE - 1:
         for i in range(1, count):
             j = below(i + 1)
             items[i], items[j] = items[j], items[i]
@@ -101,7 +101,7 @@ def _shuffle(items: list[int], below: Callable[[int], int]) -> None:
 
 def _draw_below(seed: int) -> Callable[[int], int]:
     """Return std::uniform_int_distribution over 0..n-1 of an std::mt19937, as libstdc++ had it before version 11."""
-    bits = np.random.RandomState(seed % _RANGE)._bit_generator  # type: ignore[attr-defined]
+    bits = np.random.RandomState(seed % _RANGE)._bit_generator
     numbers = itertools.chain.from_iterable(iter(lambda: bits.random_raw(4096).tolist(), None))
 
     def below(n: int) -> int:

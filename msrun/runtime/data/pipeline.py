@@ -63,7 +63,9 @@ class DataPipeline:
             shard, first_seed = self._asked_shard or Shard(1, 0), self._seed + (self._asked_shard is not None)
             if self._asked_shard is None and seed is None and not config.has_seed():
                 self._seed = first_seed = seed_of_rank(find_rank())
-            self._order = MindSporeSamples(source.num_samples, first_seed, shuffle is not False, False, shard, limit)
+            self._order = MindSporeSamples(
+                source.num_samples, first_seed, is_shuffled=shuffle is not False, shard=shard, limit=limit
+            )
         else:
             num_kept = source.num_samples if limit is None else min(source.num_samples, limit)
             self._order = Samples(num_kept, self._seed, is_shuffled=shuffle is not False)

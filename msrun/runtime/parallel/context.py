@@ -96,7 +96,7 @@ def reset_auto_parallel_context() -> None:
 
 
 def default_settings(parallel_mode: str | None, compat: Compat | None) -> ParallelSettings:
-    """Return the settings of a new AutoParallel: what its caller says, else the context, else semi_auto and the process's compat.
+    """Return the settings of a new AutoParallel: what its caller says, else the context, else the process's.
 
     Raises:
         StrategyError: words that contradict each other, the mode or the world.

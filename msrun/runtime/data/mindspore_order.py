@@ -60,22 +60,23 @@ class MindSporeSamples(Samples):
 
 
 _KEPT = 8
-_last: dict[tuple[int, int], tuple[int, list[int]]] = {}
-"""(number of samples, seed) -> the pass that was shuffled last, and its order"""
+_last: dict[tuple[int, int], tuple[int, np.ndarray]] = {}
+"""(number of samples, seed) -> the pass that was shuffled last, and its order; the newest ones are kept"""
 
 
 def shuffled(count: int, seed: int, pass_number: int) -> np.ndarray:
     """Return the order of `count` samples in a pass, from 0."""
-    done, order = _last.pop((count, seed), (-1, list(range(count))))
+    done, order = _last.pop((count, seed), (pass_number + 1, np.empty(0)))
     if done > pass_number:
-        done, order = -1, list(range(count))
+        done, order = -1, np.arange(count)
     for number in range(done + 1, pass_number + 1):
-        order = list(order)
-        _shuffle(order, _draw_below(seed + number))
+        items = order.tolist()
+        _shuffle(items, _draw_below(seed + number))
+        order = np.array(items, np.int64)
     while len(_last) >= _KEPT:
         del _last[next(iter(_last))]
     _last[count, seed] = pass_number, order
-    return np.array(order, np.int64)
+    return order
 
 
 def _shuffle(items: list[int], below: Callable[[int], int]) -> None:

@@ -103,7 +103,7 @@ def resnet50(batch_size=32, num_classes=10):
     )
 """
 """In the place of resnet.py, which the document leaves open: ResNet-50 takes minutes for a step of eight ranks here."""
-TRAINED = re.compile(r"^epoch: (\d+) step: (\d+), loss is (\d+\.\d+)$", re.MULTILINE)
+TRAINED = re.compile(r"epoch: (\d+) step: (\d+), loss is (\d+\.\d+)$", re.MULTILINE)
 
 
 @pytest.fixture

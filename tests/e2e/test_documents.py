@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from document_listings import DOCUMENTS, PAGES, listings, table
-from job_runner import REPOSITORY, JobRunner
+from job_runner import REPOSITORY, JobRunner, wait_until
 
 from msrun.runtime.data.digits import build_digits
 from msrun.runtime.data.idx import write_idx
@@ -135,7 +135,9 @@ def test_run_sh_of_the_document_trains_a_process_a_device(msrun: JobRunner, dist
     assert said.endswith("start training for device 0\ntraining success\n")
     for rank in range(workers):
         folder = distributed / f"device{rank}"
-        found = TRAINED.findall((folder / f"train.log{rank}").read_text())
+        log = folder / f"train.log{rank}"  # the document's run.sh waits for rank 0 alone
+        wait_until(lambda log=log: "1 passed in" in log.read_text(), f"the end of rank {rank}", DEADLINE_S)
+        found = TRAINED.findall(log.read_text())
         assert [(epoch, step) for epoch, step, _ in found] == [(str(n), str(10 // workers)) for n in range(1, 11)]
         assert float(found[-1][2]) < float(found[0][2]), found
         assert f"RANK_ID={rank}\n" in (folder / f"env{rank}.log").read_text()

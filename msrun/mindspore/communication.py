@@ -15,9 +15,10 @@ from msrun.runtime import (
     get_process_group_ranks,
     get_rank,
     get_world_rank_from_group_rank,
-    init,
     release,
 )
+from msrun.runtime import init as _init
+from msrun.runtime.world import is_initialized
 
 __all__ = [
     "HCCL_WORLD_COMM_GROUP",
@@ -48,6 +49,12 @@ class GlobalComm:
     WORLD_COMM_GROUP = "hccl_world_group"
     BACKEND = "hccl"
     INITED = True
+
+
+def init(backend_name: str | None = None, **words: Any) -> None:
+    """Join the world, once: a second call changes nothing, as in MindSpore. See `msrun.runtime.init`."""
+    if not is_initialized():
+        _init(backend_name, **words)
 
 
 def __getattr__(name: str) -> Any:

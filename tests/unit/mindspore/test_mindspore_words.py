@@ -218,3 +218,12 @@ def test_step_with_a_loss_scale_leaves_out_what_overflows() -> None:
     loss, overflow, used = step(ms.Tensor(np.ones((1, 2), np.float32)), label)
     assert (float(loss), bool(overflow), float(used)) == (4.0, False, 2.0**19)
     np.testing.assert_allclose(net.weight.asnumpy(), [[0.6, 0.6]], rtol=1e-6)
+
+
+def test_init_again_changes_nothing() -> None:
+    ms.communication.init()
+    try:
+        ms.communication.init()
+        assert ms.communication.get_group_size() == 1
+    finally:
+        ms.communication.release()

@@ -42,11 +42,11 @@ class Losses(Callback):
 
 init()
 set_seed(1)
+context.set_auto_parallel_context(parallel_mode="semi_auto_parallel", enable_parallel_optimizer=True, compat="torch")
 generator = np.random.default_rng(5)
 images = generator.standard_normal((5 * ROWS, 3, 32, 32))
 data = NumpySlicesDataset((images, generator.integers(0, 10, 5 * ROWS, dtype=np.int32)))
 data = data.batch(ROWS // get_group_size())
-context.set_auto_parallel_context(parallel_mode="semi_auto_parallel", enable_parallel_optimizer=True, compat="torch")
 net = resnet50().double()
 net.end_point.shard(((1, get_group_size()), (1, get_group_size())))
 losses = Losses(int(sys.argv[4]))

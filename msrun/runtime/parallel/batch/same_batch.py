@@ -59,7 +59,7 @@ class SameBatch:
         if all(len({store.get(key) for key in of_step}) == 1 for of_step in keys):
             log.warning(
                 f"all {size} ranks got the same batch in each of the first {_STEPS} steps, so they do the work of one: "
-                "let each read its own part (datasets of msrun do without num_shards, a DataLoader with "
+                "let each read its own part (a dataset of msrun with num_shards=, shard_id=, a DataLoader with "
                 f"sampler=DistributedSampler(...)){_ALTERNATIVE if settings.parallel_mode == 'semi_auto' else ''}"
             )
 

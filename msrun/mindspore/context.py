@@ -141,12 +141,13 @@ def set_context(**words: Any) -> None:
     _chosen.update(words)
 
 
-def get_context(name: str) -> Any:
+def get_context(attr_key: str) -> Any:
     """Return what was set for a word, or what is done when nothing was.
 
     Raises:
         UsageError: an unknown word.
     """
+    name = attr_key
     if name not in _DEFAULTS and name not in _OF_THE_COMPILER:
         raise UsageError(f"get_context({name!r}): unknown word{near_miss(name, [*_DEFAULTS, *_OF_THE_COMPILER])}")
     if name in _chosen:

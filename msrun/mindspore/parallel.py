@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from msrun.errors import CaptureError, StrategyError
 from msrun.mindspore.context import ParallelMode, get_auto_parallel_context, set_auto_parallel_context
 from msrun.mindspore.missing import missing_name
+from msrun.mindspore.ops.table import note_once
 from msrun.mindspore.tensor import as_results
 from msrun.runtime import AutoParallel as _AutoParallel
 from msrun.runtime import (
@@ -40,6 +41,7 @@ __all__ = [
     "Pipeline",
     "PipelineCell",
     "parameter_broadcast",
+    "set_algo_parameters",
     "shard",
 ]
 
@@ -143,6 +145,15 @@ class _Context:
 def auto_parallel_context() -> Any:
     """Return the context, with a `get_` and a `set_` method for each word."""
     return _Context()
+
+
+def set_algo_parameters(**words: Any) -> None:
+    """Do nothing: they steer MindSpore's search of strategies; `auto_parallel_search_mode` chooses ours."""
+    note_once(f"set_algo_parameters({', '.join(words)})")
+
+
+def _is_sharding_propagation() -> bool:
+    return get_auto_parallel_context("search_mode") == "sharding_propagation"
 
 
 def _get_parallel_mode() -> str:

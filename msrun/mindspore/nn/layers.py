@@ -498,16 +498,9 @@ class _Recurrent(Cell):
         dtype: torch.dtype = torch.float32,
         **settings: Any,
     ) -> None:
+        settings |= {"dropout": float(dropout), "bidirectional": bidirectional, "dtype": dtype}
         super(Cell, self).__init__(
-            input_size,
-            hidden_size,
-            num_layers,
-            has_bias,
-            batch_first,
-            float(dropout),
-            bidirectional,
-            **settings,
-            dtype=dtype,
+            input_size, hidden_size, num_layers=num_layers, bias=has_bias, batch_first=batch_first, **settings
         )
 
     def forward(self, x: Tensor, hx: Any = None, seq_length: Tensor | None = None) -> Any:

@@ -68,6 +68,20 @@ def _cell(input_size: int, hidden_size: int, has_bias: bool = True, dtype: Any =
     return {"input_size": input_size, "hidden_size": hidden_size, "bias": has_bias, "dtype": dtype}
 
 
+def _of_transformer(
+    d_model: int,
+    nhead: int,
+    dim_feedforward: int = 2048,
+    dropout: float = 0.1,
+    activation: Any = "relu",
+    layer_norm_eps: float = 1e-5,
+    batch_first: bool = False,
+    norm_first: bool = False,
+    dtype: Any = torch.float32,
+) -> dict[str, Any]:
+    return dict(locals())
+
+
 OF_TORCH: dict[str, tuple[type[nn.Module], Callable[..., Any]]] = {
     "Softmax": (nn.Softmax, lambda axis=-1: {"dim": axis}),
     "LogSoftmax": (nn.LogSoftmax, lambda axis=-1: {"dim": axis}),
@@ -145,6 +159,21 @@ OF_TORCH: dict[str, tuple[type[nn.Module], Callable[..., Any]]] = {
         "margin": margin, "reduction": reduction}),
     "TripletMarginLoss": (nn.TripletMarginLoss, lambda p=2, swap=False, eps=1e-6, reduction="mean", margin=1.0: {
         "p": p, "swap": swap, "eps": eps, "reduction": reduction, "margin": margin}),
+    "MultiLabelSoftMarginLoss": (nn.MultiLabelSoftMarginLoss, lambda weight=None, reduction="mean": {
+        "weight": weight, "reduction": reduction}),
+    "GaussianNLLLoss": (nn.GaussianNLLLoss, lambda *, full=False, eps=1e-6, reduction="mean": {
+        "full": full, "eps": eps, "reduction": reduction}),
+    "MultiheadAttention": (nn.MultiheadAttention, lambda embed_dim, num_heads, dropout=0.0, has_bias=True,
+        add_bias_kv=False, add_zero_attn=False, kdim=None, vdim=None, batch_first=False, dtype=torch.float32: {
+        "embed_dim": embed_dim, "num_heads": num_heads, "dropout": dropout, "bias": has_bias, "kdim": kdim,
+        "vdim": vdim, "add_bias_kv": add_bias_kv, "add_zero_attn": add_zero_attn, "batch_first": batch_first,
+        "dtype": dtype}),
+    "TransformerEncoderLayer": (nn.TransformerEncoderLayer, _of_transformer),
+    "TransformerDecoderLayer": (nn.TransformerDecoderLayer, _of_transformer),
+    "TransformerEncoder": (nn.TransformerEncoder, lambda encoder_layer, num_layers, norm=None: {
+        "encoder_layer": encoder_layer, "num_layers": num_layers, "norm": norm, "enable_nested_tensor": False}),
+    "TransformerDecoder": (nn.TransformerDecoder, lambda decoder_layer, num_layers, norm=None: {
+        "decoder_layer": decoder_layer, "num_layers": num_layers, "norm": norm}),
     "PoissonNLLLoss": (nn.PoissonNLLLoss, lambda log_input=True, full=False, eps=1e-8, reduction="mean": {
         "log_input": log_input, "full": full, "eps": eps, "reduction": reduction}),
 }  # fmt: skip
@@ -167,6 +196,11 @@ def _resize(
     return OPERATORS["ResizeBilinear"].function(x, size, align_corners, half_pixel_centers)
 
 
+def _signal_to_noise(img1: Tensor, img2: Tensor, max_val: float = 1.0) -> Tensor:
+    error = (img1 / max_val - img2 / max_val).square().mean((-3, -2, -1))
+    return -10 * torch.log10(error)
+
+
 OF_OPERATORS: dict[str, tuple[Any, Callable[..., Any]]] = {
     "FastGelu": ("fast_gelu", dict),
     "Pad": ("mirror_pad", lambda paddings, mode="CONSTANT": {"paddings": paddings, "mode": mode}),
@@ -180,6 +214,7 @@ OF_OPERATORS: dict[str, tuple[Any, Callable[..., Any]]] = {
         "transpose_a": transpose_x1, "transpose_b": transpose_x2}),
     "Tril": ("tril", dict),
     "Triu": ("triu", dict),
+    "PSNR": (_signal_to_noise, lambda max_val=1.0: {"max_val": max_val}),
     "ClipByNorm": (_clip_by_norm, lambda axis=None: {"axis": axis}),
 }  # fmt: skip
 """MindSpore's layer -> the operator of the tables, and its settings from the layer's arguments."""

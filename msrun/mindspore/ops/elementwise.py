@@ -104,7 +104,7 @@ BINARY: dict[Callable[..., Any], str] = {
     torch.mul: "Mul mul multiply",
     torch.ne: "NotEqual not_equal ne",
     torch.nextafter: "NextAfter nextafter",
-    torch.pow: "Pow pow",
+    torch.pow: "Pow pow pows tensor_pow",
     torch.remainder: "FloorMod floor_mod remainder",
     torch.sub: "Sub sub subtract",
     torch.xlogy: "Xlogy xlogy",
@@ -224,6 +224,9 @@ for _row in (
     ("Logit logit", lambda input, eps=-1.0: torch.logit(input, eps if eps is not None and eps >= 0 else None), "eps"),
     ("NanToNum nan_to_num", lambda input, nan=None, posinf=None, neginf=None: torch.nan_to_num(
         input, nan, posinf, neginf), "nan posinf neginf"),
+    ("Complex", torch.complex),
+    ("FloatStatus", lambda x: (~torch.isfinite(x)).any().float().reshape(1)),
+    ("mixed_precision_cast", lambda dst_dtype, x: x.to(dst_dtype) if x.is_floating_point() else x),
     ("deg2rad", torch.deg2rad),
     ("rad2deg", torch.rad2deg),
     ("identity Identity", lambda x: x),

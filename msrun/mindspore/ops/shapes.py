@@ -86,12 +86,20 @@ def _scatter_nd(indices: Tensor, updates: Tensor, shape: Sequence[int]) -> Tenso
     return result.index_put(tuple(indices.long().unbind(-1)), updates, accumulate=True)
 
 
-def _segment_sum(input_x: Tensor, segment_ids: Tensor, num_segments: int) -> Tensor:
-    ids, rest = segment_ids.long().reshape(-1), input_x.shape[segment_ids.dim() :]
-    values = input_x.reshape(len(ids), *rest)
-    inside = ids >= 0
-    result = torch.zeros(int(num_segments), *rest, dtype=input_x.dtype, device=input_x.device)
-    return result.index_add(0, ids[inside], values[inside])
+def _segment(reduce: str) -> Any:
+    def run(x: Tensor, segment_ids: Tensor, num_segments: int) -> Tensor:
+        """Reduce the rows of each segment; of one without rows the sum is 0, the largest the least number there is."""
+        ids, rest = segment_ids.long().reshape(-1), x.shape[segment_ids.dim() :]
+        values, inside = x.reshape(len(ids), *rest), ids >= 0
+        limits = torch.finfo(x.dtype) if x.is_floating_point() else torch.iinfo(x.dtype)
+        begin = {"sum": 0, "prod": 1, "amax": limits.min, "amin": limits.max}[reduce]
+        result = torch.full((int(num_segments), *rest), begin, dtype=x.dtype, device=x.device)
+        if reduce == "sum":
+            return result.index_add(0, ids[inside], values[inside])
+        places = ids[inside].reshape(-1, *[1] * len(rest)).expand(-1, *rest)
+        return result.scatter_reduce(0, places, values[inside], reduce)
+
+    return run
 
 
 def _arange(start: Any = 0, end: Any = None, step: Any = 1, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -295,6 +303,16 @@ def _sequence_mask(lengths: Tensor, maxlen: int | None = None) -> Tensor:
     return torch.arange(longest, device=lengths.device) < lengths.unsqueeze(-1)
 
 
+def _reverse_sequence(x: Tensor, seq_lengths: Tensor, seq_dim: int = 1, batch_dim: int = 0) -> Tensor:
+    """Return x, whose sequences are turned round in their first `seq_lengths` places."""
+    places = torch.arange(x.shape[seq_dim], device=x.device)
+    lengths = seq_lengths.long()[:, None]
+    order = torch.where(places < lengths, lengths - 1 - places, places)
+    rows = x.movedim((batch_dim, seq_dim), (0, 1))
+    turned = rows[torch.arange(len(order), device=x.device)[:, None], order]
+    return turned.movedim((0, 1), (batch_dim, seq_dim))
+
+
 _dims = dims  # rows have arguments that are called dims
 
 OPERATORS: dict[str, Any] = {}
@@ -361,7 +379,10 @@ for _row in (
     ("index_add", lambda x, indices, y, axis, use_lock=True, check_index_bound=True: x.index_add(
         axis, indices.long(), y)),
     ("index_fill", lambda x, axis, index, value: x.index_fill(axis, torch.as_tensor(index).long(), value)),
-    ("UnsortedSegmentSum unsorted_segment_sum", _segment_sum),
+    ("UnsortedSegmentSum unsorted_segment_sum", _segment("sum")),
+    ("UnsortedSegmentMax unsorted_segment_max", _segment("amax")),
+    ("UnsortedSegmentMin unsorted_segment_min", _segment("amin")),
+    ("UnsortedSegmentProd unsorted_segment_prod", _segment("prod")),
     ("Select select where", lambda condition, input, other: torch.where(condition, input, other)),
     ("MaskedFill masked_fill", lambda input_x, mask, value: input_x.masked_fill(mask.bool(), value)),
     ("MaskedSelect masked_select", lambda input, mask: torch.masked_select(input, mask)),
@@ -399,6 +420,9 @@ for _row in (
     ("OneHot one_hot", one_hot, "axis"),
     ("sequence_mask", _sequence_mask),
     ("Unique unique", _unique),
+    ("ReverseSequence reverse_sequence", _reverse_sequence, "seq_dim batch_dim"),
+    ("make_range", lambda start, limit=None, delta=1: tuple(range(*((start,) if limit is None else (start, limit, delta))))),
+    ("tuple_len list_len", len),
     ("searchsorted", lambda sorted_sequence, values, *, out_int32=False, right=False: torch.searchsorted(
         sorted_sequence, values, out_int32=out_int32, right=right)),
     ("bincount", torch.bincount),

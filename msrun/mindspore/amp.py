@@ -20,9 +20,9 @@ from msrun.mindspore.nn.training import (
 )
 
 __all__ = [
-    *("DynamicLossScaleManager", "DynamicLossScaler", "FixedLossScaleManager", "LossScaleManager", "LossScaler"),
-    *("StaticLossScaler", "all_finite", "auto_mixed_precision", "build_train_network"),
-]
+    "DynamicLossScaleManager", "DynamicLossScaler", "FixedLossScaleManager", "LossScaleManager", "LossScaler",
+    "StaticLossScaler", "all_finite", "auto_mixed_precision", "build_train_network",
+]  # fmt: skip
 
 
 class LossScaleManager:

@@ -22,7 +22,7 @@ from torch import (
     uint16,
     uint32,
     uint64,
-)
+)  # fmt: skip
 from torch import bool as bool_
 
 from msrun.errors import UsageError, near_miss
@@ -35,45 +35,11 @@ string, list_, tuple_ = builtins.str, builtins.list, builtins.tuple
 Type = torch.dtype
 
 __all__ = [
-    "Type",
-    "bfloat16",
-    "bool_",
-    "byte",
-    "complex64",
-    "complex128",
-    "double",
-    "dtype_to_nptype",
-    "dtype_to_pytype",
-    "float16",
-    "float32",
-    "float64",
-    "float_",
-    "half",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "int_",
-    "intc",
-    "intp",
-    "list_",
-    "long",
-    "number",
-    "pytype_to_dtype",
-    "short",
-    "single",
-    "string",
-    "tensor_type",
-    "tuple_",
-    "type_none",
-    "ubyte",
-    "uint",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "ushort",
-]
+    "Type", "bfloat16", "bool_", "byte", "complex64", "complex128", "double", "dtype_to_nptype",
+    "dtype_to_pytype", "float16", "float32", "float64", "float_", "half", "int8", "int16", "int32", "int64",
+    "int_", "intc", "intp", "list_", "long", "number", "pytype_to_dtype", "short", "single", "string",
+    "tensor_type", "tuple_", "type_none", "ubyte", "uint", "uint8", "uint16", "uint32", "uint64", "ushort",
+]  # fmt: skip
 _OF_PYTHON = {builtins.bool: torch.bool, builtins.int: torch.int64, builtins.float: torch.float32}
 
 

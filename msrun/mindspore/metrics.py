@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from msrun.errors import UsageError, near_miss
+from msrun.mindspore.missing import missing_name
 from msrun.runtime import Accuracy as _Accuracy
 from msrun.runtime import Loss, Top1CategoricalAccuracy, Top5CategoricalAccuracy
 from msrun.runtime import TopKCategoricalAccuracy as _TopKCategoricalAccuracy
@@ -98,8 +99,10 @@ class TopKCategoricalAccuracy(_Called, _TopKCategoricalAccuracy):
         super().update(None, *(torch.as_tensor(one) for one in inputs[-2:]))
 
 
-class _Mean(Metric):
-    """A mean over all elements of all batches."""
+class MAE(Metric):
+    """The absolute differences: their sum over all elements, divided by the number of samples, as MindSpore does."""
+
+    _each = staticmethod(np.abs)
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,27 +119,16 @@ class _Mean(Metric):
         self._count += len(outputs)
 
     def eval(self) -> float:
-        """Return the sum over all elements, divided by the number of samples, as MindSpore does."""
+        """Return what was counted."""
         if not self._count:
             raise RuntimeError(f"{type(self).__name__}: nothing was counted; give data with at least one batch")
         return self._total / self._count
 
-    def _each(self, difference: np.ndarray) -> np.ndarray:
-        raise NotImplementedError
 
+class MSE(MAE):
+    """The squared differences, as MAE."""
 
-class MAE(_Mean):
-    """The absolute differences."""
-
-    def _each(self, difference: np.ndarray) -> np.ndarray:
-        return np.abs(difference)
-
-
-class MSE(_Mean):
-    """The squared differences."""
-
-    def _each(self, difference: np.ndarray) -> np.ndarray:
-        return np.square(difference)
+    _each = staticmethod(np.square)
 
 
 class ConfusionMatrix(Metric):
@@ -201,25 +193,25 @@ class _OfClasses(Metric):
 
     def eval(self, average: bool = False) -> Any:
         """Return the share of each class, or their mean."""
-        share = self._share(self._right, self._found, self._there)
+        share = self._share(self._right / (self._found + 1e-7), self._right / (self._there + 1e-7))
         return share.mean() if average else share
 
-    def _share(self, right: np.ndarray, found: np.ndarray, there: np.ndarray) -> np.ndarray:
+    def _share(self, precision: np.ndarray, recall: np.ndarray) -> np.ndarray:
         raise NotImplementedError
 
 
 class Precision(_OfClasses):
     """Of what was taken for a class, the share that is of it."""
 
-    def _share(self, right: np.ndarray, found: np.ndarray, there: np.ndarray) -> np.ndarray:
-        return right / (found + 1e-7)
+    def _share(self, precision: np.ndarray, _: np.ndarray) -> np.ndarray:
+        return precision
 
 
 class Recall(_OfClasses):
     """Of a class, the share that was taken for it."""
 
-    def _share(self, right: np.ndarray, found: np.ndarray, there: np.ndarray) -> np.ndarray:
-        return right / (there + 1e-7)
+    def _share(self, _: np.ndarray, recall: np.ndarray) -> np.ndarray:
+        return recall
 
 
 class Fbeta(_OfClasses):
@@ -229,9 +221,8 @@ class Fbeta(_OfClasses):
         super().__init__()
         self.beta = beta
 
-    def _share(self, right: np.ndarray, found: np.ndarray, there: np.ndarray) -> np.ndarray:
-        precision, recall, square = right / (found + 1e-7), right / (there + 1e-7), self.beta**2
-        return (1 + square) * precision * recall / (square * precision + recall + 1e-7)
+    def _share(self, precision: np.ndarray, recall: np.ndarray) -> np.ndarray:
+        return (1 + self.beta**2) * precision * recall / (self.beta**2 * precision + recall + 1e-7)
 
 
 class F1(Fbeta):
@@ -264,3 +255,7 @@ def get_metric_fn(name: str, *args: Any, **settings: Any) -> Any:
     if name not in known:
         raise UsageError(f"get_metric_fn({name!r}): unknown{near_miss(name, known)}; one of {', '.join(known)}")
     return known[name](*args, **settings)
+
+
+def __getattr__(name: str) -> Any:
+    raise missing_name("train.metrics", name, __all__)

@@ -148,22 +148,8 @@ isneginf, isposinf = torch.isneginf, torch.isposinf
 
 __all__ = [
     *FUNCTIONS,
-    *(
-        "array",
-        "fabs",
-        "isin",
-        "isneginf",
-        "isposinf",
-        "nanmean",
-        "nansum",
-        "norm",
-        "rand",
-        "randint",
-        "randn",
-        "select",
-    ),
-    *("bool_", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8"),
-    *("e", "euler_gamma", "inf", "nan", "newaxis", "pi"),
+    *"array fabs isin isneginf isposinf nanmean nansum norm rand randint randn select bool_".split(),
+    *"float16 float32 float64 int8 int16 int32 int64 uint8 e euler_gamma inf nan newaxis pi".split(),
 ]
 
 

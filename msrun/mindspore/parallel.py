@@ -25,7 +25,7 @@ from msrun.runtime import (
     get_group_size,
     get_rank,
     shard,
-)
+)  # fmt: skip
 from msrun.runtime.capture.target import find_target
 from msrun.runtime.execute.phase import current_probe
 from msrun.runtime.execute.placement import placement_of
@@ -34,16 +34,9 @@ from msrun.runtime.parallel.context import has_parallel_mode
 from msrun.runtime.server.remote import find_remote
 
 __all__ = [
-    "AutoParallel",
-    "GradAccumulation",
-    "Layout",
-    "MicroBatchInterleaved",
-    "Pipeline",
-    "PipelineCell",
-    "parameter_broadcast",
-    "set_algo_parameters",
-    "shard",
-]
+    "AutoParallel", "GradAccumulation", "Layout", "MicroBatchInterleaved", "Pipeline", "PipelineCell",
+    "parameter_broadcast", "set_algo_parameters", "shard", "sync_pipeline_shared_parameters",
+]  # fmt: skip
 
 PipelineCell = Pipeline
 BY_HAND = (ParallelMode.DATA_PARALLEL, ParallelMode.HYBRID_PARALLEL)
@@ -145,6 +138,11 @@ class _Context:
 def auto_parallel_context() -> Any:
     """Return the context, with a `get_` and a `set_` method for each word."""
     return _Context()
+
+
+def sync_pipeline_shared_parameters(net: nn.Module) -> None:
+    """Do nothing: what several stages share is one parameter on each rank that has it."""
+    del net
 
 
 def set_algo_parameters(**words: Any) -> None:

@@ -13,15 +13,29 @@ from torch import nn
 from msrun.errors import UsageError, near_miss
 from msrun.mindspore.context import ParallelMode  # noqa: F401 - mindspore.train.model.ParallelMode
 from msrun.mindspore.metrics import *  # noqa: F403
-from msrun.mindspore.metrics import METRICS, get_metric_fn, rearrange_inputs
+from msrun.mindspore.metrics import METRICS, get_metric_fn
 from msrun.mindspore.missing import missing_name
 from msrun.mindspore.ops.table import note_once
 from msrun.mindspore.tensor import Parameter
 from msrun.runtime import (
-    Callback, CheckpointConfig, EarlyStopping, LearningRateScheduler, LossMonitor, ModelCheckpoint, OnRequestExit,
-    RunContext, TimeMonitor, export_checkpoint, load_distributed_checkpoint, load_param_into_net,
-    merge_pipeline_strategys, merge_sliced_parameter, rank_list_for_transform, restore_group_info_list,
-    transform_checkpoint_by_rank, transform_checkpoints,
+    Callback,
+    CheckpointConfig,
+    EarlyStopping,
+    LearningRateScheduler,
+    LossMonitor,
+    ModelCheckpoint,
+    OnRequestExit,
+    RunContext,
+    TimeMonitor,
+    export_checkpoint,
+    load_distributed_checkpoint,
+    load_param_into_net,
+    merge_pipeline_strategys,
+    merge_sliced_parameter,
+    rank_list_for_transform,
+    restore_group_info_list,
+    transform_checkpoint_by_rank,
+    transform_checkpoints,
 )  # fmt: skip
 from msrun.runtime import Model as _Model
 from msrun.runtime import load_checkpoint as _load_checkpoint
@@ -29,7 +43,8 @@ from msrun.runtime import save_checkpoint as _save_checkpoint
 
 __all__ = [
     *METRICS, "Callback", "CheckpointConfig", "EarlyStopping", "LearningRateScheduler", "LossMonitor", "Model",
-    "ModelCheckpoint", "OnRequestExit", "RunContext", "TimeMonitor", "data_sink", "export", "export_checkpoint", "load_checkpoint",
+    "ModelCheckpoint", "OnRequestExit", "RunContext", "TimeMonitor", "data_sink", "export",
+    "export_checkpoint", "load_checkpoint",
     "load_distributed_checkpoint", "load_param_into_net", "merge_pipeline_strategys", "merge_sliced_parameter",
     "rank_list_for_transform", "restore_group_info_list", "save_checkpoint", "transform_checkpoint_by_rank",
     "transform_checkpoints",

@@ -5,6 +5,7 @@ MindSpore it makes the stored table, tests/golden/mindspore_scripts.json.
 """
 
 # mypy: ignore-errors
+# ruff: noqa: E501, FBT003, N812
 from __future__ import annotations
 
 import contextlib
@@ -25,7 +26,7 @@ from mindspore import Model, Parameter, ParameterTuple, Tensor, context, mint, n
 from mindspore.common.initializer import HeNormal, Initializer, Normal, TruncatedNormal, XavierUniform, initializer
 from mindspore.nn import LossBase
 from mindspore.nn.learning_rate_schedule import LearningRateSchedule
-from mindspore.train.callback import Callback, CheckpointConfig, LossMonitor, ModelCheckpoint, TimeMonitor
+from mindspore.train.callback import Callback, CheckpointConfig, LossMonitor, ModelCheckpoint
 
 SCRIPTS: dict[str, Callable[[], Any]] = {}
 """Name -> script."""
@@ -98,7 +99,9 @@ def model_train_with_a_loss_monitor():
 def model_eval_with_metrics():
     net = fixed(Net())
     loss = nn.CrossEntropyLoss()
-    model = Model(net, loss, nn.Adam(net.trainable_params(), 0.01), metrics={"accuracy": nn.Accuracy(), "loss": nn.Loss()})
+    model = Model(
+        net, loss, nn.Adam(net.trainable_params(), 0.01), metrics={"accuracy": nn.Accuracy(), "loss": nn.Loss()}
+    )
     model.train(1, batches(), dataset_sink_mode=False)
     show(sorted(model.eval(batches(), dataset_sink_mode=False).items()))
 
@@ -143,7 +146,9 @@ def a_callback_of_ones_own():
 def checkpoints_of_a_model():
     net = fixed(Net())
     model = Model(net, nn.CrossEntropyLoss(), nn.SGD(net.trainable_params(), 0.1))
-    kept = ModelCheckpoint(prefix="net", directory="ckpt", config=CheckpointConfig(save_checkpoint_steps=2, keep_checkpoint_max=2))
+    kept = ModelCheckpoint(
+        prefix="net", directory="ckpt", config=CheckpointConfig(save_checkpoint_steps=2, keep_checkpoint_max=2)
+    )
     model.train(2, batches(), callbacks=[kept], dataset_sink_mode=False)
     print(sorted(name for name in os.listdir("ckpt") if name.endswith(".ckpt")))
     other = Net()
@@ -338,7 +343,11 @@ def schedules_of_the_rate():
 
 @script
 def rates_as_lists():
-    show(nn.cosine_decay_lr(0.01, 0.1, 6, 2, 2), nn.warmup_lr(0.1, 6, 2, 2), nn.piecewise_constant_lr([2, 5], [0.1, 0.05]))
+    show(
+        nn.cosine_decay_lr(0.01, 0.1, 6, 2, 2),
+        nn.warmup_lr(0.1, 6, 2, 2),
+        nn.piecewise_constant_lr([2, 5], [0.1, 0.05]),
+    )
     show(nn.polynomial_decay_lr(0.1, 0.01, 6, 2, 2, 0.5), nn.exponential_decay_lr(0.1, 0.9, 6, 2, 1, True))
     steps(lambda net: nn.Momentum(net.trainable_params(), nn.piecewise_constant_lr([2, 4], [0.1, 0.01]), 0.9))
 
@@ -391,7 +400,10 @@ def the_surface_of_cells():
     net.dense1.weight.requires_grad = False
     print([one.name for one in net.trainable_params()], [one.name for one in net.untrainable_params()])
     print(net.training, net.set_train().training, net.dense1.training, net.cls_name, len(list(net.cells())))
-    print(list(net.parameters_dict()), sum(one.size if isinstance(one.size, int) else one.numel() for one in net.get_parameters()))
+    print(
+        list(net.parameters_dict()),
+        sum(one.size if isinstance(one.size, int) else one.numel() for one in net.get_parameters()),
+    )
     for name, parameter in net.parameters_and_names():
         print(name, tuple(parameter.shape), parameter.requires_grad)
 
@@ -516,7 +528,10 @@ def layers_of_attention():
 @script
 def normalisations():
     x = Tensor(rows(2, 4, 3, 3))
-    show(fixed(nn.GroupNorm(2, 4))(x)[0, 0], fixed(nn.LayerNorm((4, 3, 3), begin_norm_axis=1, begin_params_axis=1))(x)[0, 0])
+    show(
+        fixed(nn.GroupNorm(2, 4))(x)[0, 0],
+        fixed(nn.LayerNorm((4, 3, 3), begin_norm_axis=1, begin_params_axis=1))(x)[0, 0],
+    )
     norm = nn.BatchNorm2d(4, momentum=0.8)
     norm.set_train()
     norm(x)
@@ -541,7 +556,13 @@ def losses_of_ones_own():
 def losses():
     a, b = Tensor(rows(2, 3)), Tensor(rows(2, 3, scale=0.3) + np.float32(0.5))
     labels = Tensor([2, 0], ms.int32)
-    for loss in (nn.MSELoss("sum"), nn.L1Loss("none"), nn.SmoothL1Loss(beta=0.5), nn.HuberLoss(), nn.BCEWithLogitsLoss()):
+    for loss in (
+        nn.MSELoss("sum"),
+        nn.L1Loss("none"),
+        nn.SmoothL1Loss(beta=0.5),
+        nn.HuberLoss(),
+        nn.BCEWithLogitsLoss(),
+    ):
         show(loss(a, b))
     show(nn.CrossEntropyLoss(label_smoothing=0.1)(a, labels), nn.NLLLoss()(ops.log_softmax(a), labels))
     show(nn.CosineEmbeddingLoss()(a, b, Tensor([1, -1], ms.int32)), nn.KLDivLoss()(ops.log_softmax(a), ops.softmax(b)))
@@ -554,7 +575,15 @@ def losses():
 def initial_values():
     show(initializer("ones", [2, 2], ms.float32), initializer("zeros", [2], ms.int32), initializer(0.5, [1, 2]))
     show(nn.Dense(2, 2, weight_init="ones", bias_init=1.0)(Tensor(rows(1, 2))))
-    for word in ("normal", "xavier_uniform", "he_uniform", Normal(0.1), XavierUniform(), HeNormal(), TruncatedNormal(0.02)):
+    for word in (
+        "normal",
+        "xavier_uniform",
+        "he_uniform",
+        Normal(0.1),
+        XavierUniform(),
+        HeNormal(),
+        TruncatedNormal(0.02),
+    ):
         print(tuple(initializer(word, [3, 4], ms.float32).init_data().shape))
     show(initializer(ms.common.initializer.Identity(), [2, 2]), initializer(ms.common.initializer.Dirac(), [2, 2, 1]))
     for cell in [nn.Dense(3, 2)]:
@@ -620,12 +649,16 @@ def functions_of_functions():
     show(ms.grad(ms.grad(lambda x: x**3))(Tensor(2.0)))
     show(ops.stop_gradient(Tensor(1.0)), ms.grad(lambda x: x * ops.stop_gradient(x))(Tensor(3.0)))
     net = fixed(nn.Dense(2, 1))
-    (value, aux), grads = ms.value_and_grad(lambda x: (net(x).sum(), x), 0, net.trainable_params(), True)(Tensor(rows(2, 2)))
+    (value, aux), grads = ms.value_and_grad(lambda x: (net(x).sum(), x), 0, net.trainable_params(), True)(
+        Tensor(rows(2, 2))
+    )
     show(value, aux, grads)
+
     def double(x):
         return x * 2
 
     show(ms.jit(double)(Tensor(1.0)), ms.vmap(double)(Tensor(rows(2, 2))))
+
     def squares(x):
         return x * x
 
@@ -655,8 +688,19 @@ def numpys_functions():
     a = mnp.arange(6).reshape(2, 3)
     print(a, a.dtype == ms.int32, mnp.ones((2,)), mnp.full((2,), 3), mnp.eye(2), mnp.linspace(0, 1, 3))
     show(mnp.dot(mnp.ones((2, 2)), mnp.ones((2, 2))), mnp.where(a > 2, a, 0), mnp.concatenate((a, a), 0).shape)
-    show(mnp.mean(mnp.array([1.0, 2.0])), mnp.cumsum(a, 1), mnp.split(a, 3, 1)[0], mnp.isclose(mnp.array(1.0), mnp.array(1.0)))
-    show(mnp.tile(a, (1, 2)), mnp.squeeze(a[None]).shape, mnp.amax(a), mnp.std(mnp.array([1.0, 3.0])), mnp.cross(mnp.array([1.0, 0, 0]), mnp.array([0, 1.0, 0])))
+    show(
+        mnp.mean(mnp.array([1.0, 2.0])),
+        mnp.cumsum(a, 1),
+        mnp.split(a, 3, 1)[0],
+        mnp.isclose(mnp.array(1.0), mnp.array(1.0)),
+    )
+    show(
+        mnp.tile(a, (1, 2)),
+        mnp.squeeze(a[None]).shape,
+        mnp.amax(a),
+        mnp.std(mnp.array([1.0, 3.0])),
+        mnp.cross(mnp.array([1.0, 0, 0]), mnp.array([0, 1.0, 0])),
+    )
 
 
 @script
@@ -684,7 +728,9 @@ def scattered_updates():
 
 @script
 def a_pipeline_of_slices():
-    data = ds.NumpySlicesDataset({"x": np.arange(6, dtype=np.float32), "y": np.arange(6, dtype=np.int32)}, shuffle=False)
+    data = ds.NumpySlicesDataset(
+        {"x": np.arange(6, dtype=np.float32), "y": np.arange(6, dtype=np.int32)}, shuffle=False
+    )
     data = data.map(lambda x: x * 2, input_columns=["x"]).batch(4, drop_remainder=False)
     print(data.get_dataset_size(), data.get_col_names(), data.get_batch_size())
     for row in data.create_dict_iterator(output_numpy=True):
@@ -741,7 +787,11 @@ def metrics_by_hand():
 def contexts_and_types():
     ms.set_context(device_target="CPU")
     print(ms.get_context("mode") == ms.PYNATIVE_MODE, context.get_context("device_target"))
-    print(ms.dtype_to_nptype(ms.int32).__name__, ms.float32 == ms.common.dtype.float32, ms.pytype_to_dtype(bool) == ms.bool_)
+    print(
+        ms.dtype_to_nptype(ms.int32).__name__,
+        ms.float32 == ms.common.dtype.float32,
+        ms.pytype_to_dtype(bool) == ms.bool_,
+    )
     ms.set_auto_parallel_context(parallel_mode=ms.ParallelMode.STAND_ALONE)
     print(ms.get_auto_parallel_context("parallel_mode"))
     ms.set_seed(3)
@@ -750,12 +800,20 @@ def contexts_and_types():
 
 @script
 def a_generative_pair():
-    generator, critic = fixed(nn.Dense(2, 4)), fixed(nn.SequentialCell(nn.Dense(4, 3), nn.LeakyReLU(0.2), nn.Dense(3, 1)))
+    generator, critic = (
+        fixed(nn.Dense(2, 4)),
+        fixed(nn.SequentialCell(nn.Dense(4, 3), nn.LeakyReLU(0.2), nn.Dense(3, 1))),
+    )
     loss_fn = nn.BCEWithLogitsLoss(reduction="mean")
     real, noise = Tensor(rows(3, 4)), Tensor(rows(3, 2))
-    opt_g, opt_c = nn.Adam(generator.trainable_params(), 0.01, beta1=0.5), nn.Adam(critic.trainable_params(), 0.01, beta1=0.5)
+    opt_g, opt_c = (
+        nn.Adam(generator.trainable_params(), 0.01, beta1=0.5),
+        nn.Adam(critic.trainable_params(), 0.01, beta1=0.5),
+    )
     ones, zeros = ops.ones((3, 1), ms.float32), ops.zeros((3, 1), ms.float32)
-    grad_c = ms.value_and_grad(lambda r, f: (loss_fn(critic(r), ones) + loss_fn(critic(f), zeros)) / 2, None, opt_c.parameters)
+    grad_c = ms.value_and_grad(
+        lambda r, f: (loss_fn(critic(r), ones) + loss_fn(critic(f), zeros)) / 2, None, opt_c.parameters
+    )
     grad_g = ms.value_and_grad(lambda z: loss_fn(critic(generator(z)), ones), None, opt_g.parameters)
     for _ in range(3):
         loss_c, grads = grad_c(real, ops.stop_gradient(generator(noise)))

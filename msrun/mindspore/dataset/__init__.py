@@ -13,18 +13,12 @@ from msrun.runtime.data import (
     MnistDataset,
     NumpySlicesDataset,
     config,
-)
+)  # fmt: skip
 
 __all__ = [
-    "Cifar10Dataset",
-    "Cifar100Dataset",
-    "GeneratorDataset",
-    "MnistDataset",
-    "NumpySlicesDataset",
-    "config",
-    "transforms",
-    "vision",
-]
+    "Cifar10Dataset", "Cifar100Dataset", "GeneratorDataset", "MnistDataset", "NumpySlicesDataset", "config",
+    "transforms", "vision",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

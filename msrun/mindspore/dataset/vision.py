@@ -17,21 +17,12 @@ from msrun.runtime.data.vision import (
     Rescale,
     Resize,
     ToTensor,
-)
+)  # fmt: skip
 
 __all__ = [
-    "HWC2CHW",
-    "CenterCrop",
-    "Inter",
-    "Normalize",
-    "RandomCrop",
-    "RandomHorizontalFlip",
-    "RandomResizedCrop",
-    "RandomVerticalFlip",
-    "Rescale",
-    "Resize",
-    "ToTensor",
-]
+    "HWC2CHW", "CenterCrop", "Inter", "Normalize", "RandomCrop", "RandomHorizontalFlip", "RandomResizedCrop",
+    "RandomVerticalFlip", "Rescale", "Resize", "ToTensor",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

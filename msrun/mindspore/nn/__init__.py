@@ -5,12 +5,12 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from msrun.mindspore.metrics import METRICS, get_metric_fn, rearrange_inputs
 from msrun.mindspore.missing import missing_name
 from msrun.mindspore.nn import cells, layers, losses, optimizers, schedules, table, training
 from msrun.mindspore.nn.table import CrossEntropyLoss, NLLLoss, get_activation
 from msrun.mindspore.parallel import GradAccumulation as GradAccumulationCell
 from msrun.mindspore.parallel import MicroBatchInterleaved, PipelineCell
-from msrun.mindspore.metrics import METRICS, get_metric_fn, rearrange_inputs
 from msrun.runtime import no_init_parameters
 from msrun.runtime.optim import LARS
 
@@ -25,7 +25,11 @@ if TYPE_CHECKING:  # what follows, for editors and type checkers
 
 def _made_in(module: ModuleType) -> dict[str, Any]:
     own = vars(module).items()
-    return {name: one for name, one in own if name[0] != "_" and getattr(one, "__module__", "") == module.__name__}
+    return {
+        name: one
+        for name, one in own
+        if name[0] != "_" and name != "begin" and getattr(one, "__module__", "") == module.__name__
+    }
 
 
 _made = {
@@ -33,7 +37,7 @@ _made = {
     for part in (cells, layers, losses, optimizers, schedules, training)
     for name, one in _made_in(part).items()
 }
-_made |= METRICS | table.LAYERS | optimizers.OPTIMIZER_CLASSES
+_made |= METRICS | layers.BY_DIMS | table.LAYERS | optimizers.OPTIMIZER_CLASSES
 globals().update(_made)
 _Loss = losses.LossBase
 

@@ -281,44 +281,24 @@ class _RMSProp(optim.Optimizer):
         return loss
 
 
-def _adam(
-    params: Any,
-    learning_rate: Any = 1e-3,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-8,
-    use_locking: bool = False,
-    use_nesterov: bool = False,
-    weight_decay: float = 0.0,
-    loss_scale: float = 1.0,
-    use_amsgrad: bool = False,
-    use_lazy: bool = False,
-    use_offload: bool = False,
-) -> dict[str, Any]:
-    if use_nesterov or use_lazy:
+def _plain_adam(is_other: bool, **settings: Any) -> dict[str, Any]:
+    if is_other:
         raise UsageError("Adam(use_nesterov=True) or (use_lazy=True): use LazyAdam, which has both")
-    target = "cpu" if use_offload else "device"
-    return {"betas": (beta1, beta2), "eps": eps, "amsgrad": use_amsgrad, "use_eps_hat": True, "target": target}
+    return settings
 
 
-def _betas(
-    params: Any,
-    learning_rate: Any = 1e-3,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-6,
-    weight_decay: float = 0.0,
-) -> dict[str, Any]:
-    return {"betas": (beta1, beta2), "eps": eps}
-
-
+_betas = lambda params, learning_rate=1e-3, beta1=0.9, beta2=0.999, eps=1e-6, weight_decay=0.0: {  # noqa: E731
+    "betas": (beta1, beta2), "eps": eps}  # fmt: skip
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], Callable[..., dict[str, Any]], str]] = {
     "SGD": (optim.SGD, lambda params, learning_rate=0.1, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False,
         loss_scale=1.0: {"momentum": momentum, "dampening": dampening, "nesterov": nesterov},
         "w = w - lr v, v = momentum v + g."),
     "Momentum": (optim.Momentum, lambda params, learning_rate, momentum, weight_decay=0.0, loss_scale=1.0,
         use_nesterov=False: {"momentum": momentum, "nesterov": use_nesterov}, "v = momentum v + g, w = w - lr v."),
-    "Adam": (optim.Adam, _adam,
+    "Adam": (optim.Adam, lambda params, learning_rate=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, use_locking=False,
+        use_nesterov=False, weight_decay=0.0, loss_scale=1.0, use_amsgrad=False, use_lazy=False, use_offload=False:
+            _plain_adam(use_nesterov or use_lazy, betas=(beta1, beta2), eps=eps, amsgrad=use_amsgrad, use_eps_hat=True,
+                target="cpu" if use_offload else "device"),
         "Adam with bias correction, and epsilon where MindSpore has it; `optim.Adam` has both formulas."),
     "AdamWeightDecay": (optim.AdamWeightDecay, _betas, "Adam without bias correction, with decoupled decay."),
     "Lamb": (optim.Lamb, _betas, "Adam whose step of each parameter is scaled by the parameter's norm."),

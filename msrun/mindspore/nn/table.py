@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from msrun.errors import UsageError, near_miss
 from msrun.mindspore.nn.cells import Cell
+from msrun.mindspore.nn.layers import begin
 from msrun.mindspore.ops import OPERATORS
 from msrun.mindspore.ops.neural import as_classes
 
@@ -22,10 +24,15 @@ def _of_torch(name: str, base: type[nn.Module], arguments: Callable[..., Any]) -
             given = arguments(*args, **settings)
         except TypeError as error:
             raise UsageError(f"nn.{str(error).replace('<lambda>', name)}") from None
+        first = given.pop("begin", (None, None))
         super(Cell, self).__init__(**given)
+        if first != (None, None):
+            begin(self, *first)
 
+    has_gamma = arguments is not dict and "gamma_init" in inspect.signature(arguments).parameters
     body = {
         "arguments": staticmethod(arguments),
+        "mindspores_names": {"weight": "gamma", "bias": "beta"} if has_gamma else {},
         "__init__": __init__,
         "__doc__": f"torch.nn.{base.__name__} with MindSpore's arguments.",
     }
@@ -54,6 +61,19 @@ def _of_operator(name: str, operator: Any, arguments: Callable[..., Any]) -> typ
     function = operator if callable(operator) else OPERATORS[operator]
     body = {"operator": staticmethod(function), "arguments": staticmethod(arguments), "__doc__": f"`{name}`, a cell."}
     return type(name, (_OfOperator,), {**body, "__module__": "msrun.mindspore.nn"})
+
+
+def _instance_norm(
+    num_features: int,
+    eps: float = 1e-5,
+    momentum: float = 0.1,
+    affine: bool = True,
+    gamma_init: Any = "ones",
+    beta_init: Any = "zeros",
+    dtype: Any = torch.float32,
+) -> dict[str, Any]:
+    settings = {"num_features": num_features, "eps": eps, "momentum": momentum, "affine": affine, "dtype": dtype}
+    return {**settings, "begin": (gamma_init, beta_init)}
 
 
 def _loss(reduction: str = "mean") -> dict[str, Any]:
@@ -141,6 +161,12 @@ OF_TORCH: dict[str, tuple[type[nn.Module], Callable[..., Any]]] = {
     "GRUCell": (nn.GRUCell, _cell),
     "RNNCell": (nn.RNNCell, lambda input_size, hidden_size, has_bias=True, nonlinearity="tanh", dtype=torch.float32: {
         **_cell(input_size, hidden_size, has_bias, dtype), "nonlinearity": nonlinearity}),
+    "GroupNorm": (nn.GroupNorm, lambda num_groups, num_channels, eps=1e-5, affine=True, gamma_init="ones",
+        beta_init="zeros", dtype=torch.float32: {"num_groups": num_groups, "num_channels": num_channels, "eps": eps,
+        "affine": affine, "dtype": dtype, "begin": (gamma_init, beta_init)}),
+    "InstanceNorm1d": (nn.InstanceNorm1d, _instance_norm),
+    "InstanceNorm2d": (nn.InstanceNorm2d, _instance_norm),
+    "InstanceNorm3d": (nn.InstanceNorm3d, _instance_norm),
     "MSELoss": (nn.MSELoss, _loss),
     "L1Loss": (nn.L1Loss, _loss),
     "MAELoss": (nn.L1Loss, _loss),

@@ -25,6 +25,5 @@ def _get_cache_prim(kind: type[Primitive]) -> type[Primitive]:
     return kind
 
 
-
 def __getattr__(name: str) -> Any:
     raise missing_name("ops", name, __all__)

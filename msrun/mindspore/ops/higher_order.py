@@ -17,21 +17,10 @@ from msrun.mindspore.parallel import in_context
 from msrun.runtime import value_and_grad as _value_and_grad
 
 __all__ = [
-    "Depend",
-    "GradOperation",
-    "HyperMap",
-    "Map",
-    "MultitypeFuncGraph",
-    "Partial",
-    "Print",
-    "clip_by_global_norm",
-    "clip_by_norm",
-    "deepcopy",
-    "depend",
-    "grad",
-    "is_tensor",
-    *("jacfwd", "jacrev", "jvp", "partial", "print_", "value_and_grad", "vjp", "vmap"),
-]
+    "Depend", "GradOperation", "HyperMap", "Map", "MultitypeFuncGraph", "Partial", "Print", "clip_by_global_norm",
+    "clip_by_norm", "deepcopy", "depend", "grad", "is_tensor", "jacfwd", "jacrev", "jvp", "partial", "print_",
+    "value_and_grad", "vjp", "vmap",
+]  # fmt: skip
 
 partial = functools.partial
 
@@ -337,6 +326,6 @@ def jvp(fn: Callable[..., Any], inputs: Any, v: Any, has_aux: bool = False) -> A
 def vjp(fn: Callable[..., Any], *inputs: Any, weights: Any = None, has_aux: bool = False) -> Any:
     """Return what `fn` gives for inputs, and a function of a vector: its product with the Jacobian."""
     if weights is not None:
-        raise UsageError("vjp(weights=...): leave it out; GradOperation(get_by_list=True, sens_param=True) takes weights")
+        raise UsageError("vjp(weights=...): GradOperation(get_by_list=True, sens_param=True) takes weights")
     value, product, *aux = torch.func.vjp(fn, *inputs, has_aux=has_aux)
     return value, lambda *v: products[0] if len(products := product(*v)) == 1 else products, *aux

@@ -307,8 +307,10 @@ def _suppress(bboxes: Tensor, iou_threshold: float = 0.5) -> tuple[Tensor, Tenso
     order = bboxes[:, 4].argsort(descending=True, stable=True)
     boxes = bboxes[order]
     sides = boxes[:, 2:4] - boxes[:, :2]
-    low, high = (choose(boxes[:, None, part], boxes[None, :, part]) for choose, part in (
-        (torch.maximum, slice(0, 2)), (torch.minimum, slice(2, 4))))
+    low, high = (
+        choose(boxes[:, None, part], boxes[None, :, part])
+        for choose, part in ((torch.maximum, slice(0, 2)), (torch.minimum, slice(2, 4)))
+    )
     common, areas = (high - low).clamp(min=0).prod(-1), sides.prod(-1)
     covers = common / (areas[:, None] + areas - common) > iou_threshold
     kept = torch.ones(len(boxes), dtype=torch.bool)

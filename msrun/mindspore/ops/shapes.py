@@ -268,18 +268,21 @@ def _fill(type: torch.dtype, shape: Any, value: Any) -> Tensor:
     return torch.full(dims(shape), value.item() if isinstance(value, Tensor) else value, dtype=type)
 
 
-def _tensor_scatter(reduce: str) -> Any:
-    def run(input_x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+def scatter_into(change: str) -> Any:
+    """Return a function that changes a tensor in place, where the last dimension of indices names an element."""
+    changes: dict[str, Any] = {"mul": torch.mul, "div": torch.div, "max": torch.maximum, "min": torch.minimum}
+
+    def run(x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
         where = tuple(indices.long().unbind(-1))
-        if reduce in ("add", "sub"):
-            return input_x.index_put(where, updates if reduce == "add" else -updates, accumulate=True)
-        if reduce == "update":
-            return input_x.index_put(where, updates)
-        old = input_x[where]
-        choices: dict[str, Any] = {"mul": torch.mul, "div": torch.div, "max": torch.maximum, "min": torch.minimum}
-        return input_x.index_put(where, choices[reduce](old, updates))
+        if change in ("add", "sub"):
+            return x.index_put_(where, updates if change == "add" else -updates, accumulate=True)
+        return x.index_put_(where, updates if change == "update" else changes[change](x[where], updates))
 
     return run
+
+
+def _tensor_scatter(change: str) -> Any:
+    return lambda input_x, indices, updates: scatter_into(change)(input_x.clone(), indices, updates)
 
 
 def _scatter_elements(
@@ -421,7 +424,7 @@ for _row in (
     ("sequence_mask", _sequence_mask),
     ("Unique unique", _unique),
     ("ReverseSequence reverse_sequence", _reverse_sequence, "seq_dim batch_dim"),
-    ("make_range", lambda start, limit=None, delta=1: tuple(range(*((start,) if limit is None else (start, limit, delta))))),
+    ("make_range", lambda *limits: tuple(range(*limits))),
     ("tuple_len list_len", len),
     ("searchsorted", lambda sorted_sequence, values, *, out_int32=False, right=False: torch.searchsorted(
         sorted_sequence, values, out_int32=out_int32, right=right)),

@@ -81,7 +81,9 @@ def test_one_line_calls_give_what_real_mindspore_gives() -> None:
 @pytest.mark.filterwarnings("ignore:reduction. 'mean' divides the total loss")
 def test_scripts_print_what_they_print_with_real_mindspore(mindspore_scripts: ModuleType) -> None:
     stored = json.loads((GOLDEN / "mindspore_scripts.json").read_text())
-    assert list(stored) == list(mindspore_scripts.SCRIPTS), "make the table again: python tests/cases/mindspore_scripts.py"
+    assert list(stored) == list(mindspore_scripts.SCRIPTS), (
+        "make the table again: python tests/cases/mindspore_scripts.py"
+    )
     found = differing(stored, mindspore_scripts.results(), is_near_text)
     assert {name: pair for name, pair in found.items() if name not in mindspore_scripts.DIFFERENT} == {}
     assert set(mindspore_scripts.DIFFERENT) <= set(found), "equal by now: take it out of the table"

@@ -101,7 +101,9 @@ def test_dense_takes_initial_values_and_an_activation() -> None:
 @pytest.mark.parametrize("word", sorted(initializer.NAMES))
 def test_initial_values_are_the_same_when_they_are_deferred(word: str) -> None:
     torch.manual_seed(5)
-    layer = (lambda: nn.Conv1d(6, 5, 1, weight_init=word)) if word == "dirac" else lambda: nn.Dense(6, 5, weight_init=word)
+    layer = (
+        (lambda: nn.Conv1d(6, 5, 1, weight_init=word)) if word == "dirac" else lambda: nn.Dense(6, 5, weight_init=word)
+    )
     at_once = layer()
     torch.manual_seed(5)
     with no_init_parameters():

@@ -154,32 +154,19 @@ def _is_sharding_propagation() -> bool:
     return get_auto_parallel_context("search_mode") == "sharding_propagation"
 
 
-def _get_parallel_mode() -> str:
-    return get_auto_parallel_context("parallel_mode")
+def _asked(word: str) -> Callable[[], Any]:
+    return lambda: get_auto_parallel_context(word)
 
 
-def _get_gradients_mean() -> bool:
-    return get_auto_parallel_context("gradients_mean")
-
-
-def _get_device_num() -> int:
-    return get_group_size()
-
-
-def _get_global_rank() -> int:
-    return get_rank()
-
-
-def _get_full_batch() -> bool:
-    return get_auto_parallel_context("full_batch")
+_get_parallel_mode, _get_gradients_mean, _get_full_batch = map(
+    _asked, ("parallel_mode", "gradients_mean", "full_batch")
+)
+_get_enable_parallel_optimizer = _asked("enable_parallel_optimizer")
+_get_device_num, _get_global_rank = get_group_size, get_rank
 
 
 def _get_pipeline_stages() -> int:
     return 1
-
-
-def _get_enable_parallel_optimizer() -> bool:
-    return get_auto_parallel_context("enable_parallel_optimizer")
 
 
 def __getattr__(name: str) -> Any:

@@ -218,3 +218,11 @@ def fill(tensor: Tensor, init: Any) -> Tensor:
     if value.shape != tensor.shape:
         raise UsageError(f"initial value of shape {tuple(value.shape)} for a weight of shape {tuple(tensor.shape)}")
     return tensor.copy_(value)
+
+
+def begin(layer: Any, weight_init: Any, bias_init: Any) -> None:
+    """Fill the weights of a layer; None leaves them as they are, as does a layer without them."""
+    if weight_init is not None and layer.weight is not None:
+        fill(layer.weight, weight_init)
+    if bias_init is not None and layer.bias is not None:
+        fill(layer.bias, bias_init)

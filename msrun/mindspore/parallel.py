@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import Module
 
 from msrun.errors import CaptureError, StrategyError
 from msrun.mindspore.context import ParallelMode, get_auto_parallel_context, set_auto_parallel_context
@@ -45,7 +46,7 @@ _EQUAL = 1e-4
 """How near the sums of gradients of two ranks are that somebody has reduced."""
 
 
-def parameter_broadcast(net: nn.Module, layout: Any = None, cur_rank: int = 0, initial_rank: int = 0) -> None:
+def parameter_broadcast(net: Module, layout: Any = None, cur_rank: int = 0, initial_rank: int = 0) -> None:
     """Give all ranks the parameters of one."""
     del layout, cur_rank
     with torch.no_grad():
@@ -140,7 +141,7 @@ def auto_parallel_context() -> Any:
     return _Context()
 
 
-def sync_pipeline_shared_parameters(net: nn.Module) -> None:
+def sync_pipeline_shared_parameters(net: Module) -> None:
     """Do nothing: what several stages share is one parameter on each rank that has it."""
     del net
 

@@ -172,9 +172,10 @@ def load_checkpoint(
     counts = ("epoch_num", "step_in_epoch", "step_num")
     if not any(found[name] for name in counts):
         found = {name: value for name, value in found.items() if name not in counts}
+    make: Any = Parameter
     spared = (filter_prefix,) if isinstance(filter_prefix, str) else tuple(filter_prefix or ())
     return {
-        name: Parameter(value, name=name) if isinstance(value, torch.Tensor) else value
+        name: make(value, name=name) if isinstance(value, torch.Tensor) else value
         for name, value in found.items()
         if not (spared and name.startswith(spared)) and (choice_func is None or choice_func(name))
     }
@@ -220,7 +221,7 @@ class _InternalCallbackParam(dict[str, Any]):
         except KeyError:
             raise AttributeError(name) from None
 
-    __setattr__ = dict.__setitem__  # type: ignore[assignment]
+    __setattr__ = dict.__setitem__
 
 
 def data_sink(

@@ -471,6 +471,9 @@ ops.GradOperation()(ops.GradOperation()(lambda a: a * a * a))(Tensor(2.0))
 ms.common.initializer.initializer("identity", (2, 3), ms.float32).init_data()
 ms.get_context(attr_key="mode")
 ms.parallel.set_algo_parameters(fully_use_devices=False)
+ms.dataset.transforms.Compose([lambda a: a + 1, lambda a: a * 2])(np.ones((2, 3), np.float32))
+ms.dataset.vision.SlicePatches(1, 2)(np.arange(24, dtype=np.uint8).reshape(2, 4, 3))
+ms.dataset.vision.SlicePatches(2, 2)(np.arange(27, dtype=np.uint8).reshape(3, 3, 3))
 nn.Precision()(ops.softmax(x), ids)
 nn.MAE()(x, y)
 nn.Accuracy("multilabel")(hot, hot)
@@ -489,7 +492,7 @@ def words(ms: ModuleType) -> dict[str, Any]:
     """Return what the calls name."""
     from importlib import import_module
 
-    for path in ("common.initializer", "amp", "numpy", "mint", "ops.functional", "ops.operations"):
+    for path in ("common.initializer", "amp", "dataset", "numpy", "mint", "ops.functional", "ops.operations"):
         import_module(f"{ms.__name__}.{path}")
     ops, nn, Tensor, Parameter = ms.ops, ms.nn, ms.Tensor, ms.Parameter  # noqa: N806
     x = Tensor(np.array([[1.25, -2.0, 3.5], [4.0, 0.5, -6.0]], np.float32))

@@ -10,7 +10,7 @@ from msrun.mindspore.missing import missing_name
 from msrun.mindspore.nn import cells, layers, losses, optimizers, schedules, table, training
 from msrun.mindspore.nn.table import CrossEntropyLoss, NLLLoss, get_activation
 from msrun.mindspore.parallel import GradAccumulation as GradAccumulationCell
-from msrun.mindspore.parallel import MicroBatchInterleaved, PipelineCell
+from msrun.mindspore.parallel import AutoParallel, MicroBatchInterleaved, PipelineCell
 from msrun.runtime import no_init_parameters
 from msrun.runtime.optim import LARS
 
@@ -25,11 +25,7 @@ if TYPE_CHECKING:  # what follows, for editors and type checkers
 
 def _made_in(module: ModuleType) -> dict[str, Any]:
     own = vars(module).items()
-    return {
-        name: one
-        for name, one in own
-        if name[0] != "_" and name != "begin" and getattr(one, "__module__", "") == module.__name__
-    }
+    return {name: one for name, one in own if name[0] != "_" and getattr(one, "__module__", "") == module.__name__}
 
 
 _made = {
@@ -40,6 +36,9 @@ _made = {
 _made |= METRICS | layers.BY_DIMS | table.LAYERS | optimizers.OPTIMIZER_CLASSES
 globals().update(_made)
 _Loss = losses.LossBase
+for _kind in (AutoParallel, GradAccumulationCell, MicroBatchInterleaved, PipelineCell):
+    for _name in "set_train set_grad trainable_params get_parameters parameters_and_names parameters_dict".split():
+        setattr(_kind, _name, vars(cells.Cell)[_name])  # MindSpore's are cells
 
 
 def opt_init_args_register(init: Any) -> Any:

@@ -263,7 +263,7 @@ class SequentialCell(Cell, nn.Sequential):
         for name, cell in named:
             self.insert_child_to_cell(str(name), cell)
 
-    def append(self, cell: nn.Module) -> Self:  # type: ignore[override]
+    def append(self, cell: nn.Module) -> Self:
         """Add a cell at the end."""
         self.insert_child_to_cell(str(len(self)), cell)
         return self

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from msrun import runtime
 from msrun.errors import UsageError
-from msrun.mindspore.initializer import fill
+from msrun.mindspore.initializer import begin, fill
 from msrun.mindspore.nn.cells import Cell
 from msrun.mindspore.windows import Size, check_padding, pad_same, pad_sides, pool_average, sides_of, sizes_of
 
@@ -388,14 +388,6 @@ class GRU(_Recurrent, nn.GRU):  # type: ignore[misc]
 
 class RNN(_Recurrent, nn.RNN):  # type: ignore[misc]
     """A plain recurrent network; `nonlinearity` "tanh" or "relu"."""
-
-
-def begin(layer: Any, weight_init: Any, bias_init: Any) -> None:
-    """Fill the weights of a layer; None leaves them as they are, as does a layer without them."""
-    if weight_init is not None and layer.weight is not None:
-        fill(layer.weight, weight_init)
-    if bias_init is not None and layer.bias is not None:
-        fill(layer.bias, bias_init)
 
 
 def _check_format(layer: nn.Module, data_format: str) -> None:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from msrun.errors import UsageError, near_miss
+from msrun.mindspore.initializer import begin
 from msrun.mindspore.nn.cells import Cell
-from msrun.mindspore.nn.layers import begin
 from msrun.mindspore.ops import OPERATORS
 from msrun.mindspore.ops.neural import as_classes
 

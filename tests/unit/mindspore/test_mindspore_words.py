@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from msrun.errors import UsageError
 from msrun.mindspore import _checkparam, amp, nn, ops
 from msrun.mindspore.__main__ import main
 from msrun.mindspore.check import check, report
+from msrun.mindspore.import_paths import ALIASES
 
 
 @pytest.mark.parametrize(
@@ -218,3 +221,18 @@ def test_step_with_a_loss_scale_leaves_out_what_overflows() -> None:
     loss, overflow, used = step(ms.Tensor(np.ones((1, 2), np.float32)), label)
     assert (float(loss), bool(overflow), float(used)) == (4.0, False, 2.0**19)
     np.testing.assert_allclose(net.weight.asnumpy(), [[0.6, 0.6]], rtol=1e-6)
+
+
+def test_a_longer_path_leads_to_the_same_module_by_attributes_as_by_import() -> None:
+    for alias, target in ALIASES.items():
+        here: Any = ms
+        for part in alias.split("."):
+            here = getattr(here, part)
+        if isinstance(here, ModuleType):
+            assert here is (importlib.import_module(f"msrun.mindspore.{target}") if target else ms), alias
+
+
+def test_wrappers_of_networks_have_the_methods_of_cells() -> None:
+    net = ms.parallel.nn.Pipeline(nn.SequentialCell(nn.Dense(2, 2)), 2)
+    assert net.set_train().training
+    assert len(net.trainable_params()) == 2

@@ -12,7 +12,7 @@ import torch
 import torch._numpy as torch_numpy
 from torch import Tensor
 
-from msrun.mindspore.dtype import as_dtype, float32, int32
+from msrun.mindspore.dtype import as_dtype, bool_, float16, float32, float64, int8, int16, int32, int64, uint8  # noqa: F401
 from msrun.mindspore.missing import missing_name
 from msrun.mindspore.ops import shapes
 

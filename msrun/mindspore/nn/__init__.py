@@ -9,8 +9,8 @@ from msrun.mindspore.metrics import METRICS, get_metric_fn, rearrange_inputs
 from msrun.mindspore.missing import missing_name
 from msrun.mindspore.nn import cells, layers, losses, optimizers, schedules, table, training
 from msrun.mindspore.nn.table import CrossEntropyLoss, NLLLoss, get_activation
-from msrun.mindspore.parallel import GradAccumulation as GradAccumulationCell
 from msrun.mindspore.parallel import AutoParallel, MicroBatchInterleaved, PipelineCell
+from msrun.mindspore.parallel import GradAccumulation as GradAccumulationCell
 from msrun.runtime import no_init_parameters
 from msrun.runtime.optim import LARS
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -56,6 +57,7 @@ total = ops.ReduceSum(keep_dim=True)(ops.Tile()(net.weight, (1, 2)))
 net.sync_batch()
 ms.set_context(mode=0, save_graphs=True)
 print(ops.Nothing, ms.mint.nn.functional.relu, nn.Dense(2, 3, weight_init=Normal()), total.asnumpy())
+print(ms.__version__.split("."))
 """
 
 
@@ -236,3 +238,9 @@ def test_wrappers_of_networks_have_the_methods_of_cells() -> None:
     net = ms.parallel.nn.Pipeline(nn.SequentialCell(nn.Dense(2, 2)), 2)
     assert net.set_train().training
     assert len(net.trainable_params()) == 2
+
+
+def test_every_module_has_all_names_that_it_promises() -> None:
+    own = [module for name, module in list(sys.modules.items()) if name.startswith("msrun.mindspore")]
+    for module in own:
+        assert [name for name in getattr(module, "__all__", ()) if not hasattr(module, name)] == [], module.__name__

@@ -33,7 +33,7 @@ from msrun.mindspore import (
     runtime,
     seed,
     train,
-)  # fmt: skip
+)
 from msrun.mindspore import (
     jit as _jit,
 )

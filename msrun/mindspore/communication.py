@@ -17,7 +17,7 @@ from msrun.runtime import (
     get_world_rank_from_group_rank,
     init,
     release,
-)  # fmt: skip
+)
 
 __all__ = [
     "HCCL_WORLD_COMM_GROUP", "MCCL_WORLD_COMM_GROUP", "NCCL_WORLD_COMM_GROUP", "GlobalComm", "create_group",

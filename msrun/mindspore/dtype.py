@@ -22,7 +22,7 @@ from torch import (
     uint16,
     uint32,
     uint64,
-)  # fmt: skip
+)
 from torch import bool as bool_
 
 from msrun.errors import UsageError, near_miss

@@ -16,6 +16,10 @@ from msrun.runtime import Loss, Top1CategoricalAccuracy, Top5CategoricalAccuracy
 from msrun.runtime import TopKCategoricalAccuracy as _TopKCategoricalAccuracy
 
 
+def _numbers(value: Any) -> np.ndarray:
+    return np.asarray(value.detach().cpu().numpy() if isinstance(value, Tensor) else value)
+
+
 class _Called:
     """A metric that can be called with one batch."""
 
@@ -48,8 +52,7 @@ class Metric(_Called, ABC):
         self._indexes = indexes
         return self
 
-    def _convert_data(self, data: Any) -> np.ndarray:
-        return data.detach().cpu().numpy() if isinstance(data, Tensor) else np.asarray(data)
+    _convert_data = staticmethod(_numbers)
 
 
 def rearrange_inputs(update: Any) -> Any:
@@ -59,10 +62,6 @@ def rearrange_inputs(update: Any) -> Any:
         return update(self, *(inputs if self._indexes is None else [inputs[place] for place in self._indexes]))
 
     return chosen
-
-
-def _numbers(value: Any) -> np.ndarray:
-    return np.asarray(value.detach().cpu().numpy() if isinstance(value, Tensor) else value)
 
 
 class Accuracy(_Called, _Accuracy):

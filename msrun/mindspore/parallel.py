@@ -26,7 +26,7 @@ from msrun.runtime import (
     get_group_size,
     get_rank,
     shard,
-)  # fmt: skip
+)
 from msrun.runtime.capture.target import find_target
 from msrun.runtime.execute.phase import current_probe
 from msrun.runtime.execute.placement import placement_of

@@ -36,7 +36,7 @@ from msrun.runtime import (
     restore_group_info_list,
     transform_checkpoint_by_rank,
     transform_checkpoints,
-)  # fmt: skip
+)
 from msrun.runtime import Model as _Model
 from msrun.runtime import load_checkpoint as _load_checkpoint
 from msrun.runtime import save_checkpoint as _save_checkpoint

@@ -13,7 +13,7 @@ from msrun.runtime.data import (
     MnistDataset,
     NumpySlicesDataset,
     config,
-)  # fmt: skip
+)
 
 __all__ = [
     "Cifar10Dataset", "Cifar100Dataset", "GeneratorDataset", "MnistDataset", "NumpySlicesDataset", "config",

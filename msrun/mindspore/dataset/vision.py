@@ -20,7 +20,7 @@ from msrun.runtime.data.vision import (
     Rescale,
     Resize,
     ToTensor,
-)  # fmt: skip
+)
 
 __all__ = [
     "HWC2CHW", "CenterCrop", "Inter", "Normalize", "RandomCrop", "RandomHorizontalFlip", "RandomResizedCrop",

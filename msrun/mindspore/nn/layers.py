@@ -128,17 +128,10 @@ class _ConvTranspose(Cell):
         before, after = sides_of(padding, dims)
         if before != after:
             raise UsageError(f"{type(self).__name__}(padding={padding!r}): the same on both sides")
-        sizes = [sizes_of(kernel_size, dims), sizes_of(stride, dims), before if mode == "pad" else 0]
-        super(Cell, self).__init__(
-            in_channels,
-            out_channels,
-            *sizes,
-            output_padding if mode == "pad" else 0,
-            group,
-            has_bias,
-            sizes_of(dilation, dims),
-            dtype=dtype,
-        )
+        sizes = [sizes_of(kernel_size, dims), sizes_of(stride, dims)]
+        edges = [before, output_padding] if mode == "pad" else [0, 0]
+        settings = [*sizes, *edges, group, has_bias, sizes_of(dilation, dims)]
+        super(Cell, self).__init__(in_channels, out_channels, *settings, dtype=dtype)
         self.pad_mode = mode
         begin(self, weight_init, bias_init)
 
@@ -321,19 +314,9 @@ class EmbeddingLookup(Cell, runtime.EmbeddingLookup):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         is_known = isinstance(param_init, int | float | Tensor) or param_init in ("normal", "uniform", "zeros", "ones")
-        runtime.EmbeddingLookup.__init__(
-            self,
-            vocab_size,
-            embedding_size,
-            param_init if is_known else partial(fill, init=param_init),
-            target,
-            slice_mode,
-            manual_shapes,
-            max_norm,
-            sparse,
-            vocab_cache_size,
-            dtype,
-        )
+        first = param_init if is_known else partial(fill, init=param_init)
+        words = (target, slice_mode, manual_shapes, max_norm, sparse, vocab_cache_size, dtype)
+        runtime.EmbeddingLookup.__init__(self, vocab_size, embedding_size, first, *words)
 
 
 class Dropout(Cell, nn.Dropout):

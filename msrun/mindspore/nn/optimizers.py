@@ -287,8 +287,6 @@ def _plain_adam(is_other: bool, **settings: Any) -> dict[str, Any]:
     return settings
 
 
-_betas = lambda params, learning_rate=1e-3, beta1=0.9, beta2=0.999, eps=1e-6, weight_decay=0.0: {  # noqa: E731
-    "betas": (beta1, beta2), "eps": eps}  # fmt: skip
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], Callable[..., dict[str, Any]], str]] = {
     "SGD": (optim.SGD, lambda params, learning_rate=0.1, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False,
         loss_scale=1.0: {"momentum": momentum, "dampening": dampening, "nesterov": nesterov},
@@ -300,8 +298,10 @@ OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], Callable[..., dict[str,
             _plain_adam(use_nesterov or use_lazy, betas=(beta1, beta2), eps=eps, amsgrad=use_amsgrad, use_eps_hat=True,
                 target="cpu" if use_offload else "device"),
         "Adam with bias correction, and epsilon where MindSpore has it; `optim.Adam` has both formulas."),
-    "AdamWeightDecay": (optim.AdamWeightDecay, _betas, "Adam without bias correction, with decoupled decay."),
-    "Lamb": (optim.Lamb, _betas, "Adam whose step of each parameter is scaled by the parameter's norm."),
+    "AdamWeightDecay": (optim.AdamWeightDecay, lambda params, learning_rate=1e-3, beta1=0.9, beta2=0.999, eps=1e-6,
+        weight_decay=0.0: {"betas": (beta1, beta2), "eps": eps}, "Adam without bias correction, with decoupled decay."),
+    "Lamb": (optim.Lamb, lambda params, learning_rate, beta1=0.9, beta2=0.999, eps=1e-6, weight_decay=0.0: {
+        "betas": (beta1, beta2), "eps": eps}, "Adam whose step of each parameter is scaled by the parameter's norm."),
     "LazyAdam": (optim.LazyAdam, lambda params, learning_rate=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, use_locking=False,
         use_nesterov=False, weight_decay=0.0, loss_scale=1.0: {
             "betas": (beta1, beta2), "eps": eps, "use_locking": use_locking, "use_nesterov": use_nesterov},

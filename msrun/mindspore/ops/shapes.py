@@ -108,11 +108,6 @@ def _arange(start: Any = 0, end: Any = None, step: Any = 1, *, dtype: torch.dtyp
     return torch.arange(*numbers, dtype=dtype)
 
 
-def _range(start: Any, end: Any, step: Any, maxlen: int = 1000000) -> Tensor:
-    del maxlen
-    return _arange(start, end, step)
-
-
 def _slice(input_x: Tensor, begin: Sequence[int], size: Sequence[int]) -> Tensor:
     pieces = zip(begin, size, strict=True)
     return input_x[tuple(slice(b, None if s == -1 else b + s) for b, s in pieces)]
@@ -195,11 +190,6 @@ def _over_dims(reduce: Any) -> Any:
 def _prod(input: Tensor, axis: Axis = None, keep_dims: bool = False, dtype: torch.dtype | None = None) -> Tensor:
     result = _over_dims(torch.prod)(input, axis, keep_dims).to(input.dtype)
     return result.to(dtype) if dtype else result
-
-
-def _top_k(input_x: Tensor, k: int, sorted: bool = True) -> tuple[Tensor, Tensor]:
-    values, indices = torch.topk(input_x, k, sorted=sorted)
-    return values, indices.int()
 
 
 def _topk(
@@ -446,8 +436,7 @@ for _row in (
     ("Eye eye", lambda n, m=None, dtype=None: torch.eye(n, n if m is None else m, dtype=dtype or torch.float32)),
     ("LinSpace linspace", lambda start, end, steps: torch.linspace(float(start), float(end), steps)),
     ("arange", _arange),
-    ("Range", lambda start, end, step, maxlen=1000000: _range(start, end, step), "maxlen"),
-    ("range", _range),
+    ("Range range", lambda start, end, step, maxlen=1000000: _arange(start, end, step), "maxlen"),
     ("ScalarToArray ScalarToTensor scalar_to_array scalar_to_tensor",
      lambda input_x, dtype=torch.float32: torch.tensor(input_x, dtype=dtype)),
     ("scalar_cast ScalarCast", lambda input_x, input_y: torch.tensor(input_x).to(input_y).item()),
@@ -486,8 +475,7 @@ for _row in (
      "axis output_type"),
     ("argmax", lambda input, dim=None, keepdim=False: torch.argmax(input, dim, keepdim)),
     ("argmin", lambda input, axis=None, keepdims=False: torch.argmin(input, axis, keepdims).int()),
-    ("TopK", _top_k, "sorted"),
-    ("top_k", _top_k),
+    ("TopK top_k", lambda input_x, k, sorted=True: _topk(input_x, k, sorted=sorted), "sorted"),
     ("topk", _topk),
     ("Sort", _sort, "axis descending"),
     ("sort", _sort),

@@ -14,10 +14,15 @@ from msrun.mindspore.missing import missing_name
 from msrun.runtime import Accuracy as _Accuracy
 from msrun.runtime import Loss, Top1CategoricalAccuracy, Top5CategoricalAccuracy
 from msrun.runtime import TopKCategoricalAccuracy as _TopKCategoricalAccuracy
+from msrun.runtime.train.metrics import NAMES
 
 
 def _numbers(value: Any) -> np.ndarray:
     return np.asarray(value.detach().cpu().numpy() if isinstance(value, Tensor) else value)
+
+
+def _as_tensor(value: Any) -> Any:
+    return torch.as_tensor(value) if isinstance(value, np.ndarray | list) else value
 
 
 class _Called:
@@ -80,7 +85,7 @@ class Accuracy(_Called, _Accuracy):
 
     def update(self, *inputs: Any) -> None:
         """Count one batch."""
-        outputs, labels = (torch.as_tensor(one) for one in inputs[-2:])
+        outputs, labels = map(_as_tensor, inputs[-2:])
         if self._is_multilabel:
             rows = (outputs == labels).flatten(2).transpose(1, -1).all(-1) if outputs.dim() > 2 else outputs == labels
             right = rows if outputs.dim() > 2 else rows.all(-1)
@@ -95,7 +100,7 @@ class TopKCategoricalAccuracy(_Called, _TopKCategoricalAccuracy):
 
     def update(self, *inputs: Any) -> None:
         """Count one batch."""
-        super().update(None, *(torch.as_tensor(one) for one in inputs[-2:]))
+        super().update(None, *map(_as_tensor, inputs[-2:]))
 
 
 class MAE(Metric):
@@ -248,9 +253,8 @@ def get_metric_fn(name: str, *args: Any, **settings: Any) -> Any:
     Raises:
         UsageError: an unknown name.
     """
-    known = {kind.lower(): one for kind, one in METRICS.items() if one is not Metric}
+    known = {**NAMES} | {kind.lower(): one for kind, one in METRICS.items() if one is not Metric}
     known |= {"acc": Accuracy, "confusion_matrix": ConfusionMatrix}
-    known |= {"top_1_accuracy": Top1CategoricalAccuracy, "top_5_accuracy": Top5CategoricalAccuracy}
     if name not in known:
         raise UsageError(f"get_metric_fn({name!r}): unknown{near_miss(name, known)}; one of {', '.join(known)}")
     return known[name](*args, **settings)

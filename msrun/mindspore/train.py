@@ -112,7 +112,7 @@ def save_checkpoint(
     append_dict: Any = None,
     choice_func: Any = None,
     **words: Any,
-) -> None:
+) -> Path:
     """Write a network, a list of {"name": ..., "data": ...} or a dict; see `msrun.runtime.save_checkpoint`.
 
     Args:
@@ -127,7 +127,7 @@ def save_checkpoint(
         named = save_obj.state_dict() if isinstance(save_obj, nn.Module) else save_obj
         rows = named.items() if isinstance(named, dict) else ((row["name"], row["data"]) for row in named)
         network = _as_network({name: one for name, one in rows if choice_func is None or choice_func(name)})
-    _save_checkpoint(
+    return _save_checkpoint(
         network, path, integrated_save=integrated_save, async_save=async_save, append_dict=append_dict, **words
     )
 
@@ -148,10 +148,10 @@ def _as_network(tensors: dict[str, Any]) -> nn.Module:
 def load_checkpoint(
     ckpt_file_name: str | os.PathLike[str],
     net: Any = None,
-    optimizer: Any = None,
-    *,
     strict_load: bool = False,
     filter_prefix: str | list[str] | tuple[str, ...] | None = None,
+    *,
+    optimizer: Any = None,
     choice_func: Any = None,
     format: str = "ckpt",
 ) -> dict[str, Any]:

@@ -102,8 +102,10 @@ class LearningRateSchedule(Cell):
     _settings: tuple[Any, ...]
 
     def construct(self, global_step: Any) -> Tensor:
-        """Return the rate."""
-        return torch.tensor(type(self)._formula(float(global_step), *self._settings))
+        """Return the rate, or of several steps theirs."""
+        steps = torch.as_tensor(global_step)
+        rates = [type(self)._formula(float(step), *self._settings) for step in steps.reshape(-1)]
+        return torch.tensor(rates).reshape(steps.shape)
 
     def rate(self, step: int) -> float:
         """Return the rate of a step as a number."""
@@ -117,7 +119,7 @@ class CosineDecayLR(LearningRateSchedule):
 
     def __init__(self, min_lr: float, max_lr: float, decay_steps: int) -> None:
         super().__init__()
-        self._settings = (min_lr, max_lr, decay_steps)
+        self.min_lr, self.max_lr, self.decay_steps = self._settings = (min_lr, max_lr, decay_steps)
 
 
 class ExponentialDecayLR(LearningRateSchedule):
@@ -128,6 +130,7 @@ class ExponentialDecayLR(LearningRateSchedule):
     def __init__(self, learning_rate: float, decay_rate: float, decay_steps: int, is_stair: bool = False) -> None:
         super().__init__()
         self._settings = (learning_rate, decay_rate, decay_steps, is_stair)
+        self.learning_rate, self.decay_rate, self.decay_steps, self.is_stair = self._settings
 
 
 class NaturalExpDecayLR(ExponentialDecayLR):
@@ -157,6 +160,7 @@ class PolynomialDecayLR(LearningRateSchedule):
     ) -> None:
         super().__init__()
         self._settings = (learning_rate, end_learning_rate, decay_steps, power, update_decay_steps)
+        self.learning_rate, self.end_learning_rate, self.decay_steps, self.power, _ = self._settings
 
 
 class WarmUpLR(LearningRateSchedule):
@@ -166,4 +170,4 @@ class WarmUpLR(LearningRateSchedule):
 
     def __init__(self, learning_rate: float, warmup_steps: int) -> None:
         super().__init__()
-        self._settings = (learning_rate, warmup_steps)
+        self.learning_rate, self.warmup_steps = self._settings = (learning_rate, warmup_steps)

@@ -130,11 +130,6 @@ def unique(x: Tensor, return_inverse: bool = False) -> Any:
     return (values, places) if return_inverse else values
 
 
-def fabs(x: Tensor) -> Tensor:
-    """Return the sizes."""
-    return torch.abs(x)
-
-
 def select(condlist: Any, choicelist: Any, default: Any = 0) -> Tensor:
     """Return of each place the first choice whose condition holds."""
     result = torch.full_like(torch.as_tensor(choicelist[0]), default)
@@ -143,7 +138,7 @@ def select(condlist: Any, choicelist: Any, default: Any = 0) -> Tensor:
     return result
 
 
-nansum, nanmean = torch.nansum, torch.nanmean
+fabs, nansum, nanmean = torch.abs, torch.nansum, torch.nanmean
 isneginf, isposinf = torch.isneginf, torch.isposinf
 
 __all__ = [

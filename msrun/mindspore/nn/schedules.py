@@ -63,11 +63,9 @@ def _decaying(formula: Callable[..., float], name: str, words: str) -> Callable[
     return rates
 
 
-exponential_decay_lr = _decaying(
-    _exponential, "exponential_decay_lr", "learning_rate * decay_rate ** (epoch / decay_epoch)"
-)
-natural_exp_decay_lr = _decaying(_natural, "natural_exp_decay_lr", "learning_rate * e ** (-decay_rate * epoch)")
-inverse_decay_lr = _decaying(_inverse, "inverse_decay_lr", "learning_rate / (1 + decay_rate * epoch / decay_epoch)")
+exponential_decay_lr = _decaying(_exponential, "exponential_decay_lr", "rate * decay_rate ** (epoch / decay_epoch)")
+natural_exp_decay_lr = _decaying(_natural, "natural_exp_decay_lr", "rate * e ** (-decay_rate * epoch)")
+inverse_decay_lr = _decaying(_inverse, "inverse_decay_lr", "rate / (1 + decay_rate * epoch / decay_epoch)")
 
 
 def polynomial_decay_lr(

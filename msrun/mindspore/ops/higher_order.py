@@ -266,8 +266,9 @@ class Depend(Primitive):
 
 
 def print_(*inputs: Any) -> None:
-    """Print tensors as MindSpore does."""
-    sys.stdout.write("\n".join(str(one) for one in inputs) + "\n")
+    """Print tensors as MindSpore does. In a network that AutoParallel captures nothing is printed."""
+    if not torch.compiler.is_compiling():
+        sys.stdout.write("\n".join(str(one) for one in inputs) + "\n")
 
 
 class Print(Primitive):

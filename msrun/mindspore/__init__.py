@@ -33,7 +33,7 @@ from msrun.mindspore import (
     runtime,
     seed,
     train,
-)  # fmt: skip
+)
 from msrun.mindspore import (
     jit as _jit,
 )
@@ -46,8 +46,8 @@ from msrun.mindspore.dtype import *  # noqa: F403
 from msrun.mindspore.import_paths import add_import_paths
 from msrun.mindspore.jit import *  # noqa: F403
 from msrun.mindspore.missing import missing_name
-from msrun.mindspore.ops.higher_order import grad, is_tensor, value_and_grad, vmap
-from msrun.mindspore.parallel import Layout, parameter_broadcast, shard
+from msrun.mindspore.ops.higher_order import grad, is_tensor, jacfwd, jacrev, jvp, value_and_grad, vjp, vmap
+from msrun.mindspore.parallel import Layout, parameter_broadcast, shard, sync_pipeline_shared_parameters
 from msrun.mindspore.profiler import Profiler
 from msrun.mindspore.runtime import *  # noqa: F403
 from msrun.mindspore.seed import get_seed, set_seed
@@ -65,8 +65,8 @@ _MODULES = """
 amp communication context dataset dtype initializer log mint nn numpy ops parallel profiler runtime seed train
 """.split()
 _NAMES = """
-Layout Profiler from_numpy get_seed grad is_tensor manual_seed parameter_broadcast recompute run_check set_seed shard
-value_and_grad vmap
+Layout Profiler from_numpy get_seed grad is_tensor jacfwd jacrev jvp manual_seed parameter_broadcast recompute run_check
+set_seed shard sync_pipeline_shared_parameters value_and_grad vjp vmap
 """.split()
 __all__ = [
     *_MODULES, *_NAMES, *amp.__all__, *context.__all__, *dtype.__all__, *_jit.__all__, *runtime.__all__,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 
@@ -45,29 +45,19 @@ def _number(value: Any, kind: Any, least: float, is_open: bool, arg_name: str | 
     return value
 
 
-def check_positive_int(arg_value: Any, arg_name: str | None = None, prim_name: str | None = None) -> int:
-    """Return a whole number above 0."""
-    return _number(arg_value, int, 0, is_open=True, arg_name=arg_name, prim_name=prim_name)
+def _checker(name: str, kind: Any, least: float, is_open: bool, words: str) -> Callable[..., Any]:
+    def check(arg_value: Any, arg_name: str | None = None, prim_name: str | None = None) -> Any:
+        return _number(arg_value, kind, least, is_open, arg_name, prim_name)
+
+    check.__name__, check.__doc__ = name, f"Return a {words}."
+    return check
 
 
-def check_non_negative_int(arg_value: Any, arg_name: str | None = None, prim_name: str | None = None) -> int:
-    """Return a whole number, 0 or more."""
-    return _number(arg_value, int, 0, is_open=False, arg_name=arg_name, prim_name=prim_name)
-
-
-def check_positive_float(arg_value: Any, arg_name: str | None = None, prim_name: str | None = None) -> float:
-    """Return a number above 0."""
-    return _number(arg_value, float, 0, is_open=True, arg_name=arg_name, prim_name=prim_name)
-
-
-def check_non_negative_float(arg_value: Any, arg_name: str | None = None, prim_name: str | None = None) -> float:
-    """Return a number, 0 or more."""
-    return _number(arg_value, float, 0, is_open=False, arg_name=arg_name, prim_name=prim_name)
-
-
-def check_is_int(arg_value: Any, arg_name: str | None = None, prim_name: str | None = None) -> int:
-    """Return a whole number."""
-    return _number(arg_value, int, -math.inf, is_open=False, arg_name=arg_name, prim_name=prim_name)
+check_positive_int = _checker("check_positive_int", int, 0, True, "whole number above 0")
+check_non_negative_int = _checker("check_non_negative_int", int, 0, False, "whole number, 0 or more")
+check_positive_float = _checker("check_positive_float", float, 0, True, "number above 0")
+check_non_negative_float = _checker("check_non_negative_float", float, 0, False, "number, 0 or more")
+check_is_int = _checker("check_is_int", int, -math.inf, False, "whole number")
 
 
 def check_bool(arg_value: Any, arg_name: str | None = None, prim_name: str | None = None) -> bool:
@@ -108,13 +98,7 @@ check_int_range = check_float_range
 class Validator:
     """The same as methods, as older scripts call them."""
 
-    check_value_type = staticmethod(check_value_type)
-    check_positive_int = staticmethod(check_positive_int)
-    check_non_negative_int = staticmethod(check_non_negative_int)
-    check_positive_float = staticmethod(check_positive_float)
-    check_non_negative_float = staticmethod(check_non_negative_float)
-    check_is_int = staticmethod(check_is_int)
-    check_bool = staticmethod(check_bool)
-    check_string = staticmethod(check_string)
-    check_float_range = staticmethod(check_float_range)
-    check_int_range = staticmethod(check_int_range)
+
+for _name, _check in list(globals().items()):
+    if _name.startswith("check_"):
+        setattr(Validator, _name, staticmethod(_check))

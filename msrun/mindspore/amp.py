@@ -20,9 +20,9 @@ from msrun.mindspore.nn.training import (
 )
 
 __all__ = [
-    *("DynamicLossScaleManager", "DynamicLossScaler", "FixedLossScaleManager", "LossScaleManager", "LossScaler"),
-    *("StaticLossScaler", "all_finite", "auto_mixed_precision", "build_train_network"),
-]
+    "DynamicLossScaleManager", "DynamicLossScaler", "FixedLossScaleManager", "LossScaleManager", "LossScaler",
+    "StaticLossScaler", "all_finite", "auto_mixed_precision", "build_train_network",
+]  # fmt: skip
 
 
 class LossScaleManager:
@@ -106,18 +106,19 @@ class LossScaler:
 
     def scale(self, inputs: Any) -> Any:
         """Return a loss, or several, times the scale."""
-        many = isinstance(inputs, list | tuple)
-        return tuple(one * self.scale_value for one in inputs) if many else inputs * self.scale_value
+        return _each(inputs, lambda one: one * self.scale_value)
 
     def unscale(self, inputs: Any) -> Any:
         """Return a gradient, or several, divided by the scale."""
-        many = isinstance(inputs, list | tuple)
-        divided = tuple((one / self.scale_value).to(one.dtype) for one in (inputs if many else (inputs,)))
-        return divided if many else divided[0]
+        return _each(inputs, lambda one: (one / self.scale_value).to(one.dtype))
 
     def adjust(self, grads_finite: Any) -> Any:
         """Change the scale after a step."""
         raise NotImplementedError
+
+
+def _each(inputs: Any, change: Any) -> Any:
+    return tuple(map(change, inputs)) if isinstance(inputs, list | tuple) else change(inputs)
 
 
 class StaticLossScaler(LossScaler):

@@ -137,7 +137,7 @@ def _taken(target: Any) -> list[str] | None:
     except (TypeError, ValueError):
         return None
     kinds = [parameter.kind for parameter in signature.parameters.values()]
-    if inspect.Parameter.VAR_KEYWORD in kinds or getattr(target, "__module__", "").startswith("torch"):
+    if inspect.Parameter.VAR_KEYWORD in kinds or str(getattr(target, "__module__", "")).startswith("torch"):
         return None
     return [name for name, one in signature.parameters.items() if one.kind != inspect.Parameter.VAR_POSITIONAL]
 

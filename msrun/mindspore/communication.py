@@ -21,22 +21,10 @@ from msrun.runtime import init as _init
 from msrun.runtime.world import is_initialized
 
 __all__ = [
-    "HCCL_WORLD_COMM_GROUP",
-    "MCCL_WORLD_COMM_GROUP",
-    "NCCL_WORLD_COMM_GROUP",
-    "GlobalComm",
-    "create_group",
-    "destroy_group",
-    "get_group_rank_from_world_rank",
-    "get_group_size",
-    "get_local_rank",
-    "get_local_rank_size",
-    "get_process_group_ranks",
-    "get_rank",
-    "get_world_rank_from_group_rank",
-    "init",
-    "release",
-]
+    "HCCL_WORLD_COMM_GROUP", "MCCL_WORLD_COMM_GROUP", "NCCL_WORLD_COMM_GROUP", "GlobalComm", "create_group",
+    "destroy_group", "get_group_rank_from_world_rank", "get_group_size", "get_local_rank", "get_local_rank_size",
+    "get_process_group_ranks", "get_rank", "get_world_rank_from_group_rank", "init", "release",
+]  # fmt: skip
 
 
 HCCL_WORLD_COMM_GROUP, NCCL_WORLD_COMM_GROUP = "hccl_world_group", "nccl_world_group"

@@ -21,24 +21,11 @@ from msrun.runtime.parallel.context import set_auto_parallel_context as _set_aut
 from msrun.runtime.server.context import get_ps_context, reset_ps_context, set_ps_context
 
 __all__ = [
-    "COMPATIBLE",
-    "GRAPH_MODE",
-    "LAX",
-    "PYNATIVE_MODE",
-    "STRICT",
-    "ParallelMode",
-    "get_auto_parallel_context",
-    "get_context",
-    "get_current_device",
-    "get_ps_context",
-    "reset_auto_parallel_context",
-    "reset_ps_context",
-    "set_auto_parallel_context",
-    "set_context",
-    "set_deterministic",
-    "set_device",
+    "COMPATIBLE", "GRAPH_MODE", "LAX", "PYNATIVE_MODE", "STRICT", "ParallelMode", "get_auto_parallel_context",
+    "get_context", "get_current_device", "get_ps_context", "reset_auto_parallel_context", "reset_ps_context",
+    "set_auto_parallel_context", "set_context", "set_deterministic", "set_device", "set_offload_context",
     "set_ps_context",
-]
+]  # fmt: skip
 
 GRAPH_MODE = 0
 PYNATIVE_MODE = 1
@@ -48,60 +35,21 @@ _DEFAULTS: dict[str, Any] = {"mode": GRAPH_MODE, "device_target": None, "device_
 STRICT, COMPATIBLE, LAX = 0, 1, 2
 """MindSpore's levels of syntax in graph mode; all of Python runs here."""
 _OF_THE_COMPILER: dict[str, Any] = {
-    "save_graphs": 0,
-    "save_graphs_path": ".",
-    "enable_graph_kernel": False,
-    "graph_kernel_flags": "",
-    "max_call_depth": 1000,
-    "reserve_class_name_in_scope": False,
-    "max_device_memory": "1024GB",
-    "jit_config": {},
-    "variable_memory_max_size": "30GB",
-    "enable_dump": False,
-    "save_dump_path": ".",
-    "print_file_path": "",
-    "enable_profiling": False,
-    "profiling_options": "training_trace",
-    "enable_reduce_precision": True,
-    "enable_compile_cache": False,
-    "compile_cache_path": ".",
-    "runtime_num_threads": 30,
-    "ascend_config": {},
-    "disable_format_transform": False,
-    "support_binary": False,
-    "memory_optimize_level": "O0",
-    "gpu_config": {},
-    "memory_offload": "OFF",
-    "aoe_tune_mode": "",
-    "aoe_config": {},
-    "op_timeout": 900,
-    "mempool_block_size": "1GB",
-    "inter_op_parallel_num": 0,
-    "check_bprop": False,
-    "env_config_path": "",
-    "pynative_synchronize": False,
-    "debug_level": 0,
-    "jit_level": "O0",
-    "jit_syntax_level": LAX,
-    "precompile_only": False,
-    "exec_order": "",
-    "enable_sparse": False,
-    "auto_tune_mode": "NO_TUNE",
-    "grad_for_scalar": False,
-    "enable_loop_sink": True,
-    "enable_mem_reuse": True,
-    "enable_auto_mixed_precision": False,
-    "enable_task_sink": True,
-    "save_ms_model": False,
-    "save_ms_model_path": ".",
-    "enable_gpu_summary": True,
-    "enable_cache": False,
-    "backend_policy": "ms",
-    "jit_enable_inplace_ops": True,
-    "device_info": "",
-    "recompute_comm_overlap": "",
-    "deterministic": "OFF",
-}
+    "save_graphs": 0, "save_graphs_path": ".", "enable_graph_kernel": False, "graph_kernel_flags": "",
+    "max_call_depth": 1000, "reserve_class_name_in_scope": False, "max_device_memory": "1024GB", "jit_config": {},
+    "variable_memory_max_size": "30GB", "enable_dump": False, "save_dump_path": ".", "print_file_path": "",
+    "enable_profiling": False, "profiling_options": "training_trace", "enable_reduce_precision": True,
+    "enable_compile_cache": False, "compile_cache_path": ".", "runtime_num_threads": 30, "ascend_config": {},
+    "disable_format_transform": False, "support_binary": False, "memory_optimize_level": "O0", "gpu_config": {},
+    "memory_offload": "OFF", "aoe_tune_mode": "", "aoe_config": {}, "op_timeout": 900,
+    "mempool_block_size": "1GB", "inter_op_parallel_num": 0, "check_bprop": False, "env_config_path": "",
+    "pynative_synchronize": False, "debug_level": 0, "jit_level": "O0", "jit_syntax_level": LAX,
+    "precompile_only": False, "exec_order": "", "enable_sparse": False, "auto_tune_mode": "NO_TUNE",
+    "grad_for_scalar": False, "enable_loop_sink": True, "enable_mem_reuse": True,
+    "enable_auto_mixed_precision": False, "enable_task_sink": True, "save_ms_model": False,
+    "save_ms_model_path": ".", "enable_gpu_summary": True, "enable_cache": False, "backend_policy": "ms",
+    "jit_enable_inplace_ops": True, "device_info": "", "recompute_comm_overlap": "", "deterministic": "OFF",
+}  # fmt: skip
 """Words of MindSpore's compiler, memory and dumps -> what they are unless set; they change nothing here."""
 _PARALLEL_TUNING = ("all_reduce_fusion_config", "allreduce_fusion_config", "enable_alltoall", "communi_parallel_mode")
 _chosen: dict[str, Any] = {}
@@ -141,12 +89,13 @@ def set_context(**words: Any) -> None:
     _chosen.update(words)
 
 
-def get_context(name: str) -> Any:
+def get_context(attr_key: str) -> Any:
     """Return what was set for a word, or what is done when nothing was.
 
     Raises:
         UsageError: an unknown word.
     """
+    name = attr_key
     if name not in _DEFAULTS and name not in _OF_THE_COMPILER:
         raise UsageError(f"get_context({name!r}): unknown word{near_miss(name, [*_DEFAULTS, *_OF_THE_COMPILER])}")
     if name in _chosen:
@@ -180,6 +129,11 @@ def set_auto_parallel_context(**words: Any) -> None:
         note_once(f"set_auto_parallel_context({word}=...)")
         del words[word]
     _set_auto_parallel_context(**words)
+
+
+def set_offload_context(offload_config: dict[str, Any]) -> None:
+    """Do nothing: `optimizer.target = "CPU"` and `nn.EmbeddingLookup(target="CPU")` keep tensors on the host."""
+    note_once(f"set_offload_context({', '.join(offload_config)})")
 
 
 def _choose_target(target: Any) -> None:

@@ -4,100 +4,49 @@ from __future__ import annotations
 
 import sys
 
-ALIASES = {
-    "common": "",
-    "common._utils": "parallel",
-    "common.api": "jit",
-    "common.dtype": "dtype",
-    "common.initializer": "initializer",
-    "common.jit_config": "jit",
-    "common.lazy_inline": "jit",
-    "common.mutable": "jit",
-    "common.parameter": "tensor",
-    "common.seed": "seed",
-    "common.tensor": "tensor",
-    "communication._comm_helper": "communication",
-    "communication.comm_func": "ops",
-    "communication.management": "communication",
-    "dataset.engine": "dataset",
-    "dataset.engine.datasets": "dataset",
-    "dataset.text": "dataset.transforms",
-    "dataset.transforms.c_transforms": "dataset.transforms",
-    "dataset.transforms.py_transforms": "dataset.transforms",
-    "dataset.transforms.transforms": "dataset.transforms",
-    "dataset.vision.c_transforms": "dataset.vision",
-    "dataset.vision.py_transforms": "dataset.vision",
-    "dataset.vision.transforms": "dataset.vision",
-    "dataset.vision.utils": "dataset.vision",
-    "device_context": "context",
-    "hal": "runtime",
-    "nn.cell": "nn",
-    "nn.dynamic_lr": "nn",
-    "nn.grad": "nn",
-    "nn.layer": "nn",
-    "nn.layer.activation": "nn",
-    "nn.layer.basic": "nn",
-    "nn.layer.container": "nn",
-    "nn.layer.conv": "nn",
-    "nn.layer.embedding": "nn",
-    "nn.layer.math": "nn",
-    "nn.layer.normalization": "nn",
-    "nn.layer.padding": "nn",
-    "nn.layer.pooling": "nn",
-    "nn.layer.rnns": "nn",
-    "nn.learning_rate_schedule": "nn",
-    "nn.loss": "nn",
-    "nn.loss.loss": "nn",
-    "nn.metrics": "train",
-    "nn.optim": "nn",
-    "nn.optim.adam": "nn",
-    "nn.optim.lamb": "nn",
-    "nn.optim.momentum": "nn",
-    "nn.optim.optimizer": "nn",
-    "nn.optim.sgd": "nn",
-    "nn.parallel": "parallel",
-    "nn.utils": "nn",
-    "nn.utils.init": "nn",
-    "nn.wrap": "nn",
-    "nn.wrap.cell_wrapper": "nn",
-    "nn.wrap.grad_reducer": "nn",
-    "nn.wrap.loss_scale": "nn",
-    "ops._primitive_cache": "ops",
-    "ops.auto_generate": "ops",
-    "ops.communication": "ops",
-    "ops.composite": "ops",
-    "ops.composite.base": "ops",
-    "ops.function": "ops",
-    "ops.function.array_func": "ops",
-    "ops.function.math_func": "ops",
-    "ops.function.nn_func": "ops",
-    "ops.functional": "ops",
-    "ops.operations": "ops",
-    "ops.operations._inner_ops": "ops",
-    "ops.operations.array_ops": "ops",
-    "ops.operations.comm_ops": "ops",
-    "ops.operations.math_ops": "ops",
-    "ops.operations.nn_ops": "ops",
-    "ops.primitive": "ops",
-    "parallel._auto_parallel_context": "parallel",
-    "parallel._utils": "parallel",
-    "parallel.algo_parameter_config": "parallel",
-    "parallel.auto_parallel": "parallel",
-    "parallel.distributed": "parallel",
-    "parallel.function": "parallel",
-    "parallel.nn": "parallel",
-    "parallel.shard": "parallel",
-    "profiler.profiling": "profiler",
-    "train._utils": "train",
-    "train.amp": "amp",
-    "train.callback": "train",
-    "train.callback._callback": "train",
-    "train.dataset_helper": "train",
-    "train.loss_scale_manager": "amp",
-    "train.metrics": "train",
-    "train.model": "train",
-    "train.serialization": "train",
+_OF_MODULE = {
+    "": "common",
+    "parallel": """
+    common._utils nn.parallel parallel._auto_parallel_context parallel._utils parallel.algo_parameter_config
+    parallel.auto_parallel parallel.distributed parallel.function parallel.nn parallel.shard
+    """,
+    "jit": "common.api common.jit_config common.lazy_inline common.mutable",
+    "dtype": "common.dtype",
+    "initializer": "common.initializer",
+    "tensor": "common.parameter common.tensor",
+    "seed": "common.seed",
+    "communication": "communication._comm_helper communication.management",
+    "ops": """
+    communication.comm_func ops._primitive_cache ops.auto_generate ops.communication ops.composite
+    ops.composite.base ops.function ops.function.array_func ops.function.math_func ops.function.nn_func
+    ops.functional ops.operations ops.operations._inner_ops ops.operations.array_ops ops.operations.comm_ops
+    ops.operations.math_ops ops.operations.nn_ops ops.primitive
+    """,
+    "dataset": "dataset.engine dataset.engine.datasets",
+    "dataset.transforms": """
+    dataset.text dataset.transforms.c_transforms dataset.transforms.py_transforms dataset.transforms.transforms
+    """,
+    "dataset.vision": """
+    dataset.vision.c_transforms dataset.vision.py_transforms dataset.vision.transforms dataset.vision.utils
+    """,
+    "context": "device_context",
+    "runtime": "hal",
+    "nn": """
+    nn.cell nn.dynamic_lr nn.grad nn.layer nn.layer.activation nn.layer.basic nn.layer.container nn.layer.conv
+    nn.layer.embedding nn.layer.math nn.layer.normalization nn.layer.padding nn.layer.pooling nn.layer.rnns
+    nn.learning_rate_schedule nn.loss nn.loss.loss nn.optim nn.optim.adam nn.optim.lamb nn.optim.momentum
+    nn.optim.optimizer nn.optim.sgd nn.optim.ada_grad nn.optim.ftrl nn.optim.lazyadam nn.optim.rmsprop nn.utils
+    nn.utils.init nn.wrap nn.wrap.cell_wrapper nn.wrap.grad_reducer nn.wrap.loss_scale
+    """,
+    "train": """
+    train._utils train.callback train.callback._callback train.dataset_helper train.model train.serialization
+    """,
+    "metrics": "nn.metrics nn.metrics.metric train.metrics train.metrics.metric",
+    "profiler": "profiler.profiling",
+    "amp": "train.amp train.loss_scale_manager",
 }
+"""Path of a module below this package -> the longer paths that MindSpore has for its names."""
+ALIASES = dict(sorted((path, module) for module, paths in _OF_MODULE.items() for path in paths.split()))
 """Path below `mindspore` -> path of the module that has its names."""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,12 +11,20 @@ from torch import Tensor, nn
 from msrun.errors import UsageError, near_miss
 
 
-class Initializer(ABC):
-    """Base: `initializer(tensor)` fills a tensor in place."""
+class Initializer:
+    """Base: `initializer(tensor)` fills a tensor in place. A subclass of one's own has `_initialize(array)`."""
 
-    @abstractmethod
+    def __init__(self, **settings: Any) -> None:
+        self._kwargs = settings
+
     def __call__(self, tensor: Tensor) -> Tensor:
         """Fill a tensor and return it."""
+        array = tensor.detach().cpu().numpy().copy()
+        self._initialize(array)
+        return tensor.copy_(torch.as_tensor(array))
+
+    def _initialize(self, arr: Any) -> None:
+        raise NotImplementedError(f"{type(self).__name__}._initialize(arr): write it; it fills a numpy array")
 
 
 class Constant(Initializer):
@@ -109,7 +116,56 @@ class HeNormal(HeUniform):
         return nn.init.kaiming_normal_(tensor, self.slope, self.mode, self.nonlinearity)  # type: ignore[arg-type]
 
 
+class Identity(Initializer):
+    """Ones on the diagonal."""
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        return nn.init.eye_(tensor)
+
+
+class Dirac(Initializer):
+    """A convolution's weight that returns its input."""
+
+    def __init__(self, groups: int = 1) -> None:
+        self.groups = groups
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        return nn.init.dirac_(tensor, self.groups)
+
+
+class Orthogonal(Initializer):
+    """Rows or columns at right angles."""
+
+    def __init__(self, gain: float = 1.0) -> None:
+        self.gain = gain
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        return nn.init.orthogonal_(tensor, self.gain)
+
+
+def _calculate_fan_in_and_fan_out(shape: Sequence[int]) -> tuple[int, int]:
+    """Return how many elements each output and each input of a weight of this shape meets."""
+    return nn.init._calculate_fan_in_and_fan_out(torch.empty(tuple(shape), device="meta"))
+
+
+def _calculate_correct_fan(shape: Sequence[int], mode: str) -> int:
+    return _calculate_fan_in_and_fan_out(shape)[mode == "fan_out"]
+
+
+def _calculate_gain(nonlinearity: str, param: Any = None) -> float:
+    return nn.init.calculate_gain(nonlinearity, param)  # type: ignore[arg-type]
+
+
+def _assignment(arr: Any, num: Any) -> Any:
+    """Fill a numpy array with numbers of its shape, or with one, and return it."""
+    arr[...] = num
+    return arr
+
+
 NAMES: dict[str, type[Initializer]] = {
+    "identity": Identity,
+    "dirac": Dirac,
+    "orthogonal": Orthogonal,
     "zeros": Zero,
     "zero": Zero,
     "ones": One,
@@ -162,3 +218,11 @@ def fill(tensor: Tensor, init: Any) -> Tensor:
     if value.shape != tensor.shape:
         raise UsageError(f"initial value of shape {tuple(value.shape)} for a weight of shape {tuple(tensor.shape)}")
     return tensor.copy_(value)
+
+
+def begin(layer: Any, weight_init: Any, bias_init: Any) -> None:
+    """Fill the weights of a layer; None leaves them as they are, as does a layer without them."""
+    if weight_init is not None and layer.weight is not None:
+        fill(layer.weight, weight_init)
+    if bias_init is not None and layer.bias is not None:
+        fill(layer.bias, bias_init)

@@ -8,9 +8,9 @@ from typing import Any
 from msrun.errors import UsageError, near_miss
 
 __all__ = [
-    *("JitConfig", "constexpr", "jit", "jit_class", "lazy_inline", "ms_class", "ms_function", "ms_memory_recycle"),
-    *("mutable", "no_inline"),
-]
+    "JitConfig", "constexpr", "jit", "jit_class", "lazy_inline", "ms_class", "ms_function", "ms_memory_recycle",
+    "mutable", "no_inline",
+]  # fmt: skip
 _WORDS = (
     *("mode", "input_signature", "hash_args", "jit_config", "compile_once", "capture_mode", "jit_level", "dynamic"),
     *("fullgraph", "backend", "options", "infer_boost", "exc_mode", "jit_syntax_level", "debug_level"),

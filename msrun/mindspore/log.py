@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from typing import Any
 
 __all__ = ["critical", "debug", "error", "get_level", "get_log_config", "info", "warning"]
@@ -28,26 +29,16 @@ def _logger() -> logging.Logger:
     return _log
 
 
-def debug(msg: str, *args: Any, **settings: Any) -> None:
-    """Say what helps to find an error."""
-    _logger().debug(msg, *args, **settings)
+def _sayer(name: str, words: str) -> Callable[..., None]:
+    def say(msg: str, *args: Any, **settings: Any) -> None:
+        getattr(_logger(), name)(msg, *args, **settings)
+
+    say.__name__, say.__doc__ = name, words
+    return say
 
 
-def info(msg: str, *args: Any, **settings: Any) -> None:
-    """Say what happens."""
-    _logger().info(msg, *args, **settings)
-
-
-def warning(msg: str, *args: Any, **settings: Any) -> None:
-    """Say what may be wrong."""
-    _logger().warning(msg, *args, **settings)
-
-
-def error(msg: str, *args: Any, **settings: Any) -> None:
-    """Say what is wrong."""
-    _logger().error(msg, *args, **settings)
-
-
-def critical(msg: str, *args: Any, **settings: Any) -> None:
-    """Say why it ends."""
-    _logger().critical(msg, *args, **settings)
+debug = _sayer("debug", "Say what helps to find an error.")
+info = _sayer("info", "Say what happens.")
+warning = _sayer("warning", "Say what may be wrong.")
+error = _sayer("error", "Say what is wrong.")
+critical = _sayer("critical", "Say why it ends.")

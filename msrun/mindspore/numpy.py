@@ -12,7 +12,7 @@ import torch
 import torch._numpy as torch_numpy
 from torch import Tensor
 
-from msrun.mindspore.dtype import as_dtype, float32, int32
+from msrun.mindspore.dtype import as_dtype, bool_, float16, float32, float64, int8, int16, int32, int64, uint8  # noqa: F401
 from msrun.mindspore.missing import missing_name
 from msrun.mindspore.ops import shapes
 
@@ -130,11 +130,6 @@ def unique(x: Tensor, return_inverse: bool = False) -> Any:
     return (values, places) if return_inverse else values
 
 
-def fabs(x: Tensor) -> Tensor:
-    """Return the sizes."""
-    return torch.abs(x)
-
-
 def select(condlist: Any, choicelist: Any, default: Any = 0) -> Tensor:
     """Return of each place the first choice whose condition holds."""
     result = torch.full_like(torch.as_tensor(choicelist[0]), default)
@@ -143,27 +138,13 @@ def select(condlist: Any, choicelist: Any, default: Any = 0) -> Tensor:
     return result
 
 
-nansum, nanmean = torch.nansum, torch.nanmean
+fabs, nansum, nanmean = torch.abs, torch.nansum, torch.nanmean
 isneginf, isposinf = torch.isneginf, torch.isposinf
 
 __all__ = [
     *FUNCTIONS,
-    *(
-        "array",
-        "fabs",
-        "isin",
-        "isneginf",
-        "isposinf",
-        "nanmean",
-        "nansum",
-        "norm",
-        "rand",
-        "randint",
-        "randn",
-        "select",
-    ),
-    *("bool_", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8"),
-    *("e", "euler_gamma", "inf", "nan", "newaxis", "pi"),
+    *"array fabs isin isneginf isposinf nanmean nansum norm rand randint randn select bool_".split(),
+    *"float16 float32 float64 int8 int16 int32 int64 uint8 e euler_gamma inf nan newaxis pi".split(),
 ]
 
 

@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from msrun.errors import CaptureError, StrategyError
 from msrun.mindspore.context import ParallelMode, get_auto_parallel_context, set_auto_parallel_context
 from msrun.mindspore.missing import missing_name
+from msrun.mindspore.ops.table import note_once
 from msrun.mindspore.tensor import as_results
 from msrun.runtime import AutoParallel as _AutoParallel
 from msrun.runtime import (
@@ -33,15 +35,9 @@ from msrun.runtime.parallel.context import has_parallel_mode
 from msrun.runtime.server.remote import find_remote
 
 __all__ = [
-    "AutoParallel",
-    "GradAccumulation",
-    "Layout",
-    "MicroBatchInterleaved",
-    "Pipeline",
-    "PipelineCell",
-    "parameter_broadcast",
-    "shard",
-]
+    "AutoParallel", "GradAccumulation", "Layout", "MicroBatchInterleaved", "Pipeline", "PipelineCell",
+    "parameter_broadcast", "set_algo_parameters", "shard", "sync_pipeline_shared_parameters",
+]  # fmt: skip
 
 PipelineCell = Pipeline
 BY_HAND = (ParallelMode.DATA_PARALLEL, ParallelMode.HYBRID_PARALLEL)
@@ -50,7 +46,7 @@ _EQUAL = 1e-4
 """How near the sums of gradients of two ranks are that somebody has reduced."""
 
 
-def parameter_broadcast(net: torch.nn.Module, layout: Any = None, cur_rank: int = 0, initial_rank: int = 0) -> None:
+def parameter_broadcast(net: Module, layout: Any = None, cur_rank: int = 0, initial_rank: int = 0) -> None:
     """Give all ranks the parameters of one."""
     del layout, cur_rank
     with torch.no_grad():
@@ -145,32 +141,33 @@ def auto_parallel_context() -> Any:
     return _Context()
 
 
-def _get_parallel_mode() -> str:
-    return get_auto_parallel_context("parallel_mode")
+def sync_pipeline_shared_parameters(net: Module) -> None:
+    """Do nothing: what several stages share is one parameter on each rank that has it."""
+    del net
 
 
-def _get_gradients_mean() -> bool:
-    return get_auto_parallel_context("gradients_mean")
+def set_algo_parameters(**words: Any) -> None:
+    """Do nothing: they steer MindSpore's search of strategies; `auto_parallel_search_mode` chooses ours."""
+    note_once(f"set_algo_parameters({', '.join(words)})")
 
 
-def _get_device_num() -> int:
-    return get_group_size()
+def _is_sharding_propagation() -> bool:
+    return get_auto_parallel_context("search_mode") == "sharding_propagation"
 
 
-def _get_global_rank() -> int:
-    return get_rank()
+def _asked(word: str) -> Callable[[], Any]:
+    return lambda: get_auto_parallel_context(word)
 
 
-def _get_full_batch() -> bool:
-    return get_auto_parallel_context("full_batch")
+_get_parallel_mode, _get_gradients_mean, _get_full_batch = map(
+    _asked, ("parallel_mode", "gradients_mean", "full_batch")
+)
+_get_enable_parallel_optimizer = _asked("enable_parallel_optimizer")
+_get_device_num, _get_global_rank = get_group_size, get_rank
 
 
 def _get_pipeline_stages() -> int:
     return 1
-
-
-def _get_enable_parallel_optimizer() -> bool:
-    return get_auto_parallel_context("enable_parallel_optimizer")
 
 
 def __getattr__(name: str) -> Any:

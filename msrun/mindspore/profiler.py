@@ -14,19 +14,13 @@ from msrun.runtime import get_rank
 
 __all__ = ["Profiler", "ProfilerActivity", "ProfilerLevel", "profile"]
 
-_WORDS = {
-    *("profiler_level", "activities", "schedule", "on_trace_ready", "profile_memory", "aicore_metrics", "l2_cache"),
-    *("hbm_ddr", "pcie", "data_process", "parallel_strategy", "op_time", "start_profile", "output_path", "with_stack"),
-    *(
-        "profile_framework",
-        "data_simplification",
-        "sync_enable",
-        "mstx",
-        "hccs",
-        "timeline_limit",
-        "profile_communication",
-    ),
-}
+_WORDS = set(
+    """
+    profiler_level activities schedule on_trace_ready profile_memory aicore_metrics l2_cache hbm_ddr pcie
+    data_process parallel_strategy op_time start_profile output_path with_stack profile_framework
+    data_simplification sync_enable mstx hccs timeline_limit profile_communication
+    """.split()
+)
 
 
 class ProfilerLevel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,12 +12,12 @@ from msrun.mindspore.ops.table import note_once
 from msrun.runtime import world
 
 __all__ = [
-    *("Event", "Stream", "StreamCtx", "current_stream", "default_stream", "dispatch_threads_num", "empty_cache"),
-    *("launch_blocking", "max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved"),
-    *("memory_stats", "memory_summary", "reset_max_memory_allocated", "reset_max_memory_reserved"),
-    *("reset_peak_memory_stats", "set_cpu_affinity", "set_cur_stream", "set_kernel_launch_group", "set_memory"),
-    *("synchronize",),
-]
+    "Event", "Stream", "StreamCtx", "current_stream", "default_stream", "dispatch_threads_num", "empty_cache",
+    "launch_blocking", "max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved",
+    "memory_stats", "memory_summary", "reset_max_memory_allocated", "reset_max_memory_reserved",
+    "reset_peak_memory_stats", "set_cpu_affinity", "set_cur_stream", "set_kernel_launch_group", "set_memory",
+    "synchronize",
+]  # fmt: skip
 
 Stream, Event = torch.Stream, torch.Event
 
@@ -63,62 +64,26 @@ def set_kernel_launch_group(thread_num: int = 2, kernel_group_num: int = 8) -> N
     note_once("runtime.set_kernel_launch_group")
 
 
-def synchronize() -> None:
-    """Wait until the device has computed what it was given."""
-    _of_device("synchronize", None)
+def _asked(name: str, words: str, otherwise: Any) -> Callable[[], Any]:
+    def ask() -> Any:
+        return _of_device(name, otherwise)
+
+    ask.__name__, ask.__doc__ = name, f"{words}."
+    return ask
 
 
-def empty_cache() -> None:
-    """Give unused memory back to the device."""
-    _of_device("empty_cache", None)
-
-
-def memory_allocated() -> int:
-    """Return the bytes of tensors on the device; 0 on the host."""
-    return _of_device("memory_allocated", 0)
-
-
-def memory_reserved() -> int:
-    """Return the bytes that torch holds on the device; 0 on the host."""
-    return _of_device("memory_reserved", 0)
-
-
-def max_memory_allocated() -> int:
-    """Return the most bytes of tensors on the device at once; 0 on the host."""
-    return _of_device("max_memory_allocated", 0)
-
-
-def max_memory_reserved() -> int:
-    """Return the most bytes that torch held on the device; 0 on the host."""
-    return _of_device("max_memory_reserved", 0)
-
-
-def memory_stats() -> dict[str, Any]:
-    """Return torch's account of the device's memory; empty on the host."""
-    return dict(_of_device("memory_stats", {}))
-
-
-def memory_summary() -> str:
-    """Return torch's account as a table."""
-    return _of_device("memory_summary", "")
-
-
-def reset_peak_memory_stats() -> None:
-    """Begin the maxima anew."""
-    _of_device("reset_peak_memory_stats", None)
-
-
+synchronize = _asked("synchronize", "Wait until the device has computed what it was given", None)
+empty_cache = _asked("empty_cache", "Give unused memory back to the device", None)
+memory_allocated = _asked("memory_allocated", "Return the bytes of tensors on the device; 0 on the host", 0)
+memory_reserved = _asked("memory_reserved", "Return the bytes that torch holds on the device; 0 on the host", 0)
+max_memory_allocated = _asked("max_memory_allocated", "Return the most bytes of tensors at once; 0 on the host", 0)
+max_memory_reserved = _asked("max_memory_reserved", "Return the most bytes that torch held; 0 on the host", 0)
+memory_stats = _asked("memory_stats", "Return torch's account of the device's memory; empty on the host", {})
+memory_summary = _asked("memory_summary", "Return torch's account as a table", "")
+reset_peak_memory_stats = _asked("reset_peak_memory_stats", "Begin the maxima anew", None)
 reset_max_memory_allocated = reset_max_memory_reserved = reset_peak_memory_stats
-
-
-def current_stream() -> Any:
-    """Return the device's stream; None on the host."""
-    return _of_device("current_stream", None)
-
-
-def default_stream() -> Any:
-    """Return the device's first stream; None on the host."""
-    return _of_device("default_stream", None)
+current_stream = _asked("current_stream", "Return the device's stream; None on the host", None)
+default_stream = _asked("default_stream", "Return the device's first stream; None on the host", None)
 
 
 def set_cur_stream(stream: Any) -> None:

@@ -35,7 +35,8 @@ class _MakesTensors(type):
         if isinstance(input_data, torch.Tensor):
             return input_data.detach().clone().to(kind)
         if input_data is None and shape is not None:
-            return torch.zeros([shape] if isinstance(shape, int) else list(shape), dtype=kind)
+            sizes = [shape] if isinstance(shape, int) else [size if isinstance(size, int) else 1 for size in shape]
+            return torch.zeros(sizes, dtype=kind)
         return torch.tensor(input_data, dtype=kind)
 
     def __instancecheck__(cls, value: object) -> bool:
@@ -51,7 +52,7 @@ class Tensor(metaclass=_MakesTensors):
     Args:
         input_data: numbers, a numpy array or a tensor.
         dtype: of the elements; None as torch.tensor takes it.
-        shape: with `init`: of a new tensor.
+        shape: with `init`: of a new tensor. Without: of zeros, a size that is a Symbol or None being 1.
         init: how a new tensor is filled, see `initializer`.
     """
 
@@ -59,6 +60,13 @@ class Tensor(metaclass=_MakesTensors):
     def from_numpy(array: np.ndarray) -> torch.Tensor:
         """Return a tensor on the memory of an array."""
         return torch.from_numpy(array)
+
+
+class Symbol:
+    """A size that is not known before the first batch, for `Tensor(shape=[Symbol(divisor=8), 3])` and set_inputs."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = settings
 
 
 def tensor(input_data: Any = None, dtype: Any = None, shape: Any = None, init: Any = None) -> torch.Tensor:
@@ -213,4 +221,4 @@ def _as_result(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.become(Printed) if isinstance(tensor, LateLoss) else tensor.as_subclass(Printed)
 
 
-__all__ = ["Parameter", "ParameterTuple", "Tensor", "tensor"]
+__all__ = ["Parameter", "ParameterTuple", "Symbol", "Tensor", "tensor"]

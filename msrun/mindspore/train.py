@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,68 +11,44 @@ import torch
 from torch import nn
 
 from msrun.errors import UsageError, near_miss
+from msrun.mindspore.context import ParallelMode  # noqa: F401 - mindspore.train.model.ParallelMode
+from msrun.mindspore.metrics import *  # noqa: F403
+from msrun.mindspore.metrics import METRICS, get_metric_fn
 from msrun.mindspore.missing import missing_name
 from msrun.mindspore.ops.table import note_once
+from msrun.mindspore.tensor import Parameter
 from msrun.runtime import (
-    Accuracy,
     Callback,
     CheckpointConfig,
     EarlyStopping,
     LearningRateScheduler,
-    Loss,
     LossMonitor,
-    Metric,
     ModelCheckpoint,
     OnRequestExit,
     RunContext,
     TimeMonitor,
-    Top1CategoricalAccuracy,
-    Top5CategoricalAccuracy,
-    TopKCategoricalAccuracy,
     export_checkpoint,
-    load_checkpoint,
     load_distributed_checkpoint,
     load_param_into_net,
     merge_pipeline_strategys,
     merge_sliced_parameter,
     rank_list_for_transform,
     restore_group_info_list,
-    save_checkpoint,
     transform_checkpoint_by_rank,
     transform_checkpoints,
 )
 from msrun.runtime import Model as _Model
+from msrun.runtime import load_checkpoint as _load_checkpoint
+from msrun.runtime import save_checkpoint as _save_checkpoint
 
 __all__ = [
-    "Accuracy",
-    "Callback",
-    "CheckpointConfig",
-    "EarlyStopping",
-    "LearningRateScheduler",
-    "Loss",
-    "LossMonitor",
-    "Metric",
-    "Model",
-    "ModelCheckpoint",
-    "OnRequestExit",
-    "RunContext",
-    "TimeMonitor",
-    "Top1CategoricalAccuracy",
-    "Top5CategoricalAccuracy",
-    "TopKCategoricalAccuracy",
-    "export",
-    "export_checkpoint",
-    "load_checkpoint",
-    "load_distributed_checkpoint",
-    "load_param_into_net",
-    "merge_pipeline_strategys",
-    "merge_sliced_parameter",
-    "rank_list_for_transform",
-    "restore_group_info_list",
-    "save_checkpoint",
-    "transform_checkpoint_by_rank",
+    *METRICS, "Callback", "CheckpointConfig", "EarlyStopping", "LearningRateScheduler", "LossMonitor", "Model",
+    "ModelCheckpoint", "OnRequestExit", "RunContext", "TimeMonitor", "data_sink", "export",
+    "export_checkpoint", "load_checkpoint",
+    "load_distributed_checkpoint", "load_param_into_net", "merge_pipeline_strategys", "merge_sliced_parameter",
+    "rank_list_for_transform", "restore_group_info_list", "save_checkpoint", "transform_checkpoint_by_rank",
     "transform_checkpoints",
-]
+]  # fmt: skip
 
 
 class Model(_Model):
@@ -84,7 +61,8 @@ class Model(_Model):
             with amp_level O1, O2 or auto the loss scale is dynamic. `keep_batchnorm_fp32` is noted.
 
     Raises:
-        UsageError: an unknown word.
+        UsageError: an unknown word, or an optimizer whose `loss_scale` is not that of a FixedLossScaleManager that
+            leaves out no step: its gradients would be off by a factor.
     """
 
     def __init__(
@@ -104,12 +82,103 @@ class Model(_Model):
             if word not in known:
                 raise UsageError(f"Model({word}=...): unknown word{near_miss(word, known)}")
             note_once(f"Model({word}=...)")
+        _check_scales(optimizer, words.get("loss_scale_manager"))
         if boost_level != "O0":
             note_once(f"Model(boost_level={boost_level!r})")
         if amp_level == "O3" and hasattr(network, "to_float"):
             network.to_float(torch.float16)
             amp_level = "O0"
+        if metrics is not None and not isinstance(metrics, dict):
+            names = [metrics] if isinstance(metrics, str) else sorted(metrics)
+            metrics = {name: get_metric_fn(name) for name in names}
         super().__init__(network, loss_fn, optimizer, metrics, eval_network, eval_indexes, amp_level)
+
+
+def _check_scales(optimizer: Any, manager: Any) -> None:
+    multiplied = 1.0 if manager is None or manager.get_drop_overflow_update() else float(manager.get_loss_scale())
+    divided = float(getattr(optimizer, "loss_scale", 1.0))
+    if multiplied != divided:
+        raise UsageError(
+            f"Model: the loss is multiplied by {multiplied:g} and the gradients are divided by {divided:g}; give the "
+            "optimizer's loss_scale to FixedLossScaleManager(loss_scale, drop_overflow_update=False), or leave both out"
+        )
+
+
+def save_checkpoint(
+    save_obj: Any,
+    ckpt_file_name: str | os.PathLike[str],
+    integrated_save: bool = True,
+    async_save: bool | str = False,
+    append_dict: Any = None,
+    choice_func: Any = None,
+    **words: Any,
+) -> Path:
+    """Write a network, a list of {"name": ..., "data": ...} or a dict; see `msrun.runtime.save_checkpoint`.
+
+    Args:
+        ckpt_file_name: `.ckpt` is added where it is missing.
+        choice_func: of a name: whether it is saved.
+        words: of msrun.runtime's function.
+    """
+    path = os.fspath(ckpt_file_name)
+    path = path if path.endswith(".ckpt") or not integrated_save else f"{path}.ckpt"
+    network = save_obj
+    if not isinstance(save_obj, nn.Module) or choice_func is not None:
+        named = save_obj.state_dict() if isinstance(save_obj, nn.Module) else save_obj
+        rows = named.items() if isinstance(named, dict) else ((row["name"], row["data"]) for row in named)
+        network = _as_network({name: one for name, one in rows if choice_func is None or choice_func(name)})
+    return _save_checkpoint(
+        network, path, integrated_save=integrated_save, async_save=async_save, append_dict=append_dict, **words
+    )
+
+
+def _as_network(tensors: dict[str, Any]) -> nn.Module:
+    """Return modules that hold tensors by their dotted names."""
+    network = nn.Module()
+    for name, value in tensors.items():
+        module, (*path, last) = network, name.split(".")
+        for part in path:
+            if part not in module._modules:
+                module.add_module(part, nn.Module())
+            module = module.get_submodule(part)
+        module.register_buffer(last, torch.as_tensor(value).detach())
+    return network
+
+
+def load_checkpoint(
+    ckpt_file_name: str | os.PathLike[str],
+    net: Any = None,
+    strict_load: bool = False,
+    filter_prefix: str | list[str] | tuple[str, ...] | None = None,
+    *,
+    optimizer: Any = None,
+    choice_func: Any = None,
+    format: str = "ckpt",
+) -> dict[str, Any]:
+    """Return name -> parameter of a checkpoint, without those whose name begins with a prefix; see
+    `msrun.runtime.load_checkpoint`. Where training had begun, how far it was is in it too (`epoch_num`, ...).
+
+    Args:
+        choice_func: of a name: whether it is loaded.
+
+    Raises:
+        UsageError: `format` other than "ckpt".
+    """
+    if format != "ckpt":
+        raise UsageError(f'load_checkpoint(format={format!r}): "ckpt"')
+    if net is not None:
+        return _load_checkpoint(ckpt_file_name, net, optimizer, strict_load=strict_load)
+    found = _load_checkpoint(ckpt_file_name)
+    counts = ("epoch_num", "step_in_epoch", "step_num")
+    if not any(found[name] for name in counts):
+        found = {name: value for name, value in found.items() if name not in counts}
+    make: Any = Parameter
+    spared = (filter_prefix,) if isinstance(filter_prefix, str) else tuple(filter_prefix or ())
+    return {
+        name: make(value, name=name) if isinstance(value, torch.Tensor) else value
+        for name, value in found.items()
+        if not (spared and name.startswith(spared)) and (choice_func is None or choice_func(name))
+    }
 
 
 def export(net: nn.Module, *inputs: Any, file_name: str, file_format: str = "MINDIR", **settings: Any) -> None:
@@ -143,23 +212,48 @@ def export(net: nn.Module, *inputs: Any, file_name: str, file_format: str = "MIN
         net.train(was_training)
 
 
+class _InternalCallbackParam(dict[str, Any]):
+    """What callbacks of a loop of one's own are given: a dict whose keys are attributes."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    __setattr__ = dict.__setitem__
+
+
+def data_sink(
+    fn: Any, dataset: Any, sink_size: int = 1, jit_config: Any = None, input_signature: Any = None
+) -> Callable[[], Any]:
+    """Return a function without arguments: `sink_size` calls of `fn`, each with the next batch. Gives the last result.
+
+    After the last batch the data set begins again.
+    """
+    del jit_config, input_signature
+    batches: list[Any] = [iter(())]
+
+    def next_batch() -> Any:
+        for _ in range(2):
+            for batch in batches[0]:
+                return batch
+            batches[0] = iter(dataset.create_tuple_iterator())
+        raise UsageError("data_sink: the data set has no batches")
+
+    def run() -> Any:
+        result = None
+        for _ in range(sink_size):
+            result = fn(*next_batch())
+        return result
+
+    return run
+
+
 def connect_network_with_dataset(network: Any, dataset_helper: Any) -> Any:
     """Return the network: a data set is read by whoever iterates it."""
     del dataset_helper
     return network
-
-
-def get_metric_fn(name: str, *args: Any, **settings: Any) -> Metric:
-    """Return a new metric by its name in MindSpore.
-
-    Raises:
-        UsageError: an unknown name.
-    """
-    known: dict[str, Any] = {"accuracy": Accuracy, "loss": Loss, "top_1_accuracy": Top1CategoricalAccuracy}
-    known |= {"top_5_accuracy": Top5CategoricalAccuracy, "acc": Accuracy}
-    if name not in known:
-        raise UsageError(f"get_metric_fn({name!r}): unknown{near_miss(name, known)}; one of {', '.join(known)}")
-    return known[name](*args, **settings)
 
 
 class History(Callback):

@@ -16,15 +16,9 @@ from msrun.runtime.data import (
 )
 
 __all__ = [
-    "Cifar10Dataset",
-    "Cifar100Dataset",
-    "GeneratorDataset",
-    "MnistDataset",
-    "NumpySlicesDataset",
-    "config",
-    "transforms",
-    "vision",
-]
+    "Cifar10Dataset", "Cifar100Dataset", "GeneratorDataset", "MnistDataset", "NumpySlicesDataset", "config",
+    "transforms", "vision",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

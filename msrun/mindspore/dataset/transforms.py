@@ -7,7 +7,20 @@ from typing import Any
 from msrun.mindspore.missing import missing_name
 from msrun.runtime.data.transforms import OneHot, TypeCast
 
-__all__ = ["OneHot", "TypeCast"]
+__all__ = ["Compose", "OneHot", "TypeCast"]
+
+
+class Compose:
+    """Several transforms as one: each gets what the one before it has given."""
+
+    def __init__(self, transforms: Any) -> None:
+        self.transforms = list(transforms)
+
+    def __call__(self, *columns: Any) -> Any:
+        for transform in self.transforms:
+            result = transform(*columns)
+            columns = result if isinstance(result, tuple) else (result,)
+        return columns[0] if len(columns) == 1 else columns
 
 
 def __getattr__(name: str) -> Any:

@@ -5,19 +5,12 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from msrun.mindspore.metrics import METRICS, get_metric_fn, rearrange_inputs
 from msrun.mindspore.missing import missing_name
 from msrun.mindspore.nn import cells, layers, losses, optimizers, schedules, table, training
 from msrun.mindspore.nn.table import CrossEntropyLoss, NLLLoss, get_activation
+from msrun.mindspore.parallel import AutoParallel, MicroBatchInterleaved, PipelineCell
 from msrun.mindspore.parallel import GradAccumulation as GradAccumulationCell
-from msrun.mindspore.parallel import MicroBatchInterleaved, PipelineCell
-from msrun.mindspore.train import (
-    Accuracy,
-    Loss,
-    Metric,
-    Top1CategoricalAccuracy,
-    Top5CategoricalAccuracy,
-    TopKCategoricalAccuracy,
-)
 from msrun.runtime import no_init_parameters
 from msrun.runtime.optim import LARS
 
@@ -40,12 +33,23 @@ _made = {
     for part in (cells, layers, losses, optimizers, schedules, training)
     for name, one in _made_in(part).items()
 }
-globals().update(_made | table.LAYERS)
+_made |= METRICS | layers.BY_DIMS | table.LAYERS | optimizers.OPTIMIZER_CLASSES
+globals().update(_made)
+_Loss = losses.LossBase
+for _kind in (AutoParallel, GradAccumulationCell, MicroBatchInterleaved, PipelineCell):
+    for _name in "set_train set_grad trainable_params get_parameters parameters_and_names parameters_dict".split():
+        setattr(_kind, _name, vars(cells.Cell)[_name])  # MindSpore's are cells
+
+
+def opt_init_args_register(init: Any) -> Any:
+    """Return the `__init__` of an optimizer that it decorates."""
+    return init
+
 
 __all__ = [
-    *_made, *table.LAYERS, "CrossEntropyLoss", "NLLLoss", "get_activation", "GradAccumulationCell",
-    "MicroBatchInterleaved", "PipelineCell", "LARS", "no_init_parameters", "Accuracy", "Loss", "Metric",
-    "Top1CategoricalAccuracy", "Top5CategoricalAccuracy", "TopKCategoricalAccuracy",
+    *_made, "CrossEntropyLoss", "NLLLoss", "get_activation", "GradAccumulationCell",
+    "MicroBatchInterleaved", "PipelineCell", "LARS", "no_init_parameters",
+    "get_metric_fn", "rearrange_inputs",
 ]  # fmt: skip
 
 

@@ -31,6 +31,16 @@ class _BeginsInPrediction(type):
         return own.replace(parameters=list(own.parameters.values())[1:])
 
 
+def _noted(name: str) -> Any:
+    def method(self: Any, *_: Any, **__: Any) -> Any:
+        """Return the cell: a graph is captured from the first inputs, so that MindSpore's compiler needs no words."""
+        note_once(f"Cell.{name}")
+        return self
+
+    method.__name__ = name
+    return method
+
+
 class Cell(nn.Module, metaclass=_BeginsInPrediction):
     """A torch module with MindSpore's names: write `construct` in place of `forward`."""
 
@@ -193,31 +203,9 @@ class Cell(nn.Module, metaclass=_BeginsInPrediction):
         vars(self)["_compute_type"] = dst_type
         return self
 
-    def set_inputs(self, *inputs: Any, **named: Any) -> None:
-        """Do nothing: a graph is captured from the first inputs."""
-        del inputs, named
-        note_once("Cell.set_inputs")
-
-    def compile(self, *inputs: Any, **named: Any) -> None:
-        """Do nothing: the first call captures what it needs."""
-        del inputs, named
-        note_once("Cell.compile")
-
-    def set_jit_config(self, jit_config: Any) -> None:
-        """Do nothing: see `set_inputs`."""
-        del jit_config
-        note_once("Cell.set_jit_config")
-
-    def set_boost(self, boost_type: str) -> Self:
-        """Return the cell: MindSpore's word for algorithms of its own."""
-        note_once(f"Cell.set_boost({boost_type!r})")
-        return self
-
-    def set_broadcast_flag(self, mode: bool = True) -> Self:
-        """Return the cell."""
-        del mode
-        note_once("Cell.set_broadcast_flag")
-        return self
+    set_inputs, compile, set_jit_config, set_boost, set_broadcast_flag = (
+        _noted(name) for name in ("set_inputs", "compile", "set_jit_config", "set_boost", "set_broadcast_flag")
+    )
 
     def set_comm_fusion(self, fusion_type: int, recurse: bool = True) -> Self:
         """Let the parameters travel with those of the same number; see `msrun.runtime.set_comm_fusion`."""
@@ -274,6 +262,11 @@ class SequentialCell(Cell, nn.Sequential):
         named = cells[0].items() if len(cells) == 1 and isinstance(cells[0], Mapping) else enumerate(cells)
         for name, cell in named:
             self.insert_child_to_cell(str(name), cell)
+
+    def append(self, cell: nn.Module) -> Self:
+        """Add a cell at the end."""
+        self.insert_child_to_cell(str(len(self)), cell)
+        return self
 
 
 class CellList(Cell, nn.ModuleList):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from msrun import runtime
 from msrun.errors import UsageError
-from msrun.mindspore.initializer import fill
+from msrun.mindspore.initializer import begin, fill
 from msrun.mindspore.nn.cells import Cell
 from msrun.mindspore.windows import Size, check_padding, pad_same, pad_sides, pool_average, sides_of, sizes_of
 
@@ -36,7 +36,7 @@ class Dense(Cell, nn.Linear):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         nn.Linear.__init__(self, in_channels, out_channels, has_bias, dtype=dtype)
-        _begin(self, weight_init, bias_init)
+        begin(self, weight_init, bias_init)
         if isinstance(activation, str):
             from msrun.mindspore.nn.table import get_activation
 
@@ -88,7 +88,7 @@ class _Conv(Cell):
         )
         self.pad_mode = mode
         self.uneven = None if before == after else (before, after)
-        _begin(self, weight_init, bias_init)
+        begin(self, weight_init, bias_init)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return (n, out_channels, ...)."""
@@ -97,24 +97,6 @@ class _Conv(Cell):
         elif self.uneven is not None:
             input = pad_sides(input, *self.uneven)
         return super().forward(input)
-
-
-class Conv1d(_Conv, nn.Conv1d):
-    """Convolution of (n, in_channels, length); see `Conv2d`."""
-
-    dims = 1
-
-
-class Conv2d(_Conv, nn.Conv2d):
-    """Convolution of (n, in_channels, h, w), with MindSpore's pad modes: "same" is the default."""
-
-    dims = 2
-
-
-class Conv3d(_Conv, nn.Conv3d):
-    """Convolution of (n, in_channels, d, h, w); see `Conv2d`."""
-
-    dims = 3
 
 
 class _ConvTranspose(Cell):
@@ -146,19 +128,12 @@ class _ConvTranspose(Cell):
         before, after = sides_of(padding, dims)
         if before != after:
             raise UsageError(f"{type(self).__name__}(padding={padding!r}): the same on both sides")
-        sizes = [sizes_of(kernel_size, dims), sizes_of(stride, dims), before if mode == "pad" else 0]
-        super(Cell, self).__init__(
-            in_channels,
-            out_channels,
-            *sizes,
-            output_padding if mode == "pad" else 0,
-            group,
-            has_bias,
-            sizes_of(dilation, dims),
-            dtype=dtype,
-        )
+        sizes = [sizes_of(kernel_size, dims), sizes_of(stride, dims)]
+        edges = [before, output_padding] if mode == "pad" else [0, 0]
+        settings = [*sizes, *edges, group, has_bias, sizes_of(dilation, dims)]
+        super(Cell, self).__init__(in_channels, out_channels, *settings, dtype=dtype)
         self.pad_mode = mode
-        _begin(self, weight_init, bias_init)
+        begin(self, weight_init, bias_init)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return (n, out_channels, ...)."""
@@ -171,24 +146,6 @@ class _ConvTranspose(Cell):
             if surplus < 0:
                 result = F.pad(result, [0, 0] * (result.dim() - 1 - dim) + [0, -surplus])
         return result
-
-
-class Conv1dTranspose(_ConvTranspose, nn.ConvTranspose1d):  # type: ignore[misc]
-    """Transposed convolution of (n, in_channels, length)."""
-
-    dims = 1
-
-
-class Conv2dTranspose(_ConvTranspose, nn.ConvTranspose2d):  # type: ignore[misc]
-    """Transposed convolution of (n, in_channels, h, w)."""
-
-    dims = 2
-
-
-class Conv3dTranspose(_ConvTranspose, nn.ConvTranspose3d):  # type: ignore[misc]
-    """Transposed convolution of (n, in_channels, d, h, w)."""
-
-    dims = 3
 
 
 class _Pool(Cell):
@@ -226,42 +183,6 @@ class _AvgPool(_Pool):
         return super().forward(input)
 
 
-class MaxPool1d(_MaxPool, nn.MaxPool1d):
-    """The largest of each window of (n, c, length). `pad_mode` as of Conv2d."""
-
-    dims = 1
-
-
-class MaxPool2d(_MaxPool, nn.MaxPool2d):
-    """The largest of each window of (n, c, h, w). `pad_mode` as of Conv2d."""
-
-    dims = 2
-
-
-class MaxPool3d(_MaxPool, nn.MaxPool3d):
-    """The largest of each window of (n, c, d, h, w). `pad_mode` as of Conv2d."""
-
-    dims = 3
-
-
-class AvgPool1d(_AvgPool, nn.AvgPool1d):
-    """The mean of each window of (n, c, length); with `pad_mode` "same" of what lies inside."""
-
-    dims = 1
-
-
-class AvgPool2d(_AvgPool, nn.AvgPool2d):
-    """The mean of each window of (n, c, h, w); with `pad_mode` "same" of what lies inside the image."""
-
-    dims = 2
-
-
-class AvgPool3d(_AvgPool, nn.AvgPool3d):
-    """The mean of each window of (n, c, d, h, w); with `pad_mode` "same" of what lies inside."""
-
-    dims = 3
-
-
 class _BatchNorm(Cell):
     """Batch normalisation. MindSpore's momentum is what remains of the moving average: 0.9.
 
@@ -295,8 +216,7 @@ class _BatchNorm(Cell):
     ) -> None:
         _check_format(self, data_format)
         super(Cell, self).__init__(num_features, eps, 1 - momentum, affine, dtype=dtype)
-        if affine:
-            _begin(self, gamma_init, beta_init)
+        begin(self, gamma_init, beta_init)
         for buffer, init, usual in (
             (self.running_mean, moving_mean_init, "zeros"),
             (self.running_var, moving_var_init, "ones"),
@@ -308,68 +228,6 @@ class _BatchNorm(Cell):
                 f"{type(self).__name__}(use_batch_statistics={use_batch_statistics}): leave it out; set_train(False) "
                 "uses the moving averages"
             )
-
-
-class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):
-    """Batch normalisation of (n, c). MindSpore's momentum is what remains of the moving average: 0.9."""
-
-
-class BatchNorm2d(_BatchNorm, nn.BatchNorm2d):
-    """Batch normalisation of (n, c, h, w). MindSpore's momentum is what remains of the moving average: 0.9."""
-
-
-class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
-    """Batch normalisation of (n, c, d, h, w). MindSpore's momentum is what remains of the moving average: 0.9."""
-
-
-class _InstanceNorm(Cell):
-    mindspores_names = {"weight": "gamma", "bias": "beta"}
-
-    def __init__(
-        self,
-        num_features: int,
-        eps: float = 1e-5,
-        momentum: float = 0.1,
-        affine: bool = True,
-        gamma_init: Any = "ones",
-        beta_init: Any = "zeros",
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        super(Cell, self).__init__(num_features, eps, momentum, affine, dtype=dtype)
-        if affine:
-            _begin(self, gamma_init, beta_init)
-
-
-class InstanceNorm1d(_InstanceNorm, nn.InstanceNorm1d):
-    """Instance normalisation of (n, c, length)."""
-
-
-class InstanceNorm2d(_InstanceNorm, nn.InstanceNorm2d):
-    """Instance normalisation of (n, c, h, w)."""
-
-
-class InstanceNorm3d(_InstanceNorm, nn.InstanceNorm3d):
-    """Instance normalisation of (n, c, d, h, w)."""
-
-
-class GroupNorm(Cell, nn.GroupNorm):
-    """Normalisation of groups of channels."""
-
-    mindspores_names = {"weight": "gamma", "bias": "beta"}
-
-    def __init__(
-        self,
-        num_groups: int,
-        num_channels: int,
-        eps: float = 1e-5,
-        affine: bool = True,
-        gamma_init: Any = "ones",
-        beta_init: Any = "zeros",
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        nn.GroupNorm.__init__(self, num_groups, num_channels, eps, affine, dtype=dtype)
-        if affine:
-            _begin(self, gamma_init, beta_init)
 
 
 class LayerNorm(Cell, nn.LayerNorm):
@@ -400,7 +258,7 @@ class LayerNorm(Cell, nn.LayerNorm):
             )
         nn.LayerNorm.__init__(self, shape, epsilon, dtype=dtype)
         self.begin_norm_axis = begin_norm_axis
-        _begin(self, gamma_init, beta_init)
+        begin(self, gamma_init, beta_init)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the normalised input."""
@@ -456,19 +314,9 @@ class EmbeddingLookup(Cell, runtime.EmbeddingLookup):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         is_known = isinstance(param_init, int | float | Tensor) or param_init in ("normal", "uniform", "zeros", "ones")
-        runtime.EmbeddingLookup.__init__(
-            self,
-            vocab_size,
-            embedding_size,
-            param_init if is_known else partial(fill, init=param_init),
-            target,
-            slice_mode,
-            manual_shapes,
-            max_norm,
-            sparse,
-            vocab_cache_size,
-            dtype,
-        )
+        first = param_init if is_known else partial(fill, init=param_init)
+        words = (target, slice_mode, manual_shapes, max_norm, sparse, vocab_cache_size, dtype)
+        runtime.EmbeddingLookup.__init__(self, vocab_size, embedding_size, first, *words)
 
 
 class Dropout(Cell, nn.Dropout):
@@ -498,16 +346,9 @@ class _Recurrent(Cell):
         dtype: torch.dtype = torch.float32,
         **settings: Any,
     ) -> None:
+        settings |= {"dropout": float(dropout), "bidirectional": bidirectional, "dtype": dtype}
         super(Cell, self).__init__(
-            input_size,
-            hidden_size,
-            num_layers,
-            has_bias,
-            batch_first,
-            float(dropout),
-            bidirectional,
-            **settings,
-            dtype=dtype,
+            input_size, hidden_size, num_layers=num_layers, bias=has_bias, batch_first=batch_first, **settings
         )
 
     def forward(self, x: Tensor, hx: Any = None, seq_length: Tensor | None = None) -> Any:
@@ -532,14 +373,31 @@ class RNN(_Recurrent, nn.RNN):  # type: ignore[misc]
     """A plain recurrent network; `nonlinearity` "tanh" or "relu"."""
 
 
-def _begin(layer: Any, weight_init: Any, bias_init: Any) -> None:
-    if weight_init is not None:
-        fill(layer.weight, weight_init)
-    if bias_init is not None and layer.bias is not None:
-        fill(layer.bias, bias_init)
-
-
 def _check_format(layer: nn.Module, data_format: str) -> None:
     if data_format not in ("NCHW", "NCDHW"):
         name = type(layer).__name__
         raise UsageError(f"{name}(data_format={data_format!r}): NCHW; transpose the images with (0, 3, 1, 2)")
+
+
+def _by_dims(layer: type[Cell], name: str, words: str, *bases: type[nn.Module]) -> dict[str, type[nn.Module]]:
+    """Return the layer over images of one, two and three dimensions, on torch's classes."""
+    made: dict[str, type[nn.Module]] = {}
+    for dims, (base, sizes) in enumerate(zip(bases, ("length", "h, w", "d, h, w"), strict=True), start=1):
+        body = {"dims": dims, "__doc__": words.format(sizes), "__module__": "msrun.mindspore.nn"}
+        made[name.format(dims)] = type(name.format(dims), (layer, base), body)
+    return made
+
+
+BY_DIMS = {
+    **_by_dims(_Conv, "Conv{}d", "Convolution of (n, in_channels, {}) with pad modes; \"same\" is the default.",
+               nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    **_by_dims(_ConvTranspose, "Conv{}dTranspose", "Transposed convolution of (n, in_channels, {}).",
+               nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+    **_by_dims(_MaxPool, "MaxPool{}d", "The largest of each window of (n, c, {}). `pad_mode` as of Conv2d.",
+               nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d),
+    **_by_dims(_AvgPool, "AvgPool{}d", "The mean of each window of (n, c, {}); with pad_mode same of what lies inside.",
+               nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
+    **_by_dims(_BatchNorm, "BatchNorm{}d", "Batch normalisation of (n, c, {}). Its momentum is what remains: 0.9.",
+               nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
+}  # fmt: skip
+"""Name -> layer."""

@@ -37,9 +37,6 @@ class LossBase(Cell):
         return x if not self.reduce else x.mean() if self.average else x.sum()
 
 
-_Loss = LossBase
-
-
 class SoftmaxCrossEntropyWithLogits(LossBase):
     """Cross-entropy of scores (n, classes).
 

@@ -1,10 +1,11 @@
-"""Optimizers with MindSpore's arguments; see `msrun.runtime.optim`.
+"""Optimizers with MindSpore's arguments, of a table; see `msrun.runtime.optim`.
 
 Where they have a weight decay and no groups, parameters whose name has "beta" or "gamma" do not decay, as in MindSpore.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -29,11 +30,14 @@ class Optimizer(optim.Optimizer):
         parameters: those that are trained, or groups {"params": ..., "lr": ..., "weight_decay": ...}.
 
     Raises:
-        UsageError: an unknown word of a group, or a `loss_scale` other than 1.
+        UsageError: an unknown word of a group, or a `loss_scale` that is no number above 0.
     """
 
+    loss_scale = 1.0
+    """What gradients that it is called with are divided by."""
+
     def __init__(self, learning_rate: Any, parameters: Any, weight_decay: float = 0.0, loss_scale: float = 1.0) -> None:
-        _check_scale(type(self).__name__, loss_scale)
+        self._set_scale(loss_scale)
         groups, rate = self._plan(parameters, learning_rate, weight_decay)
         torch.optim.Optimizer.__init__(self, groups, {"lr": rate, "weight_decay": float(weight_decay)})
         self._follow_plan()
@@ -51,7 +55,7 @@ class Optimizer(optim.Optimizer):
         if type(self).construct is not Optimizer.construct:
             with torch.no_grad():
                 return self.construct(tuple(gradients))
-        given = list(gradients)
+        given = list(self.scale_grad(gradients))
         if len(given) == len(self._order):
             given = [given[place] for place in self._order]
         return super().__call__(given)
@@ -139,7 +143,16 @@ class Optimizer(optim.Optimizer):
         """Return the gradients."""
         return gradients
 
-    scale_grad = gradients_centralization = flatten_gradients
+    gradients_centralization = flatten_gradients
+
+    def scale_grad(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return the gradients divided by `loss_scale`."""
+        return gradients if self.loss_scale == 1.0 else tuple(one / self.loss_scale for one in gradients)
+
+    def _set_scale(self, loss_scale: Any) -> None:
+        if not isinstance(loss_scale, int | float) or not loss_scale > 0:
+            raise UsageError(f"{type(self).__name__}(loss_scale={loss_scale!r}): a number above 0")
+        self.loss_scale = float(loss_scale)
 
     # -- groups and rates -------------------------------------------------------------------------------------------
 
@@ -234,272 +247,112 @@ def _by_decay(parameters: list[Tensor], weight_decay: Any) -> list[dict[str, Any
     return [*rest, {"params": spared, "weight_decay": 0.0}]
 
 
-class SGD(Optimizer, optim.SGD):
-    """w = w - lr v, v = momentum v + g.
-
-    Raises:
-        UsageError: a `loss_scale` other than 1.
-    """
-
-    def __init__(
-        self,
-        params: Any,
-        learning_rate: Any = 0.1,
-        momentum: float = 0.0,
-        dampening: float = 0.0,
-        weight_decay: float = 0.0,
-        nesterov: bool = False,
-        loss_scale: float = 1.0,
-    ) -> None:
-        _check_scale("SGD", loss_scale)
-        groups, rate = self._plan(params, learning_rate, weight_decay)
-        optim.SGD.__init__(
-            self, groups, rate, momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov
-        )
-        self._follow_plan()
-
-    step = optim.SGD.step
-
-
-class Momentum(Optimizer, optim.Momentum):
-    """v = momentum v + g, w = w - lr v.
-
-    Raises:
-        UsageError: a `loss_scale` other than 1.
-    """
-
-    def __init__(
-        self,
-        params: Any,
-        learning_rate: Any,
-        momentum: float,
-        weight_decay: float = 0.0,
-        loss_scale: float = 1.0,
-        use_nesterov: bool = False,
-    ) -> None:
-        _check_scale("Momentum", loss_scale)
-        groups, rate = self._plan(params, learning_rate, weight_decay)
-        optim.Momentum.__init__(self, groups, rate, momentum, weight_decay=weight_decay, nesterov=use_nesterov)
-        self._follow_plan()
-
-    step = optim.Momentum.step
-
-
-class Adam(Optimizer, optim.Adam):
-    """Adam with bias correction, and epsilon where MindSpore has it; `optim.Adam` has both formulas.
-
-    Raises:
-        UsageError: a `loss_scale` other than 1, or use_nesterov or use_lazy, which LazyAdam has.
-    """
-
-    def __init__(
-        self,
-        params: Any,
-        learning_rate: Any = 1e-3,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        eps: float = 1e-8,
-        use_locking: bool = False,
-        use_nesterov: bool = False,
-        weight_decay: float = 0.0,
-        loss_scale: float = 1.0,
-        use_amsgrad: bool = False,
-        use_lazy: bool = False,
-        use_offload: bool = False,
-    ) -> None:
-        del use_locking
-        _check_scale("Adam", loss_scale)
-        if use_nesterov or use_lazy:
-            raise UsageError("Adam(use_nesterov=True) or (use_lazy=True): use LazyAdam, which has both")
-        groups, rate = self._plan(params, learning_rate, weight_decay)
-        betas = (beta1, beta2)
-        settings = {"lr": rate, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": use_amsgrad}
-        optim.Adam.__init__(self, groups, **settings, use_eps_hat=True)
-        self._follow_plan()
-        if use_offload:
-            self.target = "cpu"
-
-    step = optim.Adam.step
-
-
-class AdamWeightDecay(Optimizer, optim.AdamWeightDecay):
-    """Adam without bias correction, with decoupled decay."""
-
-    def __init__(
-        self,
-        params: Any,
-        learning_rate: Any = 1e-3,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        eps: float = 1e-6,
-        weight_decay: float = 0.0,
-    ) -> None:
-        groups, rate = self._plan(params, learning_rate, weight_decay)
-        optim.AdamWeightDecay.__init__(self, groups, rate, (beta1, beta2), eps, weight_decay)
-        self._follow_plan()
-
-    step = optim.AdamWeightDecay.step
-
-
-class Lamb(Optimizer, optim.Lamb):
-    """Adam whose step of each parameter is scaled by the parameter's norm."""
-
-    def __init__(
-        self,
-        params: Any,
-        learning_rate: Any,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        eps: float = 1e-6,
-        weight_decay: float = 0.0,
-    ) -> None:
-        groups, rate = self._plan(params, learning_rate, weight_decay)
-        optim.Lamb.__init__(self, groups, rate, (beta1, beta2), eps, weight_decay)
-        self._follow_plan()
-
-    step = optim.Lamb.step
-
-
-class LazyAdam(Optimizer, optim.LazyAdam):
-    """Adam; of a sparse gradient its rows alone change.
-
-    Raises:
-        UsageError: a `loss_scale` other than 1.
-    """
-
-    def __init__(
-        self,
-        params: Any,
-        learning_rate: Any = 1e-3,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        eps: float = 1e-8,
-        use_locking: bool = False,
-        use_nesterov: bool = False,
-        weight_decay: float = 0.0,
-        loss_scale: float = 1.0,
-    ) -> None:
-        _check_scale("LazyAdam", loss_scale)
-        groups, rate = self._plan(params, learning_rate, weight_decay)
-        optim.LazyAdam.__init__(self, groups, rate, (beta1, beta2), eps, use_locking, use_nesterov, weight_decay)
-        self._follow_plan()
-
-    step = optim.LazyAdam.step
-
-
-class FTRL(Optimizer, optim.FTRL):
-    """Follow the regularised leader; of a sparse gradient its rows alone change.
-
-    Raises:
-        UsageError: a `loss_scale` other than 1.
-    """
-
-    def __init__(
-        self,
-        params: Any,
-        initial_accum: float = 0.1,
-        learning_rate: Any = 1e-3,
-        lr_power: float = -0.5,
-        l1: float = 0.0,
-        l2: float = 0.0,
-        use_locking: bool = False,
-        loss_scale: float = 1.0,
-        weight_decay: float = 0.0,
-    ) -> None:
-        _check_scale("FTRL", loss_scale)
-        groups, rate = self._plan(params, learning_rate, weight_decay)
-        optim.FTRL.__init__(self, groups, initial_accum, rate, lr_power, l1, l2, use_locking, weight_decay)
-        self._follow_plan()
-
-    step = optim.FTRL.step
-
-
-class RMSProp(Optimizer):
+class _RMSProp(optim.Optimizer):
     """s = decay s + (1 - decay) g g, v = momentum v + lr g / sqrt(s + epsilon), w = w - v; s begins at 1.
 
-    Raises:
-        UsageError: a `loss_scale` other than 1, or centered.
+    Args:
+        centered: the square of the mean gradient is taken from s.
     """
 
-    def __init__(
-        self,
-        params: Any,
-        learning_rate: Any = 0.1,
-        decay: float = 0.9,
-        momentum: float = 0.0,
-        epsilon: float = 1e-10,
-        use_locking: bool = False,
-        centered: bool = False,
-        loss_scale: float = 1.0,
-        weight_decay: float = 0.0,
-    ) -> None:
-        del use_locking
-        if centered:
-            raise UsageError("RMSProp(centered=True): not here; use torch.optim.RMSprop(centered=True)")
-        super().__init__(learning_rate, params, weight_decay, loss_scale)
-        self._factors = decay, momentum, epsilon
-
-    def __call__(self, gradients: Sequence[Tensor]) -> Any:
-        """Step once with one gradient per parameter, in the order of `parameters`.
-
-        Raises:
-            StrategyError: under a parallel context, gradients that nobody has reduced over the ranks.
-        """
-        self._calls += 1
-        if self._calls & (self._calls - 1) == 0:  # ever more rarely
-            gradients = tuple(gradients)
-            check_reduced(self.parameters, gradients)
-        return optim.Optimizer.__call__(self, [gradients[place] for place in self._order])
+    def __init__(self, params: Any, **defaults: Any) -> None:
+        super().__init__(params, defaults)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step once with the gradients in `.grad`."""
         loss = self.run_closure(closure)
-        decay, momentum, epsilon = self._factors
         for group in self.param_groups:
+            decay, momentum = group["decay"], group["momentum"]
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
                 state = self.state[parameter]
                 if not state:
                     state["mean_square"] = torch.ones_like(parameter)
-                    state["moment"] = torch.zeros_like(parameter)
+                    state["moment"], state["mean"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
                 gradient = parameter.grad + group["weight_decay"] * parameter
-                state["mean_square"].mul_(decay).addcmul_(gradient, gradient, value=1 - decay)
-                root = (state["mean_square"] + epsilon).sqrt_()
+                square = state["mean_square"].mul_(decay).addcmul_(gradient, gradient, value=1 - decay)
+                if group["centered"]:
+                    mean = state["mean"].mul_(decay).add_(gradient, alpha=1 - decay)
+                    square = square - mean * mean
+                root = (square + group["epsilon"]).sqrt()
                 state["moment"].mul_(momentum).addcdiv_(gradient, root, value=group["lr"])
                 parameter.sub_(state["moment"])
         return loss
 
 
-class Adagrad(Optimizer, torch.optim.Adagrad):
-    """Gradients divided by the root of the sum of their squares.
+def _plain_adam(is_other: bool, **settings: Any) -> dict[str, Any]:
+    if is_other:
+        raise UsageError("Adam(use_nesterov=True) or (use_lazy=True): use LazyAdam, which has both")
+    return settings
 
-    Raises:
-        UsageError: a `loss_scale` other than 1.
-    """
 
-    def __init__(
-        self,
-        params: Any,
-        accum: float = 0.1,
-        learning_rate: Any = 0.001,
-        update_slots: bool = True,
-        loss_scale: float = 1.0,
-        weight_decay: float = 0.0,
-    ) -> None:
-        del update_slots
-        _check_scale("Adagrad", loss_scale)
-        groups, rate = self._plan(params, learning_rate, weight_decay)
-        torch.optim.Adagrad.__init__(self, groups, rate, 0, weight_decay, accum, 1e-10)
+OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], Callable[..., dict[str, Any]], str]] = {
+    "SGD": (optim.SGD, lambda params, learning_rate=0.1, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False,
+        loss_scale=1.0: {"momentum": momentum, "dampening": dampening, "nesterov": nesterov},
+        "w = w - lr v, v = momentum v + g."),
+    "Momentum": (optim.Momentum, lambda params, learning_rate, momentum, weight_decay=0.0, loss_scale=1.0,
+        use_nesterov=False: {"momentum": momentum, "nesterov": use_nesterov}, "v = momentum v + g, w = w - lr v."),
+    "Adam": (optim.Adam, lambda params, learning_rate=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, use_locking=False,
+        use_nesterov=False, weight_decay=0.0, loss_scale=1.0, use_amsgrad=False, use_lazy=False, use_offload=False:
+            _plain_adam(use_nesterov or use_lazy, betas=(beta1, beta2), eps=eps, amsgrad=use_amsgrad, use_eps_hat=True,
+                target="cpu" if use_offload else "device"),
+        "Adam with bias correction, and epsilon where MindSpore has it; `optim.Adam` has both formulas."),
+    "AdamWeightDecay": (optim.AdamWeightDecay, lambda params, learning_rate=1e-3, beta1=0.9, beta2=0.999, eps=1e-6,
+        weight_decay=0.0: {"betas": (beta1, beta2), "eps": eps}, "Adam without bias correction, with decoupled decay."),
+    "Lamb": (optim.Lamb, lambda params, learning_rate, beta1=0.9, beta2=0.999, eps=1e-6, weight_decay=0.0: {
+        "betas": (beta1, beta2), "eps": eps}, "Adam whose step of each parameter is scaled by the parameter's norm."),
+    "LazyAdam": (optim.LazyAdam, lambda params, learning_rate=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, use_locking=False,
+        use_nesterov=False, weight_decay=0.0, loss_scale=1.0: {
+            "betas": (beta1, beta2), "eps": eps, "use_locking": use_locking, "use_nesterov": use_nesterov},
+        "Adam; of a sparse gradient its rows alone change."),
+    "FTRL": (optim.FTRL, lambda params, initial_accum=0.1, learning_rate=1e-3, lr_power=-0.5, l1=0.0, l2=0.0,
+        use_locking=False, loss_scale=1.0, weight_decay=0.0: {
+            "initial_accum": initial_accum, "lr_power": lr_power, "l1": l1, "l2": l2, "use_locking": use_locking},
+        "Follow the regularised leader; of a sparse gradient its rows alone change."),
+    "RMSProp": (_RMSProp, lambda params, learning_rate=0.1, decay=0.9, momentum=0.0, epsilon=1e-10, use_locking=False,
+        centered=False, loss_scale=1.0, weight_decay=0.0: {
+            "decay": decay, "momentum": momentum, "epsilon": epsilon, "centered": centered}, str(_RMSProp.__doc__)),
+    "Adagrad": (torch.optim.Adagrad, lambda params, accum=0.1, learning_rate=0.001, update_slots=True, loss_scale=1.0,
+        weight_decay=0.0: {"initial_accumulator_value": accum, "eps": 1e-10},
+        "Gradients divided by the root of the sum of their squares."),
+    "AdaMax": (torch.optim.Adamax, lambda params, learning_rate=0.001, beta1=0.9, beta2=0.999, eps=1e-8,
+        weight_decay=0.0, loss_scale=1.0: {"betas": (beta1, beta2), "eps": eps},
+        "Adam with the largest gradient in place of the mean square."),
+    "Adadelta": (torch.optim.Adadelta, lambda params, learning_rate=1.0, rho=0.9, epsilon=1e-6, loss_scale=1.0,
+        weight_decay=0.0: {"rho": rho, "eps": epsilon}, "Gradients scaled by the sizes of the last steps."),
+    "Rprop": (torch.optim.Rprop, lambda params, learning_rate=0.1, etas=(0.5, 1.2), step_sizes=(1e-6, 50.0),
+        weight_decay=0.0: {"etas": etas, "step_sizes": step_sizes}, "Steps whose sizes follow the gradients' signs."),
+    "ASGD": (torch.optim.ASGD, lambda params, learning_rate=0.1, lambd=1e-4, alpha=0.75, t0=1e6, weight_decay=0.0: {
+        "lambd": lambd, "alpha": alpha, "t0": t0}, "SGD that also keeps the mean of the weights."),
+}  # fmt: skip
+"""Name -> optimizer of torch or of msrun.runtime, its settings from MindSpore's arguments, and what it computes."""
+
+
+def _of(
+    name: str, base: type[torch.optim.Optimizer], arguments: Callable[..., dict[str, Any]], doc: str
+) -> type[Optimizer]:
+    signature = inspect.signature(arguments)
+
+    def __init__(self: Any, *args: Any, **words: Any) -> None:  # noqa: N807
+        try:
+            bound = signature.bind(*args, **words)
+        except TypeError as error:
+            raise UsageError(f"nn.{name}: {error}") from None
+        bound.apply_defaults()
+        given = bound.arguments
+        self._set_scale(given.get("loss_scale", 1.0))
+        settings = arguments(*bound.args, **bound.kwargs)
+        if base is not torch.optim.Rprop:
+            settings["weight_decay"] = given["weight_decay"]
+        groups, rate = self._plan(given["params"], given["learning_rate"], given["weight_decay"])
+        settings["learning_rate" if base is optim.Momentum else "lr"] = rate
+        base.__init__(self, groups, **settings)
         self._follow_plan()
 
-    step = torch.optim.Adagrad.step
+    body = {"__init__": __init__, "arguments": staticmethod(arguments), "step": base.step, "__doc__": doc}
+    return type(name, (Optimizer, base), {**body, "__module__": "msrun.mindspore.nn"})
 
 
-def _check_scale(name: str, loss_scale: float) -> None:
-    if loss_scale != 1.0:
-        raise UsageError(
-            f"{name}(loss_scale={loss_scale!r}): gradients come out of AutoParallel without their scale; leave it out, "
-            'and call .mixed_precision("float16", loss_scale) on the AutoParallel'
-        )
+OPTIMIZER_CLASSES = {name: _of(name, *row) for name, row in OPTIMIZERS.items()}
+"""Name -> class."""

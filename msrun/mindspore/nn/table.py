@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from msrun.errors import UsageError, near_miss
+from msrun.mindspore.initializer import begin
 from msrun.mindspore.nn.cells import Cell
 from msrun.mindspore.ops import OPERATORS
 from msrun.mindspore.ops.neural import as_classes
@@ -22,10 +24,15 @@ def _of_torch(name: str, base: type[nn.Module], arguments: Callable[..., Any]) -
             given = arguments(*args, **settings)
         except TypeError as error:
             raise UsageError(f"nn.{str(error).replace('<lambda>', name)}") from None
+        first = given.pop("begin", (None, None))
         super(Cell, self).__init__(**given)
+        if first != (None, None):
+            begin(self, *first)
 
+    has_gamma = arguments is not dict and "gamma_init" in inspect.signature(arguments).parameters
     body = {
         "arguments": staticmethod(arguments),
+        "mindspores_names": {"weight": "gamma", "bias": "beta"} if has_gamma else {},
         "__init__": __init__,
         "__doc__": f"torch.nn.{base.__name__} with MindSpore's arguments.",
     }
@@ -56,6 +63,19 @@ def _of_operator(name: str, operator: Any, arguments: Callable[..., Any]) -> typ
     return type(name, (_OfOperator,), {**body, "__module__": "msrun.mindspore.nn"})
 
 
+def _instance_norm(
+    num_features: int,
+    eps: float = 1e-5,
+    momentum: float = 0.1,
+    affine: bool = True,
+    gamma_init: Any = "ones",
+    beta_init: Any = "zeros",
+    dtype: Any = torch.float32,
+) -> dict[str, Any]:
+    settings = {"num_features": num_features, "eps": eps, "momentum": momentum, "affine": affine, "dtype": dtype}
+    return {**settings, "begin": (gamma_init, beta_init)}
+
+
 def _loss(reduction: str = "mean") -> dict[str, Any]:
     return {"reduction": reduction}
 
@@ -66,6 +86,20 @@ def _padding(padding: Any) -> dict[str, Any]:
 
 def _cell(input_size: int, hidden_size: int, has_bias: bool = True, dtype: Any = torch.float32) -> dict[str, Any]:
     return {"input_size": input_size, "hidden_size": hidden_size, "bias": has_bias, "dtype": dtype}
+
+
+def _of_transformer(
+    d_model: int,
+    nhead: int,
+    dim_feedforward: int = 2048,
+    dropout: float = 0.1,
+    activation: Any = "relu",
+    layer_norm_eps: float = 1e-5,
+    batch_first: bool = False,
+    norm_first: bool = False,
+    dtype: Any = torch.float32,
+) -> dict[str, Any]:
+    return dict(locals())
 
 
 OF_TORCH: dict[str, tuple[type[nn.Module], Callable[..., Any]]] = {
@@ -127,6 +161,12 @@ OF_TORCH: dict[str, tuple[type[nn.Module], Callable[..., Any]]] = {
     "GRUCell": (nn.GRUCell, _cell),
     "RNNCell": (nn.RNNCell, lambda input_size, hidden_size, has_bias=True, nonlinearity="tanh", dtype=torch.float32: {
         **_cell(input_size, hidden_size, has_bias, dtype), "nonlinearity": nonlinearity}),
+    "GroupNorm": (nn.GroupNorm, lambda num_groups, num_channels, eps=1e-5, affine=True, gamma_init="ones",
+        beta_init="zeros", dtype=torch.float32: {"num_groups": num_groups, "num_channels": num_channels, "eps": eps,
+        "affine": affine, "dtype": dtype, "begin": (gamma_init, beta_init)}),
+    "InstanceNorm1d": (nn.InstanceNorm1d, _instance_norm),
+    "InstanceNorm2d": (nn.InstanceNorm2d, _instance_norm),
+    "InstanceNorm3d": (nn.InstanceNorm3d, _instance_norm),
     "MSELoss": (nn.MSELoss, _loss),
     "L1Loss": (nn.L1Loss, _loss),
     "MAELoss": (nn.L1Loss, _loss),
@@ -145,6 +185,21 @@ OF_TORCH: dict[str, tuple[type[nn.Module], Callable[..., Any]]] = {
         "margin": margin, "reduction": reduction}),
     "TripletMarginLoss": (nn.TripletMarginLoss, lambda p=2, swap=False, eps=1e-6, reduction="mean", margin=1.0: {
         "p": p, "swap": swap, "eps": eps, "reduction": reduction, "margin": margin}),
+    "MultiLabelSoftMarginLoss": (nn.MultiLabelSoftMarginLoss, lambda weight=None, reduction="mean": {
+        "weight": weight, "reduction": reduction}),
+    "GaussianNLLLoss": (nn.GaussianNLLLoss, lambda *, full=False, eps=1e-6, reduction="mean": {
+        "full": full, "eps": eps, "reduction": reduction}),
+    "MultiheadAttention": (nn.MultiheadAttention, lambda embed_dim, num_heads, dropout=0.0, has_bias=True,
+        add_bias_kv=False, add_zero_attn=False, kdim=None, vdim=None, batch_first=False, dtype=torch.float32: {
+        "embed_dim": embed_dim, "num_heads": num_heads, "dropout": dropout, "bias": has_bias, "kdim": kdim,
+        "vdim": vdim, "add_bias_kv": add_bias_kv, "add_zero_attn": add_zero_attn, "batch_first": batch_first,
+        "dtype": dtype}),
+    "TransformerEncoderLayer": (nn.TransformerEncoderLayer, _of_transformer),
+    "TransformerDecoderLayer": (nn.TransformerDecoderLayer, _of_transformer),
+    "TransformerEncoder": (nn.TransformerEncoder, lambda encoder_layer, num_layers, norm=None: {
+        "encoder_layer": encoder_layer, "num_layers": num_layers, "norm": norm, "enable_nested_tensor": False}),
+    "TransformerDecoder": (nn.TransformerDecoder, lambda decoder_layer, num_layers, norm=None: {
+        "decoder_layer": decoder_layer, "num_layers": num_layers, "norm": norm}),
     "PoissonNLLLoss": (nn.PoissonNLLLoss, lambda log_input=True, full=False, eps=1e-8, reduction="mean": {
         "log_input": log_input, "full": full, "eps": eps, "reduction": reduction}),
 }  # fmt: skip
@@ -167,6 +222,11 @@ def _resize(
     return OPERATORS["ResizeBilinear"].function(x, size, align_corners, half_pixel_centers)
 
 
+def _signal_to_noise(img1: Tensor, img2: Tensor, max_val: float = 1.0) -> Tensor:
+    error = (img1 / max_val - img2 / max_val).square().mean((-3, -2, -1))
+    return -10 * torch.log10(error)
+
+
 OF_OPERATORS: dict[str, tuple[Any, Callable[..., Any]]] = {
     "FastGelu": ("fast_gelu", dict),
     "Pad": ("mirror_pad", lambda paddings, mode="CONSTANT": {"paddings": paddings, "mode": mode}),
@@ -180,6 +240,7 @@ OF_OPERATORS: dict[str, tuple[Any, Callable[..., Any]]] = {
         "transpose_a": transpose_x1, "transpose_b": transpose_x2}),
     "Tril": ("tril", dict),
     "Triu": ("triu", dict),
+    "PSNR": (_signal_to_noise, lambda max_val=1.0: {"max_val": max_val}),
     "ClipByNorm": (_clip_by_norm, lambda axis=None: {"axis": axis}),
 }  # fmt: skip
 """MindSpore's layer -> the operator of the tables, and its settings from the layer's arguments."""

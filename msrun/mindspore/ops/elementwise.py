@@ -11,105 +11,26 @@ from torch import Tensor
 
 from msrun.mindspore.ops.table import define
 
-UNARY: dict[Callable[..., Any], str] = {
-    torch.abs: "Abs abs absolute",
-    torch.acos: "ACos acos arccos",
-    torch.acosh: "Acosh acosh arccosh",
-    torch.angle: "Angle angle",
-    torch.asin: "Asin asin arcsin",
-    torch.asinh: "Asinh asinh arcsinh",
-    torch.atan: "Atan atan arctan",
-    torch.atanh: "Atanh atanh arctanh",
-    torch.bitwise_not: "Invert invert bitwise_not",
-    torch.ceil: "Ceil ceil",
-    torch.conj: "Conj conj",
-    torch.cos: "Cos cos",
-    torch.cosh: "Cosh cosh",
-    torch.digamma: "Digamma digamma",
-    torch.erf: "Erf erf",
-    torch.erfc: "Erfc erfc",
-    torch.erfinv: "Erfinv erfinv",
-    torch.exp: "Exp exp",
-    torch.exp2: "exp2",
-    torch.expm1: "Expm1 expm1",
-    torch.floor: "Floor floor",
-    torch.frac: "frac",
-    torch.imag: "Imag imag",
-    torch.isfinite: "IsFinite isfinite",
-    torch.isinf: "IsInf isinf",
-    torch.isnan: "IsNan isnan",
-    torch.lgamma: "Lgamma lgamma",
-    torch.log: "Log log",
-    torch.log10: "log10",
-    torch.log1p: "Log1p log1p",
-    torch.log2: "log2",
-    torch.logical_not: "LogicalNot logical_not",
-    torch.neg: "Neg neg negative",
-    torch.positive: "positive",
-    torch.real: "Real real",
-    torch.reciprocal: "Reciprocal Inv reciprocal inv inverse_elements",
-    torch.round: "Round Rint round rint",
-    torch.rsqrt: "Rsqrt rsqrt",
-    torch.sign: "Sign sign",
-    torch.sin: "Sin sin",
-    torch.sinc: "Sinc sinc",
-    torch.sinh: "Sinh sinh",
-    torch.sqrt: "Sqrt sqrt",
-    torch.square: "Square square",
-    torch.tan: "Tan tan",
-    torch.tanh: "Tanh tanh",
-    torch.trunc: "Trunc trunc",
-    torch.sigmoid: "Sigmoid sigmoid",
-    F.hardsigmoid: "HSigmoid hardsigmoid",
-    F.hardswish: "HSwish hardswish",
-    F.logsigmoid: "LogSigmoid logsigmoid",
-    F.mish: "Mish mish",
-    F.relu6: "ReLU6 relu6",
-    F.selu: "SeLU selu",
-    F.silu: "SiLU silu",
-    F.softsign: "Softsign softsign",
-    F.tanhshrink: "tanhshrink",
-}
-"""torch's function of one tensor -> MindSpore's names."""
+UNARY = """
+abs=Abs,absolute acos=ACos,arccos acosh=Acosh,arccosh angle=Angle asin=Asin,arcsin asinh=Asinh,arcsinh
+atan=Atan,arctan atanh=Atanh,arctanh bitwise_not=Invert,invert ceil=Ceil conj=Conj cos=Cos cosh=Cosh digamma=Digamma
+erf=Erf erfc=Erfc erfinv=Erfinv exp=Exp exp2 expm1=Expm1 floor=Floor frac imag=Imag isfinite=IsFinite isinf=IsInf
+isnan=IsNan lgamma=Lgamma log=Log log10 log1p=Log1p log2 logical_not=LogicalNot neg=Neg,negative positive real=Real
+reciprocal=Reciprocal,Inv,inv,inverse_elements round=Round,Rint,rint rsqrt=Rsqrt sign=Sign sin=Sin sinc=Sinc
+sinh=Sinh sqrt=Sqrt square=Square tan=Tan tanh=Tanh trunc=Trunc sigmoid=Sigmoid hardsigmoid=HSigmoid
+hardswish=HSwish logsigmoid=LogSigmoid mish=Mish relu6=ReLU6 selu=SeLU silu=SiLU softsign=Softsign tanhshrink
+"""
+"""torch's function of one tensor, which is MindSpore's name too, and further names of MindSpore's."""
 
-BINARY: dict[Callable[..., Any], str] = {
-    torch.add: "Add TensorAdd add",
-    torch.atan2: "Atan2 atan2 arctan2",
-    torch.bitwise_and: "BitwiseAnd bitwise_and",
-    torch.bitwise_or: "BitwiseOr bitwise_or",
-    torch.bitwise_xor: "BitwiseXor bitwise_xor",
-    torch.copysign: "copysign",
-    torch.div: "Div RealDiv div divide true_divide",
-    torch.eq: "Equal equal eq",
-    torch.float_power: "float_power",
-    torch.floor_divide: "FloorDiv floor_div floor_divide",
-    torch.fmax: "fmax",
-    torch.fmin: "fmin",
-    torch.fmod: "Mod TruncateMod truncate_mod fmod",
-    torch.gcd: "gcd",
-    torch.ge: "GreaterEqual greater_equal ge",
-    torch.gt: "Greater greater gt",
-    torch.heaviside: "Heaviside heaviside",
-    torch.hypot: "Hypot hypot",
-    torch.lcm: "Lcm lcm",
-    torch.le: "LessEqual less_equal le",
-    torch.logaddexp: "logaddexp",
-    torch.logaddexp2: "logaddexp2",
-    torch.logical_and: "LogicalAnd logical_and",
-    torch.logical_or: "LogicalOr logical_or",
-    torch.logical_xor: "LogicalXor logical_xor",
-    torch.lt: "Less less lt",
-    torch.maximum: "Maximum maximum",
-    torch.minimum: "Minimum minimum",
-    torch.mul: "Mul mul multiply",
-    torch.ne: "NotEqual not_equal ne",
-    torch.nextafter: "NextAfter nextafter",
-    torch.pow: "Pow pow",
-    torch.remainder: "FloorMod floor_mod remainder",
-    torch.sub: "Sub sub subtract",
-    torch.xlogy: "Xlogy xlogy",
-}
-"""torch's function of two tensors -> MindSpore's names; one of the two may be a number."""
+BINARY = """
+add=Add,TensorAdd atan2=Atan2,arctan2 bitwise_and=BitwiseAnd bitwise_or=BitwiseOr bitwise_xor=BitwiseXor copysign
+div=Div,RealDiv,divide,true_divide eq=Equal,equal float_power floor_divide=FloorDiv,floor_div fmax fmin
+fmod=Mod,TruncateMod,truncate_mod gcd ge=GreaterEqual,greater_equal gt=Greater,greater heaviside=Heaviside
+hypot=Hypot lcm=Lcm le=LessEqual,less_equal logaddexp logaddexp2 logical_and=LogicalAnd logical_or=LogicalOr
+logical_xor=LogicalXor lt=Less,less maximum=Maximum minimum=Minimum mul=Mul,multiply ne=NotEqual,not_equal
+nextafter=NextAfter pow=Pow,pows,tensor_pow remainder=FloorMod,floor_mod sub=Sub,subtract xlogy=Xlogy
+"""
+"""The same of functions of two tensors; one of the two may be a number."""
 
 
 def of_two(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -130,18 +51,9 @@ def of_two(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _OF_TENSORS = (
-    *(torch.maximum, torch.minimum, torch.logical_and, torch.logical_or, torch.logical_xor, torch.atan2, torch.hypot),
-    *(
-        torch.fmax,
-        torch.fmin,
-        torch.logaddexp,
-        torch.logaddexp2,
-        torch.gcd,
-        torch.lcm,
-        torch.nextafter,
-        torch.heaviside,
-    ),
-)
+    torch.maximum, torch.minimum, torch.logical_and, torch.logical_or, torch.logical_xor, torch.atan2, torch.hypot,
+    torch.fmax, torch.fmin, torch.logaddexp, torch.logaddexp2, torch.gcd, torch.lcm, torch.nextafter, torch.heaviside,
+)  # fmt: skip
 """Of torch's functions of two those that take no number."""
 
 
@@ -185,10 +97,11 @@ def apply_dropout(input: Tensor, p: float = 0.5, training: bool = True, seed: in
 
 
 OPERATORS: dict[str, Any] = {}
-for _function, _names in UNARY.items():
-    OPERATORS |= define(_names, _function)
-for _function, _names in BINARY.items():
-    OPERATORS |= define(_names, of_two(_function))
+for _rows, _made in ((UNARY, lambda function: function), (BINARY, of_two)):
+    for _name, _, _more in (row.partition("=") for row in _rows.split()):
+        OPERATORS |= define(
+            f"{_more.replace(',', ' ')} {_name}", _made(getattr(torch, _name, None) or getattr(F, _name))
+        )
 for _row in (
     ("ReLU relu", torch.relu),
     ("AddN AccumulateNV2 addn accumulate_n", add_all),
@@ -224,6 +137,9 @@ for _row in (
     ("Logit logit", lambda input, eps=-1.0: torch.logit(input, eps if eps is not None and eps >= 0 else None), "eps"),
     ("NanToNum nan_to_num", lambda input, nan=None, posinf=None, neginf=None: torch.nan_to_num(
         input, nan, posinf, neginf), "nan posinf neginf"),
+    ("Complex", torch.complex),
+    ("FloatStatus", lambda x: (~torch.isfinite(x)).any().float().reshape(1)),
+    ("mixed_precision_cast", lambda dst_dtype, x: x.to(dst_dtype) if x.is_floating_point() else x),
     ("deg2rad", torch.deg2rad),
     ("rad2deg", torch.rad2deg),
     ("identity Identity", lambda x: x),

@@ -17,24 +17,10 @@ from msrun.mindspore.parallel import in_context
 from msrun.runtime import value_and_grad as _value_and_grad
 
 __all__ = [
-    "Depend",
-    "GradOperation",
-    "HyperMap",
-    "Map",
-    "MultitypeFuncGraph",
-    "Partial",
-    "Print",
-    "clip_by_global_norm",
-    "clip_by_norm",
-    "deepcopy",
-    "depend",
-    "grad",
-    "is_tensor",
-    "partial",
-    "print_",
-    "value_and_grad",
-    "vmap",
-]
+    "Depend", "GradOperation", "HyperMap", "Map", "MultitypeFuncGraph", "Partial", "Print", "clip_by_global_norm",
+    "clip_by_norm", "deepcopy", "depend", "grad", "is_tensor", "jacfwd", "jacrev", "jvp", "partial", "print_",
+    "value_and_grad", "vjp", "vmap",
+]  # fmt: skip
 
 partial = functools.partial
 
@@ -58,8 +44,26 @@ def value_and_grad(
 ) -> Callable[..., tuple[Any, Any]]:
     """`msrun.runtime.value_and_grad`, run by AutoParallel where the context asks for it and there are weights."""
     if weights is None:
-        return _value_and_grad(fn, grad_position, None, has_aux)
+        return _of_inputs(fn, grad_position, has_aux)
     return _weights_step(fn, grad_position, tuple(weights), has_aux)
+
+
+def _of_inputs(
+    fn: Callable[..., Any], grad_position: int | tuple[int, ...] | None, has_aux: bool
+) -> Callable[..., tuple[Any, Any]]:
+    """Return `value_and_grad` of inputs, which another one around it can differentiate again."""
+    places = (grad_position,) if isinstance(grad_position, int) else grad_position or ()
+
+    def run(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        wanted = [args[place] for place in places]
+        if not any(one.requires_grad and not isinstance(one, nn.Parameter) for one in wanted):
+            return _value_and_grad(fn, grad_position, None, has_aux)(*args, **kwargs)
+        result = fn(*args, **kwargs)
+        loss = result[0] if has_aux else result
+        found = torch.autograd.grad(loss, wanted, create_graph=True, allow_unused=True, materialize_grads=True)
+        return result, found[0] if isinstance(grad_position, int) else found
+
+    return run
 
 
 @_kept
@@ -140,7 +144,9 @@ def _gradient_step(
         inputs, sens = (inputs[:-1], inputs[-1]) if has_sens else (inputs, None)
         places = tuple(i for i, one in enumerate(inputs) if isinstance(one, Tensor) and one.is_floating_point())
         wanted: Any = places if get_all else 0 if weights is None else None
-        (_, result), gradients = _value_and_grad(_weighted(fn, sens), wanted, weights, has_aux=True)(*inputs)
+        summed = _weighted(fn, sens)
+        found = _value_and_grad(summed, wanted, weights, True) if weights else _of_inputs(summed, wanted, True)
+        (_, result), gradients = found(*inputs)
         return result, gradients
 
     return step if weights is None else in_context(step, fn)
@@ -260,8 +266,9 @@ class Depend(Primitive):
 
 
 def print_(*inputs: Any) -> None:
-    """Print tensors as MindSpore does."""
-    sys.stdout.write("\n".join(str(one) for one in inputs) + "\n")
+    """Print tensors as MindSpore does. In a network that AutoParallel captures nothing is printed."""
+    if not torch.compiler.is_compiling():
+        sys.stdout.write("\n".join(str(one) for one in inputs) + "\n")
 
 
 class Print(Primitive):
@@ -298,3 +305,28 @@ def clip_by_norm(x: Any, max_norm: float, norm_type: float = 2.0, error_if_nonfi
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     scaled = [one * factor for one in tensors]
     return scaled[0] if isinstance(x, Tensor) else type(x)(scaled)
+
+
+def jacrev(fn: Callable[..., Any], grad_position: int | tuple[int, ...] = 0, has_aux: bool = False) -> Any:
+    """Return a function that gives the Jacobian of `fn`, from its results backwards."""
+    return torch.func.jacrev(fn, grad_position, has_aux=has_aux)
+
+
+def jacfwd(fn: Callable[..., Any], grad_position: int | tuple[int, ...] = 0, has_aux: bool = False) -> Any:
+    """Return a function that gives the Jacobian of `fn`, from its inputs forwards."""
+    return torch.func.jacfwd(fn, grad_position, has_aux=has_aux)
+
+
+def jvp(fn: Callable[..., Any], inputs: Any, v: Any, has_aux: bool = False) -> Any:
+    """Return what `fn` gives for inputs, and the product of its Jacobian with `v`."""
+    many = isinstance(inputs, tuple | list)
+    given, vectors = (tuple(inputs), tuple(v)) if many else ((inputs,), (v,))
+    return torch.func.jvp(fn, given, vectors, has_aux=has_aux)
+
+
+def vjp(fn: Callable[..., Any], *inputs: Any, weights: Any = None, has_aux: bool = False) -> Any:
+    """Return what `fn` gives for inputs, and a function of a vector: its product with the Jacobian."""
+    if weights is not None:
+        raise UsageError("vjp(weights=...): GradOperation(get_by_list=True, sens_param=True) takes weights")
+    value, product, *aux = torch.func.vjp(fn, *inputs, has_aux=has_aux)
+    return value, lambda *v: products[0] if len(products := product(*v)) == 1 else products, *aux

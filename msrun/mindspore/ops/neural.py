@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,6 +56,14 @@ def _nll_loss(
     inputs: Tensor, target: Tensor, weight: Tensor | None = None, ignore_index: int = -100, reduction: str = "mean"
 ) -> Tensor:
     return F.nll_loss(inputs, as_classes(target), weight, ignore_index=ignore_index, reduction=reduction)
+
+
+def _weighted_nll(
+    logits: Tensor, labels: Tensor, weight: Tensor, reduction: str = "mean", ignore_index: int = -100
+) -> tuple[Tensor, Tensor]:
+    """Return the loss, and the sum of the weights of the labels."""
+    used = labels[labels != ignore_index].long()
+    return _nll_loss(logits, labels, weight, ignore_index, reduction), weight[used].sum()
 
 
 def _softmax_loss_and_gradient(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -244,6 +253,73 @@ def _sizes(size: Sequence[Any]) -> tuple[int, ...]:
     return dims(size[0]) if len(size) == 1 and not isinstance(size[0], int) else dims(size)
 
 
+def _overlaps(anchor_boxes: Tensor, gt_boxes: Tensor, mode: str = "iou") -> Tensor:
+    """Return (gt boxes, anchors): what two boxes (x0, y0, x1, y1) share of both, or with "iof" of the gt box."""
+    a, b = anchor_boxes[None], gt_boxes[:, None]
+    sides = (torch.minimum(a[..., 2:], b[..., 2:]) - torch.maximum(a[..., :2], b[..., :2]) + 1).clamp(min=0)
+    area_a, area_b = ((one[..., 2:] - one[..., :2] + 1).prod(-1) for one in (a, b))
+    common = sides.prod(-1)
+    whole = area_b + 0 * area_a if mode == "iof" else area_a + area_b - common
+    return common / whole
+
+
+def _center_and_size(boxes: Tensor) -> tuple[Tensor, Tensor]:
+    return (boxes[..., :2] + boxes[..., 2:]) * 0.5, boxes[..., 2:] - boxes[..., :2] + 1
+
+
+def _encode_boxes(
+    anchor_box: Tensor,
+    groundtruth_box: Tensor,
+    means: Sequence[float] = (0.0, 0.0, 0.0, 0.0),
+    stds: Sequence[float] = (1.0, 1.0, 1.0, 1.0),
+) -> Tensor:
+    """Return how boxes lie to their anchors: shifts in sizes of the anchor, and logarithms of the sizes' ratios."""
+    (center, size), (other, other_size) = map(_center_and_size, (anchor_box, groundtruth_box))
+    deltas = torch.cat(((other - center) / size, torch.log(other_size / size)), -1)
+    return (deltas - deltas.new_tensor(means)) / deltas.new_tensor(stds)
+
+
+def _decode_boxes(
+    anchor_box: Tensor,
+    deltas: Tensor,
+    max_shape: Sequence[int],
+    means: Sequence[float] = (0.0, 0.0, 0.0, 0.0),
+    stds: Sequence[float] = (1.0, 1.0, 1.0, 1.0),
+    wh_ratio_clip: float = 0.016,
+) -> Tensor:
+    """Return the boxes, inside an image of `max_shape` (height, width), whose encoding is `deltas`."""
+    center, size = _center_and_size(anchor_box)
+    deltas = deltas * deltas.new_tensor(stds) + deltas.new_tensor(means)
+    limit = abs(math.log(wh_ratio_clip))
+    middle, half = center + size * deltas[..., :2], size * deltas[..., 2:].clamp(-limit, limit).exp() * 0.5
+    sides = deltas.new_tensor([max_shape[1] - 1, max_shape[0] - 1])
+    return torch.cat([torch.minimum(one.clamp(min=0), sides) for one in (middle - half + 0.5, middle + half - 0.5)], -1)
+
+
+def _check_boxes(bboxes: Tensor, img_metas: Tensor) -> Tensor:
+    """Tell which boxes lie inside an image of (height, width, ratio)."""
+    height, width = img_metas[0] * img_metas[2] - 1, img_metas[1] * img_metas[2] - 1
+    return (bboxes[:, :2] >= 0).all(1) & (bboxes[:, 2] <= width) & (bboxes[:, 3] <= height)
+
+
+def _suppress(bboxes: Tensor, iou_threshold: float = 0.5) -> tuple[Tensor, Tensor, Tensor]:
+    """Return boxes (x0, y0, x1, y1, score) by falling score, numbered, and which of them no better one covers."""
+    order = bboxes[:, 4].argsort(descending=True, stable=True)
+    boxes = bboxes[order]
+    sides = boxes[:, 2:4] - boxes[:, :2]
+    low, high = (
+        choose(boxes[:, None, part], boxes[None, :, part])
+        for choose, part in ((torch.maximum, slice(0, 2)), (torch.minimum, slice(2, 4)))
+    )
+    common, areas = (high - low).clamp(min=0).prod(-1), sides.prod(-1)
+    covers = common / (areas[:, None] + areas - common) > iou_threshold
+    kept = torch.ones(len(boxes), dtype=torch.bool)
+    for place in range(len(boxes)):
+        if kept[place]:
+            kept[place + 1 :] &= ~covers[place, place + 1 :]
+    return boxes, torch.arange(len(boxes), dtype=torch.int32), kept
+
+
 OPERATORS: dict[str, Any] = {}
 for _row in (
     ("MatMul BatchMatMul", _matmul, "transpose_a transpose_b"),
@@ -312,6 +388,12 @@ for _row in (
         input, kernel_size, dilation, padding, stride)),
     ("fold", lambda input, output_size, kernel_size, dilation=1, padding=0, stride=1: F.fold(
         input, output_size, kernel_size, dilation, padding, stride)),
+    # -- boxes ---------------------------------------------------------------------------------------------------
+    ("IOU iou", _overlaps, "mode"),
+    ("BoundingBoxEncode bounding_box_encode", _encode_boxes, "means stds"),
+    ("BoundingBoxDecode bounding_box_decode", _decode_boxes, "max_shape means stds wh_ratio_clip"),
+    ("CheckValid check_valid", _check_boxes),
+    ("NMSWithMask", _suppress, "iou_threshold"),
     # -- losses ----------------------------------------------------------------------------------------------------
     ("cross_entropy", _cross_entropy),
     ("nll_loss", _nll_loss),
@@ -326,6 +408,7 @@ for _row in (
     ("mse_loss", lambda input, target, reduction="mean": F.mse_loss(input, target, reduction=reduction)),
     ("l1_loss", lambda input, target, reduction="mean": F.l1_loss(input, target, reduction=reduction)),
     ("huber_loss", lambda input, target, reduction="mean", delta=1.0: F.huber_loss(input, target, reduction, delta)),
+    ("NLLLoss", _weighted_nll, "reduction ignore_index"),
     ("KLDivLoss kl_div", lambda logits, labels, reduction="mean": F.kl_div(logits, labels, reduction=reduction),
      "reduction"),
     ("ctc_loss", _ctc_loss),

@@ -86,23 +86,26 @@ def _scatter_nd(indices: Tensor, updates: Tensor, shape: Sequence[int]) -> Tenso
     return result.index_put(tuple(indices.long().unbind(-1)), updates, accumulate=True)
 
 
-def _segment_sum(input_x: Tensor, segment_ids: Tensor, num_segments: int) -> Tensor:
-    ids, rest = segment_ids.long().reshape(-1), input_x.shape[segment_ids.dim() :]
-    values = input_x.reshape(len(ids), *rest)
-    inside = ids >= 0
-    result = torch.zeros(int(num_segments), *rest, dtype=input_x.dtype, device=input_x.device)
-    return result.index_add(0, ids[inside], values[inside])
+def _segment(reduce: str) -> Any:
+    def run(x: Tensor, segment_ids: Tensor, num_segments: int) -> Tensor:
+        """Reduce the rows of each segment; of one without rows the sum is 0, the largest the least number there is."""
+        ids, rest = segment_ids.long().reshape(-1), x.shape[segment_ids.dim() :]
+        values, inside = x.reshape(len(ids), *rest), ids >= 0
+        limits = torch.finfo(x.dtype) if x.is_floating_point() else torch.iinfo(x.dtype)
+        begin = {"sum": 0, "prod": 1, "amax": limits.min, "amin": limits.max}[reduce]
+        result = torch.full((int(num_segments), *rest), begin, dtype=x.dtype, device=x.device)
+        if reduce == "sum":
+            return result.index_add(0, ids[inside], values[inside])
+        places = ids[inside].reshape(-1, *[1] * len(rest)).expand(-1, *rest)
+        return result.scatter_reduce(0, places, values[inside], reduce)
+
+    return run
 
 
 def _arange(start: Any = 0, end: Any = None, step: Any = 1, *, dtype: torch.dtype | None = None) -> Tensor:
     first, last = (0, start) if end is None else (start, end)
     numbers = [one.item() if isinstance(one, Tensor) else one for one in (first, last, step)]
     return torch.arange(*numbers, dtype=dtype)
-
-
-def _range(start: Any, end: Any, step: Any, maxlen: int = 1000000) -> Tensor:
-    del maxlen
-    return _arange(start, end, step)
 
 
 def _slice(input_x: Tensor, begin: Sequence[int], size: Sequence[int]) -> Tensor:
@@ -189,11 +192,6 @@ def _prod(input: Tensor, axis: Axis = None, keep_dims: bool = False, dtype: torc
     return result.to(dtype) if dtype else result
 
 
-def _top_k(input_x: Tensor, k: int, sorted: bool = True) -> tuple[Tensor, Tensor]:
-    values, indices = torch.topk(input_x, k, sorted=sorted)
-    return values, indices.int()
-
-
 def _topk(
     input: Tensor, k: int, dim: int | None = None, largest: bool = True, sorted: bool = True
 ) -> tuple[Tensor, Tensor]:
@@ -260,18 +258,21 @@ def _fill(type: torch.dtype, shape: Any, value: Any) -> Tensor:
     return torch.full(dims(shape), value.item() if isinstance(value, Tensor) else value, dtype=type)
 
 
-def _tensor_scatter(reduce: str) -> Any:
-    def run(input_x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+def scatter_into(change: str) -> Any:
+    """Return a function that changes a tensor in place, where the last dimension of indices names an element."""
+    changes: dict[str, Any] = {"mul": torch.mul, "div": torch.div, "max": torch.maximum, "min": torch.minimum}
+
+    def run(x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
         where = tuple(indices.long().unbind(-1))
-        if reduce in ("add", "sub"):
-            return input_x.index_put(where, updates if reduce == "add" else -updates, accumulate=True)
-        if reduce == "update":
-            return input_x.index_put(where, updates)
-        old = input_x[where]
-        choices: dict[str, Any] = {"mul": torch.mul, "div": torch.div, "max": torch.maximum, "min": torch.minimum}
-        return input_x.index_put(where, choices[reduce](old, updates))
+        if change in ("add", "sub"):
+            return x.index_put_(where, updates if change == "add" else -updates, accumulate=True)
+        return x.index_put_(where, updates if change == "update" else changes[change](x[where], updates))
 
     return run
+
+
+def _tensor_scatter(change: str) -> Any:
+    return lambda input_x, indices, updates: scatter_into(change)(input_x.clone(), indices, updates)
 
 
 def _scatter_elements(
@@ -293,6 +294,16 @@ def _expand(input: Tensor, shape: Sequence[int]) -> Tensor:
 def _sequence_mask(lengths: Tensor, maxlen: int | None = None) -> Tensor:
     longest = int(lengths.max()) if maxlen is None else maxlen
     return torch.arange(longest, device=lengths.device) < lengths.unsqueeze(-1)
+
+
+def _reverse_sequence(x: Tensor, seq_lengths: Tensor, seq_dim: int = 1, batch_dim: int = 0) -> Tensor:
+    """Return x, whose sequences are turned round in their first `seq_lengths` places."""
+    places = torch.arange(x.shape[seq_dim], device=x.device)
+    lengths = seq_lengths.long()[:, None]
+    order = torch.where(places < lengths, lengths - 1 - places, places)
+    rows = x.movedim((batch_dim, seq_dim), (0, 1))
+    turned = rows[torch.arange(len(order), device=x.device)[:, None], order]
+    return turned.movedim((0, 1), (batch_dim, seq_dim))
 
 
 _dims = dims  # rows have arguments that are called dims
@@ -361,7 +372,10 @@ for _row in (
     ("index_add", lambda x, indices, y, axis, use_lock=True, check_index_bound=True: x.index_add(
         axis, indices.long(), y)),
     ("index_fill", lambda x, axis, index, value: x.index_fill(axis, torch.as_tensor(index).long(), value)),
-    ("UnsortedSegmentSum unsorted_segment_sum", _segment_sum),
+    ("UnsortedSegmentSum unsorted_segment_sum", _segment("sum")),
+    ("UnsortedSegmentMax unsorted_segment_max", _segment("amax")),
+    ("UnsortedSegmentMin unsorted_segment_min", _segment("amin")),
+    ("UnsortedSegmentProd unsorted_segment_prod", _segment("prod")),
     ("Select select where", lambda condition, input, other: torch.where(condition, input, other)),
     ("MaskedFill masked_fill", lambda input_x, mask, value: input_x.masked_fill(mask.bool(), value)),
     ("MaskedSelect masked_select", lambda input, mask: torch.masked_select(input, mask)),
@@ -399,6 +413,9 @@ for _row in (
     ("OneHot one_hot", one_hot, "axis"),
     ("sequence_mask", _sequence_mask),
     ("Unique unique", _unique),
+    ("ReverseSequence reverse_sequence", _reverse_sequence, "seq_dim batch_dim"),
+    ("make_range", lambda *limits: tuple(range(*limits))),
+    ("tuple_len list_len", len),
     ("searchsorted", lambda sorted_sequence, values, *, out_int32=False, right=False: torch.searchsorted(
         sorted_sequence, values, out_int32=out_int32, right=right)),
     ("bincount", torch.bincount),
@@ -419,8 +436,7 @@ for _row in (
     ("Eye eye", lambda n, m=None, dtype=None: torch.eye(n, n if m is None else m, dtype=dtype or torch.float32)),
     ("LinSpace linspace", lambda start, end, steps: torch.linspace(float(start), float(end), steps)),
     ("arange", _arange),
-    ("Range", lambda start, end, step, maxlen=1000000: _range(start, end, step), "maxlen"),
-    ("range", _range),
+    ("Range range", lambda start, end, step, maxlen=1000000: _arange(start, end, step), "maxlen"),
     ("ScalarToArray ScalarToTensor scalar_to_array scalar_to_tensor",
      lambda input_x, dtype=torch.float32: torch.tensor(input_x, dtype=dtype)),
     ("scalar_cast ScalarCast", lambda input_x, input_y: torch.tensor(input_x).to(input_y).item()),
@@ -459,8 +475,7 @@ for _row in (
      "axis output_type"),
     ("argmax", lambda input, dim=None, keepdim=False: torch.argmax(input, dim, keepdim)),
     ("argmin", lambda input, axis=None, keepdims=False: torch.argmin(input, axis, keepdims).int()),
-    ("TopK", _top_k, "sorted"),
-    ("top_k", _top_k),
+    ("TopK top_k", lambda input_x, k, sorted=True: _topk(input_x, k, sorted=sorted), "sorted"),
     ("topk", _topk),
     ("Sort", _sort, "axis descending"),
     ("sort", _sort),

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from msrun.mindspore.ops.shapes import scatter_into
 from msrun.mindspore.ops.table import define
 
 
@@ -27,23 +28,12 @@ def _assign_sub(variable: Tensor, value: Any) -> Tensor:
 
 
 def _scatter(change: str, is_nd: bool = False) -> Any:
-    changes: dict[str, Any] = {"mul": torch.mul, "div": torch.div, "max": torch.maximum, "min": torch.minimum}
-    changes["update"] = _second
-
     @torch.no_grad()
     def run(input_x: Tensor, indices: Tensor, updates: Tensor, use_locking: bool = False) -> Tensor:
         del use_locking
-        where = tuple(indices.long().unbind(-1)) if is_nd else (indices.long(),)
-        if change in ("add", "sub"):
-            return input_x.index_put_(where, updates if change == "add" else -updates, accumulate=True)
-        return input_x.index_put_(where, changes[change](input_x[where], updates))
+        return scatter_into(change)(input_x, indices if is_nd else indices.unsqueeze(-1), updates)
 
     return run
-
-
-def _second(old: Tensor, new: Tensor) -> Tensor:
-    del old
-    return new
 
 
 @torch.no_grad()

@@ -12,20 +12,14 @@ from msrun.errors import UsageError, near_miss
 
 _TARGETS = {"CPU": "cpu", "Ascend": "device", "GPU": "device", "DEVICE": "device"}
 """MindSpore's word -> that of `set_target`."""
-_OF_THE_COMPILER = {
-    *(
-        "Fullname",
-        "comm_reuse",
-        "cost_estimate",
-        "enable_cast_before_mirror",
-        "forward_unique_id",
-        "fusion",
-        "gen_prim",
-    ),
-    *("grad_scale", "keep_alive", "keep_value_node_input", "mean_flag", "no_eliminate", "op_group", "opt_shard_group"),
-    *("parallel_optimizer_comm_recompute", "recompute", "recompute_comm_op", "recompute_id", "side_effect_hidden"),
-    *("side_effect_io", "side_effect_mem", "slice_activation", "unroll_flag", "visited_by_pynative", "use_nesterov"),
-}
+_OF_THE_COMPILER = set(
+    """
+    Fullname comm_reuse cost_estimate enable_cast_before_mirror forward_unique_id fusion gen_prim grad_scale keep_alive
+    keep_value_node_input mean_flag no_eliminate op_group opt_shard_group parallel_optimizer_comm_recompute recompute
+    recompute_comm_op recompute_id side_effect_hidden side_effect_io side_effect_mem slice_activation unroll_flag
+    visited_by_pynative use_nesterov
+    """.split()
+)
 """Attributes of operators that say nothing about what is computed."""
 _noted: set[str] = set()
 _log = logging.getLogger("msrun.runtime")

@@ -128,7 +128,7 @@ class _Probe(pickle.Pickler):
         if is_array or type(value).__module__.startswith("multiprocessing."):
             return int, ()
         if isinstance(value, FunctionType | type):
-            if value.__module__ == "__main__":
+            if value.__module__ == "__main__" and "<" not in value.__qualname__:
                 raise _OfScript(f"{value.__qualname__}, which only the script has,")
             self.modules[value.__module__] = None
         return NotImplemented

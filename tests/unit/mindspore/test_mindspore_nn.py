@@ -101,10 +101,13 @@ def test_dense_takes_initial_values_and_an_activation() -> None:
 @pytest.mark.parametrize("word", sorted(initializer.NAMES))
 def test_initial_values_are_the_same_when_they_are_deferred(word: str) -> None:
     torch.manual_seed(5)
-    at_once = nn.Dense(6, 5, weight_init=word)
+    layer = (
+        (lambda: nn.Conv1d(6, 5, 1, weight_init=word)) if word == "dirac" else lambda: nn.Dense(6, 5, weight_init=word)
+    )
+    at_once = layer()
     torch.manual_seed(5)
     with no_init_parameters():
-        deferred = nn.Dense(6, 5, weight_init=word)
+        deferred = layer()
     init_parameters(deferred)
     assert torch.equal(at_once.weight, deferred.weight)
 
@@ -261,5 +264,11 @@ def test_optimizers_are_torchs_with_other_names() -> None:
             second.grad = gradient
             right.step()
         assert torch.equal(first, second)
-    with pytest.raises(UsageError, match="gradients come out of AutoParallel without their scale"):
-        nn.Momentum([torch.nn.Parameter(torch.ones(1))], 0.1, 0.9, loss_scale=1024.0)
+
+
+def test_an_optimizers_loss_scale_without_a_manager_that_multiplies_by_it_is_refused() -> None:
+    net = nn.Dense(2, 1)
+    scaled = nn.Momentum(net.trainable_params(), 0.1, 0.9, loss_scale=1024.0)
+    with pytest.raises(UsageError, match="multiplied by 1 and the gradients are divided by 1024"):
+        ms.Model(net, nn.MSELoss(), scaled)
+    ms.Model(net, nn.MSELoss(), scaled, loss_scale_manager=ms.FixedLossScaleManager(1024.0, False))

@@ -268,3 +268,14 @@ def test_operator_is_sent_to_the_host_in_mindspores_words() -> None:
         ops.ReLU().set_device("TPU")
     with pytest.raises(UsageError, match='only "primitive_target" means something here'):
         ops.ReLU().add_prim_attr("enable_nd_tp", value=True)
+
+
+def test_print_is_left_out_of_a_captured_graph(capsys: pytest.CaptureFixture[str]) -> None:
+    def double(x: torch.Tensor) -> torch.Tensor:
+        ops.Print()("x is", x)
+        return x * 2
+
+    assert torch.compile(double, backend="eager", fullgraph=True)(torch.ones(2)).tolist() == [2.0, 2.0]
+    assert capsys.readouterr().out == ""
+    double(torch.ones(2))
+    assert capsys.readouterr().out == "x is\n[1. 1.]\n"

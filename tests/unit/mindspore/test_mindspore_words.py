@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,7 @@ from msrun.errors import UsageError
 from msrun.mindspore import _checkparam, amp, nn, ops
 from msrun.mindspore.__main__ import main
 from msrun.mindspore.check import check, report
+from msrun.mindspore.import_paths import ALIASES
 
 
 @pytest.mark.parametrize(
@@ -53,6 +57,7 @@ total = ops.ReduceSum(keep_dim=True)(ops.Tile()(net.weight, (1, 2)))
 net.sync_batch()
 ms.set_context(mode=0, save_graphs=True)
 print(ops.Nothing, ms.mint.nn.functional.relu, nn.Dense(2, 3, weight_init=Normal()), total.asnumpy())
+print(ms.__version__.split("."))
 """
 
 
@@ -227,3 +232,24 @@ def test_init_again_changes_nothing() -> None:
         assert ms.communication.get_group_size() == 1
     finally:
         ms.communication.release()
+
+
+def test_a_longer_path_leads_to_the_same_module_by_attributes_as_by_import() -> None:
+    for alias, target in ALIASES.items():
+        here: Any = ms
+        for part in alias.split("."):
+            here = getattr(here, part)
+        if isinstance(here, ModuleType):
+            assert here is (importlib.import_module(f"msrun.mindspore.{target}") if target else ms), alias
+
+
+def test_wrappers_of_networks_have_the_methods_of_cells() -> None:
+    net = ms.parallel.nn.Pipeline(nn.SequentialCell(nn.Dense(2, 2)), 2)
+    assert net.set_train().training
+    assert len(net.trainable_params()) == 2
+
+
+def test_every_module_has_all_names_that_it_promises() -> None:
+    own = [module for name, module in list(sys.modules.items()) if name.startswith("msrun.mindspore")]
+    for module in own:
+        assert [name for name in getattr(module, "__all__", ()) if not hasattr(module, name)] == [], module.__name__

@@ -223,6 +223,8 @@ class OfScript:
 
 
 OfScript.__module__ = "__main__"
+inside_of_script = (lambda: lambda: 0)()
+inside_of_script.__module__ = "__main__"
 
 
 @pytest.mark.parametrize(
@@ -232,6 +234,7 @@ OfScript.__module__ = "__main__"
         ([multiprocessing.get_context("forkserver").Lock(), torch.ones(2)], "", False),
         ([OfScript()], "OfScript, which only the script has,", True),
         ([lambda: 0], "<lambda>", False),
+        ([inside_of_script], "<lambda>", False),  # which no process finds, whether it imports the script or not
         ([threading.Lock()], "lock", False),
     ],
 )

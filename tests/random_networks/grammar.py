@@ -142,7 +142,10 @@ def with_few_refusals(rng: random.Random, case: Case) -> Case:
     # What a rank of a pipeline keeps depends on its stage: the documentation says to name what is recomputed.
     if case.pipeline is not None and case.settings[:1] == (("recompute", 1.0),) and drops():
         case = case.changed(settings=())
-    # An optimizer with state from its first moment needs weights that are there.
+    # A copy of a network without values gets none, ...
+    if "deferred" in names and case.finish == "ema" and drops():
+        case = case.changed(finish="ema_later")
+    # ... and an optimizer with state from its first moment needs weights that are there.
     if "deferred" in names and case.optimizer[0] == "adagrad" and drops():
         case = case.changed(optimizer_made="after")
     return case

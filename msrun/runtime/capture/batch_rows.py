@@ -29,9 +29,8 @@ _IS_SUMMED = "rows_are_summed"
 def trace_batch_rows(graph: fx.Graph, inputs: Collection[str]) -> None:
     """Write into every node's meta which dimension holds the rows of the batch: dimension 0 of every input.
 
-    Rows are places, also where an operator has mixed what stands there; of two dimensions that hold them the first one
-    counts. A dimension that a reshape has joined counts when the rows are its outermost part. LOST: the rows are summed
-    over or joined otherwise. None: the value does not come from the batch.
+    A dimension that a reshape has joined counts when the rows are its outermost part. LOST: the rows are summed over,
+    look at each other, or are joined otherwise. None: the value does not come from the batch.
 
     Random numbers that are made of nothing belong to rows of the batch where dimension 0 has their number; where
     another size is a multiple of it, nobody knows.
@@ -146,7 +145,7 @@ def _places_by_trial(call: OperatorCall, held: Mapping[int, int]) -> list[int | 
         args, kwargs = fx.node.map_arg((call.node.args, call.node.kwargs), lambda _: next(left))
         try:
             made = call.node.target(*args, **kwargs)  # type: ignore[operator]
-        except Exception:  # it works on this number of rows alone
+        except Exception:  # noqa: BLE001  # it works on this number of rows alone
             return [LOST] * len(call.output_shapes)
     rows = {call.shapes[index][dim] for index, dim in held.items()}
     found = []
@@ -171,5 +170,6 @@ def _has_summed(node: fx.Node, tensors: Sequence[fx.Node]) -> bool:
 
 
 def _place(row: Labels, labels: Collection[str | None]) -> int:
-    """Return where the first label of the batch stands in a result."""
-    return next((dim for dim, label in enumerate(row) if label in labels), LOST)
+    """Return where the one label of the batch stands in a result; with two, rows look at other rows."""
+    (label, *more) = labels or (None,)
+    return row.index(label) if not more and label is not None and label in row else LOST

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import nn
+from torch import Tensor, nn
 
 from call_patterns.pattern import Calls, assert_close, assert_gradients, batch, both, mine, pattern, refused, seeded
 from msrun.errors import CaptureError

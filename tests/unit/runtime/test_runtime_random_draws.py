@@ -480,11 +480,12 @@ def rows_found(call: Callable[[Tensor], Tensor], rows: int = 4) -> list[int | No
         (lambda x: x + torch.rand_like(x.t()).t(), 1),
         (lambda x: x.sum() + torch.rand_like(x.t().reshape(-1)).sum(), LOST),
         (lambda x: x.view(-1) + torch.rand_like(x.view(-1)), 0),
-        # Statistics of the batch, and values of other rows, stand in a row's place.
+        # Statistics of the batch are no rows, and change none.
         (lambda x: F.dropout(x - x.mean(0)), 0),
         (lambda x: F.dropout(F.batch_norm(x, x.detach().mean(0), x.detach().var(0))), 0),
         (lambda x: F.dropout(x.t().flip(1)), 1),
-        (lambda x: F.dropout((x @ x.t()).softmax(-1) @ x), 0),
+        (lambda x: F.dropout((x @ x.t()).softmax(-1) @ x), LOST),
+        (lambda x: F.dropout(x + (x @ x.t()).softmax(-1) @ x), 0),
         (lambda x: F.dropout(x.t() @ x), LOST),
         # Operators without a rule, and functions of the user's.
         (lambda x: F.dropout(x.unfold(1, 2, 2)), 0),

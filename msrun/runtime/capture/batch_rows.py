@@ -148,7 +148,7 @@ def _places_by_trial(call: OperatorCall, held: Mapping[int, int]) -> list[int | 
         except Exception:  # noqa: BLE001  # it works on this number of rows alone
             return [LOST] * len(call.output_shapes)
     rows = {call.shapes[index][dim] for index, dim in held.items()}
-    found = []
+    found: list[int | None] = []
     for before, after in zip(call.output_shapes, [made] if isinstance(made, Tensor) else made, strict=True):
         pairs = enumerate(zip(before, after.shape, strict=True)) if len(before) == after.dim() else ()
         found.append(next((dim for dim, (size, grown) in pairs if size in rows and grown == 2 * size), LOST))

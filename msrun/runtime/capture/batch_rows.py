@@ -169,7 +169,7 @@ def _has_summed(node: fx.Node, tensors: Sequence[fx.Node]) -> bool:
     return len(labels) == 1 and None not in labels and not labels & set(form.output)
 
 
-def _place(row: Labels, labels: Collection[str | None]) -> int:
+def _place(row: Labels, labels: Collection[str | None]) -> int | None:
     """Return where the one label of the batch stands in a result; with two, rows look at other rows."""
     (label, *more) = labels or (None,)
     return row.index(label) if not more and label is not None and label in row else LOST

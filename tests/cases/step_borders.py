@@ -258,6 +258,17 @@ def gan(at: Place) -> Iterator[Tensor]:
 
 
 @habit
+def network_that_trains_after_another(at: Place) -> Iterator[Tensor]:
+    networks = [Scorer(Body()), Scorer(Body(2))]
+    steps = list(map(at.step, networks))
+    optimizers = [torch.optim.SGD(network.parameters(), 0.1) for network in networks]
+    for step, optimizer in zip(steps, optimizers, strict=True):
+        step(at.mine(data())).backward()
+        optimizer.step()
+    yield from at.weights()
+
+
+@habit
 def input_with_a_gradient(at: Place) -> Iterator[Tensor]:
     x = at.mine(data()).requires_grad_()
     at.step(WithLoss(Body(), F.mse_loss))(x, at.mine(data(2))).backward()

@@ -27,6 +27,7 @@ TABLE = CaseTable(
         "2/gradients_asked_by_autograd/ddp",
         "2/part_is_unused_in_some_steps/ddp",
         "2/gradients_of_gradients/semi_auto",
+        "2/network_that_trains_after_another/hsdp3",
         "2/detached_results/semi_auto",
         "2/loss_inside_and_another_outside/stages",
     ],

@@ -95,7 +95,10 @@ def draw_case(seed: int, number: int, world_sizes: Sequence[int] = (2, 2, 4)) ->
     if rng.random() < 0.2:
         finishes = ["state_dict", "deepcopy", "averaged", "ema", "ema_later", "lookahead"]
         case = case.changed(finish=rng.choice(finishes))
-    return with_few_refusals(rng, draw_script(rng, draw_mode(rng, case)))
+    case = with_few_refusals(rng, draw_script(rng, draw_mode(rng, case)))
+    if case.pipeline is not None and case.returns == "both":
+        return case.changed(returns="tuple")  # ranks of other stages have no scores to take a loss of
+    return case
 
 
 def with_few_refusals(rng: random.Random, case: Case) -> Case:
@@ -117,29 +120,32 @@ def with_few_refusals(rng: random.Random, case: Case) -> Case:
         # ... and few that divide their batch count their calls in Python and compute with the count.
         if is_captured and piece.options.get("how") == "python_count" and case.parts > 1 and drops():
             pieces[index] = replace(piece, options={**piece.options, "how": "count"})
+        # Who draws from Python's random, or divides by its count of calls, runs under DDP.
+        if is_captured and piece.kind == "UsersNumbers" and drops():
+            pieces[index] = replace(piece, kind="Reordered", options={"how": "roll"})
+        if is_captured and piece.kind == "BatchNorm2d" and piece.options["momentum"] is None and drops():
+            pieces[index] = replace(piece, options={"momentum": 0.1})
     for habit in case.habits:
         # Hooks of modules on gradients are for debugging; those of parameters and activations are in training scripts.
         if is_captured and habit[0] == "hook" and habit[1] in MODULE_HOOKS and drops():
             habit = ("hook", "parameter", habit[2])
         if habit[0] == "hook" and habit[1] == "seen" and case.parts > 1 and drops():
             habit = ("hook", "forward", habit[2])
-        # Single weights are seldom edited where each rank has those of one stage, ...
-        if habit[0] == "weights" and case.pipeline is not None and drops():
-            continue
-        # ... and networks without memory are seldom converted before they have it.
+        # Networks without memory are seldom converted before they have it.
         if habit[0] == "deferred" and "channels_last" in names and drops():
             continue
         habits.append(habit)
     case = case.changed(pieces=tuple(pieces), habits=tuple(habits))
-    # The documentation of pipelines names the norm that is global; torch's is a mistake, made once.
-    if case.pipeline is not None and case.clip == "torch" and drops():
-        case = case.changed(clip="msrun")
-    # Averages of large networks are made of checkpoints, not kept beside stages or FSDP2's parts.
-    if case.pipeline is not None and case.finish in ("averaged", "ema", "ema_later", "lookahead") and drops():
+    # FSDP2's networks cannot be copied: who averages them uses checkpoints, or a copy from before the first call.
+    if not is_captured and case.hsdp and case.finish in ("deepcopy", "averaged", "ema_later") and drops():
         case = case.changed(finish="state_dict")
-    if not is_captured and case.hsdp and case.finish in ("deepcopy", "averaged", "ema", "ema_later") and drops():
-        case = case.changed(finish="state_dict")
-    # An optimizer with state from its first moment needs weights that are there.
+    # What a rank of a pipeline keeps depends on its stage: the documentation says to name what is recomputed.
+    if case.pipeline is not None and case.settings[:1] == (("recompute", 1.0),) and drops():
+        case = case.changed(settings=())
+    # A copy of a network without values gets none, ...
+    if "deferred" in names and case.finish == "ema" and drops():
+        case = case.changed(finish="ema_later")
+    # ... and an optimizer with state from its first moment needs weights that are there.
     if "deferred" in names and case.optimizer[0] == "adagrad" and drops():
         case = case.changed(optimizer_made="after")
     return case
@@ -262,17 +268,17 @@ def _draw_numbers(
     middle = [1] if case.family == "sequences" else []
     if kind == "conv":
         groups = options["groups"]
-        if groups > 1:
-            inputs = 1
-        found: dict[str, Any] = {"in_strategy": [[rows, inputs, 1, 1], [outputs, inputs, 1, 1]]}
-        return found
+        if groups > 1:  # a group's channels of both sides go together
+            outputs = min(outputs, groups)
+            return {"in_strategy": [[rows, outputs, 1, 1], [outputs, 1, 1, 1]]}
+        return {"in_strategy": [[rows, inputs, 1, 1], [outputs, inputs, 1, 1]]}
     if kind == "elementwise":
         shape = {"vectors": 2, "sequences": 3, "images": 4}[case.family]
         split = _factors(rng, ranks, 2)
         return {"in_strategy": [[*split, *[1] * (shape - 2)]]}
     if kind == "layer_norm":
         return {"in_strategy": [[rows, *([outputs] if middle else []), 1], [1], [1]]}
-    found = {"in_strategy": [[rows, *middle, inputs], [outputs, inputs]]}
+    found: dict[str, Any] = {"in_strategy": [[rows, *middle, inputs], [outputs, inputs]]}
     choice = rng.random()
     if choice < 0.2:
         found["out_strategy"] = [[rows, *middle, outputs]]

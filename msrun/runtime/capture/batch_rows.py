@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
-from torch import fx
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from msrun.errors import StrategyError
 from msrun.runtime.capture.marked_calls import read_mark
+from msrun.runtime.sharding.operators.custom import Custom
 from msrun.runtime.sharding.operators.dropout import BATCH_DIM, CALL, LOST
 from msrun.runtime.sharding.operators.random_draws import CAPTURED
-from msrun.runtime.sharding.operators.registry import find_rule
-from msrun.runtime.sharding.operators.rule import Labels, operator_call
-from msrun.runtime.sharding.operators.selection import LikeInType
+from msrun.runtime.sharding.operators.registry import REPLICATED, find_rule
+from msrun.runtime.sharding.operators.rule import Labels, OperatorCall, operator_call
+from msrun.runtime.sharding.operators.selection import LikeInType, SomeWhole
+from msrun.runtime.sharding.operators.shape import Reshape, outermost_after_reshape
 
 _RESULTS = "batch_dims_of_results"
 _IS_MADE = "made_of_nothing"
@@ -26,8 +29,8 @@ _IS_SUMMED = "rows_are_summed"
 def trace_batch_rows(graph: fx.Graph, inputs: Collection[str]) -> None:
     """Write into every node's meta which dimension holds the rows of the batch: dimension 0 of every input.
 
-    A dimension that a reshape has joined counts when the rows are its outermost part. LOST: the rows are mixed, summed
-    over, or an operator has no rule. None: the value does not come from the batch.
+    A dimension that a reshape has joined counts when the rows are its outermost part. LOST: the rows are summed over,
+    look at each other, or are joined otherwise. None: the value does not come from the batch.
 
     Random numbers that are made of nothing belong to rows of the batch where dimension 0 has their number; where
     another size is a multiple of it, nobody knows.
@@ -42,7 +45,7 @@ def trace_batch_rows(graph: fx.Graph, inputs: Collection[str]) -> None:
             if node.meta[BATCH_DIM] == 0:
                 rows.add(value.shape[0])
         elif node.op == "call_function":
-            tensors = operator_call(node).tensors
+            tensors = node.all_input_nodes if node.target is operator.getitem else operator_call(node).tensors
             is_like = isinstance(find_rule(node.target), LikeInType)
             node.meta[_IS_MADE] = is_like or all(tensor.meta.get(_IS_MADE, False) for tensor in tensors)
             dims = [None] if is_like else _of_results(node)  # its values come from nothing
@@ -108,22 +111,48 @@ def _of_results(node: fx.Node) -> list[int | None]:
         source, index = node.args
         assert isinstance(source, fx.Node)
         return [source.meta[_RESULTS][index]]
-    tensors = operator_call(node).tensors
+    call = operator_call(node)
+    dims = [tensor.meta[BATCH_DIM] for tensor in call.tensors]
     if read_mark(node) is not None:
-        return [tensors[0].meta[BATCH_DIM]]
-    held = {index: tensor.meta[BATCH_DIM] for index, tensor in enumerate(tensors) if tensor.meta[BATCH_DIM] is not None}
-    if not held:
+        return dims[:1]
+    if all(dim is None for dim in dims):
         return [None] * count
-    # a single value taken from the batch, such as its mean, is spread over rows that another input has
-    held = {index: dim for index, dim in held.items() if dim != LOST or tensors[index].meta["val"].numel() > 1}
+    # Values whose rows are lost, such as statistics of the batch, do not say where those of a result are.
+    held = {index: dim for index, dim in enumerate(dims) if dim is not None and dim != LOST}
     if not held:
         return [LOST] * count
     rule = find_rule(node.target)
-    if rule is None or LOST in held.values():
-        return [LOST] * count
-    form = rule.form(operator_call(node))
-    labels = {form.inputs[index][dim] for index, dim in held.items()}
+    if isinstance(rule, Reshape):
+        place = outermost_after_reshape(call.shapes[0], call.output_shape, held[0])
+        return [LOST if place is None else place]
+    form = (rule or REPLICATED).form(call)
+    labels = {form.inputs[index][dim] for index, dim in held.items()} - {None}
+    if not labels and (rule is None or isinstance(rule, Custom | SomeWhole)):
+        return _places_by_trial(call, held)
     return [_place(row, labels) for row in (form.output, *form.others)][:count] or [LOST]
+
+
+def _places_by_trial(call: OperatorCall, held: Mapping[int, int]) -> list[int | None]:
+    """Return which dimension of each result is as long as the batch, also when there are twice as many rows."""
+    given = []
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        for index, tensor in enumerate(call.tensors):
+            value, shape = tensor.meta["val"], list(call.shapes[index])
+            if index in held:
+                shape[held[index]] *= 2
+            given.append(torch.empty(shape, dtype=value.dtype, device=value.device))
+        left = iter(given)
+        args, kwargs = fx.node.map_arg((call.node.args, call.node.kwargs), lambda _: next(left))
+        try:
+            made = call.node.target(*args, **kwargs)  # type: ignore[operator]
+        except Exception:  # noqa: BLE001  # it works on this number of rows alone
+            return [LOST] * len(call.output_shapes)
+    rows = {call.shapes[index][dim] for index, dim in held.items()}
+    found: list[int | None] = []
+    for before, after in zip(call.output_shapes, [made] if isinstance(made, Tensor) else made, strict=True):
+        pairs = enumerate(zip(before, after.shape, strict=True)) if len(before) == after.dim() else ()
+        found.append(next((dim for dim, (size, grown) in pairs if size in rows and grown == 2 * size), LOST))
+    return found
 
 
 def _has_summed(node: fx.Node, tensors: Sequence[fx.Node]) -> bool:
@@ -141,6 +170,6 @@ def _has_summed(node: fx.Node, tensors: Sequence[fx.Node]) -> bool:
 
 
 def _place(row: Labels, labels: Collection[str | None]) -> int | None:
-    """Return where the one label of the batch stands in a result."""
-    (label, *more) = labels
+    """Return where the one label of the batch stands in a result; with two, rows look at other rows."""
+    (label, *more) = labels or (None,)
     return row.index(label) if not more and label is not None and label in row else LOST

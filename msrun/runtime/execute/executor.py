@@ -113,18 +113,22 @@ class Executor:
         *,
         needs_grad: bool,
         gathered: StepParameters | None = None,
+        buffers: Mapping[Name, Tensor] | None = None,
     ) -> Step:
         """Run the forward pass of every copy.
 
         Args:
             batches: each copy's input tensors.
             gathered: from `begin`, when several micro batches share one training step.
+            buffers: what an earlier step began with, to run it again: those of the module stay as they are. None: they
+                go from step to step.
         """
         copies = [self._begin(batch, needs_grad) for batch in batches]
         self._give(copies)
         step = Step(copies, gathered or self.begin())
         # Autograd may keep what a segment read, and the module's buffer is written when all is done.
-        step.buffers = {name: self.buffers[name].clone() for name in self._buffer_plan.written}
+        step.buffers = {name: (buffers or self.buffers)[name].clone() for name in self._buffer_plan.written}
+        step.first_buffers = dict(step.buffers)
         self._prefetch(step, 0)
         with torch.set_grad_enabled(needs_grad):
             for slot in self.order.forward:
@@ -136,9 +140,10 @@ class Executor:
                         self.runner.run(step, copy, index, needs_grad)
                 for index in slot:
                     self._free_after(step, index)
-        with torch.no_grad():
-            for name, value in step.buffers.items():
-                self.buffers[name].copy_(value)
+        if buffers is None:
+            with torch.no_grad():
+                for name, value in step.buffers.items():
+                    self.buffers[name].copy_(value)
         return step
 
     def _begin(self, batch: Sequence[Tensor], needs_grad: bool) -> Copy:

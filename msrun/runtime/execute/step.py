@@ -108,6 +108,8 @@ class Step:
     parameters: StepParameters
     buffers: dict[Name, Tensor] = field(default_factory=dict)
     """Present values of the buffers that the forward pass changes."""
+    first_buffers: dict[Name, Tensor] = field(default_factory=dict)
+    """What they were before it."""
     readers: dict[int, list[HostTask]] = field(default_factory=dict)
     """group of parameters -> what reads them on the host and may not be done yet"""
     tasks: list[HostTask] = field(default_factory=list)

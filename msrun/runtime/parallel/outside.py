@@ -33,6 +33,7 @@ from msrun.runtime.nn.replaced import current, living_optimizers
 from msrun.runtime.parallel.modes.own_gradients import is_same_everywhere
 from msrun.runtime.parallel.parameters.fusion_config import BUCKET_BYTES
 from msrun.runtime.parallel.parameters.storage import equal_everywhere
+from msrun.runtime.tensors.put_value import keepers
 
 log = logging.getLogger("msrun.runtime")
 _known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
@@ -103,6 +104,11 @@ class _Optimizers:
 
         Optimizer.add_param_group = noting_add  # type: ignore[method-assign,assignment]
 
+    def forget(self) -> None:
+        """Let go of autograd's nodes: look at all optimizers anew."""
+        self._seen = -1
+        self._found.clear()
+
     def reached(self) -> list[list[Tensor]]:
         """Return the parameters outside of every step that the present backward pass reaches, by optimizer."""
         if self._seen != self._change:
@@ -122,6 +128,7 @@ _optimizers = _Optimizers()
 def watch_trained() -> None:
     """Look at what optimizers train from now on; once in a process."""
     _optimizers.watch()
+    keepers.append(_optimizers.forget)
     register_optimizer_step_pre_hook(_check_first_step)
 
 

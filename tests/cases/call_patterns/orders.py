@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import nn
+from torch import Tensor, nn
 
 from call_patterns.pattern import Calls, assert_close, assert_gradients, batch, both, mine, pattern, refused, seeded
 from msrun.errors import CaptureError
@@ -104,9 +104,55 @@ def loss_that_is_never_used_disturbs_nothing() -> None:
 def second_backward_of_one_loss_is_refused_in_words() -> None:
     _, _, step = both()
     loss = step(*map(mine, batch()))
-    loss.backward(retain_graph=True)
+    loss.backward()
     text = refused(CaptureError, loss.backward)
     assert "backward() was called twice on one loss" in text
+
+
+class _TwoLosses(nn.Module):
+    """Two losses of one call, which draws random numbers and writes a buffer that it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(16, 16), nn.Linear(16, 4)
+        self.register_buffer("mean", torch.zeros(16))
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        h = F.dropout(torch.tanh(self.layer(x)), 0.3) - self.mean
+        self.mean.mul_(0.9).add_(h.detach().mean(0), alpha=0.5)
+        out = self.head(h)
+        return F.mse_loss(out, y), out.square().mean()
+
+
+@pattern
+def passes_of_two_losses_that_keep_the_graph_add_up() -> None:
+    x, y = batch()
+    found = []
+    for keeps in (True, False):
+        network = seeded(_TwoLosses)
+        step = AutoParallel(network).hsdp(threshold=0, optimizer_level="level3")
+        for _ in range(2):
+            first, second = step(mine(x), mine(y))
+            if keeps:
+                first.backward(retain_graph=True)
+                second.backward()
+            else:
+                (first + second).backward()
+            torch.optim.SGD(network.parameters(), 0.1).step()
+            network.zero_grad()
+        found.append({name: value.clone() for name, value in step.state_dict().items()})
+    for name, value in found[0].items():
+        assert_close(value, found[1][name])
+
+
+@pattern
+def pass_that_kept_the_graph_sees_a_parameter_that_was_written_since() -> None:
+    _, network, step = both()
+    loss = step(*map(mine, batch()))
+    loss.backward(retain_graph=True)
+    with torch.no_grad():
+        next(network.parameters()).mul_(2)
+    assert "written between two backward passes" in refused(CaptureError, loss.backward)
 
 
 @pattern

@@ -111,9 +111,14 @@ def test_hook_of_a_parameter_gets_the_gradient_of_the_whole_batch_once() -> None
     torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-15)
 
 
-def test_gradients_are_handed_out_once() -> None:
-    loss = GradAccumulation(network(), 2)(*batch())
+def test_gradients_are_handed_out_once_or_as_often_as_the_graph_is_kept() -> None:
+    whole = network()
+    loss = GradAccumulation(whole, 2)(*batch())
     loss.backward(retain_graph=True)
+    once = [parameter.grad.clone() for parameter in whole.parameters() if parameter.grad is not None]
+    loss.backward()
+    twice = [parameter.grad for parameter in whole.parameters() if parameter.grad is not None]
+    torch.testing.assert_close(twice, [2 * gradient for gradient in once])
     with pytest.raises(CaptureError, match="twice on one loss"):
         loss.backward()
 

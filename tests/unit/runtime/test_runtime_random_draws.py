@@ -439,6 +439,18 @@ def test_torchs_own_numbers_on_several_ranks_are_announced_once(caplog: pytest.L
 # -- captured graphs ----------------------------------------------------------------------------------------------
 
 
+class Turned(torch.autograd.Function):
+    """The transpose: nobody knows what a custom function does with its dimensions."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.t().contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.t()
+
+
 def captured_draws(call: Callable[[Tensor], Tensor], rows: int = 4) -> fx.Graph:
     shape = (rows, 6)
     return capture(
@@ -468,10 +480,37 @@ def rows_found(call: Callable[[Tensor], Tensor], rows: int = 4) -> list[int | No
         (lambda x: x + torch.rand_like(x.t()).t(), 1),
         (lambda x: x.sum() + torch.rand_like(x.t().reshape(-1)).sum(), LOST),
         (lambda x: x.view(-1) + torch.rand_like(x.view(-1)), 0),
+        # Statistics of the batch are no rows, and change none.
+        (lambda x: F.dropout(x - x.mean(0)), 0),
+        (lambda x: F.dropout(F.batch_norm(x, x.detach().mean(0), x.detach().var(0))), 0),
+        (lambda x: F.dropout(x.t().flip(1)), 1),
+        (lambda x: F.dropout((x @ x.t()).softmax(-1) @ x), LOST),
+        (lambda x: F.dropout(x + (x @ x.t()).softmax(-1) @ x), 0),
+        (lambda x: F.dropout(x.t() @ x), LOST),
+        # Operators without a rule, and functions of the user's.
+        (lambda x: F.dropout(x.unfold(1, 2, 2)), 0),
+        (lambda x: F.dropout(x.index_add(1, torch.tensor([0, 2]), torch.ones_like(x[:, :2]))), 0),
+        (lambda x: F.dropout(Turned.apply(x)), 1),
+        (lambda x: F.dropout(Turned.apply(x[:, :4])), 1),
+        (lambda x: F.dropout(Turned.apply(x).median(1).values), LOST),
+        (lambda x: torch.bernoulli(x.t().sigmoid().chunk(2)[0]), 1),
     ],
 )
 def test_rows_of_the_batch_are_found_in_what_is_drawn(call: Callable[[Tensor], Tensor], expected: int | None) -> None:
     assert rows_found(call) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (lambda x: F.dropout(x.unflatten(-1, (2, 3)).transpose(1, 2)), 0),
+        (lambda x: F.dropout(x.t().unsqueeze(0)), 2),
+        (lambda x: F.dropout(x.view(-1)), 0),
+        (lambda x: F.dropout(x.t().reshape(-1)), LOST),
+    ],
+)
+def test_one_row_is_found_as_many_are(call: Callable[[Tensor], Tensor], expected: int) -> None:
+    assert rows_found(call, rows=1) == [expected]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from msrun.runtime.parallel.scaling import Scales, current_loss_scale, find_comp
 
 TWICE = (
     "backward() was called twice on one loss, or on two losses of one call: add up the losses of a call and go back "
-    "once, or call the network again"
+    "once, give every pass but the last one retain_graph=True, or call the network again"
 )
 
 
@@ -149,8 +149,14 @@ def check_loss(results: list[Any]) -> Tensor:
     return loss
 
 
+def keeps_graph() -> bool:
+    """Return whether the present backward pass was given retain_graph=True."""
+    return torch._C._autograd._get_current_graph_task_keep_graph()
+
+
 def hand_out(ctx: Any, incoming: Sequence[Tensor | None], loss: int = 0) -> list[Tensor | None]:
-    """Return the gradients that a forward call has left in `ctx`, times the one that comes in; once.
+    """Return the gradients that a forward call has left in `ctx`, times the one that comes in; once, or as often as the
+    passes keep their graph.
 
     Both hold the loss scale, and so does what is returned.
 
@@ -171,7 +177,9 @@ def hand_out(ctx: Any, incoming: Sequence[Tensor | None], loss: int = 0) -> list
         )
     if ctx.gradients is None:
         raise CaptureError(TWICE)
-    gradients, ctx.gradients = ctx.gradients, None
+    gradients = ctx.gradients
+    if not keeps_graph():
+        ctx.gradients = None
     of_loss = incoming[loss]
     if of_loss is None:
         return [None] * len(gradients)

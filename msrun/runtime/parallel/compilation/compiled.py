@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -17,8 +17,8 @@ from msrun.runtime.execute.executor import Executor
 from msrun.runtime.execute.parameters import ParameterGroup
 from msrun.runtime.execute.placement import PlacedParameter
 from msrun.runtime.execute.step import Step, ValueOnItsWay, arrived, full_like
-from msrun.runtime.nn.random_stream import slices_of_batch
-from msrun.runtime.parallel.batch.accumulation import TWICE, check_loss, hand_out
+from msrun.runtime.nn.random_stream import current_draw, slices_of_batch
+from msrun.runtime.parallel.batch.accumulation import TWICE, check_loss, hand_out, keeps_graph
 from msrun.runtime.parallel.batch.parts import BatchParts, join_values
 from msrun.runtime.parallel.border import StepFunction, WholeResults, check_equal_gradients, enter_step
 from msrun.runtime.parallel.gradients_in_backward import ArrivingGradients
@@ -198,6 +198,49 @@ class CompiledCall:
         return inputs
 
 
+class _ForwardAgain:
+    """Runs a call's forward pass once more: a backward pass uses up what it left, and few graphs are kept for two."""
+
+    def __init__(self, compiled: CompiledCall, batches: Sequence[Sequence[Tensor]], first: Step) -> None:
+        self._compiled, self._batches = compiled, batches
+        self._buffers, self._is_verified = first.first_buffers, first.is_verified
+        self._draw = current_draw.get()
+        self._number = 0 if self._draw is None else self._draw.stream.step
+        self._versions: list[int] | None = None
+
+    def watch(self) -> None:
+        """Remember what a later pass must find unchanged."""
+        self._versions = self._present_versions()
+
+    def run(self) -> Step:
+        """Return another step of the same numbers.
+
+        Raises:
+            CaptureError: its inputs or parameters were written since `watch`.
+        """
+        if self._present_versions() != self._versions:
+            raise CaptureError(
+                "an input or a parameter of a step was written between two backward passes through it: write after the "
+                "last one, or call the network again"
+            )
+        compiled, draw = self._compiled, self._draw
+        again = None if draw is None else replace(draw, stream=replace(draw.stream, step=self._number))
+        token = current_draw.set(again)
+        try:
+            (places,) = compiled.parts.places
+            with slices_of_batch(places, compiled.parts.total):
+                step = compiled.executor.forward(self._batches, needs_grad=True, buffers=self._buffers)
+        finally:
+            current_draw.reset(token)
+        compiled.executor.results(step)  # nobody else waits for those that are on their way
+        step.is_verified = self._is_verified
+        return step
+
+    def _present_versions(self) -> list[int]:
+        inputs = [value for batch in self._batches for value in batch]
+        return [value._version for value in (*inputs, *(stored.parameter for stored in self._compiled.stored))]
+
+
 class _RunProgram(StepFunction):
     """The whole local program as one step of the user's autograd graph."""
 
@@ -213,6 +256,7 @@ class _RunProgram(StepFunction):
         with slices_of_batch(places, compiled.parts.total):
             step = compiled.executor.forward(batches, needs_grad=needs_grad)
         ctx.compiled, ctx.step, ctx.count = compiled, step, count
+        ctx.again = _ForwardAgain(compiled, batches, step) if needs_grad and compiled.arriving.taker is None else None
         ctx.whole = compiled.whole_results.of_step()
         results = compiled.merge([compiled.executor.results(step, leaves_late=needs_grad)])
         reached = compiled.executor.results_with_gradient(step) if needs_grad else frozenset()
@@ -225,9 +269,16 @@ class _RunProgram(StepFunction):
         _RunProgram.refuse_second_derivatives()
         _RunProgram.begin_backward()
         compiled: CompiledCall = ctx.compiled
-        if ctx.step is None:
-            raise CaptureError(TWICE)
         step, ctx.step = ctx.step, None
+        again: _ForwardAgain | None = ctx.again
+        if step is None:
+            if again is None:
+                raise CaptureError(TWICE)
+            step, ctx.whole = again.run(), WholeResults()
+        elif again is not None and keeps_graph():
+            again.watch()
+        if not keeps_graph():
+            ctx.again = None
         if not step.is_verified:
             compiled.check_first_pass()
         with torch.enable_grad():

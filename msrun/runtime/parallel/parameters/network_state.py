@@ -161,7 +161,8 @@ def find_chunks(state: NetworkState) -> dict[str, Chunk]:
     for name, tensor in state.tensors.items():
         if tensor.is_meta:
             raise CheckpointError(
-                f"parameter {name} has no value yet: save after the first step, or call init_parameters(net) before"
+                f"parameter {name} has no value yet: save after the first step, or call init_parameters(net) before; "
+                "a copy made when the network had no values gets none: copy it after the first step"
             )
     held = {name: tensor for name, tensor in state.tensors.items() if is_held(tensor)}
     return {name: find_chunk(tensor, find_box(tensor)) for name, tensor in held.items()}

@@ -48,6 +48,18 @@ def dimension_groups(source: Sequence[int], target: Sequence[int]) -> list[tuple
     return groups
 
 
+def outermost_after_reshape(source: Sequence[int], target: Sequence[int], dim: int) -> int | None:
+    """Return the dimension whose outermost index is that of dimension `dim` before; None where it is inside of another.
+
+    A dimension of size 1 is there, too, as it would be with any other size.
+    """
+    for left, right in dimension_groups(source, target):
+        if dim in left:
+            is_outermost = right and all(source[i] == 1 for i in left if i < dim)
+            return next((j for j in right if target[j] > 1), right[0]) if is_outermost else None
+    return None
+
+
 class _ToShape(Rule):
     """An operator that is given its result's shape: on a rank it is given the local one."""
 

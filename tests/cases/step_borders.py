@@ -599,8 +599,6 @@ REFUSED: dict[tuple[str, str], str] = {
         for mode in (*CAPTURED, "ddp")
     },
     ("gradient_of_a_module_after_a_step_asked_by_autograd", "fsdp2"): "which gathers others for each call",
-    ("penalty_of_parameters_outside", "stages"): "the result needs the whole",
-    ("gradients_asked_by_autograd", "stages"): "appears to not have been used",
     ("gradients_asked_by_autograd", "fsdp2"): "which gathers others for each call",
     **{("penalty_of_an_inputs_gradient_outside", mode): "create_graph=True" for mode in (*CAPTURED, "fsdp2")},
     **{("state_in_an_attribute", mode): "store detach()" for mode in CAPTURED},

@@ -85,6 +85,7 @@ def names() -> list[str]:
     """Return tool/layout of every case."""
     is_refused = {f"clip_grad_norm/{layout}" for layout in LAYOUTS if "stages" in layout}  # see cut_parameters
     is_refused |= {f"steps_in_backward/{layout}" for layout in LAYOUTS if "stages" in layout or layout == "fsdp2"}
+    is_refused |= {"averages/fsdp2"}  # no copies of what FSDP2 has cut, see training_habits
     return [key for name in _tools for layout in LAYOUTS if (key := f"{name}/{layout}") not in is_refused]
 
 

@@ -11,7 +11,7 @@ import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from msrun.runtime.nn.random_stream import hand_on_stream
+
+T = TypeVar("T")
 
 _new_of: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """old parameter -> the one in its place"""
@@ -80,14 +82,15 @@ def follow_now() -> None:
         follow(found)
 
 
+def living(kind: type[T]) -> list[T]:
+    """Return the objects of a class that there are in this process; it takes a look at every object."""
+    return [found for found in gc.get_objects() if issubclass(type(found), kind)]
+
+
 def living_optimizers() -> list[torch.optim.Optimizer]:
     """Return the optimizers of this process; it takes a look at every object."""
     # one that stands in for another during a step has a generator of groups, which must not be read here
-    return [
-        found
-        for found in gc.get_objects()
-        if issubclass(type(found), torch.optim.Optimizer) and isinstance(getattr(found, "param_groups", None), list)
-    ]
+    return [found for found in living(torch.optim.Optimizer) if isinstance(getattr(found, "param_groups", None), list)]
 
 
 def follow(optimizer: torch.optim.Optimizer) -> None:

@@ -33,7 +33,14 @@ from msrun.runtime import world
 from msrun.runtime.agreement import gather
 from msrun.runtime.execute.phase import is_verifying
 from msrun.runtime.execute.transfers import start_all_reduce
-from msrun.runtime.parallel.outside import average_outside, check_shared, digest_of, note_known
+from msrun.runtime.parallel.outside import (
+    are_alike,
+    average_outside,
+    check_shared,
+    digest_of,
+    note_known,
+    summaries_of,
+)
 from msrun.runtime.parts.part import Part
 from msrun.runtime.tensors.plain_tensors import plain_tensors
 
@@ -170,27 +177,15 @@ def check_equal_gradients(parameters: Sequence[Tensor]) -> None:
     Raises:
         StrategyError: one does: it was also used outside of steps, where its gradient is that of one rank's rows.
     """
-    with plain_tensors(), torch.no_grad():
-        given = [parameter.grad for parameter in parameters]
-        kept = [None if g is None else (g.to_dense() if g.is_sparse else g).double() for g in given]
-        mine = [None if g is None else (g.sum().item(), g.norm().item(), g.numel() ** 0.5) for g in kept]
-    everyone = gather(mine, what="the comparison of gradients")
+    everyone = gather(summaries_of(parameters), what="the comparison of gradients")
     for parameter, *found in zip(parameters, *everyone, strict=True):
-        known = [each for each in found if each is not None]
-        sums, norms = [each[0] for each in known], [each[1] for each in known]
-        if len(known) in (0, len(found)) and (not known or _are_close(sums, norms, known[0][2])):
+        if are_alike(found):
             continue
         raise StrategyError(
             f"the gradient of a parameter of shape {tuple(parameter.shape)} differs between ranks: the loss uses it "
             "outside of the step, too, and there its gradient is that of this rank's rows alone: use it inside the "
             "network"
         )
-
-
-def _are_close(sums: Sequence[float], norms: Sequence[float], root: float) -> bool:
-    """Return whether sums and norms of one gradient differ by rounding alone; what is not finite counts as equal."""
-    limit = 1e-2 * max(norms)
-    return not (max(norms) - min(norms) > limit or max(sums) - min(sums) > limit * root)
 
 
 def leave_step(result: Tensor, begin_backward: Callable[[], None]) -> None:

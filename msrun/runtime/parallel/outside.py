@@ -2,25 +2,30 @@
 
 Each rank's backward pass gives them the gradient of its own loss. What is trained is the mean of the losses, so after
 every pass through a step their gradients are averaged over the ranks. Optimizers tell which tensors are trained, and
-autograd which ones a pass reaches. What is not averaged so is refused at an optimizer's first step.
+autograd which ones a pass reaches. What is not averaged so is refused at an optimizer's first step. An optimizer that
+trains nothing of a step may be this rank's alone, so its ranks compare without waiting: the last one to come finds what
+the others have left in the store.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import json
 import logging
 import weakref
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.autograd.graph import Node, get_gradient_edge
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
@@ -29,11 +34,11 @@ from msrun.runtime import world
 from msrun.runtime.agreement import gather
 from msrun.runtime.execute.placement import placement_of
 from msrun.runtime.execute.transfers import start_all_reduce
-from msrun.runtime.nn.replaced import current, living_optimizers
+from msrun.runtime.nn.replaced import current, living, living_optimizers
 from msrun.runtime.parallel.modes.own_gradients import is_same_everywhere
 from msrun.runtime.parallel.parameters.fusion_config import BUCKET_BYTES
 from msrun.runtime.parallel.parameters.storage import equal_everywhere
-from msrun.runtime.tensors.put_value import keepers
+from msrun.runtime.tensors.plain_tensors import plain_tensors
 
 log = logging.getLogger("msrun.runtime")
 _known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
@@ -43,46 +48,10 @@ _averaged: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """Parameters outside that passes have reached, in the same order on every rank."""
 _looked: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 """Optimizers whose first step was looked at."""
-
-
-class _Trained(NamedTuple):
-    """A tensor that an optimizer trains, and autograd's node that adds to its gradient."""
-
-    ref: TensorWeakRef
-    kind: tuple[torch.dtype, torch.device]
-    node: Node | None
-    """None: it is no leaf of autograd."""
-
-    @classmethod
-    def of(cls, parameter: Tensor) -> _Trained:
-        """Return what a pass is asked about a tensor; to look the node up costs as much as a small operator."""
-        is_leaf = parameter.requires_grad and parameter.is_leaf
-        node = get_gradient_edge(parameter).node if is_leaf else None
-        return cls(TensorWeakRef(parameter), (parameter.dtype, parameter.device), node)
-
-    def reached(self) -> Tensor | None:
-        """Return the tensor if it is outside of every step and the present backward pass adds to its gradient.
-
-        Raises:
-            StrategyError: the pass gives it to the caller, before the step hears of the pass.
-        """
-        parameter = self.ref()
-        if parameter is None or not parameter.requires_grad:
-            return None
-        node = self.node
-        if node is None or (parameter.dtype, parameter.device) != self.kind:  # another type: torch makes another node
-            node = _Trained.of(parameter).node
-        try:
-            is_reached = node is not None and torch._C._will_engine_execute_node(node)
-        except RuntimeError:  # how torch says that it runs torch.autograd.grad for this one
-            if not _is_outside(parameter):
-                return None
-            raise StrategyError(
-                f"torch.autograd.grad of a parameter of shape {tuple(parameter.shape)} outside of the step gives that "
-                "of this rank's rows: use backward() and .grad, or put its module into the network that AutoParallel "
-                "runs"
-            ) from None
-        return parameter if is_reached and _is_outside(parameter) else None
+_left: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+"""Those that train nothing of a step, and whose gradients this rank has left for the others."""
+_counts: Counter[str] = Counter()
+"""shapes -> how many optimizers of parameters of such shapes have been left for the others"""
 
 
 class _Optimizers:
@@ -91,7 +60,7 @@ class _Optimizers:
     def __init__(self) -> None:
         self._changes = itertools.count(1)
         self._change, self._seen = 0, -1
-        self._found: weakref.WeakKeyDictionary[Optimizer, list[_Trained]] = weakref.WeakKeyDictionary()
+        self._found: weakref.WeakKeyDictionary[Optimizer, list[TensorWeakRef]] = weakref.WeakKeyDictionary()
 
     def watch(self) -> None:
         """Hear of parameters that optimizers get from now on."""
@@ -104,20 +73,16 @@ class _Optimizers:
 
         Optimizer.add_param_group = noting_add  # type: ignore[method-assign,assignment]
 
-    def forget(self) -> None:
-        """Let go of autograd's nodes: look at all optimizers anew."""
-        self._seen = -1
-        self._found.clear()
-
     def reached(self) -> list[list[Tensor]]:
         """Return the parameters outside of every step that the present backward pass reaches, by optimizer."""
         if self._seen != self._change:
             self._seen = self._change
             self._found.clear()
+            averaged = {id(p) for module in living(DistributedDataParallel) for p in module.parameters()}  # by torch
             for optimizer in living_optimizers():
                 held = [current(p) for group in optimizer.param_groups for p in group["params"]]
-                self._found[optimizer] = [_Trained.of(p) for p in held if _is_outside(p)]
-        groups = ([p for t in trained if (p := t.reached()) is not None] for trained in self._found.values())
+                self._found[optimizer] = [TensorWeakRef(p) for p in held if id(p) not in averaged and _is_outside(p)]
+        groups = ([p for ref in refs if (p := ref()) is not None and _is_reached(p)] for refs in self._found.values())
         return [group for group in groups if group]
 
 
@@ -128,7 +93,6 @@ _optimizers = _Optimizers()
 def watch_trained() -> None:
     """Look at what optimizers train from now on; once in a process."""
     _optimizers.watch()
-    keepers.append(_optimizers.forget)
     register_optimizer_step_pre_hook(_check_first_step)
 
 
@@ -155,7 +119,7 @@ def average_outside() -> None:
     found = {id(parameter) for group in groups for parameter in group}
     unknown = [[p for p in group if p not in _averaged] for group in groups]
     new = _in_one_order([group for group in unknown if group])
-    reached = [p for p in _averaged if id(p) in found or _Trained.of(p).reached() is not None] + new
+    reached = [p for p in _averaged if id(p) in found or _is_reached(p)] + new
     if reached:
         torch.autograd.Variable._execution_engine.queue_callback(partial(_average, reached, new))
 
@@ -192,8 +156,6 @@ def _average(reached: Sequence[Tensor], new: Sequence[Tensor]) -> None:
 def _check_first_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
     """Refuse the first step of an optimizer that would train what no step runs to other values on every rank.
 
-    Optimizers that train no network of an AutoParallel are left alone: other ranks may have none.
-
     Raises:
         StrategyError: it would.
     """
@@ -201,6 +163,8 @@ def _check_first_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         return
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if not any(_known.get(parameter, placement_of(parameter) is not None) for parameter in trained):
+        if optimizer not in _left:
+            _compare_with_who_came(optimizer, [p for p in _outside(trained) if isinstance(p, nn.Parameter)])
         return
     _looked.add(optimizer)
     outside = _outside(trained)
@@ -208,11 +172,66 @@ def _check_first_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
     equal = equal_everywhere([g.to_dense() if g.is_sparse else g for g in gradients])
     for parameter, is_equal in zip(outside, equal, strict=True):
         if not is_equal:
-            raise StrategyError(
-                f"optimizer.step(): a parameter of shape {tuple(parameter.shape)} outside of the step has another "
-                "gradient on each rank, of its own rows, and every rank would train its own copy: put its module into "
-                "the network that AutoParallel runs, or into an AutoParallel of its own"
-            )
+            raise _own_copy(parameter)
+
+
+def _compare_with_who_came(optimizer: Optimizer, outside: Sequence[Tensor]) -> None:
+    """Refuse the first step of an optimizer of no step if all ranks are there and began alike, with other gradients.
+
+    Raises:
+        StrategyError: they did, and this rank is the last to come.
+    """
+    mine = summaries_of(outside)
+    if not any(norm for _, norm, _ in filter(None, mine)):
+        return  # nothing is trained yet
+    _left.add(optimizer)
+    shapes = ";".join(f"{parameter.dtype}{tuple(parameter.shape)}" for parameter in outside)
+    place = f"msrun_outside/{zlib.crc32(shapes.encode())}/{_counts[shapes]}"
+    _counts[shapes] += 1
+    store = dist.distributed_c10d._get_default_store()
+    keys = [f"{place}/{rank}" for rank in range(dist.get_world_size())]
+    store.set(keys[dist.get_rank()], json.dumps([[digest_of(parameter) for parameter in outside], mine]))
+    if not store.check(keys):
+        return
+    values, summaries = zip(*(json.loads(store.get(key)) for key in keys), strict=True)
+    different = [p for p, *found in zip(outside, *summaries, strict=True) if not are_alike(found)]
+    if different and any(other != values[0] for other in values):
+        log.warning(
+            "%d parameters that no step runs had other values on each rank, and have other gradients: every rank "
+            "trains its own copy. An AutoParallel around their module trains one",
+            len(outside),
+        )
+    elif different:
+        raise _own_copy(different[0])
+
+
+def _own_copy(parameter: Tensor) -> StrategyError:
+    return StrategyError(
+        f"optimizer.step(): a parameter of shape {tuple(parameter.shape)} outside of the step has another gradient on "
+        "each rank, of its own rows, and every rank would train its own copy: put its module into the network that "
+        'AutoParallel runs, or into an AutoParallel of its own, with the mode "stand_alone" if that is what you want'
+    )
+
+
+Summary = tuple[float, float, float]
+
+
+def summaries_of(parameters: Sequence[Tensor]) -> list[Summary | None]:
+    """Return sum, norm and root of the size of each gradient; None where there is none."""
+    with plain_tensors(), torch.no_grad():
+        given = [parameter.grad for parameter in parameters]
+        wide = [None if g is None else (g.to_dense() if g.is_sparse else g).double() for g in given]
+        return [None if g is None else (g.sum().item(), g.norm().item(), g.numel() ** 0.5) for g in wide]
+
+
+def are_alike(of_ranks: Sequence[Summary | None]) -> bool:
+    """Return whether ranks' gradients of a parameter differ by rounding alone; what is not finite counts as equal."""
+    known = [each for each in of_ranks if each is not None]
+    if len(known) < len(of_ranks) or not known:
+        return not known
+    sums, norms, root = [each[0] for each in known], [each[1] for each in known], known[0][2]
+    limit = 1e-2 * max(norms)
+    return not (max(norms) - min(norms) > limit or max(sums) - min(sums) > limit * root)
 
 
 def _outside(parameters: Sequence[Tensor]) -> list[Tensor]:
@@ -224,6 +243,26 @@ def _is_outside(parameter: Tensor) -> bool:
     if parameter in _known or isinstance(parameter, DTensor) or placement_of(parameter) is not None:
         return False
     return is_same_everywhere(parameter)
+
+
+def _is_reached(parameter: Tensor) -> bool:
+    """Return whether a parameter is outside of every step and the present backward pass adds to its gradient.
+
+    Its node of autograd is not kept between passes: it would hold the parameter, which a later call may cut.
+
+    Raises:
+        StrategyError: the pass gives it to the caller, before the step hears of the pass.
+    """
+    is_in_a_graph = parameter._use_count() > 1  # type: ignore[attr-defined]  # cheaper than to look for its node
+    if not (is_in_a_graph and parameter.requires_grad and parameter.is_leaf and _is_outside(parameter)):
+        return False
+    try:
+        return torch._C._will_engine_execute_node(get_gradient_edge(parameter).node)
+    except RuntimeError:  # how torch says that it runs torch.autograd.grad for this one
+        raise StrategyError(
+            f"torch.autograd.grad of a parameter of shape {tuple(parameter.shape)} outside of the step gives that of "
+            "this rank's rows: use backward() and .grad, or put its module into the network that AutoParallel runs"
+        ) from None
 
 
 def check_shared(leaves: Sequence[Tensor]) -> None:

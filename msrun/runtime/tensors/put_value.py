@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from msrun.errors import ParallelError
 
-keepers: list[Callable[[], None]] = []
-"""Who keeps nodes of autograd from step to step, which hold their tensors: a call makes it let them go."""
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
@@ -21,9 +19,6 @@ def check_is_free(tensor: Tensor) -> None:
     Raises:
         ParallelError: one does.
     """
-    if tensor._use_count() > 1:  # type: ignore[attr-defined]
-        for let_go in keepers:
-            let_go()
     if tensor._use_count() > 1:  # type: ignore[attr-defined]
         raise ParallelError(
             f"a parameter of shape {tuple(tensor.shape)} is still held by a backward graph: "

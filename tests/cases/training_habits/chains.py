@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from msrun.runtime import get_rank
 from training_habits.losses import WITH_RESULTS, Step
-from training_habits.trial import Criterion, Mlp, Trial, habit, sgd
+from training_habits.trial import Criterion, Mlp, Trial, habit, sgd, train
 
 
 class Both:
@@ -318,13 +319,60 @@ def _(t: Trial) -> None:
     t.state(step)
 
 
+def head_on_kept_results(t: Trial, results_of: Any) -> None:
+    net, head = Mlp(8, 16, 8), nn.Linear(8, 4)
+    step, optimizer = t.wrap(net), sgd(head)
+    for _ in range(3):
+        x, y = t.batch()
+        loss = F.mse_loss(head(results_of(step, x)), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        t.loss(loss)
+    t.whole(head.weight, "head")
+    t.state(step)
+
+
+@habit("trainable head on detached results", WITH_RESULTS)
+def _(t: Trial) -> None:
+    head_on_kept_results(t, lambda step, x: step(x).detach())
+
+
+@habit("trainable head on results under no_grad (linear probe)", WITH_RESULTS)
+def _(t: Trial) -> None:
+    def results_of(step: Any, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return torch.tanh(step(x)).double()
+
+    head_on_kept_results(t, results_of)
+
+
+@habit("probe that one rank trains alone", WITH_RESULTS)
+def _(t: Trial) -> None:
+    probe = Mlp()
+    optimizer = sgd(probe)
+
+    def after(_net: nn.Module, _step: int) -> None:
+        if get_rank() == 0:
+            optimizer.zero_grad()
+            probe(torch.ones(2, 8)).pow(2).mean().backward()
+            optimizer.step()
+
+    train(t, Criterion(Mlp()), after=after)
+
+
+@habit("trainable head on detached results, wrapped", WITH_RESULTS)
+def _(t: Trial) -> None:
+    chain(t, Mlp(8, 16, 8), Criterion(nn.Linear(8, 4)), loss_of=lambda f, g, x, y: g(f(x).detach(), y))
+
+
 @habit("two wrapped networks that share a layer", WITH_RESULTS)
 def _(t: Trial) -> None:
     trunk = nn.Linear(8, 8)
     first = nn.Sequential(trunk, nn.Tanh(), nn.Linear(8, 4))
     second = nn.Sequential(trunk, nn.ReLU(), nn.Linear(8, 4))
     steps = [t.wrap(Criterion(first)), t.wrap(Criterion(second))]
-    optimizer = torch.optim.SGD({*first.parameters(), *second.parameters()}, lr=0.05)
+    optimizer = torch.optim.SGD(list(dict.fromkeys([*first.parameters(), *second.parameters()])), lr=0.05)
     for number in range(3):
         loss = steps[number % 2](*t.batch())
         optimizer.zero_grad()

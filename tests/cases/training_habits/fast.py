@@ -19,7 +19,7 @@ _BY_MODE = {
         "switch of experts with room for four rows",
         "straight-through estimator",
     ),
-    "hsdp level1": ("loss outside", "EMA copied before the first call", "clip_grad_norm_"),
+    "hsdp level1": ("loss outside", "adversarial pair (GAN)", "EMA copied before the first call", "clip_grad_norm_"),
     "hsdp level3": (
         "a row set through .data",
         "rows' norms",
@@ -35,6 +35,7 @@ _BY_MODE = {
         "two calls, two backward passes in reverse order",
         "torch.autograd.grad of the parameters",
         "three networks in a chain",
+        "trainable head on detached results",
         "part of the network unused in some steps",
         "batch norm",
     ),

@@ -13,6 +13,8 @@ ZERO = MODES[1:3]
 CUT = MODES[1:4]
 ROWS = MODES[5:]
 PARTS_OF_ROWS = MODES[4:]
+OF_OWN_ROWS = (*MODES[:3], *ROWS)
+"""Modes in which a rank's results are its own rows."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,6 @@ REFUSALS = (
         "backward() was called twice on one loss",
         "a captured call runs its backward pass once, by messages in a fixed order",
         {
-            "one loss, two backward passes with retain_graph": CAPTURED_ALL,
-            "two losses, two backward passes with retain_graph": CAPTURED,
         },
     ),
     Refusal(
@@ -52,22 +52,13 @@ REFUSALS = (
     ),
     Refusal(
         "CaptureError",
-        "torch.autograd.grad",
-        "the graph of a forward pass holds no backward pass",
-        {
-            "gradient penalty inside": ("semi_auto", "shard", "pipeline"),
-            "inner step inside by functional_call (MAML)": ("semi_auto", "shard", "pipeline"),
-        },
-    ),
-    Refusal(
-        "CaptureError",
         "transform of torch.func",
         "operators mean something else under vmap, grad and jvp",
         {
-            "vmap over stacked weights": CAPTURED,
-            "jvp inside": CAPTURED,
-            "vmap over the rows": CAPTURED,
-            "func.grad inside": ("semi_auto", *ZERO),
+            "vmap over stacked weights": CAPTURED_ALL,
+            "jvp inside": CAPTURED_ALL,
+            "vmap over the rows": CAPTURED_ALL,
+            "func.grad inside": ("semi_auto", *ZERO, "pipeline"),
         },
     ),
     Refusal(
@@ -96,7 +87,7 @@ REFUSALS = (
         "a generator of its own",
         "numbers of such a generator are not those of one process",
         {
-            "draw: a generator of its own": CAPTURED,
+            "draw: a generator of its own": CAPTURED_ALL,
         },
     ),
     Refusal(
@@ -105,7 +96,7 @@ REFUSALS = (
         "numbers that depend on the layout",
         {
             "draw: multinomial": CAPTURED_ALL,
-            "draw: randperm mixes the rows": CAPTURED,
+            "draw: randperm mixes the rows": CAPTURED_ALL,
         },
     ),
     Refusal(
@@ -113,8 +104,8 @@ REFUSALS = (
         "numpy",
         "numbers of numpy are computed where no graph sees them",
         {
-            "draw: np.random.permutation of columns": CAPTURED,
-            "draw: default_rng of numpy, made anew": CAPTURED,
+            "draw: np.random.permutation of columns": CAPTURED_ALL,
+            "draw: default_rng of numpy, made anew": CAPTURED_ALL,
         },
     ),
     Refusal(
@@ -123,8 +114,8 @@ REFUSALS = (
         "a Python number of a tensor's values is not known in a graph for all ranks",
         {
             "losses by name: huber, hinge, Poisson, Gaussian": CAPTURED_ALL,
-            "draw: np.random.rand": CAPTURED,
-            "batch norm with momentum None": CAPTURED,
+            "draw: np.random.rand": CAPTURED_ALL,
+            "batch norm with momentum None": CAPTURED_ALL,
         },
     ),
     Refusal(
@@ -132,7 +123,7 @@ REFUSALS = (
         "size depends on values",
         "sizes that depend on values are not known in a graph for all ranks",
         {
-            "rows of an expert chosen by a mask": CAPTURED,
+            "rows of an expert chosen by a mask": CAPTURED_ALL,
         },
     ),
     Refusal(
@@ -140,7 +131,7 @@ REFUSALS = (
         "sizes depend on the lengths",
         "sizes that depend on values are not known in a graph for all ranks",
         {
-            "packed sequences": CAPTURED,
+            "packed sequences": CAPTURED_ALL,
         },
     ),
     Refusal(
@@ -148,8 +139,8 @@ REFUSALS = (
         "has a backward hook",
         "a graph calls no hooks of modules in its backward pass",
         {
-            "hook: full backward": CAPTURED,
-            "hook: full backward pre": CAPTURED,
+            "hook: full backward": CAPTURED_ALL,
+            "hook: full backward pre": CAPTURED_ALL,
         },
     ),
     Refusal(
@@ -174,7 +165,7 @@ REFUSALS = (
         "_get_data_attr",
         "parameters are written between the steps",
         {
-            "write: parameter.data in forward": CUT,
+            "write: parameter.data in forward": CAPTURED_ALL,
         },
     ),
     Refusal(
@@ -184,14 +175,6 @@ REFUSALS = (
         {
             "teacher inside the network, updated in forward (MoCo)": CAPTURED_ALL,
             "embedding with max_norm": CAPTURED_ALL,
-        },
-    ),
-    Refusal(
-        "CaptureError",
-        "changes a tensor of the network",
-        "parameters are written between the steps",
-        {
-            "write: parameter.data in forward": ("semi_auto", "pipeline"),
         },
     ),
     Refusal(
@@ -211,6 +194,8 @@ REFUSALS = (
         "the code runs once for all parts of the batch",
         {
             "number counted by the call": ("pipeline",),
+            "flag turned by the call": ("pipeline",),
+            "list grown by the call": ("pipeline",),
             "number counted by the call, in micro batches": CAPTURED,
             "number counted by the call, in copies": CAPTURED,
             "flag turned by the call, in micro batches": CAPTURED,
@@ -225,6 +210,8 @@ REFUSALS = (
         "the code runs once for all parts of the batch",
         {
             "results of layers kept by hooks": ("pipeline",),
+            "weight_norm, the old one": ("pipeline",),
+            "spectral_norm, the old one": ("pipeline",),
             "hidden state kept on the module, detached": ("pipeline",),
             "pruned before the first call": ("pipeline",),
             "attributes that the forward pass sets": ("pipeline",),
@@ -244,6 +231,7 @@ REFUSALS = (
         "micro batches draw the numbers of their rows",
         {
             "draw: numbers for the whole batch at once": ("pipeline",),
+            "draw: bernoulli_ and normal_": ("pipeline",),
         },
     ),
     Refusal(
@@ -268,6 +256,12 @@ REFUSALS = (
         "a buffer has one stage",
         {
             "write: a counter buffer": ("pipeline",),
+            "spectral_norm of parametrizations": ("pipeline",),
+            "batch norm": ("pipeline",),
+            "batch norm, then evaluation": ("pipeline",),
+            "codebook that follows the batch (VQ-EMA)": ("pipeline",),
+            "memory bank of the last rows": ("pipeline",),
+            "class centres that the loss reads and the call moves": ("pipeline",),
             "write: row of a buffer, by a counter": ("pipeline",),
         },
     ),
@@ -337,6 +331,8 @@ REFUSALS = (
         "an automatic cut of so small a network leaves a stage empty",
         {
             "the head replaced between steps": ("pipeline",),
+            "module that is assigned": ("pipeline",),
+            "part of the network unused in some steps": ("pipeline",),
             "embedding grown between steps": ("pipeline",),
         },
     ),
@@ -351,6 +347,15 @@ REFUSALS = (
             "parameter that is assigned": ("data_parallel hsdp",),
             "module that is assigned": ("data_parallel hsdp",),
             "pruning by torch.nn.utils.prune": ("data_parallel hsdp",),
+        },
+    ),
+    Refusal(
+        "StrategyError",
+        "outside of the step has another gradient on each rank",
+        "no pass goes through a step, so nobody averages; the head may have an AutoParallel of its own",
+        {
+            "trainable head on detached results": OF_OWN_ROWS,
+            "trainable head on results under no_grad (linear probe)": OF_OWN_ROWS,
         },
     ),
     Refusal(
@@ -419,8 +424,8 @@ REFUSALS = (
         "takes gradients inside the forward pass",
         "the graph of a forward pass holds no backward pass",
         {
-            "gradient penalty inside": ZERO,
-            "inner step inside by functional_call (MAML)": ZERO,
+            "gradient penalty inside": CAPTURED_ALL,
+            "inner step inside by functional_call (MAML)": CAPTURED_ALL,
         },
     ),
     Refusal(
@@ -429,6 +434,15 @@ REFUSALS = (
         "a tensor among the arguments has no rows of the batch",
         {
             "positions as an argument without rows of the batch": ZERO,
+        },
+    ),
+    Refusal(
+        "StrategyError",
+        "it is in no stage",
+        "the first call gives each parameter its stage",
+        {
+            "draw: layer dropped by torch.rand": ("pipeline",),
+            "head chosen by the task": ("pipeline",),
         },
     ),
     Refusal(
@@ -461,19 +475,19 @@ OWN_ROWS: Mapping[str, Collection[str]] = {
     "write: diagonal": ROWS,
     "write: row of a buffer, by a counter": ROWS,
     "inner step inside by functional_call (MAML)": ROWS,
-    "function that looks at the whole batch": ROWS,
+    "function that looks at the whole batch": PARTS_OF_ROWS,
     "batch norm": ROWS,
     "batch norm with momentum None": ROWS,
     "batch norm without statistics": PARTS_OF_ROWS,
-    "batch statistics by hand": ROWS,
-    "virtual batch norm over the features of all rows": ROWS,
+    "batch statistics by hand": PARTS_OF_ROWS,
+    "virtual batch norm over the features of all rows": PARTS_OF_ROWS,
     "batch norm, then evaluation": ROWS,
-    "language model with padding": ROWS,
-    "cumulative sum over the batch": ROWS,
-    "each row minus the row before": ROWS,
+    "language model with padding": PARTS_OF_ROWS,
+    "cumulative sum over the batch": PARTS_OF_ROWS,
+    "each row minus the row before": PARTS_OF_ROWS,
     "logsumexp over the batch": PARTS_OF_ROWS,
     "softmax over the batch": PARTS_OF_ROWS,
-    "switch of experts with room for four rows": ROWS,
+    "switch of experts with room for four rows": PARTS_OF_ROWS,
     "codebook that follows the batch (VQ-EMA)": ROWS,
     "memory bank of the last rows": ROWS,
     "class centres that the loss reads and the call moves": ROWS,

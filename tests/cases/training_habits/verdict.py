@@ -37,7 +37,8 @@ def judge(alone: Report, halves: Report, ranks: Sequence[Report], limit: float) 
             if report.kind == kind and not (kind == "error" and PEER_LEFT.search(report.message)):
                 return Verdict(word, f"rank {rank}: {report.error}", report.trace)
     refused = [report for report in ranks if report.kind == "refused"]
-    own = [report for report in refused if "cannot run this call" not in report.error] or refused
+    told = ("cannot run this call", "CollectiveError: ")  # by a rank that has heard of the others' error
+    own = [report for report in refused if not any(words in report.error for words in told)] or refused
     if own:
         kind = "raw error" if hides_an_internal_error(own[0].error) else "refused"
         return Verdict(kind, own[0].error, own[0].trace)

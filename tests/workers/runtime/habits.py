@@ -2,7 +2,8 @@
 
 usage: habits.py MODE|all [RESULT.json] [--only NAME ...] [--share 0/4] [--trace]
 
-A world runs one habit after the other. After one that is refused or fails, a new world goes on with the next.
+A world runs one habit after the other. After one that is refused or fails, a new world goes on with the next. The last
+lines count the verdicts of each mode.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -119,19 +121,25 @@ def main():
     options = parser.parse_args()
     prepare_process()
     which, shares = map(int, options.share.split("/"))
-    begin, found = time.monotonic(), {}
+    begin, found, told = time.monotonic(), {}, []
     for mode in MODES if options.mode == "all" else [options.mode]:
         names = [name for name, habit in HABITS.items() if mode in (*habit.modes, ALONE)]
         names = [name for name in names if (name in options.only if options.only else is_asked(f"{mode}/{name}"))]
         names = names[which::shares]
+        counts = Counter()
         for name, verdict in run_all(names, mode):
+            counts[verdict.kind] += 1
             found[f"{mode}/{name}"] = {"kind": verdict.kind, "message": verdict.message, "trace": verdict.trace}
             print(f"{name} | {mode} | {short(verdict)[:300]}", flush=True)
             if options.trace and verdict.trace:
                 print(verdict.trace)
+        if counts:
+            told.append(
+                f"{mode}: {counts.total()} habits, " + ", ".join(f"{n} {kind}" for kind, n in counts.most_common())
+            )
     if options.result:
         options.result.write_text(json.dumps(found))
-    print(f"{len(found)} habits, {time.monotonic() - begin:.1f} s", file=sys.stderr)
+    print(*told, f"{len(found)} habits, {time.monotonic() - begin:.1f} s", sep="\n", file=sys.stderr)
 
 
 if __name__ == "__main__":

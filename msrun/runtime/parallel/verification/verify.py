@@ -45,6 +45,7 @@ from msrun.runtime.parallel.verification.distance import SMALL, TOLERANCES, Tole
 from msrun.runtime.parallel.verification.first_operator import MOST_BYTES, KeptValues, find_first_operator
 from msrun.runtime.parallel.verification.report import Difference, VerificationReport, worst_of
 from msrun.runtime.parallel.verification.untouched import untouched
+from msrun.runtime.parts.part import Part
 from msrun.runtime.server.remote import find_remotes
 from msrun.runtime.sharding.box import Box, whole
 from msrun.runtime.tensors.plain_tensors import plain
@@ -477,9 +478,13 @@ def _counts(result: Any) -> dict[str, Tensor]:
 
 
 def _rows(result: Any) -> dict[str, Tensor]:
-    """Return the results of a network that are tensors of numbers with a point, by their place."""
+    """Return the results of a network that are tensors of numbers with a point, by their place.
+
+    One that is a cut parameter itself counts as the whole, as which its user sees it. All ranks call it together.
+    """
     found = enumerate(find_tensors((result,), {}))
-    return {f"result {i}": x.detach().clone() for i, x in found if x.dim() and x.is_floating_point()}
+    wholes = {i: x.full_tensor() if isinstance(x, Part) else x for i, x in found if x.dim() and x.is_floating_point()}
+    return {f"result {i}": x.detach().clone() for i, x in wholes.items()}
 
 
 def _loss_of(result: Any) -> Tensor:

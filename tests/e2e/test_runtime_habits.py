@@ -16,7 +16,7 @@ from asked_cases import CaseTable
 from job_runner import WORKER_PATH, JobRunner
 from training_habits import HABITS, MODES
 from training_habits.fast import FAST
-from training_habits.refusals import DOCUMENTED, OWN_ROWS, REFUSALS, WRONG, refusal_of
+from training_habits.refusals import DOCUMENTED, OWN_ROWS, REFUSALS, WARNED, WRONG, refusal_of
 
 DEADLINE_S = 3600.0
 UNCAPTURED = ("data_parallel", "data_parallel hsdp")
@@ -56,6 +56,8 @@ def test_habit_has_the_numbers_of_one_process_or_is_refused_as_the_table_says(
         assert refusal.text in found["message"], told
     elif mode in OWN_ROWS.get(name, ()):
         assert found["kind"] == "own rows", told
+    elif mode in WARNED.get(name, ()):
+        assert found["kind"] == "WRONG", told
     elif mode in UNCAPTURED and name in DOCUMENTED:
         assert found["kind"] in ("WRONG", "refused"), told
     else:
@@ -73,7 +75,9 @@ def test_at_least_150_habits_run_in_every_mode() -> None:
 
 def test_tables_name_habits_that_there_are() -> None:
     refused = {name for refusal in REFUSALS for name in refusal.habits}
-    assert (refused | OWN_ROWS.keys() | DOCUMENTED.keys() | {name for _, name in WRONG}) - HABITS.keys() == set()
+    assert (
+        refused | OWN_ROWS.keys() | DOCUMENTED.keys() | WARNED.keys() | {name for _, name in WRONG}
+    ) - HABITS.keys() == set()
 
 
 def test_every_refusal_has_a_reason_and_every_habit_one_refusal_in_a_mode() -> None:

@@ -172,14 +172,18 @@ def _check_first_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
     equal = equal_everywhere([g.to_dense() if g.is_sparse else g for g in gradients])
     for parameter, is_equal in zip(outside, equal, strict=True):
         if not is_equal:
-            raise _own_copy(parameter)
+            raise StrategyError(
+                f"optimizer.step(): a parameter of shape {tuple(parameter.shape)} outside of the step has another "
+                "gradient on each rank, of its own rows, and every rank would train its own copy: put its module into "
+                "the network that AutoParallel runs, or into an AutoParallel of its own"
+            )
 
 
 def _compare_with_who_came(optimizer: Optimizer, outside: Sequence[Tensor]) -> None:
-    """Refuse the first step of an optimizer of no step if all ranks are there and began alike, with other gradients.
+    """Warn, on the last rank to come, at the first step of an optimizer of no step whose gradients differ by rank.
 
-    Raises:
-        StrategyError: they did, and this rank is the last to come.
+    It may be a module on results of a step without a gradient, a linear probe, and it may be what each rank is to train
+    for itself: no error.
     """
     mine = summaries_of(outside)
     if not any(norm for _, norm, _ in filter(None, mine)):
@@ -190,27 +194,17 @@ def _compare_with_who_came(optimizer: Optimizer, outside: Sequence[Tensor]) -> N
     _counts[shapes] += 1
     store = dist.distributed_c10d._get_default_store()
     keys = [f"{place}/{rank}" for rank in range(dist.get_world_size())]
-    store.set(keys[dist.get_rank()], json.dumps([[digest_of(parameter) for parameter in outside], mine]))
+    store.set(keys[dist.get_rank()], json.dumps(mine))
     if not store.check(keys):
         return
-    values, summaries = zip(*(json.loads(store.get(key)) for key in keys), strict=True)
+    summaries = [json.loads(store.get(key)) for key in keys]
     different = [p for p, *found in zip(outside, *summaries, strict=True) if not are_alike(found)]
-    if different and any(other != values[0] for other in values):
+    if different:
         log.warning(
-            "%d parameters that no step runs had other values on each rank, and have other gradients: every rank "
-            "trains its own copy. An AutoParallel around their module trains one",
+            "%d parameters that no step runs have another gradient on each rank, so every rank trains its own copy. An "
+            'AutoParallel around their module trains one; one with the mode "stand_alone" says that this is meant',
             len(outside),
         )
-    elif different:
-        raise _own_copy(different[0])
-
-
-def _own_copy(parameter: Tensor) -> StrategyError:
-    return StrategyError(
-        f"optimizer.step(): a parameter of shape {tuple(parameter.shape)} outside of the step has another gradient on "
-        "each rank, of its own rows, and every rank would train its own copy: put its module into the network that "
-        'AutoParallel runs, or into an AutoParallel of its own, with the mode "stand_alone" if that is what you want'
-    )
 
 
 Summary = tuple[float, float, float]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from training_habits.trial import MODES
@@ -34,13 +34,6 @@ def refusal_of(mode: str, name: str) -> Refusal | None:
 
 
 REFUSALS = (
-    Refusal(
-        "CaptureError",
-        "backward() was called twice on one loss",
-        "a captured call runs its backward pass once, by messages in a fixed order",
-        {
-        },
-    ),
     Refusal(
         "CaptureError",
         "backward(create_graph=True) through a step",
@@ -351,15 +344,6 @@ REFUSALS = (
     ),
     Refusal(
         "StrategyError",
-        "outside of the step has another gradient on each rank",
-        "no pass goes through a step, so nobody averages; the head may have an AutoParallel of its own",
-        {
-            "trainable head on detached results": OF_OWN_ROWS,
-            "trainable head on results under no_grad (linear probe)": OF_OWN_ROWS,
-        },
-    ),
-    Refusal(
-        "StrategyError",
         "of parameters that FSDP2 has cut",
         "FSDP2 gathers other parameters for each call",
         {
@@ -502,6 +486,12 @@ DOCUMENTED: Mapping[str, str] = {
     "attributes that the forward pass sets": "a buffer written in forward holds what this rank's rows give",
 }
 """Habits that differ in the modes without capture, as docs/reference/modes.md says, and why."""
+
+WARNED: Mapping[str, Sequence[str]] = {
+    "trainable head on detached results": OF_OWN_ROWS,
+    "trainable head on results under no_grad (linear probe)": OF_OWN_ROWS,
+}
+"""Habits of which a warning says that every rank trains its own copy: no pass goes through a step -> modes."""
 
 WRONG: Mapping[tuple[str, str], str] = {}
 """(mode, habit) -> why it has other numbers; its test is expected to fail."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import re
@@ -51,30 +52,21 @@ def test_every_option_has_help_of_one_or_two_sentences() -> None:
         assert parameter.help[0].isupper() or parameter.help.startswith("fork:"), parameter.help
 
 
-def run_help(stdout: int, **env: str) -> None:
-    subprocess.run(
+def read_from_terminal(**env: str) -> bytes:
+    ours, theirs = pty.openpty()
+    page = subprocess.Popen(
         [sys.executable, "-m", "msrun", "--help"],
         cwd=REPOSITORY,
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY), "TERM": "xterm", **env},
-        stdout=stdout,
-        timeout=60,
-        check=True,
+        stdout=theirs,
     )
-
-
-def read_from_terminal(**env: str) -> bytes:
-    ours, theirs = pty.openpty()
-    with os.fdopen(ours, "rb", buffering=0) as terminal:
-        os.set_blocking(ours, False)
-        run_help(theirs, **env)  # a page is less than what a terminal holds back
-        os.close(theirs)
-        text = b""
-        try:
-            while part := terminal.read(1 << 16):
-                text += part
-        except OSError:  # the other end has been closed
-            pass
-        return text
+    os.close(theirs)
+    text = b""
+    with os.fdopen(ours, "rb", buffering=0) as terminal, contextlib.suppress(OSError):  # which is how a terminal ends
+        while part := terminal.read(1 << 16):
+            text += part
+    assert page.wait(60) == 0
+    return text
 
 
 def test_colours_are_shown_on_a_terminal_only() -> None:

@@ -260,7 +260,7 @@ def test_host_that_cannot_start_again_is_left_out_or_ends_the_job(fleet: Fleet, 
     fleet.stop(0, 1, attempt=1, can_continue=False)
     fleet.end(0, 1)
     asked: list[dict[int, str]] = []
-    result = fleet.run.finish(lambda lost: asked.append(dict(lost)) or can_go_on)  # type: ignore[func-returns-value]
+    result = fleet.run.finish(lambda: asked.append(dict(fleet.run.lost)) or can_go_on)  # type: ignore[func-returns-value]
     assert asked == [{1: report.failure.reason}]
     assert fleet.run.restarts == 0
     if can_go_on:
@@ -290,7 +290,7 @@ def test_job_that_goes_on_elsewhere_has_no_result_and_no_failure(fleet: Fleet) -
     fleet.stop(0)
     fleet.end(0, failure=encode_record(failure_of(0)))
     asked: list[dict[int, str]] = []
-    assert fleet.run.finish(lambda lost: asked.append(dict(lost)) or True) is None  # type: ignore[func-returns-value]
+    assert fleet.run.finish(lambda: asked.append(dict(fleet.run.lost)) or True) is None  # type: ignore[func-returns-value]
     assert asked == [{1: "h1: the connection broke"}]
     (event,) = fleet.noted("restarting")
     assert (event["attempt"], event["global_ranks"]) == (1, [1])

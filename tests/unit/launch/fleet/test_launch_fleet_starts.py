@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -54,13 +54,14 @@ class Run:
         self.plan = SimpleNamespace(log_dir=str(spec.log_dir), secrets=())
         self.restarts = spec.first_attempt
         self.attempts = [*earlier, {"reason": "lost"}]
+        self.leaving: set[int] = set()
 
     def start(self, on_directory: Callable[[], None]) -> None:
         on_directory()
 
-    def finish(self, can_go_on: Callable[[Mapping[int, str]], bool]) -> object:
-        lost = self.losses.pop(0) if self.losses else set()
-        return None if lost and can_go_on({node: f"lost node {node}" for node in lost}) else WELL
+    def finish(self, can_go_on: Callable[[], bool]) -> object:
+        self.lost = {node: f"lost node {node}" for node in (self.losses.pop(0) if self.losses else ())}
+        return None if self.lost and can_go_on() else WELL
 
     def set_logs_aside(self) -> None:
         """There are none."""

@@ -244,6 +244,18 @@ def averages(build: Build) -> None:
 
 
 @tool
+def weights_by_columns(build: Build) -> None:
+    network, right = Net(), Net()
+    for module in (network, right):
+        for parameter in module.parameters():
+            if parameter.dim() == 2:
+                parameter.data = parameter.data.t().contiguous().t()
+    step = build(network)
+    ours, theirs = torch.optim.SGD(network.parameters(), 0.1), torch.optim.SGD(right.parameters(), 0.1)
+    train(step, right, ours, theirs)
+
+
+@tool
 def copies(build: Build) -> None:
     step, network, right, _, _ = trained(build)
     copied = copy.deepcopy(network.state_dict())

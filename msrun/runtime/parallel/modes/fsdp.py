@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -131,6 +132,16 @@ class ShardedNetwork:
                 return None
             return ShardPlacementResult(None, whole)
 
+        places = Counter(p.untyped_storage().data_ptr() for p in root.parameters() if not isinstance(p, DTensor))
+        for name, parameter in root.named_parameters():
+            if isinstance(parameter, DTensor) or parameter.is_contiguous():
+                continue
+            if places[parameter.untyped_storage().data_ptr()] > 1:
+                raise StrategyError(
+                    f"{name} shares its memory with another parameter in another order, which FSDP2 would cut apart: "
+                    'make one of them from the other in forward, or use parallel_mode="semi_auto" with hsdp'
+                )
+            parameter.data = parameter.data.contiguous()  # FSDP2 takes no other
         frees = self._spec.optimizer_level == "level3"
         blocks = [*_blocks(root, before), root]
         self._check_types(blocks)

@@ -105,6 +105,20 @@ def test_host_that_leaves_by_a_signal_is_replaced_and_its_workers_have_their_gra
     rehearsals.runner.prove_nothing_left()
 
 
+def test_hosts_that_leave_at_once_are_all_left_out(rehearsals: Rehearsals, script: Path) -> None:
+    job = rehearsals.start("4x1", "--min_hosts=2", "--max_restarts=3", script)
+    records(rehearsals, job, 0, 4)
+    agents = [rehearsals.agent(node_rank) for node_rank in (1, 2)]
+    for pid in agents:
+        os.kill(pid, signal.SIGTERM)
+    again = records(rehearsals, job, 1, 2)
+    assert {tuple(record["hosts"]) for record in again} == {("127.0.0.2", "127.0.0.5")}
+    (rehearsals.cwd / "go_1").touch()
+    ended = job.finish()
+    assert ended.code == 0, ended.stderr
+    rehearsals.runner.prove_nothing_left()
+
+
 def test_host_that_leaves_ends_a_job_that_has_no_other(rehearsals: Rehearsals, script: Path) -> None:
     job = rehearsals.start("2x1", "--max_restarts=3", script)
     records(rehearsals, job, 0, 2)

@@ -16,7 +16,7 @@ from pathlib import Path
 from msrun import contract
 from msrun.agent.observer import Observers, OwnFaults
 from msrun.cluster.coordinator import REPORTS, Coordinator
-from msrun.cluster.failure import JobFailure, fault_of_job, merge_failures, read_failure
+from msrun.cluster.failure import JobFailure, fault_of_job, merge_failures, read_failure, read_report
 from msrun.cluster.membership import RestartPolicy
 from msrun.cluster.messages import Message
 from msrun.errors import ClusterError, MsrunError, UsageError
@@ -240,10 +240,13 @@ class FleetRun:
             orders = self._coordinator.unfit(f"{name}: cannot start again: {skew}; start chrony or ntpd there")
         orders = orders or self._coordinator.hear(node_rank, message)
         report = self._coordinator.report
-        if orders and orders[0]["type"] == "stop" and report is not None and (report.is_unfit or report.signum):
+        if orders and orders[0]["type"] == "stop" and report is not None and report.is_unfit:
             self.lost[node_rank] = report.failure.reason
-            if report.signum:
-                self.leaving.add(node_rank)
+        elif (
+            message["type"] == "failed" and (own := read_report(message["report"])).signum
+        ):  # several may leave at once
+            self.lost[node_rank] = own.failure.reason
+            self.leaving.add(node_rank)
         self._give(orders)
 
     def _describe_skew(self, clock_s: float) -> str:

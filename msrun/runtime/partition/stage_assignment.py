@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -39,17 +41,25 @@ class StageAssignment:
     reason: str
     """Who decided: the user's modules, parameters placed before, or equal cost."""
 
+    @property
+    def by_name(self) -> dict[str, int]:
+        """The stage of every operator, by a name that a later capture of the same network gives it too."""
+        return {name: self.stage_of[node] for node, name in _names(self.stage_of).items()}
+
 
 Pins = Mapping[fx.Node, Sequence[int]]
 """operator -> stages that it may be in, ascending"""
 
 
-def assign_stages(captured: CapturedGraph, count: int, pins: Pins, reason: str) -> StageAssignment:
+def assign_stages(
+    captured: CapturedGraph, count: int, pins: Pins, reason: str, earlier: Mapping[str, int] | None = None
+) -> StageAssignment:
     """Assign every operator to one of `count` stages.
 
     Args:
         pins: operators whose stage is known; empty divides the graph into stages of equal cost.
         reason: who pinned them.
+        earlier: the stages of an earlier capture of the network, by name: operators that are not pinned stay there.
 
     Raises:
         StrategyError: a pinned operator reads what a later stage makes, or a stage has nothing to do.
@@ -57,7 +67,7 @@ def assign_stages(captured: CapturedGraph, count: int, pins: Pins, reason: str) 
     operators = [node for node in captured.graph.nodes if node.op == "call_function"]
     if not pins:
         pins, reason = _equal_cost(captured, operators, count), "equal cost"
-    stage_of = _flow(operators, pins)
+    stage_of = _flow(operators, pins, earlier or {})
     costs = [0.0] * count
     for node, cost in _costs(captured, operators).items():
         costs[stage_of[node]] += cost
@@ -70,16 +80,36 @@ def assign_stages(captured: CapturedGraph, count: int, pins: Pins, reason: str) 
     return StageAssignment(stage_of, tuple(costs), reason)
 
 
-def _flow(operators: Sequence[fx.Node], pins: Pins) -> dict[fx.Node, int]:
-    """Let operators that are not pinned follow what they read, else what reads them."""
+def _names(operators: Iterable[fx.Node]) -> dict[fx.Node, str]:
+    """Name every operator by its module, what it computes, and how many of that came before it there."""
+    counts: Counter[str] = Counter()
+    names = {}
+    for node in operators:
+        kind = f"{operator_call(node).module_path} {node.target}"
+        names[node] = f"{kind} {counts[kind]}"
+        counts[kind] += 1
+    return names
+
+
+def _flow(operators: Sequence[fx.Node], pins: Pins, earlier: Mapping[str, int]) -> dict[fx.Node, int]:
+    """Let operators that are not pinned stay where they were, or follow what they read, else what reads them.
+
+    None stays behind a pinned one that needs it.
+    """
     stage_of: dict[fx.Node, int] = {}
+    names = _names(operators) if earlier else {}
+    latest: dict[fx.Node, int] = {}
+    for node in reversed(operators) if earlier else ():
+        bounds = [latest[user] for user in node.users if user in latest]
+        latest[node] = min([*bounds, pins[node][-1]] if node in pins else bounds, default=sys.maxsize)
     for node in operators:
         sources = [n for n in node.all_input_nodes if n in stage_of]
         least = max((stage_of[n] for n in sources), default=None)
+        before = min(earlier.get(names.get(node, ""), -1), latest.get(node, -1))
         if node in pins and not _is_item(node):
-            stage_of[node] = _pinned(node, pins[node], least, sources, stage_of)
+            stage_of[node] = _pinned(node, pins[node], least, sources, stage_of, before)
         elif least is not None:
-            stage_of[node] = least
+            stage_of[node] = max(least, before)
     for node in reversed(operators):
         if node not in stage_of:
             stage_of[node] = min((stage_of[user] for user in node.users if user in stage_of), default=0)
@@ -100,10 +130,11 @@ def _pinned(
     least: int | None,
     sources: Sequence[fx.Node],
     stage_of: Mapping[fx.Node, int],
+    before: int,
 ) -> int:
     fitting = [stage for stage in allowed if least is None or stage >= least]
     if fitting:
-        return fitting[0]
+        return before if before in fitting else fitting[0]
     source = next(n for n in sources if stage_of[n] == least)
     raise StrategyError(
         f"{_path(node)} is in stage {allowed[-1]} but reads what {_path(source)} in stage {least} makes: "

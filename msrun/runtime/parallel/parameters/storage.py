@@ -7,7 +7,7 @@ import hashlib
 import struct
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -42,7 +42,7 @@ def note_placed() -> None:
 
 @dataclass(frozen=True)
 class StageHolders:
-    """Which stages of a pipeline hold which parameters."""
+    """Which stages of a pipeline hold which parameters and run which operators."""
 
     holders: Mapping[str, tuple[int, ...]]
     """parameter name -> stages that read it"""
@@ -50,6 +50,8 @@ class StageHolders:
     """Stages of this rank."""
     rank_of: Sequence[int] = ()
     """stage -> the pipeline rank that runs it"""
+    operators: Mapping[str, int] = field(default_factory=dict)
+    """operator of the first capture -> its stage, as `StageAssignment.by_name` names it"""
 
     def ranks(self, name: str) -> tuple[int, ...]:
         """Return the pipeline ranks of the stages that hold a parameter, ascending."""
@@ -85,6 +87,11 @@ class ParameterStorage:
         return {
             name: found.stages for name, value in named if (found := placement_of(value)) is not None and found.stages
         }
+
+    @property
+    def operators(self) -> Mapping[str, int]:
+        """Stage of every operator of the first capture that a pipeline has placed, by its name."""
+        return self._stages.operators
 
     @property
     def layouts(self) -> dict[str, TensorLayout]:

@@ -124,7 +124,7 @@ def build_stages(compilation: Compilation, division: Division) -> tuple[Pipeline
     settings, program, schedule = compilation.settings, division.program, division.schedule
     line = _line(compilation, schedule.ranks)
     own = schedule.stages_of(line.own)
-    compilation.place(program, StageHolders(division.holders, own, schedule.holder))
+    compilation.place(program, StageHolders(division.holders, own, schedule.holder, division.assignment.by_name))
     memory_of = parameter_memory(division.values)
     compiled = {
         stage: compilation.build_call(
@@ -217,7 +217,8 @@ def _assign(
 ) -> StageAssignment:
     placed = compilation.storage.holders
     if placed:
-        return assign_stages(captured, schedule.stages, pin_parameters(captured, placed), "parameters placed before")
+        pins, earlier = pin_parameters(captured, placed), compilation.storage.operators
+        return assign_stages(captured, schedule.stages, pins, "parameters placed before", earlier)
     if not pipeline.stage_config:
         return assign_stages(captured, schedule.stages, {}, "equal cost")
     pins, notes = pin_modules(captured, compilation.target.root, pipeline, schedule.stages)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +22,9 @@ SMALL = 1e-2
 """A gradient whose largest element is below this share of the network's largest one is measured against that share, or
 against one within which a rounding of the largest one is allowed: a bias before a normalisation has a gradient of
 rounding errors alone."""
+NOISE = 3.0
+"""A gradient may differ by so many times what it changes in one process when every parameter is rounded otherwise: one
+that is zero but for rounding, such as that of a bias before a normalisation, is known no better there either."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,29 @@ def _ratio(found: Tensor, right: Tensor, allowed: float) -> float:
     first, second = found.detach().double(), right.detach().double()
     ratio = float((first * second).sum() / second.square().sum())
     return ratio if _distance(first, second * ratio) <= allowed * max(1.0, abs(ratio)) else math.nan
+
+
+@contextmanager
+def rounded_otherwise(parameters: Iterable[Tensor], precision: torch.dtype | None) -> Iterator[None]:
+    """Move every element of these parameters by about one rounding of the lowest precision in which they are used."""
+    before = [(p, p.detach().clone()) for p in parameters if p.is_floating_point()]
+    for number, (parameter, value) in enumerate(before):
+        eps = max(torch.finfo(dtype).eps for dtype in (value.dtype, precision) if dtype is not None)
+        generator = torch.Generator(value.device).manual_seed(number)
+        signs = torch.randint(0, 2, value.shape, generator=generator, device=value.device) * 2 - 1
+        parameter.detach().copy_(value * (1 + eps * signs.to(value.dtype)))
+    try:
+        yield
+    finally:
+        for parameter, value in before:
+            parameter.detach().copy_(value)
+
+
+def gradient_noise(first: Mapping[str, Tensor | None], second: Mapping[str, Tensor | None]) -> dict[str, float]:
+    """Return the largest difference of each gradient of two runs that differ by rounding; none where it is infinite."""
+    pairs = ((name, gradient, second.get(name)) for name, gradient in first.items())
+    found = {name: _distance(one, other) for name, one, other in pairs if one is not None and other is not None}
+    return {name: distance for name, distance in found.items() if math.isfinite(distance)}
 
 
 def largest(tensor: Tensor) -> float:

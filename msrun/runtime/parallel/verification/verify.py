@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,7 +42,16 @@ from msrun.runtime.parallel.plan import log
 from msrun.runtime.parallel.scaling import replica_scales
 from msrun.runtime.parallel.settings import REPLICA_MODES
 from msrun.runtime.parallel.user_name import user_name
-from msrun.runtime.parallel.verification.distance import SMALL, TOLERANCES, Tolerance, find_difference, largest
+from msrun.runtime.parallel.verification.distance import (
+    NOISE,
+    SMALL,
+    TOLERANCES,
+    Tolerance,
+    find_difference,
+    gradient_noise,
+    largest,
+    rounded_otherwise,
+)
 from msrun.runtime.parallel.verification.first_operator import MOST_BYTES, KeptValues, find_first_operator
 from msrun.runtime.parallel.verification.report import Difference, VerificationReport, worst_of
 from msrun.runtime.parallel.verification.untouched import untouched
@@ -250,7 +260,11 @@ class Comparison:
                     run(whole_args, whole_kwargs)
                 before.put_back()
                 self._precision = max(kept.precisions, key=TOLERANCES.__getitem__, default=self._precision)
-                report = self._report(measured, expected, boxes, held)
+                with rounded_otherwise(root.parameters(), self._precision):
+                    other, _ = _attempt(lambda: run(whole_args, whole_kwargs))
+                before.put_back()
+                noise = {} if other is None else gradient_noise(expected.gradients, other.gradients)
+                report = self._report(measured, expected, boxes, held, noise)
                 if report.is_equal:
                     return report
                 if not is_captured:
@@ -264,10 +278,19 @@ class Comparison:
                 return replace(report, first_operator=first)
 
     def _report(
-        self, measured: _Measured, expected: _Measured, passed: Sequence[_Passed], held: Mapping[str, Box]
+        self,
+        measured: _Measured,
+        expected: _Measured,
+        passed: Sequence[_Passed],
+        held: Mapping[str, Box],
+        noise: Mapping[str, float] = MappingProxyType({}),
     ) -> VerificationReport:
-        """Compare all ranks' values with those of one process. All ranks call it together."""
-        found = self._differences(measured, expected, passed, held)
+        """Compare all ranks' values with those of one process. All ranks call it together.
+
+        Args:
+            noise: how far rounding alone carries the gradients of a parameter in one process, where it is known.
+        """
+        found = self._differences(measured, expected, passed, held, noise)
         worst = worst_of(gather([*found, *self._row_differences(measured, expected, passed)]))
         return VerificationReport(world.get_group_size(), worst)
 
@@ -343,7 +366,12 @@ class Comparison:
     # -- comparing ----------------------------------------------------------------------------------------------
 
     def _differences(
-        self, measured: _Measured, expected: _Measured, passed: Sequence[_Passed], held: Mapping[str, Box]
+        self,
+        measured: _Measured,
+        expected: _Measured,
+        passed: Sequence[_Passed],
+        held: Mapping[str, Box],
+        noise: Mapping[str, float],
     ) -> list[Difference]:
         """Return how far this rank's values are from those of one process."""
         settings = self._parallel.settings
@@ -367,6 +395,8 @@ class Comparison:
                 part_of = None if whole is None else whole[held[name].slices] * of_parameters
                 scale = 0.0 if whole is None else largest(whole)
                 floor = max(scale, tolerance.small * most) * of_parameters
+                if whole is not None and (allowed := tolerance.allowed(whole.dtype)):
+                    floor = max(floor, NOISE * noise.get(name, 0.0) * of_parameters / allowed)
                 found.append(compare(f"gradient of {name}", gradient, part_of, floor=floor))
         most = max((largest(b) for b in expected.buffers.values() if b.is_floating_point()), default=0.0)
         for name, buffer in measured.buffers.items():

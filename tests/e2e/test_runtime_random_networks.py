@@ -71,6 +71,28 @@ def test_most_cases_run(results: list[dict[str, Any]]) -> None:
     assert reasons.total() <= MOST_REFUSED * CASES, "\n".join(f"{n} x {text}" for text, n in reasons.most_common())
 
 
+FOUND = {
+    "a gradient that is rounding alone": '{"world_size": 2, "family": "vectors", "pieces": [{"kind": "Detached", '
+    '"options": {"how": "detach"}}, {"kind": "BatchNorm"}], "seed": 761824, "steps": 1, "dataset": "full_batch", '
+    '"is_16_bit": true, "optimizer": ["sgd", {"lr": 0.05}]}',
+    "a stage without parameters in a later capture": '{"world_size": 2, "family": "images", "pieces": [{"kind": '
+    '"Pool", "options": {"how": "shuffle"}, "wire": "residual"}, {"kind": "Custom", "options": {"which": "own_scale"}, '
+    '"wire": "twice"}, {"kind": "Conv", "options": {"groups": 4, "channels_last": false}}, {"kind": "Hooked"}], '
+    '"seed": 670032, "habits": [["smaller", 1]], "pipeline": {"stages": 2, "scheduler": "zero_bubble", "interleave": '
+    'true, "micro_size": 2}, "dataset": "full_batch", "optimizer": ["sgd", {"lr": 0.05}]}',
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", FOUND)
+def test_what_was_found_once_is_equal(msrun: JobRunner, workers: Path, tmp_path: Path, case: str) -> None:
+    script = str(workers / "runtime" / "random_cases.py")
+    path = {"PYTHONPATH": WORKER_PATH, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable]
+    finished = msrun.run(script, "--json", FOUND[case], cwd=tmp_path, env=path, command=command, deadline_s=60)
+    assert "-> equal" in finished.stdout.decode(), finished.stdout.decode()
+
+
 # -- the judge itself --------------------------------------------------------------------------------------------------
 
 CASE = Case(2, "vectors", (Piece("Mlp"),), dataset="full_batch")

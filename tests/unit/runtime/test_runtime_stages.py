@@ -205,6 +205,41 @@ def test_operators_follow_parameters_that_are_placed_already() -> None:
         pin_parameters(graph, {"network.first.weight": (1,), "network.first.bias": (0,)})
 
 
+class Narrow(nn.Module):
+    """Parameters at both ends alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for _ in range(4):
+            x = torch.softmax(x.exp().cumsum(1), 1)
+        return self.last(x)
+
+
+def test_operators_of_a_later_capture_stay_in_their_stages_where_no_parameter_says_it() -> None:
+    network = Narrow()
+
+    def captured(rows: int) -> CapturedGraph:
+        inputs = [torch.ones(rows, 6)]
+        return capture(find_target(network), inputs, {}, input_shapes=[(rows, 6)], parameter_shapes={})
+
+    first = captured(4)
+    middle = [node for node in first.graph.nodes if node.op == "call_function"][2:-2]
+    pins = {node: [1] for node in middle}
+    linears = [node for node in first.graph.nodes if node.target is torch.ops.aten.linear.default]
+    pins |= {linears[0]: [0], linears[1]: [2]}
+    before = assign_stages(first, 3, pins, "")
+    second = captured(8)
+    holders = {"first.weight": (0,), "first.bias": (0,), "last.weight": (2,), "last.bias": (2,)}
+    placed = pin_parameters(second, holders)
+    with pytest.raises(StrategyError, match="stage 1 of 3 has no operator"):
+        assign_stages(second, 3, placed, "placed")
+    assert assign_stages(second, 3, placed, "placed", before.by_name).by_name == before.by_name
+
+
 def test_more_stages_than_operators_are_refused() -> None:
     _, graph = captured_graph()
     with pytest.raises(StrategyError, match=r"16 operators of the network depend on parameters, too few for 17 stages"):

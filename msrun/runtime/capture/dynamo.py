@@ -55,6 +55,7 @@ _CONFIG: dict[str, Any] = {
     "record_runtime_overhead": False,
     "reorderable_logging_functions": {print, warnings.warn},
     "suppress_errors": False,
+    "use_numpy_random_stream": True,  # else torch's numbers stand for numpy's, the same in every call
     "verbose": True,  # errors keep their traceback, in which what the network raised is found
 }
 _LOGGING = {"debug", "info", "warn", "error", "exception", "critical", "log"}
@@ -65,11 +66,14 @@ _RAISED = re.compile(r"raised exception (\w+)\((['\"])(.*?)\2,?\)", re.DOTALL)
 _MET = re.compile(r"run FX node with fake tensors.*got (\w+)\((['\"])(.*?)\2", re.DOTALL)
 """How dynamo tells that an operator of torch refuses what it is given."""
 _DRAWS = (
-    "it draws from Python's random, whose numbers every rank would draw for itself: draw them before the call and pass "
-    "them in, or use torch.rand"
+    "it draws from the random of Python or numpy, whose numbers every rank would draw for itself: draw them before the "
+    "call and pass them in, or use torch.rand"
 )
 _KNOWN = {
     "Random.": _DRAWS,
+    "use_numpy_random_stream": _DRAWS,
+    "of RandomState(": _DRAWS,
+    "default_rng": _DRAWS,
     "Pending unbacked symbols": _DRAWS,  # only a whole number drawn there is one
     "torch.compiler.disable": (
         "it calls what torch.compiler.disable keeps out of graphs (an AutoParallel inside: call the network itself "

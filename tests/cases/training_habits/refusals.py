@@ -64,7 +64,7 @@ REFUSALS = (
     ),
     Refusal(
         "CaptureError",
-        "draws from Python's random",
+        "draws from the random of Python or numpy",
         "every rank would draw for its own rows",
         {
             "draw: random.uniform": CAPTURED_ALL,
@@ -73,6 +73,9 @@ REFUSALS = (
             "draw: random.choice": CAPTURED_ALL,
             "draw: a branch by random.random": CAPTURED_ALL,
             "draw: random.randint": CAPTURED_ALL,
+            "draw: np.random.rand": CAPTURED_ALL,
+            "draw: np.random.permutation of columns": CAPTURED_ALL,
+            "draw: default_rng of numpy, made anew": CAPTURED_ALL,
         },
     ),
     Refusal(
@@ -94,20 +97,10 @@ REFUSALS = (
     ),
     Refusal(
         "CaptureError",
-        "numpy",
-        "numbers of numpy are computed where no graph sees them",
-        {
-            "draw: np.random.permutation of columns": CAPTURED_ALL,
-            "draw: default_rng of numpy, made anew": CAPTURED_ALL,
-        },
-    ),
-    Refusal(
-        "CaptureError",
         "depends on a tensor's values",
         "a Python number of a tensor's values is not known in a graph for all ranks",
         {
             "losses by name: huber, hinge, Poisson, Gaussian": CAPTURED_ALL,
-            "draw: np.random.rand": CAPTURED_ALL,
             "batch norm with momentum None": CAPTURED_ALL,
         },
     ),

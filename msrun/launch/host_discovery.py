@@ -15,6 +15,7 @@ from msrun.cluster.rendezvous import own_addresses
 from msrun.planning.discovery.host_options import HostOptions, find_host_options, is_place_open
 from msrun.planning.discovery.schedulers import HOSTS_FILE, find_surroundings, read_domain
 from msrun.planning.discovery.surroundings import HostView
+from msrun.planning.discovery.variables import PBS_HOSTS
 from msrun.planning.placement.host import ASCEND_VARIABLE, CUDA_VARIABLE, visible_ascend, visible_cuda
 
 
@@ -29,7 +30,7 @@ def discover_host(options: Mapping[str, Any], given: Collection[str], environ: M
     Raises:
         UsageError: variables that contradict each other or the options, or that leave out what is needed.
     """
-    job = find_surroundings(environ, view_host()) if is_place_open(options, given) else None
+    job = find_surroundings(environ, view_host(environ)) if is_place_open(options, given) else None
     if job is None:
         return HostOptions({})
     found = find_host_options(job, options, given, lambda: count_devices(options["device_target"], environ))
@@ -65,14 +66,18 @@ def _is_outward(text: str) -> bool:
     return address.version == 4 and not address.is_loopback and not address.is_link_local
 
 
-def view_host() -> HostView:
+def view_host(environ: Mapping[str, str]) -> HostView:
     """Look at what of this host decides on the meaning of its variables. Asks no name server."""
     name, _, domain = socket.gethostname().partition(".")
+    listed = _read(environ[PBS_HOSTS]).split() if environ.get(PBS_HOSTS) else ()
+    return HostView(name, domain or read_domain(_read(HOSTS_FILE), name), len(os.sched_getaffinity(0)), tuple(listed))
+
+
+def _read(path: str) -> str:
     try:
-        text = Path(HOSTS_FILE).read_text(encoding="utf-8", errors="replace")
+        return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
-        text = ""
-    return HostView(name, domain or read_domain(text, name), len(os.sched_getaffinity(0)))
+        return ""
 
 
 def count_devices(target: str, environ: Mapping[str, str]) -> int:

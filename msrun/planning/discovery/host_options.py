@@ -74,7 +74,7 @@ class _Finder:
         """Return the options of the only host; its number of workers may be told."""
         job, lines = self._job, []
         if "worker_num" not in self._given:
-            local, here = self._options["local_worker_num"], job.local_worker_num
+            local, here = self._options["local_worker_num"], job.local_worker_num or job.worker_num
             if "local_worker_num" in self._given:
                 self._tell("worker_num", Told(local, "--local_worker_num"))
             elif here is not None:
@@ -109,11 +109,16 @@ class _Finder:
             UsageError: that cannot be known.
         """
         job = self._job
-        if "worker_num" in self._given and local is not None:
-            return bool(local.value < self._options["worker_num"])
-        if not job.are_peers_near:
+        total = job.worker_num.value if job.worker_num else None
+        if "worker_num" in self._given:
+            total = self._options["worker_num"]
+        if total is not None and local is not None:
+            return bool(local.value < total)
+        if not job.are_peers_near and (job.worker_num is None or total == 1):
             return False
         missing = [name for name in ("worker_num", "local_worker_num") if name not in self._given]
+        if job.worker_num is not None and "worker_num" in missing:
+            missing.remove("worker_num")
         if local is not None:
             missing.remove("local_worker_num")
         raise UsageError(
@@ -129,6 +134,8 @@ class _Finder:
         if job.node_num is not None:
             product = f"{job.node_num.source} x {local.source}"
             self._tell("worker_num", Told(job.node_num.value * local.value, product))
+        else:
+            self._tell("worker_num", job.worker_num)
         self._tell("local_worker_num", local)
         self._tell("master_addr", job.master_addr)
         self._tell("master_port", job.master_port)

@@ -1,5 +1,5 @@
 """What starts msrun on several hosts and says so in the environment: torchrun's variables, Slurm, Open MPI,
-Kubernetes, Volcano; in the order in which they are asked.
+Kubernetes, Volcano, and those of `variables`; in the order in which they are asked.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from msrun.planning.discovery.surroundings import (
     read_place,
     read_port,
 )
+from msrun.planning.discovery.variables import find_allocation, find_pmix, find_sagemaker, find_variables, find_vertex
 from msrun.planning.hosts.host_entry import blamed_on
 from ranktable.hostlist.brackets import expand
 from ranktable.hostlist.ranges import RangeError, read_ranges
@@ -397,9 +398,14 @@ FINDERS: Final[tuple[Finder, ...]] = (
     find_torchrun,  # set on purpose, for a launcher of this kind: nearer than the cluster that it runs in
     find_open_mpi,  # an mpirun in a Slurm allocation, or in a pod of an MPIJob, has started this process
     find_slurm,
+    find_sagemaker,
+    find_vertex,
+    find_variables,
     find_pytorch_pods,  # of Kubeflow, or of Volcano's plugin pytorch, which numbers the pods over all tasks
     find_volcano,
-    find_kubernetes_job,  # last: other kinds make their pods through Indexed Jobs
+    find_kubernetes_job,  # after those that make their pods through Indexed Jobs
+    find_pmix,
+    find_allocation,  # last: it knows no place, and says what is not used
 )
 """What is nearer to this process comes first: the first that finds something decides alone."""
 

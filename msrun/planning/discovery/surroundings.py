@@ -40,6 +40,8 @@ class HostView:
     """What follows the name where peers ask for it: the headless service of a pod; empty when there is none."""
     cpu_count: int = 1
     """Processors that msrun may use."""
+    listed: tuple[str, ...] = ()
+    """The hosts in the file that PBS_NODEFILE names, one for each of their slots."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,8 @@ class Surroundings:
     """Number of hosts; None = no variable says it."""
     node_rank: Told[int] | None = None
     """Index of this host; None = hosts are numbered when they meet."""
+    worker_num: Told[int] | None = None
+    """Workers of all hosts; None = no variable says it."""
     local_worker_num: Told[int] | None = None
     """Workers here; None = no variable says it."""
     master_addr: Told[str] | None = None

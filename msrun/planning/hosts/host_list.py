@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 from msrun.errors import UsageError, near_miss
@@ -105,6 +106,8 @@ _LIMIT_KEYS = ("max_slots", "max-slots")
 def parse_hostfile(text: str, source: str) -> tuple[HostEntry, ...]:
     """Turn the text of a hostfile into entries; a host of which it says no slots has 0 of them.
 
+    Names alone, of which some come several times in a row, are a line for each slot, as PBS and LSF write them.
+
     Args:
         source: the path of the file, for messages.
 
@@ -120,6 +123,10 @@ def parse_hostfile(text: str, source: str) -> tuple[HostEntry, ...]:
     if not entries:
         what = "holds only comments and blank lines" if text.strip("\ufeff \t\r\n") else "is empty"
         raise UsageError(f"{place}: {what}; write lines such as h1 slots=8")
+    if all(entry == HostEntry(entry.name, source=entry.source) for entry in entries):
+        runs = [list(run) for _, run in groupby(entries, key=lambda entry: entry.name)]
+        if len(runs) < len(entries):
+            entries = [replace(run[0], slots=len(run), device_ids=tuple(range(len(run)))) for run in runs]
     check_distinct(entries)
     return tuple(entries)
 

@@ -54,7 +54,7 @@ def test_devices_count_that_a_job_would_use(
 
 def test_host_is_named_without_its_domain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "train-1.train.ns.svc.cluster.local")
-    host = view_host()
+    host = view_host({})
     assert (host.name, host.domain) == ("train-1", "train.ns.svc.cluster.local")
     assert host.cpu_count >= 1
 

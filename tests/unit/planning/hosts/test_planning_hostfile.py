@@ -15,6 +15,7 @@ FORMS = [
     ("h1 slots=8\nh2 slots=4\n", [("h1", 8), ("h2", 4)]),
     ("h1:8\nh2:4", [("h1", 8), ("h2", 4)]),
     ("h1\nh2", [("h1", 0), ("h2", 0)]),
+    ("h1\nh2\nh2\nh3\nh3\n", [("h1", 1), ("h2", 2), ("h3", 2)]),
     ("\ufeffh1 slots=8\r\n\r\nh2 slots=4\r\n", [("h1", 8), ("h2", 4)]),
     ("# hosts\n\n  \t\nh1 slots=8 # the first\n   # more\nh2\tslots=4", [("h1", 8), ("h2", 4)]),
     ("h1:8 slots=8", [("h1", 8)]),

@@ -197,7 +197,7 @@ def _counts(
         address, _, port = found.endpoint.rpartition(":") if ":" in found.endpoint else (found.endpoint, "", "")
         result += [f"--master_addr={address.strip('[]')}", *([f"--master_port={port}"] if port else [])]
     if found.per_host is not None:
-        each = _workers(*found.per_host, count_devices)
+        each = workers_here(*found.per_host, count_devices)
         if hosts > 1:
             result.append(f"--worker_num={hosts * each}")
         result.append(f"--local_worker_num={each}")
@@ -213,16 +213,28 @@ def _counts(
     return result
 
 
-def _workers(name: str, value: str, count_devices: Callable[[], int]) -> int:
-    """Return the number of workers of a host, by torchrun's rule for its words."""
+def workers_here(name: str, value: str, count_devices: Callable[[], int]) -> int:
+    """Return the number of workers of a host, by torchrun's rule for its words auto, gpu and cpu.
+
+    Raises:
+        UsageError: neither such a word nor a number, or gpu where there is none.
+    """
     if value == "cpu":
-        return len(os.sched_getaffinity(0))
+        return count_cpus()
     if value in ("gpu", "auto"):
         count = count_devices()
         if not count and value == "gpu":
             raise UsageError(f"{name} gpu: no accelerator is visible on this host; give a number, auto or cpu")
-        return count or len(os.sched_getaffinity(0))
+        return count or count_cpus()
     return _count(name, value)
+
+
+def count_cpus() -> int:
+    """Return how many processors msrun may use: those of its mask, and no more than its cgroup's time is worth."""
+    from msrun.agent.host.cgroups import read_cgroup_limits
+
+    limit, count = read_cgroup_limits().quota_cores, len(os.sched_getaffinity(0))
+    return count if limit is None else max(1, min(count, int(limit)))
 
 
 def _count(name: str, value: str) -> int:

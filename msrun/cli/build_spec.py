@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from msrun.planning.spec import (
 from msrun.planning.tls_spec import TlsSpec, check_private, parse_tls_config
 from ranktable.files import read_text
 
+MINDSPORE_WORKER_NUM = 8
+"""Where nobody says it. Source: mindspore/python/mindspore/parallel/cluster/run.py."""
 TERM = "TERM"
 """The variable that names the kind of a terminal."""
 
@@ -36,10 +39,8 @@ def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
     Raises:
         UsageError: a word that cannot be understood.
     """
-    working_directory = Path(options["chdir"] or ".").absolute()
-    if not working_directory.is_dir():
-        raise UsageError(f"--chdir {options['chdir']}: no such directory; workers have to start somewhere")
-    worker_num = options["worker_num"]
+    working_directory = read_directory(options)
+    worker_num = 1 if options["worker_num"] is None else options["worker_num"]
     tail_ranks = parse_tail(options["tail_worker_log"], worker_num) if worker_num > 0 else ()
     is_interactive = options["interactive"] is not None
     has_terminal = is_interactive and os.isatty(0)
@@ -147,6 +148,18 @@ def _read_text(name: str, path: Path) -> str:
 _NEEDS_A_JOB = ("dry_run", "hosts", "hostfile", "server_num", "trace", "metrics_file", "rank_table_file")
 
 
+def read_directory(options: Mapping[str, Any]) -> Path:
+    """Return the directory in which the program starts.
+
+    Raises:
+        UsageError: there is none.
+    """
+    directory = Path(options["chdir"] or ".").absolute()
+    if not directory.is_dir():
+        raise UsageError(f"--chdir {options['chdir']}: no such directory; workers have to start somewhere")
+    return directory
+
+
 def build_simulation(options: dict[str, Any], caller: dict[str, str]) -> Simulation:
     """Translate the command line's words into a dry run.
 
@@ -156,17 +169,18 @@ def build_simulation(options: dict[str, Any], caller: dict[str, str]) -> Simulat
     for name in _NEEDS_A_JOB:
         if options[name]:
             raise UsageError(f"--sim_level and --{name}: a dry run starts no job; leave --{name} out")
-    working_directory = Path(options["chdir"] or ".").absolute()
-    if not working_directory.is_dir():
-        raise UsageError(f"--chdir {options['chdir']}: no such directory; the script has to start somewhere")
+    working_directory = read_directory(options)
     env = parse_env(options["env"], caller)
     for name, value in env:
         check_env(name, value)
+    worker_num = MINDSPORE_WORKER_NUM if options["worker_num"] is None else options["worker_num"]
+    if isinstance(worker_num, str):
+        raise UsageError(f"--sim_level and --worker_num {worker_num}: no host is looked at; give a number")
     return Simulation(
         program=parse_program(options["words"], is_module=options["module"], working_directory=working_directory),
         level=options["sim_level"],
-        worker_num=options["worker_num"],
-        local_worker_num=options["local_worker_num"] or min(8, options["worker_num"]),
+        worker_num=worker_num,
+        local_worker_num=options["local_worker_num"] or min(8, worker_num),
         global_rank=options["sim_rank_id"],
         device=options["sim_device"],
         working_directory=working_directory,

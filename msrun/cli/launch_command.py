@@ -14,8 +14,8 @@ import click
 from click.core import ParameterSource
 
 from msrun import __version__, contract
-from msrun.cli.aliases import translate
-from msrun.cli.build_spec import build_simulation, build_spec
+from msrun.cli.aliases import translate, workers_here
+from msrun.cli.build_spec import MINDSPORE_WORKER_NUM, build_simulation, build_spec, read_directory
 from msrun.cli.commands import (
     end_warm_servers,
     estimate_command,
@@ -34,9 +34,10 @@ from msrun.launch import output
 from msrun.launch.printable import one_line
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.host_entry import HostEntry
-from msrun.planning.program import COMMANDS
-from msrun.planning.settings import without_option_variables
-from msrun.planning.spec import LaunchSpec, check_spec
+from msrun.planning.imports import imports_package
+from msrun.planning.program import COMMANDS, parse_program
+from msrun.planning.settings import FoundSetting, without_option_variables
+from msrun.planning.spec import LaunchSpec, check_spec, is_loopback
 
 MAX_SHOWN = 80
 """Of a path that is too long."""
@@ -133,6 +134,9 @@ def _spec(options: dict[str, Any], sources: Sources) -> LaunchSpec:
     entries: tuple[HostEntry, ...] = ()
     spares: tuple[HostEntry, ...] = ()
     given = {setting.name for setting in sources.settings}
+    if isinstance(options["worker_num"], str):
+        options = _count_here(options)
+        given = given ^ {"worker_num", "local_worker_num"}
     if options["rank_table_file"] is not None and not (options["dry_run"] or options["plan"] or options["check"]):
         _await_table(options)
     if any(options[name] not in (None, False) for name in HOST_OPTIONS):
@@ -150,13 +154,8 @@ def _spec(options: dict[str, Any], sources: Sources) -> LaunchSpec:
             options = host_list.apply(options, given)
     elif options["discover"]:
         options = _discover(options, given, sources)
-    is_alone = "local_worker_num" in given and not {"worker_num", "node_rank", "master_addr"} & given
-    if (
-        is_alone
-        and options["local_worker_num"] > 0
-        and not any(setting.name == "worker_num" for setting in sources.settings)
-    ):
-        options = {**options, "worker_num": options["local_worker_num"]}
+    if options["worker_num"] is None:
+        options = _with_worker_num(options, sources)
     spec = replace(
         build_spec(options, dict(os.environ)),
         settings=sources.settings,
@@ -166,6 +165,47 @@ def _spec(options: dict[str, Any], sources: Sources) -> LaunchSpec:
     )
     check_spec(spec)
     return spec
+
+
+def _count_here(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options with a word of --worker_num as the number of workers on this host."""
+    word = options["worker_num"]
+    if named := next((name for name in (*HOST_OPTIONS, "local_worker_num") if options[name] not in (None, False)), ""):
+        raise UsageError(f"--worker_num {word} and --{named}: it counts on this host alone; give a number")
+    return {**options, "worker_num": None, "local_worker_num": workers_here("--worker_num", word, _count_devices)}
+
+
+def _with_worker_num(options: dict[str, Any], sources: Sources) -> dict[str, Any]:
+    """Return the options with the number of workers that holds where none is given.
+
+    Raises:
+        UsageError: the job has other hosts, so that nobody knows.
+    """
+    directory = read_directory(options)
+    program = parse_program(options["words"], is_module=options["module"], working_directory=directory)
+    is_among_others = options["node_rank"] > 0 or not is_loopback(options["master_addr"])
+    if options["local_worker_num"] is not None and not is_among_others:
+        number = max(1, options["local_worker_num"])
+        source = "--local_worker_num" if "local_worker_num" in {s.name for s in sources.settings} else "counted here"
+    elif any(imports_package(file, "mindspore") for file in program.files(directory)):
+        number, source = MINDSPORE_WORKER_NUM, "MindSpore's default"
+        _say_hint(f"{number} workers, as of MindSpore's msrun; --worker_num N starts N", options)
+    elif options["local_worker_num"] is not None:
+        raise UsageError(
+            "--worker_num: is left out, but --master_addr or --node_rank says that there are other hosts; give the "
+            "number of workers over all of them"
+        )
+    else:
+        devices = _count_devices(options["device_target"])
+        number, source = devices or 1, "accelerators of this host" if devices else "no accelerator on this host"
+    sources.settings = (*sources.settings, FoundSetting("worker_num", number, source))
+    return {**options, "worker_num": number}
+
+
+def _count_devices(target: str = "auto") -> int:
+    from msrun.launch.host_discovery import count_devices
+
+    return count_devices(target, os.environ)
 
 
 def _await_table(options: dict[str, Any]) -> None:
@@ -316,12 +356,7 @@ def _has_directory() -> bool:
 def _in_own_words(words: list[str]) -> tuple[list[str], str]:
     """Return a command line without the words of other launchers, and which of those change nothing."""
 
-    def count() -> int:
-        from msrun.launch.host_discovery import count_devices
-
-        return count_devices("auto", os.environ)
-
-    told = translate(words, os.environ, count)
+    told = translate(words, os.environ, _count_devices)
     text = f"{', '.join(told.without_effect)}: taken, and without effect here" if told.without_effect else ""
     return told.words, text
 

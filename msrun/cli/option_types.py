@@ -28,6 +28,25 @@ class Boolean(click.ParamType):  # type: ignore[type-arg]  # generic in newer cl
         return word in TRUE_WORDS
 
 
+COUNT_WORDS = ("auto", "gpu", "cpu")
+
+
+class WorkerCount(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
+    """A number of workers, or one for each of something on this host."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        """Return the number, or the word."""
+        word = str(value).strip().lower()
+        if word in COUNT_WORDS:
+            return word
+        try:
+            return int(word)
+        except ValueError:
+            self.fail(f"{value!r}: give a number, auto, gpu or cpu", param, ctx)
+
+
 class PlanForm(click.Choice):  # type: ignore[type-arg]  # generic in newer click only
     """A form of the plan; True means text and False no plan, so that a variable or a file can be overruled."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from msrun import contract
-from msrun.cli.option_types import Boolean, Interval, OneRank, PlanForm, PlanPlace, Warm, option
+from msrun.cli.option_types import Boolean, Interval, OneRank, PlanForm, PlanPlace, Warm, WorkerCount, option
 from msrun.cli.sources import read_sources
 from msrun.planning.spec import CONNECT_TIME_OUT_S, HOST_KEY_POLICIES, WARM_TIME_MIN, WINDOW
 
@@ -28,7 +28,13 @@ SWITCH = ""
 
 GROUPS: dict[str, list[click.Option]] = {
     MOST_USED: [
-        option("worker_num", "N", type=int, default=8, show_default=True, help="Workers of the job, over all hosts."),
+        option(
+            "worker_num",
+            "N",
+            type=WorkerCount(),
+            help="Workers of the job, over all hosts; on one host also gpu or cpu (one each), or auto (one for each "
+            "accelerator, else processor).  [default: one for each accelerator, else 1; 8 for a MindSpore script]",
+        ),
         option(
             "hosts",
             "LIST",

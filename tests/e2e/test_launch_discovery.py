@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import stat
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from host_net import HostNet
-from job_runner import JobRunner, Running
+from job_runner import Finished, JobRunner, Running
+
+from msrun.planning.ranks import count_workers
 
 NAMES = ("train-0", "train-1")
 DOMAIN = "train.default.svc.cluster.local"
@@ -179,7 +182,7 @@ def test_what_a_cluster_tells_is_shown_given_up_and_overruled(msrun: JobRunner, 
     ):
         assert line in lines
     off = msrun.run("--discover=False", *words, cwd=tmp_path, env=slurm_step(1))
-    assert b"8 workers on 1 host" in off.stdout
+    assert b"1 worker on 1 host" in off.stdout
     quiet = msrun.run("--quiet", *words, cwd=tmp_path, env=slurm_step(1))
     assert quiet.stderr == ""
 
@@ -206,3 +209,22 @@ def test_found_value_that_a_job_cannot_have_is_refused_with_its_variable(
     assert address.code == 2
     assert "--master_addr '-x': not an address" in address.errors[0]
     assert "(master_addr is set by PET_MASTER_ADDR)" in address.errors[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "script", "workers"),
+    [
+        ((), "import torch", "1 worker on 1 host"),
+        ((), "import mindspore", "8 workers on 1 host"),
+        (("--local_worker_num=3",), "import mindspore", "3 workers on 1 host"),
+        (("--worker_num=cpu",), "", f"{count_workers(len(os.sched_getaffinity(0)))} on 1 host"),
+        (("--worker_num=auto",), "", f"{count_workers(len(os.sched_getaffinity(0)))} on 1 host"),
+    ],
+)
+def test_a_job_has_as_many_workers_as_the_host_or_its_script_wants(
+    msrun_here: Callable[..., Finished], tmp_path: Path, words: tuple[str, ...], script: str, workers: str
+) -> None:
+    (tmp_path / "train.py").write_text(script)
+    shown = msrun_here(*words, "--dry_run", "train.py", cwd=tmp_path)
+    assert workers in shown.stdout.decode(), shown.stderr
+    assert ("8 workers, as of MindSpore's msrun" in shown.stderr) == (workers[0] == "8")

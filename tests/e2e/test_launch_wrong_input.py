@@ -41,7 +41,13 @@ WRONG = {
     "python -m alone": (["python", "-m"], r"python -m: no module after it"),
     "no worker": (["--worker_num=0", "train.py"], r"--worker_num 0: must be 1 or more"),
     "negative workers": (["--worker_num", "-2", "train.py"], r"--worker_num -2: must be 1 or more"),
-    "workers no number": (["--worker_num=two", "train.py"], r"--worker_num: 'two' is not a valid integer"),
+    "workers no number": (["--worker_num=two", "train.py"], r"--worker_num: 'two': give a number, auto, gpu or cpu"),
+    "processors of other hosts": (["--worker_num=cpu", "--hosts=h1", "train.py"], r"--worker_num cpu and --hosts: it"),
+    "accelerators that are none": (["--worker_num=gpu", "train.py"], r"--worker_num gpu: no accelerator is visible"),
+    "workers of other hosts": (
+        ["--local_worker_num=2", "--master_addr=10.0.0.1", "train.py"],
+        r"--worker_num: is left out, but --master_addr or --node_rank says that there are other hosts",
+    ),
     "no local worker": (["--local_worker_num=0", "train.py"], r"--local_worker_num 0: must be 1 or more"),
     "too many local": (
         ["--worker_num=2", "--local_worker_num=3", "train.py"],
@@ -97,7 +103,7 @@ WRONG = {
         ["--worker_num=2", "--rank_table_file=one.json", "train.py"],
         r"--worker_num 2: --rank_table_file .*one\.json says 1 ",
     ),
-    "devices": (["--device_target=gpu", "train.py"], r"8 workers but 0 gpu devices visible .*--device_target cpu"),
+    "devices": (["--device_target=gpu", "train.py"], r"1 worker but 0 gpu devices visible .*--device_target cpu"),
     "line break in a name": (["a\nb.py"], r"a\\nb\.py: no such file"),
     "words of the script are not ours": (["no.py", "--debug"], r"no\.py: no such file"),
 }

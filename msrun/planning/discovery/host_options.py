@@ -54,10 +54,10 @@ def find_host_options(
     """
     finder = _Finder(job, options, given)
     if job.node_num is not None and job.node_num.value == 1:
-        return finder.alone()
+        return finder.alone(count_devices)
     local = finder.local_worker_num(count_devices)
     if job.node_num is None and not finder.is_of_several(local):
-        return finder.alone()
+        return finder.alone(count_devices)
     return finder.among_others(local)
 
 
@@ -70,11 +70,13 @@ class _Finder:
         self._given = given
         self._told: dict[str, Told[int] | Told[str]] = {}
 
-    def alone(self) -> HostOptions:
+    def alone(self, count_devices: Callable[[], int]) -> HostOptions:
         """Return the options of the only host; its number of workers may be told."""
         job, lines = self._job, []
         if "worker_num" not in self._given:
             local, here = self._options["local_worker_num"], job.local_worker_num or job.worker_num
+            if here is None and job.without_devices and not count_devices():
+                here = job.without_devices
             if "local_worker_num" in self._given:
                 self._tell("worker_num", Told(local, "--local_worker_num"))
             elif here is not None:
@@ -100,7 +102,7 @@ class _Finder:
             return job.local_worker_num
         if (devices := count_devices()) > 0:
             return Told(devices, "devices of this host")
-        return Told(1, "default of one per host") if job.node_num is not None else None
+        return job.without_devices or (Told(1, "default of one per host") if job.node_num is not None else None)
 
     def is_of_several(self, local: Told[int] | None) -> bool:
         """Return whether a job whose number of hosts nobody says has other hosts than this one.

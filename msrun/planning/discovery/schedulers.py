@@ -67,6 +67,7 @@ def find_torchrun(environ: Mapping[str, str], host: HostView) -> Surroundings | 
         node_num=node_num,
         node_rank=node_rank,
         local_worker_num=_local_worker_num(environ, host),
+        without_devices=Told(host.cpu_count, f"{LOCAL}=auto") if environ.get(LOCAL, "").lower() == "auto" else None,
         master_addr=master_addr,
         master_port=master_port,
         remedy=f"set {ADDRESSES[0]}, or give --master_addr ADDRESS",
@@ -137,6 +138,7 @@ JOB_NODES = "SLURM_JOB_NUM_NODES"
 NODE = "SLURM_NODEID"
 NODE_NAME = "SLURMD_NODENAME"
 GPUS = "SLURM_GPUS_ON_NODE"
+TASKS = "SLURM_NTASKS"
 
 
 def find_slurm(environ: Mapping[str, str], host: HostView) -> Surroundings | None:
@@ -151,8 +153,10 @@ def find_slurm(environ: Mapping[str, str], host: HostView) -> Surroundings | Non
     gpus = Told(read_number(environ, GPUS), GPUS) if environ.get(GPUS) else None
     local = gpus if gpus and gpus.value else None
     if not environ.get(STEP_LIST) or not environ.get(STEP_NODES):
-        alone = Told(1, f"no {STEP_NODES}")
-        return Surroundings(name=name, node_num=alone, local_worker_num=local, hint=_hint(environ, name))
+        alone, hint = Told(1, f"no {STEP_NODES}"), _hint(environ, name)
+        if local is None and not hint and environ.get(TASKS):  # of a batch script that is to start them itself
+            local = Told(read_number(environ, TASKS, least=1), TASKS)
+        return Surroundings(name=name, node_num=alone, local_worker_num=local, hint=hint)
     _check_tasks(environ)
     node_rank, node_num = read_place(environ, NODE, STEP_NODES)
     if node_num.value == 1:

@@ -58,6 +58,8 @@ class Surroundings:
     """Workers of all hosts; None = no variable says it."""
     local_worker_num: Told[int] | None = None
     """Workers here; None = no variable says it."""
+    without_devices: Told[int] | None = None
+    """Workers here where no variable says it and this host has no devices; None = one."""
     master_addr: Told[str] | None = None
     """Name or address of node 0; None = no variable says it."""
     master_port: Told[int] | None = None

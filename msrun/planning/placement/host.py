@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from msrun.errors import UsageError
+from msrun.planning.ranks import count_workers
 from ranktable.hostlist.ranges import RangeError, fold_numbers, read_range
 
 MAX_CPU = 1 << 16
@@ -256,7 +257,7 @@ def place_devices(
         )
     if len(devices) < local_worker_num:
         raise UsageError(
-            f"{local_worker_num} workers but {len(devices)} {target} devices visible on {host.name}"
+            f"{count_workers(local_worker_num)} but {len(devices)} {target} devices visible on {host.name}"
             f"{f' ({why})' if why else ''}: start fewer workers or give --device_target cpu"
         )
     return DevicePlacement(target, ids, tuple(devices[index] for index in ids), reason, (why,) if why else ())

@@ -56,6 +56,13 @@ def test_gpus_of_the_node_are_its_workers() -> None:
     assert found({**STEP, "SLURM_GPUS_ON_NODE": "0"}).local_worker_num is None
 
 
+def test_a_batch_script_of_one_node_has_its_tasks_as_workers() -> None:
+    batch = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS": "4"}
+    job = found(batch)
+    assert job.local_worker_num and (job.local_worker_num.value, job.local_worker_num.source) == (4, "SLURM_NTASKS")
+    assert found({**batch, "SLURM_JOB_NUM_NODES": "2"}).local_worker_num is None
+
+
 def test_port_is_one_for_all_hosts_of_a_step_and_another_for_another_step_or_job() -> None:
     changes = [{}, {"SLURM_NODEID": "0", "SLURMD_NODENAME": "n1"}, {"SLURM_STEP_ID": "1"}, {"SLURM_JOB_ID": "4712"}]
     here, there, *others = [found({**STEP, **change}).master_port for change in changes]

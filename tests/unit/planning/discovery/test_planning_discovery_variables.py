@@ -102,6 +102,14 @@ def test_a_world_size_beside_a_node_rank_is_that_of_workers() -> None:
         find_host_options(found(environ), OPTIONS, (), lambda: 0)
 
 
+@pytest.mark.parametrize(("devices", "workers"), [(0, 4), (2, 2)])
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_torchruns_auto_is_one_for_each_device_else_for_each_processor(nodes: int, devices: int, workers: int) -> None:
+    environ = {"PET_NNODES": str(nodes), "PET_NODE_RANK": "0", "PET_NPROC_PER_NODE": "auto", "PET_MASTER_ADDR": "h1"}
+    options = find_host_options(found(environ), OPTIONS, (), lambda: devices).options
+    assert options.get("worker_num", devices) == nodes * workers
+
+
 @pytest.mark.parametrize(
     ("environ", "words"),
     [

@@ -43,6 +43,8 @@ TORCHELASTIC_RUN_ID: Final = "TORCHELASTIC_RUN_ID"
 TORCHELASTIC_RESTART_COUNT: Final = "TORCHELASTIC_RESTART_COUNT"
 TORCHELASTIC_MAX_RESTARTS: Final = "TORCHELASTIC_MAX_RESTARTS"
 TORCHELASTIC_USE_AGENT_STORE: Final = "TORCHELASTIC_USE_AGENT_STORE"
+TORCHELASTIC_ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
+"""Where `torch.distributed.elastic.multiprocessing.errors.record` leaves a worker's exception, for the report."""
 
 # -- MindSpore's words ----------------------------------------------------------------------------------------------
 MS_ROLE: Final = "MS_ROLE"
@@ -109,6 +111,7 @@ RANK_VARIABLES: Final = frozenset(
         LOCAL_RANK,
         GROUP_RANK,
         ROLE_RANK,
+        TORCHELASTIC_ERROR_FILE,
         RANK_ID,
         DEVICE_ID,
         MS_NODE_ID,

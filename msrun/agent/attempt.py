@@ -135,6 +135,11 @@ def scheduler_spec(plan: LaunchPlan) -> ProcessSpec:
     return ProcessSpec(SCHEDULER_ID, scheduler_log(plan), cpus=plan.hosts[0].scheduler_cpus)
 
 
+def error_file(plan: LaunchPlan, global_rank: int, attempt: int) -> str:
+    """Return the path of the file in which a worker may leave its exception."""
+    return f"{plan.run_dir}/error_{global_rank}_{attempt}.json"
+
+
 def worker_specs(
     plan: LaunchPlan, host: HostPlan, caller: Mapping[str, str], *, attempt: int, use_exec: bool
 ) -> list[ProcessSpec]:
@@ -155,7 +160,7 @@ def worker_specs(
             worker.log_path,
             host.program,
             use_exec,
-            {**env, **worker.env},
+            {**env, **worker.env, contract.TORCHELASTIC_ERROR_FILE: error_file(plan, worker.global_rank, attempt)},
             worker.cpus,
             worker.memory_nodes,
         )

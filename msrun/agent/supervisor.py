@@ -15,7 +15,16 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from msrun import contract
-from msrun.agent.attempt import Attempt, Attempts, HostResult, keep_logs, late_start, scheduler_spec, worker_specs
+from msrun.agent.attempt import (
+    Attempt,
+    Attempts,
+    HostResult,
+    error_file,
+    keep_logs,
+    late_start,
+    scheduler_spec,
+    worker_specs,
+)
 from msrun.agent.observer import Observers
 from msrun.agent.own_processes import OwnProcesses
 from msrun.agent.pause import Pause
@@ -26,7 +35,13 @@ from msrun.agent.processes.server_handle import ForkServerHandle
 from msrun.agent.processes.terminal import RankTerminal
 from msrun.agent.signals import SignalPipe
 from msrun.agent.timers import Timers
-from msrun.agent.watch.evidence import MemoryKillWatch, explain_full_disk, explain_limit, explain_no_input
+from msrun.agent.watch.evidence import (
+    MemoryKillWatch,
+    explain_full_disk,
+    explain_limit,
+    explain_no_input,
+    read_recorded_error,
+)
 from msrun.agent.watch.job_watch import JobWatch
 from msrun.agent.watch.progress_board import ProgressBoard
 from msrun.agent.watch.stacks import STACK_WAIT_S
@@ -306,6 +321,7 @@ class Supervisor:
                 or explain_full_disk(log)
                 or explain_limit(status, log)
                 or explain_no_input(log, rank, has_input)
+                or read_recorded_error(error_file(self._plan, rank, attempt.number))
             )
         if member is membership.first_failure:
             self._attempt.doing, self._attempt.left = self._watch.doing(membership), self._watch.left(membership)

@@ -101,6 +101,7 @@ def test_worker_environment_is_complete_and_exact(recorded: Recorded) -> None:
             "TORCHELASTIC_RESTART_COUNT": "0",
             "TORCHELASTIC_MAX_RESTARTS": "0",
             "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_ERROR_FILE": f"{plan['run_dir']}/error_{rank}_0.json",
             "MS_ROLE": "MS_WORKER",
             "MS_WORKER_NUM": "4",
             "MS_SCHED_HOST": "127.0.0.1",

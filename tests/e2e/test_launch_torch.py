@@ -94,6 +94,30 @@ def test_line_of_torchrun_gives_the_workers_what_torchrun_gives_them(
     assert told[0] and all(one == told[0] for one in told)
 
 
+def test_an_exception_that_a_script_records_is_in_the_report(msrun: JobRunner, tmp_path: Path) -> None:
+    """Also where the script hides it from its log, and never that of another attempt."""
+    (tmp_path / "train.py").write_text(
+        "import os, sys\n"
+        "from torch.distributed.elastic.multiprocessing.errors import record\n"
+        "@record\n"
+        "def main():\n"
+        "    if os.environ['RANK'] == '1' and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
+        "        raise ValueError('no such data set: ' + 'x' * 300)\n"
+        "try:\n"
+        "    main()\n"
+        "except ValueError:\n"
+        "    sys.exit(7)\n"
+        "if sys.argv[1:] and os.environ['RANK'] == '1':\n"
+        "    os._exit(9)\n"
+    )
+    failed = msrun.run("--worker_num=2", "train.py", cwd=tmp_path)
+    assert failed.code == 7
+    assert "rank 1 on" in failed.stderr and "exit code 7, ValueError: no such data set: xxx" in failed.stderr
+    again = msrun.run("--worker_num=2", "--max_restarts=1", "train.py", "later", cwd=tmp_path)
+    assert again.code == 9
+    assert "exit code 9, after" in again.stderr
+
+
 def test_workers_of_torch_are_forked_by_default(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     finished = msrun.run("--worker_num=2", workers / "all_reduce.py", cwd=tmp_path)
     assert finished.code == 0, finished.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import resource
@@ -149,3 +150,22 @@ def explain_no_input(log: str, global_rank: int, has_input: bool) -> str:
         return ""
     end = read_end(log, LOOK_BYTES)
     return f"its standard input is empty: --interactive={global_rank} gives it yours" if _NO_INPUT.search(end) else ""
+
+
+RECORD_BYTES = 1 << 20
+RECORDED_CHARS = 200
+
+
+def read_recorded_error(path: str) -> str:
+    """Return the exception that torch's `record` has left for the failure report, in a line; empty without one.
+
+    Source: torch.distributed.elastic.multiprocessing.errors.error_handler.
+    """
+    try:
+        record = json.loads(read_end(path, RECORD_BYTES))
+        message = record["message"]
+        text = str(message["message"] if isinstance(message, dict) else message)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ""
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return line if len(line) <= RECORDED_CHARS else f"{line[:RECORDED_CHARS]} ..."

@@ -41,7 +41,7 @@ def build(caller: dict[str, str] | None = None, extra: dict[str, str] | None = N
 
 def test_common_and_rank_variables_are_those_of_the_contract() -> None:
     ranks = rank_environment(global_rank=1, local_rank=1, node_rank=0, device_id=1)
-    assert set(ranks) == contract.RANK_VARIABLES - {contract.MSRUN_SERVER_ADDRESS}
+    assert set(ranks) == contract.RANK_VARIABLES - {contract.MSRUN_SERVER_ADDRESS, contract.TORCHELASTIC_ERROR_FILE}
     assert set(build()) - contract.JOB_VARIABLES == {
         "GLOO_SOCKET_IFNAME",
         "NCCL_SOCKET_IFNAME",

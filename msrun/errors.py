@@ -10,6 +10,7 @@
       ServerFailed              n    a parameter server ended while workers ran; its exit code, or 128 + signal
       PeerFailed                n    another host of the job failed; its exit status
       Interrupted           128+n    the launcher was told to stop by signal n
+        TimeLimitReached    124    --time_limit has passed
       ParallelError             1    raised inside a worker by `msrun.runtime`
         StrategyError           1    an illegal split of an operator, an input or a parameter
           LayoutTypeError       1    a value of a wrong type given to Layout
@@ -28,6 +29,7 @@ A message is one line: what was found, what is allowed, and what to do.
 from __future__ import annotations
 
 import errno
+import signal
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
@@ -102,6 +104,21 @@ class Interrupted(MsrunError):
         super().__init__(message)
         self.signum = int(signum)
         self.exit_code = 128 + self.signum
+
+
+class TimeLimitReached(Interrupted):
+    """The job has run for as long as it may; its workers get TERM."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, signal.SIGTERM)
+        self.exit_code = 124
+
+
+def interruption(signum: int, time_limit_s: float) -> Interrupted:
+    """Return why a signal of the launcher ends the job; ALRM comes from its own timer."""
+    if signum == signal.SIGALRM:
+        return TimeLimitReached(f"stopped by --time_limit: the job has run for {time_limit_s:g} s")
+    return Interrupted(f"stopped by {signal.Signals(signum).name}", signum)
 
 
 class ParallelError(MsrunError):

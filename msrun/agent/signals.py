@@ -22,14 +22,23 @@ def _hold(signum: int, _frame: object) -> None:
 
 
 class SignalPipe:
-    """INT, TERM, HUP, QUIT and what is to be passed on as readable bytes.
+    """INT, TERM, HUP, QUIT, what is to be passed on, and the end of a time limit (ALRM) as readable bytes.
 
     A HUP that was ignored at start (nohup) stays ignored.
     """
 
-    def __init__(self, forward: tuple[int, ...] = (), *, ignore_afterwards: bool = False) -> None:
-        """`ignore_afterwards`: leave these signals ignored at the end, instead of as they were."""
+    def __init__(
+        self, forward: tuple[int, ...] = (), *, ignore_afterwards: bool = False, time_limit_s: float = 0.0
+    ) -> None:
+        """Prepare a pipe.
+
+        Args:
+            ignore_afterwards: leave these signals ignored at the end, instead of as they were.
+            time_limit_s: after how many seconds ALRM comes, once; 0 = never.
+        """
         self._ignore_afterwards = ignore_afterwards
+        self.time_limit_s = time_limit_s
+        forward = (*forward, signal.SIGALRM) if time_limit_s else forward
         self._lock = threading.Lock()
         self._wanted = dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, *forward))
 
@@ -42,6 +51,8 @@ class SignalPipe:
                 continue
             self._old[signum] = signal.signal(signum, lambda *_: None)
         self._take_held()
+        if self.time_limit_s:
+            signal.setitimer(signal.ITIMER_REAL, self.time_limit_s)
         return self
 
     def _take_held(self) -> None:
@@ -57,6 +68,8 @@ class SignalPipe:
                 os.kill(os.getpid(), came)
 
     def __exit__(self, *_: object) -> None:
+        if self.time_limit_s:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
         for signum, handler in self._old.items():
             signal.signal(signum, signal.SIG_IGN if self._ignore_afterwards else handler)
         signal.set_wakeup_fd(self._old_wakeup)

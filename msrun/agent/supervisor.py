@@ -47,7 +47,15 @@ from msrun.agent.watch.progress_board import ProgressBoard
 from msrun.agent.watch.stacks import STACK_WAIT_S
 from msrun.cluster.membership import Decision, RestartPolicy, WorkerState
 from msrun.cluster.messages import Channel, Message
-from msrun.errors import ClusterError, HangTimeout, Interrupted, MsrunError, OwnProcessLost, PeerFailed
+from msrun.errors import (
+    ClusterError,
+    HangTimeout,
+    Interrupted,
+    MsrunError,
+    OwnProcessLost,
+    PeerFailed,
+    interruption,
+)
 from msrun.planning.environment import blas_threads
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.ranks import name_ranks
@@ -386,7 +394,7 @@ class Supervisor:
         if signum == signal.SIGINT and self._timers.is_set("stop"):
             self._server.send("stop", signum=int(signal.SIGKILL), grace_s=0.0, attempt=self._attempt.number)
             return
-        self._fail(Interrupted(f"stopped by {signal_name(signum)}", signum))
+        self._fail(interruption(signum, self._plan.time_limit_s))
 
     def _end_stuck(self, error: ClusterError, lagging: tuple[int, ...]) -> None:
         """End workers that wait for ever, after they had a moment to write their stacks."""

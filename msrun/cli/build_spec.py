@@ -61,6 +61,7 @@ def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
         forward_signals=parse_signals(options["signals"]),
         hang_time_out_s=options["hang_time_out"],
         exit_time_out_s=options["exit_time_out"],
+        time_limit_s=options["time_limit"],
         server_num=options["server_num"],
         max_restarts=options["max_restarts"],
         restart_on=parse_statuses("--restart_on", options["restart_on"]),

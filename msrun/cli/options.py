@@ -367,6 +367,14 @@ GROUPS: dict[str, list[click.Option]] = {
             "that wait in a collective for one that has ended; 0: no limit.",
         ),
         option(
+            "time_limit",
+            "S",
+            type=float,
+            default=0.0,
+            show_default=True,
+            help="End the job after so long, all attempts together, with status 124: TERM, --grace, KILL; 0: no limit.",
+        ),
+        option(
             "grace",
             "S",
             type=float,

@@ -188,7 +188,9 @@ def run_job(
         open_files = raise_open_files()
         stack.callback(set_open_files, open_files)
         # From here on a signal never ends msrun without cleaning up.
-        signals = stack.enter_context(SignalPipe((*spec.forward_signals, *OF_PAUSE), ignore_afterwards=is_last))
+        signals = stack.enter_context(
+            SignalPipe((*spec.forward_signals, *OF_PAUSE), ignore_afterwards=is_last, time_limit_s=spec.time_limit_s)
+        )
         control = None
         if spec.is_several:
             _check_part(spec, facts)

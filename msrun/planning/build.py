@@ -77,6 +77,7 @@ def plan_job(
         forward_signals=spec.forward_signals,
         hang_time_out_s=spec.hang_time_out_s,
         exit_time_out_s=spec.exit_time_out_s,
+        time_limit_s=spec.time_limit_s,
         max_restarts=spec.max_restarts,
         restart_on=spec.restart_on,
         no_restart_on=spec.no_restart_on,

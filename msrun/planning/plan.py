@@ -123,6 +123,7 @@ class LaunchPlan:
     """Signals that msrun passes on to the workers instead of ending the job."""
     hang_time_out_s: float
     exit_time_out_s: float
+    time_limit_s: float
     """0 = no limit."""
     max_restarts: int
     restart_on: tuple[int, ...]
@@ -172,6 +173,7 @@ class LaunchPlan:
             "forward_signals": [signal.Signals(signum).name for signum in self.forward_signals],
             "hang_time_out_s": self.hang_time_out_s,
             "exit_time_out_s": self.exit_time_out_s,
+            "time_limit_s": self.time_limit_s,
             "max_restarts": self.max_restarts,
             "restart_on": list(self.restart_on),
             "no_restart_on": list(self.no_restart_on),

@@ -143,9 +143,10 @@ def _environment(common: Mapping[str, str]) -> list[str]:
 def _limits(plan: LaunchPlan) -> str:
     hang = f"{plan.hang_time_out_s:g} s" if plan.hang_time_out_s else "none"
     ending = f"{plan.exit_time_out_s:g} s" if plan.exit_time_out_s else "none"
+    limit = f", time {plan.time_limit_s:g} s" if plan.time_limit_s else ""
     passed_on = ", ".join(signal.Signals(signum).name for signum in plan.forward_signals) or "none"
     return (
-        f"start {plan.cluster_time_out_s} s, grace {plan.grace_s:g} s, hang {hang}, exit {ending}, "
+        f"start {plan.cluster_time_out_s} s, grace {plan.grace_s:g} s, hang {hang}, exit {ending}{limit}, "
         f"restarts {plan.max_restarts}; signals passed on: {passed_on}"
     )
 

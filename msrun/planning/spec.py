@@ -199,9 +199,11 @@ class LaunchSpec:
     forward_signals: tuple[int, ...] = (int(signal.SIGUSR1), int(signal.SIGUSR2))
     """Passed on to the workers; they do not end the job."""
     hang_time_out_s: float = 0.0
+    """How long the job may go without any progress; 0 = for ever."""
     exit_time_out_s: float = contract.DEFAULT_EXIT_TIME_OUT_S
     """How long a worker may take to end, without a sign of life, once its program has ended; 0 = no limit."""
-    """How long the job may go without any progress; 0 = for ever."""
+    time_limit_s: float = 0.0
+    """How long the job may run, with all its attempts; 0 = for ever."""
     server_num: int = 0
     """Parameter servers beside the workers, on the one host of the job."""
     max_restarts: int = 0
@@ -328,6 +330,10 @@ def check_spec(spec: LaunchSpec) -> None:
         raise UsageError(f"--hang_time_out {spec.hang_time_out_s:g}: must be 0 or more seconds; 0 = no limit")
     if not 0 <= spec.exit_time_out_s < MAX_SECONDS:
         raise UsageError(f"--exit_time_out {spec.exit_time_out_s:g}: must be 0 or more seconds; 0 = no limit")
+    if not 0 <= spec.time_limit_s < MAX_SECONDS:
+        raise UsageError(f"--time_limit {spec.time_limit_s:g}: must be 0 or more seconds; 0 = no limit")
+    if spec.time_limit_s and signal.SIGALRM in spec.forward_signals:
+        raise UsageError("--signals ALRM and --time_limit: msrun's own timer sends ALRM; leave it out of --signals")
     if not 0 < spec.warm_time_min < MAX_SECONDS:
         raise UsageError(f"--warm_time {spec.warm_time_min:g}: must be more than 0 minutes")
     if spec.max_restarts < 0:

@@ -67,6 +67,8 @@ WRONG = {
     "port negative": (["--master_port=-1", "train.py"], r"--master_port -1: must be 0 to 65535"),
     "port no number": (["--master_port=abc", "train.py"], r"--master_port: 'abc' is not a valid integer"),
     "address": (["--master_addr=-oProxy", "train.py"], r"--master_addr '-oProxy': not an address"),
+    "time limit": (["--time_limit=-1", "train.py"], r"--time_limit -1: must be 0 or more seconds; 0 = no limit"),
+    "timer": (["--time_limit=9", "--signals=ALRM", "train.py"], r"--signals ALRM and --time_limit: msrun's own timer"),
     "grace": (["--grace=-1", "train.py"], r"--grace -1: must be 0 or more seconds"),
     "tail beyond": (["--worker_num=2", "--tail_worker_log=2", "train.py"], r"--tail_worker_log 2: .*ranks are 0 to 1"),
     "tail backwards": (["--worker_num=4", "--tail_worker_log=3-1", "train.py"], r"--tail_worker_log 3-1: "),

@@ -178,6 +178,8 @@ class FakeLink:
 class FakeSignals:
     """A `SignalPipe` into which the test puts signals; they come with the next message."""
 
+    time_limit_s = 0.0
+
     def __init__(self) -> None:
         self._inbox = Inbox()
 

@@ -9,11 +9,10 @@ import time
 from collections.abc import Callable, Mapping
 
 from msrun.agent.pause import stop_this_process
-from msrun.agent.processes.process_control import signal_name
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.messages import Message
 from msrun.cluster.own_thread import Inbox
-from msrun.errors import Interrupted, MsrunError
+from msrun.errors import Interrupted, MsrunError, interruption
 from msrun.launch.fleet.agent_link import SALVAGE_S, AgentLink
 from msrun.launch.fleet.event_loop import EventLoop
 from msrun.launch.fleet.record import NotUnderstood, is_understood
@@ -182,7 +181,7 @@ class Agents:
                 continue
             if signum not in self._forward:
                 self._interrupts += 1
-                self.interrupt = self.interrupt or Interrupted(f"stopped by {signal_name(signum)}", signum)
+                self.interrupt = self.interrupt or interruption(signum, self._signals.time_limit_s)
                 if not self.has_begun:
                     raise self.interrupt
             if self._interrupts > 2 and signum == signal.SIGINT:  # whoever insists is not kept waiting by a dead host

@@ -57,7 +57,11 @@ def run_fleet_job(
     if spec.server_num:
         spec = replace(spec, server_token=secrets.token_hex(32))
     with contextlib.ExitStack() as stack:
-        signals = stack.enter_context(SignalPipe((*spec.forward_signals, signal.SIGTSTP), ignore_afterwards=is_last))
+        signals = stack.enter_context(
+            SignalPipe(
+                (*spec.forward_signals, signal.SIGTSTP), ignore_afterwards=is_last, time_limit_s=spec.time_limit_s
+            )
+        )
         stack.enter_context(JobLock(spec.log_dir, job_id)).take()
         events = EventLog(_clear_directory(spec.log_dir))
         stack.callback(events.close)

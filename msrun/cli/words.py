@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +12,8 @@ import click
 from click.shell_completion import CompletionItem
 
 from msrun.cli.option_types import FALSE_WORDS, TRUE_WORDS
-from msrun.cli.options import GROUPS, OPTIONAL_VALUES, OPTIONS
-from msrun.errors import UsageError
+from msrun.cli.options import GROUPS, MOST_USED, OPTIONAL_VALUES, OPTIONS
+from msrun.errors import UsageError, near_miss
 from msrun.planning.program import Program
 
 
@@ -23,7 +24,19 @@ def normalise(argv: Sequence[str]) -> list[str]:
         plain = underscored(words[index])
         if plain in OPTIONAL_VALUES:
             words[index] = f"{plain}={OPTIONAL_VALUES[plain]}"
+    _name_help(words)
     return words
+
+
+def _name_help(words: list[str]) -> None:
+    """Give --help, where it is msrun's, the topic that follows it, or the first screen."""
+    for index in own_options(words):
+        if words[index] in HELP_WORDS:
+            topic = words[index + 1].lower() if index + 1 < len(words) else ""
+            words[index] = f"--help={topic if topic in TOPICS else FIRST_SCREEN}"
+            if topic in TOPICS:
+                del words[index + 1]
+            return
 
 
 def own_options(words: Sequence[str]) -> list[int]:
@@ -167,6 +180,12 @@ def describe_late_options(program: Program) -> str:
     )
 
 
+HELP_WORDS = ("-h", "--help")
+FIRST_SCREEN = "short"
+TOPICS = ("all", *(title.lower() for title in GROUPS if title != MOST_USED))
+"""What may follow --help."""
+_TOPIC = "msrun.help"
+_SENTENCE = re.compile(r"(?<=[.;])\s.*", re.DOTALL)
 COLUMN = 28
 """Width of the options; the help of a wider one begins on the next line."""
 
@@ -188,25 +207,74 @@ class LaunchCommand(click.Command):
             item for item in found if item.value == underscored(item.value) or underscored(item.value) not in values
         ]
 
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write one section for each group."""
+    def get_help_option(self, ctx: click.Context) -> click.Option:
+        """Return --help, which may be followed by a topic."""
+        return click.Option(
+            [*ctx.help_option_names],
+            is_eager=True,
+            expose_value=False,
+            callback=_show_help,
+            metavar="[all|GROUP]",
+            help=f"Show the most used options, all, or one group of them: {', '.join(TOPICS)}.",
+        )
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the first screen, all, or one group of options."""
+        topic = ctx.meta.get(_TOPIC, "all")
+        if topic == "all":
+            super().format_help(ctx, formatter)
+        elif topic == FIRST_SCREEN:
+            self.format_usage(ctx, formatter)
+            formatter.write_paragraph()
+            formatter.write_text(" ".join(str(self.help).split()))
+            self._write_group(ctx, formatter, MOST_USED, is_short=True)
+            with formatter.section(_styled("Examples", fg="yellow", bold=True)):
+                for line in str(self.epilog).split("Examples:\n")[1].splitlines()[:4]:
+                    formatter.write(f"{line}\n")
+            formatter.write_paragraph()
+            formatter.write_text(
+                f"msrun --help all shows every option, --help GROUP one group: {', '.join(TOPICS[1:])}."
+            )
+            formatter.write_text(
+                "Commands: msrun examples, msrun trace LOG_DIR, msrun estimate SCRIPT; --help after them."
+            )
+        else:
+            self._write_group(ctx, formatter, next(title for title in GROUPS if title.lower() == topic))
+
+    def _write_group(
+        self, ctx: click.Context, formatter: click.HelpFormatter, title: str, *, is_short: bool = False
+    ) -> None:
+        """Write the section of one group; short: the first sentence about each option."""
         grouped = {parameter for group in GROUPS.values() for parameter in group}
         rest = [one for one in self.get_params(ctx) if one not in grouped and isinstance(one, click.Option)]
-        last = list(GROUPS)[-1]
-        for title, group in GROUPS.items():
-            records = [parameter.get_help_record(ctx) for parameter in [*group, *(rest if title == last else [])]]
-            with formatter.section(_styled(title, fg="yellow", bold=True)):
-                rows = [
-                    (_styled(f"{record[0]:<{COLUMN}}", fg="cyan"), record[1])
-                    for record in records
-                    if record is not None
-                ]
-                formatter.write_dl(rows, col_max=COLUMN)
+        options = [*GROUPS[title], *(rest if title == list(GROUPS)[-1] else [])]
+        records = [record for one in options if (record := one.get_help_record(ctx)) is not None]
+        with formatter.section(_styled(title, fg="yellow", bold=True)):
+            rows = [
+                (_styled(f"{names:<{COLUMN}}", fg="cyan"), _SENTENCE.sub("", text).rstrip(";") if is_short else text)
+                for names, text in records
+            ]
+            formatter.write_dl(rows, col_max=COLUMN)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write one section for each group."""
+        for title in GROUPS:
+            self._write_group(ctx, formatter, title)
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the line that begins with Usage."""
         pieces = self.collect_usage_pieces(ctx)
         formatter.write_usage(ctx.command_path, " ".join(pieces), prefix=_styled("Usage: ", fg="yellow", bold=True))
+
+
+def _show_help(ctx: click.Context, _option: click.Parameter, topic: str | None) -> None:
+    if topic is None:
+        return
+    if topic not in (FIRST_SCREEN, *TOPICS):
+        raise UsageError(f"--help={topic}: no such group{near_miss(topic, TOPICS)}; the groups are {', '.join(TOPICS)}")
+    ctx.meta[_TOPIC] = topic
+    click.echo(ctx.get_help(), color=ctx.color)
+    ctx.exit()
 
 
 class ScriptWords(click.Argument):

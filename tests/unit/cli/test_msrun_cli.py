@@ -47,7 +47,7 @@ def test_every_option_is_also_spelled_with_dashes() -> None:
 
 def test_help_shows_every_option_once_and_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        main(["--help"])
+        main(["--help", "all"])
     assert caught.value.code == 0
     text = capsys.readouterr().out
     for parameter in command.params:

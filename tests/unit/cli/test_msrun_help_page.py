@@ -13,7 +13,7 @@ import click
 import pytest
 from job_runner import REPOSITORY
 
-from msrun.cli import command
+from msrun.cli import command, main
 from msrun.cli.options import GROUPS, MOST_USED, OPTIONS
 
 
@@ -50,6 +50,34 @@ def test_every_option_has_help_of_one_or_two_sentences() -> None:
     for parameter in OPTIONS:
         assert isinstance(parameter, click.Option) and parameter.help
         assert parameter.help[0].isupper() or parameter.help.startswith("fork:"), parameter.help
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 0
+    return click.unstyle(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("words", [("--help",), ("-h",), ("--worker_num", "2", "--help", "train.py")])
+def test_the_first_screen_has_the_most_used_options_and_says_where_the_others_are(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    text = said(capsys, *words)
+    assert len(text.splitlines()) <= 25
+    assert option_lines(text) == [parameter.opts[0] for parameter in GROUPS[MOST_USED]]
+    assert "--help all" in text
+
+
+@pytest.mark.parametrize("title", [title for title in GROUPS if title != MOST_USED])
+def test_the_options_of_one_group_are_shown_alone(capsys: pytest.CaptureFixture[str], title: str) -> None:
+    shown = option_lines(said(capsys, "--help", title.lower()))
+    assert shown[: len(GROUPS[title])] == [parameter.opts[0] for parameter in GROUPS[title]]
+    assert shown == option_lines(said(capsys, f"--help={title.upper()}".lower()))
+
+
+def test_all_options_are_shown_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert {parameter.opts[0] for parameter in OPTIONS} < set(option_lines(said(capsys, "--help", "all")))
 
 
 def read_from_terminal(**env: str) -> bytes:

@@ -1,10 +1,11 @@
-"""What starts no job: `msrun trace`, `examples`, `estimate`, completion, and looking after jobs (--status, --stop)."""
+"""What starts no job: `msrun status`, `watch`, `logs`, `stop`, `trace`, `examples`, `estimate`, and completion."""
 
 from __future__ import annotations
 
 import io
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from msrun import contract
-from msrun.cli.option_types import option
+from msrun.cli.option_types import Interval, option
 from msrun.errors import UsageError
 from msrun.launch import output
 from msrun.launch.printable import printable
@@ -136,6 +137,96 @@ def estimate_command(words: tuple[str, ...], device: str, worker_num: int, hosts
         tries_changes=True,
     )
     return run_simulation(simulation, dict(os.environ), quiet=False)
+
+
+_JOB = click.Argument(["log_dir"], metavar="[LOG_DIR]", default="log_output", type=click.Path(path_type=Path))
+_HELP = {"help_option_names": ["-h", "--help"]}
+_NOTHING_ASKED: dict[str, Any] = {
+    "status": None,
+    "stop": None,
+    "watch": None,
+    "json": False,
+    "words": (),
+    "quiet": False,
+}
+
+
+@click.command("status", context_settings=_HELP, params=[_JOB, click.Option(["--json"], is_flag=True, help="As JSON.")])
+def status_command(log_dir: Path, *, json: bool) -> int:
+    """Show the job of LOG_DIR, running or ended; as --status. LOG_DIR is log_output unless given.
+
+    `status` is this command only as the first word; start a program of that name as `msrun ./status`.
+    """
+    return look_after({**_NOTHING_ASKED, "status": log_dir, "json": json})
+
+
+@click.command(
+    "watch",
+    context_settings=_HELP,
+    params=[
+        _JOB,
+        option("every", "S", type=Interval(), default="auto", help="Seconds between two looks."),
+        click.Option(["--json"], is_flag=True, help="As lines of JSON."),
+    ],
+)
+def watch_command(log_dir: Path, *, every: Any, json: bool) -> int:
+    """Show the job of LOG_DIR until it has ended; as --status LOG_DIR --watch. LOG_DIR is log_output unless given."""
+    return look_after({**_NOTHING_ASKED, "status": log_dir, "watch": every, "json": json})
+
+
+@click.command("stop", context_settings=_HELP, params=[_JOB])
+def stop_command(log_dir: Path) -> int:
+    """End the job of LOG_DIR and wait for its end; as --stop. LOG_DIR is log_output unless given."""
+    return look_after({**_NOTHING_ASKED, "stop": log_dir})
+
+
+@click.command(
+    "logs",
+    context_settings=_HELP,
+    params=[
+        _JOB,
+        click.Option(["-f", "--follow"], is_flag=True, help="Go on with what is written, until the job has ended."),
+        click.Option(["--ranks"], metavar="RANKS", default="0", show_default=True, help="0,2-3 or all."),
+        click.Option(
+            ["-n", "--lines"],
+            metavar="N",
+            type=click.IntRange(min=0),
+            default=20,
+            show_default=True,
+            help="Lines of each log.",
+        ),
+    ],
+)
+def logs_command(log_dir: Path, *, follow: bool, ranks: str, lines: int) -> int:
+    """Print the last lines of the workers' logs in LOG_DIR, which is log_output unless given.
+
+    `logs` is this command only as the first word; start a program of that name as `msrun ./logs`.
+    """
+    from msrun.launch.status.logs import show_logs
+
+    try:
+        return show_logs(log_dir, ranks, lines=lines, follows=follow)
+    except BrokenPipeError:  # | head
+        output.discard_output(sys.stdout)
+        return contract.EXIT_OK
+    except KeyboardInterrupt:
+        return contract.EXIT_SIGNAL_BASE + signal.SIGINT
+
+
+_COMMANDS = (
+    examples_command,
+    trace_command,
+    estimate_command,
+    status_command,
+    watch_command,
+    logs_command,
+    stop_command,
+)
+
+
+def command_named(word: str) -> click.Command:
+    """Return the command that is called by its first word, one of `COMMANDS`."""
+    return next(command for command in _COMMANDS if command.name == word)
 
 
 SHELLS = ("bash", "zsh", "fish")

@@ -17,13 +17,12 @@ from msrun import __version__, contract
 from msrun.cli.aliases import translate, workers_here
 from msrun.cli.build_spec import MINDSPORE_WORKER_NUM, build_simulation, build_spec, read_directory
 from msrun.cli.commands import (
+    command_named,
     end_warm_servers,
     estimate_command,
-    examples_command,
     install_completion,
     look_after,
     print_text,
-    trace_command,
 )
 from msrun.cli.option_types import TRUE_WORDS
 from msrun.cli.options import HOST_OPTIONS, OPTIONS
@@ -362,10 +361,9 @@ def _in_own_words(words: list[str]) -> tuple[list[str], str]:
 
 
 def _start(words: list[str], sources: Sources, hint: str = "") -> int:
-    """Run the command that the words begin with: `examples`, `trace`, `estimate`, or else the job."""
-    named = dict(zip(COMMANDS, (examples_command, trace_command, estimate_command), strict=True))
-    if words and words[0] in named:
-        text = named[words[0]].main(words[1:], prog_name=f"msrun {words[0]}", standalone_mode=False)
+    """Run the command that the words begin with, such as `status`, or else the job."""
+    if words and words[0] in COMMANDS:
+        text = command_named(words[0]).main(words[1:], prog_name=f"msrun {words[0]}", standalone_mode=False)
         if type(text) is int:  # the exit status of what it has run
             return text
         if isinstance(text, str):  # click itself has printed --help

@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 from msrun.cli.option_types import FALSE_WORDS, TRUE_WORDS
 from msrun.cli.options import GROUPS, MOST_USED, OPTIONAL_VALUES, OPTIONS
 from msrun.errors import UsageError, near_miss
-from msrun.planning.program import Program
+from msrun.planning.program import COMMANDS, Program
 
 
 def normalise(argv: Sequence[str]) -> list[str]:
@@ -235,9 +235,7 @@ class LaunchCommand(click.Command):
             formatter.write_text(
                 f"msrun --help all shows every option, --help GROUP one group: {', '.join(TOPICS[1:])}."
             )
-            formatter.write_text(
-                "Commands: msrun examples, msrun trace LOG_DIR, msrun estimate SCRIPT; --help after them."
-            )
+            formatter.write_text(f"Commands, each with a --help of its own: msrun {', '.join(COMMANDS)}.")
         else:
             self._write_group(ctx, formatter, next(title for title in GROUPS if title.lower() == topic))
 

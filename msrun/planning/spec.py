@@ -476,7 +476,7 @@ def check_server_logs(stem: str, server_num: int) -> None:
         )
 
 
-def parse_tail(text: str, worker_num: int) -> tuple[int, ...]:
+def parse_tail(text: str, worker_num: int, option: str = "--tail_worker_log") -> tuple[int, ...]:
     """Turn `all`, `none`, `-1` (MindSpore's all), `3`, `0,2` or `0-3,7` into ranks, in order, without repeats.
 
     Raises:
@@ -488,7 +488,7 @@ def parse_tail(text: str, worker_num: int) -> tuple[int, ...]:
     if word in ("none", ""):
         return ()
     ranks: dict[int, None] = {}
-    place = f"--tail_worker_log {shorten(text)}"
+    place = f"{option} {shorten(text)}"
     for piece in word.split(","):
         try:
             ranks.update(dict.fromkeys(read_range("-".join(map(str.strip, piece.split("-"))), worker_num - 1).numbers))

@@ -103,6 +103,11 @@ class Running:
         """What msrun has said so far."""
         return (self._folder / "stderr").read_text(errors="backslashreplace")
 
+    @property
+    def stdout(self) -> str:
+        """What has come on its standard output so far."""
+        return (self._folder / "stdout").read_text(errors="backslashreplace")
+
     def send(self, signum: int) -> None:
         """Send a signal to the launcher alone."""
         self.process.send_signal(signum)

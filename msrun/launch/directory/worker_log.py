@@ -34,6 +34,14 @@ class GrowingFile:
         self.hold()
         return os.read(self._descriptor, size_bytes) if self._descriptor >= 0 else b""
 
+    def skip_to_last(self, size_bytes: int) -> bool:
+        """Leave out what comes before the last bytes; return whether that is anything."""
+        self.hold()
+        skipped = os.fstat(self._descriptor).st_size - size_bytes if self._descriptor >= 0 else 0
+        if skipped > 0:
+            os.lseek(self._descriptor, skipped, os.SEEK_SET)
+        return skipped > 0
+
     def hold(self) -> None:
         """Open the file, if it is there, so that a new name does not take it away."""
         if self._descriptor < 0:

@@ -82,7 +82,12 @@ GROUPS: dict[str, list[click.Option]] = {
             "`... | msrun`. Its output is shown as it comes, and nobody is impatient.",
         ),
         option("chdir", "DIR", type=PATH, help="Directory that workers start in.  [default: the current one]"),
-        option("env", "NAME[=VALUE]", multiple=True, help="Variable for every worker; may be repeated."),
+        option(
+            "env",
+            "NAME[=VALUE]",
+            multiple=True,
+            help="Variable for every worker; {rank}, {local_rank}, {node_rank} in it are its numbers. May be repeated.",
+        ),
         option("env_file", "FILE", type=PATH, help="File of NAME=VALUE lines for every worker."),
         option(
             "device_target",

@@ -12,6 +12,7 @@ from msrun.planning.environment import (
     common_environment,
     early_environment,
     interface_defaults,
+    of_rank,
     overridden_names,
     parameter_server_environment,
     rank_environment,
@@ -320,6 +321,7 @@ def worker_plan(
     """
     device_id, bound, rank = devices.device_ids[index], binding.workers[index], assignment.ranks[index]
     env = rank_environment(global_rank=rank, local_rank=index, node_rank=assignment.node_rank, device_id=device_id)
+    env |= of_rank(spec.env, {"rank": rank, "local_rank": index, "node_rank": assignment.node_rank})
     stem = spec.worker_log_name.replace("{ip}", host.address).replace("{hostname}", host.name)
     check_server_logs(stem, spec.server_num)
     return WorkerPlan(

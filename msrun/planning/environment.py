@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from msrun import contract
 from msrun.planning.masking import MASK, SECRET_NAME, mask_url
@@ -135,6 +136,13 @@ def rank_environment(*, global_rank: int, local_rank: int, node_rank: int, devic
         contract.RANK_ID: str(global_rank),
         contract.DEVICE_ID: str(device_id),
     }
+
+
+def of_rank(env: Collection[tuple[str, str]], numbers: Mapping[str, int]) -> dict[str, str]:
+    """Return those of a job's variables that name a number of the worker, such as `{rank}`, with that number."""
+    pattern = re.compile("|".join(f"{{{name}}}" for name in numbers))
+    found = {name: pattern.sub(lambda match: str(numbers[match[0][1:-1]]), value) for name, value in env}
+    return {name: found[name] for name, value in env if found[name] != value}
 
 
 def overridden_names(caller: Mapping[str, str], planned: Mapping[str, str]) -> list[str]:

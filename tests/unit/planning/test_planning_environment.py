@@ -12,6 +12,7 @@ from msrun.planning.environment import (
     blas_threads,
     common_environment,
     masked,
+    of_rank,
     overridden_names,
     parameter_server_environment,
     rank_environment,
@@ -37,6 +38,11 @@ def build(caller: dict[str, str] | None = None, extra: dict[str, str] | None = N
         "trace_dir": "/l",
     }
     return common_environment(caller=caller or {}, extra=extra or {}, **settings)
+
+
+def test_a_value_that_names_a_number_of_the_worker_has_that_number() -> None:
+    env = (("CACHE", "/tmp/{rank}/{local_rank}_{node_rank}_{rank}"), ("JSON", '{"rank": 1, "x": {}}'), ("PLAIN", "a"))
+    assert of_rank(env, {"rank": 9, "local_rank": 1, "node_rank": 2}) == {"CACHE": "/tmp/9/1_2_9"}
 
 
 def test_common_and_rank_variables_are_those_of_the_contract() -> None:

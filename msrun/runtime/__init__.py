@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from msrun.runtime.parallel.gradient import value_and_grad as value_and_grad
     from msrun.runtime.parallel.host_operators import set_target as set_target
     from msrun.runtime.parallel.modes.hybrid import layerwise_parallel as layerwise_parallel
+    from msrun.runtime.parallel.named_plan import parallelize as parallelize
     from msrun.runtime.parallel.parameters.fusion import set_comm_fusion as set_comm_fusion
     from msrun.runtime.parallel.parameters.layouts import ParameterLayout as ParameterLayout
     from msrun.runtime.parallel.parameters.layouts import find_layouts as find_layouts

@@ -142,6 +142,8 @@ def _candidates(nodes: Sequence[fx.Node]) -> list[fx.Node]:
 
 def _is_meant_for_one(region: MarkedCall, mains: Sequence[fx.Node]) -> bool:
     strategy = region.strategy
+    if strategy.named is not None:
+        return len(mains) == 1
     if len(mains) != 1 or strategy.parameters or not strategy.inputs:
         return False
     return len(strategy.inputs) <= len(operator_call(mains[0]).tensors)
@@ -149,6 +151,11 @@ def _is_meant_for_one(region: MarkedCall, mains: Sequence[fx.Node]) -> bool:
 
 def _check_region(region: MarkedCall, mains: Sequence[fx.Node]) -> None:
     given = len(region.strategy.inputs)
+    if region.strategy.named is not None:
+        raise StrategyError(
+            f"plan: {region.name} is to be cut {region.strategy.named.side}, but it calls {len(mains)} operators that "
+            "could be; name the layers inside it"
+        )
     if given in (0, region.inputs):
         return
     calls = ", ".join(f"{str(n.target).removesuffix('.default')} in {_path(n)}" for n in mains) or "no operator"

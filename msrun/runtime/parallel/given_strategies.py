@@ -87,7 +87,7 @@ def shard(
         raise StrategyError("shard: tuples and Layouts in one call; give all of them as tuples or all as Layouts")
     strategy = OperatorStrategy(inputs, outputs, _parameters(target, plan))
     if isinstance(target, nn.Module):
-        vars(target)[_ATTRIBUTE] = strategy
+        give_strategy(target, strategy)
         return target
     name = getattr(target, "__qualname__", None) or getattr(target, "__name__", None) or repr(target)
     marked = MarkedFunction(name, strategy, target)
@@ -98,6 +98,11 @@ def shard(
         return call_marked(marked, number, args, kwargs)
 
     return sharded
+
+
+def give_strategy(module: nn.Module, strategy: OperatorStrategy) -> None:
+    """Let a module have a strategy, in the place of an earlier one."""
+    vars(module)[_ATTRIBUTE] = strategy
 
 
 def _entries(given: Given, *, is_result: bool = False) -> tuple[Entry | None, ...]:

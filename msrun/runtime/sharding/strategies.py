@@ -24,6 +24,18 @@ MAX_TRIED_AXES = 4
 
 
 @dataclass(frozen=True)
+class NamedCut:
+    """How one weight is cut, in words that do not depend on the operator that reads it."""
+
+    side: str
+    """colwise: by the dimension that the result has, too; rowwise: by the one that is summed over."""
+    parts: int
+    """0 = as many as there are ranks."""
+    weight: tuple[int, ...]
+    """Its global shape."""
+
+
+@dataclass(frozen=True)
 class OperatorStrategy:
     """What the user wants for one call, in MindSpore's form."""
 
@@ -33,6 +45,8 @@ class OperatorStrategy:
     """One entry per tensor result."""
     parameters: tuple[tuple[nn.Parameter, Entry], ...] = field(default=(), compare=False)
     """How parameters are stored."""
+    named: NamedCut | None = None
+    """In place of all these."""
 
     @property
     def layouts(self) -> Iterator[Layout]:
@@ -93,6 +107,9 @@ def _from_user(
     call: OperatorCall, form: Form, mesh: Mesh, strategy: OperatorStrategy, layouts: Sequence[TensorLayout | None]
 ) -> dict[str, Axes]:
     name = f"{call.operator} in module {call.module_path or '(top)'}"
+    if strategy.named is not None:
+        parts = _parts_of_named(name, call, form, mesh, strategy.named)
+        return _cheapest_axes(form, mesh, parts, layouts, call, what=f"{name}: {strategy.named.side}")
     if len(strategy.inputs) > len(form.inputs):
         raise StrategyError(
             f"{name}: strategy {strategy.inputs} has {len(strategy.inputs)} tuples for {len(form.inputs)} inputs; "
@@ -114,6 +131,37 @@ def _from_user(
         return _cheapest_axes(form, mesh, parts, layouts, call, what=f"{name}: strategy {strategy.inputs}")
     except StrategyError as error:
         raise StrategyError(f"{error}; the nearest legal strategy is {nearest_legal(form, mesh, rows)}") from None
+
+
+def _parts_of_named(name: str, call: OperatorCall, form: Form, mesh: Mesh, cut: NamedCut) -> dict[str, int]:
+    """Return the number of parts of the label that a word means, and of the batch's rows over the other ranks."""
+    places = [i for i, shape in enumerate(call.shapes) if tuple(shape) == cut.weight]
+    if not places:
+        raise StrategyError(f"{name}: {cut.side} of a weight {cut.weight}, which it does not read; name another module")
+    is_of_result = cut.side == "colwise"
+    labels = [
+        label for label in form.inputs[places[-1]] if label is not None and (label in form.output) == is_of_result
+    ]
+    parts = cut.parts or mesh.size
+    label = next((each for each in labels if form.can_split(each, parts)), None)
+    if label is None:
+        sizes = ", ".join(str(form.sizes[each]) for each in labels) or "none"
+        legal = max((n for n in range(1, parts) for each in labels if form.can_split(each, n)), default=1)
+        raise StrategyError(
+            f"{name}: {cut.side} cuts its weight {cut.weight} into {parts} by a dimension of size {sizes}, which does "
+            f"not go; the nearest legal number is {legal}"
+        )
+    found = {label: parts}
+    rest = mesh.size // parts
+    rows = [
+        labels[max(dim, 0)]
+        for tensor, labels in zip(call.tensors, form.inputs, strict=True)
+        if labels and (dim := tensor.meta.get(BATCH_DIM, 0)) is not None
+    ]
+    batch = next((each for each in rows if each is not None and each != label and each in form.output), None)
+    if rest > 1 and batch is not None and form.can_split(batch, rest):
+        found[batch] = rest
+    return found
 
 
 def _parts_of_labels(

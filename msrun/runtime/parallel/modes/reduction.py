@@ -10,6 +10,7 @@ The first pass is averaged after its end, and all of them if it has run others i
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -28,6 +29,12 @@ from msrun.runtime.parallel.border import leaves_of, share_leaves
 from msrun.runtime.parallel.modes.own_gradients import has_own_gradient
 from msrun.runtime.parallel.outside import is_short, mean_of_ranks
 from msrun.runtime.progress import waiting_in
+
+_OPTIONS = inspect.signature(DistributedDataParallel).parameters
+_NO_BUFFERS: dict[str, Any] = {
+    "forward_sync_buffers" if "forward_sync_buffers" in _OPTIONS else "broadcast_buffers": False
+}
+"""Buffers are synchronised here; torch 2.13 has given the option that says so another name."""
 
 
 class ReducedNetwork:
@@ -178,7 +185,7 @@ class ReducedNetwork:
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(holder, left_out)
         device = world.device()
         ids = [device.index] if device.type == "cuda" else None
-        wrapped = DistributedDataParallel(holder, device_ids=ids, init_sync=False, broadcast_buffers=False)
+        wrapped = DistributedDataParallel(holder, device_ids=ids, init_sync=False, **_NO_BUFFERS)
         if self._sums_wide and any(is_short(parameter.dtype) for parameter in self._nodes):
             wrapped.register_comm_hook(None, lambda _state, bucket: _reduce_in_float32(bucket))
         wrapped.require_backward_grad_sync = False  # it is told in backward passes

@@ -112,6 +112,7 @@ def _ssh_settings(options: dict[str, Any]) -> SshSettings:
         host_keys=options["ssh_host_keys"],
         connect_time_out_s=options["ssh_connect_time_out"],
         window=options["ssh_window"],
+        client=options["ssh_client"],
     )
 
 

@@ -9,7 +9,7 @@ import click
 from msrun import contract
 from msrun.cli.option_types import Boolean, Interval, OneRank, PlanForm, PlanPlace, Warm, WorkerCount, option
 from msrun.cli.sources import read_sources
-from msrun.planning.spec import CONNECT_TIME_OUT_S, HOST_KEY_POLICIES, WARM_TIME_MIN, WINDOW
+from msrun.planning.spec import CONNECT_TIME_OUT_S, HOST_KEY_POLICIES, SSH_CLIENTS, WARM_TIME_MIN, WINDOW
 
 OPTIONAL_VALUES = {"--join": "true", "--bind_core": "true", "--bind_numa": "true", "--dry_run": "text"}
 OPTIONAL_VALUES |= {"--ssh": "true", "--ship": "true", "--check": "true", "--quiet": "true", "--debug": "true"}
@@ -247,6 +247,15 @@ GROUPS: dict[str, list[click.Option]] = {
             "OMP_*, NCCL_*, ...; --dry_run lists them). none: not the usual ones. May be repeated.",
         ),
         option(
+            "ssh_client",
+            "CLIENT",
+            type=click.Choice(SSH_CLIENTS),
+            default="auto",
+            show_default=True,
+            help="openssh: the ssh of this host; paramiko: no program, but less of ssh_config; auto: paramiko where "
+            "there is no ssh.",
+        ),
+        option(
             "ssh_config",
             "FILE",
             type=PATH,
@@ -254,7 +263,13 @@ GROUPS: dict[str, list[click.Option]] = {
         ),
         option("ssh_user", "NAME", default="", help="User on the hosts.  [default: that of ssh_config, or yours]"),
         option("ssh_port", "PORT", type=int, default=0, help="Port of sshd.  [default: that of ssh_config, or 22]"),
-        option("ssh_identity", "FILE", type=PATH, multiple=True, help="Private key to try first; may be repeated."),
+        option(
+            "ssh_identity",
+            "FILE",
+            type=PATH,
+            multiple=True,
+            help="Private key to try, beside those that ssh_config names; may be repeated.",
+        ),
         option(
             "ssh_host_keys",
             "POLICY",

@@ -115,6 +115,8 @@ def check_log_rotation(max_bytes: int, keep: int) -> None:
 
 HostKeyPolicy = Literal["strict", "accept-new", "off"]
 HOST_KEY_POLICIES: tuple[HostKeyPolicy, ...] = ("strict", "accept-new", "off")
+SshClientName = Literal["auto", "openssh", "paramiko"]
+SSH_CLIENTS: tuple[SshClientName, ...] = ("auto", "openssh", "paramiko")
 NO_CONFIG = "none"
 """In place of a file: no ssh_config is read; ssh -F has the same word."""
 CONNECT_TIME_OUT_S = 30.0
@@ -133,13 +135,15 @@ class SshSettings:
     port: int = 0
     """0 = that of ssh_config, else 22."""
     identity_files: tuple[Path, ...] = ()
-    """Private keys that are tried before those of ssh_config."""
+    """Private keys: these, and those that ssh_config names, are tried, and no others."""
     host_keys: HostKeyPolicy | None = None
     """What to do with the host key of an unknown host; None = as ssh_config says, else strict."""
     connect_time_out_s: float = CONNECT_TIME_OUT_S
     """For one host, from its name to its agent, with all tries."""
     window: int = WINDOW
     """How many hosts are being connected at a time."""
+    client: SshClientName = "auto"
+    """openssh = the system's ssh, auto = paramiko where there is none."""
 
 
 def check_ssh_settings(settings: SshSettings) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import sys
 import time
@@ -37,9 +36,10 @@ class HostOpener:
         self._shipped = pack_msrun() if spec.ship else ""
         self._connector = None
         if len(self._local) < len(spec.host_entries):
+            from msrun.launch.transport.ssh.askpass import ask_at_terminal
             from msrun.launch.transport.ssh.connector import SshConnector
 
-            self._connector = SshConnector(spec.ssh, warn=warn, ask=_ask if sys.stdin.isatty() else None)
+            self._connector = SshConnector(spec.ssh, warn=warn, ask=ask_at_terminal if sys.stdin.isatty() else None)
             self._connector.prepare(entry for entry in spec.host_entries if entry not in self._local)
         self._open_files = raise_open_files()
 
@@ -84,8 +84,3 @@ class HostOpener:
         set_open_files(self._open_files)
         if self._connector is not None:
             self._connector.close()
-
-
-def _ask(what: str) -> str:
-    """Ask for a passphrase at the terminal."""
-    return getpass.getpass(f"{what}: ")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import select
 import shlex
 import socket
 import subprocess
 import tempfile
 import threading
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from msrun.agent.processes.process_control import is_stopped, set_open_files
@@ -76,9 +78,16 @@ def agent_argv(interpreter: str) -> list[str]:
     return [interpreter, "-c", _BOOTSTRAP]
 
 
+LOGIN_LINE = b"msrun login\n"
+"""What says that the login shell runs; anything before it is noise of that shell."""
+# The shell stays, so that an exit status comes that says by which signal the agent was ended: sshd tells its own client
+# of a signal, and ssh passes no more on than that. A signal to all of a session is the agent's to act upon.
+_LOGIN = f'trap : HUP INT TERM; echo "{LOGIN_LINE.decode().strip()}"; "$@"; exit $?'
+
+
 def agent_command(interpreter: str) -> str:
     """Return the same for a login shell: a constant, but for the interpreter."""
-    return f"exec {shlex.join(agent_argv(interpreter))}"
+    return f"exec {shlex.join(['/bin/sh', '-c', _LOGIN, 'sh', *agent_argv(interpreter)])}"
 
 
 def opening(code: bytes) -> bytes:
@@ -91,47 +100,17 @@ MAX_STDERR_BYTES = 16 * 1024
 END_S = 2.0
 
 
-class LocalPipe:
-    """A child process as an agent; see `AgentPipe`."""
+class SocketPipe:
+    """The launcher's end of a socket pair, whose other end leads to an agent; see `AgentPipe`."""
 
     tells_room = True
 
-    def __init__(self, argv: list[str], address: str, share: HostShare | None = None, open_files: int = 0) -> None:
-        """
-        Args:
-            address: this host's, for the other hosts.
-            open_files: how many files the agent may open, as after a login; 0 = as many as this process.
-            share: what the agent of a rehearsal may use; None = it has the launcher's environment and processors.
-
-        Raises:
-            ClusterError: the interpreter cannot be started.
-        """
+    def __init__(self, address: str = "") -> None:
+        """Open the pair, of which `_theirs` is for the other side."""
         self.address = address
-        self._is_rehearsed = share is not None
-        self._is_closed = False
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - goes with this object: its end is read later
-        self._socket, theirs = socket.socketpair()  # not pipes: who waits for one of those is not woken by its end
+        self._held = b""
+        self._socket, self._theirs = socket.socketpair()  # who waits for one is woken by its end; not so with pipes
         self._socket.settimeout(0.0)
-        try:
-            self._process = subprocess.Popen(
-                argv,
-                stdin=theirs.fileno(),
-                stdout=theirs.fileno(),
-                stderr=self._stderr,
-                start_new_session=True,
-                env=share.environment if share else None,
-                cwd=share.home if share else None,
-            )
-            if open_files:  # it waits for what to run, and has started nothing
-                set_open_files(open_files, self._process.pid)
-            if share and share.cpus:
-                os.sched_setaffinity(self._process.pid, share.cpus)
-        except OSError as error:
-            self._socket.close()
-            self._stderr.close()
-            raise ClusterError(f"this host: cannot start {argv[0]} ({error.strerror}); see --python") from None
-        finally:
-            theirs.close()
 
     def fileno(self) -> int:
         """Return the socket's descriptor."""
@@ -139,6 +118,9 @@ class LocalPipe:
 
     def read(self) -> bytes | None:
         """Return the next bytes; empty at the end, None when there are none now."""
+        if held := self._held:
+            self._held = b""
+            return held
         try:
             return self._socket.recv(READ_BYTES)
         except BlockingIOError:
@@ -157,6 +139,97 @@ class LocalPipe:
         except BlockingIOError:
             return 0
 
+    def wait_for_login(self, time_left: Callable[[], float], end: int | None = None) -> bool | None:
+        """Wait for the line of a login shell, and drop it and what came before; any noise without it is kept.
+
+        Args:
+            time_left: seconds.
+            end: a descriptor that is readable when nobody is left who would close the other side.
+
+        Returns:
+            Whether it has come, or will not come any more; None when the time was over before.
+        """
+        watch = select.poll()
+        watch.register(self._socket, select.POLLIN)
+        if end is not None:
+            watch.register(end, select.POLLIN)
+        noise = b""
+        while (left := time_left()) > 0:
+            events = watch.poll(left * 1000)
+            data = self.read()
+            noise += data or b""
+            before, line, after = noise.partition(LOGIN_LINE)
+            if line or data == b"" or (data is None and events) or len(before) > MAX_NOISE_BYTES:
+                self._held = after if line else noise
+                return bool(line)
+        return None
+
+
+class ChildPipe(SocketPipe):
+    """A child process as an agent, or as what leads to one."""
+
+    def __init__(
+        self, argv: list[str], environment: Mapping[str, str] | None = None, folder: str | None = None
+    ) -> None:
+        """Start it, in a session of its own.
+
+        Raises:
+            OSError: that cannot be done.
+        """
+        super().__init__()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - goes with this object: its end is read later
+        try:
+            self.process = subprocess.Popen(
+                argv,
+                stdin=self._theirs,
+                stdout=self._theirs,
+                stderr=self._stderr,
+                start_new_session=True,
+                env=environment,
+                cwd=folder,
+            )
+        except OSError:
+            self._socket.close()
+            self._stderr.close()
+            raise
+        finally:
+            self._theirs.close()
+
+    def stderr_text(self) -> str:
+        """Return the end of its stderr."""
+        try:
+            size = os.fstat(self._stderr.fileno()).st_size
+            data = os.pread(self._stderr.fileno(), MAX_STDERR_BYTES, max(0, size - MAX_STDERR_BYTES))
+        except (OSError, ValueError):
+            return ""
+        return data.decode("utf-8", "backslashreplace")
+
+
+class LocalPipe(ChildPipe):
+    """An agent on this host; see `AgentPipe`."""
+
+    def __init__(self, argv: list[str], address: str, share: HostShare | None = None, open_files: int = 0) -> None:
+        """
+        Args:
+            address: this host's, for the other hosts.
+            open_files: how many files the agent may open, as after a login; 0 = as many as this process.
+            share: what the agent of a rehearsal may use; None = it has the launcher's environment and processors.
+
+        Raises:
+            ClusterError: the interpreter cannot be started.
+        """
+        self._is_rehearsed = share is not None
+        self._is_closed = False
+        try:
+            super().__init__(argv, share.environment if share else None, share.home if share else None)
+            if open_files:  # it waits for what to run, and has started nothing
+                set_open_files(open_files, self.process.pid)
+            if share and share.cpus:
+                os.sched_setaffinity(self.process.pid, share.cpus)
+        except OSError as error:
+            raise ClusterError(f"this host: cannot start {argv[0]} ({error.strerror}); see --python") from None
+        self.address = address
+
     def close(self) -> None:
         """End the connection, on which the agent ends, and wait a moment for that; one that is stopped is killed.
 
@@ -166,10 +239,10 @@ class LocalPipe:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
         try:
-            self._process.wait(END_S)
+            self.process.wait(END_S)
         except subprocess.TimeoutExpired:
-            if not self._is_rehearsed and is_stopped(self._process.pid):
-                self._process.kill()
+            if not self._is_rehearsed and is_stopped(self.process.pid):
+                self.process.kill()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -182,18 +255,9 @@ class LocalPipe:
         if self._is_rehearsed and self._is_closed:
             return None
         with contextlib.suppress(subprocess.TimeoutExpired):
-            code = self._process.wait(END_S)
+            code = self.process.wait(END_S)
             return code if code >= 0 else 128 - code
         return None
-
-    def stderr_text(self) -> str:
-        """Return the end of its stderr."""
-        try:
-            size = os.fstat(self._stderr.fileno()).st_size
-            data = os.pread(self._stderr.fileno(), MAX_STDERR_BYTES, max(0, size - MAX_STDERR_BYTES))
-        except (OSError, ValueError):
-            return ""
-        return data.decode("utf-8", "backslashreplace")
 
 
 class ReadyFlag:

@@ -1,1 +1,1 @@
-"""Agents over SSH: one connection and one exec per host, on paramiko, by the rules of OpenSSH's client."""
+"""Hosts over SSH: the system's ssh as a child, or paramiko where there is none."""

@@ -1,22 +1,42 @@
-"""SshConnector: one SSH connection and one exec for each host of a job."""
+"""SshConnector: one SSH connection and one command for each host of a job."""
 
 from __future__ import annotations
 
+import itertools
+import os
+import random
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from pathlib import Path
+from typing import Protocol
 
 from msrun.errors import ClusterError, UsageError
-from msrun.launch.transport.ssh.client_config import ClientConfig
-from msrun.launch.transport.ssh.dialer import Connection, Dialer
-from msrun.launch.transport.ssh.key_ring import Ask, KeyRing, read_key_file
-from msrun.launch.transport.ssh.known_hosts import HostKeyCheck
-from msrun.launch.transport.ssh.login import Login
-from msrun.launch.transport.ssh.pipe import SshPipe
-from msrun.launch.transport.ssh.target import SshFault, SshTarget, reason_of
+from msrun.launch.transport.pipe import AgentPipe
+from msrun.launch.transport.ssh.askpass import Ask, Questions
+from msrun.launch.transport.ssh.fault import SshFault
+from msrun.launch.transport.ssh.openssh import OpenSsh, own_home
 from msrun.planning.hosts.host_entry import HostEntry
-from msrun.planning.spec import SshSettings
+from msrun.planning.spec import NO_CONFIG, SshSettings
+from ranktable.files import read_at_most
+
+FIRST_PAUSE_S = 0.1
+LAST_PAUSE_S = 3.0
+MAX_KEY_BYTES = 1 << 20
+
+
+class SshClient(Protocol):
+    """What logs in; of many threads."""
+
+    def check(self, entry: HostEntry) -> None:
+        """Read the configuration of one host; UsageError where that cannot be."""
+
+    def connect(self, entry: HostEntry, command: str, time_left: Callable[[], float]) -> AgentPipe:
+        """Log in once and start a command; SshFault where that fails, or no time is left."""
+
+    def close(self) -> None:
+        """End all that was begun; from any thread."""
 
 
 class SshConnector:
@@ -27,84 +47,154 @@ class SshConnector:
 
         Args:
             warn: told, in one line, what is not refused but should be known.
-            ask: asks for a passphrase, in `prepare` only; None = nobody is asked.
-        """
-        self._settings = settings
-        self._config = ClientConfig(settings)
-        self._config_lock = threading.Lock()
-        self._warn = warn
-        self._keys = KeyRing()
-        self._ask = ask
-        self._dialer = Dialer(Login(HostKeyCheck(warn), self._keys))
-
-    def prepare(self, entries: Iterable[HostEntry]) -> None:
-        """Read ssh_config for these hosts, and ask for the passphrases of their keys, before anything is connected.
+            ask: asks for a passphrase; None = nobody is asked.
 
         Raises:
-            UsageError: a key of --ssh_identity is none; ssh_config cannot be read or understood, or says what cannot be
-                done.
+            UsageError: there is no such client, or a file that is named is none of its kind.
         """
-        for path in self._settings.identity_files:
-            problem = read_key_file(path).problem
-            if problem:
-                raise UsageError(f"--ssh_identity {path}: {problem}; give the file of a private key")
-        hops = {hop: None for entry in entries for hop in _route(self._target(entry))}
-        if self._config.ignored:
-            self._warn(f"ssh_config: {', '.join(sorted(self._config.ignored))}: not supported, left out")
-        self._keys.unlock(hops, self._ask)
+        self._settings = settings
+        self._end = threading.Event()
+        for path in settings.identity_files:
+            _check_key(path)
+        config = settings.config_file
+        if config is not None and str(config) != NO_CONFIG and not os.access(config, os.R_OK):
+            raise UsageError(f"--ssh_config {config}: cannot be read; give a readable ssh_config, or none")
+        self._questions = Questions(ask, warn)
+        self._client = _choose_client(settings, self._questions, warn)
 
-    def open(self, entry: HostEntry, command: str, *, deadline: float) -> SshPipe:
-        """Log in on a host and start a command there; waits.
+    def prepare(self, entries: Iterable[HostEntry]) -> None:
+        """Have the configuration read, before anything is connected.
+
+        Raises:
+            UsageError: it cannot be read or understood, or says what cannot be done.
+        """
+        for entry in list(entries)[:1]:
+            self._client.check(entry)
+
+    def open(self, entry: HostEntry, command: str, *, deadline: float) -> AgentPipe:
+        """Log in on a host and start a command there; where the server hangs up early, again and again.
 
         Args:
-            command: read by the login shell there.
+            command: read by the login shell there; see `pipe.agent_command`.
             deadline: of `time.monotonic`; --ssh_connect_time_out may end it earlier.
 
         Raises:
             ClusterError: one line, with the host, the reason and the remedy.
-            UsageError: ssh_config cannot be read or understood.
         """
-        target = self._target(entry)
         deadline = min(deadline, time.monotonic() + self._settings.connect_time_out_s)
-        try:
-            connection = self._dialer.connect(target, deadline)
+        pause, before = FIRST_PAUSE_S, ""
+        for tries in itertools.count(1):
             try:
-                return self._start(connection, command, deadline)
-            except BaseException:
-                self._dialer.end(connection)
-                raise
-        except SshFault as fault:
-            raise ClusterError(f"{target.label}: {fault.text}") from None
+                return self._client.connect(entry, command, lambda: deadline - time.monotonic())
+            except SshFault as error:
+                fault = error
+            text = fault.text
+            if fault.is_late and before:  # the time ran out in the midst of another try: what went wrong is known
+                text = f"{before} (in {tries} tries)"
+            elif fault.is_temporary:
+                # Those who were dropped together have to part.
+                wait = random.uniform(pause / 2, pause)  # noqa: S311
+                if wait < deadline - time.monotonic() and not self._end.wait(wait):
+                    pause, before = min(2 * pause, LAST_PAUSE_S), text
+                    continue
+                text += f" (in {tries} {'try' if tries == 1 else 'tries'})"
+            break
+        place = f" ({fault.place})" if fault.place not in ("", entry.name) else ""
+        raise ClusterError(f"{entry.name}{place}: {'called off' if self._end.is_set() else text}")
+
+    def close(self) -> None:
+        """End all that was begun; from any thread."""
+
+
+class SshConnector:
+    """Opens pipes to agents; `open` may be called by many threads at a time, one for each host."""
+
+    def __init__(self, settings: SshSettings, *, warn: Callable[[str], None], ask: Ask | None = None) -> None:
+        """Connect to nothing yet.
+
+        Args:
+            warn: told, in one line, what is not refused but should be known.
+            ask: asks for a passphrase; None = nobody is asked.
+
+        Raises:
+            UsageError: there is no such client, or a file that is named is none of its kind.
+        """
+        self._settings = settings
+        self._end = threading.Event()
+        for path in settings.identity_files:
+            _check_key(path)
+        config = settings.config_file
+        if config is not None and str(config) != NO_CONFIG and not os.access(config, os.R_OK):
+            raise UsageError(f"--ssh_config {config}: cannot be read; give a readable ssh_config, or none")
+        self._questions = Questions(ask, warn)
+        self._client = _choose_client(settings, self._questions, warn)
+
+    def prepare(self, entries: Iterable[HostEntry]) -> None:
+        """Have the configuration read, before anything is connected.
+
+        Raises:
+            UsageError: it cannot be read or understood, or says what cannot be done.
+        """
+        for entry in list(entries)[:1]:
+            self._client.check(entry)
+
+    def open(self, entry: HostEntry, command: str, *, deadline: float) -> AgentPipe:
+        """Log in on a host and start a command there; where the server hangs up early, again and again.
+
+        Args:
+            command: read by the login shell there; see `pipe.agent_command`.
+            deadline: of `time.monotonic`; --ssh_connect_time_out may end it earlier.
+
+        Raises:
+            ClusterError: one line, with the host, the reason and the remedy.
+        """
+        deadline = min(deadline, time.monotonic() + self._settings.connect_time_out_s)
+        pause, tries, before = FIRST_PAUSE_S, 0, ""
+        while True:
+            tries += 1
+            try:
+                return self._client.connect(entry, command, lambda: deadline - time.monotonic())
+            except SshFault as fault:
+                place = f" ({fault.place})" if fault.place not in ("", entry.name) else ""
+                text = f"{before} (in {tries} tries)" if fault.is_late and before else fault.text
+                before = fault.text
+                # Those who were dropped together have to part.
+                wait = min(random.uniform(pause / 2, pause), deadline - time.monotonic())  # noqa: S311
+            if not fault.is_temporary:
+                pass
+            elif wait > 0 and not self._end.wait(wait) and time.monotonic() < deadline:
+                pause = min(2 * pause, LAST_PAUSE_S)
+                continue
+            else:
+                text = f"{text} (in {tries} {'try' if tries == 1 else 'tries'})"
+            raise ClusterError(f"{entry.name}{place}: {'called off' if self._end.is_set() else text}")
 
     def close(self) -> None:
         """End all connections, and those that are being made; from any thread."""
-        self._dialer.close()
-
-    def _target(self, entry: HostEntry) -> SshTarget:
-        with self._config_lock:
-            return self._config.resolve(entry.name, user=entry.user, port=entry.port)
-
-    def _start(self, connection: Connection, command: str, deadline: float) -> SshPipe:
-        found: list[Any] = []
-
-        def start() -> None:
-            try:
-                found.append(connection.transport.open_session(timeout=max(0.01, deadline - time.monotonic())))
-            except Exception as error:  # noqa: BLE001 - paramiko raises whatever its thread has met
-                raise SshFault(f"the server opens no session ({reason_of(error)})") from None
-            try:
-                found[0].exec_command(command)
-            except Exception as error:  # noqa: BLE001
-                if connection.transport.is_active():
-                    raise SshFault("the server starts no command; see ForceCommand and the shell of the user") from None
-                raise SshFault(f"the connection broke before the agent was started ({reason_of(error)})") from None
-
-        self._dialer.within(connection, deadline, start)
-        return SshPipe(found[0], connection.stream.address, lambda: self._dialer.end(connection))
+        if not self._end.is_set():
+            self._end.set()
+            self._client.close()
+            self._questions.close()
 
 
-def _route(target: SshTarget) -> Iterable[SshTarget]:
-    """Yield the jump hosts before a target, and the target."""
-    if target.via:
-        yield from _route(target.via)
-    yield target
+def _choose_client(settings: SshSettings, questions: Questions, warn: Callable[[str], None]) -> SshClient:
+    program = shutil.which("ssh") or ""
+    if settings.client == "openssh" and not program:
+        raise UsageError("--ssh_client openssh: there is no ssh on PATH; install OpenSSH's client, or give paramiko")
+    if settings.client == "openssh" or (settings.client == "auto" and program and own_home() is not None):
+        return OpenSsh(program, settings, questions, warn)
+    from msrun.launch.transport.ssh.paramiko_client import ParamikoClient
+
+    return ParamikoClient(settings, questions, warn)
+
+
+def _check_key(path: Path) -> None:
+    try:
+        text = read_at_most(path, MAX_KEY_BYTES).decode("ascii", "replace")
+        problem = (
+            "" if "PRIVATE KEY-----" in text or text.startswith(("ssh-", "ecdsa-", "sk-")) else "is no private key"
+        )
+    except OSError as error:
+        problem = error.strerror or "cannot be read"
+    if problem:
+        raise UsageError(f"--ssh_identity {path}: {problem}; give the file of a private key")

@@ -1,0 +1,214 @@
+"""SshFault: why a host was not reached, in one line; read from what `ssh -v` wrote, or raised by paramiko's side."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+
+class SshFault(Exception):
+    """One line without the host's name: what happened, and the remedy."""
+
+    def __init__(self, text: str, *, place: str = "", is_temporary: bool = False, is_late: bool = False) -> None:
+        """
+        Args:
+            place: what was connected to, where that is known: an address, and a port other than 22.
+            is_temporary: another try a moment later may go well.
+            is_late: there is no time for one.
+        """
+        super().__init__(text)
+        self.text = text
+        self.place = place
+        self.is_temporary = is_temporary
+        self.is_late = is_late
+
+
+DEFAULT_PORT = 22
+BUSY = (
+    "the server has hung up before it said who it is: too many logins at a time (MaxStartups of sshd), or it refuses "
+    "this address"
+)
+NO_SERVER = "what answers there is no SSH server; is it the right port?"
+NO_COMMAND = "the server starts no command; see ForceCommand and the shell of the user"
+REASONS = {
+    "Connection refused": "connection refused: nothing listens there; is sshd running, and is it this port?",
+    "Connection timed out": "does not answer; is the host up, and does a firewall let SSH through?",
+    "No route to host": "no route to the host; is it up, and in a network that this one reaches?",
+    "Network is unreachable": "its network is unreachable from here; see ProxyJump in ssh_config",
+}
+"""By the words of `strerror`."""
+_DEBUG = re.compile(r"debug\d: ")
+_CHATTER = re.compile(
+    r"OpenSSH_|Authenticated to |Transferred: sent|Bytes per second|Killed by signal|Warning: Permanently added|\*\* "
+    r"|Warning: Identity file"
+)
+"""Lines of `ssh -v` that are neither an error nor from the host."""
+
+
+def split_log(text: str) -> tuple[str, str]:
+    """Return what ssh wrote to stderr as its messages of -v, and all else: errors, and what the host wrote."""
+    lines = [line.rstrip("\r") for line in text.splitlines()]
+    debug = [_DEBUG.sub("", line, count=1) for line in lines if _DEBUG.match(line) or _CHATTER.match(line)]
+    said = [line for line in lines if line.strip() and not _DEBUG.match(line) and not _CHATTER.match(line)]
+    return "\n".join(debug), "\n".join(said)
+
+
+def address_of(text: str) -> str:
+    """Return the numeric address that a login of `ssh -v` went to; empty when a jump host or a command led there."""
+    found = re.findall(r"^Authenticated to .*?\((?:\[(.*?)\]:\d+|via proxy)\)", text, re.MULTILINE)
+    return found[-1].partition("%")[0].removeprefix("::ffff:") if found else ""
+
+
+def explain_end(text: str, late_s: float | None = None) -> SshFault:
+    """Return why ssh did not log in.
+
+    Args:
+        text: what `ssh -v`, and what it has started, wrote to stderr.
+        late_s: it was ended after so long; None = it has ended by itself.
+    """
+    log, said = split_log(text)
+    connected = re.findall(r"^Connecting to (\S+) .*port (\d+)\.", log, re.MULTILINE)
+    behind = re.search(r"^Executing proxy command: .*-W '?\[(.*?)\]:(\d+)", log, re.MULTILINE)
+    host, port = behind.groups() if behind else connected[-1] if connected else ("", "")
+    if late_s is None:
+        fault = _explain(log, said)
+    else:
+        fault = SshFault(_explain_delay(log, late_s), is_late=True)
+    if behind and not said.count("stdio forwarding failed") and _authenticating(log)[0] != host:
+        jump = connected[-1][0] if connected else "that is to be used"
+        fault.text = f"jump host {jump}: {fault.text}"
+    fault.place = host if port in ("", str(DEFAULT_PORT)) else f"{host} port {port}"
+    return fault
+
+
+def _authenticating(log: str) -> tuple[str, str]:
+    """Return host and user of the last login that was begun."""
+    found = re.findall(r"^Authenticating to (\S+):\d+ as '(.*)'", log, re.MULTILINE)
+    return found[-1] if found else ("", "")
+
+
+def _explain_delay(log: str, seconds: float) -> str:
+    has_proxy = "Executing proxy command" in log
+    if not has_proxy and "Connecting to " not in log and "mux" not in log:
+        return "its name is not resolved in time; is the name server well?"
+    if not has_proxy and "Connection established" not in log and "mux" not in log:
+        return f"does not answer within {seconds:.1f} s; is the host up, and does a firewall let SSH through?"
+    return (
+        f"no login within {seconds:.1f} s: the host or its sshd hangs, or is slow; "
+        "log in with ssh -v, or raise --ssh_connect_time_out"
+    )
+
+
+def _explain(log: str, said: str) -> SshFault:
+    last = said.splitlines()[-1] if said else "ssh has ended without a word"
+    if "Host key verification failed" in said:
+        return SshFault(_explain_host_key(log, said))
+    if match := re.search(r"Permission denied \((.*)\)|Too many authentication failures", said):
+        return SshFault(_explain_refusal(log, match[1] or ""))
+    if match := re.search(r"no matching (.*) found\. Their offer: (.*)", said):
+        return SshFault(f"server and ssh have no {match[1]} in common; the server's: {match[2]}")
+    if match := re.search(r"Could not resolve hostname (\S+): (.*)", said):
+        return SshFault(f"the name {match[1]} cannot be resolved ({match[2]}); give an address, or see HostName")
+    if match := re.search(r"open failed: (.*)\nstdio forwarding failed", said):
+        target = re.findall(r"-W '?\[(.*?)\]:(\d+)", log)[-1:] or [("it", "22")]
+        return SshFault(
+            f"the jump host does not reach {target[0][0]} port {target[0][1]} ({match[1]}); is it up, and does the "
+            "jump host forward (AllowTcpForwarding)?"
+        )
+    if match := re.search(r"connect to (?:host|address) .* port \d+: (.*)", said):
+        return SshFault(REASONS.get(match[1], f"cannot be connected to ({match[1]})"))
+    if re.search(r"exec request failed|shell request failed", said):
+        return SshFault(NO_COMMAND)
+    if match := re.search(r"channel \d+: open failed: (.*?):", said):
+        return SshFault(f"the server opens no session ({match[1]})")
+    if re.search(r"Connection (closed|reset) by|Connection to .* closed|_exchange_identification|Broken pipe", said):
+        return _explain_hang_up(log, said)
+    return SshFault(last)
+
+
+def _explain_hang_up(log: str, said: str) -> SshFault:
+    """Say why there was no key exchange; a server that is too busy hangs up, and may not the next time."""
+    if "Offering public key" in log:
+        return SshFault(_explain_refusal(log, ""))
+    if match := re.findall(r"^Remote protocol version \S+, remote software version (.*)", log, re.MULTILINE):
+        return SshFault(f"the server ({match[-1]}) has hung up during the key exchange", is_temporary=True)
+    banner = re.search(r"banner line \d+: (.*)|banner line contains invalid|No banner|invalid format", log + said)
+    if banner and not re.search("MaxStartups|Not allowed at this time", log):
+        return SshFault(NO_SERVER)
+    command = re.search(r"^Executing proxy command: (?:exec )?(.*)", log, re.MULTILINE)
+    if command and " -W " not in command[1]:
+        complaint = re.split(r"\n?(?:kex|ssh)_exchange_identification|\n?Connection closed", said)[0] or "has ended"
+        return SshFault(f"ProxyCommand {command[1]}: {complaint.splitlines()[-1]}", is_temporary=True)
+    return SshFault(BUSY, is_temporary=True)
+
+
+def _explain_host_key(log: str, said: str) -> str:
+    shown_key = re.findall(r"^Server host key: (\S+) (\S+)", log, re.MULTILINE)[-1:] or [("", "of the server")]
+    key = f"{short_kind(shown_key[0][0])} {shown_key[0][1]}".strip()
+    if match := re.search(r"(?:Offending|The) (\S+) (?:host )?key (?:in (\S+:\d+)|for \S+ is marked as revoked)", said):
+        if match[2] is None:
+            return f"host key {key} is revoked; give the host a new key"
+        command = re.search(r"ssh-keygen -f .*", said)
+        return (
+            f"HOST KEY HAS CHANGED: it is {key}, but {match[2]} has another {match[1]} key: another host answers, or "
+            f"it was set up anew; if that is so: {command[0] if command else 'remove that line'}"
+        )
+    if match := re.search(r"revoked by file (.*)", said):
+        return f"host key {key} is revoked ({match[1]}); give the host a new key"
+    name = re.search(r"host key is known for (\S+) and", said)
+    doubt = re.search(r"Certificate invalid: .*|.*no matching CA found.*", f"{said}\n{log}")
+    because = f" and its certificate does not count: {doubt[0].removeprefix('Certificate invalid: ')}" if doubt else ""
+    return (
+        f"host key {key} is unknown: {name[1] if name else 'the host'} is not in known_hosts{because}; "
+        "compare it and log in once with ssh, or give --ssh_host_keys accept-new"
+    )
+
+
+def short_kind(kind: str) -> str:
+    """Return the kind of a key as ssh shows it: ED25519, RSA, ECDSA."""
+    found = re.search("ed25519|rsa|ecdsa|dss", kind)
+    return found[0].upper() if found else kind
+
+
+def _explain_refusal(log: str, methods: str) -> str:
+    begun = log.rpartition("Authenticating to ")[2]
+    found = re.findall(r"^(Offering public|Trying private) key: (.*)", begun, re.MULTILINE)
+    offers = [key for how, key in found if how == "Offering public" or Path(key).exists()]
+    good = re.findall(r"^Server accepts key: (.*)", begun, re.MULTILINE)
+    methods = methods or ",".join(re.findall(r"^Authentications that can continue: (.*)", begun, re.MULTILINE)[-1:])
+    named = [_name_key(offer) for offer in offers]
+    hint = f"the server takes {methods.replace(',', ', ')}" if methods else "the server has hung up"
+    if "publickey" not in methods.split(",") and methods:
+        hint += " only"
+    if good:
+        key = _name_key(good[-1])
+        hint = f"the server knows {key}, but it cannot sign: has it a passphrase? ssh-add {key.partition(' ')[0]}"
+        if re.search("partial success", begun):
+            hint = f"beside a key the server wants {methods.replace(',', ', ')}, which msrun cannot give"
+    elif "No more authentication methods" not in begun and len(offers) > 1:
+        hint = (
+            "the server has hung up; after MaxAuthTries keys it does: name one with --ssh_identity, or by IdentityFile "
+            "and IdentitiesOnly yes in ssh_config"
+        )
+    user = _authenticating(log)[1]
+    return explain_refusal(user, named, hint)
+
+
+def explain_refusal(user: str, tried: list[str], hint: str) -> str:
+    """Return why a login is refused; `tried` are keys."""
+    keys = f"tried {', '.join(dict.fromkeys(tried))}" if tried else "no key was tried"
+    remedy = "" if tried else " (give --ssh_identity FILE, or ssh-add one)"
+    return f"login as {user} refused: {keys}{remedy}; {hint}"
+
+
+def _name_key(offer: str) -> str:
+    """Turn `/home/me/.ssh/id ED25519 SHA256:... agent` into the name of the key."""
+    match = re.match(r"(.*?) (?:[A-Z0-9-]+) (?:SHA256|MD5):\S+(.*)", offer)
+    name, rest = (match[1], match[2]) if match else (offer, "")
+    return shown(Path(name)) + (" (in ssh-agent)" if " agent" in rest else "")
+
+
+def shown(path: Path) -> str:
+    """Return a path with ~ for the home directory."""
+    home = Path("~").expanduser()
+    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) and home != Path("/") else str(path)

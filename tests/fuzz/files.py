@@ -7,10 +7,6 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
-from unittest import mock
-
-from ssh_certificates import SshAuthority, blob_of
-from ssh_net import make_key
 
 from fuzz.mutation import change_bytes, change_text, change_value, encode_any
 from msrun.cli import command
@@ -18,38 +14,47 @@ from msrun.cli.sources import option_shapes
 from msrun.errors import UsageError
 from msrun.launch.job_hosts import read_host_list, read_table_hosts
 from msrun.launch.rank_table_file import check_rank_table
-from msrun.launch.transport.ssh.client_config import AUTHORITY_SIGNATURES, ClientConfig, ConfigFiles
-from msrun.launch.transport.ssh.key_ring import read_key_file
-from msrun.launch.transport.ssh.known_hosts import BadCertificate, KnownHosts, check_certificate
+from msrun.launch.transport.ssh.fault import address_of, explain_end
 from msrun.planning.config import parse_config
 from msrun.planning.hosts.host_list import parse_hostfile, parse_hosts
-from msrun.planning.spec import SshSettings
 from msrun.planning.tls_spec import parse_tls_config
 
-SSH_CONFIG = """\
-Host h1 h* !h9
-  HostName %h.example
-  User me
-  Port 2222
-  IdentityFile ~/.ssh/%n
-  ProxyJump me@gate:22,other
-Match host h1 user me
-  ConnectTimeout 1m
-  Ciphers +aes256-ctr,-x
-  StrictHostKeyChecking accept-new
-Match originalhost "h2" exec "test %h"
-  ProxyCommand nc %h %p
-  UserKnownHostsFile /a ~/b none
-Match final all
-  RequiredRSASize 2048
-  RevokedHostKeys /none
-  HostKeyAlias x
-Include conf.d/*.conf
+SSH_LOG = """\
+OpenSSH_9.2p1 Debian-2+deb12u10, OpenSSL 3.0.19 27 Jan 2026
+debug1: Executing proxy command: exec ssh -v -W '[10.77.0.9]:9' host1
+debug1: Connecting to 10.77.0.10 [10.77.0.10] port 22.
+debug1: Connection established.
+debug1: Remote protocol version 2.0, remote software version OpenSSH_9.2p1
+debug1: Authenticating to 10.77.0.10:22 as 'root'
+debug1: Server host key: ssh-ed25519 SHA256:b1DTKwcV7uIDB8BILjt1CO4ZZ02x91/6rqn+EvUw4EE
+Offending ED25519 key in /home/me/.ssh/known_hosts:1
+  ssh-keygen -f "/home/me/.ssh/known_hosts" -R "10.77.0.9"
+debug1: Offering public key: /home/me/.ssh/id_ed25519 ED25519 SHA256:d0+XPH8n6SWadLbpw9bfPWnjNks3GEo0uryUlJnQN1M agent
+debug1: Server accepts key: /home/me/.ssh/id_ed25519 ED25519 SHA256:d0+XPH8n6SWadLbpw9bfPWnjNks3GEo0uryUlJnQN1M
+Authenticated to 10.77.0.10 ([10.77.0.10]:22) using "publickey".
+channel 0: open failed: connect failed: Connection refused
+stdio forwarding failed
+kex_exchange_identification: Connection closed by remote host
 """
 SSH_WORDS = (
-    *("%h", "%%", "%z", "${HOME}", "${NO}", "yes", "none", "*", "!", '"', "Match", "Host", "all", "final", "Port", "0"),
-    *("99999", "ProxyJump", "h1,h1", "ssh://a@b:1", "User", "canonical", "-oX", "$(id)", "=", "IdentityAgent"),
-    *("~nobody-here/x", "conf**", "**", "[", "..", "none,yes", "+", "1h", "${"),
+    *("debug1: ", "Permission denied (publickey,password)", "Host key verification failed.", "Too many authentication"),
+    *(
+        "ssh: connect to host h port 9: Connection refused",
+        "Connection closed by UNKNOWN port 65535",
+        "banner line 0: x",
+    ),
+    *(
+        "ssh: Could not resolve hostname gone: Name or service not known",
+        "exec request failed on channel 0",
+        "\r",
+        "[]",
+    ),
+    *(
+        "no matching cipher found. Their offer: a,b",
+        "revoked by file /x",
+        "No X host key is known for h and",
+        "via proxy",
+    ),
 )
 HOSTFILE = """\
 # hosts
@@ -124,35 +129,14 @@ def _each(rng_of: Iterator[Random], read: Callable[[Random], object], *errors: t
         yield
 
 
-def ssh_configs(rng_of: Iterator[Random], folder: Path) -> Iterator[None]:
-    """ssh_config, with no command run and no file outside included."""
-    path = folder / "config"
+def ssh_logs(rng_of: Iterator[Random], _: Path) -> Iterator[None]:
+    """What ssh, its ways to a host and the host have written to stderr."""
 
     def read(rng: Random) -> None:
-        text = change_text(rng, SSH_CONFIG, SSH_WORDS)
-        path.write_bytes(text.encode("utf-8", "surrogateescape"))
-        ClientConfig(SshSettings(config_file=path)).resolve(rng.choice(["h1", "h2", "10.0.0.1", "x%hy"]))
-
-    with mock.patch.object(ConfigFiles, "_ends_well", staticmethod(lambda *_: True)):
-        yield from _each(rng_of, read, UsageError)
-
-
-def ssh_keys(rng_of: Iterator[Random], folder: Path) -> Iterator[None]:
-    """known_hosts, private keys and certificates."""
-    public, authority = make_key(folder / "key"), SshAuthority()
-    private, signed = (folder / "key").read_bytes(), authority.sign(public, "h1")
-    kind, blob = signed.split()[0], blob_of(signed)
-    known = (
-        f"h1 {public}\n@cert-authority *.dc {authority.public}\n@revoked * {public}\n|1|AAAA|AAAA {public}\n".encode()
-    )
-
-    def read(rng: Random) -> None:
-        (folder / "known").write_bytes(change_bytes(rng, known))
-        KnownHosts([folder / "known"]).find("h1")
-        (folder / "changed").write_bytes(change_bytes(rng, private))
-        read_key_file(folder / "changed")
-        with contextlib.suppress(BadCertificate):
-            check_certificate(kind, change_bytes(rng, blob), blob_of(public), ["h1"], AUTHORITY_SIGNATURES)
+        text = change_text(rng, SSH_LOG, SSH_WORDS)
+        fault = explain_end(text, rng.choice([None, 1.5]))
+        assert fault.text and "\n" not in fault.text + fault.place
+        assert "\n" not in address_of(text)
 
     yield from _each(rng_of, read)
 

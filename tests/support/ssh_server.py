@@ -14,8 +14,10 @@ from typing import Any, ClassVar
 
 import paramiko
 import pytest
-from paramiko.common import MSG_CHANNEL_REQUEST, cMSG_CHANNEL_REQUEST
+from paramiko.common import MSG_CHANNEL_REQUEST
 from ssh_net import make_key
+
+from msrun.launch.transport.pipe import LOGIN_LINE
 
 DEADLINE_S = 30.0
 
@@ -164,8 +166,9 @@ class _Session(paramiko.ServerInterface):
 
 
 def _run(channel: paramiko.Channel, words: list[str]) -> None:
-    """Do `echo`, `exit N`, `signal NAME`, `flood BYTES` (to stderr, then `done` to stdout) or `wait`."""
+    """Greet, then do `echo`, `exit N`, `flood BYTES` (to stderr, then `done` to stdout) or `wait`."""
     with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+        channel.sendall(b"Have a nice day.\n" + LOGIN_LINE)
         if words[0] == "echo":
             while data := channel.recv(1 << 16):
                 channel.sendall(data)
@@ -174,27 +177,10 @@ def _run(channel: paramiko.Channel, words: list[str]) -> None:
                 channel.sendall_stderr(b"noise" * 200)
             channel.sendall_stderr(b"the end")
             channel.sendall(b"done")
-        elif words[0] == "signal":
-            _send_signal(channel, words[1])
         elif words[0] == "wait":
             channel.recv(1)
         channel.send_exit_status(int(words[1]) if words[0] == "exit" else 0)
         channel.close()
-
-
-def _send_signal(channel: paramiko.Channel, name: str) -> None:
-    """Say that a signal has ended the command (RFC 4254, 6.10)."""
-    message = paramiko.Message()
-    message.add_byte(cMSG_CHANNEL_REQUEST)
-    message.add_int(channel.remote_chanid)
-    message.add_string("exit-signal")
-    message.add_boolean(b=False)
-    message.add_string(name)
-    message.add_boolean(b=False)
-    message.add_string("")
-    message.add_string("")
-    channel.transport._send_user_message(message)
-    channel.close()
 
 
 @contextlib.contextmanager

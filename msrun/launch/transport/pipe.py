@@ -147,7 +147,7 @@ class SocketPipe:
             end: a descriptor that is readable when nobody is left who would close the other side.
 
         Returns:
-            Whether it has come, or will not come any more; None when the time was over before.
+            Whether it, or too much noise, has come; False when nothing more will; None when the time was over before.
         """
         watch = select.poll()
         watch.register(self._socket, select.POLLIN)
@@ -159,9 +159,10 @@ class SocketPipe:
             data = self.read()
             noise += data or b""
             before, line, after = noise.partition(LOGIN_LINE)
-            if line or data == b"" or (data is None and events) or len(before) > MAX_NOISE_BYTES:
+            is_noise = len(before) > MAX_NOISE_BYTES
+            if line or is_noise or data == b"" or (data is None and events):
                 self._held = after if line else noise
-                return bool(line)
+                return bool(line) or is_noise
         return None
 
 
@@ -181,8 +182,8 @@ class ChildPipe(SocketPipe):
         try:
             self.process = subprocess.Popen(
                 argv,
-                stdin=self._theirs,
-                stdout=self._theirs,
+                stdin=self._theirs.fileno(),
+                stdout=self._theirs.fileno(),
                 stderr=self._stderr,
                 start_new_session=True,
                 env=environment,

@@ -21,7 +21,6 @@ from msrun.launch.transport.ssh.fault import shown
 
 Ask = Callable[[str, int], str]
 """Asks for what is named, and returns what was typed, unseen; empty when the descriptor is readable before."""
-MAX_ASKED = 3
 _CLIENT = """\
 import socket,sys
 s=socket.socket(socket.AF_UNIX)
@@ -58,8 +57,8 @@ class Questions:
         self.ask, self._warn = ask, warn
         self._lock = threading.Lock()
         self._answers: dict[str, str] = {}
-        self._told: dict[tuple[str, str], int] = {}
-        self._until, self._closer = os.pipe2(os.O_CLOEXEC)
+        self._told: dict[tuple[str, str], str] = {}
+        self._until, self._closer = os.pipe2(os.O_CLOEXEC) if ask else (-1, -1)
         self._asked_s = 0.0
         self._since: float | None = None
 
@@ -85,23 +84,23 @@ class Questions:
         file = re.search(r"passphrase for key '(.*)'", prompt)
         what = f"passphrase of {shown(Path(file[1]))}" if file else prompt.strip().rstrip(":")
         with self._lock:
-            count = self._told[prompt, asker] = self._told.get((prompt, asker), 0) + 1
-            if prompt not in self._answers or (count > 1 and self._answers[prompt]):
+            wrong = self._told.get((prompt, asker))
+            if prompt not in self._answers or (wrong and self._answers[prompt] == wrong):
                 self._since = time.monotonic()
-                self._answers[prompt] = self.ask(what, self._until) if count <= MAX_ASKED else ""
+                self._answers[prompt] = self.ask(what, self._until)
                 self._asked_s += time.monotonic() - self._since
                 self._since = None
+            self._told[prompt, asker] = self._answers[prompt]
             return self._answers[prompt]
 
     def call_off(self) -> None:
         """End the question that is being asked, and ask no more."""
-        self.ask = None
-        os.write(self._closer, b"!")
-
-    def close(self) -> None:
-        """Close what `call_off` needs, when nobody asks any more."""
-        os.close(self._until)
-        os.close(self._closer)
+        if self.ask is not None:
+            self.ask = None
+            os.write(self._closer, b"!")
+            with self._lock:
+                os.close(self._until)
+                os.close(self._closer)
 
 
 class AskPass:
@@ -132,7 +131,6 @@ class AskPass:
 
     def close(self) -> None:
         """End the thread and remove the program."""
-        self._questions.call_off()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()

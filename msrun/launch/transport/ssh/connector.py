@@ -87,7 +87,7 @@ class SshConnector:
             try:
                 return self._client.connect(entry, command, lambda: deadline - time.monotonic())
             except SshFault as error:
-                fault = error
+                fault = error.with_traceback(None)  # which holds on to files
             text = fault.text
             if fault.is_late and before:  # the time ran out in the midst of another try: what went wrong is known
                 text = f"{before} (in {tries} tries)"
@@ -103,78 +103,11 @@ class SshConnector:
         raise ClusterError(f"{entry.name}{place}: {'called off' if self._end.is_set() else text}")
 
     def close(self) -> None:
-        """End all that was begun; from any thread."""
-
-
-class SshConnector:
-    """Opens pipes to agents; `open` may be called by many threads at a time, one for each host."""
-
-    def __init__(self, settings: SshSettings, *, warn: Callable[[str], None], ask: Ask | None = None) -> None:
-        """Connect to nothing yet.
-
-        Args:
-            warn: told, in one line, what is not refused but should be known.
-            ask: asks for a passphrase; None = nobody is asked.
-
-        Raises:
-            UsageError: there is no such client, or a file that is named is none of its kind.
-        """
-        self._settings = settings
-        self._end = threading.Event()
-        for path in settings.identity_files:
-            _check_key(path)
-        config = settings.config_file
-        if config is not None and str(config) != NO_CONFIG and not os.access(config, os.R_OK):
-            raise UsageError(f"--ssh_config {config}: cannot be read; give a readable ssh_config, or none")
-        self._questions = Questions(ask, warn)
-        self._client = _choose_client(settings, self._questions, warn)
-
-    def prepare(self, entries: Iterable[HostEntry]) -> None:
-        """Have the configuration read, before anything is connected.
-
-        Raises:
-            UsageError: it cannot be read or understood, or says what cannot be done.
-        """
-        for entry in list(entries)[:1]:
-            self._client.check(entry)
-
-    def open(self, entry: HostEntry, command: str, *, deadline: float) -> AgentPipe:
-        """Log in on a host and start a command there; where the server hangs up early, again and again.
-
-        Args:
-            command: read by the login shell there; see `pipe.agent_command`.
-            deadline: of `time.monotonic`; --ssh_connect_time_out may end it earlier.
-
-        Raises:
-            ClusterError: one line, with the host, the reason and the remedy.
-        """
-        deadline = min(deadline, time.monotonic() + self._settings.connect_time_out_s)
-        pause, tries, before = FIRST_PAUSE_S, 0, ""
-        while True:
-            tries += 1
-            try:
-                return self._client.connect(entry, command, lambda: deadline - time.monotonic())
-            except SshFault as fault:
-                place = f" ({fault.place})" if fault.place not in ("", entry.name) else ""
-                text = f"{before} (in {tries} tries)" if fault.is_late and before else fault.text
-                before = fault.text
-                # Those who were dropped together have to part.
-                wait = min(random.uniform(pause / 2, pause), deadline - time.monotonic())  # noqa: S311
-            if not fault.is_temporary:
-                pass
-            elif wait > 0 and not self._end.wait(wait) and time.monotonic() < deadline:
-                pause = min(2 * pause, LAST_PAUSE_S)
-                continue
-            else:
-                text = f"{text} (in {tries} {'try' if tries == 1 else 'tries'})"
-            raise ClusterError(f"{entry.name}{place}: {'called off' if self._end.is_set() else text}")
-
-    def close(self) -> None:
         """End all connections, and those that are being made; from any thread."""
         if not self._end.is_set():
             self._end.set()
+            self._questions.call_off()
             self._client.close()
-            self._questions.close()
 
 
 def _choose_client(settings: SshSettings, questions: Questions, warn: Callable[[str], None]) -> SshClient:

@@ -28,6 +28,10 @@ BUSY = (
     "the server has hung up before it said who it is: too many logins at a time (MaxStartups of sshd), or it refuses "
     "this address"
 )
+TOO_MANY = (
+    "the server has hung up; after MaxAuthTries keys it does: name one with --ssh_identity, or by IdentityFile and "
+    "IdentitiesOnly yes in ssh_config"
+)
 NO_SERVER = "what answers there is no SSH server; is it the right port?"
 NO_COMMAND = "the server starts no command; see ForceCommand and the shell of the user"
 REASONS = {
@@ -39,7 +43,7 @@ REASONS = {
 """By the words of `strerror`."""
 _DEBUG = re.compile(r"debug\d: ")
 _CHATTER = re.compile(
-    r"OpenSSH_|Authenticated to |Transferred: sent|Bytes per second|Killed by signal|Warning: Permanently added|\*\* "
+    r"OpenSSH_|Authenticated |Transferred: sent|Bytes per second|Killed by signal|Warning: Permanently added|\*\* "
     r"|Warning: Identity file"
 )
 """Lines of `ssh -v` that are neither an error nor from the host."""
@@ -47,7 +51,8 @@ _CHATTER = re.compile(
 
 def split_log(text: str) -> tuple[str, str]:
     """Return what ssh wrote to stderr as its messages of -v, and all else: errors, and what the host wrote."""
-    lines = [line.rstrip("\r") for line in text.splitlines()]
+    text = re.sub(r"(?<=[^\n])(debug\d: )", r"\n\1", text)  # what the host wrote may end within a line
+    lines = [line.rstrip("\r") for line in text.split("\n")]
     debug = [_DEBUG.sub("", line, count=1) for line in lines if _DEBUG.match(line) or _CHATTER.match(line)]
     said = [line for line in lines if line.strip() and not _DEBUG.match(line) and not _CHATTER.match(line)]
     return "\n".join(debug), "\n".join(said)
@@ -186,10 +191,7 @@ def _explain_refusal(log: str, methods: str) -> str:
         if re.search("partial success", begun):
             hint = f"beside a key the server wants {methods.replace(',', ', ')}, which msrun cannot give"
     elif "No more authentication methods" not in begun and len(offers) > 1:
-        hint = (
-            "the server has hung up; after MaxAuthTries keys it does: name one with --ssh_identity, or by IdentityFile "
-            "and IdentitiesOnly yes in ssh_config"
-        )
+        hint = TOO_MANY
     user = _authenticating(log)[1]
     return explain_refusal(user, named, hint)
 

@@ -124,7 +124,7 @@ class OpenSsh:
             has_begun = pipe.wait_for_login(lambda: time_left() + self._questions.waited_s() - waited, end)
             if has_begun is None:
                 raise explain_end(pipe.log(), max(0.0, seconds))
-            if not has_begun and pipe.process.poll() not in (None, *range(FAILED)):
+            if not has_begun and pipe.exit_status is None:
                 raise explain_end(pipe.log())
         except BaseException:
             self._end(pipe)

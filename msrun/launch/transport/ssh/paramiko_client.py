@@ -6,6 +6,7 @@ import contextlib
 import getpass
 import logging
 import os
+import re
 import socket
 import threading
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from msrun.launch.transport.ssh.fault import (
     NO_COMMAND,
     NO_SERVER,
     REASONS,
+    TOO_MANY,
     SshFault,
     explain_refusal,
     short_kind,
@@ -113,9 +115,9 @@ class _HostKeys(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]  # paramik
         if self._policy == "accept-new":
             with self._lock:
                 self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                line = f"{hostname} {key.get_name()} {key.get_base64()}\n".encode()
-                with open(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as file:
-                    file.write(line)
+                self._path.touch(mode=0o600)
+                with self._path.open("a") as file:
+                    file.write(f"{hostname} {key.get_name()} {key.get_base64()}\n")
         elif self._policy != "no":
             raise SshFault(
                 f"host key {_show(key)} is unknown: {hostname} is not in known_hosts; compare it and log in once with "
@@ -134,7 +136,7 @@ class ParamikoClient:
         """Connect to nothing yet."""
         self._settings, self._questions, self._warn = settings, questions, warn
         self._lock, self._accepting = threading.Lock(), threading.Lock()
-        self._clients: set[Any] = set()
+        self._ends: dict[Any, Callable[[], None]] = {}
         self._is_closed = False
 
     def check(self, entry: HostEntry) -> None:
@@ -162,7 +164,7 @@ class ParamikoClient:
         with self._lock:
             if self._is_closed:
                 raise SshFault("called off")
-            self._clients.add(client)
+            self._ends[client] = partial(self._end, client)
         late = threading.Timer(max(0.01, seconds), client.close)
         late.start()
         try:
@@ -174,6 +176,7 @@ class ParamikoClient:
             channel.exec_command(command)
             address = str(transport.getpeername()[0]).removeprefix("::ffff:")
             pipe = ChannelPipe(channel, address, partial(self._end, client))
+            self._ends[client] = pipe.close
             if pipe.wait_for_login(time_left) is None:
                 pipe.close()
                 raise SshFault("")  # for being late
@@ -193,9 +196,9 @@ class ParamikoClient:
         """End all connections."""
         with self._lock:
             self._is_closed = True
-            clients = list(self._clients)
-        for client in clients:
-            self._end(client)
+            ends = list(self._ends.values())
+        for end in ends:
+            end()
 
     def _end(self, client: Any) -> None:
         transport = client.get_transport()
@@ -203,7 +206,7 @@ class ParamikoClient:
         if transport is not None:
             transport.join(END_S)
         with self._lock:
-            self._clients.discard(client)
+            self._ends.pop(client, None)
 
     def _log_in(
         self, client: Any, place: tuple[str, int, str], files: list[Path], *, only: bool, seconds: float
@@ -266,9 +269,10 @@ def _explain(error: Exception, user: str, files: list[Path]) -> SshFault:
             f"HOST KEY HAS CHANGED: it is {_show(error.key)}, but known_hosts has {_show(error.expected_key)}: another "
             f"host answers, or it was set up anew; if that is so: ssh-keygen -R '{error.hostname}'"
         )
-    if isinstance(error, paramiko.AuthenticationException) or "No authentication methods" in said:
+    if isinstance(error, paramiko.AuthenticationException) or re.search("No (authentication|existing session)", said):
         types = getattr(error, "allowed_types", None)
         hint = f"the server takes {', '.join(types)} only" if types else "the server knows none"
+        hint = TOO_MANY if "No existing session" in said else hint
         return SshFault(explain_refusal(user, list(map(shown, files)), hint))
     if isinstance(error, paramiko.ssh_exception.NoValidConnectionsError):
         error = next(iter(error.errors.values()))

@@ -33,7 +33,7 @@ def start() -> Iterator[Callable[[str], LocalPipe]]:
 
     yield make
     for pipe in pipes:
-        pipe._process.kill()
+        pipe.process.kill()
         pipe.close()
         pipe._socket.close()  # open until nobody has the pipe any more: its last bytes may still be read
         pipe._stderr.close()
@@ -108,25 +108,25 @@ def test_agent_that_is_stopped_is_killed_and_one_that_is_slow_is_not(
     stopped = start("import time; print(1, flush=True); time.sleep(600)")
     for pipe in (slow, stopped):
         assert read(pipe) == b"1\n"
-    os.kill(stopped._process.pid, signal.SIGSTOP)
-    wait_until(lambda: is_stopped(stopped._process.pid), "it is stopped")
+    os.kill(stopped.process.pid, signal.SIGSTOP)
+    wait_until(lambda: is_stopped(stopped.process.pid), "it is stopped")
     for pipe in (slow, stopped):
         pipe.close()
-    assert stopped._process.wait(30) == -signal.SIGKILL
-    assert slow._process.poll() is None
+    assert stopped.process.wait(30) == -signal.SIGKILL
+    assert slow.process.poll() is None
 
 
 def test_stopped_agent_of_a_rehearsal_lives_on_without_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "END_S", 0.05)
     pipe = LocalPipe([sys.executable, "-c", "import time; time.sleep(600)"], "", HostShare({"A": "1"}))
-    environ = Path(f"/proc/{pipe._process.pid}/environ")
+    environ = Path(f"/proc/{pipe.process.pid}/environ")
     assert wait_until(environ.read_bytes, "it has begun") == b"A=1\0"
-    os.kill(pipe._process.pid, signal.SIGSTOP)
-    wait_until(lambda: is_stopped(pipe._process.pid), "it is stopped")
+    os.kill(pipe.process.pid, signal.SIGSTOP)
+    wait_until(lambda: is_stopped(pipe.process.pid), "it is stopped")
     pipe.close()
-    assert (read(pipe), pipe._process.poll()) == (b"", None)
-    pipe._process.kill()
-    assert pipe._process.wait(30) == -signal.SIGKILL
+    assert (read(pipe), pipe.process.poll()) == (b"", None)
+    pipe.process.kill()
+    assert pipe.process.wait(30) == -signal.SIGKILL
 
 
 def test_interpreter_that_is_not_there_is_named() -> None:

@@ -1,26 +1,164 @@
-"""What paramiko's exceptions say, in one line."""
+"""What ssh -v writes to stderr, and what of it a user is shown."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from msrun.launch.transport.ssh.target import reason_of
+from msrun.launch.transport.ssh.fault import address_of, explain_end, shown, split_log
 
-
-class Refusal(Exception):
-    """As paramiko's ChannelException: the server's words are in `text`."""
-
-    text = "administratively prohibited."
+BEGIN = """\
+OpenSSH_9.2p1 Debian-2+deb12u10, OpenSSL 3.0.19 27 Jan 2026
+debug1: Connecting to 10.0.0.9 [10.0.0.9] port 22.
+debug1: Connection established.
+"""
+SERVER = f"{BEGIN}debug1: Remote protocol version 2.0, remote software version OpenSSH_9.2p1\n"
+KEY = f"{SERVER}debug1: Authenticating to 10.0.0.9:22 as 'me'\ndebug1: Server host key: ssh-ed25519 SHA256:abc\n"
+OFFER = f"{KEY}debug1: Offering public key: /no/id ED25519 SHA256:def agent\n"
+JUMP = (
+    "debug1: Executing proxy command: exec ssh -F /c -v -W '[10.0.0.7]:2222' gate\n"
+    f"{SERVER}debug1: Authenticating to 10.0.0.9:22 as 'me'\n"
+)
+HUNG_UP = "kex_exchange_identification: Connection closed by remote host\r\nConnection closed by 10.0.0.9 port 22\r\n"
+CHANGED = """\
+@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @
+Offending ECDSA key in /home/me/.ssh/known_hosts:2
+  remove with:
+  ssh-keygen -f "/home/me/.ssh/known_hosts" -R "10.0.0.9"
+Host key for 10.0.0.9 has changed and you have requested strict checking.
+Host key verification failed.
+"""
+UNKNOWN = "No ED25519 host key is known for 10.0.0.9 and you have requested strict checking.\n"
+FAILED = "Host key verification failed.\n"
 
 
 @pytest.mark.parametrize(
-    ("error", "reason"),
+    ("log", "text"),
     [
-        (OSError("no route to host"), "no route to host"),
-        (Refusal(2, "opening failed"), "administratively prohibited"),
-        (EOFError(), "connection closed"),
-        (ValueError("first line.\nsecond line"), "first line"),
+        (f"{BEGIN}{HUNG_UP}", "the server has hung up before it said who it is: too many logins"),
+        (
+            f"{BEGIN}debug1: kex_exchange_identification: banner line 0: Exceeded MaxStartups\n{HUNG_UP}",
+            "too many logins",
+        ),
+        (f"{SERVER}Connection reset by 10.0.0.9 port 22\n", "the server (OpenSSH_9.2p1) has hung up during the key ex"),
+        (f"{BEGIN}debug1: kex_exchange_identification: banner line 0: HTTP\n{HUNG_UP}", "what answers there is no SSH"),
+        (f"{BEGIN}ssh: connect to host 10.0.0.9 port 22: Connection refused\n", "connection refused: nothing listens"),
+        (f"{BEGIN}ssh: connect to host h port 22: No route to host\n", "no route to the host; is it up"),
+        (f"{BEGIN}ssh: connect to host h port 22: Network is unreachable\n", "its network is unreachable from here"),
+        (f"{BEGIN}ssh: connect to host h port 22: Connection timed out\n", "does not answer; is the host up"),
+        (f"{BEGIN}ssh: connect to host h port 22: Cannot assign\n", "cannot be connected to (Cannot assign)"),
+        (
+            "ssh: Could not resolve hostname gone: Name unknown\n",
+            "the name gone cannot be resolved (Name unknown); give",
+        ),
+        (
+            f"{KEY}{CHANGED}",
+            "HOST KEY HAS CHANGED: it is ED25519 SHA256:abc, but /home/me/.ssh/known_hosts:2 has another ",
+        ),
+        (f"{KEY}{CHANGED}", 'if that is so: ssh-keygen -f "/home/me/.ssh/known_hosts" -R "10.0.0.9"'),
+        (f"{KEY}{UNKNOWN}{FAILED}", "host key ED25519 SHA256:abc is unknown: 10.0.0.9 is not in known_hosts; compare"),
+        (f"{KEY}{FAILED}", "host key ED25519 SHA256:abc is unknown: the host is not in known_hosts; compare it"),
+        (
+            f"{KEY}Certificate invalid: name is not a listed principal\n{UNKNOWN}{FAILED}",
+            "is not in known_hosts and its certificate does not count: name is not a listed principal; compare",
+        ),
+        (
+            f"{KEY}The ED25519 host key for h is marked as revoked.\n{FAILED}",
+            "SHA256:abc is revoked; give the host a new",
+        ),
+        (f"{KEY}Host key X revoked by file /r\n{FAILED}", "host key ED25519 SHA256:abc is revoked (/r); give the host"),
+        (
+            f"{OFFER}me@h: Permission denied (publickey).\n",
+            "login as me refused: tried /no/id (in ssh-agent); the server",
+        ),
+        (
+            f"{KEY}me@h: Permission denied (password).\n",
+            "(give --ssh_identity FILE, or ssh-add one); the server takes p",
+        ),
+        (
+            f"{OFFER}debug1: Server accepts key: /no/id ED25519 SHA256:def\nme@h: Permission denied (publickey).\n",
+            "the server knows /no/id, but it cannot sign: has it a passphrase? ssh-add /no/id",
+        ),
+        (
+            f"{OFFER}debug1: Server accepts key: /no/id ED25519 SHA256:def\nAuthenticated using publickey with partial "
+            "success.\nme@h: Permission denied (keyboard-interactive).\n",
+            "beside a key the server wants keyboard-interactive, which msrun cannot give",
+        ),
+        (f"{OFFER}{OFFER}Received disconnect from h: Too many authentication failures\n", "refused: tried /no/id"),
+        (
+            f"{OFFER}Connection closed by 10.0.0.9 port 22\n",
+            "login as me refused: tried /no/id (in ssh-agent); the serv",
+        ),
+        (
+            f"{SERVER}no matching cipher found. Their offer: a,b\n",
+            "server and ssh have no cipher in common; the server's",
+        ),
+        (f"{OFFER}exec request failed on channel 0\n", "the server starts no command; see ForceCommand"),
+        (f"{OFFER}channel 0: open failed: administratively prohibited: x\n", "opens no session (administratively proh"),
+        (
+            f"{JUMP}channel 0: open failed: connect failed: Connection refused\nstdio forwarding failed\n{HUNG_UP}",
+            "the jump host does not reach 10.0.0.7 port 2222 (connect failed: Connection refused); is it up, and does the",
+        ),
+        (
+            f"{JUMP}me@h: Permission denied (publickey).\n{HUNG_UP}",
+            "jump host 10.0.0.9: login as me refused: no key was",
+        ),
+        (f"debug1: Executing proxy command: exec nc h\nnc: no\n{HUNG_UP}", "ProxyCommand nc h: nc: no"),
+        ("a banner\nsomething new\n", "something new"),
+        ("", "ssh has ended without a word"),
     ],
 )
-def test_reason_of_a_fault_is_one_line(error: Exception, reason: str) -> None:
-    assert reason_of(error) == reason
+def test_reason_is_one_line_with_its_remedy(log: str, text: str) -> None:
+    found = explain_end(log)
+    assert text in found.text and "\n" not in found.text
+
+
+@pytest.mark.parametrize(
+    ("log", "is_temporary"),
+    [
+        (f"{BEGIN}{HUNG_UP}", True),
+        (f"{SERVER}{HUNG_UP}", True),
+        (f"{OFFER}{HUNG_UP}", False),
+        (f"{KEY}{FAILED}", False),
+    ],
+)
+def test_another_try_helps_only_where_a_server_was_busy(log: str, is_temporary: bool) -> None:
+    assert explain_end(log).is_temporary is is_temporary
+
+
+@pytest.mark.parametrize(
+    ("log", "text"),
+    [
+        ("debug1: Reading configuration data /c\n", "its name is not resolved in time; is the name server well?"),
+        (BEGIN.partition("debug1: Connection est")[0], "does not answer within 1.5 s; is the host up, and does a fire"),
+        (BEGIN, "no login within 1.5 s: the host or its sshd hangs, or is slow; log in with ssh -v"),
+        ("debug1: Executing proxy command: exec nc h\n", "no login within 1.5 s"),
+    ],
+)
+def test_delay_is_explained_by_how_far_it_came(log: str, text: str) -> None:
+    found = explain_end(log, 1.5)
+    assert found.is_late and text in found.text
+
+
+def test_place_is_what_was_to_be_reached() -> None:
+    assert [explain_end(log).place for log in (BEGIN, JUMP, "")] == ["10.0.0.9", "10.0.0.7 port 2222", ""]
+    assert explain_end(BEGIN.replace("port 22", "port 23")).place == "10.0.0.9 port 23"
+
+
+def test_address_is_that_of_the_last_login() -> None:
+    direct = 'Authenticated to h ([::ffff:10.0.0.9]:22) using "publickey".\r\n'
+    assert (address_of(direct), address_of(f"{direct}Authenticated to h (via proxy) using x.\n")) == ("10.0.0.9", "")
+    assert (address_of('Authenticated to h ([fe80::1%eth0]:22) using "x".'), address_of("")) == ("fe80::1", "")
+
+
+def test_what_the_host_wrote_is_told_from_what_ssh_wrote() -> None:
+    log = (
+        f"{OFFER}Traceback:\nTransferred: sent 3472, received 3296 bytes, in 0.0 seconds\r\nMemoryError\ndebug1: Exit\n"
+    )
+    assert split_log(log)[1] == "Traceback:\nMemoryError"
+
+
+def test_path_in_the_home_directory_is_shown_with_a_tilde(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert [shown(Path(path)) for path in ("/home/me/.ssh/id", "/opt/id")] == ["~/.ssh/id", "/opt/id"]

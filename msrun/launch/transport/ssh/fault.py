@@ -41,6 +41,7 @@ REASONS = {
     "Network is unreachable": "its network is unreachable from here; see ProxyJump in ssh_config",
 }
 """By the words of `strerror`."""
+_HANG_UP = r"Connection (closed|reset) by|Connection to .* closed|_exchange_identification|Broken pipe"
 _DEBUG = re.compile(r"debug\d: ")
 _CHATTER = re.compile(
     r"OpenSSH_|Authenticated |Transferred: sent|Bytes per second|Killed by signal|Warning: Permanently added|\*\* "
@@ -126,7 +127,7 @@ def _explain(log: str, said: str) -> SshFault:
         return SshFault(NO_COMMAND)
     if match := re.search(r"channel \d+: open failed: (.*?):", said):
         return SshFault(f"the server opens no session ({match[1]})")
-    if re.search(r"Connection (closed|reset) by|Connection to .* closed|_exchange_identification|Broken pipe", said):
+    if re.search(_HANG_UP, said):
         return _explain_hang_up(log, said)
     return SshFault(last)
 
@@ -142,8 +143,9 @@ def _explain_hang_up(log: str, said: str) -> SshFault:
         return SshFault(NO_SERVER)
     command = re.search(r"^Executing proxy command: (?:exec )?(.*)", log, re.MULTILINE)
     if command and " -W " not in command[1]:
-        complaint = re.split(r"\n?(?:kex|ssh)_exchange_identification|\n?Connection closed", said)[0] or "has ended"
-        return SshFault(f"ProxyCommand {command[1]}: {complaint.splitlines()[-1]}", is_temporary=True)
+        others = [line for line in said.splitlines() if not re.search(_HANG_UP, line)]
+        complaint = others[-1] if others else "has ended"
+        return SshFault(f"ProxyCommand {command[1]}: {complaint}", is_temporary=True)
     return SshFault(BUSY, is_temporary=True)
 
 

@@ -16,6 +16,7 @@ debug1: Connection established.
 SERVER = f"{BEGIN}debug1: Remote protocol version 2.0, remote software version OpenSSH_9.2p1\n"
 KEY = f"{SERVER}debug1: Authenticating to 10.0.0.9:22 as 'me'\ndebug1: Server host key: ssh-ed25519 SHA256:abc\n"
 OFFER = f"{KEY}debug1: Offering public key: /no/id ED25519 SHA256:def agent\n"
+GOOD = f"{OFFER}debug1: Server accepts key: /no/id ED25519 SHA256:def\n"
 JUMP = (
     "debug1: Executing proxy command: exec ssh -F /c -v -W '[10.0.0.7]:2222' gate\n"
     f"{SERVER}debug1: Authenticating to 10.0.0.9:22 as 'me'\n"
@@ -77,12 +78,11 @@ FAILED = "Host key verification failed.\n"
             "(give --ssh_identity FILE, or ssh-add one); the server takes p",
         ),
         (
-            f"{OFFER}debug1: Server accepts key: /no/id ED25519 SHA256:def\nme@h: Permission denied (publickey).\n",
+            f"{GOOD}me@h: Permission denied (publickey).\n",
             "the server knows /no/id, but it cannot sign: has it a passphrase? ssh-add /no/id",
         ),
         (
-            f"{OFFER}debug1: Server accepts key: /no/id ED25519 SHA256:def\nAuthenticated using publickey with partial "
-            "success.\nme@h: Permission denied (keyboard-interactive).\n",
+            f"{GOOD}Authenticated using publickey with partial success.\nme@h: Permission denied (keyboard-interactive).",
             "beside a key the server wants keyboard-interactive, which msrun cannot give",
         ),
         (f"{OFFER}{OFFER}Received disconnect from h: Too many authentication failures\n", "refused: tried /no/id"),
@@ -98,7 +98,7 @@ FAILED = "Host key verification failed.\n"
         (f"{OFFER}channel 0: open failed: administratively prohibited: x\n", "opens no session (administratively proh"),
         (
             f"{JUMP}channel 0: open failed: connect failed: Connection refused\nstdio forwarding failed\n{HUNG_UP}",
-            "the jump host does not reach 10.0.0.7 port 2222 (connect failed: Connection refused); is it up, and does the",
+            "the jump host does not reach 10.0.0.7 port 2222 (connect failed: Connection refused); is it up, and does",
         ),
         (
             f"{JUMP}me@h: Permission denied (publickey).\n{HUNG_UP}",

@@ -52,7 +52,7 @@ def test_options_are_enough_without_any_ssh_config(fleet: FleetRunner, workers: 
     shutil.copy(fleet.net.client / "id_ed25519", tmp_path / "key")
     words = ("--ssh_config=none", "--ssh_user=root", "--ssh_port=2222", "--ssh_identity=key", workers / "record.py")
     refused = fleet.run("host2:1", *words, HOME=str(home))
-    assert refused.code == 3 and f"[host2]:2222 is not in {home}/.ssh/known_hosts" in refused.errors[0]
+    assert refused.code == 3 and "[host2]:2222 is not in known_hosts" in refused.errors[0]
     assert fleet.run("host2:1", "--ssh_host_keys=accept-new", *words, HOME=str(home)).code == 0
     assert (home / ".ssh" / "known_hosts").read_text().startswith("[host2]:2222 ssh-ed25519 ")
     assert fleet.run("host2:1", *words, HOME=str(home)).code == 0
@@ -80,7 +80,7 @@ def test_passphrase_is_asked_for_once_at_a_terminal_and_nowhere_else(
         + "".join(f"Host host{host}\n HostName {fleet.net.address(host)}\n User root\n" for host in (0, 1))
     )
     refused = fleet.run([1, 1], "--ssh_config=config", workers / "record.py", SSH_AUTH_SOCK="")
-    assert refused.code == 3 and f"{tmp_path}/key: has a passphrase; ssh-add" in refused.errors[0]
+    assert refused.code == 3 and f"has it a passphrase? ssh-add {tmp_path}/key" in refused.errors[0]
     text = _type_passphrase(fleet, "--ssh_config=config", workers / "record.py")
     assert text.count("passphrase of") == 1 and "open sesame" not in text
     assert "all 2 workers on 2 hosts finished successfully" in text and (tmp_path / "record_1.json").exists()

@@ -41,8 +41,11 @@ def ask_at_terminal(what: str, until: int) -> str:
     try:
         termios.tcsetattr(terminal, termios.TCSAFLUSH, unseen)
         os.write(terminal, f"{what}: ".encode())
-        ready, _, _ = select.select([terminal, until], [], [])
-        return "" if until in ready else os.read(terminal, 4096).decode(errors="replace").rstrip("\r\n")
+        watch = select.poll()
+        for descriptor in (terminal, until):
+            watch.register(descriptor, select.POLLIN)
+        is_over = until in dict(watch.poll())
+        return "" if is_over else os.read(terminal, 4096).decode(errors="replace").rstrip("\r\n")
     finally:
         termios.tcsetattr(terminal, termios.TCSAFLUSH, before)
         os.write(terminal, b"\n")

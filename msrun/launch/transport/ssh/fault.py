@@ -80,11 +80,17 @@ def explain_end(text: str, late_s: float | None = None) -> SshFault:
         fault = _explain(log, said)
     else:
         fault = SshFault(_explain_delay(log, late_s), is_late=True)
-    if behind and not said.count("stdio forwarding failed") and _authenticating(log)[0] != host:
-        jump = connected[-1][0] if connected else "that is to be used"
-        fault.text = f"jump host {jump}: {fault.text}"
+    if behind and "stdio forwarding failed" not in said:
+        jump = _authenticating(_stage(log))[0] or ("" if _stage(log) != log or not connected else connected[-1][0])
+        if jump not in ("", host):
+            fault.text = f"jump host {jump}: {fault.text}"
     fault.place = host if port in ("", str(DEFAULT_PORT)) else f"{host} port {port}"
     return fault
+
+
+def _stage(log: str) -> str:
+    """Return what was said since the last login that went well: of this one, and not of a jump host before."""
+    return log.rpartition("\nAuthenticated to ")[2]
 
 
 def _authenticating(log: str) -> tuple[str, str]:
@@ -134,9 +140,12 @@ def _explain(log: str, said: str) -> SshFault:
 
 def _explain_hang_up(log: str, said: str) -> SshFault:
     """Say why there was no key exchange; a server that is too busy hangs up, and may not the next time."""
-    if "Offering public key" in log:
+    stage = _stage(log)
+    if "Offering public key" in stage:
         return SshFault(_explain_refusal(log, ""))
-    if match := re.findall(r"^Remote protocol version \S+, remote software version (.*)", log, re.MULTILINE):
+    if stage != log and " -W " not in log:
+        return SshFault("the connection broke before the agent was started")
+    if match := re.findall(r"^Remote protocol version \S+, remote software version (.*)", stage, re.MULTILINE):
         return SshFault(f"the server ({match[-1]}) has hung up during the key exchange", is_temporary=True)
     banner = re.search(r"banner line \d+: (.*)|banner line contains invalid|No banner|invalid format", log + said)
     if banner and not re.search("MaxStartups|Not allowed at this time", log):

@@ -34,6 +34,8 @@ UNCHECKED = (
 class SshPipe(ChildPipe):
     """A running ssh; see `AgentPipe`."""
 
+    _last_log = ""
+
     @property
     def exit_status(self) -> int | None:
         """The agent's exit status, 128 + N for signal N; None while it runs, or when the connection broke."""
@@ -48,7 +50,7 @@ class SshPipe(ChildPipe):
 
     def log(self) -> str:
         """Return the end of stderr, with what ssh itself wrote."""
-        return super().stderr_text()
+        return super().stderr_text() or self._last_log
 
     def kill(self) -> None:
         """End it at once, with what it has started as a way to the host; from any thread, `close` has to follow."""
@@ -66,6 +68,8 @@ class SshPipe(ChildPipe):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
         self._socket.close()
+        self._last_log = self.log()
+        self._stderr.close()
 
 
 class OpenSsh:
@@ -87,7 +91,7 @@ class OpenSsh:
         Raises:
             UsageError: it cannot be read or understood.
         """
-        words = [*self._words(entry)[:-1], "-G", "--", entry.name]
+        words = [*self._words(entry), "-G", "--", entry.name]
         try:
             done = subprocess.run(
                 words,
@@ -105,8 +109,14 @@ class OpenSsh:
         found = dict(line.split(" ", 1) for line in done.stdout.decode(errors="replace").splitlines() if " " in line)
         if found.get("stricthostkeychecking") in ("no", "off", "false"):
             self._warn(UNCHECKED)
+        last = []
         if found.get("kexalgorithms", "").startswith("sntrup761"):  # 60 ms of a processor for each host
-            self._write_config("KexAlgorithms ^curve25519-sha256")
+            last.append("KexAlgorithms ^curve25519-sha256")
+        home = Path("~/.ssh").expanduser()
+        if found.get("identityfile", "").startswith("~/.ssh/id_") and home.parent != own_home():  # the usual ones
+            keys = (home / f"id_{kind}" for kind in ("rsa", "ecdsa", "ed25519"))
+            last += [f"IdentityFile {_quoted(path)}" for path in keys if path.exists()]
+        self._write_config(*last)
 
     def connect(self, entry: HostEntry, command: str, time_left: Callable[[], float]) -> SshPipe:
         """Log in and start a command.
@@ -197,9 +207,9 @@ class OpenSsh:
         defaults = ["StrictHostKeyChecking yes", "ServerAliveInterval 15", *last]
         if home != own_home():
             own = home / ".ssh"
+            if settings.host_keys == "accept-new":  # ssh makes its own folder only
+                own.mkdir(mode=0o700, parents=True, exist_ok=True)
             defaults.append(f"UserKnownHostsFile {_quoted(own / 'known_hosts')} {_quoted(own / 'known_hosts2')}")
-            keys = (own / f"id_{kind}" for kind in ("rsa", "ecdsa", "ed25519"))
-            defaults += [f"IdentityFile {_quoted(path)}" for path in keys if path.exists()]
         os.truncate(self._config, 0)
         os.pwrite(self._config, "\n".join([*first, *user, *defaults, ""]).encode(errors="surrogateescape"), 0)
 

@@ -82,7 +82,7 @@ FAILED = "Host key verification failed.\n"
             "the server knows /no/id, but it cannot sign: has it a passphrase? ssh-add /no/id",
         ),
         (
-            f"{GOOD}Authenticated using publickey with partial success.\nme@h: Permission denied (keyboard-interactive).",
+            f"{GOOD}Authenticated using x with partial success.\nme@h: Permission denied (keyboard-interactive).",
             "beside a key the server wants keyboard-interactive, which msrun cannot give",
         ),
         (f"{OFFER}{OFFER}Received disconnect from h: Too many authentication failures\n", "refused: tried /no/id"),
@@ -104,6 +104,14 @@ FAILED = "Host key verification failed.\n"
             f"{JUMP}me@h: Permission denied (publickey).\n{HUNG_UP}",
             "jump host 10.0.0.9: login as me refused: no key was",
         ),
+        (
+            f"{JUMP}Authenticated to 10.0.0.9 ([10.0.0.9]:22) using x.\n{HUNG_UP}",
+            "the server has hung up before it said",
+        ),
+        (
+            f"{OFFER}Authenticated to h ([h]:22) using x.\n{HUNG_UP}",
+            "the connection broke before the agent was started",
+        ),
         (f"debug1: Executing proxy command: exec nc h\nnc: no\n{HUNG_UP}", "ProxyCommand nc h: nc: no"),
         ("a banner\nsomething new\n", "something new"),
         ("", "ssh has ended without a word"),
@@ -112,6 +120,7 @@ FAILED = "Host key verification failed.\n"
 def test_reason_is_one_line_with_its_remedy(log: str, text: str) -> None:
     found = explain_end(log)
     assert text in found.text and "\n" not in found.text
+    assert found.text.startswith("jump host 10.0.0.9: ") == ("jump host 10.0.0.9: " in text)
 
 
 @pytest.mark.parametrize(

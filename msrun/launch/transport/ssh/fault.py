@@ -28,6 +28,15 @@ BUSY = (
     "the server has hung up before it said who it is: too many logins at a time (MaxStartups of sshd), or it refuses "
     "this address"
 )
+LATE = (
+    "no login within {:.1f} s: the host or its sshd hangs, or is slow; log in with ssh -v, or raise "
+    "--ssh_connect_time_out"
+)
+UNKNOWN = (
+    "host key {} is unknown: {} is not in known_hosts{}; compare it and log in once with ssh, or give --ssh_host_keys "
+    "accept-new"
+)
+CHANGED = "HOST KEY HAS CHANGED: it is {}, but {}: another host answers, or it was set up anew; if that is so: {}"
 TOO_MANY = (
     "the server has hung up; after MaxAuthTries keys it does: name one with --ssh_identity, or by IdentityFile and "
     "IdentitiesOnly yes in ssh_config"
@@ -41,6 +50,19 @@ REASONS = {
     "Network is unreachable": "its network is unreachable from here; see ProxyJump in ssh_config",
 }
 """By the words of `strerror`."""
+_ENDS = (
+    (r"no matching (.*) found\. Their offer: (.*)", "server and ssh have no {} in common; the server's: {}"),
+    (
+        r"Could not resolve hostname (\S+): (.*)",
+        "the name {} cannot be resolved ({}); give an address, or see HostName",
+    ),
+    (
+        r"open failed: (.*)\nstdio forwarding failed",
+        "the jump host does not reach it ({}); is it up, and does the jump host forward (AllowTcpForwarding)?",
+    ),
+    (r"(?:exec|shell) request failed", NO_COMMAND),
+    (r"channel \d+: open failed: (.*?):", "the server opens no session ({})"),
+)
 _HANG_UP = r"Connection (closed|reset) by|Connection to .* closed|_exchange_identification|Broken pipe"
 _DEBUG = re.compile(r"debug\d: ")
 _CHATTER = re.compile(
@@ -76,10 +98,7 @@ def explain_end(text: str, late_s: float | None = None) -> SshFault:
     connected = re.findall(r"^Connecting to (\S+) .*port (\d+)\.", log, re.MULTILINE)
     behind = re.search(r"^Executing proxy command: .*-W '?\[(.*?)\]:(\d+)", log, re.MULTILINE)
     host, port = behind.groups() if behind else connected[-1] if connected else ("", "")
-    if late_s is None:
-        fault = _explain(log, said)
-    else:
-        fault = SshFault(_explain_delay(log, late_s), is_late=True)
+    fault = _explain(log, said) if late_s is None else SshFault(_explain_delay(log, late_s), is_late=True)
     if behind and "stdio forwarding failed" not in said:
         jump = _authenticating(_stage(log))[0] or ("" if _stage(log) != log or not connected else connected[-1][0])
         if jump not in ("", host):
@@ -100,42 +119,26 @@ def _authenticating(log: str) -> tuple[str, str]:
 
 
 def _explain_delay(log: str, seconds: float) -> str:
-    has_proxy = "Executing proxy command" in log
-    if not has_proxy and "Connecting to " not in log and "mux" not in log:
+    if not re.search("Executing proxy command|Connecting to |mux", log):
         return "its name is not resolved in time; is the name server well?"
-    if not has_proxy and "Connection established" not in log and "mux" not in log:
+    if not re.search("Executing proxy command|Connection established|mux", log):
         return f"does not answer within {seconds:.1f} s; is the host up, and does a firewall let SSH through?"
-    return (
-        f"no login within {seconds:.1f} s: the host or its sshd hangs, or is slow; "
-        "log in with ssh -v, or raise --ssh_connect_time_out"
-    )
+    return LATE.format(seconds)
 
 
 def _explain(log: str, said: str) -> SshFault:
-    last = said.splitlines()[-1] if said else "ssh has ended without a word"
     if "Host key verification failed" in said:
         return SshFault(_explain_host_key(log, said))
     if match := re.search(r"Permission denied \((.*)\)|Too many authentication failures", said):
         return SshFault(_explain_refusal(log, match[1] or ""))
-    if match := re.search(r"no matching (.*) found\. Their offer: (.*)", said):
-        return SshFault(f"server and ssh have no {match[1]} in common; the server's: {match[2]}")
-    if match := re.search(r"Could not resolve hostname (\S+): (.*)", said):
-        return SshFault(f"the name {match[1]} cannot be resolved ({match[2]}); give an address, or see HostName")
-    if match := re.search(r"open failed: (.*)\nstdio forwarding failed", said):
-        target = re.findall(r"-W '?\[(.*?)\]:(\d+)", log)[-1:] or [("it", "22")]
-        return SshFault(
-            f"the jump host does not reach {target[0][0]} port {target[0][1]} ({match[1]}); is it up, and does the "
-            "jump host forward (AllowTcpForwarding)?"
-        )
     if match := re.search(r"connect to (?:host|address) .* port \d+: (.*)", said):
         return SshFault(REASONS.get(match[1], f"cannot be connected to ({match[1]})"))
-    if re.search(r"exec request failed|shell request failed", said):
-        return SshFault(NO_COMMAND)
-    if match := re.search(r"channel \d+: open failed: (.*?):", said):
-        return SshFault(f"the server opens no session ({match[1]})")
+    for pattern, text in _ENDS:
+        if match := re.search(pattern, said):
+            return SshFault(text.format(*match.groups()))
     if re.search(_HANG_UP, said):
         return _explain_hang_up(log, said)
-    return SshFault(last)
+    return SshFault(said.splitlines()[-1] if said else "ssh has ended without a word")
 
 
 def _explain_hang_up(log: str, said: str) -> SshFault:
@@ -159,52 +162,44 @@ def _explain_hang_up(log: str, said: str) -> SshFault:
 
 
 def _explain_host_key(log: str, said: str) -> str:
-    shown_key = re.findall(r"^Server host key: (\S+) (\S+)", log, re.MULTILINE)[-1:] or [("", "of the server")]
-    key = f"{short_kind(shown_key[0][0])} {shown_key[0][1]}".strip()
+    keys = re.findall(r"^Server host key: (\S+ \S+)", log, re.MULTILINE) or ["of the server"]
+    key = show_key(*keys[-1].split(" ", 1))
     if match := re.search(r"(?:Offending|The) (\S+) (?:host )?key (?:in (\S+:\d+)|for \S+ is marked as revoked)", said):
         if match[2] is None:
             return f"host key {key} is revoked; give the host a new key"
         command = re.search(r"ssh-keygen -f .*", said)
-        return (
-            f"HOST KEY HAS CHANGED: it is {key}, but {match[2]} has another {match[1]} key: another host answers, or "
-            f"it was set up anew; if that is so: {command[0] if command else 'remove that line'}"
-        )
+        remedy = command[0] if command else "remove that line"
+        return CHANGED.format(key, f"{match[2]} has another {match[1]} key", remedy)
     if match := re.search(r"revoked by file (.*)", said):
         return f"host key {key} is revoked ({match[1]}); give the host a new key"
     name = re.search(r"host key is known for (\S+) and", said)
     doubt = re.search(r"Certificate invalid: .*|.*no matching CA found.*", f"{said}\n{log}")
     because = f" and its certificate does not count: {doubt[0].removeprefix('Certificate invalid: ')}" if doubt else ""
-    return (
-        f"host key {key} is unknown: {name[1] if name else 'the host'} is not in known_hosts{because}; "
-        "compare it and log in once with ssh, or give --ssh_host_keys accept-new"
-    )
+    return UNKNOWN.format(key, name[1] if name else "the host", because)
 
 
-def short_kind(kind: str) -> str:
-    """Return the kind of a key as ssh shows it: ED25519, RSA, ECDSA."""
+def show_key(kind: str, fingerprint: str) -> str:
+    """Return a host key as ssh shows it: ED25519 SHA256:..."""
     found = re.search("ed25519|rsa|ecdsa|dss", kind)
-    return found[0].upper() if found else kind
+    return f"{found[0].upper() if found else kind} {fingerprint.rstrip('=')}"
 
 
 def _explain_refusal(log: str, methods: str) -> str:
     begun = log.rpartition("Authenticating to ")[2]
     found = re.findall(r"^(Offering public|Trying private) key: (.*)", begun, re.MULTILINE)
-    offers = [key for how, key in found if how == "Offering public" or Path(key).exists()]
-    good = re.findall(r"^Server accepts key: (.*)", begun, re.MULTILINE)
-    methods = methods or ",".join(re.findall(r"^Authentications that can continue: (.*)", begun, re.MULTILINE)[-1:])
-    named = [_name_key(offer) for offer in offers]
-    hint = f"the server takes {methods.replace(',', ', ')}" if methods else "the server has hung up"
-    if "publickey" not in methods.split(",") and methods:
-        hint += " only"
-    if good:
-        key = _name_key(good[-1])
-        hint = f"the server knows {key}, but it cannot sign: has it a passphrase? ssh-add {key.partition(' ')[0]}"
-        if re.search("partial success", begun):
-            hint = f"beside a key the server wants {methods.replace(',', ', ')}, which msrun cannot give"
-    elif "No more authentication methods" not in begun and len(offers) > 1:
+    tried = [_name_key(key) for how, key in found if how == "Offering public" or Path(key).exists()]
+    good = [_name_key(key) for key in re.findall(r"^Server accepts key: (.*)", begun, re.MULTILINE)]
+    others = methods.replace(",", ", ")
+    if good and "partial success" in begun:
+        hint = f"beside a key the server wants {others}, which msrun cannot give"
+    elif good:
+        hint = f"the server knows {good[-1]}, but it cannot sign: has it a passphrase? ssh-add {good[-1].split()[0]}"
+    elif "No more authentication methods" not in begun and len(tried) > 1:
         hint = TOO_MANY
-    user = _authenticating(log)[1]
-    return explain_refusal(user, named, hint)
+    else:
+        only = "" if "publickey" in methods else " only"
+        hint = f"the server takes {others}{only}" if methods else "the server has hung up"
+    return explain_refusal(_authenticating(log)[1], tried, hint)
 
 
 def explain_refusal(user: str, tried: list[str], hint: str) -> str:

@@ -19,19 +19,9 @@ import paramiko
 from msrun.cluster.own_thread import OwnThread, print_fault
 from msrun.errors import UsageError
 from msrun.launch.transport.pipe import MAX_STDERR_BYTES, READ_BYTES, SocketPipe
+from msrun.launch.transport.ssh import fault as words
 from msrun.launch.transport.ssh.askpass import Questions
-from msrun.launch.transport.ssh.fault import (
-    BUSY,
-    DEFAULT_PORT,
-    NO_COMMAND,
-    NO_SERVER,
-    REASONS,
-    TOO_MANY,
-    SshFault,
-    explain_refusal,
-    short_kind,
-    shown,
-)
+from msrun.launch.transport.ssh.fault import SshFault, explain_refusal, shown
 from msrun.launch.transport.ssh.openssh import HOST_KEYS, UNCHECKED
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.spec import NO_CONFIG, SshSettings
@@ -119,14 +109,11 @@ class _HostKeys(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]  # paramik
                 with self._path.open("a") as file:
                     file.write(f"{hostname} {key.get_name()} {key.get_base64()}\n")
         elif self._policy != "no":
-            raise SshFault(
-                f"host key {_show(key)} is unknown: {hostname} is not in known_hosts; compare it and log in once with "
-                "ssh, or give --ssh_host_keys accept-new"
-            )
+            raise SshFault(words.UNKNOWN.format(_show(key), hostname, ""))
 
 
 def _show(key: Any) -> str:
-    return f"{short_kind(key.get_name())} {key.fingerprint.rstrip('=')}"
+    return words.show_key(key.get_name(), key.fingerprint)
 
 
 class ParamikoClient:
@@ -156,7 +143,7 @@ class ParamikoClient:
             UsageError: as for `check`.
         """
         found = self._look_up(entry.name)
-        port = entry.port or self._settings.port or int(found.get("port", DEFAULT_PORT))
+        port = entry.port or self._settings.port or int(found.get("port", words.DEFAULT_PORT))
         user = entry.user or self._settings.user or found.get("user", getpass.getuser())
         files = [Path(path).expanduser() for path in [*self._settings.identity_files, *found.get("identityfile", [])]]
         files = [path for path in files if path.exists()]
@@ -184,9 +171,8 @@ class ParamikoClient:
             self._end(client)
             fault = error if isinstance(error, SshFault) else _explain(error, user, files)
             if time_left() <= 0:
-                text = f"no login within {seconds:.1f} s: the host or its sshd hangs, or is slow; log in with ssh -v"
-                fault = SshFault(f"{text}, or raise --ssh_connect_time_out", is_late=True)
-            fault.place = found["hostname"] if port == DEFAULT_PORT else f"{found['hostname']} port {port}"
+                fault = SshFault(words.LATE.format(seconds), is_late=True)
+            fault.place = found["hostname"] if port == words.DEFAULT_PORT else f"{found['hostname']} port {port}"
             raise fault from None
         finally:
             late.cancel()
@@ -212,8 +198,8 @@ class ParamikoClient:
         self, client: Any, place: tuple[str, int, str], files: list[Path], *, only: bool, seconds: float
     ) -> None:
         host, port, user = place
-        words = dict.fromkeys(("timeout", "banner_timeout", "auth_timeout", "channel_timeout"), seconds)
-        login = partial(client.connect, host, port, user, key_filename=list(map(str, files)), **words)
+        limits = dict.fromkeys(("timeout", "banner_timeout", "auth_timeout", "channel_timeout"), seconds)
+        login = partial(client.connect, host, port, user, key_filename=list(map(str, files)), **limits)
         try:
             login(allow_agent=not only, look_for_keys=not files)
         except paramiko.PasswordRequiredException:
@@ -232,8 +218,8 @@ class ParamikoClient:
             found: dict[str, Any] = dict(paramiko.SSHConfig.from_text("\nHost *\n".join(texts)).lookup(name))
         except Exception as error:  # noqa: BLE001 - whatever its parser stumbles over
             raise UsageError(f"ssh_config: {error}; correct it, or {_REMEDY}") from None
-        words = {word for word, value in found.items() if str(value).lower() not in ("no", "none")}
-        if unknown := sorted(words - _KNOWN - _HARMLESS):
+        asked = {word for word, value in found.items() if str(value).lower() not in ("no", "none")}
+        if unknown := sorted(asked - _KNOWN - _HARMLESS):
             raise UsageError(f"ssh_config: {', '.join(unknown)}: not without ssh; {_REMEDY}, or give --ssh_config none")
         return found
 
@@ -243,8 +229,8 @@ class ParamikoClient:
 
     def _set_host_keys(self, client: Any, found: dict[str, Any]) -> None:
         policy = self._policy(found)
-        words = found.get("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2").split()
-        paths = [Path(word).expanduser() for word in [*words, "/etc/ssh/ssh_known_hosts"]]
+        own = found.get("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2").split()
+        paths = [Path(word).expanduser() for word in [*own, "/etc/ssh/ssh_known_hosts"]]
         for path in paths if policy != "no" else ():
             if path.exists():
                 if any(line.lstrip().startswith("@") for line in path.read_text(errors="replace").splitlines()):
@@ -265,27 +251,25 @@ def _explain(error: Exception, user: str, files: list[Path]) -> SshFault:
     """Say what an exception of a login, or of the start of a command, means."""
     said = str(error) or type(error).__name__
     if isinstance(error, paramiko.BadHostKeyException):
-        return SshFault(
-            f"HOST KEY HAS CHANGED: it is {_show(error.key)}, but known_hosts has {_show(error.expected_key)}: another "
-            f"host answers, or it was set up anew; if that is so: ssh-keygen -R '{error.hostname}'"
-        )
+        known, remedy = f"known_hosts has {_show(error.expected_key)}", f"ssh-keygen -R '{error.hostname}'"
+        return SshFault(words.CHANGED.format(_show(error.key), known, remedy))
     if isinstance(error, paramiko.AuthenticationException) or re.search("No (authentication|existing session)", said):
         types = getattr(error, "allowed_types", None)
         hint = f"the server takes {', '.join(types)} only" if types else "the server knows none"
-        hint = TOO_MANY if "No existing session" in said else hint
+        hint = words.TOO_MANY if "No existing session" in said else hint
         return SshFault(explain_refusal(user, list(map(shown, files)), hint))
     if isinstance(error, paramiko.ssh_exception.NoValidConnectionsError):
         error = next(iter(error.errors.values()))
     if isinstance(error, socket.gaierror | UnicodeError):
-        return SshFault(f"its name cannot be resolved ({said}); give an address, or see HostName")
-    if isinstance(error, OSError) and (reason := REASONS.get(os.strerror(error.errno or 0))):
+        return SshFault(f"its name cannot be resolved ({said}); give an address, or HostName")
+    if isinstance(error, OSError) and (reason := words.REASONS.get(os.strerror(error.errno or 0))):
         return SshFault(reason)
     if isinstance(error, paramiko.ChannelException):
         return SshFault(f"the server opens no session ({error.text})")
     if "Channel closed" in said:
-        return SshFault(NO_COMMAND)
+        return SshFault(words.NO_COMMAND)
     if "Indecipherable" in said:
-        return SshFault(NO_SERVER)
+        return SshFault(words.NO_SERVER)
     if "banner" in said or isinstance(error, EOFError | ConnectionError):
-        return SshFault(BUSY, is_temporary=True)
+        return SshFault(words.BUSY, is_temporary=True)
     return SshFault(f"no login ({said})")

@@ -81,8 +81,11 @@ def agent_argv(interpreter: str) -> list[str]:
 LOGIN_LINE = b"msrun login\n"
 """What says that the login shell runs; anything before it is noise of that shell."""
 # The shell stays, so that an exit status comes that says by which signal the agent was ended: sshd tells its own client
-# of a signal, and ssh passes no more on than that. A signal to all of a session is the agent's to act upon.
-_LOGIN = f'trap : HUP INT TERM; echo "{LOGIN_LINE.decode().strip()}"; "$@"; exit $?'
+# of a signal, and ssh passes no more on than that. A signal to all of a session is the agent's to act upon, and what
+# the shell says of its end is not what the agent said.
+_LOGIN = (
+    f'trap : HUP INT TERM; echo "{LOGIN_LINE.decode().strip()}"; exec 3>&2 2>/dev/null; (exec "$@" 2>&3 3>&-); exit $?'
+)
 
 
 def agent_command(interpreter: str) -> str:

@@ -57,8 +57,8 @@ class SshConnector:
         for path in settings.identity_files:
             _check_key(path)
         config = settings.config_file
-        if config is not None and str(config) != NO_CONFIG and not os.access(config, os.R_OK):
-            raise UsageError(f"--ssh_config {config}: cannot be read; give a readable ssh_config, or none")
+        if config is not None and str(config) != NO_CONFIG and not (config.is_file() and os.access(config, os.R_OK)):
+            raise UsageError(f"--ssh_config {config}: is no file that can be read; give an ssh_config, or none")
         self._questions = Questions(ask, warn)
         self._client = _choose_client(settings, self._questions, warn)
 

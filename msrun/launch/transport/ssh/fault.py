@@ -162,7 +162,7 @@ def _explain_hang_up(log: str, said: str) -> SshFault:
 
 
 def _explain_host_key(log: str, said: str) -> str:
-    keys = re.findall(r"^Server host key: (\S+ \S+)", log, re.MULTILINE) or ["of the server"]
+    keys = re.findall(r"^Server host (?:key|certificate): (\S+ [^\s,]+)", log, re.MULTILINE) or ["of the server"]
     key = show_key(*keys[-1].split(" ", 1))
     if match := re.search(r"(?:Offending|The) (\S+) (?:host )?key (?:in (\S+:\d+)|for \S+ is marked as revoked)", said):
         if match[2] is None:
@@ -173,7 +173,7 @@ def _explain_host_key(log: str, said: str) -> str:
     if match := re.search(r"revoked by file (.*)", said):
         return f"host key {key} is revoked ({match[1]}); give the host a new key"
     name = re.search(r"host key is known for (\S+) and", said)
-    doubt = re.search(r"Certificate invalid: .*|.*no matching CA found.*", f"{said}\n{log}")
+    doubt = re.search(r"Certificate invalid: .*|No matching CA found", f"{said}\n{log}")
     because = f" and its certificate does not count: {doubt[0].removeprefix('Certificate invalid: ')}" if doubt else ""
     return UNKNOWN.format(key, name[1] if name else "the host", because)
 

@@ -23,7 +23,7 @@ from ssh_net import make_key
 from ssh_server import SshServer, add_key, running_agent, running_server
 
 from msrun.errors import ClusterError, UsageError
-from msrun.launch.transport.pipe import AgentPipe, ChildPipe, agent_command
+from msrun.launch.transport.pipe import AgentPipe, LocalPipe, agent_command
 from msrun.launch.transport.ssh import connector as module
 from msrun.launch.transport.ssh.connector import SshConnector
 from msrun.launch.transport.ssh.fault import SshFault
@@ -158,9 +158,12 @@ def test_login_shell_tells_by_which_signal_an_agent_was_ended(tmp_path: Path, sh
     agent = tmp_path / "agent.py"
     agent.write_text(f"#!{sys.executable}\nimport os, signal\nos.kill(os.getppid(), 15)\nos.kill(os.getpid(), 9)\n")
     agent.chmod(0o700)
-    pipe = ChildPipe([shell, "-c", agent_command(str(agent))])
-    assert pipe.wait_for_login(lambda: DEADLINE_S) is True
-    assert read(pipe) == b"" and pipe.process.wait(DEADLINE_S) == 137
+    for program, status, text in ((str(agent), 137, ""), ("/no/python", 127, "/no/python")):
+        pipe = LocalPipe([shell, "-c", agent_command(program)], "")
+        assert pipe.wait_for_login(lambda: DEADLINE_S) is True
+        assert (read(pipe), pipe.exit_status) == (b"", status)
+        assert text in pipe.stderr_text() and bool(pipe.stderr_text()) == bool(text)
+        pipe.close()
 
 
 def test_server_that_hangs_up_at_first_is_tried_again(serve: Serve, client: Client) -> None:
@@ -381,7 +384,7 @@ def test_files_of_the_command_line_are_looked_at_before_anything(
         (tmp_path / "key").write_bytes(content)
     with pytest.raises(UsageError, match=f"--ssh_identity .*/key: {text}; give the file of a private key"):
         SshConnector(SshSettings(identity_files=(tmp_path / "key",)), warn=print)
-    with pytest.raises(UsageError, match=r"--ssh_config .*/gone: cannot be read; give a readable ssh_config"):
+    with pytest.raises(UsageError, match=r"--ssh_config .*/gone: is no file that can be read; give an"):
         SshConnector(SshSettings(config_file=tmp_path / "gone"), warn=print)
 
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from msrun.errors import ClusterError, UsageError
 from msrun.launch.transport.pipe import AgentPipe
@@ -21,22 +21,16 @@ from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.spec import NO_CONFIG, SshSettings
 from ranktable.files import read_at_most
 
+if TYPE_CHECKING:
+    from msrun.launch.transport.ssh.paramiko_client import ParamikoClient
+
 FIRST_PAUSE_S = 0.1
 LAST_PAUSE_S = 3.0
+UNCHECKED = (
+    "host keys are not checked (--ssh_host_keys off, or StrictHostKeyChecking no in ssh_config): "
+    "another host could pass itself off as one of the job's"
+)
 MAX_KEY_BYTES = 1 << 20
-
-
-class SshClient(Protocol):
-    """What logs in; of many threads."""
-
-    def check(self, entry: HostEntry) -> None:
-        """Read the configuration of one host; UsageError where that cannot be."""
-
-    def connect(self, entry: HostEntry, command: str, time_left: Callable[[], float]) -> AgentPipe:
-        """Log in once and start a command; SshFault where that fails, or no time is left."""
-
-    def close(self) -> None:
-        """End all that was begun; from any thread."""
 
 
 class SshConnector:
@@ -52,7 +46,7 @@ class SshConnector:
         Raises:
             UsageError: there is no such client, or a file that is named is none of its kind.
         """
-        self._settings = settings
+        self._settings, self._warn = settings, warn
         self._end = threading.Event()
         for path in settings.identity_files:
             _check_key(path)
@@ -60,7 +54,7 @@ class SshConnector:
         if config is not None and str(config) != NO_CONFIG and not (config.is_file() and os.access(config, os.R_OK)):
             raise UsageError(f"--ssh_config {config}: is no file that can be read; give an ssh_config, or none")
         self._questions = Questions(ask, warn)
-        self._client = _choose_client(settings, self._questions, warn)
+        self._client = _choose_client(settings, self._questions)
 
     def prepare(self, entries: Iterable[HostEntry]) -> None:
         """Have the configuration read, before anything is connected.
@@ -69,7 +63,8 @@ class SshConnector:
             UsageError: it cannot be read or understood, or says what cannot be done.
         """
         for entry in list(entries)[:1]:
-            self._client.check(entry)
+            if not self._client.check(entry):
+                self._warn(UNCHECKED)
 
     def open(self, entry: HostEntry, command: str, *, deadline: float) -> AgentPipe:
         """Log in on a host and start a command there; where the server hangs up early, again and again.
@@ -110,15 +105,15 @@ class SshConnector:
             self._client.close()
 
 
-def _choose_client(settings: SshSettings, questions: Questions, warn: Callable[[str], None]) -> SshClient:
+def _choose_client(settings: SshSettings, questions: Questions) -> OpenSsh | ParamikoClient:
     program = shutil.which("ssh") or ""
     if settings.client == "openssh" and not program:
         raise UsageError("--ssh_client openssh: there is no ssh on PATH; install OpenSSH's client, or give paramiko")
     if settings.client == "openssh" or (settings.client == "auto" and program and own_home() is not None):
-        return OpenSsh(program, settings, questions, warn)
+        return OpenSsh(program, settings, questions)
     from msrun.launch.transport.ssh.paramiko_client import ParamikoClient
 
-    return ParamikoClient(settings, questions, warn)
+    return ParamikoClient(settings, questions)
 
 
 def _check_key(path: Path) -> None:

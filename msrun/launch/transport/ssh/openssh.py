@@ -9,6 +9,7 @@ import pwd
 import signal
 import subprocess
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -25,10 +26,6 @@ FAILED = 255
 CHECK_S = 30.0
 """For reading ssh_config, whose Match exec may run commands."""
 HOST_KEYS = {"strict": "yes", "accept-new": "accept-new", "off": "no"}
-UNCHECKED = (
-    "host keys are not checked (--ssh_host_keys off, or StrictHostKeyChecking no in ssh_config): "
-    "another host could pass itself off as one of the job's"
-)
 
 
 class SshPipe(ChildPipe):
@@ -75,18 +72,18 @@ class SshPipe(ChildPipe):
 class OpenSsh:
     """Starts one ssh for each host; `connect` is for many threads at a time."""
 
-    def __init__(self, program: str, settings: SshSettings, questions: Questions, warn: Callable[[str], None]) -> None:
+    def __init__(self, program: str, settings: SshSettings, questions: Questions) -> None:
         """Start nothing yet."""
-        self._program, self._settings, self._questions, self._warn = program, settings, questions, warn
+        self._program, self._settings, self._questions = program, settings, questions
         self._lock = threading.Lock()
-        self._pipes: set[SshPipe] = set()
+        self._pipes: weakref.WeakSet[SshPipe] = weakref.WeakSet()
         self._is_closed = False
         self._ask_pass = AskPass(questions) if questions.ask else None
         self._config = os.memfd_create("ssh_config", os.MFD_CLOEXEC)  # a file that is gone with the launcher
         self._write_config()
 
-    def check(self, entry: HostEntry) -> None:
-        """Have ssh read its configuration for a host.
+    def check(self, entry: HostEntry) -> bool:
+        """Have ssh read its configuration for a host, and return whether host keys are checked.
 
         Raises:
             UsageError: it cannot be read or understood.
@@ -94,12 +91,7 @@ class OpenSsh:
         words = [*self._words(entry), "-G", "--", entry.name]
         try:
             done = subprocess.run(
-                words,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=CHECK_S,
-                check=False,
-                env=self._environment(),
+                words, input=b"", capture_output=True, timeout=CHECK_S, check=False, env=self._environment()
             )
         except subprocess.TimeoutExpired:
             raise UsageError(f"ssh_config: reading it takes more than {CHECK_S:g} s; see its Match exec") from None
@@ -107,8 +99,6 @@ class OpenSsh:
             said = split_log(done.stderr.decode(errors="backslashreplace"))[1].splitlines() or ["ssh cannot read it"]
             raise UsageError(f"ssh_config: {said[0]}; correct it, or name another file by --ssh_config")
         found = dict(line.split(" ", 1) for line in done.stdout.decode(errors="replace").splitlines() if " " in line)
-        if found.get("stricthostkeychecking") in ("no", "off", "false"):
-            self._warn(UNCHECKED)
         last = []
         if found.get("kexalgorithms", "").startswith("sntrup761"):  # 60 ms of a processor for each host
             last.append("KexAlgorithms ^curve25519-sha256")
@@ -117,6 +107,7 @@ class OpenSsh:
             keys = (home / f"id_{kind}" for kind in ("rsa", "ecdsa", "ed25519"))
             last += [f"IdentityFile {_quoted(path)}" for path in keys if path.exists()]
         self._write_config(*last)
+        return found.get("stricthostkeychecking") not in ("no", "off", "false")
 
     def connect(self, entry: HostEntry, command: str, time_left: Callable[[], float]) -> SshPipe:
         """Log in and start a command.
@@ -137,7 +128,7 @@ class OpenSsh:
             if not has_begun and pipe.exit_status is None:
                 raise explain_end(pipe.log())
         except BaseException:
-            self._end(pipe)
+            pipe.close()
             raise
         finally:
             os.close(end)
@@ -145,7 +136,7 @@ class OpenSsh:
         return pipe
 
     def close(self) -> None:
-        """End all."""
+        """End all; once."""
         with self._lock:
             self._is_closed = True
             pipes = list(self._pipes)
@@ -154,29 +145,21 @@ class OpenSsh:
         for pipe in pipes:
             pipe.kill()  # all at once
         for pipe in pipes:
-            self._end(pipe)
-        with self._lock:
-            if self._config >= 0:
-                os.close(self._config)
-                self._config = -1
+            pipe.close()
+        os.close(self._config)
 
     def _start(self, entry: HostEntry, command: str) -> SshPipe:
-        words = [*self._words(entry), "--", entry.name, command]
+        try:
+            pipe = SshPipe([*self._words(entry), "--", entry.name, command], self._environment())
+        except OSError as error:
+            raise SshFault(f"{self._program} cannot be started ({error.strerror})") from None
         with self._lock:
-            if self._is_closed:
-                raise SshFault("called off")
-            self._pipes = {pipe for pipe in self._pipes if pipe.process.returncode is None}
-            try:
-                pipe = SshPipe(words, self._environment())
-            except OSError as error:
-                raise SshFault(f"{self._program} cannot be started ({error.strerror})") from None
             self._pipes.add(pipe)
+            is_late = self._is_closed
+        if is_late:
+            pipe.close()
+            raise SshFault("called off")
         return pipe
-
-    def _end(self, pipe: SshPipe) -> None:
-        pipe.close()
-        with self._lock:
-            self._pipes.discard(pipe)
 
     def _environment(self) -> Mapping[str, str] | None:
         return {**os.environ, **self._ask_pass.environment()} if self._ask_pass else None

@@ -22,7 +22,7 @@ from msrun.launch.transport.pipe import MAX_STDERR_BYTES, READ_BYTES, SocketPipe
 from msrun.launch.transport.ssh import fault as words
 from msrun.launch.transport.ssh.askpass import Questions
 from msrun.launch.transport.ssh.fault import SshFault, explain_refusal, shown
-from msrun.launch.transport.ssh.openssh import HOST_KEYS, UNCHECKED
+from msrun.launch.transport.ssh.openssh import HOST_KEYS
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.spec import NO_CONFIG, SshSettings
 
@@ -119,21 +119,20 @@ def _show(key: Any) -> str:
 class ParamikoClient:
     """One connection, with a thread of paramiko's, for each host; `connect` is for many threads at a time."""
 
-    def __init__(self, settings: SshSettings, questions: Questions, warn: Callable[[str], None]) -> None:
+    def __init__(self, settings: SshSettings, questions: Questions) -> None:
         """Connect to nothing yet."""
-        self._settings, self._questions, self._warn = settings, questions, warn
+        self._settings, self._questions = settings, questions
         self._lock, self._accepting = threading.Lock(), threading.Lock()
         self._ends: dict[Any, Callable[[], None]] = {}
         self._is_closed = False
 
-    def check(self, entry: HostEntry) -> None:
-        """Read ssh_config for a host.
+    def check(self, entry: HostEntry) -> bool:
+        """Read ssh_config for a host, and return whether host keys are checked.
 
         Raises:
             UsageError: it cannot be read, or needs OpenSSH's client.
         """
-        if self._policy(self._look_up(entry.name)) == "no":
-            self._warn(UNCHECKED)
+        return self._policy(self._look_up(entry.name)) != "no"
 
     def connect(self, entry: HostEntry, command: str, time_left: Callable[[], float]) -> ChannelPipe:
         """Log in and start a command.
@@ -143,7 +142,7 @@ class ParamikoClient:
             UsageError: as for `check`.
         """
         found = self._look_up(entry.name)
-        port = entry.port or self._settings.port or int(found.get("port", words.DEFAULT_PORT))
+        port = entry.port or self._settings.port or int(found["port"])
         user = entry.user or self._settings.user or found.get("user", getpass.getuser())
         files = [Path(path).expanduser() for path in [*self._settings.identity_files, *found.get("identityfile", [])]]
         files = [path for path in files if path.exists()]
@@ -213,9 +212,14 @@ class ParamikoClient:
     def _look_up(self, name: str) -> dict[str, Any]:
         given = self._settings.config_file
         files = [Path("~/.ssh/config").expanduser(), Path("/etc/ssh/ssh_config")] if given is None else [given]
-        texts = [] if str(given) == NO_CONFIG else [path.read_text(errors="replace") for path in files if path.exists()]
+        files = [path for path in files if str(given) != NO_CONFIG and path.exists()]
+        for path in files:  # whose Match exec runs commands
+            if path.stat().st_uid not in (0, os.getuid()) or path.stat().st_mode & 0o022:
+                raise UsageError(f"ssh_config: {path}: bad owner or permissions; it must be yours: chmod go-w {path}")
         try:
+            texts = (path.read_text(errors="replace") for path in files)
             found: dict[str, Any] = dict(paramiko.SSHConfig.from_text("\nHost *\n".join(texts)).lookup(name))
+            found["port"] = int(found.get("port", words.DEFAULT_PORT))
         except Exception as error:  # noqa: BLE001 - whatever its parser stumbles over
             raise UsageError(f"ssh_config: {error}; correct it, or {_REMEDY}") from None
         asked = {word for word, value in found.items() if str(value).lower() not in ("no", "none")}

@@ -362,6 +362,13 @@ def test_what_only_ssh_can_do_is_refused_without_it(client: Client, text: str) -
         client.open(22, text=text)
 
 
+def test_config_that_others_may_write_is_refused(client: Client) -> None:
+    connector = client.connector(22)
+    client.config.chmod(0o666)
+    with pytest.raises(UsageError, match=r"(?i)ssh_config: .*bad owner or permissions"):
+        connector.prepare([HostEntry("h1")])
+
+
 @pytest.mark.parametrize("client", ["paramiko"], indirect=True)
 def test_marks_of_known_hosts_are_not_passed_over_without_ssh(serve: Serve, client: Client) -> None:
     server = serve()

@@ -178,7 +178,7 @@ def test_dry_run_says_who_runs_what_and_what_goes_there(msrun: JobRunner, cwd: P
     text = msrun.run(*OPTIONS, "--dry_run", "train.py", cwd=cwd, env=ENV).stdout.decode()
     assert re.search(r"0 +h1 +3 +0-2 +0-2 +- +me +2222", text)
     assert re.search(r"1 +10\.0\.0\.7 +1 +3 +5 +10\.0\.0\.7 +- +- +/opt/py/bin/python", text)
-    assert "agent        exec /opt/py/bin/python -c" in text
+    assert re.search(r"^agent +exec /bin/sh -c .* /opt/py/bin/python -c ", text, re.MULTILINE)
     for line in ("  HF_TOKEN=********", "  NCCL_DEBUG=INFO", '  MY_OWN=it\'s = "a\\nb"', "    A=b\\nc"):
         assert line in text.splitlines()
     assert "HOME_GROWN" not in text
@@ -195,7 +195,7 @@ def test_json_of_the_plan_holds_every_worker_of_every_host(msrun: JobRunner, cwd
         ("10.0.0.7", 3, 0),
     ]
     assert [host["env"]["LOCAL_WORLD_SIZE"] for host in plan["hosts"]] == ["3", "1"]
-    assert plan["hosts"][1]["agent"]["command"].startswith("exec /opt/py/bin/python -c ")
+    assert plan["hosts"][1]["agent"]["command"].count(" sh /opt/py/bin/python -c ") == 1
     assert plan["forwarded"]["MY_OWN"] == ENV["MY_OWN"]
     assert plan["forwarded"]["HF_TOKEN"] == plan["hosts"][0]["env"]["API_KEY"] == "********"
 

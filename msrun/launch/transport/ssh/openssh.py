@@ -187,7 +187,7 @@ class OpenSsh:
         if settings.config_file is not None:
             files = [] if str(settings.config_file) == NO_CONFIG else [settings.config_file]
         user = [f"Include {_quoted(glob.escape(str(path.absolute())))}\nMatch all" for path in files]
-        defaults = ["StrictHostKeyChecking yes", "ServerAliveInterval 15", *last]
+        defaults = ["StrictHostKeyChecking yes", "ServerAliveInterval 5", *last]
         if home != own_home():
             own = home / ".ssh"
             if settings.host_keys == "accept-new":  # ssh makes its own folder only

@@ -35,7 +35,10 @@ sys.exit(not a)
 
 def ask_at_terminal(what: str, until: int) -> str:
     """Ask for a secret; see `Ask`."""
-    terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:  # in the background, which has left the terminal
+        terminal = os.dup(0)
     before = termios.tcgetattr(terminal)
     unseen = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
     try:
@@ -80,19 +83,19 @@ class Questions:
         if kind == "none":
             self._warn(prompt.strip())
             return ""
-        if (
-            self.ask is None or kind == "confirm" or "yes/no" in prompt
-        ):  # unknown host keys are not for a crowd of hosts
-            return ""
         file = re.search(r"passphrase for key '(.*)'", prompt)
         what = f"passphrase of {shown(Path(file[1]))}" if file else prompt.strip().rstrip(":")
         with self._lock:
+            ask = self.ask
+            if ask is None or kind == "confirm" or "yes/no" in prompt:  # such as for each unknown host
+                return ""
             wrong = self._told.get((prompt, asker))
             if prompt not in self._answers or (wrong and self._answers[prompt] == wrong):
-                self._since = time.monotonic()
-                self._answers[prompt] = self.ask(what, self._until)
-                self._asked_s += time.monotonic() - self._since
-                self._since = None
+                self._since = begin = time.monotonic()
+                try:
+                    self._answers[prompt] = ask(what, self._until)
+                finally:
+                    self._asked_s, self._since = self._asked_s + time.monotonic() - begin, None
             self._told[prompt, asker] = self._answers[prompt]
             return self._answers[prompt]
 
@@ -146,7 +149,7 @@ class AskPass:
                 connection, _ = self._listener.accept()
             except OSError:
                 return
-            with connection, contextlib.suppress(OSError, ValueError):
+            with connection, contextlib.suppress(OSError, ValueError, termios.error):
                 connection.settimeout(10.0)
                 asker, kind, prompt = connection.makefile("rb").read().decode().split("\0", 2)
                 answer = self._questions.answer(prompt, asker, kind)

@@ -318,20 +318,23 @@ class Supervisor:
             self._terminal.end_attempt()  # its last words are in its log then
         attempt, membership = self._attempt, self._attempt.membership
         attempt.peak_bytes[rank] = message["peak_bytes"]
-        decision = membership.exited(rank, status, message["at"])
+        failed_before = membership.first_failure
+        no_tests = explain_no_tests(self._host.program, exit_code_of(status))
+        decision = membership.exited(rank, status, message["at"], had_finished=bool(no_tests))
         member = membership.members[rank]
         if member.state is WorkerState.FAILED and status == signal.SIGKILL:
             member.hint = explain_limit(status, self._logs[rank]) or self._memory_kills.explain(member.pid)
+        elif no_tests:
+            member.hint = no_tests
         elif member is membership.first_failure:
             log, has_input = self._logs[rank], rank == self._plan.interactive_rank
             member.hint = (
-                explain_no_tests(self._host.program, exit_code_of(status))
-                or explain_full_disk(log)
+                explain_full_disk(log)
                 or explain_limit(status, log)
                 or explain_no_input(log, rank, has_input)
                 or read_recorded_error(error_file(self._plan, rank, attempt.number))
             )
-        if member is membership.first_failure:
+        if membership.first_failure is not failed_before:
             self._attempt.doing, self._attempt.left = self._watch.doing(membership), self._watch.left(membership)
             self._report_failure()
         self._tell("exited", global_rank=rank, how=how, status=status, state=member.state.value)

@@ -161,8 +161,13 @@ class Membership:
         member.pid, member.started_at = pid, now
         return Decision.WAIT
 
-    def exited(self, global_rank: int, wait_status: int, now: float) -> Decision:
-        """Record the end of a worker. The first bad end, by arrival, is the job's first failure and stops the rest."""
+    def exited(self, global_rank: int, wait_status: int, now: float, *, had_finished: bool = False) -> Decision:
+        """Record the end of a worker. The first bad end, by arrival, is the job's first failure and stops the rest.
+
+        Args:
+            had_finished: its program had run to the end all the same: the others go on, and the job fails when they
+                have ended.
+        """
         member = self.members[global_rank]
         member.ended_at, member.wait_status, member.ended_itself = now, wait_status, not self.are_told
         if wait_status == 0:
@@ -171,9 +176,12 @@ class Membership:
             self._enter(member, WorkerState.STOPPED)
         else:
             self._enter(member, WorkerState.FAILED)
-            if not self.is_stopping:
+            if not self.is_stopping and not had_finished:
                 self.first_failure = member
                 return self.stop()
+        if self.is_over and not self.is_stopping and (failed := self.ranks_in(WorkerState.FAILED)):
+            self.first_failure = min((self.members[rank] for rank in failed), key=lambda one: one.ended_at)
+            return self.stop()
         return Decision.FINISH if self.is_over else Decision.WAIT
 
     def ended(self, global_rank: int, state: WorkerState, wait_status: int) -> None:

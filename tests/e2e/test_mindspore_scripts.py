@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 import pytest
-from job_runner import JobRunner
+from job_runner import JobRunner, wait_until
 
 WORDS = """
 import os
@@ -53,6 +53,20 @@ def test_import_mindspore_finds_ours_where_there_is_no_other(
         assert "pytest found no test there; it had run the file to look for some" in job.stderr
     else:
         assert job.code == 0
+
+
+def test_ranks_go_on_when_the_first_pytest_ends_without_a_test(msrun: JobRunner, script: Path, tmp_path: Path) -> None:
+    with script.open("a") as file:
+        file.write("import pathlib, time\nwhile get_rank() and not pathlib.Path('go_on').exists():\n    time.sleep(0.01)\n")
+    job = msrun.start("--worker_num=2", "--mindspore=torch", "pytest", "-s", script.name, cwd=tmp_path)
+    events = tmp_path / "log_output" / "events.jsonl"
+    job.wait_for(events)
+    wait_until(lambda: '"exited"' in events.read_text(), "rank 0 has ended")
+    (tmp_path / "go_on").touch()
+    ended = job.finish()
+    assert ended.code == 5
+    assert [event["status"] >> 8 for event in ended.events if event["event"] == "exited"] == [5, 5]
+    assert "pytest found no test there" in ended.stderr
 
 
 @pytest.fixture

@@ -41,6 +41,8 @@ class Primitive:
 
     function: Callable[..., Any]
     settings: tuple[str, ...] = ()
+    _gathers_first = False
+    """Whether strategies are those of 2D or 3D tensor parallelism."""
 
     def __init__(self, *values: Any, **settings: Any) -> None:
         kind = type(self)
@@ -70,7 +72,11 @@ class Primitive:
 
         Raises:
             StrategyError: not tuples of whole numbers above 0.
+            UsageError: not the two Layouts that `enable_nd_tp` needs.
         """
+        if self._gathers_first:
+            in_strategy, gathered = _gathered_layouts(self, in_strategy)
+            out_strategy = out_strategy or gathered
         self._run = runtime.shard(self._run, in_strategy, out_strategy)
         return self
 
@@ -87,13 +93,18 @@ class Primitive:
         return self
 
     def add_prim_attr(self, name: str, value: Any) -> Self:
-        """`add_prim_attr("primitive_target", "CPU")` is `set_device("CPU")`; what the compiler alone reads is noted.
+        """`add_prim_attr("primitive_target", "CPU")` is `set_device("CPU")`; `("enable_nd_tp", True)` of a MatMul or
+        BatchMatMul, before `shard`, makes its Layouts those of 2D or 3D tensor parallelism; what the compiler alone
+        reads is noted.
 
         Raises:
             UsageError: another attribute, or another word.
         """
         if name == "primitive_target":
             return self.set_device(value)
+        if name == "enable_nd_tp" and self.name in ("MatMul", "BatchMatMul"):
+            self._gathers_first = bool(value)
+            return self
         if name not in _OF_THE_COMPILER:
             near = near_miss(name, ["primitive_target", *_OF_THE_COMPILER])
             raise UsageError(
@@ -107,6 +118,38 @@ class Primitive:
         del mode
         note_once(f"{self.name}().recompute()")
         return self
+
+
+def _gathered_layouts(operator: Primitive, given: Sequence[Any] | None) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return how a product is computed whose inputs are cut more than it can be, and how its result is left.
+
+    2D: (rows, (x, y)) with (x, y); 3D: ((z, y), x) with ((x, z), y). Axes that cut both inputs' common dimension stay
+    there, those of the result's columns and the others are gathered first; the sum over the common axes is scattered
+    over the columns in 2D and the rows in 3D.
+
+    Raises:
+        UsageError: not two Layouts, called with names, whose common dimension shares an axis.
+    """
+    layouts = tuple(given or ())
+    maps = [list(one.tensor_map) for one in layouts if isinstance(one, runtime.Layout) and one.tensor_map]
+    if len(maps) != 2:
+        raise UsageError(f"{operator.name} with enable_nd_tp: give shard two Layouts, called with names")
+    left, right = (
+        places[::-1] if operator._settings.get(name) else places
+        for name, places in (("transpose_a", [-2, -1]), ("transpose_b", [-2, -1]))
+    )
+    rows, inner = (maps[0][place] for place in left)
+    weight, columns = (maps[1][place] for place in right)
+    shared = tuple(axis for axis in inner if axis in weight)
+    if not shared:
+        raise UsageError(
+            f"{operator.name} with enable_nd_tp: no axis cuts the dimension that both inputs have, {inner} and {weight}"
+        )
+    kept = tuple(axis for axis in rows if axis not in columns)
+    result = (kept, columns + shared) if inner != shared else (kept + shared, columns)
+    maps[0][left[0]], maps[0][left[1]], maps[1][right[0]] = kept, shared, shared
+    made = [layouts[index](*(cut or "None" for cut in cuts)) for index, cuts in enumerate(maps)]
+    return tuple(made), (layouts[0](*(cut or "None" for cut in (*maps[0][:-2], *result))),)
 
 
 def _with(function: Callable[..., Any], settings: Mapping[str, Any]) -> Callable[..., Any]:

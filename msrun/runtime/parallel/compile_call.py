@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msrun.errors import StrategyError
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.parallel.batch.divided_batch import DividedBatch
 from msrun.runtime.parallel.batch.parts import describe_batch, find_tensors
@@ -51,17 +50,5 @@ def compile_call(
 
 
 def is_pipeline(compilation: Compilation, wrappers: Sequence[DividedBatch]) -> bool:
-    """Return whether a network runs in stages.
-
-    Raises:
-        StrategyError: it does, and its strategies are to be searched for.
-    """
-    settings = compilation.settings
-    if settings.pipeline.stages == 1 and not any(isinstance(wrapper, Pipeline) for wrapper in wrappers):
-        return False
-    if settings.search is not None:
-        raise StrategyError(
-            f"parallel_mode={settings.search.mode!r} with a pipeline: strategies of its stages are not searched for; "
-            'use parallel_mode="semi_auto" with it, or no pipeline'
-        )
-    return True
+    """Return whether a network runs in stages."""
+    return compilation.settings.pipeline.stages > 1 or any(isinstance(wrapper, Pipeline) for wrapper in wrappers)

@@ -31,9 +31,9 @@ from msrun.runtime.joining.devices import CPU, check_backend, choose_backend, de
 from msrun.runtime.joining.find import find_world
 from msrun.runtime.joining.lifeline import Lifeline
 from msrun.runtime.joining.meet import meet
-from msrun.runtime.joining.ms_role import find_scheduler
+from msrun.runtime.joining.ms_role import find_cluster
 from msrun.runtime.joining.network import LOOPBACK, keep_to_interface
-from msrun.runtime.joining.scheduler import run_scheduler
+from msrun.runtime.joining.scheduler import run_scheduler, run_server
 from msrun.runtime.joining.simulated import REAL_VALUES, SOURCE, join_fake_world, read_level
 from msrun.runtime.joining.spec import ALONE, WorldSpec
 from msrun.runtime.requirements import warn_if_untested
@@ -55,7 +55,8 @@ def init(backend_name: str | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_
     """Join the world; call it once at the start of every worker. Alone it only notes that there is one process.
 
     Where no launcher has done so, it exports RANK_ID, RANK_SIZE and DEVICE_ID, as MindSpore does. A process with
-    MS_ROLE=MS_SCHED, the scheduler of workers that were started by hand, serves them here, and ends here.
+    MS_ROLE=MS_SCHED, the scheduler of workers that were started by hand, serves them here, and ends here; so does one
+    with MS_ROLE=MS_PSERVER, a parameter server.
 
     Args:
         backend_name: shm, gloo, nccl or hccl, or as in torch one for each kind of device, such as
@@ -72,9 +73,11 @@ def init(backend_name: str | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_
         raise WorldError("init() was called twice: call release() first to join again")
     uncaught.install()
     warn_if_untested()  # not said yet where the fork server has imported the runtime
-    scheduler = find_scheduler(os.environ)
+    scheduler = find_cluster(os.environ, contract.ROLE_SCHEDULER)
     if scheduler is not None:
         run_scheduler(*scheduler, os.environ, timeout_s)
+    if find_cluster(os.environ, contract.ROLE_SERVER) is not None:
+        run_server()
     spec = find_world(os.environ)
     progress.open_record(spec.global_rank)
     if spec.world_size > 1 or spec.rendezvous or spec.meeting:

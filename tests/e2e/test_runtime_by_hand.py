@@ -40,8 +40,11 @@ def meeting() -> Meeting:
     return Meeting(("127.0.0.1",), port, "MS_ROLE", "MS_SCHED_HOST", "the scheduler")
 
 
-def start(msrun: JobRunner, meeting: Meeting, role: str, size: int, *words: str) -> subprocess.Popen[str]:
+def start(
+    msrun: JobRunner, meeting: Meeting, role: str, size: int, *words: str, **more: str
+) -> subprocess.Popen[str]:
     env = {"MS_ROLE": role, "MS_WORKER_NUM": str(size), "MS_SCHED_PORT": str(meeting.port), "OMP_NUM_THREADS": "1"}
+    env.update(more)
     return subprocess.Popen(
         [sys.executable, *words],
         env=msrun.environ(env),
@@ -90,6 +93,48 @@ def test_scheduler_ends_with_0_inside_init_under_pytest_too(msrun: JobRunner, me
     came.stream.close()
     assert scheduler.returncode == 0 and out.endswith("at exit\n"), (out, error)
     assert "training runs" not in out
+
+
+PARAMETERS_ON_SERVERS = """
+import os, sys
+import torch
+import msrun.mindspore as ms
+from msrun.mindspore import nn
+from msrun.mindspore.communication import get_rank, init
+ms.set_auto_parallel_context(full_batch=True, parallel_mode="data_parallel")
+ms.set_ps_context(enable_ps=True)
+init()
+ms.set_seed(1)
+net = nn.SequentialCell(nn.Dense(4, 8), nn.ReLU(), nn.Dense(8, 1))
+if "MS_ROLE" in os.environ:
+    net.set_param_ps()
+optimizer = nn.SGD(net.trainable_params(), 0.05)
+rows, labels = torch.randn(16, 4), torch.randn(16, 1)
+step = ms.value_and_grad(lambda *batch: nn.MSELoss()(net(batch[0]), batch[1]), None, optimizer.parameters)
+for _ in range(3):
+    loss, gradients = step(rows, labels)
+    optimizer(gradients)
+    print(float(loss))
+if sys.argv[1:] == ["fails"] and get_rank():
+    raise ValueError
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("words", "status"), [((), 0), (("fails",), 3)], ids=["all end well", "a worker fails"])
+def test_parameter_servers_by_hand_train_as_one_process_and_end_with_the_job(
+    msrun: JobRunner, meeting: Meeting, words: tuple[str, ...], status: int
+) -> None:
+    program = ("-c", PARAMETERS_ON_SERVERS, *words)
+    roles = ("MS_SCHED", "MS_PSERVER", "MS_PSERVER", "MS_WORKER", "MS_WORKER")
+    jobs = [start(msrun, meeting, role, 2, *program, MS_SERVER_NUM="2") for role in roles]
+    said = [job.communicate(timeout=DEADLINE_S) for job in jobs]
+    assert [job.returncode for job in jobs[:3]] == [status] * 3, said
+    alone = subprocess.run([sys.executable, *program], env=msrun.environ(), capture_output=True, text=True, check=True)
+    losses = [[float(line) for line in out.splitlines()] for out in (alone.stdout, *(out for out, _ in said[3:]))]
+    assert len(losses[0]) == 3
+    assert losses[1] == losses[2] == pytest.approx(losses[0], rel=1e-6)
+    assert all("ends: " in out.splitlines()[-1] for out, _ in said[1:3])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A worker's connection to the scheduler of MS_ROLE: each side learns at once when the other ends."""
+"""A connection to the scheduler of MS_ROLE: each side learns at once when the other ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from msrun.runtime.joining.lines import LineStream
 
 
 class Lifeline:
-    """Watches the scheduler in a thread: when it, or another worker, fails, this process gets SIGTERM.
+    """Watches the scheduler in a thread: when it, or another process, fails, this one gets SIGTERM; so does a parameter
+    server when all workers have left.
 
     Source: MindSpore's workers send themselves SIGTERM when the scheduler is lost or reports a lost worker.
     """
@@ -23,6 +24,8 @@ class Lifeline:
         self._stream = stream
         self._place = place
         self._has_left = False
+        self.has_failed = False
+        """The job has, elsewhere."""
         stream.socket.settimeout(None)
         os.register_at_fork(after_in_child=stream.close)  # else a forked child would hold the line of a dead parent
         threading.Thread(target=self._watch, name="msrun-lifeline", daemon=True).start()
@@ -41,6 +44,10 @@ class Lifeline:
             messages = [{"failed": f"it has sent {error}"}]
         if self._has_left:
             return
+        if messages and "over" in messages[0]:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        self.has_failed = True
         if messages is None:
             told = f"lost the scheduler at {self._place}"
         else:

@@ -10,16 +10,19 @@ from datetime import timedelta
 
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # exported, not declared
 
+from msrun import contract
 from msrun.errors import WorldError
 from msrun.runtime.joining import ms_role
 from msrun.runtime.joining.lifeline import Lifeline
 from msrun.runtime.joining.network import keep_to_interface, listen_at, listen_beside, own_address
 from msrun.runtime.joining.registrar import Registrar
-from msrun.runtime.joining.registration import register
+from msrun.runtime.joining.registration import Registration, register
 from msrun.runtime.joining.registry import Registry, Request
-from msrun.runtime.joining.spec import Meeting, WorldSpec
+from msrun.runtime.joining.spec import Meeting, WorldSpec, join_place
 
 SCHEDULER = "the scheduler"
+STORE = "tcp://"
+"""Before address and port of the scheduler's store, in MSRUN_RENDEZVOUS."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,13 @@ def meet(spec: WorldSpec, meeting: Meeting, environ: MutableMapping[str, str], t
         address = registration.own_address
     keep_to_interface(environ, address)
     return Met(spec, store, None)
+
+
+def tell_server_places(environ: MutableMapping[str, str], registration: Registration) -> None:
+    """Write down for this process where workers and parameter servers find each other, and by what they are known."""
+    place = join_place(registration.keeper_address, registration.store_port)
+    environ[contract.MSRUN_RENDEZVOUS] = f"{STORE}{place}"
+    environ[contract.MSRUN_SERVER_TOKEN] = registration.token
 
 
 def describe_process(environ: MutableMapping[str, str]) -> str:
@@ -113,6 +123,8 @@ def _meet_at_scheduler(
         registration.stream.close()
         raise
     keep_to_interface(environ, registration.own_address)
+    if registration.token:
+        tell_server_places(environ, registration)
     seat = registration.seat
     device_id = seat.local_rank if spec.device_id is None else spec.device_id
     found = replace(

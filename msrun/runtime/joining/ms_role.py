@@ -1,4 +1,5 @@
-"""MindSpore's dynamic cluster by hand: one process with MS_ROLE=MS_SCHED, the others with MS_ROLE=MS_WORKER."""
+"""MindSpore's dynamic cluster by hand: one process with MS_ROLE=MS_SCHED, the others with MS_ROLE=MS_WORKER, and in a
+job with parameter servers MS_ROLE=MS_PSERVER."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ SILENCE = "MS_NODE_TIMEOUT"
 OWN_ADDRESS = "MS_WORKER_IP"
 """Which of its addresses a worker is to use towards the scheduler."""
 DEFAULT_SILENCE_S = 30
-_ROLES = (contract.ROLE_WORKER, contract.ROLE_SCHEDULER)
+_ROLES = (contract.ROLE_WORKER, contract.ROLE_SCHEDULER, contract.ROLE_SERVER)
 _OTHERS = (contract.MS_WORKER_NUM, contract.MS_SCHED_HOST, contract.MS_SCHED_PORT)
 
 
@@ -23,12 +24,12 @@ def find_worker(environ: Mapping[str, str]) -> WorldSpec | None:
     """Return the place of a process with MS_ROLE=MS_WORKER; its rank is -1 when the scheduler is to assign it.
 
     Raises:
-        WorldError: MS_ROLE is none of the two roles, or what belongs to it is missing or no number.
+        WorldError: MS_ROLE is none of the roles, or what belongs to it is missing or no number.
     """
     if not environ.get(contract.MS_ROLE):
         return None
     _check_role(environ[contract.MS_ROLE])
-    if environ[contract.MS_ROLE] == contract.ROLE_SCHEDULER:
+    if environ[contract.MS_ROLE] != contract.ROLE_WORKER:
         return None
     size = parse_number(environ, contract.MS_WORKER_NUM)
     device = parse_number(environ, contract.DEVICE_ID) if contract.DEVICE_ID in environ else None
@@ -36,15 +37,22 @@ def find_worker(environ: Mapping[str, str]) -> WorldSpec | None:
     return WorldSpec("MS_ROLE", rank, size, 0, size, "", _meeting(environ), device)
 
 
-def find_scheduler(environ: Mapping[str, str]) -> tuple[Meeting, int] | None:
-    """Return where a process with MS_ROLE=MS_SCHED is to listen, and for how many workers; None for all others."""
+def find_cluster(environ: Mapping[str, str], role: str) -> tuple[Meeting, int, int] | None:
+    """Return where a process with MS_ROLE=MS_SCHED or MS_PSERVER meets the others, and how many workers and parameter
+    servers there are; None for a process of another role.
+
+    Raises:
+        WorldError: a number is missing or out of its range.
+    """
     is_launched = contract.RANK in environ and {contract.WORLD_SIZE, contract.MSRUN_JOB_ID} & environ.keys()
-    if environ.get(contract.MS_ROLE) != contract.ROLE_SCHEDULER or is_launched:
+    if environ.get(contract.MS_ROLE) != role or is_launched:
         return None
-    size = parse_number(environ, contract.MS_WORKER_NUM)
-    if size < 1:
-        raise WorldError(f"{contract.MS_WORKER_NUM}={size}: at least 1 is expected")
-    return _meeting(environ), size
+    size, servers = parse_number(environ, contract.MS_WORKER_NUM), parse_number(environ, contract.MS_SERVER_NUM, 0)
+    least = int(role == contract.ROLE_SERVER)
+    for name, number, lowest in ((contract.MS_WORKER_NUM, size, 1), (contract.MS_SERVER_NUM, servers, least)):
+        if number < lowest:
+            raise WorldError(f"{name}={number}: at least {lowest} is expected")
+    return _meeting(environ), size, servers
 
 
 def refuse_without_role(environ: Mapping[str, str]) -> None:
@@ -100,4 +108,4 @@ def _meeting(environ: Mapping[str, str]) -> Meeting:
 
 def _check_role(role: str) -> None:
     if role not in _ROLES:
-        raise WorldError(f"{contract.MS_ROLE}={role!r}: {' or '.join(_ROLES)} is expected{near_miss(role, _ROLES)}")
+        raise WorldError(f"{contract.MS_ROLE}={role!r}: {', '.join(_ROLES[:-1])} or {_ROLES[-1]} is expected{near_miss(role, _ROLES)}")

@@ -77,23 +77,32 @@ class Registrar:
             self._handle(min(end, report_at) - now, self._forget)
         return ""
 
-    def answer(self, store_port: int) -> Seat | None:
-        """Tell every member its seat and the port of the store; returns the keeper's own seat, if it has one."""
+    def answer(self, store_port: int, token: str = "") -> Seat | None:
+        """Tell every member its seat and the port of the store; returns the keeper's own seat, if it has one.
+
+        Args:
+            token: by which workers and parameter servers are to know each other.
+        """
         seats = self._registry.assign()
+        shared = {"store_port": store_port, "address": self.reached_at, "token": token}
         for stream, number in self._members.items():
-            stream.send({"seat": asdict(seats[number]), "store_port": store_port, "address": self.reached_at})
+            stream.send({"seat": asdict(seats[number]), **shared})
         return seats.get(_OWN_NUMBER)
 
     def watch(self) -> str:
-        """Wait until all members have left. Returns who ended without leaving, at once; empty when all went well."""
+        """Wait until all workers have left, and tell the servers. Returns who ended without leaving, at once; empty when
+        all went well."""
         lost: list[str] = []
 
         def lose(stream: LineStream, number: int) -> None:
             lost.append(self._registry.describe(number))
             self._drop(stream)
 
-        while self._members and not lost:
+        while not lost and any(map(self._registry.is_worker, self._members.values())):
             self._handle(None, lose)
+        if not lost:
+            for stream in self._members:
+                stream.send({"over": True})
         return lost[0] if lost else ""
 
     def fail(self, reason: str) -> None:

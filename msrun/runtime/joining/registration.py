@@ -33,6 +33,8 @@ class Registration:
     """This host's address for the others."""
     stream: LineStream
     """To the keeper; open."""
+    token: str = ""
+    """By which workers and parameter servers know each other."""
 
 
 def register(
@@ -58,7 +60,7 @@ def register(
             stream.close()
             raise WorldError(f"{meeting.keeper} at {meeting.place} {told}: {message[word]}")
     address = message["address"] if own == peer and message["address"] else own
-    return Registration(Seat(**message["seat"]), peer, message["store_port"], address, stream)
+    return Registration(Seat(**message["seat"]), peer, message["store_port"], address, stream, message.get("token", ""))
 
 
 def _connect(meeting: Meeting, request: Request, end: float, limit_s: float, source_address: str) -> socket.socket:

@@ -8,10 +8,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from msrun import contract
+
 PROTOCOL = 1
 SHOWN_HOSTS = 8
 MAX_NAME = 1024
 MAX_PROTOCOL = 1 << 16
+_ROLES = {contract.ROLE_WORKER: "worker", contract.ROLE_SERVER: "parameter server"}
+"""Who may come -> the word for it."""
 
 
 class Refused(Exception):
@@ -30,6 +34,8 @@ class Request:
     name: str
     """Who it is, for people: MS_NODE_ID, process id and host."""
     protocol: int = PROTOCOL
+    role: str = contract.ROLE_WORKER
+    """Or ROLE_SERVER: a parameter server, whose rank is its number among the servers."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the request as a message."""
@@ -52,7 +58,10 @@ class Request:
             raise Refused("its message is incomplete")
         if len(name) > MAX_NAME or not name.isprintable():
             raise Refused("its name is none")
-        return cls(key, size, rank, name)
+        role = message.get("role", contract.ROLE_WORKER)
+        if role not in _ROLES:
+            raise Refused("its role is none")
+        return cls(key, size, rank, name, role=role)
 
 
 @dataclass(frozen=True)
@@ -71,17 +80,17 @@ class _Member:
 
 
 class Registry:
-    """The members of one world, by number in the order of their coming."""
+    """The members of one world, and its parameter servers, by number in the order of their coming."""
 
-    def __init__(self, key: str, world_size: int) -> None:
-        self.world_size = world_size
+    def __init__(self, key: str, world_size: int, servers: int = 0) -> None:
+        self._sizes = {contract.ROLE_WORKER: world_size, contract.ROLE_SERVER: servers}
         self._key = key
         self._members: dict[int, _Member] = {}
 
     @property
     def is_complete(self) -> bool:
         """Whether all have come."""
-        return len(self._members) == self.world_size
+        return len(self._members) == sum(self._sizes.values())
 
     def admit(self, number: int, request: Request, address: str) -> None:
         """Take a member in.
@@ -93,19 +102,28 @@ class Registry:
         Raises:
             Refused: it belongs to another job, or its place is taken.
         """
-        size, rank = self.world_size, request.global_rank
-        if request.world_size != size:
-            raise Refused(f"it says that the world has {request.world_size} ranks, but here it has {size}")
+        world_size, size = self._sizes[contract.ROLE_WORKER], self._sizes[request.role]
+        rank, what = request.global_rank, "rank" if request.role == contract.ROLE_WORKER else "number"
+        if request.world_size != world_size:
+            raise Refused(f"it says that the world has {request.world_size} ranks, but here it has {world_size}")
         if request.key != self._key:
             raise Refused("it belongs to another job, which should have a port of its own")
-        if not -1 <= rank < size:
-            raise Refused(f"its rank is {rank}, but here ranks are 0 to {size - 1}")
-        if self.is_complete:
-            raise Refused(f"an extra worker: all {size} have come")
-        taken = [member for member in self._members.values() if rank != -1 and member.request.global_rank == rank]
+        if size and not -1 <= rank < size:
+            raise Refused(f"its {what} is {rank}, but here {what}s are 0 to {size - 1}")
+        peers = self._of_role(request.role).values()
+        if len(peers) == size:
+            raise Refused(f"an extra {_ROLES[request.role]}: all {size} have come")
+        taken = [member for member in peers if rank != -1 and member.request.global_rank == rank]
         if taken:
-            raise Refused(f"rank {rank} is taken by {self._describe(taken[0])}")
+            raise Refused(f"{what} {rank} is taken by {self._describe(taken[0])}")
         self._members[number] = _Member(request, address)
+
+    def _of_role(self, role: str) -> dict[int, _Member]:
+        return {number: member for number, member in self._members.items() if member.request.role == role}
+
+    def is_worker(self, number: int) -> bool:
+        """Return whether a member is a rank of the world."""
+        return self._members[number].request.role == contract.ROLE_WORKER
 
     def remove(self, number: int) -> str:
         """Forget a member, and return who it was."""
@@ -116,14 +134,17 @@ class Registry:
         return self._describe(self._members[number])
 
     def assign(self) -> dict[int, Seat]:
-        """Return everybody's place; to be called when all have come.
+        """Return everybody's place; to be called when all have come. A server's rank is its number.
 
         Who asked for a rank has it. The others get those that are left, by the numeric address of their host and there
         in the order of their coming, so that the ranks of a host stand together (MindSpore sorts hosts in that way).
         """
-        ranks = {number: member.request.global_rank for number, member in self._members.items()}
-        free = iter(sorted(set(range(self.world_size)) - set(ranks.values())))
-        for number in sorted(self._members, key=lambda number: (_order(self._members[number].address), number)):
+        return {number: seat for role in _ROLES for number, seat in self._assign(role).items()}
+
+    def _assign(self, role: str) -> dict[int, Seat]:
+        ranks = {number: member.request.global_rank for number, member in self._of_role(role).items()}
+        free = iter(sorted(set(range(self._sizes[role])) - set(ranks.values())))
+        for number in sorted(ranks, key=lambda number: (_order(self._members[number].address), number)):
             if ranks[number] == -1:
                 ranks[number] = next(free)
         for number, rank in ranks.items():
@@ -141,21 +162,25 @@ class Registry:
     def describe_missing(self) -> str:
         """Return "2 of 4 registered, missing: ranks 2-3; came: 10.0.0.1 with 2"."""
         members = self._members.values()
-        asked = {member.request.global_rank for member in members}
-        if -1 in asked or not members:
-            count = self.world_size - len(members)
-            missing = f"{count} more worker{'s' if count > 1 else ''}"
-        else:
-            missing = describe_ranks(set(range(self.world_size)) - asked)
+        missing = " and ".join(filter(None, map(self._describe_missing, _ROLES)))
         counts = Counter(member.address for member in members)
         came = [f"{address} with {counts[address]}" for address in sorted(counts, key=_order)]
         more = f" and {len(came) - SHOWN_HOSTS} more" if len(came) > SHOWN_HOSTS else ""
         told = f"; came: {', '.join(came[:SHOWN_HOSTS])}{more}" if came else ""
-        return f"{len(members)} of {self.world_size} registered, missing: {missing}{told}"
+        return f"{len(members)} of {sum(self._sizes.values())} registered, missing: {missing}{told}"
+
+    def _describe_missing(self, role: str) -> str:
+        peers, size = self._of_role(role).values(), self._sizes[role]
+        asked = {member.request.global_rank for member in peers}
+        count = size - len(peers)
+        if count and role == contract.ROLE_WORKER and asked and -1 not in asked:
+            return describe_ranks(set(range(size)) - asked)
+        return f"{count} more {_ROLES[role]}{'s' if count > 1 else ''}" if count else ""
 
     def _describe(self, member: _Member) -> str:
-        rank = member.request.global_rank
-        return f"{f'rank {rank}' if rank >= 0 else 'a worker'} ({member.request.name}, {member.address})"
+        rank, word = member.request.global_rank, _ROLES[member.request.role]
+        known = f"rank {rank}" if member.request.role == contract.ROLE_WORKER else f"{word} {rank}"
+        return f"{known if rank >= 0 else f'a {word}'} ({member.request.name}, {member.address})"
 
 
 def describe_ranks(ranks: Iterable[int]) -> str:

@@ -1,4 +1,4 @@
-"""`python -m msrun.runtime.server`: what msrun starts in every process with MS_ROLE=MS_PSERVER."""
+"""`python -m msrun.runtime.server`: what every process with MS_ROLE=MS_PSERVER runs, of msrun or started by hand."""
 
 from __future__ import annotations
 
@@ -9,30 +9,64 @@ import sys
 from typing import NoReturn
 
 from msrun import contract
+from msrun.errors import MsrunError
+from msrun.runtime.joining.lifeline import Lifeline
+from msrun.runtime.joining.meet import describe_process, tell_server_places
+from msrun.runtime.joining.ms_role import OWN_ADDRESS, find_cluster, joining_limit_s, silence_limit_s
+from msrun.runtime.joining.registration import register
+from msrun.runtime.joining.registry import Request
 from msrun.runtime.server.meeting import publish
 from msrun.runtime.server.serving import Server, say
 
 BACKLOG = 1024
+JOIN_S = 1800.0
+"""Without MS_TOPO_TIMEOUT."""
 
 
 def main() -> NoReturn:
-    """Serve until msrun says that the workers have ended; exit status 0 then."""
-    index = int(os.environ[contract.MS_NODE_ID].removeprefix(contract.server_name(0)[:-1]))
+    """Serve until msrun, or the scheduler of MS_ROLE, says that the workers have ended; exit status 0 then."""
+    lifeline = None
+    if contract.MSRUN_SERVER_TOKEN in os.environ:
+        index = int(os.environ[contract.MS_NODE_ID].removeprefix(contract.server_name(0)[:-1]))
+        own = os.environ[contract.MSRUN_SERVER_ADDRESS]
+    else:
+        try:
+            index, own, lifeline = _register()
+        except MsrunError as error:
+            sys.stderr.write(f"msrun: error: {error}\n")
+            sys.exit(error.exit_code)
     token = bytes.fromhex(os.environ[contract.MSRUN_SERVER_TOKEN])
-    own = os.environ[contract.MSRUN_SERVER_ADDRESS]
     family = socket.AF_INET6 if ":" in own else socket.AF_INET
     listener = socket.create_server((own, 0), family=family, backlog=BACKLOG)
     server = Server(listener, token, index, int(os.environ[contract.MS_WORKER_NUM]))
 
     def end(_signum: int, _frame: object) -> NoReturn:
         say(f"server {index} ends: {server.service.describe()}")
-        sys.exit(contract.EXIT_OK)
+        sys.exit(contract.EXIT_CLUSTER if lifeline is not None and lifeline.has_failed else contract.EXIT_OK)
 
     signal.signal(signal.SIGTERM, end)
     address, port = listener.getsockname()[:2]
     publish(index, address, port)
     say(f"server {index}, pid {os.getpid()}, listens on {address}:{port}")
     server.run()
+
+
+def _register() -> tuple[int, str, Lifeline]:
+    """Register with the scheduler of a job that was started by hand; returns the number, and the address of this host.
+
+    Raises:
+        WorldError: the variables of MS_ROLE=MS_PSERVER are not right, or not everybody came in time.
+    """
+    environ = os.environ
+    found = find_cluster(environ, contract.ROLE_SERVER)
+    assert found is not None, "the caller has this role"
+    meeting, workers, _ = found
+    request = Request(meeting.key, workers, -1, describe_process(environ), role=contract.ROLE_SERVER)
+    limit_s, silence_s = joining_limit_s(environ, JOIN_S), silence_limit_s(environ)
+    registration = register(meeting, request, limit_s, silence_s, environ.get(OWN_ADDRESS, ""))
+    lifeline = Lifeline(registration.stream, meeting.place)
+    tell_server_places(environ, registration)
+    return registration.seat.global_rank, registration.own_address, lifeline
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """How workers find the parameter servers of their job: each writes its address into a store.
 
-On one host that is a file beside the workers' own, of several hosts the store in which the workers meet, too.
+On one host that is a file beside the workers' own, of several hosts the store in which the workers meet, too; in a job
+that was started by hand the scheduler's.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from torch.distributed import FileStore, PrefixStore, Store  # type: ignore[attr
 
 from msrun import contract
 from msrun.errors import WorldError
-from msrun.runtime.joining.meet import connect_store
+from msrun.runtime.joining.meet import STORE, connect_store
 
 FILE = "file://"
 FIND_S = 60.0
@@ -23,6 +24,9 @@ def _open_store() -> Store:
     place = os.environ[contract.MSRUN_RENDEZVOUS]
     if place.startswith(FILE):
         store: Store = FileStore(f"{place.removeprefix(FILE)}.servers")
+    elif place.startswith(STORE):
+        address, _, port = place.removeprefix(STORE).rpartition(":")
+        store = connect_store(address.strip("[]"), int(port))
     else:
         store = connect_store(os.environ[contract.MASTER_ADDR], int(os.environ[contract.MASTER_PORT]))
     attempt = os.environ.get(contract.TORCHELASTIC_RESTART_COUNT, "0")

@@ -6,7 +6,7 @@ import pytest
 
 from msrun.errors import WorldError
 from msrun.runtime.joining.find import find_world
-from msrun.runtime.joining.ms_role import find_scheduler, joining_limit_s, silence_limit_s
+from msrun.runtime.joining.ms_role import find_cluster, find_worker, joining_limit_s, silence_limit_s
 from msrun.runtime.joining.slurm import first_host
 from msrun.runtime.joining.spec import ALONE, Meeting, WorldSpec, derive_port
 from ranktable import build_table, write_table
@@ -166,7 +166,7 @@ FIRST_OF_MPIRUN = {**MPIRUN, "OMPI_COMM_WORLD_RANK": "0"}
         ({**MS_ROLE, "MS_SCHED_PORT": "0"}, "MS_SCHED_PORT=0: a port from 1 to 65535 is expected"),
         (without(MS_ROLE, "MS_WORKER_NUM"), "MS_WORKER_NUM=None"),
         ({**MS_ROLE, "MS_WORKER_NUM": "0"}, "rank 3 of a world of 0"),
-        ({**MS_ROLE, "MS_ROLE": "MS_WORKERS"}, "MS_ROLE='MS_WORKERS': MS_WORKER or MS_SCHED is expected (did you mea"),
+        ({**MS_ROLE, "MS_ROLE": "MS_WORKERS"}, "MS_ROLE='MS_WORKERS': MS_WORKER, MS_SCHED or MS_PSERVER is expected ("),
         (without(MS_ROLE, "MS_ROLE", "RANK_ID"), "MS_WORKER_NUM=4 and MS_SCHED_HOST=10.0.0.1 and MS_SCHED_PORT=8118"),
     ],
 )
@@ -248,17 +248,23 @@ def test_first_host_of_a_folded_list(folded: str, first: str) -> None:
     assert first_host(folded) == first
 
 
-def test_scheduler_is_a_process_with_that_role_and_no_launcher() -> None:
+def test_scheduler_and_parameter_servers_are_processes_with_that_role_and_no_launcher() -> None:
     scheduler = {**without(MS_ROLE, "RANK_ID"), "MS_ROLE": "MS_SCHED"}
-    assert find_scheduler(scheduler) == (SCHEDULER, 4)
-    assert find_scheduler(without(scheduler, "MS_SCHED_HOST")) == (
+    assert find_cluster(scheduler, "MS_SCHED") == (SCHEDULER, 4, 0)
+    assert find_cluster(without(scheduler, "MS_SCHED_HOST"), "MS_SCHED") == (
         Meeting(("127.0.0.1",), 8118, "MS_ROLE", "MS_SCHED_HOST", "the scheduler", may_be_foreign=True),
         4,
+        0,
     )
-    assert find_scheduler(MS_ROLE) is None
-    assert find_scheduler({**scheduler, **TORCHRUN}) is None
+    assert find_cluster(MS_ROLE, "MS_SCHED") is None
+    assert find_cluster({**scheduler, **TORCHRUN}, "MS_SCHED") is None
     with pytest.raises(WorldError, match="MS_WORKER_NUM=0: at least 1"):
-        find_scheduler({**scheduler, "MS_WORKER_NUM": "0"})
+        find_cluster({**scheduler, "MS_WORKER_NUM": "0"}, "MS_SCHED")
+    server = {**scheduler, "MS_ROLE": "MS_PSERVER", "MS_SERVER_NUM": "2"}
+    assert find_cluster(server, "MS_PSERVER") == (SCHEDULER, 4, 2)
+    assert find_cluster(server, "MS_SCHED") is None and find_worker(server) is None
+    with pytest.raises(WorldError, match="MS_SERVER_NUM=0: at least 1"):
+        find_cluster(without(server, "MS_SERVER_NUM"), "MS_PSERVER")
 
 
 def test_limits_come_from_mindspores_variables() -> None:

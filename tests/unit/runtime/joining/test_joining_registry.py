@@ -80,6 +80,20 @@ def test_extra_worker_is_refused_and_one_that_has_gone_leaves_room() -> None:
     registry.admit(3, only, "10.0.0.9")
 
 
+def test_parameter_servers_are_counted_apart_and_numbered_from_0() -> None:
+    registry, server = Registry("job", 1, servers=2), Request("job", 1, -1, "pid 9 on vm", role="MS_PSERVER")
+    registry.admit(1, server, "10.0.0.9")
+    assert registry.describe_missing().startswith("1 of 3 registered, missing: 1 more worker and 1 more parameter server;")
+    registry.admit(2, replace(ASKS_NOTHING, world_size=1), "10.0.0.9")
+    registry.admit(3, server, "10.0.0.9")
+    assert registry.is_complete
+    assert registry.assign() == {2: Seat(0, 0, 1), 1: Seat(0, 0, 2), 3: Seat(1, 1, 2)}
+    assert registry.describe(3) == "parameter server 1 (pid 9 on vm, 10.0.0.9)"
+    assert [registry.is_worker(number) for number in (1, 2, 3)] == [False, True, False]
+    with pytest.raises(Refused, match="an extra parameter server: all 2 have come"):
+        registry.admit(4, server, "10.0.0.9")
+
+
 @pytest.mark.parametrize(
     ("ranks", "text"),
     [

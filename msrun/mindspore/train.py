@@ -40,6 +40,7 @@ from msrun.runtime import (
 from msrun.runtime import Model as _Model
 from msrun.runtime import load_checkpoint as _load_checkpoint
 from msrun.runtime import save_checkpoint as _save_checkpoint
+from msrun.runtime.nn.with_loss import WithLoss
 
 __all__ = [
     *METRICS, "Callback", "CheckpointConfig", "EarlyStopping", "LearningRateScheduler", "LossMonitor", "Model",
@@ -49,6 +50,22 @@ __all__ = [
     "rank_list_for_transform", "restore_group_info_list", "save_checkpoint", "transform_checkpoint_by_rank",
     "transform_checkpoints",
 ]  # fmt: skip
+
+
+class _WithLoss(WithLoss):
+    """A network with its loss, of which a loss for each row becomes one number: the value is their mean, which
+    LossMonitor prints, and the gradient that of their sum, as in MindSpore."""
+
+    def forward(self, *inputs: Any) -> Any:
+        """Return the loss, or what else is asked for."""
+        found = super().forward(*inputs)
+        if self.returns == "outputs":
+            return found
+        losses, *others = found if self.returns == "both" else (found,)
+        if losses.dim():
+            mean = losses.mean()
+            losses = mean + (losses.numel() - 1) * (mean - mean.detach())
+        return (losses, *others) if others else losses
 
 
 class Model(_Model):
@@ -64,6 +81,8 @@ class Model(_Model):
         UsageError: an unknown word, or an optimizer whose `loss_scale` is not that of a FixedLossScaleManager that
             leaves out no step: its gradients would be off by a factor.
     """
+
+    with_loss = _WithLoss
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ from msrun import runtime
 from msrun.errors import UsageError
 from msrun.mindspore.nn.cells import Cell
 from msrun.mindspore.ops.collectives import WORLD_GROUPS
-from msrun.mindspore.ops.higher_order import GradOperation
+from msrun.mindspore.ops.higher_order import GradOperation, with_sum
 from msrun.mindspore.parallel import BY_HAND, in_context
 from msrun.mindspore.tensor import ParameterTuple
 from msrun.runtime import AutoParallel, get_auto_parallel_context, get_group_size, get_process_group_ranks
@@ -92,7 +92,7 @@ class TrainOneStepCell(Cell):
         self.grad = GradOperation(get_by_list=True, sens_param=True)
         self.parallel_mode = get_auto_parallel_context("parallel_mode")
         self.reducer_flag = self.parallel_mode in BY_HAND and not isinstance(network, AutoParallel)
-        self._loss = in_context(network)
+        self._loss = in_context(_WithSum(network), network)
         self.grad_reducer: Any = DistributedGradReducer(self.weights) if self.reducer_flag else _as_they_are
 
     def construct(self, *inputs: Any) -> Any:
@@ -104,14 +104,26 @@ class TrainOneStepCell(Cell):
         return loss
 
     def _gradients(self, inputs: Sequence[Any], sens: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
-        loss: Tensor = self._loss(*inputs)
+        total, loss = self._loss(*inputs)
         is_scaled = isinstance(sens, Tensor) or sens != 1.0
-        (loss * sens if is_scaled else loss).backward()
+        (total * sens if is_scaled else total).backward()
         weights = [one for group in self.optimizer.param_groups for one in group["params"]]
         gradients = tuple(torch.zeros_like(one) if one.grad is None else one.grad for one in weights)
         for one in weights:
             one.grad = None
         return loss.detach(), tuple(self.grad_reducer(gradients))
+
+
+class _WithSum(nn.Module):
+    """What is differentiated of a loss, and the loss."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        self.training = network.training
+
+    def forward(self, *inputs: Any) -> tuple[Tensor, Tensor]:
+        return with_sum(self.network)(*inputs)
 
 
 def _as_they_are(gradients: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -42,7 +42,10 @@ def value_and_grad(
     weights: Iterable[Tensor] | None = None,
     has_aux: bool = False,
 ) -> Callable[..., tuple[Any, Any]]:
-    """`msrun.runtime.value_and_grad`, run by AutoParallel where the context asks for it and there are weights."""
+    """`msrun.runtime.value_and_grad`, run by AutoParallel where the context asks for it and there are weights.
+
+    The gradients of a result of several elements are those of their sum, as in MindSpore.
+    """
     if weights is None:
         return _of_inputs(fn, grad_position, has_aux)
     return _weights_step(fn, grad_position, tuple(weights), has_aux)
@@ -57,9 +60,9 @@ def _of_inputs(
     def run(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         wanted = [args[place] for place in places]
         if not any(one.requires_grad and not isinstance(one, nn.Parameter) for one in wanted):
-            return _value_and_grad(fn, grad_position, None, has_aux)(*args, **kwargs)
+            return _of_sum(fn, grad_position, None, has_aux)(*args, **kwargs)
         result = fn(*args, **kwargs)
-        loss = result[0] if has_aux else result
+        loss = _total(result[0] if has_aux else result)
         found = torch.autograd.grad(loss, wanted, create_graph=True, allow_unused=True, materialize_grads=True)
         return result, found[0] if isinstance(grad_position, int) else found
 
@@ -68,7 +71,33 @@ def _of_inputs(
 
 @_kept
 def _weights_step(fn: Any, grad_position: Any, weights: tuple[Tensor, ...], has_aux: bool) -> Callable[..., Any]:
-    return in_context(_value_and_grad(fn, grad_position, weights, has_aux), fn)
+    return in_context(_of_sum(fn, grad_position, weights, has_aux), fn)
+
+
+def with_sum(fn: Callable[..., Any], has_aux: bool = False) -> Callable[..., tuple[Any, Any]]:
+    """Return a function that gives what is differentiated, the sum of all elements of the loss, and what `fn` returns.
+
+    Args:
+        has_aux: the loss is the first of several results.
+    """
+
+    def run(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        result = fn(*args, **kwargs)
+        return _total(result[0] if has_aux else result), result
+
+    return run
+
+
+def _of_sum(fn: Callable[..., Any], grad_position: Any, weights: Any, has_aux: bool) -> Callable[..., tuple[Any, Any]]:
+    """Return `value_and_grad` of the sum of the elements of what `fn` returns."""
+
+    step = _value_and_grad(with_sum(fn, has_aux), grad_position, weights, has_aux=True)
+
+    def run(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        (_, result), gradients = step(*args, **kwargs)
+        return result, gradients
+
+    return run
 
 
 def grad(
@@ -79,26 +108,13 @@ def grad(
 ) -> Callable[..., Any]:
     """Return a function that gives the gradients of `fn`; see `value_and_grad`."""
     single = isinstance(weights, Tensor)
-    with_value = value_and_grad(_summed(fn, has_aux), grad_position, [weights] if single else weights, has_aux)
+    with_value = value_and_grad(fn, grad_position, [weights] if single else weights, has_aux)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         result, gradients = with_value(*args, **kwargs)
         if single:
             gradients = (gradients[0], gradients[1][0]) if grad_position is not None else gradients[0]
         return (gradients, tuple(result[1:])) if has_aux else gradients
-
-    return run
-
-
-@_kept
-def _summed(fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
-    """Return a function whose result can be differentiated: of several elements their sum is, as in MindSpore."""
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        result = fn(*args, **kwargs)
-        if has_aux:
-            return (_total(result[0]), *result[1:])
-        return _total(result)
 
     return run
 
@@ -144,8 +160,11 @@ def _gradient_step(
         inputs, sens = (inputs[:-1], inputs[-1]) if has_sens else (inputs, None)
         places = tuple(i for i, one in enumerate(inputs) if isinstance(one, Tensor) and one.is_floating_point())
         wanted: Any = places if get_all else 0 if weights is None else None
-        summed = _weighted(fn, sens)
-        found = _value_and_grad(summed, wanted, weights, True) if weights else _of_inputs(summed, wanted, True)
+        if sens is None:
+            found = _of_sum(fn, wanted, weights, False) if weights else _of_inputs(fn, wanted, False)
+            return found(*inputs)
+        weighted = _weighted(fn, sens)
+        found = _value_and_grad(weighted, wanted, weights, True) if weights else _of_inputs(weighted, wanted, True)
         (_, result), gradients = found(*inputs)
         return result, gradients
 
@@ -157,8 +176,6 @@ def _weighted(fn: Callable[..., Any], sens: Any) -> Callable[..., Any]:
 
     def run(*args: Any) -> tuple[Any, Any]:
         result = fn(*args)
-        if sens is None:
-            return _total(result), result
         results = result if isinstance(result, list | tuple) else (result,)
         factors = sens if isinstance(sens, list | tuple) else (sens,)
         return _total([one * factor for one, factor in zip(results, factors, strict=True)]), result

@@ -48,6 +48,9 @@ class Model:
         ParallelError: `loss_fn` for an AutoParallel, which must hold its loss itself; an unknown metric or level.
     """
 
+    with_loss: type[WithLoss] = WithLoss
+    """Joins the network with its loss."""
+
     def __init__(
         self,
         network: nn.Module | AutoParallel,
@@ -72,7 +75,7 @@ class Model:
                 f"Model(eval_indexes={eval_indexes!r}): the places of loss, outputs and label among what eval_network "
                 "returns; give three, with an eval_network"
             )
-        self.network: Any = WithLoss(network, loss_fn) if loss_fn is not None else network
+        self.network: Any = self.with_loss(network, loss_fn) if loss_fn is not None else network
         if not isinstance(network, AutoParallel) and (has_parallel_mode() or amp_level != "O0"):
             mode = None if has_parallel_mode() else "stand_alone"
             self.network = AutoParallel(self.network, parallel_mode=mode)

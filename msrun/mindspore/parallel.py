@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,13 +20,13 @@ from msrun.runtime import (
     GradAccumulation,
     Layout,
     MicroBatchInterleaved,
-    Pipeline,
     all_reduce,
     broadcast,
     get_group_size,
     get_rank,
     shard,
 )
+from msrun.runtime import Pipeline as _Pipeline
 from msrun.runtime.capture.target import find_target
 from msrun.runtime.execute.phase import current_probe
 from msrun.runtime.execute.placement import placement_of
@@ -39,11 +39,26 @@ __all__ = [
     "parameter_broadcast", "set_algo_parameters", "shard", "sync_pipeline_shared_parameters",
 ]  # fmt: skip
 
-PipelineCell = Pipeline
+_OWN_NAMES = {"_backbone": "network", "_loss_fn": "loss_fn"}
+"""MindSpore's names of what a WithLossCell holds -> ours."""
 BY_HAND = (ParallelMode.DATA_PARALLEL, ParallelMode.HYBRID_PARALLEL)
 """Modes whose steps reduce gradients themselves, with DistributedGradReducer; the others cut what computes them."""
 _EQUAL = 1e-4
 """How near the sums of gradients of two ranks are that somebody has reduced."""
+
+
+class Pipeline(_Pipeline):
+    """`msrun.runtime.Pipeline`, whose `stage_config` may name the cells of a WithLossCell as MindSpore does."""
+
+    def __init__(self, network: Module, micro_size: int, stage_config: Mapping[str, int] | None = None) -> None:
+        renamed = {
+            ".".join(_OWN_NAMES.get(part, part) for part in name.split(".")): stage
+            for name, stage in (stage_config or {}).items()
+        }
+        super().__init__(network, micro_size, renamed)
+
+
+PipelineCell = Pipeline
 
 
 def parameter_broadcast(net: Module, layout: Any = None, cur_rank: int = 0, initial_rank: int = 0) -> None:

@@ -57,7 +57,9 @@ def test_import_mindspore_finds_ours_where_there_is_no_other(
 
 def test_ranks_go_on_when_the_first_pytest_ends_without_a_test(msrun: JobRunner, script: Path, tmp_path: Path) -> None:
     with script.open("a") as file:
-        file.write("import pathlib, time\nwhile get_rank() and not pathlib.Path('go_on').exists():\n    time.sleep(0.01)\n")
+        file.write(
+            "import pathlib, time\nwhile get_rank() and not pathlib.Path('go_on').exists():\n    time.sleep(0.01)\n"
+        )
     job = msrun.start("--worker_num=2", "--mindspore=torch", "pytest", "-s", script.name, cwd=tmp_path)
     events = tmp_path / "log_output" / "events.jsonl"
     job.wait_for(events)

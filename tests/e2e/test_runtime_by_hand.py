@@ -40,9 +40,7 @@ def meeting() -> Meeting:
     return Meeting(("127.0.0.1",), port, "MS_ROLE", "MS_SCHED_HOST", "the scheduler")
 
 
-def start(
-    msrun: JobRunner, meeting: Meeting, role: str, size: int, *words: str, **more: str
-) -> subprocess.Popen[str]:
+def start(msrun: JobRunner, meeting: Meeting, role: str, size: int, *words: str, **more: str) -> subprocess.Popen[str]:
     env = {"MS_ROLE": role, "MS_WORKER_NUM": str(size), "MS_SCHED_PORT": str(meeting.port), "OMP_NUM_THREADS": "1"}
     env.update(more)
     return subprocess.Popen(

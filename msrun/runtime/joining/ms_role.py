@@ -108,4 +108,5 @@ def _meeting(environ: Mapping[str, str]) -> Meeting:
 
 def _check_role(role: str) -> None:
     if role not in _ROLES:
-        raise WorldError(f"{contract.MS_ROLE}={role!r}: {', '.join(_ROLES[:-1])} or {_ROLES[-1]} is expected{near_miss(role, _ROLES)}")
+        known = f"{', '.join(_ROLES[:-1])} or {_ROLES[-1]}"
+        raise WorldError(f"{contract.MS_ROLE}={role!r}: {known} is expected{near_miss(role, _ROLES)}")

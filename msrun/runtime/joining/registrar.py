@@ -90,8 +90,11 @@ class Registrar:
         return seats.get(_OWN_NUMBER)
 
     def watch(self) -> str:
-        """Wait until all workers have left, and tell the servers. Returns who ended without leaving, at once; empty when
-        all went well."""
+        """Wait until all workers have left, and tell the servers.
+
+        Returns:
+            Who ended without leaving, at once; empty when all went well.
+        """
         lost: list[str] = []
 
         def lose(stream: LineStream, number: int) -> None:

@@ -83,7 +83,9 @@ def test_extra_worker_is_refused_and_one_that_has_gone_leaves_room() -> None:
 def test_parameter_servers_are_counted_apart_and_numbered_from_0() -> None:
     registry, server = Registry("job", 1, servers=2), Request("job", 1, -1, "pid 9 on vm", role="MS_PSERVER")
     registry.admit(1, server, "10.0.0.9")
-    assert registry.describe_missing().startswith("1 of 3 registered, missing: 1 more worker and 1 more parameter server;")
+    assert registry.describe_missing().startswith(
+        "1 of 3 registered, missing: 1 more worker and 1 more parameter server;"
+    )
     registry.admit(2, replace(ASKS_NOTHING, world_size=1), "10.0.0.9")
     registry.admit(3, server, "10.0.0.9")
     assert registry.is_complete

@@ -15,6 +15,7 @@ from msrun.mindspore.context import ParallelMode  # noqa: F401 - mindspore.train
 from msrun.mindspore.metrics import *  # noqa: F403
 from msrun.mindspore.metrics import METRICS, get_metric_fn
 from msrun.mindspore.missing import missing_name
+from msrun.mindspore.nn.placed import SharedBatches, is_placed, share_batch, share_values
 from msrun.mindspore.ops.table import note_once
 from msrun.mindspore.tensor import Parameter
 from msrun.runtime import (
@@ -111,6 +112,16 @@ class Model(_Model):
             names = [metrics] if isinstance(metrics, str) else sorted(metrics)
             metrics = {name: get_metric_fn(name) for name in names}
         super().__init__(network, loss_fn, optimizer, metrics, eval_network, eval_indexes, amp_level)
+        self._is_placed = is_placed(network)
+        if self._is_placed:
+            share_values(self.network)
+
+    def _step(self, batch: Any, context: RunContext) -> None:
+        super()._step(share_batch(batch) if self._is_placed else batch, context)
+
+    def eval(self, valid_dataset: Any, *args: Any, **words: Any) -> dict[str, float]:
+        """Return the metrics over a data set; see `msrun.runtime.Model.eval`."""
+        return super().eval(SharedBatches(valid_dataset) if self._is_placed else valid_dataset, *args, **words)
 
 
 def _check_scales(optimizer: Any, manager: Any) -> None:

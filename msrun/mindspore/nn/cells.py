@@ -13,6 +13,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 
 from msrun.errors import UsageError
+from msrun.mindspore.nn.placed import place
 from msrun.mindspore.ops.table import note_once
 from msrun.runtime import recompute, set_comm_fusion, set_param_ps, shard
 
@@ -215,6 +216,10 @@ class Cell(nn.Module, metaclass=_BeginsInPrediction):
     def set_param_ps(self, recurse: bool = True, init_in_server: bool = False) -> None:
         """Let the parameters live on parameter servers; see `msrun.runtime.set_param_ps`."""
         set_param_ps(self, recurse, init_in_server)
+
+    def place(self, role: str, rank_id: int) -> None:
+        """Let the process with this rank compute the cell, for all; see `msrun.mindspore.nn.placed`."""
+        place(self, type(self).forward, role, rank_id)
 
     def recompute(self, **settings: Any) -> None:
         """Compute the cell again in the backward pass; see `msrun.runtime.recompute`."""

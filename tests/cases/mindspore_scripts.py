@@ -236,6 +236,21 @@ def train_one_step_cell_of_ones_own():
 
 
 @script
+def a_loss_of_each_row():
+    loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True)
+    net = fixed(Net())
+    model = Model(net, loss_fn, nn.SGD(net.trainable_params(), 0.01))
+    model.train(1, batches(), callbacks=[LossMonitor()], dataset_sink_mode=False)
+    net = fixed(Net())
+    optimizer = nn.SGD(net.trainable_params(), 0.01)
+    step = nn.TrainOneStepCell(nn.WithLossCell(net, loss_fn), optimizer)
+    image, label = next(batches().create_tuple_iterator())
+    show(step(image, label), step(image, label))
+    show(ms.value_and_grad(lambda x, y: loss_fn(net(x), y), None, optimizer.parameters)(image, label))
+    show(ms.value_and_grad(lambda x, y: loss_fn(net(x), y))(image, label)[1].sum())
+
+
+@script
 def a_loss_scale_by_hand():
     net, loss_fn = fixed(Net()), nn.CrossEntropyLoss()
     scaler = ms.amp.DynamicLossScaler(scale_value=2**10, scale_factor=2, scale_window=2)

@@ -84,13 +84,15 @@ def test_scheduler_ends_with_0_inside_init_under_pytest_too(msrun: JobRunner, me
         "atexit.register(print, 'at exit')\n"
         "def test_train():\n    init()\n    raise AssertionError('training runs in the scheduler')\n"
     )
-    scheduler = start(msrun, meeting, "MS_SCHED", 1, "-m", "pytest", "-s", "-p", "no:cacheprovider", str(script))
+    words = ("-m", "pytest", "-s", "-p", "no:cacheprovider", str(script))
+    scheduler = start(msrun, meeting, "MS_SCHED", 1, *words, MS_ENABLE_RECOVERY="1")
     came = register(meeting, Request("MS_ROLE", 1, -1, "test"), DEADLINE_S, 30)
     came.stream.send({"left": True})
     out, error = scheduler.communicate(timeout=DEADLINE_S)
     came.stream.close()
     assert scheduler.returncode == 0 and out.endswith("at exit\n"), (out, error)
     assert "training runs" not in out
+    assert "MS_ENABLE_RECOVERY=1 recovers nothing here" in error
 
 
 PARAMETERS_ON_SERVERS = """

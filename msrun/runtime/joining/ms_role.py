@@ -16,6 +16,11 @@ SILENCE = "MS_NODE_TIMEOUT"
 OWN_ADDRESS = "MS_WORKER_IP"
 """Which of its addresses a worker is to use towards the scheduler."""
 DEFAULT_SILENCE_S = 30
+RECOVERY = "MS_ENABLE_RECOVERY"
+RECOVERY_NOTE = (
+    f"{RECOVERY}=1 recovers nothing here: workers end with their scheduler, so start all of them again, from a "
+    "checkpoint; msrun --max_restarts N does so by itself"
+)
 _ROLES = (contract.ROLE_WORKER, contract.ROLE_SCHEDULER, contract.ROLE_SERVER)
 _OTHERS = (contract.MS_WORKER_NUM, contract.MS_SCHED_HOST, contract.MS_SCHED_PORT)
 

@@ -14,7 +14,7 @@ from typing import NoReturn
 from msrun import contract
 from msrun.errors import ClusterError, MsrunError, RendezvousTimeout
 from msrun.runtime.joining.meet import serve_store
-from msrun.runtime.joining.ms_role import TIME_OUT, joining_limit_s, silence_limit_s
+from msrun.runtime.joining.ms_role import RECOVERY, RECOVERY_NOTE, TIME_OUT, joining_limit_s, silence_limit_s
 from msrun.runtime.joining.network import listen_at, listen_beside
 from msrun.runtime.joining.registrar import Registrar
 from msrun.runtime.joining.registry import Registry
@@ -34,6 +34,8 @@ def run_scheduler(
     The process ends here, whatever it was started by: pytest, which the documents start scripts with, would take a
     SystemExit for an error of its own. Functions registered with atexit run. Source: MindSpore's scheduler calls exit.
     """
+    if environ.get(RECOVERY) == "1":
+        sys.stderr.write(f"msrun: scheduler: {RECOVERY_NOTE}\n")
     try:
         serve(meeting, world_size, joining_limit_s(environ, timeout_s), silence_limit_s(environ), servers)
         status = contract.EXIT_OK

@@ -103,6 +103,24 @@ def test_operator_with_a_strategy_computes_the_same_and_a_wrong_one_is_refused()
         ops.AllReduce().shard(((1, 1),))
 
 
+def test_products_of_two_and_three_dimensions_need_layouts_that_share_an_axis() -> None:
+    layout = ms.parallel.Layout((2, 2), ("x", "y"))
+    for strategy in (((1, 4), (2, 2)), (layout("None", "y"),), (layout("None", "y"), layout)):
+        with pytest.raises(UsageError, match="MatMul with enable_nd_tp: give shard two Layouts, called with names"):
+            ops.MatMul().add_prim_attr("enable_nd_tp", value=True).shard(strategy)
+    with pytest.raises(UsageError, match="no axis cuts the dimension that both inputs have"):
+        ops.BatchMatMul().add_prim_attr("enable_nd_tp", value=True).shard((layout("None", "y"), layout("x", "None")))
+
+
+def test_cells_are_placed_on_ranks_that_there_are() -> None:
+    for place in (("MS_SCHED", 0), ("MS_WORKER", 1), ("MS_WORKER", -1), ("MS_WORKER", "0")):
+        with pytest.raises(UsageError, match=r'"MS_WORKER" and a rank from 0 to 0'):
+            nn.Dense(2, 2).place(*place)
+    cell = nn.Dense(2, 3)
+    cell.place("MS_WORKER", 0)
+    assert cell(torch.ones(1, 2)).shape == (1, 3)
+
+
 def test_tensors_and_parameters_are_torchs() -> None:
     data = np.array([1.0, 2.0], np.float32)
     tensor = ms.Tensor(data, ms.float16)

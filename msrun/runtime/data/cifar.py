@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 
-from msrun.runtime.data.cifar_files import CIFAR10, CIFAR100, CifarFormat, read_cifar
+from msrun.runtime.data.cifar_files import CIFAR10, CIFAR100, CifarFormat, find_parts, read_cifar
 from msrun.runtime.data.dataset import Dataset
 from msrun.runtime.data.mnist import check_folder, parts_of_usage
 from msrun.runtime.data.source import ArraySource, ColumnParts
@@ -20,7 +20,7 @@ class _CifarDataset(Dataset):
     def __init__(
         self,
         dataset_dir: str | os.PathLike[str],
-        usage: str = "train",
+        usage: str | None = None,
         num_samples: int | None = None,
         num_parallel_workers: int | None = None,
         shuffle: bool | None = None,
@@ -29,7 +29,8 @@ class _CifarDataset(Dataset):
         shard_id: int | None = None,
         seed: int | None = None,
     ) -> None:
-        parts = read_cifar(check_folder(dataset_dir), self._form, parts_of_usage(usage))
+        folder = check_folder(dataset_dir)
+        parts = read_cifar(folder, self._form, parts_of_usage(usage, find_parts(folder, self._form)))
         columns = {
             "image": ColumnParts([part.pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1) for part in parts]),
             **{
@@ -54,7 +55,8 @@ class Cifar10Dataset(_CifarDataset):
     Reads the binary version (`data_batch_1.bin` .. `data_batch_5.bin`, `test_batch.bin`, mapped) and the Python version
     (`data_batch_1`, ..., loaded; nothing that the pickles name is run). The files may end in `.gz` and lie in
     `dataset_dir`, or in its `cifar-10-batches-bin` or `cifar-10-batches-py`.
-    `usage` is "train", "test" or "all" (both, train first). The other parameters are those of `Dataset`.
+    `usage` is "train", "test" or "all" (both, train first). None is "train", in MindSpore's meaning all that is there,
+    in the order of the files' names. The other parameters are those of `Dataset`.
 
     Raises:
         DataError: a file is missing or damaged; the message names the byte.

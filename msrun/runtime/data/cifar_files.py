@@ -100,6 +100,15 @@ def read_cifar(folder: Path, form: CifarFormat, parts: Sequence[str]) -> list[Ci
     return [read(path, form) for path in paths]
 
 
+def find_parts(folder: Path, form: CifarFormat) -> list[str]:
+    """Return the parts of which all files are there, in the order of their names."""
+    for version, place in _places(folder, form):
+        parts = sorted(version.files, key=version.files.__getitem__)
+        if found := [part for part in parts if all(find_file(place, name) for name in version.files[part])]:
+            return found
+    return []
+
+
 def _find(folder: Path, form: CifarFormat, parts: Sequence[str]) -> tuple[CifarVersion, list[Path]]:
     fewest_missing: list[str] = []
     for version, place in _places(folder, form):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from msrun.errors import DataError, UsageError, near_miss
 from msrun.runtime.data.dataset import Dataset
 from msrun.runtime.data.idx import read_idx
+from msrun.runtime.data.sharding import find_compat
 from msrun.runtime.data.source import ArraySource, ColumnParts
 
 PREFIX_OF_USAGE = {"train": "train", "test": "t10k"}
@@ -25,7 +26,8 @@ class MnistDataset(Dataset):
     The files `train-images-idx3-ubyte`, `train-labels-idx1-ubyte`, `t10k-images-idx3-ubyte` and
     `t10k-labels-idx1-ubyte` may end in `.gz`, may have a dot before `idx`, and may lie in `dataset_dir`, in its
     `MNIST/raw` or `raw`, or in its `train` and `test`. Uncompressed files are mapped, not loaded.
-    `usage` is "train", "test" or "all" (both, train first). The other parameters are those of `Dataset`.
+    `usage` is "train", "test" or "all" (both, train first). None is "train", in MindSpore's meaning all files that
+    `dataset_dir` itself has, in the order of their names. The other parameters are those of `Dataset`.
 
     Raises:
         DataError: a file is missing or damaged, or images and labels do not fit together.
@@ -35,7 +37,7 @@ class MnistDataset(Dataset):
     def __init__(
         self,
         dataset_dir: str | os.PathLike[str],
-        usage: str = "train",
+        usage: str | None = None,
         num_samples: int | None = None,
         num_parallel_workers: int | None = None,
         shuffle: bool | None = None,
@@ -45,7 +47,8 @@ class MnistDataset(Dataset):
         seed: int | None = None,
     ) -> None:
         folder = check_folder(dataset_dir)
-        parts = [read_mnist(folder, part) for part in parts_of_usage(usage)]
+        there = [part for part, prefix in PREFIX_OF_USAGE.items() if any(folder.glob(f"{prefix}-images*"))]
+        parts = [read_mnist(folder, part) for part in parts_of_usage(usage, sorted(there))]
         if len({images.shape[1:] for images, _ in parts}) > 1:
             shapes = " and ".join(str(images.shape[1:]) for images, _ in parts)
             raise DataError(f"{folder}: train and test images differ in shape, {shapes}; read them one at a time")
@@ -87,8 +90,14 @@ def find_mnist_file(folder: Path, usage: str, kind: str, num_dims: int) -> Path 
     return next((path for path in _candidates(folder, usage, kind, num_dims) if path.is_file()), None)
 
 
-def parts_of_usage(usage: str) -> tuple[str, ...]:
-    """Return the parts that "train", "test" or "all" means; raises UsageError for anything else."""
+def parts_of_usage(usage: str | None, there: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the parts that "train", "test" or "all" means; raises UsageError for anything else.
+
+    Args:
+        there: parts whose files are there, in the order of their names: what None means to MindSpore.
+    """
+    if usage is None:
+        return tuple(there) if there and find_compat() == "mindspore" else ("train",)
     if usage == "all":
         return ("train", "test")
     if usage not in PREFIX_OF_USAGE:

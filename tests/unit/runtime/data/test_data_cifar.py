@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from msrun.errors import DataError
 from msrun.runtime.data import Cifar10Dataset, Cifar100Dataset, transforms, vision
 from msrun.runtime.data.cifar_pickle import load_batch
+from msrun.runtime.parallel.scaling import current_compat
 
 LABELS = {f"data_batch_{i}.bin": [i, i + 4] for i in range(1, 6)} | {"test_batch.bin": [0, 1, 2]}
 MARKER = "cifar_was_run"
@@ -40,6 +41,20 @@ def write_cifar(folder, names=tuple(LABELS), *, version="binary", suffix="", pro
             content = pickled(LABELS[name], protocol=protocol)
         name = name if version == "binary" else name.removesuffix(".bin")
         (folder / f"{name}{suffix}").write_bytes(gzip.compress(content, mtime=0) if suffix else content)
+
+
+@pytest.mark.parametrize("place", ["", "cifar-10-batches-bin"])
+def test_without_usage_mindspores_meaning_is_all_parts_that_are_there(tmp_path, place):
+    write_cifar(tmp_path / "both" / place)
+    write_cifar(tmp_path / "one" / place, ["test_batch.bin"])
+    token = current_compat.set("mindspore")
+    try:
+        found = [
+            [label.item() for _, label in Cifar10Dataset(tmp_path / name, shuffle=False)] for name in ("both", "one")
+        ]
+    finally:
+        current_compat.reset(token)
+    assert found == [[1, 5, 2, 6, 3, 7, 4, 8, 5, 9, 0, 1, 2], [0, 1, 2]]
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])

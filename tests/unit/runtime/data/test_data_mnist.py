@@ -8,6 +8,7 @@ import torch
 
 from msrun.errors import DataError, UsageError
 from msrun.runtime.data import MnistDataset, transforms, vision, write_idx
+from msrun.runtime.parallel.scaling import current_compat
 
 TRAIN_IMAGES = np.arange(6 * 4 * 5, dtype=np.uint8).reshape(6, 4, 5)
 TRAIN_LABELS = np.array([5, 0, 4, 1, 9, 2], np.uint8)
@@ -49,6 +50,20 @@ def test_train_and_test_may_lie_in_folders_of_their_own(tmp_path):
     assert np.array_equal(images, np.concatenate([TRAIN_IMAGES, TEST_IMAGES])[..., None])
     assert labels == [*TRAIN_LABELS, *TEST_LABELS]
     assert read_all(MnistDataset(tmp_path / "test", "test", shuffle=False))[1] == TEST_LABELS.tolist()
+
+
+def test_without_usage_the_training_part_is_read_and_in_mindspores_meaning_all_that_is_there(tmp_path):
+    write_mnist(tmp_path)
+    write_mnist(tmp_path / "one", usages=("test",))
+    assert read_all(MnistDataset(tmp_path, shuffle=False))[1] == TRAIN_LABELS.tolist()
+    token = current_compat.set("mindspore")
+    try:
+        assert read_all(MnistDataset(tmp_path, shuffle=False))[1] == [*TEST_LABELS, *TRAIN_LABELS]
+        assert read_all(MnistDataset(tmp_path / "one", shuffle=False))[1] == TEST_LABELS.tolist()
+        with pytest.raises(DataError, match="the train images are missing"):
+            MnistDataset(tmp_path / "one", "train")
+    finally:
+        current_compat.reset(token)
 
 
 def test_the_documented_program_gives_float_images_and_cast_labels(tmp_path):
@@ -103,7 +118,6 @@ def test_a_file_with_other_content_is_refused(tmp_path, array):
     ("parameters", "error", "words"),
     [
         ({"usage": "trian"}, UsageError, "usage='trian' (did you mean train?); it must be 'train', 'test' or 'all'"),
-        ({"usage": None}, UsageError, "usage=None; it must be"),
         ({"dataset_dir": None}, DataError, "dataset_dir is None; set the environment variable"),
         ({"dataset_dir": "no/such/folder"}, DataError, "dataset_dir 'no/such/folder' is not a folder"),
         ({"num_samples": 0}, UsageError, "num_samples=0; it must be an integer of at least 1"),

@@ -109,7 +109,7 @@ class _OnOneRank(Function):
     ) -> Tensor:
         ctx.rank, ctx.needed = rank, ctx.needs_input_grad[4:]
         is_here = get_rank() == rank
-        result = None
+        result: Any = None
         if is_here:
             inputs = [one.detach().requires_grad_(one.requires_grad) for one in tensors[:count]]
             with torch.enable_grad():
@@ -131,7 +131,7 @@ class _OnOneRank(Function):
         if get_rank() == ctx.rank:
             result, tensors = ctx.graph
             wanted = [one for one, is_needed in zip(tensors, ctx.needed, strict=True) if is_needed]
-            own = torch.autograd.grad(result, wanted, gradient, allow_unused=True, materialize_grads=True)
+            own = list(torch.autograd.grad(result, wanted, gradient, allow_unused=True, materialize_grads=True))
         else:
             shapes = [shape for shape, is_needed in zip(ctx.shapes, ctx.needed, strict=True) if is_needed]
             own = [torch.empty(shape, dtype=dtype, device=device()) for shape, dtype in shapes]

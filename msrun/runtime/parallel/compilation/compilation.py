@@ -45,7 +45,7 @@ from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.schedule.regions import RecomputeSpec, find_regions
 from msrun.runtime.sharding.layout import Mesh, TensorLayout
 from msrun.runtime.sharding.named_layout import Layout, choose_mesh
-from msrun.runtime.sharding.strategies import entry_numbers
+from msrun.runtime.sharding.strategies import Entry, entry_numbers
 
 if TYPE_CHECKING:
     from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
@@ -309,8 +309,8 @@ class Compilation:
             return TensorLayout.replicated(tensor.dim())
         if strategy == "data_parallel":
             return TensorLayout((self.mesh.axes, *((),) * (tensor.dim() - 1)))
+        assert not isinstance(strategy, str), "checked by ParallelSettings"
         entry = strategy[index] if index < len(strategy) else ()
-        assert not isinstance(entry, str)
         numbers = entry_numbers(entry, self.mesh)
         if len(numbers) != tensor.dim():
             raise StrategyError(
@@ -318,9 +318,10 @@ class Compilation:
                 "give one tuple per input, one number per dimension"
             )
         shape = tuple(size * parts for size, parts in zip(tensor.shape, numbers, strict=True))
-        return entry_layout(entry, shape, self.mesh, what=f"dataset_strategy of input {index}", order=self._order())
+        what = f"dataset_strategy of input {index}"
+        return entry_layout(entry, shape, self.mesh, what=what, order=self._order(strategy))
 
-    def _order(self) -> Sequence[int] | None:
+    def _order(self, strategy: Sequence[Entry]) -> Sequence[int] | None:
         """Return in which order the numbers of dataset_strategy take the axes of the mesh; None: from left to right.
 
         Source: in MindSpore ranks that get the same part are far apart: of 8 with 4 parts 0 and 4 (VirtualDatasetInfo
@@ -328,7 +329,7 @@ class Compilation:
         """
         if self.settings.compat != "mindspore":
             return None
-        parts = max(math.prod(entry_numbers(entry, self.mesh)) for entry in self.settings.dataset_strategy)
+        parts = max(math.prod(entry_numbers(entry, self.mesh)) for entry in strategy)
         copies, outermost = self.mesh.size // parts, list[int]()
         for axis in self.mesh.axes:
             if copies % self.mesh.extent((*outermost, axis)) == 0:

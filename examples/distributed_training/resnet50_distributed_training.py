@@ -15,11 +15,10 @@ from cifar import create_dataset, data_path
 from msrun.mindspore.train.callback import CheckpointConfig, LossMonitor, ModelCheckpoint
 from resnet import dense_head, resnet50
 
-from msrun.mindspore import Model, Parameter, Tensor, context, nn, ops
+from msrun.mindspore import Model, Parameter, Tensor, context, nn, ops, set_seed
 from msrun.mindspore.communication import get_group_size, get_rank, init
 from msrun.mindspore.context import ParallelMode
 from msrun.mindspore.nn import Momentum
-from msrun.mindspore.seed import set_seed
 from msrun.runtime import SoftmaxCrossEntropyExpand, all_to_all, latest_checkpoint, reduce_scatter
 
 context.set_context(mode=context.GRAPH_MODE)

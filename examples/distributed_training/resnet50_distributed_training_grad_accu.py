@@ -10,11 +10,10 @@ from cifar import create_dataset, data_path
 from model_accu import Model_ACCU
 from resnet import resnet50
 
-from msrun.mindspore import context
+from msrun.mindspore import context, set_seed
 from msrun.mindspore.communication import init
 from msrun.mindspore.context import ParallelMode
 from msrun.mindspore.nn import Momentum
-from msrun.mindspore.seed import set_seed
 from msrun.runtime import SoftmaxCrossEntropyExpand
 
 context.set_context(mode=context.GRAPH_MODE)

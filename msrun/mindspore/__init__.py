@@ -11,46 +11,22 @@ torch's tensors have MindSpore's methods in a process that imports this package.
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
 
 from torch import from_numpy, manual_seed
 
-from msrun.mindspore import (
-    _checkparam,
-    amp,
-    communication,
-    context,
-    dataset,
-    dtype,
-    initializer,
-    log,
-    mint,
-    nn,
-    numpy,
-    ops,
-    parallel,
-    profiler,
-    runtime,
-    seed,
-    train,
-)
-from msrun.mindspore import (
-    jit as _jit,
-)
-from msrun.mindspore import (
-    tensor as _tensor,
-)
+from msrun.mindspore import amp, context, dtype, log, runtime, train
+from msrun.mindspore import tensor as _tensor
 from msrun.mindspore.amp import *  # noqa: F403
 from msrun.mindspore.context import *  # noqa: F403
 from msrun.mindspore.dtype import *  # noqa: F403
-from msrun.mindspore.import_paths import add_import_paths
-from msrun.mindspore.jit import *  # noqa: F403
-from msrun.mindspore.missing import missing_name
-from msrun.mindspore.ops.higher_order import grad, is_tensor, jacfwd, jacrev, jvp, value_and_grad, vjp, vmap
+from msrun.mindspore.import_paths import add_import_paths, take_names
+from msrun.mindspore.initializer import get_seed, set_seed
+from msrun.mindspore.missing import missing_names
+from msrun.mindspore.ops import higher_order, is_tensor, jacfwd, jacrev, vmap
 from msrun.mindspore.parallel import Layout, parameter_broadcast, shard, sync_pipeline_shared_parameters
 from msrun.mindspore.profiler import Profiler
 from msrun.mindspore.runtime import *  # noqa: F403
-from msrun.mindspore.seed import get_seed, set_seed
 from msrun.mindspore.tensor import *  # noqa: F403
 from msrun.mindspore.tensor import add_parameter_methods
 from msrun.mindspore.tensor_methods import add_tensor_methods
@@ -62,17 +38,21 @@ __version__ = "2.10.0"
 """The MindSpore whose words these are."""
 
 _MODULES = """
-amp communication context dataset dtype initializer log mint nn numpy ops parallel profiler runtime seed train
+amp communication context dataset dtype initializer log mint nn numpy ops parallel profiler runtime train
 """.split()
 _NAMES = """
-Layout Profiler from_numpy get_seed grad is_tensor jacfwd jacrev jvp manual_seed parameter_broadcast recompute run_check
-set_seed shard sync_pipeline_shared_parameters value_and_grad vjp vmap
+Layout Profiler from_numpy get_seed is_tensor jacfwd jacrev manual_seed parameter_broadcast recompute run_check
+seed set_seed shard sync_pipeline_shared_parameters vmap
 """.split()
+_OF_FUNCTIONS = f"{higher_order.JIT} grad jvp value_and_grad vjp"
 __all__ = [
-    *_MODULES, *_NAMES, *amp.__all__, *context.__all__, *dtype.__all__, *_jit.__all__, *runtime.__all__,
-    *_tensor.__all__, *train.__all__,
+    *_MODULES, *_NAMES, *take_names(__name__, higher_order, _OF_FUNCTIONS), *amp.__all__, *context.__all__,
+    *dtype.__all__, *runtime.__all__, *_tensor.__all__, *train.__all__,
 ]  # fmt: skip
+__getattr__ = missing_names("", __all__)
 
+for _name in (*_MODULES, "_checkparam"):
+    importlib.import_module(f"{__name__}.{_name}")
 choose_default_compat("mindspore")
 add_tensor_methods()
 add_parameter_methods()
@@ -82,7 +62,3 @@ add_import_paths(__name__)
 def run_check() -> None:
     """Say what computes here."""
     log.warning(f"msrun.mindspore on torch, {context.get_current_device()}: MindSpore {__version__}'s words")
-
-
-def __getattr__(name: str) -> Any:
-    raise missing_name("", name, __all__)

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import msrun.mindspore
-from msrun.mindspore.check import report
 from msrun.mindspore.import_paths import pose_as_mindspore
+from msrun.mindspore.missing import report
 
 USAGE = (
     "usage: python -m msrun.mindspore SCRIPT [ARGS]..., python -m msrun.mindspore -m MODULE [ARGS]..., or "

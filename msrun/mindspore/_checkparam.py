@@ -85,11 +85,10 @@ def check_float_range(
     """Return a number between two others; `rel` says which of them it may be."""
     above = lower_limit <= arg_value if rel[0] == "[" else lower_limit < arg_value
     below = arg_value <= upper_limit if rel[1] == "]" else arg_value < upper_limit
-    if not (above and below):
-        raise ValueError(
-            f"{_named(arg_name, prim_name)} in {rel[0]}{lower_limit}, {upper_limit}{rel[1]}, not {arg_value!r}"
-        )
-    return arg_value
+    if above and below:
+        return arg_value
+    limits = f"{rel[0]}{lower_limit}, {upper_limit}{rel[1]}"
+    raise ValueError(f"{_named(arg_name, prim_name)} in {limits}, not {arg_value!r}")
 
 
 check_int_range = check_float_range

@@ -9,20 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from msrun.errors import UsageError
-from msrun.mindspore.missing import missing_name
+from msrun.mindspore.missing import missing_names
+from msrun.mindspore.nn import training
 from msrun.mindspore.nn.cells import Cell
 from msrun.mindspore.nn.losses import WithLossCell
-from msrun.mindspore.nn.training import (
-    DynamicLossScaleUpdateCell,
-    FixedLossScaleUpdateCell,
-    TrainOneStepCell,
-    TrainOneStepWithLossScaleCell,
-)
 
 __all__ = [
     "DynamicLossScaleManager", "DynamicLossScaler", "FixedLossScaleManager", "LossScaleManager", "LossScaler",
     "StaticLossScaler", "all_finite", "auto_mixed_precision", "build_train_network",
 ]  # fmt: skip
+__getattr__ = missing_names("amp", __all__)
 
 
 class LossScaleManager:
@@ -54,7 +50,6 @@ class FixedLossScaleManager(LossScaleManager):
         self._loss_scale, self._drops = loss_scale, drop_overflow_update
 
     def get_loss_scale(self) -> float:
-        """Return the scale."""
         return self._loss_scale
 
     def get_drop_overflow_update(self) -> bool:
@@ -63,11 +58,9 @@ class FixedLossScaleManager(LossScaleManager):
 
     def update_loss_scale(self, overflow: bool) -> None:
         """Do nothing."""
-        del overflow
 
     def get_update_cell(self) -> Any:
-        """Return the cell of a fixed scale, or None when no step is left out."""
-        return FixedLossScaleUpdateCell(self._loss_scale) if self._drops else None
+        return training.FixedLossScaleUpdateCell(self._loss_scale) if self._drops else None
 
 
 class DynamicLossScaleManager(LossScaleManager):
@@ -78,7 +71,6 @@ class DynamicLossScaleManager(LossScaleManager):
         self.scale_window, self.cur_iter, self.last_overflow_iter, self.bad_step = scale_window, 1, 0, 0
 
     def get_loss_scale(self) -> float:
-        """Return the scale."""
         return self.loss_scale
 
     def get_drop_overflow_update(self) -> bool:
@@ -95,8 +87,7 @@ class DynamicLossScaleManager(LossScaleManager):
         self.cur_iter += 1
 
     def get_update_cell(self) -> Any:
-        """Return the cell of a scale that follows."""
-        return DynamicLossScaleUpdateCell(self.loss_scale, self.scale_factor, self.scale_window)
+        return training.DynamicLossScaleUpdateCell(self.loss_scale, self.scale_factor, self.scale_window)
 
 
 class LossScaler:
@@ -128,8 +119,6 @@ class StaticLossScaler(LossScaler):
         self.scale_value = torch.tensor(float(scale_value))
 
     def adjust(self, grads_finite: Any) -> Any:
-        """Return the scale."""
-        del grads_finite
         return self.scale_value
 
 
@@ -154,7 +143,6 @@ class DynamicLossScaler(LossScaler):
 
 def all_finite(inputs: Sequence[Tensor], status: Any = None) -> Tensor:
     """Tell whether all numbers are finite."""
-    del status
     return torch.stack([torch.isfinite(one).all() for one in inputs]).all()
 
 
@@ -194,15 +182,10 @@ def build_train_network(
     cast_model_type: torch.dtype = torch.float16,
 ) -> nn.Module:
     """Return the cell that trains one step: network, loss and optimizer."""
-    del boost_level, keep_batchnorm_fp32
     network = auto_mixed_precision(network, level, cast_model_type)
     joined = network if loss_fn is None else WithLossCell(network, loss_fn)
     update = None if loss_scale_manager is None else loss_scale_manager.get_update_cell()
     if update is not None:
-        return TrainOneStepWithLossScaleCell(joined, optimizer, update).set_train()
+        return training.TrainOneStepWithLossScaleCell(joined, optimizer, update).set_train()
     sens = None if loss_scale_manager is None else loss_scale_manager.get_loss_scale()
-    return TrainOneStepCell(joined, optimizer, sens).set_train()
-
-
-def __getattr__(name: str) -> Any:
-    raise missing_name("amp", name, __all__)
+    return training.TrainOneStepCell(joined, optimizer, sens).set_train()

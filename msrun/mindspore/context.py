@@ -12,11 +12,7 @@ from msrun import contract
 from msrun.errors import UsageError, near_miss
 from msrun.mindspore.ops.table import note_once
 from msrun.runtime import world
-from msrun.runtime.parallel.context import (
-    ParallelMode,
-    get_auto_parallel_context,
-    reset_auto_parallel_context,
-)
+from msrun.runtime.parallel.context import ParallelMode, get_auto_parallel_context, reset_auto_parallel_context
 from msrun.runtime.parallel.context import set_auto_parallel_context as _set_auto_parallel_context
 from msrun.runtime.server.context import get_ps_context, reset_ps_context, set_ps_context
 

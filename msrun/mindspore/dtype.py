@@ -7,26 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import (
-    bfloat16,
-    complex64,
-    complex128,
-    float16,
-    float32,
-    float64,
-    int8,
-    int16,
-    int32,
-    int64,
-    uint8,
-    uint16,
-    uint32,
-    uint64,
-)
-from torch import bool as bool_
 
 from msrun.errors import UsageError, near_miss
 
+bool_, bfloat16, complex64, complex128 = torch.bool, torch.bfloat16, torch.complex64, torch.complex128
+float16, float32, float64 = torch.float16, torch.float32, torch.float64
+int8, int16, int32, int64 = torch.int8, torch.int16, torch.int32, torch.int64
+uint8, uint16, uint32, uint64 = torch.uint8, torch.uint16, torch.uint32, torch.uint64
 half, single, double = float16, float32, float64
 byte, short, int_, long = int8, int16, int64, int64
 intc, intp, float_, ubyte, ushort, uint = int32, int64, float32, uint8, uint16, uint32
@@ -34,12 +21,11 @@ type_none, tensor_type, number = type(None), torch.Tensor, builtins.float
 string, list_, tuple_ = builtins.str, builtins.list, builtins.tuple
 Type = torch.dtype
 
-__all__ = [
-    "Type", "bfloat16", "bool_", "byte", "complex64", "complex128", "double", "dtype_to_nptype",
-    "dtype_to_pytype", "float16", "float32", "float64", "float_", "half", "int8", "int16", "int32", "int64",
-    "int_", "intc", "intp", "list_", "long", "number", "pytype_to_dtype", "short", "single", "string",
-    "tensor_type", "tuple_", "type_none", "ubyte", "uint", "uint8", "uint16", "uint32", "uint64", "ushort",
-]  # fmt: skip
+__all__ = """
+Type bfloat16 bool_ byte complex64 complex128 double dtype_to_nptype dtype_to_pytype float16 float32 float64 float_ half
+int8 int16 int32 int64 int_ intc intp list_ long number pytype_to_dtype short single string tensor_type tuple_
+type_none ubyte uint uint8 uint16 uint32 uint64 ushort
+""".split()
 _OF_PYTHON = {builtins.bool: torch.bool, builtins.int: torch.int64, builtins.float: torch.float32}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 _OF_MODULE = {
     "": "common",
@@ -10,11 +11,10 @@ _OF_MODULE = {
     common._utils nn.parallel parallel._auto_parallel_context parallel._utils parallel.algo_parameter_config
     parallel.auto_parallel parallel.distributed parallel.function parallel.nn parallel.shard
     """,
-    "jit": "common.api common.jit_config common.lazy_inline common.mutable",
+    "ops.higher_order": "common.api common.jit_config common.lazy_inline common.mutable",
     "dtype": "common.dtype",
-    "initializer": "common.initializer",
+    "initializer": "common.initializer common.seed seed",
     "tensor": "common.parameter common.tensor",
-    "seed": "common.seed",
     "communication": "communication._comm_helper communication.management",
     "ops": """
     communication.comm_func ops._primitive_cache ops.auto_generate ops.communication ops.composite
@@ -48,6 +48,13 @@ _OF_MODULE = {
 """Path of a module below this package -> the longer paths that MindSpore has for its names."""
 ALIASES = dict(sorted((path, module) for module, paths in _OF_MODULE.items() for path in paths.split()))
 """Path below `mindspore` -> path of the module that has its names."""
+
+
+def take_names(module: str, source: Any, names: str) -> list[str]:
+    """Give a module names of another one, which are its own names too, and return them."""
+    taken = {name: getattr(source, name) for name in names.split()}
+    vars(sys.modules[module]).update(taken)
+    return list(taken)
 
 
 def add_import_paths(package: str) -> None:

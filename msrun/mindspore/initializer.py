@@ -1,14 +1,20 @@
-"""How weights begin: MindSpore's initializers over torch.nn.init."""
+"""How weights begin: MindSpore's initializers over torch.nn.init, and the seed of random numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+import random
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from msrun.errors import UsageError, near_miss
+from msrun.mindspore.ops.table import taking
+from msrun.runtime.data import config
 
 
 class Initializer:
@@ -27,120 +33,51 @@ class Initializer:
         raise NotImplementedError(f"{type(self).__name__}._initialize(arr): write it; it fills a numpy array")
 
 
-class Constant(Initializer):
-    """Every element is `value`."""
+def _of(name: str, words: str, fill: str | Callable[..., Tensor], doc: str) -> Any:
+    """Return an initializer.
 
-    def __init__(self, value: float) -> None:
-        self.value = value
+    Args:
+        words: its arguments, as in `taking`.
+        fill: a function of a tensor and of these; by its name one of torch.nn.init, which is looked up at each call.
+    """
+    arguments = taking(words, dict)
 
-    def __call__(self, tensor: Tensor) -> Tensor:
-        return nn.init.constant_(tensor, self.value)
+    def __init__(self: Any, *args: Any, **settings: Any) -> None:  # noqa: N807
+        given = arguments(*args, **settings)
+        vars(self).update(given, _kwargs=given)
 
+    def __call__(self: Any, tensor: Tensor) -> Tensor:  # noqa: N807
+        return (getattr(nn.init, fill) if isinstance(fill, str) else fill)(tensor, **self._kwargs)
 
-class Zero(Constant):
-    """Every element is 0."""
-
-    def __init__(self) -> None:
-        super().__init__(0.0)
-
-
-class One(Constant):
-    """Every element is 1."""
-
-    def __init__(self) -> None:
-        super().__init__(1.0)
+    body = {"__init__": __init__, "__call__": __call__, "__signature__": inspect.signature(arguments), "__doc__": doc}
+    return type(name, (Initializer,), {**body, "__module__": __name__})
 
 
-class Normal(Initializer):
-    """Normal distribution; MindSpore's default deviation is 0.01."""
-
-    def __init__(self, sigma: float = 0.01, mean: float = 0.0) -> None:
-        self.sigma, self.mean = sigma, mean
-
-    def __call__(self, tensor: Tensor) -> Tensor:
-        return nn.init.normal_(tensor, self.mean, self.sigma)
+def _truncated(tensor: Tensor, sigma: float, mean: float, a: float, b: float) -> Tensor:
+    return nn.init.trunc_normal_(tensor, mean, sigma, mean + a * sigma, mean + b * sigma)
 
 
-class TruncatedNormal(Initializer):
-    """Normal distribution without what is more than two deviations from the mean."""
-
-    def __init__(self, sigma: float = 0.01, mean: float = 0.0, a: float = -2.0, b: float = 2.0) -> None:
-        self.sigma, self.mean, self.a, self.b = sigma, mean, a, b
-
-    def __call__(self, tensor: Tensor) -> Tensor:
-        low, high = self.mean + self.a * self.sigma, self.mean + self.b * self.sigma
-        return nn.init.trunc_normal_(tensor, self.mean, self.sigma, low, high)
+def _symmetric(tensor: Tensor, scale: float) -> Tensor:
+    return nn.init.uniform_(tensor, -scale, scale)
 
 
-class Uniform(Initializer):
-    """Uniform in [-scale, scale); MindSpore's default scale is 0.07."""
-
-    def __init__(self, scale: float = 0.07) -> None:
-        self.scale = scale
-
-    def __call__(self, tensor: Tensor) -> Tensor:
-        return nn.init.uniform_(tensor, -self.scale, self.scale)
-
-
-class XavierUniform(Initializer):
-    """Uniform in +-gain * sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio, 2010)."""
-
-    def __init__(self, gain: float = 1.0) -> None:
-        self.gain = gain
-
-    def __call__(self, tensor: Tensor) -> Tensor:
-        return nn.init.xavier_uniform_(tensor, self.gain)
-
-
-class XavierNormal(XavierUniform):
-    """Normal with deviation gain * sqrt(2 / (fan_in + fan_out)) (Glorot and Bengio, 2010)."""
-
-    def __call__(self, tensor: Tensor) -> Tensor:
-        return nn.init.xavier_normal_(tensor, self.gain)
-
-
-class HeUniform(Initializer):
-    """Uniform in +-gain * sqrt(3 / fan) (He et al., 2015)."""
-
-    def __init__(self, negative_slope: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu") -> None:
-        self.slope, self.mode, self.nonlinearity = negative_slope, mode, nonlinearity
-
-    def __call__(self, tensor: Tensor) -> Tensor:
-        return nn.init.kaiming_uniform_(tensor, self.slope, self.mode, self.nonlinearity)  # type: ignore[arg-type]
-
-
-class HeNormal(HeUniform):
-    """Normal with deviation gain / sqrt(fan) (He et al., 2015)."""
-
-    def __call__(self, tensor: Tensor) -> Tensor:
-        return nn.init.kaiming_normal_(tensor, self.slope, self.mode, self.nonlinearity)  # type: ignore[arg-type]
-
-
-class Identity(Initializer):
-    """Ones on the diagonal."""
-
-    def __call__(self, tensor: Tensor) -> Tensor:
-        return nn.init.eye_(tensor)
-
-
-class Dirac(Initializer):
-    """A convolution's weight that returns its input."""
-
-    def __init__(self, groups: int = 1) -> None:
-        self.groups = groups
-
-    def __call__(self, tensor: Tensor) -> Tensor:
-        return nn.init.dirac_(tensor, self.groups)
-
-
-class Orthogonal(Initializer):
-    """Rows or columns at right angles."""
-
-    def __init__(self, gain: float = 1.0) -> None:
-        self.gain = gain
-
-    def __call__(self, tensor: Tensor) -> Tensor:
-        return nn.init.orthogonal_(tensor, self.gain)
+_OF_HE = "negative_slope>a=0.0 mode='fan_in' nonlinearity='leaky_relu'"
+_CUT = "sigma=0.01 mean=0.0 a=-2.0 b=2.0"
+Constant = _of("Constant", "value>val", "constant_", "Every element is `value`.")
+Zero = _of("Zero", "", "zeros_", "Every element is 0.")
+One = _of("One", "", "ones_", "Every element is 1.")
+Normal = _of("Normal", "sigma>std=0.01 mean=0.0", "normal_", "Normal; MindSpore's default deviation is 0.01.")
+TruncatedNormal = _of("TruncatedNormal", _CUT, _truncated, "Normal, without what is beyond a or b deviations.")
+Uniform = _of("Uniform", "scale=0.07", _symmetric, "Uniform in [-scale, scale); MindSpore's default scale is 0.07.")
+XavierUniform = _of("XavierUniform", "gain=1.0", "xavier_uniform_", "Uniform in +-gain sqrt(6 / (fan_in + fan_out)).")
+XavierNormal = _of(
+    "XavierNormal", "gain=1.0", "xavier_normal_", "Normal, of deviation gain sqrt(2 / (fan_in + fan_out))."
+)
+HeUniform = _of("HeUniform", _OF_HE, "kaiming_uniform_", "Uniform in +-gain sqrt(3 / fan) (He et al., 2015).")
+HeNormal = _of("HeNormal", _OF_HE, "kaiming_normal_", "Normal, of deviation gain / sqrt(fan) (He et al., 2015).")
+Identity = _of("Identity", "", "eye_", "Ones on the diagonal.")
+Dirac = _of("Dirac", "groups=1", "dirac_", "A convolution's weight that returns its input.")
+Orthogonal = _of("Orthogonal", "gain=1.0", "orthogonal_", "Rows or columns at right angles.")
 
 
 def _calculate_fan_in_and_fan_out(shape: Sequence[int]) -> tuple[int, int]:
@@ -162,26 +99,13 @@ def _assignment(arr: Any, num: Any) -> Any:
     return arr
 
 
-NAMES: dict[str, type[Initializer]] = {
-    "identity": Identity,
-    "dirac": Dirac,
-    "orthogonal": Orthogonal,
-    "zeros": Zero,
-    "zero": Zero,
-    "ones": One,
-    "one": One,
-    "normal": Normal,
-    "truncatednormal": TruncatedNormal,
-    "truncated_normal": TruncatedNormal,
-    "uniform": Uniform,
-    "xavier_uniform": XavierUniform,
-    "xavieruniform": XavierUniform,
-    "xavier_normal": XavierNormal,
-    "xaviernormal": XavierNormal,
-    "he_uniform": HeUniform,
-    "heuniform": HeUniform,
-    "he_normal": HeNormal,
-    "henormal": HeNormal,
+NAMES: dict[str, type[Initializer]] = {"zeros": Zero, "ones": One} | {
+    word: kind
+    for kind in (
+        *(Identity, Dirac, Orthogonal, Zero, One, Normal, TruncatedNormal, Uniform),
+        *(XavierUniform, XavierNormal, HeUniform, HeNormal),
+    )
+    for word in (kind.__name__.lower(), re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower())
 }
 """MindSpore's words for the initializers, in lower case."""
 
@@ -226,3 +150,27 @@ def begin(layer: Any, weight_init: Any, bias_init: Any) -> None:
         fill(layer.weight, weight_init)
     if bias_init is not None and layer.bias is not None:
         fill(layer.bias, bias_init)
+
+
+_seed: int | None = None
+
+
+def set_seed(seed: int) -> None:
+    """Seed torch, numpy, Python and data sets. Every rank gives the same seed.
+
+    Raises:
+        UsageError: no whole number of 0 or more, below 2**32.
+    """
+    global _seed
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
+        raise UsageError(f"set_seed({seed!r}): a whole number, 0 or more, below 2**32")
+    _seed = seed
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+    config.set_seed(seed)
+
+
+def get_seed() -> int | None:
+    """Return the seed that was set last; None before."""
+    return _seed

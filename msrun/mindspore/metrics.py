@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from msrun.errors import UsageError, near_miss
-from msrun.mindspore.missing import missing_name
+from msrun.mindspore.missing import missing_names
 from msrun.runtime import Accuracy as _Accuracy
 from msrun.runtime import Loss, Top1CategoricalAccuracy, Top5CategoricalAccuracy
 from msrun.runtime import TopKCategoricalAccuracy as _TopKCategoricalAccuracy
@@ -84,7 +84,6 @@ class Accuracy(_Called, _Accuracy):
         super().__init__()
 
     def update(self, *inputs: Any) -> None:
-        """Count one batch."""
         outputs, labels = map(_as_tensor, inputs[-2:])
         if self._is_multilabel:
             rows = (outputs == labels).flatten(2).transpose(1, -1).all(-1) if outputs.dim() > 2 else outputs == labels
@@ -99,34 +98,42 @@ class TopKCategoricalAccuracy(_Called, _TopKCategoricalAccuracy):
     """The share of samples whose class is among the k highest scores."""
 
     def update(self, *inputs: Any) -> None:
-        """Count one batch."""
         super().update(None, *map(_as_tensor, inputs[-2:]))
 
 
-class MAE(Metric):
-    """The absolute differences: their sum over all elements, divided by the number of samples, as MindSpore does."""
+class _Counted(Metric):
+    """A metric of a sum, to which each batch adds what `_count` says of its outputs and labels."""
 
-    _each = staticmethod(np.abs)
+    _sum: Any
+    _count: Any
 
     def __init__(self) -> None:
         super().__init__()
         self.clear()
 
     def clear(self) -> None:
-        """Begin to count."""
-        self._total, self._count = 0.0, 0
+        self._sum = 0
 
     def update(self, *inputs: Any) -> None:
-        """Count one batch."""
-        outputs, labels = map(_numbers, inputs[-2:])
-        self._total += float(self._each(outputs - labels).sum())
-        self._count += len(outputs)
+        self._sum = self._sum + self._count(*map(_numbers, inputs[-2:]))
+
+    @property
+    def _counted(self) -> np.ndarray:
+        if not isinstance(self._sum, np.ndarray):
+            raise RuntimeError(f"{type(self).__name__}: nothing was counted; give data with at least one batch")
+        return self._sum
+
+
+class MAE(_Counted):
+    """The absolute differences: their sum over all elements, divided by the number of samples, as MindSpore does."""
+
+    _each = staticmethod(np.abs)
+
+    def _count(self, outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        return np.array([self._each(outputs - labels).sum(), len(outputs)])
 
     def eval(self) -> float:
-        """Return what was counted."""
-        if not self._count:
-            raise RuntimeError(f"{type(self).__name__}: nothing was counted; give data with at least one batch")
-        return self._total / self._count
+        return float(self._counted[0] / self._counted[1])
 
 
 class MSE(MAE):
@@ -135,7 +142,14 @@ class MSE(MAE):
     _each = staticmethod(np.square)
 
 
-class ConfusionMatrix(Metric):
+def _confusion(outputs: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
+    """Return how often a class was taken for another: (classes, classes), rows are the labels."""
+    counts = np.zeros((classes, classes))
+    np.add.at(counts, (labels.astype(int).reshape(-1), outputs.astype(int).reshape(-1)), 1)
+    return counts
+
+
+class ConfusionMatrix(_Counted):
     """How often a class was taken for another: (classes, classes), rows are the labels.
 
     Args:
@@ -143,79 +157,62 @@ class ConfusionMatrix(Metric):
     """
 
     def __init__(self, num_classes: int, normalize: str = "no_norm", threshold: float = 0.5) -> None:
-        super().__init__()
         if normalize not in ("no_norm", "target", "prediction", "all"):
             raise UsageError(f"ConfusionMatrix(normalize={normalize!r}): one of no_norm, target, prediction, all")
         self.num_classes, self.normalize, self.threshold = num_classes, normalize, threshold
-        self.clear()
+        super().__init__()
 
     def clear(self) -> None:
-        """Begin to count."""
-        self.confusion_matrix = np.zeros((self.num_classes, self.num_classes))
+        self._sum = np.zeros((self.num_classes, self.num_classes))
 
-    def update(self, *inputs: Any) -> None:
-        """Count one batch of classes, or of scores."""
-        outputs, labels = map(_numbers, inputs[-2:])
+    confusion_matrix = property(lambda self: self._sum)
+
+    def _count(self, outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Return the counts of one batch of classes, or of scores."""
         if outputs.ndim == labels.ndim + 1:
             outputs = outputs.argmax(1)
-        if outputs.dtype.kind == "f":
-            outputs = outputs >= self.threshold
-        np.add.at(self.confusion_matrix, (labels.astype(int).reshape(-1), outputs.astype(int).reshape(-1)), 1)
+        return _confusion(outputs >= self.threshold if outputs.dtype.kind == "f" else outputs, labels, self.num_classes)
 
     def eval(self) -> np.ndarray:
         """Return the counts, or shares."""
-        counts = self.confusion_matrix.astype(float)
         if self.normalize == "no_norm":
-            return counts
+            return self._sum.copy()
         over = {"target": 1, "prediction": 0, "all": None}[self.normalize]
-        return np.nan_to_num(counts / counts.sum(over, keepdims=True))
+        return np.nan_to_num(self._sum / self._sum.sum(over, keepdims=True))
 
 
-class _OfClasses(Metric):
-    """A share for each class, from the counts of what was found, what is there and what of it was right."""
+class _OfClasses(_Counted):
+    """A share for each class, of scores (n, classes) and class numbers or one-hot rows."""
+
+    _share: Any
 
     def __init__(self, eval_type: str = "classification") -> None:
-        super().__init__()
         if eval_type != "classification":
             raise UsageError(f"{type(self).__name__}(eval_type={eval_type!r}): classification")
-        self.clear()
+        super().__init__()
 
-    def clear(self) -> None:
-        """Begin to count."""
-        self._right = self._found = self._there = np.zeros(0)
-
-    def update(self, *inputs: Any) -> None:
-        """Count one batch of scores (n, classes) and class numbers or one-hot rows."""
-        outputs, labels = map(_numbers, inputs[-2:])
-        classes = outputs.shape[1]
+    def _count(self, outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
         labels = labels.argmax(1) if labels.ndim == outputs.ndim else labels
-        hot, guess = np.eye(classes)[labels.astype(int).reshape(-1)], np.eye(classes)[outputs.argmax(1).reshape(-1)]
-        if not len(self._right):
-            self._right, self._found, self._there = (np.zeros(classes) for _ in range(3))
-        self._right = self._right + (hot * guess).sum(0)
-        self._found, self._there = self._found + guess.sum(0), self._there + hot.sum(0)
+        return _confusion(outputs.argmax(1), labels, outputs.shape[1])
 
     def eval(self, average: bool = False) -> Any:
         """Return the share of each class, or their mean."""
-        share = self._share(self._right / (self._found + 1e-7), self._right / (self._there + 1e-7))
+        counts = self._counted
+        right = np.diag(counts)
+        share = self._share(right / (counts.sum(0) + 1e-7), right / (counts.sum(1) + 1e-7))
         return share.mean() if average else share
-
-    def _share(self, precision: np.ndarray, recall: np.ndarray) -> np.ndarray:
-        raise NotImplementedError
 
 
 class Precision(_OfClasses):
     """Of what was taken for a class, the share that is of it."""
 
-    def _share(self, precision: np.ndarray, _: np.ndarray) -> np.ndarray:
-        return precision
+    _share = staticmethod(lambda precision, recall: precision)
 
 
 class Recall(_OfClasses):
     """Of a class, the share that was taken for it."""
 
-    def _share(self, _: np.ndarray, recall: np.ndarray) -> np.ndarray:
-        return recall
+    _share = staticmethod(lambda precision, recall: recall)
 
 
 class Fbeta(_OfClasses):
@@ -245,6 +242,7 @@ METRICS: dict[str, Any] = {
 }
 """Name -> class."""
 __all__ = list(METRICS)
+__getattr__ = missing_names("train.metrics", __all__)
 
 
 def get_metric_fn(name: str, *args: Any, **settings: Any) -> Any:
@@ -258,7 +256,3 @@ def get_metric_fn(name: str, *args: Any, **settings: Any) -> Any:
     if name not in known:
         raise UsageError(f"get_metric_fn({name!r}): unknown{near_miss(name, known)}; one of {', '.join(known)}")
     return known[name](*args, **settings)
-
-
-def __getattr__(name: str) -> Any:
-    raise missing_name("train.metrics", name, __all__)

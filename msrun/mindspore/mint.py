@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch import nn as torch_nn
 
-from msrun.mindspore.missing import missing_name
+from msrun.mindspore.missing import missing_names
 from msrun.runtime import optim as runtime_optim
 
 _SAME = """
@@ -51,51 +51,25 @@ UpsamplingBilinear2d UpsamplingNearest2d ZeroPad1d ZeroPad2d ZeroPad3d
 """.split()
 
 
-def _module(path: str, names: dict[str, Any]) -> ModuleType:
-    """Return a module below this one, that `import` finds too."""
+def _module(path: str, source: Any, words: str | list[str], **more: Any) -> ModuleType:
+    """Return a module below this one, with names of another one, that `import` finds too."""
+    names = {name: getattr(source, name) for name in (words.split() if isinstance(words, str) else words)} | more
     module = ModuleType(f"{__name__}.{path}", f"mindspore.mint.{path}: torch's own.")
     vars(module).update(names, __all__=list(names), __package__=__name__, __path__=[])
-
-    def __getattr__(name: str) -> Any:  # noqa: N807
-        raise missing_name(f"mint.{path}", name, names)
-
-    vars(module)["__getattr__"] = __getattr__
+    vars(module)["__getattr__"] = missing_names(f"mint.{path}", names)
     sys.modules[module.__name__] = module
     return module
 
 
-def item(input: Tensor) -> Any:
-    """Return the number of a tensor of one element."""
-    return input.item()
-
-
 __path__: list[str] = []  # what is below it is made here
 globals().update({name: getattr(torch, name) for name in _SAME})
-functional = _module("nn.functional", {name: getattr(F, name) for name in _FUNCTIONAL})
-nn = _module("nn", {**{name: getattr(torch_nn, name) for name in _LAYERS}, "functional": functional})
-optim = _module(
-    "optim",
-    {
-        "Adam": runtime_optim.Adam,
-        "AdamW": runtime_optim.AdamW,
-        "SGD": runtime_optim.SGD,
-        "FusedAdamW": runtime_optim.AdamW,
-    },
-)
-linalg = _module(
-    "linalg",
-    {name: getattr(torch.linalg, name) for name in ("inv", "matrix_norm", "norm", "qr", "vector_norm")},
-)
-special = _module(
-    "special",
-    {name: getattr(torch.special, name) for name in ("erfc", "exp2", "expm1", "log1p", "log_softmax", "round", "sinc")},
-)
+item = Tensor.item
+functional = _module("nn.functional", F, _FUNCTIONAL)
+nn = _module("nn", torch_nn, _LAYERS, functional=functional)
+optim = _module("optim", runtime_optim, "Adam AdamW SGD", FusedAdamW=runtime_optim.AdamW)
+linalg = _module("linalg", torch.linalg, "inv matrix_norm norm qr vector_norm")
+special = _module("special", torch.special, "erfc exp2 expm1 log1p log_softmax round sinc")
 distributed = torch.distributed
 
 __all__ = [*_SAME, "distributed", "functional", "item", "linalg", "nn", "optim", "special"]
-
-
-def __getattr__(name: str) -> Any:
-    if name.startswith("__"):
-        raise AttributeError(name)
-    raise missing_name("mint", name, __all__)
+__getattr__ = missing_names("mint", __all__)

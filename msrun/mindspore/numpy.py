@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import builtins
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 import torch._numpy as torch_numpy
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from msrun.mindspore.dtype import as_dtype, bool_, float16, float32, float64, int8, int16, int32, int64, uint8  # noqa: F401
-from msrun.mindspore.missing import missing_name
+from msrun.mindspore.missing import missing_names
 from msrun.mindspore.ops import shapes
+from msrun.mindspore.ops.table import taking
 
 _ndarray: Any = vars(torch_numpy)["ndarray"]
 pi, e, euler_gamma, inf, nan, newaxis = np.pi, np.e, np.euler_gamma, np.inf, np.nan, None
@@ -38,35 +40,20 @@ trunc unique vander var vdot vsplit vstack where zeros zeros_like bartlett black
 """Functions that torch implements, and that MindSpore has under the same name."""
 
 
-def _to_numpy(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return _ndarray(value)
-    if isinstance(value, list | tuple):
-        return type(value)(map(_to_numpy, value))
-    return value
-
-
-def _to_torch(value: Any) -> Any:
-    if isinstance(value, _ndarray):
-        return value.tensor
-    if isinstance(value, list | tuple):
-        return tuple(map(_to_torch, value)) if isinstance(value, tuple) else list(map(_to_torch, value))
-    return value
-
-
 def _numpys(name: str) -> Callable[..., Any]:
     function = getattr(torch_numpy, name)
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        kind = kwargs.get("dtype")
+        kind, is_double = kwargs.get("dtype"), _has_float64((args, kwargs))
         if kind is not None:
             kwargs["dtype"] = getattr(torch_numpy, str(as_dtype(kind)).removeprefix("torch.").replace("bool", "bool_"))
-        result = _to_torch(function(*_to_numpy(args), **{key: _to_numpy(value) for key, value in kwargs.items()}))
+        args, kwargs = pytree.tree_map_only(Tensor, _ndarray, (args, kwargs))
+        result = pytree.tree_map_only(_ndarray, lambda found: found.tensor, function(*args, **kwargs))
         is_float = isinstance(result, Tensor) and result.dtype == torch.float64
         if name == "arange" and kind is None and not is_float:
             return result.int()
-        if kind is None and is_float and not _has_float64((*args, *kwargs.values())):
+        if kind is None and is_float and not is_double:
             return result.float()
         return result
 
@@ -74,13 +61,9 @@ def _numpys(name: str) -> Callable[..., Any]:
     return run
 
 
-def _has_float64(values: Iterable[Any]) -> bool:
-    return builtins.any(
-        _has_float64(one)
-        if isinstance(one, list | tuple)
-        else getattr(one, "dtype", None) in (torch.float64, np.float64)
-        for one in values
-    )
+def _has_float64(values: Any) -> bool:
+    kinds = (torch.float64, np.float64)
+    return builtins.any(getattr(one, "dtype", None) in kinds for one in pytree.tree_leaves(values))
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {name: _numpys(name) for name in NAMES if hasattr(torch_numpy, name)}
@@ -114,11 +97,6 @@ def randint(minval: int, maxval: int | None = None, shape: Any = (), dtype: Any 
     return torch.randint(low, high, (shape,) if isinstance(shape, int) else tuple(shape), dtype=as_dtype(dtype))
 
 
-def norm(x: Tensor, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Tensor:
-    """Return the norm of a vector or a matrix."""
-    return torch.linalg.norm(x, ord, axis, keepdims)
-
-
 def isin(element: Tensor, test_elements: Any, invert: bool = False) -> Tensor:
     """Tell of each element whether it is among others."""
     return torch.isin(element, torch.as_tensor(test_elements), invert=invert)
@@ -138,6 +116,7 @@ def select(condlist: Any, choicelist: Any, default: Any = 0) -> Tensor:
     return result
 
 
+norm = taking("x>input ord=None axis>dim=None keepdims>keepdim=False", torch.linalg.norm)
 fabs, nansum, nanmean = torch.abs, torch.nansum, torch.nanmean
 isneginf, isposinf = torch.isneginf, torch.isposinf
 
@@ -146,7 +125,4 @@ __all__ = [
     *"array fabs isin isneginf isposinf nanmean nansum norm rand randint randn select bool_".split(),
     *"float16 float32 float64 int8 int16 int32 int64 uint8 e euler_gamma inf nan newaxis pi".split(),
 ]
-
-
-def __getattr__(name: str) -> Any:
-    raise missing_name("numpy", name, __all__)
+__getattr__ = missing_names("numpy", __all__)

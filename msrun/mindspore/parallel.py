@@ -12,7 +12,7 @@ from torch.nn import Module
 
 from msrun.errors import CaptureError, StrategyError
 from msrun.mindspore.context import ParallelMode, get_auto_parallel_context, set_auto_parallel_context
-from msrun.mindspore.missing import missing_name
+from msrun.mindspore.missing import missing_names
 from msrun.mindspore.ops.table import note_once
 from msrun.mindspore.tensor import as_results
 from msrun.runtime import AutoParallel as _AutoParallel
@@ -63,7 +63,6 @@ PipelineCell = Pipeline
 
 def parameter_broadcast(net: Module, layout: Any = None, cur_rank: int = 0, initial_rank: int = 0) -> None:
     """Give all ranks the parameters of one."""
-    del layout, cur_rank
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.copy_(broadcast(parameter, initial_rank))
@@ -158,7 +157,6 @@ def auto_parallel_context() -> Any:
 
 def sync_pipeline_shared_parameters(net: Module) -> None:
     """Do nothing: what several stages share is one parameter on each rank that has it."""
-    del net
 
 
 def set_algo_parameters(**words: Any) -> None:
@@ -185,8 +183,7 @@ def _get_pipeline_stages() -> int:
     return 1
 
 
-def __getattr__(name: str) -> Any:
-    raise missing_name("parallel", name, __all__)
+__getattr__ = missing_names("parallel", __all__)
 
 
 class AutoParallel(_AutoParallel):

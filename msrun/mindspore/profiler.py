@@ -9,10 +9,11 @@ import torch
 import torch.profiler
 
 from msrun.errors import UsageError, near_miss
-from msrun.mindspore.missing import missing_name
+from msrun.mindspore.missing import missing_names
 from msrun.runtime import get_rank
 
 __all__ = ["Profiler", "ProfilerActivity", "ProfilerLevel", "profile"]
+__getattr__ = missing_names("profiler", __all__)
 
 _WORDS = set(
     """
@@ -82,7 +83,6 @@ class Profiler:
         self, offline_path: Any = None, pretty: bool = False, step_list: Any = None, mode: str = "sync"
     ) -> None:
         """End the record and write the trace of this rank."""
-        del pretty, step_list, mode
         self.stop()
         folder = Path(offline_path) if offline_path else self._folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,6 @@ class Profiler:
 
     def op_analyse(self, op_name: Any = None, device_id: int | None = None) -> str:
         """Return torch's table of the operators' times."""
-        del op_name, device_id
         return str(self._profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=30))
 
     def __enter__(self) -> Profiler:
@@ -102,7 +101,3 @@ class Profiler:
 
 
 profile = Profiler
-
-
-def __getattr__(name: str) -> Any:
-    raise missing_name("profiler", name, __all__)

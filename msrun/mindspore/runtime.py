@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from msrun.mindspore.missing import missing_name
-from msrun.mindspore.ops.table import note_once
+from msrun.mindspore.missing import missing_names
+from msrun.mindspore.ops.table import note_once, taking
 from msrun.runtime import world
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "reset_peak_memory_stats", "set_cpu_affinity", "set_cur_stream", "set_kernel_launch_group", "set_memory",
     "synchronize",
 ]  # fmt: skip
+__getattr__ = missing_names("runtime", __all__)
 
 Stream, Event = torch.Stream, torch.Event
 
@@ -29,39 +30,22 @@ def _of_device(name: str, otherwise: Any) -> Any:
     return function() if function is not None and world.device().type != "cpu" else otherwise
 
 
-def set_memory(
-    init_size: str = "2GB",
-    increase_size: str = "2GB",
-    max_size: str = "1024GB",
-    optimize_level: str = "O0",
-    huge_page_reserve_size: str = "0GB",
-) -> None:
-    """Do nothing: torch's allocator takes what it needs."""
-    del init_size, increase_size, max_size, optimize_level, huge_page_reserve_size
-    note_once("runtime.set_memory")
+def _noted(name: str, words: str, reason: str) -> Callable[..., None]:
+    """Return a function that does nothing but say so once."""
+    function = taking(words, lambda **settings: note_once(f"runtime.{name}"))
+    function.__name__, function.__doc__ = name, f"Do nothing: {reason}."
+    return function
 
 
-def set_cpu_affinity(enable_affinity: bool, affinity_cpu_list: Any = None) -> None:
-    """Do nothing: `msrun --bind_core` binds."""
-    del enable_affinity, affinity_cpu_list
-    note_once("runtime.set_cpu_affinity (msrun --bind_core binds)")
-
-
-def launch_blocking() -> None:
-    """Do nothing; CUDA_LAUNCH_BLOCKING=1 in the environment does."""
-    note_once("runtime.launch_blocking")
-
-
-def dispatch_threads_num(threads_num: int) -> None:
-    """Do nothing: operators are started as the script calls them."""
-    del threads_num
-    note_once("runtime.dispatch_threads_num")
-
-
-def set_kernel_launch_group(thread_num: int = 2, kernel_group_num: int = 8) -> None:
-    """Do nothing: see `dispatch_threads_num`."""
-    del thread_num, kernel_group_num
-    note_once("runtime.set_kernel_launch_group")
+_MEMORY = """
+init_size='2GB' increase_size='2GB' max_size='1024GB' optimize_level='O0' huge_page_reserve_size='0GB'
+"""
+_AS_CALLED = "operators are started as the script calls them"
+set_memory = _noted("set_memory", _MEMORY, "torch's allocator takes what it needs")
+set_cpu_affinity = _noted("set_cpu_affinity", "enable_affinity affinity_cpu_list=None", "`msrun --bind_core` binds")
+launch_blocking = _noted("launch_blocking", "", "CUDA_LAUNCH_BLOCKING=1 in the environment does")
+dispatch_threads_num = _noted("dispatch_threads_num", "threads_num", _AS_CALLED)
+set_kernel_launch_group = _noted("set_kernel_launch_group", "thread_num=2 kernel_group_num=8", _AS_CALLED)
 
 
 def _asked(name: str, words: str, otherwise: Any) -> Callable[[], Any]:
@@ -95,7 +79,3 @@ def set_cur_stream(stream: Any) -> None:
 def StreamCtx(stream: Any) -> Any:  # noqa: N802 - MindSpore's name
     """Return a context in which the device computes in a stream."""
     return getattr(torch, world.device().type).stream(stream)
-
-
-def __getattr__(name: str) -> Any:
-    raise missing_name("runtime", name, __all__)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,34 +21,42 @@ from msrun.runtime.parallel.modes.hybrid import layerwise_parallel as mark_layer
 DEFAULT_NAME = "Parameter"
 
 
-class _MakesTensors(type):
-    def __call__(
-        cls,
-        input_data: Any = None,
-        dtype: Any = None,
-        shape: Any = None,
-        init: Any = None,
-        const_arg: bool = False,
-    ) -> torch.Tensor:
-        del const_arg
-        kind = None if dtype is None else as_dtype(dtype)
-        if init is not None:
-            return initializer(init, shape, kind or torch.float32)
-        if isinstance(input_data, torch.Tensor):
-            return input_data.detach().clone().to(kind)
-        if input_data is None and shape is not None:
-            sizes = [shape] if isinstance(shape, int) else [size if isinstance(size, int) else 1 for size in shape]
-            return torch.zeros(sizes, dtype=kind)
-        return torch.tensor(input_data, dtype=kind)
+class _Poses(type):
+    """A class that makes objects of torch's class, which are its instances; it has torch's methods."""
+
+    torchs: type
+    make: Callable[..., Any]
+
+    def __call__(cls, *args: Any, **settings: Any) -> Any:
+        return cls.make(*args, **settings)
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        return inspect.signature(cls.make)
 
     def __instancecheck__(cls, value: object) -> bool:
-        return isinstance(value, torch.Tensor)
+        return isinstance(value, cls.torchs)
 
     def __getattr__(cls, name: str) -> Any:
-        return getattr(torch.Tensor, name)
+        return getattr(cls.torchs, name)
 
 
-class Tensor(metaclass=_MakesTensors):
+def tensor(
+    input_data: Any = None, dtype: Any = None, shape: Any = None, init: Any = None, const_arg: bool = False
+) -> torch.Tensor:
+    """Return a new tensor, see `Tensor`."""
+    kind = None if dtype is None else as_dtype(dtype)
+    if init is not None:
+        return initializer(init, shape, kind or torch.float32)
+    if isinstance(input_data, torch.Tensor):
+        return input_data.detach().clone().to(kind)
+    if input_data is None and shape is not None:
+        sizes = [shape] if isinstance(shape, int) else [size if isinstance(size, int) else 1 for size in shape]
+        return torch.zeros(sizes, dtype=kind)
+    return torch.tensor(input_data, dtype=kind)
+
+
+class Tensor(metaclass=_Poses):
     """`Tensor(data, dtype)` is a torch tensor with a copy of the data; `isinstance(x, Tensor)` holds for any.
 
     Args:
@@ -55,6 +65,8 @@ class Tensor(metaclass=_MakesTensors):
         shape: with `init`: of a new tensor. Without: of zeros, a size that is a Symbol or None being 1.
         init: how a new tensor is filled, see `initializer`.
     """
+
+    torchs, make = torch.Tensor, staticmethod(tensor)
 
     @staticmethod
     def from_numpy(array: np.ndarray) -> torch.Tensor:
@@ -69,46 +81,35 @@ class Symbol:
         self.settings = settings
 
 
-def tensor(input_data: Any = None, dtype: Any = None, shape: Any = None, init: Any = None) -> torch.Tensor:
-    """Return a new tensor, see `Tensor`."""
-    return _MakesTensors.__call__(Tensor, input_data, dtype, shape, init)
+def _make_parameter(
+    default_input: Any,
+    name: str | None = None,
+    requires_grad: bool = True,
+    layerwise_parallel: bool = False,
+    parallel_optimizer: bool = True,
+    storage_format: str = "",
+    device: str | None = None,
+) -> nn.Parameter:
+    if storage_format or device is not None:
+        raise UsageError(f"Parameter(storage_format={storage_format!r}, device={device!r}): leave both out")
+    value: torch.Tensor = default_input if isinstance(default_input, torch.Tensor) else tensor(default_input)
+    parameter = nn.Parameter(value.detach().clone(), requires_grad and value.is_floating_point())
+    if name is not None:
+        vars(parameter)["param_name"] = name
+    if not parallel_optimizer:
+        vars(parameter)["parallel_optimizer"] = False
+    return mark_layerwise(parameter) if layerwise_parallel else parameter
 
 
-class _MakesParameters(type):
-    def __call__(
-        cls,
-        default_input: Any,
-        name: str | None = None,
-        requires_grad: bool = True,
-        layerwise_parallel: bool = False,
-        parallel_optimizer: bool = True,
-        storage_format: str = "",
-        device: str | None = None,
-    ) -> nn.Parameter:
-        if storage_format or device is not None:
-            raise UsageError(f"Parameter(storage_format={storage_format!r}, device={device!r}): leave both out")
-        value: torch.Tensor = default_input if isinstance(default_input, torch.Tensor) else tensor(default_input)
-        parameter = nn.Parameter(value.detach().clone(), requires_grad and value.is_floating_point())
-        if name is not None:
-            vars(parameter)["param_name"] = name
-        if not parallel_optimizer:
-            vars(parameter)["parallel_optimizer"] = False
-        return mark_layerwise(parameter) if layerwise_parallel else parameter
-
-    def __instancecheck__(cls, value: object) -> bool:
-        return isinstance(value, nn.Parameter)
-
-    def __getattr__(cls, name: str) -> Any:
-        return getattr(nn.Parameter, name)
-
-
-class Parameter(metaclass=_MakesParameters):
+class Parameter(metaclass=_Poses):
     """`Parameter(tensor, name, requires_grad, layerwise_parallel)` is a torch parameter.
 
     Args:
         layerwise_parallel: a part of a weight that belongs to this rank alone, for hybrid_parallel.
         parallel_optimizer: False: optimizer parallel leaves it whole.
     """
+
+    torchs, make = nn.Parameter, staticmethod(_make_parameter)
 
 
 class ParameterTuple(tuple):

@@ -46,7 +46,6 @@ def asnumpy(self: Tensor) -> np.ndarray:
 
 def text_of(self: Tensor, *, tensor_contents: Any = None) -> str:
     """Return what MindSpore prints of a tensor: its numbers. Of one that has none, what torch prints."""
-    del tensor_contents
     try:
         return str(asnumpy(self))
     except (RuntimeError, TypeError, NotImplementedError):  # of a trace, sparse, on meta
@@ -60,49 +59,37 @@ def _format(self: Tensor, how: str) -> str:
 _repr = Tensor.__repr__
 
 
-def _with_words(words: frozenset[str], own: Callable[..., Any], theirs: Callable[..., Any]) -> Any:
-    @functools.wraps(own)
-    def method(self: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if kwargs and not words.isdisjoint(kwargs):
-            return theirs(self, *args, **kwargs)
-        return own(self, *args, **kwargs)
-
-    return method
-
-
-def _spread(own: Callable[..., Any], name: str) -> Any:
-    """Return `std` or `var` of all elements, divided by n - ddof; torch's where torch's words are used."""
+def _either(own: Callable[..., Any], theirs: Callable[..., Any], is_theirs: Callable[[Any, Any], bool]) -> Any:
+    """Return torch's method, with MindSpore's function in its place for arguments that are MindSpore's."""
 
     @functools.wraps(own)
     def method(self: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.keys() & {"dim", "unbiased", "correction", "keepdim"} or any(
-            isinstance(one, bool) for one in args[:1]
-        ):
-            return own(self, *args, **kwargs)
-        return shapes.OPERATORS[name](self, *args, **kwargs)
+        return (theirs if is_theirs(args, kwargs) else own)(self, *args, **kwargs)
 
     return method
 
 
-def _largest(own: Callable[..., Any], find: Callable[..., Any]) -> Any:
-    @functools.wraps(own)
-    def method(self: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if "axis" not in kwargs:
-            return own(self, *args, **kwargs)
-        return find(self, shapes.dims(kwargs.pop("axis")), kwargs.pop("keepdims", False), **kwargs)
-
-    return method
+def _has_words(*words: str) -> Callable[[Any, Any], bool]:
+    return lambda _, kwargs: not kwargs.keys().isdisjoint(words)
 
 
-def _transpose(own: Callable[..., Any]) -> Any:
-    @functools.wraps(own)
-    def method(self: Tensor, *axes: Any, **kwargs: Any) -> Any:
-        if kwargs or (len(axes) == 2 and not isinstance(axes[0], list | tuple)):
-            return own(self, *axes, **kwargs)
-        order = axes[0] if len(axes) == 1 else axes
-        return self.permute(tuple(order) or tuple(range(self.dim()))[::-1])
+def _is_spread(args: Any, kwargs: Any) -> bool:
+    """Tell whether `std` or `var` is of n - ddof, not torch's."""
+    is_torchs = kwargs.keys() & {"dim", "unbiased", "correction", "keepdim"}
+    return not is_torchs and not any(isinstance(one, bool) for one in args[:1])
 
-    return method
+
+def _is_order(axes: Any, kwargs: Any) -> bool:
+    return not kwargs and (len(axes) != 2 or isinstance(axes[0], list | tuple))
+
+
+def _permute(self: Tensor, *axes: Any) -> Tensor:
+    order = axes[0] if len(axes) == 1 else axes
+    return self.permute(tuple(order) or tuple(range(self.dim()))[::-1])
+
+
+def _largest(find: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, axis, keepdims=False, **more: find(self, shapes.dims(axis), keepdims, **more)
 
 
 def _astype(self: Tensor, dtype: Any, copy: bool = True) -> Tensor:
@@ -144,12 +131,10 @@ def add_tensor_methods() -> None:
     for name, method in added.items():
         if not hasattr(Tensor, name):
             setattr(Tensor, name, method)
-    for name, words in _WORDS.items():
-        setattr(Tensor, name, _with_words(frozenset(words.split()), getattr(Tensor, name), functions[name]))
-    for name, find in (("max", torch.amax), ("min", torch.amin)):
-        setattr(Tensor, name, _largest(getattr(Tensor, name), find))
-    for name in ("std", "var"):
-        setattr(Tensor, name, _spread(getattr(Tensor, name), name))
-    Tensor.transpose = _transpose(Tensor.transpose)  # type: ignore[method-assign]
+    rows = {name: (functions[name], _has_words(*words.split())) for name, words in _WORDS.items()}
+    rows |= {name: (_largest(find), _has_words("axis")) for name, find in (("max", torch.amax), ("min", torch.amin))}
+    rows |= {name: (functions[name], _is_spread) for name in ("std", "var")} | {"transpose": (_permute, _is_order)}
+    for name, (theirs, is_theirs) in rows.items():
+        setattr(Tensor, name, _either(getattr(Tensor, name), theirs, is_theirs))
     Tensor.__str__ = text_of  # type: ignore[method-assign, assignment]
     Tensor.__format__ = _format  # type: ignore[method-assign]

@@ -10,47 +10,32 @@ from typing import Any
 import torch
 from torch import nn
 
+from msrun import runtime
 from msrun.errors import UsageError, near_miss
 from msrun.mindspore.context import ParallelMode  # noqa: F401 - mindspore.train.model.ParallelMode
+from msrun.mindspore.import_paths import take_names
 from msrun.mindspore.metrics import *  # noqa: F403
 from msrun.mindspore.metrics import METRICS, get_metric_fn
-from msrun.mindspore.missing import missing_name
-from msrun.mindspore.nn.placed import SharedBatches, is_placed, share_batch, share_values
+from msrun.mindspore.missing import missing_names
 from msrun.mindspore.ops.table import note_once
 from msrun.mindspore.tensor import Parameter
-from msrun.runtime import (
-    Callback,
-    CheckpointConfig,
-    EarlyStopping,
-    LearningRateScheduler,
-    LossMonitor,
-    ModelCheckpoint,
-    OnRequestExit,
-    RunContext,
-    TimeMonitor,
-    export_checkpoint,
-    load_distributed_checkpoint,
-    load_param_into_net,
-    merge_pipeline_strategys,
-    merge_sliced_parameter,
-    rank_list_for_transform,
-    restore_group_info_list,
-    transform_checkpoint_by_rank,
-    transform_checkpoints,
-)
+from msrun.runtime import Callback, RunContext
 from msrun.runtime import Model as _Model
 from msrun.runtime import load_checkpoint as _load_checkpoint
 from msrun.runtime import save_checkpoint as _save_checkpoint
 from msrun.runtime.nn.with_loss import WithLoss
+from msrun.runtime.parallel.placed_cells import SharedBatches, is_placed, share_batch, share_values
 
+_OF_RUNTIME = """
+CheckpointConfig EarlyStopping LearningRateScheduler LossMonitor ModelCheckpoint OnRequestExit TimeMonitor
+export_checkpoint load_distributed_checkpoint load_param_into_net merge_pipeline_strategys merge_sliced_parameter
+rank_list_for_transform restore_group_info_list transform_checkpoint_by_rank transform_checkpoints
+"""
 __all__ = [
-    *METRICS, "Callback", "CheckpointConfig", "EarlyStopping", "LearningRateScheduler", "LossMonitor", "Model",
-    "ModelCheckpoint", "OnRequestExit", "RunContext", "TimeMonitor", "data_sink", "export",
-    "export_checkpoint", "load_checkpoint",
-    "load_distributed_checkpoint", "load_param_into_net", "merge_pipeline_strategys", "merge_sliced_parameter",
-    "rank_list_for_transform", "restore_group_info_list", "save_checkpoint", "transform_checkpoint_by_rank",
-    "transform_checkpoints",
+    *METRICS, *take_names(__name__, runtime, _OF_RUNTIME), "Callback", "Model", "RunContext", "data_sink", "export",
+    "load_checkpoint", "save_checkpoint",
 ]  # fmt: skip
+__getattr__ = missing_names("train", __all__)
 
 
 class _WithLoss(WithLoss):
@@ -221,7 +206,6 @@ def export(net: nn.Module, *inputs: Any, file_name: str, file_format: str = "MIN
     Raises:
         UsageError: another format, or ONNX without its package.
     """
-    del settings
     path = Path(os.fspath(file_name))
     was_training = net.training
     net.eval()
@@ -261,7 +245,6 @@ def data_sink(
 
     After the last batch the data set begins again.
     """
-    del jit_config, input_signature
     batches: list[Any] = [iter(())]
 
     def next_batch() -> Any:
@@ -282,7 +265,6 @@ def data_sink(
 
 def connect_network_with_dataset(network: Any, dataset_helper: Any) -> Any:
     """Return the network: a data set is read by whoever iterates it."""
-    del dataset_helper
     return network
 
 
@@ -299,7 +281,3 @@ class History(Callback):
         params = run_context.original_args()
         self.epoch["epoch"].append(params.cur_epoch_num)
         self.history["net_output"].append(float(params.net_outputs))
-
-
-def __getattr__(name: str) -> Any:
-    raise missing_name("train", name, __all__)

@@ -46,6 +46,12 @@ def check_padding(name: str, pad_mode: str, padding: Size) -> str:
     return mode
 
 
+def check_format(name: str, data_format: str) -> None:
+    """Raise a UsageError for another order of dimensions than (n, c, ...)."""
+    if data_format not in ("NCHW", "NCDHW"):
+        raise UsageError(f"{name}(data_format={data_format!r}): NCHW; transpose the images with (0, 3, 1, 2)")
+
+
 def pad_same(images: Tensor, kernel: Any, stride: Any, dilation: Any, value: float) -> Tensor:
     """Pad so that there are ceil(size / stride) windows; the odd row and column come last, as in MindSpore."""
     edges: list[int] = []
@@ -87,20 +93,23 @@ def convolve(
 
 def pool_largest(images: Tensor, kernel_size: Size = 1, strides: Size = 1, pad_mode: str = "valid") -> Tensor:
     """The largest of each window of (n, c, ...)."""
-    dims = images.dim() - 2
-    kernel, steps = sizes_of(kernel_size, dims), sizes_of(strides, dims)
-    if check_padding("MaxPool", pad_mode, 0) == "same":
-        images = pad_same(images, kernel, steps, (1,) * dims, float("-inf"))
-    return LARGEST[dims - 1](images, kernel, steps)
+    images, kernel, steps = _pooled(images, kernel_size, strides, pad_mode, float("-inf"))
+    return LARGEST[images.dim() - 3](images, kernel, steps)
 
 
 def pool_average(images: Tensor, kernel_size: Size = 1, strides: Size = 1, pad_mode: str = "valid") -> Tensor:
     """The mean of each window of (n, c, ...); with "same" of what lies inside the image."""
+    average = AVERAGES[images.dim() - 3]
+    padded, kernel, steps = _pooled(images, kernel_size, strides, pad_mode, 0.0)
+    if padded is images:
+        return average(images, kernel, steps)
+    inside = pad_same(torch.ones_like(images[:1, :1]), kernel, steps, (1,) * len(kernel), 0.0)
+    return average(padded, kernel, steps) / average(inside, kernel, steps)
+
+
+def _pooled(images: Tensor, kernel_size: Size, strides: Size, pad_mode: str, value: float) -> tuple[Tensor, Any, Any]:
     dims = images.dim() - 2
     kernel, steps = sizes_of(kernel_size, dims), sizes_of(strides, dims)
-    average = AVERAGES[dims - 1]
-    if check_padding("AvgPool", pad_mode, 0) != "same":
-        return average(images, kernel, steps)
-    padded = pad_same(images, kernel, steps, (1,) * dims, 0.0)
-    inside = pad_same(torch.ones_like(images[:1, :1]), kernel, steps, (1,) * dims, 0.0)
-    return average(padded, kernel, steps) / average(inside, kernel, steps)
+    if check_padding("Pool", pad_mode, 0) == "same":
+        images = pad_same(images, kernel, steps, (1,) * dims, value)
+    return images, kernel, steps

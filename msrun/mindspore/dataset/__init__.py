@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from msrun.mindspore.dataset import transforms, vision
-from msrun.mindspore.missing import missing_name
-from msrun.runtime.data import (
-    Cifar10Dataset,
-    Cifar100Dataset,
-    GeneratorDataset,
-    MnistDataset,
-    NumpySlicesDataset,
-    config,
-)
+from msrun.mindspore.import_paths import take_names
+from msrun.mindspore.missing import missing_names
+from msrun.runtime import data
 
-__all__ = [
-    "Cifar10Dataset", "Cifar100Dataset", "GeneratorDataset", "MnistDataset", "NumpySlicesDataset", "config",
-    "transforms", "vision",
-]  # fmt: skip
-
-
-def __getattr__(name: str) -> Any:
-    raise missing_name("dataset", name, __all__)
+_OF_RUNTIME = "Cifar10Dataset Cifar100Dataset GeneratorDataset MnistDataset NumpySlicesDataset config"
+__all__ = [*take_names(__name__, data, _OF_RUNTIME), "transforms", "vision"]
+__getattr__ = missing_names("dataset", __all__)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from msrun.mindspore.missing import missing_name
+from msrun.mindspore.missing import missing_names
 from msrun.runtime.data.transforms import OneHot, TypeCast
 
 __all__ = ["Compose", "OneHot", "TypeCast"]
+__getattr__ = missing_names("dataset.transforms", __all__)
 
 
 class Compose:
@@ -21,7 +22,3 @@ class Compose:
             result = transform(*columns)
             columns = result if isinstance(result, tuple) else (result,)
         return columns[0] if len(columns) == 1 else columns
-
-
-def __getattr__(name: str) -> Any:
-    raise missing_name("dataset.transforms", name, __all__)

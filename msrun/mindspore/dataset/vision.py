@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any
 
 import numpy as np
 
-from msrun.mindspore.missing import missing_name
-from msrun.runtime.data.vision import (
-    HWC2CHW,
-    CenterCrop,
-    Inter,
-    Normalize,
-    RandomCrop,
-    RandomHorizontalFlip,
-    RandomResizedCrop,
-    RandomVerticalFlip,
-    Rescale,
-    Resize,
-    ToTensor,
-)
+from msrun.mindspore.import_paths import take_names
+from msrun.mindspore.missing import missing_names
+from msrun.runtime.data import vision
 
-__all__ = [
-    "HWC2CHW", "CenterCrop", "Inter", "Normalize", "RandomCrop", "RandomHorizontalFlip", "RandomResizedCrop",
-    "RandomVerticalFlip", "Rescale", "Resize", "SliceMode", "SlicePatches", "ToTensor",
-]  # fmt: skip
+_OF_RUNTIME = """
+HWC2CHW CenterCrop Inter Normalize RandomCrop RandomHorizontalFlip RandomResizedCrop RandomVerticalFlip Rescale Resize
+ToTensor
+"""
+__all__ = [*take_names(__name__, vision, _OF_RUNTIME), "SliceMode", "SlicePatches"]
+__getattr__ = missing_names("dataset.vision", __all__)
 
 
 class SliceMode(Enum):
@@ -54,7 +44,3 @@ class SlicePatches:
             for row in range(self._numbers[0])
             for column in range(self._numbers[1])
         )
-
-
-def __getattr__(name: str) -> Any:
-    raise missing_name("dataset.vision", name, __all__)

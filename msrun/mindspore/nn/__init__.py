@@ -6,9 +6,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from msrun.mindspore.metrics import METRICS, get_metric_fn, rearrange_inputs
-from msrun.mindspore.missing import missing_name
-from msrun.mindspore.nn import cells, layers, losses, optimizers, schedules, table, training
-from msrun.mindspore.nn.table import CrossEntropyLoss, NLLLoss, get_activation
+from msrun.mindspore.missing import missing_names
+from msrun.mindspore.nn import cells, layers, losses, optimizers, table, training
+from msrun.mindspore.nn.table import get_activation
 from msrun.mindspore.parallel import AutoParallel, MicroBatchInterleaved, PipelineCell
 from msrun.mindspore.parallel import GradAccumulation as GradAccumulationCell
 from msrun.runtime import no_init_parameters
@@ -19,7 +19,6 @@ if TYPE_CHECKING:  # what follows, for editors and type checkers
     from msrun.mindspore.nn.layers import *  # noqa: F403
     from msrun.mindspore.nn.losses import *  # noqa: F403
     from msrun.mindspore.nn.optimizers import *  # noqa: F403
-    from msrun.mindspore.nn.schedules import *  # noqa: F403
     from msrun.mindspore.nn.training import *  # noqa: F403
 
 
@@ -28,12 +27,8 @@ def _made_in(module: ModuleType) -> dict[str, Any]:
     return {name: one for name, one in own if name[0] != "_" and getattr(one, "__module__", "") == module.__name__}
 
 
-_made = {
-    name: one
-    for part in (cells, layers, losses, optimizers, schedules, training)
-    for name, one in _made_in(part).items()
-}
-_made |= METRICS | layers.BY_DIMS | table.LAYERS | optimizers.OPTIMIZER_CLASSES
+_made = {name: one for part in (cells, layers, losses, optimizers, training) for name, one in _made_in(part).items()}
+_made |= METRICS | layers.BY_DIMS | table.LAYERS | optimizers.SCHEDULES | optimizers.OPTIMIZER_CLASSES
 globals().update(_made)
 _Loss = losses.LossBase
 for _kind in (AutoParallel, GradAccumulationCell, MicroBatchInterleaved, PipelineCell):
@@ -47,11 +42,8 @@ def opt_init_args_register(init: Any) -> Any:
 
 
 __all__ = [
-    *_made, "CrossEntropyLoss", "NLLLoss", "get_activation", "GradAccumulationCell",
+    *_made, "get_activation", "GradAccumulationCell",
     "MicroBatchInterleaved", "PipelineCell", "LARS", "no_init_parameters",
     "get_metric_fn", "rearrange_inputs",
 ]  # fmt: skip
-
-
-def __getattr__(name: str) -> Any:
-    raise missing_name("nn", name, __all__)
+__getattr__ = missing_names("nn", __all__)

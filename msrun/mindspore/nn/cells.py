@@ -13,9 +13,9 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 
 from msrun.errors import UsageError
-from msrun.mindspore.nn.placed import place
 from msrun.mindspore.ops.table import note_once
 from msrun.runtime import recompute, set_comm_fusion, set_param_ps, shard
+from msrun.runtime.parallel.placed_cells import place
 
 
 class _BeginsInPrediction(type):
@@ -28,6 +28,8 @@ class _BeginsInPrediction(type):
 
     @property
     def __signature__(cls) -> inspect.Signature:  # else `help(nn.Dense)` would show the one above
+        if hasattr(cls, "arguments"):
+            return inspect.signature(cls.arguments)
         own = inspect.signature(cls.__init__)  # type: ignore[misc]
         return own.replace(parameters=list(own.parameters.values())[1:])
 
@@ -105,7 +107,6 @@ class Cell(nn.Module, metaclass=_BeginsInPrediction):
 
     def insert_param_to_cell(self, param_name: str, param: nn.Parameter, check_name_contain_dot: bool = True) -> None:
         """Add a parameter under a name."""
-        del check_name_contain_dot
         self.register_parameter(param_name, param)
 
     def update_parameters_name(self, prefix: str = "", recurse: bool = True) -> None:
@@ -114,27 +115,21 @@ class Cell(nn.Module, metaclass=_BeginsInPrediction):
 
     def init_parameters_data(self, auto_parallel_mode: bool = False) -> dict[nn.Parameter, nn.Parameter]:
         """Return each parameter as its own replacement: they have their values from the start."""
-        del auto_parallel_mode
         return {parameter: parameter for parameter in self.parameters()}
 
-    @property
-    def requires_grad(self) -> bool:
-        """Whether all parameters are trained; setting it says so for all of them."""
-        return all(parameter.requires_grad for parameter in self.parameters())
-
-    @requires_grad.setter
-    def requires_grad(self, value: bool) -> None:
-        self.requires_grad_(value)
+    requires_grad = property(
+        lambda self: all(parameter.requires_grad for parameter in self.parameters()),
+        lambda self, value: self.requires_grad_(value),
+    )
+    """Whether all parameters are trained; setting it says so for all of them."""
 
     # -- cells --------------------------------------------------------------------------------------------------
 
-    def cells(self) -> Iterator[nn.Module]:
-        """Yield the cells directly below."""
-        return self.children()
+    cells = nn.Module.children
+    get_sub_cell = nn.Module.get_submodule
 
     def cells_and_names(self, cells: Any = None, name_prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
         """Yield (path, cell) of this cell and all below."""
-        del cells
         return self.named_modules(prefix=name_prefix)
 
     def insert_child_to_cell(self, child_name: str, child_cell: nn.Module) -> None:
@@ -146,19 +141,9 @@ class Cell(nn.Module, metaclass=_BeginsInPrediction):
         """Return name -> cell of the cells directly below."""
         return dict(self.named_children())
 
-    def get_sub_cell(self, target: str) -> nn.Module:
-        """Return the cell of a path."""
-        return self.get_submodule(target)
-
-    @property
-    def cls_name(self) -> str:
-        """Name of the class."""
-        return type(self).__name__
-
-    @property
-    def phase(self) -> str:
-        """Return "train" or "predict"."""
-        return "train" if self.training else "predict"
+    cls_name = property(lambda self: type(self).__name__)
+    """Name of the class."""
+    phase = property(lambda self: "train" if self.training else "predict")
 
     # -- modes --------------------------------------------------------------------------------------------------
 
@@ -168,7 +153,6 @@ class Cell(nn.Module, metaclass=_BeginsInPrediction):
 
     def set_grad(self, requires_grad: bool = True) -> Self:
         """Return the cell: whether gradients are computed is up to who calls it, as in torch."""
-        del requires_grad
         return self
 
     def add_flags(self, **flags: Any) -> Self:
@@ -218,7 +202,7 @@ class Cell(nn.Module, metaclass=_BeginsInPrediction):
         set_param_ps(self, recurse, init_in_server)
 
     def place(self, role: str, rank_id: int) -> None:
-        """Let the process with this rank compute the cell, for all; see `msrun.mindspore.nn.placed`."""
+        """Let the process with this rank compute the cell, for all; see `msrun.runtime.parallel.placed_cells`."""
         place(self, type(self).forward, role, rank_id)
 
     def recompute(self, **settings: Any) -> None:
@@ -278,7 +262,6 @@ class CellList(Cell, nn.ModuleList):
     """A list of cells."""
 
     def __init__(self, *cells: Any, **settings: Any) -> None:
-        del settings
         nn.ModuleList.__init__(self, cells[0] if len(cells) == 1 and isinstance(cells[0], list | tuple) else cells)
         _name_parameters(self, "")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -12,12 +11,22 @@ from torch import Tensor, nn
 
 from msrun import runtime
 from msrun.errors import UsageError
-from msrun.mindspore.initializer import begin, fill
+from msrun.mindspore.initializer import fill
 from msrun.mindspore.nn.cells import Cell
-from msrun.mindspore.windows import Size, check_padding, pad_same, pad_sides, pool_average, sides_of, sizes_of
+from msrun.mindspore.nn.table import Made, get_activation
+from msrun.mindspore.windows import (
+    check_format,
+    check_padding,
+    pad_same,
+    pad_sides,
+    pool_average,
+    pool_largest,
+    sides_of,
+    sizes_of,
+)
 
 
-class Dense(Cell, nn.Linear):
+class Dense(Made, nn.Linear):
     """`activation(x weight^T + bias)`, weight (out_channels, in_channels).
 
     Args:
@@ -25,23 +34,19 @@ class Dense(Cell, nn.Linear):
         activation: a cell, a function of the result, or the name of one; None for none.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        weight_init: Any = None,
-        bias_init: Any = None,
-        has_bias: bool = True,
-        activation: Any = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        nn.Linear.__init__(self, in_channels, out_channels, has_bias, dtype=dtype)
-        begin(self, weight_init, bias_init)
-        if isinstance(activation, str):
-            from msrun.mindspore.nn.table import get_activation
+    words = """
+    in_channels>in_features out_channels>out_features weight_init=None bias_init=None has_bias>bias=True activation=None
+    dtype=float32
+    """
 
-            activation = get_activation(activation)
-        self.activation = activation
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        activation = vars(self).pop("_asked")
+        self.activation = get_activation(activation) if isinstance(activation, str) else activation
+
+    def _torchs(self, given: dict[str, Any]) -> dict[str, Any]:
+        vars(self)["_asked"] = given.pop("activation")
+        return given
 
     def forward(self, input: Tensor) -> Tensor:
         """Return (..., out_channels) of an input (..., in_channels)."""
@@ -49,7 +54,22 @@ class Dense(Cell, nn.Linear):
         return result if self.activation is None else self.activation(result)
 
 
-class _Conv(Cell):
+class _Windowed(Made):
+    dims: int
+
+    def _window(self, given: dict[str, Any]) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+        """Make sizes one number a dimension; returns the pad mode, and what is added before and after each."""
+        name, padding = type(self).__name__, given.pop("padding")
+        check_format(name, given.pop("data_format", "NCHW"))
+        mode = check_padding(name, given.pop("pad_mode"), padding)
+        for word in ("kernel_size", "stride", "dilation"):
+            if word in given:
+                given[word] = sizes_of(given[word], self.dims)
+        vars(self)["pad_mode"] = mode
+        return mode, *sides_of(padding, self.dims)
+
+
+class _Conv(_Windowed):
     """Convolution of (n, in_channels, ...).
 
     Args:
@@ -60,35 +80,15 @@ class _Conv(Cell):
         UsageError: another pad_mode, or `padding` without "pad".
     """
 
-    dims: int
+    words = """
+    in_channels out_channels kernel_size stride=1 pad_mode='same' padding=0 dilation=1 group>groups=1
+    has_bias>bias=False weight_init=None bias_init=None data_format='NCHW' dtype=float32
+    """
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Size,
-        stride: Size = 1,
-        pad_mode: str = "same",
-        padding: Size = 0,
-        dilation: Size = 1,
-        group: int = 1,
-        has_bias: bool = False,
-        weight_init: Any = None,
-        bias_init: Any = None,
-        data_format: str = "NCHW",
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        _check_format(self, data_format)
-        mode = check_padding(type(self).__name__, pad_mode, padding)
-        dims = self.dims
-        before, after = sides_of(padding, dims)
-        settings = [sizes_of(kernel_size, dims), sizes_of(stride, dims), before if before == after else 0]
-        super(Cell, self).__init__(
-            in_channels, out_channels, *settings, sizes_of(dilation, dims), group, has_bias, dtype=dtype
-        )
-        self.pad_mode = mode
-        self.uneven = None if before == after else (before, after)
-        begin(self, weight_init, bias_init)
+    def _torchs(self, given: dict[str, Any]) -> dict[str, Any]:
+        _, before, after = self._window(given)
+        vars(self)["uneven"] = None if before == after else (before, after)
+        return {**given, "padding": before if before == after else 0}
 
     def forward(self, input: Tensor) -> Tensor:
         """Return (n, out_channels, ...)."""
@@ -99,41 +99,23 @@ class _Conv(Cell):
         return super().forward(input)
 
 
-class _ConvTranspose(Cell):
+class _ConvTranspose(_Windowed):
     """Transposed convolution: with "same" each size times the stride.
 
     Raises:
         UsageError: another pad_mode, or `padding` without "pad".
     """
 
-    dims: int
+    words = """
+    in_channels out_channels kernel_size stride=1 pad_mode='same' padding=0 output_padding=0 dilation=1 group>groups=1
+    has_bias>bias=False weight_init=None bias_init=None dtype=float32
+    """
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Size,
-        stride: Size = 1,
-        pad_mode: str = "same",
-        padding: Size = 0,
-        output_padding: Size = 0,
-        dilation: Size = 1,
-        group: int = 1,
-        has_bias: bool = False,
-        weight_init: Any = None,
-        bias_init: Any = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        mode, dims = check_padding(type(self).__name__, pad_mode, padding), self.dims
-        before, after = sides_of(padding, dims)
+    def _torchs(self, given: dict[str, Any]) -> dict[str, Any]:
+        mode, before, after = self._window(given)
         if before != after:
-            raise UsageError(f"{type(self).__name__}(padding={padding!r}): the same on both sides")
-        sizes = [sizes_of(kernel_size, dims), sizes_of(stride, dims)]
-        edges = [before, output_padding] if mode == "pad" else [0, 0]
-        settings = [*sizes, *edges, group, has_bias, sizes_of(dilation, dims)]
-        super(Cell, self).__init__(in_channels, out_channels, *settings, dtype=dtype)
-        self.pad_mode = mode
-        begin(self, weight_init, bias_init)
+            raise UsageError(f"{type(self).__name__}(padding={(before, after)}): the same on both sides")
+        return {**given, "padding": before} if mode == "pad" else {**given, "output_padding": 0}
 
     def forward(self, input: Tensor) -> Tensor:
         """Return (n, out_channels, ...)."""
@@ -148,42 +130,31 @@ class _ConvTranspose(Cell):
         return result
 
 
-class _Pool(Cell):
-    dims: int
+class _Pool(_Windowed):
+    words = "kernel_size=1 stride=1 pad_mode='valid' padding=0 data_format='NCHW' ceil_mode=False"
+    pool: Any
 
-    def __init__(
-        self,
-        kernel_size: Size = 1,
-        stride: Size = 1,
-        pad_mode: str = "valid",
-        padding: Size = 0,
-        data_format: str = "NCHW",
-        ceil_mode: bool = False,
-    ) -> None:
-        _check_format(self, data_format)
-        self_mode, dims = check_padding(type(self).__name__, pad_mode, padding), self.dims
-        sizes = [sizes_of(kernel_size, dims), sizes_of(stride, dims), sides_of(padding, dims)[0]]
-        super(Cell, self).__init__(*sizes, ceil_mode=ceil_mode)
-        self.pad_mode = self_mode
+    def _torchs(self, given: dict[str, Any]) -> dict[str, Any]:
+        return {"padding": self._window(given)[1], **given}
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return (n, c, ...)."""
+        if self.pad_mode != "same":
+            return super().forward(input)
+        if input.dim() != self.dims + 2:
+            raise UsageError(f"{self.cls_name}: an input of {self.dims + 2} dimensions, not {input.dim()}")
+        return self.pool(input, self.kernel_size, self.stride, "same")
 
 
 class _MaxPool(_Pool):
-    def forward(self, input: Tensor) -> Tensor:
-        """Return (n, c, ...)."""
-        if self.pad_mode == "same":
-            input = pad_same(input, self.kernel_size, self.stride, (1,) * self.dims, float("-inf"))
-        return super().forward(input)
+    pool = staticmethod(pool_largest)
 
 
 class _AvgPool(_Pool):
-    def forward(self, input: Tensor) -> Tensor:
-        """Return (n, c, ...)."""
-        if self.pad_mode == "same":
-            return pool_average(input, self.kernel_size, self.stride, "same")
-        return super().forward(input)
+    pool = staticmethod(pool_average)
 
 
-class _BatchNorm(Cell):
+class _BatchNorm(Made):
     """Batch normalisation. MindSpore's momentum is what remains of the moving average: 0.9.
 
     Args:
@@ -193,6 +164,10 @@ class _BatchNorm(Cell):
         UsageError: `use_batch_statistics` other than None, or another data_format than NCHW.
     """
 
+    words = """
+    num_features eps=1e-5 momentum=0.9 affine=True gamma_init>weight_init='ones' beta_init>bias_init='zeros'
+    moving_mean_init='zeros' moving_var_init='ones' use_batch_statistics=None data_format='NCHW' dtype=float32
+    """
     mindspores_names = {
         "weight": "gamma",
         "bias": "beta",
@@ -200,37 +175,25 @@ class _BatchNorm(Cell):
         "running_var": "moving_variance",
     }
 
-    def __init__(
-        self,
-        num_features: int,
-        eps: float = 1e-5,
-        momentum: float = 0.9,
-        affine: bool = True,
-        gamma_init: Any = "ones",
-        beta_init: Any = "zeros",
-        moving_mean_init: Any = "zeros",
-        moving_var_init: Any = "ones",
-        use_batch_statistics: bool | None = None,
-        data_format: str = "NCHW",
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        _check_format(self, data_format)
-        super(Cell, self).__init__(num_features, eps, 1 - momentum, affine, dtype=dtype)
-        begin(self, gamma_init, beta_init)
-        for buffer, init, usual in (
-            (self.running_mean, moving_mean_init, "zeros"),
-            (self.running_var, moving_var_init, "ones"),
-        ):
+    def _torchs(self, given: dict[str, Any]) -> dict[str, Any]:
+        name, batch = type(self).__name__, given.pop("use_batch_statistics")
+        check_format(name, given.pop("data_format"))
+        if batch not in (None, True):
+            raise UsageError(
+                f"{name}(use_batch_statistics={batch}): leave it out; set_train(False) uses the moving averages"
+            )
+        vars(self)["_moving"] = given.pop("moving_mean_init"), given.pop("moving_var_init")
+        return {**given, "momentum": 1 - given["momentum"]}
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        mean, variance = vars(self).pop("_moving")
+        for buffer, init, usual in ((self.running_mean, mean, "zeros"), (self.running_var, variance, "ones")):
             if init != usual:
                 fill(buffer, init)
-        if use_batch_statistics not in (None, True):
-            raise UsageError(
-                f"{type(self).__name__}(use_batch_statistics={use_batch_statistics}): leave it out; set_train(False) "
-                "uses the moving averages"
-            )
 
 
-class LayerNorm(Cell, nn.LayerNorm):
+class LayerNorm(Made, nn.LayerNorm):
     """Layer normalisation over the last dimensions.
 
     Raises:
@@ -239,26 +202,22 @@ class LayerNorm(Cell, nn.LayerNorm):
 
     mindspores_names = {"weight": "gamma", "bias": "beta"}
 
-    def __init__(
-        self,
-        normalized_shape: Size,
-        begin_norm_axis: int = -1,
-        begin_params_axis: int = -1,
-        gamma_init: Any = "ones",
-        beta_init: Any = "zeros",
-        epsilon: float = 1e-7,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        shape = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
-        self_axes = {begin_norm_axis, begin_params_axis}
-        if any(axis < 0 and axis not in (-1, -len(shape)) for axis in self_axes):
+    words = """
+    normalized_shape begin_norm_axis=-1 begin_params_axis=-1 gamma_init>weight_init='ones' beta_init>bias_init='zeros'
+    epsilon>eps=1e-7 dtype=float32
+    """
+
+    def _torchs(self, given: dict[str, Any]) -> dict[str, Any]:
+        size = given["normalized_shape"]
+        shape = given["normalized_shape"] = [size] if isinstance(size, int) else list(size)
+        axes = given.pop("begin_norm_axis"), given.pop("begin_params_axis")
+        if any(axis < 0 and axis not in (-1, -len(shape)) for axis in axes):
             raise UsageError(
-                f"LayerNorm(begin_norm_axis={begin_norm_axis}, begin_params_axis={begin_params_axis}): both must be "
+                f"LayerNorm(begin_norm_axis={axes[0]}, begin_params_axis={axes[1]}): both must be "
                 f"{-len(shape)}, as normalized_shape {tuple(shape)} says"
             )
-        nn.LayerNorm.__init__(self, shape, epsilon, dtype=dtype)
-        self.begin_norm_axis = begin_norm_axis
-        begin(self, gamma_init, beta_init)
+        vars(self)["begin_norm_axis"] = axes[0]
+        return given
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the normalised input."""
@@ -271,26 +230,18 @@ class LayerNorm(Cell, nn.LayerNorm):
         return super().forward(input)
 
 
-class Embedding(Cell, nn.Embedding):
+class Embedding(Made, nn.Embedding):
     """Rows of a table (vocab_size, embedding_size)."""
 
     mindspores_names = {"weight": "embedding_table"}
 
-    def __init__(
-        self,
-        vocab_size: int,
-        embedding_size: int,
-        use_one_hot: bool = False,
-        embedding_table: Any = "normal",
-        dtype: torch.dtype = torch.float32,
-        padding_idx: int | None = None,
-    ) -> None:
-        del use_one_hot  # a way to compute the same
-        nn.Embedding.__init__(self, vocab_size, embedding_size, padding_idx, dtype=dtype)
-        fill(self.weight, embedding_table)
+    words = """
+    vocab_size>num_embeddings embedding_size>embedding_dim use_one_hot>=False embedding_table>weight_init='normal'
+    dtype=float32 padding_idx=None
+    """
 
 
-class EmbeddingLookup(Cell, runtime.EmbeddingLookup):
+class EmbeddingLookup(Made, runtime.EmbeddingLookup):
     """Rows of a table on the host or the device, which ranks may share out; see `msrun.runtime.EmbeddingLookup`.
 
     Args:
@@ -300,23 +251,15 @@ class EmbeddingLookup(Cell, runtime.EmbeddingLookup):
 
     mindspores_names = {"weight": "embedding_table"}
 
-    def __init__(
-        self,
-        vocab_size: int,
-        embedding_size: int,
-        param_init: Any = "normal",
-        target: str = "CPU",
-        slice_mode: str = "batch_slice",
-        manual_shapes: Sequence[int] | None = None,
-        max_norm: float | None = None,
-        sparse: bool = True,
-        vocab_cache_size: int = 0,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        is_known = isinstance(param_init, int | float | Tensor) or param_init in ("normal", "uniform", "zeros", "ones")
-        first = param_init if is_known else partial(fill, init=param_init)
-        words = (target, slice_mode, manual_shapes, max_norm, sparse, vocab_cache_size, dtype)
-        runtime.EmbeddingLookup.__init__(self, vocab_size, embedding_size, first, *words)
+    words = """
+    vocab_size embedding_size param_init='normal' target='CPU' slice_mode='batch_slice' manual_shapes=None max_norm=None
+    sparse=True vocab_cache_size=0 dtype=float32
+    """
+
+    def _torchs(self, given: dict[str, Any]) -> dict[str, Any]:
+        first = given["param_init"]
+        is_known = isinstance(first, int | float | Tensor) or first in ("normal", "uniform", "zeros", "ones")
+        return given if is_known else {**given, "param_init": partial(fill, init=first)}
 
 
 class Dropout(Cell, nn.Dropout):
@@ -325,31 +268,21 @@ class Dropout(Cell, nn.Dropout):
     def __init__(
         self, keep_prob: float | None = None, p: float | None = None, dtype: torch.dtype = torch.float32
     ) -> None:
-        del dtype
         if (keep_prob is None) == (p is None):
             raise UsageError(f"Dropout(keep_prob={keep_prob!r}, p={p!r}): give one of them")
         nn.Dropout.__init__(self, 1 - keep_prob if p is None else p)  # type: ignore[operator]
 
 
-class _Recurrent(Cell):
+class _Recurrent(Made):
     """A recurrent network over (length, n, input_size), or with batch_first (n, length, input_size)."""
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        has_bias: bool = True,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        dtype: torch.dtype = torch.float32,
-        **settings: Any,
-    ) -> None:
-        settings |= {"dropout": float(dropout), "bidirectional": bidirectional, "dtype": dtype}
-        super(Cell, self).__init__(
-            input_size, hidden_size, num_layers=num_layers, bias=has_bias, batch_first=batch_first, **settings
-        )
+    words = """
+    input_size hidden_size num_layers=1 has_bias>bias=True batch_first=False dropout=0.0 bidirectional=False
+    dtype=float32
+    """
+
+    def _torchs(self, given: dict[str, Any]) -> dict[str, Any]:
+        return {**given, "dropout": float(given["dropout"])}
 
     def forward(self, x: Tensor, hx: Any = None, seq_length: Tensor | None = None) -> Any:
         """Return (outputs, last state)."""
@@ -372,32 +305,19 @@ class GRU(_Recurrent, nn.GRU):  # type: ignore[misc]
 class RNN(_Recurrent, nn.RNN):  # type: ignore[misc]
     """A plain recurrent network; `nonlinearity` "tanh" or "relu"."""
 
-
-def _check_format(layer: nn.Module, data_format: str) -> None:
-    if data_format not in ("NCHW", "NCDHW"):
-        name = type(layer).__name__
-        raise UsageError(f"{name}(data_format={data_format!r}): NCHW; transpose the images with (0, 3, 1, 2)")
+    words = f"{_Recurrent.words} * nonlinearity='tanh'"
 
 
-def _by_dims(layer: type[Cell], name: str, words: str, *bases: type[nn.Module]) -> dict[str, type[nn.Module]]:
-    """Return the layer over images of one, two and three dimensions, on torch's classes."""
-    made: dict[str, type[nn.Module]] = {}
-    for dims, (base, sizes) in enumerate(zip(bases, ("length", "h, w", "d, h, w"), strict=True), start=1):
-        body = {"dims": dims, "__doc__": words.format(sizes), "__module__": "msrun.mindspore.nn"}
-        made[name.format(dims)] = type(name.format(dims), (layer, base), body)
-    return made
-
-
-BY_DIMS = {
-    **_by_dims(_Conv, "Conv{}d", "Convolution of (n, in_channels, {}) with pad modes; \"same\" is the default.",
-               nn.Conv1d, nn.Conv2d, nn.Conv3d),
-    **_by_dims(_ConvTranspose, "Conv{}dTranspose", "Transposed convolution of (n, in_channels, {}).",
-               nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
-    **_by_dims(_MaxPool, "MaxPool{}d", "The largest of each window of (n, c, {}). `pad_mode` as of Conv2d.",
-               nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d),
-    **_by_dims(_AvgPool, "AvgPool{}d", "The mean of each window of (n, c, {}); with pad_mode same of what lies inside.",
-               nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
-    **_by_dims(_BatchNorm, "BatchNorm{}d", "Batch normalisation of (n, c, {}). Its momentum is what remains: 0.9.",
-               nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
-}  # fmt: skip
-"""Name -> layer."""
+BY_DIMS: dict[str, type[nn.Module]] = {}
+"""Name -> layer over images of one, two and three dimensions."""
+for _layer, _name, _theirs, _words in (
+    (_Conv, "Conv{}d", "Conv{}d", 'Convolution of (n, in_channels, {}) with pad modes; "same" is the default.'),
+    (_ConvTranspose, "Conv{}dTranspose", "ConvTranspose{}d", "Transposed convolution of (n, in_channels, {})."),
+    (_MaxPool, "MaxPool{}d", "MaxPool{}d", "The largest of each window of (n, c, {}). `pad_mode` as of Conv2d."),
+    (_AvgPool, "AvgPool{}d", "AvgPool{}d", "The mean of each window of (n, c, {}); with same of what lies inside."),
+    (_BatchNorm, "BatchNorm{}d", "BatchNorm{}d", "Batch normalisation of (n, c, {}). Its momentum is what remains."),
+):
+    for _dims, _sizes in enumerate(("length", "h, w", "d, h, w"), start=1):
+        _body = {"dims": _dims, "__doc__": _words.format(_sizes), "__module__": "msrun.mindspore.nn"}
+        _kind = type(_name.format(_dims), (_layer, getattr(nn, _theirs.format(_dims))), _body)
+        BY_DIMS[_name.format(_dims)] = _kind

@@ -108,10 +108,8 @@ class WithLossCell(Cell, WithLoss):
     def __init__(self, backbone: nn.Module, loss_fn: Any) -> None:
         WithLoss.__init__(self, backbone, loss_fn)
 
-    @property
-    def backbone_network(self) -> nn.Module:
-        """The network without its loss."""
-        return self.network
+    backbone_network = property(lambda self: self.network)
+    """The network without its loss."""
 
     def __getattr__(self, name: str) -> Any:
         names = {"_backbone": "network", "_loss_fn": "loss_fn"}  # those that subclasses of MindSpore's read

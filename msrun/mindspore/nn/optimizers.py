@@ -1,4 +1,6 @@
-"""Optimizers with MindSpore's arguments, of a table; see `msrun.runtime.optim`.
+"""Optimizers with MindSpore's arguments, of a table, and the rates that they follow; see `msrun.runtime.optim`.
+
+Rates that change are lists of one per step, or cells of the step; both have the same formulas.
 
 Where they have a weight decay and no groups, parameters whose name has "beta" or "gamma" do not decay, as in MindSpore.
 """
@@ -6,6 +8,7 @@ Where they have a weight decay and no groups, parameters whose name has "beta" o
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -13,11 +16,106 @@ import torch
 from torch import Tensor, nn
 
 from msrun.errors import UsageError, near_miss
-from msrun.mindspore.nn.schedules import LearningRateSchedule
+from msrun.mindspore.nn.cells import Cell
 from msrun.mindspore.ops.higher_order import HyperMap
+from msrun.mindspore.ops.table import taking
 from msrun.mindspore.parallel import check_reduced
 from msrun.mindspore.tensor import ParameterTuple, name_of
 from msrun.runtime import optim
+from msrun.runtime.optim.per_parameter import PerParameter
+
+
+def _cosine(at: float, min_lr: float, max_lr: float, decay: float) -> float:
+    return min_lr + 0.5 * (max_lr - min_lr) * (1 + math.cos(math.pi * min(at, decay) / decay))
+
+
+def _exponential(at: float, rate: float, decay_rate: float, decay: float, is_stair: bool) -> float:
+    return rate * decay_rate ** (at // decay if is_stair else at / decay)
+
+
+def _natural(at: float, rate: float, decay_rate: float, decay: float, is_stair: bool) -> float:
+    return rate * math.exp(-decay_rate * (at // decay * decay if is_stair else at))
+
+
+def _inverse(at: float, rate: float, decay_rate: float, decay: float, is_stair: bool) -> float:
+    return rate / (1 + decay_rate * (at // decay if is_stair else at / decay))
+
+
+def _polynomial(at: float, rate: float, end: float, decay: float, power: float, grows: bool) -> float:
+    whole = decay * max(math.ceil(at / decay), 1) if grows else decay
+    return (rate - end) * (1 - min(at, whole) / whole) ** power + end
+
+
+def _warm(at: float, rate: float, steps: float) -> float:
+    return rate * min(at, steps) / steps
+
+
+class LearningRateSchedule(Cell):
+    """Base: `construct(global_step)` returns the rate of a step."""
+
+    _formula: Callable[..., float]
+    _settings: tuple[Any, ...]
+
+    def construct(self, global_step: Any) -> Tensor:
+        """Return the rate, or of several steps theirs."""
+        steps = torch.as_tensor(global_step)
+        rates = [type(self)._formula(float(step), *self._settings) for step in steps.reshape(-1)]
+        return torch.tensor(rates).reshape(steps.shape)
+
+    def rate(self, step: int) -> float:
+        """Return the rate of a step as a number."""
+        return float(self(torch.tensor(step, dtype=torch.float32)))
+
+
+def _schedules(names: str, formula: Callable[..., float], words: str, doc: str) -> dict[str, Any]:
+    """Return a function that lists a rate per step, constant in an epoch, and a cell of the step, of one formula.
+
+    Args:
+        words: the cell's arguments; the function has total_step and step_per_epoch too, and epochs in place of steps.
+    """
+    first = next(word for word in words.split() if word.endswith("_steps"))
+    of_epochs = f" {words}".replace(f" {first}", f" total_step step_per_epoch {first}").replace("_steps", "_epoch")
+    arguments = taking(words, dict)
+
+    def listed(total_step: int, step_per_epoch: int, **settings: Any) -> list[float]:
+        return [float(formula(step // step_per_epoch, *settings.values())) for step in range(total_step)]
+
+    def __init__(self: Any, *args: Any, **settings: Any) -> None:  # noqa: N807
+        super(LearningRateSchedule, self).__init__()
+        given = arguments(*args, **settings)
+        vars(self).update(given, _settings=tuple(given.values()))
+
+    function, cell = names.split()
+    rates = taking(of_epochs, listed)
+    rates.__name__, rates.__doc__ = function, f"Return rates, one a step, for each epoch one: {doc}"
+    body = {"__init__": __init__, "arguments": staticmethod(arguments), "_formula": staticmethod(formula)}
+    kind = type(cell, (LearningRateSchedule,), {**body, "__doc__": doc, "__module__": "msrun.mindspore.nn"})
+    return {function: rates, cell: kind}
+
+
+_DECAYING = "learning_rate decay_rate decay_steps is_stair=False"
+SCHEDULES = {
+    **_schedules("cosine_decay_lr CosineDecayLR", _cosine, "min_lr max_lr decay_steps",
+                 "half a cosine from max_lr to min_lr over decay_steps."),
+    **_schedules("exponential_decay_lr ExponentialDecayLR", _exponential, _DECAYING,
+                 "learning_rate * decay_rate ** (step / decay_steps)."),
+    **_schedules("natural_exp_decay_lr NaturalExpDecayLR", _natural, _DECAYING,
+                 "learning_rate * e ** (-decay_rate * step)."),
+    **_schedules("inverse_decay_lr InverseDecayLR", _inverse, _DECAYING,
+                 "learning_rate / (1 + decay_rate * step / decay_steps)."),
+    **_schedules("polynomial_decay_lr PolynomialDecayLR", _polynomial,
+                 "learning_rate end_learning_rate decay_steps power update_decay_steps=False",
+                 "falls to end_learning_rate as (1 - step / decay_steps) ** power."),
+    **_schedules("warmup_lr WarmUpLR", _warm, "learning_rate warmup_steps", "grows to learning_rate in equal steps."),
+}  # fmt: skip
+"""Name -> function or cell."""
+
+
+def piecewise_constant_lr(milestone: Sequence[int], learning_rates: Sequence[float]) -> list[float]:
+    """Return each rate up to its milestone."""
+    pieces = zip([0, *milestone[:-1]], milestone, learning_rates, strict=True)
+    return [float(rate) for begin, end, rate in pieces for _ in range(begin, end)]
+
 
 _GROUP_WORDS = ("params", "lr", "weight_decay", "order_params")
 
@@ -76,24 +174,17 @@ class Optimizer(optim.Optimizer):
     @property
     def parameters(self) -> ParameterTuple:
         """The parameters, in the order in which gradients are given."""
-        flat = [parameter for group in self.param_groups for parameter in group["params"]]
-        places = sorted(range(len(flat)), key=self._order.__getitem__)
-        return ParameterTuple(flat[place] for place in places)
+        return ParameterTuple(self._ordered(one for group in self.param_groups for one in group["params"]))
 
-    @property
-    def learning_rate(self) -> Tensor:
-        """The rate of the first group."""
-        return torch.tensor(float(self.param_groups[0]["lr"]))
-
-    @property
-    def weight_decay(self) -> Any:
-        """The decay, or with groups one per parameter."""
-        return self._each("weight_decay") if self.is_group else float(self._decay)
-
-    @property
-    def global_step(self) -> Tensor:
-        """The steps done."""
-        return torch.tensor([self._steps], dtype=torch.int32)
+    learning_rate = property(lambda self: torch.tensor(float(self.param_groups[0]["lr"])))
+    """The rate of the first group."""
+    global_step = property(lambda self: torch.tensor([self._steps], dtype=torch.int32))
+    """The steps done."""
+    weight_decay = property(lambda self: self.get_weight_decay())
+    param_length = property(lambda self: len(self._order))
+    """The number of parameters."""
+    optim_filter = property(lambda self: (True,) * len(self._order))
+    """Whether each parameter is stepped here: all are."""
 
     @property
     def decay_flags(self) -> tuple[bool, ...]:
@@ -101,16 +192,6 @@ class Optimizer(optim.Optimizer):
         if self.is_group:
             return tuple(decay > 0 for decay in self._each("weight_decay"))
         return tuple(map(_decays, self.parameters))
-
-    @property
-    def optim_filter(self) -> tuple[bool, ...]:
-        """Whether each parameter is stepped here: all are."""
-        return (True,) * len(self._order)
-
-    @property
-    def param_length(self) -> int:
-        """The number of parameters."""
-        return len(self._order)
 
     map_ = hyper_map = HyperMap()
     """`map_(fn, ...)` calls a function of each parameter."""
@@ -131,8 +212,8 @@ class Optimizer(optim.Optimizer):
         return found if many else found[0]
 
     def get_weight_decay(self) -> Any:
-        """Return `weight_decay`."""
-        return self.weight_decay
+        """Return the decay, or with groups one per parameter."""
+        return self._each("weight_decay") if self.is_group else float(self._decay)
 
     def decay_weight(self, gradients: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return gradients with decay * weight added where parameters decay."""
@@ -164,7 +245,7 @@ class Optimizer(optim.Optimizer):
             raise UsageError(f"{name}: no parameters; give net.trainable_params()")
         self.is_group = isinstance(given[0], dict)
         self._decay, self._steps, self._calls = weight_decay, 0, 0
-        self._rates: list[_Rates | None] = []
+        self._rates: list[tuple[Callable[[int], float], bool]] = []
         ordered: list[Any] | None = None
         groups: list[dict[str, Any]] = []
         for entry in given if self.is_group else _by_decay(given, weight_decay):
@@ -179,13 +260,10 @@ class Optimizer(optim.Optimizer):
             group: dict[str, Any] = {"params": list(entry["params"])}
             if "weight_decay" in entry:
                 group["weight_decay"] = float(entry["weight_decay"])
-            rate = entry.get("lr", learning_rate)
-            rates = None if isinstance(rate, int | float) else _Rates(rate)
-            self._rates.append(rates)
-            group["lr"] = float(rate) if rates is None else rates(0)
-            groups.append(group)
+            self._rates.append(_rate_of(entry.get("lr", learning_rate)))
+            groups.append({**group, "lr": self._rates[-1][0](0)})
         self.is_group_lr = self.is_group and any("lr" in entry for entry in given)
-        self.dynamic_lr = any(rate is not None and rate.changes for rate in self._rates)
+        self.dynamic_lr = any(changes for _, changes in self._rates)
         flat = [id(parameter) for group in groups for parameter in group["params"]]
         order = [id(parameter) for parameter in ordered or (() if self.is_group else given)] or flat
         if sorted(order) != sorted(flat):
@@ -195,43 +273,32 @@ class Optimizer(optim.Optimizer):
         return groups, groups[0]["lr"]
 
     def _follow_plan(self) -> None:
-        if any(rate is not None for rate in self._rates):
+        if self.dynamic_lr:
             self.register_step_pre_hook(lambda *_: self._before_step())
 
     def _before_step(self) -> None:
-        for group, rate in zip(self.param_groups, self._rates, strict=False):
-            if rate is not None:
+        for group, (rate, changes) in zip(self.param_groups, self._rates, strict=False):
+            if changes:
                 group["lr"] = rate(self._steps)
         self._steps += 1
 
+    def _ordered(self, flat: Iterable[Any]) -> tuple[Any, ...]:
+        return tuple(one for _, one in sorted(zip(self._order, flat, strict=False), key=lambda pair: pair[0]))
+
     def _each(self, word: str) -> tuple[float, ...]:
-        flat = [float(group[word]) for group in self.param_groups for _ in group["params"]]
-        return tuple(flat[place] for place in sorted(range(len(flat)), key=self._order.__getitem__))
+        return self._ordered(float(group[word]) for group in self.param_groups for _ in group["params"])
 
 
-class _Rates:
-    """The rate of each step: of a list the last one stays."""
-
-    def __init__(self, rates: Any) -> None:
-        is_schedule = isinstance(rates, nn.Module)
-        self._schedule = rates if is_schedule else None
-        values = () if is_schedule else torch.as_tensor(rates if isinstance(rates, Tensor) else list(_numbers(rates)))
-        self._values = [] if is_schedule else [float(one) for one in values.reshape(-1)]  # type: ignore[union-attr]
-        self.changes = is_schedule or len(self._values) > 1
-
-    def __call__(self, step: int) -> float:
-        if self._schedule is None:
-            return self._values[min(step, len(self._values) - 1)]
-        if isinstance(self._schedule, LearningRateSchedule):
-            return self._schedule.rate(step)
-        return float(self._schedule(torch.tensor(step, dtype=torch.float32)))
-
-
-def _numbers(rates: Any) -> Iterable[float]:
+def _rate_of(rates: Any) -> tuple[Callable[[int], float], bool]:
+    """Return the rate of a step, of a list the last one stays, and whether it changes."""
+    if isinstance(rates, nn.Module):
+        return lambda step: float(rates(torch.tensor(step, dtype=torch.float32))), True
     try:
-        return [float(one) for one in rates] if isinstance(rates, Iterable) else [float(rates)]
+        given = rates.reshape(-1) if isinstance(rates, Tensor) else rates if isinstance(rates, Iterable) else [rates]
+        values = [float(one) for one in given]
     except (TypeError, ValueError):
         raise UsageError(f"learning_rate={rates!r}: a number, one per step, or a LearningRateSchedule") from None
+    return lambda step: values[min(step, len(values) - 1)], len(values) > 1
 
 
 def _decays(parameter: Tensor) -> bool:
@@ -240,15 +307,14 @@ def _decays(parameter: Tensor) -> bool:
 
 def _by_decay(parameters: list[Tensor], weight_decay: Any) -> list[dict[str, Any]]:
     spared = [one for one in parameters if not _decays(one)] if weight_decay else []
-    if not spared:
-        return [{"params": parameters}]
-    decaying = [one for one in parameters if _decays(one)]
-    rest: list[dict[str, Any]] = [{"params": decaying}] if decaying else []
-    return [*rest, {"params": spared, "weight_decay": 0.0}]
+    rest = [one for one in parameters if _decays(one)] if spared else parameters
+    return [{"params": rest}] * bool(rest) + [{"params": spared, "weight_decay": 0.0}] * bool(spared)
 
 
-class _RMSProp(optim.Optimizer):
+class _RMSProp(PerParameter):
     """s = decay s + (1 - decay) g g, v = momentum v + lr g / sqrt(s + epsilon), w = w - v; s begins at 1.
+
+    Of a sparse gradient its rows alone change.
 
     Args:
         centered: the square of the mean gradient is taken from s.
@@ -257,92 +323,80 @@ class _RMSProp(optim.Optimizer):
     def __init__(self, params: Any, **defaults: Any) -> None:
         super().__init__(params, defaults)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step once with the gradients in `.grad`."""
-        loss = self.run_closure(closure)
-        for group in self.param_groups:
-            decay, momentum = group["decay"], group["momentum"]
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                if not state:
-                    state["mean_square"] = torch.ones_like(parameter)
-                    state["moment"], state["mean"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
-                gradient = parameter.grad + group["weight_decay"] * parameter
-                square = state["mean_square"].mul_(decay).addcmul_(gradient, gradient, value=1 - decay)
-                if group["centered"]:
-                    mean = state["mean"].mul_(decay).add_(gradient, alpha=1 - decay)
-                    square = square - mean * mean
-                root = (square + group["epsilon"]).sqrt()
-                state["moment"].mul_(momentum).addcdiv_(gradient, root, value=group["lr"])
-                parameter.sub_(state["moment"])
-        return loss
+    def make_state(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Any]:
+        zeros = torch.zeros_like(parameter)
+        return {"mean_square": torch.ones_like(parameter), "moment": zeros, "mean": zeros.clone()}
+
+    def change(self, weight: Tensor, gradient: Tensor, tables: dict[str, Tensor], state: Any, group: Any) -> None:
+        square = tables["mean_square"].mul_(group["decay"]).addcmul_(gradient, gradient, value=1 - group["decay"])
+        if group["centered"]:
+            mean = tables["mean"].mul_(group["decay"]).add_(gradient, alpha=1 - group["decay"])
+            square = square - mean * mean
+        root = (square + group["epsilon"]).sqrt()
+        weight.sub_(tables["moment"].mul_(group["momentum"]).addcdiv_(gradient, root, value=group["lr"]))
 
 
-def _plain_adam(is_other: bool, **settings: Any) -> dict[str, Any]:
-    if is_other:
-        raise UsageError("Adam(use_nesterov=True) or (use_lazy=True): use LazyAdam, which has both")
+_BETAS = "beta1=0.9 beta2=0.999"
+_DECAY = "weight_decay>=0.0"
+_SCALED = "loss_scale>=1.0"
+OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], str, str]] = {
+    "SGD": (optim.SGD, f"learning_rate>=0.1 momentum=0.0 dampening=0.0 {_DECAY} nesterov=False {_SCALED}",
+        "w = w - lr v, v = momentum v + g."),
+    "Momentum": (optim.Momentum, f"learning_rate> momentum {_DECAY} {_SCALED} use_nesterov>nesterov=False",
+        "v = momentum v + g, w = w - lr v."),
+    "Adam": (optim.Adam, (f"learning_rate>=1e-3 {_BETAS} eps=1e-8 use_locking>=False use_nesterov=False {_DECAY} "
+        f"{_SCALED} use_amsgrad>amsgrad=False use_lazy=False use_offload=False"),
+        "Adam with bias correction, and epsilon where MindSpore has it; `optim.Adam` has both formulas."),
+    "AdamWeightDecay": (optim.AdamWeightDecay, f"learning_rate>=1e-3 {_BETAS} eps=1e-6 {_DECAY}",
+        "Adam without bias correction, with decoupled decay."),
+    "Lamb": (optim.Lamb, f"learning_rate> {_BETAS} eps=1e-6 {_DECAY}",
+        "Adam whose step of each parameter is scaled by the parameter's norm."),
+    "LazyAdam": (optim.LazyAdam, (f"learning_rate>=1e-3 {_BETAS} eps=1e-8 use_locking=False use_nesterov=False "
+        f"{_DECAY} {_SCALED}"), "Adam; of a sparse gradient its rows alone change."),
+    "FTRL": (optim.FTRL, ("initial_accum=0.1 learning_rate>=1e-3 lr_power=-0.5 l1=0.0 l2=0.0 use_locking=False "
+        f"{_SCALED} {_DECAY}"), "Follow the regularised leader; of a sparse gradient its rows alone change."),
+    "RMSProp": (_RMSProp, ("learning_rate>=0.1 decay=0.9 momentum=0.0 epsilon=1e-10 use_locking>=False centered=False "
+        f"{_SCALED} {_DECAY}"), str(_RMSProp.__doc__)),
+    "Adagrad": (torch.optim.Adagrad, ("accum>initial_accumulator_value=0.1 learning_rate>=0.001 update_slots>=True "
+        f"{_SCALED} {_DECAY}"), "Gradients divided by the root of the sum of their squares."),
+    "AdaMax": (torch.optim.Adamax, f"learning_rate>=0.001 {_BETAS} eps=1e-8 {_DECAY} {_SCALED}",
+        "Adam with the largest gradient in place of the mean square."),
+    "Adadelta": (torch.optim.Adadelta, f"learning_rate>=1.0 rho=0.9 epsilon>eps=1e-6 {_SCALED} {_DECAY}",
+        "Gradients scaled by the sizes of the last steps."),
+    "Rprop": (torch.optim.Rprop, f"learning_rate>=0.1 etas=(0.5,1.2) step_sizes=(1e-6,50.0) {_DECAY}",
+        "Steps whose sizes follow the gradients' signs."),
+    "ASGD": (torch.optim.ASGD, f"learning_rate>=0.1 lambd=1e-4 alpha=0.75 t0=1e6 {_DECAY}",
+        "SGD that also keeps the mean of the weights."),
+}  # fmt: skip
+"""Name -> optimizer of torch or of msrun.runtime, MindSpore's arguments behind `params`, and what it computes."""
+
+
+def _settled(name: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings as torch's optimizers take them."""
+    if "beta1" in settings:
+        settings["betas"] = settings.pop("beta1"), settings.pop("beta2")
+    if name == "Adam":
+        if settings.pop("use_nesterov") | settings.pop("use_lazy"):
+            raise UsageError("Adam(use_nesterov=True) or (use_lazy=True): use LazyAdam, which has both")
+        settings |= {"use_eps_hat": True, "target": "cpu" if settings.pop("use_offload") else "device"}
+    if name == "Adagrad":
+        settings["eps"] = 1e-10
     return settings
 
 
-OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], Callable[..., dict[str, Any]], str]] = {
-    "SGD": (optim.SGD, lambda params, learning_rate=0.1, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False,
-        loss_scale=1.0: {"momentum": momentum, "dampening": dampening, "nesterov": nesterov},
-        "w = w - lr v, v = momentum v + g."),
-    "Momentum": (optim.Momentum, lambda params, learning_rate, momentum, weight_decay=0.0, loss_scale=1.0,
-        use_nesterov=False: {"momentum": momentum, "nesterov": use_nesterov}, "v = momentum v + g, w = w - lr v."),
-    "Adam": (optim.Adam, lambda params, learning_rate=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, use_locking=False,
-        use_nesterov=False, weight_decay=0.0, loss_scale=1.0, use_amsgrad=False, use_lazy=False, use_offload=False:
-            _plain_adam(use_nesterov or use_lazy, betas=(beta1, beta2), eps=eps, amsgrad=use_amsgrad, use_eps_hat=True,
-                target="cpu" if use_offload else "device"),
-        "Adam with bias correction, and epsilon where MindSpore has it; `optim.Adam` has both formulas."),
-    "AdamWeightDecay": (optim.AdamWeightDecay, lambda params, learning_rate=1e-3, beta1=0.9, beta2=0.999, eps=1e-6,
-        weight_decay=0.0: {"betas": (beta1, beta2), "eps": eps}, "Adam without bias correction, with decoupled decay."),
-    "Lamb": (optim.Lamb, lambda params, learning_rate, beta1=0.9, beta2=0.999, eps=1e-6, weight_decay=0.0: {
-        "betas": (beta1, beta2), "eps": eps}, "Adam whose step of each parameter is scaled by the parameter's norm."),
-    "LazyAdam": (optim.LazyAdam, lambda params, learning_rate=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, use_locking=False,
-        use_nesterov=False, weight_decay=0.0, loss_scale=1.0: {
-            "betas": (beta1, beta2), "eps": eps, "use_locking": use_locking, "use_nesterov": use_nesterov},
-        "Adam; of a sparse gradient its rows alone change."),
-    "FTRL": (optim.FTRL, lambda params, initial_accum=0.1, learning_rate=1e-3, lr_power=-0.5, l1=0.0, l2=0.0,
-        use_locking=False, loss_scale=1.0, weight_decay=0.0: {
-            "initial_accum": initial_accum, "lr_power": lr_power, "l1": l1, "l2": l2, "use_locking": use_locking},
-        "Follow the regularised leader; of a sparse gradient its rows alone change."),
-    "RMSProp": (_RMSProp, lambda params, learning_rate=0.1, decay=0.9, momentum=0.0, epsilon=1e-10, use_locking=False,
-        centered=False, loss_scale=1.0, weight_decay=0.0: {
-            "decay": decay, "momentum": momentum, "epsilon": epsilon, "centered": centered}, str(_RMSProp.__doc__)),
-    "Adagrad": (torch.optim.Adagrad, lambda params, accum=0.1, learning_rate=0.001, update_slots=True, loss_scale=1.0,
-        weight_decay=0.0: {"initial_accumulator_value": accum, "eps": 1e-10},
-        "Gradients divided by the root of the sum of their squares."),
-    "AdaMax": (torch.optim.Adamax, lambda params, learning_rate=0.001, beta1=0.9, beta2=0.999, eps=1e-8,
-        weight_decay=0.0, loss_scale=1.0: {"betas": (beta1, beta2), "eps": eps},
-        "Adam with the largest gradient in place of the mean square."),
-    "Adadelta": (torch.optim.Adadelta, lambda params, learning_rate=1.0, rho=0.9, epsilon=1e-6, loss_scale=1.0,
-        weight_decay=0.0: {"rho": rho, "eps": epsilon}, "Gradients scaled by the sizes of the last steps."),
-    "Rprop": (torch.optim.Rprop, lambda params, learning_rate=0.1, etas=(0.5, 1.2), step_sizes=(1e-6, 50.0),
-        weight_decay=0.0: {"etas": etas, "step_sizes": step_sizes}, "Steps whose sizes follow the gradients' signs."),
-    "ASGD": (torch.optim.ASGD, lambda params, learning_rate=0.1, lambd=1e-4, alpha=0.75, t0=1e6, weight_decay=0.0: {
-        "lambd": lambd, "alpha": alpha, "t0": t0}, "SGD that also keeps the mean of the weights."),
-}  # fmt: skip
-"""Name -> optimizer of torch or of msrun.runtime, its settings from MindSpore's arguments, and what it computes."""
-
-
-def _of(
-    name: str, base: type[torch.optim.Optimizer], arguments: Callable[..., dict[str, Any]], doc: str
-) -> type[Optimizer]:
+def _of(name: str, base: type[torch.optim.Optimizer], words: str, doc: str) -> type[Optimizer]:
+    arguments = taking(f"params> {words}", dict)
     signature = inspect.signature(arguments)
 
-    def __init__(self: Any, *args: Any, **words: Any) -> None:  # noqa: N807
+    def __init__(self: Any, *args: Any, **settings: Any) -> None:  # noqa: N807
         try:
-            bound = signature.bind(*args, **words)
+            bound = signature.bind(*args, **settings)
         except TypeError as error:
             raise UsageError(f"nn.{name}: {error}") from None
         bound.apply_defaults()
         given = bound.arguments
         self._set_scale(given.get("loss_scale", 1.0))
-        settings = arguments(*bound.args, **bound.kwargs)
+        settings = _settled(name, arguments(*bound.args, **bound.kwargs))
         if base is not torch.optim.Rprop:
             settings["weight_decay"] = given["weight_decay"]
         groups, rate = self._plan(given["params"], given["learning_rate"], given["weight_decay"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -14,204 +13,125 @@ from msrun.mindspore.initializer import begin
 from msrun.mindspore.nn.cells import Cell
 from msrun.mindspore.ops import OPERATORS
 from msrun.mindspore.ops.neural import as_classes
+from msrun.mindspore.ops.table import taking
 
 
-def _of_torch(name: str, base: type[nn.Module], arguments: Callable[..., Any]) -> type[nn.Module]:
-    """Return a cell with MindSpore's arguments on torch's class."""
+class Made(Cell):
+    """A cell whose arguments are said in words, see `taking`; weight_init and bias_init fill its parameters."""
 
-    def __init__(self: Any, *args: Any, **settings: Any) -> None:  # noqa: N807
-        try:
-            given = arguments(*args, **settings)
-        except TypeError as error:
-            raise UsageError(f"nn.{str(error).replace('<lambda>', name)}") from None
-        first = given.pop("begin", (None, None))
-        super(Cell, self).__init__(**given)
-        if first != (None, None):
-            begin(self, *first)
+    words = ""
+    arguments: Callable[..., dict[str, Any]]
 
-    has_gamma = arguments is not dict and "gamma_init" in inspect.signature(arguments).parameters
-    body = {
-        "arguments": staticmethod(arguments),
-        "mindspores_names": {"weight": "gamma", "bias": "beta"} if has_gamma else {},
-        "__init__": __init__,
-        "__doc__": f"torch.nn.{base.__name__} with MindSpore's arguments.",
-    }
-    return type(name, (Cell, base), {**body, "__module__": "msrun.mindspore.nn"})
-
-
-class _OfOperator(Cell):
-    """A cell that calls one operator of the tables."""
-
-    operator: Callable[..., Any]
-    arguments: Callable[..., Any]
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        if "words" in vars(cls):
+            cls.arguments = staticmethod(taking(cls.words, dict))
 
     def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__()
+        given = self._take(args, settings)
+        first = given.pop("weight_init", None), given.pop("bias_init", None)
+        super(Cell, self).__init__(**self._torchs(given))
+        begin(self, *first)
+
+    def _take(self, args: Any, settings: Any) -> dict[str, Any]:
         try:
-            self._settings = type(self).arguments(*args, **settings)
+            return type(self).arguments(*args, **settings)
         except TypeError as error:
-            raise UsageError(f"nn.{str(error).replace('<lambda>', type(self).__name__)}") from None
+            raise UsageError(f"nn.{type(self).__name__}: {error}") from None
+
+    def _torchs(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of torch's class; those that a subclass keeps go to `vars(self)`."""
+        return given
+
+
+class _OfClasses(Made):
+    """A loss of scores (n, classes, ...) with class numbers of any integer type, or probabilities."""
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        """Return the loss."""
+        return super().forward(input, as_classes(target))
+
+
+class _OfOperator(Made):
+    operator: Callable[..., Any]
+
+    def _torchs(self, given: dict[str, Any]) -> dict[str, Any]:
+        vars(self)["_settings"] = given
+        return {}
 
     def forward(self, *inputs: Any) -> Any:
         """Return what the operator computes."""
         return type(self).operator(*inputs, **self._settings)
 
 
-def _of_operator(name: str, operator: Any, arguments: Callable[..., Any]) -> type[nn.Module]:
-    function = operator if callable(operator) else OPERATORS[operator]
-    body = {"operator": staticmethod(function), "arguments": staticmethod(arguments), "__doc__": f"`{name}`, a cell."}
-    return type(name, (_OfOperator,), {**body, "__module__": "msrun.mindspore.nn"})
+def _made(name: str, bases: tuple[type, ...], words: Any, doc: str, **body: Any) -> type[nn.Module]:
+    body |= {"words": words} if isinstance(words, str) else {"arguments": staticmethod(words)}
+    if "gamma_init" in str(words):
+        body["mindspores_names"] = {"weight": "gamma", "bias": "beta"}
+    return type(name, bases, {**body, "__doc__": doc, "__module__": "msrun.mindspore.nn"})
 
 
-def _instance_norm(
-    num_features: int,
-    eps: float = 1e-5,
-    momentum: float = 0.1,
-    affine: bool = True,
-    gamma_init: Any = "ones",
-    beta_init: Any = "zeros",
-    dtype: Any = torch.float32,
-) -> dict[str, Any]:
-    settings = {"num_features": num_features, "eps": eps, "momentum": momentum, "affine": affine, "dtype": dtype}
-    return {**settings, "begin": (gamma_init, beta_init)}
-
-
-def _loss(reduction: str = "mean") -> dict[str, Any]:
-    return {"reduction": reduction}
-
-
-def _padding(padding: Any) -> dict[str, Any]:
-    return {"padding": padding if isinstance(padding, int) else tuple(padding)}
-
-
-def _cell(input_size: int, hidden_size: int, has_bias: bool = True, dtype: Any = torch.float32) -> dict[str, Any]:
-    return {"input_size": input_size, "hidden_size": hidden_size, "bias": has_bias, "dtype": dtype}
-
-
-def _of_transformer(
-    d_model: int,
-    nhead: int,
-    dim_feedforward: int = 2048,
-    dropout: float = 0.1,
-    activation: Any = "relu",
-    layer_norm_eps: float = 1e-5,
-    batch_first: bool = False,
-    norm_first: bool = False,
-    dtype: Any = torch.float32,
-) -> dict[str, Any]:
-    return dict(locals())
-
-
-OF_TORCH: dict[str, tuple[type[nn.Module], Callable[..., Any]]] = {
-    "Softmax": (nn.Softmax, lambda axis=-1: {"dim": axis}),
-    "LogSoftmax": (nn.LogSoftmax, lambda axis=-1: {"dim": axis}),
-    "Softmin": (nn.Softmin, lambda axis=-1: {"dim": axis}),
-    "Softmax2d": (nn.Softmax2d, dict),
-    "Flatten": (nn.Flatten, lambda start_dim=1, end_dim=-1: {"start_dim": start_dim, "end_dim": end_dim}),
-    "Unflatten": (nn.Unflatten, lambda axis, unflattened_size: {"dim": axis, "unflattened_size": unflattened_size}),
-    "ReLU": (nn.ReLU, dict),
-    "ReLU6": (nn.ReLU6, dict),
-    "GELU": (nn.GELU, lambda approximate=True: {"approximate": "tanh" if approximate else "none"}),
-    "Sigmoid": (nn.Sigmoid, dict),
-    "Tanh": (nn.Tanh, dict),
-    "Identity": (nn.Identity, lambda *args, **settings: {}),
-    "LeakyReLU": (nn.LeakyReLU, lambda alpha=0.2: {"negative_slope": alpha}),
-    "ELU": (nn.ELU, lambda alpha=1.0: {"alpha": alpha}),
-    "CELU": (nn.CELU, lambda alpha=1.0: {"alpha": alpha}),
-    "SeLU": (nn.SELU, dict),
-    "SiLU": (nn.SiLU, dict),
-    "Mish": (nn.Mish, dict),
-    "HSwish": (nn.Hardswish, dict),
-    "HSigmoid": (nn.Hardsigmoid, dict),
-    "HShrink": (nn.Hardshrink, lambda lambd=0.5: {"lambd": lambd}),
-    "SoftShrink": (nn.Softshrink, lambda lambd=0.5: {"lambd": lambd}),
-    "Hardtanh": (nn.Hardtanh, lambda min_val=-1.0, max_val=1.0: {"min_val": min_val, "max_val": max_val}),
-    "LogSigmoid": (nn.LogSigmoid, dict),
-    "Softsign": (nn.Softsign, dict),
-    "Tanhshrink": (nn.Tanhshrink, dict),
-    "Threshold": (nn.Threshold, lambda threshold, value: {"threshold": threshold, "value": value}),
-    "GLU": (nn.GLU, lambda axis=-1: {"dim": axis}),
-    "PReLU": (nn.PReLU, lambda channel=1, w=0.25: {"num_parameters": channel, "init": float(w)}),
-    "Dropout1d": (nn.Dropout1d, lambda p=0.5: {"p": p}),
-    "Dropout2d": (nn.Dropout2d, lambda p=0.5: {"p": p}),
-    "Dropout3d": (nn.Dropout3d, lambda p=0.5: {"p": p}),
-    "AdaptiveAvgPool1d": (nn.AdaptiveAvgPool1d, lambda output_size: {"output_size": output_size}),
-    "AdaptiveAvgPool2d": (nn.AdaptiveAvgPool2d, lambda output_size: {"output_size": output_size}),
-    "AdaptiveAvgPool3d": (nn.AdaptiveAvgPool3d, lambda output_size: {"output_size": output_size}),
-    "AdaptiveMaxPool1d": (nn.AdaptiveMaxPool1d, lambda output_size: {"output_size": output_size}),
-    "AdaptiveMaxPool2d": (nn.AdaptiveMaxPool2d, lambda output_size, return_indices=False: {
-        "output_size": output_size, "return_indices": return_indices}),
-    "ConstantPad1d": (nn.ConstantPad1d, lambda padding, value: {"padding": padding, "value": value}),
-    "ConstantPad2d": (nn.ConstantPad2d, lambda padding, value: {"padding": padding, "value": value}),
-    "ConstantPad3d": (nn.ConstantPad3d, lambda padding, value: {"padding": padding, "value": value}),
-    "ZeroPad2d": (nn.ZeroPad2d, _padding),
-    "ReflectionPad1d": (nn.ReflectionPad1d, _padding),
-    "ReflectionPad2d": (nn.ReflectionPad2d, _padding),
-    "ReflectionPad3d": (nn.ReflectionPad3d, _padding),
-    "ReplicationPad1d": (nn.ReplicationPad1d, _padding),
-    "ReplicationPad2d": (nn.ReplicationPad2d, _padding),
-    "ReplicationPad3d": (nn.ReplicationPad3d, _padding),
-    "PixelShuffle": (nn.PixelShuffle, lambda upscale_factor: {"upscale_factor": upscale_factor}),
-    "PixelUnshuffle": (nn.PixelUnshuffle, lambda downscale_factor: {"downscale_factor": downscale_factor}),
-    "ChannelShuffle": (nn.ChannelShuffle, lambda groups: {"groups": groups}),
-    "Upsample": (nn.Upsample, lambda size=None, scale_factor=None, mode="nearest", align_corners=None,
-        recompute_scale_factor=None: {"size": size, "scale_factor": scale_factor, "mode": mode,
-        "align_corners": align_corners, "recompute_scale_factor": recompute_scale_factor}),
-    "LSTMCell": (nn.LSTMCell, _cell),
-    "GRUCell": (nn.GRUCell, _cell),
-    "RNNCell": (nn.RNNCell, lambda input_size, hidden_size, has_bias=True, nonlinearity="tanh", dtype=torch.float32: {
-        **_cell(input_size, hidden_size, has_bias, dtype), "nonlinearity": nonlinearity}),
-    "GroupNorm": (nn.GroupNorm, lambda num_groups, num_channels, eps=1e-5, affine=True, gamma_init="ones",
-        beta_init="zeros", dtype=torch.float32: {"num_groups": num_groups, "num_channels": num_channels, "eps": eps,
-        "affine": affine, "dtype": dtype, "begin": (gamma_init, beta_init)}),
-    "InstanceNorm1d": (nn.InstanceNorm1d, _instance_norm),
-    "InstanceNorm2d": (nn.InstanceNorm2d, _instance_norm),
-    "InstanceNorm3d": (nn.InstanceNorm3d, _instance_norm),
-    "MSELoss": (nn.MSELoss, _loss),
-    "L1Loss": (nn.L1Loss, _loss),
-    "MAELoss": (nn.L1Loss, _loss),
-    "KLDivLoss": (nn.KLDivLoss, _loss),
-    "SoftMarginLoss": (nn.SoftMarginLoss, _loss),
-    "SmoothL1Loss": (nn.SmoothL1Loss, lambda beta=1.0, reduction="none": {"beta": beta, "reduction": reduction}),
-    "HuberLoss": (nn.HuberLoss, lambda reduction="mean", delta=1.0: {"reduction": reduction, "delta": delta}),
-    "BCELoss": (nn.BCELoss, lambda weight=None, reduction="mean": {"weight": weight, "reduction": reduction}),
-    "BCEWithLogitsLoss": (nn.BCEWithLogitsLoss, lambda reduction="mean", weight=None, pos_weight=None: {
-        "weight": weight, "reduction": reduction, "pos_weight": pos_weight}),
-    "CosineEmbeddingLoss": (nn.CosineEmbeddingLoss, lambda margin=0.0, reduction="mean": {
-        "margin": margin, "reduction": reduction}),
-    "MarginRankingLoss": (nn.MarginRankingLoss, lambda margin=0.0, reduction="mean": {
-        "margin": margin, "reduction": reduction}),
-    "HingeEmbeddingLoss": (nn.HingeEmbeddingLoss, lambda margin=1.0, reduction="mean": {
-        "margin": margin, "reduction": reduction}),
-    "TripletMarginLoss": (nn.TripletMarginLoss, lambda p=2, swap=False, eps=1e-6, reduction="mean", margin=1.0: {
-        "p": p, "swap": swap, "eps": eps, "reduction": reduction, "margin": margin}),
-    "MultiLabelSoftMarginLoss": (nn.MultiLabelSoftMarginLoss, lambda weight=None, reduction="mean": {
-        "weight": weight, "reduction": reduction}),
-    "GaussianNLLLoss": (nn.GaussianNLLLoss, lambda *, full=False, eps=1e-6, reduction="mean": {
-        "full": full, "eps": eps, "reduction": reduction}),
-    "MultiheadAttention": (nn.MultiheadAttention, lambda embed_dim, num_heads, dropout=0.0, has_bias=True,
-        add_bias_kv=False, add_zero_attn=False, kdim=None, vdim=None, batch_first=False, dtype=torch.float32: {
-        "embed_dim": embed_dim, "num_heads": num_heads, "dropout": dropout, "bias": has_bias, "kdim": kdim,
-        "vdim": vdim, "add_bias_kv": add_bias_kv, "add_zero_attn": add_zero_attn, "batch_first": batch_first,
-        "dtype": dtype}),
-    "TransformerEncoderLayer": (nn.TransformerEncoderLayer, _of_transformer),
-    "TransformerDecoderLayer": (nn.TransformerDecoderLayer, _of_transformer),
-    "TransformerEncoder": (nn.TransformerEncoder, lambda encoder_layer, num_layers, norm=None: {
+_OF_CELL = "input_size hidden_size has_bias>bias=True"
+_AFFINE = "affine=True gamma_init>weight_init='ones' beta_init>bias_init='zeros' dtype=float32"
+_OF_ATTENTION = """
+embed_dim num_heads dropout=0.0 has_bias>bias=True add_bias_kv=False add_zero_attn=False kdim=None vdim=None
+batch_first=False dtype=float32
+"""
+_OF_TRANSFORMER = """
+d_model nhead dim_feedforward=2048 dropout=0.1 activation='relu' layer_norm_eps=1e-5 batch_first=False
+norm_first=False dtype=float32
+"""
+OF_TORCH: tuple[tuple[str, Any], ...] = (
+    ("ReLU ReLU6 Sigmoid Tanh Mish LogSigmoid Softsign Tanhshrink Softmax2d SiLU", ""),
+    ("SeLU:SELU HSwish:Hardswish HSigmoid:Hardsigmoid", ""),
+    ("Softmax LogSoftmax Softmin GLU", "axis>dim=-1"),
+    ("Flatten", "start_dim=1 end_dim=-1"),
+    ("Unflatten", "axis>dim unflattened_size"),
+    ("GELU", lambda approximate=True: {"approximate": "tanh" if approximate else "none"}),
+    ("Identity", lambda *args, **settings: {}),
+    ("LeakyReLU", "alpha>negative_slope=0.2"),
+    ("ELU CELU", "alpha=1.0"),
+    ("HShrink:Hardshrink SoftShrink:Softshrink", "lambd=0.5"),
+    ("Hardtanh", "min_val=-1.0 max_val=1.0"),
+    ("Threshold", "threshold value"),
+    ("PReLU", lambda channel=1, w=0.25: {"num_parameters": channel, "init": float(w)}),
+    ("Dropout1d Dropout2d Dropout3d", "p=0.5"),
+    ("AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d AdaptiveMaxPool1d", "output_size"),
+    ("AdaptiveMaxPool2d", "output_size return_indices=False"),
+    ("ConstantPad1d ConstantPad2d ConstantPad3d", "padding value"),
+    ("ZeroPad2d ReflectionPad1d ReflectionPad2d ReflectionPad3d", "padding"),
+    ("ReplicationPad1d ReplicationPad2d ReplicationPad3d", "padding"),
+    ("PixelShuffle", "upscale_factor"),
+    ("PixelUnshuffle", "downscale_factor"),
+    ("ChannelShuffle", "groups"),
+    ("Upsample", "size=None scale_factor=None mode='nearest' align_corners=None recompute_scale_factor=None"),
+    ("LSTMCell GRUCell", f"{_OF_CELL} dtype=float32"),
+    ("RNNCell", f"{_OF_CELL} nonlinearity='tanh' dtype=float32"),
+    ("GroupNorm", f"num_groups num_channels eps=1e-5 {_AFFINE}"),
+    ("InstanceNorm1d InstanceNorm2d InstanceNorm3d", f"num_features eps=1e-5 momentum=0.1 {_AFFINE}"),
+    ("MultiheadAttention", _OF_ATTENTION),
+    ("TransformerEncoderLayer TransformerDecoderLayer", _OF_TRANSFORMER),
+    ("TransformerEncoder", lambda encoder_layer, num_layers, norm=None: {
         "encoder_layer": encoder_layer, "num_layers": num_layers, "norm": norm, "enable_nested_tensor": False}),
-    "TransformerDecoder": (nn.TransformerDecoder, lambda decoder_layer, num_layers, norm=None: {
-        "decoder_layer": decoder_layer, "num_layers": num_layers, "norm": norm}),
-    "PoissonNLLLoss": (nn.PoissonNLLLoss, lambda log_input=True, full=False, eps=1e-8, reduction="mean": {
-        "log_input": log_input, "full": full, "eps": eps, "reduction": reduction}),
-}  # fmt: skip
-"""MindSpore's layer -> torch's class, and torch's arguments from MindSpore's."""
-
-
-def _norm(x: Tensor, axis: Any = (), keep_dims: bool = False) -> Tensor:
-    return torch.sqrt(OPERATORS["reduce_sum"](x * x, axis, keep_dims))
+    ("TransformerDecoder", "decoder_layer num_layers norm=None"),
+    ("MSELoss L1Loss MAELoss:L1Loss KLDivLoss SoftMarginLoss", "reduction='mean'"),
+    ("SmoothL1Loss", "beta=1.0 reduction='none'"),
+    ("HuberLoss", "reduction='mean' delta=1.0"),
+    ("BCELoss MultiLabelSoftMarginLoss", "weight=None reduction='mean'"),
+    ("BCEWithLogitsLoss", "reduction='mean' weight=None pos_weight=None"),
+    ("CosineEmbeddingLoss MarginRankingLoss", "margin=0.0 reduction='mean'"),
+    ("HingeEmbeddingLoss", "margin=1.0 reduction='mean'"),
+    ("TripletMarginLoss", "p=2 swap=False eps=1e-6 reduction='mean' margin=1.0"),
+    ("GaussianNLLLoss", "* full=False eps=1e-6 reduction='mean'"),
+    ("PoissonNLLLoss", "log_input=True full=False eps=1e-8 reduction='mean'"),
+    ("CrossEntropyLoss", "weight=None ignore_index=-100 reduction='mean' label_smoothing=0.0"),
+    ("NLLLoss", "weight=None ignore_index=-100 reduction='mean'"),
+)  # fmt: skip
+"""MindSpore's layers, each with torch's name where it is another one, and their arguments as torch's class has them."""
 
 
 def _clip_by_norm(x: Tensor, clip_norm: Any, axis: Any = None) -> Tensor:
-    norm = _norm(x, axis, keep_dims=True)
+    norm = OPERATORS["reduce_sum"](x * x, axis, True).sqrt()
     return x * clip_norm / torch.maximum(norm, torch.as_tensor(clip_norm, dtype=norm.dtype))
 
 
@@ -222,48 +142,38 @@ def _resize(
     return OPERATORS["ResizeBilinear"].function(x, size, align_corners, half_pixel_centers)
 
 
-def _signal_to_noise(img1: Tensor, img2: Tensor, max_val: float = 1.0) -> Tensor:
-    error = (img1 / max_val - img2 / max_val).square().mean((-3, -2, -1))
-    return -10 * torch.log10(error)
+OF_OPERATORS: tuple[tuple[str, Callable[..., Any], str], ...] = (
+    ("FastGelu", OPERATORS["fast_gelu"], ""),
+    ("Pad", OPERATORS["mirror_pad"], "paddings mode='CONSTANT'"),
+    ("ResizeBilinear", _resize, "half_pixel_centers=False"),
+    ("OneHot", OPERATORS["one_hot"], "axis=-1 depth=1 on_value=1.0 off_value=0.0 dtype>=float32"),
+    ("Norm", lambda x, **words: OPERATORS["reduce_sum"](x * x, **words).sqrt(), "axis=() keep_dims=False"),
+    ("ReduceLogSumExp", OPERATORS["logsumexp"], "axis>dim keep_dims>keepdim=False"),
+    ("Roll", OPERATORS["roll"], "shift>shifts axis>dims"),
+    ("MatMul", OPERATORS["MatMul"].function, "transpose_x1>transpose_a=False transpose_x2>transpose_b=False"),
+    ("Tril", OPERATORS["tril"], ""),
+    ("Triu", OPERATORS["triu"], ""),
+    ("PSNR", lambda img1, img2, max_val: -10 * torch.log10(
+        (img1 / max_val - img2 / max_val).square().mean((-3, -2, -1))), "max_val=1.0"),
+    ("ClipByNorm", _clip_by_norm, "axis=None"),
+)  # fmt: skip
+"""MindSpore's layer, the operator that it calls, and the layer's arguments as the operator has them."""
 
+LAYERS: dict[str, type[nn.Module]] = {}
+for _names, _words in OF_TORCH:
+    for _name, _, _theirs in (one.partition(":") for one in _names.split()):
+        _kind = _OfClasses if _name in ("CrossEntropyLoss", "NLLLoss") else Made
+        _base = getattr(nn, _theirs or _name)
+        LAYERS[_name] = _made(_name, (_kind, _base), _words, f"torch.nn.{_base.__name__} with MindSpore's arguments.")
+for _name, _operator, _words in OF_OPERATORS:
+    LAYERS[_name] = _made(_name, (_OfOperator,), _words, f"`{_name}`, a cell.", operator=staticmethod(_operator))
 
-OF_OPERATORS: dict[str, tuple[Any, Callable[..., Any]]] = {
-    "FastGelu": ("fast_gelu", dict),
-    "Pad": ("mirror_pad", lambda paddings, mode="CONSTANT": {"paddings": paddings, "mode": mode}),
-    "ResizeBilinear": (_resize, lambda half_pixel_centers=False: {"half_pixel_centers": half_pixel_centers}),
-    "OneHot": ("one_hot", lambda axis=-1, depth=1, on_value=1.0, off_value=0.0, dtype=torch.float32: {
-        "axis": axis, "depth": depth, "on_value": on_value, "off_value": off_value}),
-    "Norm": (_norm, lambda axis=(), keep_dims=False: {"axis": axis, "keep_dims": keep_dims}),
-    "ReduceLogSumExp": ("logsumexp", lambda axis, keep_dims=False: {"dim": axis, "keepdim": keep_dims}),
-    "Roll": ("roll", lambda shift, axis: {"shifts": shift, "dims": axis}),
-    "MatMul": (OPERATORS["MatMul"].function, lambda transpose_x1=False, transpose_x2=False: {
-        "transpose_a": transpose_x1, "transpose_b": transpose_x2}),
-    "Tril": ("tril", dict),
-    "Triu": ("triu", dict),
-    "PSNR": (_signal_to_noise, lambda max_val=1.0: {"max_val": max_val}),
-    "ClipByNorm": (_clip_by_norm, lambda axis=None: {"axis": axis}),
-}  # fmt: skip
-"""MindSpore's layer -> the operator of the tables, and its settings from the layer's arguments."""
-
-LAYERS: dict[str, type[nn.Module]] = {
-    **{name: _of_torch(name, *row) for name, row in OF_TORCH.items()},
-    **{name: _of_operator(name, *row) for name, row in OF_OPERATORS.items()},
-}
-
-ACTIVATIONS = {
-    **{name.lower(): name for name in ("Softmax", "LogSoftmax", "ReLU", "ReLU6", "Tanh", "GELU", "ELU", "Sigmoid")},
-    "prelu": "PReLU",
-    "leakyrelu": "LeakyReLU",
-    "hswish": "HSwish",
-    "hsigmoid": "HSigmoid",
-    "fast_gelu": "FastGelu",
-    "logsigmoid": "LogSigmoid",
-    "softsign": "Softsign",
-    "softshrink": "SoftShrink",
-    "hshrink": "HShrink",
-    "silu": "SiLU",
-    "mish": "Mish",
-    "selu": "SeLU",
+ACTIVATIONS = {"fast_gelu": "FastGelu"} | {
+    name.lower(): name
+    for name in """
+    Softmax LogSoftmax ReLU ReLU6 Tanh GELU ELU Sigmoid PReLU LeakyReLU HSwish HSigmoid LogSigmoid Softsign SoftShrink
+    HShrink SiLU Mish SeLU
+    """.split()
 }
 """MindSpore's words for activations."""
 
@@ -274,37 +184,6 @@ def get_activation(name: str, prim_name: str | None = None) -> nn.Module:
     Raises:
         UsageError: an unknown word.
     """
-    del prim_name
     if name not in ACTIVATIONS:
         raise UsageError(f"activation {name!r}: unknown{near_miss(name, ACTIVATIONS)}; one of {', '.join(ACTIVATIONS)}")
     return LAYERS[ACTIVATIONS[name]]()
-
-
-class CrossEntropyLoss(Cell, nn.CrossEntropyLoss):
-    """Cross-entropy of scores (n, classes, ...) with class numbers of any integer type, or probabilities."""
-
-    def __init__(
-        self,
-        weight: Tensor | None = None,
-        ignore_index: int = -100,
-        reduction: str = "mean",
-        label_smoothing: float = 0.0,
-    ) -> None:
-        nn.CrossEntropyLoss.__init__(
-            self, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
-        )
-
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """Return the loss."""
-        return super().forward(input, as_classes(target))
-
-
-class NLLLoss(Cell, nn.NLLLoss):
-    """Negative log-likelihood of log-probabilities (n, classes, ...) with class numbers of any integer type."""
-
-    def __init__(self, weight: Tensor | None = None, ignore_index: int = -100, reduction: str = "mean") -> None:
-        nn.NLLLoss.__init__(self, weight, ignore_index=ignore_index, reduction=reduction)
-
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """Return the loss."""
-        return super().forward(input, as_classes(target))

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from msrun import runtime
 from msrun.errors import UsageError
 from msrun.mindspore.nn.cells import Cell
-from msrun.mindspore.ops.collectives import WORLD_GROUPS
 from msrun.mindspore.ops.higher_order import GradOperation, with_sum
+from msrun.mindspore.ops.state import WORLD_GROUPS
 from msrun.mindspore.parallel import BY_HAND, in_context
 from msrun.mindspore.tensor import ParameterTuple
 from msrun.runtime import AutoParallel, get_auto_parallel_context, get_group_size, get_process_group_ranks
@@ -36,7 +36,6 @@ class DistributedGradReducer(Cell):
         group: str | None = None,
     ) -> None:
         super().__init__(auto_prefix=False)
-        del fusion_type
         self.mean = bool(get_auto_parallel_context("gradients_mean")) if mean is None else mean
         self.group = None if group in WORLD_GROUPS else group
         members = get_group_size() if self.group is None else len(get_process_group_ranks(self.group))
@@ -60,7 +59,6 @@ class PipelineGradReducer(Cell):
 
     def __init__(self, parameters: Any, scale_sense: float = 1.0, opt_shard: bool | None = None) -> None:
         super().__init__(auto_prefix=False)
-        del parameters, opt_shard
         self.scale_sense = scale_sense
 
     def construct(self, grads: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -143,7 +141,6 @@ class FixedLossScaleUpdateCell(Cell):
 
     def construct(self, loss_scale: Any, overflow: Any) -> Any:
         """Return whether the step is left out."""
-        del loss_scale
         return overflow
 
 
@@ -219,7 +216,6 @@ class TrainOneStepWithLossScaleCell(TrainOneStepCell):
 
     def get_overflow_status(self, status: Any, compute_output: Sequence[Tensor]) -> Tensor:
         """Return whether a gradient of any rank is infinite or no number."""
-        del status
         found = torch.stack([~torch.isfinite(one).all() for one in compute_output]).any()
         return runtime.all_reduce(found.float(), "max") > 0 if get_group_size() > 1 else found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from msrun.mindspore.ops.table import define
+from msrun.mindspore.ops.table import define, define_all, taking
 
-UNARY = """
+AS_THEY_ARE = """
 abs=Abs,absolute acos=ACos,arccos acosh=Acosh,arccosh angle=Angle asin=Asin,arcsin asinh=Asinh,arcsinh
 atan=Atan,arctan atanh=Atanh,arctanh bitwise_not=Invert,invert ceil=Ceil conj=Conj cos=Cos cosh=Cosh digamma=Digamma
 erf=Erf erfc=Erfc erfinv=Erfinv exp=Exp exp2 expm1=Expm1 floor=Floor frac imag=Imag isfinite=IsFinite isinf=IsInf
@@ -19,8 +20,11 @@ isnan=IsNan lgamma=Lgamma log=Log log10 log1p=Log1p log2 logical_not=LogicalNot 
 reciprocal=Reciprocal,Inv,inv,inverse_elements round=Round,Rint,rint rsqrt=Rsqrt sign=Sign sin=Sin sinc=Sinc
 sinh=Sinh sqrt=Sqrt square=Square tan=Tan tanh=Tanh trunc=Trunc sigmoid=Sigmoid hardsigmoid=HSigmoid
 hardswish=HSwish logsigmoid=LogSigmoid mish=Mish relu6=ReLU6 selu=SeLU silu=SiLU softsign=Softsign tanhshrink
+relu=ReLU deg2rad rad2deg is_floating_point isreal signbit sgn lerp=Lerp bitwise_left_shift=LeftShift
+bitwise_right_shift=RightShift mm mv inner kron block_diag fliplr flipud trace=Trace argwhere bincount msort
+outer=ger,Ger complex=Complex
 """
-"""torch's function of one tensor, which is MindSpore's name too, and further names of MindSpore's."""
+"""torch's function, which is MindSpore's with the same arguments, and further names of MindSpore's."""
 
 BINARY = """
 add=Add,TensorAdd atan2=Atan2,arctan2 bitwise_and=BitwiseAnd bitwise_or=BitwiseOr bitwise_xor=BitwiseXor copysign
@@ -64,14 +68,6 @@ def _beside(number: Any, tensor: Tensor) -> torch.dtype:
     return tensor.dtype if not isinstance(number, bool) else torch.bool
 
 
-def _divide_to_zero(x: Any, y: Any) -> Any:
-    return of_two(torch.div)(x, y, rounding_mode="trunc")
-
-
-def _divide_or_zero(x: Tensor, y: Tensor) -> Tensor:
-    return torch.where(y == 0, torch.zeros_like(x), x / torch.where(y == 0, torch.ones_like(y), y))
-
-
 def clip_by_value(x: Any, clip_value_min: Any = None, clip_value_max: Any = None) -> Any:
     """Return the elements, not below the smallest value and not above the largest; of a list of tensors each."""
     if isinstance(x, list | tuple):
@@ -82,42 +78,26 @@ def clip_by_value(x: Any, clip_value_min: Any = None, clip_value_max: Any = None
     return x
 
 
-def add_all(x: Any) -> Tensor:
-    """Return the sum of several tensors."""
-    first, *others = x
-    for other in others:
-        first = first + other
-    return first
-
-
-def apply_dropout(input: Tensor, p: float = 0.5, training: bool = True, seed: int | None = None) -> Tensor:
-    """Zero elements with probability `p`, and multiply the others by 1 / (1 - p)."""
-    del seed
-    return F.dropout(input, p, training)
-
-
 OPERATORS: dict[str, Any] = {}
-for _rows, _made in ((UNARY, lambda function: function), (BINARY, of_two)):
+for _rows, _made in ((AS_THEY_ARE, lambda function: function), (BINARY, of_two)):
     for _name, _, _more in (row.partition("=") for row in _rows.split()):
         OPERATORS |= define(
             f"{_more.replace(',', ' ')} {_name}", _made(getattr(torch, _name, None) or getattr(F, _name))
         )
-for _row in (
-    ("ReLU relu", torch.relu),
-    ("AddN AccumulateNV2 addn accumulate_n", add_all),
+OPERATORS |= define_all((
+    ("AddN AccumulateNV2 addn accumulate_n", lambda x: functools.reduce(torch.add, x)),
     ("Addcdiv addcdiv", lambda input, tensor1, tensor2, value=1: input + value * (tensor1 / tensor2)),
     ("Addcmul addcmul", lambda input, tensor1, tensor2, value=1: input + value * (tensor1 * tensor2)),
     ("ApproximateEqual approximate_equal", lambda x, y, tolerance=1e-5: (x - y).abs() < tolerance, "tolerance"),
     ("CeLU celu", lambda x, alpha=1.0: F.celu(x, alpha), "alpha"),
     ("clip_by_value", clip_by_value),
     ("clamp clip", lambda input, min=None, max=None: clip_by_value(input, min, max)),
-    ("TruncateDiv truncate_div", _divide_to_zero),
-    ("DivNoNan div_no_nan", _divide_or_zero),
+    ("TruncateDiv truncate_div", lambda x, y: of_two(torch.div)(x, y, rounding_mode="trunc")),
+    ("DivNoNan div_no_nan", lambda x, y: torch.where(y == 0, torch.zeros_like(x), x / torch.where(
+        y == 0, torch.ones_like(y), y))),
     ("MulNoNan", lambda x, y: torch.where(y == 0, torch.zeros_like(x), x * y)),
     ("Xdivy xdivy", lambda x, y: torch.where(x == 0, torch.zeros_like(x), x / y)),
     ("SquaredDifference", lambda x, y: torch.square(x - y)),
-    ("LeftShift bitwise_left_shift", torch.bitwise_left_shift),
-    ("RightShift bitwise_right_shift", torch.bitwise_right_shift),
     ("Elu elu", lambda input_x, alpha=1.0: F.elu(input_x, alpha), "alpha"),
     ("GeLU Gelu", lambda input: F.gelu(input, approximate="tanh")),
     ("FastGeLU FastGelu fast_gelu", lambda x: x * torch.sigmoid(1.702 * x)),
@@ -131,25 +111,15 @@ for _row in (
     ("Softplus", F.softplus),
     ("softplus", lambda input, beta=1, threshold=20: F.softplus(input, beta, threshold)),
     ("threshold", lambda input, thr, value: F.threshold(input, thr, value)),
-    ("IsClose isclose", lambda input, other, rtol=1e-5, atol=1e-8, equal_nan=False: torch.isclose(
-        input, other, rtol, atol, equal_nan), "rtol atol equal_nan"),
-    ("Lerp lerp", torch.lerp),
+    ("IsClose isclose", taking("input other rtol=1e-5 atol=1e-8 equal_nan=False", torch.isclose),
+     "rtol atol equal_nan"),
     ("Logit logit", lambda input, eps=-1.0: torch.logit(input, eps if eps is not None and eps >= 0 else None), "eps"),
-    ("NanToNum nan_to_num", lambda input, nan=None, posinf=None, neginf=None: torch.nan_to_num(
-        input, nan, posinf, neginf), "nan posinf neginf"),
-    ("Complex", torch.complex),
+    ("NanToNum nan_to_num", taking("input nan=None posinf=None neginf=None", torch.nan_to_num), "nan posinf neginf"),
     ("FloatStatus", lambda x: (~torch.isfinite(x)).any().float().reshape(1)),
     ("mixed_precision_cast", lambda dst_dtype, x: x.to(dst_dtype) if x.is_floating_point() else x),
-    ("deg2rad", torch.deg2rad),
-    ("rad2deg", torch.rad2deg),
     ("identity Identity", lambda x: x),
-    ("dropout", apply_dropout),
-    ("is_floating_point", torch.is_floating_point),
-    ("isreal", torch.isreal),
-    ("signbit", torch.signbit),
-    ("sgn", torch.sgn),
+    ("dropout", taking("input p=0.5 training=True seed>=None", F.dropout)),
     ("StopGradient stop_gradient", lambda value: value.detach() if isinstance(value, Tensor) else value),
     ("Cast cast", lambda input, dtype: input.to(dtype) if isinstance(input, Tensor) else torch.tensor(
         input, dtype=dtype)),
-):  # fmt: skip
-    OPERATORS |= define(*_row)
+))  # fmt: skip

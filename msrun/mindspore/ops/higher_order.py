@@ -1,4 +1,4 @@
-"""Functions of functions: gradients, maps over trees, functions of several types; and what acts on lists of tensors."""
+"""Functions of functions: gradients, maps over trees, functions of several types, jit; and norms of several tensors."""
 
 from __future__ import annotations
 
@@ -11,23 +11,65 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from msrun.errors import UsageError
-from msrun.mindspore.ops.table import Primitive
+from msrun.errors import UsageError, near_miss
+from msrun.mindspore.ops.table import define_all, taking
 from msrun.mindspore.parallel import in_context
 from msrun.runtime import value_and_grad as _value_and_grad
 
+JIT = """
+JitConfig constexpr jit jit_class lazy_inline ms_class ms_function ms_memory_recycle mutable no_inline
+"""
+"""Marks of functions and values for MindSpore's compiler; AutoParallel captures what it is given without them."""
 __all__ = [
-    "Depend", "GradOperation", "HyperMap", "Map", "MultitypeFuncGraph", "Partial", "Print", "clip_by_global_norm",
-    "clip_by_norm", "deepcopy", "depend", "grad", "is_tensor", "jacfwd", "jacrev", "jvp", "partial", "print_",
-    "value_and_grad", "vjp", "vmap",
+    "GradOperation", "HyperMap", "Map", "MultitypeFuncGraph", "clip_by_global_norm", "clip_by_norm", "grad", "jvp",
+    "value_and_grad", "vjp", *JIT.split(),
 ]  # fmt: skip
+_OF_JIT = (
+    *("mode", "input_signature", "hash_args", "jit_config", "compile_once", "capture_mode", "jit_level", "dynamic"),
+    *("fullgraph", "backend", "options", "infer_boost", "exc_mode", "jit_syntax_level", "debug_level"),
+)
 
-partial = functools.partial
+
+def jit(fn: Callable[..., Any] | None = None, **settings: Any) -> Any:
+    """Return the function as it is; `@jit` and `@jit(...)` both work.
+
+    Raises:
+        UsageError: not a function, or an unknown setting.
+    """
+    for word in settings:
+        if word not in _OF_JIT:
+            raise UsageError(f"jit({word}=...): unknown word{near_miss(word, _OF_JIT)}")
+    if fn is None:
+        return lambda function: jit(function)
+    if not callable(fn):
+        raise UsageError(f"jit({fn!r}): decorate a function with it")
+    return fn
 
 
-def Partial() -> Callable[..., Any]:  # noqa: N802 - MindSpore's name
-    """Return `partial`."""
-    return functools.partial
+ms_function = jit
+
+
+class JitConfig:
+    """Settings of MindSpore's compiler, kept for whoever reads them."""
+
+    def __init__(
+        self, jit_level: str = "", exc_mode: str = "auto", jit_syntax_level: str = "", **settings: Any
+    ) -> None:
+        self.jit_config_dict = {"jit_level": jit_level, "exc_mode": exc_mode, "jit_syntax_level": jit_syntax_level}
+        self.jit_config_dict.update(settings)
+
+
+def as_it_is(target: Any = None, **settings: Any) -> Any:
+    """Return what it decorates: MindSpore's compiler alone needs the mark."""
+    return target if target is not None else lambda one: one
+
+
+jit_class = ms_class = ms_memory_recycle = lazy_inline = no_inline = constexpr = as_it_is
+
+
+def mutable(input_data: Any, dynamic_len: bool = False) -> Any:
+    """Return the value: all values may change here."""
+    return input_data
 
 
 def _kept(make: Callable[..., Callable[..., Any]]) -> Callable[..., Callable[..., Any]]:
@@ -101,10 +143,7 @@ def _of_sum(fn: Callable[..., Any], grad_position: Any, weights: Any, has_aux: b
 
 
 def grad(
-    fn: Callable[..., Any],
-    grad_position: int | tuple[int, ...] | None = 0,
-    weights: Any = None,
-    has_aux: bool = False,
+    fn: Callable[..., Any], grad_position: int | tuple[int, ...] | None = 0, weights: Any = None, has_aux: bool = False
 ) -> Callable[..., Any]:
     """Return a function that gives the gradients of `fn`; see `value_and_grad`."""
     single = isinstance(weights, Tensor)
@@ -183,11 +222,6 @@ def _weighted(fn: Callable[..., Any], sens: Any) -> Callable[..., Any]:
     return run
 
 
-def vmap(fn: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callable[..., Any]:
-    """Return the function over a batch; see `torch.vmap`."""
-    return torch.vmap(fn, in_axes, out_axes)
-
-
 class MultitypeFuncGraph:
     """One name for several functions, chosen by the types of what they are called with.
 
@@ -199,7 +233,6 @@ class MultitypeFuncGraph:
     """
 
     def __init__(self, name: str, read_value: bool = False) -> None:
-        del read_value
         self.name = name
         self._entries: list[tuple[tuple[Any, ...], Callable[..., Any]]] = []
 
@@ -270,38 +303,10 @@ def _mapped(function: Callable[..., Any], trees: Sequence[Any], reverse: bool) -
     return tuple(reversed(found)) if reverse else tuple(found)
 
 
-def depend(value: Any, expr: Any) -> Any:
-    """Return the value; operators run in the order in which they are written."""
-    del expr
-    return value
-
-
-class Depend(Primitive):
-    """`Depend()(value, expression)` is the value."""
-
-    function = staticmethod(depend)
-
-
 def print_(*inputs: Any) -> None:
     """Print tensors as MindSpore does. In a network that AutoParallel captures nothing is printed."""
     if not torch.compiler.is_compiling():
         sys.stdout.write("\n".join(str(one) for one in inputs) + "\n")
-
-
-class Print(Primitive):
-    """`Print()(...)` prints its inputs, one a line."""
-
-    function = staticmethod(print_)
-
-
-def is_tensor(obj: Any) -> bool:
-    """Tell whether it is a tensor."""
-    return isinstance(obj, Tensor)
-
-
-def deepcopy(input_x: Tensor) -> Tensor:
-    """Return a copy."""
-    return input_x.clone()
 
 
 def clip_by_global_norm(x: Sequence[Tensor], clip_norm: float = 1.0, use_norm: Any = None) -> tuple[Tensor, ...]:
@@ -324,16 +329,6 @@ def clip_by_norm(x: Any, max_norm: float, norm_type: float = 2.0, error_if_nonfi
     return scaled[0] if isinstance(x, Tensor) else type(x)(scaled)
 
 
-def jacrev(fn: Callable[..., Any], grad_position: int | tuple[int, ...] = 0, has_aux: bool = False) -> Any:
-    """Return a function that gives the Jacobian of `fn`, from its results backwards."""
-    return torch.func.jacrev(fn, grad_position, has_aux=has_aux)
-
-
-def jacfwd(fn: Callable[..., Any], grad_position: int | tuple[int, ...] = 0, has_aux: bool = False) -> Any:
-    """Return a function that gives the Jacobian of `fn`, from its inputs forwards."""
-    return torch.func.jacfwd(fn, grad_position, has_aux=has_aux)
-
-
 def jvp(fn: Callable[..., Any], inputs: Any, v: Any, has_aux: bool = False) -> Any:
     """Return what `fn` gives for inputs, and the product of its Jacobian with `v`."""
     many = isinstance(inputs, tuple | list)
@@ -347,3 +342,15 @@ def vjp(fn: Callable[..., Any], *inputs: Any, weights: Any = None, has_aux: bool
         raise UsageError("vjp(weights=...): GradOperation(get_by_list=True, sens_param=True) takes weights")
     value, product, *aux = torch.func.vjp(fn, *inputs, has_aux=has_aux)
     return value, lambda *v: products[0] if len(products := product(*v)) == 1 else products, *aux
+
+
+OPERATORS = define_all((
+    ("Depend depend", lambda value, expr: value),
+    ("Print print_", print_),
+    ("is_tensor", lambda obj: isinstance(obj, Tensor)),
+    ("deepcopy", lambda input_x: input_x.clone()),
+    ("Partial partial", functools.partial),
+    ("vmap", taking("fn>func in_axes>in_dims=0 out_axes>out_dims=0", torch.vmap)),
+    ("jacrev", taking("fn>func grad_position>argnums=0 has_aux=False", torch.func.jacrev)),
+    ("jacfwd", taking("fn>func grad_position>argnums=0 has_aux=False", torch.func.jacfwd)),
+))  # fmt: skip

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from msrun.mindspore.ops.table import define
+from msrun.mindspore.ops.table import define_all, taking
 
 Axis = int | Sequence[int] | None
 
@@ -26,12 +26,6 @@ def dims(axis: Any) -> tuple[int, ...]:
 def fill_type(value: Any) -> torch.dtype:
     """Return the type of elements that MindSpore gives to a number."""
     return torch.bool if isinstance(value, bool) else torch.int64 if isinstance(value, int) else torch.float32
-
-
-def squeeze(input: Tensor, axis: Axis = ()) -> Tensor:
-    """Take dimensions of size 1 away: those of `axis`, or all."""
-    chosen = dims(axis)
-    return input.squeeze(chosen) if chosen else input.squeeze()
 
 
 def one_hot(indices: Tensor, depth: int, on_value: Any = 1, off_value: Any = 0, axis: int = -1) -> Tensor:
@@ -54,11 +48,8 @@ def _gather(input_params: Tensor, input_indices: Any, axis: Any, batch_dims: int
     indices = torch.as_tensor(input_indices, device=input_params.device).long()
     where = int(axis) % input_params.dim()
     if batch_dims:
-        if batch_dims > 1:
-            return torch.stack(
-                [_gather(p, i, where - 1, batch_dims - 1) for p, i in zip(input_params, indices, strict=True)]
-            )
-        return torch.stack([_gather(p, i, where - 1) for p, i in zip(input_params, indices, strict=True)])
+        rows = zip(input_params, indices, strict=True)
+        return torch.stack([_gather(row, index, where - 1, batch_dims - 1) for row, index in rows])
     if where == 0 and input_params.dim() == 2 and indices.dim():
         return F.embedding(indices, input_params)
     shape = (*input_params.shape[:where], *indices.shape, *input_params.shape[where + 1 :])
@@ -73,14 +64,6 @@ def look_up(input_params: Tensor, input_indices: Tensor, offset: int = 0) -> Ten
     return rows * inside.unsqueeze(-1).to(rows.dtype)
 
 
-def _gather_nd(input_x: Tensor, indices: Tensor) -> Tensor:
-    return input_x[tuple(indices.long().unbind(-1))]
-
-
-def _gather_d(x: Tensor, dim: int, index: Tensor) -> Tensor:
-    return torch.gather(x, dim, index.long())
-
-
 def _scatter_nd(indices: Tensor, updates: Tensor, shape: Sequence[int]) -> Tensor:
     result = torch.zeros(tuple(shape), dtype=updates.dtype, device=updates.device)
     return result.index_put(tuple(indices.long().unbind(-1)), updates, accumulate=True)
@@ -92,12 +75,12 @@ def _segment(reduce: str) -> Any:
         ids, rest = segment_ids.long().reshape(-1), x.shape[segment_ids.dim() :]
         values, inside = x.reshape(len(ids), *rest), ids >= 0
         limits = torch.finfo(x.dtype) if x.is_floating_point() else torch.iinfo(x.dtype)
-        begin = {"sum": 0, "prod": 1, "amax": limits.min, "amin": limits.max}[reduce]
+        begin = {"sum": 0, "prod": 1, "max": limits.min, "min": limits.max}[reduce]
         result = torch.full((int(num_segments), *rest), begin, dtype=x.dtype, device=x.device)
         if reduce == "sum":
             return result.index_add(0, ids[inside], values[inside])
         places = ids[inside].reshape(-1, *[1] * len(rest)).expand(-1, *rest)
-        return result.scatter_reduce(0, places, values[inside], reduce)
+        return result.scatter_reduce(0, places, values[inside], {"max": "amax", "min": "amin"}.get(reduce, reduce))
 
     return run
 
@@ -108,34 +91,19 @@ def _arange(start: Any = 0, end: Any = None, step: Any = 1, *, dtype: torch.dtyp
     return torch.arange(*numbers, dtype=dtype)
 
 
-def _slice(input_x: Tensor, begin: Sequence[int], size: Sequence[int]) -> Tensor:
-    pieces = zip(begin, size, strict=True)
-    return input_x[tuple(slice(b, None if s == -1 else b + s) for b, s in pieces)]
-
-
-def _strided_slice(
-    input_x: Tensor,
-    begin: Sequence[int],
-    end: Sequence[int],
-    strides: Sequence[int],
-    begin_mask: int = 0,
-    end_mask: int = 0,
-    ellipsis_mask: int = 0,
-    new_axis_mask: int = 0,
-    shrink_axis_mask: int = 0,
-) -> Tensor:
+def _strided_slice(input_x: Tensor, begin: Any, end: Any, strides: Any, **masks: int) -> Tensor:
     """Return a part, with a bit of each mask per dimension as in TensorFlow."""
     chosen: list[Any] = []
     for place, (b, e, step) in enumerate(zip(begin, end, strides, strict=True)):
-        bit = 1 << place
-        if ellipsis_mask & bit:
+        has = {name.removesuffix("_mask"): mask >> place & 1 for name, mask in masks.items()}
+        if has["ellipsis"]:
             chosen.append(...)
-        elif new_axis_mask & bit:
+        elif has["new_axis"]:
             chosen.append(None)
-        elif shrink_axis_mask & bit:
+        elif has["shrink_axis"]:
             chosen.append(b)
         else:
-            chosen.append(slice(None if begin_mask & bit else b, None if end_mask & bit else e, step))
+            chosen.append(slice(None if has["begin"] else b, None if has["end"] else e, step))
     backwards = [place for place, one in enumerate(chosen) if isinstance(one, slice) and one.step < 0]
     for place in backwards:  # torch knows no negative step
         kept = range(input_x.shape[place])[chosen[place]]
@@ -144,12 +112,14 @@ def _strided_slice(
     return input_x[tuple(chosen)]
 
 
-def _arg_with_value(find: Any) -> Any:
-    def run(input: Tensor, axis: int = 0, keep_dims: bool = False) -> tuple[Tensor, Tensor]:
-        values, indices = find(input, axis, keep_dims)
-        return indices, values
+def _spread(measure: Any) -> Any:
+    return lambda input, axis, ddof, keepdims: measure(
+        input, dims(axis) or None, correction=int(ddof), keepdim=keepdims
+    )
 
-    return run
+
+def _arg_with_value(find: Any) -> Any:
+    return taking("input axis>dim=0 keep_dims>keepdim=False", lambda **words: tuple(find(**words))[::-1])
 
 
 def _extreme(find: Any, over_all: Any) -> Any:
@@ -171,11 +141,6 @@ def _sum(input: Tensor, dim: Axis = None, keepdim: bool = False, *, dtype: torch
     return total if dtype or input.dtype == torch.bool else total.to(input.dtype)
 
 
-def reduce_sum(x: Tensor, axis: Axis = (), keep_dims: bool = False, skip_mode: bool = False) -> Tensor:
-    """Sum over dimensions; over all when none is named."""
-    return x if skip_mode and not dims(axis) else _sum(x, axis, keep_dims)
-
-
 def _over_dims(reduce: Any) -> Any:
     """Return a reduction over several dimensions of one that knows one."""
 
@@ -192,25 +157,22 @@ def _prod(input: Tensor, axis: Axis = None, keep_dims: bool = False, dtype: torc
     return result.to(dtype) if dtype else result
 
 
-def _topk(
-    input: Tensor, k: int, dim: int | None = None, largest: bool = True, sorted: bool = True
-) -> tuple[Tensor, Tensor]:
-    values, indices = torch.topk(input, k, -1 if dim is None else dim, largest, sorted)
+def _with_places(found: Any) -> tuple[Tensor, Tensor]:
+    values, indices = found
     return values, indices.int()
 
 
-def _sort(input_x: Tensor, axis: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
-    values, indices = torch.sort(input_x, dim=axis, descending=descending, stable=True)
-    return values, indices.int()
+def _cumulate(cumulate: Any, start: float) -> Any:
+    def run(x: Tensor, axis: Any, exclusive: bool, reverse: bool) -> Tensor:
+        axis = int(axis)
+        x = x.flip(axis) if reverse else x
+        if exclusive:
+            first = torch.full_like(x.narrow(axis, 0, 1), start)
+            x = torch.cat((first, x.narrow(axis, 0, x.shape[axis] - 1)), axis)
+        result = cumulate(x, axis).to(x.dtype)
+        return result.flip(axis) if reverse else result
 
-
-def _cumulate(x: Tensor, axis: int, exclusive: bool, reverse: bool, start: float, cumulate: Any) -> Tensor:
-    x = x.flip(axis) if reverse else x
-    if exclusive:
-        first = torch.full_like(x.narrow(axis, 0, 1), start)
-        x = torch.cat((first, x.narrow(axis, 0, x.shape[axis] - 1)), axis)
-    result = cumulate(x, axis).to(x.dtype)
-    return result.flip(axis) if reverse else result
+    return run
 
 
 def _pad_pairs(input_x: Tensor, paddings: Any, mode: str = "constant") -> Tensor:
@@ -225,15 +187,6 @@ def _pad_pairs(input_x: Tensor, paddings: Any, mode: str = "constant") -> Tensor
         order = torch.tensor([*head, *range(size), *tail], dtype=torch.int64, device=input_x.device)
         input_x = input_x.index_select(dim, order)
     return input_x
-
-
-def _split(input_x: Tensor, axis: int = 0, output_num: int = 1) -> tuple[Tensor, ...]:
-    return input_x.split(input_x.shape[axis] // output_num, axis)
-
-
-def _split_sizes(tensor: Tensor, split_size_or_sections: Any, axis: int = 0) -> tuple[Tensor, ...]:
-    one = isinstance(split_size_or_sections, int)
-    return tensor.split(split_size_or_sections if one else list(split_size_or_sections), axis)
 
 
 def _unique(input: Tensor) -> tuple[Tensor, Tensor]:
@@ -254,19 +207,20 @@ def _band(x: Tensor, lower: int, upper: int) -> Tensor:
     return x * (inside & ((columns - rows <= upper) | (upper < 0))).to(x.dtype)
 
 
-def _fill(type: torch.dtype, shape: Any, value: Any) -> Tensor:
-    return torch.full(dims(shape), value.item() if isinstance(value, Tensor) else value, dtype=type)
+CHANGES: dict[str, Any] = {
+    "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "max": torch.maximum, "min": torch.minimum,
+}  # fmt: skip
+"""What becomes of an element and its update."""
 
 
 def scatter_into(change: str) -> Any:
     """Return a function that changes a tensor in place, where the last dimension of indices names an element."""
-    changes: dict[str, Any] = {"mul": torch.mul, "div": torch.div, "max": torch.maximum, "min": torch.minimum}
 
     def run(x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
         where = tuple(indices.long().unbind(-1))
         if change in ("add", "sub"):
             return x.index_put_(where, updates if change == "add" else -updates, accumulate=True)
-        return x.index_put_(where, updates if change == "update" else changes[change](x[where], updates))
+        return x.index_put_(where, updates if change == "update" else CHANGES[change](x[where], updates))
 
     return run
 
@@ -282,20 +236,6 @@ def _scatter_elements(
     return input_x.scatter(axis, places, updates) if reduction == "none" else input_x.scatter_add(axis, places, updates)
 
 
-def _meshgrid(*inputs: Any, indexing: str = "xy") -> tuple[Tensor, ...]:
-    grids = inputs[0] if len(inputs) == 1 and isinstance(inputs[0], list | tuple) else inputs
-    return torch.meshgrid(*grids, indexing=indexing)
-
-
-def _expand(input: Tensor, shape: Sequence[int]) -> Tensor:
-    return input.expand(tuple(shape))
-
-
-def _sequence_mask(lengths: Tensor, maxlen: int | None = None) -> Tensor:
-    longest = int(lengths.max()) if maxlen is None else maxlen
-    return torch.arange(longest, device=lengths.device) < lengths.unsqueeze(-1)
-
-
 def _reverse_sequence(x: Tensor, seq_lengths: Tensor, seq_dim: int = 1, batch_dim: int = 0) -> Tensor:
     """Return x, whose sequences are turned round in their first `seq_lengths` places."""
     places = torch.arange(x.shape[seq_dim], device=x.device)
@@ -308,8 +248,7 @@ def _reverse_sequence(x: Tensor, seq_lengths: Tensor, seq_dim: int = 1, batch_di
 
 _dims = dims  # rows have arguments that are called dims
 
-OPERATORS: dict[str, Any] = {}
-for _row in (
+OPERATORS = define_all((
     ("Reshape reshape", lambda input, shape: input.reshape(dims(shape))),
     ("Shape shape TensorShape", lambda input_x: tuple(input_x.shape)),
     ("DynamicShape tensor_shape", lambda input_x: torch.tensor(input_x.shape)),
@@ -326,9 +265,8 @@ for _row in (
     ("ravel", lambda input: input.reshape(-1)),
     ("ExpandDims expand_dims", lambda input_x, axis: input_x.unsqueeze(axis)),
     ("unsqueeze", lambda input, dim: input.unsqueeze(dim)),
-    ("Squeeze squeeze", squeeze, "axis"),
-    ("Concat Cat", lambda tensors, axis=0: torch.cat(tuple(tensors), axis), "axis"),
-    ("concat cat", lambda tensors, axis=0: torch.cat(tuple(tensors), axis)),
+    ("Squeeze squeeze", lambda input, axis=(): input.squeeze(_dims(axis)) if _dims(axis) else input.squeeze(), "axis"),
+    ("Concat Cat concat cat", lambda tensors, axis=0: torch.cat(tuple(tensors), axis), "axis"),
     ("Stack Pack stack pack", lambda tensors, axis=0: torch.stack(tuple(tensors), axis), "axis"),
     ("Unstack Unpack", lambda input_x, axis=0, num=None: input_x.unbind(axis), "axis num"),
     ("unstack unpack", lambda input_x, axis=0: input_x.unbind(axis)),
@@ -337,9 +275,10 @@ for _row in (
     ("vstack", lambda inputs: torch.vstack(tuple(inputs))),
     ("dstack", lambda tensors: torch.dstack(tuple(tensors))),
     ("column_stack", lambda tensors: torch.column_stack(tuple(tensors))),
-    ("block_diag", torch.block_diag),
-    ("Split", _split, "axis output_num"),
-    ("split", _split_sizes),
+    ("Split", lambda input_x, axis=0, output_num=1: input_x.split(input_x.shape[axis] // output_num, axis),
+     "axis output_num"),
+    ("split", lambda tensor, split_size_or_sections, axis=0: tensor.split(
+        split_size_or_sections if isinstance(split_size_or_sections, int) else list(split_size_or_sections), axis)),
     ("SplitV", lambda input_x, size_splits, split_dim, num_split=None: input_x.split(list(size_splits), split_dim),
      "size_splits split_dim num_split"),
     ("chunk", lambda input, chunks, axis=0: input.chunk(chunks, axis)),
@@ -347,50 +286,39 @@ for _row in (
     ("Tile tile", lambda input, dims: input.tile(_dims(dims))),
     ("repeat_elements", lambda x, rep, axis=0: x.repeat_interleave(rep, axis)),
     ("repeat_interleave", lambda input, repeats, axis=None: input.repeat_interleave(repeats, axis)),
-    ("BroadcastTo", lambda input, shape: _expand(input, shape), "shape"),
-    ("broadcast_to", _expand),
-    ("expand", lambda input_x, size: _expand(input_x, _dims(size))),
+    ("BroadcastTo broadcast_to", lambda input, shape: input.expand(tuple(shape)), "shape"),
+    ("expand", lambda input_x, size: input_x.expand(_dims(size))),
     ("expand_as", lambda input, other: input.expand_as(other)),
-    ("Gather GatherV2 SparseGatherV2", lambda input_params, input_indices, axis, batch_dims=0: _gather(
-        input_params, input_indices, axis, batch_dims), "batch_dims"),
-    ("gather", _gather),
+    ("Gather GatherV2 SparseGatherV2 gather", _gather, "batch_dims"),
     ("EmbeddingLookup embedding_lookup", look_up),
-    ("GatherNd gather_nd", _gather_nd),
-    ("GatherD gather_d", _gather_d),
-    ("gather_elements", lambda input, dim, index: _gather_d(input, dim, index)),
+    ("GatherNd gather_nd", lambda input_x, indices: input_x[tuple(indices.long().unbind(-1))]),
+    ("GatherD gather_d", lambda x, dim, index: torch.gather(x, dim, index.long())),
+    ("gather_elements", lambda input, dim, index: torch.gather(input, dim, index.long())),
     ("index_select", lambda input, axis, index: input.index_select(axis, index.long())),
     ("ScatterNd scatter_nd", _scatter_nd),
-    ("TensorScatterUpdate tensor_scatter_update", _tensor_scatter("update")),
-    ("TensorScatterAdd tensor_scatter_add", _tensor_scatter("add")),
-    ("TensorScatterSub tensor_scatter_sub", _tensor_scatter("sub")),
-    ("TensorScatterMul tensor_scatter_mul", _tensor_scatter("mul")),
-    ("TensorScatterDiv tensor_scatter_div", _tensor_scatter("div")),
-    ("TensorScatterMax tensor_scatter_max", _tensor_scatter("max")),
-    ("TensorScatterMin tensor_scatter_min", _tensor_scatter("min")),
+    *((f"TensorScatter{change.title()} tensor_scatter_{change}", _tensor_scatter(change))
+      for change in ("update", *CHANGES)),
     ("TensorScatterElements tensor_scatter_elements", _scatter_elements, "axis reduction"),
     ("scatter", lambda input, axis, index, src: input.scatter(axis, index.long(), src)),
     ("index_add", lambda x, indices, y, axis, use_lock=True, check_index_bound=True: x.index_add(
         axis, indices.long(), y)),
     ("index_fill", lambda x, axis, index, value: x.index_fill(axis, torch.as_tensor(index).long(), value)),
-    ("UnsortedSegmentSum unsorted_segment_sum", _segment("sum")),
-    ("UnsortedSegmentMax unsorted_segment_max", _segment("amax")),
-    ("UnsortedSegmentMin unsorted_segment_min", _segment("amin")),
-    ("UnsortedSegmentProd unsorted_segment_prod", _segment("prod")),
+    *((f"UnsortedSegment{reduce.title()} unsorted_segment_{reduce}", _segment(reduce))
+      for reduce in ("sum", "prod", "max", "min")),
     ("Select select where", lambda condition, input, other: torch.where(condition, input, other)),
     ("MaskedFill masked_fill", lambda input_x, mask, value: input_x.masked_fill(mask.bool(), value)),
     ("MaskedSelect masked_select", lambda input, mask: torch.masked_select(input, mask)),
     ("NonZero", torch.nonzero),
     ("nonzero", lambda input, *, as_tuple=False: torch.nonzero(input, as_tuple=as_tuple)),
-    ("argwhere", torch.argwhere),
-    ("Slice slice", _slice),
-    ("StridedSlice strided_slice", _strided_slice,
-     "begin_mask end_mask ellipsis_mask new_axis_mask shrink_axis_mask"),
+    ("Slice slice", lambda input_x, begin, size: input_x[tuple(
+        slice(b, None if s == -1 else b + s) for b, s in zip(begin, size, strict=True))]),
+    ("StridedSlice strided_slice", taking(
+        "input_x begin end strides begin_mask=0 end_mask=0 ellipsis_mask=0 new_axis_mask=0 shrink_axis_mask=0",
+        _strided_slice), "begin_mask end_mask ellipsis_mask new_axis_mask shrink_axis_mask"),
     ("narrow", lambda input, axis, start, length: input.narrow(axis, start, length)),
     ("ReverseV2", lambda input, axis: input.flip(_dims(axis)), "axis"),
     ("reverse", lambda x, axis: x.flip(_dims(axis))),
     ("flip", lambda input, dims: input.flip(_dims(dims))),
-    ("fliplr", torch.fliplr),
-    ("flipud", torch.flipud),
     ("Roll roll", lambda input, shifts, dims=None: torch.roll(input, shifts, dims), "shifts dims"),
     ("rot90", lambda input, k, dims: torch.rot90(input, k, dims)),
     ("Triu triu", lambda input, diagonal=0: torch.triu(input, diagonal), "diagonal"),
@@ -399,7 +327,6 @@ for _row in (
     ("Diag diag", torch.diag),
     ("DiagPart diag_part", torch.diag),
     ("diagonal", lambda input, offset=0, dim1=0, dim2=1: torch.diagonal(input, offset, dim1, dim2)),
-    ("Trace trace", torch.trace),
     ("Pad", _pad_pairs, "paddings"),
     ("MirrorPad", lambda input_x, paddings, mode="REFLECT": _pad_pairs(input_x, paddings, mode), "mode"),
     ("mirror_pad", _pad_pairs),
@@ -408,24 +335,25 @@ for _row in (
     ("SpaceToDepth", lambda x, block_size: F.pixel_unshuffle(x, block_size), "block_size"),
     ("pixel_shuffle", lambda input, upscale_factor: F.pixel_shuffle(input, upscale_factor)),
     ("pixel_unshuffle", lambda input, downscale_factor: F.pixel_unshuffle(input, downscale_factor)),
-    ("Meshgrid", lambda inputs, indexing="xy": _meshgrid(*inputs, indexing=indexing), "indexing"),
-    ("meshgrid", _meshgrid),
+    ("Meshgrid", lambda inputs, indexing="xy": torch.meshgrid(*inputs, indexing=indexing), "indexing"),
+    ("meshgrid", lambda *inputs, indexing="xy": torch.meshgrid(*inputs, indexing=indexing)),
     ("OneHot one_hot", one_hot, "axis"),
-    ("sequence_mask", _sequence_mask),
+    ("sequence_mask", lambda lengths, maxlen=None: torch.arange(
+        int(lengths.max()) if maxlen is None else maxlen, device=lengths.device) < lengths.unsqueeze(-1)),
     ("Unique unique", _unique),
     ("ReverseSequence reverse_sequence", _reverse_sequence, "seq_dim batch_dim"),
     ("make_range", lambda *limits: tuple(range(*limits))),
     ("tuple_len list_len", len),
     ("searchsorted", lambda sorted_sequence, values, *, out_int32=False, right=False: torch.searchsorted(
         sorted_sequence, values, out_int32=out_int32, right=right)),
-    ("bincount", torch.bincount),
-    ("histc", lambda input, bins=100, min=0.0, max=0.0: torch.histc(input, bins, min, max)),
+    ("histc", taking("input bins=100 min=0.0 max=0.0", torch.histc)),
     # -- made of nothing ------------------------------------------------------------------------------------------
-    ("Fill fill", _fill),
+    ("Fill fill", lambda type, shape, value: torch.full(
+        _dims(shape), value.item() if isinstance(value, Tensor) else value, dtype=type)),
     ("FillV2", lambda shape, value: torch.full(_dims(shape), value.item(), dtype=value.dtype)),
     ("full", lambda size, fill_value, *, dtype=None: torch.full(
         _dims(size), fill_value, dtype=dtype or fill_type(fill_value))),
-    ("full_like", lambda input, fill_value, *, dtype=None: torch.full_like(input, fill_value, dtype=dtype)),
+    ("full_like", taking("input fill_value * dtype=None", torch.full_like)),
     ("Fills fills", lambda x, value: torch.full_like(x, float(value))),
     ("Ones ones", lambda shape, dtype=None: torch.ones(_dims(shape), dtype=dtype or torch.float32)),
     ("Zeros zeros", lambda size, dtype=None: torch.zeros(_dims(size), dtype=dtype or torch.float32)),
@@ -442,8 +370,9 @@ for _row in (
     ("scalar_cast ScalarCast", lambda input_x, input_y: torch.tensor(input_x).to(input_y).item()),
     ("tuple_to_array TupleToArray", lambda input_x: torch.tensor(input_x)),
     # -- reduced ---------------------------------------------------------------------------------------------------
-    ("ReduceSum", reduce_sum, "keep_dims skip_mode"),
-    ("reduce_sum", lambda x, axis=(), keep_dims=False: reduce_sum(x, axis, keep_dims)),
+    ("ReduceSum", lambda x, axis=(), keep_dims=False, skip_mode=False: x if skip_mode and not _dims(axis) else _sum(
+        x, axis, keep_dims), "keep_dims skip_mode"),
+    ("reduce_sum", taking("x>input axis>dim=() keep_dims>keepdim=False", _sum)),
     ("sum", _sum),
     ("ReduceMean reduce_mean", lambda x, axis=(), keep_dims=False: x.mean(_dims(axis) or None, keep_dims), "keep_dims"),
     ("mean", lambda x, axis=None, keep_dims=False: x.mean(_dims(axis) or None, keep_dims)),
@@ -452,18 +381,14 @@ for _row in (
     ("amax", lambda input, axis=None, keepdims=False, *, initial=None, where=None: input.amax(_dims(axis), keepdims)),
     ("amin", lambda input, axis=None, keepdims=False, *, initial=None, where=None: input.amin(_dims(axis), keepdims)),
     ("ReduceProd", _prod, "keep_dims"),
-    ("reduce_prod", lambda x, axis=(), keep_dims=False: _prod(x, axis, keep_dims)),
+    ("reduce_prod", taking("x>input axis=() keep_dims=False", _prod)),
     ("prod", _prod),
     ("ReduceAll reduce_all", _over_dims(torch.all), "keep_dims"),
     ("ReduceAny reduce_any", _over_dims(torch.any), "keep_dims"),
-    ("all", lambda input, axis=None, keep_dims=False: _over_dims(torch.all)(input, axis, keep_dims)),
-    ("any", lambda input, axis=None, keep_dims=False: _over_dims(torch.any)(input, axis, keep_dims)),
-    ("std", lambda input, axis=None, ddof=0, keepdims=False: torch.std(
-        input, _dims(axis) or None, correction=int(ddof), keepdim=keepdims)),
-    ("var", lambda input, axis=None, ddof=0, keepdims=False: torch.var(
-        input, _dims(axis) or None, correction=int(ddof), keepdim=keepdims)),
-    ("var_mean", lambda input, axis=None, ddof=0, keepdims=False: torch.var_mean(
-        input, _dims(axis) or None, correction=int(ddof), keepdim=keepdims)),
+    ("all", taking("input>x axis=None keep_dims=False", _over_dims(torch.all))),
+    ("any", taking("input>x axis=None keep_dims=False", _over_dims(torch.any))),
+    *((measure.__name__, taking("input axis=None ddof=0 keepdims=False", _spread(measure)))
+      for measure in (torch.std, torch.var, torch.var_mean)),
     ("median", lambda input, axis=-1, keepdims=False: tuple(torch.median(input, axis, keepdims))),
     ("max", _extreme(torch.max, torch.amax)),
     ("min", _extreme(torch.min, torch.amin)),
@@ -475,31 +400,27 @@ for _row in (
      "axis output_type"),
     ("argmax", lambda input, dim=None, keepdim=False: torch.argmax(input, dim, keepdim)),
     ("argmin", lambda input, axis=None, keepdims=False: torch.argmin(input, axis, keepdims).int()),
-    ("TopK top_k", lambda input_x, k, sorted=True: _topk(input_x, k, sorted=sorted), "sorted"),
-    ("topk", _topk),
-    ("Sort", _sort, "axis descending"),
-    ("sort", _sort),
+    ("TopK top_k", lambda input_x, k, sorted=True: _with_places(torch.topk(input_x, k, sorted=sorted)), "sorted"),
+    ("topk", lambda input, k, dim=None, largest=True, sorted=True: _with_places(torch.topk(
+        input, k, -1 if dim is None else dim, largest, sorted))),
+    ("Sort sort", lambda input_x, axis=-1, descending=False: _with_places(torch.sort(
+        input_x, dim=axis, descending=descending, stable=True)), "axis descending"),
     ("argsort", lambda input, axis=-1, descending=False: torch.argsort(
         input, dim=axis, descending=descending, stable=True).int()),
-    ("msort", torch.msort),
-    ("CumSum", lambda input, axis, exclusive=False, reverse=False: _cumulate(
-        input, int(axis), exclusive, reverse, 0, torch.cumsum), "exclusive reverse"),
-    ("CumProd", lambda x, axis, exclusive=False, reverse=False: _cumulate(
-        x, int(axis), exclusive, reverse, 1, torch.cumprod), "exclusive reverse"),
+    ("CumSum", taking("input>x axis exclusive=False reverse=False", _cumulate(torch.cumsum, 0)), "exclusive reverse"),
+    ("CumProd", taking("x axis exclusive=False reverse=False", _cumulate(torch.cumprod, 1)), "exclusive reverse"),
     ("cumsum", lambda x, axis, dtype=None: torch.cumsum(x, axis, dtype=dtype or x.dtype)),
     ("cumprod", lambda input, dim, dtype=None: torch.cumprod(input, dim, dtype=dtype or input.dtype)),
     ("cummax", lambda input, axis: tuple(torch.cummax(input, axis))),
     ("cummin", lambda input, axis: tuple(torch.cummin(input, axis))),
-    ("logsumexp", lambda input, dim, keepdim=False: torch.logsumexp(input, dim, keepdim)),
+    ("logsumexp", taking("input dim keepdim=False", torch.logsumexp)),
     ("count_nonzero", lambda x, axis=(), keep_dims=False, dtype=torch.int32: _sum(
         (x != 0).int(), axis, keep_dims, dtype=dtype)),
-    ("norm", lambda A, ord=None, dim=None, keepdim=False, *, dtype=None: torch.linalg.norm(
-        A, ord, dim, keepdim, dtype=dtype)),
+    ("norm", taking("A>input ord=None dim=None keepdim=False * dtype=None", torch.linalg.norm)),
     ("L2Loss", lambda input_x: (input_x * input_x).sum() / 2),
     ("L2Normalize", lambda x, axis=0, epsilon=1e-4: x * torch.rsqrt(
         (x * x).sum(_dims(axis), True).clamp(min=epsilon)), "axis epsilon"),
     ("LpNorm", lambda input, axis, p=2, keep_dims=False, epsilon=1e-12: torch.linalg.vector_norm(
         input, p, _dims(axis), keep_dims), "axis p keep_dims epsilon"),
     ("diff", lambda x, n=1, axis=-1, prepend=None, append=None: torch.diff(x, n, axis, prepend, append)),
-):  # fmt: skip
-    OPERATORS |= define(*_row)
+))  # fmt: skip

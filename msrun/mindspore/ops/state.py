@@ -1,56 +1,32 @@
-"""Operators that change a parameter in place: assignment, scattered rows, and the steps of optimizers. The table."""
+"""Operators that act on more than their result: on parameters in place, and between the ranks. The table."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from msrun.mindspore.ops.shapes import scatter_into
-from msrun.mindspore.ops.table import define
-
-
-@torch.no_grad()
-def assign(variable: Tensor, value: Any) -> Tensor:
-    """Give a parameter another value, and return the parameter."""
-    return variable.copy_(torch.as_tensor(value))
-
-
-@torch.no_grad()
-def _assign_add(variable: Tensor, value: Any) -> Tensor:
-    return variable.add_(value)
-
-
-@torch.no_grad()
-def _assign_sub(variable: Tensor, value: Any) -> Tensor:
-    return variable.sub_(value)
+from msrun import runtime
+from msrun.errors import UsageError
+from msrun.mindspore.ops.shapes import CHANGES, scatter_into
+from msrun.mindspore.ops.table import Primitive, define_all, taking
 
 
 def _scatter(change: str, is_nd: bool = False) -> Any:
     @torch.no_grad()
-    def run(input_x: Tensor, indices: Tensor, updates: Tensor, use_locking: bool = False) -> Tensor:
-        del use_locking
+    def run(input_x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
         return scatter_into(change)(input_x, indices if is_nd else indices.unsqueeze(-1), updates)
 
-    return run
+    return taking("input_x indices updates use_locking>=False", run)
 
 
 @torch.no_grad()
 def _adam_weight_decay(
-    var: Tensor,
-    m: Tensor,
-    v: Tensor,
-    lr: Any,
-    beta1: Any,
-    beta2: Any,
-    epsilon: Any,
-    decay: Any,
-    gradient: Tensor,
-    use_locking: bool = False,
+    var: Tensor, m: Tensor, v: Tensor, lr: Any, beta1: Any, beta2: Any, epsilon: Any, decay: Any, gradient: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g g; w = w - lr (m / (sqrt(v) + eps) + decay w), all in place."""
-    del use_locking
     gradient = gradient.to(m.dtype)
     m.copy_(m * beta1 + gradient * (1 - beta1))
     v.copy_(v * beta2 + gradient * gradient * (1 - beta2))
@@ -59,99 +35,102 @@ def _adam_weight_decay(
 
 @torch.no_grad()
 def _adam(
-    var: Tensor,
-    m: Tensor,
-    v: Tensor,
-    beta1_power: Any,
-    beta2_power: Any,
-    lr: Any,
-    beta1: Any,
-    beta2: Any,
-    epsilon: Any,
-    gradient: Tensor,
-    use_locking: bool = False,
-    use_nesterov: bool = False,
+    var: Tensor, m: Tensor, v: Tensor, lr: Any, beta1: Any, beta2: Any, epsilon: Any, gradient: Tensor, **settings: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Adam's step with epsilon where MindSpore has it; the powers are beta ** step."""
-    del use_locking
-    rate = lr * (1 - beta2_power) ** 0.5 / (1 - beta1_power)
+    rate = lr * (1 - settings["beta2_power"]) ** 0.5 / (1 - settings["beta1_power"])
     m.copy_(m * beta1 + gradient * (1 - beta1))
     v.copy_(v * beta2 + gradient * gradient * (1 - beta2))
-    ahead = m * beta1 + gradient * (1 - beta1) if use_nesterov else m
+    ahead = m * beta1 + gradient * (1 - beta1) if settings["use_nesterov"] else m
     return var.sub_(rate * ahead / (v.sqrt() + epsilon)), m, v
 
 
 def _sparse_adam(is_lazy: bool) -> Any:
     @torch.no_grad()
     def run(
-        var: Tensor,
-        m: Tensor,
-        v: Tensor,
-        beta1_power: Any,
-        beta2_power: Any,
-        lr: Any,
-        beta1: Any,
-        beta2: Any,
-        epsilon: Any,
-        gradient: Tensor,
-        indices: Tensor,
-        use_locking: bool = False,
-        use_nesterov: bool = False,
+        var: Tensor, m: Tensor, v: Tensor, gradient: Tensor, indices: Tensor, **settings: Any
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Adam's step of the rows that `indices` name, repeated ones summed; lazy: of these rows alone."""
-        del use_locking
-        powers = (beta1_power, beta2_power, lr, beta1, beta2, epsilon)
         rows, place = torch.unique(indices.long(), return_inverse=True)
         summed = torch.zeros(len(rows), *gradient.shape[1:], dtype=gradient.dtype).index_add_(0, place, gradient)
         if not is_lazy:
-            whole = torch.zeros_like(var).index_copy_(0, rows, summed)
-            return _adam(var, m, v, *powers, whole, use_nesterov=use_nesterov)
-        some, first, second = (table[rows] for table in (var, m, v))
-        _adam(some, first, second, *powers, summed, use_nesterov=use_nesterov)
-        for table, part in zip((var, m, v), (some, first, second), strict=True):
+            return _adam(var, m, v, gradient=torch.zeros_like(var).index_copy_(0, rows, summed), **settings)
+        parts = _adam(var[rows], m[rows], v[rows], gradient=summed, **settings)
+        for table, part in zip((var, m, v), parts, strict=True):
             table.index_copy_(0, rows, part)
         return var, m, v
 
-    return run
+    return taking(f"{_OF_ADAM} gradient indices {_SETTINGS}", run)
 
 
 @torch.no_grad()
 def _apply_momentum(
-    variable: Tensor,
-    accumulation: Tensor,
-    learning_rate: Any,
-    gradient: Tensor,
-    momentum: Any,
-    use_nesterov: bool = False,
-    use_locking: bool = False,
-    gradient_scale: float = 1.0,
+    variable: Tensor, accumulation: Tensor, learning_rate: Any, gradient: Tensor, momentum: Any, **settings: Any
 ) -> Tensor:
     """v = momentum v + g; w = w - lr v."""
-    del use_locking
-    gradient = gradient * gradient_scale
+    gradient = gradient * settings["gradient_scale"]
     accumulation.copy_(accumulation * momentum + gradient)
-    return variable.sub_((gradient + accumulation * momentum if use_nesterov else accumulation) * learning_rate)
+    ahead = gradient + accumulation * momentum if settings["use_nesterov"] else accumulation
+    return variable.sub_(ahead * learning_rate)
 
 
-OPERATORS: dict[str, Any] = {}
-for _row in (
-    ("Assign assign", assign),
-    ("AssignAdd assign_add", _assign_add),
-    ("AssignSub assign_sub", _assign_sub),
-    ("ScatterUpdate scatter_update", _scatter("update"), "use_locking"),
-    ("ScatterAdd scatter_add", _scatter("add"), "use_locking"),
-    ("ScatterSub scatter_sub", _scatter("sub"), "use_locking"),
-    ("ScatterMul scatter_mul", _scatter("mul"), "use_locking"),
-    ("ScatterDiv scatter_div", _scatter("div"), "use_locking"),
-    ("ScatterMax scatter_max", _scatter("max"), "use_locking"),
-    ("ScatterMin scatter_min", _scatter("min"), "use_locking"),
-    ("ScatterNdUpdate scatter_nd_update", _scatter("update", is_nd=True), "use_locking"),
-    ("ScatterNdAdd scatter_nd_add", _scatter("add", is_nd=True), "use_locking"),
-    ("ScatterNdSub scatter_nd_sub", _scatter("sub", is_nd=True), "use_locking"),
-    ("AdamWeightDecay", _adam_weight_decay, "use_locking"),
-    ("Adam", _adam, "use_locking use_nesterov"),
+_OF_ADAM = "var m v beta1_power beta2_power lr beta1 beta2 epsilon"
+_SETTINGS = "use_locking>=False use_nesterov=False"
+OPERATORS = define_all((
+    ("Assign assign", torch.no_grad()(lambda variable, value: variable.copy_(torch.as_tensor(value)))),
+    ("AssignAdd assign_add", torch.no_grad()(lambda variable, value: variable.add_(value))),
+    ("AssignSub assign_sub", torch.no_grad()(lambda variable, value: variable.sub_(value))),
+    *((f"Scatter{change.title()} scatter_{change}", _scatter(change), "use_locking")
+      for change in ("update", *CHANGES)),
+    *((f"ScatterNd{change.title()} scatter_nd_{change}", _scatter(change, is_nd=True), "use_locking")
+      for change in ("update", "add", "sub")),
+    ("AdamWeightDecay", taking("var m v lr beta1 beta2 epsilon decay gradient use_locking>=False", _adam_weight_decay),
+     "use_locking"),
+    ("Adam", taking(f"{_OF_ADAM} gradient {_SETTINGS}", _adam), "use_locking use_nesterov"),
     ("FusedSparseAdam", _sparse_adam(is_lazy=False), "use_locking use_nesterov"),
     ("FusedSparseLazyAdam", _sparse_adam(is_lazy=True), "use_locking use_nesterov"),
-    ("ApplyMomentum", _apply_momentum, "use_nesterov use_locking gradient_scale"),
-):  # fmt: skip
-    OPERATORS |= define(*_row)
+    ("ApplyMomentum", taking("variable accumulation learning_rate gradient momentum use_nesterov=False "
+                             "use_locking>=False gradient_scale=1.0", _apply_momentum),
+     "use_nesterov use_locking gradient_scale"),
+))  # fmt: skip
+
+WORLD_GROUPS = (None, "", "hccl_world_group", "nccl_world_group", "mccl_world_group")
+"""Names of the group of all ranks."""
+
+
+class ReduceOp:
+    """What AllReduce and ReduceScatter do with the ranks' values."""
+
+    SUM = "sum"
+    MAX = "max"
+    MIN = "min"
+
+
+class _Collective(Primitive):
+    """Communication between the ranks of a group, for parts that are cut by hand."""
+
+    def shard(self, in_strategy: Sequence[Any] | None = None, out_strategy: Sequence[Any] | None = None) -> Self:
+        """Refuse: what travels is what the operator says.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(f"{self.name}.shard: communication written by hand has no strategy; shard operators")
+
+
+def _group(name: str | None) -> str | None:
+    return None if name in WORLD_GROUPS else name
+
+
+OPERATORS |= define_all((
+    ("AllReduce", lambda input_x, op="sum", group=None: runtime.all_reduce(input_x, op, _group(group)), "op group",
+     "The sum (or another ReduceOp) of the ranks' tensors, on every rank."),
+    ("AllGather", lambda input_x, group=None: runtime.all_gather(input_x, group=_group(group)), "group",
+     "The ranks' tensors, joined along dimension 0, on every rank."),
+    ("ReduceScatter", lambda input_x, op="sum", group=None: runtime.reduce_scatter(input_x, op, group=_group(group)),
+     "op group", "The sum of the ranks' tensors, of which each rank gets its part of dimension 0."),
+    ("Broadcast", lambda inputs, root_rank, group=None: tuple(
+        runtime.broadcast(one, root_rank, _group(group)) for one in inputs), "root_rank group",
+     "The tensors of one rank, on every rank: takes and returns a tuple."),
+), _Collective)  # fmt: skip
+OPERATORS["ReduceOp"] = ReduceOp

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from inspect import Parameter
 from typing import Any, Self
+
+import torch
 
 from msrun import runtime
 from msrun.errors import UsageError, near_miss
+from msrun.runtime.sharding.named_layout import gathered_layouts
 
 _TARGETS = {"CPU": "cpu", "Ascend": "device", "GPU": "device", "DEVICE": "device"}
 """MindSpore's word -> that of `set_target`."""
@@ -75,7 +80,8 @@ class Primitive:
             UsageError: not the two Layouts that `enable_nd_tp` needs.
         """
         if self._gathers_first:
-            in_strategy, gathered = _gathered_layouts(self, in_strategy)
+            transposed = [self._settings.get(name) for name in ("transpose_a", "transpose_b")]
+            in_strategy, gathered = gathered_layouts(f"{self.name} with enable_nd_tp", in_strategy, transposed)
             out_strategy = out_strategy or gathered
         self._run = runtime.shard(self._run, in_strategy, out_strategy)
         return self
@@ -115,41 +121,8 @@ class Primitive:
 
     def recompute(self, mode: bool = True) -> Self:
         """Return the operator: `recompute` of the cell around it is what saves memory here."""
-        del mode
         note_once(f"{self.name}().recompute()")
         return self
-
-
-def _gathered_layouts(operator: Primitive, given: Sequence[Any] | None) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Return how a product is computed whose inputs are cut more than it can be, and how its result is left.
-
-    2D: (rows, (x, y)) with (x, y); 3D: ((z, y), x) with ((x, z), y). Axes that cut both inputs' common dimension stay
-    there, those of the result's columns and the others are gathered first; the sum over the common axes is scattered
-    over the columns in 2D and the rows in 3D.
-
-    Raises:
-        UsageError: not two Layouts, called with names, whose common dimension shares an axis.
-    """
-    layouts = tuple(given or ())
-    maps = [list(one.tensor_map) for one in layouts if isinstance(one, runtime.Layout) and one.tensor_map]
-    if len(maps) != 2:
-        raise UsageError(f"{operator.name} with enable_nd_tp: give shard two Layouts, called with names")
-    left, right = (
-        places[::-1] if operator._settings.get(name) else places
-        for name, places in (("transpose_a", [-2, -1]), ("transpose_b", [-2, -1]))
-    )
-    rows, inner = (maps[0][place] for place in left)
-    weight, columns = (maps[1][place] for place in right)
-    shared = tuple(axis for axis in inner if axis in weight)
-    if not shared:
-        raise UsageError(
-            f"{operator.name} with enable_nd_tp: no axis cuts the dimension that both inputs have, {inner} and {weight}"
-        )
-    kept = tuple(axis for axis in rows if axis not in columns)
-    result = (kept, columns + shared) if inner != shared else (kept + shared, columns)
-    maps[0][left[0]], maps[0][left[1]], maps[1][right[0]] = kept, shared, shared
-    made = [layouts[index](*(cut or "None" for cut in cuts)) for index, cuts in enumerate(maps)]
-    return tuple(made), (layouts[0](*(cut or "None" for cut in (*maps[0][:-2], *result))),)
 
 
 def _with(function: Callable[..., Any], settings: Mapping[str, Any]) -> Callable[..., Any]:
@@ -160,13 +133,55 @@ def _with(function: Callable[..., Any], settings: Mapping[str, Any]) -> Callable
     return run
 
 
-def define(names: str, function: Callable[..., Any], settings: str = "") -> dict[str, Any]:
+def taking(words: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return torch's function with MindSpore's arguments.
+
+    Args:
+        words: of each argument `name`, `name=default`, or `name>torchs_name=default`; `name>` is not passed on. Those
+            behind a `*` are given by their names alone.
+    """
+    theirs: dict[str, str] = {}
+    parameters: list[Parameter] = []
+    kind: Any = Parameter.POSITIONAL_OR_KEYWORD
+    for word in words.split():
+        if word == "*":
+            kind = Parameter.KEYWORD_ONLY
+            continue
+        spoken, _, text = word.partition("=")
+        name, is_renamed, other = spoken.partition(">")
+        theirs[name] = other if is_renamed else name
+        default = (getattr(torch, text, None) or ast.literal_eval(text)) if text else Parameter.empty
+        parameters.append(Parameter(name, kind, default=default))
+    signature = inspect.Signature(parameters)
+    defaults = {one.name: one.default for one in parameters if one.default is not Parameter.empty}
+    places = [one.name for one in parameters if one.kind is Parameter.POSITIONAL_OR_KEYWORD]
+
+    def run(*args: Any, **settings: Any) -> Any:
+        given = dict(zip(places, args, strict=False)) | settings
+        whole = {**defaults, **given}
+        if (
+            len(given) < len(args) + len(settings)
+            or [one for one in given if one not in theirs]
+            or len(whole) < len(theirs)
+        ):
+            signature.bind(*args, **settings)  # it says what is wrong
+        return function(**{other: whole[name] for name, other in theirs.items() if other})
+
+    run.__name__ = run.__qualname__ = getattr(function, "__name__", "operator")
+    vars(run)["__signature__"] = signature
+    return run
+
+
+def define(
+    names: str, function: Callable[..., Any], settings: str = "", words: str = "", *, base: type[Primitive] = Primitive
+) -> dict[str, Any]:
     """Return MindSpore's name -> class or function, of one row of a table.
 
     Args:
         names: of classes (they begin with a capital) and of functions.
         function: computes it; its arguments have the names and defaults of MindSpore's function.
         settings: those of its arguments that the class takes when it is made.
+        words: the docstring of the class, if its call alone says too little.
     """
     if getattr(function, "__name__", "") == "<lambda>":
         function.__name__ = function.__qualname__ = next((name for name in names.split() if name[0].islower()), names)
@@ -176,13 +191,18 @@ def define(names: str, function: Callable[..., Any], settings: str = "") -> dict
             body = {
                 "function": staticmethod(function),
                 "settings": tuple(settings.split()),
-                "__doc__": _describe(name, function, settings),
+                "__doc__": words or _describe(name, function, settings),
                 "__module__": "msrun.mindspore.ops",
             }
-            made[name] = type(name, (Primitive,), body)
+            made[name] = type(name, (base,), body)
         else:
             made[name] = function
     return made
+
+
+def define_all(rows: Iterable[tuple[Any, ...]], base: type[Primitive] = Primitive) -> dict[str, Any]:
+    """Return what `define` makes of the rows of a table."""
+    return {name: made for row in rows for name, made in define(*row, base=base).items()}
 
 
 def _describe(name: str, function: Callable[..., Any], settings: str) -> str:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from msrun.errors import LayoutTypeError, StrategyError, near_miss
+from msrun.errors import LayoutTypeError, StrategyError, UsageError, near_miss
 from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout, build_mesh
 
 if TYPE_CHECKING:
@@ -278,3 +278,37 @@ def _check_ranks(rank_list: Any) -> list[int]:
     if not rank_list or len(set(rank_list)) != len(rank_list) or min(rank_list) < 0:
         raise StrategyError(f"Layout(rank_list={rank_list!r}): needs ranks of 0 or more, each once")
     return list(rank_list)
+
+
+def gathered_layouts(
+    what: str, given: Sequence[Any] | None, transposed: Sequence[Any]
+) -> tuple[tuple[Layout, ...], tuple[Layout]]:
+    """Return how a product is computed whose inputs are cut more than it can be, and how its result is left.
+
+    2D: (rows, (x, y)) with (x, y); 3D: ((z, y), x) with ((x, z), y). Axes that cut both inputs' common dimension stay
+    there, those of the result's columns and the others are gathered first; the sum over the common axes is scattered
+    over the columns in 2D and the rows in 3D.
+
+    Args:
+        what: names the product in errors.
+        given: two Layouts.
+        transposed: whether each of the inputs is.
+
+    Raises:
+        UsageError: not two Layouts, called with names, whose common dimension shares an axis.
+    """
+    layouts = tuple(given or ())
+    maps = [list(one.tensor_map) for one in layouts if isinstance(one, Layout) and one.tensor_map]
+    if len(maps) != 2:
+        raise UsageError(f"{what}: give shard two Layouts, called with names")
+    left, right = ([-1, -2] if is_transposed else [-2, -1] for is_transposed in transposed)
+    rows, inner = (maps[0][place] for place in left)
+    weight, columns = (maps[1][place] for place in right)
+    shared = tuple(axis for axis in inner if axis in weight)
+    if not shared:
+        raise UsageError(f"{what}: no axis cuts the dimension that both inputs have, {inner} and {weight}")
+    kept = tuple(axis for axis in rows if axis not in columns)
+    result = (kept, columns + shared) if inner != shared else (kept + shared, columns)
+    maps[0][left[0]], maps[0][left[1]], maps[1][right[0]] = kept, shared, shared
+    made = [layouts[index](*(cut or "None" for cut in cuts)) for index, cuts in enumerate(maps)]
+    return tuple(made), (layouts[0](*(cut or "None" for cut in (*maps[0][:-2], *result))),)

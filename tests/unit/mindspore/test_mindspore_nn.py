@@ -175,6 +175,12 @@ def test_pools_with_same_padding_look_inside_the_image_alone() -> None:
             assert average[0, 0, row, column] == pytest.approx(window.mean().item(), rel=1e-6)
 
 
+@pytest.mark.parametrize("kind", [nn.MaxPool1d, nn.AvgPool1d])
+def test_pool_of_other_images_than_its_name_says_is_refused(kind: Any) -> None:
+    with pytest.raises(UsageError, match="an input of 3 dimensions, not 4"):
+        kind(3, 2, pad_mode="same")(torch.zeros(1, 1, 4, 4))
+
+
 def test_batch_norms_momentum_is_what_remains() -> None:
     norm = nn.BatchNorm2d(3, momentum=0.8, gamma_init=2)
     images = torch.randn(4, 3, 2, 2) + 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -17,8 +18,8 @@ import msrun.mindspore as ms
 from msrun.errors import UsageError
 from msrun.mindspore import _checkparam, amp, nn, ops
 from msrun.mindspore.__main__ import main
-from msrun.mindspore.check import check, report
 from msrun.mindspore.import_paths import ALIASES
+from msrun.mindspore.missing import check, report
 
 
 @pytest.mark.parametrize(
@@ -115,6 +116,35 @@ def test_check_is_a_command_with_an_exit_status(tmp_path: Path, capsys: pytest.C
 def test_wrong_words_are_errors_with_a_remedy(call: Any, match: str) -> None:
     with pytest.raises(UsageError, match=match):
         call()
+
+
+def test_arguments_in_the_words_of_a_table_are_mindspores_in_help_calls_and_errors() -> None:
+    words = inspect.signature(nn.Conv2d).parameters
+    assert list(words)[:5] == ["in_channels", "out_channels", "kernel_size", "stride", "pad_mode"]
+    assert words["pad_mode"].default == "same"
+    x, y = torch.rand(2, 3), torch.rand(2, 3)
+    assert torch.equal(ops.kl_div(x, labels=y, reduction="sum"), torch.nn.functional.kl_div(x, y, reduction="sum"))
+    assert torch.equal(
+        torch.compile(lambda a, b: ops.cosine_similarity(a, b, dim=0), backend="eager", fullgraph=True)(x, y),
+        torch.cosine_similarity(x, y, 0),
+    )
+    for call, match in (
+        (lambda: ops.kl_div(x), "missing a required argument: 'labels'"),
+        (lambda: ops.kl_div(x, y, reduce="sum"), "unexpected keyword argument 'reduce'"),
+        (lambda: ops.kl_div(x, y, logits=x), "multiple values for argument 'logits'"),
+        (lambda: ops.kl_div(x, y, "sum", 1), "too many positional arguments"),
+    ):
+        with pytest.raises(TypeError, match=match):
+            call()
+
+
+def test_rmsprop_changes_the_rows_of_a_sparse_gradient_alone() -> None:
+    table = torch.nn.Parameter(torch.ones(3, 2))
+    optimizer = nn.RMSProp([table], 0.1)
+    table.grad = torch.sparse_coo_tensor([[1, 1]], torch.ones(2, 2), (3, 2), check_invariants=False)
+    optimizer.step()
+    assert table[[0, 2]].eq(1).all()
+    assert table[1].lt(1).all()
 
 
 def test_optimizer_decays_groups_and_rates_as_mindspore_says() -> None:

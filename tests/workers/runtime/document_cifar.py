@@ -11,11 +11,10 @@ import cifar
 from msrun.mindspore.train.callback import LossMonitor
 from resnet import resnet50
 
-from msrun.mindspore import Model, context
+from msrun.mindspore import Model, context, set_seed
 from msrun.mindspore.communication import init
 from msrun.mindspore.context import ParallelMode
 from msrun.mindspore.nn import Momentum
-from msrun.mindspore.seed import set_seed
 from msrun.runtime import SoftmaxCrossEntropyExpand
 
 context.set_context(mode=context.GRAPH_MODE)

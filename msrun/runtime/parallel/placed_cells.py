@@ -1,4 +1,4 @@
-"""Cells that one process computes for all: `cell.place("MS_WORKER", 1)`, MindSpore's distributed graph partition.
+"""Modules that one process computes for all: MindSpore's distributed graph partition, `cell.place("MS_WORKER", 1)`.
 
 Every process runs the script on the data and the first values of rank 0. A placed cell is computed by its process
 alone, forward and backward; all others get its result, and its gradients, so that all stay equal.
@@ -16,9 +16,10 @@ from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
 from msrun.errors import StrategyError, UsageError
-from msrun.runtime import broadcast, device, get_auto_parallel_context, get_group_size, get_rank
 from msrun.runtime.agreement import gather
-from msrun.runtime.parallel.context import has_parallel_mode
+from msrun.runtime.parallel.communication import broadcast
+from msrun.runtime.parallel.context import get_auto_parallel_context, has_parallel_mode
+from msrun.runtime.world import device, get_group_size, get_rank
 
 _PLACE = "_place"
 """The attribute of a placed cell: the rank that computes it."""

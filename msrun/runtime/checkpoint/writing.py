@@ -37,8 +37,6 @@ from msrun.runtime.checkpoint.tensor_key import NETWORK, TensorKey, flat_name
 from msrun.runtime.parallel.parameters.network_state import Chunk
 from msrun.runtime.world import get_rank
 
-VISIBLE_WITHIN_S = 10.0
-"""How long a directory that another rank made may take to appear on another host."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # e
 
 from msrun import contract
 from msrun.errors import WorldError
-from msrun.runtime.joining import ms_role
+from msrun.runtime.joining.ms_role import OWN_ADDRESS, joining_limit_s, silence_limit_s
 from msrun.runtime.joining.lifeline import Lifeline
 from msrun.runtime.joining.network import keep_to_interface, listen_at, listen_beside, own_address
 from msrun.runtime.joining.registrar import Registrar
@@ -44,7 +44,7 @@ def meet(spec: WorldSpec, meeting: Meeting, environ: MutableMapping[str, str], t
     Raises:
         WorldError: not everybody came in time (MS_TOPO_TIMEOUT, else `timeout_s`), or this process is refused.
     """
-    limit_s, silence_s = ms_role.joining_limit_s(environ, timeout_s), ms_role.silence_limit_s(environ)
+    limit_s, silence_s = joining_limit_s(environ, timeout_s), silence_limit_s(environ)
     request = Request(meeting.key, spec.world_size, spec.global_rank, describe_process(environ))
     if meeting.keeper == SCHEDULER:
         return _meet_at_scheduler(spec, meeting, request, environ, timeout_s)
@@ -115,8 +115,8 @@ def _keep(meeting: Meeting, request: Request, limit_s: float, silence_s: int) ->
 def _meet_at_scheduler(
     spec: WorldSpec, meeting: Meeting, request: Request, environ: MutableMapping[str, str], timeout_s: float
 ) -> Met:
-    limit_s, silence_s = ms_role.joining_limit_s(environ, timeout_s), ms_role.silence_limit_s(environ)
-    registration = register(meeting, request, limit_s, silence_s, environ.get(ms_role.OWN_ADDRESS, ""))
+    limit_s, silence_s = joining_limit_s(environ, timeout_s), silence_limit_s(environ)
+    registration = register(meeting, request, limit_s, silence_s, environ.get(OWN_ADDRESS, ""))
     try:
         store = connect_store(registration.keeper_address, registration.store_port)
     except WorldError:

@@ -21,7 +21,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from msrun.runtime import AutoParallel, WithLoss, get_rank, init, load_checkpoint, release, save_checkpoint
-from msrun.runtime.checkpoint.background import background
+from msrun.runtime.checkpoint.save import background
 
 
 def barrier_and_sync() -> None:

@@ -33,14 +33,13 @@ from msrun.runtime import (
     shard,
 )
 from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.target import find_target
+from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.cost.devices import DeviceProfile
-from msrun.runtime.parallel.degrees.step_price import StepPrice
+from msrun.runtime.parallel.degrees.divisions import StepPrice
 from msrun.runtime.parallel.given_strategies import strategies_of
-from msrun.runtime.parallel.parameters.fusion_config import ALONE_BYTES
+from msrun.runtime.parallel.parameters.fusion import ALONE_BYTES
 from msrun.runtime.partition.decide import Constraints, decide
-from msrun.runtime.partition.price import price
-from msrun.runtime.partition.step_spec import StepSpec
+from msrun.runtime.partition.price import StepSpec, price
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 
 SEARCH_LIMIT_S = 100.0

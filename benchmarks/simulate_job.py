@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
 from msrun.runtime import AutoParallel, Pipeline, WithLoss, calibrate, get_rank, init
-from msrun.runtime.execute.traffic import traffic
+from msrun.runtime.execute.transfers import traffic
 from msrun.runtime.tensors.plain_tensors import plain
 
 STEPS = 5  # before a profile is measured, and as many after it

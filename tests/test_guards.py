@@ -48,7 +48,7 @@ RUNTIME_ORDER = (
 )
 """Rooms of msrun/runtime, each importing of these only the ones before it."""
 
-RUNTIME_BACK = {("msrun/runtime/parallel/dry_run.py", "simulate")}
+RUNTIME_BACK = {("msrun/runtime/parallel/compile_call.py", "simulate")}
 """(module, room that comes later): loaded in a dry run alone, which AutoParallel meets at its first call."""
 
 DECIDED = ("sharding", "capture", "cost", "partition", "search", "schedule")
@@ -258,12 +258,11 @@ MOVES_FILES = {
     "msrun/agent/logs/rotated_log.py": "logs are rotated",
     "msrun/agent/warm/warm_server.py": "its socket gets its name when it listens",
     "msrun/launch/transport/agent_code.py": "a program for the other host, which has nothing of ours yet",
-    "msrun/runtime/checkpoint/directory.py": "a checkpoint gets its name when it is whole",
-    "msrun/runtime/checkpoint/retention.py": "a checkpoint loses its name before it is removed",
+    "msrun/runtime/checkpoint/directory.py": "a checkpoint gets its name when it is whole, and loses it before it goes",
     "msrun/runtime/checkpoint/writing.py": "a checkpoint gets its name when it is whole",
-    "msrun/runtime/data/clicks.py": "data that is made, in a folder of ours",
+    "msrun/runtime/data/criteo.py": "data that is made, in a folder of ours",
     "msrun/runtime/data/digits.py": "data that is made, in a folder of ours",
-    "msrun/runtime/data/idx.py": "data that is made, in a folder of ours",
+    "msrun/runtime/data/mnist.py": "data that is made, in a folder of ours",
 }
 """Modules that give files another name, and why."""
 

@@ -27,7 +27,7 @@ from msrun.runtime import (
     shard,
 )
 from msrun.runtime import Pipeline as _Pipeline
-from msrun.runtime.capture.target import find_target
+from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.execute.phase import current_probe
 from msrun.runtime.execute.placement import placement_of
 from msrun.runtime.parallel.auto_parallel import current_parallel

@@ -15,8 +15,8 @@ from msrun.errors import UsageError
 from msrun.mindspore.dtype import as_dtype
 from msrun.mindspore.initializer import fill, initializer
 from msrun.mindspore.tensor_methods import text_of
-from msrun.runtime.parallel.late_loss import LateLoss
-from msrun.runtime.parallel.modes.hybrid import layerwise_parallel as mark_layerwise
+from msrun.runtime.parallel.border import LateLoss
+from msrun.runtime.parallel.modes.own_gradients import layerwise_parallel as mark_layerwise
 
 DEFAULT_NAME = "Parameter"
 

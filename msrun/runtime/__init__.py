@@ -22,11 +22,11 @@ __all__ = sorted(_MODULES)  # the rooms stay out: `import *` must not hide torch
 require_packages()
 
 if TYPE_CHECKING:
-    from msrun.runtime.checkpoint.distributed import load_distributed_checkpoint as load_distributed_checkpoint
     from msrun.runtime.checkpoint.export import export_checkpoint as export_checkpoint
     from msrun.runtime.checkpoint.load import latest_checkpoint as latest_checkpoint
     from msrun.runtime.checkpoint.load import load_checkpoint as load_checkpoint
-    from msrun.runtime.checkpoint.param_dict import load_param_into_net as load_param_into_net
+    from msrun.runtime.checkpoint.load import load_distributed_checkpoint as load_distributed_checkpoint
+    from msrun.runtime.checkpoint.load import load_param_into_net as load_param_into_net
     from msrun.runtime.checkpoint.save import save_checkpoint as save_checkpoint
     from msrun.runtime.checkpoint.transform import merge_sliced_parameter as merge_sliced_parameter
     from msrun.runtime.checkpoint.transform import transform_checkpoint_by_rank as transform_checkpoint_by_rank
@@ -53,11 +53,11 @@ if TYPE_CHECKING:
     )
     from msrun.runtime.nn.deferred_init import init_parameters as init_parameters
     from msrun.runtime.nn.deferred_init import no_init_parameters as no_init_parameters
-    from msrun.runtime.nn.losses import SoftmaxCrossEntropyExpand as SoftmaxCrossEntropyExpand
+    from msrun.runtime.nn.with_loss import SoftmaxCrossEntropyExpand as SoftmaxCrossEntropyExpand
     from msrun.runtime.nn.with_loss import WithLoss as WithLoss
     from msrun.runtime.parallel.auto_parallel import AutoParallel as AutoParallel
-    from msrun.runtime.parallel.batch.accumulation import GradAccumulation as GradAccumulation
-    from msrun.runtime.parallel.batch.micro_batch import MicroBatchInterleaved as MicroBatchInterleaved
+    from msrun.runtime.parallel.batch.divided_batch import GradAccumulation as GradAccumulation
+    from msrun.runtime.parallel.batch.divided_batch import MicroBatchInterleaved as MicroBatchInterleaved
     from msrun.runtime.parallel.clip import clip_by_global_norm as clip_by_global_norm
     from msrun.runtime.parallel.clip import clip_grad_norm_ as clip_grad_norm_
     from msrun.runtime.parallel.communication import all_gather as all_gather
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from msrun.runtime.parallel.given_strategies import shard as shard
     from msrun.runtime.parallel.gradient import value_and_grad as value_and_grad
     from msrun.runtime.parallel.host_operators import set_target as set_target
-    from msrun.runtime.parallel.modes.hybrid import layerwise_parallel as layerwise_parallel
+    from msrun.runtime.parallel.modes.own_gradients import layerwise_parallel as layerwise_parallel
     from msrun.runtime.parallel.named_plan import parallelize as parallelize
     from msrun.runtime.parallel.parameters.fusion import set_comm_fusion as set_comm_fusion
     from msrun.runtime.parallel.parameters.layouts import ParameterLayout as ParameterLayout
@@ -87,18 +87,20 @@ if TYPE_CHECKING:
     from msrun.runtime.parallel.strategy_file import restore_group_info_list as restore_group_info_list
     from msrun.runtime.parallel.verification.report import VerificationReport as VerificationReport
     from msrun.runtime.progress import report_progress as report_progress
-    from msrun.runtime.server.context import get_ps_context as get_ps_context
-    from msrun.runtime.server.context import reset_ps_context as reset_ps_context
-    from msrun.runtime.server.context import set_ps_context as set_ps_context
+    from msrun.runtime.server.parameters import get_ps_context as get_ps_context
+    from msrun.runtime.server.parameters import reset_ps_context as reset_ps_context
     from msrun.runtime.server.parameters import set_param_ps as set_param_ps
+    from msrun.runtime.server.parameters import set_ps_context as set_ps_context
     from msrun.runtime.sharding.named_layout import Layout as Layout
     from msrun.runtime.simulate.calibration import calibrate as calibrate
     from msrun.runtime.train.callbacks import Callback as Callback
+    from msrun.runtime.train.callbacks import CheckpointConfig as CheckpointConfig
     from msrun.runtime.train.callbacks import EarlyStopping as EarlyStopping
     from msrun.runtime.train.callbacks import LearningRateScheduler as LearningRateScheduler
     from msrun.runtime.train.callbacks import LossMonitor as LossMonitor
+    from msrun.runtime.train.callbacks import ModelCheckpoint as ModelCheckpoint
+    from msrun.runtime.train.callbacks import OnRequestExit as OnRequestExit
     from msrun.runtime.train.callbacks import TimeMonitor as TimeMonitor
-    from msrun.runtime.train.exit_request import OnRequestExit as OnRequestExit
     from msrun.runtime.train.metrics import AUC as AUC
     from msrun.runtime.train.metrics import Accuracy as Accuracy
     from msrun.runtime.train.metrics import Loss as Loss
@@ -107,8 +109,6 @@ if TYPE_CHECKING:
     from msrun.runtime.train.metrics import Top5CategoricalAccuracy as Top5CategoricalAccuracy
     from msrun.runtime.train.metrics import TopKCategoricalAccuracy as TopKCategoricalAccuracy
     from msrun.runtime.train.model import Model as Model
-    from msrun.runtime.train.model_checkpoint import CheckpointConfig as CheckpointConfig
-    from msrun.runtime.train.model_checkpoint import ModelCheckpoint as ModelCheckpoint
     from msrun.runtime.train.records import CSVLogger as CSVLogger
     from msrun.runtime.train.records import JSONLogger as JSONLogger
     from msrun.runtime.train.records import MetricsLogger as MetricsLogger

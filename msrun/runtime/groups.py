@@ -6,17 +6,42 @@ Named groups are made by all ranks together, as in MindSpore; the others by thei
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from msrun.errors import WorldError, near_miss
-from msrun.runtime.member_groups import new_member_group
 from msrun.runtime.progress import waiting_in
 from msrun.runtime.sharding.layout import Mesh
 from msrun.runtime.world import at_release, world
+
+_NAMING = "_hash_ranks_to_str"
+
+
+def new_member_group(ranks: Sequence[int], **settings: Any) -> dist.ProcessGroup:
+    """Make a group; only its members call, in one order for all groups, and once for the same ranks.
+
+    Args:
+        settings: further ones of `torch.distributed.new_group`.
+    """
+    with _named_after_ranks():
+        made: dist.ProcessGroup = dist.new_group(list(ranks), use_local_synchronization=True, **settings)
+    return made
+
+
+@contextmanager
+def _named_after_ranks() -> Iterator[None]:
+    original = getattr(distributed_c10d, _NAMING)
+    setattr(distributed_c10d, _NAMING, lambda ranks: "members-" + "-".join(map(str, ranks)))
+    try:
+        yield
+    finally:
+        setattr(distributed_c10d, _NAMING, original)
+
 
 _named: dict[str, tuple[tuple[int, ...], dist.ProcessGroup | None]] = {}
 _by_axes: dict[tuple[Mesh, tuple[int, ...]], dist.ProcessGroup] = {}

@@ -17,8 +17,7 @@ HOMES = {
     "parallel.plan": "ParallelPlan",
     "cost.devices": "DeviceProfile",
     "parallel.verification.report": "VerificationReport",
-    "parallel.batch.micro_batch": "MicroBatchInterleaved",
-    "parallel.batch.accumulation": "GradAccumulation",
+    "parallel.batch.divided_batch": "MicroBatchInterleaved GradAccumulation",
     "parallel.recomputation": "recompute",
     "parallel.host_operators": "set_target",
     "parallel.pipeline.pipeline": "Pipeline",
@@ -26,41 +25,32 @@ HOMES = {
     "parallel.given_strategies": "shard",
     "parallel.named_plan": "parallelize",
     "parallel.clip": "clip_grad_norm_ clip_by_global_norm",
-    "parallel.context": (
-        "ParallelMode set_auto_parallel_context get_auto_parallel_context reset_auto_parallel_context"
-    ),
-    "parallel.modes.hybrid": "layerwise_parallel",
+    "parallel.context": "ParallelMode set_auto_parallel_context get_auto_parallel_context reset_auto_parallel_context",
+    "parallel.modes.own_gradients": "layerwise_parallel",
     "parallel.communication": "all_reduce all_gather reduce_scatter broadcast all_to_all",
     "sharding.named_layout": "Layout",
-    "parallel.degrees.degrees": "Degrees",
+    "parallel.degrees.divisions": "Degrees",
     "parallel.degrees.search_degrees": "FoundDegrees search_degrees",
     "parallel.parameters.fusion": "set_comm_fusion",
     "parallel.parameters.layouts": "ParameterLayout find_layouts",
     "parallel.parameters.whole": "whole_parameters",
-    "parallel.strategy_file": (
-        "read_strategy merge_pipeline_strategys rank_list_for_transform restore_group_info_list"
-    ),
+    "parallel.strategy_file": "read_strategy merge_pipeline_strategys rank_list_for_transform restore_group_info_list",
     "nn.deferred_init": "no_init_parameters init_parameters",
     "embedding.lookup": "EmbeddingLookup",
-    "nn.losses": "SoftmaxCrossEntropyExpand",
-    "nn.with_loss": "WithLoss",
+    "nn.with_loss": "SoftmaxCrossEntropyExpand WithLoss",
     "train.model": "Model",
-    "train.callbacks": "Callback LossMonitor TimeMonitor EarlyStopping LearningRateScheduler",
-    "train.exit_request": "OnRequestExit",
-    "train.metrics": (
-        "Metric Accuracy TopKCategoricalAccuracy Top1CategoricalAccuracy Top5CategoricalAccuracy AUC Loss"
+    "train.callbacks": (
+        "Callback LossMonitor TimeMonitor EarlyStopping LearningRateScheduler OnRequestExit ModelCheckpoint "
+        "CheckpointConfig"
     ),
+    "train.metrics": "Metric Accuracy TopKCategoricalAccuracy Top1CategoricalAccuracy Top5CategoricalAccuracy AUC Loss",
     "train.run_context": "RunContext",
     "train.records": "MetricsLogger CSVLogger JSONLogger TensorBoardLogger",
     "checkpoint.save": "save_checkpoint",
-    "checkpoint.load": "load_checkpoint latest_checkpoint",
-    "checkpoint.param_dict": "load_param_into_net",
-    "checkpoint.distributed": "load_distributed_checkpoint",
+    "checkpoint.load": "load_checkpoint latest_checkpoint load_param_into_net load_distributed_checkpoint",
     "checkpoint.transform": "transform_checkpoints transform_checkpoint_by_rank merge_sliced_parameter",
     "checkpoint.export": "export_checkpoint",
-    "train.model_checkpoint": "ModelCheckpoint CheckpointConfig",
-    "server.context": "set_ps_context get_ps_context reset_ps_context",
-    "server.parameters": "set_param_ps",
+    "server.parameters": "set_ps_context get_ps_context reset_ps_context set_param_ps",
     "simulate.calibration": "calibrate",
     "progress": "report_progress",
 }

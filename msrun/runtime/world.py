@@ -28,13 +28,9 @@ from msrun import contract
 from msrun.errors import WorldError
 from msrun.runtime import progress, uncaught
 from msrun.runtime.joining.devices import CPU, check_backend, choose_backend, device_of_group, use_device
-from msrun.runtime.joining.find import find_world
-from msrun.runtime.joining.lifeline import Lifeline
-from msrun.runtime.joining.meet import meet
-from msrun.runtime.joining.ms_role import find_cluster
+from msrun.runtime.joining.launchers import REAL_VALUES, SOURCE, find_world, join_fake_world, read_level
+from msrun.runtime.joining.meet import Lifeline, find_cluster, meet, run_scheduler, run_server
 from msrun.runtime.joining.network import LOOPBACK, keep_to_interface
-from msrun.runtime.joining.scheduler import run_scheduler, run_server
-from msrun.runtime.joining.simulated import REAL_VALUES, SOURCE, join_fake_world, read_level
 from msrun.runtime.joining.spec import ALONE, WorldSpec
 from msrun.runtime.requirements import warn_if_untested
 from msrun.runtime.shm.registration import register

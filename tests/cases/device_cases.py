@@ -32,7 +32,7 @@ from msrun.runtime import (
     save_checkpoint,
     shard,
 )
-from msrun.runtime.nn import attention
+from msrun.runtime.nn import dropout
 
 STEPS = 4
 ROWS, LENGTH, WIDTH, HEADS = 8, 12, 16, 2
@@ -134,11 +134,11 @@ def losses_of(way: str) -> dict[str, Any]:
 
 
 def blocks_of_attention() -> dict[str, Any]:
-    whole, attention.BLOCK_ELEMENTS = attention.BLOCK_ELEMENTS, 5 * ROWS * HEADS * LENGTH
+    whole, dropout.BLOCK_ELEMENTS = dropout.BLOCK_ELEMENTS, 5 * ROWS * HEADS * LENGTH
     try:
         return {"losses": train("data parallel", network())}
     finally:
-        attention.BLOCK_ELEMENTS = whole
+        dropout.BLOCK_ELEMENTS = whole
 
 
 def clipped(way: str) -> dict[str, Any]:

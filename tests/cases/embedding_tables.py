@@ -32,8 +32,8 @@ from msrun.runtime import (
     save_checkpoint,
     value_and_grad,
 )
-from msrun.runtime.embedding.row_cache import RowCache
-from msrun.runtime.execute.traffic import traffic
+from msrun.runtime.embedding.table_cache import RowCache
+from msrun.runtime.execute.transfers import traffic
 from msrun.runtime.tensors.plain_tensors import plain
 
 Result = dict[str, Any]

@@ -18,8 +18,7 @@ from only_cases import is_asked
 from operator_cases import OperatorNetwork
 
 from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.captured_graph import CapturedGraph
-from msrun.runtime.capture.target import find_target
+from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
 
 MODULES = tuple(sorted(path.stem for path in Path(__file__).parent.glob("operator_cases*.py")))
 """Every table of operators beside this file."""

@@ -27,7 +27,7 @@ from msrun.runtime import (
     shard,
     value_and_grad,
 )
-from msrun.runtime.execute.traffic import traffic
+from msrun.runtime.execute.transfers import traffic
 
 Result = dict[str, Any]
 MAX_NORM = 0.05

@@ -32,7 +32,7 @@ from msrun.runtime import (
     shard,
     value_and_grad,
 )
-from msrun.runtime.execute.traffic import traffic
+from msrun.runtime.execute.transfers import traffic
 
 Result = dict[str, Any]
 ROWS, COLUMNS, BATCH = 512, 128, 8

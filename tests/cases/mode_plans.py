@@ -10,7 +10,7 @@ from mode_networks import make_network, mine
 from torch import Tensor, nn
 
 from msrun.runtime import AutoParallel, MicroBatchInterleaved, Pipeline, WithLoss, layerwise_parallel, shard
-from msrun.runtime.execute.traffic import traffic
+from msrun.runtime.execute.transfers import traffic
 
 Found = dict[str, Any]
 

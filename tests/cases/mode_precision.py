@@ -26,7 +26,7 @@ from msrun.runtime import (
     shard,
     value_and_grad,
 )
-from msrun.runtime.execute.traffic import traffic
+from msrun.runtime.execute.transfers import traffic
 from msrun.runtime.shm.reduction import Reduction
 
 Result = dict[str, Any]

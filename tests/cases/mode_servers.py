@@ -29,7 +29,7 @@ from msrun.runtime import (
     set_ps_context,
     value_and_grad,
 )
-from msrun.runtime.server import first_values
+from msrun.runtime.server import remote
 from msrun.runtime.server.connection import _open_all
 
 Result = dict[str, Any]
@@ -227,7 +227,7 @@ def made(*, in_servers: bool) -> Result:
     expected = Tables()
     with no_init_parameters() if in_servers else nullcontext():
         network = Tables()
-    first_values.BLOCK = 100  # more than one, fewer elements than a table has
+    remote.BLOCK = 100  # more than one, fewer elements than a table has
     with Largest() as largest:
         set_param_ps(network, init_in_server=in_servers)
     equal = [

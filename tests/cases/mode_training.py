@@ -30,7 +30,7 @@ from msrun.runtime import (
     set_auto_parallel_context,
     value_and_grad,
 )
-from msrun.runtime.execute.traffic import traffic
+from msrun.runtime.execute.transfers import traffic
 
 Result = dict[str, Any]
 

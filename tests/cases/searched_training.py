@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import AutoParallel, Degrees, WithLoss, search_degrees, shard
 from msrun.runtime.cost.devices import PROFILES
-from msrun.runtime.execute.traffic import traffic
+from msrun.runtime.execute.transfers import traffic
 
 Found = dict[str, Any]
 STEPS = 3

@@ -18,7 +18,7 @@ from document_listings import DOCUMENTS, PAGES, listings, table
 from job_runner import REPOSITORY, JobRunner, wait_until
 
 from msrun.runtime.data.digits import build_digits
-from msrun.runtime.data.idx import write_idx
+from msrun.runtime.data.mnist import write_idx
 from ranktable import read_table
 
 DEADLINE_S = 240.0

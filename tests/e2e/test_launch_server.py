@@ -16,7 +16,7 @@ from server_losses import expected_losses, losses
 
 from msrun import contract
 from msrun.runtime.server.frames import MAGIC, PREFIX
-from msrun.runtime.server.handshake import CLAIM_BYTES, NONCE_BYTES
+from msrun.runtime.server.meeting import CLAIM_BYTES, NONCE_BYTES
 
 FOR_EVER = "1000000"
 

@@ -17,9 +17,8 @@ from host_net import HostNet
 from job_runner import JobRunner
 
 from msrun.errors import ClusterError
-from msrun.runtime.joining.registration import register
-from msrun.runtime.joining.registry import Request
-from msrun.runtime.joining.scheduler import serve
+from msrun.runtime.joining.meet import register, serve
+from msrun.runtime.joining.registrar import Request
 from msrun.runtime.joining.spec import Meeting
 
 DEADLINE_S = 240.0
@@ -150,8 +149,8 @@ def test_worker_ends_with_the_scheduler_or_when_another_has_failed(
 ) -> None:
     """A child that was forked meanwhile does not hold the connection."""
     program = (
-        "import os, socket, sys, time\nfrom msrun.runtime.joining.lifeline import Lifeline\n"
-        "from msrun.runtime.joining.lines import LineStream\n"
+        "import os, socket, sys, time\nfrom msrun.runtime.joining.meet import Lifeline\n"
+        "from msrun.runtime.joining.network import LineStream\n"
         "place = ('127.0.0.1', int(os.environ['MS_SCHED_PORT']))\n"
         "line = Lifeline(LineStream(socket.create_connection(place)), '%s:%d' % place)\n"
         "child = os.fork()\n"
@@ -185,11 +184,11 @@ def test_worker_ends_with_the_scheduler_or_when_another_has_failed(
 
 MEETING = """
 import sys, time
-from msrun.runtime.joining.lifeline import Lifeline
+from msrun.runtime.joining.meet import Lifeline
 from msrun.runtime.joining.network import listen_at
 from msrun.runtime.joining.registrar import Registrar
-from msrun.runtime.joining.registration import register
-from msrun.runtime.joining.registry import Registry, Request
+from msrun.runtime.joining.meet import register
+from msrun.runtime.joining.registrar import Registry, Request
 from msrun.runtime.joining.spec import Meeting
 addresses, size = tuple(sys.argv[1].split(",")), int(sys.argv[2])
 meeting = Meeting(addresses, 8118, "MS_ROLE", "MS_SCHED_HOST", "the scheduler")

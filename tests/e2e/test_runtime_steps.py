@@ -13,7 +13,7 @@ from asked_cases import CaseTable
 from job_runner import REPOSITORY, JobRunner
 from step_cases import CASES, HIDDEN, LOSS, WIDTH, WORLD_SIZE, StepCase
 
-from msrun.runtime.execute.issue_order import AHEAD
+from msrun.runtime.execute.executor import AHEAD
 
 DEADLINE_S = 400.0
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}

@@ -30,7 +30,7 @@ from msrun.cluster.tls.identity import open_identity
 from msrun.planning.record_json import encode_record
 from msrun.planning.tls_spec import parse_tls_config
 from msrun.runtime.joining.registrar import Registrar
-from msrun.runtime.joining.registry import Registry as JoiningRegistry
+from msrun.runtime.joining.registrar import Registry as JoiningRegistry
 
 TOKEN = b"secret"
 NONCE = "0" * 64

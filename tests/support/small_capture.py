@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.target import find_target
+from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.partition.decide import Constraints, decide
-from msrun.runtime.partition.lower import lower
+from msrun.runtime.partition.partition import lower
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 
 

@@ -22,7 +22,7 @@ from msrun.mindspore.ops.table import taking
 from msrun.mindspore.parallel import check_reduced
 from msrun.mindspore.tensor import ParameterTuple, name_of
 from msrun.runtime import optim
-from msrun.runtime.optim.per_parameter import PerParameter
+from msrun.runtime.optim.base import PerParameter
 
 
 def _cosine(at: float, min_lr: float, max_lr: float, decay: float) -> float:

@@ -6,31 +6,225 @@ parameters were never initialised, or are cut already, is captured like any othe
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Mapping, Sequence
-from typing import Any
+import random
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from msrun.errors import CaptureError
+from msrun.errors import CaptureError, StrategyError
 from msrun.runtime.capture.assignment import assign_strategies
-from msrun.runtime.capture.aten import trace_aten
+from msrun.runtime.capture.aten import trace_aten, unflatten_linears
 from msrun.runtime.capture.batch_rows import trace_batch_rows
-from msrun.runtime.capture.captured_graph import CapturedGraph
-from msrun.runtime.capture.divisions import check_wrappers
+from msrun.runtime.capture.captured_graph import CapturedGraph, Target
 from msrun.runtime.capture.dynamo import TracedCall, trace_call
-from msrun.runtime.capture.fakes import Fakes, GlobalShape, faked
-from msrun.runtime.capture.flattened_linear import unflatten_linears
 from msrun.runtime.capture.host_calls import HostOrDevice, assign_targets, note_functions
-from msrun.runtime.capture.marked_calls import TOP, marking, number_calls
-from msrun.runtime.capture.process_state import unchanged_process
-from msrun.runtime.capture.target import Target
+from msrun.runtime.capture.marked_calls import TOP, calls_of, erase_marks, marking, number_calls, skip_marks
 from msrun.runtime.capture.writes import make_functional
 from msrun.runtime.sharding.operators.dropout import number_dropouts
 from msrun.runtime.sharding.operators.rule import line_of_use, user_line
 from msrun.runtime.sharding.strategies import OperatorStrategy
+
+GlobalShape = tuple[int, ...]
+
+
+@dataclass
+class Fakes:
+    """What stands in for what."""
+
+    inputs: list[Tensor]
+    """One for every tensor that the call is given, in order."""
+    names: dict[int, str] = field(default_factory=dict)
+    """id of a stand-in -> the parameter's or buffer's first name"""
+    kept: dict[int, Any] = field(default_factory=dict)
+    """id of what is stood for -> its stand-in"""
+
+    @property
+    def ids(self) -> set[int]:
+        """Of all stand-ins, of the lists that hold some, and of what they stand for, which references may reach."""
+        return {id(value) for value in (*self.inputs, *self.kept.values())} | self.kept.keys()
+
+
+@contextlib.contextmanager
+def faked(
+    root: nn.Module, given: Sequence[Tensor], shapes: Sequence[GlobalShape], of_parameters: Mapping[str, GlobalShape]
+) -> Iterator[Fakes]:
+    """Put fakes in place of the parameters, and of buffers without values; tied ones stay tied.
+
+    Args:
+        given: the tensors of the call.
+        shapes: their global shapes.
+        of_parameters: parameter name -> global shape, of those that hold a part.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    device = _device_of([*given, *root.parameters(), *root.buffers()])
+    with mode:
+        fakes = Fakes([_like(tensor, shape, device) for tensor, shape in zip(given, shapes, strict=True)])
+    stand_ins: dict[int, Any] = {}
+    undo: list[tuple[dict[str, Any], str, Any]] = []
+    names: dict[int, str] = {}
+    for name, value in (*root.named_parameters(), *root.named_buffers()):
+        names[id(value)] = name
+    for module in root.modules():
+        tables: list[dict[str, Any]] = [module._parameters, module._buffers, vars(module)]
+        for table in tables:
+            for key, value in table.items():
+                if not isinstance(value, Tensor) or not (isinstance(value, nn.Parameter) or value.is_meta):
+                    continue
+                if id(value) not in stand_ins:
+                    name = names.get(id(value), key)
+                    shape = of_parameters.get(name, tuple(value.shape))
+                    with mode:
+                        fake = _like(value, shape, device)
+                    stand_ins[id(value)] = fake
+                    fakes.names[id(fake)] = name
+                undo.append((table, key, value))
+        flat_weights = vars(module).get("_flat_weights")
+        if isinstance(module, nn.RNNBase) and flat_weights is not None:  # recurrent layers read this list instead
+            undo.append((vars(module), "_flat_weights", flat_weights))
+            stand_ins[id(flat_weights)] = [stand_ins.get(id(weight), weight) for weight in flat_weights]
+            # ... unless the weights are others than those that were in it, which reads what this rank holds
+            references = module._flat_weight_refs
+            undo.append((vars(module), "_flat_weight_refs", references))
+            stand_ins[id(references)] = [weakref.ref(weight) for weight in stand_ins[id(flat_weights)]]
+    fakes.kept = stand_ins
+    for table, key, value in undo:
+        table[key] = stand_ins[id(value)]
+    try:
+        yield fakes
+    finally:
+        for table, key, value in undo:
+            table[key] = value
+
+
+def _device_of(tensors: Sequence[Tensor]) -> torch.device:
+    """Return the device that a network is captured for; some of its tensors may lie on the host beside it."""
+    host = torch.device("cpu")
+    return next((tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")), host)
+
+
+def _like(value: Tensor, shape: GlobalShape, device: torch.device) -> Tensor:
+    fake = torch.empty(shape, dtype=value.dtype, device=device)
+    if isinstance(value, nn.Parameter):
+        return nn.Parameter(fake, value.requires_grad)
+    return fake.requires_grad_(value.requires_grad)
+
+
+def forget_shapes() -> None:
+    """Let torch forget what operators make of the shapes that it has seen, which it keeps for ever."""
+    FakeTensorMode.cache_clear()
+
+
+_KEPT: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "Python's random numbers": (random.getstate, random.setstate),
+    "torch's default dtype": (torch.get_default_dtype, torch.set_default_dtype),
+}
+"""What a network may change in one process, in every call, and cannot where its Python code does not run again."""
+_RESTORED: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+    (np.random.get_state, np.random.set_state),
+    (torch.get_rng_state, torch.set_rng_state),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
+)
+_STACKS: tuple[tuple[Callable[[], int], Callable[[], Any]], ...] = (
+    (lambda: len(torch._C._functorch.get_interpreter_stack() or ()), torch._C._functorch.pop_dynamic_layer_stack),
+    (torch._C._len_torch_function_stack, torch._C._pop_torch_function_stack),
+    (torch._C._len_torch_dispatch_stack, torch._C._pop_torch_dispatch_stack),
+)
+"""How many contexts are entered, and how the innermost one is left."""
+
+
+@contextlib.contextmanager
+def unchanged_process(devices: Collection[str]) -> Iterator[None]:
+    """Give the process back the settings and random streams that it had, also when a capture fails halfway.
+
+    Args:
+        devices: kinds of devices whose autocast the network may switch.
+
+    Raises:
+        CaptureError: a capture that went well has changed one.
+    """
+    kept = {name: read() for name, (read, _) in _KEPT.items()}
+    restored = [read() for read, _ in _RESTORED]
+    autocast = [(device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in devices]
+    depths = [depth() for depth, _ in _STACKS]
+    changed: list[str] = []
+    try:
+        yield
+        changed += [name for name, (read, _) in _KEPT.items() if read() != kept[name]]
+    finally:
+        for (depth, leave), before in zip(_STACKS, depths, strict=True):
+            for _ in range(depth() - before):
+                leave()
+        for name, (_, write) in _KEPT.items():
+            write(kept[name])
+        for (_, write), value in zip(_RESTORED, restored, strict=True):
+            write(value)
+        for device, is_on, dtype in autocast:
+            torch.set_autocast_enabled(device, is_on)
+            torch.set_autocast_dtype(device, dtype)
+    if changed:
+        raise CaptureError(
+            f"the network changes {changed[0]} in its forward pass, which a captured graph does not do again in each "
+            "call: do that outside the network, "
+            'or use parallel_mode="data_parallel", which needs no capture, where the loss is a mean over rows'
+        )
+
+
+class Wrapper(Protocol):
+    """A network whose batch is divided; its calls are marked with its number."""
+
+    number: int
+
+
+def check_wrappers(
+    graph: fx.Graph, wrappers: Sequence[Wrapper], inputs: Collection[str], results: Collection[int]
+) -> None:
+    """Check that the step hands its own batch to the wrappers and returns what they return; take their marks out.
+
+    Args:
+        wrappers: outermost first.
+        inputs: names of the placeholders of the step's own batch.
+        results: indexes of the outputs that are the step's results.
+
+    Raises:
+        StrategyError: a wrapper is not called, or twice, on something that is computed, or its result is used.
+    """
+    if not wrappers:
+        return
+    calls = {wrapper.number: calls_of(graph, wrapper.number) for wrapper in wrappers}
+    for wrapper in wrappers:
+        name = type(wrapper).__name__
+        if not calls[wrapper.number]:
+            raise StrategyError(f"{name} is not called by the step that uses its network: call it, or take it out")
+        if len(calls[wrapper.number]) > 1:
+            raise StrategyError(f"{name} is called twice in one step: call it once, on the whole batch")
+        entering, _ = calls[wrapper.number][0]
+        if any(skip_marks(mark).name not in inputs for mark in entering):
+            raise StrategyError(
+                f"{name} is called with tensors that the step has computed, so its copies cannot be interleaved: hand "
+                "the step's own inputs to it, and put what you do with them before into its network"
+            )
+    own = {node for wrapper in wrappers for node in calls[wrapper.number][0][1]}
+    output: Any = next(node for node in graph.nodes if node.op == "output").args[0]
+    for value in (output[index] for index in sorted(results)):
+        if isinstance(value, fx.Node) and value not in own and skip_marks(value).name not in inputs:
+            raise StrategyError(
+                "the step computes with the result of a network whose batch is divided (MicroBatchInterleaved, "
+                "GradAccumulation, Pipeline), so its parts cannot be run apart: return it as it is, and put the rest "
+                "into the network"
+            )
+    for wrapper in wrappers:
+        for entering, leaving in calls[wrapper.number]:
+            erase_marks([*entering, *leaving])
 
 
 def capture(

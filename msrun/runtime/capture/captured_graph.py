@@ -1,15 +1,81 @@
-"""CapturedGraph: a network and one call of it as operators on global shapes."""
+"""CapturedGraph: a network and one call of it as operators on global shapes; and the target that is captured, also in a
+function that closes over modules.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
+from msrun.errors import CaptureError
 from msrun.runtime.capture.assignment import Assignment
 from msrun.runtime.capture.dynamo import TracedCall
 from msrun.runtime.capture.marked_calls import MarkedCall
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is captured: something to call, and the modules whose parameters it uses."""
+
+    call: Callable[..., Any]
+    root: nn.Module
+    """Holds the modules; its parameter names are the user's."""
+
+
+def find_target(function: Callable[..., Any]) -> Target:
+    """Return what to capture for a module or for a function that closes over modules.
+
+    Raises:
+        CaptureError: a function in which no module can be found.
+    """
+    if isinstance(function, nn.Module):
+        return Target(function, function)
+    modules = _closed_over_modules(function)
+    if not modules:
+        name = getattr(function, "__qualname__", repr(function))
+        raise CaptureError(
+            f"{name} uses no torch module by name: give value_and_grad a function that calls the network it trains"
+        )
+    with_parameters = {name: module for name, module in modules.items() if next(module.parameters(), None) is not None}
+    if len(with_parameters) == 1:
+        return Target(function, next(iter(with_parameters.values())))
+    root = nn.Module()
+    for name, module in with_parameters.items():
+        root.add_module(name, module)
+    return Target(function, root)
+
+
+def _closed_over_modules(function: Callable[..., Any], depth: int = 3) -> dict[str, nn.Module]:
+    """Return the modules that a function's names lead to, through functions it calls as well."""
+    found: dict[str, nn.Module] = {}
+    owner = getattr(function, "__self__", None)
+    values: dict[str, Any] = {}
+    if owner is not None and not isinstance(owner, nn.Module):
+        values.update(vars(owner) if hasattr(owner, "__dict__") else {})
+    elif isinstance(owner, nn.Module):
+        values[type(owner).__name__] = owner
+    with contextlib.suppress(TypeError):
+        names = inspect.getclosurevars(inspect.unwrap(function))
+        values.update(names.globals)
+        values.update(names.nonlocals)
+    for name, value in values.items():
+        while isinstance(value, functools.partial):
+            value = value.func
+        if isinstance(value, nn.Module):
+            found.setdefault(name, value)
+        elif depth and inspect.isroutine(value) and getattr(value, "__module__", "").partition(".")[0] != "torch":
+            for inner, module in _closed_over_modules(value, depth - 1).items():
+                found.setdefault(inner, module)
+    unique: dict[int, str] = {}
+    for name, module in found.items():
+        unique.setdefault(id(module), name)
+    return {name: found[name] for name in unique.values()}
 
 
 @dataclass(frozen=True)

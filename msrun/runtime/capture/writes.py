@@ -17,7 +17,7 @@ from torch import Tensor, fx
 
 from msrun.errors import CaptureError
 from msrun.runtime.capture.marked_calls import MARK
-from msrun.runtime.sharding.operators.custom_function import HOOK, OPERATOR, find_function
+from msrun.runtime.sharding.operators.custom import HOOK, OPERATOR, find_function
 from msrun.runtime.sharding.operators.rule import CHECKPOINT, operator_call, user_line
 
 aten = torch.ops.aten

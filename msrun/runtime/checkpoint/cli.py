@@ -78,7 +78,7 @@ def inspect(checkpoint: Path, as_json: bool, shows_all: bool) -> int:
 
 
 def _describe_tensor(reader: CheckpointReader, key: tuple[str, ...]) -> dict[str, Any]:
-    from msrun.runtime.checkpoint.tensor_key import flat_name
+    from msrun.runtime.checkpoint.catalogue import flat_name
 
     shape, dtype = reader.shape(key), reader.dtype(key)
     count = 1
@@ -156,7 +156,7 @@ def transform(source: Path, folder: Path, strategy: Path | None, src_strategy: P
 @click.option("--src_strategy", type=_PATH, help="How SOURCE was cut; only for plain torch.save files of slices.")
 def merge(source: Path, file: Path, src_strategy: Path | None) -> int:
     """Write SOURCE, a checkpoint or a folder with rank_0, rank_1, ..., as one FILE with whole tensors."""
-    from msrun.runtime.checkpoint.sources import find_rank_checkpoints, open_source
+    from msrun.runtime.checkpoint.reader import find_rank_checkpoints, open_source
     from msrun.runtime.checkpoint.transform import write_whole
 
     write_whole(*open_source(find_rank_checkpoints(source), src_strategy), file)

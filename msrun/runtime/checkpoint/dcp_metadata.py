@@ -25,11 +25,10 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
-from msrun.runtime.checkpoint.catalogue import Catalogue
-from msrun.runtime.checkpoint.contained_file import read_contained
+from msrun.runtime.checkpoint.catalogue import NETWORK, Catalogue, TensorKey, flat_name
+from msrun.runtime.checkpoint.directory import read_contained
 from msrun.runtime.checkpoint.file_tensors import DTYPES, read_numbers
 from msrun.runtime.checkpoint.part_index import IndexBuilder, PartIndex, StoredPart, Written
-from msrun.runtime.checkpoint.tensor_key import NETWORK, TensorKey, flat_name
 from msrun.runtime.inert_pickle import Named, load_inert
 
 METADATA = ".metadata"

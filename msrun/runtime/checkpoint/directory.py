@@ -8,6 +8,7 @@ at all of them: there is no pointer that could lie.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import pickle
@@ -16,11 +17,55 @@ import shutil
 import struct
 import zipfile
 import zlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from msrun.errors import CheckpointError
-from msrun.runtime.checkpoint.contained_file import is_contained, read_contained
+
+MOST_BYTES = 1 << 32
+"""Of a file that is read whole; the values of tensors are not."""
+
+
+def is_contained(name: Any) -> bool:
+    """Return whether a name is a path that stays below the folder it is seen from."""
+    return isinstance(name, str) and bool(name) and not name.startswith("/") and not {"..", ""} & {*name.split("/")}
+
+
+def find_contained(folder: Path, name: Any, *homes: Path) -> Path:
+    """Return the path of a plain file in a folder.
+
+    Args:
+        homes: other folders that links in it may lead into.
+
+    Raises:
+        ValueError: the name, or the link that it is, leads out of the folder.
+        OSError: there is no such file, or it is no plain one.
+    """
+    if not is_contained(name) or "\0" in name:
+        raise ValueError(f"it names {str(name)[:200]!r}, which is no file of its folder")
+    path = folder / name
+    real = path.resolve(strict=True)
+    if not any(real.is_relative_to(home.resolve()) for home in (folder, *homes)):
+        raise ValueError(f"{name} is a link that leads out of its folder; copy the file there")
+    if not real.is_file():
+        raise OSError(errno.EINVAL, f"{name} is no plain file")
+    return path
+
+
+def read_contained(folder: Path, name: str) -> bytes:
+    """Return the content of a plain file in a folder.
+
+    Raises:
+        ValueError, OSError: as `find_contained` does; or it is too large.
+    """
+    with find_contained(folder, name).open("rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
+        if size > MOST_BYTES:
+            raise ValueError(f"{name} has {size} bytes, at most {MOST_BYTES} are read")
+        return stream.read(size)
+
 
 MANIFEST = "checkpoint.json"
 TENSORS = "tensors.json"
@@ -282,3 +327,45 @@ def recover_all(directory: Path) -> None:
     """Recover every checkpoint of a directory."""
     for path in sorted(directory.glob("*" + REPLACED)):
         recover(path.with_name(path.name.removesuffix(REPLACED)))
+
+
+def remove_checkpoint(path: Path) -> None:
+    """Remove a checkpoint as far as possible; it loses its name first, so that half of one is never found."""
+    leaving = path.with_name(path.name + REMOVING)
+    with contextlib.suppress(OSError):
+        remove(leaving)
+    with contextlib.suppress(OSError):
+        path.rename(leaving)
+    with contextlib.suppress(OSError):
+        remove(leaving)
+
+
+def sweep(directory: Path, prefix: str) -> None:
+    """Remove what an interrupted job left behind under a ModelCheckpoint's prefix."""
+    endings = "|".join(re.escape(ending) for ending in (SAVING, REMOVING, REPLACED))
+    pattern = re.compile(rf"{re.escape(prefix)}-\d+_\d+\.ckpt({endings})")
+    recover_all(directory)
+    for path in sorted(directory.glob("*.ckpt.*")):
+        if pattern.fullmatch(path.name):
+            with contextlib.suppress(OSError):
+                remove(path)
+
+
+def choose_surplus(checkpoints: Sequence[tuple[Path, Manifest]], keep_max: int, keep_per_minutes: int) -> list[Path]:
+    """Return which checkpoints retention removes; never the last one.
+
+    Args:
+        checkpoints: oldest first, the last one just written.
+        keep_max: how many stay; 0 = ask keep_per_minutes.
+        keep_per_minutes: of those written within so many minutes, the oldest stays; 0 = all stay.
+    """
+    if keep_max > 0:
+        return [path for path, _ in checkpoints[:-keep_max]]
+    surplus = []
+    last_kept = -float("inf")
+    for path, manifest in checkpoints[:-1] if keep_per_minutes > 0 else []:
+        if manifest.saved_at - last_kept < keep_per_minutes * 60:
+            surplus.append(path)
+        else:
+            last_kept = manifest.saved_at
+    return surplus

@@ -12,10 +12,10 @@ from pathlib import Path
 from torch import Tensor
 
 from msrun.errors import CheckpointError
+from msrun.runtime.checkpoint.catalogue import NETWORK
 from msrun.runtime.checkpoint.directory import Manifest
 from msrun.runtime.checkpoint.reader import CheckpointReader, open_checkpoint
 from msrun.runtime.checkpoint.safetensors_file import INDEX_SUFFIX, Tensors, share_into_files, write_safetensors
-from msrun.runtime.checkpoint.tensor_key import NETWORK
 from ranktable.files import open_whole, write_whole
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from msrun.runtime.checkpoint.catalogue import TensorKey
 from msrun.runtime.checkpoint.directory import damaged
-from msrun.runtime.checkpoint.tensor_key import TensorKey
 from msrun.runtime.parallel.parameters.network_state import Chunk
-from msrun.runtime.sharding.box import Box, whole
+from msrun.runtime.sharding.layout import Box, whole
 
 _CHUNK_BYTES = 1 << 20
 """One write of 4 MB and more costs Linux ten times the time for its bytes: it looks for pages that lie together."""

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from msrun.errors import CheckpointError, near_miss
 from msrun.runtime.agreement import attempt, attempt_all, gather
-from msrun.runtime.checkpoint.background import background
+from msrun.runtime.checkpoint.catalogue import NETWORK, TensorKey, covers, key_of, own_key
 from msrun.runtime.checkpoint.directory import (
     Manifest,
     Position,
@@ -23,15 +24,24 @@ from msrun.runtime.checkpoint.directory import (
     recover,
     recover_all,
 )
-from msrun.runtime.checkpoint.exchange import complete
 from msrun.runtime.checkpoint.optimizer_state import restore_optimizer
-from msrun.runtime.checkpoint.places import host
-from msrun.runtime.checkpoint.reader import CheckpointReader, TensorSource, check_set, find_set, look_at, open_parts
-from msrun.runtime.checkpoint.tensor_key import NETWORK, TensorKey, key_of, own_key
+from msrun.runtime.checkpoint.reader import (
+    CheckpointReader,
+    DictTensors,
+    TensorSource,
+    check_set,
+    find_set,
+    look_at,
+    open_parts,
+    open_source,
+)
+from msrun.runtime.checkpoint.save import background
+from msrun.runtime.checkpoint.writing import host
 from msrun.runtime.execute.placement import is_held
 from msrun.runtime.nn.deferred_init import defer_values
-from msrun.runtime.nn.random_state import State, choose_random_state, put_random_state
-from msrun.runtime.nn.random_stream import put_stream_state
+from msrun.runtime.nn.random_stream import State, choose_random_state, put_random_state, put_stream_state
+from msrun.runtime.parallel.context import get_auto_parallel_context
+from msrun.runtime.parallel.parameters.layouts import ParameterLayout, check_layouts
 from msrun.runtime.parallel.parameters.network_state import (
     Chunk,
     NetworkState,
@@ -41,6 +51,9 @@ from msrun.runtime.parallel.parameters.network_state import (
     give_back,
     set_extra_state,
 )
+from msrun.runtime.parallel.strategy_file import read_strategy
+from msrun.runtime.progress import waiting_in
+from msrun.runtime.sharding.layout import Box
 from msrun.runtime.world import get_group_size, get_rank
 
 _log = logging.getLogger("msrun.runtime")
@@ -317,3 +330,160 @@ def _match(reader: CheckpointReader, network: NetworkState, *, strict_load: bool
     if left_over and get_rank() == 0:
         _log.warning(f"checkpoint {reader.path}: {len(left_over)} tensors were not loaded: {'; '.join(left_over[:5])}")
     return fitting
+
+
+def load_param_into_net(
+    net: Any, parameter_dict: Mapping[str, Any], strict_load: bool = False
+) -> tuple[list[str], list[str]]:
+    """Load parameters and buffers by name; each rank takes the part that it holds. Nothing is exchanged.
+
+    AutoParallel's first call may come before or after: parameters without memory get their values with their place.
+    Where names do not agree, one prefix that those of the network have and those of `parameter_dict` lack is left out,
+    as MindSpore does.
+
+    Args:
+        net: a module, or an AutoParallel of one.
+        parameter_dict: name -> whole tensor, such as `load_checkpoint(path)` or a state dict; other values are not
+            used. A parameter marked `layerwise_parallel` takes this rank's own.
+        strict_load: refuse another type of element and leave no prefix out. False: floating-point types are converted.
+
+    Returns:
+        Names of the network's tensors that were not loaded, and names of `parameter_dict` that were not used.
+
+    Raises:
+        CheckpointError: a tensor of another shape, or of another type of element that is not converted.
+    """
+    if not isinstance(parameter_dict, Mapping):
+        raise CheckpointError(
+            f"parameter_dict is a {type(parameter_dict).__name__}: give the dict that load_checkpoint(path) returns"
+        )
+    network = find_network_state(net)
+    given = {name: value for name, value in parameter_dict.items() if isinstance(value, Tensor)}
+    source_of = {name: name for name in network.tensors if name in given}
+    if not strict_load:
+        source_of |= _without_prefix([name for name in network.tensors if name not in given], given)
+    for name, source in source_of.items():
+        _check(name, network.tensors[name], given[source], strict_load=strict_load)
+    values = DictTensors(Path("parameter_dict"), {key_of(network, name): given[s] for name, s in source_of.items()})
+    load_tensors(values, NetworkState({n: network.tensors[n] for n in source_of}, {}, network.module, network.own))
+    used = set(source_of.values())
+    return [n for n in network.tensors if n not in source_of], [n for n in parameter_dict if n not in used]
+
+
+def _without_prefix(missing: list[str], given: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return name of the network -> name in the dict, for the prefix of the longest name that the dict lacks."""
+    longest = max(missing, key=len, default="")
+    parts = longest.split(".")
+    for count in range(1, len(parts)):
+        prefix = ".".join(parts[:count]) + "."
+        if longest.removeprefix(prefix) in given:
+            return {
+                n: n.removeprefix(prefix) for n in missing if n.startswith(prefix) and n.removeprefix(prefix) in given
+            }
+    return {}
+
+
+def _check(name: str, tensor: Tensor, value: Tensor, *, strict_load: bool) -> None:
+    shape = find_box(tensor).shape
+    if tuple(value.shape) != shape:
+        raise CheckpointError(
+            f"{name} has shape {shape}, in parameter_dict {tuple(value.shape)}: give the values of this network, whole"
+        )
+    are_floats = tensor.is_floating_point() and value.is_floating_point()
+    if tensor.dtype != value.dtype and (strict_load or not are_floats):
+        remedy = "convert it, or give strict_load=False" if are_floats else "convert it"
+        raise CheckpointError(f"{name} is {tensor.dtype}, in parameter_dict {value.dtype}: {remedy}")
+
+
+def load_distributed_checkpoint(
+    network: Any,
+    checkpoint_filenames: Sequence[str | os.PathLike[str]],
+    predict_strategy: Mapping[str, ParameterLayout] | str | os.PathLike[str] | None = None,
+    train_strategy_filename: str | os.PathLike[str] | None = None,
+    strict_load: bool = False,
+) -> None:
+    """Load a network from the checkpoints that the ranks of a training wrote, each its own parts.
+
+    The network may be cut in any way, or be cut by its first call later: each rank reads what it holds. All ranks call
+    it together.
+
+    Args:
+        network: a module, or an AutoParallel of one.
+        checkpoint_filenames: of all ranks, in their order; or one that is complete, or that has the others beside it.
+        predict_strategy: how this network will be cut, from `Model.infer_train_layout`, `Model.infer_predict_layout`,
+            `find_layouts` or a strategy file. It is checked against the network; the network itself decides.
+        train_strategy_filename: how the checkpoints were cut, else `strategy_ckpt_load_file` of the context. Only plain
+            torch.save files need it: msrun's say it themselves.
+        strict_load: refuse a network whose tensors are not exactly those of the checkpoint.
+
+    Raises:
+        CheckpointError: a checkpoint is missing or incomplete, or one of another network.
+    """
+    if isinstance(checkpoint_filenames, str | os.PathLike) or not checkpoint_filenames:
+        raise CheckpointError(
+            f"checkpoint_filenames={checkpoint_filenames!r}: give a list with the checkpoints of all ranks, in order"
+        )
+    background.wait()
+    strategy = train_strategy_filename or get_auto_parallel_context("strategy_ckpt_load_file") or None
+
+    def load() -> None:
+        if isinstance(predict_strategy, str | os.PathLike):
+            check_layouts(network, read_strategy(predict_strategy))
+        elif predict_strategy is not None:
+            check_layouts(network, predict_strategy)
+        reader, _ = open_source(dict(enumerate(map(Path, checkpoint_filenames))), strategy)
+        load_network(reader, find_network_state(network), strict_load=strict_load)
+
+    attempt(load)
+
+
+Table = dict[TensorKey, tuple[tuple[int, ...], torch.dtype, list[Box]]]
+
+
+def complete(reader: CheckpointReader) -> CheckpointReader:
+    """Return a reader that has every tensor whole on every rank. All ranks call it together.
+
+    Where some rank sees only some parts, all tensors are sent to all ranks and stay in memory until they are read.
+
+    Raises:
+        CheckpointError: a file cannot be read; the same on every rank.
+    """
+    tables = gather({key: (reader.shape(key), reader.dtype(key), reader.boxes(key)) for key in _shared(reader)})
+    keys = list(dict.fromkeys(key for table in tables for key in table))
+    if all(key in table and covers(table[key][2], table[key][0]) for table in tables for key in keys):
+        return reader
+    failures: list[str] = []
+    whole = {key: _bring(reader, key, tables, failures) for key in keys}
+
+    def look() -> None:
+        if failures:
+            raise CheckpointError(failures[0])
+
+    attempt(look)
+    return CheckpointReader([*reader.sources, DictTensors(reader.path, whole)])
+
+
+def _shared(reader: CheckpointReader) -> list[TensorKey]:
+    """Return the tensors that do not belong to one rank alone."""
+    return [key for key in reader.keys if not key[0].startswith("rank_")]
+
+
+def _bring(reader: CheckpointReader, key: TensorKey, tables: list[Table], failures: list[str]) -> Tensor:
+    """Send every part of a tensor from the lowest rank that has it to all."""
+    shape, dtype, _ = next(table[key] for table in tables if key in table)
+    value = torch.empty(shape, dtype=dtype)
+    owners: dict[Box, int] = {}
+    for rank, table in enumerate(tables):
+        for box in table[key][2] if key in table else ():
+            owners.setdefault(box, rank)
+    for box, owner in owners.items():
+        part = torch.zeros(box.sizes, dtype=dtype)
+        if owner == get_rank():
+            try:
+                reader.fill({key: Chunk(part, box)})
+            except CheckpointError as error:  # the others wait for the message
+                failures.append(str(error))
+        with waiting_in(lambda: f"the parts of {'.'.join(key)}"):
+            dist.broadcast(part.view(-1).view(torch.uint8), owner)
+        value[box.slices].copy_(part)
+    return value

@@ -16,11 +16,11 @@ from torch.distributed.tensor import DTensor
 
 from msrun.errors import CheckpointError
 from msrun.runtime.agreement import gather
+from msrun.runtime.checkpoint.catalogue import TensorKey, key_of
 from msrun.runtime.checkpoint.reader import CheckpointReader
-from msrun.runtime.checkpoint.tensor_key import TensorKey, key_of
 from msrun.runtime.execute.placement import find_placement, find_stages, is_held
 from msrun.runtime.nn.replaced import current, follow
-from msrun.runtime.optim.whole_steps import LOOK_AT_WHOLES
+from msrun.runtime.optim.host_steps import LOOK_AT_WHOLES
 from msrun.runtime.parallel.parameters.network_state import Chunk, NetworkState, find_box, find_chunk, find_share
 from msrun.runtime.parts.part import Part
 from msrun.runtime.parts.part_functions import as_part

@@ -17,12 +17,10 @@ from typing import Any
 
 import torch
 
-from msrun.runtime.checkpoint.catalogue import Catalogue
-from msrun.runtime.checkpoint.contained_file import find_contained, read_contained
-from msrun.runtime.checkpoint.directory import TENSORS
+from msrun.runtime.checkpoint.catalogue import Catalogue, TensorKey, flat_name, read_key
+from msrun.runtime.checkpoint.directory import TENSORS, find_contained, read_contained
 from msrun.runtime.checkpoint.file_tensors import find_place, read_numbers
-from msrun.runtime.checkpoint.tensor_key import TensorKey, flat_name, read_key
-from msrun.runtime.sharding.box import Box
+from msrun.runtime.sharding.layout import Box
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from msrun.runtime.checkpoint.catalogue import NETWORK, TensorKey, flat_name, read_key
 from msrun.runtime.checkpoint.directory import DAMAGED, MANIFEST, TENSORS, Manifest, damaged, manifest_text, read_record
 from msrun.runtime.checkpoint.file_tensors import FileTensors, chunks_of, find_place, raw_bytes
-from msrun.runtime.checkpoint.flushing import Flusher
-from msrun.runtime.checkpoint.tensor_key import NETWORK, TensorKey, flat_name, read_key
-from msrun.runtime.checkpoint.torch_saving import data_offset, reserve, system_errors
+from msrun.runtime.checkpoint.torch_saving import Flusher, data_offset, reserve, system_errors
 
 STATE = "state.pt"
 _ROOT = "archive"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import math
 import os
+import re
+import time
 import zipfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,10 +14,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from msrun.errors import CheckpointError
+from msrun.runtime.checkpoint.catalogue import NETWORK, TensorKey, flat_name
 from msrun.runtime.checkpoint.dcp_metadata import METADATA
-from msrun.runtime.checkpoint.dict_tensors import DictTensors, is_tensors
 from msrun.runtime.checkpoint.directory import (
     DAMAGED,
     MANIFEST,
@@ -24,16 +27,62 @@ from msrun.runtime.checkpoint.directory import (
     Manifest,
     Position,
     damaged,
+    find_checkpoints,
     read_manifest,
     read_record,
 )
 from msrun.runtime.checkpoint.plain_file import STATE, open_plain_file
 from msrun.runtime.checkpoint.safetensors_file import INDEX_SUFFIX, open_safetensors
 from msrun.runtime.checkpoint.tensor_files import PartFilesReader
-from msrun.runtime.checkpoint.tensor_key import NETWORK, TensorKey, flat_name
 from msrun.runtime.checkpoint.torch_saving import load_weights
 from msrun.runtime.parallel.parameters.network_state import Chunk
-from msrun.runtime.sharding.box import Box, whole
+from msrun.runtime.parallel.strategy_file import Strategy, read_strategy, shared_ranks
+from msrun.runtime.sharding.layout import Box, whole
+
+
+class DictTensors:
+    """Reads tensors, and parts of them, from tensors.
+
+    Args:
+        path: where they come from, for messages.
+        tensors: whole ones, but for those of `boxes`.
+        boxes: which parts they are.
+    """
+
+    def __init__(
+        self, path: Path, tensors: Mapping[TensorKey, Tensor], boxes: Mapping[TensorKey, Box] | None = None
+    ) -> None:
+        self.path = path
+        self._tensors = {
+            key: value.full_tensor() if isinstance(value, DTensor) else value for key, value in tensors.items()
+        }
+        self._boxes = {key: whole(value.shape) for key, value in self._tensors.items()} | dict(boxes or {})
+        self.keys: list[TensorKey] = list(tensors)
+
+    def shape(self, key: TensorKey) -> tuple[int, ...]:
+        """Return the shape of a whole tensor."""
+        return self._boxes[key].shape
+
+    def dtype(self, key: TensorKey) -> torch.dtype:
+        """Return the type of a tensor's elements."""
+        return self._tensors[key].dtype
+
+    def boxes(self, key: TensorKey) -> list[Box]:
+        """Return the part that is there."""
+        return [self._boxes[key]]
+
+    def fill(self, parts: Mapping[TensorKey, Chunk]) -> None:
+        """Fill tensors with the values of their boxes; another type of element is converted."""
+        for key, part in parts.items():
+            value = self._tensors[key].detach()[part.box.slices_in(self._boxes[key])]
+            part.tensor.detach().copy_(value)
+
+
+def is_tensors(value: Any) -> bool:
+    """Return whether something is a dict of names and tensors, as state_dict returns."""
+    return isinstance(value, Mapping) and all(
+        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in value.items()
+    )
 
 
 class PartReader(Protocol):
@@ -346,3 +395,71 @@ def load_torch_file(path: Path) -> Mapping[str, Tensor]:
     if not is_tensors(content):
         raise CheckpointError(f"{path} holds no dict of tensors: give one of torch.save(net.state_dict(), file)")
     return dict(content)
+
+
+_RANK_FOLDER = re.compile(r"rank_(\d+)")
+StrPath = str | os.PathLike[str]
+
+
+def find_rank_checkpoints(folder: Path) -> dict[int, Path]:
+    """Return rank -> its checkpoint: the last one by name in `rank_N`; or {0: folder} when it is a checkpoint itself.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    ranks = {int(found[1]): path for path in folder.glob("rank_*") if (found := _RANK_FOLDER.fullmatch(path.name))}
+    if not ranks:
+        return {0: folder}
+    last = {}
+    for rank, path in sorted(ranks.items()):
+        names = {entry.name: entry for entry, _ in find_checkpoints(path)}
+        names |= {entry.name: entry for entry in path.iterdir() if is_foreign(entry)}
+        if not names:
+            raise CheckpointError(f"{path} has no checkpoint: copy that of rank {rank} there")
+        last[rank] = names[max(names)]
+    return last
+
+
+def open_source(
+    sources: Mapping[int, Path], strategy_file: StrPath | None = None, *, needs_all: bool = True
+) -> tuple[CheckpointReader, Manifest]:
+    """Return a reader of a checkpoint, whole or in the ranks' files.
+
+    Args:
+        sources: rank -> its file or directory; one is enough where it is complete, or names the others.
+        strategy_file: how the slices of plain torch.save files were cut.
+        needs_all: refuse a set of which some are missing.
+
+    Raises:
+        CheckpointError: it is not complete, or no strategy tells how plain files were cut.
+    """
+    paths = [path.absolute() for path in sources.values()]
+    if strategy_file is not None and all(is_foreign(path) for path in paths):
+        return _open_slices(sources, read_strategy(strategy_file), needs_all=needs_all)
+    return open_checkpoint(paths, needs_all=needs_all)
+
+
+def _open_slices(
+    sources: Mapping[int, Path], strategy: Strategy, *, needs_all: bool
+) -> tuple[CheckpointReader, Manifest]:
+    count = shared_ranks([strategy])
+    missing = [rank for rank in range(count) if rank not in sources]
+    if missing and needs_all:
+        raise CheckpointError(f"the strategy is one of {count} ranks, and the file of rank {missing[0]} is missing")
+    readers = []
+    for rank, path in sources.items():
+        tensors: dict[TensorKey, Tensor] = {(NETWORK, name): value for name, value in load_torch_file(path).items()}
+        boxes: dict[TensorKey, Box] = {}
+        for name, layout in strategy.items():
+            box = layout.box(rank)
+            value = tensors.get((NETWORK, name))
+            if value is not None and box is not None:
+                if tuple(value.shape) != box.sizes:
+                    raise CheckpointError(
+                        f"{path}: {name} has shape {tuple(value.shape)}, rank {rank} has {box.sizes} by the strategy: "
+                        "give the strategy file of these checkpoints"
+                    )
+                boxes[NETWORK, name] = box
+        readers.append(DictTensors(path, tensors, boxes))
+    manifest = Manifest(Position(), world_size=count, serial=0, saved_at=time.time())
+    return CheckpointReader(readers, is_foreign=True), manifest

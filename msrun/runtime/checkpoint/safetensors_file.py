@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 
 from msrun.errors import CheckpointError
-from msrun.runtime.checkpoint.contained_file import find_contained
-from msrun.runtime.checkpoint.directory import DAMAGED, explain
+from msrun.runtime.checkpoint.catalogue import NETWORK, TensorKey
+from msrun.runtime.checkpoint.directory import DAMAGED, explain, find_contained
 from msrun.runtime.checkpoint.file_tensors import FileTensors, TensorPlace, chunks_of, find_place, raw_bytes
-from msrun.runtime.checkpoint.tensor_key import NETWORK, TensorKey
 
 INDEX_SUFFIX = ".index.json"
 _LENGTH = struct.Struct("<Q")

@@ -19,14 +19,13 @@ from torch import Tensor
 
 from msrun.errors import CheckpointError
 from msrun.runtime.checkpoint import dcp_metadata
-from msrun.runtime.checkpoint.catalogue import Catalogue
+from msrun.runtime.checkpoint.catalogue import Catalogue, TensorKey, flat_name
 from msrun.runtime.checkpoint.directory import DAMAGED, MANIFEST, TENSORS, damaged, explain
 from msrun.runtime.checkpoint.file_tensors import TensorPlace, read_box, reading
 from msrun.runtime.checkpoint.part_index import StoredPart, StoredTensor, Written, read_index, write_index
-from msrun.runtime.checkpoint.tensor_key import TensorKey, flat_name
 from msrun.runtime.checkpoint.torch_saving import FileView, TensorStream, find_values, load_weights, system_errors
 from msrun.runtime.parallel.parameters.network_state import Chunk
-from msrun.runtime.sharding.box import Box
+from msrun.runtime.sharding.layout import Box
 
 
 def write_parts(path: Path, parts: Iterable[tuple[TensorKey, Chunk]], rank: int) -> tuple[Written, dict[str, int]]:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from msrun.errors import CheckpointError
-from msrun.runtime.checkpoint.catalogue import Entry
+from msrun.runtime.checkpoint.catalogue import NETWORK, Entry, TensorKey
 from msrun.runtime.checkpoint.directory import (
     Manifest,
     PlaceOfRanks,
@@ -31,15 +31,13 @@ from msrun.runtime.checkpoint.directory import (
     start_writing,
 )
 from msrun.runtime.checkpoint.plain_file import STATE, PlainFileWriter
-from msrun.runtime.checkpoint.reader import CheckpointReader
-from msrun.runtime.checkpoint.sources import find_rank_checkpoints, open_source
+from msrun.runtime.checkpoint.reader import CheckpointReader, find_rank_checkpoints, open_source
 from msrun.runtime.checkpoint.tensor_files import write_indexes, write_parts
-from msrun.runtime.checkpoint.tensor_key import NETWORK, TensorKey
 from msrun.runtime.checkpoint.torch_saving import to_bytes
 from msrun.runtime.parallel.parameters.layouts import ParameterLayout
 from msrun.runtime.parallel.parameters.network_state import Chunk
 from msrun.runtime.parallel.strategy_file import Strategy, read_strategy, shared_ranks
-from msrun.runtime.sharding.box import Box, whole
+from msrun.runtime.sharding.layout import Box, whole
 
 _MOST_THREADS = 4
 """Each holds the memory of one part."""

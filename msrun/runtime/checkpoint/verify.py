@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from msrun.errors import CheckpointError
-from msrun.runtime.checkpoint.catalogue import covers
-from msrun.runtime.checkpoint.contained_file import find_contained
-from msrun.runtime.checkpoint.directory import DAMAGED, TENSORS, explain, read_manifest
+from msrun.runtime.checkpoint.catalogue import covers, flat_name
+from msrun.runtime.checkpoint.directory import DAMAGED, TENSORS, explain, find_contained, read_manifest
 from msrun.runtime.checkpoint.plain_file import name_records
 from msrun.runtime.checkpoint.reader import check_set, find_set, open_parts
 from msrun.runtime.checkpoint.tensor_files import find_fault
-from msrun.runtime.checkpoint.tensor_key import flat_name
 
 _CHUNK_BYTES = 4 << 20
 

@@ -81,7 +81,7 @@ class DeviceProfile:
     """Added in a dry run to every operator of an optimizer on FSDP2's DTensors, where nothing hides what torch takes
     to hand it to this rank's part."""
     operators: Mapping[str, Sequence[Point]] = field(default_factory=dict)
-    """"aten.mm.default float32" -> operations, bytes, seconds: measured, see `msrun.runtime.cost.measured`"""
+    """"aten.mm.default float32" -> operations, bytes, seconds: measured, see `msrun.runtime.cost.operators`"""
     collectives: Mapping[str, Sequence[Point]] = field(default_factory=dict)
     """operation -> ranks, bytes on each, seconds: measured inside a host"""
 

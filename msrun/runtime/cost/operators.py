@@ -1,8 +1,4 @@
-"""What one operator costs on one device: operations and bytes of memory, from the shapes of its tensors.
-
-Seconds follow the roofline (Williams, Waterman, Patterson, CACM 2009): the longer of computing and of moving bytes, and
-at the least the time of a launch. It is the one table of operations: stages of a pipeline are divided by it too.
-"""
+"""What one operator or one collective costs on one device: by shapes and links, or as it was measured."""
 
 from __future__ import annotations
 
@@ -13,7 +9,8 @@ from typing import Any
 
 import torch
 
-from msrun.runtime.cost.devices import DeviceProfile
+from msrun.runtime.cost.devices import DeviceProfile, Link, Point
+from msrun.runtime.sharding.layout import Axes, Mesh
 from msrun.runtime.sharding.operators.attention import attend_part
 
 aten = torch.ops.aten
@@ -156,3 +153,112 @@ _PRODUCTS: Mapping[Any, Callable[[Sequence[Shape]], int]] = {
 }
 _ATTENTION = {aten.scaled_dot_product_attention.default, attend_part}
 _LOOKUPS = {aten.embedding.default, aten.embedding_bag.default, aten.embedding_bag.padding_idx}
+
+
+def link_of(mesh: Mesh, axes: Axes, device: DeviceProfile) -> Link:
+    """Return the slowest class of links that a group along these axes of a mesh crosses.
+
+    Ranks fill the hosts one after the other; the group is that of the mesh's first rank.
+    """
+    first = mesh.first_rank
+    last = first + sum((mesh.shape[axis] - 1) * mesh.stride(axis) for axis in axes)
+    is_inside = first // device.devices_per_host == last // device.devices_per_host
+    return device.in_host if is_inside else device.between_hosts
+
+
+def collective_seconds(operation: str, nbytes: float, ranks: int, link: Link) -> float:
+    """Return how long one collective takes; nothing by one rank.
+
+    Args:
+        operation: a word of the run-time counter: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, halo,
+            send, receive.
+        nbytes: of the input on this rank; of a halo, what the rank sends.
+
+    Raises:
+        ValueError: another operation.
+    """
+    if ranks <= 1 and operation not in ("send", "receive"):
+        return 0.0
+    tree = math.ceil(math.log2(ranks)) if ranks > 1 else 1
+    passed = nbytes * (ranks - 1) / max(ranks, 1)
+    steps = ranks - 1
+    match operation:
+        case "all_gather":
+            seconds = _seconds(steps, nbytes * steps, link)
+        case "reduce_scatter" | "all_to_all":
+            seconds = _seconds(steps, passed, link)
+        case "all_reduce":
+            seconds = min(_seconds(2 * steps, 2 * passed, link), _seconds(tree, tree * nbytes, link))
+        case "broadcast":
+            seconds = min(_seconds(tree, tree * nbytes, link), _seconds(tree + steps, 2 * passed, link))
+        case "halo":  # with the neighbours on both sides
+            seconds = _seconds(min(steps, 2), nbytes, link)
+        case "send" | "receive":
+            seconds = _seconds(1, nbytes, link)
+        case _:
+            raise ValueError(f"unknown collective {operation!r}")
+    return link.start_s + seconds
+
+
+def copy_seconds(nbytes: float, link: Link) -> float:
+    """Return how long a copy between device and host takes."""
+    return _seconds(1, nbytes, link)
+
+
+def _seconds(steps: int, nbytes: float, link: Link) -> float:
+    return steps * link.alpha_s + nbytes / link.bytes_per_s
+
+
+_COPIES = ("to_host", "to_device")
+
+
+def operator_seconds(name: str, work: Work, device: DeviceProfile) -> float:
+    """Return how long an operator takes, with what its caller needs to start it.
+
+    Args:
+        name: of the operator with its overload and the type in which it computes: "aten.mm.default float32".
+    """
+
+    def model(operations: float, nbytes: float) -> float:
+        return Work(operations, nbytes, 0.0, work.dtype, work.launches).seconds(device)
+
+    place = work.operations, work.read_bytes + work.written_bytes
+    return _from_nearest(device.operators.get(name, ()), place, model) + device.overhead_s
+
+
+def measured_collective_seconds(operation: str, nbytes: float, ranks: int, link: Link, device: DeviceProfile) -> float:
+    """Return how long a collective takes over a link; points count for links inside a host."""
+
+    def model(count: float, size: float) -> float:
+        return collective_seconds(operation, size, round(count), link)
+
+    points = device.collectives.get(operation, ()) if link == device.in_host else ()
+    return _from_nearest(points, (ranks, nbytes), model)
+
+
+def message_seconds(
+    operation: str, nbytes: float, mesh: Mesh, axes: Axes, device: DeviceProfile, *, waits: bool = True
+) -> float:
+    """Return what a step waits for a collective along axes of a mesh, or for a copy between device and host.
+
+    Args:
+        operation: a word of the run-time counter; `to_host` and `to_device` are the copies.
+        waits: ranks come to it from computing; False right after another one, or where nothing waits for it alone.
+    """
+    if operation in _COPIES:
+        return copy_seconds(nbytes, device.to_host)
+    ranks = mesh.extent(axes)
+    wait_s = device.wait_s if waits and ranks > 1 else 0.0
+    return wait_s + measured_collective_seconds(operation, nbytes, ranks, link_of(mesh, axes, device), device)
+
+
+def _from_nearest(points: Sequence[Point], place: tuple[float, float], model: Callable[[float, float], float]) -> float:
+    seconds = model(*place)
+    if not points or not seconds:
+        return seconds
+    first, second, measured_s = min(points, key=lambda point: _distance(point, place))
+    return measured_s * seconds / model(first, second)
+
+
+def _distance(point: Point, place: tuple[float, float]) -> float:
+    return sum(abs(math.log((known + 1) / (asked + 1))) for known, asked in zip(point, place, strict=False))

@@ -17,13 +17,10 @@ if TYPE_CHECKING:
     from msrun.errors import DataError
     from msrun.runtime.data import config, transforms, vision
     from msrun.runtime.data.cifar import Cifar10Dataset, Cifar100Dataset
-    from msrun.runtime.data.clicks import write_clicks
-    from msrun.runtime.data.criteo import CriteoDataset
-    from msrun.runtime.data.dataset import Dataset
+    from msrun.runtime.data.criteo import CriteoDataset, write_clicks
+    from msrun.runtime.data.dataset import Dataset, GeneratorDataset, NumpySlicesDataset
     from msrun.runtime.data.digits import write_digits, write_digits_as_cifar10
-    from msrun.runtime.data.idx import read_idx, write_idx
-    from msrun.runtime.data.mnist import MnistDataset
-    from msrun.runtime.data.own_data import GeneratorDataset, NumpySlicesDataset
+    from msrun.runtime.data.mnist import MnistDataset, read_idx, write_idx
 
 __all__ = [
     "Cifar10Dataset",
@@ -50,14 +47,14 @@ _MODULE_OF_NAME = {
     "CriteoDataset": "msrun.runtime.data.criteo",
     "DataError": "msrun.errors",
     "Dataset": "msrun.runtime.data.dataset",
-    "GeneratorDataset": "msrun.runtime.data.own_data",
+    "GeneratorDataset": "msrun.runtime.data.dataset",
     "MnistDataset": "msrun.runtime.data.mnist",
-    "NumpySlicesDataset": "msrun.runtime.data.own_data",
-    "read_idx": "msrun.runtime.data.idx",
-    "write_clicks": "msrun.runtime.data.clicks",
+    "NumpySlicesDataset": "msrun.runtime.data.dataset",
+    "read_idx": "msrun.runtime.data.mnist",
+    "write_clicks": "msrun.runtime.data.criteo",
     "write_digits": "msrun.runtime.data.digits",
     "write_digits_as_cifar10": "msrun.runtime.data.digits",
-    "write_idx": "msrun.runtime.data.idx",
+    "write_idx": "msrun.runtime.data.mnist",
 }
 _MODULES = ("config", "transforms", "vision")
 

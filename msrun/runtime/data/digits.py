@@ -20,8 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from msrun.errors import DataError, MsrunError
-from msrun.runtime.data.idx import read_idx, write_idx
-from msrun.runtime.data.mnist import find_mnist_file
+from msrun.runtime.data.mnist import find_mnist_file, read_idx, write_idx
 
 NUM_TRAIN = 1536
 NUM_TEST = 261

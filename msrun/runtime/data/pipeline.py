@@ -17,11 +17,10 @@ import numpy as np
 
 from msrun.errors import UsageError, near_miss
 from msrun.runtime.data import config
-from msrun.runtime.data.combined import ConcatenatedSource, MappedSource, ZippedSource
-from msrun.runtime.data.mindspore_order import MindSporeSamples, seed_of_rank
 from msrun.runtime.data.operations import ColumnChoice, MapStep, check_operations, replace_columns
 from msrun.runtime.data.order import (
     Batched,
+    MindSporeSamples,
     Order,
     Repeated,
     Samples,
@@ -29,10 +28,11 @@ from msrun.runtime.data.order import (
     Sliced,
     count_steps,
     draw_permutation,
+    seed_of_rank,
 )
 from msrun.runtime.data.parameters import parse_count, parse_sizes
 from msrun.runtime.data.sharding import Shard, check_shard, find_compat, find_rank, find_world_shard
-from msrun.runtime.data.source import SampleSource
+from msrun.runtime.data.source import ConcatenatedSource, MappedSource, SampleSource, ZippedSource
 
 
 class DataPipeline:

@@ -12,8 +12,8 @@ from enum import Enum
 import numpy as np
 
 from msrun.errors import UsageError
-from msrun.runtime.data.draws import SampleDraws
 from msrun.runtime.data.operations import RandomTransform, Transform
+from msrun.runtime.data.order import SampleDraws
 from msrun.runtime.data.parameters import parse_count, parse_counts
 
 

@@ -13,11 +13,9 @@ from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.capture import marked_calls
 from msrun.runtime.embedding.initial_values import TableFill, check_init
-from msrun.runtime.embedding.row_cache import RowCache
-from msrun.runtime.embedding.row_lookup import RowLookup
-from msrun.runtime.embedding.row_source import RowSource
+from msrun.runtime.embedding.row_lookup import RowLookup, RowSource
 from msrun.runtime.embedding.slices import TableSlices, build_slices
-from msrun.runtime.embedding.table_cache import TableCache
+from msrun.runtime.embedding.table_cache import RowCache, TableCache
 from msrun.runtime.execute.phase import runs_alone
 from msrun.runtime.execute.placement import Placement, placements
 from msrun.runtime.nn.deferred_init import fill_when_made

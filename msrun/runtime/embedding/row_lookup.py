@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -12,15 +14,108 @@ from torch import Tensor
 
 from msrun.errors import StrategyError
 from msrun.runtime import world
-from msrun.runtime.embedding.exchange import Requests
-from msrun.runtime.embedding.row_source import RowSource, look_up
 from msrun.runtime.embedding.slices import TableSlices
 from msrun.runtime.embedding.table_cache import TableCache
-from msrun.runtime.execute.row_gradients import row_gradient, start_row_sum
+from msrun.runtime.execute.gradients import row_gradient, start_row_sum
+from msrun.runtime.execute.transfers import start_row_exchange
 from msrun.runtime.groups import axes_group
 from msrun.runtime.sharding.layout import Mesh
 from msrun.runtime.sharding.operators.table_lookup import number_lookup
 from msrun.runtime.tensors.plain_tensors import plain
+
+
+class RowSource(Protocol):
+    """Where the rows of one lookup come from, and where their gradients go."""
+
+    def number(self, rows: Tensor) -> Tensor:
+        """Return numbers of the rows by which the source likes them ordered; one per row."""
+
+    def fetch(self, numbers: Tensor, place: Tensor) -> Tensor:
+        """Return the rows `numbers[place]` of the table: (k,) -> (k, width).
+
+        Args:
+            numbers: (n,) ascending, each once.
+        """
+
+    def give_back(self, numbers: Tensor, gradients: Tensor) -> Tensor:
+        """Return the table's gradient, given those of the rows: (n,) and (n, width)."""
+
+
+def look_up(table: Tensor, index: Tensor, source: RowSource) -> Tensor:
+    """Return (.., width) rows of whole numbers of any shape, on their device; the gradient is that of `table`."""
+    found: Tensor = _LookUp.apply(table, index, source)
+    return found
+
+
+class _LookUp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, index: Tensor, source: RowSource) -> Tensor:  # noqa: ARG004 - has the gradient
+        numbers, order = torch.sort(source.number(index.detach().reshape(-1).long()))
+        is_new = numbers[1:] > numbers[:-1]
+        if bool(is_new.all()):
+            ranks = torch.arange(len(order), device=order.device)
+        else:
+            is_new = torch.cat([is_new.new_ones(1), is_new])
+            numbers, ranks = numbers[is_new], is_new.cumsum(0) - 1
+        place = torch.empty_like(order).index_copy_(0, order, ranks)
+        ctx.source, ctx.numbers, ctx.order, ctx.place = source, numbers, order, place
+        found = source.fetch(numbers, place).to(index.device)
+        return found.view(*index.shape, found.shape[1])
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        given = gradient.reshape(-1, gradient.shape[-1])
+        if len(ctx.numbers) == len(given):  # each row once: to select them is faster than to add them up
+            sums = given.index_select(0, ctx.order)
+        else:  # of an expanded one index_add_ is 7 times slower
+            sums = given.new_zeros(len(ctx.numbers), given.shape[1]).index_add_(0, ctx.place, given.contiguous())
+        return ctx.source.give_back(ctx.numbers, sums), None, None
+
+
+class Requests:
+    """The requests of one lookup. All ranks of the group make them together.
+
+    Args:
+        rows: numbers of the rows that this rank needs, ascending, each once.
+    """
+
+    def __init__(self, slices: TableSlices, rows: Tensor, group: dist.ProcessGroup) -> None:
+        self._slices = slices
+        self._group = group
+        self._count = rows.shape[0]
+        ranks = slices.ranks
+        if slices.dimension == 0:
+            edges = torch.searchsorted(rows, rows.new_tensor(slices.bounds)).tolist()
+            self._sent = [end - begin for begin, end in itertools.pairwise(edges)]
+        else:
+            self._sent = [self._count] * ranks
+            rows = rows.repeat(ranks)
+        ones = [1] * ranks
+        self._asked: list[int] = start_row_exchange(rows.new_tensor(self._sent), ones, ones, group).wait().tolist()
+        asked = start_row_exchange(rows, self._sent, self._asked, group).wait()
+        self.asked = asked - slices.bounds[dist.get_rank(group)] if slices.dimension == 0 else asked
+        """Rows of this rank's part that the ranks ask for, in rank order."""
+
+    def fetch(self, read: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the rows that this rank needs: (rows, width).
+
+        Args:
+            read: gives rows of this rank's part.
+        """
+        found = start_row_exchange(read(self.asked), self._asked, self._sent, self._group).wait()
+        if self._slices.dimension == 0:
+            return found
+        pieces = found.view(self._slices.ranks, self._count, found.shape[1]).transpose(0, 1)
+        return pieces.reshape(self._count, self._slices.width)
+
+    def give_back(self, gradients: Tensor) -> Tensor:
+        """Return the gradients of the rows that this rank was asked for, given those of the rows that it needs."""
+        if self._slices.dimension == 1:
+            columns = self._slices.width // self._slices.ranks
+            pieces = gradients.view(self._count, self._slices.ranks, columns).transpose(0, 1)
+            gradients = pieces.reshape(self._slices.ranks * self._count, columns)
+        return start_row_exchange(gradients, self._sent, self._asked, self._group).wait()
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch._guards import active_fake_mode
 
-from msrun.runtime.execute.tensor_future import TensorFuture
+from msrun.runtime.execute.transfers import TensorFuture
 
 
 class HostTask:

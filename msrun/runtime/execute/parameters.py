@@ -15,8 +15,7 @@ from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from msrun.runtime.execute.placement import PlacedParameter
-from msrun.runtime.execute.tensor_future import TensorFuture
-from msrun.runtime.execute.transfers import start_gather_of
+from msrun.runtime.execute.transfers import TensorFuture, start_gather_of
 from msrun.runtime.groups import axes_group
 from msrun.runtime.sharding.layout import Axes, Mesh
 from msrun.runtime.tensors.plain_tensors import plain_tensors

@@ -1,17 +1,153 @@
-"""Transfers: all-reduce, all-gather, reduce-scatter, all-to-all and halo, started now and waited for later, counted."""
+"""What moves: collectives, copies between host and device, messages between stages; started now, waited for later."""
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
 from collections.abc import Callable, Sequence
+from datetime import timedelta
+from threading import Lock
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from msrun.runtime.execute.tensor_future import TensorFuture, name_of
-from msrun.runtime.execute.traffic import traffic
-from msrun.runtime.groups import carries_by_gloo
-from msrun.runtime.sharding.halo import Message
+from msrun.runtime import world
+from msrun.runtime.execute.device_waits import note_wait
+from msrun.runtime.groups import axes_group, carries_by_gloo
+from msrun.runtime.progress import begin_collective, waiting_in
+from msrun.runtime.sharding.collective import Collective
+from msrun.runtime.sharding.halo import Message, Window, add_gradients, gradient_message, join_window, window_message
+from msrun.runtime.sharding.layout import Mesh
+
+
+class Traffic:
+    """Counts what this rank has put on the wire, and copied between host and device: number and bytes, by operation."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+        self.bytes: Counter[str] = Counter()
+        self._copying = Lock()
+
+    def add(self, name: str, value: Tensor) -> None:
+        """Count one collective."""
+        begin_collective()
+        self.calls[name] += 1
+        self.bytes[name] += value.numel() * value.element_size()
+
+    def add_copy(self, name: str, value: Tensor) -> None:
+        """Count one copy between the memories of the host and the device; in any thread."""
+        with self._copying:
+            self.calls[name] += 1
+            self.bytes[name] += value.numel() * value.element_size()
+
+    def reset(self) -> None:
+        """Start again at zero."""
+        self.calls.clear()
+        self.bytes.clear()
+
+
+traffic = Traffic()
+"""The counter of this process."""
+
+
+LOOK_EVERY = timedelta(seconds=2)
+on_message: list[Callable[[TensorFuture], None]] = []
+"""Called when a message has been started."""
+on_wait: list[Callable[[TensorFuture], None]] = []
+"""Called when this process is about to use what a message brings."""
+on_long_wait: list[Callable[[], None]] = []
+"""Called every `LOOK_EVERY` while this process waits in a collective; may raise."""
+
+
+class TensorFuture:
+    """A tensor that may still be on its way."""
+
+    def __init__(
+        self,
+        value: Tensor,
+        work: dist.Work | Sequence[dist.Work] | None = None,
+        finish: Callable[[Tensor], Tensor] | None = None,
+        name: str = "a collective",
+        shape: Sequence[int] | None = None,
+    ) -> None:
+        """
+        Args:
+            finish: makes the tensor of what has come.
+            shape: of the tensor, where that is not what has come.
+        """
+        self._value = value
+        self._shape = value.shape if shape is None else shape
+        self._works = [*work] if isinstance(work, Sequence) else [] if work is None else [work]
+        self._finish = finish
+        self._name = name
+        for look in on_message:
+            look(self)
+
+    @property
+    def is_message(self) -> bool:
+        """Whether other ranks send it."""
+        return bool(self._works) or self._finish is not None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the tensor."""
+        return self._value.dtype
+
+    @property
+    def is_number_on_host(self) -> bool:
+        """Whether it is one floating-point number, for which a wait would hold this process up."""
+        value = self._value
+        return not value.dim() and value.dtype.is_floating_point and value.device.type == "cpu"
+
+    def wait(self) -> Tensor:
+        """Return the tensor, waiting for it the first time."""
+        for look in on_wait if self._works else ():
+            look(self)
+        while self._works:
+            work = self._works.pop(0)
+            if not work.is_completed():
+                with waiting_in(self._describe):
+                    self._wait_for_work(work)
+            else:
+                work.wait()
+        if self._finish is not None:
+            self._value = self._finish(self._value)
+            self._finish = None
+        return self._value
+
+    def _wait_for_work(self, work: dist.Work) -> None:
+        device = self._value.device
+        if device.type == "cpu":
+            _wait(work)
+        else:  # only gloo's waits on the host can be left and taken up again
+            work.wait()
+            note_wait(self._describe(), device)
+
+    def _describe(self) -> str:
+        return f"{self._name}, result {'x'.join(map(str, self._shape)) or 'scalar'}"
+
+
+def _wait(work: dist.Work) -> None:
+    """Wait, and look around now and then when it takes long."""
+    while True:
+        try:
+            work.wait(LOOK_EVERY)
+        except RuntimeError:
+            if work.is_completed():
+                work.wait()  # raises if it has failed
+                return
+            for look in on_long_wait:
+                look()
+        else:
+            return
+
+
+def name_of(operation: str, group: dist.ProcessGroup) -> str:
+    """Return what to call an operation of a group, for whoever asks what this rank waits for."""
+    return f"{operation} of {dist.get_world_size(group)} ranks"
+
 
 # torch 2.13 renamed both and warns about the old names.
 _all_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -145,3 +281,178 @@ def _parts(value: Tensor, count: int, dim: int) -> Tensor:
     if dim == 0:
         return value.contiguous().view(count, value.shape[0] // count, *value.shape[1:])
     return torch.stack(value.chunk(count, dim)).contiguous()  # stack keeps strides such as those of channels_last
+
+
+def start_forward(
+    collective: Collective, value: Tensor, mesh: Mesh, rank: int, *, in_place: bool = False
+) -> TensorFuture:
+    """Start what happens to a value.
+
+    Args:
+        in_place: nobody else reads it; an all-reduce may write to it.
+    """
+    if collective.is_copy:
+        return start_copy(value, to_host=collective.kind == "to_host")
+    group = axes_group(mesh, collective.axes)
+    match collective.kind:
+        case "all_reduce":
+            return start_all_reduce(value, group, in_place=in_place)
+        case "enter":
+            return TensorFuture(value)
+        case "gather" | "gather_enter":
+            return start_gather(value, group, collective.dim)
+        case "slice":
+            return TensorFuture(_part(collective, value, mesh, rank))
+        case "reduce_scatter":
+            return start_reduce_scatter(value, group, collective.dim)
+        case "exchange":
+            return start_exchange(value, group, collective.dim, collective.from_dim)
+        case "halo":
+            place = _place(collective, mesh, rank)
+            message = window_message(value, *place)
+            return start_halo(message, group, lambda pieces: join_window(value, pieces, *place))
+    raise AssertionError(collective.kind)
+
+
+def start_backward(
+    collective: Collective, grad: Tensor, mesh: Mesh, rank: int, *, in_place: bool = False
+) -> TensorFuture:
+    """Start what happens to the gradient of the result; gives the gradient of the value. `in_place`: see there."""
+    if collective.is_copy:
+        return start_copy(grad, to_host=collective.kind == "to_device")
+    group = axes_group(mesh, collective.axes)
+    match collective.kind:
+        case "all_reduce":
+            return TensorFuture(grad)
+        case "enter":
+            return start_all_reduce(grad, group, in_place=in_place)
+        case "gather":
+            return TensorFuture(_part(collective, grad, mesh, rank))
+        case "gather_enter":
+            return start_reduce_scatter(grad, group, collective.dim)
+        case "slice" | "reduce_scatter":
+            return start_gather(grad, group, collective.dim)
+        case "exchange":
+            return start_exchange(grad, group, collective.from_dim, collective.dim)
+        case "halo":
+            place = _place(collective, mesh, rank)
+            message = gradient_message(grad, *place)
+            return start_halo(message, group, lambda pieces: add_gradients(grad, pieces, *place))
+    raise AssertionError(collective.kind)
+
+
+def _place(collective: Collective, mesh: Mesh, rank: int) -> tuple[int, Window, int, int]:
+    """Return dimension, window, this rank's index and the number of parts."""
+    assert collective.window is not None
+    return collective.dim, collective.window, mesh.index(rank, collective.axes), mesh.extent(collective.axes)
+
+
+def _part(collective: Collective, value: Tensor, mesh: Mesh, rank: int) -> Tensor:
+    length = value.shape[collective.dim] // mesh.extent(collective.axes)
+    return value.narrow(collective.dim, mesh.index(rank, collective.axes) * length, length).contiguous()
+
+
+HOST = torch.device("cpu")
+
+
+def start_copy(value: Tensor, *, to_host: bool) -> TensorFuture:
+    """Copy a tensor to the memory of the host, or of this rank's device. Nobody may write to it before the wait."""
+    traffic.add_copy("to_host" if to_host else "to_device", value)
+    accelerator = value.device if to_host else world.device()
+    if accelerator.type == "cpu":
+        return TensorFuture(value.clone())
+    devices = torch.get_device_module(accelerator.type)
+    stream = _stream(accelerator, to_host=to_host)
+    with devices.device(accelerator):
+        if to_host:
+            stream.wait_stream(devices.current_stream(accelerator))
+        with devices.stream(stream):
+            if to_host:
+                copied = torch.empty_like(value, device=HOST, pin_memory=True).copy_(value, non_blocking=True)
+                value.record_stream(stream)
+            else:
+                copied = value.to(accelerator, non_blocking=True)
+            return _Copying(value, copied, stream.record_event())
+
+
+class _Copying(TensorFuture):
+    """A tensor that a stream is copying."""
+
+    def __init__(self, source: Tensor, copied: Tensor, event: Any) -> None:
+        super().__init__(copied)
+        self._source: Tensor | None = source
+        self._event = event
+
+    def wait(self) -> Tensor:
+        """Return the copy: on the host when it has arrived, on a device for whatever its stream computes next."""
+        if self._source is not None:
+            if self._value.device.type == "cpu":
+                self._event.synchronize()
+            else:
+                current = torch.get_device_module(self._value.device.type).current_stream(self._value.device)
+                current.wait_event(self._event)
+                self._value.record_stream(current)
+            self._source = None
+        return self._value
+
+
+@functools.cache
+def _stream(accelerator: torch.device, *, to_host: bool) -> Any:  # noqa: ARG001 - one stream for each direction
+    return torch.get_device_module(accelerator.type).Stream(accelerator)
+
+
+def start_send(value: Tensor, to_rank: int, group: dist.ProcessGroup, what: Callable[[], str]) -> TensorFuture:
+    """Send a tensor to one rank of the group. Nobody may write to it before `wait` has returned.
+
+    Args:
+        to_rank: world rank.
+        what: name of the message, for whoever asks what this rank waits for.
+    """
+    traffic.add("send", value)
+    value = value.contiguous()
+
+    def describe() -> str:
+        return f"send of {what()} to rank {to_rank}"
+
+    with waiting_in(describe):  # the first message between two ranks waits for the other one
+        work = dist.isend(value, to_rank, group=group)
+    return _Message(value, work, describe)
+
+
+def start_receive(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    from_rank: int,
+    group: dist.ProcessGroup,
+    what: Callable[[], str],
+) -> TensorFuture:
+    """Receive a tensor of known shape from one rank of the group.
+
+    Args:
+        from_rank: world rank.
+        what: name of the message.
+    """
+    value = torch.empty(shape, dtype=dtype, device=device)
+    traffic.add("receive", value)
+
+    def describe() -> str:
+        return f"receive of {what()} from rank {from_rank}"
+
+    with waiting_in(describe):
+        work = dist.irecv(value, from_rank, group=group)
+    return _Message(value, work, describe)
+
+
+class _Message(TensorFuture):
+    """A message whose name is made only when somebody waits for it."""
+
+    def __init__(self, value: Tensor, work: dist.Work | None, describe: Callable[[], str]) -> None:
+        super().__init__(value, work)
+        self._describe_message = describe
+
+    def _wait_for_work(self, work: dist.Work) -> None:
+        work.wait()  # gloo gives a message up for good when a wait for it times out
+
+    def _describe(self) -> str:
+        return self._describe_message()

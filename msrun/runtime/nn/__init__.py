@@ -11,7 +11,7 @@ __all__ = sorted(names_below(__name__))
 if TYPE_CHECKING:
     from msrun.runtime.nn.deferred_init import init_parameters as init_parameters
     from msrun.runtime.nn.deferred_init import no_init_parameters as no_init_parameters
-    from msrun.runtime.nn.losses import SoftmaxCrossEntropyExpand as SoftmaxCrossEntropyExpand
+    from msrun.runtime.nn.with_loss import SoftmaxCrossEntropyExpand as SoftmaxCrossEntropyExpand
     from msrun.runtime.nn.with_loss import WithLoss as WithLoss
 
 __getattr__ = loader(__name__)

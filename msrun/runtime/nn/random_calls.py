@@ -17,12 +17,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from msrun.runtime.nn.attention import attend
-from msrun.runtime.nn.dropout import Kind, drop, mask_shape
-from msrun.runtime.nn.random_bits import Box, keep_mask
+from msrun.runtime.nn.dropout import Kind, attend, drop, mask_shape
+from msrun.runtime.nn.random_bits import Box, Source, keep_mask
 from msrun.runtime.nn.random_draws import FACTORIES, arguments_of, draw, drawn_result, is_drawn, shape_of
 from msrun.runtime.nn.random_stream import Draw, current_draw
-from msrun.runtime.nn.random_values import Source
 
 _KINDS: dict[Any, Kind] = {
     F.dropout: "dropout",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,10 +10,40 @@ import torch
 from torch import Tensor
 
 from msrun.errors import StrategyError
+from msrun.runtime.execute.gradients import coalesced
 from msrun.runtime.nn.replaced import follow
 from msrun.runtime.optim.host_steps import find_offload, offload
 from msrun.runtime.optim.memory import OptimizerMemory, memory_of
-from msrun.runtime.tensors.plain_tensors import local_part
+from msrun.runtime.tensors.plain_tensors import local_part, plain_tensors
+
+
+def check_number(optimizer: str, name: str, value: Any, *, least: float, most: float | None = None) -> None:
+    """Refuse what is no number of at least `least` and, if given, below `most`.
+
+    Raises:
+        StrategyError: it is not.
+    """
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or value < least or (most is not None and value >= most):
+        limit = f"{least:g} or more" + (f" and below {most:g}" if most is not None else "")
+        raise StrategyError(f"{optimizer}({name}={value!r}): must be a number, {limit}")
+
+
+def adam_settings(optimizer: str, lr: Any, betas: Any, eps: Any, weight_decay: Any) -> dict[str, Any]:
+    """Return the settings that all relatives of Adam have, as the defaults of its groups.
+
+    Raises:
+        StrategyError: one is out of its range.
+    """
+    settings = {"lr": lr, "eps": eps, "weight_decay": weight_decay}
+    for name, value in settings.items():
+        check_number(optimizer, name, value, least=0.0)
+    if not isinstance(betas, tuple | list) or len(betas) != 2:
+        raise StrategyError(f"{optimizer}(betas={betas!r}): must be two numbers")
+    for value in betas:
+        check_number(optimizer, "betas", value, least=0.0, most=1.0)
+    return {**settings, "betas": betas}
+
 
 TARGETS = ("cpu", "device")
 
@@ -94,3 +125,59 @@ def check_gradients(parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -
                 f"{tuple(parameter.shape)}; give the gradients that value_and_grad returned"
             )
     return gradients
+
+
+ROWS_BYTES = 1 << 16
+"""Of a sparse gradient, so much is used at once: its rows are still in the processor's cache when they are put back."""
+
+
+class PerParameter(Optimizer):
+    """Base: a subclass makes the state of a parameter and changes tensors of one shape.
+
+    Of a sparse gradient, as `nn.Embedding(sparse=True)` has, `change` gets its rows alone; others stay bit for bit.
+    """
+
+    changes_named_rows = True
+    """Of a sparse gradient; what works on the host then copies these rows alone."""
+
+    @abstractmethod
+    def make_state(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Any]:
+        """Return the state of a parameter before its first step: tensors of its shape, and numbers."""
+
+    @abstractmethod
+    def change(self, weight: Tensor, gradient: Tensor, tables: dict[str, Tensor], state: Any, group: Any) -> None:
+        """Change weights and `tables`, the tensors of the state, in place; all are of the gradient's shape."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step once with the gradients in `.grad`."""
+        loss = self.run_closure(closure)
+        for group in self.param_groups:
+            with plain_tensors():  # what it does is right on the parts of cut parameters
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        self._update(parameter, parameter.grad, group)
+        return loss
+
+    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        if not state:
+            state.update(self.make_state(parameter, group))
+        if "step" in state:
+            state["step"] += 1
+        tables = {key: value for key, value in state.items() if key != "step"}
+        if not gradient.is_sparse:
+            self.change(parameter, self._decayed(gradient, parameter, group), tables, state, group)
+            return
+        gradient = coalesced(gradient)
+        count = max(1, ROWS_BYTES * len(gradient.values()) // max(1, gradient.values().nbytes))
+        for rows, values in zip(gradient.indices()[0].split(count), gradient.values().split(count), strict=True):
+            weight, some = parameter.index_select(0, rows), {key: t.index_select(0, rows) for key, t in tables.items()}
+            self.change(weight, self._decayed(values, weight, group), some, state, group)
+            parameter.index_copy_(0, rows, weight)
+            for key, table in tables.items():
+                table.index_copy_(0, rows, some[key])
+
+    @staticmethod
+    def _decayed(gradient: Tensor, weight: Tensor, group: dict[str, Any]) -> Tensor:
+        return gradient.add(weight, alpha=group["weight_decay"]) if group["weight_decay"] else gradient

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from msrun.runtime.nn.mapped_tensors import state_like
-from msrun.runtime.optim.per_parameter import PerParameter
-from msrun.runtime.optim.settings import check_number
+from msrun.runtime.optim.base import PerParameter, check_number
 
 
 class FTRL(PerParameter):

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from msrun.runtime.optim.base import Optimizer
-from msrun.runtime.optim.settings import adam_settings, check_number
+from msrun.runtime.optim.base import Optimizer, adam_settings, check_number
 from msrun.runtime.parts.part_functions import norms_of_each
 
 

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from msrun.errors import StrategyError
 from msrun.runtime.nn.replaced import follow
-from msrun.runtime.optim.base import check_gradients
-from msrun.runtime.optim.settings import check_number
+from msrun.runtime.optim.base import check_gradients, check_number
 from msrun.runtime.parts.on_servers import refuse_on_servers
 from msrun.runtime.parts.part_functions import norms_of_each
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from torch.optim import Optimizer
 
-from msrun.runtime.optim.host_gradients import held_gradient
 from msrun.runtime.optim.host_steps import find_offload
-from msrun.runtime.optim.host_weights import MASTER, Copies, local_gradient, tensor_bytes
+from msrun.runtime.optim.host_weights import MASTER, Copies, held_gradient, local_gradient, tensor_bytes
 
 MIB = 1 << 20
 

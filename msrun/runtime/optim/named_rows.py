@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from msrun.runtime.execute.row_gradients import coalesced
+from msrun.runtime.execute.gradients import coalesced
 
 
 def changed_rows(optimizer: Optimizer, group: dict[str, Any], parameter: Tensor) -> Tensor | None:

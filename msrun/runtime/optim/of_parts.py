@@ -21,8 +21,7 @@ from torch.utils._foreach_utils import _foreach_supported_types as _types_of_for
 from msrun.errors import StrategyError
 from msrun.runtime.nn.replaced import follow
 from msrun.runtime.optim import FTRL, AdamWeightDecay
-from msrun.runtime.optim.host_steps import find_offload
-from msrun.runtime.optim.whole_steps import LOOK_AT_WHOLES, stand_in_with_wholes
+from msrun.runtime.optim.host_steps import LOOK_AT_WHOLES, find_offload, stand_in_with_wholes
 from msrun.runtime.parts.part import Part, PartParameter
 from msrun.runtime.parts.part_functions import as_part
 from msrun.runtime.parts.state_dicts import part_of, state_tensor

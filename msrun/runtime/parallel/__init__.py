@@ -10,8 +10,8 @@ __all__ = sorted(names_below(__name__))
 
 if TYPE_CHECKING:
     from msrun.runtime.parallel.auto_parallel import AutoParallel as AutoParallel
-    from msrun.runtime.parallel.batch.accumulation import GradAccumulation as GradAccumulation
-    from msrun.runtime.parallel.batch.micro_batch import MicroBatchInterleaved as MicroBatchInterleaved
+    from msrun.runtime.parallel.batch.divided_batch import GradAccumulation as GradAccumulation
+    from msrun.runtime.parallel.batch.divided_batch import MicroBatchInterleaved as MicroBatchInterleaved
     from msrun.runtime.parallel.clip import clip_by_global_norm as clip_by_global_norm
     from msrun.runtime.parallel.clip import clip_grad_norm_ as clip_grad_norm_
     from msrun.runtime.parallel.communication import all_gather as all_gather
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from msrun.runtime.parallel.context import get_auto_parallel_context as get_auto_parallel_context
     from msrun.runtime.parallel.context import reset_auto_parallel_context as reset_auto_parallel_context
     from msrun.runtime.parallel.context import set_auto_parallel_context as set_auto_parallel_context
-    from msrun.runtime.parallel.degrees.degrees import Degrees as Degrees
+    from msrun.runtime.parallel.degrees.divisions import Degrees as Degrees
     from msrun.runtime.parallel.degrees.search_degrees import FoundDegrees as FoundDegrees
     from msrun.runtime.parallel.degrees.search_degrees import search_degrees as search_degrees
     from msrun.runtime.parallel.given_strategies import shard as shard
     from msrun.runtime.parallel.gradient import value_and_grad as value_and_grad
-    from msrun.runtime.parallel.modes.hybrid import layerwise_parallel as layerwise_parallel
+    from msrun.runtime.parallel.modes.own_gradients import layerwise_parallel as layerwise_parallel
     from msrun.runtime.parallel.parameters.fusion import set_comm_fusion as set_comm_fusion
     from msrun.runtime.parallel.pipeline.pipeline import Pipeline as Pipeline
     from msrun.runtime.parallel.plan import ParallelPlan as ParallelPlan

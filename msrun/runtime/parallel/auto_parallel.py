@@ -15,8 +15,8 @@ from torch.utils import _pytree as pytree
 from msrun.errors import CaptureError, ParallelError, StrategyError
 from msrun.runtime import progress, world
 from msrun.runtime.capture import marked_calls
-from msrun.runtime.capture.fakes import forget_shapes
-from msrun.runtime.capture.target import Target, find_target
+from msrun.runtime.capture.capture import forget_shapes
+from msrun.runtime.capture.captured_graph import Target, find_target
 from msrun.runtime.execute.phase import is_verifying, running_alone, runs_alone
 from msrun.runtime.nn.deferred_init import init_parameters
 from msrun.runtime.nn.random_calls import RandomCalls
@@ -28,15 +28,14 @@ from msrun.runtime.parallel.compilation.agreement import agreement, answer_of_ra
 from msrun.runtime.parallel.compilation.captured_call import CapturedCall, ParameterChanged
 from msrun.runtime.parallel.compilation.compilation import Compilation
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
-from msrun.runtime.parallel.compile_call import compile_call
+from msrun.runtime.parallel.compile_call import compile_call, has_no_values, look_at_dry_run
 from msrun.runtime.parallel.context import LayoutFiles, default_settings, layout_files
-from msrun.runtime.parallel.dry_run import has_no_values, look_at_dry_run
 from msrun.runtime.parallel.fluent_settings import FluentSettings
 from msrun.runtime.parallel.gradients_in_backward import ArrivingGradients, GradientsInBackward
 from msrun.runtime.parallel.host_operators import moved_at_borders
 from msrun.runtime.parallel.modes.data_parallel import Replicas
 from msrun.runtime.parallel.modes.fsdp import Decision
-from msrun.runtime.parallel.modes.on_servers import check_captured
+from msrun.runtime.parallel.modes.own_gradients import check_captured
 from msrun.runtime.parallel.modes.replica_plan import build_lone_plan, build_replica_plan
 from msrun.runtime.parallel.network_module import NetworkModule
 from msrun.runtime.parallel.outside import watch_trained

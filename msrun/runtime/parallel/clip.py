@@ -20,12 +20,12 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from msrun.errors import ParallelError, StrategyError
 from msrun.runtime import world
+from msrun.runtime.execute.gradients import coalesced
 from msrun.runtime.execute.placement import placement_of
-from msrun.runtime.execute.row_gradients import coalesced
-from msrun.runtime.execute.traffic import traffic
+from msrun.runtime.execute.transfers import traffic
 from msrun.runtime.nn.replaced import current
 from msrun.runtime.parallel.auto_parallel import AutoParallel
-from msrun.runtime.parallel.modes.hybrid import is_layerwise
+from msrun.runtime.parallel.modes.own_gradients import is_layerwise
 from msrun.runtime.parts.on_servers import refuse_on_servers
 from msrun.runtime.parts.part import Part
 from msrun.runtime.progress import waiting_in

@@ -28,8 +28,13 @@ from torch.autograd.function import once_differentiable
 from msrun.errors import StrategyError, near_miss
 from msrun.runtime import groups, world
 from msrun.runtime.capture import marked_calls
-from msrun.runtime.execute.traffic import traffic
-from msrun.runtime.execute.transfers import start_all_reduce, start_exchange, start_gather, start_reduce_scatter
+from msrun.runtime.execute.transfers import (
+    start_all_reduce,
+    start_exchange,
+    start_gather,
+    start_reduce_scatter,
+    traffic,
+)
 from msrun.runtime.progress import waiting_in
 
 _EXTREMES = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}

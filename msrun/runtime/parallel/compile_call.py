@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msrun.runtime.capture.captured_graph import CapturedGraph
+from msrun.runtime import world
+from msrun.runtime.capture.captured_graph import CapturedGraph, Target
+from msrun.runtime.joining.launchers import REAL_VALUES
 from msrun.runtime.parallel.batch.divided_batch import DividedBatch
 from msrun.runtime.parallel.batch.parts import describe_batch, find_tensors
 from msrun.runtime.parallel.compilation.compilation import Compilation, Draft
@@ -14,6 +16,21 @@ from msrun.runtime.parallel.pipeline.compilation import Division, add_stages, bu
 from msrun.runtime.parallel.pipeline.pipeline import Pipeline
 from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
 from msrun.runtime.parallel.plan import ParallelPlan
+from msrun.runtime.parallel.settings import ParallelSettings
+
+
+def has_no_values() -> bool:
+    """Return whether this is a dry run in which parameters have no values."""
+    level = world.simulation_level()
+    return level is not None and level < REAL_VALUES
+
+
+def look_at_dry_run(settings: ParallelSettings, target: Target, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """In a dry run, report what this call would do and end the process; at level 3 after some steps."""
+    if world.simulation_level() is not None:
+        from msrun.runtime.simulate.session import begin_step
+
+        begin_step(settings, target, args, kwargs)
 
 
 def compile_call(

@@ -16,13 +16,12 @@ from typing import Any
 
 from msrun.errors import StrategyError, near_miss
 from msrun.runtime import world
-from msrun.runtime.parallel.parameters.fusion_config import parse_comm_fusion
+from msrun.runtime.parallel.parameters.fusion import parse_comm_fusion
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec
 from msrun.runtime.parallel.pipeline.pipeline import PipelineSpec
 from msrun.runtime.parallel.pipeline.schedule import choose_schedule
 from msrun.runtime.parallel.scaling import Compat, check_compat, current_compat, find_compat
-from msrun.runtime.parallel.search_settings import RECURSIVE, SearchSettings, check_search_mode
-from msrun.runtime.parallel.settings import ParallelSettings, check_mode
+from msrun.runtime.parallel.settings import RECURSIVE, ParallelSettings, SearchSettings, check_mode, check_search_mode
 
 _SEARCH_NAMES = ("search_mode", "auto_parallel_search_mode")
 """One word and its alias."""

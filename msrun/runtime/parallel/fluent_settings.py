@@ -10,16 +10,15 @@ from typing import Any, Self
 
 from msrun.errors import StrategyError
 from msrun.runtime.cost.devices import DeviceProfile
-from msrun.runtime.parallel.host_search import DeviceLimit
+from msrun.runtime.parallel.host_operators import DeviceLimit
 from msrun.runtime.parallel.operator_strategies import check_path
 from msrun.runtime.parallel.overlap import parse_transformer_opt
-from msrun.runtime.parallel.parameters.fusion_config import parse_comm_fusion
+from msrun.runtime.parallel.parameters.fusion import parse_comm_fusion
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, Level
 from msrun.runtime.parallel.pipeline.pipeline import PipelineSpec
 from msrun.runtime.parallel.precision import PrecisionSpec
-from msrun.runtime.parallel.recompute_search import check_limit
-from msrun.runtime.parallel.search_settings import SEARCH_WORDS, SearchSettings, profile_of
-from msrun.runtime.parallel.settings import DatasetStrategy, ParallelSettings
+from msrun.runtime.parallel.recomputation import check_limit
+from msrun.runtime.parallel.settings import SEARCH_WORDS, DatasetStrategy, ParallelSettings, SearchSettings, profile_of
 from msrun.runtime.schedule.compiled_segments import CompileSpec
 from msrun.runtime.search.search import TIME_LIMIT_S
 

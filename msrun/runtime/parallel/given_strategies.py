@@ -12,8 +12,8 @@ from torch import nn
 
 from msrun.errors import StrategyError, near_miss
 from msrun.runtime.capture import marked_calls
+from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.capture.marked_calls import MarkedFunction, call_marked
-from msrun.runtime.capture.target import find_target
 from msrun.runtime.sharding.named_layout import Layout
 from msrun.runtime.sharding.strategies import Entry, OperatorStrategy
 

@@ -36,7 +36,7 @@ from msrun.runtime.execute.placement import placement_of
 from msrun.runtime.execute.transfers import start_all_reduce
 from msrun.runtime.nn.replaced import current, living, living_optimizers
 from msrun.runtime.parallel.modes.own_gradients import is_same_everywhere
-from msrun.runtime.parallel.parameters.fusion_config import BUCKET_BYTES
+from msrun.runtime.parallel.parameters.fusion import BUCKET_BYTES
 from msrun.runtime.parallel.parameters.storage import equal_everywhere
 from msrun.runtime.tensors.plain_tensors import plain_tensors
 

@@ -4,35 +4,124 @@ from __future__ import annotations
 
 import json
 import logging
+import operator
+import types
+import typing
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import fx
 
 from msrun.errors import StrategyError
 from msrun.runtime.execute.placement import PlacedParameter
-from msrun.runtime.parallel.border_plan import BorderPlan, build_border_plans
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.operator_strategies import operator_strategies
 from msrun.runtime.parallel.parameters.hsdp import ZERO_WORDS
 from msrun.runtime.parallel.parameters.storage import ParameterStorage
-from msrun.runtime.parallel.pipeline.plan import PipelinePlan
+from msrun.runtime.parallel.pipeline.plan import PipelinePlan, render_svg, render_text
 from msrun.runtime.parallel.pipeline.schedule import Schedule
-from msrun.runtime.parallel.pipeline.schedule_picture import render_svg, render_text
-from msrun.runtime.parallel.plan_json import build_from_json
 from msrun.runtime.parallel.plan_traffic import StepTraffic, predict_traffic
 from msrun.runtime.parallel.scaling import describe
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.partition.collective_messages import CollectiveTraffic, Message, Totals
 from msrun.runtime.partition.price import PriceSummary
-from msrun.runtime.partition.program import OperatorPlan
+from msrun.runtime.partition.program import MODULE_PATH, LocalProgram, OperatorPlan
 from msrun.runtime.sharding.layout import Mesh
 from msrun.runtime.sharding.named_layout import Layout
 
 if TYPE_CHECKING:
     from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
+
+
+@dataclass(frozen=True)
+class BorderPlan:
+    """One value that is read in the other memory, of one part of the batch."""
+
+    value: str
+    """What makes it: an operator with its module, an input or a parameter."""
+    forward: Message
+    """to_host or to_device, with its bytes."""
+    backward: Message | None
+    """Of its gradient, which goes the other way; None where there is none."""
+
+    def __str__(self) -> str:
+        back = "" if self.backward is None else f", gradient {_bytes_of(self.backward)}"
+        return f"{self.value:<44} {_bytes_of(self.forward)}{back}"
+
+
+def build_border_plans(
+    program: LocalProgram, borders: Sequence[fx.Node], moved: Sequence[CollectiveTraffic]
+) -> list[BorderPlan]:
+    """Return what crosses borders.
+
+    Args:
+        program: of all stages, if there are some.
+        borders: copies in it, or in the program of one stage.
+        moved: what each of them moves.
+    """
+    whole = {node.name: node for node in program.graph.nodes}
+    names = {use.node: user_name(name) for name, use in program.parameters.items()}
+    names |= {node: user_name(name) for name, node in program.buffers.items()}
+    names |= {node: f"input {index}" for index, node in enumerate(program.inputs)}
+    found = []
+    for node, traffic in zip(borders, moved, strict=True):
+        if traffic.forward is not None:
+            value = whole[node.all_input_nodes[0].name]
+            found.append(BorderPlan(_name_of(value, names), traffic.forward, traffic.backward))
+    return found
+
+
+def _name_of(value: fx.Node, names: dict[fx.Node, str]) -> str:
+    if value in names:
+        return names[value]
+    if value.op == "placeholder":
+        return value.name
+    collective = value.kwargs.get("collective")
+    if collective is not None:
+        return f"{collective} of {_name_of(value.all_input_nodes[0], names)}"
+    if value.target is operator.getitem:  # one of the results of an operator
+        return _name_of(value.all_input_nodes[0], names)
+    path = value.meta.get(MODULE_PATH)
+    return f"{str(value.target).removesuffix('.default')} of {user_name(path) if path else 'no module'}"
+
+
+def _bytes_of(message: Message) -> str:
+    return f"{message.operation} {message.bytes} B"
+
+
+def build_from_json(kind: Any, value: Any, where: str = "plan") -> Any:
+    """Return the value of type `kind` that `dataclasses.asdict` and JSON made into `value`.
+
+    Dataclasses, tuples, dicts with text keys, optional values and plain ones are understood.
+
+    Raises:
+        StrategyError: a field is missing or unknown.
+    """
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        return (
+            None if value is None else build_from_json(next(a for a in arguments if a is not type(None)), value, where)
+        )
+    if is_dataclass(kind):
+        return _build_dataclass(kind, value, where)
+    if origin is tuple:
+        kinds = [arguments[0]] * len(value) if arguments[1:] == (...,) else arguments
+        return tuple(build_from_json(k, v, f"{where}[{i}]") for i, (k, v) in enumerate(zip(kinds, value, strict=True)))
+    if origin is dict:
+        return {name: build_from_json(arguments[1], item, f"{where}.{name}") for name, item in value.items()}
+    return value
+
+
+def _build_dataclass(kind: Any, value: dict[str, Any], where: str) -> Any:
+    hints = typing.get_type_hints(kind)
+    names = [field.name for field in fields(kind)]
+    if not isinstance(value, dict) or set(value) != set(names):
+        found = sorted(value) if isinstance(value, dict) else value
+        raise StrategyError(f"{where}: the fields of {kind.__name__} are {', '.join(names)}; found {found}")
+    return kind(**{name: build_from_json(hints[name], value[name], f"{where}.{name}") for name in names})
 
 
 HSDP_OFF = "hsdp is off"

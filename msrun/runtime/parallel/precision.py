@@ -23,7 +23,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from msrun.errors import StrategyError, near_miss
 from msrun.runtime import world
-from msrun.runtime.execute.traffic import traffic
+from msrun.runtime.execute.transfers import traffic
 from msrun.runtime.parallel.scaling import scale_gradient
 from msrun.runtime.progress import waiting_in
 from msrun.runtime.tensors.plain_tensors import plain_tensors

@@ -1,6 +1,6 @@
 """Messages: what a collective of a partitioned graph puts on the wire, told from shapes alone.
 
-The figures are those that the run-time counter (`execute.traffic`) will show: number of operations, and bytes of
+The figures are those that the run-time counter (`execute.transfers`) will show: number of operations, and bytes of
 their input on this rank.
 """
 

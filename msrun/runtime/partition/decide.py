@@ -19,12 +19,11 @@ from torch import fx
 from msrun.runtime.capture.assignment import LayoutConstraint, follows_region, layout_constraint, strategy_of
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.nn.random_draws import FACTORIES
-from msrun.runtime.partition.decisions import Decisions, OperatorDecision, Read, Use
+from msrun.runtime.partition.decisions import Decisions, OperatorDecision, Read, Use, refuse_redistributions
 from msrun.runtime.partition.layout_constraints import layout_of_result, layouts_of_outputs
 from msrun.runtime.partition.local_work import has_gradient, split_of_result
 from msrun.runtime.partition.parameter_uses import ParameterUses
 from msrun.runtime.partition.reads import Reads, describe_operator, refuse_lists, scatter_of
-from msrun.runtime.partition.strictness import refuse_redistributions
 from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout
 from msrun.runtime.sharding.operators.registry import REPLICATED, find_rule
 from msrun.runtime.sharding.operators.rule import LabelSplit, Rule, operator_call, summed_axes

@@ -7,28 +7,241 @@ optimizer state and messages are exact; what is kept between the passes is count
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from msrun.runtime.capture.assignment import layout_constraint
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.cost.devices import DeviceProfile
-from msrun.runtime.cost.measured import message_seconds
-from msrun.runtime.cost.operators import TensorSpec, copy_work
-from msrun.runtime.partition.collective_messages import Message, Totals, gathers_of_parameter, sums_of_gradient
+from msrun.runtime.cost.operators import TensorSpec, copy_work, message_seconds
+from msrun.runtime.partition.collective_messages import (
+    Message,
+    Totals,
+    gathers_of_parameter,
+    result_shape,
+    sums_of_gradient,
+)
 from msrun.runtime.partition.decide import is_whole_operator
 from msrun.runtime.partition.decisions import Decisions, OperatorDecision, Read
-from msrun.runtime.partition.gradient_flow import GradientFlow
-from msrun.runtime.partition.held_values import HeldValues
-from msrun.runtime.partition.local_work import LocalCollective, LocalWork, LocalWorks
-from msrun.runtime.partition.step_spec import StepSpec
+from msrun.runtime.partition.local_work import LocalCollective, LocalWork, LocalWorks, has_gradient
+from msrun.runtime.sharding.collective import Collective
 from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout
 from msrun.runtime.sharding.operators.registry import REPLICATED, find_rule
 from msrun.runtime.sharding.operators.rule import operator_call
+
+
+class GradientFlow:
+    """Which values of a captured graph have a gradient, and to which one comes back in a step.
+
+    Gradients enter at the loss: the first result that is a floating-point scalar, or else every result with one.
+    """
+
+    def __init__(
+        self, captured: CapturedGraph, works: LocalWorks, differentiable_inputs: frozenset[int] = frozenset()
+    ) -> None:
+        self.differentiable: Set[fx.Node] = _differentiable(captured, works, differentiable_inputs)
+        """Nodes that would be given a gradient."""
+        self.reached: Set[fx.Node] = self._find_reached(captured)
+        """Nodes that get one."""
+
+    def _find_reached(self, captured: CapturedGraph) -> set[fx.Node]:
+        results = [node for node in captured.outputs if isinstance(node, fx.Node) and node in self.differentiable]
+        waiting = [node for node in results if not node.meta["val"].shape][:1] or results
+        reached: set[fx.Node] = set()
+        while waiting:
+            node = waiting.pop()
+            if node not in reached and node in self.differentiable:
+                reached.add(node)
+                waiting += node.all_input_nodes
+        return reached
+
+
+def _differentiable(captured: CapturedGraph, works: LocalWorks, inputs: frozenset[int]) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    given = {captured.inputs[index] for index in inputs}
+    for node in captured.graph.nodes:
+        if node.op == "output":
+            break
+        if node.op == "placeholder":
+            is_trained = node.name in captured.parameters and node.meta["val"].requires_grad
+            if is_trained or node.name in given:
+                found.add(node)
+        elif any(source in found for source in node.all_input_nodes) and _passes(node, works, found):
+            found.add(node)
+    return found
+
+
+def _passes(node: fx.Node, works: LocalWorks, differentiable: Set[fx.Node]) -> bool:
+    """Return whether an operator whose inputs have gradients gives its result one."""
+    value = node.meta.get("val")
+    rule = find_rule(node.target)
+    if node.target is operator.getitem or layout_constraint(node) is not None or is_whole_operator(node, rule):
+        return not isinstance(value, Tensor) or has_gradient(value.dtype)
+    rule, call = rule or REPLICATED, operator_call(node)
+    needed = [source in differentiable for source in call.tensors]
+    return works.of(call, rule, rule.form(call), {}, differentiable=needed).is_differentiable
+
+
+@dataclass(frozen=True)
+class StepSpec:
+    """What of a step the decisions do not say."""
+
+    shard_axes: Mapping[str, Axes] = field(default_factory=dict)
+    """parameter -> axes by which optimizer parallel cuts its dimension 0 further"""
+    regathers: bool = False
+    """Cut parameters are gathered again for the backward pass: level3."""
+    optimizer_states: int = 2
+    """Tensors of a parameter's size that the optimizer keeps for it: 2 of Adam, 1 of SGD with momentum."""
+    sums_wide: bool = True
+    """Gradients of 16 bits travel in float32."""
+    bucket_bytes: int | None = 25 * 2**20
+    """Parameters of at most so many bytes share a message; None: no limit."""
+    alone_bytes: int | None = None
+    """A parameter of so many bytes shares none; None: all do."""
+
+    def is_alone(self, nbytes: int) -> bool:
+        """Return whether a parameter of so many bytes, as a rank stores it, travels alone."""
+        return self.alone_bytes is not None and nbytes >= self.alone_bytes
+
+    def summed_bytes(self, nbytes: int, dtype: torch.dtype) -> int:
+        """Return the bytes in which gradients of so many bytes travel."""
+        is_half = dtype in (torch.float16, torch.bfloat16)
+        return 2 * nbytes if is_half and self.sums_wide else nbytes
+
+
+@dataclass
+class Crossed:
+    """One collective that brings a value to its readers."""
+
+    owner: Any
+    """Who read it first."""
+    collective: Collective
+    value: TensorSpec
+    """Its input."""
+    has_gradient: bool
+    """Whether some reader sends a gradient back."""
+
+
+@dataclass(frozen=True)
+class _Value:
+    spec: TensorSpec
+    storage: int
+
+
+class HeldValues:
+    """Mirrors what lowering makes of reads: two readers of one value share its collectives."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        self._values: list[_Value] = []
+        self._held: dict[tuple[str, TensorLayout], int] = {}
+        """(captured node, layout) -> value"""
+        self._items: dict[str, list[int]] = {}
+        """captured node -> its results"""
+        self._made: dict[tuple[int, str], int] = {}
+        self._crossed: dict[tuple[int, str], Crossed] = {}
+        self._storage_bytes: list[int] = []
+        self._maker_of: list[str] = []
+        """storage -> the captured operator that makes it, or brings it to itself"""
+        self._given: set[int] = set()
+        self._kept: set[int] = set()
+        self._own_bytes: dict[str, int] = {}
+
+    @property
+    def crossed(self) -> list[Crossed]:
+        """Collectives of all reads, in order."""
+        return list(self._crossed.values())
+
+    def add_given(self, name: str, layout: TensorLayout, value: Tensor) -> None:
+        """Add what exists before the step: a parameter, a buffer, a part of the batch."""
+        number = self._add(TensorSpec(layout.local_shape(self._mesh, value.shape), value.dtype), name)
+        self._given.add(self._values[number].storage)
+        self._held[name, layout] = number
+
+    def name_as(self, number: int, name: str, layout: TensorLayout) -> None:
+        """Say that a value is a captured node's too."""
+        self._held[name, layout] = number
+
+    def add_results(
+        self, name: str, layouts: Sequence[TensorLayout], value: Any, inputs: Sequence[int], work: LocalWork
+    ) -> None:
+        """Add what an operator gives, and note what it keeps for the backward pass.
+
+        Args:
+            layouts: of its results; none of an operator whose results are all whole.
+            inputs: the values that it has read.
+        """
+        values = value if isinstance(value, list | tuple) else [value]
+        tensors = [(index, each) for index, each in enumerate(values) if isinstance(each, Tensor)]
+        made = []
+        for place, (index, each) in enumerate(tensors):
+            layout = layouts[index] if index < len(layouts) else TensorLayout.replicated(each.dim())
+            spec = TensorSpec(layout.local_shape(self._mesh, each.shape), each.dtype)
+            source = work.aliases.get(place)
+            made.append(self._add(spec, name, self._values[inputs[source]].storage if source is not None else None))
+        self._items[name] = made
+        if made and layouts:
+            self._held[name, layouts[0]] = made[0]
+        self._kept |= {self._values[inputs[index]].storage for index in work.saved_inputs}
+        self._kept |= {self._values[made[index]].storage for index in work.saved_results if index < len(made)}
+        if work.saved_bytes:
+            self._own_bytes[name] = work.saved_bytes
+
+    def take_item(self, source: str, index: int, name: str, layout: TensorLayout) -> None:
+        """Say that a captured node is one result of another."""
+        if index < len(self._items[source]):
+            self._held[name, layout] = self._items[source][index]
+            self._items[name] = [self._items[source][index]]
+
+    def read(self, read: Read, owner: Any, *, has_gradient: bool) -> int:
+        """Return the value that a reader gets; collectives on its way are made once."""
+        number = self._held[read.source, read.layout]
+        for collective, layout in read.steps:
+            number = self._pass(number, collective, owner, has_gradient=has_gradient)
+            if layout is not None:
+                self._held.setdefault((read.source, layout), number)
+        return number
+
+    def kept_bytes(self) -> dict[str, int]:
+        """Return for every operator the bytes that are kept between the passes beside what exists before the step."""
+        kept = dict(self._own_bytes)
+        for key in sorted(self._kept - self._given):
+            kept[self._maker_of[key]] = kept.get(self._maker_of[key], 0) + self._storage_bytes[key]
+        return kept
+
+    def _pass(self, number: int, collective: Collective, owner: Any, *, has_gradient: bool) -> int:
+        key = (number, str(collective))
+        if key in self._made:
+            self._crossed[key].has_gradient |= has_gradient
+            return self._made[key]
+        value = self._values[number]
+        self._crossed[key] = Crossed(owner, collective, value.spec, has_gradient)
+        shape = result_shape(collective, value.spec.shape, self._mesh)
+        result = self._add(TensorSpec(shape, value.spec.dtype), owner.name, self._memory_after(value, collective))
+        self._made[key] = result
+        self._kept |= {value.storage, self._values[result].storage}  # both outlive the segments that they stand between
+        return result
+
+    @staticmethod
+    def _memory_after(value: _Value, collective: Collective) -> int | None:
+        """Return the memory of a collective's result if it is its input's: rows of a tensor are."""
+        is_rows = collective.kind == "slice" and math.prod(value.spec.shape[: collective.dim]) == 1
+        return value.storage if collective.kind == "enter" or is_rows else None
+
+    def _add(self, spec: TensorSpec, maker: str, storage: int | None = None) -> int:
+        if storage is None:
+            storage = len(self._storage_bytes)
+            self._storage_bytes.append(spec.nbytes)
+            self._maker_of.append(maker)
+        self._values.append(_Value(spec, storage))
+        return len(self._values) - 1
 
 
 @dataclass(frozen=True)

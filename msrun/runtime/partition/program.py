@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from msrun.runtime.partition.collective_messages import CollectiveTraffic
-from msrun.runtime.partition.strictness import Redistribution
+from msrun.runtime.partition.decisions import Redistribution
 from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout
 
 MODULE_PATH = "module_path"

@@ -9,8 +9,7 @@ import torch
 from torch import fx
 
 from msrun.errors import CaptureError
-from msrun.runtime.partition.decisions import Read
-from msrun.runtime.partition.strictness import Redistribution
+from msrun.runtime.partition.decisions import Read, Redistribution
 from msrun.runtime.sharding.collective import Collective
 from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout
 from msrun.runtime.sharding.operators.rule import operator_call, user_line

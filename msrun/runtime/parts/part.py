@@ -22,8 +22,7 @@ from torch.utils import dlpack
 
 from msrun.errors import ParallelError
 from msrun.runtime.execute.placement import Placement, placements
-from msrun.runtime.execute.traffic import traffic
-from msrun.runtime.execute.transfers import start_gather
+from msrun.runtime.execute.transfers import start_gather, traffic
 from msrun.runtime.groups import axes_group
 from msrun.runtime.parts.part_functions import PlacedTensor, as_part
 from msrun.runtime.progress import waiting_in

@@ -23,9 +23,9 @@ from torch.utils import _pytree as pytree
 
 from msrun.errors import ParallelError
 from msrun.runtime import world
+from msrun.runtime.execute.gradients import coalesced
 from msrun.runtime.execute.placement import Placement
-from msrun.runtime.execute.row_gradients import coalesced
-from msrun.runtime.execute.traffic import traffic
+from msrun.runtime.execute.transfers import traffic
 from msrun.runtime.progress import waiting_in
 from msrun.runtime.tensors.plain_tensors import StandIn, plain, plain_tensors
 

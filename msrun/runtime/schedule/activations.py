@@ -19,8 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.partition.local_values import cross_on_fakes
 from msrun.runtime.partition.program import LocalProgram
-from msrun.runtime.schedule.regions import SavePolicy
-from msrun.runtime.schedule.replay import Replay
+from msrun.runtime.schedule.replay import Replay, SavePolicy
 from msrun.runtime.schedule.segments import Crossing, Name, Segment
 from msrun.runtime.sharding.layout import Mesh
 from msrun.runtime.sharding.operators.rule import fake_given

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from msrun.runtime.schedule.regions import Region
+from msrun.runtime.schedule.replay import Region
 from msrun.runtime.schedule.segments import Name, Segment
 
 aten = torch.ops.aten

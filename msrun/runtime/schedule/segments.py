@@ -15,7 +15,7 @@ of inputs between the memories of host and device, so that both sides begin at o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
@@ -23,9 +23,96 @@ import torch
 from torch import fx, nn
 
 from msrun.runtime.partition.program import ON_HOST, LocalProgram
-from msrun.runtime.schedule.in_place import may_take_gradient, may_take_source
 from msrun.runtime.sharding.collective import Collective
 from msrun.runtime.sharding.operators.rule import PLACE, apply_collective
+
+aten = torch.ops.aten
+_PRODUCTS = frozenset({aten.linear.default, aten.matmul.default, aten.mm.default, aten.bmm.default})
+"""Results and gradients of factors are new memory each, and autograd keeps factors only."""
+
+
+def may_take_source(node: fx.Node, collective: Collective, kept: Set[fx.Node]) -> bool:
+    """Return whether a collective may write to what it reads.
+
+    Args:
+        node: the collective.
+        kept: values that somebody beside the graph's operators reads.
+    """
+    source = node.args[0]
+    return (
+        collective.kind == "all_reduce"
+        and isinstance(source, fx.Node)
+        and source.target in _PRODUCTS
+        and list(source.users) == [node]
+        and source not in kept
+    )
+
+
+def may_take_gradient(node: fx.Node, collective: Collective, kept: Set[fx.Node]) -> bool:
+    """Return whether a collective's way back may write to the gradient of its result."""
+    return (
+        collective.kind == "enter"
+        and bool(node.users)
+        and all(user.target in _PRODUCTS and node in user.args[:2] for user in node.users)
+        and node not in kept
+    )
+
+
+@dataclass(frozen=True)
+class BufferUpdate:
+    """One buffer gets a new value."""
+
+    buffer: Name
+    """Its placeholder."""
+    value: Name
+
+
+@dataclass(frozen=True)
+class BufferPlan:
+    """What an executor does about buffers."""
+
+    updates: Mapping[int, Sequence[BufferUpdate]]
+    """segment -> what is written when a copy has run it"""
+    spans: Sequence[range]
+    """All segments in order, in the groups that a copy runs without a break."""
+
+    @property
+    def written(self) -> list[Name]:
+        """Placeholders of the buffers that change."""
+        return [update.buffer for updates in self.updates.values() for update in updates]
+
+
+def plan_buffers(program: LocalProgram, segments: Sequence[Segment]) -> BufferPlan:
+    """Return when every changed buffer is written, and the spans."""
+    updates: dict[int, list[BufferUpdate]] = {}
+    bound: set[int] = set()
+    for placeholder, value in program.buffer_updates.items():
+        reads = [i for i, segment in enumerate(segments) if placeholder.name in _read_names(segment)]
+        last = _available(value, segments)
+        updates.setdefault(last, []).append(BufferUpdate(placeholder.name, value.name))
+        bound |= set(range(min([*reads, last]), last))
+    spans: list[range] = []
+    start = 0
+    for index in range(len(segments)):
+        if index not in bound:  # not bound to the next one
+            spans.append(range(start, index + 1))
+            start = index + 1
+    return BufferPlan(updates, spans)
+
+
+def _read_names(segment: Segment) -> set[Name]:
+    return {*segment.reads, *(crossing.source for crossing in segment.crossings)}
+
+
+def _available(value: fx.Node, segments: Sequence[Segment]) -> int:
+    """Return the first segment after which a value is there: collectives arrive one segment after their start."""
+    for index, segment in enumerate(segments):
+        if value.name in segment.writes:
+            return index
+        if any(crossing.result == value.name for crossing in segment.crossings):
+            return min(index + 1, len(segments) - 1)
+    return 0  # an input of the program
+
 
 Name = str
 """Name of a value: that of its node in the local graph."""

@@ -18,13 +18,11 @@ from msrun.runtime.capture.assignment import follows_region, layout_constraint, 
 from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.cost.devices import DeviceProfile
 from msrun.runtime.partition.decide import Constraints, is_whole_operator
-from msrun.runtime.partition.gradient_flow import GradientFlow
 from msrun.runtime.partition.layout_constraints import layout_of_result, layouts_of_outputs
 from msrun.runtime.partition.local_work import LocalWorks
-from msrun.runtime.partition.step_spec import StepSpec
+from msrun.runtime.partition.price import GradientFlow, StepSpec
 from msrun.runtime.search.problem import Costs, Problem, Variable
-from msrun.runtime.search.split_costs import MovedValue, SplitCosts
-from msrun.runtime.search.splits import find_splits, parts_of
+from msrun.runtime.search.split_costs import MovedValue, SplitCosts, find_splits, parts_of
 from msrun.runtime.sharding.layout import Axes, TensorLayout
 from msrun.runtime.sharding.operators.registry import REPLICATED, find_rule
 from msrun.runtime.sharding.operators.rule import Form, LabelSplit, OperatorCall, Rule, operator_call

@@ -13,16 +13,12 @@ from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.cost.devices import DeviceProfile
 from msrun.runtime.partition.decide import Constraints, decide
 from msrun.runtime.partition.decisions import Decisions
-from msrun.runtime.partition.gradient_flow import GradientFlow
 from msrun.runtime.partition.local_work import LocalWorks
-from msrun.runtime.partition.price import Price, price
-from msrun.runtime.partition.step_spec import StepSpec
+from msrun.runtime.partition.price import GradientFlow, Price, StepSpec, price
+from msrun.runtime.search.algorithms import solve_exactly, solve_propagation, solve_recursive
 from msrun.runtime.search.build_problem import build_problem
 from msrun.runtime.search.dynamic import solve_dynamic
-from msrun.runtime.search.exact import solve_exactly
 from msrun.runtime.search.problem import Choice, Problem
-from msrun.runtime.search.propagation import solve_propagation
-from msrun.runtime.search.recursive import solve_recursive
 from msrun.runtime.sharding.layout import Mesh
 from msrun.runtime.sharding.operators.rule import LabelSplit
 

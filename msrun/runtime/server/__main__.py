@@ -10,11 +10,17 @@ from typing import NoReturn
 
 from msrun import contract
 from msrun.errors import MsrunError
-from msrun.runtime.joining.lifeline import Lifeline
-from msrun.runtime.joining.meet import describe_process, tell_server_places
-from msrun.runtime.joining.ms_role import OWN_ADDRESS, find_cluster, joining_limit_s, silence_limit_s
-from msrun.runtime.joining.registration import register
-from msrun.runtime.joining.registry import Request
+from msrun.runtime.joining.meet import (
+    OWN_ADDRESS,
+    Lifeline,
+    describe_process,
+    find_cluster,
+    joining_limit_s,
+    register,
+    silence_limit_s,
+    tell_server_places,
+)
+from msrun.runtime.joining.registrar import Request
 from msrun.runtime.server.meeting import publish
 from msrun.runtime.server.serving import Server, say
 

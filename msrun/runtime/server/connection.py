@@ -11,17 +11,29 @@ from msrun import contract
 from msrun.errors import ParallelError, WorldError
 from msrun.runtime import world
 from msrun.runtime.progress import waiting_in
-from msrun.runtime.server.frames import DONE, ERROR, FrameError, FrameReader, Message, body_bytes, encode
-from msrun.runtime.server.handshake import (
+from msrun.runtime.server.frames import (
+    DONE,
+    ERROR,
+    LEAST_BYTES,
+    MOST_BYTES,
+    SHARE,
+    FrameError,
+    FrameReader,
+    Message,
+    SharedBody,
+    body_bytes,
+    encode,
+    offer,
+)
+from msrun.runtime.server.meeting import (
     NONCE_BYTES,
     PROOF_BYTES,
     NotProved,
     build_claim,
     check_answer,
+    find_addresses,
     new_nonce,
 )
-from msrun.runtime.server.meeting import find_addresses
-from msrun.runtime.server.shared_body import LEAST_BYTES, MOST_BYTES, SHARE, SharedBody, offer
 
 CONNECT_S = 60.0
 

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from msrun.errors import StrategyError
 from msrun.runtime.embedding.lookup import EmbeddingLookup
-from msrun.runtime.embedding.row_source import look_up
-from msrun.runtime.server.pieces import named_rows, number_rows
-from msrun.runtime.server.remote import RemoteParameter
+from msrun.runtime.embedding.row_lookup import look_up
+from msrun.runtime.server.remote import RemoteParameter, named_rows, number_rows
 
 Table = nn.Embedding | EmbeddingLookup
 

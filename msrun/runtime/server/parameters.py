@@ -10,19 +10,85 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from msrun.errors import StrategyError, UsageError
+from msrun.errors import StrategyError, UsageError, near_miss
 from msrun.runtime import world
 from msrun.runtime.embedding.lookup import EmbeddingLookup
-from msrun.runtime.embedding.row_cache import RowCache
+from msrun.runtime.embedding.table_cache import RowCache
 from msrun.runtime.nn.deferred_init import init_parameters
 from msrun.runtime.server.connection import count_servers
-from msrun.runtime.server.context import get_ps_context
-from msrun.runtime.server.first_values import Fill, divert_fills
 from msrun.runtime.server.lookup import Table, check_embedding, empty_like_nan, pull_rows
-from msrun.runtime.server.pieces import VALUE, count_numbers, cut_rows, cut_table
-from msrun.runtime.server.remote import RemoteParameter, find_remote, next_number, note_remote
+from msrun.runtime.server.remote import (
+    VALUE,
+    Fill,
+    RemoteParameter,
+    count_numbers,
+    cut_rows,
+    cut_table,
+    divert_fills,
+    find_remote,
+    next_number,
+    note_remote,
+)
 from msrun.runtime.server.stepping import send_gradients_at_steps
 from msrun.runtime.tensors.put_value import put_value
+
+_DEFAULTS: dict[str, Any] = {"enable_ps": False, "staleness": 0, "vocab_cache_size": 0}
+_ELSEWHERE = {
+    "config_file_path": "msrun's options take its place",
+    "scheduler_manage_port": "msrun --status shows the job",
+    "enable_ssl": "connections to parameter servers are not encrypted",
+    "client_password": "servers and workers prove with a token of the job who they are",
+    "server_password": "servers and workers prove with a token of the job who they are",
+}
+"""MindSpore's other words -> why they are not needed."""
+_chosen: dict[str, Any] = {}
+
+
+def set_ps_context(**words: Any) -> None:
+    """Say that parameters may live on parameter servers. Every rank calls it before `set_param_ps`.
+
+    Args:
+        words: `enable_ps`, True or False. `staleness` (not in MindSpore): how many steps a worker may be ahead of the
+            slowest one; 0, the default, trains as one process does. `vocab_cache_size` (in MindSpore a setting of its
+            EmbeddingLookup): how many rows of each table a worker keeps beside its device, those looked up last; it
+            pulls a row again when steps that it may not lack have been made since. 0, the default: none. The last two
+            hold for the `set_param_ps` that follow.
+
+    Raises:
+        UsageError: an unknown word, or a value out of its range.
+    """
+    for word, value in words.items():
+        if word in _ELSEWHERE:
+            raise UsageError(f"set_ps_context({word}=...): leave it out; {_ELSEWHERE[word]}")
+        _check_word("set_ps_context", word)
+        if word == "enable_ps" and not isinstance(value, bool):
+            raise UsageError(f"set_ps_context(enable_ps={value!r}): must be True or False")
+        if word in ("staleness", "vocab_cache_size") and (type(value) is not int or value < 0):
+            raise UsageError(f"set_ps_context({word}={value!r}): must be a whole number, 0 or more")
+    _chosen.update(words)
+
+
+def get_ps_context(attr_key: str) -> Any:
+    """Return what was set for a word, or its default.
+
+    Raises:
+        UsageError: an unknown word.
+    """
+    _check_word("get_ps_context", attr_key)
+    return _chosen.get(attr_key, _DEFAULTS[attr_key])
+
+
+def reset_ps_context() -> None:
+    """Put every word back to its default; parameters on servers stay there."""
+    _chosen.clear()
+
+
+def _check_word(function: str, word: str) -> None:
+    if word not in _DEFAULTS:
+        raise UsageError(
+            f"{function}({word!r}): unknown word{near_miss(word, _DEFAULTS)}; known are {', '.join(_DEFAULTS)}"
+        )
+
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

@@ -18,14 +18,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from msrun.errors import ParallelError
 from msrun.runtime import world
-from msrun.runtime.execute.row_gradients import summed_rows
+from msrun.runtime.execute.gradients import summed_rows
 from msrun.runtime.nn.replaced import follow
 from msrun.runtime.server.connection import ask
 from msrun.runtime.server.frames import MAX_BODY_BYTES, Message
 from msrun.runtime.server.lookup import empty_like_nan
-from msrun.runtime.server.optimizers import describe_group, name_optimizer
-from msrun.runtime.server.pieces import Piece, number_rows, split_numbers
-from msrun.runtime.server.remote import RemoteParameter, find_remote, find_remotes
+from msrun.runtime.server.remote import Piece, RemoteParameter, find_remote, find_remotes, number_rows, split_numbers
+from msrun.runtime.server.shard import describe_group, name_optimizer
 
 _BATCH_BYTES = MAX_BODY_BYTES // 2
 _preparations: list[Callable[[torch.optim.Optimizer], None]] = []

@@ -1,4 +1,4 @@
-"""Collective: one of a partitioned graph, as data; `execute/collectives.py` runs it.
+"""Collective: one of a partitioned graph, as data; `execute/transfers.py` runs it.
 
 Every collective of a partitioned graph is one `Collective`: what it does to a value on the way forward and to the
 gradient on the way back. The pairs follow from one convention: the gradient of a tensor has the tensor's own layout.

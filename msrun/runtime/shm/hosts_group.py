@@ -16,13 +16,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 
+from msrun.runtime.shm.collective_line import GlooPart, Parts, PartsLine
 from msrun.runtime.shm.collectives import Collective, all_gather, all_reduce, broadcast, scatter
-from msrun.runtime.shm.parts_line import GlooPart, Parts, PartsLine
 from msrun.runtime.shm.process_group import ShmGroup
 from msrun.runtime.shm.reduction import kind_of, op_of, reduction_of
 from msrun.runtime.shm.segment import NotSharedError
-from msrun.runtime.shm.torch_group import TorchGroup, Value, Works, listed
-from msrun.runtime.shm.work import ShmWork, start
+from msrun.runtime.shm.work import ShmWork, TorchGroup, Value, Works, listed, start
 
 _Op: Any = dist.ReduceOp.RedOpType
 _BETWEEN = {_Op.SUM: _Op.SUM, _Op.AVG: _Op.SUM, _Op.MIN: _Op.MIN, _Op.MAX: _Op.MAX, _Op.PRODUCT: _Op.PRODUCT}

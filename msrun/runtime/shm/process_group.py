@@ -16,8 +16,7 @@ from msrun.runtime.shm.collectives import Collective, Rows
 from msrun.runtime.shm.mail import Mail, Receive, Send
 from msrun.runtime.shm.reduction import kind_of, op_of, reduction_of
 from msrun.runtime.shm.segment import Segment
-from msrun.runtime.shm.torch_group import TorchGroup, Value, listed
-from msrun.runtime.shm.work import ShmWork, forget, start
+from msrun.runtime.shm.work import ShmWork, TorchGroup, Value, forget, listed, start
 
 
 class ShmGroup(TorchGroup):

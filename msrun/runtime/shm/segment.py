@@ -17,8 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from msrun import contract
-from msrun.runtime.shm.futex import Words, why_not
-from msrun.runtime.shm.memory import HEAD_BYTES, make_memory, open_memory
+from msrun.runtime.shm.memory import HEAD_BYTES, Words, make_memory, open_memory, why_not
 
 SLOTS = 4
 """Steps that a rank may be ahead of the slowest."""

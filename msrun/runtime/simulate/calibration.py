@@ -18,9 +18,14 @@ from torch import Tensor
 from msrun.errors import WorldError
 from msrun.runtime import world
 from msrun.runtime.cost.devices import PROFILES, DeviceProfile, Link, Point
-from msrun.runtime.cost.measured import measured_collective_seconds
-from msrun.runtime.simulate.message_times import measure_fsdp_s, measure_wait_s
-from msrun.runtime.simulate.operator_times import measure_operators, measure_overhead_s, sample_step
+from msrun.runtime.cost.operators import measured_collective_seconds
+from msrun.runtime.simulate.measured_times import (
+    measure_fsdp_s,
+    measure_operators,
+    measure_overhead_s,
+    measure_wait_s,
+    sample_step,
+)
 from ranktable.files import write_whole
 
 MATRIX, COPIED_BYTES, TINY = 768, 64 * 2**20, 4

@@ -18,15 +18,12 @@ import torch
 from msrun import contract
 from msrun.errors import StrategyError, WorldError
 from msrun.runtime import world
-from msrun.runtime.capture.target import Target
-from msrun.runtime.joining.simulated import REAL_VALUES
-from msrun.runtime.parallel.search_settings import own_profile
-from msrun.runtime.parallel.settings import ParallelSettings
+from msrun.runtime.capture.captured_graph import Target
+from msrun.runtime.joining.launchers import REAL_VALUES
+from msrun.runtime.parallel.settings import ParallelSettings, own_profile
 from msrun.runtime.simulate.changes import try_changes
 from msrun.runtime.simulate.job import simulate_job
-from msrun.runtime.simulate.page import render_page
-from msrun.runtime.simulate.report import Measured, Report, build_trace
-from msrun.runtime.simulate.table import render_table
+from msrun.runtime.simulate.report import Measured, Report, build_trace, render_page, render_table
 from msrun.runtime.simulate.uncaptured import changes_network
 from ranktable.files import replace_file
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from msrun.runtime import world
-from msrun.runtime.capture.target import Target
+from msrun.runtime.capture.captured_graph import Target
 from msrun.runtime.execute.placement import PlacedParameter, placements
 from msrun.runtime.parallel.batch.parts import find_tensors
 from msrun.runtime.parallel.compilation.compilation import Compilation

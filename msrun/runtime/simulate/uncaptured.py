@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from msrun.errors import StrategyError
 from msrun.runtime import world
-from msrun.runtime.capture.target import Target
+from msrun.runtime.capture.captured_graph import Target
 from msrun.runtime.cost.devices import DeviceProfile
 from msrun.runtime.execute.phase import running_alone
 from msrun.runtime.nn.random_calls import RandomCalls
@@ -33,7 +33,7 @@ from msrun.runtime.parallel.modes.own_gradients import has_own_gradient
 from msrun.runtime.parallel.modes.reduction import ReducedNetwork
 from msrun.runtime.parallel.modes.replica_plan import build_lone_plan, build_replica_plan
 from msrun.runtime.parallel.outside import is_short
-from msrun.runtime.parallel.parameters.fusion_config import BUCKET_BYTES, MB
+from msrun.runtime.parallel.parameters.fusion import BUCKET_BYTES, MB
 from msrun.runtime.parallel.plan import ParallelPlan
 from msrun.runtime.parallel.precision import autocast
 from msrun.runtime.parallel.recomputation import checkpointed

@@ -14,14 +14,21 @@ from torch import Tensor, nn
 from msrun.errors import ParallelError
 from msrun.runtime import progress
 from msrun.runtime.data.dataset import Dataset
-from msrun.runtime.nn.random_state import put_random_state, take_random_state
+from msrun.runtime.nn.random_stream import put_random_state, take_random_state
 from msrun.runtime.nn.with_loss import WithLoss, returning
 from msrun.runtime.parallel.auto_parallel import AutoParallel
 from msrun.runtime.parallel.context import has_parallel_mode
 from msrun.runtime.train.callbacks import Callback
 from msrun.runtime.train.metrics import build_metrics, clear_metric, finish_metric, update_metric
-from msrun.runtime.train.run_context import RunContext, find_loss, name_callbacks
-from msrun.runtime.train.start import DataStream, Start, count_steps, find_start
+from msrun.runtime.train.run_context import (
+    DataStream,
+    RunContext,
+    Start,
+    count_steps,
+    find_loss,
+    find_start,
+    name_callbacks,
+)
 
 Data = Iterable[Sequence[Tensor] | Mapping[str, Tensor]]
 Batches = Iterable[Sequence[Tensor]]

@@ -11,7 +11,7 @@ from torch import nn
 
 from call_patterns.pattern import WORLD_SIZE, assert_close, batch, pattern, seeded
 from msrun.runtime import AutoParallel, WithLoss, get_rank, shard
-from msrun.runtime.execute.collectives import start_backward, start_forward
+from msrun.runtime.execute.transfers import start_backward, start_forward
 from msrun.runtime.sharding.collective import Collective, Kind
 from msrun.runtime.sharding.layout import build_mesh
 

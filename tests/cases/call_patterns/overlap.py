@@ -68,7 +68,7 @@ class Events:
 
     def __init__(self, step: AutoParallel) -> None:
         from msrun.runtime.execute import segment_runner
-        from msrun.runtime.execute import step as steps
+        from msrun.runtime.execute import segment_runner as steps
 
         self.names: list[str] = []
         self._undo: list[tuple[Any, str, Any]] = []

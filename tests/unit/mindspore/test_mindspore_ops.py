@@ -20,7 +20,7 @@ from msrun.mindspore import context, import_paths, nn, ops
 from msrun.mindspore.__main__ import main as run_script
 from msrun.mindspore.ops import table
 from msrun.mindspore.tensor import Printed, as_results
-from msrun.runtime.parallel.late_loss import LateLoss
+from msrun.runtime.parallel.border import LateLoss
 
 X = torch.tensor([[1.0, -2.0, 3.0], [4.0, 5.0, -6.0]])
 Y = torch.tensor([[2.0, 2.0, 2.0], [1.0, 0.5, 4.0]])

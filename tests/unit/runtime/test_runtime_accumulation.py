@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import AutoParallel, GradAccumulation, MicroBatchInterleaved, WithLoss
 from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.target import Target
+from msrun.runtime.capture.captured_graph import Target
 from msrun.runtime.parallel.batch.divided_batch import find_parts, find_wrappers
 from msrun.runtime.parallel.batch.parts import BatchParts, PartKind
 from msrun.runtime.parallel.scaling import Compat, Scales, scales

@@ -8,12 +8,11 @@ from torch import Tensor, nn
 
 from msrun.runtime import recompute
 from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.target import find_target
+from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.parallel.recomputation import recomputed_in
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.schedule.activations import ActivationEstimate, estimate_activations
-from msrun.runtime.schedule.regions import find_regions
-from msrun.runtime.schedule.replay import plan_replays
+from msrun.runtime.schedule.replay import find_regions, plan_replays
 from msrun.runtime.schedule.segments import cut_segments
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 

@@ -18,9 +18,8 @@ from torch.utils._pytree import tree_map_only
 from msrun.errors import StrategyError
 from msrun.runtime import WithLoss, set_target, world
 from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.captured_graph import CapturedGraph
-from msrun.runtime.capture.target import find_target
-from msrun.runtime.execute.traffic import traffic
+from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
+from msrun.runtime.execute.transfers import traffic
 from msrun.runtime.parallel import host_operators
 from msrun.runtime.parallel.compilation.build_call import build_compiled_call
 from msrun.runtime.parallel.compilation.compiled import CompiledCall

@@ -13,15 +13,13 @@ from torch import Tensor, nn
 
 from msrun.errors import CaptureError
 from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.captured_graph import CapturedGraph
-from msrun.runtime.capture.target import find_target
+from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
 from msrun.runtime.parallel.batch.parts import BatchParts
 from msrun.runtime.parallel.compilation.build_call import build_compiled_call
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.partition.program import LocalProgram
-from msrun.runtime.schedule.buffers import BufferPlan, plan_buffers
-from msrun.runtime.schedule.segments import cut_segments
+from msrun.runtime.schedule.segments import BufferPlan, cut_segments, plan_buffers
 from msrun.runtime.sharding.layout import Mesh, TensorLayout, build_mesh
 
 

@@ -13,8 +13,7 @@ from torch import Tensor, fx, nn
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import AutoParallel, WithLoss, no_init_parameters, shard, value_and_grad
 from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.captured_graph import CapturedGraph
-from msrun.runtime.capture.target import find_target
+from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
 from msrun.runtime.capture.writes import make_functional
 from msrun.runtime.parallel.given_strategies import strategies_of
 

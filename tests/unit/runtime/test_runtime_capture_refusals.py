@@ -19,8 +19,7 @@ from torch.utils.checkpoint import checkpoint_sequential
 from msrun.errors import CaptureError
 from msrun.runtime import AutoParallel
 from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.captured_graph import CapturedGraph
-from msrun.runtime.capture.target import find_target
+from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
 
 
 class Net(nn.Module):

@@ -14,7 +14,7 @@ from torch import nn
 
 from msrun.errors import CheckpointError
 from msrun.runtime import load_checkpoint, release, save_checkpoint
-from msrun.runtime.checkpoint import background as module
+from msrun.runtime.checkpoint import save as module
 from msrun.runtime.checkpoint import writing
 from msrun.runtime.checkpoint.verify import verify_checkpoint
 

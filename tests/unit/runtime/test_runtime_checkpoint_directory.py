@@ -18,15 +18,17 @@ from msrun.runtime.checkpoint.directory import (
     Manifest,
     Position,
     checkpoint_name,
+    choose_surplus,
     complete_directory,
     find_checkpoints,
     give_name,
     read_manifest,
     recover,
     recover_all,
+    remove_checkpoint,
     start_writing,
+    sweep,
 )
-from msrun.runtime.checkpoint.retention import choose_surplus, remove_checkpoint, sweep
 
 
 def write(final: Path, content: bytes = b"x" * 100, position: Position | None = None) -> Path:

@@ -30,7 +30,7 @@ from msrun.runtime import (
     save_checkpoint,
 )
 from msrun.runtime.checkpoint import optimizer_state
-from msrun.runtime.nn.random_state import choose_random_state, put_random_state, take_random_state
+from msrun.runtime.nn.random_stream import choose_random_state, put_random_state, take_random_state
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "momentum": lambda p: optim.Momentum(p, 0.1, 0.9),

@@ -16,13 +16,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from msrun.errors import CheckpointError
-from msrun.runtime.checkpoint.catalogue import build_catalogue, list_held, pieces_of
+from msrun.runtime.checkpoint.catalogue import NETWORK, OPTIMIZER, TensorKey, build_catalogue, list_held, pieces_of
 from msrun.runtime.checkpoint.reader import CheckpointReader
 from msrun.runtime.checkpoint.tensor_files import PartFilesReader, write_indexes, write_parts
-from msrun.runtime.checkpoint.tensor_key import NETWORK, OPTIMIZER, TensorKey
 from msrun.runtime.parallel.parameters.network_state import Chunk
-from msrun.runtime.sharding.box import Box, whole
-from msrun.runtime.sharding.layout import Mesh, TensorLayout, build_mesh
+from msrun.runtime.sharding.layout import Box, Mesh, TensorLayout, build_mesh, whole
 
 KEY = (NETWORK, "weight")
 

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import AutoParallel
 from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.target import find_target
+from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.parallel.batch.parts import BatchParts
 from msrun.runtime.parallel.compilation.build_call import build_compiled_call
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.schedule.compiled_segments import CompileSpec
-from msrun.runtime.schedule.regions import RecomputeSpec
+from msrun.runtime.schedule.replay import RecomputeSpec
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 
 

@@ -13,13 +13,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msrun.errors import StrategyError
-from msrun.runtime.cost.collectives import collective_seconds, link_of
 from msrun.runtime.cost.devices import PROFILES, DeviceProfile, Link, find_profile
-from msrun.runtime.cost.measured import measured_collective_seconds, message_seconds, operator_seconds
-from msrun.runtime.cost.operators import NOTHING, TensorSpec, Work, backward_work, forward_work
+from msrun.runtime.cost.operators import (
+    NOTHING,
+    TensorSpec,
+    Work,
+    backward_work,
+    collective_seconds,
+    forward_work,
+    link_of,
+    measured_collective_seconds,
+    message_seconds,
+    operator_seconds,
+)
 from msrun.runtime.partition.local_work import LocalWork
 from msrun.runtime.sharding.layout import build_mesh
-from msrun.runtime.simulate.message_times import added_s
+from msrun.runtime.simulate.measured_times import added_s
 
 aten = torch.ops.aten
 LINK = Link(1.0, 10.0)

@@ -12,9 +12,9 @@ from msrun.errors import StrategyError
 from msrun.runtime import Degrees, GradAccumulation, search_degrees
 from msrun.runtime.cost.devices import PROFILES
 from msrun.runtime.parallel.degrees import divisions
-from msrun.runtime.parallel.degrees.step_price import DividedGraph, PartPrices
+from msrun.runtime.parallel.degrees.divisions import DividedGraph, PartPrices
 from msrun.runtime.partition.decide import Constraints
-from msrun.runtime.partition.step_spec import StepSpec
+from msrun.runtime.partition.price import StepSpec
 from msrun.runtime.search.search import SearchSpec, search
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from msrun.runtime.parallel.pipeline.eager_order import eager_order
-from msrun.runtime.parallel.pipeline.schedule import Schedule, build_schedule
+from msrun.runtime.parallel.pipeline.schedule import Schedule, build_schedule, eager_order
 
 SIZES = [(ranks, micro_size) for ranks in (2, 3, 4, 8) for micro_size in (2 * ranks, 3 * ranks + 1, 5 * ranks)]
 

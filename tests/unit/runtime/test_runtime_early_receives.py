@@ -6,8 +6,7 @@ import itertools
 
 import pytest
 
-from msrun.runtime.parallel.pipeline.early_receives import receive_early
-from msrun.runtime.parallel.pipeline.schedule import Action, build_schedule, default_chunks
+from msrun.runtime.parallel.pipeline.schedule import Action, build_schedule, default_chunks, receive_early
 
 SCHEDULES = [
     (name, ranks, ranks * times)

@@ -13,7 +13,7 @@ from msrun.errors import DataError, StrategyError
 from msrun.runtime import EmbeddingLookup, no_init_parameters, optim
 from msrun.runtime.embedding.initial_values import fill_part
 from msrun.runtime.embedding.slices import build_slices
-from msrun.runtime.execute.row_gradients import row_gradient
+from msrun.runtime.execute.gradients import row_gradient
 from msrun.runtime.nn.deferred_init import init_parameters
 
 FIELDS = (3, 1, 4, 2, 2, 1)

@@ -12,8 +12,7 @@ from torch import nn
 from msrun.errors import StrategyError
 from msrun.runtime import set_comm_fusion
 from msrun.runtime.execute.placement import PlacedParameter
-from msrun.runtime.parallel.parameters.fusion import fusion_id_of, group_parameters
-from msrun.runtime.parallel.parameters.fusion_config import BUCKET_BYTES
+from msrun.runtime.parallel.parameters.fusion import BUCKET_BYTES, fusion_id_of, group_parameters
 from msrun.runtime.sharding.layout import Axes
 
 MB = 1024 * 1024

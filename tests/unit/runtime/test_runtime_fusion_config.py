@@ -12,8 +12,14 @@ from torch import nn
 from msrun.errors import StrategyError
 from msrun.runtime import AutoParallel
 from msrun.runtime.execute.placement import PlacedParameter
-from msrun.runtime.parallel.parameters.fusion import group_parameters
-from msrun.runtime.parallel.parameters.fusion_config import AUTO_BYTES, BUCKET_BYTES, MB, MessageRule, parse_comm_fusion
+from msrun.runtime.parallel.parameters.fusion import (
+    AUTO_BYTES,
+    BUCKET_BYTES,
+    MB,
+    MessageRule,
+    group_parameters,
+    parse_comm_fusion,
+)
 from msrun.runtime.sharding.layout import Axes
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from msrun.runtime.execute.parameters import GatheredGroup
-from msrun.runtime.execute.tensor_future import TensorFuture
+from msrun.runtime.execute.transfers import TensorFuture
 
 
 class OnItsWay(TensorFuture):

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.captured_graph import CapturedGraph
-from msrun.runtime.capture.target import find_target
+from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
 
 network = nn.Linear(2, 2)
 factor = 1.0

@@ -16,7 +16,7 @@ from msrun.runtime import (
     reduce_scatter,
 )
 from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.target import find_target
+from msrun.runtime.capture.captured_graph import find_target
 
 
 def test_operators_return_their_input_in_a_world_of_one() -> None:

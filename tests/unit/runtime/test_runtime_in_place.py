@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import fx
 
-from msrun.runtime.schedule.in_place import may_take_gradient, may_take_source
+from msrun.runtime.schedule.segments import may_take_gradient, may_take_source
 from msrun.runtime.sharding.collective import Collective
 from msrun.runtime.sharding.operators.rule import apply_collective
 

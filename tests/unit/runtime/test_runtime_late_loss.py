@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from msrun.errors import ParallelError
-from msrun.runtime.parallel.late_loss import LateLoss
+from msrun.runtime.parallel.border import LateLoss
 from msrun.runtime.tensors.plain_tensors import watch_constructors
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from msrun.errors import StrategyError
 from msrun.runtime import SoftmaxCrossEntropyExpand, WithLoss, shard
 from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.target import find_target
+from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.partition.program import LocalProgram

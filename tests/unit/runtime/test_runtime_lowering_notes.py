@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from msrun.runtime.partition.lower import _Lowering
+from msrun.runtime.partition.partition import _Lowering
 
 
 def test_operator_without_a_rule_is_noted_once() -> None:

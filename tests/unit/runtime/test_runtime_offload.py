@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from msrun.errors import StrategyError
 from msrun.mindspore import nn as ms_nn
 from msrun.runtime import AutoParallel, clip_grad_norm_, optim
-from msrun.runtime.optim import host_groups, host_steps
+from msrun.runtime.optim import host_steps
 
 STEPS = 5
 MAKERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -64,7 +64,7 @@ def test_steps_are_those_of_the_device(make: Callable[[Any], torch.optim.Optimiz
 
 
 def test_small_chunks_step_as_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_groups, "CHUNK_BYTES", 100)
+    monkeypatch.setattr(host_steps, "CHUNK_BYTES", 100)
     left, right = network(), network()
     on_host = take_steps(right, optim.Lamb(right.parameters(), target="cpu"))
     assert on_host == pytest.approx(take_steps(left, optim.Lamb(left.parameters())), rel=1e-12, abs=0)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
 from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.target import find_target
+from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.sharding.operators.elementwise import Elementwise
 from msrun.runtime.sharding.operators.registry import REPLICATED, find_rule
 from msrun.runtime.sharding.operators.rule import Form, OperatorCall, operator_call, summed_axes

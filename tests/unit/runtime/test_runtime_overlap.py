@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from msrun.runtime import shard
 from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.target import find_target
+from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.execute import executor, segment_runner
 from msrun.runtime.execute.segment_runner import SegmentRunner
-from msrun.runtime.execute.tensor_future import TensorFuture
+from msrun.runtime.execute.transfers import TensorFuture
 from msrun.runtime.parallel.batch.parts import BatchParts
 from msrun.runtime.parallel.compilation.build_call import build_compiled_call
 from msrun.runtime.parallel.compilation.compiled import CompiledCall

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from msrun.runtime.sharding.operators.lookup import embed_own_rows, gather_own_rows, select_own_rows
-from msrun.runtime.sharding.operators.pooled_rows import pool_own_bags
+from msrun.runtime.sharding.operators.rows import pool_own_bags
 
 ROWS, WIDTH = 6, 3
 MESH = (2, 3)

@@ -13,7 +13,7 @@ from torch.distributed import distributed_c10d
 
 from msrun.errors import StrategyError
 from msrun.runtime import AutoParallel, MicroBatchInterleaved, Pipeline, WithLoss, load_checkpoint, save_checkpoint
-from msrun.runtime.member_groups import _named_after_ranks
+from msrun.runtime.groups import _named_after_ranks
 from msrun.runtime.parallel.batch.parts import join_values
 from msrun.runtime.parallel.pipeline.pipeline import PipelineSpec
 

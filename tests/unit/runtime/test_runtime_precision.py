@@ -19,8 +19,7 @@ from msrun.runtime import (
 )
 from msrun.runtime.capture.autocast import apply_autocast
 from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.captured_graph import CapturedGraph
-from msrun.runtime.capture.target import find_target
+from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
 from msrun.runtime.parallel.precision import LossScale, PrecisionSpec
 
 

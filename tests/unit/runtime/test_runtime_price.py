@@ -16,8 +16,7 @@ from law_graphs import MODULES, graph_of
 from msrun.errors import StrategyError
 from msrun.runtime import shard
 from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.captured_graph import CapturedGraph
-from msrun.runtime.capture.target import find_target
+from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
 from msrun.runtime.cost.devices import PROFILES, DeviceProfile
 from msrun.runtime.cost.operators import TensorSpec
 from msrun.runtime.parallel.compilation.build_call import activations_of
@@ -27,9 +26,8 @@ from msrun.runtime.partition.decide import Constraints, decide
 from msrun.runtime.partition.decisions import Decisions
 from msrun.runtime.partition.local_values import local_values
 from msrun.runtime.partition.local_work import LocalCollective
-from msrun.runtime.partition.lower import lower
-from msrun.runtime.partition.price import Price, price
-from msrun.runtime.partition.step_spec import StepSpec
+from msrun.runtime.partition.partition import lower
+from msrun.runtime.partition.price import Price, StepSpec, price
 from msrun.runtime.sharding.collective import Collective
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 from msrun.runtime.sharding.strategies import OperatorStrategy

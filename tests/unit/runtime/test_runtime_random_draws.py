@@ -18,12 +18,11 @@ from msrun.errors import CaptureError, ParallelError, StrategyError
 from msrun.runtime import AutoParallel, MicroBatchInterleaved
 from msrun.runtime.capture.batch_rows import refuse_lost_rows
 from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.target import find_target
-from msrun.runtime.nn.random_bits import Box, DrawKey
+from msrun.runtime.capture.captured_graph import find_target
+from msrun.runtime.nn.random_bits import Box, DrawKey, Source
 from msrun.runtime.nn.random_calls import RandomCalls
 from msrun.runtime.nn.random_draws import DRAWS, arguments_of, draw
 from msrun.runtime.nn.random_stream import drawing, part_of_batch
-from msrun.runtime.nn.random_values import Source
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.sharding.layout import Mesh, TensorLayout
 from msrun.runtime.sharding.operators.dropout import BATCH_DIM, CALL, LOST, CutShape, number_dropouts
@@ -121,8 +120,8 @@ def test_words_at_their_limits_give_finite_numbers(monkeypatch: pytest.MonkeyPat
         write([words.clone() for _ in range(count)], out)
         return out
 
-    monkeypatch.setattr("msrun.runtime.nn.random_values.fill", fill)
-    monkeypatch.setattr("msrun.runtime.nn.random_values.spread", lambda words: words)
+    monkeypatch.setattr("msrun.runtime.nn.random_bits.fill", fill)
+    monkeypatch.setattr("msrun.runtime.nn.random_bits.spread", lambda words: words)
     limits = source((5,))
     for dtype in FLOATS:
         assert limits.normal(dtype).isfinite().all()

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import AutoParallel, MicroBatchInterleaved
 from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.target import find_target
+from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.nn.dropout import drop, mask_shape
 from msrun.runtime.nn.random_bits import Box, DrawKey, keep_mask
 from msrun.runtime.nn.random_stream import (

@@ -12,14 +12,20 @@ from torch import Tensor, nn
 from msrun.errors import StrategyError
 from msrun.runtime import AutoParallel, recompute, shard
 from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.target import find_target
+from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.parallel.given_strategies import strategies_of
-from msrun.runtime.parallel.recomputation import recomputed_in
-from msrun.runtime.parallel.recompute_search import choose_recomputed
+from msrun.runtime.parallel.recomputation import choose_recomputed, recomputed_in
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.partition.program import LocalProgram
-from msrun.runtime.schedule.regions import RecomputeSpec, find_regions, parameters_of
-from msrun.runtime.schedule.replay import Replay, SavedResults, forgetting, plan_replays
+from msrun.runtime.schedule.replay import (
+    RecomputeSpec,
+    Replay,
+    SavedResults,
+    find_regions,
+    forgetting,
+    parameters_of,
+    plan_replays,
+)
 from msrun.runtime.schedule.segments import Segment, cut_segments
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 from msrun.runtime.sharding.operators.rule import find_module

@@ -11,8 +11,8 @@ import pytest
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from msrun.errors import StrategyError
+from msrun.runtime.parallel.pipeline.plan import WORDS, render_svg, render_text
 from msrun.runtime.parallel.pipeline.schedule import Schedule, build_schedule, choose_schedule, default_chunks
-from msrun.runtime.parallel.pipeline.schedule_picture import WORDS, render_svg, render_text
 from msrun.runtime.parallel.pipeline.torch_schedules import _stand_in
 
 made = cache(build_schedule)

@@ -20,23 +20,17 @@ from torch import Tensor, nn
 from msrun.errors import StrategyError
 from msrun.runtime import WithLoss, shard
 from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.captured_graph import CapturedGraph
-from msrun.runtime.capture.target import find_target
+from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
 from msrun.runtime.cost.devices import PROFILES, DeviceProfile
 from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.partition.decide import Constraints
-from msrun.runtime.partition.gradient_flow import GradientFlow
 from msrun.runtime.partition.local_work import LocalWorks
-from msrun.runtime.partition.price import Price
-from msrun.runtime.partition.step_spec import StepSpec
+from msrun.runtime.partition.price import GradientFlow, Price, StepSpec
+from msrun.runtime.search.algorithms import WIDTH, improve, solve_exactly, solve_propagation, solve_recursive
 from msrun.runtime.search.build_problem import build_problem
 from msrun.runtime.search.dynamic import Answers, solve_dynamic
-from msrun.runtime.search.exact import solve_exactly
 from msrun.runtime.search.problem import Problem, Variable
-from msrun.runtime.search.propagation import solve_propagation
-from msrun.runtime.search.recursive import solve_recursive
 from msrun.runtime.search.search import Found, SearchSpec, search, search_plans
-from msrun.runtime.search.windows import WIDTH, improve
 from msrun.runtime.sharding.layout import Mesh, TensorLayout, build_mesh
 
 H100 = PROFILES["h100"]

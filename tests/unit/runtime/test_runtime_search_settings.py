@@ -7,7 +7,7 @@ import torch
 
 from msrun import contract
 from msrun.runtime import world
-from msrun.runtime.parallel.search_settings import SearchSettings
+from msrun.runtime.parallel.settings import SearchSettings
 
 
 def searched_for(settings: SearchSettings) -> str:

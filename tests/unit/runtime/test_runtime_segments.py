@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from msrun.runtime import shard
 from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.target import find_target
+from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.partition.local_values import local_values, parameter_memory
 from msrun.runtime.partition.partition import partition

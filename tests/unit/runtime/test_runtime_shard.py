@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from msrun.errors import StrategyError
 from msrun.runtime import Layout, shard
 from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.target import find_target
+from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.parallel.plan_traffic import operator_traffic
 from msrun.runtime.partition.local_values import local_values, nodes_with_gradient

@@ -18,16 +18,23 @@ from torch import Tensor, fx, nn
 from msrun.errors import StrategyError
 from msrun.runtime import Pipeline, WithLoss, shard
 from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.captured_graph import CapturedGraph
-from msrun.runtime.capture.target import find_target
+from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
 from msrun.runtime.cost.operators import operations
 from msrun.runtime.parallel.given_strategies import strategies_of
-from msrun.runtime.parallel.pipeline.stage_modules import pin_modules, pin_parameters
+from msrun.runtime.parallel.pipeline.pipeline import pin_modules, pin_parameters
 from msrun.runtime.partition.local_values import LocalValue, infer_local_values
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.partition.program import LocalProgram
-from msrun.runtime.partition.stage_assignment import OPERATIONS_PER_BYTE, SLACK, StageAssignment, assign_stages, divide
-from msrun.runtime.partition.stages import StageProgram, cut_stages, holders_of
+from msrun.runtime.partition.stages import (
+    OPERATIONS_PER_BYTE,
+    SLACK,
+    StageAssignment,
+    StageProgram,
+    assign_stages,
+    cut_stages,
+    divide,
+    holders_of,
+)
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 from msrun.runtime.sharding.operators.rule import operator_call
 

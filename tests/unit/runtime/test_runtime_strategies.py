@@ -15,12 +15,10 @@ from torch import nn
 from msrun.errors import StrategyError
 from msrun.runtime import shard
 from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.captured_graph import CapturedGraph
-from msrun.runtime.capture.target import find_target
+from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
 from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.partition.decide import Constraints, decide
-from msrun.runtime.partition.lower import lower
-from msrun.runtime.partition.partition import partition
+from msrun.runtime.partition.partition import lower, partition
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 from msrun.runtime.sharding.strategies import OperatorStrategy

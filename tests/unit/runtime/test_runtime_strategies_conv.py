@@ -13,8 +13,7 @@ from operator_cases_conv import BINARY
 
 from msrun.errors import StrategyError
 from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.captured_graph import CapturedGraph
-from msrun.runtime.capture.target import find_target
+from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh

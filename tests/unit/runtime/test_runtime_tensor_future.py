@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from msrun.runtime.execute import tensor_future as module
-from msrun.runtime.execute.tensor_future import TensorFuture
-from msrun.runtime.execute.traffic import Traffic
+from msrun.runtime.execute import transfers as module
+from msrun.runtime.execute.transfers import TensorFuture, Traffic
 
 
 class Work:

@@ -29,9 +29,9 @@ from msrun.runtime import (
     recompute,
     shard,
 )
-from msrun.runtime.execute.traffic import Traffic, traffic
+from msrun.runtime.execute.transfers import Traffic, traffic
 from msrun.runtime.shm.process_group import ShmGroup
-from msrun.runtime.shm.torch_group import listed
+from msrun.runtime.shm.work import listed
 from msrun.runtime.tensors.plain_tensors import plain
 
 WIDTH, ROWS, WORDS, LENGTH = 32, 8, 20, 6

@@ -29,7 +29,7 @@ from msrun.runtime import (
     shard,
     value_and_grad,
 )
-from msrun.runtime.execute.traffic import traffic
+from msrun.runtime.execute.transfers import traffic
 
 OPTIMIZERS = {
     "momentum": lambda p: optim.Momentum(p, 0.05, 0.9),

@@ -17,7 +17,7 @@ from only_cases import is_asked
 from placed_parameters import placed
 
 from msrun.runtime import get_group_size, get_rank, init, release
-from msrun.runtime.execute.collectives import start_backward, start_forward
+from msrun.runtime.execute.transfers import start_backward, start_forward
 from msrun.runtime.parallel.compilation.build_call import build_compiled_call
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.sharding.collective import Collective

@@ -28,7 +28,7 @@ from msrun.runtime import (
     save_checkpoint,
     value_and_grad,
 )
-from msrun.runtime.execute.traffic import traffic
+from msrun.runtime.execute.transfers import traffic
 
 torch.set_default_dtype(torch.float64)
 

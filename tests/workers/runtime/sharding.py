@@ -33,9 +33,9 @@ from msrun.runtime import (
 )
 from msrun.runtime.capture.assignment import LAYOUT, STRATEGY, LayoutConstraint, layout_constraint, strategy_of
 from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.target import find_target
+from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.execute.placement import find_placement
-from msrun.runtime.execute.traffic import traffic
+from msrun.runtime.execute.transfers import traffic
 from msrun.runtime.parallel.compilation.build_call import build_compiled_call
 from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.partition.partition import partition

@@ -22,7 +22,7 @@ from msrun.runtime.execute.executor import Executor
 from msrun.runtime.execute.gradients import GradientGroup
 from msrun.runtime.execute.parameters import GatheredGroup
 from msrun.runtime.execute.segment_runner import SegmentRunner
-from msrun.runtime.execute.traffic import traffic
+from msrun.runtime.execute.transfers import traffic
 
 LEVELS = ("level1", "level2", "level3")
 

@@ -33,7 +33,7 @@ from msrun.runtime import (
     value_and_grad,
 )
 from msrun.runtime.execute.placement import find_placement
-from msrun.runtime.execute.traffic import traffic
+from msrun.runtime.execute.transfers import traffic
 
 
 class Block(nn.Module):

@@ -17,8 +17,7 @@ import torch
 import torch.distributed as dist
 
 from msrun.runtime import get_group_size, get_rank, init, release
-from msrun.runtime.execute.traffic import traffic
-from msrun.runtime.execute.transfers import start_all_reduce
+from msrun.runtime.execute.transfers import start_all_reduce, traffic
 from msrun.runtime.shm.segment import SLOT_BYTES
 
 init(timeout_s=60)

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from msrun.errors import CaptureError
 from msrun.runtime import progress
 from msrun.runtime.agreement import decide
-from msrun.runtime.execute.tensor_future import on_long_wait
+from msrun.runtime.execute.transfers import on_long_wait
 from msrun.runtime.groups import get_group_size
 from msrun.runtime.world import at_release, simulation_level
 

@@ -25,8 +25,7 @@ from msrun.runtime.partition.program import LocalProgram, ParameterUse
 from msrun.runtime.schedule.activations import ActivationEstimate, estimate_activations
 from msrun.runtime.schedule.compiled_segments import compile_segments
 from msrun.runtime.schedule.deferred_weights import defer_weights
-from msrun.runtime.schedule.regions import RecomputeSpec, find_regions, parameters_of
-from msrun.runtime.schedule.replay import plan_replays
+from msrun.runtime.schedule.replay import RecomputeSpec, find_regions, parameters_of, plan_replays
 from msrun.runtime.schedule.segments import cut_segments
 from msrun.runtime.sharding.layout import Axes, Mesh
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from msrun.errors import CaptureError
-from msrun.runtime.capture.captured_graph import CapturedGraph
-from msrun.runtime.capture.target import Target
+from msrun.runtime.capture.captured_graph import CapturedGraph, Target
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
 from msrun.runtime.tensors.plain_tensors import plain_tensors

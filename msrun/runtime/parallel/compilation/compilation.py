@@ -18,31 +18,28 @@ from msrun.runtime.agreement import gather
 from msrun.runtime.capture.autocast import apply_autocast
 from msrun.runtime.capture.batch_rows import refuse_lost_rows
 from msrun.runtime.capture.capture import capture
-from msrun.runtime.capture.captured_graph import CapturedGraph
-from msrun.runtime.capture.target import Target
+from msrun.runtime.capture.captured_graph import CapturedGraph, Target
 from msrun.runtime.parallel.batch.divided_batch import DividedBatch, find_parts, find_wrappers
 from msrun.runtime.parallel.batch.parts import BatchParts, find_tensors
 from msrun.runtime.parallel.compilation.build_call import activations_of, build_compiled_call
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.given_strategies import strategies_of
-from msrun.runtime.parallel.host_operators import targets_in
-from msrun.runtime.parallel.host_search import choose_host_operators, keep_host_operators
+from msrun.runtime.parallel.host_operators import choose_host_operators, keep_host_operators, targets_in
+from msrun.runtime.parallel.operator_strategies import choose_strategies
 from msrun.runtime.parallel.overlap import describe_overlap
 from msrun.runtime.parallel.parameters.storage import ParameterStorage, StageHolders
 from msrun.runtime.parallel.plan import ParallelPlan, build_parallel_plan
 from msrun.runtime.parallel.precision import autocast
-from msrun.runtime.parallel.recomputation import recomputed_in
-from msrun.runtime.parallel.recompute_search import choose_recomputed
+from msrun.runtime.parallel.recomputation import choose_recomputed, recomputed_in
 from msrun.runtime.parallel.settings import ParallelSettings
-from msrun.runtime.parallel.strategy_search import choose_strategies
 from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.partition.borders import place_operators
 from msrun.runtime.partition.decide import Constraints, decide
 from msrun.runtime.partition.layout_constraints import entry_layout
-from msrun.runtime.partition.lower import lower
+from msrun.runtime.partition.partition import lower
 from msrun.runtime.partition.price import PriceSummary
 from msrun.runtime.partition.program import LocalProgram
-from msrun.runtime.schedule.regions import RecomputeSpec, find_regions
+from msrun.runtime.schedule.replay import RecomputeSpec, find_regions
 from msrun.runtime.sharding.layout import Mesh, TensorLayout
 from msrun.runtime.sharding.named_layout import Layout, choose_mesh
 from msrun.runtime.sharding.strategies import Entry, entry_numbers

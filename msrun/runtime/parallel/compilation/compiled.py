@@ -16,19 +16,18 @@ from msrun.runtime.capture.captured_graph import CapturedGraph
 from msrun.runtime.execute.executor import Executor
 from msrun.runtime.execute.parameters import ParameterGroup
 from msrun.runtime.execute.placement import PlacedParameter
-from msrun.runtime.execute.step import Step, ValueOnItsWay, arrived, full_like
+from msrun.runtime.execute.segment_runner import Step, ValueOnItsWay, arrived, full_like
 from msrun.runtime.nn.random_stream import current_draw, slices_of_batch
-from msrun.runtime.parallel.batch.accumulation import TWICE, check_loss, hand_out, keeps_graph
+from msrun.runtime.parallel.batch.divided_batch import TWICE, check_loss, hand_out, keeps_graph
 from msrun.runtime.parallel.batch.parts import BatchParts, join_values
-from msrun.runtime.parallel.border import StepFunction, WholeResults, check_equal_gradients, enter_step
+from msrun.runtime.parallel.border import LateLoss, StepFunction, WholeResults, check_equal_gradients, enter_step
 from msrun.runtime.parallel.gradients_in_backward import ArrivingGradients
-from msrun.runtime.parallel.late_loss import LateLoss
 from msrun.runtime.parallel.program_text import render_program
 from msrun.runtime.parallel.scaling import Scales, current_loss_scale, input_factor, leaf_factor, result_factor
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.schedule.activations import ActivationEstimate, estimate_activations
 from msrun.runtime.schedule.deferred_weights import count_deferred
-from msrun.runtime.schedule.regions import Region
+from msrun.runtime.schedule.replay import Region
 from msrun.runtime.schedule.segments import Segment
 
 

@@ -14,10 +14,8 @@ from msrun.runtime.cost.devices import DeviceProfile
 from msrun.runtime.execute.placement import placement_of
 from msrun.runtime.parallel.auto_parallel import AutoParallel
 from msrun.runtime.parallel.batch.divided_batch import find_wrappers
-from msrun.runtime.parallel.degrees.degrees import Degrees
-from msrun.runtime.parallel.degrees.divisions import Divisions, find_divisions, settings_of
-from msrun.runtime.parallel.degrees.step_price import StepPrice
-from msrun.runtime.parallel.search_settings import MB, SearchSettings, profile_of
+from msrun.runtime.parallel.degrees.divisions import Degrees, Divisions, StepPrice, find_divisions, settings_of
+from msrun.runtime.parallel.settings import MB, SearchSettings, profile_of
 from msrun.runtime.progress import waiting_in
 
 _SHOWN = 8
@@ -90,7 +88,7 @@ def search_degrees(
     parallel and recomputed blocks; the operators on the ranks of each stage are cut as dynamic programming finds it.
 
     Nothing is run; of the batch only shapes and types count. Prices are those of `AutoParallel.search`, put together by
-    the formulas in `parallel/degrees/step_price.py`. In a world of several ranks all call it together, and rank 0
+    the formulas in `parallel/degrees/divisions.py`. In a world of several ranks all call it together, and rank 0
     decides.
 
     Args:

@@ -22,12 +22,11 @@ from torch.distributed.tensor import DTensor
 
 from msrun.errors import StrategyError
 from msrun.runtime import world
-from msrun.runtime.capture.target import Target
+from msrun.runtime.capture.captured_graph import Target
 from msrun.runtime.execute.phase import is_verifying
 from msrun.runtime.execute.transfers import start_all_reduce
 from msrun.runtime.nn.deferred_init import init_parameters
-from msrun.runtime.parallel.batch.accumulation import GradAccumulation
-from msrun.runtime.parallel.batch.divided_batch import find_wrappers
+from msrun.runtime.parallel.batch.divided_batch import GradAccumulation, find_wrappers
 from msrun.runtime.parallel.border import (
     StepFunction,
     WholeResults,
@@ -38,9 +37,15 @@ from msrun.runtime.parallel.border import (
 )
 from msrun.runtime.parallel.host_operators import refusing_targets
 from msrun.runtime.parallel.modes.fsdp import Decision, ShardedNetwork, called_modules
-from msrun.runtime.parallel.modes.hybrid import check_no_layerwise, is_layerwise, scale_gradient_of
-from msrun.runtime.parallel.modes.on_servers import check_servers
-from msrun.runtime.parallel.modes.own_gradients import average_rows, has_own_gradient, is_same_everywhere
+from msrun.runtime.parallel.modes.own_gradients import (
+    average_rows,
+    check_no_layerwise,
+    check_servers,
+    has_own_gradient,
+    is_layerwise,
+    is_same_everywhere,
+    scale_gradient_of,
+)
 from msrun.runtime.parallel.modes.reduction import ReducedNetwork, any_rank
 from msrun.runtime.parallel.outside import mean_of_ranks, note_known
 from msrun.runtime.parallel.parameters.storage import equal_everywhere, note_placed

@@ -32,7 +32,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from msrun.errors import ParallelError, StrategyError
 from msrun.runtime import world
-from msrun.runtime.capture.target import Target
+from msrun.runtime.capture.captured_graph import Target
 from msrun.runtime.execute.transfers import start_all_reduce
 from msrun.runtime.nn.replaced import follow_now, replace_parameter, replaced_for_now, stand_for
 from msrun.runtime.parallel.border import leaves_of, map_tensors, share_leaves

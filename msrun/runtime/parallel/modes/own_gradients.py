@@ -1,22 +1,79 @@
-"""Gradients that torch's DDP and FSDP2 leave alone: of a rank's own parts, of rows, and of what is on servers.
-
-The rows of a table that a sparse layer has looked up (`nn.Embedding(sparse=True)`) are averaged over the ranks by
-exchanging them, in every backward pass; the ranks' sum of several passes is the sum of the means.
+"""Gradients that torch's DDP and FSDP2 leave alone: of parts that the user has cut by hand, of rows, and of what is on
+parameter servers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypeVar
 
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from msrun.errors import StrategyError
+from msrun.runtime.execute.gradients import start_row_sum
 from msrun.runtime.execute.placement import placement_of
-from msrun.runtime.execute.row_gradients import start_row_sum
 from msrun.runtime.execute.transfers import start_all_reduce
-from msrun.runtime.parallel.modes.hybrid import is_layerwise
+from msrun.runtime.parallel.settings import ParallelSettings
+from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.server.remote import find_remote
+
+_ATTRIBUTE = "layerwise_parallel"
+_P = TypeVar("_P", bound=nn.Parameter)
+_scaled: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""parameter -> (factor, hook) of its gradient"""
+
+
+def layerwise_parallel(parameter: _P) -> _P:
+    """Mark a parameter as this rank's own part, for parallel_mode="hybrid_parallel"; returns it.
+
+    `self.weight = layerwise_parallel(nn.Parameter(part))`. The same as `parameter.layerwise_parallel = True`.
+
+    Raises:
+        StrategyError: not a parameter.
+    """
+    if not isinstance(parameter, nn.Parameter):
+        raise StrategyError(f"layerwise_parallel({type(parameter).__name__}): mark a torch.nn.Parameter")
+    setattr(parameter, _ATTRIBUTE, True)
+    return parameter
+
+
+def is_layerwise(parameter: Tensor) -> bool:
+    """Return whether a parameter is marked."""
+    return getattr(parameter, _ATTRIBUTE, False) is True
+
+
+def check_no_layerwise(root: nn.Module, mode: str) -> None:
+    """Refuse marked parameters in a mode that would reduce or cut them.
+
+    Raises:
+        StrategyError: there is one.
+    """
+    name = next((name for name, parameter in root.named_parameters() if is_layerwise(parameter)), None)
+    if name is not None:
+        raise StrategyError(
+            f"parameter {user_name(name)} is marked layerwise_parallel, which parallel_mode={mode!r} does not know: "
+            'use parallel_mode="hybrid_parallel", or take the mark off'
+        )
+
+
+def scale_gradient_of(parameter: nn.Parameter, factor: float) -> None:
+    """Multiply every gradient that reaches a parameter from now on; once, however often it is asked for.
+
+    Raises:
+        StrategyError: another AutoParallel has asked for another factor.
+    """
+    known: tuple[float, RemovableHandle] | None = _scaled.get(parameter)
+    if known is not None and known[0] != factor:
+        raise StrategyError(
+            f"a layerwise_parallel parameter of shape {tuple(parameter.shape)} is trained by two AutoParallel with "
+            "different gradients_mean or compat: give both the same"
+        )
+    if known is None and factor != 1.0:
+        _scaled[parameter] = (factor, parameter.register_hook(lambda gradient: gradient * factor))
+
 
 _of_rows: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """weight of a sparse layer -> the hook that averages its gradient"""
@@ -57,3 +114,55 @@ def _average(gradient: Tensor) -> Tensor:
     if gradient.is_sparse:
         return start_row_sum(gradient, dist.group.WORLD).wait() / ranks
     return start_all_reduce(gradient, dist.group.WORLD).wait() / ranks
+
+
+ON_SERVERS = "on the parameter servers, which step it"
+"""Reason of a parameter in a plan."""
+
+
+def check_no_servers(root: nn.Module, what: str) -> None:
+    """Refuse parameters on servers where they would be cut, or trained otherwise than by the servers.
+
+    Raises:
+        StrategyError: there is one.
+    """
+    for name in (name for name, parameter in root.named_parameters() if find_remote(parameter) is not None):
+        raise StrategyError(
+            f"parameter {user_name(name)} is on the parameter servers, which {what} does not know: use "
+            'parallel_mode="data_parallel" without it, or leave set_param_ps out'
+        )
+
+
+def check_captured(root: nn.Module, mode: str) -> None:
+    """Refuse parameters that a mode with capture does not know: a rank's own, and those on servers.
+
+    Raises:
+        StrategyError: there is one.
+    """
+    check_no_layerwise(root, mode)
+    check_no_servers(root, f"parallel_mode={mode!r}")
+
+
+def check_servers(root: nn.Module, settings: ParallelSettings) -> None:
+    """Refuse parameters on servers with settings that their gradients would not follow.
+
+    Raises:
+        StrategyError: another mode, hsdp, a loss scale, or a table that is used other than by
+            an embedding's call.
+    """
+    wrong = {
+        f"parallel_mode={settings.parallel_mode!r}": settings.parallel_mode != "data_parallel",
+        "hsdp": settings.hsdp is not None,
+        "a loss scale": settings.precision is not None and settings.precision.loss_scale is not None,
+    }
+    for what, is_so in wrong.items():
+        if is_so:
+            check_no_servers(root, what)
+    for module_name, module in root.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            remote = find_remote(parameter)
+            if remote is not None and remote.is_table and module not in remote.readers:
+                raise StrategyError(
+                    f"parameter {user_name(f'{module_name}.{name}'.lstrip('.'))} is a table on the parameter servers, "
+                    "of which this module needs the whole: call set_param_ps with a module that holds both"
+                )

@@ -9,8 +9,7 @@ from torch import nn
 
 from msrun.runtime import world
 from msrun.runtime.parallel.modes.fsdp import Decision, local_shape
-from msrun.runtime.parallel.modes.hybrid import is_layerwise
-from msrun.runtime.parallel.modes.on_servers import ON_SERVERS
+from msrun.runtime.parallel.modes.own_gradients import ON_SERVERS, is_layerwise
 from msrun.runtime.parallel.parameters.hsdp import ZERO_WORDS
 from msrun.runtime.parallel.plan import HSDP_OFF, OWN_PART, ParallelPlan, ParameterPlan
 from msrun.runtime.parallel.scaling import describe_replicas

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from msrun.errors import CheckpointError, near_miss
 from msrun.runtime.execute.placement import Placement, placement_of
 from msrun.runtime.parallel.parameters.network_state import find_box, find_network_state
-from msrun.runtime.sharding.box import Box
+from msrun.runtime.sharding.layout import Box
 from msrun.runtime.world import world
 
 Map = tuple[tuple[int, ...], ...]

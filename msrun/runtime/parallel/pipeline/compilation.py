@@ -18,11 +18,10 @@ from msrun.runtime.parallel.batch.divided_batch import DividedBatch, find_parts
 from msrun.runtime.parallel.batch.parts import BatchParts, find_tensors
 from msrun.runtime.parallel.compilation.compilation import Compilation, Draft, host_inputs_of
 from msrun.runtime.parallel.parameters.storage import ParameterStorage, StageHolders
-from msrun.runtime.parallel.pipeline.pipeline import Pipeline, find_pipeline
+from msrun.runtime.parallel.pipeline.pipeline import Pipeline, find_pipeline, pin_modules, pin_parameters
 from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
 from msrun.runtime.parallel.pipeline.plan import build_pipeline_plan
 from msrun.runtime.parallel.pipeline.schedule import Schedule, build_schedule, choose_schedule, default_chunks
-from msrun.runtime.parallel.pipeline.stage_modules import pin_modules, pin_parameters
 from msrun.runtime.parallel.pipeline.stage_runner import Line
 from msrun.runtime.parallel.plan import ParallelPlan
 from msrun.runtime.parallel.scaling import scales
@@ -31,8 +30,7 @@ from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.partition.borders import place_stages
 from msrun.runtime.partition.local_values import LocalValue, infer_local_values, parameter_memory
 from msrun.runtime.partition.program import LocalProgram
-from msrun.runtime.partition.stage_assignment import StageAssignment, assign_stages
-from msrun.runtime.partition.stages import StageProgram, cut_stages, holders_of
+from msrun.runtime.partition.stages import StageAssignment, StageProgram, assign_stages, cut_stages, holders_of
 from msrun.runtime.sharding.layout import Mesh
 
 

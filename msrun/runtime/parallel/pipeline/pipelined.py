@@ -18,12 +18,11 @@ from torch import Tensor, fx
 from msrun.errors import StrategyError
 from msrun.runtime.execute.parameters import ParameterGroup
 from msrun.runtime.execute.placement import PlacedParameter
-from msrun.runtime.execute.step import arrived
-from msrun.runtime.execute.traffic import traffic
-from msrun.runtime.execute.transfers import start_all_reduce
+from msrun.runtime.execute.segment_runner import arrived
+from msrun.runtime.execute.transfers import start_all_reduce, traffic
 from msrun.runtime.groups import ranks_group
 from msrun.runtime.nn.random_stream import current_draw
-from msrun.runtime.parallel.batch.accumulation import hand_out
+from msrun.runtime.parallel.batch.divided_batch import hand_out
 from msrun.runtime.parallel.batch.parts import BatchParts, join_values
 from msrun.runtime.parallel.border import StepFunction, WholeResults, enter_step
 from msrun.runtime.parallel.compilation.compiled import CompiledCall

@@ -8,14 +8,13 @@ W (gradients of the weights).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from typing import Literal
 
 from msrun.errors import StrategyError, near_miss
-from msrun.runtime.parallel.pipeline.eager_order import eager_order
 from msrun.runtime.parallel.pipeline.torch_schedules import add_messages, map_stages, read_order
 
 Kind = Literal["F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B"]
@@ -243,3 +242,45 @@ def _ready_at(
     own = done.get(("F", stage, micro_batch))
     after = own if stage == schedule.stages - 1 else arrived("B", stage + 1)
     return None if own is None or after is None else max(own, after)
+
+
+def eager_order(ranks: int, micro_size: int) -> list[list[tuple[str, int, int]]]:
+    """Return per pipeline rank, which holds the stage of its own number, (F or B, stage, micro batch) in order."""
+    return [list(_of_rank(rank, ranks, micro_size)) for rank in range(ranks)]
+
+
+def _of_rank(rank: int, ranks: int, micro_size: int) -> Iterator[tuple[str, int, int]]:
+    ahead = min(micro_size, 2 * (ranks - rank) - 1)
+    for micro_batch in range(ahead):
+        yield "F", rank, micro_batch
+    for micro_batch in range(micro_size):
+        yield "B", rank, micro_batch
+        if micro_batch + ahead < micro_size:
+            yield "F", rank, micro_batch + ahead
+
+
+AHEAD = 4
+"""Computing actions that a receive is moved before: two micro batches forward and back."""
+
+
+def receive_early(actions: Sequence[Action], ahead: int = AHEAD) -> tuple[Action, ...]:
+    """Return a rank's actions with every receive before the `ahead` computing actions that precede it.
+
+    Receives stay in their order among themselves, and so do sends, but a receive may pass a send: only for a backend
+    that carries both ways at once (gloo; NCCL runs all messages of two ranks one after the other).
+    """
+    order: list[Action] = []
+    for action in actions:
+        order.insert(_place(order, ahead) if action.kind.startswith("RECV") else len(order), action)
+    return tuple(order)
+
+
+def _place(order: Sequence[Action], ahead: int) -> int:
+    """Return where a receive that would stand at the end may stand."""
+    passed = 0
+    for place in range(len(order), 0, -1):
+        before = order[place - 1]
+        if before.kind.startswith("RECV") or (before.computes and passed == ahead):
+            return place
+        passed += before.computes
+    return 0

@@ -15,14 +15,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from msrun.runtime.execute.executor import Executor
-from msrun.runtime.execute.messages import start_receive, start_send
-from msrun.runtime.execute.step import Step, ValueOnItsWay, arrived, full_like
-from msrun.runtime.execute.tensor_future import TensorFuture
+from msrun.runtime.execute.segment_runner import Step, ValueOnItsWay, arrived, full_like
+from msrun.runtime.execute.transfers import TensorFuture, start_receive, start_send
 from msrun.runtime.groups import carries_by_gloo, ranks_group
 from msrun.runtime.nn.random_stream import slices_of_batch
 from msrun.runtime.parallel.batch.parts import BatchParts
-from msrun.runtime.parallel.pipeline.early_receives import receive_early
-from msrun.runtime.parallel.pipeline.schedule import Action, Schedule
+from msrun.runtime.parallel.pipeline.schedule import Action, Schedule, receive_early
 from msrun.runtime.partition.stages import BorderValue, StageProgram
 from msrun.runtime.schedule.deferred_weights import DeferredWeightGradient, add_deferred_weights
 

@@ -29,8 +29,7 @@ from msrun.runtime import world
 from msrun.runtime.agreement import gather
 from msrun.runtime.execute.phase import current_probe, is_verifying, running_alone, runs_alone
 from msrun.runtime.execute.placement import is_held
-from msrun.runtime.nn.random_state import put_random_state, take_random_state
-from msrun.runtime.nn.random_stream import drawing
+from msrun.runtime.nn.random_stream import drawing, put_random_state, take_random_state
 from msrun.runtime.nn.replaced import current
 from msrun.runtime.parallel.batch.divided_batch import find_parts, find_wrappers
 from msrun.runtime.parallel.batch.parts import find_tensors
@@ -42,22 +41,24 @@ from msrun.runtime.parallel.plan import log
 from msrun.runtime.parallel.scaling import replica_scales
 from msrun.runtime.parallel.settings import REPLICA_MODES
 from msrun.runtime.parallel.user_name import user_name
-from msrun.runtime.parallel.verification.distance import (
+from msrun.runtime.parallel.verification.first_operator import MOST_BYTES, KeptValues, find_first_operator
+from msrun.runtime.parallel.verification.report import (
     NOISE,
     SMALL,
     TOLERANCES,
+    Difference,
     Tolerance,
+    VerificationReport,
     find_difference,
     gradient_noise,
     largest,
     rounded_otherwise,
+    worst_of,
 )
-from msrun.runtime.parallel.verification.first_operator import MOST_BYTES, KeptValues, find_first_operator
-from msrun.runtime.parallel.verification.report import Difference, VerificationReport, worst_of
 from msrun.runtime.parallel.verification.untouched import untouched
 from msrun.runtime.parts.part import Part
 from msrun.runtime.server.remote import find_remotes
-from msrun.runtime.sharding.box import Box, whole
+from msrun.runtime.sharding.layout import Box, whole
 from msrun.runtime.tensors.plain_tensors import plain
 
 if TYPE_CHECKING:

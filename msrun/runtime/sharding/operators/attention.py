@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, fx
 
-from msrun.runtime.nn.attention import attend
+from msrun.runtime.nn.dropout import attend
 from msrun.runtime.nn.random_bits import keep_mask
 from msrun.runtime.sharding.operators.dropout import CALL, CutShape, PlainCutShape, batch_dim_of, key_of_part
 from msrun.runtime.sharding.operators.rule import (

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from msrun.errors import CaptureError
-from msrun.runtime.sharding.operators.pooled_rows import BAGS, PooledLookup
-from msrun.runtime.sharding.operators.rows import ROWS
+from msrun.runtime.sharding.operators.rows import BAGS, ROWS, PooledLookup
 from msrun.runtime.sharding.operators.rule import Form, Labels, OperatorCall, sizes_of, user_line
 
 aten = torch.ops.aten

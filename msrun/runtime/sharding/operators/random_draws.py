@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from msrun.runtime.nn.random_bits import Source
 from msrun.runtime.nn.random_draws import (
     DRAWS,
     WITHOUT_VALUES,
@@ -16,7 +17,6 @@ from msrun.runtime.nn.random_draws import (
     drawn_result,
     shape_of,
 )
-from msrun.runtime.nn.random_values import Source
 from msrun.runtime.sharding.operators.dropout import CALL, CutShape, PlainCutShape, batch_dim_of, key_of_part
 from msrun.runtime.sharding.operators.elementwise import Elementwise
 from msrun.runtime.sharding.operators.rule import Form, LabelSplit, LocalBuilder, OperatorCall, numbers_given

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from msrun.runtime.sharding.operators.lookup import embeds_sparsely
-from msrun.runtime.sharding.operators.pooled_rows import bags_sparsely
+from msrun.runtime.sharding.operators.rows import bags_sparsely
 from msrun.runtime.sharding.operators.table_lookup import looks_up_sparsely
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from msrun.errors import DataError
 from msrun.runtime.data import Cifar10Dataset, Cifar100Dataset, transforms, vision
-from msrun.runtime.data.cifar_pickle import load_batch
+from msrun.runtime.data.cifar import load_batch
 from msrun.runtime.parallel.scaling import current_compat
 
 LABELS = {f"data_batch_{i}.bin": [i, i + 4] for i in range(1, 6)} | {"test_batch.bin": [0, 1, 2]}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from msrun.errors import DataError
-from msrun.runtime.data.idx import read_idx, write_idx
+from msrun.runtime.data.mnist import read_idx, write_idx
 
 DTYPES = ["uint8", "int8", "int16", "int32", "float32", "float64"]
 ARRAYS = st.sampled_from(DTYPES).flatmap(

@@ -9,7 +9,7 @@ from torch.nn.functional import interpolate
 
 from msrun.errors import UsageError
 from msrun.runtime.data import vision
-from msrun.runtime.data.draws import SampleDraws
+from msrun.runtime.data.order import SampleDraws
 
 BATCH = np.random.RandomState(0).randint(0, 256, (3, 4, 6, 2)).astype(np.uint8)
 KEYS = np.array([[0, 4], [0, 9], [1, 4]])

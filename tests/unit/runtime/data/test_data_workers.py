@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from msrun.errors import DataError, UsageError
-from msrun.runtime.data import GeneratorDataset, NumpySlicesDataset, config, start_method, write_idx
-from msrun.runtime.data.idx import read_idx
+from msrun.runtime.data import GeneratorDataset, NumpySlicesDataset, config, workers, write_idx
+from msrun.runtime.data.mnist import read_idx
 from msrun.runtime.data.source import ColumnParts
 from msrun.runtime.data.workers import StepLoader
 
@@ -239,7 +239,7 @@ inside_of_script.__module__ = "__main__"
     ],
 )
 def test_what_a_worker_cannot_get_is_found_before_it_starts(reader, obstacle, is_of_script):
-    needs = start_method.find_needs(reader)
+    needs = workers.find_needs(reader)
     assert obstacle in needs.obstacle
     assert bool(needs.obstacle) is bool(obstacle)
     assert needs.is_of_script is is_of_script
@@ -256,18 +256,18 @@ def test_a_script_is_imported_only_if_it_looks_at_its_name(tmp_path, monkeypatch
         (tmp_path / "script.py").write_text(script)
         main.__file__ = str(tmp_path / "script.py")
     monkeypatch.setitem(sys.modules, "__main__", main)
-    assert start_method.script_can_be_imported() is expected
+    assert workers.script_can_be_imported() is expected
 
 
 def test_only_a_process_without_threads_is_forked_and_another_needs_what_can_be_sent(monkeypatch):
-    monkeypatch.setattr(start_method, "may_fork", lambda: True)
-    with start_method.starting_workers([lambda: 0]) as method:
+    monkeypatch.setattr(workers, "may_fork", lambda: True)
+    with workers.starting_workers([lambda: 0]) as method:
         assert method == "fork"
-    monkeypatch.setattr(start_method, "may_fork", lambda: False)
-    with start_method.starting_workers([process_id]) as method:
+    monkeypatch.setattr(workers, "may_fork", lambda: False)
+    with workers.starting_workers([process_id]) as method:
         assert method == "forkserver"
     with pytest.raises(UsageError, match=r"<lambda>.* cannot be sent to a worker process, and this process has"):
-        start_method.starting_workers([lambda: 0]).__enter__()
+        workers.starting_workers([lambda: 0]).__enter__()
 
 
 def test_a_process_with_another_thread_is_not_forked():
@@ -275,7 +275,7 @@ def test_a_process_with_another_thread_is_not_forked():
     other = threading.Thread(target=stop.wait)
     other.start()
     try:
-        assert not start_method.may_fork()
+        assert not workers.may_fork()
     finally:
         stop.set()
         other.join()

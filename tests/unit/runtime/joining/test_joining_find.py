@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from msrun.errors import WorldError
-from msrun.runtime.joining.find import find_world
-from msrun.runtime.joining.ms_role import find_cluster, find_worker, joining_limit_s, silence_limit_s
-from msrun.runtime.joining.slurm import first_host
+from msrun.runtime.joining.launchers import find_world, first_host
+from msrun.runtime.joining.meet import find_cluster, find_worker, joining_limit_s, silence_limit_s
 from msrun.runtime.joining.spec import ALONE, Meeting, WorldSpec, derive_port
 from ranktable import build_table, write_table
 

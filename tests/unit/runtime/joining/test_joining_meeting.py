@@ -11,13 +11,17 @@ import pytest
 from job_runner import wait_until
 
 from msrun.errors import ClusterError, RendezvousTimeout, WorldError
-from msrun.runtime.joining.lines import MAX_BYTES, LineStream
-from msrun.runtime.joining.meet import Met, meet
-from msrun.runtime.joining.network import keep_to_interface, listen_at
-from msrun.runtime.joining.registrar import MAX_NOTED, MAX_NOTES_OF_ONE, MAX_STRANGERS_OF_ONE, Registrar
-from msrun.runtime.joining.registration import Registration, register
-from msrun.runtime.joining.registry import Registry, Request, Seat
-from msrun.runtime.joining.scheduler import serve
+from msrun.runtime.joining.meet import Met, Registration, meet, register, serve
+from msrun.runtime.joining.network import MAX_BYTES, LineStream, keep_to_interface, listen_at
+from msrun.runtime.joining.registrar import (
+    MAX_NOTED,
+    MAX_NOTES_OF_ONE,
+    MAX_STRANGERS_OF_ONE,
+    Registrar,
+    Registry,
+    Request,
+    Seat,
+)
 from msrun.runtime.joining.spec import Meeting, WorldSpec
 
 FOREVER_S = 60.0

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msrun.runtime.joining.registry import Refused, Registry, Request, Seat, describe_ranks
+from msrun.runtime.joining.registrar import Refused, Registry, Request, Seat, describe_ranks
 
 ASKS_NOTHING = Request("job", 4, -1, "pid 7 on vm")
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from msrun.runtime.server import first_values
-from msrun.runtime.server.first_values import Fill, blocks, make_rows
-from msrun.runtime.server.pieces import cut_table
+from msrun.runtime.server import remote
+from msrun.runtime.server.remote import Fill, blocks, cut_table, make_rows
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -20,7 +19,7 @@ from msrun.runtime.server.pieces import cut_table
 def test_blocks_have_the_bits_of_the_whole(
     monkeypatch: pytest.MonkeyPatch, kind: str, args: list[Any], rows: int, width: int, dtype: torch.dtype
 ) -> None:
-    monkeypatch.setattr(first_values, "BLOCK", 32)
+    monkeypatch.setattr(remote, "BLOCK", 32)
     torch.manual_seed(3)
     state = torch.get_rng_state()
     whole = getattr(torch.empty(rows, width, dtype=dtype), kind)(*args)

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msrun.runtime.server import pieces
-from msrun.runtime.server.pieces import Piece, cut_rows, cut_table, named_rows, number_rows, split_numbers
+from msrun.runtime.server import remote
+from msrun.runtime.server.remote import Piece, cut_rows, cut_table, named_rows, number_rows, split_numbers
 
 SHAPES = st.lists(st.integers(1, 200), max_size=3)
 
@@ -23,7 +23,7 @@ def test_every_row_is_on_one_server(shape: list[int], servers: int, first: int) 
     cut = cut_rows(shape, torch.float64, servers, first % servers)
     assert all_rows(cut) == list(range(shape[0] if shape else 1))
     assert [piece.number for piece in cut] == list(range(len(cut)))
-    is_small = math.prod(shape) * 8 <= pieces.SMALL_BYTES
+    is_small = math.prod(shape) * 8 <= remote.SMALL_BYTES
     assert len(cut) == (1 if is_small else max(1, min(servers, shape[0])))
     if not is_small and shape[0] >= servers:
         assert {piece.server for piece in cut} == set(range(servers))

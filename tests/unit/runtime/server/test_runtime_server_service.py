@@ -10,7 +10,7 @@ from torch import Tensor
 
 from msrun.errors import ParallelError
 from msrun.runtime.server.frames import DONE, ERROR, Message
-from msrun.runtime.server.handshake import (
+from msrun.runtime.server.meeting import (
     NotProved,
     build_answer,
     build_claim,
@@ -18,8 +18,8 @@ from msrun.runtime.server.handshake import (
     check_claim,
     new_nonce,
 )
-from msrun.runtime.server.optimizers import describe_group, name_optimizer
-from msrun.runtime.server.service import Service
+from msrun.runtime.server.serving import Service
+from msrun.runtime.server.shard import describe_group, name_optimizer
 
 KEY = [0, 0]
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from msrun.runtime.server.frames import FrameError, FrameReader, Message, encode
-from msrun.runtime.server.shared_body import LEAST_BYTES, SharedBody, accept, offer
+from msrun.runtime.server.frames import LEAST_BYTES, FrameError, FrameReader, Message, SharedBody, accept, encode, offer
 
 
 def read(reader: FrameReader, pieces: list[memoryview]) -> Message:

@@ -8,7 +8,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from msrun.runtime.cost.operators import NOTHING, Work
-from msrun.runtime.simulate.dispatched import work_of
+from msrun.runtime.simulate.recording import work_of
 
 
 class Works(TorchDispatchMode):

@@ -12,15 +12,12 @@ from torch import nn
 from msrun import contract
 from msrun.errors import StrategyError
 from msrun.runtime import AutoParallel, GradAccumulation, Pipeline, WithLoss, init, release, set_target
-from msrun.runtime.capture.target import Target
-from msrun.runtime.cost.collectives import collective_seconds
+from msrun.runtime.capture.captured_graph import Target
 from msrun.runtime.cost.devices import PROFILES, DeviceProfile
+from msrun.runtime.cost.operators import collective_seconds
 from msrun.runtime.optim import offload
-from msrun.runtime.simulate.host_traffic import count_host_traffic
-from msrun.runtime.simulate.job import SimulatedJob, simulate_job
-from msrun.runtime.simulate.page import render_page
-from msrun.runtime.simulate.report import Report, build_trace
-from msrun.runtime.simulate.table import render_table
+from msrun.runtime.simulate.job import SimulatedJob, count_host_traffic, simulate_job
+from msrun.runtime.simulate.report import Report, build_trace, render_page, render_table
 from msrun.runtime.simulate.units import format_bytes
 
 DEVICE = PROFILES["a100"]
@@ -309,7 +306,7 @@ def test_launcher_knows_the_names_of_all_profiles() -> None:
 
 def test_level_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from msrun.errors import WorldError
-    from msrun.runtime.joining.simulated import find_simulated
+    from msrun.runtime.joining.launchers import find_simulated
 
     with pytest.raises(WorldError, match="MSRUN_SIM_LEVEL=7: must be 0, 1, 2 or 3"):
         find_simulated({contract.MSRUN_SIM_LEVEL: "7", "RANK": "0", "WORLD_SIZE": "2"})

@@ -283,6 +283,10 @@ def _run(spec: LaunchSpec, caller: dict[str, str], *, quiet: bool, join: bool) -
         from msrun.launch.fleet.starts import run_fleet_job
 
         run = functools.partial(run_fleet_job, spec, caller, quiet=quiet, is_last=True, job_id=job_id)
+    elif spec.is_several:
+        from msrun.launch.joined_job import run_joined_job
+
+        run = functools.partial(run_joined_job, spec, caller, quiet=quiet, is_last=True, job_id=job_id)
     if join:
         result = run()
     else:

@@ -1,13 +1,12 @@
-"""One connection between a host and the scheduler: messages over TCP, and nobody ever waits for the other side.
+"""One connection between a host and the scheduler: whole bodies over TCP, and nobody ever waits for the other side.
 
-The first words of each side, and a refusal, are plain bytes; all messages come after them and are sealed (`proof`).
+The first words of each side, and a refusal, are plain; everything else comes after them and is sealed (`proof`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import socket
-import time
 from typing import TYPE_CHECKING
 
 from msrun.cluster.messages import (
@@ -51,8 +50,6 @@ class Connection:
         """Nothing has come yet."""
         self.is_closed = False
         """The other side is gone, or `close` was called."""
-        self.heard_at = time.monotonic()
-        """When the other side last gave a sign of life."""
 
     def fileno(self) -> int:
         """Return the descriptor, for a selector."""
@@ -85,7 +82,7 @@ class Connection:
         self.send_body(encode_body(message))
 
     def send_body(self, body: bytes) -> None:
-        """Send a message that was encoded before, for many."""
+        """Send bytes with their proof."""
         assert self._seal is not None, "nothing is said before the other side's nonce is known"
         self._send(frame(self._seal.close(body)))
 
@@ -96,8 +93,16 @@ class Connection:
             NotProved: it is not from one who knows the token.
             ValueError: it is no message.
         """
+        return decode_body(self.unseal(body))
+
+    def unseal(self, body: bytes) -> bytes:
+        """Return what is in a body that has come, once its proof holds.
+
+        Raises:
+            NotProved: it is not from one who knows the token.
+        """
         assert self._seal is not None, "nothing can be proved before the other side's nonce is known"
-        return decode_body(self._seal.open(body))
+        return self._seal.open(body)
 
     def _send(self, data: bytes) -> None:
         if self._tls is None:
@@ -138,7 +143,6 @@ class Connection:
         if not data:
             self.is_closed = True
             return []
-        self.heard_at = time.monotonic()
         return self._buffer.feed(self._plain(data))
 
     def _plain(self, data: bytes) -> bytes:

@@ -69,7 +69,7 @@ class JobResult:
 class AgentPart:
     """What is different when another process, the coordinator, drives this host's part of a job."""
 
-    display: Callable[[LaunchPlan], Display]
+    display: Callable[[LaunchPlan, OwnFaults], Display]
     on_signals: Callable[[SignalPipe], None]
     """Called with what the job reads its signals from, as soon as it does."""
     control: Control
@@ -81,6 +81,12 @@ class AgentPart:
     """The folder where the user finds this host's `scheduler.log`; empty where it goes with the job."""
     stopped_limit_s: float = 0.0
     """How long this process may be stopped by a signal before its fork server ends it; 0 = for ever."""
+    signals: SignalPipe | None = None
+    """What has been read so far of this process's signals, by whoever closes it; None = nothing has."""
+    stop_self: Callable[[], None] | None = None
+    """What Ctrl-Z does to this process; None = nothing."""
+    is_typed_here: bool = False
+    """msrun was typed on this host: whoever did reads what this process prints."""
 
 
 def plan_dry_run(spec: LaunchSpec, caller: Mapping[str, str]) -> LaunchPlan:
@@ -188,21 +194,12 @@ def run_job(
         open_files = raise_open_files()
         stack.callback(set_open_files, open_files)
         # From here on a signal never ends msrun without cleaning up.
-        signals = stack.enter_context(
-            SignalPipe((*spec.forward_signals, *OF_PAUSE), ignore_afterwards=is_last, time_limit_s=spec.time_limit_s)
-        )
-        control = None
+        signals = part.signals if part and part.signals else stack.enter_context(job_signals(spec, is_last=is_last))
+        control = part.control if part else None
         if spec.is_several:
-            _check_part(spec, facts)
+            check_part(spec, facts)
         if part:
             part.on_signals(signals)
-            control = part.control
-        elif spec.is_several:
-            from msrun.launch.rendezvous import HostRendezvous
-
-            rendezvous = HostRendezvous(spec, facts.name, signals, lambda text: say(text, quiet=quiet), job_id)
-            control = stack.enter_context(rendezvous).meet()
-            spec = rendezvous.own_part()
         meeting = control.meeting if control else None
         if meeting is not None:
             job_id = meeting.job_id
@@ -222,19 +219,20 @@ def run_job(
         lock.take()
         prepare_log_directory(plan)
         write_rank_table(plan, table_text)
+        if spec.worker_log_dir and not spec.rank_table_file:
+            write_rank_table(plan, folder=spec.worker_log_dir)
         on_directory(job_id, spec.log_dir)
         user: UserTerminal | None = None
         if not part and spec.interactive_rank is not None and spec.has_terminal:
             say_here = partial(say, quiet=quiet)
             user = stack.enter_context(UserTerminal(spec.interactive_rank, say_here, has_terminal=True))
         display: Display
-        if part:
-            display = part.display(plan)
-            faults = OwnFaults(plan.log_dir, display.say, found_in=part.home)
-        else:
-            faults = OwnFaults(plan.log_dir, partial(say, quiet=False), found_in=plan.log_dir)
+        is_typed_here = part is None or part.is_typed_here
+        say_fault = partial(say, quiet=False) if is_typed_here else lambda text: display.say(text)
+        faults = OwnFaults(plan.log_dir, say_fault, found_in=part.home if part else plan.log_dir)
+        if is_typed_here:
             stack.enter_context(faults.named())
-            display = _open_display(spec, plan, faults, user, quiet=quiet)
+        display = part.display(plan, faults) if part else open_display(spec, plan, faults, user, quiet=quiet)
         stack.enter_context(faults)
         folder = os.stat(plan.log_dir)  # noqa: PTH116 - to be compared with what is there at the end
         ends = part.user if part else user
@@ -249,16 +247,31 @@ def run_job(
         return JobResult(plan, failure, result.survivors)
 
 
-def _open_display(
+def job_signals(spec: LaunchSpec, *, is_last: bool) -> SignalPipe:
+    """Return what reads the signals of a process that supervises workers; `is_last` as for `run_job`."""
+    forward = (*spec.forward_signals, *OF_PAUSE)
+    return SignalPipe(forward, ignore_afterwards=is_last, time_limit_s=spec.time_limit_s)
+
+
+def open_display(
     spec: LaunchSpec, plan: LaunchPlan, faults: OwnFaults, user: UserTerminal | None, *, quiet: bool
 ) -> JobDisplay:
+    """Return what shows a job at this process's terminal.
+
+    Raises:
+        UsageError: the metrics file cannot be written.
+    """
     display = JobDisplay(spec, plan, faults, quiet=quiet, terminal=user)
     display.open_metrics()
     return display
 
 
-def _check_part(spec: LaunchSpec, facts: HostFacts) -> None:
-    """Refuse before other hosts are bothered what can be seen here alone."""
+def check_part(spec: LaunchSpec, facts: HostFacts) -> None:
+    """Refuse before other hosts are bothered what can be seen here alone.
+
+    Raises:
+        UsageError: devices, or the rank table, are wrong.
+    """
     devices = place_devices(spec.device_target, spec.local_worker_num, facts, spec.own_device_ids)
     if spec.rank_table_file:
         check_rank_table(spec.rank_table_file, spec.worker_num, devices.target)
@@ -310,7 +323,8 @@ def _run(
     observers = Observers([events, own.record, *display.observers], faults)
     more: Any = {"caller": caller, "strangers": strangers, "home": home, "stopped_limit_s": spec.heartbeat_time_out_s}
     more["terminal"] = terminal
-    more["stop_self"] = None if part else user.stop_process if isinstance(user, UserTerminal) else stop_this_process
+    stop_user = user.stop_process if isinstance(user, UserTerminal) else stop_this_process
+    more["stop_self"] = part.stop_self if part else stop_user
     more["check_again"] = partial(check_restart, spec, caller)
     if control is None:
         supervisor = Supervisor(plan, host, own.start, board, observers, **more)

@@ -74,11 +74,12 @@ def linked_table(path: Path | None) -> str | None:
         raise UsageError(f"--rank_table_file {path}: cannot be read ({error.strerror}); give another file") from None
 
 
-def write_rank_table(plan: LaunchPlan, text: str | None = None) -> None:
+def write_rank_table(plan: LaunchPlan, text: str | None = None, folder: Path | None = None) -> None:
     """Write the table of this job: one device per worker, and only addresses that the hosts really have.
 
     Args:
         text: a table to be written as it is.
+        folder: where to; None = into the log directory.
 
     Raises:
         UsageError: the table breaks a rule (for example more workers than the chip's servers can hold), or cannot be
@@ -86,7 +87,7 @@ def write_rank_table(plan: LaunchPlan, text: str | None = None) -> None:
     """
     from ranktable import encode_table
 
-    path = Path(plan.log_dir, contract.RANK_TABLE_JSON)
+    path = Path(folder or plan.log_dir, contract.RANK_TABLE_JSON)
     try:
         write_private(path, encode_table(build_rank_table(plan)) if text is None else text)
     except OSError as error:

@@ -107,7 +107,7 @@ def _note_of_spares(spec: LaunchSpec) -> list[str]:
 
 def rank_table_path(spec: LaunchSpec) -> str:
     """Return the path of the user's table, or of the one that is generated."""
-    return str(spec.rank_table_file or spec.log_dir / contract.RANK_TABLE_JSON)
+    return str(spec.rank_table_file or (spec.worker_log_dir or spec.log_dir) / contract.RANK_TABLE_JSON)
 
 
 SERVER_IMPORTS = ("msrun.runtime.server.serving", OF_OPTIMIZERS)
@@ -231,7 +231,7 @@ def _environment_of_all(
         local_world_size=spec.local_worker_num,
         master_addr=fleet.master_addr if fleet else host.address,
         master_port=master_port,
-        log_dir=str(spec.log_dir),
+        log_dir=str(spec.worker_log_dir or spec.log_dir),
         rank_table_file=rank_table_path(spec),
         rendezvous="env://" if fleet else f"file://{run_dir}/store",
         progress=f"{run_dir}/progress",

@@ -292,6 +292,11 @@ class LaunchSpec:
         return bool(self.host_entries)
 
     @property
+    def is_joined(self) -> bool:
+        """Whether these hosts have come by themselves: msrun was started on each, and this one has the scheduler."""
+        return any(entry.has_come for entry in self.host_entries)
+
+    @property
     def is_rehearsal(self) -> bool:
         """Whether these agents all run on this machine."""
         return any(entry.is_rehearsed for entry in self.host_entries)

@@ -30,6 +30,8 @@ OF_LINKS = ("opened", "cut", "resumed", "broken", "lost")
 RETRY_S = 0.5
 SALVAGE_S = 10.0
 """How long the host of a lost agent may take to let somebody else in."""
+CLOSED = "has closed its connection: msrun was killed there, or the host went down"
+"""Of a host that has dialled in."""
 CUT_REMEDY = "start it again, and if that does not help, look for the reason in the log of its sshd"
 ACKNOWLEDGE_BYTES = 1 << 19
 """After so many bytes of logs the agent is told that they have come, so that it sends more."""
@@ -46,21 +48,24 @@ class AgentLink:
         entry: HostEntry,
         open_pipe: Callable[[float | None], AgentPipe],
         code: AgentCode,
-        job: Message,
+        job: Message | None,
         inbox: Inbox,
         take_first: Callable[[Message], bool],
         loop: EventLoop,
         *,
         silence_s: float,
+        has_dialled: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
             open_pipe: opens a pipe before a moment of `clock`, None = in the usual time; raises ClusterError.
-            job: what the agent is told first.
+            job: what the agent is told first; None where it waits for whatever comes.
             take_first: called by the loop's thread, with every message; True when it is done with.
             silence_s: how long nothing may be heard.
+            has_dialled: the agent runs already, and is msrun on a host where it was typed.
         """
+        self._has_dialled = has_dialled
         self._clock = clock
         self.node_rank = node_rank
         self.entry = entry
@@ -76,7 +81,8 @@ class AgentLink:
         self._lock = threading.RLock()
         """Of all that follows."""
         self._ledger = Ledger()
-        self._ledger.stamp(job)
+        if job is not None:
+            self._ledger.stamp(job)
         self._channel: ByteChannel | None = None
         """The connection; None while one is being made."""
         self._broken: ByteChannel | None = None  # the connection that was ended here, if one was
@@ -217,7 +223,7 @@ class AgentLink:
             if not self._is_closed:
                 self.address, self._has_opened = pipe.address, True
                 self._post("opened", seconds=round(self._clock() - begin, 3), at=time.time())
-                self._talk(pipe, opening(self._code.start))
+                self._talk(pipe, b"" if self._has_dialled else opening(self._code.start))
                 self._send_unseen()  # the job is the first of it
                 return
         pipe.close()
@@ -263,6 +269,10 @@ class AgentLink:
         has_left_something = self._has_begun and bool(status or self._was_replaced)
         if self._was_replaced:
             noise, status, stderr = f"{self.entry.name}: its agent ended without a report; see dmesg there", None, ""
+        elif self._has_dialled:
+            fault = f"has sent what cannot be read ({stderr}): something between the hosts changes it" if stderr else ""
+            noise = f"lost {self.entry.name}, which {fault or CLOSED}"
+            stderr = ""
         elif status is None:
             said = f" ({printable(noise, MAX_QUOTED_CHARS)})" if noise.strip() else ""
             moment = f"{'' if self._has_begun else ' before the job began'}{said}"
@@ -276,9 +286,12 @@ class AgentLink:
 
     def _end_silent(self) -> None:
         """Say it first: the host may be slow to let somebody in who ends what is left there, or never does."""
+        down = f"no sign of life for {self.silent_s:.0f} s: the host or the network is down"
+        if self._has_dialled:
+            self._end(f"lost {self.entry.name}, which has given {down}", None)
+            return
         self.is_salvaging = not self._is_closed
-        silence = f"no sign of life for {self.silent_s:.0f} s: the host or the network is down, or its agent is stopped"
-        self._end(f"{self.entry.name}: {silence}", None)
+        self._end(f"{self.entry.name}: {down}, or its agent is stopped", None)
         if self.is_salvaging:
             self._salvage(lambda: setattr(self, "is_salvaging", False))
 

@@ -58,6 +58,8 @@ class Agents:
         self._forward = forward
         self._beat_s = min(silence_s / 6, MAX_BEAT_S)
         self._next_beat = 0.0
+        self.always: dict[str, Callable[[int, Message], None]] = {}
+        """Message type -> what is called whatever `hear` waits for."""
         self._turn = -1
         self._interrupts = 0
         self.stop_self: Callable[[], None] = stop_this_process
@@ -161,7 +163,8 @@ class Agents:
     ) -> None:
         """Pass a message on; a host whose words cannot be understood is given up, and the others go on."""
         try:
-            handlers.get(message["type"], _ignore)(message["node"], message)
+            kind = message["type"]
+            (handlers.get(kind) or self.always.get(kind) or _ignore)(message["node"], message)
         except MsrunError:
             raise
         except Exception as error:
@@ -178,6 +181,8 @@ class Agents:
         for signum in self._signals.read():
             if signum == signal.SIGTSTP:
                 self._pause()
+                continue
+            if signum == signal.SIGCONT and signum not in self._forward:
                 continue
             if signum not in self._forward:
                 self._interrupts += 1

@@ -120,7 +120,8 @@ class FleetRun:
         agents.has_begun, same = True, ready.told(self._spec, port)
         for link in agents.links:
             link.begin()
-            link.send("run", **same, use_shared=link.node_rank in ready.shared)
+            own = {"job_id": self._job_id, "node_rank": link.node_rank}
+            link.send("run", **same, **own, use_shared=link.node_rank in ready.shared)
         self._events.note("agents_started", {"hosts": len(agents.links), "master": f"{address}:{port}"})
 
     def finish(self, can_go_on: Callable[[], bool] = lambda: False) -> JobResult | None:
@@ -254,7 +255,7 @@ class FleetRun:
 
     def _on_result(self, node_rank: int, message: Message) -> None:
         value = message["failure"]
-        self._results[node_rank] = at_home(read_failure(value), self._spec.log_dir) if value is not None else None
+        self._results[node_rank] = self._at_home(read_failure(value)) if value is not None else None
         self._survivors += [pid for pid in message["survivors"] if type(pid) is int]
 
     def _end_host(self, node_rank: int) -> None:
@@ -382,7 +383,7 @@ class FleetRun:
         if interrupt is not None:
             failure = fault_of_job(self._job_id, str(interrupt), interrupt.exit_code)
         elif report is not None:
-            failure = at_home(report.failure, self._spec.log_dir)
+            failure = self._at_home(report.failure)
         elif self._fault is not None:  # after the last worker's end: a result, or logs, are missing
             failure = fault_of_job(self._job_id, str(self._fault), self._fault.exit_code)
         elif found:
@@ -390,6 +391,9 @@ class FleetRun:
         else:
             return None
         return merge_failures(failure, found)
+
+    def _at_home(self, failure: JobFailure) -> JobFailure:
+        return failure if self._spec.is_joined else at_home(failure, self._spec.log_dir)
 
     def _say(self, text: str) -> None:
         say(text, quiet=self._quiet)

@@ -20,13 +20,16 @@ _FILLED_IN = r"[A-Za-z0-9._:-]+(?<!\.attempt)"
 """What a host may put in the place of {ip} or {hostname}; never the name of another rank's earlier attempt."""
 
 
-def own_logs(stem: str, ranks: Mapping[int, Collection[int]], servers: int = 0) -> dict[int, re.Pattern[str]]:
+def own_logs(
+    stem: str, ranks: Mapping[int, Collection[int]], servers: int = 0, home: int = 0
+) -> dict[int, re.Pattern[str]]:
     """Return what logs each host may write are called.
 
     Args:
         stem: of --worker_log_name.
         ranks: node_rank -> global ranks there.
         servers: parameter servers of the job; the hosts take turns.
+        home: the node rank of the host with the scheduler.
     """
     words = re.split(r"\{ip\}|\{hostname\}", stem)
     start = _FILLED_IN.join(re.escape(word) for word in words)
@@ -35,7 +38,7 @@ def own_logs(stem: str, ranks: Mapping[int, Collection[int]], servers: int = 0) 
         traces = (re.escape(contract.trace_file_name(rank)) for rank in own)
         of_servers = (re.escape(f"{contract.server_name(i)}.log") for i in range(node_rank, servers, len(ranks)))
         names = "|".join([f"{start}_(?:{'|'.join(map(str, own))})\\.log", *traces, *of_servers])
-        found[node_rank] = re.compile(names if node_rank else f"{names}|{re.escape(contract.SCHEDULER_LOG)}")
+        found[node_rank] = re.compile(names if node_rank != home else f"{names}|{re.escape(contract.SCHEDULER_LOG)}")
     return found
 
 

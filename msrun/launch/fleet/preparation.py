@@ -220,6 +220,7 @@ class Preparation:
                 will_run=self._logs is not None,
                 can_resume=self._opener.can_resume(entry),
                 shown=shown,
+                has_scheduler=assignment.node_rank == 0,
                 master_name=spec.master_addr if assignment.node_rank == 0 and not is_loopback(spec.master_addr) else "",
             )
 

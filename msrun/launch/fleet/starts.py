@@ -63,7 +63,7 @@ def run_fleet_job(
             )
         )
         stack.enter_context(JobLock(spec.log_dir, job_id)).take()
-        events = EventLog(_clear_directory(spec.log_dir))
+        events = EventLog(clear_directory(spec.log_dir))
         stack.callback(events.close)
         faults = OwnFaults(spec.log_dir, partial(say, quiet=False), found_in=str(spec.log_dir))
         stack.enter_context(faults.named())
@@ -222,7 +222,7 @@ class JobStarts:
         say(text, quiet=self._quiet)
 
 
-def _clear_directory(folder: Path) -> Path:
+def clear_directory(folder: Path) -> Path:
     """Remove what an earlier job has left and return where the events go.
 
     Raises:

@@ -25,7 +25,7 @@ from typing import Any
 
 from msrun import contract
 from msrun.agent.host.host_facts import read_host_facts
-from msrun.agent.observer import Observer
+from msrun.agent.observer import Observer, OwnFaults
 from msrun.agent.processes.server_handle import ForkServerHandle, start_fork_server
 from msrun.cluster.control import Control, Meeting
 from msrun.cluster.failure import JobFailure
@@ -54,17 +54,20 @@ class LauncherReport:
 
     tick_s: float | None = None
 
-    def __init__(self, link: LauncherLink, plan: LaunchPlan, logs: LogSender) -> None:
+    def __init__(self, link: LauncherLink, plan: LaunchPlan, logs: LogSender | None) -> None:
+        """`logs`: None where they stay on this host."""
         self._link = link
         self._logs = logs
         self._is_between = False
         """An attempt is over, and no worker of the next has started."""
-        host, names = encode_record(plan.hosts[0]), logs.names
+        host, names = encode_record(plan.hosts[0]), logs.names if logs else []
         link.send("planned", host=host, notes=list(plan.notes), target=plan.device_target, logs=names)
 
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Pass a moment on."""
-        if kind == "restarting":  # told before the logs of the attempt that is over are renamed
+        if self._logs is None:
+            pass
+        elif kind == "restarting":  # told before the logs of the attempt that is over are renamed
             self._logs.end_attempt()
             self._is_between = True
         elif kind == "started" and self._is_between:
@@ -118,6 +121,10 @@ class HostJob:
     """From `log_share.shown_word`: what a host sees that shares the launcher's log directory."""
     master_name: str = ""
     """What --master_addr says, for the host that has to know it."""
+    is_environment_whole: bool = False
+    """Workers get nothing of what this host has beside it."""
+    has_scheduler: bool = False
+    """The scheduler of this host is the job's."""
 
 
 class Agent:
@@ -188,7 +195,7 @@ class Agent:
             self._link.resume_at(listen_in(self._spool), job.silence_s)
         # Not for workers: what is of the connection and, where this is the launcher's host, its settings and secrets.
         login = {name: value for name, value in os.environ.items() if not name.startswith(("SSH_", "MSRUN_"))}
-        self._caller = {**login, **job.environment}
+        self._caller = {**({} if job.is_environment_whole else login), **job.environment}
         if job.will_run:
             self._server = _start_early(job.spec, self._caller, job.job_id)
         report = make_host_report(
@@ -225,8 +232,8 @@ class Agent:
         job, link = self._job, self._link
         spec = _own_spec(job, self._spool, message)
 
-        def display(plan: LaunchPlan) -> LauncherReport:
-            paths = _paths_to_send(plan, is_shared=message["use_shared"])
+        def display(plan: LaunchPlan, _faults: OwnFaults) -> LauncherReport:
+            paths = _paths_to_send(plan, is_shared=message["use_shared"], has_scheduler=job.has_scheduler)
             logs = self._logs = LogSender(paths, keep=_kept_files(plan), on_refused=self._tell_unfreed)
             link.send_logs(logs.next, logs.acknowledge)
             return LauncherReport(link, plan, logs)
@@ -236,7 +243,7 @@ class Agent:
         fleet = _fleet(job, message)
         meeting = Meeting(job.job_id, fleet, message["master_port"]) if fleet else None
         control = Control(link.orders, link.pass_on, meeting, self._listener)
-        home = "" if job.node_rank else str(job.spec.log_dir)  # the scheduler's of node 0 is the job's
+        home = str(job.spec.log_dir) if job.has_scheduler else ""
         limit_s = STOPPED_SHARE * job.silence_s
         part = AgentPart(display, link.obey, control, link, self._server, home, stopped_limit_s=limit_s)
         result = run_job(spec, self._caller, job_id=job.job_id, is_last=True, part=part)
@@ -273,7 +280,7 @@ def _own_spec(job: HostJob, spool: Path, message: Message) -> LaunchSpec:
         master_port=message["master_port"],
         log_dir=spool,
         worker_log_dir=job.spec.log_dir if message["use_shared"] else None,
-        rank_table_file=_write_table(spool, unpack_text(message["rank_table"])),
+        rank_table_file=_write_table(spool, unpack_text(message["rank_table"])) or job.spec.rank_table_file,
     )
 
 
@@ -285,13 +292,12 @@ def _write_table(spool: Path, text: str) -> Path | None:
     return path
 
 
-def _paths_to_send(plan: LaunchPlan, *, is_shared: bool) -> list[str]:
-    """Return the logs that the launcher cannot read itself; the scheduler's of node 0 is the job's."""
+def _paths_to_send(plan: LaunchPlan, *, is_shared: bool, has_scheduler: bool) -> list[str]:
+    """Return the logs that the launcher cannot read itself; that of one scheduler is the job's."""
     paths = [] if is_shared else plan.hosts[0].log_paths
     if not is_shared and contract.MSRUN_TRACE_DIR in plan.hosts[0].common_env:
         paths += [f"{plan.log_dir}/{contract.trace_file_name(worker.global_rank)}" for worker in plan.workers]
-    is_first = plan.hosts[0].node_rank == 0
-    return [*paths, *([f"{plan.log_dir}/{contract.SCHEDULER_LOG}"] if is_first else [])]
+    return [*paths, *([f"{plan.log_dir}/{contract.SCHEDULER_LOG}"] if has_scheduler else [])]
 
 
 def _kept_files(plan: LaunchPlan) -> int:

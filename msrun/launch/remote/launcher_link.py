@@ -13,19 +13,20 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
-import queue
 import selectors
 import signal
 import socket
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 from msrun.agent.processes.terminal import TERMINAL_SAYS
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.coordinator import ORDERS
-from msrun.cluster.messages import Ledger, Message, MessageBuffer, MessageMissing, encode_message
+from msrun.cluster.messages import Ledger, Message, MessageBuffer, MessageMissing, await_input, encode_message
 from msrun.cluster.own_thread import Inbox, OwnThread, describe_fault, print_fault, traceback_of
 from msrun.launch.transport.pipe import MARKER
 
@@ -33,14 +34,66 @@ READ_BYTES = 1 << 16
 WRITE_BYTES = 1 << 18
 
 
+class Wire(Protocol):
+    """What a stream's bytes go over. Reading and writing never wait."""
+
+    def read(self) -> bytes | None:
+        """Return the next bytes; empty at the end, None when there are none now."""
+
+    def write(self, data: bytes) -> int:
+        """Send as many of the bytes as there is room for; raises OSError when the other side has gone."""
+
+    def close(self) -> None:
+        """Close it."""
+
+
+class Descriptors:
+    """A `Wire` of one descriptor to read and one to write, which may be the same."""
+
+    def __init__(self, reader: int, writer: int) -> None:
+        """Both are this object's from now on."""
+        self._reader, self._writer = reader, writer
+        for descriptor in {reader, writer}:
+            os.set_blocking(descriptor, False)
+
+    def read(self) -> bytes | None:
+        """Return the next bytes; empty at the end, None when there are none now."""
+        try:
+            return os.read(self._reader, READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return None
+        except OSError:
+            return b""
+
+    def write(self, data: bytes) -> int:
+        """Send as many bytes as there is room for.
+
+        Raises:
+            OSError: the other side has gone.
+        """
+        try:
+            return os.write(self._writer, data)
+        except (BlockingIOError, InterruptedError):
+            return 0
+
+    def close(self) -> None:
+        """Close both."""
+        for descriptor in {self._reader, self._writer}:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+
 class Stream:
     """Owned by one thread. What cannot be sent at once is kept and sent by `flush`."""
 
-    def __init__(self, reader: int, writer: int) -> None:
-        """Both descriptors are this object's from now on; they may be the same."""
+    def __init__(self, reader: int, writer: int, wire: Wire | None = None) -> None:
+        """
+        Args:
+            reader, writer: what a selector looks at.
+            wire: what is read and written; None = the two themselves, which are this object's from now on.
+        """
         self.reader, self.writer = reader, writer
-        for descriptor in {reader, writer}:
-            os.set_blocking(descriptor, False)
+        self._wire = wire or Descriptors(reader, writer)
         self._buffer = MessageBuffer()
         self._unsent = bytearray(MARKER)
         self.is_closed = False
@@ -63,22 +116,19 @@ class Stream:
         """Send what is left, as far as it goes."""
         while self._unsent and not self.is_closed:
             try:
-                count = os.write(self.writer, self._unsent[:WRITE_BYTES])
-            except (BlockingIOError, InterruptedError):
-                return
+                count = self._wire.write(bytes(self._unsent[:WRITE_BYTES]))
             except OSError:
                 self.is_closed = True
+                return
+            if not count:
                 return
             del self._unsent[:count]
 
     def receive(self) -> list[Message]:
         """Return whole messages that have come; sets `is_closed` at the end, and when what comes is no message."""
-        try:
-            data = os.read(self.reader, READ_BYTES)
-        except (BlockingIOError, InterruptedError):
+        data = self._wire.read()
+        if data is None:
             return []
-        except OSError:
-            data = b""
         try:
             if data:
                 return self._buffer.feed(data)
@@ -88,11 +138,9 @@ class Stream:
         return []
 
     def close(self) -> None:
-        """Close the descriptors."""
+        """Close what it goes over."""
         self.is_closed = True
-        for descriptor in {self.reader, self.writer}:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
+        self._wire.close()
 
 
 def take_stdio() -> Stream:
@@ -106,6 +154,7 @@ def take_stdio() -> Stream:
     return Stream(reader, writer)
 
 
+CLOSED = "has closed its connection: msrun was killed there, or the host went down"
 LOG_TICK_S = 0.2
 WINDOW_BYTES = 4 << 20
 """So much of the logs may be on its way without the launcher having said that it has it."""
@@ -119,14 +168,29 @@ PAUSE_S = 3600.0
 class LauncherLink(OwnThread):
     """Serves one agent. `close` it when the agent is done. A fault of its own is told to the launcher as `fault`."""
 
-    def __init__(self, stream: Stream, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        silence_s: float = 60.0,
+        explain_loss: Callable[[str], str] | None = None,
+    ) -> None:
+        """
+        Args:
+            silence_s: how long the launcher may give no sign of life; `resume_at` may say it anew.
+            explain_loss: what the job is told when it has gone, from what it has done; None = a launcher that has
+                started this agent.
+        """
         super().__init__("msrun-launcher-link", self._serve, self._tell_fault, goes_on=True)
         self._clock = clock
         self._stream: Stream | None = stream
         self._is_attached = True
         """Whether the other side has said what it has seen; until then only old messages are to be sent again."""
         self._outbox = Inbox()
-        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._inbox = Inbox()
+        self._wishes: deque[Message] = deque()
+        """Taken from the inbox, and not yet returned by `wait`."""
         self.said = Inbox()
         """What the user's terminal says, for the rank that it belongs to: with `show` and `taken` a `UserEnd`."""
         self.orders = Inbox()
@@ -137,7 +201,8 @@ class LauncherLink(OwnThread):
         self._acknowledge_logs: Callable[[int], None] = lambda _: None
         self._log_bytes: dict[int, int] = {}
         """Sequence number -> size, of what the launcher may not have yet."""
-        self._silence_s = 60.0
+        self._silence_s = silence_s
+        self._explain_loss = explain_loss
         self._heard_at = self._parted_at = self._clock()
         self._has_logs = True
         self.is_orphan = False
@@ -170,11 +235,19 @@ class LauncherLink(OwnThread):
 
     def wait(self, timeout_s: float | None = None) -> Message | None:
         """Return the launcher's next wish; None after the time, or when there is no launcher any more."""
-        try:
-            message = self._inbox.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
-        return message if message["type"] != "gone" else None
+        if not self._wishes:
+            await_input(self._inbox, timeout_s)
+        message = self.take()
+        return message if message is not None and message["type"] != "gone" else None
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when `take` has something."""
+        return self._inbox.fileno()
+
+    def take(self) -> Message | None:
+        """Return the launcher's next wish, `gone {reason}` where there is no launcher any more; None: there is none."""
+        self._wishes += self._inbox.take()
+        return self._wishes.popleft() if self._wishes else None
 
     def resume_at(self, listener: socket.socket, silence_s: float) -> None:
         """Accept another connection at a socket from now on, when this one breaks.
@@ -213,7 +286,13 @@ class LauncherLink(OwnThread):
         if not self.is_alive():
             self.orders.close()
             self.said.close()
+            self._inbox.close()
             self._outbox.close()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the launcher has said that it is stopped; it has not said since that it goes on."""
+        return self._is_paused and not self.is_orphan
 
     @property
     def unsent_logs(self) -> set[str]:
@@ -354,11 +433,13 @@ class LauncherLink(OwnThread):
             self._is_paused = message["type"] == "pause"
             self._signal(signal.SIGTSTP if self._is_paused else signal.SIGCONT)
         else:
-            self._inbox.put(message)
+            self._inbox.post(message)
 
     def _signal(self, signum: int) -> None:
         with self._signal_lock:
-            if self._signals is None:
+            if self._signals is None and signum == signal.SIGCONT and signal.SIGTSTP in self._early_signals:
+                self._early_signals.remove(signal.SIGTSTP)  # there was nothing to stop
+            elif self._signals is None:
                 self._early_signals.append(signum)
             else:
                 self._signals.tell(signum)
@@ -382,31 +463,36 @@ class LauncherLink(OwnThread):
             if self._is_attached:  # one that comes late for a launcher that has gone says nothing: no sign of life
                 self._parted_at = self._clock()
 
-    def _part(self) -> None:
+    def _part(self, why: str = CLOSED) -> None:
         self._hang_up()
-        if self._listener is None:  # the job has not begun: nothing to come back for
-            self._abandon()
+        if self._listener is None:  # there is nothing to come back for
+            self._abandon(why)
 
     def _look_at_clock(self) -> None:
         now = self._clock()
         silence_s = PAUSE_S if self._is_paused else self._silence_s
         if self._stream is not None and now - self._heard_at > silence_s:
-            print(  # noqa: T201 - the launcher, if it is there again, finds it on this process's stderr
-                f"msrun agent: the launcher gave no sign of life for {silence_s:g} s (was it stopped?), so the agent "
-                "ended its part of the job; see --heartbeat_time_out",
-                file=sys.stderr,
-                flush=True,
-            )
-            self._part()
-            self._abandon()
+            if self._explain_loss is None:
+                self._say_silence(silence_s)
+            self._part(f"has given no sign of life for {now - self._heard_at:.0f} s: its host or the network is down")
+            self._abandon(CLOSED)
         elif self._stream is None and now - self._parted_at > min(ORPHAN_S, self._silence_s):
-            self._abandon()
+            self._abandon(CLOSED)
 
-    def _abandon(self) -> None:
+    def _say_silence(self, silence_s: float) -> None:
+        print(  # noqa: T201 - the launcher, if it is there again, finds it on this process's stderr
+            f"msrun agent: the launcher gave no sign of life for {silence_s:g} s (was it stopped?), so the agent "
+            "ended its part of the job; see --heartbeat_time_out",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def _abandon(self, why: str) -> None:
         if not self.is_orphan and not self._is_closing:
             self.is_orphan = True
-            self._inbox.put({"type": "gone"})
-            self.orders.post({"type": "lost", "reason": "the launcher has gone"})
+            reason = self._explain_loss(why) if self._explain_loss else "the launcher has gone"
+            self._inbox.post({"type": "gone", "reason": reason})
+            self.orders.post({"type": "lost", "reason": reason})
 
 
 def _nothing() -> None:

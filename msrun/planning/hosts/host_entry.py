@@ -48,6 +48,8 @@ class HostEntry:
     """Its numeric address for the other hosts; empty = found out."""
     source: str = ""
     """Where it was named, for errors: "--hosts", "hosts.txt, line 3"."""
+    has_come: bool = False
+    """msrun was started there, and has come to the scheduler's host; nothing is to be reached."""
     is_rehearsed: bool = False
     """An agent on this machine stands for it, at an address of loopback."""
 

@@ -1,0 +1,386 @@
+"""A job of hosts on each of which msrun is typed, on the one that has the scheduler: they come in, and then run as one.
+
+From the moment in which all have come this is a job as over SSH: `FleetRun` coordinates the hosts, and an agent below
+this process runs this host's part. Until then the hosts are told who is missing. What hosts are told beside that:
+    waiting {text}    note {text}    called_off {reason, exit_code}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from msrun import __version__, contract
+from msrun.agent.observer import OwnFaults
+from msrun.agent.processes.process_control import raise_open_files, set_open_files
+from msrun.agent.signals import SignalPipe
+from msrun.cluster.hosts import HostRequest, Refused, Registry
+from msrun.cluster.messages import Message
+from msrun.cluster.own_thread import Inbox, describe_fault, traceback_of
+from msrun.cluster.proof import PROTOCOL, token_of_servers
+from msrun.cluster.rendezvous import listen
+from msrun.errors import ClusterError, Interrupted, MsrunError, PeerFailed
+from msrun.launch.console import say
+from msrun.launch.directory.lock import JobLock
+from msrun.launch.directory.log_directory import EventLog, record_fault
+from msrun.launch.fleet.agent_link import AgentLink
+from msrun.launch.fleet.agents import Agents
+from msrun.launch.fleet.event_loop import EventLoop
+from msrun.launch.fleet.fleet_job import FleetRun
+from msrun.launch.fleet.fleet_plan import ranks_of_hosts, spec_of_host
+from msrun.launch.fleet.gate import Gate, Stranger
+from msrun.launch.fleet.log_collector import LogCollector, own_logs
+from msrun.launch.fleet.preparation import ANSWER_S, OF_LAUNCHER, ReadyHosts, error_of, raise_fault
+from msrun.launch.fleet.starts import clear_directory
+from msrun.launch.job import JobResult
+from msrun.launch.job_hosts import table_digest
+from msrun.launch.preflight.host_report import explain_agent_end
+from msrun.launch.remote.agent import HostJob
+from msrun.launch.rendezvous import folder_of
+from msrun.launch.transport.agent_code import AgentCode, start_code
+from msrun.launch.transport.pipe import AgentPipe, LocalPipe, agent_argv
+from msrun.launch.transport.sealed import SealedPipe
+from msrun.planning.host_assignment import HostAssignment
+from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.ranks import count_workers
+from msrun.planning.record_json import encode_record
+from msrun.planning.spec import LaunchSpec
+
+WAITING_LINE_S = 5.0
+OWN = "own"
+"""The key of this host among those that have come."""
+NO_CODE = AgentCode(b"", b"", lambda: b"")
+"""Of an agent that runs already."""
+
+
+class JoinedHosts:
+    """The hosts of a job from the first that comes. A context; leaving it lets all of them go."""
+
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        request: HostRequest,
+        job_id: str,
+        place: tuple[str, int],
+        token: bytes,
+        signals: SignalPipe,
+        say: Callable[[str], None],
+    ) -> None:
+        """
+        Args:
+            spec: of this host, as the user gave it.
+            request: as which this host takes part.
+            place: numeric address and port at which hosts come in.
+
+        Raises:
+            UsageError: the port cannot be used, or a file of --tls_config is wrong.
+        """
+        self._spec, self._request, self._job_id, self._say = spec, request, job_id, say
+        tls = None
+        if spec.tls is not None:
+            from msrun.cluster.tls.identity import open_identity
+
+            tls = open_identity(spec.tls, "server")
+        self.place = place
+        listener = listen(*self.place, "end who uses it, or give another --master_port on all hosts")
+        self._inbox = Inbox()
+        self._loop = EventLoop(1, self._tell_fault)
+        self._gate = Gate(self._loop, listener, token, tls, self._pass_on, self._note)
+        self.agents = Agents(self._inbox, self._loop, signals, spec.forward_signals, spec.heartbeat_time_out_s)
+        self.agents.always = {
+            "knock": lambda _, message: self._on_knock(message["stranger"], message["request"]),
+            "note": lambda _, message: say(message["text"]),
+        }
+        self._registry = Registry(spec.worker_num, spec.max_restarts, spec.table_hosts, table_digest(spec.table_hosts))
+        self._links: dict[int, tuple[AgentLink, HostRequest]] = {}
+        """Hosts that have come, by the number that they get at first: the order of their coming."""
+        self._numbers = itertools.count()
+        self.hosts: tuple[HostAssignment, ...] = ()
+        """All of them, in the order of their node_rank, once the last has come."""
+        self.own: HostAssignment
+        """This one, then."""
+        self.logs: LogCollector | None = None
+        self.folder = spec.log_dir
+        """The log directory, which may be another one once this host knows its number."""
+
+    def __enter__(self) -> JoinedHosts:
+        self._gate.open()
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: object) -> None:
+        if error is not None and not self.agents.has_begun:
+            code = error.exit_code if isinstance(error, MsrunError) else 1
+            reason = str(error) if isinstance(error, PeerFailed) else f"the scheduler's host gave up: {error}"
+            self.agents.tell_all("called_off", reason=reason, exit_code=code)
+        self._gate.close()
+        self.agents.close()
+        self._inbox.close()
+
+    # -- of the loop's thread -----------------------------------------------------------------------------------------
+
+    def _tell_fault(self, error: BaseException) -> None:
+        record_fault(self.folder, describe_fault(error), traceback_of(error))
+        self._inbox.post({"type": "fault", "node": OF_LAUNCHER, "text": describe_fault(error)})
+
+    def _pass_on(self, stranger: Stranger, request: HostRequest) -> None:
+        self._inbox.post({"type": "knock", "node": OF_LAUNCHER, "stranger": stranger, "request": request})
+
+    def _note(self, text: str) -> None:
+        self._inbox.post({"type": "note", "node": OF_LAUNCHER, "text": text})
+
+    def _take_first(self, link: AgentLink, message: Message) -> bool:
+        if self.logs is None:
+            return False
+        if message.get("traceback"):
+            self.logs.record_fault(f"{link.entry.name}: {message.get('text')}", str(message["traceback"]))
+        if message["type"] == "log":
+            self.logs.write(link.node_rank, message)
+            return True
+        if message["type"] == "planned":
+            self.logs.expect(link.node_rank, [str(name) for name in message["logs"]])
+        return False
+
+    # -- until all have come ------------------------------------------------------------------------------------------
+
+    def meet(self) -> None:
+        """Wait until all hosts have come.
+
+        Raises:
+            PeerFailed: not everybody came in time.
+            Interrupted: a signal came.
+        """
+        spec = self._spec
+        missing = spec.worker_num - spec.local_worker_num
+        self._say(
+            f"waiting for {missing} of {spec.worker_num} workers from other hosts at {self.place[0]}:{self.place[1]}"
+        )
+        self._registry.add(OWN, self._request)
+        self._say(f"{self._request.describe()} registered with {count_workers(spec.local_worker_num)}")
+        limit_s = spec.cluster_time_out_s
+        try:
+            is_all = self.agents.hear(
+                lambda: self._registry.is_complete,
+                {"lost": self._on_gone, "fault": lambda _, message: raise_fault(message)},
+                deadline=time.monotonic() + limit_s if limit_s >= 0 else None,
+                every=(WAITING_LINE_S, self._tell_missing),
+            )
+        except Interrupted as error:
+            raise Interrupted(f"{error} before all hosts had come", error.signum) from None
+        if not is_all:
+            came = self._registry.describe_present()
+            reason = f"--cluster_time_out {limit_s:g}: {self._registry.describe()}; came: {came}"
+            raise PeerFailed(reason, contract.EXIT_TIMEOUT)
+        self._number()
+
+    def _tell_missing(self) -> None:
+        text = self._registry.describe()
+        self._say(text)
+        self.agents.tell_all("waiting", text=text)
+
+    def _on_knock(self, stranger: Stranger, request: HostRequest) -> None:
+        """Somebody who knows the token wants to take part."""
+        number = next(self._numbers)
+        try:
+            self._registry.add(number, request)
+        except Refused as error:
+            self._gate.refuse(stranger, str(error))
+            return
+        silence_s = self._spec.heartbeat_time_out_s
+        stranger.guest.accept(silence_s)
+        self._say(f"{request.describe()} registered with {count_workers(request.local_worker_num)}")
+        pipe = SealedPipe(stranger.guest.connection, request.address)
+        entry = HostEntry(request.describe(), request.local_worker_num, address=request.address, has_come=True)
+        link = self._link(number, entry, _given_once(pipe, entry.name), NO_CODE, None)
+        self._links[number] = link, request
+        self.agents.links.append(link)
+        link.start()
+
+    def _link(
+        self,
+        number: int,
+        entry: HostEntry,
+        open_pipe: Callable[[float | None], AgentPipe],
+        code: AgentCode,
+        job: Message | None,
+    ) -> AgentLink:
+        link = AgentLink(
+            number,
+            entry,
+            open_pipe,
+            code,
+            job,
+            self._inbox,
+            lambda message: self._take_first(link, message),
+            self._loop,
+            silence_s=self._spec.heartbeat_time_out_s,
+            has_dialled=code is NO_CODE,
+        )
+        return link
+
+    def _on_gone(self, number: int, message: Message) -> None:
+        """A host has gone before all had come."""
+        if self._registry.remove(number) is not None:
+            self._say(f"{message['reason']}; it may register again")
+
+    def _number(self) -> None:
+        """Give all hosts their node ranks, by which they are known from now on.
+
+        The loop's thread does it, so that what hosts say carries their old number before the mark, their new one after.
+        """
+        assignments = self._registry.assignments()
+        self.hosts = tuple(sorted(assignments.values(), key=lambda assignment: assignment.node_rank))
+        self.own = assignments[OWN]
+        self._say(f"all {len(self.hosts)} hosts have come; this is {self.own.describe()}")
+        found = [(self._links[key][0], one) for key, one in assignments.items() if isinstance(key, int)]
+
+        def number() -> None:
+            for link, assignment in found:
+                link.node_rank, link.entry = assignment.node_rank, _entry(assignment)
+            self._inbox.post({"type": "numbered", "node": OF_LAUNCHER})
+
+        is_numbered: list[bool] = []
+        gone: list[str] = []
+
+        def on_lost(_: int, message: Message) -> None:
+            gone.append(str(message["reason"]))
+
+        self._loop.call(number)
+        handlers = {"numbered": lambda *_: is_numbered.append(True), "lost": on_lost}
+        self.agents.hear(lambda: bool(is_numbered), handlers)
+        self.agents.links = [link for link, _ in sorted(found, key=lambda one: one[1].node_rank)]
+        if gone:
+            raise ClusterError(f"{gone[0]}, before the job began")
+
+    # -- this host's own agent ----------------------------------------------------------------------------------------
+
+    def start_own(self, spec: LaunchSpec, caller: Mapping[str, str], logs: LogCollector, open_files: int) -> ReadyHosts:
+        """Start the agent of this host, and return hosts that are ready.
+
+        Args:
+            spec: of the whole job.
+
+        Raises:
+            UsageError, ClusterError: the agent cannot do its part, or a host has gone.
+            Interrupted: a signal came.
+        """
+        own, self.logs, self.folder = self.own, logs, spec.log_dir
+        job = HostJob(
+            protocol=PROTOCOL,
+            version=__version__,
+            job_id=self._job_id,
+            node_rank=own.node_rank,
+            spec=replace(spec_of_host(spec, own), rank_table_file=spec.rank_table_file, settings=spec.settings),
+            environment=caller,
+            silence_s=spec.heartbeat_time_out_s,
+            will_run=True,
+            can_resume=False,
+            is_environment_whole=True,
+            has_scheduler=True,
+        )
+        link = self._link(
+            own.node_rank,
+            spec.host_entries[own.node_rank],
+            lambda _: LocalPipe(agent_argv(sys.executable), "", None, open_files),
+            AgentCode(start_code({}), b"", lambda: b""),
+            {"type": "job", "job": encode_record(job)},
+        )
+        self.agents.links.insert(own.node_rank, link)
+        link.start()
+        link.send("listen", address=self.place[0], port=0)
+        heard: Message = {}
+        handlers = {
+            "listening": lambda node, message: heard.update(message if node == own.node_rank else {}),
+            "lost": lambda node, message: _raise(self.explain_loss(node, message)),
+            "error": lambda _, message: _raise(error_of(message)),
+            "fault": lambda _, message: _raise(error_of(message)),
+        }
+        self.agents.hear(lambda: bool(heard), handlers, deadline=time.monotonic() + ANSWER_S)
+        if not heard.get("port"):
+            raise ClusterError(str(heard.get("error") or f"this host's agent says nothing for {ANSWER_S:g} s"))
+        master = (self.place[0], int(heard["port"]))
+        return ReadyHosts(master, self.hosts, frozenset({own.node_rank}), self.explain_loss)
+
+    def explain_loss(self, node_rank: int, message: Message) -> ClusterError:
+        """Return why a host has gone of which more was expected."""
+        if message.get("exit_status") is None:
+            return ClusterError(str(message["reason"]))
+        return explain_agent_end(message["exit_status"], message.get("stderr", ""), _entry(self.hosts[node_rank]))
+
+
+def _given_once(pipe: AgentPipe, name: str) -> Callable[[float | None], AgentPipe]:
+    """Return what gives a pipe to whoever asks first: nobody can make another one from here."""
+    pipes = [pipe]
+
+    def take(_deadline: float | None) -> AgentPipe:
+        if not pipes:
+            raise ClusterError(f"{name}: has to come by itself")
+        return pipes.pop()
+
+    return take
+
+
+def _entry(assignment: HostAssignment) -> HostEntry:
+    return HostEntry(
+        assignment.describe(),
+        len(assignment.ranks),
+        assignment.device_ids,
+        address=assignment.address,
+        has_come=True,
+    )
+
+
+def _raise(error: MsrunError) -> None:
+    raise error
+
+
+def run_joined(
+    spec: LaunchSpec,
+    caller: Mapping[str, str],
+    joined: JoinedHosts,
+    job_id: str,
+    *,
+    quiet: bool,
+    on_directory: Callable[[str, Path], None],
+) -> JobResult:
+    """Run a job whose hosts come in, on the host with the scheduler.
+
+    Args:
+        spec: of this host, as the user gave it.
+        joined: entered.
+
+    Raises:
+        UsageError, ClusterError: nothing was started anywhere.
+        Interrupted: a signal came before all had come.
+    """
+    joined.meet()
+    spec = replace(
+        spec,
+        log_dir=folder_of(spec.log_dir, joined.own.node_rank),
+        host_entries=tuple(map(_entry, joined.hosts)),
+        table_hosts=joined.hosts,
+        server_token=token_of_servers(spec.token, job_id) if spec.token else spec.server_token,
+    )
+    with contextlib.ExitStack() as stack:
+        open_files = raise_open_files()
+        stack.callback(set_open_files, open_files)
+        stack.enter_context(JobLock(spec.log_dir, job_id)).take()
+        events = EventLog(clear_directory(spec.log_dir))
+        stack.callback(events.close)
+        faults = OwnFaults(spec.log_dir, partial(say, quiet=False), found_in=str(spec.log_dir))
+        stack.enter_context(faults.named())
+        stack.enter_context(faults)
+        own = own_logs(spec.worker_log_name, ranks_of_hosts(spec), spec.server_num, home=joined.own.node_rank)
+        logs = LogCollector(spec.log_dir, None, own, spec.max_restarts)
+        stack.callback(logs.close)
+        ready = joined.start_own(spec, caller, logs, open_files)
+        run = FleetRun(spec, job_id, joined.agents, ready, logs, events, {}, faults, quiet=quiet)
+        run.start(lambda: on_directory(job_id, spec.log_dir))
+        result = run.finish()
+        assert result is not None, "it goes on nowhere else"
+        return result

@@ -1,0 +1,142 @@
+"""A job of several hosts on each of which msrun is typed, or started by a cluster manager: this host's part of it.
+
+The host with the scheduler leads the job as a launcher over SSH does; every other one comes to it and is an agent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import signal
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msrun.agent.pause import stop_this_process
+from msrun.agent.processes.process_control import signal_name
+from msrun.agent.signals import SignalPipe
+from msrun.cluster.hosts import HostRequest
+from msrun.cluster.proof import PROTOCOL, derived_token
+from msrun.cluster.rendezvous import UnresolvedName, resolve_address
+from msrun.errors import Interrupted, RendezvousTimeout
+from msrun.launch.console import say
+from msrun.launch.job import JobResult, check_part, job_signals, look_at_host, new_job_id
+from msrun.launch.job_hosts import table_digest
+from msrun.launch.rendezvous import has_scheduler
+from msrun.planning.mindspore import settle_mindspore
+from msrun.planning.spec import LaunchSpec
+
+if TYPE_CHECKING:  # loaded for jobs with --tls_config
+    from msrun.cluster.tls.identity import TlsIdentity
+
+WEAK_KEY = (
+    "weak key: without --token_file, MSRUN_TOKEN or --tls_config it follows from port {port}, and whoever reaches that "
+    "could join or end the job"
+)
+NAME_RETRY_S = 1.0
+NAME_LINE_S = 5.0
+
+
+def run_joined_job(
+    spec: LaunchSpec,
+    caller: Mapping[str, str],
+    *,
+    quiet: bool = False,
+    is_last: bool = False,
+    job_id: str = "",
+    on_directory: Callable[[str, Path], None] = lambda _id, _folder: None,
+) -> JobResult:
+    """Run this host's part of a job to the end of the job. Arguments as `launch.job.run_job`.
+
+    Raises:
+        UsageError: something is wrong that was seen before any process started.
+        ClusterError: the hosts did not come together; nothing was started.
+        RendezvousTimeout: not everybody came in time; says who is missing.
+        Interrupted: a signal came before all had come.
+    """
+    facts = look_at_host(spec, caller)
+    spec = settle_mindspore(spec, facts)
+    check_part(spec, facts)
+    tell = partial(say, quiet=quiet)
+    begin = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        signals = stack.enter_context(job_signals(spec, is_last=is_last))
+        heed = partial(_heed_signals, spec, signals)
+        tls = _open_tls(spec, tell)
+        master_addr = _find_master(spec, signals, heed, tell)
+        place = (master_addr, spec.meeting_port)
+        token = spec.token.encode() or derived_token(spec.meeting_port)
+
+        def request(address: str) -> HostRequest:
+            own = spec.stands_for.address if spec.stands_for else address
+            numbers = spec.worker_num, spec.local_worker_num, spec.node_rank
+            return HostRequest(PROTOCOL, *numbers, facts.name, own, spec.max_restarts, table_digest(spec.table_hosts))
+
+        if has_scheduler(spec, master_addr):
+            from msrun.launch.fleet.joined_hosts import JoinedHosts, run_joined
+
+            if not (spec.token or spec.tls):
+                tell(WEAK_KEY.format(port=spec.meeting_port))
+            job_id = job_id or new_job_id()
+            joined = JoinedHosts(spec, request(master_addr), job_id, place, token, signals, tell)
+            stack.enter_context(joined)
+            return run_joined(spec, caller, joined, job_id, quiet=quiet, on_directory=on_directory)
+
+        from msrun.launch.remote.dialled_part import DialledPart, Dialler
+
+        limit_s = float(spec.cluster_time_out_s)
+        if limit_s > 0:
+            limit_s = max(0.0, limit_s - (time.monotonic() - begin))
+        dialler = Dialler(place, token, request, tls, signals, heed, tell)
+        connection = dialler.dial(limit_s)
+        part = stack.enter_context(DialledPart(spec, connection, dialler.silence_s, signals, place))
+        tell("registered with the scheduler" + (f" through {connection.tls_version}" if tls else ""))
+        message = part.await_job(heed, tell)
+        return part.run(message, caller, quiet=quiet, on_directory=on_directory, say=tell)
+
+
+def _open_tls(spec: LaunchSpec, tell: Callable[[str], None]) -> TlsIdentity | None:
+    """Return what this host proves itself with to the scheduler."""
+    if spec.tls is None:
+        return None
+    from msrun.cluster.tls.identity import open_identity
+
+    identity = open_identity(spec.tls, "client")
+    for warning in identity.warnings:
+        tell(warning)
+    return identity
+
+
+def _find_master(spec: LaunchSpec, signals: SignalPipe, heed: Callable[[], None], tell: Callable[[str], None]) -> str:
+    """Return the numeric address of the scheduler's host.
+
+    Its name may become known only when its host, or pod, has come up.
+    """
+    if spec.stands_for:
+        return spec.master_addr
+    limit_s = spec.cluster_time_out_s
+    begin = next_line = time.monotonic()
+    with selectors.DefaultSelector() as selector:
+        selector.register(signals, selectors.EVENT_READ)
+        while True:
+            try:
+                return resolve_address(spec.master_addr)
+            except UnresolvedName as error:
+                now = time.monotonic()
+                if 0 <= limit_s <= now - begin:
+                    raise RendezvousTimeout(f"--cluster_time_out {limit_s:g}: {error}") from None
+                if now >= next_line:
+                    next_line = now + NAME_LINE_S
+                    tell(f"{error}; trying again")
+            if selector.select(NAME_RETRY_S):
+                heed()
+
+
+def _heed_signals(spec: LaunchSpec, signals: SignalPipe) -> None:
+    for signum in signals.read():
+        if signum == signal.SIGTSTP:
+            stop_this_process()
+        elif signum != signal.SIGCONT and signum not in spec.forward_signals:
+            raise Interrupted(f"stopped by {signal_name(signum)} before all hosts had come", signum)

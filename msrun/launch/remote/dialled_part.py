@@ -1,0 +1,286 @@
+"""This host's part of a job whose hosts come to the one with the scheduler, on all the others: msrun is an agent then.
+
+It serves the launcher of that host as an agent over SSH does, over a connection that it has made itself, and shows its
+own part of the job to whoever has typed msrun here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msrun import contract
+from msrun.agent.observer import Observer, OwnFaults
+from msrun.agent.pause import stop_this_process
+from msrun.agent.signals import SignalPipe
+from msrun.cluster.connection import Connection
+from msrun.cluster.control import Control, Meeting
+from msrun.cluster.failure import JobFailure
+from msrun.cluster.handshake import Caller
+from msrun.cluster.hosts import HostRequest, Refused
+from msrun.cluster.membership import Membership
+from msrun.cluster.messages import Message, unpack_hosts
+from msrun.cluster.own_thread import describe_fault, traceback_of
+from msrun.errors import ClusterError, MsrunError, PeerFailed, RendezvousTimeout
+from msrun.launch.job import AgentPart, JobResult, open_display, run_job
+from msrun.launch.job_display import JobDisplay
+from msrun.launch.remote.agent import FETCH_S, STOPPED_SHARE, LauncherReport
+from msrun.launch.remote.launcher_link import LauncherLink, Stream
+from msrun.launch.rendezvous import fleet_of, local_part
+from msrun.launch.transport.sealed import SealedPipe
+from msrun.planning.plan import LaunchPlan
+from msrun.planning.record_json import encode_record
+from msrun.planning.spec import LaunchSpec
+
+if TYPE_CHECKING:  # loaded for jobs with --tls_config
+    from msrun.cluster.tls.identity import TlsIdentity
+
+CONNECT_S = 3.0
+RETRY_S = 0.5
+FIRST_LINE_S = 2.0
+LINE_S = 5.0
+GREETING_S = 15.0
+"""How long the scheduler may take to answer."""
+PAUSE_LOOK_S = 0.1
+
+
+class Dialler:
+    """Finds the scheduler. Its host, or msrun there, may come later than this one."""
+
+    def __init__(
+        self,
+        place: tuple[str, int],
+        token: bytes,
+        request: Callable[[str], HostRequest],
+        tls: TlsIdentity | None,
+        signals: SignalPipe,
+        heed_signals: Callable[[], None],
+        say: Callable[[str], None],
+    ) -> None:
+        """
+        Args:
+            place: numeric address and port of the scheduler.
+            request: what to say, from this host's address towards the scheduler.
+            heed_signals: called when there are signals; may raise.
+        """
+        self._place, self._token, self._request, self._tls = place, token, request, tls
+        self._signals, self._heed_signals, self._say = signals, heed_signals, say
+        self.silence_s = 0.0
+        """How long the scheduler may be silent, as it has said."""
+
+    @property
+    def _where(self) -> str:
+        return f"{self._place[0]}:{self._place[1]}"
+
+    def dial(self, limit_s: float) -> Connection:
+        """Return a connection to a scheduler that has let this host in.
+
+        Args:
+            limit_s: how long it may be absent; negative = for ever.
+
+        Raises:
+            ClusterError: it refuses this host, or is none.
+            RendezvousTimeout: nobody was there in time.
+        """
+        begin = time.monotonic()
+        next_line = begin + FIRST_LINE_S
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._signals, selectors.EVENT_READ)
+            while True:
+                try:
+                    connection = self._try(selector)
+                except Refused as error:
+                    raise ClusterError(str(error)) from None
+                if isinstance(connection, Connection):
+                    return connection
+                now, what = time.monotonic(), f"no scheduler at {self._where} ({connection})"
+                if 0 <= limit_s <= now - begin:
+                    raise RendezvousTimeout(
+                        f"--cluster_time_out {limit_s:g}: {what}; start msrun there, and check --master_addr, "
+                        "--master_port and firewalls"
+                    )
+                if now >= next_line:
+                    next_line = now + LINE_S
+                    self._say(what)
+                if selector.select(RETRY_S):
+                    self._heed_signals()
+
+    def _try(self, selector: selectors.BaseSelector) -> Connection | str:
+        """Return a connection that is let in, or why there is none yet.
+
+        Raises:
+            Refused: there will be none.
+        """
+        try:
+            stream = socket.create_connection(self._place, timeout=CONNECT_S)
+        except OSError as error:
+            return error.strerror or str(error) or type(error).__name__
+        connection = Connection(stream, self._tls.open_session() if self._tls else None)
+        own_address = stream.getsockname()[0].partition("%")[0]
+        caller = Caller(connection, self._token, self._where, lambda: self._request(own_address))
+        selector.register(connection, selectors.EVENT_READ)
+        try:
+            if self._greet(selector, caller):
+                return connection
+        except BaseException:
+            connection.close()
+            raise
+        finally:
+            selector.unregister(connection)
+        connection.close()
+        return "it closed the connection"
+
+    def _greet(self, selector: selectors.BaseSelector, caller: Caller) -> bool:
+        end = time.monotonic() + GREETING_S
+        while not caller.connection.is_closed:
+            left_s = end - time.monotonic()
+            if left_s <= 0:
+                raise Refused(f"the scheduler at {self._where} does not answer: is it another program?")
+            for key, _ in selector.select(left_s):
+                if key.fileobj is self._signals:
+                    self._heed_signals()
+            caller.connection.flush()
+            for body in caller.receive():
+                silence_s = caller.take(body)
+                if silence_s is not None:
+                    self.silence_s = silence_s
+                    return True
+        return False
+
+
+class _TwoDisplays:
+    """What is shown here, and what goes to the launcher. A `Display`."""
+
+    def __init__(self, here: JobDisplay, there: LauncherReport) -> None:
+        self._here, self._there = here, there
+
+    @property
+    def observers(self) -> tuple[Observer, ...]:
+        """Both."""
+        return (*self._here.observers, *self._there.observers)
+
+    def say(self, text: str) -> None:
+        """Say it here."""
+        self._here.say(text)
+
+    def finish(self, failure: JobFailure | None, membership: Membership, restarts: int) -> None:
+        """Show the end here."""
+        self._here.finish(failure, membership, restarts)
+
+
+class DialledPart:
+    """This host's part from the moment in which the scheduler has let it in. A context."""
+
+    def __init__(
+        self, spec: LaunchSpec, connection: Connection, silence_s: float, signals: SignalPipe, place: tuple[str, int]
+    ) -> None:
+        """`silence_s`: how long the scheduler may give no sign of life; `place`: where it is."""
+        self._spec, self._signals = spec, signals
+        self._silence_s = silence_s
+        pipe = SealedPipe(connection, place[0])
+        where = f"the scheduler at {place[0]}:{place[1]}"
+
+        def explain(why: str) -> str:
+            changed = f"has sent what cannot be read ({pipe.fault}): something between the hosts changes it"
+            return f"lost {where}, which {changed if pipe.fault else why}"
+
+        stream = Stream(connection.fileno(), connection.fileno(), pipe)
+        self._link = LauncherLink(stream, silence_s=silence_s, explain_loss=explain)
+
+    def __enter__(self) -> DialledPart:
+        self._link.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._link.close()
+
+    def await_job(self, heed_signals: Callable[[], None], say: Callable[[str], None]) -> Message:
+        """Return what the launcher says when all hosts have come.
+
+        Raises:
+            ClusterError: the scheduler has gone.
+            PeerFailed: the job is called off.
+        """
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._signals, selectors.EVENT_READ)
+            selector.register(self._link, selectors.EVENT_READ)
+            while True:
+                for key, _ in selector.select():
+                    if key.fileobj is self._signals:
+                        heed_signals()
+                while (message := self._link.take()) is not None:
+                    kind = message["type"]
+                    if kind == "run":
+                        return message
+                    if kind == "waiting":
+                        say(message["text"])
+                    elif kind == "called_off":
+                        raise PeerFailed(message["reason"], message["exit_code"])
+                    elif kind == "gone":
+                        raise ClusterError(f"{message['reason']}, before all hosts had come")
+
+    def run(
+        self,
+        message: Message,
+        caller: Mapping[str, str],
+        *,
+        quiet: bool,
+        on_directory: Callable[[str, Path], None],
+        say: Callable[[str], None],
+    ) -> JobResult:
+        """Run this host's part, from what `await_job` has returned. Other arguments and errors as `run_job`."""
+        link = self._link
+        hosts = unpack_hosts(message["hosts"])
+        fleet = fleet_of(self._spec, message["node_rank"], hosts, message["master_addr"])
+        say(f"all {len(hosts)} hosts have come; this is {fleet.own.describe()}")
+        spec = local_part(self._spec, fleet)
+
+        def display(plan: LaunchPlan, faults: OwnFaults) -> _TwoDisplays:
+            return _TwoDisplays(open_display(spec, plan, faults, None, quiet=quiet), LauncherReport(link, plan, None))
+
+        part = AgentPart(
+            display,
+            link.obey,
+            Control(link.orders, link.pass_on, Meeting(message["job_id"], fleet, message["master_port"])),
+            home=str(spec.log_dir),
+            stopped_limit_s=STOPPED_SHARE * self._silence_s,
+            signals=self._signals,
+            stop_self=self._stop,
+            is_typed_here=True,
+        )
+        try:
+            result = run_job(spec, caller, quiet=quiet, job_id=message["job_id"], on_directory=on_directory, part=part)
+            failure = encode_record(result.failure) if result.failure else None
+            link.send("result", failure=failure, survivors=list(result.survivors))
+            link.finish_logs()
+        except MsrunError as error:
+            link.send("error", text=str(error), exit_code=error.exit_code)
+            raise
+        except Exception as error:
+            trace = traceback_of(error)
+            link.send("error", text=describe_fault(error), traceback=trace, exit_code=contract.EXIT_CLUSTER)
+            raise
+        finally:
+            self._await_bye()
+        return result
+
+    def _await_bye(self) -> None:
+        """Let the launcher take what was said last."""
+        end = time.monotonic() + FETCH_S
+        with contextlib.suppress(KeyboardInterrupt):
+            while (left_s := end - time.monotonic()) > 0:
+                message = self._link.wait(left_s)
+                if message is None or message["type"] == "bye":
+                    return
+
+    def _stop(self) -> None:
+        """Stop as Ctrl-Z wants: here, or at the launcher, which has said so and goes on some time."""
+        if not self._link.is_paused:
+            stop_this_process()
+        while self._link.is_paused:
+            time.sleep(PAUSE_LOOK_S)

@@ -66,7 +66,7 @@ class ReadyHosts:
 
     def told(self, spec: LaunchSpec, master_port: int) -> dict[str, str | int]:
         """Return what every host is told alike when it is to plan or to run its part."""
-        table = spec.rank_table_file
+        table = None if spec.is_joined else spec.rank_table_file  # each of those has it
         return {
             "master_addr": self.master[0],
             "master_port": master_port,

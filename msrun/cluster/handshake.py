@@ -81,9 +81,9 @@ class Caller:
         """
         self.connection = connection
         self._token, self._place, self._request = token, place, request
-        self._nonce = new_nonce()
+        self.nonce = new_nonce()
         self._is_greeted = False
-        connection.send_plain(hello(self._nonce))
+        connection.send_plain(hello(self.nonce))
 
     def take(self, body: bytes) -> float | None:
         """Take what the scheduler has said; how long it may be silent, once it has let this host in.
@@ -113,7 +113,7 @@ class Caller:
                 "all hosts"
             )
         self._is_greeted = True
-        self.connection.agree(Seal(self._token, nonce, self._nonce, is_scheduler=False))
+        self.connection.agree(Seal(self._token, nonce, self.nonce, is_scheduler=False))
         self.connection.send({"type": "register", "request": encode_record(self._request())})
         return None
 

@@ -195,16 +195,15 @@ def run_job(
         stack.callback(set_open_files, open_files)
         # From here on a signal never ends msrun without cleaning up.
         signals = part.signals if part and part.signals else stack.enter_context(job_signals(spec, is_last=is_last))
-        control = part.control if part else None
         if spec.is_several:
             check_part(spec, facts)
         if part:
             part.on_signals(signals)
-        meeting = control.meeting if control else None
+        meeting = part.control.meeting if part else None
         if meeting is not None:
             job_id = meeting.job_id
         lock = stack.enter_context(JobLock(spec.log_dir, job_id))  # entered early, so that it is given up last
-        listener = stack.enter_context(_store_listener(spec, facts, control))
+        listener = stack.enter_context(_store_listener(spec, facts, part))
         table_text = linked_table(spec.rank_table_file)
         plan = plan_part(
             spec,
@@ -236,9 +235,7 @@ def run_job(
         stack.enter_context(faults)
         folder = os.stat(plan.log_dir)  # noqa: PTH116 - to be compared with what is there at the end
         ends = part.user if part else user
-        result, report = _run(
-            spec, plan, caller, signals, listener, display, faults, stack, control, part, open_files, ends
-        )
+        result, report = _run(spec, plan, caller, signals, listener, display, faults, stack, part, open_files, ends)
         failure = failure_of_job(plan, result, report)
         problem = write_failure(plan, failure) if failure else ""
         if problem := describe_removed(Path(plan.log_dir), folder) or problem:
@@ -277,11 +274,11 @@ def check_part(spec: LaunchSpec, facts: HostFacts) -> None:
         check_rank_table(spec.rank_table_file, spec.worker_num, devices.target)
 
 
-def _store_listener(spec: LaunchSpec, facts: HostFacts, control: Control | None) -> socket.socket:
+def _store_listener(spec: LaunchSpec, facts: HostFacts, part: AgentPart | None) -> socket.socket:
     """Return the socket of the workers' store, or one that nobody uses on a host without it."""
-    if control is None or control.meeting is None:
+    if part is None or part.control.meeting is None:
         return listen(facts.address, spec.master_port)
-    return control.store_listener.dup() if control.store_listener else socket.socket()
+    return part.control.store_listener.dup() if part.control.store_listener else socket.socket()
 
 
 def _run(
@@ -293,7 +290,6 @@ def _run(
     display: Display,
     faults: OwnFaults,
     stack: contextlib.ExitStack,
-    control: Control | None,
     part: AgentPart | None,
     open_files: int,
     user: UserEnd | None,
@@ -311,7 +307,7 @@ def _run(
         plan,
         caller,
         listener,
-        has_store=control is None or control.meeting is None or control.store_listener is not None,
+        has_store=part is None or part.control.meeting is None or part.control.store_listener is not None,
         early=early,
         warm=WarmStart(early_imports(spec, caller), 60 * spec.warm_time_min) if spec.is_warm else None,
         stdin_fd=terminal.stdin_fd if terminal is not None else -1,
@@ -326,7 +322,7 @@ def _run(
     stop_user = user.stop_process if isinstance(user, UserTerminal) else stop_this_process
     more["stop_self"] = part.stop_self if part else stop_user
     more["check_again"] = partial(check_restart, spec, caller)
-    if control is None:
+    if part is None:
         supervisor = Supervisor(plan, host, own.start, board, observers, **more)
         adopt_orphans()
         return supervisor.run(signals), None
@@ -334,7 +330,7 @@ def _run(
 
     member = HostSupervisor(plan, host, own.start, board, observers, **more)
     adopt_orphans()
-    member.join(control, lambda attempt: report_failure(plan, attempt))
+    member.join(part.control, lambda attempt: report_failure(plan, attempt))
     return member.run(signals), member.report
 
 

@@ -29,7 +29,7 @@ from msrun.planning.mindspore import settle_mindspore
 from msrun.planning.spec import LaunchSpec
 
 if TYPE_CHECKING:  # loaded for jobs with --tls_config
-    from msrun.cluster.tls.identity import TlsIdentity
+    from msrun.cluster.tls.identity import Side, TlsIdentity
 
 WEAK_KEY = (
     "weak key: without --token_file, MSRUN_TOKEN or --tls_config it follows from port {port}, and whoever reaches that "
@@ -64,8 +64,11 @@ def run_joined_job(
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(job_signals(spec, is_last=is_last))
         heed = partial(_heed_signals, spec, signals)
-        tls = _open_tls(spec, tell)
-        master_addr = _find_master(spec, signals, heed, tell)
+        tls = _open_tls(spec, "client")
+        warnings = tls.warnings if tls else ()
+        for warning in warnings:
+            tell(warning)
+        master_addr = find_master(spec, signals, heed, tell)
         place = (master_addr, spec.meeting_port)
         token = spec.token.encode() or derived_token(spec.meeting_port)
 
@@ -80,7 +83,11 @@ def run_joined_job(
             if not (spec.token or spec.tls):
                 tell(WEAK_KEY.format(port=spec.meeting_port))
             job_id = job_id or new_job_id()
-            joined = JoinedHosts(spec, request(master_addr), job_id, place, token, signals, tell)
+            server = _open_tls(spec, "server")
+            for warning in server.warnings if server else ():
+                if warning not in warnings:
+                    tell(warning)
+            joined = JoinedHosts(spec, request(master_addr), job_id, place, token, server, signals, tell)
             stack.enter_context(joined)
             return run_joined(spec, caller, joined, job_id, quiet=quiet, on_directory=on_directory)
 
@@ -97,22 +104,25 @@ def run_joined_job(
         return part.run(message, caller, quiet=quiet, on_directory=on_directory, say=tell)
 
 
-def _open_tls(spec: LaunchSpec, tell: Callable[[str], None]) -> TlsIdentity | None:
-    """Return what this host proves itself with to the scheduler."""
+def _open_tls(spec: LaunchSpec, side: Side) -> TlsIdentity | None:
     if spec.tls is None:
         return None
     from msrun.cluster.tls.identity import open_identity
 
-    identity = open_identity(spec.tls, "client")
-    for warning in identity.warnings:
-        tell(warning)
-    return identity
+    return open_identity(spec.tls, side)
 
 
-def _find_master(spec: LaunchSpec, signals: SignalPipe, heed: Callable[[], None], tell: Callable[[str], None]) -> str:
+def find_master(spec: LaunchSpec, signals: SignalPipe, heed: Callable[[], None], tell: Callable[[str], None]) -> str:
     """Return the numeric address of the scheduler's host.
 
     Its name may become known only when its host, or pod, has come up.
+
+    Args:
+        heed: called when there are signals; may raise.
+
+    Raises:
+        RendezvousTimeout: it has not become known in time.
+        UsageError: it stands for this host's own loopback address here.
     """
     if spec.stands_for:
         return spec.master_addr

@@ -29,7 +29,6 @@ TARGETS: dict[str, Callable[[Iterator[Random], Path], Iterator[None]]] = {
     for target in (
         peers.strangers,
         peers.registrations,
-        peers.hosts,
         peers.schedulers,
         peers.handshakes,
         peers.joiners,

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msrun import __version__, contract
 from msrun.agent.observer import OwnFaults
@@ -52,6 +53,9 @@ from msrun.planning.ranks import count_workers
 from msrun.planning.record_json import encode_record
 from msrun.planning.spec import LaunchSpec
 
+if TYPE_CHECKING:  # loaded for jobs with --tls_config
+    from msrun.cluster.tls.identity import TlsIdentity
+
 WAITING_LINE_S = 5.0
 OWN = "own"
 """The key of this host among those that have come."""
@@ -69,6 +73,7 @@ class JoinedHosts:
         job_id: str,
         place: tuple[str, int],
         token: bytes,
+        tls: TlsIdentity | None,
         signals: SignalPipe,
         say: Callable[[str], None],
     ) -> None:
@@ -79,14 +84,9 @@ class JoinedHosts:
             place: numeric address and port at which hosts come in.
 
         Raises:
-            UsageError: the port cannot be used, or a file of --tls_config is wrong.
+            UsageError: the port cannot be used.
         """
         self._spec, self._request, self._job_id, self._say = spec, request, job_id, say
-        tls = None
-        if spec.tls is not None:
-            from msrun.cluster.tls.identity import open_identity
-
-            tls = open_identity(spec.tls, "server")
         self.place = place
         listener = listen(*self.place, "end who uses it, or give another --master_port on all hosts")
         self._inbox = Inbox()
@@ -135,16 +135,7 @@ class JoinedHosts:
         self._inbox.post({"type": "note", "node": OF_LAUNCHER, "text": text})
 
     def _take_first(self, link: AgentLink, message: Message) -> bool:
-        if self.logs is None:
-            return False
-        if message.get("traceback"):
-            self.logs.record_fault(f"{link.entry.name}: {message.get('text')}", str(message["traceback"]))
-        if message["type"] == "log":
-            self.logs.write(link.node_rank, message)
-            return True
-        if message["type"] == "planned":
-            self.logs.expect(link.node_rank, [str(name) for name in message["logs"]])
-        return False
+        return self.logs is not None and self.logs.take(link.node_rank, link.entry.name, message)
 
     # -- until all have come ------------------------------------------------------------------------------------------
 

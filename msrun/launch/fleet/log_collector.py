@@ -13,6 +13,7 @@ from msrun import contract
 from msrun.agent.logs.own_file import create_own_file, open_own_file
 from msrun.agent.logs.rotated_log import LogRotation, RotatedLog, rename_log
 from msrun.cluster.messages import Message
+from msrun.errors import ClusterError, describe_limit
 from msrun.launch.directory.log_directory import record_fault
 from msrun.launch.remote.log_sender import is_of_job, unpack_piece
 
@@ -99,6 +100,27 @@ class LogCollector:
         """`scheduler.log` holds a fault already, which may come before its host has said what it will run."""
         self.fault = ""
         """Why logs are not complete: the first error of the disk; empty when they are."""
+
+    def take(self, node_rank: int, host: str, message: Message) -> bool:
+        """Take what a message of a host has for the log directory; whether that is all of it.
+
+        Args:
+            host: its name, for errors.
+
+        Raises:
+            ClusterError: its logs cannot be opened here.
+        """
+        if message.get("traceback"):
+            self.record_fault(f"{host}: {message.get('text')}", str(message["traceback"]))
+        if message["type"] == "log":
+            self.write(node_rank, message)
+            return True
+        if message["type"] == "planned":
+            try:
+                self.expect(node_rank, [str(name) for name in message["logs"]])
+            except OSError as error:
+                raise ClusterError(f"cannot open the logs of {host} here: {describe_limit(error)}") from None
+        return False
 
     def is_own(self, node_rank: int, name: str) -> bool:
         """Return whether a host may write, and speak of, a log of this name."""

@@ -14,7 +14,7 @@ from msrun.agent.signals import SignalPipe
 from msrun.cluster.messages import Message, pack_hosts, pack_text
 from msrun.cluster.own_thread import Inbox, describe_fault, traceback_of
 from msrun.cluster.proof import PROTOCOL
-from msrun.errors import ClusterError, MsrunError, RendezvousTimeout, UsageError, describe_limit
+from msrun.errors import ClusterError, MsrunError, RendezvousTimeout, UsageError
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.agent_link import AgentLink
 from msrun.launch.fleet.agents import CLOSE_S, Agents
@@ -240,21 +240,7 @@ class Preparation:
 
     def _take_first(self, node: int, message: Message) -> bool:
         """Called by the event loop: logs are not to wait for the launcher's loop. True: it is done with."""
-        if self._logs is None:
-            return False
-        if message.get("traceback"):
-            name = self._spec.host_entries[node].name
-            self._logs.record_fault(f"{name}: {message.get('text')}", str(message["traceback"]))
-        if message["type"] == "log":
-            self._logs.write(node, message)
-            return True
-        if message["type"] == "planned":
-            try:
-                self._logs.expect(node, [str(name) for name in message["logs"]])
-            except OSError as error:
-                name = self._spec.host_entries[node].name
-                raise ClusterError(f"cannot open the logs of {name} here: {describe_limit(error)}") from None
-        return False
+        return self._logs is not None and self._logs.take(node, self._spec.host_entries[node].name, message)
 
     def _tell_fault(self, error: BaseException) -> None:
         """Called by a thread of the launcher in which something has failed."""

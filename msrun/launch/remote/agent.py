@@ -18,7 +18,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -310,23 +310,27 @@ def main() -> None:
     link.start()
     agent = Agent(link)
     try:
-        try:
+        with contextlib.suppress(MsrunError), told_errors(link):
             agent.run()
-        except MsrunError as error:
-            link.send("error", text=str(error), exit_code=error.exit_code)
-            _await_bye(link)
-        except Exception as error:  # noqa: BLE001 - the launcher has to learn of it, whatever it was
-            print_fault(error)
-            link.send(
-                "error", text=describe_fault(error), traceback=traceback_of(error), exit_code=contract.EXIT_CLUSTER
-            )
-            _await_bye(link)
+    except Exception as error:  # noqa: BLE001 - the launcher has it
+        print_fault(error)
     finally:
         link.close()
         agent.clean_up()
     os._exit(0)  # nothing is left to be done, and threads of libraries must not hold it up
 
 
-def _await_bye(link: LauncherLink) -> None:
-    with contextlib.suppress(KeyboardInterrupt):
-        link.wait(FETCH_S)
+@contextlib.contextmanager
+def told_errors(link: LauncherLink) -> Iterator[None]:
+    """Have the launcher know of an error that ends the agent, and wait a while until it does."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, MsrunError):
+            link.send("error", text=str(error), exit_code=error.exit_code)
+        else:
+            text, trace = describe_fault(error), traceback_of(error)
+            link.send("error", text=text, traceback=trace, exit_code=contract.EXIT_CLUSTER)
+        with contextlib.suppress(KeyboardInterrupt):
+            link.wait(FETCH_S)
+        raise

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msrun import contract
 from msrun.agent.observer import Observer, OwnFaults
 from msrun.agent.pause import stop_this_process
 from msrun.agent.signals import SignalPipe
@@ -25,11 +24,10 @@ from msrun.cluster.handshake import Caller
 from msrun.cluster.hosts import HostRequest, Refused
 from msrun.cluster.membership import Membership
 from msrun.cluster.messages import Message, unpack_hosts
-from msrun.cluster.own_thread import describe_fault, traceback_of
-from msrun.errors import ClusterError, MsrunError, PeerFailed, RendezvousTimeout
+from msrun.errors import ClusterError, PeerFailed, RendezvousTimeout
 from msrun.launch.job import AgentPart, JobResult, open_display, run_job
 from msrun.launch.job_display import JobDisplay
-from msrun.launch.remote.agent import FETCH_S, STOPPED_SHARE, LauncherReport
+from msrun.launch.remote.agent import FETCH_S, STOPPED_SHARE, LauncherReport, told_errors
 from msrun.launch.remote.launcher_link import LauncherLink, Stream
 from msrun.launch.rendezvous import fleet_of, local_part
 from msrun.launch.transport.sealed import SealedPipe
@@ -253,30 +251,14 @@ class DialledPart:
             stop_self=self._stop,
             is_typed_here=True,
         )
-        try:
+        with told_errors(link):
             result = run_job(spec, caller, quiet=quiet, job_id=message["job_id"], on_directory=on_directory, part=part)
-            failure = encode_record(result.failure) if result.failure else None
-            link.send("result", failure=failure, survivors=list(result.survivors))
-            link.finish_logs()
-        except MsrunError as error:
-            link.send("error", text=str(error), exit_code=error.exit_code)
-            raise
-        except Exception as error:
-            trace = traceback_of(error)
-            link.send("error", text=describe_fault(error), traceback=trace, exit_code=contract.EXIT_CLUSTER)
-            raise
-        finally:
-            self._await_bye()
-        return result
-
-    def _await_bye(self) -> None:
-        """Let the launcher take what was said last."""
-        end = time.monotonic() + FETCH_S
+        failure = encode_record(result.failure) if result.failure else None
+        link.send("result", failure=failure, survivors=list(result.survivors))
+        link.finish_logs()
         with contextlib.suppress(KeyboardInterrupt):
-            while (left_s := end - time.monotonic()) > 0:
-                message = self._link.wait(left_s)
-                if message is None or message["type"] == "bye":
-                    return
+            link.wait(FETCH_S)
+        return result
 
     def _stop(self) -> None:
         """Stop as Ctrl-Z wants: here, or at the launcher, which has said so and goes on some time."""

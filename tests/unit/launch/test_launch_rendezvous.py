@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from msrun.agent.signals import SignalPipe
 from msrun.cluster import rendezvous
-from msrun.cluster.control import Meeting
-from msrun.cluster.failure import read_report
 from msrun.cluster.rendezvous import UnresolvedName, own_addresses, resolve_address
-from msrun.errors import ClusterError, Interrupted, PeerFailed, RendezvousTimeout, UsageError
+from msrun.errors import UsageError
 from msrun.launch import rendezvous as module
 from msrun.launch.preflight.checks import inspect_host
-from msrun.launch.rendezvous import UNKNOWN, HostRendezvous, assume_fleet, has_scheduler, local_part
+from msrun.launch.rendezvous import UNKNOWN, assume_fleet, has_scheduler, local_part
 from msrun.planning.host_assignment import Fleet, HostAssignment, render_assignments
 from msrun.planning.placement.host import HostFacts
 from msrun.planning.program import Program
@@ -118,66 +113,6 @@ def test_name_that_nobody_knows_is_refused(name: str, reason: str, monkeypatch: 
         resolve_address(name)
 
 
-def host_rendezvous(signals: SignalPipe, told: list[str], **changes: Any) -> HostRendezvous:
-    return HostRendezvous(spec_for(master_addr="train-0.train", **changes), "here", signals, told.append, "JOB")
-
-
-def test_name_that_becomes_known_later_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers: list[str] = []
-
-    def resolve(name: str) -> str:
-        answers.append(name)
-        if len(answers) < 3:
-            raise UnresolvedName(f"{name}: not known")
-        return "10.0.0.8"
-
-    monkeypatch.setattr(module, "resolve_address", resolve)
-    monkeypatch.setattr(module, "NAME_RETRY_S", 0.0)
-    told: list[str] = []
-    with SignalPipe() as signals, host_rendezvous(signals, told) as here:
-        assert here._resolve_master() == "10.0.0.8"
-    assert told == ["train-0.train: not known; trying again"]
-
-
-def test_name_is_waited_for_no_longer_than_for_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    def resolve(name: str) -> str:
-        raise UnresolvedName(f"{name}: not known")
-
-    monkeypatch.setattr(module, "resolve_address", resolve)
-    limit = pytest.raises(RendezvousTimeout, match=r"--cluster_time_out 0: train-0\.train: not known")
-    with SignalPipe() as signals, host_rendezvous(signals, [], cluster_time_out_s=0) as here, limit:
-        here._resolve_master()
-
-
-def test_signal_ends_the_wait_for_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    def resolve(name: str) -> str:
-        os.kill(os.getpid(), signal.SIGTERM)
-        raise UnresolvedName(f"{name}: not known")
-
-    monkeypatch.setattr(module, "resolve_address", resolve)
-    with (
-        SignalPipe() as signals,
-        host_rendezvous(signals, [], cluster_time_out_s=-1) as here,
-        pytest.raises(Interrupted),
-    ):
-        here._resolve_master()
-
-
-@pytest.mark.parametrize(
-    ("message", "error", "text"),
-    [
-        ({"type": "refused", "reason": "another token"}, ClusterError, "another token"),
-        ({"type": "lost", "reason": "the scheduler has gone"}, ClusterError, "gone, before all hosts had come"),
-        ({"type": "absent", "reason": "1 of 2 hosts"}, RendezvousTimeout, "--cluster_time_out 600: 1 of 2 hosts"),
-        ({"type": "called_off", "reason": "no room on h2", "exit_code": 2}, PeerFailed, "no room on h2"),
-    ],
-)
-def test_job_that_will_not_begin_is_an_error_of_its_kind(message: dict[str, Any], error: Any, text: str) -> None:
-    with SignalPipe() as signals, host_rendezvous(signals, []) as here, pytest.raises(error, match=text) as caught:
-        here._hear(message)
-    assert caught.value.exit_code == message.get("exit_code", 3 if error is ClusterError else 124)
-
-
 def test_check_warns_of_a_name_that_nobody_knows_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     def resolve(name: str) -> str:
         raise UnresolvedName(f"{name}: not known")
@@ -189,52 +124,3 @@ def test_check_warns_of_a_name_that_nobody_knows_yet(monkeypatch: pytest.MonkeyP
 
 def test_own_addresses_hold_loopback_with_its_interface() -> None:
     assert own_addresses()["127.0.0.1"] == "lo"
-
-
-class Scheduler:
-    """A `HostLink` and a `CoordinatorServer` that note what they are told; the job is over at once."""
-
-    def __init__(self, rendezvous: HostRendezvous) -> None:
-        self._rendezvous = rendezvous
-        self.heard: list[dict[str, Any]] = []
-        self.ends: list[tuple[Any, ...]] = []
-
-    def send(self, message: dict[str, Any]) -> None:
-        self.heard.append(message)
-        self._rendezvous._inbox.post({"type": "over"})
-
-    def close(self, *why: Any) -> None:
-        self.ends.append(why)
-
-
-@pytest.mark.parametrize(("error", "code"), [(UsageError("no room"), 2), (ValueError("no room"), 1)])
-@pytest.mark.parametrize("have_all_come", [True, False])
-def test_host_that_cannot_do_its_part_says_why_and_the_scheduler_ends_with_it(
-    have_all_come: bool, error: Exception, code: int
-) -> None:
-    assignment = HostAssignment(0, "h", "10.0.0.7", (0, 1), (0, 1))
-    with SignalPipe(()) as signals, pytest.raises(type(error), match="no room"):
-        rendezvous = HostRendezvous(spec_for(), "h", signals, lambda _: None, "f00d")
-        scheduler = Scheduler(rendezvous)
-        rendezvous._link = rendezvous._coordinator = scheduler  # type: ignore[assignment]
-        if have_all_come:
-            rendezvous._meeting = Meeting("f00d", Fleet(0, (assignment,), "10.0.0.7", "eth0"), 1)
-        with rendezvous:
-            raise error
-    assert scheduler.ends == [(), ("the scheduler's host gave up: no room", code)]
-    failed, ended = scheduler.heard if have_all_come else ({}, {})
-    if have_all_come:
-        report = read_report(failed["report"])
-        assert (failed["type"], failed["attempt"], report.node_rank) == ("failed", 0, 0)
-        assert (report.failure.reason, report.failure.exit_code) == (f"{assignment.describe()}: no room", code)
-        assert ended == {"type": "ended", "attempt": 0, "can_continue": False}
-
-
-def test_host_that_has_done_its_part_ends_the_scheduler_without_a_reason() -> None:
-    with SignalPipe(()) as signals:
-        rendezvous = HostRendezvous(spec_for(), "h", signals, lambda _: None, "f00d")
-        scheduler = Scheduler(rendezvous)
-        rendezvous._link = rendezvous._coordinator = scheduler  # type: ignore[assignment]
-        with rendezvous:
-            pass
-    assert scheduler.ends == [(), ("", 1)] and scheduler.heard == []

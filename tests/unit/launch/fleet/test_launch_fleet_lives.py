@@ -244,6 +244,7 @@ class Life:
         self.agent._outbox.close()
         self.agent.orders.close()
         self.agent.said.close()
+        self.agent._inbox.close()
         self.inbox.close()
 
     @property

@@ -148,9 +148,10 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 def test_agents_are_told_to_run_with_whom_and_where(fleet: Fleet) -> None:
     runs = [done for link in fleet.links for done in link.done if isinstance(done, dict)]
     assert [(run.pop("type"), run.pop("use_shared")) for run in runs] == [("run", False), ("run", True)]
+    assert [run.pop("node_rank") for run in runs] == [0, 1]
     assert runs[0] == runs[1]
     assert unpack_hosts(runs[0].pop("hosts")) == HOSTS
-    assert runs[0] == {"master_addr": "10.0.0.1", "master_port": 4711, "rank_table": ""}
+    assert runs[0] == {"job_id": "JOB", "master_addr": "10.0.0.1", "master_port": 4711, "rank_table": ""}
     assert fleet.agents.has_begun
 
 

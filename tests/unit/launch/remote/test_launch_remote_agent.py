@@ -221,7 +221,7 @@ def test_job_runs_in_the_folder_and_tells_how_it_ended(
 
     monkeypatch.setattr(module, "run_job", run_job)
     told = {**RUN, "use_shared": use_shared, "hosts": pack_hosts(HOSTS), "rank_table": pack_text("{}")}
-    _, link = served(job(node_rank=node_rank), told)
+    _, link = served(job(node_rank=node_rank, has_scheduler=node_rank == 0), told)
     assert link.answers[1:] == [
         {"type": "ready", "attempt": 1},
         {"type": "result", "failure": None, "survivors": [4711]},
@@ -290,7 +290,7 @@ def test_logs_that_the_launcher_cannot_read_itself_are_sent(
     host = SimpleNamespace(node_rank=node_rank, common_env=env, log_paths=logs)
     plan: Any = SimpleNamespace(log_dir="/s", workers=workers, hosts=[host])
     monkeypatch.setattr(contract, "trace_file_name", lambda rank: f"trace_rank_{rank}.json")
-    assert module._paths_to_send(plan, is_shared=is_shared) == sent
+    assert module._paths_to_send(plan, is_shared=is_shared, has_scheduler=node_rank == 0) == sent
 
 
 @pytest.mark.parametrize(("max_bytes", "kept"), [(1024, 3), (0, 0)])

@@ -1,0 +1,100 @@
+"""A gate for hosts on each of which msrun is typed, without the job behind it, and hosts that come to it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from types import TracebackType
+from typing import Self
+
+from job_runner import wait_until
+
+from msrun.cluster.connection import Connection
+from msrun.cluster.hosts import HostRequest, Refused, Registry
+from msrun.cluster.own_thread import Inbox
+from msrun.cluster.proof import PROTOCOL
+from msrun.cluster.rendezvous import listen
+from msrun.cluster.tls.identity import TlsIdentity
+from msrun.errors import ClusterError
+from msrun.launch.fleet.event_loop import EventLoop
+from msrun.launch.fleet.gate import Gate, Stranger
+from msrun.launch.remote.dialled_part import Dialler
+
+TOKEN = b"secret"
+SILENCE_S = 30.0
+
+
+def host_request(node_rank: int, worker_num: int = 2) -> HostRequest:
+    return HostRequest(PROTOCOL, worker_num, 1, node_rank, f"h{node_rank}", f"10.0.0.{node_rank}", 0)
+
+
+class OpenGate:
+    """Lets in the hosts of a job of a worker each. Leaving the context proves that its loop has met no fault."""
+
+    def __init__(self, tls: TlsIdentity | None = None, worker_num: int = 2) -> None:
+        listener = listen("127.0.0.1", 0)
+        self.place = ("127.0.0.1", listener.getsockname()[1])
+        self.notes: list[str] = []
+        self.faults: list[BaseException] = []
+        self.registry = Registry(worker_num, 0)
+        self.loop = EventLoop(1, self.faults.append)
+        self.gate = Gate(self.loop, listener, TOKEN, tls, self._on_knock, self.notes.append)
+        self.let_in: list[Connection] = []
+        self._dialled: list[Connection] = []
+
+    def _on_knock(self, stranger: Stranger, request: HostRequest) -> None:
+        try:
+            self.registry.add(id(stranger), request)
+        except Refused as error:
+            self.gate.refuse(stranger, str(error))
+            return
+        self.let_in.append(stranger.guest.connection)
+        stranger.guest.accept(SILENCE_S)
+
+    def __enter__(self) -> Self:
+        self.gate.open()
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+        self.gate.close()
+        self.loop.close(time.monotonic() + 5)
+        for connection in (*self.let_in, *self._dialled):
+            connection.close()
+        assert not self.faults, self.faults
+
+    def dial(self, node_rank: int, tls: TlsIdentity | None = None, token: bytes = TOKEN) -> Connection:
+        """Return the connection of a host that was let in."""
+        with contextlib.closing(Inbox()) as no_signals:
+            dialler = Dialler(
+                self.place,
+                token,
+                lambda _: host_request(node_rank),
+                tls,
+                no_signals,  # type: ignore[arg-type]
+                lambda: None,
+                lambda _: None,
+            )
+            connection = dialler.dial(20)
+        assert dialler.silence_s == SILENCE_S
+        self._dialled.append(connection)
+        return connection
+
+    def refusal(self, node_rank: int, tls: TlsIdentity | None = None, token: bytes = TOKEN) -> str:
+        """Return why a host cannot take part; the last note says it for the other side."""
+        count = len(self.notes)
+        try:
+            self.dial(node_rank, tls, token)
+        except ClusterError as error:
+            wait_until(lambda: len(self.notes) > count, "the other side notes it")
+            return str(error)
+        raise AssertionError("it was let in")
+
+    def let_in_both(self, tls: TlsIdentity | None = None) -> None:
+        """Prove that the job goes on: its two hosts come in."""
+        for node_rank in range(2):
+            self.dial(node_rank, tls)
+        assert self.registry.is_complete
+
+    def stranger(self, source: str = "127.0.0.1") -> socket.socket:
+        return socket.create_connection(self.place, 10, (source, 0))

@@ -1,0 +1,225 @@
+"""The port at which hosts come in, over real sockets: who proves nothing gets nothing, and costs the job nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import pytest
+from job_runner import wait_until
+from open_gate import TOKEN, OpenGate, host_request
+
+from msrun.cluster.messages import HEADER, FrameBuffer, decode_body, encode_body, encode_message, frame
+from msrun.cluster.proof import PROTOCOL, Seal, hello, new_nonce, read_hello
+from msrun.launch.fleet import gate as module
+from msrun.launch.transport.sealed import SealedPipe
+from msrun.planning.record_json import encode_record
+
+
+@pytest.fixture
+def gate() -> Iterator[OpenGate]:
+    with OpenGate() as found:
+        yield found
+
+
+class Peer:
+    """One who speaks to the gate byte by byte: a stranger, or a host that means harm."""
+
+    def __init__(self, stream: socket.socket) -> None:
+        self.stream = stream
+        self._frames = FrameBuffer(1 << 20)
+        self._bodies: list[bytes] = []
+        greeting = read_hello(self.read())
+        assert greeting is not None and greeting[0] == PROTOCOL
+        own = new_nonce()
+        self.seal = Seal(TOKEN, greeting[1], own, is_scheduler=False)
+        self.hello = frame(hello(own))
+
+    def read(self) -> bytes:
+        """Return the next body; empty at the end of the stream."""
+        while not self._bodies:
+            try:
+                data = self.stream.recv(4096)
+            except ConnectionResetError:  # what it sent was not read to the end
+                data = b""
+            if not data:
+                return b""
+            self._bodies += self._frames.feed(data)
+        return self._bodies.pop(0)
+
+    def register(self, node_rank: int) -> None:
+        """Become a host."""
+        body = encode_body({"type": "register", "request": encode_record(host_request(node_rank))})
+        self.stream.sendall(self.hello + frame(self.seal.close(body)))
+        assert decode_body(self.seal.open(self.read()))["type"] == "accepted"
+
+
+NESTED = b'{"type":"register","request":' + b"[" * 980 + b"]" * 980 + b"}"
+HELLO = frame(hello("0" * 64))
+REGISTER = encode_body({"type": "register", "request": encode_record(host_request(0))})
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        HEADER.pack(1 << 31) + b"x",
+        HEADER.pack(0),
+        encode_message({"type": "ended", "attempt": 0}),
+        encode_message({"type": "hello", "protocol": 2, "nonce": "0" * 64}),
+        HELLO + HEADER.pack(0),
+        HELLO + frame(REGISTER),
+        HELLO + frame(b"0" * 32 + REGISTER),
+        HELLO + frame(NESTED),
+        HELLO + HELLO,
+        HEADER.pack(8000) + b"[" * 8000,
+        HEADER.pack(2) + b"\xff\xfe",
+    ],
+)
+def test_stranger_is_refused_and_hosts_come_in(gate: OpenGate, said: bytes) -> None:
+    with gate.stranger() as stream:
+        peer = Peer(stream)
+        stream.sendall(said)
+        assert peer.read()[:8] in (b"refused ", b"")
+    wait_until(lambda: any(note.startswith("refused 127.0.0.1:") for note in gate.notes), "the refusal is told")
+    gate.let_in_both()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"[]",
+        NESTED,
+        b'{"type":"register"}',
+        b'{"type":"register","request":{"protocol":%d,"name":%s}}' % (PROTOCOL, b"[" * 20 + b"]" * 20),
+        b'{"type":"register","request":{"protocol":%s}}' % (b"9" * 4000),
+        b'{"type":"register","request":{"protocol":%d,"worker_num":true}}' % PROTOCOL,
+    ],
+)
+def test_one_who_knows_the_token_and_registers_as_nothing_is_refused(gate: OpenGate, said: bytes) -> None:
+    with gate.stranger() as stream:
+        peer = Peer(stream)
+        stream.sendall(peer.hello + frame(peer.seal.close(said)))
+        assert peer.read().startswith(b"refused ")
+    gate.let_in_both()
+
+
+@pytest.mark.parametrize("token", [b"left", b""])
+def test_host_with_a_wrong_token_is_refused_on_both_sides(gate: OpenGate, token: bytes) -> None:
+    assert "the scheduler has refused this host: wrong token" in gate.refusal(0, token=token)
+    assert "wrong token" in gate.notes[-1]
+
+
+def test_what_a_host_has_said_before_is_not_heard_again(gate: OpenGate) -> None:
+    """Nobody in between can send it again, on the same connection or on another."""
+    with gate.stranger() as stream:
+        peer = Peer(stream)
+        peer.register(1)
+        once = frame(peer.seal.close(b"hello"))
+        stream.sendall(once)
+        pipe = SealedPipe(gate.let_in[0], "")
+        assert wait_until(pipe.read, "it is heard") == b"hello"
+        stream.sendall(once)
+        wait_until(lambda: pipe.read() == b"", "the connection is over")
+        assert "without the proof that it is the next of this connection" in pipe.stderr_text()
+
+
+def test_much_passes_a_connection_that_takes_little_at_once(gate: OpenGate) -> None:
+    """Whoever reads nothing holds up nobody, and nothing is lost."""
+    host, here = SealedPipe(gate.dial(0), ""), SealedPipe(gate.let_in[0], "")
+    data, sent, came = bytes(range(256)) * (1 << 15), 0, b""
+    while len(came) < len(data):
+        sent += host.write(data[sent:]) if sent < len(data) else 0
+        came += here.read() or b""
+    assert came == data
+    host.close()
+    wait_until(lambda: here.read() == b"", "the end is seen")
+    with pytest.raises(BrokenPipeError):
+        while True:
+            here.write(data)
+
+
+def test_one_address_cannot_hold_more_than_a_few_connections(gate: OpenGate) -> None:
+    with contextlib.ExitStack() as stack:
+        streams = [stack.enter_context(gate.stranger()) for _ in range(3 * module.MAX_STRANGERS_OF_ONE)]
+        oldest = Peer(streams[0])
+        while oldest.read():  # until it is closed: it made room
+            pass
+        gate.let_in_both()
+
+
+def greets(stream: socket.socket) -> bool:
+    """Return whether the gate has taken a connection."""
+    stream.settimeout(0.0)
+    try:
+        return bool(stream.recv(1, socket.MSG_PEEK))
+    except BlockingIOError:
+        return False
+
+
+@contextlib.contextmanager
+def full_house(gate: OpenGate, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[socket.socket, ...]]:
+    """Yield two strangers for whom there is room, and one who waits."""
+    monkeypatch.setattr(module, "MAX_STRANGERS", 2)
+    with gate.stranger() as first, gate.stranger() as second:
+        wait_until(lambda: greets(first) and greets(second), "two have been taken")
+        with gate.stranger() as third:
+            for stream in (first, second, third):
+                stream.settimeout(10)
+            yield first, second, third
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["becomes a host", "leaves"])
+def test_stranger_who_is_none_any_more_makes_room_for_another(
+    gate: OpenGate, monkeypatch: pytest.MonkeyPatch, leaves: bool
+) -> None:
+    monkeypatch.setattr(module, "PRESSED_S", 1e9)
+    with full_house(gate, monkeypatch) as (first, second, third):
+        assert not greets(third)
+        third.settimeout(10)
+        if leaves:
+            second.close()
+        else:
+            Peer(first).register(1)
+        wait_until(lambda: greets(third), "the next one is taken")
+
+
+def test_stranger_who_has_said_nothing_for_a_moment_makes_room(gate: OpenGate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PRESSED_S", 0.0)
+    with full_house(gate, monkeypatch) as (first, _, third):
+        wait_until(lambda: greets(third), "the third is taken")
+        oldest = Peer(first)
+        while oldest.read():
+            pass
+
+
+def test_those_who_say_nothing_are_sent_away(gate: OpenGate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GREETING_S", 0.0)
+    with gate.stranger() as stream:
+        assert Peer(stream).read() == b""
+    said = "nothing that makes it a host of this job"
+    wait_until(lambda: any(said in note for note in gate.notes), "the refusal is told")
+
+
+def flood(gate: OpenGate, source: str = "127.0.0.1") -> None:
+    """Be refused from an address, four times."""
+    for _ in range(4):
+        with gate.stranger(source) as stream:
+            stream.sendall(b"garbage!")
+            while stream.recv(4096):
+                pass
+
+
+def test_flood_of_strangers_fills_no_record_and_hides_no_host(gate: OpenGate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_NOTES_OF_ONE", 2)
+    monkeypatch.setattr(module, "MAX_NOTED", 2)
+    flood(gate)
+    assert [note.partition(" ")[0] for note in gate.notes] == ["refused", "refused", "127.0.0.1"]
+    flood(gate, "127.0.0.2")
+    flood(gate, "127.0.0.3")
+    assert len(gate.notes) == 6 and not any("127.0.0.3" in note for note in gate.notes)
+    gate.dial(0)
+    assert "--node_rank 0 is taken" in gate.refusal(0)  # it has the node_rank of the first, and knows the token
+    assert "--node_rank 0 is taken" in gate.notes[-1]

@@ -1,0 +1,282 @@
+"""Hosts on each of which msrun is typed, until all have come: whom they wait for, and what they are told."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from job_runner import wait_until
+from open_gate import TOKEN, host_request
+
+from msrun.agent.signals import SignalPipe
+from msrun.cluster.messages import FrameBuffer, encode_body, encode_message, frame
+from msrun.cluster.own_thread import Inbox
+from msrun.cluster.proof import PROTOCOL, Seal, hello, read_hello
+from msrun.cluster.rendezvous import UnresolvedName, listen
+from msrun.errors import ClusterError, Interrupted, MsrunError, PeerFailed, RendezvousTimeout, UsageError
+from msrun.launch import joined_job as module
+from msrun.launch.fleet import joined_hosts
+from msrun.launch.fleet.joined_hosts import JoinedHosts
+from msrun.launch.joined_job import find_master
+from msrun.launch.remote.dialled_part import DialledPart, Dialler
+from msrun.launch.transport.pipe import MARKER
+from msrun.launch.transport.sealed import SealedPipe
+from msrun.planning.program import Program
+from msrun.planning.spec import LaunchSpec
+
+
+def spec_for(**changes: Any) -> LaunchSpec:
+    settings: dict[str, Any] = {
+        "program": Program("script", "/t.py", ()),
+        "worker_num": 2,
+        "local_worker_num": 1,
+        "working_directory": Path("/"),
+        "log_dir": Path("/logs"),
+        "master_addr": "train-0.train",
+    }
+    return LaunchSpec(**{**settings, **changes})
+
+
+# -- the name of the scheduler's host ---------------------------------------------------------------------------------
+
+
+def never_resolves(name: str) -> str:
+    raise UnresolvedName(f"{name}: not known")
+
+
+def find(spec: LaunchSpec, said: list[str]) -> str:
+    with SignalPipe() as signals:
+        return find_master(spec, signals, lambda: module._heed_signals(spec, signals), said.append)
+
+
+def test_name_that_becomes_known_later_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[str] = []
+
+    def resolve(name: str) -> str:
+        answers.append(name)
+        return never_resolves(name) if len(answers) < 3 else "10.0.0.8"
+
+    monkeypatch.setattr(module, "resolve_address", resolve)
+    monkeypatch.setattr(module, "NAME_RETRY_S", 0.0)
+    said: list[str] = []
+    assert find(spec_for(), said) == "10.0.0.8"
+    assert said == ["train-0.train: not known; trying again"]
+
+
+def test_name_is_waited_for_no_longer_than_for_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "resolve_address", never_resolves)
+    with pytest.raises(RendezvousTimeout, match=r"--cluster_time_out 0: train-0\.train: not known"):
+        find(spec_for(cluster_time_out_s=0), [])
+
+
+def test_signal_ends_the_wait_for_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolve(name: str) -> str:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return never_resolves(name)
+
+    monkeypatch.setattr(module, "resolve_address", resolve)
+    with pytest.raises(Interrupted, match="stopped by SIGTERM before all hosts had come"):
+        find(spec_for(cluster_time_out_s=-1), [])
+
+
+# -- a host that dials ------------------------------------------------------------------------------------------------
+
+
+def dial(place: tuple[str, int], node_rank: int = 0, worker_num: int = 2, said: list[str] | None = None) -> Any:
+    """Return the connection of a host, and how long the scheduler may be silent."""
+    with contextlib.closing(Inbox()) as no_signals:
+        say = (said if said is not None else []).append
+        asked = host_request(node_rank, worker_num)
+        dialler = Dialler(place, TOKEN, lambda _: asked, None, no_signals, lambda: None, say)  # type: ignore[arg-type]
+        return dialler.dial(20), dialler.silence_s
+
+
+@contextlib.contextmanager
+def answering(*answers: bytes) -> Iterator[tuple[tuple[str, int], list[bytes]]]:
+    """Yield the place of a server that sends each caller one of these, and what callers have said first."""
+    heard: list[bytes] = []
+    with listen("127.0.0.1", 0) as listener:
+
+        def answer() -> None:
+            for said in answers:
+                stream, _ = listener.accept()
+                with stream:
+                    heard.append(FrameBuffer(1 << 10).feed(stream.recv(1 << 10))[0])
+                    stream.sendall(said)
+                    stream.shutdown(socket.SHUT_WR)
+                    while stream.recv(1 << 10):
+                        pass
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield listener.getsockname()[:2], heard
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "is no msrun scheduler"),
+        (frame(hello("0" * 64).replace(b":%d," % PROTOCOL, b":99,")), "speaks protocol 99, this one"),
+        (frame(hello("0" * 64) + b" "), "is no msrun scheduler: it does not say hello"),
+        (frame(encode_body({"type": "assigned", "hosts": []})), "is no msrun scheduler"),
+        (frame(b"refused \x1b[2J\n"), "refused this host: ?[2J?"),
+        (frame(b"[" * 5000), "is no msrun scheduler"),
+        (
+            frame(hello("0" * 64)) + frame(Seal(b"another", "0" * 64, "0" * 64, is_scheduler=True).close(b"{}")),
+            "does not know this job's token",
+        ),
+    ],
+)
+def test_host_does_not_trust_whoever_answers(answer: bytes, reason: str) -> None:
+    with answering(answer) as (place, _), pytest.raises(ClusterError) as caught:
+        dial(place)
+    assert reason in str(caught.value)
+
+
+def test_host_shows_another_nonce_at_every_try_and_says_that_nobody_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("msrun.launch.remote.dialled_part.RETRY_S", 0.0)
+    monkeypatch.setattr("msrun.launch.remote.dialled_part.FIRST_LINE_S", 0.0)
+    said: list[str] = []
+    with answering(b"", b"", frame(b"refused no")) as (place, heard), pytest.raises(ClusterError, match=r"host: no$"):
+        dial(place, said=said)
+    nonces = {read_hello(body) for body in heard}
+    assert None not in nonces and len(nonces) == 3
+    assert said == [f"no scheduler at 127.0.0.1:{place[1]} (it closed the connection)"]
+
+
+# -- hosts that come in -----------------------------------------------------------------------------------------------
+
+
+class Host(threading.Thread):
+    """One that comes, and why it goes again: no job of these tests begins."""
+
+    def __init__(self, place: tuple[str, int], node_rank: int, worker_num: int) -> None:
+        super().__init__()
+        self._place, self._asked = place, (node_rank, worker_num)
+        self.said: list[str] = []
+        self.error: MsrunError | None = None
+        self.start()
+
+    def run(self) -> None:
+        connection, silence_s = dial(self._place, *self._asked)
+        with contextlib.closing(Inbox()) as no_signals:
+            part = DialledPart(spec_for(), connection, silence_s, no_signals, self._place)  # type: ignore[arg-type]
+            try:
+                with part:
+                    part.await_job(lambda: None, self.said.append)
+            except MsrunError as error:
+                self.error = error
+
+
+class Meeting:
+    """The host with the scheduler, of a job of a worker on each host."""
+
+    def __init__(self, worker_num: int, **changes: Any) -> None:
+        with listen("127.0.0.1", 0) as listener:
+            self.place = listener.getsockname()[:2]
+        self.worker_num = worker_num
+        self.said: list[str] = []
+        self.signals = SignalPipe()
+        self.signals.__enter__()
+        spec, own = spec_for(worker_num=worker_num, **changes), host_request(0, worker_num)
+        self.joined = JoinedHosts(spec, own, "JOB", self.place, TOKEN, None, self.signals, self.said.append)
+        self.hosts: list[Host] = []
+
+    def come(self, node_rank: int) -> Host:
+        self.hosts.append(Host(self.place, node_rank, self.worker_num))
+        return self.hosts[-1]
+
+    def close(self) -> None:
+        self.signals.__exit__()
+        for host in self.hosts:
+            host.join(10)
+            assert not host.is_alive()
+
+
+Meet = Callable[..., Meeting]
+
+
+@pytest.fixture
+def meeting() -> Iterator[Meet]:
+    with contextlib.ExitStack() as stack:
+
+        def make(worker_num: int, **changes: Any) -> Meeting:
+            return stack.enter_context(contextlib.closing(Meeting(worker_num, **changes)))
+
+        yield make
+
+
+def test_hosts_get_their_numbers_when_the_last_has_come_and_hear_why_nothing_begins(meeting: Meet) -> None:
+    here = meeting(2)
+    with pytest.raises(UsageError, match="no room"), here.joined as joined:
+        host = here.come(1)
+        joined.meet()
+        hosts = [(one.node_rank, one.address, one.ranks) for one in joined.hosts]
+        assert hosts == [(0, "10.0.0.0", (0,)), (1, "10.0.0.1", (1,))]
+        assert joined.own is joined.hosts[0]
+        assert [(link.node_rank, link.entry.name) for link in joined.agents.links] == [(1, "node 1 (h1, 10.0.0.1)")]
+        raise UsageError("no room")
+    wait_until(lambda: host.error, "the job is called off")
+    assert isinstance(host.error, PeerFailed) and host.error.exit_code == 2
+    assert str(host.error) == "the scheduler's host gave up: no room"
+    assert here.said[1:] == [
+        "node 0 (h0, 10.0.0.0) registered with 1 worker",
+        "node 1 (h1, 10.0.0.1) registered with 1 worker",
+        "all 2 hosts have come; this is node 0 (h0, 10.0.0.0)",
+    ]
+
+
+def test_time_limit_is_told_with_who_came_and_until_then_who_is_missing(
+    meeting: Meet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joined_hosts, "WAITING_LINE_S", 0.05)
+    here = meeting(3, cluster_time_out_s=1)
+    with pytest.raises(PeerFailed) as caught, here.joined as joined:
+        host = here.come(1)
+        joined.meet()
+    assert caught.value.exit_code == 124
+    assert str(caught.value) == (
+        "--cluster_time_out 1: 2 of 3 registered, missing: rank 2, from node 2 on; "
+        "came: node 0 (h0, 10.0.0.0) with 1, node 1 (h1, 10.0.0.1) with 1"
+    )
+    wait_until(lambda: host.error, "the job is called off")
+    assert str(host.error) == str(caught.value)
+    assert "2 of 3 registered, missing: rank 2, from node 2 on" in host.said
+
+
+@pytest.mark.parametrize(
+    ("is_silent", "why"), [(False, "has closed its connection"), (True, "has given no sign of life for")]
+)
+def test_host_that_goes_before_all_have_come_may_register_again(meeting: Meet, is_silent: bool, why: str) -> None:
+    here = meeting(3, heartbeat_time_out_s=0.3 if is_silent else 15.0)
+
+    def come_and_go() -> None:
+        connection, _ = dial(here.place, 1, 3)
+        pipe = SealedPipe(connection, "")
+        pipe.write(MARKER)
+        if is_silent:  # after a sign of life: it hears, and says nothing
+            pipe.write(encode_message({"type": "beat", "seen": 0}))
+        else:
+            connection.close()
+        wait_until(lambda: any(why in line and "it may register again" in line for line in here.said), "it is told")
+        connection.close()
+        for node_rank in (1, 2):
+            here.come(node_rank)
+
+    with contextlib.suppress(UsageError), here.joined as joined:
+        goes = threading.Thread(target=come_and_go)
+        goes.start()
+        joined.meet()
+        goes.join(10)
+        assert f"lost node 1 (h1, 10.0.0.1), which {why}" in "\n".join(here.said)
+        assert [link.node_rank for link in joined.agents.links] == [1, 2]
+        raise UsageError("that is all")

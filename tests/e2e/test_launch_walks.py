@@ -91,4 +91,4 @@ def test_walk_on_hosts_where_msrun_is_typed_on_each(
     ]
     ended = [one.finish() for one in started]
     assert [one.code for one in ended] == [code, code], ended
-    check(job, steps, 2)
+    check(job, steps, 1)

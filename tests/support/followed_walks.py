@@ -14,7 +14,7 @@ from job_runner import REPOSITORY
 
 RECORDER = REPOSITORY / "tests" / "support" / "call_record"
 PAGE = REPOSITORY / "docs" / "architecture.md"
-WAYS = ("one host", "`--hosts`", "msrun on every host")
+WAYS = ("one host", "several hosts")
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 from msrun import contract
@@ -62,8 +63,11 @@ class JobDisplay:
             UsageError: the file cannot be written.
         """
         if (path := self._spec.metrics_file) is not None:
-            are_here = not self._spec.is_remote
-            self._metrics = MetricsFile(path, self._plan, are_workers_here=are_here, restarts=self._spec.first_attempt)
+            plan, are_here = self._plan, not self._spec.is_remote
+            if self._spec.is_joined:  # each of these hosts writes its own ranks
+                own = tuple(host for host in plan.hosts if host.node_rank == self._spec.node_rank)
+                plan, are_here = replace(plan, hosts=own), True
+            self._metrics = MetricsFile(path, plan, are_workers_here=are_here, restarts=self._spec.first_attempt)
 
     @property
     def observers(self) -> tuple[Observer, ...]:

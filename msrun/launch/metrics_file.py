@@ -120,9 +120,9 @@ class MetricsFile:
 
     def _families(self, *, is_running: bool, exit_code: int | None) -> list[Family]:
         job = {"job_id": self._plan.job_id}
-        members = self._membership.members
+        members = [self._membership.members[worker.global_rank] for worker in self._plan.workers]
         states = [
-            ({**job, "state": name}, float(sum(member.state is state for member in members.values())))
+            ({**job, "state": name}, float(sum(member.state is state for member in members)))
             for state, name in STATE_NAMES.items()
         ]
         ended = [] if exit_code is None else [(job, float(exit_code))]
@@ -140,7 +140,8 @@ class MetricsFile:
         ]
 
     def _worker_families(self, job: Mapping[str, str]) -> list[Family]:
-        running = self._membership.running()
+        everywhere = self._membership.running()
+        running = {w.global_rank: everywhere[w.global_rank] for w in self._plan.workers if w.global_rank in everywhere}
         used = session_usage(running.values()) if self._are_workers_here else {}
         rows: dict[str, list[tuple[Mapping[str, str], float]]] = {name: [] for name in WORKER_METRICS}
         for host in self._plan.hosts:

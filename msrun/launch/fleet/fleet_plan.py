@@ -73,7 +73,7 @@ def assemble_plan(
         spec,
         [_at_home(hosts[node], entries[node], spec.log_dir) for node in sorted(hosts)],
         job_id=job_id,
-        run_dir=str(Path(tempfile.gettempdir(), f"msrun-{job_id}")),
+        run_dir=str(Path(tempfile.gettempdir(), f"msrun-{job_id}{f'-{spec.node_rank}' if spec.is_joined else ''}")),
         master=master,
         target=(target, f"as found on {hosts[0].name}" if 0 in hosts else ""),
         notes=_merge_notes(notes, entries),

@@ -352,6 +352,7 @@ def run_joined(
     joined.meet()
     spec = replace(
         spec,
+        node_rank=joined.own.node_rank,
         log_dir=folder_of(spec.log_dir, joined.own.node_rank),
         host_entries=tuple(map(_entry, joined.hosts)),
         table_hosts=joined.hosts,

@@ -1,9 +1,8 @@
 """The coordinator of a job: what becomes of it. Pure: what hosts say in, what all hosts are told out.
 
 The first failure counts, in the order in which hosts tell of theirs; it ends the job on every host. When every host has
-ended its part, the job is over, or starts again everywhere. Whoever coordinates passes these messages on, over a
-connection of its own: the launcher of `--hosts` over those to its agents, msrun on node 0 over TCP
-(`coordinator_server`).
+ended its part, the job is over, or starts again everywhere. The launcher passes these messages on, over its connections
+to the agents of all hosts.
 
     host -> coordinator   failed {attempt, report}    ended {attempt, can_continue, come, has_begun}
                           done {attempt, rank, has_come}    ready {attempt, clock_s}

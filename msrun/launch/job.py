@@ -218,8 +218,8 @@ def run_job(
         lock.take()
         prepare_log_directory(plan)
         write_rank_table(plan, table_text)
-        if spec.worker_log_dir and not spec.rank_table_file:
-            write_rank_table(plan, folder=spec.worker_log_dir)
+        if spec.worker_log_dir and (spec.rank_table_file is None or table_text is not None):  # where workers read it
+            write_rank_table(plan, table_text, spec.worker_log_dir)
         on_directory(job_id, spec.log_dir)
         user: UserTerminal | None = None
         if not part and spec.interactive_rank is not None and spec.has_terminal:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,10 @@ def hosts(msrun: JobRunner, net: HostNet, tmp_path: Path) -> Hosts:
 
 def finish_all(jobs: Sequence[Running]) -> list[Finished]:
     return [job.finish() for job in jobs]
+
+
+def process_state(pid: int) -> str:
+    return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0]
 
 
 def record(folder: Path, rank: int) -> dict[str, Any]:
@@ -294,6 +299,28 @@ def test_whole_job_starts_again_on_all_hosts(hosts: Hosts, workers: Path, tmp_pa
     assert sorted(path.name for path in tmp_path.glob("record_*")) == [
         f"record_{rank}_{attempt}.json" for rank in range(3) for attempt in range(2)
     ]
+
+
+@pytest.mark.slow
+def test_pause_of_the_host_with_the_scheduler_pauses_all(hosts: Hosts, workers: Path, tmp_path: Path) -> None:
+    """The other host's msrun, which is stopped by nobody, waits with its workers, longer than it may hear nothing."""
+    jobs = hosts.start_all([1, 1], "--heartbeat_time_out=1", "--hang_time_out=1", workers / "grow.py")
+    files = [tmp_path / f"beats_{rank}{which}" for rank in range(2) for which in ("", "_child")]
+    jobs[0].wait_for(*files)
+    jobs[0].send(signal.SIGTSTP)
+    wait_until(lambda: process_state(jobs[0].pid) == "T", "msrun is stopped")
+    began, sizes = time.monotonic(), [0]
+
+    def have_been_still() -> bool:
+        nonlocal began, sizes
+        now = [file.stat().st_size for file in files]
+        began, sizes = (began, sizes) if now == sizes else (time.monotonic(), now)
+        return time.monotonic() - began > 2.5
+
+    wait_until(have_been_still, "all workers are still", 20)
+    (tmp_path / "go").touch()
+    jobs[0].send(signal.SIGCONT)
+    assert [job.code for job in finish_all(jobs)] == [0, 0]
 
 
 @pytest.mark.slow

@@ -44,7 +44,6 @@ FIRST_LINE_S = 2.0
 LINE_S = 5.0
 GREETING_S = 15.0
 """How long the scheduler may take to answer."""
-PAUSE_LOOK_S = 0.1
 
 
 class Dialler:
@@ -262,7 +261,6 @@ class DialledPart:
 
     def _stop(self) -> None:
         """Stop as Ctrl-Z wants: here, or at the launcher, which has said so and goes on some time."""
-        if not self._link.is_paused:
+        if self._link.goes_on.is_set():
             stop_this_process()
-        while self._link.is_paused:
-            time.sleep(PAUSE_LOOK_S)
+        self._link.goes_on.wait()

@@ -207,7 +207,10 @@ class LauncherLink(OwnThread):
         self._has_logs = True
         self.is_orphan = False
         """No launcher has come in time."""
-        self._is_closing = self._is_paused = False
+        self._is_closing = False
+        self.goes_on = threading.Event()
+        """Set but while the launcher has said that it is stopped."""
+        self.goes_on.set()
         self._ends_at = 0.0
         """When the thread ends though something is unsent (s of `time.monotonic`); 0 = it is not to end yet."""
         self._signals: SignalPipe | None = None
@@ -288,11 +291,6 @@ class LauncherLink(OwnThread):
             self.said.close()
             self._inbox.close()
             self._outbox.close()
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether the launcher has said that it is stopped; it has not said since that it goes on."""
-        return self._is_paused and not self.is_orphan
 
     @property
     def unsent_logs(self) -> set[str]:
@@ -430,8 +428,9 @@ class LauncherLink(OwnThread):
         elif message["type"] in TERMINAL_SAYS:
             self.said.post(message)
         elif message["type"] in ("pause", "resume"):
-            self._is_paused = message["type"] == "pause"
-            self._signal(signal.SIGTSTP if self._is_paused else signal.SIGCONT)
+            is_pause = message["type"] == "pause"
+            (self.goes_on.clear if is_pause else self.goes_on.set)()
+            self._signal(signal.SIGTSTP if is_pause else signal.SIGCONT)
         else:
             self._inbox.post(message)
 
@@ -470,7 +469,7 @@ class LauncherLink(OwnThread):
 
     def _look_at_clock(self) -> None:
         now = self._clock()
-        silence_s = PAUSE_S if self._is_paused else self._silence_s
+        silence_s = self._silence_s if self.goes_on.is_set() else PAUSE_S
         if self._stream is not None and now - self._heard_at > silence_s:
             if self._explain_loss is None:
                 self._say_silence(silence_s)
@@ -490,6 +489,7 @@ class LauncherLink(OwnThread):
     def _abandon(self, why: str) -> None:
         if not self.is_orphan and not self._is_closing:
             self.is_orphan = True
+            self.goes_on.set()
             reason = self._explain_loss(why) if self._explain_loss else "the launcher has gone"
             self._inbox.post({"type": "gone", "reason": reason})
             self.orders.post({"type": "lost", "reason": reason})

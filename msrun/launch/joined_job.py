@@ -78,7 +78,8 @@ def run_joined_job(
             return HostRequest(PROTOCOL, *numbers, facts.name, own, spec.max_restarts, table_digest(spec.table_hosts))
 
         if has_scheduler(spec, master_addr):
-            from msrun.launch.fleet.joined_hosts import JoinedHosts, run_joined
+            from msrun.launch.fleet.joined_hosts import JoinedHosts
+            from msrun.launch.fleet.starts import run_fleet_job
 
             if not (spec.token or spec.tls):
                 tell(WEAK_KEY.format(port=spec.meeting_port))
@@ -88,8 +89,9 @@ def run_joined_job(
                 if warning not in warnings:
                     tell(warning)
             joined = JoinedHosts(spec, request(master_addr), job_id, place, token, server, signals, tell)
-            stack.enter_context(joined)
-            return run_joined(spec, caller, joined, job_id, quiet=quiet, on_directory=on_directory)
+            stack.enter_context(joined).meet()
+            whole = joined.whole_spec()
+            return run_fleet_job(whole, caller, quiet=quiet, job_id=job_id, on_directory=on_directory, joined=joined)
 
         from msrun.launch.remote.dialled_part import DialledPart, Dialler
 

@@ -117,7 +117,7 @@ def test_unequal_hosts_get_contiguous_ranks_in_the_order_of_the_list(
     table = job.read_json("rank_table.json")
     assert [server["server_id"] for server in table["server_list"]] == [fleet.net.address(2), fleet.net.address(0)]
     assert [json.loads((tmp_path / f"table_{rank}.json").read_text()) for rank in range(4)] == [table] * 4
-    assert not any(Path(e["RANK_TABLE_FILE"]).exists() for e in env), "it lay with the agent, which has gone"
+    assert {e["RANK_TABLE_FILE"] for e in env} == {str(job.log_dir / "rank_table.json")}, "all hosts see the directory"
 
 
 AWKWARD = ["I'm 72\" tall", "$HOME", "`id`", ";touch x", "*", "", "back\\", "two\nlines", "☃", "--help", "--"]

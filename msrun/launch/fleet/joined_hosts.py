@@ -7,18 +7,14 @@ this process runs this host's part. Until then the hosts are told who is missing
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msrun import __version__, contract
-from msrun.agent.observer import OwnFaults
 from msrun.agent.processes.process_control import raise_open_files, set_open_files
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.hosts import HostRequest, Refused, Registry
@@ -27,19 +23,14 @@ from msrun.cluster.own_thread import Inbox, describe_fault, traceback_of
 from msrun.cluster.proof import PROTOCOL, token_of_servers
 from msrun.cluster.rendezvous import listen
 from msrun.errors import ClusterError, Interrupted, MsrunError, PeerFailed
-from msrun.launch.console import say
-from msrun.launch.directory.lock import JobLock
-from msrun.launch.directory.log_directory import EventLog, record_fault
+from msrun.launch.directory.log_directory import record_fault
 from msrun.launch.fleet.agent_link import AgentLink
 from msrun.launch.fleet.agents import Agents
 from msrun.launch.fleet.event_loop import EventLoop
-from msrun.launch.fleet.fleet_job import FleetRun
-from msrun.launch.fleet.fleet_plan import ranks_of_hosts, spec_of_host
+from msrun.launch.fleet.fleet_plan import spec_of_host
 from msrun.launch.fleet.gate import Gate, Stranger
-from msrun.launch.fleet.log_collector import LogCollector, own_logs
+from msrun.launch.fleet.log_collector import LogCollector
 from msrun.launch.fleet.preparation import ANSWER_S, OF_LAUNCHER, ReadyHosts, error_of, raise_fault
-from msrun.launch.fleet.starts import clear_directory
-from msrun.launch.job import JobResult
 from msrun.launch.job_hosts import table_digest
 from msrun.launch.preflight.host_report import explain_agent_end
 from msrun.launch.remote.agent import HostJob
@@ -87,6 +78,7 @@ class JoinedHosts:
             UsageError: the port cannot be used.
         """
         self._spec, self._request, self._job_id, self._say = spec, request, job_id, say
+        self.signals = signals
         self.place = place
         listener = listen(*self.place, "end who uses it, or give another --master_port on all hosts")
         self._inbox = Inbox()
@@ -106,6 +98,8 @@ class JoinedHosts:
         self.own: HostAssignment
         """This one, then."""
         self.logs: LogCollector | None = None
+        self._open_files = 0
+        """How many this process might open before."""
         self.folder = spec.log_dir
         """The log directory, which may be another one once this host knows its number."""
 
@@ -120,6 +114,8 @@ class JoinedHosts:
             self.agents.tell_all("called_off", reason=reason, exit_code=code)
         self._gate.close()
         self.agents.close()
+        if self._open_files:
+            set_open_files(self._open_files)
         self._inbox.close()
 
     # -- of the loop's thread -----------------------------------------------------------------------------------------
@@ -248,19 +244,27 @@ class JoinedHosts:
         if gone:
             raise ClusterError(f"{gone[0]}, before the job began")
 
-    # -- this host's own agent ----------------------------------------------------------------------------------------
+    def whole_spec(self) -> LaunchSpec:
+        """Return what is asked of all hosts together, once they have come."""
+        spec, own = self._spec, self.own
+        token = token_of_servers(spec.token, self._job_id) if spec.token else spec.server_token
+        return replace(
+            spec,
+            node_rank=own.node_rank,
+            log_dir=folder_of(spec.log_dir, own.node_rank),
+            host_entries=tuple(map(_entry, self.hosts)),
+            table_hosts=self.hosts,
+            server_token=token,
+        )
 
-    def start_own(self, spec: LaunchSpec, caller: Mapping[str, str], logs: LogCollector, open_files: int) -> ReadyHosts:
-        """Start the agent of this host, and return hosts that are ready.
+    def own_agent(self, spec: LaunchSpec, caller: Mapping[str, str], logs: LogCollector) -> OwnAgent:
+        """Return this host's own agent, which is started when it is run.
 
         Args:
-            spec: of the whole job.
-
-        Raises:
-            UsageError, ClusterError: the agent cannot do its part, or a host has gone.
-            Interrupted: a signal came.
+            spec: from `whole_spec`.
         """
         own, self.logs, self.folder = self.own, logs, spec.log_dir
+        self._open_files = raise_open_files()
         job = HostJob(
             protocol=PROTOCOL,
             version=__version__,
@@ -271,37 +275,61 @@ class JoinedHosts:
             silence_s=spec.heartbeat_time_out_s,
             will_run=True,
             can_resume=False,
-            is_environment_whole=True,
+            is_launchers_host=True,
             has_scheduler=True,
         )
         link = self._link(
             own.node_rank,
             spec.host_entries[own.node_rank],
-            lambda _: LocalPipe(agent_argv(sys.executable), "", None, open_files),
+            lambda _: LocalPipe(agent_argv(sys.executable), "", None, self._open_files),
             AgentCode(start_code({}), b"", lambda: b""),
             {"type": "job", "job": encode_record(job)},
         )
         self.agents.links.insert(own.node_rank, link)
-        link.start()
-        link.send("listen", address=self.place[0], port=0)
-        heard: Message = {}
-        handlers = {
-            "listening": lambda node, message: heard.update(message if node == own.node_rank else {}),
-            "lost": lambda node, message: _raise(self.explain_loss(node, message)),
-            "error": lambda _, message: _raise(error_of(message)),
-            "fault": lambda _, message: _raise(error_of(message)),
-        }
-        self.agents.hear(lambda: bool(heard), handlers, deadline=time.monotonic() + ANSWER_S)
-        if not heard.get("port"):
-            raise ClusterError(str(heard.get("error") or f"this host's agent says nothing for {ANSWER_S:g} s"))
-        master = (self.place[0], int(heard["port"]))
-        return ReadyHosts(master, self.hosts, frozenset({own.node_rank}), self.explain_loss)
+        return OwnAgent(self, link)
 
     def explain_loss(self, node_rank: int, message: Message) -> ClusterError:
         """Return why a host has gone of which more was expected."""
         if message.get("exit_status") is None:
             return ClusterError(str(message["reason"]))
         return explain_agent_end(message["exit_status"], message.get("stderr", ""), _entry(self.hosts[node_rank]))
+
+
+class OwnAgent:
+    """The agent of the host with the scheduler, with which all hosts are ready. A context that gives all agents."""
+
+    failed_nodes: frozenset[int] = frozenset()
+    """Hosts without which the job could start; none: it starts once."""
+
+    def __init__(self, joined: JoinedHosts, link: AgentLink) -> None:
+        self._joined, self._link = joined, link
+
+    def __enter__(self) -> Agents:
+        return self._joined.agents
+
+    def __exit__(self, *_: object) -> None:
+        """It ends with the other agents."""
+
+    def run(self) -> ReadyHosts:
+        """Start it, and return hosts that are ready.
+
+        Raises:
+            UsageError, ClusterError: the agent cannot do its part, or a host has gone.
+            Interrupted: a signal came.
+        """
+        joined, node_rank, heard = self._joined, self._link.node_rank, Message()
+        self._link.start()
+        self._link.send("listen", address=joined.place[0], port=0)
+        handlers = {
+            "listening": lambda node, message: heard.update(message if node == node_rank else {}),
+            "lost": lambda node, message: _raise(joined.explain_loss(node, message)),
+            **dict.fromkeys(("error", "fault"), lambda _, message: _raise(error_of(message))),
+        }
+        joined.agents.hear(lambda: bool(heard), handlers, deadline=time.monotonic() + ANSWER_S)
+        if not heard.get("port"):
+            raise ClusterError(str(heard.get("error") or f"this host's agent says nothing for {ANSWER_S:g} s"))
+        master = (joined.place[0], int(heard["port"]))
+        return ReadyHosts(master, joined.hosts, frozenset({node_rank}), joined.explain_loss)
 
 
 def _given_once(pipe: AgentPipe, name: str) -> Callable[[float | None], AgentPipe]:
@@ -328,51 +356,3 @@ def _entry(assignment: HostAssignment) -> HostEntry:
 
 def _raise(error: MsrunError) -> None:
     raise error
-
-
-def run_joined(
-    spec: LaunchSpec,
-    caller: Mapping[str, str],
-    joined: JoinedHosts,
-    job_id: str,
-    *,
-    quiet: bool,
-    on_directory: Callable[[str, Path], None],
-) -> JobResult:
-    """Run a job whose hosts come in, on the host with the scheduler.
-
-    Args:
-        spec: of this host, as the user gave it.
-        joined: entered.
-
-    Raises:
-        UsageError, ClusterError: nothing was started anywhere.
-        Interrupted: a signal came before all had come.
-    """
-    joined.meet()
-    spec = replace(
-        spec,
-        node_rank=joined.own.node_rank,
-        log_dir=folder_of(spec.log_dir, joined.own.node_rank),
-        host_entries=tuple(map(_entry, joined.hosts)),
-        table_hosts=joined.hosts,
-        server_token=token_of_servers(spec.token, job_id) if spec.token else spec.server_token,
-    )
-    with contextlib.ExitStack() as stack:
-        open_files = raise_open_files()
-        stack.callback(set_open_files, open_files)
-        stack.enter_context(JobLock(spec.log_dir, job_id)).take()
-        events = EventLog(clear_directory(spec.log_dir))
-        stack.callback(events.close)
-        faults = OwnFaults(spec.log_dir, partial(say, quiet=False), found_in=str(spec.log_dir))
-        stack.enter_context(faults.named())
-        stack.enter_context(faults)
-        own = own_logs(spec.worker_log_name, ranks_of_hosts(spec), spec.server_num, home=joined.own.node_rank)
-        logs = LogCollector(spec.log_dir, None, own, spec.max_restarts)
-        stack.callback(logs.close)
-        ready = joined.start_own(spec, caller, logs, open_files)
-        run = FleetRun(spec, job_id, joined.agents, ready, logs, events, {}, faults, quiet=quiet)
-        run.start(lambda: on_directory(job_id, spec.log_dir))
-        result = run.finish()
-        assert result is not None, "it goes on nowhere else"
-        return result

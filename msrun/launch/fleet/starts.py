@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from msrun.launch.failure import write_failure
 from msrun.launch.fleet.agents import Agents
 from msrun.launch.fleet.fleet_job import FleetRun
 from msrun.launch.fleet.fleet_plan import ranks_of_hosts
+from msrun.launch.fleet.joined_hosts import JoinedHosts, OwnAgent
 from msrun.launch.fleet.log_collector import LogCollector, own_logs
 from msrun.launch.fleet.opener import HostOpener
 from msrun.launch.fleet.preparation import Preparation
@@ -45,8 +46,12 @@ def run_fleet_job(
     is_last: bool = False,
     job_id: str = "",
     on_directory: Callable[[str, Path], None] = lambda _id, _folder: None,
+    joined: JoinedHosts | None = None,
 ) -> JobResult:
-    """Run a job on the hosts of `spec.host_entries` to its end. Arguments as `launch.job.run_job`.
+    """Run a job on the hosts of `spec.host_entries` to its end. Other arguments as `launch.job.run_job`.
+
+    Args:
+        joined: hosts that have come by themselves; entered, and left, by the caller.
 
     Raises:
         UsageError: the log directory cannot be used, or a host cannot do what is asked.
@@ -54,21 +59,19 @@ def run_fleet_job(
         Interrupted: a signal came before the job began.
     """
     job_id = job_id or new_job_id()
-    if spec.server_num:
+    if spec.server_num and not spec.server_token:
         spec = replace(spec, server_token=secrets.token_hex(32))
     with contextlib.ExitStack() as stack:
-        signals = stack.enter_context(
-            SignalPipe(
-                (*spec.forward_signals, signal.SIGTSTP), ignore_afterwards=is_last, time_limit_s=spec.time_limit_s
-            )
-        )
+        forward, limit_s = (*spec.forward_signals, signal.SIGTSTP), spec.time_limit_s
+        own_signals = SignalPipe(forward, ignore_afterwards=is_last, time_limit_s=limit_s)
+        signals = joined.signals if joined else stack.enter_context(own_signals)
         stack.enter_context(JobLock(spec.log_dir, job_id)).take()
-        events = EventLog(clear_directory(spec.log_dir))
+        events = EventLog(_clear_directory(spec.log_dir))
         stack.callback(events.close)
         faults = OwnFaults(spec.log_dir, partial(say, quiet=False), found_in=str(spec.log_dir))
         stack.enter_context(faults.named())
         stack.enter_context(faults)
-        starts = JobStarts(spec, caller, job_id, signals, events, faults, quiet=quiet)
+        starts = JobStarts(spec, caller, job_id, signals, events, faults, quiet=quiet, joined=joined)
         result = starts.run(lambda: on_directory(job_id, spec.log_dir))
         while result is None:
             result = starts.run(lambda: None)
@@ -88,7 +91,9 @@ class JobStarts:
         faults: OwnFaults,
         *,
         quiet: bool,
+        joined: JoinedHosts | None = None,
     ) -> None:
+        self._joined = joined
         self._faults = faults
         self._spec = spec
         self._caller = caller
@@ -115,12 +120,11 @@ class JobStarts:
         spec = self._asked()
         with contextlib.ExitStack() as stack:
             rotation = LogRotation(spec.log_max_bytes, spec.log_keep) if spec.log_max_bytes else None
-            own = own_logs(spec.worker_log_name, ranks_of_hosts(spec), spec.server_num)
+            own = own_logs(spec.worker_log_name, ranks_of_hosts(spec), spec.server_num, home=max(spec.node_rank, 0))
             logs = LogCollector(spec.log_dir, rotation, own, spec.max_restarts, spec.first_attempt)
             stack.callback(logs.close)
             own_id = f"{self._job_id}r{self._restarts}" if self._restarts else self._job_id  # a lost one keeps its own
-            opener = HostOpener(spec, own_id, self._say)
-            preparation = Preparation(spec, self._caller, own_id, opener, self._signals, logs, self._events, self._say)
+            preparation = self._preparation(spec, own_id, logs)
             agents = stack.enter_context(preparation)
             try:
                 ready = preparation.run()
@@ -150,6 +154,12 @@ class JobStarts:
             self._earlier = run.attempts
             self._restarts = run.restarts + 1
         return result
+
+    def _preparation(self, spec: LaunchSpec, own_id: str, logs: LogCollector) -> Preparation | OwnAgent:
+        if self._joined is not None:
+            return self._joined.own_agent(spec, self._caller, logs)
+        opener = HostOpener(spec, own_id, self._say)
+        return Preparation(spec, self._caller, own_id, opener, self._signals, logs, self._events, self._say)
 
     def _asked(self) -> LaunchSpec:
         """Return what is asked of the hosts of this start."""
@@ -187,7 +197,7 @@ class JobStarts:
         self._say_choice(f"restart {run.restarts + 1} of {self._spec.max_restarts}")
         return True
 
-    def _start_without(self, spec: LaunchSpec, nodes: set[int], error: MsrunError) -> JobResult | None:
+    def _start_without(self, spec: LaunchSpec, nodes: Collection[int], error: MsrunError) -> JobResult | None:
         """Leave out hosts that cannot take part in another start; the result of the job when there are too few."""
         if self._choose(spec, nodes):
             self._say_choice(str(error))
@@ -222,7 +232,7 @@ class JobStarts:
         say(text, quiet=self._quiet)
 
 
-def clear_directory(folder: Path) -> Path:
+def _clear_directory(folder: Path) -> Path:
     """Remove what an earlier job has left and return where the events go.
 
     Raises:

@@ -36,7 +36,7 @@ from msrun.cluster.proof import PROTOCOL
 from msrun.cluster.rendezvous import forget_waiting, listen
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.directory.log_directory import write_private
-from msrun.launch.job import AgentPart, look_at_host, plan_part, run_job
+from msrun.launch.job import AgentPart, JobResult, look_at_host, plan_part, run_job
 from msrun.launch.preflight.host_look import make_host_report, try_reach
 from msrun.launch.remote.launcher_link import LauncherLink, take_stdio
 from msrun.launch.remote.log_sender import LogSender
@@ -121,8 +121,8 @@ class HostJob:
     """From `log_share.shown_word`: what a host sees that shares the launcher's log directory."""
     master_name: str = ""
     """What --master_addr says, for the host that has to know it."""
-    is_environment_whole: bool = False
-    """Workers get nothing of what this host has beside it."""
+    is_launchers_host: bool = False
+    """The launcher has looked at this host itself, and `environment` is all that workers get."""
     has_scheduler: bool = False
     """The scheduler of this host is the job's."""
 
@@ -195,13 +195,13 @@ class Agent:
             self._link.resume_at(listen_in(self._spool), job.silence_s)
         # Not for workers: what is of the connection and, where this is the launcher's host, its settings and secrets.
         login = {name: value for name, value in os.environ.items() if not name.startswith(("SSH_", "MSRUN_"))}
-        self._caller = {**({} if job.is_environment_whole else login), **job.environment}
+        self._caller = {**({} if job.is_launchers_host else login), **job.environment}
         if job.will_run:
             self._server = _start_early(job.spec, self._caller, job.job_id)
-        report = make_host_report(
-            job.spec, self._caller, asked_at=asked_at, shown=job.shown, master_name=job.master_name
-        )
-        self._link.send("checked", report=encode_record(report))
+        if not job.is_launchers_host:
+            shown, name = job.shown, job.master_name
+            report = make_host_report(job.spec, self._caller, asked_at=asked_at, shown=shown, master_name=name)
+            self._link.send("checked", report=encode_record(report))
 
     def _listen(self, message: Message) -> None:
         try:
@@ -247,9 +247,14 @@ class Agent:
         limit_s = STOPPED_SHARE * job.silence_s
         part = AgentPart(display, link.obey, control, link, self._server, home, stopped_limit_s=limit_s)
         result = run_job(spec, self._caller, job_id=job.job_id, is_last=True, part=part)
-        failure = encode_record(result.failure) if result.failure else None
-        link.send("result", failure=failure, survivors=list(result.survivors))
-        link.finish_logs()  # after the result: with the end of its logs a host has told everything
+        tell_result(link, result)
+
+
+def tell_result(link: LauncherLink, result: JobResult) -> None:
+    """Tell the launcher how this host's part has ended, and after that everything: the end of its logs comes last."""
+    failure = encode_record(result.failure) if result.failure else None
+    link.send("result", failure=failure, survivors=list(result.survivors))
+    link.finish_logs()
 
 
 def _start_early(spec: LaunchSpec, caller: Mapping[str, str], job_id: str) -> ForkServerHandle | None:

@@ -27,12 +27,11 @@ from msrun.cluster.messages import Message, unpack_hosts
 from msrun.errors import ClusterError, PeerFailed, RendezvousTimeout
 from msrun.launch.job import AgentPart, JobResult, open_display, run_job
 from msrun.launch.job_display import JobDisplay
-from msrun.launch.remote.agent import FETCH_S, STOPPED_SHARE, LauncherReport, told_errors
+from msrun.launch.remote.agent import FETCH_S, STOPPED_SHARE, LauncherReport, tell_result, told_errors
 from msrun.launch.remote.launcher_link import LauncherLink, Stream
 from msrun.launch.rendezvous import fleet_of, local_part
 from msrun.launch.transport.sealed import SealedPipe
 from msrun.planning.plan import LaunchPlan
-from msrun.planning.record_json import encode_record
 from msrun.planning.spec import LaunchSpec
 
 if TYPE_CHECKING:  # loaded for jobs with --tls_config
@@ -252,9 +251,7 @@ class DialledPart:
         )
         with told_errors(link):
             result = run_job(spec, caller, quiet=quiet, job_id=message["job_id"], on_directory=on_directory, part=part)
-        failure = encode_record(result.failure) if result.failure else None
-        link.send("result", failure=failure, survivors=list(result.survivors))
-        link.finish_logs()
+        tell_result(link, result)
         with contextlib.suppress(KeyboardInterrupt):
             link.wait(FETCH_S)
         return result

@@ -21,7 +21,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 from msrun.agent.processes.terminal import TERMINAL_SAYS
 from msrun.agent.signals import SignalPipe
@@ -29,26 +28,14 @@ from msrun.cluster.coordinator import ORDERS
 from msrun.cluster.messages import Ledger, Message, MessageBuffer, MessageMissing, await_input, encode_message
 from msrun.cluster.own_thread import Inbox, OwnThread, describe_fault, print_fault, traceback_of
 from msrun.launch.transport.pipe import MARKER
+from msrun.launch.transport.sealed import SealedPipe
 
 READ_BYTES = 1 << 16
 WRITE_BYTES = 1 << 18
 
 
-class Wire(Protocol):
-    """What a stream's bytes go over. Reading and writing never wait."""
-
-    def read(self) -> bytes | None:
-        """Return the next bytes; empty at the end, None when there are none now."""
-
-    def write(self, data: bytes) -> int:
-        """Send as many of the bytes as there is room for; raises OSError when the other side has gone."""
-
-    def close(self) -> None:
-        """Close it."""
-
-
 class Descriptors:
-    """A `Wire` of one descriptor to read and one to write, which may be the same."""
+    """What is read from one descriptor and written to one, which may be the same."""
 
     def __init__(self, reader: int, writer: int) -> None:
         """Both are this object's from now on."""
@@ -56,25 +43,13 @@ class Descriptors:
         for descriptor in {reader, writer}:
             os.set_blocking(descriptor, False)
 
-    def read(self) -> bytes | None:
-        """Return the next bytes; empty at the end, None when there are none now."""
-        try:
-            return os.read(self._reader, READ_BYTES)
-        except (BlockingIOError, InterruptedError):
-            return None
-        except OSError:
-            return b""
+    def read(self) -> bytes:
+        """Return the next bytes; empty at the end. Raises OSError."""
+        return os.read(self._reader, READ_BYTES)
 
     def write(self, data: bytes) -> int:
-        """Send as many bytes as there is room for.
-
-        Raises:
-            OSError: the other side has gone.
-        """
-        try:
-            return os.write(self._writer, data)
-        except (BlockingIOError, InterruptedError):
-            return 0
+        """Write as much as there is room for, and return how much that was. Raises OSError."""
+        return os.write(self._writer, data)
 
     def close(self) -> None:
         """Close both."""
@@ -86,11 +61,11 @@ class Descriptors:
 class Stream:
     """Owned by one thread. What cannot be sent at once is kept and sent by `flush`."""
 
-    def __init__(self, reader: int, writer: int, wire: Wire | None = None) -> None:
+    def __init__(self, reader: int, writer: int, wire: SealedPipe | None = None) -> None:
         """
         Args:
             reader, writer: what a selector looks at.
-            wire: what is read and written; None = the two themselves, which are this object's from now on.
+            wire: what is read and written, this object's from now on; None = the two themselves.
         """
         self.reader, self.writer = reader, writer
         self._wire = wire or Descriptors(reader, writer)
@@ -117,6 +92,8 @@ class Stream:
         while self._unsent and not self.is_closed:
             try:
                 count = self._wire.write(bytes(self._unsent[:WRITE_BYTES]))
+            except (BlockingIOError, InterruptedError):
+                return
             except OSError:
                 self.is_closed = True
                 return
@@ -126,7 +103,12 @@ class Stream:
 
     def receive(self) -> list[Message]:
         """Return whole messages that have come; sets `is_closed` at the end, and when what comes is no message."""
-        data = self._wire.read()
+        try:
+            data = self._wire.read()
+        except (BlockingIOError, InterruptedError):
+            return []
+        except OSError:
+            data = b""
         if data is None:
             return []
         try:

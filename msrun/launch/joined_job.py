@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msrun.agent.pause import stop_this_process
-from msrun.agent.processes.process_control import signal_name
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.hosts import HostRequest
 from msrun.cluster.proof import PROTOCOL, derived_token
 from msrun.cluster.rendezvous import UnresolvedName, resolve_address
-from msrun.errors import Interrupted, RendezvousTimeout
+from msrun.errors import RendezvousTimeout, interruption
 from msrun.launch.console import say
 from msrun.launch.job import JobResult, check_part, job_signals, look_at_host, new_job_id
 from msrun.launch.job_hosts import table_digest
@@ -151,4 +150,6 @@ def _heed_signals(spec: LaunchSpec, signals: SignalPipe) -> None:
         if signum == signal.SIGTSTP:
             stop_this_process()
         elif signum != signal.SIGCONT and signum not in spec.forward_signals:
-            raise Interrupted(f"stopped by {signal_name(signum)} before all hosts had come", signum)
+            error = interruption(signum, spec.time_limit_s)
+            error.args = (f"{error} before all hosts had come",)
+            raise error

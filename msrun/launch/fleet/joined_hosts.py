@@ -158,7 +158,8 @@ class JoinedHosts:
                 every=(WAITING_LINE_S, self._tell_missing),
             )
         except Interrupted as error:
-            raise Interrupted(f"{error} before all hosts had come", error.signum) from None
+            error.args = (f"{error} before all hosts had come",)
+            raise
         if not is_all:
             came = self._registry.describe_present()
             reason = f"--cluster_time_out {limit_s:g}: {self._registry.describe()}; came: {came}"

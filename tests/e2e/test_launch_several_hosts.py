@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import time
@@ -211,6 +212,17 @@ def test_killed_launcher_ends_the_job_on_the_other_host(hosts: Hosts, workers: P
     who = "lost the scheduler at" if killed == 0 else "lost node 1 ("
     assert who in ended.errors[0] and "has closed its connection" in ended.errors[0]
     jobs[killed].finish()
+
+
+@pytest.mark.slow
+def test_killed_agent_of_the_host_with_the_scheduler_ends_the_job_on_all(hosts: Hosts, workers: Path) -> None:
+    jobs = hosts.start_all([1, 1], workers / "wait.py")
+    hosts.wait_for_workers(jobs, 2)
+    (agent,) = Path(f"/proc/{jobs[0].pid}/task/{jobs[0].pid}/children").read_text().split()
+    os.kill(int(agent), signal.SIGKILL)
+    for ended in finish_all(jobs):
+        assert ended.code == 3
+        assert re.match(r"msrun: error: node 0 \(.*\): .*(SIGKILL|killed)", ended.errors[0]), ended.errors
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from msrun.cluster.own_thread import Inbox, describe_fault, traceback_of
 from msrun.cluster.proof import PROTOCOL, token_of_servers
 from msrun.cluster.rendezvous import listen
 from msrun.errors import ClusterError, Interrupted, MsrunError, PeerFailed
-from msrun.launch.directory.log_directory import record_fault
+from msrun.launch.directory.log_directory import EventLog, record_fault
 from msrun.launch.fleet.agent_link import AgentLink
 from msrun.launch.fleet.agents import Agents
 from msrun.launch.fleet.event_loop import EventLoop
@@ -35,7 +35,7 @@ from msrun.launch.job_hosts import table_digest
 from msrun.launch.preflight.host_report import explain_agent_end
 from msrun.launch.remote.agent import HostJob
 from msrun.launch.rendezvous import folder_of
-from msrun.launch.transport.agent_code import AgentCode, start_code
+from msrun.launch.transport.agent_code import AgentCode, salvage_code, start_code
 from msrun.launch.transport.pipe import AgentPipe, LocalPipe, agent_argv
 from msrun.launch.transport.sealed import SealedPipe
 from msrun.planning.host_assignment import HostAssignment
@@ -87,7 +87,7 @@ class JoinedHosts:
         self.agents = Agents(self._inbox, self._loop, signals, spec.forward_signals, spec.heartbeat_time_out_s)
         self.agents.always = {
             "knock": lambda _, message: self._on_knock(message["stranger"], message["request"]),
-            "note": lambda _, message: say(message["text"]),
+            "note": lambda _, message: self._on_note(message["text"]),
         }
         self._registry = Registry(spec.worker_num, spec.max_restarts, spec.table_hosts, table_digest(spec.table_hosts))
         self._links: dict[int, tuple[AgentLink, HostRequest]] = {}
@@ -98,6 +98,7 @@ class JoinedHosts:
         self.own: HostAssignment
         """This one, then."""
         self.logs: LogCollector | None = None
+        self._events: EventLog | None = None
         self._open_files = 0
         """How many this process might open before."""
         self.folder = spec.log_dir
@@ -134,6 +135,11 @@ class JoinedHosts:
         return self.logs is not None and self.logs.take(link.node_rank, link.entry.name, message)
 
     # -- until all have come ------------------------------------------------------------------------------------------
+
+    def _on_note(self, text: str) -> None:
+        self._say(text)
+        if self._events is not None:
+            self._events.note("note", {"text": text})
 
     def meet(self) -> None:
         """Wait until all hosts have come.
@@ -258,13 +264,15 @@ class JoinedHosts:
             server_token=token,
         )
 
-    def own_agent(self, spec: LaunchSpec, caller: Mapping[str, str], logs: LogCollector) -> OwnAgent:
+    def own_agent(self, spec: LaunchSpec, caller: Mapping[str, str], logs: LogCollector, events: EventLog) -> OwnAgent:
         """Return this host's own agent, which is started when it is run.
 
         Args:
             spec: from `whole_spec`.
+            events: of the job, whose log directory is known now: for whom the gate sends away, too.
         """
         own, self.logs, self.folder = self.own, logs, spec.log_dir
+        self._events = events
         self._open_files = raise_open_files()
         job = HostJob(
             protocol=PROTOCOL,
@@ -283,7 +291,9 @@ class JoinedHosts:
             own.node_rank,
             spec.host_entries[own.node_rank],
             lambda _: LocalPipe(agent_argv(sys.executable), "", None, self._open_files),
-            AgentCode(start_code({}), b"", lambda: b""),
+            AgentCode(
+                start_code({}), b"", lambda: salvage_code({}, self._job_id, own.node_rank, logs.sizes(own.node_rank))
+            ),
             {"type": "job", "job": encode_record(job)},
         )
         self.agents.links.insert(own.node_rank, link)

@@ -157,7 +157,7 @@ class JobStarts:
 
     def _preparation(self, spec: LaunchSpec, own_id: str, logs: LogCollector) -> Preparation | OwnAgent:
         if self._joined is not None:
-            return self._joined.own_agent(spec, self._caller, logs)
+            return self._joined.own_agent(spec, self._caller, logs, self._events)
         opener = HostOpener(spec, own_id, self._say)
         return Preparation(spec, self._caller, own_id, opener, self._signals, logs, self._events, self._say)
 

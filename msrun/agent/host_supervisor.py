@@ -14,10 +14,10 @@ from dataclasses import replace
 from msrun.agent.attempt import Attempt
 from msrun.agent.supervisor import Supervisor
 from msrun.agent.watch.stacks import STACK_WAIT_S
-from msrun.cluster.control import Control
 from msrun.cluster.failure import FailureReport, read_report
 from msrun.cluster.membership import WorkerState
 from msrun.cluster.messages import Message
+from msrun.cluster.own_thread import Inbox
 from msrun.errors import ClusterError, HangTimeout, Interrupted, PeerFailed
 from msrun.planning.record_json import encode_record
 
@@ -33,14 +33,17 @@ class HostSupervisor(Supervisor):
     report: FailureReport | None = None
     """How the last attempt failed, as the coordinator has it; None when it did not fail, or nobody could say."""
 
-    def join(self, control: Control, describe: Callable[[Attempt], FailureReport]) -> None:
+    def join(
+        self, orders: Inbox, send: Callable[[Message], None], describe: Callable[[Attempt], FailureReport]
+    ) -> None:
         """Take part in the job.
 
         Args:
+            orders: what the coordinator says, see `cluster.coordinator`; `lost {reason}` when it has gone.
+            send: tells the coordinator.
             describe: how an attempt failed on this host; leaves out whether it may be repeated.
         """
-        self._inbox = control.orders
-        self._send = control.send
+        self._inbox, self._send = orders, send
         self._describe = describe
         self._is_alone = False
         """The coordinator has gone."""

@@ -28,8 +28,9 @@ from msrun.agent.signals import SignalPipe
 from msrun.agent.supervisor import Supervisor
 from msrun.agent.warm.warm_start import WarmStart
 from msrun.agent.watch.progress_board import PROGRESS_BOARD, ProgressBoard
-from msrun.cluster.control import Control
 from msrun.cluster.failure import FailureReport, JobFailure
+from msrun.cluster.messages import Message
+from msrun.cluster.own_thread import Inbox
 from msrun.cluster.rendezvous import listen
 from msrun.launch.console import say
 from msrun.launch.directory.lock import JobLock
@@ -72,7 +73,16 @@ class AgentPart:
     display: Callable[[LaunchPlan, OwnFaults], Display]
     on_signals: Callable[[SignalPipe], None]
     """Called with what the job reads its signals from, as soon as it does."""
-    control: Control
+    orders: Inbox
+    """What the coordinator says, see `cluster.coordinator`; `lost {reason}` when it has gone."""
+    send: Callable[[Message], None]
+    """Tells the coordinator."""
+    fleet: Fleet | None = None
+    """All hosts of the job, as they have agreed; None: it has this host alone."""
+    store_port: int = 0
+    """Of the workers' store of several hosts."""
+    store_listener: socket.socket | None = None
+    """Where that is served; None on all hosts but the one with the scheduler."""
     user: UserEnd | None = None
     """Where the user's terminal or standard input is, for a rank of this host."""
     early_server: ForkServerHandle | None = None
@@ -96,7 +106,7 @@ def plan_dry_run(spec: LaunchSpec, caller: Mapping[str, str]) -> LaunchPlan:
     facts = look_at_host(spec, caller)
     fleet = None
     if spec.is_several:
-        from msrun.launch.rendezvous import assume_fleet, local_part
+        from msrun.launch.joined_job import assume_fleet, local_part
 
         fleet = assume_fleet(spec, facts)
         spec = local_part(spec, fleet)
@@ -199,9 +209,7 @@ def run_job(
             check_part(spec, facts)
         if part:
             part.on_signals(signals)
-        meeting = part.control.meeting if part else None
-        if meeting is not None:
-            job_id = meeting.job_id
+        fleet = part.fleet if part else None
         lock = stack.enter_context(JobLock(spec.log_dir, job_id))  # entered early, so that it is given up last
         listener = stack.enter_context(_store_listener(spec, facts, part))
         table_text = linked_table(spec.rank_table_file)
@@ -210,8 +218,8 @@ def run_job(
             facts,
             caller,
             job_id=job_id,
-            fleet=meeting.fleet if meeting else None,
-            master_port=meeting.store_port if meeting else listener.getsockname()[1],
+            fleet=fleet,
+            master_port=part.store_port if part and fleet else listener.getsockname()[1],
             server_token=_server_token(spec, job_id),
         )
         stack.callback(shutil.rmtree, plan.run_dir, ignore_errors=True)  # made when the fork server is ready
@@ -276,9 +284,9 @@ def check_part(spec: LaunchSpec, facts: HostFacts) -> None:
 
 def _store_listener(spec: LaunchSpec, facts: HostFacts, part: AgentPart | None) -> socket.socket:
     """Return the socket of the workers' store, or one that nobody uses on a host without it."""
-    if part is None or part.control.meeting is None:
+    if part is None or part.fleet is None:
         return listen(facts.address, spec.master_port)
-    return part.control.store_listener.dup() if part.control.store_listener else socket.socket()
+    return part.store_listener.dup() if part.store_listener else socket.socket()
 
 
 def _run(
@@ -307,7 +315,7 @@ def _run(
         plan,
         caller,
         listener,
-        has_store=part is None or part.control.meeting is None or part.control.store_listener is not None,
+        has_store=part is None or part.fleet is None or part.store_listener is not None,
         early=early,
         warm=WarmStart(early_imports(spec, caller), 60 * spec.warm_time_min) if spec.is_warm else None,
         stdin_fd=terminal.stdin_fd if terminal is not None else -1,
@@ -330,7 +338,7 @@ def _run(
 
     member = HostSupervisor(plan, host, own.start, board, observers, **more)
     adopt_orphans()
-    member.join(part.control, lambda attempt: report_failure(plan, attempt))
+    member.join(part.orders, part.send, lambda attempt: report_failure(plan, attempt))
     return member.run(signals), member.report
 
 

@@ -17,7 +17,6 @@ from msrun.agent.processes.process_spec import SCHEDULER_ID
 from msrun.agent.processes.server_handle import ChildProcess, ForkServerHandle
 from msrun.agent.supervisor import Supervisor
 from msrun.agent.watch.progress_board import ProgressBoard
-from msrun.cluster.control import Control
 from msrun.cluster.messages import Channel, Message
 from msrun.cluster.own_thread import Inbox
 from msrun.errors import ClusterError
@@ -171,7 +170,7 @@ class HostJob(Job):
         super().__init__(folder, **options)
         self.inbox = Inbox()
         self.told: list[Message] = []
-        self.loop.join(Control(self.inbox, self.told.append), lambda attempt: fault_of(1, attempt.end_reason(), 7))
+        self.loop.join(self.inbox, self.told.append, lambda attempt: fault_of(1, attempt.end_reason(), 7))
 
     def hear(self, kind: str, **fields: Any) -> None:
         self.inbox.post({"type": kind, **fields})

@@ -27,7 +27,6 @@ from msrun import contract
 from msrun.agent.host.host_facts import read_host_facts
 from msrun.agent.observer import Observer, OwnFaults
 from msrun.agent.processes.server_handle import ForkServerHandle, start_fork_server
-from msrun.cluster.control import Control, Meeting
 from msrun.cluster.failure import JobFailure
 from msrun.cluster.membership import Membership
 from msrun.cluster.messages import Message, unpack_hosts, unpack_text
@@ -37,11 +36,11 @@ from msrun.cluster.rendezvous import forget_waiting, listen
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.directory.log_directory import write_private
 from msrun.launch.job import AgentPart, JobResult, look_at_host, plan_part, run_job
+from msrun.launch.joined_job import fleet_of
 from msrun.launch.preflight.host_look import make_host_report, try_reach
 from msrun.launch.remote.launcher_link import LauncherLink, take_stdio
 from msrun.launch.remote.log_sender import LogSender
 from msrun.launch.remote.spool import GIVEN_TABLE, hold_spool, listen_in, make_spool, remove_old_spools, remove_spool
-from msrun.launch.rendezvous import fleet_of
 from msrun.planning.build import plan_early_server
 from msrun.planning.host_assignment import Fleet
 from msrun.planning.plan import LaunchPlan
@@ -240,12 +239,21 @@ class Agent:
 
         if self._listener is not None:
             forget_waiting(self._listener)
-        fleet = _fleet(job, message)
-        meeting = Meeting(job.job_id, fleet, message["master_port"]) if fleet else None
-        control = Control(link.orders, link.pass_on, meeting, self._listener)
         home = str(job.spec.log_dir) if job.has_scheduler else ""
         limit_s = STOPPED_SHARE * job.silence_s
-        part = AgentPart(display, link.obey, control, link, self._server, home, stopped_limit_s=limit_s)
+        part = AgentPart(
+            display,
+            link.obey,
+            link.orders,
+            link.pass_on,
+            _fleet(job, message),
+            message["master_port"],
+            self._listener,
+            user=link,
+            early_server=self._server,
+            home=home,
+            stopped_limit_s=limit_s,
+        )
         result = run_job(spec, self._caller, job_id=job.job_id, is_last=True, part=part)
         tell_result(link, result)
 

@@ -18,7 +18,6 @@ from msrun.agent.observer import Observer, OwnFaults
 from msrun.agent.pause import stop_this_process
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.connection import Connection
-from msrun.cluster.control import Control, Meeting
 from msrun.cluster.failure import JobFailure
 from msrun.cluster.handshake import Caller
 from msrun.cluster.hosts import HostRequest, Refused
@@ -27,9 +26,9 @@ from msrun.cluster.messages import Message, unpack_hosts
 from msrun.errors import ClusterError, PeerFailed, RendezvousTimeout
 from msrun.launch.job import AgentPart, JobResult, open_display, run_job
 from msrun.launch.job_display import JobDisplay
+from msrun.launch.joined_job import fleet_of, local_part
 from msrun.launch.remote.agent import FETCH_S, STOPPED_SHARE, LauncherReport, tell_result, told_errors
 from msrun.launch.remote.launcher_link import LauncherLink, Stream
-from msrun.launch.rendezvous import fleet_of, local_part
 from msrun.launch.transport.sealed import SealedPipe
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.spec import LaunchSpec
@@ -242,7 +241,10 @@ class DialledPart:
         part = AgentPart(
             display,
             link.obey,
-            Control(link.orders, link.pass_on, Meeting(message["job_id"], fleet, message["master_port"])),
+            link.orders,
+            link.pass_on,
+            fleet,
+            message["master_port"],
             home=str(spec.log_dir),
             stopped_limit_s=STOPPED_SHARE * self._silence_s,
             signals=self._signals,

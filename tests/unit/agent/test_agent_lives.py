@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from supervised_job import FAILED, HostJob, Job
 
 from msrun.agent.processes.process_spec import SCHEDULER_ID
-from msrun.cluster.control import Control
 from msrun.cluster.coordinator import Coordinator
 from msrun.cluster.membership import RestartPolicy
 from msrun.cluster.messages import Message
@@ -142,8 +141,11 @@ class Host(HostJob):
         """What this host has not heard yet."""
         self.fork_server = ForkServer(self)
         self.is_lost = False
-        control = Control(self.inbox, self.unheard.append)
-        self.loop.join(control, lambda attempt: fault_of(node_rank, f"node {node_rank}: {attempt.end_reason()}", 7))
+        self.loop.join(
+            self.inbox,
+            self.unheard.append,
+            lambda attempt: fault_of(node_rank, f"node {node_rank}: {attempt.end_reason()}", 7),
+        )
 
     def take_order(self) -> None:
         self.hear(**{"kind" if name == "type" else name: value for name, value in self.orders.popleft().items()})

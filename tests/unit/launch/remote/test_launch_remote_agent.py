@@ -212,11 +212,10 @@ def test_job_runs_in_the_folder_and_tells_how_it_ended(
         tables.append(spec.rank_table_file.read_text())
         assert (job_id, is_last, caller["GIVEN"]) == ("f00d", True, "yes")
         assert (part.home, part.stopped_limit_s) == (home, 120.0)
-        meeting = part.control.meeting
-        assert meeting is not None and (meeting.job_id, meeting.store_port) == ("f00d", 8118)
-        assert meeting.fleet.hosts == HOSTS and meeting.fleet.own == HOSTS[node_rank]
-        assert meeting.fleet.master_addr == "10.0.0.7"
-        part.control.send({"type": "ready", "attempt": 1})
+        assert part.fleet is not None and part.store_port == 8118
+        assert part.fleet.hosts == HOSTS and part.fleet.own == HOSTS[node_rank]
+        assert part.fleet.master_addr == "10.0.0.7"
+        part.send({"type": "ready", "attempt": 1})
         return SimpleNamespace(failure=None, survivors=(4711,))
 
     monkeypatch.setattr(module, "run_job", run_job)
@@ -239,7 +238,7 @@ def test_only_host_of_a_job_meets_nobody(served: Serve, monkeypatch: pytest.Monk
     ended = SimpleNamespace(failure=None, survivors=())
     monkeypatch.setattr(module, "run_job", lambda *_, part, **__: parts.append(part) or ended)
     served(job(node_rank=0), {**RUN, "hosts": ""})
-    assert parts[0].control.meeting is None and parts[0].control.store_listener is None
+    assert parts[0].fleet is None and parts[0].store_listener is None
 
 
 def test_who_tried_to_reach_the_store_is_not_its_client(served: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +246,7 @@ def test_who_tried_to_reach_the_store_is_not_its_client(served: Serve, monkeypat
     seen: list[bool] = []
 
     def run_job(*_: Any, part: AgentPart, **__: Any) -> Any:
-        store = part.control.store_listener
+        store = part.store_listener
         assert store is not None and store.gettimeout() is None
         seen.append(bool(select.select([store], [], [], 0.0)[0]))
         return SimpleNamespace(failure=None, survivors=())

@@ -80,7 +80,7 @@ class Caller:
             request: what this host asks for, once the scheduler has said hello.
         """
         self.connection = connection
-        self._token, self._place, self._request = token, place, request
+        self._token, self.place, self._request = token, place, request
         self.nonce = new_nonce()
         self._is_greeted = False
         connection.send_plain(hello(self.nonce))
@@ -105,7 +105,7 @@ class Caller:
         except NotProved:
             raise Refused("the scheduler does not know this job's token: is it another job's?") from None
         except (ValueError, TypeError, KeyError) as error:
-            raise Refused(f"what answers at {self._place} is no msrun scheduler: {error}") from None
+            raise Refused(f"what answers at {self.place} is no msrun scheduler: {error}") from None
         protocol, nonce = said
         if protocol != PROTOCOL:
             raise Refused(
@@ -126,9 +126,9 @@ class Caller:
         try:
             return self.connection.receive()
         except NotUnderstood as error:
-            raise Refused(f"no connection with the scheduler at {self._place}: {error}") from None
+            raise Refused(f"no connection with the scheduler at {self.place}: {error}") from None
         except ValueError as error:
-            raise Refused(f"what answers at {self._place} is no msrun scheduler: {error}") from None
+            raise Refused(f"what answers at {self.place} is no msrun scheduler: {error}") from None
 
 
 def _plain(value: str) -> str:

@@ -55,6 +55,8 @@ class JobDisplay:
         self._plan = plan
         self._console = Console(plan, quiet=quiet, is_raw=spec.is_raw_tail, has_progress=spec.has_progress_line)
         self._metrics: MetricsFile | None = None
+        self.also: Observer | None = None
+        """Who else is told: the launcher on another host, of whose job this is a part."""
 
     def open_metrics(self) -> None:
         """Write the first metrics.
@@ -72,7 +74,7 @@ class JobDisplay:
     @property
     def observers(self) -> tuple[Observer, ...]:
         """Console, metrics file, and the user's terminal."""
-        return tuple(one for one in (self._console, self._metrics, self._terminal) if one is not None)
+        return tuple(one for one in (self._console, self._metrics, self._terminal, self.also) if one is not None)
 
     def say(self, text: str) -> None:
         """Print a line."""

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 from msrun.agent.host.host_facts import LOOPBACK
 from msrun.agent.pause import stop_this_process
 from msrun.agent.signals import SignalPipe
+from msrun.cluster.connection import Connection
+from msrun.cluster.handshake import Caller
 from msrun.cluster.hosts import HostRequest
 from msrun.cluster.proof import PROTOCOL, derived_token
 from msrun.cluster.rendezvous import UnresolvedName, own_addresses, resolve_address
@@ -97,14 +99,17 @@ def run_joined_job(
             whole = joined.whole_spec()
             return run_fleet_job(whole, caller, quiet=quiet, job_id=job_id, on_directory=on_directory, joined=joined)
 
-        from msrun.launch.remote.dialled_part import DialledPart, Dialler
+        from msrun.launch.remote.dialled_part import DialledPart, dial
 
         limit_s = float(spec.cluster_time_out_s)
         if limit_s > 0:
             limit_s = max(0.0, limit_s - (time.monotonic() - begin))
-        dialler = Dialler(place, token, request, tls, signals, heed, tell)
-        connection = dialler.dial(limit_s)
-        part = stack.enter_context(DialledPart(spec, connection, dialler.silence_s, signals, place))
+
+        def greet(connection: Connection, own_address: str) -> Caller:
+            return Caller(connection, token, f"{place[0]}:{place[1]}", lambda: request(own_address))
+
+        connection, silence_s = dial(place, greet, tls, signals, heed, tell, limit_s)
+        part = stack.enter_context(DialledPart(spec, connection, silence_s, signals, place))
         tell("registered with the scheduler" + (f" through {connection.tls_version}" if tls else ""))
         message = part.await_job(heed, tell)
         return part.run(message, caller, quiet=quiet, on_directory=on_directory, say=tell)

@@ -11,6 +11,7 @@ from typing import Self
 from job_runner import wait_until
 
 from msrun.cluster.connection import Connection
+from msrun.cluster.handshake import Caller
 from msrun.cluster.hosts import HostRequest, Refused, Registry
 from msrun.cluster.own_thread import Inbox
 from msrun.cluster.proof import PROTOCOL
@@ -19,7 +20,7 @@ from msrun.cluster.tls.identity import TlsIdentity
 from msrun.errors import ClusterError
 from msrun.launch.fleet.event_loop import EventLoop
 from msrun.launch.fleet.gate import Gate, Stranger
-from msrun.launch.remote.dialled_part import Dialler
+from msrun.launch.remote.dialled_part import dial
 
 TOKEN = b"secret"
 SILENCE_S = 30.0
@@ -27,6 +28,23 @@ SILENCE_S = 30.0
 
 def host_request(node_rank: int, worker_num: int = 2) -> HostRequest:
     return HostRequest(PROTOCOL, worker_num, 1, node_rank, f"h{node_rank}", f"10.0.0.{node_rank}", 0)
+
+
+def dial_as(
+    request: HostRequest,
+    place: tuple[str, int],
+    tls: TlsIdentity | None = None,
+    token: bytes = TOKEN,
+    said: list[str] | None = None,
+) -> tuple[Connection, float]:
+    """Return the connection of a host that was let in, and how long the scheduler may be silent."""
+
+    def greet(connection: Connection, _: str) -> Caller:
+        return Caller(connection, token, f"{place[0]}:{place[1]}", lambda: request)
+
+    say = (said if said is not None else []).append
+    with contextlib.closing(Inbox()) as no_signals:
+        return dial(place, greet, tls, no_signals, lambda: None, say, 20)  # type: ignore[arg-type]
 
 
 class OpenGate:
@@ -65,18 +83,8 @@ class OpenGate:
 
     def dial(self, node_rank: int, tls: TlsIdentity | None = None, token: bytes = TOKEN) -> Connection:
         """Return the connection of a host that was let in."""
-        with contextlib.closing(Inbox()) as no_signals:
-            dialler = Dialler(
-                self.place,
-                token,
-                lambda _: host_request(node_rank),
-                tls,
-                no_signals,  # type: ignore[arg-type]
-                lambda: None,
-                lambda _: None,
-            )
-            connection = dialler.dial(20)
-        assert dialler.silence_s == SILENCE_S
+        connection, silence_s = dial_as(host_request(node_rank), self.place, tls, token)
+        assert silence_s == SILENCE_S
         self._dialled.append(connection)
         return connection
 

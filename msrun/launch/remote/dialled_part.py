@@ -14,14 +14,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msrun.agent.observer import Observer, OwnFaults
+from msrun.agent.observer import OwnFaults
 from msrun.agent.pause import stop_this_process
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.connection import Connection
-from msrun.cluster.failure import JobFailure
 from msrun.cluster.handshake import Caller
-from msrun.cluster.hosts import HostRequest, Refused
-from msrun.cluster.membership import Membership
+from msrun.cluster.hosts import Refused
 from msrun.cluster.messages import Message, unpack_hosts
 from msrun.errors import ClusterError, PeerFailed, RendezvousTimeout
 from msrun.launch.job import AgentPart, JobResult, open_display, run_job
@@ -44,128 +42,84 @@ GREETING_S = 15.0
 """How long the scheduler may take to answer."""
 
 
-class Dialler:
-    """Finds the scheduler. Its host, or msrun there, may come later than this one."""
+def dial(
+    place: tuple[str, int],
+    greet: Callable[[Connection, str], Caller],
+    tls: TlsIdentity | None,
+    signals: SignalPipe,
+    heed_signals: Callable[[], None],
+    say: Callable[[str], None],
+    limit_s: float,
+) -> tuple[Connection, float]:
+    """Return a connection to a scheduler that has let this host in, and how long that may be silent.
 
-    def __init__(
-        self,
-        place: tuple[str, int],
-        token: bytes,
-        request: Callable[[str], HostRequest],
-        tls: TlsIdentity | None,
-        signals: SignalPipe,
-        heed_signals: Callable[[], None],
-        say: Callable[[str], None],
-    ) -> None:
-        """
-        Args:
-            place: numeric address and port of the scheduler.
-            request: what to say, from this host's address towards the scheduler.
-            heed_signals: called when there are signals; may raise.
-        """
-        self._place, self._token, self._request, self._tls = place, token, request, tls
-        self._signals, self._heed_signals, self._say = signals, heed_signals, say
-        self.silence_s = 0.0
-        """How long the scheduler may be silent, as it has said."""
+    Its host, or msrun there, may come later than this one.
 
-    @property
-    def _where(self) -> str:
-        return f"{self._place[0]}:{self._place[1]}"
+    Args:
+        place: numeric address and port of the scheduler.
+        greet: begins to speak over a connection; gets this host's address towards the scheduler, too.
+        heed_signals: called when there are signals; may raise.
+        limit_s: how long the scheduler may be absent; negative = for ever.
 
-    def dial(self, limit_s: float) -> Connection:
-        """Return a connection to a scheduler that has let this host in.
+    Raises:
+        ClusterError: it refuses this host, or is none.
+        RendezvousTimeout: nobody was there in time.
+    """
+    where = f"{place[0]}:{place[1]}"
+    begin = time.monotonic()
+    next_line = begin + FIRST_LINE_S
+    with selectors.DefaultSelector() as selector:
+        selector.register(signals, selectors.EVENT_READ)
+        while True:
+            why = "it closed the connection"
+            try:
+                stream = socket.create_connection(place, timeout=CONNECT_S)
+            except OSError as error:
+                why = error.strerror or str(error) or type(error).__name__
+            else:
+                with contextlib.ExitStack() as stack:
+                    connection = Connection(stream, tls.open_session() if tls else None)
+                    stack.callback(connection.close)
+                    caller = greet(connection, stream.getsockname()[0].partition("%")[0])
+                    try:
+                        silence_s = _await_answer(caller, selector, signals, heed_signals)
+                    except Refused as error:
+                        raise ClusterError(str(error)) from None
+                    if silence_s is not None:
+                        stack.pop_all()
+                        return connection, silence_s
+            now, what = time.monotonic(), f"no scheduler at {where} ({why})"
+            if 0 <= limit_s <= now - begin:
+                raise RendezvousTimeout(
+                    f"--cluster_time_out {limit_s:g}: {what}; start msrun there, and check --master_addr, "
+                    "--master_port and firewalls"
+                )
+            if now >= next_line:
+                next_line = now + LINE_S
+                say(what)
+            if selector.select(RETRY_S):
+                heed_signals()
 
-        Args:
-            limit_s: how long it may be absent; negative = for ever.
 
-        Raises:
-            ClusterError: it refuses this host, or is none.
-            RendezvousTimeout: nobody was there in time.
-        """
-        begin = time.monotonic()
-        next_line = begin + FIRST_LINE_S
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._signals, selectors.EVENT_READ)
-            while True:
-                try:
-                    connection = self._try(selector)
-                except Refused as error:
-                    raise ClusterError(str(error)) from None
-                if isinstance(connection, Connection):
-                    return connection
-                now, what = time.monotonic(), f"no scheduler at {self._where} ({connection})"
-                if 0 <= limit_s <= now - begin:
-                    raise RendezvousTimeout(
-                        f"--cluster_time_out {limit_s:g}: {what}; start msrun there, and check --master_addr, "
-                        "--master_port and firewalls"
-                    )
-                if now >= next_line:
-                    next_line = now + LINE_S
-                    self._say(what)
-                if selector.select(RETRY_S):
-                    self._heed_signals()
-
-    def _try(self, selector: selectors.BaseSelector) -> Connection | str:
-        """Return a connection that is let in, or why there is none yet.
-
-        Raises:
-            Refused: there will be none.
-        """
-        try:
-            stream = socket.create_connection(self._place, timeout=CONNECT_S)
-        except OSError as error:
-            return error.strerror or str(error) or type(error).__name__
-        connection = Connection(stream, self._tls.open_session() if self._tls else None)
-        own_address = stream.getsockname()[0].partition("%")[0]
-        caller = Caller(connection, self._token, self._where, lambda: self._request(own_address))
-        selector.register(connection, selectors.EVENT_READ)
-        try:
-            if self._greet(selector, caller):
-                return connection
-        except BaseException:
-            connection.close()
-            raise
-        finally:
-            selector.unregister(connection)
-        connection.close()
-        return "it closed the connection"
-
-    def _greet(self, selector: selectors.BaseSelector, caller: Caller) -> bool:
-        end = time.monotonic() + GREETING_S
-        while not caller.connection.is_closed:
-            left_s = end - time.monotonic()
-            if left_s <= 0:
-                raise Refused(f"the scheduler at {self._where} does not answer: is it another program?")
-            for key, _ in selector.select(left_s):
-                if key.fileobj is self._signals:
-                    self._heed_signals()
-            caller.connection.flush()
+def _await_answer(
+    caller: Caller, selector: selectors.BaseSelector, signals: SignalPipe, heed_signals: Callable[[], None]
+) -> float | None:
+    """Return how long the scheduler may be silent, which lets this host in; None when it has hung up."""
+    end, connection = time.monotonic() + GREETING_S, caller.connection
+    selector.register(connection, selectors.EVENT_READ)
+    try:
+        while not connection.is_closed:
+            if time.monotonic() >= end:
+                raise Refused(f"the scheduler at {caller.place} does not answer: is it another program?")
+            if any(key.fileobj is signals for key, _ in selector.select(max(0.0, end - time.monotonic()))):
+                heed_signals()
+            connection.flush()
             for body in caller.receive():
-                silence_s = caller.take(body)
-                if silence_s is not None:
-                    self.silence_s = silence_s
-                    return True
-        return False
-
-
-class _TwoDisplays:
-    """What is shown here, and what goes to the launcher. A `Display`."""
-
-    def __init__(self, here: JobDisplay, there: LauncherReport) -> None:
-        self._here, self._there = here, there
-
-    @property
-    def observers(self) -> tuple[Observer, ...]:
-        """Both."""
-        return (*self._here.observers, *self._there.observers)
-
-    def say(self, text: str) -> None:
-        """Say it here."""
-        self._here.say(text)
-
-    def finish(self, failure: JobFailure | None, membership: Membership, restarts: int) -> None:
-        """Show the end here."""
-        self._here.finish(failure, membership, restarts)
+                if (silence_s := caller.take(body)) is not None:
+                    return silence_s
+        return None
+    finally:
+        selector.unregister(connection)
 
 
 class DialledPart:
@@ -235,8 +189,10 @@ class DialledPart:
         say(f"all {len(hosts)} hosts have come; this is {fleet.own.describe()}")
         spec = local_part(self._spec, fleet)
 
-        def display(plan: LaunchPlan, faults: OwnFaults) -> _TwoDisplays:
-            return _TwoDisplays(open_display(spec, plan, faults, None, quiet=quiet), LauncherReport(link, plan, None))
+        def display(plan: LaunchPlan, faults: OwnFaults) -> JobDisplay:
+            shown = open_display(spec, plan, faults, None, quiet=quiet)
+            shown.also = LauncherReport(link, plan, None)
+            return shown
 
         part = AgentPart(
             display,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from job_runner import wait_until
-from open_gate import TOKEN, host_request
+from open_gate import TOKEN, dial_as, host_request
 
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.messages import FrameBuffer, encode_body, encode_message, frame
@@ -25,7 +25,7 @@ from msrun.launch import joined_job as module
 from msrun.launch.fleet import joined_hosts
 from msrun.launch.fleet.joined_hosts import JoinedHosts
 from msrun.launch.joined_job import find_master
-from msrun.launch.remote.dialled_part import DialledPart, Dialler
+from msrun.launch.remote.dialled_part import DialledPart
 from msrun.launch.transport.pipe import MARKER
 from msrun.launch.transport.sealed import SealedPipe
 from msrun.planning.program import Program
@@ -89,15 +89,6 @@ def test_signal_ends_the_wait_for_a_name(monkeypatch: pytest.MonkeyPatch) -> Non
 # -- a host that dials ------------------------------------------------------------------------------------------------
 
 
-def dial(place: tuple[str, int], node_rank: int = 0, worker_num: int = 2, said: list[str] | None = None) -> Any:
-    """Return the connection of a host, and how long the scheduler may be silent."""
-    with contextlib.closing(Inbox()) as no_signals:
-        say = (said if said is not None else []).append
-        asked = host_request(node_rank, worker_num)
-        dialler = Dialler(place, TOKEN, lambda _: asked, None, no_signals, lambda: None, say)  # type: ignore[arg-type]
-        return dialler.dial(20), dialler.silence_s
-
-
 @contextlib.contextmanager
 def answering(*answers: bytes) -> Iterator[tuple[tuple[str, int], list[bytes]]]:
     """Yield the place of a server that sends each caller one of these, and what callers have said first."""
@@ -138,7 +129,7 @@ def answering(*answers: bytes) -> Iterator[tuple[tuple[str, int], list[bytes]]]:
 )
 def test_host_does_not_trust_whoever_answers(answer: bytes, reason: str) -> None:
     with answering(answer) as (place, _), pytest.raises(ClusterError) as caught:
-        dial(place)
+        dial_as(host_request(0), place)
     assert reason in str(caught.value)
 
 
@@ -147,7 +138,7 @@ def test_host_shows_another_nonce_at_every_try_and_says_that_nobody_is_there(mon
     monkeypatch.setattr("msrun.launch.remote.dialled_part.FIRST_LINE_S", 0.0)
     said: list[str] = []
     with answering(b"", b"", frame(b"refused no")) as (place, heard), pytest.raises(ClusterError, match=r"host: no$"):
-        dial(place, said=said)
+        dial_as(host_request(0), place, said=said)
     nonces = {read_hello(body) for body in heard}
     assert None not in nonces and len(nonces) == 3
     assert said == [f"no scheduler at 127.0.0.1:{place[1]} (it closed the connection)"]
@@ -161,13 +152,13 @@ class Host(threading.Thread):
 
     def __init__(self, place: tuple[str, int], node_rank: int, worker_num: int) -> None:
         super().__init__()
-        self._place, self._asked = place, (node_rank, worker_num)
+        self._place, self._request = place, host_request(node_rank, worker_num)
         self.said: list[str] = []
         self.error: MsrunError | None = None
         self.start()
 
     def run(self) -> None:
-        connection, silence_s = dial(self._place, *self._asked)
+        connection, silence_s = dial_as(self._request, self._place)
         with contextlib.closing(Inbox()) as no_signals:
             part = DialledPart(spec_for(), connection, silence_s, no_signals, self._place)  # type: ignore[arg-type]
             try:
@@ -260,7 +251,7 @@ def test_host_that_goes_before_all_have_come_may_register_again(meeting: Meet, i
     here = meeting(3, heartbeat_time_out_s=0.3 if is_silent else 15.0)
 
     def come_and_go() -> None:
-        connection, _ = dial(here.place, 1, 3)
+        connection, _ = dial_as(host_request(1, 3), here.place)
         pipe = SealedPipe(connection, "")
         pipe.write(MARKER)
         if is_silent:  # after a sign of life: it hears, and says nothing

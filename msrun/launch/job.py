@@ -106,7 +106,7 @@ def plan_dry_run(spec: LaunchSpec, caller: Mapping[str, str]) -> LaunchPlan:
     facts = look_at_host(spec, caller)
     fleet = None
     if spec.is_several:
-        from msrun.launch.joined_job import assume_fleet, local_part
+        from msrun.launch.rendezvous import assume_fleet, local_part
 
         fleet = assume_fleet(spec, facts)
         spec = local_part(spec, fleet)

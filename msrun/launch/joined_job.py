@@ -10,27 +10,24 @@ import selectors
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msrun.agent.host.host_facts import LOOPBACK
 from msrun.agent.pause import stop_this_process
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.connection import Connection
 from msrun.cluster.handshake import Caller
 from msrun.cluster.hosts import HostRequest
 from msrun.cluster.proof import PROTOCOL, derived_token
-from msrun.cluster.rendezvous import UnresolvedName, own_addresses, resolve_address
-from msrun.errors import RendezvousTimeout, UsageError, interruption
+from msrun.cluster.rendezvous import UnresolvedName, resolve_address
+from msrun.errors import RendezvousTimeout, interruption
 from msrun.launch.console import say
 from msrun.launch.job import JobResult, check_part, job_signals, look_at_host, new_job_id
 from msrun.launch.job_hosts import table_digest
-from msrun.planning.host_assignment import Fleet, HostAssignment
+from msrun.launch.rendezvous import has_scheduler
 from msrun.planning.mindspore import settle_mindspore
-from msrun.planning.placement.host import HostFacts
-from msrun.planning.spec import LaunchSpec, is_loopback
+from msrun.planning.spec import LaunchSpec
 
 if TYPE_CHECKING:  # loaded for jobs with --tls_config
     from msrun.cluster.tls.identity import Side, TlsIdentity
@@ -39,8 +36,6 @@ WEAK_KEY = (
     "weak key: without --token_file, MSRUN_TOKEN or --tls_config it follows from port {port}, and whoever reaches that "
     "could join or end the job"
 )
-UNKNOWN = "?"
-"""Name and address of a host that a dry run cannot know."""
 NAME_RETRY_S = 1.0
 NAME_LINE_S = 5.0
 
@@ -163,68 +158,3 @@ def _heed_signals(spec: LaunchSpec, signals: SignalPipe) -> None:
             error = interruption(signum, spec.time_limit_s)
             error.args = (f"{error} before all hosts had come",)
             raise error
-
-
-def has_scheduler(spec: LaunchSpec, master_addr: str) -> bool:
-    """Return whether the scheduler runs on this host: node_rank 0, or without node_rank the one with the address.
-
-    Raises:
-        UsageError: this is node 0, but the address is another host's.
-    """
-    if spec.stands_for:  # all addresses of loopback are this machine's
-        return spec.node_rank == 0
-    is_own = master_addr in own_addresses()
-    if spec.node_rank == 0 and not is_own:
-        raise UsageError(
-            f"--master_addr {spec.master_addr}: not an address of this host, which is --node_rank 0 and so runs the "
-            f"scheduler; give one of {', '.join(sorted(own_addresses()))}"
-        )
-    return is_own if spec.node_rank < 0 else spec.node_rank == 0
-
-
-def fleet_of(spec: LaunchSpec, node_rank: int, hosts: tuple[HostAssignment, ...], master_addr: str) -> Fleet:
-    """Return all hosts of a job as this one sees them."""
-    address = LOOPBACK if spec.stands_for else hosts[node_rank].address
-    return Fleet(node_rank, hosts, master_addr, own_addresses().get(address, ""))
-
-
-def local_part(spec: LaunchSpec, fleet: Fleet) -> LaunchSpec:
-    """Return what is asked of this host alone.
-
-    Node 0 writes into the log directory itself, the others into folders below it: on a disk that hosts share, nobody
-    overwrites another's files.
-    """
-    return replace(spec, node_rank=fleet.node_rank, log_dir=folder_of(spec.log_dir, fleet.node_rank))
-
-
-def folder_of(log_dir: Path, node_rank: int) -> Path:
-    """Return the log directory of a host."""
-    return log_dir / f"node_{node_rank}" if node_rank else log_dir
-
-
-def assume_fleet(spec: LaunchSpec, facts: HostFacts) -> Fleet:
-    """Return the hosts of a job for a dry run, which asks nobody: of its table, else as many as are like this one."""
-    addresses = own_addresses()
-    is_master = spec.master_addr in addresses
-    if spec.table_hosts:
-        own = spec.table_hosts[spec.node_rank]
-        return Fleet(own.node_rank, spec.table_hosts, spec.master_addr, addresses.get(own.address, ""))
-    node_rank = spec.node_rank if spec.node_rank >= 0 else 0 if is_master else 1
-    outward = (address for address in addresses if not is_loopback(address))
-    address = spec.master_addr if is_master else next(outward, UNKNOWN)
-    hosts, first = [], 0
-    for index, count in enumerate(assume_counts(spec.worker_num, spec.local_worker_num, node_rank)):
-        known = (facts.name, address) if index == node_rank else (UNKNOWN, UNKNOWN)
-        hosts.append(HostAssignment(index, *known, tuple(range(first, first + count)), tuple(range(count))))
-        first += count
-    return Fleet(node_rank, tuple(hosts), spec.master_addr, addresses.get(address, ""), is_assumed=True)
-
-
-def assume_counts(worker_num: int, local_worker_num: int, node_rank: int) -> list[int]:
-    """Return how many workers each host has if all are like this one, as far as the numbers allow it."""
-    before = min(node_rank * local_worker_num, worker_num - local_worker_num)
-    counts = [before // node_rank + (index < before % node_rank) for index in range(node_rank)]
-    counts.append(local_worker_num)
-    while (left := worker_num - sum(counts)) > 0:
-        counts.append(min(local_worker_num, left))
-    return counts

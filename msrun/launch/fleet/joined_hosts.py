@@ -32,9 +32,9 @@ from msrun.launch.fleet.gate import Gate, Stranger
 from msrun.launch.fleet.log_collector import LogCollector
 from msrun.launch.fleet.preparation import ANSWER_S, OF_LAUNCHER, ReadyHosts, error_of, raise_fault
 from msrun.launch.job_hosts import table_digest
-from msrun.launch.joined_job import folder_of
 from msrun.launch.preflight.host_report import explain_agent_end
 from msrun.launch.remote.agent import HostJob
+from msrun.launch.rendezvous import folder_of
 from msrun.launch.transport.agent_code import AgentCode, salvage_code, start_code
 from msrun.launch.transport.pipe import AgentPipe, LocalPipe, agent_argv
 from msrun.launch.transport.sealed import SealedPipe

@@ -169,7 +169,7 @@ def look_at_tls(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
 
 def _has_scheduler(spec: LaunchSpec) -> bool:
     from msrun.cluster.rendezvous import resolve_address
-    from msrun.launch.joined_job import has_scheduler
+    from msrun.launch.rendezvous import has_scheduler
 
     try:
         return has_scheduler(spec, resolve_address(spec.master_addr))
@@ -321,7 +321,7 @@ def _look_at_port(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
 def _look_at_meeting(spec: LaunchSpec) -> Finding:
     """Of several hosts, the one with the scheduler needs the port."""
     from msrun.cluster.rendezvous import UnresolvedName, resolve_address
-    from msrun.launch.joined_job import has_scheduler
+    from msrun.launch.rendezvous import has_scheduler
 
     try:
         address = resolve_address(spec.master_addr)

@@ -36,11 +36,11 @@ from msrun.cluster.rendezvous import forget_waiting, listen
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.directory.log_directory import write_private
 from msrun.launch.job import AgentPart, JobResult, look_at_host, plan_part, run_job
-from msrun.launch.joined_job import fleet_of
 from msrun.launch.preflight.host_look import make_host_report, try_reach
 from msrun.launch.remote.launcher_link import LauncherLink, take_stdio
 from msrun.launch.remote.log_sender import LogSender
 from msrun.launch.remote.spool import GIVEN_TABLE, hold_spool, listen_in, make_spool, remove_old_spools, remove_spool
+from msrun.launch.rendezvous import fleet_of
 from msrun.planning.build import plan_early_server
 from msrun.planning.host_assignment import Fleet
 from msrun.planning.plan import LaunchPlan

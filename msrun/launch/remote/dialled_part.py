@@ -24,9 +24,9 @@ from msrun.cluster.messages import Message, unpack_hosts
 from msrun.errors import ClusterError, PeerFailed, RendezvousTimeout
 from msrun.launch.job import AgentPart, JobResult, open_display, run_job
 from msrun.launch.job_display import JobDisplay
-from msrun.launch.joined_job import fleet_of, local_part
 from msrun.launch.remote.agent import FETCH_S, STOPPED_SHARE, LauncherReport, tell_result, told_errors
 from msrun.launch.remote.launcher_link import LauncherLink, Stream
+from msrun.launch.rendezvous import fleet_of, local_part
 from msrun.launch.transport.sealed import SealedPipe
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.spec import LaunchSpec

@@ -10,9 +10,9 @@ import pytest
 from msrun.cluster import rendezvous
 from msrun.cluster.rendezvous import UnresolvedName, own_addresses, resolve_address
 from msrun.errors import UsageError
-from msrun.launch import joined_job as module
-from msrun.launch.joined_job import UNKNOWN, assume_fleet, has_scheduler, local_part
+from msrun.launch import rendezvous as module
 from msrun.launch.preflight.checks import inspect_host
+from msrun.launch.rendezvous import UNKNOWN, assume_fleet, has_scheduler, local_part
 from msrun.planning.host_assignment import Fleet, HostAssignment, render_assignments
 from msrun.planning.placement.host import HostFacts
 from msrun.planning.program import Program

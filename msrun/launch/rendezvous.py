@@ -1,0 +1,81 @@
+"""Where this host is among those of its job, where msrun is typed on each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from msrun.agent.host.host_facts import LOOPBACK
+from msrun.cluster.rendezvous import own_addresses
+from msrun.errors import UsageError
+from msrun.planning.host_assignment import Fleet, HostAssignment
+from msrun.planning.placement.host import HostFacts
+from msrun.planning.spec import LaunchSpec, is_loopback
+
+UNKNOWN = "?"
+"""Name and address of a host that a dry run cannot know."""
+
+
+def has_scheduler(spec: LaunchSpec, master_addr: str) -> bool:
+    """Return whether the scheduler runs on this host: node_rank 0, or without node_rank the one with the address.
+
+    Raises:
+        UsageError: this is node 0, but the address is another host's.
+    """
+    if spec.stands_for:  # all addresses of loopback are this machine's
+        return spec.node_rank == 0
+    is_own = master_addr in own_addresses()
+    if spec.node_rank == 0 and not is_own:
+        raise UsageError(
+            f"--master_addr {spec.master_addr}: not an address of this host, which is --node_rank 0 and so runs the "
+            f"scheduler; give one of {', '.join(sorted(own_addresses()))}"
+        )
+    return is_own if spec.node_rank < 0 else spec.node_rank == 0
+
+
+def fleet_of(spec: LaunchSpec, node_rank: int, hosts: tuple[HostAssignment, ...], master_addr: str) -> Fleet:
+    """Return all hosts of a job as this one sees them."""
+    address = LOOPBACK if spec.stands_for else hosts[node_rank].address
+    return Fleet(node_rank, hosts, master_addr, own_addresses().get(address, ""))
+
+
+def local_part(spec: LaunchSpec, fleet: Fleet) -> LaunchSpec:
+    """Return what is asked of this host alone.
+
+    Node 0 writes into the log directory itself, the others into folders below it: on a disk that hosts share, nobody
+    overwrites another's files.
+    """
+    return replace(spec, node_rank=fleet.node_rank, log_dir=folder_of(spec.log_dir, fleet.node_rank))
+
+
+def folder_of(log_dir: Path, node_rank: int) -> Path:
+    """Return the log directory of a host."""
+    return log_dir / f"node_{node_rank}" if node_rank else log_dir
+
+
+def assume_fleet(spec: LaunchSpec, facts: HostFacts) -> Fleet:
+    """Return the hosts of a job for a dry run, which asks nobody: of its table, else as many as are like this one."""
+    addresses = own_addresses()
+    is_master = spec.master_addr in addresses
+    if spec.table_hosts:
+        own = spec.table_hosts[spec.node_rank]
+        return Fleet(own.node_rank, spec.table_hosts, spec.master_addr, addresses.get(own.address, ""))
+    node_rank = spec.node_rank if spec.node_rank >= 0 else 0 if is_master else 1
+    outward = (address for address in addresses if not is_loopback(address))
+    address = spec.master_addr if is_master else next(outward, UNKNOWN)
+    hosts, first = [], 0
+    for index, count in enumerate(assume_counts(spec.worker_num, spec.local_worker_num, node_rank)):
+        known = (facts.name, address) if index == node_rank else (UNKNOWN, UNKNOWN)
+        hosts.append(HostAssignment(index, *known, tuple(range(first, first + count)), tuple(range(count))))
+        first += count
+    return Fleet(node_rank, tuple(hosts), spec.master_addr, addresses.get(address, ""), is_assumed=True)
+
+
+def assume_counts(worker_num: int, local_worker_num: int, node_rank: int) -> list[int]:
+    """Return how many workers each host has if all are like this one, as far as the numbers allow it."""
+    before = min(node_rank * local_worker_num, worker_num - local_worker_num)
+    counts = [before // node_rank + (index < before % node_rank) for index in range(node_rank)]
+    counts.append(local_worker_num)
+    while (left := worker_num - sum(counts)) > 0:
+        counts.append(min(local_worker_num, left))
+    return counts

@@ -153,9 +153,7 @@ class HostSupervisor(Supervisor):
     def _heed(self, message: Message) -> None:
         kind = message["type"]
         is_now = message.get("attempt") == self._attempt.number
-        if kind == "note":
-            self._tell("note", text=message["text"])
-        elif kind == "stop" and is_now:
+        if kind == "stop" and is_now:
             self._on_stop(read_report(message["report"]))
         elif kind == "restart":
             self._has_ended, self.report = False, None

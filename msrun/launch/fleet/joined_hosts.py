@@ -2,7 +2,7 @@
 
 From the moment in which all have come this is a job as over SSH: `FleetRun` coordinates the hosts, and an agent below
 this process runs this host's part. Until then the hosts are told who is missing. What hosts are told beside that:
-    waiting {text}    note {text}    called_off {reason, exit_code}
+    waiting {text}    called_off {reason, exit_code}
 """
 
 from __future__ import annotations

@@ -327,11 +327,6 @@ def test_second_signal_waits_for_no_other_host(job: HostJob) -> None:
     assert job.loop._over
 
 
-def test_notes_of_the_coordinator_are_told(job: HostJob) -> None:
-    job.hear("note", text="node 2 registered")
-    assert job.moments.of("note") == [{"kind": "note", "text": "node 2 registered"}]
-
-
 def test_hang_elsewhere_has_the_stacks_written_here_first(job: HostJob) -> None:
     run(job)
     requested: list[str] = []

@@ -107,6 +107,19 @@ def test_workers_of_other_hosts_have_no_memory_here(tmp_path: Path, plan: Launch
     assert not [name for name in samples(tmp_path / "job.prom") if "memory" in name or "cpu" in name]
 
 
+def test_ranks_that_other_hosts_write_are_left_out(tmp_path: Path, plan: LaunchPlan, clock: dict[str, float]) -> None:
+    """Where msrun is typed on every host, the one with the scheduler hears of all ranks."""
+    metrics = MetricsFile(tmp_path / "job.prom", plan, are_workers_here=True)
+    membership = Membership(range(4))
+    for rank in range(4):
+        membership.started(rank, 11 + rank, 0.0)
+    clock["clock"] += 100.0
+    metrics.tick(membership)
+    found = samples(tmp_path / "job.prom")
+    assert found[f'msrun_workers{{state="{WorkerState.RUNNING.value}"}}'] == "2.0"
+    assert sum(name.startswith("msrun_worker_memory_bytes") for name in found) == 2
+
+
 def test_file_is_written_when_it_is_time_and_at_the_end(
     tmp_path: Path, plan: LaunchPlan, clock: dict[str, float]
 ) -> None:

@@ -110,7 +110,10 @@ class AgentLink:
             ClusterError: no more threads can be started here.
         """
         self._loop.start()
-        self._loop.opening.run(self._connect, self._fail)
+        if self._has_dialled:  # there is nothing to wait for, and what is said next has to arrive
+            self._connect()
+        else:
+            self._loop.opening.run(self._connect, self._fail)
 
     def send(self, kind: str, **fields: object) -> None:
         """Tell the agent, as soon as that can be done."""

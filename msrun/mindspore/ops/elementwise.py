@@ -22,7 +22,10 @@ sinh=Sinh sqrt=Sqrt square=Square tan=Tan tanh=Tanh trunc=Trunc sigmoid=Sigmoid 
 hardswish=HSwish logsigmoid=LogSigmoid mish=Mish relu6=ReLU6 selu=SeLU silu=SiLU softsign=Softsign tanhshrink
 relu=ReLU deg2rad rad2deg is_floating_point isreal signbit sgn lerp=Lerp bitwise_left_shift=LeftShift
 bitwise_right_shift=RightShift mm mv inner kron block_diag fliplr flipud trace=Trace argwhere bincount msort
-outer=ger,Ger complex=Complex
+outer=ger,Ger complex=Complex prelu=PReLU softplus=Softplus hardtanh swapaxes swapdims unbind unsqueeze rot90
+masked_select=MaskedSelect where=Select,select diag=Diag,DiagPart,diag_part diagonal nonzero=NonZero ones_like=OnesLike
+zeros_like=ZerosLike full_like hstack dstack column_stack logsumexp histc matmul=bmm,batch_matmul addmm einsum
+det=MatrixDeterminant cosine_similarity normalize unfold fold adaptive_avg_pool1d adaptive_avg_pool3d dropout2d
 """
 """torch's function, which is MindSpore's with the same arguments, and further names of MindSpore's."""
 
@@ -105,11 +108,7 @@ OPERATORS |= define_all((
     ("glu", lambda x, axis=-1: F.glu(x, axis)),
     ("HShrink hardshrink", lambda input, lambd=0.5: F.hardshrink(input, lambd), "lambd"),
     ("SoftShrink soft_shrink softshrink", lambda input, lambd=0.5: F.softshrink(input, lambd), "lambd"),
-    ("hardtanh", lambda input, min_val=-1.0, max_val=1.0: F.hardtanh(input, min_val, max_val)),
     ("leaky_relu", lambda input, alpha=0.2: F.leaky_relu(input, alpha)),
-    ("PReLU prelu", lambda input, weight: F.prelu(input, weight)),
-    ("Softplus", F.softplus),
-    ("softplus", lambda input, beta=1, threshold=20: F.softplus(input, beta, threshold)),
     ("threshold", lambda input, thr, value: F.threshold(input, thr, value)),
     ("IsClose isclose", taking("input other rtol=1e-5 atol=1e-8 equal_nan=False", torch.isclose),
      "rtol atol equal_nan"),

@@ -171,23 +171,17 @@ _OF_POOL = "x>images kernel_size=1 strides=1 pad_mode='valid' data_format>='NCHW
 _REDUCTION = "reduction='mean'"
 OPERATORS = define_all((
     ("MatMul BatchMatMul", _matmul, "transpose_a transpose_b"),
-    ("matmul bmm batch_matmul", torch.matmul),
     ("dot", lambda input, other: torch.tensordot(input, other, ([-1], [-2])) if other.dim() > 1 else input @ other),
-    ("addmm", taking("input mat1 mat2 * beta=1 alpha=1", torch.addmm)),
     ("baddbmm", taking("input batch1 batch2 beta=1 alpha=1", torch.baddbmm)),
     ("tensor_dot tensordot", lambda x1, x2, axes: torch.tensordot(x1, x2, axes)),
-    ("einsum", lambda equation, *operands: torch.einsum(equation, *operands)),
     ("Cross cross", lambda input, other, dim=None: torch.cross(
         input, other, -1 if dim in (None, -65530) else dim), "dim"),
     ("Dense dense", taking("input weight bias=None", F.linear)),
     ("BiasAdd bias_add", lambda input_x, bias, data_format="NCHW": input_x + (
         bias if data_format == "NHWC" else bias.reshape(-1, *[1] * (input_x.dim() - 2))), "data_format"),
     ("MatrixInverse inverse", taking("input>A adjoint>=False", torch.linalg.inv), "adjoint"),
-    ("MatrixDeterminant det", torch.linalg.det),
     ("Cholesky cholesky", taking("input_x>input upper=False", torch.linalg.cholesky), "upper"),
     ("cdist Cdist", taking("x1 x2 p=2.0", torch.cdist), "p"),
-    ("cosine_similarity", taking("x1 x2 dim=1 eps=1e-8", F.cosine_similarity)),
-    ("normalize", taking("input p=2.0 dim=1 eps=1e-12", F.normalize)),
     # -- softmax and norms -----------------------------------------------------------------------------------------
     ("Softmax", taking("input axis>dim=-1", F.softmax), "axis"),
     ("softmax", taking("input axis>dim=-1 * dtype=None", F.softmax)),
@@ -215,8 +209,6 @@ OPERATORS = define_all((
         divisor_override=0: F.avg_pool2d(
             input_x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override or None)),
     ("AdaptiveAvgPool2D adaptive_avg_pool2d", taking("input output_size", F.adaptive_avg_pool2d), "output_size"),
-    ("adaptive_avg_pool1d", taking("input output_size", F.adaptive_avg_pool1d)),
-    ("adaptive_avg_pool3d", taking("input output_size", F.adaptive_avg_pool3d)),
     ("AdaptiveMaxPool2D", taking("input output_size", F.adaptive_max_pool2d), "output_size"),
     ("adaptive_max_pool2d", taking("input output_size return_indices=False", F.adaptive_max_pool2d)),
     ("ResizeBilinear", _resize, "size align_corners half_pixel_centers"),
@@ -228,8 +220,6 @@ OPERATORS = define_all((
     ("grid_sample GridSampler2D", taking("input grid interpolation_mode>mode='bilinear' padding_mode='zeros' "
                                          "align_corners=False", F.grid_sample),
      "interpolation_mode padding_mode align_corners"),
-    ("unfold", taking("input kernel_size dilation=1 padding=0 stride=1", F.unfold)),
-    ("fold", taking("input output_size kernel_size dilation=1 padding=0 stride=1", F.fold)),
     # -- boxes ---------------------------------------------------------------------------------------------------
     ("IOU iou", _overlaps, "mode"),
     ("BoundingBoxEncode bounding_box_encode", taking(f"anchor_box groundtruth_box {_FOUR}", _encode_boxes),
@@ -270,7 +260,6 @@ OPERATORS = define_all((
     # -- random ----------------------------------------------------------------------------------------------------
     ("Dropout", taking("x keep_prob=0.5 Seed0>=0 Seed1>=0", _dropout), "keep_prob Seed0 Seed1"),
     ("Dropout2D", lambda x, keep_prob=0.5: (F.dropout2d(x, 1 - keep_prob), x != 0), "keep_prob"),
-    ("dropout2d", taking("input p=0.5 training=True", F.dropout2d)),
     ("StandardNormal", lambda shape, seed=0, seed2=0: torch.randn(dims(shape)), "seed seed2"),
     ("standard_normal", lambda shape, seed=None: torch.randn(dims(shape))),
     ("normal", lambda shape, mean=0.0, stddev=1.0, seed=None: torch.randn(dims(shape)) * stddev + mean),

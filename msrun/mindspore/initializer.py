@@ -40,7 +40,7 @@ def _of(name: str, words: str, fill: str | Callable[..., Tensor], doc: str) -> A
         words: its arguments, as in `taking`.
         fill: a function of a tensor and of these; by its name one of torch.nn.init, which is looked up at each call.
     """
-    arguments = taking(words, dict)
+    arguments = taking(words, dict, name)
 
     def __init__(self: Any, *args: Any, **settings: Any) -> None:  # noqa: N807
         given = arguments(*args, **settings)

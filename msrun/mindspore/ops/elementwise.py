@@ -1,4 +1,4 @@
-"""Operators that work on each element: the table."""
+"""Operators that work on each element, and those of torch whose arguments are MindSpore's: the table."""
 
 from __future__ import annotations
 

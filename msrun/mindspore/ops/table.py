@@ -30,6 +30,17 @@ _noted: set[str] = set()
 _log = logging.getLogger("msrun.runtime")
 
 
+class WordsError(UsageError, TypeError):
+    """A call with other words than those that a table has for it."""
+
+
+def refuse_unknown(owner: str, words: Iterable[str], known: Iterable[str], remedy: str = "") -> None:
+    """Raise a WordsError for the first word that is not known."""
+    for word in words:
+        if word not in known:
+            raise WordsError(f"{owner}({word}=...): unknown word{near_miss(word, known)}{remedy}")
+
+
 def note_once(word: str) -> None:
     """Say once per process that a word of MindSpore's compiler is taken and does nothing here."""
     if word not in _noted:
@@ -133,12 +144,13 @@ def _with(function: Callable[..., Any], settings: Mapping[str, Any]) -> Callable
     return run
 
 
-def taking(words: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return torch's function with MindSpore's arguments.
+def taking(words: str, function: Callable[..., Any], owner: str = "") -> Callable[..., Any]:
+    """Return torch's function with MindSpore's arguments. A call with others is a WordsError.
 
     Args:
         words: of each argument `name`, `name=default`, or `name>torchs_name=default`; `name>` is not passed on. Those
             behind a `*` are given by their names alone.
+        owner: name for errors; "" for the function's.
     """
     theirs: dict[str, str] = {}
     parameters: list[Parameter] = []
@@ -164,7 +176,11 @@ def taking(words: str, function: Callable[..., Any]) -> Callable[..., Any]:
             or [one for one in given if one not in theirs]
             or len(whole) < len(theirs)
         ):
-            signature.bind(*args, **settings)  # it says what is wrong
+            try:
+                signature.bind(*args, **settings)  # it says what is wrong
+            except TypeError as error:
+                near = near_miss(next((word for word in settings if word not in theirs), ""), theirs)
+                raise WordsError(f"{owner or run.__name__}: {error}{near}") from None
         return function(**{other: whole[name] for name, other in theirs.items() if other})
 
     run.__name__ = run.__qualname__ = getattr(function, "__name__", "operator")

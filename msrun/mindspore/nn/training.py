@@ -128,6 +128,17 @@ def _as_they_are(gradients: Sequence[Tensor]) -> Sequence[Tensor]:
     return gradients
 
 
+def next_scale(scale: Any, good_steps: int, factor: float, window: int) -> Any:
+    """Return a loss scale after a step: multiplied after every `window` good steps, divided, but to 1 at least, by 0.
+
+    Args:
+        good_steps: steps since the last one that overflowed; 0: this one did.
+    """
+    if good_steps == 0:
+        return max(scale / factor, 1.0)
+    return scale if good_steps % window else scale * factor
+
+
 class FixedLossScaleUpdateCell(Cell):
     """A loss scale that stays."""
 
@@ -144,28 +155,17 @@ class FixedLossScaleUpdateCell(Cell):
         return overflow
 
 
-class DynamicLossScaleUpdateCell(Cell):
+class DynamicLossScaleUpdateCell(FixedLossScaleUpdateCell):
     """A loss scale that is divided at an overflow, and multiplied after `scale_window` steps without one."""
 
     def __init__(self, loss_scale_value: float, scale_factor: float, scale_window: int) -> None:
-        super().__init__()
-        self.loss_scale_value, self.scale_factor, self.scale_window = loss_scale_value, scale_factor, scale_window
-        self.good_steps = 0
-
-    def get_loss_scale(self) -> float:
-        """Return the scale."""
-        return self.loss_scale_value
+        super().__init__(loss_scale_value)
+        self.scale_factor, self.scale_window, self.good_steps = scale_factor, scale_window, 0
 
     def construct(self, loss_scale: Any, overflow: Any) -> Any:
         """Change a scale (a tensor, in place) after a step; returns whether the step is left out."""
-        if bool(overflow):
-            loss_scale.copy_(torch.clamp(loss_scale / self.scale_factor, min=1.0))
-            self.good_steps = 0
-        else:
-            self.good_steps += 1
-            if self.good_steps >= self.scale_window:
-                loss_scale.mul_(self.scale_factor)
-                self.good_steps = 0
+        self.good_steps = 0 if bool(overflow) else self.good_steps + 1
+        loss_scale.copy_(torch.as_tensor(next_scale(loss_scale, self.good_steps, self.scale_factor, self.scale_window)))
         return overflow
 
 

@@ -184,7 +184,7 @@ def taking(words: str, function: Callable[..., Any], owner: str = "") -> Callabl
         return function(**{other: whole[name] for name, other in theirs.items() if other})
 
     run.__name__ = run.__qualname__ = getattr(function, "__name__", "operator")
-    vars(run)["__signature__"] = signature
+    run.__doc__, vars(run)["__signature__"] = function.__doc__, signature
     return run
 
 

@@ -168,21 +168,9 @@ def _is_sharding_propagation() -> bool:
     return get_auto_parallel_context("search_mode") == "sharding_propagation"
 
 
-def _asked(word: str) -> Callable[[], Any]:
-    return lambda: get_auto_parallel_context(word)
-
-
-_get_parallel_mode, _get_gradients_mean, _get_full_batch = map(
-    _asked, ("parallel_mode", "gradients_mean", "full_batch")
-)
-_get_enable_parallel_optimizer = _asked("enable_parallel_optimizer")
-_get_device_num, _get_global_rank = get_group_size, get_rank
-
-
-def _get_pipeline_stages() -> int:
-    return 1
-
-
+_get_device_num, _get_global_rank, _get_pipeline_stages = get_group_size, get_rank, lambda: 1
+for _word in ("parallel_mode", "gradients_mean", "full_batch", "enable_parallel_optimizer"):
+    globals()[f"_get_{_word}"] = functools.partial(get_auto_parallel_context, _word)
 __getattr__ = missing_names("parallel", __all__)
 
 

@@ -41,6 +41,9 @@ _OF_MODEL = """
 self network loss_fn=None optimizer=None metrics=None eval_network=None eval_indexes=None amp_level='O0'
 boost_level='O0' loss_scale_manager=None keep_batchnorm_fp32=None acc_level=None
 """
+_OF_LOAD = """
+ckpt_file_name net=None strict_load=False filter_prefix=None * optimizer=None choice_func=None format='ckpt'
+"""
 _OF_SAVE = """
 save_obj ckpt_file_name integrated_save=True async_save=False append_dict=None choice_func=None * optimizer=None
 epoch_num=0 step_in_epoch=0 step_num=0
@@ -145,15 +148,9 @@ def _as_network(tensors: dict[str, Any]) -> nn.Module:
     return network
 
 
+@partial(taking, _OF_LOAD)
 def load_checkpoint(
-    ckpt_file_name: str | os.PathLike[str],
-    net: Any = None,
-    strict_load: bool = False,
-    filter_prefix: str | list[str] | tuple[str, ...] | None = None,
-    *,
-    optimizer: Any = None,
-    choice_func: Any = None,
-    format: str = "ckpt",
+    ckpt_file_name: Any, net: Any, strict_load: bool, filter_prefix: Any, optimizer: Any, choice_func: Any, format: str
 ) -> dict[str, Any]:
     """Return name -> parameter of a checkpoint, without those whose name begins with a prefix; see
     `msrun.runtime.load_checkpoint`. Where training had begun, how far it was is in it too (`epoch_num`, ...).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from msrun.errors import UsageError
 from msrun.mindspore.nn.cells import Cell
 from msrun.mindspore.ops.higher_order import GradOperation, with_sum
 from msrun.mindspore.ops.state import WORLD_GROUPS
+from msrun.mindspore.ops.table import taking
 from msrun.mindspore.parallel import BY_HAND, in_context
 from msrun.mindspore.tensor import ParameterTuple
 from msrun.runtime import AutoParallel, get_auto_parallel_context, get_group_size, get_process_group_ranks
@@ -27,14 +29,8 @@ class DistributedGradReducer(Cell):
         degree: None: the number of ranks.
     """
 
-    def __init__(
-        self,
-        parameters: Iterable[nn.Parameter],
-        mean: bool | None = None,
-        degree: int | None = None,
-        fusion_type: int = 1,
-        group: str | None = None,
-    ) -> None:
+    @partial(taking, "self parameters mean=None degree=None fusion_type>=1 group=None", owner="DistributedGradReducer")
+    def __init__(self, parameters: Iterable[nn.Parameter], mean: Any, degree: Any, group: str | None) -> None:
         super().__init__(auto_prefix=False)
         self.mean = bool(get_auto_parallel_context("gradients_mean")) if mean is None else mean
         self.group = None if group in WORLD_GROUPS else group
@@ -226,22 +222,19 @@ class TrainOneStepWithLossScaleCell(TrainOneStepCell):
         return overflow
 
 
+_OF_GRAD = "get_all=False get_by_list=False sens_param=False"
+
+
 class ForwardValueAndGrad(Cell):
     """`ForwardValueAndGrad(network, weights, get_all, get_by_list, sens_param)(*inputs)` is (loss, gradients)."""
 
-    def __init__(
-        self,
-        network: Any,
-        weights: Iterable[nn.Parameter] | None = None,
-        get_all: bool = False,
-        get_by_list: bool = False,
-        sens_param: bool = False,
-    ) -> None:
+    @partial(taking, f"self network weights=None {_OF_GRAD}", owner="ForwardValueAndGrad")
+    def __init__(self, network: Any, weights: Iterable[nn.Parameter] | None, **switches: bool) -> None:
         super().__init__(auto_prefix=False)
-        if not isinstance(network, nn.Module) and not callable(network):
+        if not callable(network):
             raise UsageError(f"ForwardValueAndGrad({network!r}): a cell or a function")
         self.network, self.weights = network, weights
-        self.get_all, self.get_by_list, self.sens_param = get_all, get_by_list, sens_param
+        vars(self).update(switches)
 
     def construct(self, *inputs: Any) -> tuple[Any, Any]:
         """Return (loss, gradients)."""

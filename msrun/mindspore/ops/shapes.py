@@ -329,8 +329,7 @@ OPERATORS = define_all((
     ("ReverseSequence reverse_sequence", _reverse_sequence, "seq_dim batch_dim"),
     ("make_range", lambda *limits: tuple(range(*limits))),
     ("tuple_len list_len", len),
-    ("searchsorted", lambda sorted_sequence, values, *, out_int32=False, right=False: torch.searchsorted(
-        sorted_sequence, values, out_int32=out_int32, right=right)),
+    ("searchsorted", taking("sorted_sequence values>input * out_int32=False right=False", torch.searchsorted)),
     # -- made of nothing ------------------------------------------------------------------------------------------
     ("Fill fill", lambda type, shape, value: torch.full(
         _dims(shape), value.item() if isinstance(value, Tensor) else value, dtype=type)),

@@ -10,22 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from msrun import runtime
 from msrun.errors import CaptureError, StrategyError
 from msrun.mindspore.context import ParallelMode, get_auto_parallel_context, set_auto_parallel_context
 from msrun.mindspore.missing import missing_names
 from msrun.mindspore.ops.table import note_once
 from msrun.mindspore.tensor import as_results
 from msrun.runtime import AutoParallel as _AutoParallel
-from msrun.runtime import (
-    GradAccumulation,
-    Layout,
-    MicroBatchInterleaved,
-    all_reduce,
-    broadcast,
-    get_group_size,
-    get_rank,
-    shard,
-)
+from msrun.runtime import GradAccumulation, Layout, MicroBatchInterleaved, get_group_size, get_rank, shard
 from msrun.runtime import Pipeline as _Pipeline
 from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.execute.phase import current_probe
@@ -65,7 +57,7 @@ def parameter_broadcast(net: Module, layout: Any = None, cur_rank: int = 0, init
     """Give all ranks the parameters of one."""
     with torch.no_grad():
         for parameter in net.parameters():
-            parameter.copy_(broadcast(parameter, initial_rank))
+            parameter.copy_(runtime.broadcast(parameter, initial_rank))
 
 
 def in_context(step: Callable[..., Any], network: Any = None) -> Callable[..., Any]:
@@ -128,7 +120,7 @@ def check_reduced(parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> 
     if not sums:
         return
     found = torch.stack(sums)
-    spread = all_reduce(found, "max") + all_reduce(-found, "max")
+    spread = runtime.all_reduce(found, "max") + runtime.all_reduce(-found, "max")
     if bool((spread > _EQUAL * (found.abs() + 1e-12)).any()):
         remedy = "AutoParallel(net) or Model(net, ...)"
         if mode in BY_HAND:

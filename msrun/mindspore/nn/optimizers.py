@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from msrun.errors import UsageError, near_miss
+from msrun.errors import UsageError
 from msrun.mindspore.nn.cells import Cell
 from msrun.mindspore.ops.higher_order import HyperMap
-from msrun.mindspore.ops.table import taking
+from msrun.mindspore.ops.table import refuse_unknown, taking
 from msrun.mindspore.parallel import check_reduced
 from msrun.mindspore.tensor import ParameterTuple, name_of
 from msrun.runtime import optim
@@ -248,10 +248,7 @@ class Optimizer(optim.Optimizer):
         ordered: list[Any] | None = None
         groups: list[dict[str, Any]] = []
         for entry in given if self.is_group else _by_decay(given, weight_decay):
-            unknown = [word for word in entry if word not in _GROUP_WORDS]
-            if unknown:
-                near = near_miss(unknown[0], _GROUP_WORDS)
-                raise UsageError(f"{name}: group with {unknown[0]!r}{near}; known are {', '.join(_GROUP_WORDS)}")
+            refuse_unknown(f"{name}: group", entry, _GROUP_WORDS, f"; known are {', '.join(_GROUP_WORDS)}")
             if "order_params" in entry:
                 ordered = list(entry["order_params"])
             if "params" not in entry:

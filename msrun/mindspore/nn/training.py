@@ -40,10 +40,8 @@ class DistributedGradReducer(Cell):
 
     def construct(self, grads: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the reduced gradients."""
-        return tuple(
-            self._reduced(gradient) if shared else gradient
-            for gradient, shared in zip(grads, self._is_shared, strict=True)
-        )
+        pairs = zip(grads, self._is_shared, strict=True)
+        return tuple(self._reduced(gradient) if shared else gradient for gradient, shared in pairs)
 
     def _reduced(self, gradient: Tensor) -> Tensor:
         total = runtime.all_reduce(gradient.detach(), "sum", self.group)
@@ -180,11 +178,7 @@ class TrainOneStepWithLossScaleCell(TrainOneStepCell):
         self.loss_scaling_manager: Any = scale_sense if isinstance(scale_sense, nn.Module) else None
         if self.loss_scaling_manager is not None:
             scale_sense = scale_sense.get_loss_scale()
-        if not isinstance(scale_sense, int | float | Tensor):
-            raise UsageError(
-                f"TrainOneStepWithLossScaleCell(scale_sense={scale_sense!r}): a cell, a number or a tensor"
-            )
-        self.scale_sense = torch.as_tensor(scale_sense, dtype=torch.float32).clone()
+        self.scale_sense = _as_scale("TrainOneStepWithLossScaleCell(scale_sense=...): a cell, ", scale_sense).clone()
 
     def construct(self, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Train one step on a batch."""
@@ -202,9 +196,7 @@ class TrainOneStepWithLossScaleCell(TrainOneStepCell):
         Raises:
             UsageError: no number or tensor.
         """
-        if not isinstance(sens, int | float | Tensor):
-            raise UsageError(f"set_sense_scale({sens!r}): a number or a tensor")
-        self.scale_sense.copy_(torch.as_tensor(sens))
+        self.scale_sense.copy_(_as_scale("set_sense_scale(...): ", sens))
 
     def start_overflow_check(self, pre_cond: Any, compute_input: Any) -> tuple[Any, Any]:
         """Return (status, input): nothing has to be prepared."""
@@ -220,6 +212,12 @@ class TrainOneStepWithLossScaleCell(TrainOneStepCell):
         if self.loss_scaling_manager is not None:
             return self.loss_scaling_manager(self.scale_sense, overflow)
         return overflow
+
+
+def _as_scale(what: str, value: Any) -> Tensor:
+    if not isinstance(value, int | float | Tensor):
+        raise UsageError(f"{what}a number or a tensor, not {value!r}")
+    return torch.as_tensor(value, dtype=torch.float32)
 
 
 _OF_GRAD = "get_all=False get_by_list=False sens_param=False"

@@ -257,7 +257,6 @@ OPERATORS = define_all((
     ("DType dtype typeof", lambda x: x.dtype),
     ("Transpose transpose", lambda input, dims: input.permute(_dims(dims))),
     ("permute", lambda input, axis: input.permute(_dims(axis))),
-    ("moveaxis movedim", lambda x, source, destination: torch.movedim(x, source, destination)),
     ("Flatten", lambda input_x: input_x.flatten(1)),
     ("flatten", lambda input, order="C", *, start_dim=1, end_dim=-1: input.flatten(start_dim, end_dim)),
     ("ravel", lambda input: input.reshape(-1)),
@@ -267,18 +266,15 @@ OPERATORS = define_all((
     ("Stack Pack stack pack", lambda tensors, axis=0: torch.stack(tuple(tensors), axis), "axis"),
     ("Unstack Unpack", lambda input_x, axis=0, num=None: input_x.unbind(axis), "axis num"),
     ("unstack unpack", lambda input_x, axis=0: input_x.unbind(axis)),
-    ("vstack", lambda inputs: torch.vstack(tuple(inputs))),
     ("Split", lambda input_x, axis=0, output_num=1: input_x.split(input_x.shape[axis] // output_num, axis),
      "axis output_num"),
     ("split", lambda tensor, split_size_or_sections, axis=0: tensor.split(
         split_size_or_sections if isinstance(split_size_or_sections, int) else list(split_size_or_sections), axis)),
     ("SplitV", lambda input_x, size_splits, split_dim, num_split=None: input_x.split(list(size_splits), split_dim),
      "size_splits split_dim num_split"),
-    ("chunk", lambda input, chunks, axis=0: input.chunk(chunks, axis)),
     ("tensor_split", lambda input, indices_or_sections, axis=0: input.tensor_split(indices_or_sections, axis)),
     ("Tile tile", lambda input, dims: input.tile(_dims(dims))),
     ("repeat_elements", lambda x, rep, axis=0: x.repeat_interleave(rep, axis)),
-    ("repeat_interleave", lambda input, repeats, axis=None: input.repeat_interleave(repeats, axis)),
     ("BroadcastTo broadcast_to", lambda input, shape: input.expand(tuple(shape)), "shape"),
     ("expand", lambda input_x, size: input_x.expand(_dims(size))),
     ("expand_as", lambda input, other: input.expand_as(other)),
@@ -304,7 +300,6 @@ OPERATORS = define_all((
     ("StridedSlice strided_slice", taking(
         "input_x begin end strides begin_mask=0 end_mask=0 ellipsis_mask=0 new_axis_mask=0 shrink_axis_mask=0",
         _strided_slice), "begin_mask end_mask ellipsis_mask new_axis_mask shrink_axis_mask"),
-    ("narrow", lambda input, axis, start, length: input.narrow(axis, start, length)),
     ("ReverseV2", lambda input, axis: input.flip(_dims(axis)), "axis"),
     ("reverse", lambda x, axis: x.flip(_dims(axis))),
     ("flip", lambda input, dims: input.flip(_dims(dims))),
@@ -318,8 +313,6 @@ OPERATORS = define_all((
     ("pad", lambda input_x, padding, mode="constant", value=None: F.pad(input_x, _dims(padding), mode, value)),
     ("DepthToSpace", lambda x, block_size: F.pixel_shuffle(x, block_size), "block_size"),
     ("SpaceToDepth", lambda x, block_size: F.pixel_unshuffle(x, block_size), "block_size"),
-    ("pixel_shuffle", lambda input, upscale_factor: F.pixel_shuffle(input, upscale_factor)),
-    ("pixel_unshuffle", lambda input, downscale_factor: F.pixel_unshuffle(input, downscale_factor)),
     ("Meshgrid", lambda inputs, indexing="xy": torch.meshgrid(*inputs, indexing=indexing), "indexing"),
     ("meshgrid", lambda *inputs, indexing="xy": torch.meshgrid(*inputs, indexing=indexing)),
     ("OneHot one_hot", one_hot, "axis"),
@@ -329,7 +322,6 @@ OPERATORS = define_all((
     ("ReverseSequence reverse_sequence", _reverse_sequence, "seq_dim batch_dim"),
     ("make_range", lambda *limits: tuple(range(*limits))),
     ("tuple_len list_len", len),
-    ("searchsorted", taking("sorted_sequence values>input * out_int32=False right=False", torch.searchsorted)),
     # -- made of nothing ------------------------------------------------------------------------------------------
     ("Fill fill", lambda type, shape, value: torch.full(
         _dims(shape), value.item() if isinstance(value, Tensor) else value, dtype=type)),
@@ -399,5 +391,4 @@ OPERATORS = define_all((
         (x * x).sum(_dims(axis), True).clamp(min=epsilon)), "axis epsilon"),
     ("LpNorm", lambda input, axis, p=2, keep_dims=False, epsilon=1e-12: torch.linalg.vector_norm(
         input, p, _dims(axis), keep_dims), "axis p keep_dims epsilon"),
-    ("diff", lambda x, n=1, axis=-1, prepend=None, append=None: torch.diff(x, n, axis, prepend, append)),
 ))  # fmt: skip

@@ -62,15 +62,12 @@ class Primitive:
 
     def __init__(self, *values: Any, **settings: Any) -> None:
         kind = type(self)
-        given = dict(zip(kind.settings, values, strict=False)) | settings
-        unknown = [word for word in settings if word not in kind.settings]
-        if unknown or len(values) > len(kind.settings) or len(given) < len(values) + len(settings):
-            near = near_miss(unknown[0], kind.settings) if unknown else ""
-            what = f"{unknown[0]}=...): unknown word{near}" if unknown else f"{len(values)} values)"
-            raise UsageError(f"{kind.__name__}({what}; it takes {', '.join(kind.settings) or 'no settings'}")
-        function = kind.function
-        self._settings = given
-        self._run = _with(function, given) if given else function
+        self._settings = given = dict(zip(kind.settings, values, strict=False)) | settings
+        taken = f"; it takes {', '.join(kind.settings) or 'no settings'}"
+        refuse_unknown(kind.__name__, settings, kind.settings, taken)
+        if len(values) > len(kind.settings) or len(given) < len(values) + len(settings):
+            raise WordsError(f"{kind.__name__}({len(values)} values){taken}")
+        self._run = _with(kind.function, given) if given else kind.function
 
     def __call__(self, *inputs: Any) -> Any:
         return self._run(*inputs)

@@ -15,6 +15,7 @@ from msrun.mindspore.nn import training
 from msrun.mindspore.nn.cells import Cell
 from msrun.mindspore.nn.losses import WithLossCell
 from msrun.mindspore.ops.table import taking
+from msrun.runtime.parallel.precision import next_scale
 
 __all__ = [
     "DynamicLossScaleManager", "DynamicLossScaler", "FixedLossScaleManager", "LossScaleManager", "LossScaler",
@@ -83,7 +84,7 @@ class DynamicLossScaleManager(LossScaleManager):
         """Divide the scale at an overflow, multiply it after `scale_window` steps without one."""
         self.last_overflow_iter = self.cur_iter if overflow else self.last_overflow_iter
         good_steps = self.cur_iter - self.last_overflow_iter
-        self.loss_scale = training.next_scale(self.loss_scale, good_steps, self.scale_factor, self.scale_window)
+        self.loss_scale = next_scale(self.loss_scale, good_steps, self.scale_factor, self.scale_window, 1.0)
         self.cur_iter += 1
 
     def get_update_cell(self) -> Any:
@@ -132,7 +133,7 @@ class DynamicLossScaler(StaticLossScaler):
     def adjust(self, grads_finite: Any) -> Any:
         """Change the scale after a step; returns whether the gradients were finite."""
         self.counter = self.counter + 1 if bool(grads_finite) else torch.tensor(0)
-        found = training.next_scale(self.scale_value, int(self.counter), self.scale_factor, self.scale_window)
+        found = next_scale(self.scale_value, int(self.counter), self.scale_factor, self.scale_window, 1.0)
         self.scale_value = torch.as_tensor(found)
         return grads_finite
 

@@ -18,6 +18,7 @@ from msrun.mindspore.ops.table import taking
 from msrun.mindspore.parallel import BY_HAND, in_context
 from msrun.mindspore.tensor import ParameterTuple
 from msrun.runtime import AutoParallel, get_auto_parallel_context, get_group_size, get_process_group_ranks
+from msrun.runtime.parallel.precision import next_scale
 
 
 class DistributedGradReducer(Cell):
@@ -122,17 +123,6 @@ def _as_they_are(gradients: Sequence[Tensor]) -> Sequence[Tensor]:
     return gradients
 
 
-def next_scale(scale: Any, good_steps: int, factor: float, window: int) -> Any:
-    """Return a loss scale after a step: multiplied after every `window` good steps, divided, but to 1 at least, by 0.
-
-    Args:
-        good_steps: steps since the last one that overflowed; 0: this one did.
-    """
-    if good_steps == 0:
-        return max(scale / factor, 1.0)
-    return scale if good_steps % window else scale * factor
-
-
 class FixedLossScaleUpdateCell(Cell):
     """A loss scale that stays."""
 
@@ -159,7 +149,8 @@ class DynamicLossScaleUpdateCell(FixedLossScaleUpdateCell):
     def construct(self, loss_scale: Any, overflow: Any) -> Any:
         """Change a scale (a tensor, in place) after a step; returns whether the step is left out."""
         self.good_steps = 0 if bool(overflow) else self.good_steps + 1
-        loss_scale.copy_(torch.as_tensor(next_scale(loss_scale, self.good_steps, self.scale_factor, self.scale_window)))
+        found = next_scale(loss_scale, self.good_steps, self.scale_factor, self.scale_window, 1.0)
+        loss_scale.copy_(torch.as_tensor(found))
         return overflow
 
 

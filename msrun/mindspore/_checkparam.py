@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
+
+from msrun.mindspore.ops.table import taking
 
 
 class Rel:
@@ -14,7 +17,7 @@ class Rel:
     INC_NEITHER, INC_LEFT, INC_RIGHT, INC_BOTH = "()", "[)", "(]", "[]"
 
 
-INC_NEITHER, INC_LEFT, INC_RIGHT, INC_BOTH = "()", "[)", "(]", "[]"
+INC_NEITHER, INC_LEFT, INC_RIGHT, INC_BOTH = Rel.INC_NEITHER, Rel.INC_LEFT, Rel.INC_RIGHT, Rel.INC_BOTH
 
 
 def _named(arg_name: str | None, prim_name: str | None) -> str:
@@ -36,28 +39,23 @@ def check_value_type(
     return arg_value
 
 
-def _number(value: Any, kind: Any, least: float, is_open: bool, arg_name: str | None, prim_name: str | None) -> Any:
-    words = f"{_named(arg_name, prim_name)} {kind.__name__} {'>' if is_open else '>='} {least:g}"
-    if isinstance(value, bool) or not isinstance(value, (int, kind)):
-        raise TypeError(f"{words}, not {value!r}")
-    if value < least or (is_open and value == least):
-        raise ValueError(f"{words}, not {value!r}")
-    return value
+def _checker(name: str, kind: type, rel: str, least: float, what: str) -> Callable[..., Any]:
+    """Return a check that a number is of a type, and above a least one, or with `rel` "[)" that one too."""
 
-
-def _checker(name: str, kind: Any, least: float, is_open: bool, words: str) -> Callable[..., Any]:
     def check(arg_value: Any, arg_name: str | None = None, prim_name: str | None = None) -> Any:
-        return _number(arg_value, kind, least, is_open, arg_name, prim_name)
+        if isinstance(arg_value, bool) or not isinstance(arg_value, (int, kind)):
+            raise TypeError(f"{_named(arg_name, prim_name)} a {what}, not {arg_value!r}")
+        return check_float_range(arg_value, least, math.inf, rel, arg_name, prim_name)
 
-    check.__name__, check.__doc__ = name, f"Return a {words}."
+    check.__name__, check.__doc__ = name, f"Return a {what}."
     return check
 
 
-check_positive_int = _checker("check_positive_int", int, 0, True, "whole number above 0")
-check_non_negative_int = _checker("check_non_negative_int", int, 0, False, "whole number, 0 or more")
-check_positive_float = _checker("check_positive_float", float, 0, True, "number above 0")
-check_non_negative_float = _checker("check_non_negative_float", float, 0, False, "number, 0 or more")
-check_is_int = _checker("check_is_int", int, -math.inf, False, "whole number")
+check_positive_int = _checker("check_positive_int", int, "()", 0, "whole number above 0")
+check_non_negative_int = _checker("check_non_negative_int", int, "[)", 0, "whole number, 0 or more")
+check_positive_float = _checker("check_positive_float", float, "()", 0, "number above 0")
+check_non_negative_float = _checker("check_non_negative_float", float, "[)", 0, "number, 0 or more")
+check_is_int = _checker("check_is_int", int, "()", -math.inf, "whole number")
 
 
 def check_bool(arg_value: Any, arg_name: str | None = None, prim_name: str | None = None) -> bool:
@@ -74,21 +72,15 @@ def check_string(
     return arg_value
 
 
-def check_float_range(
-    arg_value: Any,
-    lower_limit: float,
-    upper_limit: float,
-    rel: str,
-    arg_name: str | None = None,
-    prim_name: str | None = None,
-) -> float:
+@partial(taking, "arg_value lower_limit upper_limit rel arg_name=None prim_name=None")
+def check_float_range(arg_value: Any, lower_limit: float, upper_limit: float, rel: str, **names: Any) -> float:
     """Return a number between two others; `rel` says which of them it may be."""
     above = lower_limit <= arg_value if rel[0] == "[" else lower_limit < arg_value
     below = arg_value <= upper_limit if rel[1] == "]" else arg_value < upper_limit
     if above and below:
         return arg_value
     limits = f"{rel[0]}{lower_limit}, {upper_limit}{rel[1]}"
-    raise ValueError(f"{_named(arg_name, prim_name)} in {limits}, not {arg_value!r}")
+    raise ValueError(f"{_named(**names)} in {limits}, not {arg_value!r}")
 
 
 check_int_range = check_float_range

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from msrun.mindspore.missing import missing_names
 from msrun.mindspore.nn import training
 from msrun.mindspore.nn.cells import Cell
 from msrun.mindspore.nn.losses import WithLossCell
+from msrun.mindspore.ops.table import taking
+from msrun.runtime.parallel.precision import next_scale
 
 __all__ = [
     "DynamicLossScaleManager", "DynamicLossScaler", "FixedLossScaleManager", "LossScaleManager", "LossScaler",
@@ -79,11 +82,9 @@ class DynamicLossScaleManager(LossScaleManager):
 
     def update_loss_scale(self, overflow: bool) -> None:
         """Divide the scale at an overflow, multiply it after `scale_window` steps without one."""
-        if overflow:
-            self.loss_scale = max(self.loss_scale / self.scale_factor, 1)
-            self.last_overflow_iter = self.cur_iter
-        elif (self.cur_iter - self.last_overflow_iter) % self.scale_window == 0:
-            self.loss_scale *= self.scale_factor
+        self.last_overflow_iter = self.cur_iter if overflow else self.last_overflow_iter
+        good_steps = self.cur_iter - self.last_overflow_iter
+        self.loss_scale = next_scale(self.loss_scale, good_steps, self.scale_factor, self.scale_window, 1.0)
         self.cur_iter += 1
 
     def get_update_cell(self) -> Any:
@@ -122,22 +123,18 @@ class StaticLossScaler(LossScaler):
         return self.scale_value
 
 
-class DynamicLossScaler(LossScaler):
+class DynamicLossScaler(StaticLossScaler):
     """A scale that is divided at an overflow, and multiplied after `scale_window` steps without one."""
 
     def __init__(self, scale_value: float, scale_factor: float, scale_window: int) -> None:
-        self.scale_value, self.counter = torch.tensor(float(scale_value)), torch.tensor(0)
-        self.scale_factor, self.scale_window = scale_factor, scale_window
+        super().__init__(scale_value)
+        self.scale_factor, self.scale_window, self.counter = scale_factor, scale_window, torch.tensor(0)
 
     def adjust(self, grads_finite: Any) -> Any:
         """Change the scale after a step; returns whether the gradients were finite."""
-        if bool(grads_finite):
-            self.counter += 1
-            if int(self.counter) >= self.scale_window:
-                self.scale_value, self.counter = self.scale_value * self.scale_factor, torch.tensor(0)
-        else:
-            self.scale_value = torch.clamp(self.scale_value / self.scale_factor, min=1.0)
-            self.counter = torch.tensor(0)
+        self.counter = self.counter + 1 if bool(grads_finite) else torch.tensor(0)
+        found = next_scale(self.scale_value, int(self.counter), self.scale_factor, self.scale_window, 1.0)
+        self.scale_value = torch.as_tensor(found)
         return grads_finite
 
 
@@ -171,21 +168,22 @@ def auto_mixed_precision(network: Cell, amp_level: str = "O0", dtype: torch.dtyp
     return network
 
 
+_OF_TRAINING = """
+network optimizer loss_fn=None level='O0' boost_level>='O0' loss_scale_manager=None keep_batchnorm_fp32>=None
+cast_model_type=float16
+"""
+
+
+@partial(taking, _OF_TRAINING)
 def build_train_network(
-    network: Any,
-    optimizer: Any,
-    loss_fn: Any = None,
-    level: str = "O0",
-    boost_level: str = "O0",
-    loss_scale_manager: LossScaleManager | None = None,
-    keep_batchnorm_fp32: bool | None = None,
-    cast_model_type: torch.dtype = torch.float16,
+    network: Any, optimizer: Any, loss_fn: Any, level: str, loss_scale_manager: Any, cast_model_type: torch.dtype
 ) -> nn.Module:
     """Return the cell that trains one step: network, loss and optimizer."""
     network = auto_mixed_precision(network, level, cast_model_type)
     joined = network if loss_fn is None else WithLossCell(network, loss_fn)
-    update = None if loss_scale_manager is None else loss_scale_manager.get_update_cell()
-    if update is not None:
-        return training.TrainOneStepWithLossScaleCell(joined, optimizer, update).set_train()
-    sens = None if loss_scale_manager is None else loss_scale_manager.get_loss_scale()
-    return training.TrainOneStepCell(joined, optimizer, sens).set_train()
+    if loss_scale_manager is None:
+        return training.TrainOneStepCell(joined, optimizer).set_train()
+    update = loss_scale_manager.get_update_cell()
+    if update is None:
+        return training.TrainOneStepCell(joined, optimizer, loss_scale_manager.get_loss_scale()).set_train()
+    return training.TrainOneStepWithLossScaleCell(joined, optimizer, update).set_train()

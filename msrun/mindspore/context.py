@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from msrun import contract
-from msrun.errors import UsageError, near_miss
-from msrun.mindspore.ops.table import note_once
+from msrun.errors import UsageError
+from msrun.mindspore.ops.table import note_once, refuse_unknown
 from msrun.runtime import world
 from msrun.runtime.parallel.context import ParallelMode, get_auto_parallel_context, reset_auto_parallel_context
 from msrun.runtime.parallel.context import set_auto_parallel_context as _set_auto_parallel_context
@@ -27,6 +27,7 @@ GRAPH_MODE = 0
 PYNATIVE_MODE = 1
 TARGETS = {"Ascend": "npu", "GPU": "cuda", "CPU": "cpu"}
 """MindSpore's name of a device -> torch's."""
+_NAMES = {kind: target for target, kind in TARGETS.items()}
 _DEFAULTS: dict[str, Any] = {"mode": GRAPH_MODE, "device_target": None, "device_id": None}
 STRICT, COMPATIBLE, LAX = 0, 1, 2
 """MindSpore's levels of syntax in graph mode; all of Python runs here."""
@@ -65,13 +66,9 @@ def set_context(**words: Any) -> None:
     Raises:
         UsageError: an unknown word, a value out of its range, or another device than the one assigned.
     """
+    acting = f"; those that act here are deterministic, {', '.join(_DEFAULTS)}"
+    refuse_unknown("set_context", words, _DEFAULTS | _OF_THE_COMPILER, acting)
     for word in words:
-        if word not in _DEFAULTS and word not in _OF_THE_COMPILER:
-            near = near_miss(word, [*_DEFAULTS, *_OF_THE_COMPILER])
-            raise UsageError(
-                f"set_context({word}=...): unknown word{near}; those that act here are deterministic, "
-                + ", ".join(_DEFAULTS)
-            )
         if word == "deterministic":
             set_deterministic(words[word] == "ON")
         elif word in _OF_THE_COMPILER:
@@ -91,17 +88,12 @@ def get_context(attr_key: str) -> Any:
     Raises:
         UsageError: an unknown word.
     """
-    name = attr_key
-    if name not in _DEFAULTS and name not in _OF_THE_COMPILER:
-        raise UsageError(f"get_context({name!r}): unknown word{near_miss(name, [*_DEFAULTS, *_OF_THE_COMPILER])}")
-    if name in _chosen:
-        return _chosen[name]
-    if name in _OF_THE_COMPILER:
-        return _OF_THE_COMPILER[name]
+    known = _DEFAULTS | _OF_THE_COMPILER | _chosen
+    refuse_unknown("get_context", [attr_key], known)
+    if attr_key not in ("device_target", "device_id") or attr_key in _chosen:
+        return known[attr_key]
     device = world.device()
-    if name == "device_target":
-        return next(target for target, kind in TARGETS.items() if kind == device.type)
-    return device.index or 0 if name == "device_id" else _DEFAULTS[name]
+    return device.index or 0 if attr_key == "device_id" else _NAMES[device.type]
 
 
 def set_device(device_target: str, device_id: int | None = None) -> None:
@@ -136,14 +128,8 @@ def _choose_target(target: Any) -> None:
     if target not in TARGETS:
         raise UsageError(f"set_context(device_target={target!r}): one of {', '.join(TARGETS)}")
     kind = TARGETS[target]
-    if world.is_initialized():
-        found = world.device().type
-    elif kind == "cuda":
-        found = "cuda" if torch.cuda.is_available() else "cpu"
-    elif kind == "npu":
-        found = "npu" if hasattr(torch, "npu") and torch.npu.is_available() else "cpu"
-    else:
-        found = "cpu"
+    is_here = hasattr(torch, kind) and getattr(torch, kind).is_available()
+    found = world.device().type if world.is_initialized() else kind if is_here else "cpu"
     if found != kind:
         _log.warning(f"set_context(device_target={target!r}): not here, this process computes on {found}")
     if not world.is_initialized():

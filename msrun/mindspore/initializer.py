@@ -40,7 +40,7 @@ def _of(name: str, words: str, fill: str | Callable[..., Tensor], doc: str) -> A
         words: its arguments, as in `taking`.
         fill: a function of a tensor and of these; by its name one of torch.nn.init, which is looked up at each call.
     """
-    arguments = taking(words, dict)
+    arguments = taking(words, dict, name)
 
     def __init__(self: Any, *args: Any, **settings: Any) -> None:  # noqa: N807
         given = arguments(*args, **settings)
@@ -70,9 +70,7 @@ Normal = _of("Normal", "sigma>std=0.01 mean=0.0", "normal_", "Normal; MindSpore'
 TruncatedNormal = _of("TruncatedNormal", _CUT, _truncated, "Normal, without what is beyond a or b deviations.")
 Uniform = _of("Uniform", "scale=0.07", _symmetric, "Uniform in [-scale, scale); MindSpore's default scale is 0.07.")
 XavierUniform = _of("XavierUniform", "gain=1.0", "xavier_uniform_", "Uniform in +-gain sqrt(6 / (fan_in + fan_out)).")
-XavierNormal = _of(
-    "XavierNormal", "gain=1.0", "xavier_normal_", "Normal, of deviation gain sqrt(2 / (fan_in + fan_out))."
-)
+XavierNormal = _of("XavierNormal", "gain=1.0", "xavier_normal_", "Normal, deviation gain sqrt(2 / (fan_in + fan_out)).")
 HeUniform = _of("HeUniform", _OF_HE, "kaiming_uniform_", "Uniform in +-gain sqrt(3 / fan) (He et al., 2015).")
 HeNormal = _of("HeNormal", _OF_HE, "kaiming_normal_", "Normal, of deviation gain / sqrt(fan) (He et al., 2015).")
 Identity = _of("Identity", "", "eye_", "Ones on the diagonal.")

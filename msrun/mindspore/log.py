@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
 from typing import Any
 
 __all__ = ["critical", "debug", "error", "get_level", "get_log_config", "info", "warning"]
@@ -24,21 +23,6 @@ def get_log_config() -> dict[str, Any]:
     return {"GLOG_v": get_level(), "GLOG_logtostderr": "1"}
 
 
-def _logger() -> logging.Logger:
-    _log.setLevel(_LEVELS[int(get_level())])
-    return _log
-
-
-def _sayer(name: str, words: str) -> Callable[..., None]:
-    def say(msg: str, *args: Any, **settings: Any) -> None:
-        getattr(_logger(), name)(msg, *args, **settings)
-
-    say.__name__, say.__doc__ = name, words
-    return say
-
-
-debug = _sayer("debug", "Say what helps to find an error.")
-info = _sayer("info", "Say what happens.")
-warning = _sayer("warning", "Say what may be wrong.")
-error = _sayer("error", "Say what is wrong.")
-critical = _sayer("critical", "Say why it ends.")
+_log.setLevel(logging.DEBUG)
+_log.addFilter(lambda record: record.levelno >= _LEVELS[int(get_level())])
+debug, info, warning, error, critical = _log.debug, _log.info, _log.warning, _log.error, _log.critical

@@ -86,8 +86,8 @@ class Accuracy(_Called, _Accuracy):
     def update(self, *inputs: Any) -> None:
         outputs, labels = map(_as_tensor, inputs[-2:])
         if self._is_multilabel:
-            rows = (outputs == labels).flatten(2).transpose(1, -1).all(-1) if outputs.dim() > 2 else outputs == labels
-            right = rows if outputs.dim() > 2 else rows.all(-1)
+            hits = outputs == labels
+            right = (hits.flatten(2).transpose(1, -1) if hits.dim() > 2 else hits).all(-1)
             self.sums["right"] += right.sum().cpu()
             self.sums["all"] += right.numel()
         else:
@@ -198,21 +198,20 @@ class _OfClasses(_Counted):
     def eval(self, average: bool = False) -> Any:
         """Return the share of each class, or their mean."""
         counts = self._counted
-        right = np.diag(counts)
-        share = self._share(right / (counts.sum(0) + 1e-7), right / (counts.sum(1) + 1e-7))
+        share = self._share(*(np.diag(counts) / (counts.sum(axis) + 1e-7) for axis in (0, 1)))
         return share.mean() if average else share
 
 
 class Precision(_OfClasses):
     """Of what was taken for a class, the share that is of it."""
 
-    _share = staticmethod(lambda precision, recall: precision)
+    _share = staticmethod(lambda precision, _: precision)
 
 
 class Recall(_OfClasses):
     """Of a class, the share that was taken for it."""
 
-    _share = staticmethod(lambda precision, recall: recall)
+    _share = staticmethod(lambda _, recall: recall)
 
 
 class Fbeta(_OfClasses):
@@ -251,8 +250,8 @@ def get_metric_fn(name: str, *args: Any, **settings: Any) -> Any:
     Raises:
         UsageError: an unknown name.
     """
-    known = {**NAMES} | {kind.lower(): one for kind, one in METRICS.items() if one is not Metric}
-    known |= {"acc": Accuracy, "confusion_matrix": ConfusionMatrix}
+    known: dict[str, Any] = {**NAMES, "acc": Accuracy, "confusion_matrix": ConfusionMatrix}
+    known |= {kind.lower(): one for kind, one in METRICS.items() if one is not Metric}
     if name not in known:
         raise UsageError(f"get_metric_fn({name!r}): unknown{near_miss(name, known)}; one of {', '.join(known)}")
     return known[name](*args, **settings)

@@ -207,12 +207,9 @@ def _first_missing(dotted: str) -> tuple[str, Any]:
     for place, part in enumerate(parts[1:], start=1):
         path = ".".join([PACKAGE, *parts[1 : place + 1]])
         found = sys.modules.get(path) or getattr(here, part, None) or _module(path)
-        if found is None and isinstance(here, type(sys)):
-            if not hasattr(here, part):
-                return ".".join(parts[: place + 1]), here
-            return "", None
         if found is None:
-            return "", None  # a member of a class or of a value
+            is_missing = isinstance(here, type(sys)) and not hasattr(here, part)  # else of a class or of a value
+            return (".".join(parts[: place + 1]), here) if is_missing else ("", None)
         here = found
     return "", None
 

@@ -10,22 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from msrun import runtime
 from msrun.errors import CaptureError, StrategyError
 from msrun.mindspore.context import ParallelMode, get_auto_parallel_context, set_auto_parallel_context
 from msrun.mindspore.missing import missing_names
 from msrun.mindspore.ops.table import note_once
 from msrun.mindspore.tensor import as_results
 from msrun.runtime import AutoParallel as _AutoParallel
-from msrun.runtime import (
-    GradAccumulation,
-    Layout,
-    MicroBatchInterleaved,
-    all_reduce,
-    broadcast,
-    get_group_size,
-    get_rank,
-    shard,
-)
+from msrun.runtime import GradAccumulation, Layout, MicroBatchInterleaved, get_group_size, get_rank, shard
 from msrun.runtime import Pipeline as _Pipeline
 from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.execute.phase import current_probe
@@ -65,7 +57,7 @@ def parameter_broadcast(net: Module, layout: Any = None, cur_rank: int = 0, init
     """Give all ranks the parameters of one."""
     with torch.no_grad():
         for parameter in net.parameters():
-            parameter.copy_(broadcast(parameter, initial_rank))
+            parameter.copy_(runtime.broadcast(parameter, initial_rank))
 
 
 def in_context(step: Callable[..., Any], network: Any = None) -> Callable[..., Any]:
@@ -128,7 +120,7 @@ def check_reduced(parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> 
     if not sums:
         return
     found = torch.stack(sums)
-    spread = all_reduce(found, "max") + all_reduce(-found, "max")
+    spread = runtime.all_reduce(found, "max") + runtime.all_reduce(-found, "max")
     if bool((spread > _EQUAL * (found.abs() + 1e-12)).any()):
         remedy = "AutoParallel(net) or Model(net, ...)"
         if mode in BY_HAND:
@@ -168,21 +160,9 @@ def _is_sharding_propagation() -> bool:
     return get_auto_parallel_context("search_mode") == "sharding_propagation"
 
 
-def _asked(word: str) -> Callable[[], Any]:
-    return lambda: get_auto_parallel_context(word)
-
-
-_get_parallel_mode, _get_gradients_mean, _get_full_batch = map(
-    _asked, ("parallel_mode", "gradients_mean", "full_batch")
-)
-_get_enable_parallel_optimizer = _asked("enable_parallel_optimizer")
-_get_device_num, _get_global_rank = get_group_size, get_rank
-
-
-def _get_pipeline_stages() -> int:
-    return 1
-
-
+_get_device_num, _get_global_rank, _get_pipeline_stages = get_group_size, get_rank, lambda: 1
+for _word in ("parallel_mode", "gradients_mean", "full_batch", "enable_parallel_optimizer"):
+    globals()[f"_get_{_word}"] = functools.partial(get_auto_parallel_context, _word)
 __getattr__ = missing_names("parallel", __all__)
 
 

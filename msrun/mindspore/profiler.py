@@ -8,8 +8,8 @@ from typing import Any
 import torch
 import torch.profiler
 
-from msrun.errors import UsageError, near_miss
 from msrun.mindspore.missing import missing_names
+from msrun.mindspore.ops.table import refuse_unknown
 from msrun.runtime import get_rank
 
 __all__ = ["Profiler", "ProfilerActivity", "ProfilerLevel", "profile"]
@@ -47,18 +47,10 @@ class Profiler:
     """
 
     def __init__(self, **words: Any) -> None:
-        for word in words:
-            if word not in _WORDS:
-                raise UsageError(f"Profiler({word}=...): unknown word{near_miss(word, _WORDS)}")
+        refuse_unknown("Profiler", words, _WORDS)
         self._folder = Path(words.get("output_path", "./data"))
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        if torch.cuda.is_available():
-            activities.append(torch.profiler.ProfilerActivity.CUDA)
-        self._profile = torch.profiler.profile(
-            activities=activities,
-            profile_memory=bool(words.get("profile_memory", False)),
-            with_stack=bool(words.get("with_stack", False)),
-        )
+        switches: dict[str, Any] = {word: bool(words.get(word, False)) for word in ("profile_memory", "with_stack")}
+        self._profile = torch.profiler.profile(**switches)  # of the host, and of the device where there is one
         self._is_running = False
         if words.get("start_profile", True):
             self.start()

@@ -181,18 +181,9 @@ def _set_dtype(parameter: torch.Tensor, dtype: Any) -> torch.Tensor:
 
 def add_parameter_methods() -> None:
     """Give torch's parameters MindSpore's methods; names that torch has keep torch's meaning."""
-    words: dict[str, Any] = {
-        "name": property(name_of, _set_name),
-        "clone": _clone,
-        "is_init": True,
-        "init": property(lambda self: self.detach().clone()),
-        "inited_param": None,
-        "comm_fusion": None,
-        "parallel_optimizer": True,
-        "layerwise_parallel": False,
-        "sliced": False,
-    }
-    for name, word in words.items():
+    words: dict[str, Any] = {"parallel_optimizer": True, "layerwise_parallel": False, "sliced": False, "is_init": True}
+    words |= {"name": property(name_of, _set_name), "clone": _clone, "inited_param": None, "comm_fusion": None}
+    for name, word in {**words, "init": property(lambda self: self.detach().clone())}.items():
         setattr(nn.Parameter, name, word)
     torch.Tensor.name = property(lambda self: vars(self).get("param_name"), _set_name)  # type: ignore[attr-defined]
     torch.Tensor.set_data = set_data  # type: ignore[attr-defined]

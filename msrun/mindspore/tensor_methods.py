@@ -111,9 +111,7 @@ def add_tensor_methods() -> None:
         "astype": _astype,
         "copy": lambda self: self.clone(),
         "fill": lambda self, value: torch.full_like(self, value),
-        "value": lambda self: self,
-        "init_data": lambda self, *_, **__: self,
-        "flush_from_cache": lambda self: self,
+        **dict.fromkeys(("value", "init_data", "flush_from_cache"), lambda self, *_, **__: self),
         "set_const_arg": _set_words,
         "has_init": False,
         "move_to": lambda self, to, blocking=True: self.to(

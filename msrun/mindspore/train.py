@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,13 @@ import torch
 from torch import nn
 
 from msrun import runtime
-from msrun.errors import UsageError, near_miss
+from msrun.errors import UsageError
 from msrun.mindspore.context import ParallelMode  # noqa: F401 - mindspore.train.model.ParallelMode
 from msrun.mindspore.import_paths import take_names
 from msrun.mindspore.metrics import *  # noqa: F403
 from msrun.mindspore.metrics import METRICS, get_metric_fn
 from msrun.mindspore.missing import missing_names
-from msrun.mindspore.ops.table import note_once
+from msrun.mindspore.ops.table import note_once, taking
 from msrun.mindspore.tensor import Parameter
 from msrun.runtime import Callback, RunContext
 from msrun.runtime import Model as _Model
@@ -36,6 +37,17 @@ __all__ = [
     "load_checkpoint", "save_checkpoint",
 ]  # fmt: skip
 __getattr__ = missing_names("train", __all__)
+_OF_MODEL = """
+self network loss_fn=None optimizer=None metrics=None eval_network=None eval_indexes=None amp_level='O0'
+boost_level='O0' loss_scale_manager=None keep_batchnorm_fp32=None acc_level=None
+"""
+_OF_LOAD = """
+ckpt_file_name net=None strict_load=False filter_prefix=None * optimizer=None choice_func=None format='ckpt'
+"""
+_OF_SAVE = """
+save_obj ckpt_file_name integrated_save=True async_save=False append_dict=None choice_func=None * optimizer=None
+epoch_num=0 step_in_epoch=0 step_num=0
+"""
 
 
 class _WithLoss(WithLoss):
@@ -60,8 +72,8 @@ class Model(_Model):
     Args:
         amp_level: also "O3": the whole network computes in float16.
         boost_level: "O0".
-        words: `loss_scale_manager`: of a network in float32 a loss scale changes no gradient, so that it is noted;
-            with amp_level O1, O2 or auto the loss scale is dynamic. `keep_batchnorm_fp32` is noted.
+        loss_scale_manager: of a network in float32 a loss scale changes no gradient, so that it is noted; with
+            amp_level O1, O2 or auto the loss scale is dynamic. `keep_batchnorm_fp32` is noted.
 
     Raises:
         UsageError: an unknown word, or an optimizer whose `loss_scale` is not that of a FixedLossScaleManager that
@@ -70,33 +82,19 @@ class Model(_Model):
 
     with_loss = _WithLoss
 
-    def __init__(
-        self,
-        network: Any,
-        loss_fn: Any = None,
-        optimizer: Any = None,
-        metrics: Any = None,
-        eval_network: Any = None,
-        eval_indexes: Any = None,
-        amp_level: str = "O0",
-        boost_level: str = "O0",
-        **words: Any,
-    ) -> None:
-        known = ("loss_scale_manager", "keep_batchnorm_fp32", "acc_level")
-        for word in words:
-            if word not in known:
-                raise UsageError(f"Model({word}=...): unknown word{near_miss(word, known)}")
-            note_once(f"Model({word}=...)")
-        _check_scales(optimizer, words.get("loss_scale_manager"))
-        if boost_level != "O0":
-            note_once(f"Model(boost_level={boost_level!r})")
+    @partial(taking, _OF_MODEL, owner="Model")
+    def __init__(self, network: Any, metrics: Any, amp_level: str, **words: Any) -> None:
+        _check_scales(words["optimizer"], words["loss_scale_manager"])
+        for word in ("boost_level", "loss_scale_manager", "keep_batchnorm_fp32", "acc_level"):
+            if words.pop(word) not in (None, "O0"):
+                note_once(f"Model({word}=...)")
         if amp_level == "O3" and hasattr(network, "to_float"):
             network.to_float(torch.float16)
             amp_level = "O0"
         if metrics is not None and not isinstance(metrics, dict):
             names = [metrics] if isinstance(metrics, str) else sorted(metrics)
             metrics = {name: get_metric_fn(name) for name in names}
-        super().__init__(network, loss_fn, optimizer, metrics, eval_network, eval_indexes, amp_level)
+        super().__init__(network, metrics=metrics, amp_level=amp_level, **words)
         self._is_placed = is_placed(network)
         if self._is_placed:
             share_values(self.network)
@@ -119,32 +117,22 @@ def _check_scales(optimizer: Any, manager: Any) -> None:
         )
 
 
-def save_checkpoint(
-    save_obj: Any,
-    ckpt_file_name: str | os.PathLike[str],
-    integrated_save: bool = True,
-    async_save: bool | str = False,
-    append_dict: Any = None,
-    choice_func: Any = None,
-    **words: Any,
-) -> Path:
+@partial(taking, _OF_SAVE)
+def save_checkpoint(save_obj: Any, ckpt_file_name: Any, choice_func: Any, **words: Any) -> Path:
     """Write a network, a list of {"name": ..., "data": ...} or a dict; see `msrun.runtime.save_checkpoint`.
 
     Args:
         ckpt_file_name: `.ckpt` is added where it is missing.
         choice_func: of a name: whether it is saved.
-        words: of msrun.runtime's function.
     """
     path = os.fspath(ckpt_file_name)
-    path = path if path.endswith(".ckpt") or not integrated_save else f"{path}.ckpt"
+    path = path if path.endswith(".ckpt") or not words["integrated_save"] else f"{path}.ckpt"
     network = save_obj
     if not isinstance(save_obj, nn.Module) or choice_func is not None:
         named = save_obj.state_dict() if isinstance(save_obj, nn.Module) else save_obj
         rows = named.items() if isinstance(named, dict) else ((row["name"], row["data"]) for row in named)
         network = _as_network({name: one for name, one in rows if choice_func is None or choice_func(name)})
-    return _save_checkpoint(
-        network, path, integrated_save=integrated_save, async_save=async_save, append_dict=append_dict, **words
-    )
+    return _save_checkpoint(network, path, **words)
 
 
 def _as_network(tensors: dict[str, Any]) -> nn.Module:
@@ -160,15 +148,9 @@ def _as_network(tensors: dict[str, Any]) -> nn.Module:
     return network
 
 
+@partial(taking, _OF_LOAD)
 def load_checkpoint(
-    ckpt_file_name: str | os.PathLike[str],
-    net: Any = None,
-    strict_load: bool = False,
-    filter_prefix: str | list[str] | tuple[str, ...] | None = None,
-    *,
-    optimizer: Any = None,
-    choice_func: Any = None,
-    format: str = "ckpt",
+    ckpt_file_name: Any, net: Any, strict_load: bool, filter_prefix: Any, optimizer: Any, choice_func: Any, format: str
 ) -> dict[str, Any]:
     """Return name -> parameter of a checkpoint, without those whose name begins with a prefix; see
     `msrun.runtime.load_checkpoint`. Where training had begun, how far it was is in it too (`epoch_num`, ...).

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 import torch
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 
+from msrun import runtime
 from msrun.errors import UsageError
 from msrun.mindspore.ops.table import note_once
-from msrun.runtime import recompute, set_comm_fusion, set_param_ps, shard
 from msrun.runtime.parallel.placed_cells import place
 
 
@@ -194,30 +194,14 @@ class Cell(nn.Module, metaclass=_BeginsInPrediction):
 
     def set_comm_fusion(self, fusion_type: int, recurse: bool = True) -> Self:
         """Let the parameters travel with those of the same number; see `msrun.runtime.set_comm_fusion`."""
-        set_comm_fusion(self, fusion_type, recurse)
+        runtime.set_comm_fusion(self, fusion_type, recurse)
         return self
-
-    def set_param_ps(self, recurse: bool = True, init_in_server: bool = False) -> None:
-        """Let the parameters live on parameter servers; see `msrun.runtime.set_param_ps`."""
-        set_param_ps(self, recurse, init_in_server)
 
     def place(self, role: str, rank_id: int) -> None:
         """Let the process with this rank compute the cell, for all; see `msrun.runtime.parallel.placed_cells`."""
         place(self, type(self).forward, role, rank_id)
 
-    def recompute(self, **settings: Any) -> None:
-        """Compute the cell again in the backward pass; see `msrun.runtime.recompute`."""
-        recompute(self, **settings)
-
-    def shard(
-        self,
-        in_strategy: Sequence[Any] | None = None,
-        out_strategy: Sequence[Any] | None = None,
-        parameter_plan: Mapping[str, Any] | None = None,
-    ) -> Self:
-        """Cut the cell over ranks; see `msrun.runtime.shard`."""
-        shard(self, in_strategy, out_strategy, parameter_plan)
-        return self
+    set_param_ps, recompute, shard = runtime.set_param_ps, runtime.recompute, runtime.shard
 
 
 def _name_parameters(module: nn.Module, prefix: str, recurse: bool = True) -> None:

@@ -5,25 +5,17 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from msrun import runtime
 from msrun.errors import UsageError
+from msrun.mindspore import windows
 from msrun.mindspore.initializer import fill
-from msrun.mindspore.nn.cells import Cell
 from msrun.mindspore.nn.table import Made, get_activation
-from msrun.mindspore.windows import (
-    check_format,
-    check_padding,
-    pad_same,
-    pad_sides,
-    pool_average,
-    pool_largest,
-    sides_of,
-    sizes_of,
-)
+from msrun.mindspore.windows import check_format, check_padding, pad_same, pad_sides, sides_of, sizes_of
+
+_AFFINE = {"weight": "gamma", "bias": "beta"}
 
 
 class Dense(Made, nn.Linear):
@@ -147,11 +139,11 @@ class _Pool(_Windowed):
 
 
 class _MaxPool(_Pool):
-    pool = staticmethod(pool_largest)
+    pool = staticmethod(windows.pool_largest)
 
 
 class _AvgPool(_Pool):
-    pool = staticmethod(pool_average)
+    pool = staticmethod(windows.pool_average)
 
 
 class _BatchNorm(Made):
@@ -168,12 +160,7 @@ class _BatchNorm(Made):
     num_features eps=1e-5 momentum=0.9 affine=True gamma_init>weight_init='ones' beta_init>bias_init='zeros'
     moving_mean_init='zeros' moving_var_init='ones' use_batch_statistics=None data_format='NCHW' dtype=float32
     """
-    mindspores_names = {
-        "weight": "gamma",
-        "bias": "beta",
-        "running_mean": "moving_mean",
-        "running_var": "moving_variance",
-    }
+    mindspores_names = _AFFINE | {"running_mean": "moving_mean", "running_var": "moving_variance"}
 
     def _torchs(self, given: dict[str, Any]) -> dict[str, Any]:
         name, batch = type(self).__name__, given.pop("use_batch_statistics")
@@ -200,8 +187,7 @@ class LayerNorm(Made, nn.LayerNorm):
         UsageError: it would begin at another dimension than `normalized_shape` does.
     """
 
-    mindspores_names = {"weight": "gamma", "bias": "beta"}
-
+    mindspores_names = _AFFINE
     words = """
     normalized_shape begin_norm_axis=-1 begin_params_axis=-1 gamma_init>weight_init='ones' beta_init>bias_init='zeros'
     epsilon>eps=1e-7 dtype=float32
@@ -212,22 +198,19 @@ class LayerNorm(Made, nn.LayerNorm):
         shape = given["normalized_shape"] = [size] if isinstance(size, int) else list(size)
         axes = given.pop("begin_norm_axis"), given.pop("begin_params_axis")
         if any(axis < 0 and axis not in (-1, -len(shape)) for axis in axes):
-            raise UsageError(
-                f"LayerNorm(begin_norm_axis={axes[0]}, begin_params_axis={axes[1]}): both must be "
-                f"{-len(shape)}, as normalized_shape {tuple(shape)} says"
-            )
+            raise self._wrong(f"begin_norm_axis={axes[0]}, begin_params_axis={axes[1]}): both", shape)
         vars(self)["begin_norm_axis"] = axes[0]
         return given
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the normalised input."""
-        axis = self.begin_norm_axis
-        if axis > 0 and input.dim() - axis != len(self.normalized_shape):
-            raise UsageError(
-                f"LayerNorm(begin_norm_axis={axis}) of an input of {input.dim()} dimensions: must be "
-                f"{-len(self.normalized_shape)}, as normalized_shape {tuple(self.normalized_shape)} says"
-            )
+        axis, shape = self.begin_norm_axis, self.normalized_shape
+        if axis > 0 and input.dim() - axis != len(shape):
+            raise self._wrong(f"begin_norm_axis={axis}) of an input of {input.dim()} dimensions:", shape)
         return super().forward(input)
+
+    def _wrong(self, what: str, shape: Any) -> UsageError:
+        return UsageError(f"LayerNorm({what} must be {-len(shape)}, as normalized_shape {tuple(shape)} says")
 
 
 class Embedding(Made, nn.Embedding):
@@ -262,15 +245,16 @@ class EmbeddingLookup(Made, runtime.EmbeddingLookup):
         return given if is_known else {**given, "param_init": partial(fill, init=first)}
 
 
-class Dropout(Cell, nn.Dropout):
+class Dropout(Made, nn.Dropout):
     """Zeros elements with probability `p`; `keep_prob` is MindSpore's older word for 1 - p."""
 
-    def __init__(
-        self, keep_prob: float | None = None, p: float | None = None, dtype: torch.dtype = torch.float32
-    ) -> None:
+    words = "keep_prob=None p=None dtype>=float32"
+
+    def _torchs(self, given: dict[str, Any]) -> dict[str, Any]:
+        keep_prob, p = given.values()
         if (keep_prob is None) == (p is None):
             raise UsageError(f"Dropout(keep_prob={keep_prob!r}, p={p!r}): give one of them")
-        nn.Dropout.__init__(self, 1 - keep_prob if p is None else p)  # type: ignore[operator]
+        return {"p": 1 - keep_prob if p is None else p}
 
 
 class _Recurrent(Made):

@@ -7,7 +7,6 @@ Where they have a weight decay and no groups, parameters whose name has "beta" o
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -15,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from msrun.errors import UsageError, near_miss
+from msrun.errors import UsageError
 from msrun.mindspore.nn.cells import Cell
 from msrun.mindspore.ops.higher_order import HyperMap
-from msrun.mindspore.ops.table import taking
+from msrun.mindspore.ops.table import refuse_unknown, taking
 from msrun.mindspore.parallel import check_reduced
 from msrun.mindspore.tensor import ParameterTuple, name_of
 from msrun.runtime import optim
@@ -75,7 +74,8 @@ def _schedules(names: str, formula: Callable[..., float], words: str, doc: str) 
     """
     first = next(word for word in words.split() if word.endswith("_steps"))
     of_epochs = f" {words}".replace(f" {first}", f" total_step step_per_epoch {first}").replace("_steps", "_epoch")
-    arguments = taking(words, dict)
+    function, cell = names.split()
+    arguments = taking(words, dict, cell)
 
     def listed(total_step: int, step_per_epoch: int, **settings: Any) -> list[float]:
         return [float(formula(step // step_per_epoch, *settings.values())) for step in range(total_step)]
@@ -85,7 +85,6 @@ def _schedules(names: str, formula: Callable[..., float], words: str, doc: str) 
         given = arguments(*args, **settings)
         vars(self).update(given, _settings=tuple(given.values()))
 
-    function, cell = names.split()
     rates = taking(of_epochs, listed)
     rates.__name__, rates.__doc__ = function, f"Return rates, one a step, for each epoch one: {doc}"
     body = {"__init__": __init__, "arguments": staticmethod(arguments), "_formula": staticmethod(formula)}
@@ -249,10 +248,7 @@ class Optimizer(optim.Optimizer):
         ordered: list[Any] | None = None
         groups: list[dict[str, Any]] = []
         for entry in given if self.is_group else _by_decay(given, weight_decay):
-            unknown = [word for word in entry if word not in _GROUP_WORDS]
-            if unknown:
-                near = near_miss(unknown[0], _GROUP_WORDS)
-                raise UsageError(f"{name}: group with {unknown[0]!r}{near}; known are {', '.join(_GROUP_WORDS)}")
+            refuse_unknown(f"{name}: group", entry, _GROUP_WORDS, f"; known are {', '.join(_GROUP_WORDS)}")
             if "order_params" in entry:
                 ordered = list(entry["order_params"])
             if "params" not in entry:
@@ -337,35 +333,34 @@ class _RMSProp(PerParameter):
 
 
 _BETAS = "beta1=0.9 beta2=0.999"
-_DECAY = "weight_decay>=0.0"
-_SCALED = "loss_scale>=1.0"
+_DECAY, _SCALED = "weight_decay=0.0", "loss_scale=1.0"
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], str, str]] = {
-    "SGD": (optim.SGD, f"learning_rate>=0.1 momentum=0.0 dampening=0.0 {_DECAY} nesterov=False {_SCALED}",
+    "SGD": (optim.SGD, f"learning_rate=0.1 momentum=0.0 dampening=0.0 {_DECAY} nesterov=False {_SCALED}",
         "w = w - lr v, v = momentum v + g."),
-    "Momentum": (optim.Momentum, f"learning_rate> momentum {_DECAY} {_SCALED} use_nesterov>nesterov=False",
+    "Momentum": (optim.Momentum, f"learning_rate momentum {_DECAY} {_SCALED} use_nesterov>nesterov=False",
         "v = momentum v + g, w = w - lr v."),
-    "Adam": (optim.Adam, (f"learning_rate>=1e-3 {_BETAS} eps=1e-8 use_locking>=False use_nesterov=False {_DECAY} "
+    "Adam": (optim.Adam, (f"learning_rate=1e-3 {_BETAS} eps=1e-8 use_locking>=False use_nesterov=False {_DECAY} "
         f"{_SCALED} use_amsgrad>amsgrad=False use_lazy=False use_offload=False"),
         "Adam with bias correction, and epsilon where MindSpore has it; `optim.Adam` has both formulas."),
-    "AdamWeightDecay": (optim.AdamWeightDecay, f"learning_rate>=1e-3 {_BETAS} eps=1e-6 {_DECAY}",
+    "AdamWeightDecay": (optim.AdamWeightDecay, f"learning_rate=1e-3 {_BETAS} eps=1e-6 {_DECAY}",
         "Adam without bias correction, with decoupled decay."),
-    "Lamb": (optim.Lamb, f"learning_rate> {_BETAS} eps=1e-6 {_DECAY}",
+    "Lamb": (optim.Lamb, f"learning_rate {_BETAS} eps=1e-6 {_DECAY}",
         "Adam whose step of each parameter is scaled by the parameter's norm."),
-    "LazyAdam": (optim.LazyAdam, (f"learning_rate>=1e-3 {_BETAS} eps=1e-8 use_locking=False use_nesterov=False "
+    "LazyAdam": (optim.LazyAdam, (f"learning_rate=1e-3 {_BETAS} eps=1e-8 use_locking=False use_nesterov=False "
         f"{_DECAY} {_SCALED}"), "Adam; of a sparse gradient its rows alone change."),
-    "FTRL": (optim.FTRL, ("initial_accum=0.1 learning_rate>=1e-3 lr_power=-0.5 l1=0.0 l2=0.0 use_locking=False "
+    "FTRL": (optim.FTRL, ("initial_accum=0.1 learning_rate=1e-3 lr_power=-0.5 l1=0.0 l2=0.0 use_locking=False "
         f"{_SCALED} {_DECAY}"), "Follow the regularised leader; of a sparse gradient its rows alone change."),
-    "RMSProp": (_RMSProp, ("learning_rate>=0.1 decay=0.9 momentum=0.0 epsilon=1e-10 use_locking>=False centered=False "
+    "RMSProp": (_RMSProp, ("learning_rate=0.1 decay=0.9 momentum=0.0 epsilon=1e-10 use_locking>=False centered=False "
         f"{_SCALED} {_DECAY}"), str(_RMSProp.__doc__)),
-    "Adagrad": (torch.optim.Adagrad, ("accum>initial_accumulator_value=0.1 learning_rate>=0.001 update_slots>=True "
+    "Adagrad": (torch.optim.Adagrad, ("accum>initial_accumulator_value=0.1 learning_rate=0.001 update_slots>=True "
         f"{_SCALED} {_DECAY}"), "Gradients divided by the root of the sum of their squares."),
-    "AdaMax": (torch.optim.Adamax, f"learning_rate>=0.001 {_BETAS} eps=1e-8 {_DECAY} {_SCALED}",
+    "AdaMax": (torch.optim.Adamax, f"learning_rate=0.001 {_BETAS} eps=1e-8 {_DECAY} {_SCALED}",
         "Adam with the largest gradient in place of the mean square."),
-    "Adadelta": (torch.optim.Adadelta, f"learning_rate>=1.0 rho=0.9 epsilon>eps=1e-6 {_SCALED} {_DECAY}",
+    "Adadelta": (torch.optim.Adadelta, f"learning_rate=1.0 rho=0.9 epsilon>eps=1e-6 {_SCALED} {_DECAY}",
         "Gradients scaled by the sizes of the last steps."),
-    "Rprop": (torch.optim.Rprop, f"learning_rate>=0.1 etas=(0.5,1.2) step_sizes=(1e-6,50.0) {_DECAY}",
+    "Rprop": (torch.optim.Rprop, f"learning_rate=0.1 etas=(0.5,1.2) step_sizes=(1e-6,50.0) {_DECAY}",
         "Steps whose sizes follow the gradients' signs."),
-    "ASGD": (torch.optim.ASGD, f"learning_rate>=0.1 lambd=1e-4 alpha=0.75 t0=1e6 {_DECAY}",
+    "ASGD": (torch.optim.ASGD, f"learning_rate=0.1 lambd=1e-4 alpha=0.75 t0=1e6 {_DECAY}",
         "SGD that also keeps the mean of the weights."),
 }  # fmt: skip
 """Name -> optimizer of torch or of msrun.runtime, MindSpore's arguments behind `params`, and what it computes."""
@@ -385,23 +380,16 @@ def _settled(name: str, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of(name: str, base: type[torch.optim.Optimizer], words: str, doc: str) -> type[Optimizer]:
-    arguments = taking(f"params> {words}", dict)
-    signature = inspect.signature(arguments)
+    arguments = taking(f"params {words}", dict, f"nn.{name}")
 
     def __init__(self: Any, *args: Any, **settings: Any) -> None:  # noqa: N807
-        try:
-            bound = signature.bind(*args, **settings)
-        except TypeError as error:
-            raise UsageError(f"nn.{name}: {error}") from None
-        bound.apply_defaults()
-        given = bound.arguments
-        self._set_scale(given.get("loss_scale", 1.0))
-        settings = _settled(name, arguments(*bound.args, **bound.kwargs))
+        given = _settled(name, arguments(*args, **settings))
+        params, rate, decay = (given.pop(word) for word in ("params", "learning_rate", "weight_decay"))
+        self._set_scale(given.pop("loss_scale", 1.0))
         if base is not torch.optim.Rprop:
-            settings["weight_decay"] = given["weight_decay"]
-        groups, rate = self._plan(given["params"], given["learning_rate"], given["weight_decay"])
-        settings["learning_rate" if base is optim.Momentum else "lr"] = rate
-        base.__init__(self, groups, **settings)
+            given["weight_decay"] = decay
+        groups, given["learning_rate" if base is optim.Momentum else "lr"] = self._plan(params, rate, decay)
+        base.__init__(self, groups, **given)
         self._follow_plan()
 
     body = {"__init__": __init__, "arguments": staticmethod(arguments), "step": base.step, "__doc__": doc}

@@ -25,19 +25,13 @@ class Made(Cell):
     def __init_subclass__(cls, **settings: Any) -> None:
         super().__init_subclass__(**settings)
         if "words" in vars(cls):
-            cls.arguments = staticmethod(taking(cls.words, dict))
+            cls.arguments = staticmethod(taking(cls.words, dict, f"nn.{cls.__name__}"))
 
     def __init__(self, *args: Any, **settings: Any) -> None:
-        given = self._take(args, settings)
+        given = type(self).arguments(*args, **settings)
         first = given.pop("weight_init", None), given.pop("bias_init", None)
         super(Cell, self).__init__(**self._torchs(given))
         begin(self, *first)
-
-    def _take(self, args: Any, settings: Any) -> dict[str, Any]:
-        try:
-            return type(self).arguments(*args, **settings)
-        except TypeError as error:
-            raise UsageError(f"nn.{type(self).__name__}: {error}") from None
 
     def _torchs(self, given: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of torch's class; those that a subclass keeps go to `vars(self)`."""
@@ -87,14 +81,15 @@ OF_TORCH: tuple[tuple[str, Any], ...] = (
     ("Softmax LogSoftmax Softmin GLU", "axis>dim=-1"),
     ("Flatten", "start_dim=1 end_dim=-1"),
     ("Unflatten", "axis>dim unflattened_size"),
-    ("GELU", lambda approximate=True: {"approximate": "tanh" if approximate else "none"}),
+    ("GELU", taking("approximate=True", lambda approximate: {"approximate": "tanh" if approximate else "none"},
+        "nn.GELU")),
     ("Identity", lambda *args, **settings: {}),
     ("LeakyReLU", "alpha>negative_slope=0.2"),
     ("ELU CELU", "alpha=1.0"),
     ("HShrink:Hardshrink SoftShrink:Softshrink", "lambd=0.5"),
     ("Hardtanh", "min_val=-1.0 max_val=1.0"),
     ("Threshold", "threshold value"),
-    ("PReLU", lambda channel=1, w=0.25: {"num_parameters": channel, "init": float(w)}),
+    ("PReLU", taking("channel=1 w=0.25", lambda channel, w: {"num_parameters": channel, "init": float(w)}, "nn.PReLU")),
     ("Dropout1d Dropout2d Dropout3d", "p=0.5"),
     ("AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d AdaptiveMaxPool1d", "output_size"),
     ("AdaptiveMaxPool2d", "output_size return_indices=False"),
@@ -111,8 +106,8 @@ OF_TORCH: tuple[tuple[str, Any], ...] = (
     ("InstanceNorm1d InstanceNorm2d InstanceNorm3d", f"num_features eps=1e-5 momentum=0.1 {_AFFINE}"),
     ("MultiheadAttention", _OF_ATTENTION),
     ("TransformerEncoderLayer TransformerDecoderLayer", _OF_TRANSFORMER),
-    ("TransformerEncoder", lambda encoder_layer, num_layers, norm=None: {
-        "encoder_layer": encoder_layer, "num_layers": num_layers, "norm": norm, "enable_nested_tensor": False}),
+    ("TransformerEncoder", taking("encoder_layer num_layers norm=None",
+        lambda **given: {**given, "enable_nested_tensor": False}, "nn.TransformerEncoder")),
     ("TransformerDecoder", "decoder_layer num_layers norm=None"),
     ("MSELoss L1Loss MAELoss:L1Loss KLDivLoss SoftMarginLoss", "reduction='mean'"),
     ("SmoothL1Loss", "beta=1.0 reduction='none'"),

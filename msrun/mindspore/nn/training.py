@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,9 +14,11 @@ from msrun.errors import UsageError
 from msrun.mindspore.nn.cells import Cell
 from msrun.mindspore.ops.higher_order import GradOperation, with_sum
 from msrun.mindspore.ops.state import WORLD_GROUPS
+from msrun.mindspore.ops.table import taking
 from msrun.mindspore.parallel import BY_HAND, in_context
 from msrun.mindspore.tensor import ParameterTuple
 from msrun.runtime import AutoParallel, get_auto_parallel_context, get_group_size, get_process_group_ranks
+from msrun.runtime.parallel.precision import next_scale
 
 
 class DistributedGradReducer(Cell):
@@ -27,14 +30,8 @@ class DistributedGradReducer(Cell):
         degree: None: the number of ranks.
     """
 
-    def __init__(
-        self,
-        parameters: Iterable[nn.Parameter],
-        mean: bool | None = None,
-        degree: int | None = None,
-        fusion_type: int = 1,
-        group: str | None = None,
-    ) -> None:
+    @partial(taking, "self parameters mean=None degree=None fusion_type>=1 group=None", owner="DistributedGradReducer")
+    def __init__(self, parameters: Iterable[nn.Parameter], mean: Any, degree: Any, group: str | None) -> None:
         super().__init__(auto_prefix=False)
         self.mean = bool(get_auto_parallel_context("gradients_mean")) if mean is None else mean
         self.group = None if group in WORLD_GROUPS else group
@@ -44,10 +41,8 @@ class DistributedGradReducer(Cell):
 
     def construct(self, grads: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the reduced gradients."""
-        return tuple(
-            self._reduced(gradient) if shared else gradient
-            for gradient, shared in zip(grads, self._is_shared, strict=True)
-        )
+        pairs = zip(grads, self._is_shared, strict=True)
+        return tuple(self._reduced(gradient) if shared else gradient for gradient, shared in pairs)
 
     def _reduced(self, gradient: Tensor) -> Tensor:
         total = runtime.all_reduce(gradient.detach(), "sum", self.group)
@@ -144,28 +139,18 @@ class FixedLossScaleUpdateCell(Cell):
         return overflow
 
 
-class DynamicLossScaleUpdateCell(Cell):
+class DynamicLossScaleUpdateCell(FixedLossScaleUpdateCell):
     """A loss scale that is divided at an overflow, and multiplied after `scale_window` steps without one."""
 
     def __init__(self, loss_scale_value: float, scale_factor: float, scale_window: int) -> None:
-        super().__init__()
-        self.loss_scale_value, self.scale_factor, self.scale_window = loss_scale_value, scale_factor, scale_window
-        self.good_steps = 0
-
-    def get_loss_scale(self) -> float:
-        """Return the scale."""
-        return self.loss_scale_value
+        super().__init__(loss_scale_value)
+        self.scale_factor, self.scale_window, self.good_steps = scale_factor, scale_window, 0
 
     def construct(self, loss_scale: Any, overflow: Any) -> Any:
         """Change a scale (a tensor, in place) after a step; returns whether the step is left out."""
-        if bool(overflow):
-            loss_scale.copy_(torch.clamp(loss_scale / self.scale_factor, min=1.0))
-            self.good_steps = 0
-        else:
-            self.good_steps += 1
-            if self.good_steps >= self.scale_window:
-                loss_scale.mul_(self.scale_factor)
-                self.good_steps = 0
+        self.good_steps = 0 if bool(overflow) else self.good_steps + 1
+        found = next_scale(loss_scale, self.good_steps, self.scale_factor, self.scale_window, 1.0)
+        loss_scale.copy_(torch.as_tensor(found))
         return overflow
 
 
@@ -184,11 +169,7 @@ class TrainOneStepWithLossScaleCell(TrainOneStepCell):
         self.loss_scaling_manager: Any = scale_sense if isinstance(scale_sense, nn.Module) else None
         if self.loss_scaling_manager is not None:
             scale_sense = scale_sense.get_loss_scale()
-        if not isinstance(scale_sense, int | float | Tensor):
-            raise UsageError(
-                f"TrainOneStepWithLossScaleCell(scale_sense={scale_sense!r}): a cell, a number or a tensor"
-            )
-        self.scale_sense = torch.as_tensor(scale_sense, dtype=torch.float32).clone()
+        self.scale_sense = _as_scale("TrainOneStepWithLossScaleCell(scale_sense=...): a cell, ", scale_sense).clone()
 
     def construct(self, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Train one step on a batch."""
@@ -206,9 +187,7 @@ class TrainOneStepWithLossScaleCell(TrainOneStepCell):
         Raises:
             UsageError: no number or tensor.
         """
-        if not isinstance(sens, int | float | Tensor):
-            raise UsageError(f"set_sense_scale({sens!r}): a number or a tensor")
-        self.scale_sense.copy_(torch.as_tensor(sens))
+        self.scale_sense.copy_(_as_scale("set_sense_scale(...): ", sens))
 
     def start_overflow_check(self, pre_cond: Any, compute_input: Any) -> tuple[Any, Any]:
         """Return (status, input): nothing has to be prepared."""
@@ -226,22 +205,25 @@ class TrainOneStepWithLossScaleCell(TrainOneStepCell):
         return overflow
 
 
+def _as_scale(what: str, value: Any) -> Tensor:
+    if not isinstance(value, int | float | Tensor):
+        raise UsageError(f"{what}a number or a tensor, not {value!r}")
+    return torch.as_tensor(value, dtype=torch.float32)
+
+
+_OF_GRAD = "get_all=False get_by_list=False sens_param=False"
+
+
 class ForwardValueAndGrad(Cell):
     """`ForwardValueAndGrad(network, weights, get_all, get_by_list, sens_param)(*inputs)` is (loss, gradients)."""
 
-    def __init__(
-        self,
-        network: Any,
-        weights: Iterable[nn.Parameter] | None = None,
-        get_all: bool = False,
-        get_by_list: bool = False,
-        sens_param: bool = False,
-    ) -> None:
+    @partial(taking, f"self network weights=None {_OF_GRAD}", owner="ForwardValueAndGrad")
+    def __init__(self, network: Any, weights: Iterable[nn.Parameter] | None, **switches: bool) -> None:
         super().__init__(auto_prefix=False)
-        if not isinstance(network, nn.Module) and not callable(network):
+        if not callable(network):
             raise UsageError(f"ForwardValueAndGrad({network!r}): a cell or a function")
         self.network, self.weights = network, weights
-        self.get_all, self.get_by_list, self.sens_param = get_all, get_by_list, sens_param
+        vars(self).update(switches)
 
     def construct(self, *inputs: Any) -> tuple[Any, Any]:
         """Return (loss, gradients)."""

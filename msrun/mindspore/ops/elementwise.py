@@ -1,8 +1,9 @@
-"""Operators that work on each element: the table."""
+"""Operators that work on each element, and those of torch whose arguments are MindSpore's: the table."""
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -22,9 +23,37 @@ sinh=Sinh sqrt=Sqrt square=Square tan=Tan tanh=Tanh trunc=Trunc sigmoid=Sigmoid 
 hardswish=HSwish logsigmoid=LogSigmoid mish=Mish relu6=ReLU6 selu=SeLU silu=SiLU softsign=Softsign tanhshrink
 relu=ReLU deg2rad rad2deg is_floating_point isreal signbit sgn lerp=Lerp bitwise_left_shift=LeftShift
 bitwise_right_shift=RightShift mm mv inner kron block_diag fliplr flipud trace=Trace argwhere bincount msort
-outer=ger,Ger complex=Complex
+outer=ger,Ger complex=Complex diag=Diag,DiagPart,diag_part matmul=bmm,batch_matmul det=MatrixDeterminant
 """
 """torch's function, which is MindSpore's with the same arguments, and further names of MindSpore's."""
+
+IN_WORDS = """
+prelu=PReLU(input weight) softplus=Softplus(input beta=1 threshold=20) hardtanh(input min_val=-1.0 max_val=1.0)
+threshold(input thr>threshold value) leaky_relu(input alpha>negative_slope=0.2) glu(x>input axis>dim=-1)
+dropout(input p=0.5 training=True seed>=None) dropout2d(input p=0.5 training=True) swapaxes(input axis0 axis1)
+swapdims(input dim0 dim1) moveaxis=movedim(x>input source destination) unbind(input dim=0) unsqueeze(input dim)
+rot90(input k dims) masked_select=MaskedSelect(input mask) where=Select,select(condition input other)
+diagonal(input offset=0 dim1=0 dim2=1) nonzero=NonZero(input * as_tuple=False) ones_like=OnesLike(input * dtype=None)
+zeros_like=ZerosLike(input * dtype=None) full_like(input fill_value * dtype=None) hstack(tensors) dstack(tensors)
+vstack(inputs>tensors) column_stack(tensors) chunk(input chunks axis>dim=0) narrow(input axis>dim start length)
+repeat_interleave(input repeats axis>dim=None)
+searchsorted(sorted_sequence values>input * out_int32=False right=False) histc(input bins=100 min=0.0 max=0.0)
+diff(x>input n=1 axis>dim=-1 prepend=None append=None) logsumexp(input dim keepdim=False)
+pixel_shuffle(input upscale_factor) pixel_unshuffle(input downscale_factor) addmm(input mat1 mat2 * beta=1 alpha=1)
+baddbmm(input batch1 batch2 beta=1 alpha=1) tensordot=tensor_dot(x1>a x2>b axes>dims)
+cosine_similarity(x1 x2 dim=1 eps=1e-8) normalize(input p=2.0 dim=1 eps=1e-12)
+layer_norm(input normalized_shape weight=None bias=None eps=1e-5)
+group_norm(input num_groups weight=None bias=None eps=1e-5) adaptive_avg_pool1d(input output_size)
+adaptive_avg_pool3d(input output_size) unfold(input kernel_size dilation=1 padding=0 stride=1)
+fold(input output_size kernel_size dilation=1 padding=0 stride=1) mse_loss(input target reduction='mean')
+l1_loss(input target reduction='mean') huber_loss(input target reduction='mean' delta=1.0)
+hinge_embedding_loss(inputs>input targets>target margin=1.0 reduction='mean')
+margin_ranking_loss(input1 input2 target margin=0.0 reduction='mean')
+cosine_embedding_loss(input1 input2 target margin=0.0 reduction='mean')
+soft_margin_loss(input target reduction='mean') rand_like(input seed>=None * dtype=None)
+randn_like(input seed>=None * dtype=None) multinomial(input num_samples replacement=True seed>=None)
+"""
+"""The same with MindSpore's arguments, in the words of `taking`."""
 
 BINARY = """
 add=Add,TensorAdd atan2=Atan2,arctan2 bitwise_and=BitwiseAnd bitwise_or=BitwiseOr bitwise_xor=BitwiseXor copysign
@@ -84,6 +113,9 @@ for _rows, _made in ((AS_THEY_ARE, lambda function: function), (BINARY, of_two))
         OPERATORS |= define(
             f"{_more.replace(',', ' ')} {_name}", _made(getattr(torch, _name, None) or getattr(F, _name))
         )
+for _name, _more, _words in re.findall(r"(\w+)=?([\w,]*)\(([^)]*)\)", IN_WORDS):
+    _function = taking(_words, getattr(F, _name, None) or getattr(torch, _name))
+    OPERATORS |= define(f"{_more.replace(',', ' ')} {_name}", _function)
 OPERATORS |= define_all((
     ("AddN AccumulateNV2 addn accumulate_n", lambda x: functools.reduce(torch.add, x)),
     ("Addcdiv addcdiv", lambda input, tensor1, tensor2, value=1: input + value * (tensor1 / tensor2)),
@@ -102,15 +134,8 @@ OPERATORS |= define_all((
     ("GeLU Gelu", lambda input: F.gelu(input, approximate="tanh")),
     ("FastGeLU FastGelu fast_gelu", lambda x: x * torch.sigmoid(1.702 * x)),
     ("gelu", lambda input, approximate="none": F.gelu(input, approximate=approximate)),
-    ("glu", lambda x, axis=-1: F.glu(x, axis)),
     ("HShrink hardshrink", lambda input, lambd=0.5: F.hardshrink(input, lambd), "lambd"),
     ("SoftShrink soft_shrink softshrink", lambda input, lambd=0.5: F.softshrink(input, lambd), "lambd"),
-    ("hardtanh", lambda input, min_val=-1.0, max_val=1.0: F.hardtanh(input, min_val, max_val)),
-    ("leaky_relu", lambda input, alpha=0.2: F.leaky_relu(input, alpha)),
-    ("PReLU prelu", lambda input, weight: F.prelu(input, weight)),
-    ("Softplus", F.softplus),
-    ("softplus", lambda input, beta=1, threshold=20: F.softplus(input, beta, threshold)),
-    ("threshold", lambda input, thr, value: F.threshold(input, thr, value)),
     ("IsClose isclose", taking("input other rtol=1e-5 atol=1e-8 equal_nan=False", torch.isclose),
      "rtol atol equal_nan"),
     ("Logit logit", lambda input, eps=-1.0: torch.logit(input, eps if eps is not None and eps >= 0 else None), "eps"),
@@ -118,7 +143,6 @@ OPERATORS |= define_all((
     ("FloatStatus", lambda x: (~torch.isfinite(x)).any().float().reshape(1)),
     ("mixed_precision_cast", lambda dst_dtype, x: x.to(dst_dtype) if x.is_floating_point() else x),
     ("identity Identity", lambda x: x),
-    ("dropout", taking("input p=0.5 training=True seed>=None", F.dropout)),
     ("StopGradient stop_gradient", lambda value: value.detach() if isinstance(value, Tensor) else value),
     ("Cast cast", lambda input, dtype: input.to(dtype) if isinstance(input, Tensor) else torch.tensor(
         input, dtype=dtype)),

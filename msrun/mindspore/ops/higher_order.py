@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from msrun.errors import UsageError, near_miss
-from msrun.mindspore.ops.table import define_all, taking
+from msrun.errors import UsageError
+from msrun.mindspore.ops.table import define_all, refuse_unknown, taking
 from msrun.mindspore.parallel import in_context
 from msrun.runtime import value_and_grad as _value_and_grad
 
@@ -36,9 +36,7 @@ def jit(fn: Callable[..., Any] | None = None, **settings: Any) -> Any:
     Raises:
         UsageError: not a function, or an unknown setting.
     """
-    for word in settings:
-        if word not in _OF_JIT:
-            raise UsageError(f"jit({word}=...): unknown word{near_miss(word, _OF_JIT)}")
+    refuse_unknown("jit", settings, _OF_JIT)
     if fn is None:
         return lambda function: jit(function)
     if not callable(fn):

@@ -109,12 +109,16 @@ def _sizes(size: Sequence[Any]) -> tuple[int, ...]:
     return dims(size[0]) if len(size) == 1 and not isinstance(size[0], int) else dims(size)
 
 
+def _area(a: Tensor, b: Tensor, border: int) -> Tensor:
+    """Return the area that boxes (x0, y0, x1, y1) share; `border`: 1 where the last row and column belong to them."""
+    low, high = torch.maximum(a[..., :2], b[..., :2]), torch.minimum(a[..., 2:4], b[..., 2:4])
+    return (high - low + border).clamp(min=0).prod(-1)
+
+
 def _overlaps(anchor_boxes: Tensor, gt_boxes: Tensor, mode: str = "iou") -> Tensor:
     """Return (gt boxes, anchors): what two boxes (x0, y0, x1, y1) share of both, or with "iof" of the gt box."""
     a, b = anchor_boxes[None], gt_boxes[:, None]
-    sides = (torch.minimum(a[..., 2:], b[..., 2:]) - torch.maximum(a[..., :2], b[..., :2]) + 1).clamp(min=0)
-    area_a, area_b = ((one[..., 2:] - one[..., :2] + 1).prod(-1) for one in (a, b))
-    common = sides.prod(-1)
+    area_a, area_b, common = _area(a, a, 1), _area(b, b, 1), _area(a, b, 1)
     whole = area_b + 0 * area_a if mode == "iof" else area_a + area_b - common
     return common / whole
 
@@ -152,12 +156,7 @@ def _suppress(bboxes: Tensor, iou_threshold: float = 0.5) -> tuple[Tensor, Tenso
     """Return boxes (x0, y0, x1, y1, score) by falling score, numbered, and which of them no better one covers."""
     order = bboxes[:, 4].argsort(descending=True, stable=True)
     boxes = bboxes[order]
-    sides = boxes[:, 2:4] - boxes[:, :2]
-    low, high = (
-        choose(boxes[:, None, part], boxes[None, :, part])
-        for choose, part in ((torch.maximum, slice(0, 2)), (torch.minimum, slice(2, 4)))
-    )
-    common, areas = (high - low).clamp(min=0).prod(-1), sides.prod(-1)
+    common, areas = _area(boxes[:, None], boxes[None], 0), _area(boxes, boxes, 0)
     covers = common / (areas[:, None] + areas - common) > iou_threshold
     kept = torch.ones(len(boxes), dtype=torch.bool)
     for place in range(len(boxes)):
@@ -171,23 +170,16 @@ _OF_POOL = "x>images kernel_size=1 strides=1 pad_mode='valid' data_format>='NCHW
 _REDUCTION = "reduction='mean'"
 OPERATORS = define_all((
     ("MatMul BatchMatMul", _matmul, "transpose_a transpose_b"),
-    ("matmul bmm batch_matmul", torch.matmul),
-    ("dot", lambda input, other: torch.tensordot(input, other, ([-1], [-2])) if other.dim() > 1 else input @ other),
-    ("addmm", taking("input mat1 mat2 * beta=1 alpha=1", torch.addmm)),
-    ("baddbmm", taking("input batch1 batch2 beta=1 alpha=1", torch.baddbmm)),
-    ("tensor_dot tensordot", lambda x1, x2, axes: torch.tensordot(x1, x2, axes)),
     ("einsum", lambda equation, *operands: torch.einsum(equation, *operands)),
+    ("dot", lambda input, other: torch.tensordot(input, other, ([-1], [-2])) if other.dim() > 1 else input @ other),
     ("Cross cross", lambda input, other, dim=None: torch.cross(
         input, other, -1 if dim in (None, -65530) else dim), "dim"),
     ("Dense dense", taking("input weight bias=None", F.linear)),
     ("BiasAdd bias_add", lambda input_x, bias, data_format="NCHW": input_x + (
         bias if data_format == "NHWC" else bias.reshape(-1, *[1] * (input_x.dim() - 2))), "data_format"),
     ("MatrixInverse inverse", taking("input>A adjoint>=False", torch.linalg.inv), "adjoint"),
-    ("MatrixDeterminant det", torch.linalg.det),
     ("Cholesky cholesky", taking("input_x>input upper=False", torch.linalg.cholesky), "upper"),
     ("cdist Cdist", taking("x1 x2 p=2.0", torch.cdist), "p"),
-    ("cosine_similarity", taking("x1 x2 dim=1 eps=1e-8", F.cosine_similarity)),
-    ("normalize", taking("input p=2.0 dim=1 eps=1e-12", F.normalize)),
     # -- softmax and norms -----------------------------------------------------------------------------------------
     ("Softmax", taking("input axis>dim=-1", F.softmax), "axis"),
     ("softmax", taking("input axis>dim=-1 * dtype=None", F.softmax)),
@@ -195,8 +187,6 @@ OPERATORS = define_all((
     ("softmin", taking("x>input axis>dim=-1 * dtype=None", F.softmin)),
     ("LayerNorm", taking("input_x gamma beta begin_norm_axis=1 begin_params_axis=1 epsilon=1e-7", _layer_norm),
      "begin_norm_axis begin_params_axis epsilon"),
-    ("layer_norm", taking("input normalized_shape weight=None bias=None eps=1e-5", F.layer_norm)),
-    ("group_norm", taking("input num_groups weight=None bias=None eps=1e-5", F.group_norm)),
     ("RmsNorm rms_norm", _rms_norm, "epsilon"),
     ("BatchNorm", taking("input_x scale bias mean variance is_training>training=False epsilon>eps=1e-5 momentum=0.1 "
                          "data_format='NCHW'", _batch_norm), "is_training epsilon momentum data_format"),
@@ -215,8 +205,6 @@ OPERATORS = define_all((
         divisor_override=0: F.avg_pool2d(
             input_x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override or None)),
     ("AdaptiveAvgPool2D adaptive_avg_pool2d", taking("input output_size", F.adaptive_avg_pool2d), "output_size"),
-    ("adaptive_avg_pool1d", taking("input output_size", F.adaptive_avg_pool1d)),
-    ("adaptive_avg_pool3d", taking("input output_size", F.adaptive_avg_pool3d)),
     ("AdaptiveMaxPool2D", taking("input output_size", F.adaptive_max_pool2d), "output_size"),
     ("adaptive_max_pool2d", taking("input output_size return_indices=False", F.adaptive_max_pool2d)),
     ("ResizeBilinear", _resize, "size align_corners half_pixel_centers"),
@@ -228,8 +216,6 @@ OPERATORS = define_all((
     ("grid_sample GridSampler2D", taking("input grid interpolation_mode>mode='bilinear' padding_mode='zeros' "
                                          "align_corners=False", F.grid_sample),
      "interpolation_mode padding_mode align_corners"),
-    ("unfold", taking("input kernel_size dilation=1 padding=0 stride=1", F.unfold)),
-    ("fold", taking("input output_size kernel_size dilation=1 padding=0 stride=1", F.fold)),
     # -- boxes ---------------------------------------------------------------------------------------------------
     ("IOU iou", _overlaps, "mode"),
     ("BoundingBoxEncode bounding_box_encode", taking(f"anchor_box groundtruth_box {_FOUR}", _encode_boxes),
@@ -254,23 +240,15 @@ OPERATORS = define_all((
         f"input target weight=None pos_weight=None {_REDUCTION}", F.binary_cross_entropy_with_logits), "reduction"),
     ("SmoothL1Loss smooth_l1_loss", taking("input target beta=1.0 reduction='none'", F.smooth_l1_loss),
      "beta reduction"),
-    ("mse_loss", taking(f"input target {_REDUCTION}", F.mse_loss)),
-    ("l1_loss", taking(f"input target {_REDUCTION}", F.l1_loss)),
-    ("huber_loss", taking(f"input target {_REDUCTION} delta=1.0", F.huber_loss)),
     ("NLLLoss", _weighted_nll, "reduction ignore_index"),
     ("KLDivLoss kl_div", taking(f"logits>input labels>target {_REDUCTION}", F.kl_div), "reduction"),
     ("ctc_loss", lambda log_probs, targets, input_lengths, target_lengths, blank=0, reduction="mean",
         zero_infinity=False: F.ctc_loss(
             log_probs, targets.long(), torch.as_tensor(input_lengths).long(), torch.as_tensor(target_lengths).long(),
             blank, reduction, zero_infinity)),
-    ("hinge_embedding_loss", taking(f"inputs>input targets>target margin=1.0 {_REDUCTION}", F.hinge_embedding_loss)),
-    ("margin_ranking_loss", taking(f"input1 input2 target margin=0.0 {_REDUCTION}", F.margin_ranking_loss)),
-    ("cosine_embedding_loss", taking(f"input1 input2 target margin=0.0 {_REDUCTION}", F.cosine_embedding_loss)),
-    ("soft_margin_loss", taking(f"input target {_REDUCTION}", F.soft_margin_loss)),
     # -- random ----------------------------------------------------------------------------------------------------
     ("Dropout", taking("x keep_prob=0.5 Seed0>=0 Seed1>=0", _dropout), "keep_prob Seed0 Seed1"),
     ("Dropout2D", lambda x, keep_prob=0.5: (F.dropout2d(x, 1 - keep_prob), x != 0), "keep_prob"),
-    ("dropout2d", taking("input p=0.5 training=True", F.dropout2d)),
     ("StandardNormal", lambda shape, seed=0, seed2=0: torch.randn(dims(shape)), "seed seed2"),
     ("standard_normal", lambda shape, seed=None: torch.randn(dims(shape))),
     ("normal", lambda shape, mean=0.0, stddev=1.0, seed=None: torch.randn(dims(shape)) * stddev + mean),
@@ -282,13 +260,10 @@ OPERATORS = define_all((
         torch.empty(dims(shape), dtype=dtype)), "seed dtype seed2"),
     ("rand", lambda *size, dtype=None, seed=None: torch.rand(_sizes(size), dtype=dtype)),
     ("randn", lambda *size, dtype=None, seed=None: torch.randn(_sizes(size), dtype=dtype)),
-    ("rand_like", taking("input seed>=None * dtype=None", torch.rand_like)),
-    ("randn_like", taking("input seed>=None * dtype=None", torch.randn_like)),
     ("randint", lambda low, high, size, seed=None, *, dtype=None: torch.randint(
         low, high, dims(size), dtype=dtype or torch.int64)),
     ("randperm", lambda n, seed=0, offset=0, dtype=torch.int64: torch.randperm(n, dtype=dtype)),
     ("bernoulli", lambda input, p=0.5, seed=None: torch.bernoulli(torch.full_like(input, p, dtype=torch.float32))),
-    ("multinomial", taking("input num_samples replacement=True seed>=None", torch.multinomial)),
     ("RandomShuffle", lambda x, seed=0, seed2=0: x[torch.randperm(len(x))], "seed seed2"),
     ("shuffle", lambda x, seed=None: x[torch.randperm(len(x))]),
 ))  # fmt: skip

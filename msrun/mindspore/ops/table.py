@@ -30,6 +30,17 @@ _noted: set[str] = set()
 _log = logging.getLogger("msrun.runtime")
 
 
+class WordsError(UsageError, TypeError):
+    """A call with other words than those that a table has for it."""
+
+
+def refuse_unknown(owner: str, words: Iterable[str], known: Iterable[str], remedy: str = "") -> None:
+    """Raise a WordsError for the first word that is not known."""
+    for word in words:
+        if word not in known:
+            raise WordsError(f"{owner}({word}=...): unknown word{near_miss(word, known)}{remedy}")
+
+
 def note_once(word: str) -> None:
     """Say once per process that a word of MindSpore's compiler is taken and does nothing here."""
     if word not in _noted:
@@ -51,15 +62,12 @@ class Primitive:
 
     def __init__(self, *values: Any, **settings: Any) -> None:
         kind = type(self)
-        given = dict(zip(kind.settings, values, strict=False)) | settings
-        unknown = [word for word in settings if word not in kind.settings]
-        if unknown or len(values) > len(kind.settings) or len(given) < len(values) + len(settings):
-            near = near_miss(unknown[0], kind.settings) if unknown else ""
-            what = f"{unknown[0]}=...): unknown word{near}" if unknown else f"{len(values)} values)"
-            raise UsageError(f"{kind.__name__}({what}; it takes {', '.join(kind.settings) or 'no settings'}")
-        function = kind.function
-        self._settings = given
-        self._run = _with(function, given) if given else function
+        self._settings = given = dict(zip(kind.settings, values, strict=False)) | settings
+        taken = f"; it takes {', '.join(kind.settings) or 'no settings'}"
+        refuse_unknown(kind.__name__, settings, kind.settings, taken)
+        if len(values) > len(kind.settings) or len(given) < len(values) + len(settings):
+            raise WordsError(f"{kind.__name__}({len(values)} values){taken}")
+        self._run = _with(kind.function, given) if given else kind.function
 
     def __call__(self, *inputs: Any) -> Any:
         return self._run(*inputs)
@@ -133,12 +141,13 @@ def _with(function: Callable[..., Any], settings: Mapping[str, Any]) -> Callable
     return run
 
 
-def taking(words: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return torch's function with MindSpore's arguments.
+def taking(words: str, function: Callable[..., Any], owner: str = "") -> Callable[..., Any]:
+    """Return torch's function with MindSpore's arguments. A call with others is a WordsError.
 
     Args:
         words: of each argument `name`, `name=default`, or `name>torchs_name=default`; `name>` is not passed on. Those
             behind a `*` are given by their names alone.
+        owner: name for errors; "" for the function's.
     """
     theirs: dict[str, str] = {}
     parameters: list[Parameter] = []
@@ -164,11 +173,15 @@ def taking(words: str, function: Callable[..., Any]) -> Callable[..., Any]:
             or [one for one in given if one not in theirs]
             or len(whole) < len(theirs)
         ):
-            signature.bind(*args, **settings)  # it says what is wrong
+            try:
+                signature.bind(*args, **settings)  # it says what is wrong
+            except TypeError as error:
+                near = near_miss(next((word for word in settings if word not in theirs), ""), theirs)
+                raise WordsError(f"{owner or run.__name__}: {error}{near}") from None
         return function(**{other: whole[name] for name, other in theirs.items() if other})
 
     run.__name__ = run.__qualname__ = getattr(function, "__name__", "operator")
-    vars(run)["__signature__"] = signature
+    run.__doc__, vars(run)["__signature__"] = function.__doc__, signature
     return run
 
 

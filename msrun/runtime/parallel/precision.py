@@ -77,6 +77,18 @@ def autocast(spec: PrecisionSpec | None) -> contextlib.AbstractContextManager[An
     return torch.autocast(world.device().type, spec.torch_dtype)
 
 
+def next_scale(scale: Any, good_steps: int, factor: float, window: int, least: float = 0.0) -> Any:
+    """Return a loss scale after a step: multiplied after every `window` good steps, divided after one that overflowed.
+
+    Args:
+        good_steps: steps since the last one that overflowed; 0: this one did.
+        least: what it is not divided below.
+    """
+    if good_steps == 0:
+        return max(scale / factor, least)
+    return scale if good_steps % window else scale * factor
+
+
 class LossScale:
     """The loss scale of one AutoParallel.
 
@@ -139,13 +151,8 @@ class LossScale:
     def _adapt(self, is_good: bool) -> None:
         self.skipped_steps += not is_good
         self._good_steps = self._good_steps + 1 if is_good else 0
-        if not self._is_dynamic:
-            return
-        if not is_good:
-            self.value /= 2.0
-        elif self._good_steps == GOOD_STEPS:
-            self.value *= 2.0
-            self._good_steps = 0
+        if self._is_dynamic:
+            self.value = next_scale(self.value, self._good_steps, 2.0, GOOD_STEPS)
 
 
 _scale_of: WeakTensorKeyDictionary = WeakTensorKeyDictionary()

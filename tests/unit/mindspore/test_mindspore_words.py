@@ -111,6 +111,11 @@ def test_check_is_a_command_with_an_exit_status(tmp_path: Path, capsys: pytest.C
         (lambda: nn.get_activation("relo"), "did you mean relu"),
         (lambda: ops.MultitypeFuncGraph("f")(1), "no function is registered"),
         (lambda: amp.FixedLossScaleManager(0.5), "1 or more"),
+        (lambda: ops.kl_div(torch.rand(2), labels=torch.rand(2), reductio="sum"), "kl_div: .*did you mean reduction"),
+        (lambda: ms.Model(nn.Dense(2, 3), nn.MSELoss(), optimiser=None), "Model: .*did you mean optimizer"),
+        (lambda: ms.save_checkpoint(nn.Dense(2, 3), "net", append_dic={}), "did you mean append_dict"),
+        (lambda: ms.set_context(device_targe="CPU"), "did you mean device_target.*that act here are"),
+        (lambda: nn.PReLU(chanel=2), "nn.PReLU: .*did you mean channel"),
     ],
 )
 def test_wrong_words_are_errors_with_a_remedy(call: Any, match: str) -> None:
@@ -238,6 +243,30 @@ def test_cell_computes_in_16_bits_and_its_weights_stay_in_32() -> None:
     loss.backward()
     assert loss.dtype == ms.float16
     assert {(parameter.dtype, parameter.grad.dtype) for parameter in net.get_parameters()} == {(ms.float32, ms.float32)}
+
+
+def test_every_dynamic_loss_scale_follows_the_overflows_alike() -> None:
+    manager, scaler = ms.DynamicLossScaleManager(4, 2, 2), amp.DynamicLossScaler(4, 2, 2)
+    cell, scale = nn.DynamicLossScaleUpdateCell(4, 2, 2), torch.tensor(4.0)
+    for overflow, expected in zip(
+        [0, 0, 0, 1, 0, 0, 0, 0, 1, 1, 1, 1, 1], [4, 8, 8, 4, 4, 8, 8, 16, 8, 4, 2, 1, 1], strict=True
+    ):
+        manager.update_loss_scale(bool(overflow))
+        scaler.adjust(not overflow)
+        cell(scale, torch.tensor(bool(overflow)))
+        assert (manager.get_loss_scale(), float(scaler.scale_value), float(scale)) == (expected,) * 3
+
+
+def test_log_says_what_the_variable_lets_through(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for level, said in (("1", ["info", "error"]), ("3", ["error"])):
+        monkeypatch.setenv("GLOG_v", level)
+        caplog.clear()
+        ms.log.debug("debug")
+        ms.log.info("%s", "info")
+        ms.log.error("error")
+        assert caplog.messages == said
 
 
 def test_step_with_a_loss_scale_leaves_out_what_overflows() -> None:

@@ -252,8 +252,8 @@ GROUPS: dict[str, list[click.Option]] = {
             type=click.Choice(SSH_CLIENTS),
             default="auto",
             show_default=True,
-            help="openssh: the ssh of this host; paramiko: no program, but less of ssh_config; auto: paramiko where "
-            "there is no ssh.",
+            help="What logs in: openssh, the ssh of this host; paramiko, no program, but less of ssh_config; auto: "
+            "paramiko where there is no ssh.",
         ),
         option(
             "ssh_config",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 from typing import TYPE_CHECKING
 
 from msrun.cluster.messages import (
@@ -48,6 +49,8 @@ class Connection:
         self._tls = tls
         self._is_first = True
         """Nothing has come yet."""
+        self._most = 1
+        """So many bodies are read at a time."""
         self.is_closed = False
         """The other side is gone, or `close` was called."""
 
@@ -72,6 +75,7 @@ class Connection:
     def trust(self, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
         """Take long messages from now on: the other side has proved who it is."""
         self._buffer.max_bytes = max_bytes + PROOF_BYTES
+        self._most = sys.maxsize
 
     def send_plain(self, body: bytes) -> None:
         """Send words that prove nothing."""
@@ -122,18 +126,22 @@ class Connection:
                 count = self._socket.send(self._unsent[: 1 << 20])
             except (BlockingIOError, InterruptedError):
                 return
-            except OSError:
-                self.is_closed = True
-                return
+            except OSError:  # it has gone; what it has said before is still to be read, and then the end
+                count = len(self._unsent)
             del self._unsent[:count]
 
     def receive(self) -> list[bytes]:
         """Return whole bodies that have come; sets `is_closed` at the end of the stream.
 
+        Until the other side is trusted it is one at a time: what that one leads to decides who reads the next, and how
+        long that may be.
+
         Raises:
             ValueError: what came is too long.
             NotUnderstood: the other side speaks TLS and this one does not, the reverse, or it is not let in.
         """
+        if waiting := self._buffer.feed(b"", self._most):
+            return waiting
         try:
             data = self._socket.recv(READ_BYTES)
         except (BlockingIOError, InterruptedError):
@@ -143,7 +151,7 @@ class Connection:
         if not data:
             self.is_closed = True
             return []
-        return self._buffer.feed(self._plain(data))
+        return self._buffer.feed(self._plain(data), self._most)
 
     def _plain(self, data: bytes) -> bytes:
         if self._is_first:

@@ -8,6 +8,7 @@ import math
 import select
 import socket
 import struct
+import sys
 import zlib
 from collections import deque
 from collections.abc import Sequence
@@ -104,15 +105,15 @@ class FrameBuffer:
         self.max_bytes = max_bytes
         self._bytes = bytearray()
 
-    def feed(self, data: bytes) -> list[bytes]:
-        """Add bytes and return every body that is now complete.
+    def feed(self, data: bytes, most: int = sys.maxsize) -> list[bytes]:
+        """Add bytes and return every body that is now complete, at most so many: the rest waits for the next call.
 
         Raises:
             ValueError: a length above the limit.
         """
         self._bytes += data
         bodies: list[bytes] = []
-        while len(self._bytes) >= HEADER.size:
+        while len(bodies) < most and len(self._bytes) >= HEADER.size:
             (length,) = HEADER.unpack_from(self._bytes)
             if length > self.max_bytes:
                 raise ValueError(f"message of {length} bytes announced: at most {self.max_bytes} are allowed")

@@ -199,8 +199,12 @@ WRONG = {
     # name: (words, environment, pattern that the line has to match)
     "near miss": (["--config=nmu.yaml"], {}, r"--config nmu\.yaml, line 2: worker_nmu: .*did you mean worker_num\?"),
     "key twice": (["--config=twice.yaml"], {}, r"--config twice\.yaml, line 3: grace: given twice, first in line 1"),
-    "no number": (["--config=words.yaml"], {}, r"words\.yaml, line 1: worker_num: 'four' is text; give a whole number"),
-    "truth": (["--config=truth.yaml"], {}, r"truth\.yaml, line 3: worker_num: 'true' is a truth value; give a whole"),
+    "no number": (
+        ["--config=words.yaml"],
+        {},
+        r"words\.yaml, line 1: worker_num: 'four': give a number, auto, gpu or cpu",
+    ),
+    "truth": (["--config=truth.yaml"], {}, r"truth\.yaml, line 3: worker_num: 'true': give a number, auto, gpu or cpu"),
     "choice": (["--config=choice.yaml"], {}, r"--config choice\.yaml, line 1: start_method: 'spawn' is not one of"),
     "range": (["--config=grace.yaml"], {}, r"--grace -1: must be 0 or more .*\(grace is set by grace\.yaml\)"),
     "no mapping": (["--config=list.yaml"], {}, r"list\.yaml, line 1: the file: a list; give lines of NAME: value"),
@@ -211,7 +215,7 @@ WRONG = {
     "device": (["--config=/dev/zero"], {}, r"--config /dev/zero: cannot be read .more than 1000000 bytes"),
     "deep": (["--config=deep.yaml"], {}, r"--config deep\.yaml, line 1: more than 16 levels deep"),
     "bomb": (["--config=bomb.yaml"], {}, r"--config bomb\.yaml, line 2: \*a: aliases are not read"),
-    "tag": (["--config=tag.yaml"], {}, r"--config tag\.yaml, line 1: worker_num: a list; give a whole number"),
+    "tag": (["--config=tag.yaml"], {}, r"--config tag\.yaml, line 1: worker_num: a list; give a single value"),
     "version": (
         ["--config=version.yaml"],
         {},

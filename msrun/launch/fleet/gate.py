@@ -171,8 +171,8 @@ class Stranger:
         connection = self.guest.connection
         try:
             connection.flush()
-            for body in connection.receive():
-                request = self.guest.take(body)
+            while bodies := connection.receive():
+                request = self.guest.take(bodies[0])
                 if request is not None:
                     if self._gate.release(self):
                         self._gate.knock(self, request)

@@ -114,8 +114,8 @@ def _await_answer(
             if any(key.fileobj is signals for key, _ in selector.select(max(0.0, end - time.monotonic()))):
                 heed_signals()
             connection.flush()
-            for body in caller.receive():
-                if (silence_s := caller.take(body)) is not None:
+            while bodies := caller.receive():
+                if (silence_s := caller.take(bodies[0])) is not None:
                     return silence_s
         return None
     finally:

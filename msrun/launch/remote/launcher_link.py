@@ -94,9 +94,8 @@ class Stream:
                 count = self._wire.write(bytes(self._unsent[:WRITE_BYTES]))
             except (BlockingIOError, InterruptedError):
                 return
-            except OSError:
-                self.is_closed = True
-                return
+            except OSError:  # it has gone; what it has said before is still to be read, and then the end
+                count = len(self._unsent)
             if not count:
                 return
             del self._unsent[:count]

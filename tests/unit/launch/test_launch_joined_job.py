@@ -230,13 +230,13 @@ def test_time_limit_is_told_with_who_came_and_until_then_who_is_missing(
     meeting: Meet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(joined_hosts, "WAITING_LINE_S", 0.05)
-    here = meeting(3, cluster_time_out_s=1)
+    here = meeting(3, cluster_time_out_s=3)
     with pytest.raises(PeerFailed) as caught, here.joined as joined:
         host = here.come(1)
         joined.meet()
     assert caught.value.exit_code == 124
     assert str(caught.value) == (
-        "--cluster_time_out 1: 2 of 3 registered, missing: rank 2, from node 2 on; "
+        "--cluster_time_out 3: 2 of 3 registered, missing: rank 2, from node 2 on; "
         "came: node 0 (h0, 10.0.0.0) with 1, node 1 (h1, 10.0.0.1) with 1"
     )
     wait_until(lambda: host.error, "the job is called off")

@@ -73,9 +73,14 @@ def test_connection_is_closed_at_its_end_and_by_what_is_no_message(
     assert stream.is_closed
 
 
-def test_launcher_that_has_gone_is_noticed_when_something_is_sent(sides: tuple[Stream, socket.socket]) -> None:
+def test_what_a_launcher_has_said_before_it_went_is_read_after_a_send_has_failed(
+    sides: tuple[Stream, socket.socket],
+) -> None:
     stream, launcher = sides
+    launcher.sendall(encode_message({"type": "called_off"}))
     launcher.close()
     stream.send({"type": "log"})
-    assert stream.is_closed
     stream.send({"type": "log"})
+    assert (stream.unsent_bytes, stream.is_closed) == (0, False)
+    assert stream.receive() == [{"type": "called_off"}]
+    assert (stream.receive(), stream.is_closed) == ([], True)

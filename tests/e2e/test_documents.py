@@ -138,9 +138,8 @@ def test_run_sh_of_the_document_trains_a_process_a_device(msrun: JobRunner, dist
         log = folder / f"train.log{rank}"  # the document's run.sh waits for rank 0 alone
         wait_until(lambda log=log: "1 passed in" in log.read_text(), f"the end of rank {rank}", DEADLINE_S)
         found = TRAINED.findall(log.read_text())
-        assert [(epoch, step) for epoch, step, _ in found] == [
-            (str(n), str(12 // workers)) for n in range(1, 11)
-        ]  # train and test files, as MindSpore reads them
+        steps = str(12 // workers)  # of the files for training and for tests, as MindSpore reads them
+        assert [(epoch, step) for epoch, step, _ in found] == [(str(n), steps) for n in range(1, 11)]
         assert float(found[-1][2]) < float(found[0][2]), found
         assert f"RANK_ID={rank}\n" in (folder / f"env{rank}.log").read_text()
 

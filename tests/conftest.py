@@ -19,7 +19,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from job_runner import REPOSITORY, WARM_SERVERS, Finished, JobRunner, is_job_variable
+from job_runner import REPOSITORY, WARM_SERVERS, Finished, JobRunner, is_job_variable, latest_job
 from required_wings import (  # noqa: F401 - hooks
     pytest_make_collect_report,
     pytest_runtest_makereport,
@@ -231,7 +231,7 @@ def msrun_here(
             with pytest.raises(SystemExit) as ended:
                 main([str(word) for word in words])
             said = capfd.readouterr()
-        return Finished(int(str(ended.value.code)), said.out.encode(), said.err, cwd / "log_output")
+        return Finished(int(str(ended.value.code)), said.out.encode(), said.err, latest_job(cwd / "log_output"))
 
     return run
 

@@ -254,6 +254,7 @@ def test_planning_takes_no_more_of_ranktable_than_the_grammar_of_host_lists_and_
 
 
 MOVES_FILES = {
+    "msrun/launch/directory/jobs.py": "links to the latest job, each made under another name first",
     "ranktable/files.py": "the one writer of files that a user names",
     "msrun/agent/logs/rotated_log.py": "logs are rotated",
     "msrun/agent/warm/warm_server.py": "its socket gets its name when it listens",

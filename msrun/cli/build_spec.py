@@ -90,6 +90,7 @@ def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
         worker_log_name=options["worker_log_name"],
         log_max_bytes=parse_size("--log_max_bytes", options["log_max_bytes"]),
         log_keep=options["log_keep"],
+        log_keep_jobs=options["log_keep_jobs"],
         bind_core=parse_bind_core(options["bind_core"]),
         bind_numa=parse_bind_numa(options["bind_numa"]),
         tail_ranks=tail_ranks if not is_interactive else () if has_terminal else (options["interactive"],),

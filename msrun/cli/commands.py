@@ -213,6 +213,20 @@ def logs_command(log_dir: Path, *, follow: bool, ranks: str, lines: int) -> int:
         return contract.EXIT_SIGNAL_BASE + signal.SIGINT
 
 
+@click.command("list", context_settings=_HELP, params=[_JOB, click.Option(["--json"], is_flag=True, help="As JSON.")])
+def jobs_command(log_dir: Path, *, json: bool) -> str:
+    """List the jobs of LOG_DIR, the oldest first. LOG_DIR is log_output unless given."""
+    from msrun.launch.directory.jobs import list_jobs
+    from msrun.launch.status.job_status import read_status
+    from msrun.launch.status.status_text import render_jobs, render_json
+
+    jobs = list_jobs(log_dir.absolute())
+    if not jobs:
+        raise UsageError(f"msrun list {log_dir}: no job has used it; give the --log_dir of jobs")
+    found = [read_status(job, "msrun list") for job in jobs]
+    return "\n".join(map(render_json, found)) if json else render_jobs(found)
+
+
 _COMMANDS = (
     examples_command,
     trace_command,
@@ -221,6 +235,7 @@ _COMMANDS = (
     watch_command,
     logs_command,
     stop_command,
+    jobs_command,
 )
 
 

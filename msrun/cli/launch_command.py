@@ -267,8 +267,9 @@ def _check(options: dict[str, Any]) -> int:
 def _run(spec: LaunchSpec, caller: dict[str, str], *, quiet: bool, join: bool) -> int:
     from msrun.agent.observer import OwnFaults
     from msrun.launch.console import say
+    from msrun.launch.directory.jobs import new_job_id, of_job
     from msrun.launch.failure import render_failure
-    from msrun.launch.job import new_job_id, run_job
+    from msrun.launch.job import run_job
     from msrun.launch.terminal import describe_unread_input, is_in_background
 
     if spec.interactive_rank is None:
@@ -278,6 +279,7 @@ def _run(spec: LaunchSpec, caller: dict[str, str], *, quiet: bool, join: bool) -
     elif spec.has_terminal and is_in_background():
         raise UsageError(f"--interactive={spec.interactive_rank}: msrun runs in the background (&); start it without")
     job_id = new_job_id()
+    spec = spec if spec.is_several else of_job(spec, job_id)  # that of node 0 counts, when hosts come together
     run = functools.partial(run_job, spec, caller, quiet=quiet, is_last=True, job_id=job_id)
     if spec.is_remote:
         from msrun.launch.fleet.starts import run_fleet_job

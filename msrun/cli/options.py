@@ -41,7 +41,13 @@ GROUPS: dict[str, list[click.Option]] = {
             help="Start the job on these hosts over SSH: h1:8,h2:4 or me@node[01-16]:8. The number after the colon is "
             "that of workers on the host; without it --local_worker_num, else an even share of --worker_num, else 1.",
         ),
-        option("log_dir", "DIR", default="log_output", show_default=True, help="Directory of the logs and the plan."),
+        option(
+            "log_dir",
+            "DIR",
+            default="log_output",
+            show_default=True,
+            help="Directory of logs, with a folder for each job.",
+        ),
         option(
             "tail_worker_log",
             "RANKS",
@@ -307,6 +313,14 @@ GROUPS: dict[str, list[click.Option]] = {
             "SIZE",
             default="0",
             help="Rotate a worker's log at this size, e.g. 100M or 1G; 0: never.  [default: 0]",
+        ),
+        option(
+            "log_keep_jobs",
+            "N",
+            type=click.IntRange(min=1),
+            default=10,
+            show_default=True,
+            help="Jobs whose folders stay in the log directory, with this one.",
         ),
         option("log_keep", "N", type=int, default=5, show_default=True, help="Rotated files to keep for each worker."),
         option(

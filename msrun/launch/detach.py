@@ -11,6 +11,7 @@ from msrun import contract
 from msrun.agent.logs.own_file import create_own_file
 from msrun.errors import Interrupted, UsageError
 from msrun.launch import output
+from msrun.launch.directory.jobs import publish_file
 
 _HELD = b"1"
 
@@ -35,6 +36,7 @@ class Background:
         path = log_dir / contract.LAUNCHER_LOG
         try:
             log = create_own_file(path)
+            publish_file(path)
         except OSError as error:
             raise UsageError(f"--log_dir: cannot write {path} ({error.strerror}); give another directory") from None
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)

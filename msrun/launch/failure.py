@@ -14,6 +14,7 @@ from msrun.agent.processes.process_control import describe_status, exit_code_of,
 from msrun.cluster.failure import FailureReport, JobFailure, WorkerFailure, merge_failures
 from msrun.cluster.membership import Member, WorkerState
 from msrun.errors import HangTimeout
+from msrun.launch.directory.jobs import publish_file
 from msrun.launch.directory.log_directory import write_private
 from msrun.launch.directory.worker_log import read_excerpt
 from msrun.planning.masking import hide_values
@@ -181,6 +182,7 @@ def write_failure(plan: LaunchPlan, failure: JobFailure) -> str:
     path = Path(plan.log_dir) / contract.FAILURE_JSON
     try:
         write_private(path, json.dumps(asdict(failure), indent=2) + "\n")
+        publish_file(path)
     except OSError as error:
         return f"{path} could not be written ({error.strerror})"
     return ""

@@ -33,6 +33,7 @@ from msrun.cluster.messages import Message
 from msrun.cluster.own_thread import Inbox
 from msrun.cluster.rendezvous import listen
 from msrun.launch.console import say
+from msrun.launch.directory.jobs import new_job_id, publish
 from msrun.launch.directory.lock import JobLock
 from msrun.launch.directory.log_directory import EventLog, describe_removed, prepare_log_directory
 from msrun.launch.failure import failure_of_job, report_failure, write_failure
@@ -168,11 +169,6 @@ def _server_token(spec: LaunchSpec, job_id: str) -> str:
     return token_of_servers(spec.token, job_id)
 
 
-def new_job_id() -> str:
-    """Return an id that no other job has."""
-    return secrets.token_hex(8)
-
-
 def run_job(
     spec: LaunchSpec,
     caller: Mapping[str, str],
@@ -228,6 +224,7 @@ def run_job(
         write_rank_table(plan, table_text)
         if spec.worker_log_dir and (spec.rank_table_file is None or table_text is not None):  # where workers read it
             write_rank_table(plan, table_text, spec.worker_log_dir)
+        publish(spec.log_dir, job_id, plan.log_paths, spec.log_keep_jobs)
         on_directory(job_id, spec.log_dir)
         user: UserTerminal | None = None
         if not part and spec.interactive_rank is not None and spec.has_terminal:

@@ -23,7 +23,8 @@ from msrun.cluster.proof import PROTOCOL, derived_token
 from msrun.cluster.rendezvous import UnresolvedName, resolve_address
 from msrun.errors import RendezvousTimeout, interruption
 from msrun.launch.console import say
-from msrun.launch.job import JobResult, check_part, job_signals, look_at_host, new_job_id
+from msrun.launch.directory.jobs import new_job_id, of_job
+from msrun.launch.job import JobResult, check_part, job_signals, look_at_host
 from msrun.launch.job_hosts import table_digest
 from msrun.launch.rendezvous import has_scheduler
 from msrun.planning.mindspore import settle_mindspore
@@ -89,6 +90,7 @@ def run_joined_job(
             for warning in server.warnings if server else ():
                 if warning not in warnings:
                     tell(warning)
+            spec = of_job(spec, job_id)
             joined = JoinedHosts(spec, request(master_addr), job_id, place, token, server, signals, tell)
             stack.enter_context(joined).meet()
             whole = joined.whole_spec()

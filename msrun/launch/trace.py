@@ -25,6 +25,7 @@ from msrun import contract
 from msrun.agent.logs.own_file import create_own_file
 from msrun.errors import UsageError
 from msrun.launch.directory.job_record import parse_plan, read_bytes
+from msrun.launch.directory.jobs import find_job, publish_file
 from msrun.launch.directory.lock import parse_number, parse_object
 from ranktable.files import open_whole
 
@@ -58,7 +59,7 @@ def write_trace(log_dir: Path, output: Path | None) -> str:
     Raises:
         UsageError: the directory is no job's, or something cannot be read or written.
     """
-    log_dir = log_dir.absolute()
+    log_dir = find_job(log_dir)
     path = output or log_dir / contract.TRACE_JSON
     if not log_dir.is_dir():
         what = "is a file" if log_dir.exists() else "no such directory"
@@ -76,6 +77,7 @@ def write_trace(log_dir: Path, output: Path | None) -> str:
     try:
         with open_whole(path, mode=contract.FILE_MODE) if output else os.fdopen(create_own_file(path), "wb") as file:
             file.writelines(line.encode() for line in _lines(trace.events))
+        publish_file(path)
     except OSError as error:
         raise UsageError(f"msrun trace: {path}: cannot write ({error.strerror}); give -o FILE") from None
     found = ", ".join(f"{trace.found[name]} {name if trace.found[name] != 1 else name[:-1]}" for name in _FOUND)

@@ -153,6 +153,11 @@ class LaunchPlan:
         return sorted((worker for host in self.hosts for worker in host.workers), key=lambda w: w.global_rank)
 
     @property
+    def log_paths(self) -> list[str]:
+        """The logs of all workers and parameter servers of `hosts`."""
+        return [path for host in self.hosts for path in host.log_paths]
+
+    @property
     def secrets(self) -> tuple[str, ...]:
         """Values that msrun writes and prints nowhere."""
         found = (value for host in self.hosts for value in secret_values(host.program.args, host.common_env))

@@ -18,7 +18,7 @@ MindSporeKind = Literal["auto", "real", "torch", "none"]
 MindSporeSemantics = Literal["mindspore", "torch"]
 
 PYTHON_WORDS = frozenset({"python", "python3"})
-COMMANDS = ("examples", "trace", "estimate", "status", "watch", "logs", "stop")
+COMMANDS = ("examples", "trace", "estimate", "status", "watch", "logs", "stop", "list")
 """First words that are commands of msrun and no program."""
 PYTHON_FLAGS_WITHOUT_EFFECT = frozenset({"-u"})
 """Workers write whole lines at once, so `python -u x.py` is run as `python x.py`."""

@@ -236,6 +236,8 @@ class LaunchSpec:
     """Size at which a worker's log is exchanged for a new one; 0 = never."""
     log_keep: int = 5
     """How many older files of each log stay."""
+    log_keep_jobs: int = 10
+    """How many jobs stay in the log directory, with this one."""
     tail_ranks: tuple[int, ...] = field(default=(0,))
     """Global ranks whose log is copied to the console."""
     interactive_rank: int | None = None

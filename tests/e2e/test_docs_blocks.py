@@ -112,7 +112,7 @@ class Reader:
         """Return a line without what differs between machines and runs."""
         line = line.replace(str(self.home), "/home/you").replace(socket.gethostname(), "vm")
         line = HOME.sub("HOME", line).replace(sys.executable, "PYTHON").replace("HOME/.venv/bin/python3", "PYTHON")
-        line = re.sub(r"\b[0-9a-f]{16}\b", "ID", line)
+        line = re.sub(r"\b\d{8}-\d{6}-[0-9a-f]{8}\b", "ID", line)
         line = re.sub(r"(?<=\s)-(?=\s|$)", "0", line)  # a number that is not known yet
         line = re.sub(r"\d+(?:\.\d+)?(?:e[+-]\d+)?%?", "0", line)
         return re.sub(r" {2,}", "  ", line).rstrip()

@@ -1,15 +1,13 @@
-"""The log directory is one job's at a time: a second one is refused, the next one finds it as if it were new."""
+"""A log directory takes any number of jobs, each in a folder of its own, and shows the latest one's files."""
 
 from __future__ import annotations
 
 import os
-import re
 import signal
-import sys
 from pathlib import Path
 
 import pytest
-from job_runner import JobRunner, Running, wait_until
+from job_runner import JobRunner, latest_job, wait_until
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, int, int]]:
@@ -18,36 +16,36 @@ def snapshot(folder: Path) -> dict[str, tuple[int, int, int]]:
     return {name: (status.st_ino, status.st_size, status.st_mtime_ns) for name, status in found.items()}
 
 
-@pytest.mark.parametrize("join", ["--join=True", "--join=False"])
-def test_second_job_is_refused_before_it_touches_anything(
-    msrun: JobRunner, workers: Path, tmp_path: Path, join: str
+@pytest.mark.parametrize("where", ["--worker_num=1", "--rehearse=1x1"])
+def test_a_second_job_touches_nothing_of_the_first_which_runs(
+    msrun: JobRunner, workers: Path, tmp_path: Path, where: str
 ) -> None:
     first = msrun.start("--worker_num=1", workers / "wait.py", cwd=tmp_path)
     first.wait_for(tmp_path / "ready_0")
     wait_until(lambda: "1 of 1" in (first.log_dir / "scheduler.log").read_text(), "the scheduler's last word for now")
-    before = snapshot(first.log_dir)
-    second = msrun.start("--worker_num=3", join, workers / "end.py", "all", "0", cwd=tmp_path).finish()
-    assert second.code == 2
-    job_id = second.read_json("plan.json")["job_id"]
-    assert second.stderr == (
-        f"msrun: error: --log_dir {tmp_path}/log_output: in use by job {job_id} (pid {first.pid} on host "
-        f"{os.uname().nodename}); give another --log_dir, or end that job with msrun --stop {tmp_path}/log_output\n"
-    )
-    assert snapshot(first.log_dir) == before
-    first.send(signal.SIGTERM)
+    of_first = latest_job(first.log_dir)
+    before = snapshot(of_first)
+    second = msrun.start(where, workers / "end.py", "all", "0", cwd=tmp_path).finish()
+    assert second.code == 0, second.stderr
+    assert second.log_dir == latest_job(first.log_dir) != of_first
+    assert (first.log_dir / "worker_0.log").read_text() == "rank 0 begins\n"
+    assert snapshot(of_first) == before
+    listed = msrun.start("list", cwd=tmp_path).finish().stdout.decode().splitlines()[1:]
+    assert {line.split()[0]: line.split()[1] for line in listed} == {
+        of_first.name: "running",
+        second.log_dir.name: "finished",
+    }
+    stopped = msrun.start("stop", of_first, cwd=tmp_path).finish()
+    assert stopped.stdout.decode() == f"job {of_first.name} has ended: interrupted: stopped by SIGTERM\n"
     assert first.finish().code == 128 + signal.SIGTERM
 
 
 @pytest.mark.slow
-def test_remedy_can_be_pasted_into_a_shell(msrun: JobRunner, workers: Path, odd_path: Path) -> None:
-    first = msrun.start("--worker_num=1", workers / "wait.py", cwd=odd_path)
-    first.wait_for(odd_path / "ready_0")
-    refused = msrun.start("--worker_num=1", workers / "wait.py", cwd=odd_path).finish()
-    match = re.search(r"or end that job with msrun (--stop .*)\n", refused.stderr)
-    assert match, refused.stderr
-    shell = ["sh", "-c", f'exec "$0" -m msrun {match[1]}', sys.executable]
-    assert msrun.start(cwd=odd_path, command=shell).finish().code == 0
-    assert first.finish().code == 128 + signal.SIGTERM
+def test_jobs_at_once_in_one_directory_all_run(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
+    options = ["--worker_num=1", "--log_keep_jobs=1"]
+    jobs = [msrun.start(*options, workers / "end.py", "all", "0", cwd=tmp_path) for _ in range(5)]
+    assert [job.finish().code for job in jobs] == [0] * 5
+    assert all((tmp_path / "log_output" / name).exists() for name in ("latest", "worker_0.log", "plan.json"))
 
 
 def test_directory_of_a_killed_launcher_is_free(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
@@ -61,36 +59,18 @@ def test_directory_of_a_killed_launcher_is_free(msrun: JobRunner, workers: Path,
 
 
 @pytest.mark.slow
-def test_of_many_jobs_at_once_exactly_one_runs(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    jobs = [msrun.start("--worker_num=1", workers / "wait.py", cwd=tmp_path) for _ in range(5)]
-    (running,) = [job for job in jobs if not is_refused(job)]
-    running.wait_for(tmp_path / "ready_0")
-    running.send(signal.SIGTERM)
-    assert running.finish().code == 128 + signal.SIGTERM
-
-
-def is_refused(job: Running) -> bool:
-    """Return whether a job was refused; wait until that is known."""
-    wait_until(lambda: job.process.poll() is not None or "1 worker on" in job.stderr, "refused or started")
-    assert job.process.poll() in (None, 2)
-    return job.process.poll() == 2
-
-
-@pytest.mark.slow
-def test_next_job_leaves_nothing_of_a_bigger_one_and_nothing_else_goes(
+def test_links_to_files_that_only_an_earlier_job_has_go_and_old_jobs_do_when_there_are_too_many(
     msrun: JobRunner, workers: Path, tmp_path: Path
 ) -> None:
     first = msrun.run("--worker_num=3", workers / "end.py", "2", "1", cwd=tmp_path)
-    assert (first.log_dir / "failure.json").exists()
-    ours = ["worker_2.attempt_0.log", "worker_0.log.1", "msrun.log"]
-    foreign = ["notes.txt", "worker_5.log", "worker_2.log.gz", "checkpoint_2.log"]
-    for name in ours + foreign:
-        (first.log_dir / name).write_text("old")
-    second = msrun.run("--worker_num=1", workers / "end.py", "all", "0", cwd=tmp_path)
-    assert second.code == 0
-    own = {"events.jsonl", "job.lock", "plan.json", "rank_table.json", "scheduler.log", "worker_0.log"}
-    assert set(os.listdir(second.log_dir)) == own | set(foreign)
-    assert {(second.log_dir / name).read_text() for name in foreign} == {"old"}
+    root = first.log_dir.parent
+    assert (root / "failure.json").exists() and (root / "worker_2.log").exists()
+    second = msrun.run("--worker_num=1", "--log_keep_jobs=2", workers / "end.py", "all", "0", cwd=tmp_path)
+    own = {"events.jsonl", "plan.json", "rank_table.json", "scheduler.log", "worker_0.log"}
+    assert set(os.listdir(root)) == own | {"latest", first.log_dir.name, second.log_dir.name}
+    assert set(os.listdir(second.log_dir)) == own | {"job.lock"}
+    third = msrun.run("--worker_num=1", "--log_keep_jobs=1", workers / "end.py", "all", "0", cwd=tmp_path)
+    assert set(os.listdir(root)) == own | {"latest", third.log_dir.name}
 
 
 @pytest.mark.parametrize("where", ["--worker_num=1", "--rehearse=1x1"])
@@ -100,7 +80,8 @@ def test_log_directory_that_is_removed_during_the_job_is_told_and_the_status_sta
     (tmp_path / "remove.py").write_text("import shutil\nshutil.rmtree('log_output')\n")
     finished = msrun.run(where, "remove.py", cwd=tmp_path)
     assert finished.code == 0
-    assert finished.stderr.count(f"the log directory {tmp_path}/log_output was removed while the job ran") == 1
+    assert finished.stderr.count(f"the log directory {tmp_path}/log_output/") == 1
+    assert finished.stderr.count(" was removed while the job ran") == 1
 
 
 @pytest.mark.parametrize("where", ["--worker_num=1", "--rehearse=1x1"])
@@ -114,5 +95,5 @@ def test_log_directory_that_is_removed_before_the_workers_have_started_is_told(
     search = os.pathsep.join([str(tmp_path), msrun.environ()["PYTHONPATH"]])
     options = [where, "--preload=early", "--forward_env=PYTHONPATH"]
     finished = msrun.run(*options, "train.py", cwd=tmp_path, env={"PYTHONPATH": search})
-    assert f"the log directory {tmp_path}/log_output was removed" in finished.stderr, finished.stderr
+    assert f"the log directory {tmp_path}/log_output/" in finished.stderr, finished.stderr
     assert (finished.code == 0) == (not finished.errors)

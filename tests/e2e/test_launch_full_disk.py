@@ -20,9 +20,9 @@ def test_worker_that_fills_the_disk_of_the_logs_fails_and_is_reported(
     assert finished.code != 0
     (line,) = finished.errors
     assert "rank 1 on " in line and "failed first: exit code 1" in line
-    assert f"the disk of its log is full ({log_dir}): make room, or give another --log_dir" in line
-    assert f"{log_dir}/failure.json could not be written (No space left on device)" in finished.stderr
-    assert not list(Path(log_dir).glob(".failure.json*"))
+    assert f"the disk of its log is full ({finished.log_dir}): make room, or give another --log_dir" in line
+    assert f"{finished.log_dir}/failure.json could not be written (No space left on device)" in finished.stderr
+    assert not list(finished.log_dir.glob(".failure.json*"))
     assert len(finished.log(1)) > 500_000
 
 

@@ -113,7 +113,7 @@ def test_stuck_job_is_ended_and_starts_again(msrun: JobRunner, workers: Path, tm
 
 def test_interrupt_between_two_attempts_ends_the_job(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     job = msrun.start("--worker_num=3", "--max_restarts=9", workers / "attempt.py", "code=7:9", cwd=tmp_path)
-    job.wait_for(tmp_path / "log_output" / "worker_1.attempt_1.log")
+    job.wait_for(tmp_path / "log_output" / "latest" / "worker_1.attempt_1.log")
     job.send(signal.SIGTERM)
     finished = job.finish()
     msrun.prove_nothing_left(deadline_s=0.0)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from asked_cases import one_fast
 from host_net import HostNet
-from job_runner import Finished, JobRunner, Running, wait_until
+from job_runner import Finished, JobRunner, Running, latest_job, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -240,11 +240,15 @@ def test_cut_host_ends_the_job_on_both_sides(msrun: JobRunner, workers: Path, tm
 
 @pytest.mark.slow
 def test_host_that_cannot_begin_ends_the_job_everywhere(hosts: Hosts, workers: Path, tmp_path: Path) -> None:
-    (tmp_path / "log_output").mkdir()
-    (tmp_path / "log_output" / "node_1").write_text("a file where node 1 would have its logs")
-    ended = finish_all(hosts.start_all([1, 1], workers / "wait.py"))
+    (tmp_path / "file").touch()
+    words = ["--worker_num=2", "--local_worker_num=1"]
+    jobs = [
+        hosts.start(host, f"--node_rank={host}", *words, f"--log_dir={folder}", workers / "wait.py", node=host)
+        for host, folder in enumerate(["log_output", "file/logs"])
+    ]
+    ended = finish_all(jobs)
     assert [job.code for job in ended] == [2, 2]
-    assert re.match(r"msrun: error: node 1 \(.*\): --log_dir .* \(File exists\)", ended[0].errors[0])
+    assert re.match(r"msrun: error: node 1 \(.*\): --log_dir .* \(Not a directory\)", ended[0].errors[0])
     assert not (tmp_path / "ready_1").exists()
 
 
@@ -263,7 +267,7 @@ def test_interrupt_before_all_have_come_calls_the_job_off(hosts: Hosts, workers:
 def test_job_on_several_hosts_is_stopped_from_any_of_them(hosts: Hosts, workers: Path, tmp_path: Path) -> None:
     jobs = hosts.start_all([1, 1], "--join=False", workers / "wait.py")
     assert [job.code for job in finish_all(jobs)] == [0, 0]
-    assert f"logs in {tmp_path}/log_output/node_1\n" in jobs[1].stderr
+    assert f"logs in {latest_job(tmp_path / 'log_output')}/node_1\n" in jobs[1].stderr
     wait_until(lambda: all((tmp_path / f"ready_{rank}").exists() for rank in range(2)), "workers have begun")
     stopped = hosts.runner.start("--stop=log_output/node_1", cwd=tmp_path, prefix=hosts.net.prefix(1)).finish()
     assert stopped.code == 0, stopped.stderr

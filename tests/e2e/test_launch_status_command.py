@@ -69,9 +69,9 @@ def test_running_job_is_shown_with_its_workers_steps_and_losses(msrun: JobRunner
     assert shown.code == 0
     host = os.uname().nodename
     head = shown.stdout.decode().splitlines()
-    assert re.fullmatch(r"job [0-9a-f]{16}: running", head[0])
+    assert re.fullmatch(r"job \d{8}-\d{6}-[0-9a-f]{8}: running", head[0])
     assert re.fullmatch(rf"launcher pid {job.pid} on {host}, up [\d.]+ s", head[1])
-    assert head[2] == f"logs in {tmp_path}/log_output"
+    assert head[2] == f"logs in {shown.log_dir}"
     for rank, (name, where, pid, state, age, step, loss) in enumerate(rows(shown)):
         assert (name, where, pid, state) == (str(rank), host, str(job.pid_of(str(rank))), "running")
         assert (step, loss) == (str(40 + rank), f"0.{rank}5")
@@ -80,7 +80,7 @@ def test_running_job_is_shown_with_its_workers_steps_and_losses(msrun: JobRunner
     assert job.finish().code == 0
     ended = status(msrun, tmp_path)
     assert ended.code == 0
-    assert re.match(rb"job \w+: finished successfully: all workers ended", ended.stdout)
+    assert re.match(rb"job \S+: finished successfully: all workers ended", ended.stdout)
     assert [row[3] for row in rows(ended)] == ["done", "done"]
 
 
@@ -104,7 +104,7 @@ def test_job_whose_imports_take_long_is_starting(msrun: JobRunner, tmp_path: Pat
     job.wait_for(tmp_path / "importing")
     shown = status(msrun, tmp_path)
     assert shown.code == 0
-    assert re.match(rb"job \w+: starting\n", shown.stdout)
+    assert re.match(rb"job \S+: starting\n", shown.stdout)
     assert [row[2:] for row in rows(shown)] == [["-", "planned", "-", "-", "-"]] * 2
     (tmp_path / "go").touch()
     assert job.finish().code == 0
@@ -114,7 +114,7 @@ def test_failed_job_tells_who_failed_first(msrun: JobRunner, workers: Path, tmp_
     msrun.run("--worker_num=2", workers / "end.py", "1", "5", cwd=tmp_path)
     shown = status(msrun, tmp_path)
     assert shown.code == 1
-    assert re.match(rb"job \w+: failed: rank 1 on \S+ failed first: exit code 5", shown.stdout)
+    assert re.match(rb"job \S+: failed: rank 1 on \S+ failed first: exit code 5", shown.stdout)
     assert b"exit status 5" in shown.stdout
     assert [row[3] for row in rows(shown)] == ["stopped by msrun", "failed: exit code 5"]
 
@@ -126,7 +126,7 @@ def test_interrupted_job_tells_by_which_signal(msrun: JobRunner, tmp_path: Path)
     job.finish()
     shown = status(msrun, tmp_path)
     assert shown.code == 1
-    assert re.match(rb"job \w+: interrupted: stopped by SIGINT\n", shown.stdout)
+    assert re.match(rb"job \S+: interrupted: stopped by SIGINT\n", shown.stdout)
 
 
 def test_job_whose_launcher_was_killed_died_without_a_word(msrun: JobRunner, tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_job_whose_launcher_was_killed_died_without_a_word(msrun: JobRunner, tmp
     job.finish()
     shown = status(msrun, tmp_path)
     assert shown.code == 1
-    assert re.match(rb"job \w+: launcher died\n.*, ran for ", shown.stdout)
+    assert re.match(rb"job \S+: launcher died\n.*, ran for ", shown.stdout)
     assert [row[3] for row in rows(shown)] == ["lost", "lost"]
     msrun.prove_nothing_left()
 
@@ -149,8 +149,6 @@ def test_many_at_once_see_the_same_job_and_do_not_disturb_it(msrun: JobRunner, t
     assert {one.code for one in seen} == {0}
     assert len({one.stdout.splitlines()[0] for one in seen}) == 1
     assert {tuple(row[2] for row in rows(one)) for one in seen} == {(str(job.pid_of("0")), str(job.pid_of("1")))}
-    refused = msrun.start("--worker_num=1", "train.py", cwd=tmp_path).finish()
-    assert (refused.code, "in use by job" in refused.stderr) == (2, True)
     (tmp_path / "go").touch()
     assert job.finish().code == 0
 
@@ -242,6 +240,3 @@ def test_job_that_was_started_again_tells_of_its_newest_start(msrun: JobRunner, 
     assert b", started again 1 time" in shown.stdout
     assert [row[3] for row in rows(shown)] == ["done", "done"]
     assert (finished.log_dir / "worker_1.attempt_0.log").exists()
-    msrun.run("--worker_num=1", "train.py", cwd=tmp_path)
-    assert not list(finished.log_dir.glob("*attempt*"))
-    assert not (finished.log_dir / "worker_1.log").exists()

@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from msrun.launch.directory.lock import JobLock
 signal.signal(signal.SIGTERM, signal.SIG_IGN if sys.argv[3] == "ignore" else lambda *_: sys.exit(0))
-lock = JobLock(Path("log_output"), "held")
+lock = JobLock(Path(sys.argv[4]), "held")
 lock._record = replace(lock._record, host=sys.argv[1] or lock._record.host, pid=int(sys.argv[2]) or lock._record.pid)
 lock.take()
 print("held", flush=True)
@@ -39,10 +39,12 @@ WITHOUT_PIDFD = [sys.executable, "-c", "import os\ndel os.pidfd_open\nfrom msrun
 
 
 @contextlib.contextmanager
-def holder(cwd: Path, *, host: str = "", pid: int = 0, term: str = "end") -> Iterator[subprocess.Popen[bytes]]:
+def holder(
+    cwd: Path, *, host: str = "", pid: int = 0, term: str = "end", folder: str = "log_output"
+) -> Iterator[subprocess.Popen[bytes]]:
     """Hold a lock as a launcher does whose record names this host and pid."""
     with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, host, str(pid), term],
+        [sys.executable, "-c", HOLDER, host, str(pid), term, folder],
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         stdout=subprocess.PIPE,
@@ -95,7 +97,7 @@ def test_job_that_had_ended_is_no_error(msrun: JobRunner, workers: Path, tmp_pat
     msrun.run("--worker_num=1", workers / "end.py", "all", "0", cwd=tmp_path)
     stopped = stop(msrun, tmp_path)
     assert (stopped.code, stopped.stderr) == (0, "")
-    assert re.fullmatch(rb"job \w+ had ended before: finished successfully: .*\n", stopped.stdout)
+    assert re.fullmatch(rb"job \S+ had ended before: finished successfully: .*\n", stopped.stdout)
 
 
 @pytest.mark.slow
@@ -158,7 +160,7 @@ def test_pid_in_a_stale_record_is_never_signalled(msrun: JobRunner, workers: Pat
         path = finished.log_dir / "job.lock"
         path.write_text(json.dumps({**json.loads(path.read_text()), "pid": innocent.pid}))
         assert b"had ended before" in stop(msrun, tmp_path).stdout
-        with holder(tmp_path, pid=innocent.pid) as real:
+        with holder(tmp_path, pid=innocent.pid, folder=str(finished.log_dir)) as real:
             assert stop(msrun, tmp_path).code == 0
             assert real.wait(10) == 0
         assert innocent.poll() is None

@@ -64,7 +64,7 @@ def test_steps_and_waits_of_all_ranks_are_on_the_clock_of_the_launcher(msrun: Jo
     assert finished.code == 0, finished.stderr
     done = trace("log_output", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    path = tmp_path / "log_output" / "trace.json"
+    path = finished.log_dir / "trace.json"
     assert done.stdout.startswith(f"wrote {path}: 2 ranks, 6 steps, ")
     found = spans(path)
     for rank in (0, 1):

@@ -61,6 +61,11 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def latest_job(log_dir: Path) -> Path:
+    """Return the folder of the latest job in a log directory; what is no log directory as it is."""
+    return (log_dir / "latest" if (log_dir / "latest").exists() else log_dir).resolve()
+
+
 @dataclass(frozen=True)
 class Finished:
     """A job that has ended."""
@@ -69,6 +74,7 @@ class Finished:
     stdout: bytes
     stderr: str
     log_dir: Path
+    """The job's own folder."""
 
     def log(self, global_rank: int) -> bytes:
         """Return what a worker wrote."""
@@ -147,7 +153,7 @@ class Running:
             code = self.process.wait(deadline_s)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"msrun has not ended within {deadline_s:g} s; it said:\n{self.stderr}") from None
-        return Finished(code, (self._folder / "stdout").read_bytes(), self.stderr, self.log_dir)
+        return Finished(code, (self._folder / "stdout").read_bytes(), self.stderr, latest_job(self.log_dir))
 
 
 class JobRunner:

@@ -11,11 +11,11 @@ from msrun.agent.signals import SignalPipe
 from msrun.cluster.messages import Message
 from msrun.errors import ClusterError, MsrunError
 from msrun.launch.console import say
+from msrun.launch.directory.jobs import new_job_id
 from msrun.launch.fleet.agents import Agents
 from msrun.launch.fleet.fleet_plan import assemble_plan
 from msrun.launch.fleet.opener import HostOpener
 from msrun.launch.fleet.preparation import ANSWER_S, Preparation, ReadyHosts, error_of
-from msrun.launch.job import new_job_id
 from msrun.launch.preflight.checks import CHECKS
 from msrun.launch.preflight.finding import (
     FleetFinding,

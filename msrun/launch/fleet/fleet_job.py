@@ -21,6 +21,7 @@ from msrun.cluster.membership import RestartPolicy
 from msrun.cluster.messages import Message
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.console import say
+from msrun.launch.directory.jobs import publish
 from msrun.launch.directory.log_directory import EventLog, describe_removed, write_private
 from msrun.launch.failure import at_home, hide_secrets, write_failure
 from msrun.launch.fleet.agents import Agents
@@ -205,6 +206,7 @@ class FleetRun:
             write_private(self._spec.log_dir / contract.PLAN_JSON, json.dumps(plan.to_json(), indent=2) + "\n")
             if self._spec.rank_table_file is None:
                 write_rank_table(plan)
+            publish(self._spec.log_dir, self._job_id, plan.log_paths, self._spec.log_keep_jobs)
         except OSError as error:
             self._fail(UsageError(f"--log_dir {plan.log_dir}: cannot write {error.filename} ({error.strerror})"))
         except UsageError as error:

@@ -17,8 +17,9 @@ from msrun.agent.signals import SignalPipe
 from msrun.cluster.failure import JobFailure
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.console import say
+from msrun.launch.directory.jobs import new_job_id, publish
 from msrun.launch.directory.lock import JobLock
-from msrun.launch.directory.log_directory import EventLog, remove_earlier_job
+from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.failure import write_failure
 from msrun.launch.fleet.agents import Agents
 from msrun.launch.fleet.fleet_job import FleetRun
@@ -27,7 +28,7 @@ from msrun.launch.fleet.joined_hosts import JoinedHosts, OwnAgent
 from msrun.launch.fleet.log_collector import LogCollector, own_logs
 from msrun.launch.fleet.opener import HostOpener
 from msrun.launch.fleet.preparation import Preparation
-from msrun.launch.job import JobResult, new_job_id
+from msrun.launch.job import JobResult
 from msrun.launch.terminal import UserTerminal
 from msrun.planning.hosts.assignment import MAX_FAILURES, HostPool
 from msrun.planning.hosts.forwarded import forwarded_environment
@@ -66,7 +67,8 @@ def run_fleet_job(
         own_signals = SignalPipe(forward, ignore_afterwards=is_last, time_limit_s=limit_s)
         signals = joined.signals if joined else stack.enter_context(own_signals)
         stack.enter_context(JobLock(spec.log_dir, job_id)).take()
-        events = EventLog(_clear_directory(spec.log_dir))
+        events = EventLog(spec.log_dir / contract.EVENTS_JSONL)
+        publish(spec.log_dir, job_id, (), spec.log_keep_jobs)
         stack.callback(events.close)
         faults = OwnFaults(spec.log_dir, partial(say, quiet=False), found_in=str(spec.log_dir))
         stack.enter_context(faults.named())
@@ -230,21 +232,3 @@ class JobStarts:
 
     def _say(self, text: str) -> None:
         say(text, quiet=self._quiet)
-
-
-def _clear_directory(folder: Path) -> Path:
-    """Remove what an earlier job has left and return where the events go.
-
-    Raises:
-        UsageError: a file of it cannot be removed.
-    """
-    try:
-        remove_earlier_job(folder, ())
-        for name in (contract.FAILURE_JSON, contract.PLAN_JSON):
-            (folder / name).unlink(missing_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"--log_dir {folder}: cannot write {error.filename or folder} ({error.strerror}); "
-            "give a directory that you may write"
-        ) from None
-    return folder / contract.EVENTS_JSONL

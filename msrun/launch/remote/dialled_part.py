@@ -22,6 +22,7 @@ from msrun.cluster.handshake import Caller
 from msrun.cluster.hosts import Refused
 from msrun.cluster.messages import Message, unpack_hosts
 from msrun.errors import ClusterError, PeerFailed, RendezvousTimeout
+from msrun.launch.directory.jobs import of_job
 from msrun.launch.job import AgentPart, JobResult, open_display, run_job
 from msrun.launch.job_display import JobDisplay
 from msrun.launch.remote.agent import FETCH_S, STOPPED_SHARE, LauncherReport, tell_result, told_errors
@@ -187,7 +188,7 @@ class DialledPart:
         hosts = unpack_hosts(message["hosts"])
         fleet = fleet_of(self._spec, message["node_rank"], hosts, message["master_addr"])
         say(f"all {len(hosts)} hosts have come; this is {fleet.own.describe()}")
-        spec = local_part(self._spec, fleet)
+        spec = local_part(of_job(self._spec, message["job_id"]), fleet)
 
         def display(plan: LaunchPlan, faults: OwnFaults) -> JobDisplay:
             shown = open_display(spec, plan, faults, None, quiet=quiet)

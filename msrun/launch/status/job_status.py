@@ -29,6 +29,7 @@ from msrun.launch.directory.job_record import (
     parse_plan,
     read_bytes,
 )
+from msrun.launch.directory.jobs import find_job
 from msrun.launch.directory.lock import LockState, parse_number, parse_object, read_lock
 from msrun.launch.directory.worker_log import LOSS_BYTES, last_line, newest_loss, parse_step, read_tail
 
@@ -38,8 +39,6 @@ NOT_STARTED = "not started"
 LOST = "lost"
 """What is said of a worker whose job is over and that was to start, or ran."""
 NOTHING_TOLD = Progress()
-READ_TRIES = 20
-"""How often files are read again when another job takes the directory while they are."""
 
 _INTERRUPTS = frozenset(contract.EXIT_SIGNAL_BASE + signum for signum in (1, 2, 15))
 
@@ -146,7 +145,7 @@ class _Files:
 
 
 def read_status(log_dir: Path, option: str = "--status") -> JobStatus:
-    """Return the newest job of a log directory.
+    """Return the newest job of a log directory, or the job whose own folder it is.
 
     Args:
         option: whose value the directory is, for errors.
@@ -154,7 +153,7 @@ def read_status(log_dir: Path, option: str = "--status") -> JobStatus:
     Raises:
         UsageError: the directory is missing, cannot be read, or is no job's.
     """
-    log_dir = log_dir.absolute()
+    log_dir = find_job(log_dir)
     if not log_dir.is_dir():
         what = "is a file" if log_dir.exists() else "no such directory"
         raise UsageError(f"{option} {log_dir}: {what}; give the --log_dir of a job")
@@ -172,16 +171,6 @@ def read_status(log_dir: Path, option: str = "--status") -> JobStatus:
 
 
 def _read_files(log_dir: Path) -> _Files:
-    """Read everything again when the lock has changed hands meanwhile: the files would be of two jobs."""
-    files = _read_once(log_dir)
-    for _ in range(READ_TRIES):
-        if read_lock(log_dir) == files.lock:
-            break
-        files = _read_once(log_dir)
-    return files
-
-
-def _read_once(log_dir: Path) -> _Files:
     lock = read_lock(log_dir)
     plan_data = read_bytes(log_dir / contract.PLAN_JSON)
     plan = parse_plan(plan_data) if plan_data is not None else None
@@ -190,8 +179,6 @@ def _read_once(log_dir: Path) -> _Files:
         notes.append(f"{contract.LOCK_FILE} is damaged")
     if plan is None and plan_data is not None:
         notes.append(f"{contract.PLAN_JSON} is damaged")
-    if lock.record is not None and plan is not None and plan.job_id != lock.record.job_id:
-        return _Files(lock, None, EventsRecord(), {}, ())  # files of an earlier job; this one has not come to them
     failure_data = read_bytes(log_dir / contract.FAILURE_JSON)
     failure = parse_object(failure_data) if failure_data is not None else {}
     job_id = lock.record.job_id if lock.record else plan.job_id if plan else ""

@@ -38,6 +38,7 @@ def show_logs(log_dir: Path, ranks: str, *, lines: int, follows: bool) -> int:
         UsageError: no directory of a job, or a rank that the job does not have.
     """
     status = read_status(log_dir, COMMAND)
+    log_dir = status.log_dir
     names = {
         row.global_rank: row.log_name or contract.worker_log_name("worker", row.global_rank) for row in status.rows
     }
@@ -52,10 +53,7 @@ def show_logs(log_dir: Path, ranks: str, *, lines: int, follows: bool) -> int:
             time.sleep(LOOK_S)
             for log in logs:
                 log.follow()
-            found = read_status(log_dir, COMMAND)
-            status = found if found.job_id == status.job_id else status
-            if found is not status:
-                break
+            status = read_status(log_dir, COMMAND)
         for log in logs:
             log.follow(at_end=True)
     finally:

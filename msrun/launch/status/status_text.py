@@ -62,6 +62,21 @@ def head_lines(status: JobStatus) -> list[str]:
     return lines + [f"note: {one_line(note)}" for note in status.notes]
 
 
+def render_jobs(found: Sequence[JobStatus]) -> str:
+    """Return a line for each job, without a last newline."""
+    rows = [
+        (
+            one_line(status.job_id),
+            one_line(status.describe()),
+            "-" if status.run_time_s is None else describe_span(status.run_time_s),
+            str(len(status.rows)),
+            ",".join(map(one_line, dict.fromkeys(status.hosts))) or "-",
+        )
+        for status in found
+    ]
+    return "\n".join(_columns([("job", "state", "time", "workers", "hosts"), *rows]))
+
+
 def _row_cells(row: WorkerRow, now: float) -> tuple[str, ...]:
     return (
         str(row.global_rank),

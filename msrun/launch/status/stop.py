@@ -18,8 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from msrun.errors import ClusterError
+from msrun.launch.directory.jobs import find_job
 from msrun.launch.directory.lock import read_lock
-from msrun.launch.status.job_status import JobState, JobStatus, read_status
+from msrun.launch.status.job_status import JobState, read_status
 
 DEFAULT_GRACE_S = 10.0
 """For a job that has not written its plan yet."""
@@ -39,7 +40,7 @@ def stop_job(log_dir: Path, say: Callable[[str], None]) -> str:
         UsageError: the directory is missing, cannot be read, or is no job's.
         ClusterError: the job belongs to another host or user, or does not end.
     """
-    log_dir = log_dir.absolute()
+    log_dir = find_job(log_dir)
     launcher = None
     while launcher is None:
         status = read_status(log_dir, "--stop")
@@ -62,15 +63,9 @@ def stop_job(log_dir: Path, say: Callable[[str], None]) -> str:
                 f"--stop {log_dir}: job {status.job_id} has not ended within {limit_s:g} s; "
                 f"kill -KILL {launcher.pid} ends it without a record"
             )
-    return _describe_end(log_dir, status)
-
-
-def _describe_end(log_dir: Path, before: JobStatus) -> str:
     after = read_status(log_dir, "--stop")
-    if after.job_id != before.job_id or not after.is_over:  # the next job has taken the directory already
-        return f"job {before.job_id} has ended"
     how = {JobState.ENDED: "finished successfully meanwhile"}.get(after.state, after.describe())
-    return f"job {before.job_id} has ended: {how}"
+    return f"job {status.job_id} has ended: {how}"
 
 
 class Launcher:

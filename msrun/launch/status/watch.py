@@ -16,9 +16,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from msrun.cluster.membership import WorkerState
-from msrun.launch.output import say_lines
 from msrun.launch.printable import one_line
-from msrun.launch.status.job_status import JUST_STARTING, STATE_COLOURS, JobStatus, WorkerRow, read_status
+from msrun.launch.status.job_status import STATE_COLOURS, JobStatus, WorkerRow, read_status
 from msrun.launch.status.status_text import GAP, describe_span, head_lines, render_json
 from msrun.planning.ranks import fold_ranks
 
@@ -167,11 +166,11 @@ def watch_status(log_dir: Path, interval_s: float | None, *, as_json: bool) -> i
     status = read_status(log_dir)
     view = _choose_view(interval_s, as_json=as_json)
     with view:
-        return _watch(log_dir, status, view)
+        return _watch(status, view)
 
 
-def _watch(log_dir: Path, status: JobStatus, view: View) -> int:
-    job_id, shown, due = status.job_id, None, 0.0
+def _watch(status: JobStatus, view: View) -> int:
+    shown, due = None, 0.0
     while True:
         if status.is_over or status.state is not shown or time.monotonic() >= due:
             due = time.monotonic() + view.interval_s
@@ -180,11 +179,7 @@ def _watch(log_dir: Path, status: JobStatus, view: View) -> int:
         if status.is_over:
             return status.status_code
         time.sleep(max(0.0, min(LOOK_S, due - time.monotonic())))
-        status = read_status(log_dir)
-        job_id = status.job_id if job_id == JUST_STARTING else job_id
-        if status.job_id not in (job_id, JUST_STARTING):
-            say_lines(f"msrun: job {job_id} has ended; job {status.job_id} uses {one_line(str(log_dir))} now")
-            return 1
+        status = read_status(status.log_dir)
 
 
 def _choose_view(interval_s: float | None, *, as_json: bool) -> View:

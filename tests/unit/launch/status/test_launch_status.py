@@ -145,14 +145,6 @@ def test_workers_of_a_job_that_died_are_lost_and_it_ran_until_its_last_sign_of_l
     assert [row.log_at for row in status.rows] == [None, 150.0]
 
 
-def test_files_of_an_earlier_job_are_not_taken_for_this_ones(directory: Directory) -> None:
-    directory.end()
-    directory.write(contract.FAILURE_JSON, {"job_id": "a", "exit_code": 4, "reason": "r", "first_failure": {}})
-    directory.write(contract.LOCK_FILE, {**directory.lock, "job_id": "b", "error": "no port"})
-    status = read_status(directory.path)
-    assert (status.job_id, status.describe(), status.rows) == ("b", "failed: no port", ())
-
-
 def test_failure_of_another_job_is_called_damage(directory: Directory) -> None:
     directory.end()
     directory.write(contract.FAILURE_JSON, {"job_id": "b", "exit_code": 4, "reason": "r"})

@@ -1,0 +1,166 @@
+"""The jobs of a log directory: a folder for each, and the names of the newest one's files beside them.
+
+    log_output/20261127-205806-3f2a9c1b/worker_0.log, plan.json, ...
+    log_output/latest -> 20261127-205806-3f2a9c1b
+    log_output/worker_0.log -> latest/worker_0.log
+
+So the paths of MindSpore's documents hold, and no job touches what another one has left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from msrun import contract
+from msrun.launch.directory.job_record import parse_plan, read_bytes
+from msrun.launch.directory.lock import read_lock
+from msrun.planning.spec import LaunchSpec
+
+LATEST = "latest"
+_JOB_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{8}")
+_OF_HOST = re.compile(r"node_\d+")
+_OF_ALL = (
+    contract.SCHEDULER_LOG,
+    contract.PLAN_JSON,
+    contract.EVENTS_JSONL,
+    contract.FAILURE_JSON,
+    contract.RANK_TABLE_JSON,
+    contract.LAUNCHER_LOG,
+    contract.TRACE_JSON,
+)
+"""What a job may write beside the logs of its ranks."""
+
+
+def new_job_id() -> str:
+    """Return an id that no other job has: local time, and random letters."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
+
+
+def of_job(spec: LaunchSpec, job_id: str) -> LaunchSpec:
+    """Return what is asked, with the job's own folder as its log directory."""
+    return replace(spec, log_dir=spec.log_dir / job_id)
+
+
+def find_job(log_dir: Path) -> Path:
+    """Return the folder of the newest job of a log directory; a job's own folder is returned as it is."""
+    log_dir = log_dir.absolute()
+    if (job := _target(log_dir)) is not None:
+        return job
+    if (job := _target(log_dir / LATEST)) is not None:
+        return job
+    return max(list_jobs(log_dir), default=log_dir)
+
+
+def list_jobs(log_dir: Path) -> list[Path]:
+    """Return the folders of jobs in a log directory, the oldest first; none when it cannot be read."""
+    with contextlib.suppress(OSError):
+        return sorted(path for path in log_dir.iterdir() if _JOB_ID.fullmatch(path.name) and path.is_dir())
+    return []
+
+
+def _target(link: Path) -> Path | None:
+    """Return the folder that a link of ours leads to, which is one beside it."""
+    with contextlib.suppress(OSError):
+        name = os.readlink(link)  # noqa: PTH115 - as it is written
+        if _JOB_ID.fullmatch(name) and (link.parent / name).is_dir():
+            return link.parent / name
+    return None
+
+
+def publish(folder: Path, job_id: str, logs: Iterable[str], keep_jobs: int) -> None:
+    """Give the files of a job their names in the log directory, and remove jobs that are older than the newest ones.
+
+    Nothing happens for a folder that `of_job` has not made. Where links cannot be made, or something that is no plain
+    file has their name, the files are in the job's folder alone.
+
+    Args:
+        folder: of the job, or of a host that is not the first in it.
+        logs: of its ranks, wherever they are written.
+        keep_jobs: how many jobs stay, with this one; a job that runs stays, too.
+    """
+    job = folder if folder.name == job_id else folder.parent
+    root = job.parent
+    if job.name != job_id or not _JOB_ID.fullmatch(job_id):
+        return
+    names = [Path(log).name for log in logs] if folder == job else [folder.name]
+    with contextlib.suppress(OSError):
+        _link(root / LATEST, job_id)
+        for path in root.iterdir():
+            if path.is_symlink() and str(path.readlink()).startswith(f"{LATEST}/") and not path.exists():
+                path.unlink(missing_ok=True)  # of an earlier job
+    for path in [*(job / name for name in names), *(job / name for name in _OF_ALL if (job / name).exists())]:
+        publish_file(path)
+    jobs = [found for found in list_jobs(root) if found != job]
+    for old in jobs[: max(0, len(jobs) - keep_jobs + 1)]:
+        with contextlib.suppress(OSError):
+            if not read_lock(old).is_held:
+                _remove_job(old)
+
+
+def publish_file(path: Path) -> None:
+    """Give a file of the latest job's folder its name in the log directory, where that can be."""
+    root = path.parent.parent
+    with contextlib.suppress(OSError):
+        if _target(root / LATEST) == path.parent:
+            _link(root / path.name, f"{LATEST}/{path.name}")
+
+
+def _link(path: Path, target: str) -> None:
+    """Make a link in the place of a link, or of a file that an earlier msrun, or MindSpore's, has left."""
+    with contextlib.suppress(FileNotFoundError):
+        status = path.lstat()
+        if stat.S_ISLNK(status.st_mode) and str(path.readlink()) == target:
+            return
+        if not (stat.S_ISLNK(status.st_mode) or stat.S_ISREG(status.st_mode)):
+            return
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary.symlink_to(target)
+    try:
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink()
+        raise
+
+
+def _remove_job(folder: Path) -> None:
+    """Remove a job's files, and its folder unless a program has written something else there.
+
+    Raises:
+        OSError: a file cannot be removed.
+    """
+    for host in (path for path in folder.iterdir() if _OF_HOST.fullmatch(path.name) and path.is_dir()):
+        _remove_job(host)
+    plans = [path.name for path in folder.iterdir() if _PLAN.fullmatch(path.name)]
+    known = {*_OF_ALL, contract.LOCK_FILE, *plans}
+    logs = {contract.SCHEDULER_LOG}
+    for plan in filter(None, (parse_plan(read_bytes(folder / name) or b"") for name in plans)):
+        traces = {contract.trace_file_name(worker.global_rank) for worker in plan.workers}
+        known |= traces
+        logs |= {worker.log_name for worker in plan.workers} | {f"{trace}.log" for trace in traces}
+        logs |= {f"{contract.server_name(index)}.log" for index in range(plan.server_num)}
+    for path in folder.iterdir():
+        is_plain = stat.S_ISREG(path.lstat().st_mode)
+        if is_plain and (path.name in known or log_of(path.name) in logs):
+            path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+_PLAN = re.compile(r"plan(\.attempt_\d+)?\.json")
+_LOG = re.compile(r"(?P<stem>.+?)(?:\.attempt_\d+)?\.log(?:\.\d+)?")
+
+
+def log_of(name: str) -> str:
+    """Return whose log a file is, earlier attempts and rotated ones taken back: `worker_3.log` for
+    `worker_3.attempt_0.log.2`; an empty string for what is no log.
+    """
+    match = _LOG.fullmatch(name)
+    return f"{match['stem']}.log" if match else ""

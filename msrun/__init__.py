@@ -4,4 +4,17 @@ The launcher (`planning`, `cluster`, `agent`, `launch`, `cli`) never imports tor
 `msrun.runtime`. The two halves meet through the environment variables and files of `msrun.contract`.
 """
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from msrun.launch.function import run as run
+
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name == "run":
+        from msrun.launch.function import run
+
+        return run
+    raise AttributeError(f"module 'msrun' has no attribute {name!r}")

@@ -158,7 +158,7 @@ def worker_specs(
         ProcessSpec(
             worker.global_rank,
             worker.log_path,
-            host.program,
+            host.program.of_worker(worker.global_rank, worker.local_rank, host.node_rank),
             use_exec,
             {**env, **worker.env, contract.TORCHELASTIC_ERROR_FILE: error_file(plan, worker.global_rank, attempt)},
             worker.cpus,

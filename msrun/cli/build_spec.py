@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,14 @@ def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
     of_terminal = ((TERM, caller[TERM]),) if has_terminal and TERM in caller else ()
     env_file = options["env_file"]
     file_env = parse_env_file(_read_text("--env_file", env_file), str(env_file)) if env_file else ()
+    program = parse_program(options["words"], is_module=options["module"], working_directory=working_directory)
     return LaunchSpec(
-        program=parse_program(options["words"], is_module=options["module"], working_directory=working_directory),
+        program=replace(
+            program,
+            has_rank_args=options["rank_args"],
+            passes_local_rank=options["pass_local_rank"],
+        ),
+        script_source=options.get("source", ""),
         worker_num=worker_num,
         local_worker_num=worker_num if options["local_worker_num"] is None else options["local_worker_num"],
         working_directory=working_directory,

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -34,7 +35,7 @@ from msrun.launch.printable import one_line
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.imports import imports_package
-from msrun.planning.program import COMMANDS, parse_program
+from msrun.planning.program import COMMANDS, ONCE, parse_program
 from msrun.planning.settings import FoundSetting, without_option_variables
 from msrun.planning.spec import LaunchSpec, check_spec, is_loopback
 
@@ -90,6 +91,7 @@ def command(**options: Any) -> int:
     options = apply_sources(context, options)
     sources = context.ensure_object(Sources)
     _say_hint(sources.hint, options)
+    options = _read_script(options)
     if options["check"]:
         return _check(options)
     if options["sim_level"] is not None:
@@ -103,6 +105,23 @@ def command(**options: Any) -> int:
     if options["dry_run"] or options["plan"]:
         return _plan(spec, caller, options)
     return _run(spec, caller, quiet=options["quiet"], join=options["join"])
+
+
+def _read_script(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options with the content of a SCRIPT that can be read only once: `-`, or a pipe as of `<(...)`."""
+    words = options["words"]
+    if not words or options["module"] or not (words[0] == ONCE or Path(words[0]).is_fifo()):
+        return options
+    for name in ("sim_level", *HOST_OPTIONS):
+        if options[name] not in (None, False):
+            raise UsageError(f"{words[0]} and --{name}: the script is read here, once; give a file")
+    try:
+        source = sys.stdin.buffer.read() if words[0] == ONCE else Path(words[0]).read_bytes()
+    except OSError as error:
+        raise UsageError(f"{words[0]}: cannot be read ({error.strerror}); give a file") from None
+    if not source.strip():
+        raise UsageError(f"{words[0]}: no program came from there; give a file, or write one into msrun")
+    return {**options, "words": (ONCE, *words[1:]), "source": source.decode("utf-8", "surrogateescape")}
 
 
 def _plan(spec: LaunchSpec, caller: dict[str, str], options: dict[str, Any]) -> int:
@@ -267,7 +286,7 @@ def _check(options: dict[str, Any]) -> int:
 def _run(spec: LaunchSpec, caller: dict[str, str], *, quiet: bool, join: bool) -> int:
     from msrun.agent.observer import OwnFaults
     from msrun.launch.console import say
-    from msrun.launch.directory.jobs import new_job_id, of_job
+    from msrun.launch.directory.jobs import new_job_id, of_job, write_script
     from msrun.launch.failure import render_failure
     from msrun.launch.job import run_job
     from msrun.launch.terminal import describe_unread_input, is_in_background
@@ -280,6 +299,8 @@ def _run(spec: LaunchSpec, caller: dict[str, str], *, quiet: bool, join: bool) -
         raise UsageError(f"--interactive={spec.interactive_rank}: msrun runs in the background (&); start it without")
     job_id = new_job_id()
     spec = spec if spec.is_several else of_job(spec, job_id)  # that of node 0 counts, when hosts come together
+    if spec.script_source:
+        spec = write_script(spec)
     run = functools.partial(run_job, spec, caller, quiet=quiet, is_last=True, job_id=job_id)
     if spec.is_remote:
         from msrun.launch.fleet.starts import run_fleet_job

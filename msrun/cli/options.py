@@ -13,7 +13,13 @@ from msrun.planning.spec import CONNECT_TIME_OUT_S, HOST_KEY_POLICIES, SSH_CLIEN
 
 OPTIONAL_VALUES = {"--join": "true", "--bind_core": "true", "--bind_numa": "true", "--dry_run": "text"}
 OPTIONAL_VALUES |= {"--ssh": "true", "--ship": "true", "--check": "true", "--quiet": "true", "--debug": "true"}
-OPTIONAL_VALUES |= {"--discover": "true", "--raw": "true", "--install_completion": "auto"}
+OPTIONAL_VALUES |= {
+    "--discover": "true",
+    "--raw": "true",
+    "--rank_args": "true",
+    "--pass_local_rank": "true",
+    "--install_completion": "auto",
+}
 OPTIONAL_VALUES |= {"--warm": "true", "--plan": "text", "--watch": "auto", "--json": "true"}
 OPTIONAL_VALUES |= {"--progress": "true", "--trace": "true", "--interactive": "0"}
 """Options whose value may be left out; a value is only taken after '='."""
@@ -95,6 +101,20 @@ GROUPS: dict[str, list[click.Option]] = {
             help="Variable for every worker; {rank}, {local_rank}, {node_rank} in it are its numbers. May be repeated.",
         ),
         option("env_file", "FILE", type=PATH, help="File of NAME=VALUE lines for every worker."),
+        option(
+            "rank_args",
+            SWITCH,
+            type=Boolean(),
+            default=False,
+            help="{rank}, {local_rank} and {node_rank} in ARGS are the worker's numbers.",
+        ),
+        option(
+            "pass_local_rank",
+            SWITCH,
+            type=Boolean(),
+            default=False,
+            help="--local-rank=N is the first of ARGS, for scripts of torch.distributed.launch.",
+        ),
         option(
             "device_target",
             "KIND",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 from collections.abc import Collection, Mapping
 
 from msrun import contract
 from msrun.planning.masking import MASK, SECRET_NAME, mask_url
+from msrun.planning.program import with_numbers
 
 STACK_SIGNAL = signal.SIGRTMIN + 8
 """On this signal a worker writes the stacks of all its threads."""
@@ -140,8 +140,7 @@ def rank_environment(*, global_rank: int, local_rank: int, node_rank: int, devic
 
 def of_rank(env: Collection[tuple[str, str]], numbers: Mapping[str, int]) -> dict[str, str]:
     """Return those of a job's variables that name a number of the worker, such as `{rank}`, with that number."""
-    pattern = re.compile("|".join(f"{{{name}}}" for name in numbers))
-    found = {name: pattern.sub(lambda match: str(numbers[match[0][1:-1]]), value) for name, value in env}
+    found = {name: with_numbers(value, numbers) for name, value in env}
     return {name: found[name] for name, value in env if found[name] != value}
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import zipfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +18,8 @@ StartMethod = Literal["auto", "fork", "exec"]
 MindSporeKind = Literal["auto", "real", "torch", "none"]
 MindSporeSemantics = Literal["mindspore", "torch"]
 
+ONCE = "-"
+"""A script that can be read only once: from standard input, or a pipe."""
 PYTHON_WORDS = frozenset({"python", "python3"})
 COMMANDS = ("examples", "trace", "estimate", "status", "watch", "logs", "stop", "list")
 """First words that are commands of msrun and no program."""
@@ -36,15 +39,29 @@ class Program:
     """The program's own arguments, byte for byte."""
     typed: str = ""
     """A script as it was named, seen from the working directory: its `sys.argv[0]`; empty = `target`."""
+    has_rank_args: bool = False
+    """Whether {rank}, {local_rank} and {node_rank} in the arguments are those of the worker."""
+    passes_local_rank: bool = False
+    """Whether the first argument is --local-rank=N, as of torch.distributed.launch."""
 
     @property
     def is_python(self) -> bool:
         """True when the program runs in msrun's own interpreter and may be forked."""
         return self.kind != "executable"
 
+    def of_worker(self, global_rank: int, local_rank: int, node_rank: int) -> Program:
+        """Return the program with the arguments of one worker."""
+        args = self.args
+        if self.has_rank_args:
+            numbers = {"rank": global_rank, "local_rank": local_rank, "node_rank": node_rank}
+            args = tuple(with_numbers(arg, numbers) for arg in args)
+        if self.passes_local_rank:
+            args = (f"--local-rank={local_rank}", *args)
+        return self if args == self.args else replace(self, args=args)
+
     def files(self, working_directory: Path) -> list[Path]:
         """Return the files whose imports every worker wants; a module is looked for in the working directory only."""
-        if self.kind == "executable":
+        if self.kind == "executable" or self.target == ONCE:
             return []
         if self.kind == "script":
             return [Path(self.target)]
@@ -61,6 +78,12 @@ class Program:
         if self.kind == "module":
             return [interpreter, "-m", self.target, *self.args]
         return [self.target, *self.args]
+
+
+def with_numbers(text: str, numbers: Mapping[str, int]) -> str:
+    """Return a text with a number in the place of each name in braces, such as {rank}."""
+    pattern = "|".join(f"{{{name}}}" for name in numbers)
+    return re.sub(pattern, lambda match: str(numbers[match[0][1:-1]]), text)
 
 
 def parse_program(words: Sequence[str], *, is_module: bool, working_directory: Path) -> Program:
@@ -82,6 +105,8 @@ def parse_program(words: Sequence[str], *, is_module: bool, working_directory: P
         return _python_program(first, rest, working_directory)
     if first == "pytest":
         return Program("module", "pytest", rest)
+    if first == ONCE:
+        return Program("script", ONCE, rest)
     return _file_program(first, rest, working_directory)
 
 

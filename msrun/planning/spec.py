@@ -187,6 +187,8 @@ class LaunchSpec:
     """World size: workers over all hosts."""
     local_worker_num: int
     """Workers on this host."""
+    script_source: str = field(default="", repr=False)
+    """Of a script that can be read only once, for which `program.target` is - until a job has written it."""
     working_directory: Path
     """Absolute; every worker starts in it."""
     log_dir: Path

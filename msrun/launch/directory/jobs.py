@@ -20,11 +20,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from msrun import contract
+from msrun.errors import UsageError
 from msrun.launch.directory.job_record import parse_plan, read_bytes
 from msrun.launch.directory.lock import read_lock
 from msrun.planning.spec import LaunchSpec
+from ranktable.files import replace_file
 
 LATEST = "latest"
+SCRIPT = "script.py"
+"""What has come from standard input, or a pipe."""
 _JOB_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{8}")
 _OF_HOST = re.compile(r"node_\d+")
 _OF_ALL = (
@@ -47,6 +51,21 @@ def new_job_id() -> str:
 def of_job(spec: LaunchSpec, job_id: str) -> LaunchSpec:
     """Return what is asked, with the job's own folder as its log directory."""
     return replace(spec, log_dir=spec.log_dir / job_id)
+
+
+def write_script(spec: LaunchSpec) -> LaunchSpec:
+    """Write a script that could be read only once into the job's folder, and return what is asked with that file.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    path = spec.log_dir / SCRIPT
+    try:
+        path.parent.mkdir(mode=contract.DIRECTORY_MODE, parents=True, exist_ok=True)
+        replace_file(path, spec.script_source.encode("utf-8", "surrogateescape"), mode=contract.FILE_MODE)
+    except OSError as error:
+        raise UsageError(f"--log_dir {path.parent}: cannot write {path} ({error.strerror}); give another") from None
+    return replace(spec, program=replace(spec.program, target=str(path)), script_source="")
 
 
 def find_job(log_dir: Path) -> Path:
@@ -139,7 +158,7 @@ def _remove_job(folder: Path) -> None:
     for host in (path for path in folder.iterdir() if _OF_HOST.fullmatch(path.name) and path.is_dir()):
         _remove_job(host)
     plans = [path.name for path in folder.iterdir() if _PLAN.fullmatch(path.name)]
-    known = {*_OF_ALL, contract.LOCK_FILE, *plans}
+    known = {*_OF_ALL, SCRIPT, contract.LOCK_FILE, *plans}
     logs = {contract.SCHEDULER_LOG}
     for plan in filter(None, (parse_plan(read_bytes(folder / name) or b"") for name in plans)):
         traces = {contract.trace_file_name(worker.global_rank) for worker in plan.workers}

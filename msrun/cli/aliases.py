@@ -46,6 +46,8 @@ SWITCHES = {
     "-l": ("--tail_worker_log=all",),
     "--standalone": (),
     "--no_python": (),
+    "--run_path": (),
+    "--use_env": (),
     "--multi_gpu": (),
     "--oversubscribe": (),
     "--allow_run_as_root": (),
@@ -63,7 +65,7 @@ OF_CONSOLE = {
     "--redirects": "redirects",
     "--local_ranks_filter": "only",
 }
-OTHERS = ("--rdzv_backend", "--rdzv_endpoint", "--numa_binding")
+OTHERS = ("--rdzv_backend", "--rdzv_endpoint", "--numa_binding", "--logs_specs")
 _COUNT = re.compile(r"[1-9]\d{0,6}\Z")
 _OF_TORCH = ("spawn", "forkserver")
 """Start methods of torchrun that give every worker an interpreter of its own, as msrun's exec does."""
@@ -140,6 +142,9 @@ def _take(name: str, plain: str, value: str, word: str, done: Translation, found
     elif plain == "--rdzv_backend":
         if value not in ("static", "c10d"):
             raise UsageError(f"{name} {value}: msrun has a store of its own; leave it out, or give c10d or static")
+    elif plain == "--logs_specs":
+        if value != "default":
+            raise UsageError(f"{name} {value}: every worker has a log of its own; leave it out, or give default")
     elif plain == "--rdzv_endpoint":
         found.endpoint = value
     elif plain == "--numa_binding":

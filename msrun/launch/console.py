@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from msrun.agent.watch.progress_board import PROGRESS_BOARD, read_record
@@ -27,6 +28,8 @@ from msrun.launch.status.status_text import describe_span
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.ranks import count_workers
 
+LINE_PREFIX = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+"""As for torchrun: what stands before a rank's lines where several are shown."""
 BAR_CHARS = 20
 
 
@@ -115,7 +118,14 @@ class Console:
         self._has_colours = os.isatty(STDOUT)
         self._begin = time.monotonic()
         paths = {worker.global_rank: worker.log_path for worker in plan.workers}
-        self._prefixes = {w.global_rank: f"[{host.name}:{w.global_rank}] " for host in plan.hosts for w in host.workers}
+        template = os.environ.get(LINE_PREFIX, "[${host}:${rank}] ")
+        self._prefixes = {
+            worker.global_rank: Template(template).safe_substitute(
+                role_name="default", host=host.name, rank=worker.global_rank, local_rank=worker.local_rank
+            )
+            for host in plan.hosts
+            for worker in host.workers
+        }
         rotated = plan.log_keep if plan.log_max_bytes else 0
         ranks = [rank for rank in plan.tail_ranks if rank in paths]
         is_alone = len(ranks) < 2

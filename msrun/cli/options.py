@@ -106,14 +106,14 @@ GROUPS: dict[str, list[click.Option]] = {
             SWITCH,
             type=Boolean(),
             default=False,
-            help="{rank}, {local_rank} and {node_rank} in ARGS are the worker's numbers.",
+            help="Replace {rank}, {local_rank} and {node_rank} in ARGS by the numbers of the worker.",
         ),
         option(
             "pass_local_rank",
             SWITCH,
             type=Boolean(),
             default=False,
-            help="--local-rank=N is the first of ARGS, for scripts of torch.distributed.launch.",
+            help="Make --local-rank=N the first of ARGS, for scripts of torch.distributed.launch.",
         ),
         option(
             "device_target",

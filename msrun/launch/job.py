@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from msrun import contract
 from msrun.agent.attempt import HostResult
@@ -28,7 +27,9 @@ from msrun.agent.signals import SignalPipe
 from msrun.agent.supervisor import Supervisor
 from msrun.agent.warm.warm_start import WarmStart
 from msrun.agent.watch.progress_board import PROGRESS_BOARD, ProgressBoard
-from msrun.cluster.failure import FailureReport, JobFailure
+from msrun.cluster.coordinator import Coordinator, OwnLink
+from msrun.cluster.failure import JobFailure
+from msrun.cluster.membership import RestartPolicy
 from msrun.cluster.messages import Message
 from msrun.cluster.own_thread import Inbox
 from msrun.cluster.rendezvous import listen
@@ -240,8 +241,8 @@ def run_job(
         stack.enter_context(faults)
         folder = os.stat(plan.log_dir)  # noqa: PTH116 - to be compared with what is there at the end
         ends = part.user if part else user
-        result, report = _run(spec, plan, caller, signals, listener, display, faults, stack, part, open_files, ends)
-        failure = failure_of_job(plan, result, report)
+        result = _run(spec, plan, caller, signals, listener, display, faults, stack, part, open_files, ends)
+        failure = failure_of_job(plan, result)
         problem = write_failure(plan, failure) if failure else ""
         if problem := describe_removed(Path(plan.log_dir), folder) or problem:
             display.say(problem)
@@ -298,7 +299,7 @@ def _run(
     part: AgentPart | None,
     open_files: int,
     user: UserEnd | None,
-) -> tuple[HostResult, FailureReport | None]:
+) -> HostResult:
     early, home = (part.early_server, part.home) if part else (None, plan.log_dir)
     # `monitor & exec msrun` makes the monitor a child of msrun
     strangers = frozenset(descendants(os.getpid())) - ({early.pid} if early else set())
@@ -322,21 +323,36 @@ def _run(
     board = ProgressBoard(Path(plan.run_dir, PROGRESS_BOARD), plan.world_size)
     stack.callback(board.close)
     observers = Observers([events, own.record, *display.observers], faults)
-    more: Any = {"caller": caller, "strangers": strangers, "home": home, "stopped_limit_s": spec.heartbeat_time_out_s}
-    more["terminal"] = terminal
+    orders, send = (part.orders, part.send) if part else _own_link(plan, stack)
     stop_user = user.stop_process if isinstance(user, UserTerminal) else stop_this_process
-    more["stop_self"] = part.stop_self if part else stop_user
-    more["check_again"] = partial(check_restart, spec, caller)
-    if part is None:
-        supervisor = Supervisor(plan, host, own.start, board, observers, **more)
-        adopt_orphans()
-        return supervisor.run(signals), None
-    from msrun.agent.host_supervisor import HostSupervisor
-
-    member = HostSupervisor(plan, host, own.start, board, observers, **more)
+    supervisor = Supervisor(
+        plan,
+        host,
+        own.start,
+        board,
+        observers,
+        orders=orders,
+        send=send,
+        describe=partial(report_failure, plan),
+        caller=caller,
+        strangers=strangers,
+        home=home,
+        stopped_limit_s=spec.heartbeat_time_out_s,
+        stop_self=part.stop_self if part else stop_user,
+        terminal=terminal,
+        check_again=partial(check_restart, spec, caller),
+    )
     adopt_orphans()
-    member.join(part.orders, part.send, lambda attempt: report_failure(plan, attempt))
-    return member.run(signals), member.report
+    return supervisor.run(signals)
+
+
+def _own_link(plan: LaunchPlan, stack: contextlib.ExitStack) -> tuple[Inbox, Callable[[Message], None]]:
+    """Return what the coordinator says, and how it is told, of a job whose only host is this one."""
+    host = plan.hosts[0]
+    ranks = {host.node_rank: tuple(worker.global_rank for worker in host.workers)}
+    link = OwnLink(Coordinator(plan.job_id, ranks, RestartPolicy.of(plan)), host.node_rank)
+    stack.callback(link.close)
+    return link.orders, link.send
 
 
 def _rank_terminal(

@@ -105,6 +105,7 @@ class Supervisor:
         stop_self: Callable[[], None] | None,
         terminal: RankTerminal | None = None,
         check_again: Callable[[Collection[int]], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
@@ -127,7 +128,7 @@ class Supervisor:
         self._start_own = start_own
         self._board, self._observers = board, observers
         self._tell = self._observers.tell
-        self._timers = Timers()
+        self._timers = Timers(clock)
         self._watch = JobWatch(plan, host, board, self._timers)
         forwarded = plan.forward_signals
         self._pause = Pause(self._ask, self._timers, self._watch, stop_self=stop_self, forwarded=forwarded)
@@ -152,7 +153,8 @@ class Supervisor:
         self._own = OwnProcesses(plan, home)
         self._restart_delay_s, self._fresh_store_of = 0.0, 0
         self._survivors: tuple[int, ...] = ()
-        self._start_method, self._over = "", False
+        self._start_method = ""
+        self.is_over = False
         self._was_anything_started = self._server_finished = False
         self._begins_idle = False
         """This attempt has failed elsewhere while this host prepares: it goes on, and starts no worker of it."""
@@ -160,7 +162,6 @@ class Supervisor:
         """Signals to be passed on that came before every worker had started."""
         self._are_workers_asked_for = False
         """In this attempt the fork server has been asked for workers; each of them may have started."""
-        self._selector: selectors.BaseSelector = selectors.DefaultSelector()
         self._server, self._scheduler = start_own()
 
     def run(self, signals: SignalPipe) -> HostResult:
@@ -169,35 +170,36 @@ class Supervisor:
         Args:
             signals: what may have come before, too; closed by the caller.
         """
-        if self._observers.tick_s is not None:
-            self._timers.every("tick", self._observers.tick_s, lambda: self._observers.tick(self._attempt.membership))
-        with self._selector as selector:
-            selector.register(signals, selectors.EVENT_READ)
-            selector.register(self._orders, selectors.EVENT_READ, self._on_orders)
-            if self._terminal is not None:
-                self._terminal.register(selector)
-            self._tell("preparing", preload=list(self._host.preload))
-            self._prepare()
-            while not self._over:
-                for key, _ in selector.select(self._timers.time_left_s()):
-                    if key.fileobj is signals:
-                        for signum in signals.read():
-                            if not self._pause.heed(signum):
-                                self._on_signal(signum)
-                    elif key.fileobj is self._scheduler:
-                        self._on_scheduler(self._scheduler)
-                        if self._scheduler.is_closed:
-                            self._unregister(self._scheduler)  # that it has ended, the fork server will say
-                    elif key.fileobj is self._server.channel:
-                        self._on_server()
-                        if self._server.channel.is_closed:
-                            self._unregister(self._server.channel)
-                    else:
-                        key.data()
-                self._timers.run_due()
+        with selectors.DefaultSelector() as selector:
+            self.begin(signals, selector)
+            while not self.is_over:
+                self.turn(self._timers.time_left_s())
             self._tell("over", reason=self._attempt.end_reason())
             self._scheduler.close()
             self._finish()
+        return self.result
+
+    def begin(self, signals: SignalPipe, selector: selectors.BaseSelector) -> None:
+        """Register everything that is heard, and have the fork server prepare; for `run`, and for tests."""
+        self._signals, self._selector = signals, selector
+        if self._observers.tick_s is not None:
+            self._timers.every("tick", self._observers.tick_s, lambda: self._observers.tick(self._attempt.membership))
+        self._selector.register(signals, selectors.EVENT_READ, self._on_signals)
+        self._selector.register(self._orders, selectors.EVENT_READ, self._on_orders)
+        if self._terminal is not None:
+            self._terminal.register(self._selector)
+        self._tell("preparing", preload=list(self._host.preload))
+        self._prepare()
+
+    def turn(self, limit_s: float | None) -> None:
+        """Do what has come, or comes within a limit, and what is due; for `run`, and for tests."""
+        for key, _ in self._selector.select(limit_s):
+            key.data()
+        self._timers.run_due()
+
+    @property
+    def result(self) -> HostResult:
+        """What has happened until now."""
         return HostResult((*self._past, self._attempt), self._survivors, self._report)
 
     def _new_attempt(self) -> Attempt:
@@ -230,7 +232,7 @@ class Supervisor:
     def _tell_end(self, *, can_continue: bool) -> None:
         self._begins_idle = False
         if self._is_alone:
-            self._over = True
+            self.is_over = True
             return
         if not self._has_ended and not self._attempt.has_failed:
             text = "all workers on this host have finished; waiting for those of the other hosts"
@@ -318,14 +320,14 @@ class Supervisor:
             self._attempt.fault = PeerFailed(report.failure.reason, report.failure.exit_code)
         if report is None:  # what came later, such as an interrupt after the last worker's end, changes nothing
             self._attempt.fault = None
-        self._over = True
+        self.is_over = True
 
     def _on_coordinator_lost(self, error: ClusterError) -> None:
         self._is_alone = True
         if self._has_ended:
             if not self._attempt.has_failed:
                 self._attempt.fault = error
-            self._over = True
+            self.is_over = True
         else:
             self._is_last = True
             self._fail(error)
@@ -340,8 +342,8 @@ class Supervisor:
     # -- start --------------------------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
-        self._selector.register(self._server.channel, selectors.EVENT_READ)
-        self._selector.register(self._scheduler, selectors.EVENT_READ)
+        self._selector.register(self._server.channel, selectors.EVENT_READ, self._on_server)
+        self._selector.register(self._scheduler, selectors.EVENT_READ, self._on_scheduler)
         self._limit_start()
         self._timers.every("own", self._stopped_limit_s / LOOKS_PER_LIMIT, self._look_at_own)
         self._server.send(
@@ -408,8 +410,10 @@ class Supervisor:
     def _on_server(self) -> None:
         for message in self._server.receive():
             getattr(self, f"_on_{message['type']}")(message)
-        if self._server.channel.is_closed and not self._server_finished:
-            self._on_server_lost()
+        if self._server.channel.is_closed:
+            self._unregister(self._server.channel)
+            if not self._server_finished:
+                self._on_server_lost()
 
     def _on_log_lost(self, message: Message) -> None:
         self._tell("log_lost", reason=message["reason"], lost_bytes=message["lost_bytes"])
@@ -460,7 +464,7 @@ class Supervisor:
             run = self._are_workers_asked_for and not self._attempt.membership.is_stopping
             run = run and not self._attempt.membership.is_over
             error = self._own.exited(rank, status, do_workers_run=run, has_begun=self._has_begun)
-            if error and not self._over:
+            if error and not self.is_over:
                 self._fail(error)
             return
         if self._terminal is not None and rank == self._terminal.global_rank:
@@ -510,7 +514,7 @@ class Supervisor:
         self._attempt.membership.told()
         for rank in self._attempt.membership.ranks_in(WorkerState.RUNNING, WorkerState.PLANNED):
             self._attempt.membership.exited(rank, signal.SIGKILL, now)
-        if self._over:
+        if self.is_over:
             self._end_here()
         else:
             self._end_attempt()
@@ -535,6 +539,11 @@ class Supervisor:
         if self._terminal is not None:
             self._terminal.end_attempt()
 
+    def _on_signals(self) -> None:
+        for signum in self._signals.read():
+            if not self._pause.heed(signum):
+                self._on_signal(signum)
+
     def _on_signal(self, signum: int) -> None:
         if signum in self._plan.forward_signals:
             running = list(self._attempt.membership.running())
@@ -544,7 +553,7 @@ class Supervisor:
             self._server.send("signal", process_ids=running, signum=signum)
             return
         if self._has_ended and self._is_last:  # told twice: the other hosts are not waited for
-            self._over = True
+            self.is_over = True
             return
         self._is_last = True
         self._interrupt = self._interrupt or interruption(signum, self._plan.time_limit_s)
@@ -673,7 +682,7 @@ class Supervisor:
 
     def _on_swept(self, message: Message) -> None:
         self._timers.cancel("sweep")
-        if not self._over and not self._attempt.has_failed and self._leave_attempt(message["survivors"]):
+        if not self.is_over and not self._attempt.has_failed and self._leave_attempt(message["survivors"]):
             self._await_store()
 
     def _leave_attempt(self, survivors: Collection[int]) -> bool:
@@ -698,11 +707,13 @@ class Supervisor:
         limit_s = self._restart_delay_s + STORE_OVERDUE_S
         self._timers.after("store", limit_s, lambda: self._fail(silent))
 
-    def _on_scheduler(self, scheduler: Channel) -> None:
-        for message in scheduler.receive():
+    def _on_scheduler(self) -> None:
+        for message in self._scheduler.receive():
             if message["type"] == "store_ready":
                 self._fresh_store_of = message["attempt"]
                 self._restart()
+        if self._scheduler.is_closed:  # that it has ended, the fork server will say
+            self._unregister(self._scheduler)
 
     def _restart(self) -> None:
         """Start again once the delay is over and the store has nothing of the last attempt, whichever comes last."""

@@ -207,7 +207,10 @@ class OwnLink:
         """What the coordinator says."""
         self._coordinator, self._node_rank = coordinator, node_rank
 
-    def send(self, message: Message) -> None:
+    def obey(self, signals: object) -> None:
+        """There is no launcher whose signals are other than this process's."""
+
+    def pass_on(self, message: Message) -> None:
         """Tell the coordinator."""
         for order in self._coordinator.hear(self._node_rank, message):
             self.orders.post(order)

@@ -99,7 +99,7 @@ class Job:
         send: Callable[[Message], None] = lambda _: None  # noqa: E731
         if node_rank is None:
             link = OwnLink(Coordinator("JOB", {0: ranks}, RestartPolicy.of(self.plan)), 0)
-            self.orders, send = self._stack.enter_context(contextlib.closing(link)).orders, link.send
+            self.orders, send = self._stack.enter_context(contextlib.closing(link)).orders, link.pass_on
 
         def tell(message: Message) -> None:
             self.told.append(message)

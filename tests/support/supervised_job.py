@@ -1,4 +1,4 @@
-"""The agent's event loop, driven by a fork server, a scheduler, a coordinator and a clock that do what the test wants."""
+"""The agent's event loop, driven by a fork server, a scheduler, a coordinator and a clock that the test plays."""
 
 from __future__ import annotations
 
@@ -141,9 +141,7 @@ class Job:
             return plan
         fleet = tuple(HostAssignment(n, f"h{n}", f"10.0.0.{n}", (2 * n, 2 * n + 1), (0, 1)) for n in range(2))
         workers = (replace(one, global_rank=2 * node_rank + one.local_rank) for one in plan.workers)
-        return replace(
-            plan, fleet=fleet, hosts=(replace(plan.hosts[0], node_rank=node_rank, workers=tuple(workers)),)
-        )
+        return replace(plan, fleet=fleet, hosts=(replace(plan.hosts[0], node_rank=node_rank, workers=tuple(workers)),))
 
     def _start_own(self) -> tuple[ForkServerHandle, Channel]:
         pairs = [socket.socketpair() for _ in range(3)]

@@ -14,8 +14,8 @@ from msrun.cluster.messages import Message
 from msrun.cluster.own_thread import Inbox
 from msrun.errors import Interrupted, MsrunError, interruption
 from msrun.launch.fleet.agent_link import SALVAGE_S, AgentLink
-from msrun.launch.fleet.event_loop import EventLoop
 from msrun.launch.fleet.record import NotUnderstood, is_understood
+from msrun.launch.transport.event_loop import EventLoop
 
 CLOSE_S = 3.0
 MAX_BEAT_S = 2.0

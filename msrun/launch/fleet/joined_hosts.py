@@ -26,7 +26,6 @@ from msrun.errors import ClusterError, Interrupted, MsrunError, PeerFailed
 from msrun.launch.directory.log_directory import EventLog, record_fault
 from msrun.launch.fleet.agent_link import AgentLink
 from msrun.launch.fleet.agents import Agents
-from msrun.launch.fleet.event_loop import EventLoop
 from msrun.launch.fleet.fleet_plan import spec_of_host
 from msrun.launch.fleet.gate import Gate, Stranger
 from msrun.launch.fleet.log_collector import LogCollector
@@ -36,6 +35,7 @@ from msrun.launch.preflight.host_report import explain_agent_end
 from msrun.launch.remote.agent import HostJob
 from msrun.launch.rendezvous import folder_of
 from msrun.launch.transport.agent_code import AgentCode, salvage_code, start_code
+from msrun.launch.transport.event_loop import EventLoop
 from msrun.launch.transport.pipe import AgentPipe, LocalPipe, agent_argv
 from msrun.launch.transport.sealed import SealedPipe
 from msrun.planning.host_assignment import HostAssignment

@@ -18,7 +18,6 @@ from msrun.errors import ClusterError, MsrunError, RendezvousTimeout, UsageError
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.agent_link import AgentLink
 from msrun.launch.fleet.agents import CLOSE_S, Agents
-from msrun.launch.fleet.event_loop import EventLoop
 from msrun.launch.fleet.fleet_plan import spec_of_host
 from msrun.launch.fleet.log_collector import LogCollector
 from msrun.launch.fleet.opener import HostOpener
@@ -33,6 +32,7 @@ from msrun.launch.preflight.fleet_checks import (
 from msrun.launch.preflight.host_look import ReachResult, read_sources, shown_word
 from msrun.launch.preflight.host_report import HostAnswer, HostReport, explain_agent_end
 from msrun.launch.remote.agent import HostJob
+from msrun.launch.transport.event_loop import EventLoop
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.assignment import assign_hosts
 from msrun.planning.hosts.forwarded import explain_kept_secrets, forwarded_environment

@@ -37,7 +37,7 @@ from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.directory.log_directory import write_private
 from msrun.launch.job import AgentPart, JobResult, job_signals, look_at_host, plan_part, run_part
 from msrun.launch.preflight.host_look import make_host_report, try_reach
-from msrun.launch.remote.launcher_link import LauncherLink, take_stdio
+from msrun.launch.remote.launcher_link import LauncherLink, StdioPipe
 from msrun.launch.remote.log_sender import LogSender
 from msrun.launch.remote.spool import GIVEN_TABLE, hold_spool, listen_in, make_spool, remove_old_spools, remove_spool
 from msrun.launch.rendezvous import fleet_of
@@ -318,7 +318,7 @@ def _kept_files(plan: LaunchPlan) -> int:
 
 def main() -> None:
     """Serve the launcher at the other end of stdin and stdout."""
-    link = LauncherLink(take_stdio())
+    link = LauncherLink(StdioPipe())
     link.start()
     agent = Agent(link)
     try:

@@ -26,7 +26,7 @@ from msrun.launch.directory.jobs import of_job
 from msrun.launch.job import AgentPart, JobResult, open_display, run_part
 from msrun.launch.job_display import JobDisplay
 from msrun.launch.remote.agent import FETCH_S, STOPPED_SHARE, LauncherReport, tell_result, told_errors
-from msrun.launch.remote.launcher_link import LauncherLink, Stream
+from msrun.launch.remote.launcher_link import LauncherLink
 from msrun.launch.rendezvous import fleet_of, local_part
 from msrun.launch.transport.sealed import SealedPipe
 from msrun.planning.plan import LaunchPlan
@@ -139,8 +139,7 @@ class DialledPart:
             changed = f"has sent what cannot be read ({pipe.fault}): something between the hosts changes it"
             return f"lost {where}, which {changed if pipe.fault else why}"
 
-        stream = Stream(connection.fileno(), connection.fileno(), pipe)
-        self._link = LauncherLink(stream, silence_s=silence_s, explain_loss=explain)
+        self._link = LauncherLink(pipe, silence_s=silence_s, explain_loss=explain)
 
     def __enter__(self) -> DialledPart:
         self._link.start()

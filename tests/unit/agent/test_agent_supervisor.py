@@ -31,13 +31,33 @@ ALONE: dict[str, tuple[dict[str, Any], list[str], list[str], str]] = {
     # what happens: options, events, what the fork server was asked for, and how the job ends or why it goes on
     "all workers end well": ({}, ["run", "exit 0", "exit 1"], ["start", "start"], "over: all workers ended"),
     "one has ended well": ({}, ["run", "exit 0"], ["start", "start"], "goes on"),
-    "a worker fails": ({}, ["run", "exit 0 7"], ["start", "start", "stop"], "goes on: rank 0 failed first: exit code 7"),
+    "a worker fails": (
+        {},
+        ["run", "exit 0 7"],
+        ["start", "start", "stop"],
+        "goes on: rank 0 failed first: exit code 7",
+    ),
     "all have failed": ({}, ["run", "fail"], ["start", "start", "stop", "sweep"], "goes on"),
     "it starts again": ({}, ["run", "fail", "again"], ["start", "start", "stop", "sweep", "start"], "goes on"),
-    "it fails twice": ({}, ["run", "fail", "again", "start 0", "start 1", "fail"], ["stop"], "over: rank 0 failed first"),
+    "it fails twice": (
+        {},
+        ["run", "fail", "again", "start 0", "start 1", "fail"],
+        ["stop"],
+        "over: rank 0 failed first",
+    ),
     "there is no fresh store": ({}, ["run", "fail", "swept", "wait 9"], ["stop", "sweep"], "goes on"),
-    "there is never one": ({}, ["run", "fail", "swept", "wait 11"], ["sweep"], "over: cannot start again: the scheduler"),
-    "the delay is not over": (TWICE, ["run", "fail", "again", "start 0", "start 1", "fail", "again"], ["sweep"], "goes on"),
+    "there is never one": (
+        {},
+        ["run", "fail", "swept", "wait 11"],
+        ["sweep"],
+        "over: cannot start again: the scheduler",
+    ),
+    "the delay is not over": (
+        TWICE,
+        ["run", "fail", "again", "start 0", "start 1", "fail", "again"],
+        ["sweep"],
+        "goes on",
+    ),
     "the delay is over": (
         TWICE,
         ["run", "fail", "again", "start 0", "start 1", "fail", "again", "wait 1"],
@@ -61,7 +81,12 @@ ALONE: dict[str, tuple[dict[str, Any], list[str], list[str], str]] = {
         "over: stopped by SIGTERM",
     ),
     "it was told to end": ({}, ["run", "signal SIGTERM", "told", "fail"], ["stop"], "over: stopped by SIGTERM"),
-    "a second interrupt": ({}, ["run", "signal SIGINT", "signal SIGINT"], ["stop", "stop"], "goes on: stopped by SIGINT"),
+    "a second interrupt": (
+        {},
+        ["run", "signal SIGINT", "signal SIGINT"],
+        ["stop", "stop"],
+        "goes on: stopped by SIGINT",
+    ),
     "another signal after it": ({}, ["run", "signal SIGINT", "signal SIGTERM"], ["start", "stop"], "goes on"),
     "a signal for workers": (
         {"forward_signals": (signal.SIGUSR1,)},
@@ -86,12 +111,22 @@ ALONE: dict[str, tuple[dict[str, Any], list[str], list[str], str]] = {
         "goes on",
     ),
     "that is lost, too": ({}, ["run", "hangup", "ready", "hangup"], [], "over: the fork server ended unexpectedly"),
-    "the scheduler ends by itself": ({}, ["run", LOST, "told", "fail"], ["stop"], "over: the scheduler ended (exit code 9)"),
+    "the scheduler ends by itself": (
+        {},
+        ["run", LOST, "told", "fail"],
+        ["stop"],
+        "over: the scheduler ended (exit code 9)",
+    ),
     "the scheduler is killed": ({}, ["run", KILLED, "told", "fail"], ["prepare"], "goes on"),
     "it ends after the job": ({}, ["run", "exit 0", "exit 1", LOST], ["start"], "over: all workers ended"),
     "a server ends before workers": ({}, [SERVER_LOST], [], "goes on"),
     "a server ends beside them": ({}, ["run", SERVER_LOST], ["stop"], "goes on: server 0 "),
-    "a server ends while they are stopped": ({}, ["run", "signal SIGTERM", SERVER_LOST], ["stop"], "goes on: stopped by"),
+    "a server ends while they are stopped": (
+        {},
+        ["run", "signal SIGTERM", SERVER_LOST],
+        ["stop"],
+        "goes on: stopped by",
+    ),
 }
 
 
@@ -159,7 +194,11 @@ def test_restart_puts_the_logs_away_and_tells_workers_which_it_is(job: Job, tmp_
     job.do("fail", "swept")
     assert (tmp_path / "worker_0.attempt_0.log").read_text() == "first"
     moment = job.moments.of("restarting")[0]
-    assert (moment["attempt"], moment["reason"], moment["global_ranks"]) == (1, "rank 0 failed first: exit code 7", (0,))
+    assert (moment["attempt"], moment["reason"], moment["global_ranks"]) == (
+        1,
+        "rank 0 failed first: exit code 7",
+        (0,),
+    )
     job.heard()
     job.do("store")
     assert [one["env"]["TORCHELASTIC_RESTART_COUNT"] for one in job.heard()[0]["processes"]] == ["1", "1"]
@@ -182,7 +221,9 @@ def test_signal_that_comes_when_a_restart_is_decided_ends_the_job(tmp_path: Path
     job.close()
 
 
-@pytest.mark.parametrize(("start_method", "reason"), [("fork", "threads were started by imports"), ("auto", "asked for")])
+@pytest.mark.parametrize(
+    ("start_method", "reason"), [("fork", "threads were started by imports"), ("auto", "asked for")]
+)
 def test_fork_that_is_not_possible_is_refused_or_exec_takes_its_place(
     start_method: str, reason: str, tmp_path: Path
 ) -> None:
@@ -452,7 +493,9 @@ def test_world_that_a_rank_of_another_host_never_joined_is_given_up(host: Job) -
     host.order("absent", attempt=0, ranks=[2])
     assert host.attempt.fault is None, "another attempt, and an own rank"
     host.order("absent", attempt=0, ranks=[1, 2])
-    assert host.attempt.end_reason().startswith("rank 1 ended with exit code 0 without joining the world, and ranks 2-3")
+    assert host.attempt.end_reason().startswith(
+        "rank 1 ended with exit code 0 without joining the world, and ranks 2-3"
+    )
 
 
 def test_absent_rank_of_another_host_is_no_matter_where_the_job_ends_already(host: Job) -> None:

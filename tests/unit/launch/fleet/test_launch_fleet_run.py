@@ -22,11 +22,11 @@ from msrun.errors import ClusterError, Interrupted
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet import fleet_job
 from msrun.launch.fleet.agents import Agents
-from msrun.launch.fleet.event_loop import EventLoop
 from msrun.launch.fleet.fleet_job import FleetRun
 from msrun.launch.fleet.log_collector import LogCollector, own_logs
 from msrun.launch.fleet.preparation import ReadyHosts
 from msrun.launch.job import JobResult
+from msrun.launch.transport.event_loop import EventLoop
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.plan import HostPlan, WorkerPlan

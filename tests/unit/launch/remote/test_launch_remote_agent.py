@@ -317,7 +317,7 @@ def test_error_is_told_and_the_launcher_has_time_to_fetch_the_logs(
     def end(status: int) -> None:
         raise SystemExit(status)
 
-    monkeypatch.setattr(module, "take_stdio", lambda: None)
+    monkeypatch.setattr(module, "StdioPipe", lambda: None)
     monkeypatch.setattr(module, "LauncherLink", lambda _: link)
     monkeypatch.setattr(Agent, "run", fail)
     monkeypatch.setattr(Agent, "clean_up", lambda _: link.heard.append({"type": "cleaned up"}))

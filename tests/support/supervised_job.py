@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from msrun.agent.attempt import Attempt
-from msrun.agent.observer import Observers, OwnFaults
+from msrun.agent.observer import Observer, Observers, OwnFaults
 from msrun.agent.processes.process_spec import SCHEDULER_ID
 from msrun.agent.processes.server_handle import ChildProcess, ForkServerHandle
 from msrun.agent.supervisor import Supervisor
@@ -36,19 +36,14 @@ TURNS = 4
 """More than what one event leads to, one turn of the loop after the other."""
 
 
-class Moments:
+class Moments(Observer):
     """An observer that notes what it is told."""
-
-    tick_s = None
 
     def __init__(self) -> None:
         self.seen: list[dict[str, Any]] = []
 
     def note(self, kind: str, fields: Any) -> None:
         self.seen.append({"kind": kind, **fields})
-
-    def tick(self, membership: Any) -> None:
-        """Not asked for."""
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [moment for moment in self.seen if moment["kind"] == kind]

@@ -48,10 +48,8 @@ from msrun.planning.record_json import decode_record, encode_record
 from msrun.planning.spec import LaunchSpec
 
 
-class LauncherReport:
+class LauncherReport(Observer):
     """Passes a job's moments on to the launcher. A `Display`."""
-
-    tick_s: float | None = None
 
     def __init__(self, link: LauncherLink, plan: LaunchPlan, logs: LogSender | None) -> None:
         """`logs`: None where they stay on this host."""
@@ -74,9 +72,6 @@ class LauncherReport:
             self._logs.begin_attempt()
             self._is_between = False
         self._link.send("event", moment=kind, fields=dict(fields))
-
-    def tick(self, membership: Membership) -> None:
-        """Nothing regular to pass on."""
 
     @property
     def observers(self) -> tuple[Observer, ...]:

@@ -221,7 +221,7 @@ def launchers(rng_of: Iterator[Random], folder: Path) -> Iterator[None]:
                     spec,
                     "J",
                     agents,
-                    ReadyHosts(("10.0.0.1", 1), preparation._assignments, frozenset(), preparation.explain_loss),
+                    ReadyHosts(("10.0.0.1", 1), preparation._assignments, frozenset()),
                     logs,
                     events,
                     {},

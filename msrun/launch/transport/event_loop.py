@@ -5,6 +5,7 @@ What has to wait, as a login does, is done by the loop's few other threads, whic
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import selectors
@@ -181,7 +182,6 @@ class EventLoop:
             clock: of `call_later`.
         """
         self._on_fault, self._name, self._clock = on_fault, name, clock
-        self.selector = selectors.DefaultSelector()
         self.opening = TaskThreads(connects_at_a_time, "msrun-connect", on_fault)
         self.ending = TaskThreads(ENDS_AT_A_TIME, "msrun-disconnect", on_fault)
         self._lock = threading.Lock()
@@ -192,6 +192,11 @@ class EventLoop:
         """A heap of moments of the clock; the number keeps those of one moment in order."""
         self._numbers = itertools.count()
         self._is_closing = False
+
+    @functools.cached_property
+    def selector(self) -> selectors.BaseSelector:
+        """What is looked at; of the thread, or who plays it."""
+        return selectors.DefaultSelector()
 
     def start(self) -> None:
         """Start the thread.
@@ -235,7 +240,8 @@ class EventLoop:
             thread.join(max(0.0, deadline - time.monotonic()))
         self.ending.join(deadline - time.monotonic())
         if self.has_ended:
-            self.selector.close()
+            if "selector" in vars(self):
+                self.selector.close()
             self._flag.close()
 
     @property

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from msrun import contract
 from msrun.agent.logs.rotated_log import rename_log
-from msrun.agent.processes.process_control import describe_status, exit_code_of
+from msrun.agent.processes.process_control import describe_status
 from msrun.agent.processes.process_spec import FIRST_SERVER_ID, MINDSPORE_SCHEDULER_ID, SCHEDULER_ID, ProcessSpec
-from msrun.cluster.membership import BEGUN_S, Membership, RestartPolicy
+from msrun.cluster.failure import FailureReport
+from msrun.cluster.membership import Membership
 from msrun.errors import ClusterError, HangTimeout, MsrunError, OwnProcessLost, RendezvousTimeout, ServerFailed
 from msrun.planning.environment import restored_environment
 from msrun.planning.plan import HostPlan, LaunchPlan
@@ -36,8 +37,6 @@ class Attempt:
     """Ranks that ran still when the first one failed, but had left the world: the end of their program, as a rule."""
     lagging: tuple[int, ...] = ()
     """Ranks that the others waited for when msrun ended a hanging attempt."""
-    no_restart: str = ""
-    """Why the job does not start again though it could, to be added to the reason; else empty."""
     peak_bytes: dict[int, float] = field(default_factory=dict)
     """Peak resident memory per ended worker."""
 
@@ -45,6 +44,13 @@ class Attempt:
     def has_failed(self) -> bool:
         """Whether a worker failed or msrun had to end the attempt."""
         return self.fault is not None or self.membership.first_failure is not None
+
+    @property
+    def is_bearable(self) -> bool:
+        """Whether the way in which the attempt has failed leaves room for another."""
+        return self.fault is None or isinstance(
+            self.fault, HangTimeout | RendezvousTimeout | OwnProcessLost | ServerFailed
+        )
 
     @property
     def guilty(self) -> tuple[int, ...]:
@@ -70,59 +76,13 @@ class HostResult:
     """Every start of the job, in order; the last one decides."""
     survivors: tuple[int, ...]
     """Processes that could not be ended (uninterruptible sleep)."""
+    report: FailureReport | None = None
+    """How the job failed, as the coordinator has it; None when it did not fail, or nobody could say."""
 
     @property
     def last(self) -> Attempt:
         """The attempt that the job ended with."""
         return self.attempts[-1]
-
-
-class Attempts:
-    """All starts of the job so far, and whether there will be another."""
-
-    def __init__(self, ranks: Iterable[int], policy: RestartPolicy) -> None:
-        self._ranks = tuple(ranks)
-        self._policy = policy
-        self.past: list[Attempt] = []
-        self.current = Attempt(0, Membership(self._ranks))
-        self.is_last = False
-        """Set when nothing may be started again: msrun was told to end the job."""
-        self._has_begun = False
-
-    @property
-    def can_restart(self) -> bool:
-        """Whether the way in which the current attempt failed leaves room for another."""
-        fault = self.current.fault
-        bearable = HangTimeout | RendezvousTimeout | OwnProcessLost | ServerFailed
-        is_bearable = fault is None or isinstance(fault, bearable)
-        return is_bearable and self.current.has_failed and not self.is_last
-
-    def restart_delay_s(self, *, has_begun: bool) -> float | None:
-        """Return how long to wait before the job starts again; None when the current attempt was the last.
-
-        Args:
-            has_begun: a rank has joined the world or reported progress in this attempt.
-        """
-        if not self.can_restart:
-            return None
-        first = self.current.membership.first_failure
-        code = exit_code_of(first.wait_status) if first else None
-        self._has_begun |= has_begun or (first is not None and first.ended_at - first.started_at >= BEGUN_S)
-        self.current.no_restart = self._policy.explain(len(self.past), code, has_begun=self._has_begun)
-        return self._policy.delay_s(len(self.past), code, has_begun=self._has_begun)
-
-    def delay_after_s(self, exit_code: int | None) -> float | None:
-        """Return how long to wait after a failure elsewhere; None when nothing starts again.
-
-        Args:
-            exit_code: of the worker that failed first, wherever it ran; 128 + signal.
-        """
-        return None if self.is_last else self._policy.delay_s(len(self.past), exit_code)
-
-    def begin_next(self) -> None:
-        """Put the current attempt behind and begin a new one, in which nobody runs yet."""
-        self.past.append(self.current)
-        self.current = Attempt(self.current.number + 1, Membership(self._ranks))
 
 
 def scheduler_log(plan: LaunchPlan) -> str:

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from msrun import contract
 from msrun.agent.logs.own_file import open_own_file
@@ -109,10 +109,10 @@ class OwnFaults:
         return True, where if self._found_in else f"traceback:\n{text.rstrip()}"
 
 
-class Observer(Protocol):
+class Observer:
     """Told of every moment of the job. What it raises is written down, and is no reason to end the job."""
 
-    tick_s: float | None
+    tick_s: float | None = None
     """Ask for `tick` this often while the job runs; None = never."""
 
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:

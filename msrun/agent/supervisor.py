@@ -1,7 +1,11 @@
-"""The agent's event loop: starts the workers of one host, watches them, ends them all when one fails, starts anew.
+"""The agent's event loop: starts the workers of one host, watches them, and ends them all when one fails anywhere.
 
-Nothing is polled: the loop sleeps until the fork server reports, a signal arrives or a timer is due. Observers
-(console, event log, scheduler's record) are told of every moment and may ask for a regular tick.
+The job's coordinator is told what happens here, and obeyed: how the job failed, whether it starts again and when it is
+over, it says to all hosts the same, also where there is only one. A host that has failed stops its own workers at once
+and does not wait to be told.
+
+The loop sleeps until the fork server reports, an order or a signal comes or a timer is due. Observers (console, event
+log, scheduler's record) are told of every moment and may ask for a regular tick.
 """
 
 from __future__ import annotations
@@ -12,12 +16,12 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from msrun import contract
 from msrun.agent.attempt import (
     Attempt,
-    Attempts,
     HostResult,
     error_file,
     keep_logs,
@@ -45,8 +49,10 @@ from msrun.agent.watch.evidence import (
 from msrun.agent.watch.job_watch import JobWatch
 from msrun.agent.watch.progress_board import ProgressBoard
 from msrun.agent.watch.stacks import STACK_WAIT_S
-from msrun.cluster.membership import Decision, RestartPolicy, WorkerState
+from msrun.cluster.failure import FailureReport, read_report
+from msrun.cluster.membership import Decision, Membership, WorkerState
 from msrun.cluster.messages import Channel, Message
+from msrun.cluster.own_thread import Inbox
 from msrun.errors import (
     ClusterError,
     HangTimeout,
@@ -59,6 +65,7 @@ from msrun.errors import (
 from msrun.planning.environment import blas_threads
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.ranks import name_ranks
+from msrun.planning.record_json import encode_record
 from msrun.planning.spec import explain_no_tests
 
 OVERDUE_S = 3.0
@@ -71,10 +78,14 @@ STORE_OVERDUE_S = 10.0
 """How long the scheduler may take for that."""
 SCHEDULER_END_S = 3.0
 """How long the scheduler may take to end by itself once its channel is closed: for its last lines."""
+OTHERS_LINE_S = 2.0
+"""How long the other hosts may take to end before that is worth a line."""
+ELSEWHERE_S = 10.0
+"""How long a host whose ranks all wait for others lets the other hosts speak first; at most half of the limit."""
 
 
 class Supervisor:
-    """Runs one HostPlan to its end. Single-threaded; use once."""
+    """Runs one HostPlan to the end of the job. Single-threaded; use once."""
 
     def __init__(
         self,
@@ -84,6 +95,9 @@ class Supervisor:
         board: ProgressBoard,
         observers: Observers,
         *,
+        orders: Inbox,
+        send: Callable[[Message], None],
+        describe: Callable[[Attempt], FailureReport],
         caller: Mapping[str, str],
         strangers: Collection[int],
         home: str,
@@ -91,11 +105,15 @@ class Supervisor:
         stop_self: Callable[[], None] | None,
         terminal: RankTerminal | None = None,
         check_again: Callable[[Collection[int]], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
             start_own: starts a fork server, which will start the scheduler at the channel's other end; called here, and
                 again when one of the two was lost. Raises MsrunError.
+            orders: what the coordinator says, see `cluster.coordinator`; `lost {reason}` when it has gone.
+            send: tells the coordinator.
+            describe: how an attempt failed on this host; leaves out whether it may be repeated.
             check_again: called before a restart, with processes that could not be ended; raises MsrunError.
             strangers: children of this process that were there before the job, and are none of its business.
             home: the folder where the user finds `scheduler.log`; empty where it goes with the job.
@@ -110,24 +128,40 @@ class Supervisor:
         self._start_own = start_own
         self._board, self._observers = board, observers
         self._tell = self._observers.tell
-        self._timers = Timers()
+        self._timers = Timers(clock)
         self._watch = JobWatch(plan, host, board, self._timers)
         forwarded = plan.forward_signals
         self._pause = Pause(self._ask, self._timers, self._watch, stop_self=stop_self, forwarded=forwarded)
         self._terminal = terminal
         self._memory_kills = MemoryKillWatch()
-        self._attempts = Attempts((w.global_rank for w in host.workers), RestartPolicy.of(plan))
+        self._orders, self._send, self._describe = orders, send, describe
         self._logs = {worker.global_rank: worker.log_path for worker in host.workers}
+        self._past: list[Attempt] = []
+        self._attempt = self._new_attempt()
+        self._is_last = False
+        """Nothing may be started again here: msrun was told to end the job, or this host cannot."""
+        self._interrupt: Interrupted | None = None
+        """The first signal that was to end the job."""
+        self._is_alone = False
+        """The coordinator has gone."""
+        self._has_ended = False
+        """The coordinator knows that nothing runs here any more in this attempt."""
+        self._has_reported = False
+        """It knows how this attempt has failed here."""
+        self._report: FailureReport | None = None
+        """How the last attempt failed, as the coordinator has it; None when it did not fail, or nobody could say."""
         self._own = OwnProcesses(plan, home)
         self._restart_delay_s, self._fresh_store_of = 0.0, 0
         self._survivors: tuple[int, ...] = ()
-        self._start_method, self._over = "", False
-        self._was_anything_started = self._server_finished = self._begins_idle = False
+        self._start_method = ""
+        self.is_over = False
+        self._was_anything_started = self._server_finished = False
+        self._begins_idle = False
+        """This attempt has failed elsewhere while this host prepares: it goes on, and starts no worker of it."""
         self._early_signals: list[int] = []
         """Signals to be passed on that came before every worker had started."""
         self._are_workers_asked_for = False
         """In this attempt the fork server has been asked for workers; each of them may have started."""
-        self._selector: selectors.BaseSelector = selectors.DefaultSelector()
         self._server, self._scheduler = start_own()
 
     def run(self, signals: SignalPipe) -> HostResult:
@@ -136,52 +170,167 @@ class Supervisor:
         Args:
             signals: what may have come before, too; closed by the caller.
         """
-        if self._observers.tick_s is not None:
-            self._timers.every("tick", self._observers.tick_s, lambda: self._observers.tick(self._attempt.membership))
-        with self._selector as selector:
-            selector.register(signals, selectors.EVENT_READ)
-            self._register_more(selector)
-            if self._terminal is not None:
-                self._terminal.register(selector)
-            self._tell("preparing", preload=list(self._host.preload))
-            self._prepare()
-            while not self._over:
-                for key, _ in selector.select(self._timers.time_left_s()):
-                    if key.fileobj is signals:
-                        for signum in signals.read():
-                            if not self._pause.heed(signum):
-                                self._on_signal(signum)
-                    elif key.fileobj is self._scheduler:
-                        self._on_scheduler(self._scheduler)
-                        if self._scheduler.is_closed:
-                            self._unregister(self._scheduler)  # that it has ended, the fork server will say
-                    elif key.fileobj is self._server.channel:
-                        self._on_server()
-                        if self._server.channel.is_closed:
-                            self._unregister(self._server.channel)
-                    else:
-                        key.data()
-                self._timers.run_due()
+        with selectors.DefaultSelector() as selector:
+            self.begin(signals, selector)
+            while not self.is_over:
+                self.turn(self._timers.time_left_s())
             self._tell("over", reason=self._attempt.end_reason())
             self._scheduler.close()
             self._finish()
-        return HostResult((*self._attempts.past, self._attempt), self._survivors)
+        return self.result
+
+    def begin(self, signals: SignalPipe, selector: selectors.BaseSelector) -> None:
+        """Register everything that is heard, and have the fork server prepare; for `run`, and for tests."""
+        self._signals, self._selector = signals, selector
+        if self._observers.tick_s is not None:
+            self._timers.every("tick", self._observers.tick_s, lambda: self._observers.tick(self._attempt.membership))
+        self._selector.register(signals, selectors.EVENT_READ, self._on_signals)
+        self._selector.register(self._orders, selectors.EVENT_READ, self._on_orders)
+        if self._terminal is not None:
+            self._terminal.register(self._selector)
+        self._tell("preparing", preload=list(self._host.preload))
+        self._prepare()
+
+    def turn(self, limit_s: float | None) -> None:
+        """Do what has come, or comes within a limit, and what is due; for `run`, and for tests."""
+        for key, _ in self._selector.select(limit_s):
+            key.data()
+        self._timers.run_due()
 
     @property
-    def _attempt(self) -> Attempt:
-        return self._attempts.current
+    def result(self) -> HostResult:
+        """What has happened until now."""
+        return HostResult((*self._past, self._attempt), self._survivors, self._report)
 
-    # -- what a job of several hosts does otherwise ---------------------------------------------------------------
+    def _new_attempt(self) -> Attempt:
+        return Attempt(len(self._past), Membership(worker.global_rank for worker in self._host.workers))
 
-    def _register_more(self, selector: selectors.BaseSelector) -> None:
-        """Register what else is to be heard; the data of each key is what to call."""
+    # -- to the coordinator -------------------------------------------------------------------------------------------
+
+    def _describe_failure(self) -> FailureReport:
+        attempt = self._attempt
+        fault = attempt.fault
+        is_unfit = attempt.number > 0 and not self._are_workers_asked_for and not isinstance(fault, Interrupted)
+        signum = fault.signum if isinstance(fault, Interrupted) else 0
+        can_restart = attempt.is_bearable and not self._is_last
+        return replace(self._describe(attempt), can_restart=can_restart, is_unfit=is_unfit, signum=signum)
 
     def _report_failure(self) -> None:
-        """The attempt has failed here."""
+        """The attempt has failed; a failure elsewhere is known there."""
+        if self._has_reported or isinstance(self._attempt.fault, PeerFailed):
+            return
+        self._has_reported = True
+        report = encode_record(self._describe_failure())
+        self._send({"type": "failed", "attempt": self._attempt.number, "report": report})
+
+    def _tell_done(self, global_rank: int) -> None:
+        """A rank has finished: one of another host may fail for the want of it."""
+        if not self._attempt.has_failed and not self._is_alone:
+            has_come = self._board.read(global_rank).has_come
+            self._send({"type": "done", "attempt": self._attempt.number, "rank": global_rank, "has_come": has_come})
+
+    def _tell_end(self, *, can_continue: bool) -> None:
+        self._begins_idle = False
+        if self._is_alone:
+            self.is_over = True
+            return
+        if not self._has_ended and not self._attempt.has_failed:
+            text = "all workers on this host have finished; waiting for those of the other hosts"
+            self._timers.after("others", OTHERS_LINE_S, lambda: self._tell("waiting", text=text))
+        self._has_ended = True
+        is_own = self._has_reported and not isinstance(self._attempt.fault, PeerFailed)
+        self._send(
+            {
+                "type": "ended",
+                "attempt": self._attempt.number,
+                "can_continue": can_continue,
+                "come": self._watch.come(self._attempt.membership),
+                "has_begun": self._watch.has_begun(self._attempt.membership),
+                "report": encode_record(self._describe_failure()) if is_own else None,  # now that all logs are whole
+            }
+        )
 
     def _end_here(self) -> None:
         """Nothing runs here any more, and nothing will."""
-        self._over = True
+        self._timers.cancel("start", "stop", "stacks", "elsewhere", "sweep", "renew", "restart", "store")
+        self._is_last = True
+        self._tell_end(can_continue=False)
+
+    # -- from the coordinator -----------------------------------------------------------------------------------------
+
+    def _on_orders(self) -> None:
+        for message in self._orders.take():
+            try:
+                self._obey(message)
+            except (ValueError, KeyError) as error:
+                said = f"the coordinator says what cannot be read ({error})"
+                self._on_coordinator_lost(ClusterError(f"{said}: install the same msrun on all hosts"))
+
+    def _obey(self, message: Message) -> None:
+        kind = message["type"]
+        is_now = message.get("attempt") == self._attempt.number
+        if kind == "stop" and is_now:
+            self._on_failed_elsewhere(read_report(message["report"]), goes_on=message["goes_on"])
+        elif kind == "restart":
+            self._begin_again(message["delay_s"])
+            if self._interrupt is not None:  # it came when this was decided already
+                self._fail(self._interrupt)
+        elif kind == "start" and is_now and not self._attempt.has_failed:
+            self._limit_start()
+            self._start_workers()
+        elif kind == "absent" and is_now and not self._has_ended:
+            self._on_absent(message["ranks"])
+        elif kind == "over":
+            self._on_over(read_report(message["report"]) if message["report"] else None)
+        elif kind == "lost":
+            self._on_coordinator_lost(ClusterError(message["reason"]))
+
+    def _on_failed_elsewhere(self, report: FailureReport, *, goes_on: bool) -> None:
+        """The job has failed; on this host, where the report is its own. `goes_on`: it will start again."""
+        self._report = report
+        self._timers.cancel("others", "elsewhere")
+        if report.node_rank == self._host.node_rank:
+            return
+        attempt, reason = self._attempt, report.failure.reason
+        if not attempt.has_failed:
+            attempt.doing = self._watch.doing(attempt.membership)
+        attempt.fault = PeerFailed(reason, report.failure.exit_code, report.signum)
+        if self._has_ended or self._timers.is_set("stacks"):
+            return
+        if report.is_hang and attempt.membership.count(WorkerState.RUNNING):
+            self._watch.stop()
+            attempt.membership.is_stopping = True
+            self._watch.request_stacks(attempt.membership, "the job is stuck; stacks of all threads:")
+            self._timers.after("stacks", STACK_WAIT_S, lambda: self._stop(reason))
+        elif goes_on and not self._is_last and not attempt.number and not self._are_workers_asked_for:
+            self._begins_idle = True
+        else:
+            self._stop(reason)
+
+    def _on_absent(self, global_ranks: list[int]) -> None:
+        """Ranks have ended with exit code 0 and never joined the world; of its own this host knows."""
+        membership = self._attempt.membership
+        others = tuple(rank for rank in global_ranks if rank not in membership.members)
+        if others and not membership.is_stopping:
+            self._watch.note_absent(membership, others, self._end_stuck)
+
+    def _on_over(self, report: FailureReport | None) -> None:
+        self._report = report
+        if report is not None and not self._attempt.has_failed:  # the last host's end has shown it
+            self._attempt.fault = PeerFailed(report.failure.reason, report.failure.exit_code)
+        if report is None:  # what came later, such as an interrupt after the last worker's end, changes nothing
+            self._attempt.fault = None
+        self.is_over = True
+
+    def _on_coordinator_lost(self, error: ClusterError) -> None:
+        self._is_alone = True
+        if self._has_ended:
+            if not self._attempt.has_failed:
+                self._attempt.fault = error
+            self.is_over = True
+        else:
+            self._is_last = True
+            self._fail(error)
 
     def _unregister(self, channel: Channel) -> None:
         with contextlib.suppress(KeyError):  # it is lost, and was buried meanwhile
@@ -193,8 +342,8 @@ class Supervisor:
     # -- start --------------------------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
-        self._selector.register(self._server.channel, selectors.EVENT_READ)
-        self._selector.register(self._scheduler, selectors.EVENT_READ)
+        self._selector.register(self._server.channel, selectors.EVENT_READ, self._on_server)
+        self._selector.register(self._scheduler, selectors.EVENT_READ, self._on_scheduler)
         self._limit_start()
         self._timers.every("own", self._stopped_limit_s / LOOKS_PER_LIMIT, self._look_at_own)
         self._server.send(
@@ -261,8 +410,10 @@ class Supervisor:
     def _on_server(self) -> None:
         for message in self._server.receive():
             getattr(self, f"_on_{message['type']}")(message)
-        if self._server.channel.is_closed and not self._server_finished:
-            self._on_server_lost()
+        if self._server.channel.is_closed:
+            self._unregister(self._server.channel)
+            if not self._server_finished:
+                self._on_server_lost()
 
     def _on_log_lost(self, message: Message) -> None:
         self._tell("log_lost", reason=message["reason"], lost_bytes=message["lost_bytes"])
@@ -292,6 +443,8 @@ class Supervisor:
         rank, pid = message["process_id"], message["pid"]
         if rank < 0:
             self._own.started(rank, pid, self._tell)
+            if self._begins_idle and self._own.scheduler_runs:
+                self._tell_end(can_continue=not self._is_last)
             return
         membership = self._attempt.membership
         membership.started(rank, pid, message["at"])
@@ -311,7 +464,7 @@ class Supervisor:
             run = self._are_workers_asked_for and not self._attempt.membership.is_stopping
             run = run and not self._attempt.membership.is_over
             error = self._own.exited(rank, status, do_workers_run=run, has_begun=self._has_begun)
-            if error and not self._over:
+            if error and not self.is_over:
                 self._fail(error)
             return
         if self._terminal is not None and rank == self._terminal.global_rank:
@@ -339,6 +492,7 @@ class Supervisor:
             self._report_failure()
         self._tell("exited", global_rank=rank, how=how, status=status, state=member.state.value)
         if member.state is WorkerState.DONE and not membership.is_stopping:
+            self._tell_done(rank)
             self._watch.note_done(membership, rank, self._end_stuck)
             if attempt.has_failed:
                 return
@@ -360,7 +514,7 @@ class Supervisor:
         self._attempt.membership.told()
         for rank in self._attempt.membership.ranks_in(WorkerState.RUNNING, WorkerState.PLANNED):
             self._attempt.membership.exited(rank, signal.SIGKILL, now)
-        if self._over:
+        if self.is_over:
             self._end_here()
         else:
             self._end_attempt()
@@ -368,7 +522,7 @@ class Supervisor:
     @property
     def _has_begun(self) -> bool:
         """Whether the job has run before, or a rank here has joined the world or reported progress."""
-        return bool(self._attempts.past) or self._watch.has_begun(self._attempt.membership)
+        return bool(self._past) or self._watch.has_begun(self._attempt.membership)
 
     def _bury_server(self) -> None:
         """End the fork server and all that is left of its processes.
@@ -385,6 +539,11 @@ class Supervisor:
         if self._terminal is not None:
             self._terminal.end_attempt()
 
+    def _on_signals(self) -> None:
+        for signum in self._signals.read():
+            if not self._pause.heed(signum):
+                self._on_signal(signum)
+
     def _on_signal(self, signum: int) -> None:
         if signum in self._plan.forward_signals:
             running = list(self._attempt.membership.running())
@@ -393,13 +552,35 @@ class Supervisor:
             self._tell("signal", name=signal_name(signum), global_ranks=running)
             self._server.send("signal", process_ids=running, signum=signum)
             return
-        self._attempts.is_last = True
+        if self._has_ended and self._is_last:  # told twice: the other hosts are not waited for
+            self.is_over = True
+            return
+        self._is_last = True
+        self._interrupt = self._interrupt or interruption(signum, self._plan.time_limit_s)
         if signum == signal.SIGINT and self._timers.is_set("stop"):
             self._server.send("stop", signum=int(signal.SIGKILL), grace_s=0.0, attempt=self._attempt.number)
             return
-        self._fail(interruption(signum, self._plan.time_limit_s))
+        self._fail(self._interrupt)
 
     def _end_stuck(self, error: ClusterError, lagging: tuple[int, ...]) -> None:
+        """End workers that wait for ever.
+
+        Where all ranks wait in a collective, the one that they wait for is on another host, which can name it.
+        """
+        running = self._attempt.membership.running()
+        if isinstance(error, HangTimeout) and all(self._board.read(rank).is_waiting for rank in running):
+            self._watch.stop()
+            self._let_others_speak(lambda: self._end_now(error, lagging))
+        else:
+            self._end_now(error, lagging)
+
+    def _let_others_speak(self, then: Callable[[], None]) -> None:
+        if not self._plan.fleet:  # there is no other host
+            then()
+        else:
+            self._timers.after("elsewhere", min(self._plan.hang_time_out_s / 2, ELSEWHERE_S), then)
+
+    def _end_now(self, error: ClusterError, lagging: tuple[int, ...]) -> None:
         """End workers that wait for ever, after they had a moment to write their stacks."""
         attempt = self._attempt
         self._watch.stop()
@@ -416,6 +597,13 @@ class Supervisor:
         self._timers.after("stacks", STACK_WAIT_S, self._end_after_stacks)
 
     def _end_after_stacks(self) -> None:
+        """Of plain torch only the stacks tell whether all ranks wait for one of another host."""
+        if self._watch.do_all_wait(self._attempt):
+            self._let_others_speak(self._end_explained)
+        else:
+            self._end_explained()
+
+    def _end_explained(self) -> None:
         self._watch.explain_hang(self._attempt)
         self._report_failure()
         self._stop("the job is stuck")
@@ -453,21 +641,19 @@ class Supervisor:
         self._server.send("stop", signum=signum or int(signal.SIGTERM), grace_s=grace_s, attempt=attempt)
 
     def _end_attempt(self) -> None:
-        """All workers have ended: the job is over, or starts again."""
+        """All workers here have ended: the coordinator says when the job is over, or starts again."""
         self._watch.stop()
-        self._timers.cancel("start", "stop", "stacks")
-        delay_s = self._attempts.restart_delay_s(has_begun=self._watch.has_begun(self._attempt.membership))
-        if delay_s is None:
-            self._end_here()
-        else:
-            self._begin_again(delay_s)
+        self._timers.cancel("start", "stop", "stacks", "elsewhere")
+        self._tell_end(can_continue=not self._is_last)
 
     def _begin_again(self, delay_s: float) -> None:
         self._restart_delay_s = delay_s
-        self._are_workers_asked_for = False
+        self._has_ended = self._has_reported = self._are_workers_asked_for = False
+        self._report = None
         is_whole = self._own.scheduler_runs and not self._server_finished
         is_whole = is_whole and not isinstance(self._attempt.fault, OwnProcessLost)
-        self._attempts.begin_next()
+        self._past.append(self._attempt)
+        self._attempt = self._new_attempt()
         if is_whole:
             self._timers.after("sweep", SWEEP_OVERDUE_S, self._on_server_lost)
             self._server.send("sweep")
@@ -496,12 +682,12 @@ class Supervisor:
 
     def _on_swept(self, message: Message) -> None:
         self._timers.cancel("sweep")
-        if not self._over and not self._attempt.has_failed and self._leave_attempt(message["survivors"]):
+        if not self.is_over and not self._attempt.has_failed and self._leave_attempt(message["survivors"]):
             self._await_store()
 
     def _leave_attempt(self, survivors: Collection[int]) -> bool:
         """Put away what the last attempt has left; False when that fails, and with it this attempt."""
-        past, number, delay_s = self._attempts.past[-1], self._attempt.number, self._restart_delay_s
+        past, number, delay_s = self._past[-1], self._attempt.number, self._restart_delay_s
         try:
             self._check_again(survivors)
             # Only now has everything been written that the attempt had to say.
@@ -521,22 +707,20 @@ class Supervisor:
         limit_s = self._restart_delay_s + STORE_OVERDUE_S
         self._timers.after("store", limit_s, lambda: self._fail(silent))
 
-    def _on_scheduler(self, scheduler: Channel) -> None:
-        for message in scheduler.receive():
+    def _on_scheduler(self) -> None:
+        for message in self._scheduler.receive():
             if message["type"] == "store_ready":
                 self._fresh_store_of = message["attempt"]
                 self._restart()
+        if self._scheduler.is_closed:  # that it has ended, the fork server will say
+            self._unregister(self._scheduler)
 
     def _restart(self) -> None:
         """Start again once the delay is over and the store has nothing of the last attempt, whichever comes last."""
         is_fresh = self._timers.is_set("store") and self._fresh_store_of == self._attempt.number
         if is_fresh and not self._timers.is_set("restart"):
             self._timers.cancel("store")
-            self._start_again()
-
-    def _start_again(self) -> None:
-        self._limit_start()
-        self._start_workers()
+            self._send({"type": "ready", "attempt": self._attempt.number, "clock_s": time.time()})
 
     def _finish(self) -> None:
         if not self._was_anything_started:

@@ -9,13 +9,14 @@ from collections.abc import Callable
 class Timers:
     """At most one moment per name. Actions run in the loop's own thread, in the order of their moments."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._due: dict[str, tuple[float, Callable[[], None]]] = {}
         self._paused_at: float | None = None
 
     def after(self, name: str, delay_s: float, action: Callable[[], None]) -> None:
         """Call `action` once after `delay_s` seconds; replaces what the name stood for."""
-        self._due[name] = (time.monotonic() + delay_s, action)
+        self._due[name] = (self._clock() + delay_s, action)
 
     def every(self, name: str, interval_s: float, action: Callable[[], None]) -> None:
         """Call `action` after every `interval_s` seconds until the name is cancelled or replaced."""
@@ -37,12 +38,12 @@ class Timers:
 
     def pause(self) -> None:
         """Let no moment come until `resume`."""
-        self._paused_at = time.monotonic()
+        self._paused_at = self._clock()
 
     def resume(self) -> None:
         """Go on; all moments come later by what the pause has lasted."""
         if self._paused_at is not None:
-            lasted_s = time.monotonic() - self._paused_at
+            lasted_s = self._clock() - self._paused_at
             self._due = {name: (moment + lasted_s, action) for name, (moment, action) in self._due.items()}
             self._paused_at = None
 
@@ -51,13 +52,13 @@ class Timers:
         if self._paused_at is not None:
             return None
         moments = [moment for moment, _ in self._due.values()]
-        return max(0.0, min(moments) - time.monotonic()) if moments else None
+        return max(0.0, min(moments) - self._clock()) if moments else None
 
     def run_due(self) -> None:
         """Do what is due now; nothing is during a pause."""
         if self._paused_at is not None:
             return
-        now = time.monotonic()
+        now = self._clock()
         for name, (moment, action) in sorted(self._due.items(), key=lambda item: item[1][0]):
             if moment <= now and self._due.get(name) == (moment, action):
                 del self._due[name]

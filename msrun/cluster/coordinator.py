@@ -2,11 +2,11 @@
 
 The first failure counts, in the order in which hosts tell of theirs; it ends the job on every host. When every host has
 ended its part, the job is over, or starts again everywhere. The launcher passes these messages on, over its connections
-to the agents of all hosts.
+to the agents of all hosts; to a host that is alone, `OwnLink` does.
 
-    host -> coordinator   failed {attempt, report}    ended {attempt, can_continue, come, has_begun}
+    host -> coordinator   failed {attempt, report}    ended {attempt, can_continue, come, has_begun, report}
                           done {attempt, rank, has_come}    ready {attempt, clock_s}
-    coordinator -> hosts  stop {attempt, report}      absent {attempt, ranks}
+    coordinator -> hosts  stop {attempt, report, goes_on}    absent {attempt, ranks}
                           restart {attempt, delay_s, reason, ranks}    start {attempt}    over {report}
 """
 
@@ -19,6 +19,7 @@ from msrun import contract
 from msrun.cluster.failure import FailureReport, JobFailure, fault_of_job, read_report
 from msrun.cluster.membership import BEGUN_S, RestartPolicy, describe_absent
 from msrun.cluster.messages import Message
+from msrun.cluster.own_thread import Inbox
 from msrun.planning.ranks import fold_ranks, name_ranks
 from msrun.planning.record_json import encode_record
 
@@ -53,6 +54,8 @@ class Coordinator:
         """Those of them that never joined the world."""
         self._come: set[int] = set()
         """Those of hosts that have ended which joined it."""
+        self._cause = ""
+        """Which ranks had finished before, where that is why the first one has failed."""
         self._is_last = False
         self._has_begun = has_begun
         """A rank has joined the world or reported progress, or the one that failed had run for a while."""
@@ -79,24 +82,26 @@ class Coordinator:
             given = message.get("come")
             come = [rank for rank in own if rank in given] if isinstance(given, list) else []
             self._has_begun |= attempt == self.attempt and message.get("has_begun") is not False
-            return self.ended(node_rank, attempt, can_continue=message.get("can_continue") is True, come=come)
+            report = read_report(message["report"]) if message.get("report") is not None else None
+            can_continue = message.get("can_continue") is True
+            return self.ended(node_rank, attempt, can_continue=can_continue, come=come, report=report)
         return self.ready(node_rank, attempt) if kind == "ready" else []
 
     def failed(self, attempt: int, report: FailureReport) -> list[Message]:
         """A host has failed. Only the first failure of an attempt counts."""
         if self.is_over or attempt != self.attempt or self.report is not None:
             return []
-        self.report = report = self._with_deserters(report)
-        self._is_last |= not report.can_restart
-        return [{"type": "stop", "attempt": attempt, "report": encode_record(report)}]
-
-    def _with_deserters(self, report: FailureReport) -> FailureReport:
-        """Say who had finished before, where that is why another host's rank has failed."""
         done = {rank: node for rank, node in self._done.items() if node != report.node_rank}
-        if not (report.lost_peer and done):
-            return report
-        who = f"{name_ranks(done)} on node {fold_ranks(set(done.values()))}"
-        return replace(report, failure=_after(f"{who} exited early (code 0)", report.failure))
+        if report.lost_peer and done:  # they had left before: that is why another host's rank has failed
+            self._cause = f"{name_ranks(done)} on node {fold_ranks(set(done.values()))} exited early (code 0)"
+        self.report = report = self._with_cause(report)
+        self._is_last |= not report.can_restart
+        code = report.failure.exit_code if report.failure.first_failure else None
+        goes_on = not self._is_last and self._policy.delay_s(attempt, code) is not None
+        return [{"type": "stop", "attempt": attempt, "report": encode_record(report), "goes_on": goes_on}]
+
+    def _with_cause(self, report: FailureReport) -> FailureReport:
+        return replace(report, failure=_after(self._cause, report.failure)) if self._cause else report
 
     def unfit(self, reason: str) -> list[Message]:
         """A host may not take part in the attempt that is about to begin."""
@@ -118,13 +123,28 @@ class Coordinator:
         is_first = len(self._absent) == 1  # enough for the others to look; a job that joins nothing has many
         return [{"type": "absent", "attempt": attempt, "ranks": [global_rank]}] if is_first else []
 
-    def ended(self, node_rank: int, attempt: int, *, can_continue: bool, come: Iterable[int] = ()) -> list[Message]:
-        """All workers of a host have ended, or none was started. `come`: those that had joined the world."""
+    def ended(
+        self,
+        node_rank: int,
+        attempt: int,
+        *,
+        can_continue: bool,
+        come: Iterable[int] = (),
+        report: FailureReport | None = None,
+    ) -> list[Message]:
+        """All workers of a host have ended, or none was started.
+
+        Args:
+            come: those that had joined the world.
+            report: how the attempt has failed there, from logs that are whole.
+        """
         if self.is_over or attempt != self.attempt or node_rank not in self._busy:
             return []
         self._is_last |= not can_continue
         self._busy.discard(node_rank)
         self._come.update(come)
+        if report is not None and self.report is not None and self.report.node_rank == node_rank:
+            self.report = self._with_cause(replace(report, node_rank=node_rank))
         orders: list[Message] = []
         if self._absent and self._come:
             reason = describe_absent(self._absent, self._come)
@@ -170,13 +190,34 @@ class Coordinator:
             self.is_over = True
             return [{"type": "over", "report": encode_record(report) if report else None}]
         self.attempt += 1
-        self.report = None
+        self.report, self._cause = None, ""
         self._done.clear()
         self._absent.clear()
         self._come.clear()
         self._busy, self._unready = set(self._nodes), set(self._nodes)
         cause = {"reason": report.failure.reason, "ranks": [worker.global_rank for worker in report.failure.guilty]}
         return [{"type": "restart", "attempt": self.attempt, "delay_s": delay_s, **cause}]
+
+
+class OwnLink:
+    """What joins a coordinator and the agent of the job's only host in one process. Owned by one thread; `close` it."""
+
+    def __init__(self, coordinator: Coordinator, node_rank: int) -> None:
+        self.orders = Inbox()
+        """What the coordinator says."""
+        self._coordinator, self._node_rank = coordinator, node_rank
+
+    def obey(self, signals: object) -> None:
+        """There is no launcher whose signals are other than this process's."""
+
+    def pass_on(self, message: Message) -> None:
+        """Tell the coordinator."""
+        for order in self._coordinator.hear(self._node_rank, message):
+            self.orders.post(order)
+
+    def close(self) -> None:
+        """Let go of the orders."""
+        self.orders.close()
 
 
 def _after(cause: str, failure: JobFailure) -> JobFailure:

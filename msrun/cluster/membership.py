@@ -15,8 +15,7 @@ from msrun import contract
 from msrun.planning.ranks import name_ranks
 
 if TYPE_CHECKING:
-    from msrun.planning.plan import LaunchPlan
-    from msrun.planning.spec import LaunchSpec
+    from msrun.planning.spec import JobTerms
 
 
 FIRST_WAIT_S = 1.0
@@ -40,7 +39,7 @@ class RestartPolicy:
     """Never after these."""
 
     @classmethod
-    def of(cls, asked: LaunchSpec | LaunchPlan) -> RestartPolicy:
+    def of(cls, asked: JobTerms) -> RestartPolicy:
         """Return what the user asked for."""
         return cls(asked.max_restarts, asked.restart_on, asked.no_restart_on)
 

@@ -17,7 +17,7 @@ import re
 import secrets
 import struct
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Of what hosts, launcher and coordinator say; raised when those of an older msrun would not understand it any more."""
 PROOF_BYTES = hashlib.sha256().digest_size
 _CLIENT, _SERVER = b"msrun host", b"msrun scheduler"

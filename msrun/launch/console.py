@@ -16,6 +16,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from msrun.agent.observer import Observer
 from msrun.agent.watch.progress_board import PROGRESS_BOARD, read_record
 from msrun.cluster.membership import Membership, WorkerState, describe_delay
 from msrun.launch import output
@@ -103,8 +104,8 @@ def say(text: str, *, quiet: bool) -> None:
         output.say_lines(f"msrun: {text}")
 
 
-class Console:
-    """Prints for one job. An Observer; owned by the agent's event loop."""
+class Console(Observer):
+    """Prints for one job. Owned by the agent's event loop."""
 
     def __init__(self, plan: LaunchPlan, *, quiet: bool, is_raw: bool = False, has_progress: bool = False) -> None:
         """

@@ -60,15 +60,15 @@ def build_failure(plan: LaunchPlan, result: HostResult) -> JobFailure | None:
     reason = (
         f"{early}{'; ' if early else ''}rank {failure.global_rank} on {failure.host} "
         f"{'then failed' if early else 'failed first'}: {describe_status(first.wait_status)}"
-        f"{f', {failure.hint}' if failure.hint else ''}, after {failure.run_time_s:.1f} s{attempt.no_restart}"
+        f"{f', {failure.hint}' if failure.hint else ''}, after {failure.run_time_s:.1f} s"
     )
     return JobFailure(plan.job_id, exit_code_of(first.wait_status), reason, failure, [], others, earlier)
 
 
-def failure_of_job(plan: LaunchPlan, result: HostResult, report: FailureReport | None) -> JobFailure | None:
-    """Return why the job failed: for the reason of `report`, which the coordinator told all hosts, if there is one."""
+def failure_of_job(plan: LaunchPlan, result: HostResult) -> JobFailure | None:
+    """Return why the job failed: for the reason that the coordinator told all hosts, if it did."""
     failure = build_failure(plan, result)
-    return merge_failures(report.failure, [failure]) if failure and report else failure
+    return merge_failures(result.report.failure, [failure]) if failure and result.report else failure
 
 
 def report_failure(plan: LaunchPlan, attempt: Attempt) -> FailureReport:

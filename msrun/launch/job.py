@@ -1,4 +1,4 @@
-"""Run one job on this host from plan to result. Everything that the job opens or creates is closed here."""
+"""Run this host's part of a job from plan to result, or a job that has no other host. What it opens is closed here."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 from msrun import contract
-from msrun.agent.attempt import HostResult
 from msrun.agent.host.host_facts import read_host_facts
 from msrun.agent.logs.rotated_log import LogRotation
 from msrun.agent.observer import Observers, OwnFaults
-from msrun.agent.pause import stop_this_process
 from msrun.agent.processes.process_control import adopt_orphans, descendants, raise_open_files, set_open_files
 from msrun.agent.processes.server_handle import ForkServerHandle
-from msrun.agent.processes.terminal import RankTerminal, UserEnd
+from msrun.agent.processes.terminal import RankTerminal
 from msrun.agent.signals import SignalPipe
 from msrun.agent.supervisor import Supervisor
 from msrun.agent.warm.warm_start import WarmStart
 from msrun.agent.watch.progress_board import PROGRESS_BOARD, ProgressBoard
-from msrun.cluster.failure import FailureReport, JobFailure
+from msrun.cluster.coordinator import Coordinator, OwnLink
+from msrun.cluster.failure import JobFailure
+from msrun.cluster.membership import RestartPolicy
 from msrun.cluster.messages import Message
 from msrun.cluster.own_thread import Inbox
 from msrun.cluster.rendezvous import listen
@@ -67,37 +67,41 @@ class JobResult:
         return self.failure.exit_code if self.failure else contract.EXIT_OK
 
 
-@dataclass(frozen=True)
-class AgentPart:
-    """What is different when another process, the coordinator, drives this host's part of a job."""
+class Link(Protocol):
+    """What joins this host to the coordinator of its job."""
 
-    display: Callable[[LaunchPlan, OwnFaults], Display]
-    on_signals: Callable[[SignalPipe], None]
-    """Called with what the job reads its signals from, as soon as it does."""
     orders: Inbox
     """What the coordinator says, see `cluster.coordinator`; `lost {reason}` when it has gone."""
-    send: Callable[[Message], None]
-    """Tells the coordinator."""
+
+    def obey(self, signals: SignalPipe) -> None:
+        """Have the job, which reads these signals, told of the launcher's from now on."""
+
+    def pass_on(self, message: Message) -> None:
+        """Tell the coordinator."""
+
+
+@dataclass(frozen=True)
+class AgentPart:
+    """What is different where msrun is typed on a host, where an agent serves a launcher, and on a host alone."""
+
+    display: Callable[[LaunchSpec, LaunchPlan, OwnFaults], Display]
+    signals: SignalPipe
+    """What has been read so far of this process's signals; closed by whoever gives it."""
+    link: Link | None = None
+    """None: this host is the only one, and its coordinator is in this process."""
     fleet: Fleet | None = None
     """All hosts of the job, as they have agreed; None: it has this host alone."""
     store_port: int = 0
     """Of the workers' store of several hosts."""
     store_listener: socket.socket | None = None
     """Where that is served; None on all hosts but the one with the scheduler."""
-    user: UserEnd | None = None
-    """Where the user's terminal or standard input is, for a rank of this host."""
     early_server: ForkServerHandle | None = None
     """A fork server that was started before the hosts had come together; ended by whoever started it."""
-    home: str = ""
-    """The folder where the user finds this host's `scheduler.log`; empty where it goes with the job."""
+    home: str | None = None
+    """The folder where the user finds this host's `scheduler.log`; empty where it goes with the job; None: in the log
+    directory, as msrun was typed here: whoever did reads what this process prints."""
     stopped_limit_s: float = 0.0
     """How long this process may be stopped by a signal before its fork server ends it; 0 = for ever."""
-    signals: SignalPipe | None = None
-    """What has been read so far of this process's signals, by whoever closes it; None = nothing has."""
-    stop_self: Callable[[], None] | None = None
-    """What Ctrl-Z does to this process; None = nothing."""
-    is_typed_here: bool = False
-    """msrun was typed on this host: whoever did reads what this process prints."""
 
 
 def plan_dry_run(spec: LaunchSpec, caller: Mapping[str, str]) -> LaunchPlan:
@@ -177,35 +181,59 @@ def run_job(
     is_last: bool = False,
     job_id: str = "",
     on_directory: Callable[[str, Path], None] = lambda _id, _folder: None,
-    part: AgentPart | None = None,
 ) -> JobResult:
-    """Run a job, or this host's part of a job of several, to its end.
+    """Run a job on this host alone to its end.
+
+    Args:
+        is_last: this process does nothing else afterwards: a signal that comes when the job is over is ignored, so that
+            it cannot take the place of the job's own exit status.
+        Others: as for `run_part`.
+
+    Raises:
+        UsageError: something is wrong that was seen before any process started.
+    """
+    with contextlib.ExitStack() as stack:
+
+        def display(spec: LaunchSpec, plan: LaunchPlan, faults: OwnFaults) -> JobDisplay:
+            user = None
+            if spec.interactive_rank is not None and spec.has_terminal:
+                user = UserTerminal(spec.interactive_rank, partial(say, quiet=quiet), has_terminal=True)
+                stack.enter_context(user)
+            return open_display(spec, plan, faults, user, quiet=quiet)
+
+        part = AgentPart(display, stack.enter_context(job_signals(spec, is_last=is_last)))
+        return run_part(spec, caller, part, job_id=job_id, on_directory=on_directory)
+
+
+def run_part(
+    spec: LaunchSpec,
+    caller: Mapping[str, str],
+    part: AgentPart,
+    *,
+    job_id: str = "",
+    on_directory: Callable[[str, Path], None] = lambda _id, _folder: None,
+) -> JobResult:
+    """Run this host's part of a job to the end of the job.
 
     Args:
         caller: the environment that workers inherit, usually the launcher's own.
-        is_last: this process does nothing else afterwards: a signal that comes when the job is over is ignored, so that
-            it cannot take the place of the job's own exit status.
         job_id: from `new_job_id`; empty = a new one. Of several hosts, that of the one with the scheduler counts.
         on_directory: called with the job's id and its log directory when that is this job's: locked, and holding its
             plan and empty logs.
-        part: given on a host that another process drives; the log directory is then the host's own.
 
     Raises:
         UsageError: something is wrong that was seen before any process started.
         ClusterError: several hosts did not come together; nothing was started.
     """
     facts, job_id = look_at_host(spec, caller), job_id or new_job_id()
-    spec = settle_mindspore(spec, facts)
+    spec, fleet, signals = settle_mindspore(spec, facts), part.fleet, part.signals
     with contextlib.ExitStack() as stack:
         open_files = raise_open_files()
         stack.callback(set_open_files, open_files)
-        # From here on a signal never ends msrun without cleaning up.
-        signals = part.signals if part and part.signals else stack.enter_context(job_signals(spec, is_last=is_last))
         if spec.is_several:
             check_part(spec, facts)
-        if part:
-            part.on_signals(signals)
-        fleet = part.fleet if part else None
+        if part.link:
+            part.link.obey(signals)
         lock = stack.enter_context(JobLock(spec.log_dir, job_id))  # entered early, so that it is given up last
         listener = stack.enter_context(_store_listener(spec, facts, part))
         table_text = linked_table(spec.rank_table_file)
@@ -215,7 +243,7 @@ def run_job(
             caller,
             job_id=job_id,
             fleet=fleet,
-            master_port=part.store_port if part and fleet else listener.getsockname()[1],
+            master_port=part.store_port if fleet else listener.getsockname()[1],
             server_token=_server_token(spec, job_id),
         )
         stack.callback(shutil.rmtree, plan.run_dir, ignore_errors=True)  # made when the fork server is ready
@@ -226,27 +254,65 @@ def run_job(
             write_rank_table(plan, table_text, spec.worker_log_dir)
         publish(spec.log_dir, job_id, plan.log_paths, spec.log_keep_jobs)
         on_directory(job_id, spec.log_dir)
-        user: UserTerminal | None = None
-        if not part and spec.interactive_rank is not None and spec.has_terminal:
-            say_here = partial(say, quiet=quiet)
-            user = stack.enter_context(UserTerminal(spec.interactive_rank, say_here, has_terminal=True))
+        home = plan.log_dir if part.home is None else part.home
         display: Display
-        is_typed_here = part is None or part.is_typed_here
-        say_fault = partial(say, quiet=False) if is_typed_here else lambda text: display.say(text)
-        faults = OwnFaults(plan.log_dir, say_fault, found_in=part.home if part else plan.log_dir)
-        if is_typed_here:
+        say_fault = partial(say, quiet=False) if part.home is None else lambda text: display.say(text)
+        faults = OwnFaults(plan.log_dir, say_fault, found_in=home)
+        if part.home is None:
             stack.enter_context(faults.named())
-        display = part.display(plan, faults) if part else open_display(spec, plan, faults, user, quiet=quiet)
+        display = part.display(spec, plan, faults)
         stack.enter_context(faults)
         folder = os.stat(plan.log_dir)  # noqa: PTH116 - to be compared with what is there at the end
-        ends = part.user if part else user
-        result, report = _run(spec, plan, caller, signals, listener, display, faults, stack, part, open_files, ends)
-        failure = failure_of_job(plan, result, report)
+        # `monitor & exec msrun` makes the monitor a child of msrun
+        strangers = frozenset(descendants(os.getpid())) - ({part.early_server.pid} if part.early_server else set())
+        events = stack.enter_context(contextlib.closing(EventLog(Path(plan.log_dir) / contract.EVENTS_JSONL)))
+        terminal = _rank_terminal(spec, plan, display)
+        if terminal is not None:
+            stack.callback(terminal.close)
+        own = OwnStart(
+            plan,
+            caller,
+            listener,
+            has_store=fleet is None or part.store_listener is not None,
+            early=part.early_server,
+            warm=WarmStart(early_imports(spec, caller), 60 * spec.warm_time_min) if spec.is_warm else None,
+            stdin_fd=terminal.stdin_fd if terminal is not None else -1,
+            open_files=open_files,
+            stopped_limit_s=part.stopped_limit_s,
+        )
+        link = part.link or stack.enter_context(contextlib.closing(_own_link(plan)))
+        supervisor = Supervisor(
+            plan,
+            plan.hosts[0],
+            own.start,
+            stack.enter_context(contextlib.closing(ProgressBoard(Path(plan.run_dir, PROGRESS_BOARD), plan.world_size))),
+            Observers([events, own.record, *display.observers], faults),
+            orders=link.orders,
+            send=link.pass_on,
+            describe=partial(report_failure, plan),
+            caller=caller,
+            strangers=strangers,
+            home=home,
+            stopped_limit_s=spec.heartbeat_time_out_s,
+            stop_self=display.stop_self,
+            terminal=terminal,
+            check_again=partial(check_restart, spec, caller),
+        )
+        adopt_orphans()
+        result = supervisor.run(signals)
+        failure = failure_of_job(plan, result)
         problem = write_failure(plan, failure) if failure else ""
         if problem := describe_removed(Path(plan.log_dir), folder) or problem:
             display.say(problem)
         display.finish(failure, result.last.membership, len(result.attempts) - 1)
         return JobResult(plan, failure, result.survivors)
+
+
+def _own_link(plan: LaunchPlan) -> OwnLink:
+    """Return the link to the coordinator of a job whose only host is this one."""
+    host = plan.hosts[0]
+    ranks = {host.node_rank: tuple(worker.global_rank for worker in host.workers)}
+    return OwnLink(Coordinator(plan.job_id, ranks, RestartPolicy.of(plan)), host.node_rank)
 
 
 def job_signals(spec: LaunchSpec, *, is_last: bool) -> SignalPipe:
@@ -279,69 +345,14 @@ def check_part(spec: LaunchSpec, facts: HostFacts) -> None:
         check_rank_table(spec.rank_table_file, spec.worker_num, devices.target)
 
 
-def _store_listener(spec: LaunchSpec, facts: HostFacts, part: AgentPart | None) -> socket.socket:
+def _store_listener(spec: LaunchSpec, facts: HostFacts, part: AgentPart) -> socket.socket:
     """Return the socket of the workers' store, or one that nobody uses on a host without it."""
-    if part is None or part.fleet is None:
+    if part.fleet is None:
         return listen(facts.address, spec.master_port)
     return part.store_listener.dup() if part.store_listener else socket.socket()
 
 
-def _run(
-    spec: LaunchSpec,
-    plan: LaunchPlan,
-    caller: Mapping[str, str],
-    signals: SignalPipe,
-    listener: socket.socket,
-    display: Display,
-    faults: OwnFaults,
-    stack: contextlib.ExitStack,
-    part: AgentPart | None,
-    open_files: int,
-    user: UserEnd | None,
-) -> tuple[HostResult, FailureReport | None]:
-    early, home = (part.early_server, part.home) if part else (None, plan.log_dir)
-    # `monitor & exec msrun` makes the monitor a child of msrun
-    strangers = frozenset(descendants(os.getpid())) - ({early.pid} if early else set())
-    host = plan.hosts[0]
-    events = EventLog(Path(plan.log_dir) / contract.EVENTS_JSONL)
-    stack.callback(events.close)
-    terminal = _rank_terminal(spec, plan, user, display.say)
-    if terminal is not None:
-        stack.callback(terminal.close)
-    own = OwnStart(
-        plan,
-        caller,
-        listener,
-        has_store=part is None or part.fleet is None or part.store_listener is not None,
-        early=early,
-        warm=WarmStart(early_imports(spec, caller), 60 * spec.warm_time_min) if spec.is_warm else None,
-        stdin_fd=terminal.stdin_fd if terminal is not None else -1,
-        open_files=open_files,
-        stopped_limit_s=part.stopped_limit_s if part else 0.0,
-    )
-    board = ProgressBoard(Path(plan.run_dir, PROGRESS_BOARD), plan.world_size)
-    stack.callback(board.close)
-    observers = Observers([events, own.record, *display.observers], faults)
-    more: Any = {"caller": caller, "strangers": strangers, "home": home, "stopped_limit_s": spec.heartbeat_time_out_s}
-    more["terminal"] = terminal
-    stop_user = user.stop_process if isinstance(user, UserTerminal) else stop_this_process
-    more["stop_self"] = part.stop_self if part else stop_user
-    more["check_again"] = partial(check_restart, spec, caller)
-    if part is None:
-        supervisor = Supervisor(plan, host, own.start, board, observers, **more)
-        adopt_orphans()
-        return supervisor.run(signals), None
-    from msrun.agent.host_supervisor import HostSupervisor
-
-    member = HostSupervisor(plan, host, own.start, board, observers, **more)
-    adopt_orphans()
-    member.join(part.orders, part.send, lambda attempt: report_failure(plan, attempt))
-    return member.run(signals), member.report
-
-
-def _rank_terminal(
-    spec: LaunchSpec, plan: LaunchPlan, user: UserEnd | None, say_there: Callable[[str], None]
-) -> RankTerminal | None:
+def _rank_terminal(spec: LaunchSpec, plan: LaunchPlan, display: Display) -> RankTerminal | None:
     """Return what --interactive is for a rank of this host; None where it is for no such."""
     logs = {worker.global_rank: worker.log_path for worker in plan.hosts[0].workers}
     rank = plan.interactive_rank
@@ -350,6 +361,6 @@ def _rank_terminal(
     rotation = LogRotation(plan.log_max_bytes, plan.log_keep) if plan.log_max_bytes else None
 
     def tell_lost(rank: int, reason: str, count: int) -> None:
-        say_there(f"logs are not complete ({reason}): lost {count} bytes of rank {rank}")
+        display.say(f"logs are not complete ({reason}): lost {count} bytes of rank {rank}")
 
-    return RankTerminal(rank, logs[rank], rotation, user, has_terminal=spec.has_terminal, on_lost=tell_lost)
+    return RankTerminal(rank, logs[rank], rotation, display.user, has_terminal=spec.has_terminal, on_lost=tell_lost)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
 from msrun import contract
 from msrun.agent.observer import Observer, OwnFaults
+from msrun.agent.pause import stop_this_process
+from msrun.agent.processes.terminal import UserEnd
 from msrun.cluster.failure import JobFailure
 from msrun.cluster.membership import Membership
 from msrun.launch.console import Console
@@ -19,6 +22,13 @@ from msrun.planning.spec import LaunchSpec
 
 class Display(Protocol):
     """Who is told of a job's moments, of its end, and of what else is to be known."""
+
+    stop_self: Callable[[], None] | None
+    """What Ctrl-Z does to this process; None = nothing."""
+
+    @property
+    def user(self) -> UserEnd | None:
+        """Where the user's terminal or standard input is, for a rank of this host."""
 
     @property
     def observers(self) -> tuple[Observer, ...]:
@@ -49,7 +59,8 @@ class JobDisplay:
         terminal: UserTerminal | None = None,
     ) -> None:
         """Write nothing yet. `terminal`: it, or standard input, belongs to a rank; closed by the caller."""
-        self._terminal = terminal
+        self.user = terminal
+        self.stop_self: Callable[[], None] | None = terminal.stop_process if terminal else stop_this_process
         self._faults = faults
         self._spec = spec
         self._plan = plan
@@ -74,7 +85,7 @@ class JobDisplay:
     @property
     def observers(self) -> tuple[Observer, ...]:
         """Console, metrics file, and the user's terminal."""
-        return tuple(one for one in (self._console, self._metrics, self._terminal, self.also) if one is not None)
+        return tuple(one for one in (self._console, self._metrics, self.user, self.also) if one is not None)
 
     def say(self, text: str) -> None:
         """Print a line."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msrun.agent.observer import Observer
 from msrun.agent.processes.process_control import Usage, session_usage
 from msrun.agent.watch.progress_board import PROGRESS_BOARD, read_record
 from msrun.cluster.membership import Membership, WorkerState
@@ -65,8 +66,8 @@ def _number(value: float) -> str:
     return ("+Inf" if value > 0 else "-Inf") if math.isinf(value) else repr(value)
 
 
-class MetricsFile:
-    """Writes the file of one job. An Observer; owned by the launcher's event loop."""
+class MetricsFile(Observer):
+    """Writes the file of one job. Owned by the launcher's event loop."""
 
     tick_s: float | None = INTERVAL_S
 

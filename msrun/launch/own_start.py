@@ -12,9 +12,9 @@ from typing import Any
 
 from msrun import contract
 from msrun.agent.logs.own_file import open_own_file
+from msrun.agent.observer import Observer
 from msrun.agent.processes.server_handle import ForkServerHandle, start_fork_server
 from msrun.agent.warm.warm_start import WarmStart, start_warm
-from msrun.cluster.membership import Membership
 from msrun.cluster.messages import Channel
 from msrun.cluster.rendezvous import BACKLOG, forget_waiting
 from msrun.errors import ClusterError
@@ -52,10 +52,8 @@ RECORD_S = 2.0
 """How long the scheduler may leave the record of a moment unread before it gets no more."""
 
 
-class SchedulerRecord:
-    """Forwards the moments of the job to the scheduler, which writes them down. An Observer."""
-
-    tick_s: float | None = None
+class SchedulerRecord(Observer):
+    """Forwards the moments of the job to the scheduler, which writes them down."""
 
     def __init__(self, plan: LaunchPlan, *, has_store: bool) -> None:
         """`has_store`: the scheduler of this host serves the workers' store."""
@@ -85,9 +83,6 @@ class SchedulerRecord:
                 self._channel.send({"type": kind, **fields})
             except TimeoutError:  # it is stopped: the job can do without its record
                 self._channel.is_closed = True
-
-    def tick(self, membership: Membership) -> None:
-        """Nothing regular to pass on."""
 
 
 class OwnStart:

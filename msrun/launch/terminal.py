@@ -23,8 +23,8 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any, Self
 
+from msrun.agent.observer import Observer
 from msrun.agent.pause import stop_this_process
-from msrun.cluster.membership import Membership
 from msrun.cluster.own_thread import Inbox, OwnThread
 from msrun.launch import output
 
@@ -54,13 +54,11 @@ class WayOut:
         return False
 
 
-class UserTerminal:
-    """Gives msrun's standard input to a rank from its start to its end. An Observer, and a context.
+class UserTerminal(Observer):
+    """Gives msrun's standard input to a rank from its start to its end. A context.
 
     Owned by the main thread.
     """
-
-    tick_s: float | None = None
 
     def __init__(
         self,
@@ -115,9 +113,6 @@ class UserTerminal:
             self._begin()
         elif kind in ("stopping", "restarting", "over") or (kind == "exited" and fields["global_rank"] == self._rank):
             self._end()
-
-    def tick(self, membership: Membership) -> None:
-        """Nothing regular to do."""
 
     def show(self, data: bytes) -> None:
         """Write what the rank has written, byte for byte."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from msrun import contract
 from msrun.errors import UsageError
@@ -40,7 +40,7 @@ from msrun.planning.placement.host import DevicePlacement, HostFacts, place_devi
 from msrun.planning.plan import HostPlan, LaunchPlan, ServerPlan, WorkerPlan
 from msrun.planning.program import StartMethod
 from msrun.planning.settings import settings_note
-from msrun.planning.spec import LaunchSpec, check_server_logs, is_loopback
+from msrun.planning.spec import JobTerms, LaunchSpec, check_server_logs, is_loopback
 
 
 def plan_job(
@@ -73,25 +73,12 @@ def plan_job(
         run_dir=run_dir,
         device_target=target[0],
         device_reason=target[1],
-        cluster_time_out_s=spec.cluster_time_out_s,
-        grace_s=spec.grace_s,
-        forward_signals=spec.forward_signals,
-        hang_time_out_s=spec.hang_time_out_s,
-        exit_time_out_s=spec.exit_time_out_s,
-        time_limit_s=spec.time_limit_s,
-        max_restarts=spec.max_restarts,
-        restart_on=spec.restart_on,
-        no_restart_on=spec.no_restart_on,
-        log_max_bytes=spec.log_max_bytes,
-        log_keep=spec.log_keep,
-        tail_ranks=spec.tail_ranks,
-        interactive_rank=spec.interactive_rank,
         rank_table_file=rank_table_path(spec),
         hosts=tuple(hosts),
-        settings=spec.settings,
         notes=(*notes, *_note_of_spares(spec)),
         fleet=tuple(fleet),
         forwarded=dict(forwarded or {}),
+        **{term.name: getattr(spec, term.name) for term in fields(JobTerms)},
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from msrun import contract
@@ -12,7 +12,7 @@ from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.masking import mask_words, secret_values
 from msrun.planning.program import Program, StartMethod
 from msrun.planning.record_json import encode_record
-from msrun.planning.settings import Setting
+from msrun.planning.spec import JobTerms
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,8 @@ class HostPlan:
         return self.program.argv(self.agent.python) if self.agent else self.program.argv()
 
 
-@dataclass(frozen=True)
-class LaunchPlan:
+@dataclass(frozen=True, kw_only=True)
+class LaunchPlan(JobTerms):
     """The whole job."""
 
     job_id: str
@@ -117,28 +117,9 @@ class LaunchPlan:
     """Private temporary folder of the job: the FileStore; removed at the end."""
     device_target: str
     device_reason: str
-    cluster_time_out_s: int
-    grace_s: float
-    forward_signals: tuple[int, ...]
-    """Signals that msrun passes on to the workers instead of ending the job."""
-    hang_time_out_s: float
-    exit_time_out_s: float
-    time_limit_s: float
-    """0 = no limit."""
-    max_restarts: int
-    restart_on: tuple[int, ...]
-    no_restart_on: tuple[int, ...]
-    log_max_bytes: int
-    """0 = worker logs are not rotated."""
-    log_keep: int
-    tail_ranks: tuple[int, ...]
-    interactive_rank: int | None
-    """Global rank that the user's standard input belongs to."""
     rank_table_file: str
     """Table of the job: the user's, or the one generated in the log directory."""
     hosts: tuple[HostPlan, ...]
-    settings: tuple[Setting, ...] = ()
-    """What the user has set, and where."""
     notes: tuple[str, ...] = field(default=())
     """What the user should know of these decisions, one line each."""
     fleet: tuple[HostAssignment, ...] = ()
@@ -173,19 +154,7 @@ class LaunchPlan:
             "run_dir": self.run_dir,
             "device_target": self.device_target,
             "device_reason": self.device_reason,
-            "cluster_time_out_s": self.cluster_time_out_s,
-            "grace_s": self.grace_s,
-            "forward_signals": [signal.Signals(signum).name for signum in self.forward_signals],
-            "hang_time_out_s": self.hang_time_out_s,
-            "exit_time_out_s": self.exit_time_out_s,
-            "time_limit_s": self.time_limit_s,
-            "max_restarts": self.max_restarts,
-            "restart_on": list(self.restart_on),
-            "no_restart_on": list(self.no_restart_on),
-            "log_max_bytes": self.log_max_bytes,
-            "log_keep": self.log_keep,
-            "tail_ranks": list(self.tail_ranks),
-            **({} if self.interactive_rank is None else {"interactive_rank": self.interactive_rank}),
+            **self._terms_json(),
             "rank_table_file": self.rank_table_file,
             "settings": [asdict(setting) for setting in self.settings],
             "notes": list(self.notes),
@@ -193,6 +162,13 @@ class LaunchPlan:
             **({"fleet": [assignment.to_json() for assignment in self.fleet]} if self.fleet else {}),
             **({"forwarded": masked(self.forwarded)} if self.hosts[0].agent else {}),
         }
+
+    def _terms_json(self) -> dict[str, Any]:
+        terms = {one.name: encode_record(getattr(self, one.name)) for one in fields(JobTerms)}
+        del terms["settings"]
+        if self.interactive_rank is None:
+            del terms["interactive_rank"]
+        return {**terms, "forward_signals": [signal.Signals(signum).name for signum in self.forward_signals]}
 
 
 def _host_json(host: HostPlan) -> dict[str, Any]:

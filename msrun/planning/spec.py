@@ -179,7 +179,41 @@ FORWARDABLE = ("USR1", "USR2", "WINCH", "URG", "CONT", "ALRM", "VTALRM", "PROF",
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchSpec:
+class JobTerms:
+    """What is asked of a job and holds for all of it: the same in the spec and in the plan."""
+
+    cluster_time_out_s: int = 600
+    """How long all workers may take to start; negative = for ever."""
+    grace_s: float = 10.0
+    """Seconds between TERM and KILL."""
+    forward_signals: tuple[int, ...] = (int(signal.SIGUSR1), int(signal.SIGUSR2))
+    """Passed on to the workers; they do not end the job."""
+    hang_time_out_s: float = 0.0
+    """How long the job may go without any progress; 0 = for ever."""
+    exit_time_out_s: float = contract.DEFAULT_EXIT_TIME_OUT_S
+    """How long a worker may take to end, without a sign of life, once its program has ended; 0 = no limit."""
+    time_limit_s: float = 0.0
+    """How long the job may run, with all its attempts; 0 = for ever."""
+    max_restarts: int = 0
+    """How often the whole job is started again after a failure."""
+    restart_on: tuple[int, ...] = ()
+    """Exit statuses after which alone, and always, it is; empty = after all but some."""
+    no_restart_on: tuple[int, ...] = ()
+    """Those after which it never is."""
+    log_max_bytes: int = 0
+    """Size at which a worker's log is exchanged for a new one; 0 = never."""
+    log_keep: int = 5
+    """How many older files of each log stay."""
+    tail_ranks: tuple[int, ...] = field(default=(0,))
+    """Global ranks whose log is copied to the console."""
+    interactive_rank: int | None = None
+    """The global rank that standard input, and the terminal where there is one, belongs to; None = to none."""
+    settings: tuple[Setting, ...] = ()
+    """What is not a default, and where it came from; to be shown only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchSpec(JobTerms):
     """One `msrun` command, translated once by the command line. Every field was checked by `check_spec`."""
 
     program: Program
@@ -198,26 +232,8 @@ class LaunchSpec:
     """Port on the master, of the store or, with several hosts, of the scheduler; 0 = a free one, or MEETING_PORT."""
     node_rank: int = -1
     """Index of this host; -1 = not given."""
-    cluster_time_out_s: int = 600
-    """How long all workers may take to start; negative = for ever."""
-    grace_s: float = 10.0
-    """Seconds between TERM and KILL."""
-    forward_signals: tuple[int, ...] = (int(signal.SIGUSR1), int(signal.SIGUSR2))
-    """Passed on to the workers; they do not end the job."""
-    hang_time_out_s: float = 0.0
-    """How long the job may go without any progress; 0 = for ever."""
-    exit_time_out_s: float = contract.DEFAULT_EXIT_TIME_OUT_S
-    """How long a worker may take to end, without a sign of life, once its program has ended; 0 = no limit."""
-    time_limit_s: float = 0.0
-    """How long the job may run, with all its attempts; 0 = for ever."""
     server_num: int = 0
     """Parameter servers beside the workers, on the one host of the job."""
-    max_restarts: int = 0
-    """How often the whole job is started again after a failure."""
-    restart_on: tuple[int, ...] = ()
-    """Exit statuses after which alone, and always, it is; empty = after all but some."""
-    no_restart_on: tuple[int, ...] = ()
-    """Those after which it never is."""
     start_method: StartMethod = "auto"
     mindspore: MindSporeKind = "auto"
     """Which `mindspore` the workers import: MindSpore itself, msrun.mindspore, or whatever Python finds (none)."""
@@ -234,16 +250,8 @@ class LaunchSpec:
     """Variables set for every worker."""
     rank_table_file: Path | None = None
     worker_log_name: str = "worker"
-    log_max_bytes: int = 0
-    """Size at which a worker's log is exchanged for a new one; 0 = never."""
-    log_keep: int = 5
-    """How many older files of each log stay."""
     log_keep_jobs: int = 10
     """How many jobs stay in the log directory, with this one."""
-    tail_ranks: tuple[int, ...] = field(default=(0,))
-    """Global ranks whose log is copied to the console."""
-    interactive_rank: int | None = None
-    """The global rank that standard input, and the terminal where there is one, belongs to; None = to none."""
     has_terminal: bool = False
     """With `interactive_rank`: whether the user's standard input is a terminal."""
     is_raw_tail: bool = False
@@ -254,8 +262,6 @@ class LaunchSpec:
     """Whether workers write down when their steps and their waits in collectives begin and end."""
     metrics_file: Path | None = None
     """Where the launcher writes the job in numbers, for Prometheus."""
-    settings: tuple[Setting, ...] = ()
-    """What is not a default, and where it came from; to be shown only."""
     bind_core: CoreBinding | None = None
     """Which processors each worker gets; None = all."""
     bind_numa: bool = False

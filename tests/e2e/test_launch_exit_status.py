@@ -249,7 +249,7 @@ def test_two_failures_in_a_row_are_both_listed_in_their_order(msrun: JobRunner, 
     exits = [(event["global_rank"], event["how"]) for event in finished.events if event["event"] == "exited"]
     assert exits == [(1, "exit code 5"), (2, "signal SIGSEGV"), (0, "signal SIGKILL")]
     others = {other["global_rank"]: other["state"] for other in finished.read_json("failure.json")["others"]}
-    assert others[0] == "stopped by msrun"
+    assert others[0] == "stopped by msrun (killed: --grace 2 s was over)"
     assert re.fullmatch(r"failed 0.\d\d s later \(signal SIGSEGV\)", others[2]) or others[2] == "stopped by msrun"
     assert "rank 1 on " in finished.errors[0]
 

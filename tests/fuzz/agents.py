@@ -24,13 +24,13 @@ from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet import fleet_job
 from msrun.launch.fleet.agent_link import AgentLink
 from msrun.launch.fleet.agents import Agents
-from msrun.launch.fleet.event_loop import EventLoop
 from msrun.launch.fleet.log_collector import LogCollector, own_logs
 from msrun.launch.fleet.preparation import Preparation, ReadyHosts
-from msrun.launch.remote.launcher_link import LauncherLink, Stream
+from msrun.launch.remote.launcher_link import LauncherLink
 from msrun.launch.remote.log_sender import pack_piece
 from msrun.launch.transport.agent_code import AgentCode
-from msrun.launch.transport.pipe import MARKER
+from msrun.launch.transport.event_loop import EventLoop
+from msrun.launch.transport.pipe import MARKER, SocketPipe
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.plan import HostPlan, WorkerPlan
 from msrun.planning.program import Program
@@ -45,7 +45,6 @@ class FakePipe:
 
     address = "10.0.0.1"
     exit_status = 1
-    tells_room = True
 
     def __init__(self, data: bytes) -> None:
         self._data = [data, b""]
@@ -222,7 +221,7 @@ def launchers(rng_of: Iterator[Random], folder: Path) -> Iterator[None]:
                     spec,
                     "J",
                     agents,
-                    ReadyHosts(("10.0.0.1", 1), preparation._assignments, frozenset(), preparation.explain_loss),
+                    ReadyHosts(("10.0.0.1", 1), preparation._assignments, frozenset()),
                     logs,
                     events,
                     {},
@@ -273,17 +272,14 @@ def launcher_ends(rng_of: Iterator[Random], _: Path) -> Iterator[None]:
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
         for rng in _batches(rng_of):
             ours, theirs = socket.socketpair()
-            descriptor = ours.detach()
-            link = LauncherLink(Stream(descriptor, descriptor))
+            link = LauncherLink(SocketPipe(ours=ours))
             for _ in range(MESSAGES_OF_A_JOB):
                 data = frame(encode_any(rng, change_value(rng, {**rng.choice(WISHES), "seq": rng.randint(0, 9)})))
                 with contextlib.suppress(OSError):
                     theirs.sendall(change_bytes(rng, data) if rng.random() < 0.1 else data)
-                link._look(0.0)
+                for _ in range(4):
+                    link.loop.turn(0.0)
                 yield
             theirs.close()
-            if link._stream is not None:
-                link._stream.close()
-            link._outbox.close()
-            link.orders.close()
-            link.said.close()
+            link.start()
+            link.close()

@@ -30,8 +30,6 @@ class FakeClock:
 class FakePipe:
     """The pipe of one agent, an `AgentPipe`: `say` is what the agent says, `heard` what it was told."""
 
-    tells_room = False
-
     def __init__(self, noise: bytes = MARKER, answer: Callable[[FakePipe, Message], None] | None = None) -> None:
         """
         Args:

@@ -18,9 +18,9 @@ from msrun.cluster.proof import PROTOCOL
 from msrun.cluster.rendezvous import listen
 from msrun.cluster.tls.identity import TlsIdentity
 from msrun.errors import ClusterError
-from msrun.launch.fleet.event_loop import EventLoop
 from msrun.launch.fleet.gate import Gate, Stranger
 from msrun.launch.remote.dialled_part import dial
+from msrun.launch.transport.event_loop import EventLoop
 
 TOKEN = b"secret"
 SILENCE_S = 30.0

@@ -1,40 +1,43 @@
-"""The agent's event loop, driven by a fork server, a scheduler and a coordinator that say what the test wants."""
+"""The agent's event loop, driven by a fork server, a scheduler, a coordinator and a clock that the test plays."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import selectors
+import signal
 import socket
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from failure_reports import fault_of
-
 from msrun.agent.attempt import Attempt
-from msrun.agent.host_supervisor import HostSupervisor
-from msrun.agent.observer import Observers, OwnFaults
+from msrun.agent.observer import Observer, Observers, OwnFaults
 from msrun.agent.processes.process_spec import SCHEDULER_ID
 from msrun.agent.processes.server_handle import ChildProcess, ForkServerHandle
 from msrun.agent.supervisor import Supervisor
 from msrun.agent.watch.progress_board import ProgressBoard
+from msrun.cluster.coordinator import Coordinator, OwnLink
+from msrun.cluster.membership import RestartPolicy
 from msrun.cluster.messages import Channel, Message
 from msrun.cluster.own_thread import Inbox
 from msrun.errors import ClusterError
+from msrun.launch.failure import report_failure
 from msrun.planning.build import build_plan
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.placement.host import HostFacts
 from msrun.planning.program import Program
-from msrun.planning.record_json import encode_record
 from msrun.planning.spec import LaunchSpec
 
-FAILED = 7 << 8
-"""Wait status of exit code 7."""
+TURNS = 4
+"""More than what one event leads to, one turn of the loop after the other."""
 
 
-class Moments:
+class Moments(Observer):
     """An observer that notes what it is told."""
-
-    tick_s = None
 
     def __init__(self) -> None:
         self.seen: list[dict[str, Any]] = []
@@ -42,151 +45,215 @@ class Moments:
     def note(self, kind: str, fields: Any) -> None:
         self.seen.append({"kind": kind, **fields})
 
-    def tick(self, membership: Any) -> None:
-        """Not asked for."""
-
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [moment for moment in self.seen if moment["kind"] == kind]
 
 
-class Job:
-    """Two workers, one restart. `say` is what the fork server reports; `heard` what it was asked for since."""
+class Signals:
+    """In the place of a SignalPipe."""
 
-    def __init__(self, folder: Path, **options: Any) -> None:
+    time_limit_s = 0.0
+
+    def __init__(self) -> None:
+        self._reader, self._writer = os.pipe()
+
+    def fileno(self) -> int:
+        return self._reader
+
+    def come(self, signum: int) -> None:
+        os.write(self._writer, bytes([signum]))
+
+    def read(self) -> list[int]:
+        return list(os.read(self._reader, 64))
+
+    def close(self) -> None:
+        os.close(self._reader)
+        os.close(self._writer)
+
+
+class Job:
+    """Two workers on one host, one restart. `do` has something happen, in words; `asked` is what became of it.
+
+    Of several hosts it is node 1, and `order` is what the coordinator says; alone, it has a coordinator.
+    """
+
+    def __init__(self, folder: Path, *, node_rank: int | None = None, **options: Any) -> None:
+        self.now = 0.0
+        self.told: list[Message] = []
+        """What the coordinator was told."""
+        self.moments, self.signals = Moments(), Signals()
+        self._folder, self._node_rank = folder, node_rank or 0
+        self.plan = self._plan(node_rank, options)
+        ranks = tuple(worker.global_rank for worker in self.plan.hosts[0].workers)
+        self.ranks = ranks
+        self.board = ProgressBoard(folder / "run" / "progress", 1 + max(ranks))
+        self._process = subprocess.Popen(["sleep", "60"])
+        self._process.kill()
+        self._stack = contextlib.ExitStack()
+        self.orders = self._stack.enter_context(contextlib.closing(Inbox()))
+        send: Callable[[Message], None] = lambda _: None  # noqa: E731
+        if node_rank is None:
+            link = OwnLink(Coordinator("JOB", {0: ranks}, RestartPolicy.of(self.plan)), 0)
+            self.orders, send = self._stack.enter_context(contextlib.closing(link)).orders, link.pass_on
+
+        def tell(message: Message) -> None:
+            self.told.append(message)
+            send(message)
+
+        observers = Observers([self.moments], OwnFaults(folder, print, found_in=str(folder)))
+        self.loop = Supervisor(
+            self.plan,
+            self.plan.hosts[0],
+            self._start_own,
+            self.board,
+            observers,
+            orders=self.orders,
+            send=tell,
+            describe=partial(report_failure, self.plan),
+            caller={},
+            strangers=(),
+            home=str(folder),
+            stopped_limit_s=1e9,
+            stop_self=None,
+            check_again=self._check_again,
+            clock=lambda: self.now,
+        )
+        self.loop.begin(self.signals, self._stack.enter_context(selectors.DefaultSelector()))  # type: ignore[arg-type]
+        self.settle()
+
+    def _plan(self, node_rank: int | None, options: dict[str, Any]) -> Any:
         spec = LaunchSpec(
             program=Program("script", "/train.py"),
             worker_num=2,
             local_worker_num=2,
-            working_directory=folder,
-            log_dir=folder,
-            **{"max_restarts": 1, **options},
+            working_directory=self._folder,
+            log_dir=self._folder,
+            **{"max_restarts": 1, "restart_on": (7,), **options},
         )
         facts = HostFacts("node-a", "127.0.0.1", (0,))
-        plan = build_plan(spec, facts, caller={}, job_id="JOB", run_dir=str(folder / "run"), master_port=1)
-        workers = tuple(replace(one, global_rank=rank) for one, rank in zip(plan.workers, self.ranks, strict=True))
-        own = replace(plan.hosts[0], node_rank=self.node_rank, workers=workers)
-        self.plan = replace(plan, fleet=self.fleet, hosts=(own,))
-        self._process = subprocess.Popen(["sleep", "60"])
-        self._process.kill()
-        self._ends: list[socket.socket] = []
-        self.board = ProgressBoard(folder / "run" / "progress", 1 + max(self.ranks))
-        self.moments = Moments()
-        self.loop = self.make_loop()
+        plan = build_plan(spec, facts, caller={}, job_id="JOB", run_dir=str(self._folder / "run"), master_port=1)
+        if node_rank is None:
+            return plan
+        fleet = tuple(HostAssignment(n, f"h{n}", f"10.0.0.{n}", (2 * n, 2 * n + 1), (0, 1)) for n in range(2))
+        workers = (replace(one, global_rank=2 * node_rank + one.local_rank) for one in plan.workers)
+        return replace(plan, fleet=fleet, hosts=(replace(plan.hosts[0], node_rank=node_rank, workers=tuple(workers)),))
 
-    def make_loop(self) -> Supervisor:
-        more: dict[str, Any] = {"caller": {}, "strangers": (), "home": self.plan.log_dir, "stopped_limit_s": 15.0}
-        more["stop_self"] = None
-        observers = Observers([self.moments], OwnFaults(self.plan.log_dir, print, found_in=self.plan.log_dir))
-        more["check_again"] = lambda survivors: self.check_again(survivors)
-        return self.loop_class(self.plan, self.plan.hosts[0], self.start_own, self.board, observers, **more)
+    def _start_own(self) -> tuple[ForkServerHandle, Channel]:
+        pairs = [socket.socketpair() for _ in range(3)]
+        for one in (end for pair in pairs for end in pair):
+            self._stack.callback(one.close)
+        (ours, theirs), (scheduler, at_scheduler), (passing, _) = pairs
+        theirs.settimeout(0.0)
+        self.server, self.scheduler = Channel(theirs), Channel(at_scheduler)
+        return ForkServerHandle(ChildProcess(self._process), Channel(ours), passing, {}, ""), Channel(scheduler)
 
-    def start_own(self) -> tuple[ForkServerHandle, Channel]:
-        ours, theirs = socket.socketpair()
-        passing, taking = socket.socketpair()
-        passing.close()
-        taking.close()
-        self.server = Channel(theirs)
-        handle = ForkServerHandle(ChildProcess(self._process), Channel(ours), passing, {}, "")
-        ours, theirs = socket.socketpair()
-        self._ends += [self.server._socket, theirs]
-        return handle, Channel(ours)
-
-    def check_again(self, survivors: list[int]) -> None:
+    def _check_again(self, survivors: Any) -> None:
         """Look at the host before a restart."""
         if survivors:
-            raise ClusterError(f"{survivors} run still")
+            raise ClusterError(f"{list(survivors)} run still")
 
-    loop_class = Supervisor
-    node_rank = 0
-    ranks: tuple[int, ...] = (0, 1)
-    fleet: tuple[HostAssignment, ...] = ()
+    # -- what happens -------------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        for _ in range(TURNS):
+            if not self.loop.is_over:
+                self.loop.turn(0.0)
 
     def say(self, kind: str, **fields: Any) -> None:
+        """The fork server reports."""
         self.server.send({"type": kind, **fields})
-        self.loop._on_server()
+        self.settle()
 
-    def heard(self) -> list[Message]:
-        self.server._socket.settimeout(0.0)
-        messages = self.server.receive()
-        self.server._socket.settimeout(None)
-        return messages
+    def order(self, kind: str, **fields: Any) -> None:
+        """The coordinator orders."""
+        self.orders.post({"type": kind, **fields})
+        self.settle()
 
-    def begin(self) -> None:
-        """Come so far that the fork server has been asked for everything."""
+    def do(self, *steps: str) -> None:
+        """Have these happen, by their first words, with ranks as on this host: `exit 0 7`."""
+        for step in steps:
+            kind, *words = step.split()
+            numbers = [int(getattr(signal, word, 0) or word) for word in words]
+            getattr(self, f"_{kind}")(*numbers)
+
+    def _ready(self) -> None:
         self.say("ready", start_method="fork", reason="", prepare_s=0.0)
+
+    def _scheduler(self) -> None:
         self.say("started", process_id=SCHEDULER_ID, pid=100, at=0.0)
 
-    def start(self) -> None:
-        for rank in range(2):
-            self.say("started", process_id=rank, pid=101 + rank, at=0.0)
+    def _start(self, local_rank: int) -> None:
+        self.say("started", process_id=self.ranks[local_rank], pid=1 << 23, at=0.0)  # of no process
 
-    def end(self, rank: int, status: int = 0) -> None:
-        self.say("exited", process_id=rank, status=status, peak_bytes=7.0, at=1.0)
+    def _run(self) -> None:
+        self.do("ready", "scheduler", "start 0", "start 1")
 
-    def fail(self) -> None:
-        """Rank 0 fails and rank 1 is gone before it can be told."""
-        self.end(0, FAILED)
-        self.end(1, FAILED)
+    def _exit(self, local_rank: int, code: int = 0) -> None:
+        status = code << 8
+        self.say("exited", process_id=self.ranks[local_rank], status=status, peak_bytes=7.0, at=1.0)
 
-    def run_timer(self, name: str) -> None:
-        """Do what is to be done at a moment of this name, now."""
-        _, action = self.loop._timers._due.pop(name)
-        action()
+    def _killed(self, local_rank: int, signum: int) -> None:
+        self.say("exited", process_id=self.ranks[local_rank], status=signum, peak_bytes=7.0, at=1.0)
 
-    def has_store(self, attempt: int) -> None:
-        """The scheduler has a fresh store for an attempt."""
-        ours, theirs = socket.socketpair()
-        scheduler, agent = Channel(ours), Channel(theirs)
-        scheduler.send({"type": "store_ready", "attempt": attempt})
-        self.loop._on_scheduler(agent)
-        scheduler.close()
-        agent.close()
+    def _lose(self, process_id: int, code: int = 0) -> None:
+        """A process of msrun's own ends: with a code, or killed."""
+        self.say("exited", process_id=process_id, status=code << 8 or signal.SIGKILL, peak_bytes=0.0, at=1.0)
+
+    def _told(self, *not_started: int) -> None:
+        ranks = [self.ranks[rank] for rank in not_started]
+        self.say("told", attempt=self.attempt.number, not_started=ranks)
+
+    def _fail(self) -> None:
+        """The first worker fails, and the other is gone before it can be told."""
+        self.do("exit 0 7", "exit 1 7")
+
+    def _swept(self, *survivors: int) -> None:
+        self.say("swept", survivors=list(survivors))
+
+    def _store(self) -> None:
+        """The scheduler has a fresh store."""
+        self.scheduler.send({"type": "store_ready", "attempt": self.attempt.number})
+        self.settle()
+
+    def _again(self) -> None:
+        """Everything is there for the next start."""
+        self.do("swept", "store")
+
+    def _signal(self, signum: int) -> None:
+        self.signals.come(signum)
+        self.settle()
+
+    def _wait(self, seconds: int) -> None:
+        self.now += seconds
+        self.settle()
+
+    def _hangup(self) -> None:
+        """The fork server has gone."""
+        self.server.close()
+        self.settle()
+
+    # -- what became of it --------------------------------------------------------------------------------------------
+
+    def heard(self) -> list[Message]:
+        """Return what the fork server was asked for since the last call."""
+        found: list[Message] = []
+        while not self.server.is_closed and (more := self.server.receive()):
+            found += more
+        return found
 
     @property
     def attempt(self) -> Attempt:
-        return self.loop._attempt
-
-    def close(self) -> None:
-        for end in self._ends:
-            end.close()
-        self.loop._scheduler.close()
-        self.loop._server.channel.close()
-        self.loop._selector.close()
-        self.board.close()
-        self._process.wait()
-
-
-class HostJob(Job):
-    """The same on node 1 of a job of several hosts; `hear` is what the coordinator says, `told` what it was told."""
-
-    loop_class = HostSupervisor
-    loop: HostSupervisor
-    node_rank = 1
-    fleet = tuple(
-        HostAssignment(node, f"h{node}", f"10.0.0.{node}", (2 * node, 2 * node + 1), (0, 1)) for node in range(2)
-    )
-
-    def __init__(self, folder: Path, **options: Any) -> None:
-        super().__init__(folder, **options)
-        self.inbox = Inbox()
-        self.told: list[Message] = []
-        self.loop.join(self.inbox, self.told.append, lambda attempt: fault_of(1, attempt.end_reason(), 7))
-
-    def hear(self, kind: str, **fields: Any) -> None:
-        self.inbox.post({"type": kind, **fields})
-        self.loop._on_inbox()
-
-    def hear_stop(self, attempt: int = 0, node_rank: int = 0, *, is_hang: bool = False) -> None:
-        """A host has failed."""
-        report = fault_of(node_rank, "rank 5 failed", 9, is_hang=is_hang)
-        self.hear("stop", attempt=attempt, report=encode_record(report))
+        return self.loop.result.last
 
     def told_of(self, kind: str) -> list[Message]:
         return [message for message in self.told if message["type"] == kind]
 
     def close(self) -> None:
-        super().close()
-        self.inbox.close()
+        with contextlib.suppress(ChildProcessError):
+            self._process.wait()
+        self._stack.close()
+        self.signals.close()
+        self.board.close()
 
 
 def kinds(messages: list[Message]) -> list[str]:

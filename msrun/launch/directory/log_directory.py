@@ -13,7 +13,7 @@ from typing import Any
 
 from msrun import contract
 from msrun.agent.logs.own_file import create_own_file, open_own_file
-from msrun.cluster.membership import Membership
+from msrun.agent.observer import Observer
 from msrun.errors import UsageError
 from msrun.launch.printable import printable
 from msrun.planning.plan import LaunchPlan
@@ -77,10 +77,8 @@ def write_private(path: Path, text: str) -> None:
     replace_file(path, text.encode("utf-8", "surrogateescape"), mode=contract.FILE_MODE)
 
 
-class EventLog:
+class EventLog(Observer):
     """Writes `events.jsonl`: one JSON object per moment of the job, with wall-clock and job time in seconds."""
-
-    tick_s: float | None = None
 
     def __init__(self, path: Path) -> None:
         self._file = os.fdopen(create_own_file(path), "w", encoding="utf-8", buffering=1)
@@ -93,9 +91,6 @@ class EventLog:
         moment = {"time": round(time.time(), 6), "job_s": round(time.monotonic() - self._begin, 6), "event": kind}
         with contextlib.suppress(OSError):  # disk full: no reason to end the job
             self._file.write(json.dumps({**moment, **fields}) + "\n")
-
-    def tick(self, membership: Membership) -> None:
-        """Nothing regular to write."""
 
     def close(self) -> None:
         """Close the file."""

@@ -20,9 +20,9 @@ from functools import partial
 from msrun.cluster.messages import Ledger, Message, MessageMissing, encode_message
 from msrun.cluster.own_thread import Inbox, describe_fault, traceback_of
 from msrun.errors import ClusterError
-from msrun.launch.fleet.event_loop import ByteChannel, EventLoop, Incoming
 from msrun.launch.preflight.host_report import MAX_QUOTED_CHARS, printable
 from msrun.launch.transport.agent_code import AgentCode
+from msrun.launch.transport.event_loop import ByteChannel, EventLoop, Incoming
 from msrun.launch.transport.pipe import AgentPipe, opening
 from msrun.planning.hosts.host_entry import HostEntry
 

@@ -8,14 +8,16 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 
+from msrun import contract
 from msrun.agent.pause import stop_this_process
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.messages import Message
 from msrun.cluster.own_thread import Inbox
-from msrun.errors import Interrupted, MsrunError, interruption
+from msrun.errors import ClusterError, Interrupted, MsrunError, UsageError, interruption
 from msrun.launch.fleet.agent_link import SALVAGE_S, AgentLink
-from msrun.launch.fleet.event_loop import EventLoop
 from msrun.launch.fleet.record import NotUnderstood, is_understood
+from msrun.launch.preflight.host_report import explain_agent_end
+from msrun.launch.transport.event_loop import EventLoop
 
 CLOSE_S = 3.0
 MAX_BEAT_S = 2.0
@@ -24,6 +26,10 @@ SHARE_HOSTS = 64
 PAUSE_WAIT_S = 1.0
 """How long agents may take to hear that the launcher is about to be stopped."""
 POLL_S = 0.01
+OF_LAUNCHER = -1
+"""In place of a host's node_rank, in the message of a `fault` of the launcher's own."""
+LOSSES = frozenset({"lost", "error", "fault"})
+"""What says that nothing good is to be expected of a host any more."""
 
 
 class Agents:
@@ -102,6 +108,7 @@ class Agents:
         *,
         deadline: float | None = None,
         every: tuple[float, Callable[[], None]] | None = None,
+        on_loss: Callable[[int, MsrunError], None] | None = None,
         on_fault: Callable[[Exception], None] | None = None,
     ) -> bool:
         """Take what agents say until `is_done`; False when the deadline has passed before that.
@@ -110,10 +117,12 @@ class Agents:
             handlers: message type -> called with node_rank and message; what is not named is left out.
             deadline: moment of `clock`.
             every: seconds, and what to call that often.
+            on_loss: called with node_rank and why, for those of `LOSSES` that `handlers` does not name.
             on_fault: gets what a handler of msrun's own has raised, which is no fault of the host; None = it is raised.
 
         Raises:
             Interrupted: a signal came before the job had begun.
+            MsrunError: a thread of the launcher has failed, and no handler is for that.
         """
         tick_s, tick = every or (MAX_BEAT_S, lambda: None)
         next_tick = self._clock() + tick_s
@@ -127,7 +136,7 @@ class Agents:
                 moments = [self._next_beat, next_tick, *([deadline] if deadline is not None else [])]
                 selector.select(max(0.0, min(moments) - now))
                 for message in self._inbox.take():
-                    self._deliver(message, handlers, on_fault)
+                    self._deliver(message, handlers, on_loss, on_fault)
                 self._heed_signals()
                 now = self._clock()
                 self._beat_due(now)
@@ -159,12 +168,18 @@ class Agents:
         self,
         message: Message,
         handlers: Mapping[str, Callable[[int, Message], None]],
+        on_loss: Callable[[int, MsrunError], None] | None,
         on_fault: Callable[[Exception], None] | None,
     ) -> None:
         """Pass a message on; a host whose words cannot be understood is given up, and the others go on."""
+        kind, node = message["type"], message["node"]
         try:
-            kind = message["type"]
-            (handlers.get(kind) or self.always.get(kind) or _ignore)(message["node"], message)
+            if handler := handlers.get(kind) or self.always.get(kind):
+                handler(node, message)
+            elif kind in LOSSES and node == OF_LAUNCHER:
+                raise self.explain_loss(message)
+            elif kind in LOSSES and on_loss:
+                on_loss(node, self.explain_loss(message))
         except MsrunError:
             raise
         except Exception as error:
@@ -173,9 +188,19 @@ class Agents:
                     raise
                 on_fault(error)
                 return
-            link = self.links[message["node"]]
+            link = self.links[node]
             why = f"its agent says what cannot be understood ({type(error).__name__}: {error})"
             link.give_up(f"{link.entry.name}: {why}; install the same msrun there")
+
+    def explain_loss(self, message: Message) -> MsrunError:
+        """Return why a host cannot take part: what its agent says, or how it has ended of which more was expected."""
+        if message["type"] in ("error", "fault"):
+            kind = UsageError if message.get("exit_code") == contract.EXIT_USAGE else ClusterError
+            return kind(str(message.get("text")))
+        if message.get("exit_status") is None:
+            return ClusterError(str(message["reason"]))
+        entry = self.links[message["node"]].entry
+        return explain_agent_end(message["exit_status"], message.get("stderr", ""), entry)
 
     def _heed_signals(self) -> None:
         for signum in self._signals.read():
@@ -203,7 +228,3 @@ class Agents:
             time.sleep(POLL_S)
         self.stop_self()
         self.tell_all("resume")
-
-
-def _ignore(_node_rank: int, _message: Message) -> None:
-    """Leave a message."""

@@ -15,7 +15,7 @@ from msrun.launch.directory.jobs import new_job_id
 from msrun.launch.fleet.agents import Agents
 from msrun.launch.fleet.fleet_plan import assemble_plan
 from msrun.launch.fleet.opener import HostOpener
-from msrun.launch.fleet.preparation import ANSWER_S, Preparation, ReadyHosts, error_of
+from msrun.launch.fleet.preparation import ANSWER_S, Preparation, ReadyHosts
 from msrun.launch.preflight.checks import CHECKS
 from msrun.launch.preflight.finding import (
     FleetFinding,
@@ -73,12 +73,12 @@ def _ask(spec: LaunchSpec, agents: Agents, ready: ReadyHosts) -> tuple[dict[int,
     same = ready.told(spec, spec.master_port)
     for link in agents.links:
         link.send("plan", **same, use_shared=link.node_rank in ready.shared)
-    handlers = {
-        "planned": take,
-        **dict.fromkeys(("error", "fault"), lambda _, message: faults.append(error_of(message))),
-        "lost": lambda node, message: faults.append(ready.explain_loss(node, message)),
-    }
-    agents.hear(lambda: len(hosts) == len(agents.links) or bool(faults), handlers, deadline=time.monotonic() + ANSWER_S)
+    agents.hear(
+        lambda: len(hosts) == len(agents.links) or bool(faults),
+        {"planned": take},
+        deadline=time.monotonic() + ANSWER_S,
+        on_loss=lambda _, error: faults.append(error),
+    )
     silent = [link.entry.name for link in agents.links if link.node_rank not in hosts]
     if faults or silent:
         raise faults[0] if faults else ClusterError(f"{silent[0]}: no plan of its part within {ANSWER_S:g} s")

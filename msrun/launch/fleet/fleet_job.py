@@ -24,10 +24,10 @@ from msrun.launch.console import say
 from msrun.launch.directory.jobs import publish
 from msrun.launch.directory.log_directory import EventLog, describe_removed, write_private
 from msrun.launch.failure import at_home, hide_secrets, write_failure
-from msrun.launch.fleet.agents import Agents
+from msrun.launch.fleet.agents import OF_LAUNCHER, Agents
 from msrun.launch.fleet.fleet_plan import assemble_plan, keep_attempt, ranks_of_hosts
 from msrun.launch.fleet.log_collector import LogCollector
-from msrun.launch.fleet.preparation import OF_LAUNCHER, ReadyHosts
+from msrun.launch.fleet.preparation import ReadyHosts
 from msrun.launch.fleet.record import FleetRecord, NotUnderstood
 from msrun.launch.job import JobResult
 from msrun.launch.job_display import JobDisplay
@@ -276,7 +276,7 @@ class FleetRun:
 
     def _on_broken(self, node_rank: int, message: Message) -> None:
         """The agent has ended before its time; what it has left is fetched before it is lost."""
-        loss = self._ready.explain_loss(node_rank, message)
+        loss = self._agents.explain_loss(message)
         if node_rank not in self._ended and node_rank not in self._results:
             self.lost[node_rank] = str(loss)
         self._lose(node_rank, loss)

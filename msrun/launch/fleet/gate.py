@@ -20,7 +20,7 @@ from msrun.cluster.connection import Connection
 from msrun.cluster.handshake import Guest
 from msrun.cluster.hosts import HostRequest, Refused
 from msrun.cluster.messages import NotUnderstood
-from msrun.launch.fleet.event_loop import EventLoop
+from msrun.launch.transport.event_loop import EventLoop
 
 if TYPE_CHECKING:  # loaded for jobs with --tls_config
     from msrun.cluster.tls.identity import TlsIdentity

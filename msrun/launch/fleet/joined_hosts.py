@@ -25,17 +25,16 @@ from msrun.cluster.rendezvous import listen
 from msrun.errors import ClusterError, Interrupted, MsrunError, PeerFailed
 from msrun.launch.directory.log_directory import EventLog, record_fault
 from msrun.launch.fleet.agent_link import AgentLink
-from msrun.launch.fleet.agents import Agents
-from msrun.launch.fleet.event_loop import EventLoop
+from msrun.launch.fleet.agents import OF_LAUNCHER, Agents
 from msrun.launch.fleet.fleet_plan import spec_of_host
 from msrun.launch.fleet.gate import Gate, Stranger
 from msrun.launch.fleet.log_collector import LogCollector
-from msrun.launch.fleet.preparation import ANSWER_S, OF_LAUNCHER, ReadyHosts, error_of, raise_fault
+from msrun.launch.fleet.preparation import ANSWER_S, ReadyHosts
 from msrun.launch.job_hosts import table_digest
-from msrun.launch.preflight.host_report import explain_agent_end
 from msrun.launch.remote.agent import HostJob
 from msrun.launch.rendezvous import folder_of
 from msrun.launch.transport.agent_code import AgentCode, salvage_code, start_code
+from msrun.launch.transport.event_loop import EventLoop
 from msrun.launch.transport.pipe import AgentPipe, LocalPipe, agent_argv
 from msrun.launch.transport.sealed import SealedPipe
 from msrun.planning.host_assignment import HostAssignment
@@ -159,7 +158,7 @@ class JoinedHosts:
         try:
             is_all = self.agents.hear(
                 lambda: self._registry.is_complete,
-                {"lost": self._on_gone, "fault": lambda _, message: raise_fault(message)},
+                {"lost": self._on_gone},
                 deadline=time.monotonic() + limit_s if limit_s >= 0 else None,
                 every=(WAITING_LINE_S, self._tell_missing),
             )
@@ -299,12 +298,6 @@ class JoinedHosts:
         self.agents.links.insert(own.node_rank, link)
         return OwnAgent(self, link)
 
-    def explain_loss(self, node_rank: int, message: Message) -> ClusterError:
-        """Return why a host has gone of which more was expected."""
-        if message.get("exit_status") is None:
-            return ClusterError(str(message["reason"]))
-        return explain_agent_end(message["exit_status"], message.get("stderr", ""), _entry(self.hosts[node_rank]))
-
 
 class OwnAgent:
     """The agent of the host with the scheduler, with which all hosts are ready. A context that gives all agents."""
@@ -331,16 +324,13 @@ class OwnAgent:
         joined, node_rank, heard = self._joined, self._link.node_rank, Message()
         self._link.start()
         self._link.send("listen", address=joined.place[0], port=0)
-        handlers = {
-            "listening": lambda node, message: heard.update(message if node == node_rank else {}),
-            "lost": lambda node, message: _raise(joined.explain_loss(node, message)),
-            **dict.fromkeys(("error", "fault"), lambda _, message: _raise(error_of(message))),
-        }
-        joined.agents.hear(lambda: bool(heard), handlers, deadline=time.monotonic() + ANSWER_S)
+        handlers = {"listening": lambda node, message: heard.update(message if node == node_rank else {})}
+        deadline = time.monotonic() + ANSWER_S
+        joined.agents.hear(lambda: bool(heard), handlers, deadline=deadline, on_loss=lambda _, error: _raise(error))
         if not heard.get("port"):
             raise ClusterError(str(heard.get("error") or f"this host's agent says nothing for {ANSWER_S:g} s"))
         master = (joined.place[0], int(heard["port"]))
-        return ReadyHosts(master, joined.hosts, frozenset({node_rank}), joined.explain_loss)
+        return ReadyHosts(master, joined.hosts, frozenset({node_rank}))
 
 
 def _given_once(pipe: AgentPipe, name: str) -> Callable[[float | None], AgentPipe]:

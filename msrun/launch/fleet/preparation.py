@@ -7,18 +7,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import NoReturn
 
 from msrun import __version__, contract
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.messages import Message, pack_hosts, pack_text
 from msrun.cluster.own_thread import Inbox, describe_fault, traceback_of
 from msrun.cluster.proof import PROTOCOL
-from msrun.errors import ClusterError, MsrunError, RendezvousTimeout, UsageError
+from msrun.errors import ClusterError, MsrunError, RendezvousTimeout
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.agent_link import AgentLink
-from msrun.launch.fleet.agents import CLOSE_S, Agents
-from msrun.launch.fleet.event_loop import EventLoop
+from msrun.launch.fleet.agents import CLOSE_S, OF_LAUNCHER, Agents
 from msrun.launch.fleet.fleet_plan import spec_of_host
 from msrun.launch.fleet.log_collector import LogCollector
 from msrun.launch.fleet.opener import HostOpener
@@ -31,8 +29,9 @@ from msrun.launch.preflight.fleet_checks import (
     compare_hosts,
 )
 from msrun.launch.preflight.host_look import ReachResult, read_sources, shown_word
-from msrun.launch.preflight.host_report import HostAnswer, HostReport, explain_agent_end
+from msrun.launch.preflight.host_report import HostAnswer, HostReport
 from msrun.launch.remote.agent import HostJob
+from msrun.launch.transport.event_loop import EventLoop
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.assignment import assign_hosts
 from msrun.planning.hosts.forwarded import explain_kept_secrets, forwarded_environment
@@ -47,8 +46,6 @@ ANSWER_S = 60.0
 AFTER_LOSS_S = 1.0
 """How long the others may take to answer once a host that was reached has gone: what ends one often ends several."""
 SHOWN_NAMES = 6
-OF_LAUNCHER = -1
-"""In place of a host's node_rank, in the message of a `fault` of the launcher's own."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,6 @@ class ReadyHosts:
     """By node_rank, with the names and addresses that they have themselves."""
     shared: frozenset[int]
     """Node ranks of those that see the launcher's log directory."""
-    explain_loss: Callable[[int, Message], ClusterError]
     warnings: tuple[str, ...] = field(default=())
 
     def told(self, spec: LaunchSpec, master_port: int) -> dict[str, str | int]:
@@ -176,7 +172,7 @@ class Preparation:
             master = (address, port)
         shared = frozenset(node for node, answer in answers.items() if answer.report.sees_log_dir)
         warnings = tuple(describe_finding(one, entries) for one in self.findings if one.status == "warn")
-        return ReadyHosts(master, self._find_hosts(master[0], answers), shared, self.explain_loss, warnings)
+        return ReadyHosts(master, self._find_hosts(master[0], answers), shared, warnings)
 
     def _find_hosts(self, address: str, answers: Mapping[int, HostAnswer]) -> tuple[HostAssignment, ...]:
         """Return the hosts by their own names, and the addresses that they have towards node 0."""
@@ -188,13 +184,6 @@ class Preparation:
             )
             for assignment in self._assignments
         )
-
-    def explain_loss(self, node_rank: int, message: Message) -> ClusterError:
-        """Return why an agent has ended of which more was expected."""
-        entry = self._spec.host_entries[node_rank]
-        if message.get("exit_status") is None:
-            return ClusterError(str(message["reason"]))
-        return explain_agent_end(message["exit_status"], message.get("stderr", ""), entry)
 
     # -- connections --------------------------------------------------------------------------------------------------
 
@@ -253,8 +242,6 @@ class Preparation:
             "opened": self._on_opened,
             "checked": self._on_checked,
             "lost": self._on_lost,
-            "error": lambda node, m: self._refuse(node, error_of(m)),
-            "fault": lambda node, m: self._refuse(node, error_of(m)) if node != OF_LAUNCHER else raise_fault(m),
         }
         limit_s = self._spec.cluster_time_out_s
         deadline = self._begin + limit_s if limit_s >= 0 else None
@@ -265,9 +252,11 @@ class Preparation:
             handlers,
             deadline=deadline,
             every=line,
+            on_loss=self._refuse,
         )
         if self._loss_counts_at is not None:
-            self._agents.hear(lambda: len(self._answers) == total, handlers, deadline=self._loss_counts_at)
+            limit = self._loss_counts_at
+            self._agents.hear(lambda: len(self._answers) == total, handlers, deadline=limit, on_loss=self._refuse)
         elif not is_all:
             for link in self._agents.links:
                 why = "; connected, but its agent says nothing: it is slow to start, or stopped" if link.is_open else ""
@@ -277,7 +266,7 @@ class Preparation:
     def _on_lost(self, node: int, message: Message) -> None:
         """A host has gone: that takes the place of its answer."""
         has_answered, is_run = isinstance(self._answers.get(node), HostAnswer), self._logs is not None
-        self._refuse(node, self.explain_loss(node, message))
+        self._refuse(node, self._agents.explain_loss(message))
         if self._loss_counts_at is None and (has_answered or (is_run and node in self._sent_at)):  # --check shows all
             self._loss_counts_at = time.monotonic() + AFTER_LOSS_S
 
@@ -321,13 +310,11 @@ class Preparation:
         handlers = {
             "listening": lambda node, m: self._listening.update({} if node else m),
             "reached": lambda node, m: self._reached.__setitem__(node, ReachResult.from_json(m.get("result"))),
-            "lost": lambda node, m: self._lose(node, self.explain_loss(node, m)),
-            "error": lambda node, m: self._lose(node, error_of(m)),
-            "fault": lambda node, m: self._lose(node, error_of(m)) if node != OF_LAUNCHER else raise_fault(m),
         }
         links[0].send("listen", address=address, port=self._spec.master_port)
         deadline = time.monotonic() + ANSWER_S
-        self._agents.hear(lambda: bool(self._listening or self._has_failed()), handlers, deadline=deadline)
+        is_done: Callable[[], bool] = lambda: bool(self._listening or self._has_failed())  # noqa: E731
+        self._agents.hear(is_done, handlers, deadline=deadline, on_loss=self._lose)
         if not self._listening.get("port"):
             text = self._listening.get("error")
             code = contract.EXIT_USAGE if text else contract.EXIT_CLUSTER
@@ -337,9 +324,8 @@ class Preparation:
         port = int(self._listening["port"])
         for link in links[1:]:
             link.send("reach", address=address, port=port)
-        self._agents.hear(
-            lambda: len(self._reached) == len(links) - 1 or self._has_failed(), handlers, deadline=deadline
-        )
+        is_done = lambda: len(self._reached) == len(links) - 1 or self._has_failed()  # noqa: E731
+        self._agents.hear(is_done, handlers, deadline=deadline, on_loss=self._lose)
         silent = tuple(link.node_rank for link in links[1:] if link.node_rank not in self._reached)
         if silent and not self._has_failed():
             self._add_failure("scheduler", f"did not say in {ANSWER_S:g} s whether it can be reached", silent)
@@ -363,14 +349,3 @@ class Preparation:
 def _listed(what: str, names: Sequence[str]) -> str:
     more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
     return f", {what}: {fold(names[:SHOWN_NAMES])}{more}" if names else ""
-
-
-def raise_fault(message: Message) -> NoReturn:
-    """Raise what a thread of the launcher has met."""
-    raise error_of(message)
-
-
-def error_of(message: Message) -> MsrunError:
-    """Return the error that an agent tells of."""
-    text = str(message.get("text"))
-    return UsageError(text) if message.get("exit_code") == contract.EXIT_USAGE else ClusterError(text)

@@ -18,7 +18,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,9 +35,9 @@ from msrun.cluster.proof import PROTOCOL
 from msrun.cluster.rendezvous import forget_waiting, listen
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.directory.log_directory import write_private
-from msrun.launch.job import AgentPart, JobResult, look_at_host, plan_part, run_job
+from msrun.launch.job import AgentPart, JobResult, job_signals, look_at_host, plan_part, run_part
 from msrun.launch.preflight.host_look import make_host_report, try_reach
-from msrun.launch.remote.launcher_link import LauncherLink, take_stdio
+from msrun.launch.remote.launcher_link import LauncherLink, StdioPipe
 from msrun.launch.remote.log_sender import LogSender
 from msrun.launch.remote.spool import GIVEN_TABLE, hold_spool, listen_in, make_spool, remove_old_spools, remove_spool
 from msrun.launch.rendezvous import fleet_of
@@ -48,14 +48,13 @@ from msrun.planning.record_json import decode_record, encode_record
 from msrun.planning.spec import LaunchSpec
 
 
-class LauncherReport:
+class LauncherReport(Observer):
     """Passes a job's moments on to the launcher. A `Display`."""
-
-    tick_s: float | None = None
 
     def __init__(self, link: LauncherLink, plan: LaunchPlan, logs: LogSender | None) -> None:
         """`logs`: None where they stay on this host."""
-        self._link = link
+        self._link = self.user = link
+        self.stop_self: Callable[[], None] | None = None
         self._logs = logs
         self._is_between = False
         """An attempt is over, and no worker of the next has started."""
@@ -73,9 +72,6 @@ class LauncherReport:
             self._logs.begin_attempt()
             self._is_between = False
         self._link.send("event", moment=kind, fields=dict(fields))
-
-    def tick(self, membership: Membership) -> None:
-        """Nothing regular to pass on."""
 
     @property
     def observers(self) -> tuple[Observer, ...]:
@@ -231,7 +227,7 @@ class Agent:
         job, link = self._job, self._link
         spec = _own_spec(job, self._spool, message)
 
-        def display(plan: LaunchPlan, _faults: OwnFaults) -> LauncherReport:
+        def display(_spec: LaunchSpec, plan: LaunchPlan, _faults: OwnFaults) -> LauncherReport:
             paths = _paths_to_send(plan, is_shared=message["use_shared"], has_scheduler=job.has_scheduler)
             logs = self._logs = LogSender(paths, keep=_kept_files(plan), on_refused=self._tell_unfreed)
             link.send_logs(logs.next, logs.acknowledge)
@@ -240,21 +236,19 @@ class Agent:
         if self._listener is not None:
             forget_waiting(self._listener)
         home = str(job.spec.log_dir) if job.has_scheduler else ""
-        limit_s = STOPPED_SHARE * job.silence_s
-        part = AgentPart(
-            display,
-            link.obey,
-            link.orders,
-            link.pass_on,
-            _fleet(job, message),
-            message["master_port"],
-            self._listener,
-            user=link,
-            early_server=self._server,
-            home=home,
-            stopped_limit_s=limit_s,
-        )
-        result = run_job(spec, self._caller, job_id=job.job_id, is_last=True, part=part)
+        with job_signals(spec, is_last=True) as signals:
+            part = AgentPart(
+                display,
+                signals,
+                link,
+                _fleet(job, message),
+                message["master_port"],
+                self._listener,
+                early_server=self._server,
+                home=home,
+                stopped_limit_s=STOPPED_SHARE * job.silence_s,
+            )
+            result = run_part(spec, self._caller, part, job_id=job.job_id)
         tell_result(link, result)
 
 
@@ -319,7 +313,7 @@ def _kept_files(plan: LaunchPlan) -> int:
 
 def main() -> None:
     """Serve the launcher at the other end of stdin and stdout."""
-    link = LauncherLink(take_stdio())
+    link = LauncherLink(StdioPipe())
     link.start()
     agent = Agent(link)
     try:

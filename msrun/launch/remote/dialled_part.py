@@ -23,10 +23,10 @@ from msrun.cluster.hosts import Refused
 from msrun.cluster.messages import Message, unpack_hosts
 from msrun.errors import ClusterError, PeerFailed, RendezvousTimeout
 from msrun.launch.directory.jobs import of_job
-from msrun.launch.job import AgentPart, JobResult, open_display, run_job
+from msrun.launch.job import AgentPart, JobResult, open_display, run_part
 from msrun.launch.job_display import JobDisplay
 from msrun.launch.remote.agent import FETCH_S, STOPPED_SHARE, LauncherReport, tell_result, told_errors
-from msrun.launch.remote.launcher_link import LauncherLink, Stream
+from msrun.launch.remote.launcher_link import LauncherLink
 from msrun.launch.rendezvous import fleet_of, local_part
 from msrun.launch.transport.sealed import SealedPipe
 from msrun.planning.plan import LaunchPlan
@@ -139,8 +139,7 @@ class DialledPart:
             changed = f"has sent what cannot be read ({pipe.fault}): something between the hosts changes it"
             return f"lost {where}, which {changed if pipe.fault else why}"
 
-        stream = Stream(connection.fileno(), connection.fileno(), pipe)
-        self._link = LauncherLink(stream, silence_s=silence_s, explain_loss=explain)
+        self._link = LauncherLink(pipe, silence_s=silence_s, explain_loss=explain)
 
     def __enter__(self) -> DialledPart:
         self._link.start()
@@ -183,33 +182,22 @@ class DialledPart:
         on_directory: Callable[[str, Path], None],
         say: Callable[[str], None],
     ) -> JobResult:
-        """Run this host's part, from what `await_job` has returned. Other arguments and errors as `run_job`."""
+        """Run this host's part, from what `await_job` has returned. Other arguments and errors as `run_part`."""
         link = self._link
         hosts = unpack_hosts(message["hosts"])
         fleet = fleet_of(self._spec, message["node_rank"], hosts, message["master_addr"])
         say(f"all {len(hosts)} hosts have come; this is {fleet.own.describe()}")
-        spec = local_part(of_job(self._spec, message["job_id"]), fleet)
 
-        def display(plan: LaunchPlan, faults: OwnFaults) -> JobDisplay:
+        def display(spec: LaunchSpec, plan: LaunchPlan, faults: OwnFaults) -> JobDisplay:
             shown = open_display(spec, plan, faults, None, quiet=quiet)
-            shown.also = LauncherReport(link, plan, None)
+            shown.also, shown.stop_self = LauncherReport(link, plan, None), self._stop
             return shown
 
-        part = AgentPart(
-            display,
-            link.obey,
-            link.orders,
-            link.pass_on,
-            fleet,
-            message["master_port"],
-            home=str(spec.log_dir),
-            stopped_limit_s=STOPPED_SHARE * self._silence_s,
-            signals=self._signals,
-            stop_self=self._stop,
-            is_typed_here=True,
-        )
+        limit_s = STOPPED_SHARE * self._silence_s
+        part = AgentPart(display, self._signals, link, fleet, message["master_port"], stopped_limit_s=limit_s)
         with told_errors(link):
-            result = run_job(spec, caller, quiet=quiet, job_id=message["job_id"], on_directory=on_directory, part=part)
+            spec = local_part(of_job(self._spec, message["job_id"]), fleet)
+            result = run_part(spec, caller, part, job_id=message["job_id"], on_directory=on_directory)
         tell_result(link, result)
         with contextlib.suppress(KeyboardInterrupt):
             link.wait(FETCH_S)

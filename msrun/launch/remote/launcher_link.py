@@ -21,118 +21,61 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from msrun.agent.processes.terminal import TERMINAL_SAYS
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.coordinator import ORDERS
 from msrun.cluster.messages import Ledger, Message, MessageBuffer, MessageMissing, await_input, encode_message
-from msrun.cluster.own_thread import Inbox, OwnThread, describe_fault, print_fault, traceback_of
-from msrun.launch.transport.pipe import MARKER
-from msrun.launch.transport.sealed import SealedPipe
+from msrun.cluster.own_thread import Inbox, describe_fault, print_fault, traceback_of
+from msrun.launch.transport.event_loop import ByteChannel, EventLoop
+from msrun.launch.transport.pipe import MARKER, AgentPipe, SocketPipe
 
 READ_BYTES = 1 << 16
-WRITE_BYTES = 1 << 18
 
 
-class Descriptors:
-    """What is read from one descriptor and written to one, which may be the same."""
+class StdioPipe:
+    """What was stdin and stdout of this process; see `AgentPipe`."""
 
-    def __init__(self, reader: int, writer: int) -> None:
-        """Both are this object's from now on."""
-        self._reader, self._writer = reader, writer
-        for descriptor in {reader, writer}:
+    address = ""
+    exit_status: int | None = None
+
+    def __init__(self) -> None:
+        """Take them: what is printed from now on goes to stderr, what is read is empty."""
+        sys.stdout.flush()
+        self._reader, self.writer = os.dup(0), os.dup(1)
+        with open(os.devnull, "rb") as null:  # noqa: PTH123
+            os.dup2(null.fileno(), 0)
+        os.dup2(2, 1)
+        for descriptor in (self._reader, self.writer):
             os.set_blocking(descriptor, False)
 
-    def read(self) -> bytes:
-        """Return the next bytes; empty at the end. Raises OSError."""
-        return os.read(self._reader, READ_BYTES)
+    def fileno(self) -> int:
+        """Return the descriptor that is read."""
+        return self._reader
 
-    def write(self, data: bytes) -> int:
+    def read(self) -> bytes | None:
+        """Return the next bytes; empty at the end, None when there are none now."""
+        try:
+            return os.read(self._reader, READ_BYTES)
+        except BlockingIOError:
+            return None
+
+    def write(self, data: bytes | memoryview) -> int:
         """Write as much as there is room for, and return how much that was. Raises OSError."""
-        return os.write(self._writer, data)
+        try:
+            return os.write(self.writer, data)
+        except BlockingIOError:
+            return 0
 
     def close(self) -> None:
         """Close both."""
-        for descriptor in {self._reader, self._writer}:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
+        os.close(self._reader)
+        os.close(self.writer)
 
-
-class Stream:
-    """Owned by one thread. What cannot be sent at once is kept and sent by `flush`."""
-
-    def __init__(self, reader: int, writer: int, wire: SealedPipe | None = None) -> None:
-        """
-        Args:
-            reader, writer: what a selector looks at.
-            wire: what is read and written, this object's from now on; None = the two themselves.
-        """
-        self.reader, self.writer = reader, writer
-        self._wire = wire or Descriptors(reader, writer)
-        self._buffer = MessageBuffer()
-        self._unsent = bytearray(MARKER)
-        self.is_closed = False
-
-    @property
-    def unsent_bytes(self) -> int:
-        """How much waits for the other side to read."""
-        return len(self._unsent)
-
-    def send(self, message: Message) -> None:
-        """Send a message, or as much of it as can be sent now."""
-        self.send_bytes(encode_message(message))
-
-    def send_bytes(self, data: bytes) -> None:
-        """Send a message that was encoded before."""
-        self._unsent += data
-        self.flush()
-
-    def flush(self) -> None:
-        """Send what is left, as far as it goes."""
-        while self._unsent and not self.is_closed:
-            try:
-                count = self._wire.write(bytes(self._unsent[:WRITE_BYTES]))
-            except (BlockingIOError, InterruptedError):
-                return
-            except OSError:  # it has gone; what it has said before is still to be read, and then the end
-                count = len(self._unsent)
-            if not count:
-                return
-            del self._unsent[:count]
-
-    def receive(self) -> list[Message]:
-        """Return whole messages that have come; sets `is_closed` at the end, and when what comes is no message."""
-        try:
-            data = self._wire.read()
-        except (BlockingIOError, InterruptedError):
-            return []
-        except OSError:
-            data = b""
-        if data is None:
-            return []
-        try:
-            if data:
-                return self._buffer.feed(data)
-        except ValueError:
-            pass
-        self.is_closed = True
-        return []
-
-    def close(self) -> None:
-        """Close what it goes over."""
-        self.is_closed = True
-        self._wire.close()
-
-
-def take_stdio() -> Stream:
-    """Return stdin and stdout as a stream; what is printed from now on goes to stderr, what is read is empty."""
-    sys.stdout.flush()
-    reader, writer = os.dup(0), os.dup(1)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.dup2(2, 1)
-    os.close(null)
-    return Stream(reader, writer)
+    def stderr_text(self) -> str:
+        """Nothing: it is this process's own."""
+        return ""
 
 
 CLOSED = "has closed its connection: msrun was killed there, or the host went down"
@@ -142,16 +85,17 @@ WINDOW_BYTES = 4 << 20
 ORPHAN_S = 5.0
 """How long an agent whose connection was closed waits for another one; a cut one is given up later."""
 CLOSE_S = 2.0
+POLL_S = 0.01
 PAUSE_S = 3600.0
 """How long a launcher may be silent that has said that it is stopped."""
 
 
-class LauncherLink(OwnThread):
+class LauncherLink:
     """Serves one agent. `close` it when the agent is done. A fault of its own is told to the launcher as `fault`."""
 
     def __init__(
         self,
-        stream: Stream,
+        pipe: AgentPipe,
         clock: Callable[[], float] = time.monotonic,
         *,
         silence_s: float = 60.0,
@@ -159,16 +103,16 @@ class LauncherLink(OwnThread):
     ) -> None:
         """
         Args:
+            pipe: leads to the launcher.
             silence_s: how long the launcher may give no sign of life; `resume_at` may say it anew.
             explain_loss: what the job is told when it has gone, from what it has done; None = a launcher that has
                 started this agent.
         """
-        super().__init__("msrun-launcher-link", self._serve, self._tell_fault, goes_on=True)
         self._clock = clock
-        self._stream: Stream | None = stream
+        self.loop = EventLoop(1, self._tell_fault, name="msrun-launcher-link", clock=clock)
+        self._messages = MessageBuffer()
         self._is_attached = True
         """Whether the other side has said what it has seen; until then only old messages are to be sent again."""
-        self._outbox = Inbox()
         self._inbox = Inbox()
         self._wishes: deque[Message] = deque()
         """Taken from the inbox, and not yet returned by `wait`."""
@@ -192,12 +136,17 @@ class LauncherLink(OwnThread):
         self.goes_on = threading.Event()
         """Set but while the launcher has said that it is stopped."""
         self.goes_on.set()
-        self._ends_at = 0.0
-        """When the thread ends though something is unsent (s of `time.monotonic`); 0 = it is not to end yet."""
         self._signals: SignalPipe | None = None
         self._early_signals: list[int] = []
         """Those that came before the job could hear them."""
         self._signal_lock = threading.Lock()
+        self._channel: ByteChannel | None = None
+        self.loop.call(partial(self._talk, pipe))
+        self.loop.call(self._tick)
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self.loop.start()
 
     # -- for the agent's main thread ----------------------------------------------------------------------------------
 
@@ -207,7 +156,7 @@ class LauncherLink(OwnThread):
 
     def pass_on(self, message: Message) -> None:
         """Tell the launcher what the job says."""
-        self._outbox.post(message)
+        self.loop.call(partial(self._say, message))
 
     def show(self, data: bytes) -> None:
         """Have the user see what a rank has written to its terminal."""
@@ -239,7 +188,12 @@ class LauncherLink(OwnThread):
         Args:
             silence_s: how long the launcher may give no sign of life.
         """
-        self._outbox.post({"type": "_resume", "listener": listener, "silence_s": silence_s})
+
+        def accept() -> None:
+            self._listener, self._silence_s = listener, silence_s
+            self.loop.selector.register(listener, selectors.EVENT_READ, self)
+
+        self.loop.call(accept)
 
     def obey(self, signals: SignalPipe) -> None:
         """Have the job, which reads these signals, told of the launcher's from now on."""
@@ -257,21 +211,42 @@ class LauncherLink(OwnThread):
             next_log: returns the next message, None when there is nothing new.
             acknowledge: told that so many more of the messages have come, in their order.
         """
-        self._outbox.post({"type": "_logs", "next": next_log, "acknowledge": acknowledge})
+
+        def begin() -> None:
+            self._next_log, self._acknowledge_logs = next_log, acknowledge
+            self._send_logs()
+
+        self.loop.call(begin)
 
     def finish_logs(self) -> None:
         """Send `logs_end` once everything that is written now has been sent."""
-        self._outbox.post({"type": "_logs_end"})
+
+        def finish() -> None:
+            self._has_logs = False
+            self._send_logs()
+
+        self.loop.call(finish)
 
     def close(self) -> None:
         """Send what is waiting, if somebody reads it, and end the thread."""
-        self._outbox.post({"type": "_close"})
-        self.join(CLOSE_S + 1.0)
-        if not self.is_alive():
-            self.orders.close()
-            self.said.close()
-            self._inbox.close()
-            self._outbox.close()
+        end, has_begun = time.monotonic() + CLOSE_S, threading.Event()
+
+        def begin() -> None:
+            self._is_closing = True
+            has_begun.set()
+
+        self.loop.call(begin)
+        if not self.loop.has_ended:
+            has_begun.wait(CLOSE_S)
+        while (channel := self._channel) and channel.has_unsent and not self.loop.has_ended and time.monotonic() < end:
+            time.sleep(POLL_S)
+        self.loop.call(self._hang_up)
+        self.loop.close(time.monotonic() + 1.0)
+        if self.loop.has_ended:
+            for inbox in (self.orders, self.said, self._inbox):
+                inbox.close()
+            if self._listener is not None:
+                self._listener.close()
 
     @property
     def unsent_logs(self) -> set[str]:
@@ -284,60 +259,18 @@ class LauncherLink(OwnThread):
 
     # -- the thread ---------------------------------------------------------------------------------------------------
 
-    def _serve(self) -> None:
-        """Serve until `close`."""
-        while not self._ends_at or (
-            time.monotonic() < self._ends_at and self._stream is not None and self._stream.unsent_bytes
-        ):
-            self._look(0.05 if self._ends_at else LOG_TICK_S)
-            if self._is_closing and not self._ends_at:
-                self._ends_at = time.monotonic() + CLOSE_S
-        if self._stream is not None:
-            self._stream.close()
-        if self._listener is not None:
-            self._listener.close()
+    def _talk(self, pipe: AgentPipe) -> None:
+        self._messages, self._heard_at = MessageBuffer(), self._clock()
+        writer = pipe.writer if isinstance(pipe, StdioPipe) else None
+        channel = ByteChannel(self.loop, pipe, self._on_bytes, self._on_end, lambda: True, writer)
+        self._channel = channel
+        channel.send(MARKER)
+        channel.start()
 
-    def _look(self, wait_s: float) -> None:
-        stream = self._stream
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._outbox, selectors.EVENT_READ)
-            if self._listener is not None:
-                selector.register(self._listener, selectors.EVENT_READ)
-            if stream is not None:
-                writes = selectors.EVENT_WRITE if stream.unsent_bytes else 0
-                if stream.reader == stream.writer:
-                    selector.register(stream.reader, selectors.EVENT_READ | writes)
-                else:
-                    selector.register(stream.reader, selectors.EVENT_READ)
-                    if writes:
-                        selector.register(stream.writer, selectors.EVENT_WRITE)
-            for key, _ in selector.select(wait_s):
-                if key.fileobj is self._listener:
-                    self._accept()
-        self._take_wishes()
-        if self._stream is not None:
-            self._stream.flush()
-            try:
-                self._receive(self._stream)
-            except (ValueError, TypeError, LookupError, OverflowError, OSError) as error:  # no launcher says that
-                sys.stderr.write(f"msrun agent: left the launcher, which says {type(error).__name__}: {error}\n")
-                self._part()
-            self._send_logs()
+    def _tick(self) -> None:
+        self.loop.call_later(LOG_TICK_S, self._tick)
         self._look_at_clock()
-
-    def _take_wishes(self) -> None:
-        for wish in self._outbox.take():
-            kind = wish["type"]
-            if kind == "_close":
-                self._is_closing = True
-            elif kind == "_resume":
-                self._listener, self._silence_s = wish["listener"], wish["silence_s"]
-            elif kind == "_logs":
-                self._next_log, self._acknowledge_logs = wish["next"], wish["acknowledge"]
-            elif kind == "_logs_end":
-                self._has_logs = False
-            else:
-                self._say(wish)
+        self._send_logs()
 
     def _say(self, message: Message) -> int:
         stamped = self._ledger.stamp(message)
@@ -346,9 +279,13 @@ class LauncherLink(OwnThread):
         except BaseException:
             self._ledger.retract(stamped)
             raise
-        if self._stream is not None and self._is_attached:
-            self._stream.send_bytes(data)
+        if self._is_attached:
+            self._put(data)
         return int(stamped["seq"])
+
+    def _put(self, data: bytes) -> None:
+        if self._channel is not None:
+            self._channel.send(data)
 
     def _tell_fault(self, error: BaseException) -> None:
         """Have the launcher end the job, which the thread still serves."""
@@ -356,7 +293,7 @@ class LauncherLink(OwnThread):
         self._say({"type": "fault", "text": describe_fault(error), "traceback": traceback_of(error)})
 
     def _send_logs(self) -> None:
-        while self._is_attached and sum(self._log_bytes.values()) < WINDOW_BYTES:
+        while self._channel is not None and self._is_attached and sum(self._log_bytes.values()) < WINDOW_BYTES:
             message = self._next_log()
             if message is None:
                 if not self._has_logs and self._next_log is not _nothing:
@@ -365,25 +302,45 @@ class LauncherLink(OwnThread):
                 return
             self._log_bytes[self._say(message)] = len(message.get("data", ""))
 
-    def _receive(self, stream: Stream) -> None:
-        for message in stream.receive():
-            if stream.is_closed:
-                break
-            self._heard_at = self._clock()
-            kind = message.get("type")
-            if kind in ("beat", "attach"):
-                self._acknowledge(message.get("seen"))
-            if kind == "beat":
-                stream.send({"type": "beat", "seen": self._ledger.seen})
-            elif kind == "attach":
-                stream.send({"type": "attached", "seen": self._ledger.seen})
-                self._is_attached = True
-                for kept in self._ledger.unseen():
-                    stream.send(kept)
-            else:
-                self._take(stream, message)
-        if stream.is_closed:
+    def _on_bytes(self, channel: ByteChannel, data: bytes) -> None:
+        if channel is not self._channel:
+            return
+        try:
+            messages = self._messages.feed(data)
+        except ValueError:  # what comes is no message
             self._part()
+            return
+        try:
+            for message in messages:
+                self._take(message)
+        except MessageMissing:  # the launcher sends it again on another connection
+            self._part()
+        except (ValueError, TypeError, LookupError, OverflowError, OSError) as error:  # no launcher says that
+            sys.stderr.write(f"msrun agent: left the launcher, which says {type(error).__name__}: {error}\n")
+            self._part()
+        self.loop.call(self._send_logs)
+
+    def _on_end(self, channel: ByteChannel) -> None:
+        channel.pipe.close()
+        if channel is self._channel:
+            self._channel = None
+            self._note_parting()
+            self._abandon_alone()
+
+    def _take(self, message: Message) -> None:
+        self._heard_at = self._clock()
+        kind = message.get("type")
+        if kind in ("beat", "attach"):
+            self._acknowledge(message.get("seen"))
+        if kind == "beat":
+            self._put(encode_message({"type": "beat", "seen": self._ledger.seen}))
+        elif kind == "attach":
+            self._put(encode_message({"type": "attached", "seen": self._ledger.seen}))
+            self._is_attached = True
+            for kept in self._ledger.unseen():
+                self._put(encode_message(kept))
+        elif self._ledger.take(message):
+            self._heed(message)
 
     def _acknowledge(self, seen: object) -> None:
         self._ledger.acknowledge(seen)
@@ -393,13 +350,6 @@ class LauncherLink(OwnThread):
                 del self._log_bytes[number]
             if come:
                 self._acknowledge_logs(len(come))
-
-    def _take(self, stream: Stream, message: Message) -> None:
-        try:
-            if self._ledger.take(message):
-                self._heed(message)
-        except MessageMissing:  # the launcher sends it again on another connection
-            stream.close()
 
     def _heed(self, message: Message) -> None:
         if message["type"] == "signal":
@@ -424,39 +374,44 @@ class LauncherLink(OwnThread):
             else:
                 self._signals.tell(signum)
 
-    def _accept(self) -> None:
+    def handle(self, _mask: int) -> None:
+        """Take another connection; called by the loop."""
         assert self._listener is not None
         try:
             connection, _ = self._listener.accept()
         except OSError:
             return
         self._hang_up()
-        descriptor = connection.detach()
-        self._stream = Stream(descriptor, descriptor)
         self._is_attached = False
-        self._heard_at = self._clock()
+        self._talk(SocketPipe(ours=connection))
 
     def _hang_up(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
-            if self._is_attached:  # one that comes late for a launcher that has gone says nothing: no sign of life
-                self._parted_at = self._clock()
+        if (channel := self._channel) is not None:
+            channel.stop(channel.pipe.close)
+            self._channel = None
+            self._note_parting()
+
+    def _note_parting(self) -> None:
+        if self._is_attached:  # one that comes late for a launcher that has gone says nothing: no sign of life
+            self._parted_at = self._clock()
 
     def _part(self, why: str = CLOSED) -> None:
         self._hang_up()
+        self._abandon_alone(why)
+
+    def _abandon_alone(self, why: str = CLOSED) -> None:
         if self._listener is None:  # there is nothing to come back for
             self._abandon(why)
 
     def _look_at_clock(self) -> None:
         now = self._clock()
         silence_s = self._silence_s if self.goes_on.is_set() else PAUSE_S
-        if self._stream is not None and now - self._heard_at > silence_s:
+        if self._channel is not None and now - self._heard_at > silence_s:
             if self._explain_loss is None:
                 self._say_silence(silence_s)
             self._part(f"has given no sign of life for {now - self._heard_at:.0f} s: its host or the network is down")
             self._abandon(CLOSED)
-        elif self._stream is None and now - self._parted_at > min(ORPHAN_S, self._silence_s):
+        elif self._channel is None and now - self._parted_at > min(ORPHAN_S, self._silence_s):
             self._abandon(CLOSED)
 
     def _say_silence(self, silence_s: float) -> None:

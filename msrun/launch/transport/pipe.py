@@ -46,8 +46,6 @@ class AgentPipe(Protocol):
 
     address: str
     """Numeric address of the host as it is reached from here; empty when that is not known."""
-    tells_room: bool
-    """Whether a selector tells when `write` has room again; where not, it is to be tried again."""
 
     def fileno(self) -> int:
         """Return a descriptor that a selector finds readable when `read` is to be called."""
@@ -104,15 +102,15 @@ END_S = 2.0
 
 
 class SocketPipe:
-    """The launcher's end of a socket pair, whose other end leads to an agent; see `AgentPipe`."""
+    """One end of a socket pair, or of a connection on this host; see `AgentPipe`."""
 
-    tells_room = True
-
-    def __init__(self, address: str = "") -> None:
-        """Open the pair, of which `_theirs` is for the other side."""
+    def __init__(self, address: str = "", ours: socket.socket | None = None) -> None:
+        """Open a pair, of which `_theirs` is for the other side, unless there is a connection: `ours`."""
         self.address = address
         self._held = b""
-        self._socket, self._theirs = socket.socketpair()  # who waits for one is woken by its end; not so with pipes
+        if ours is None:
+            ours, self._theirs = socket.socketpair()  # who waits for one is woken by its end; not so with pipes
+        self._socket = ours
         self._socket.settimeout(0.0)
 
     def fileno(self) -> int:
@@ -141,6 +139,19 @@ class SocketPipe:
             return self._socket.send(data)
         except BlockingIOError:
             return 0
+
+    def close(self) -> None:
+        """End the connection."""
+        self._socket.close()
+
+    @property
+    def exit_status(self) -> int | None:
+        """Not known: what is at the other end is no child of this process."""
+        return None
+
+    def stderr_text(self) -> str:
+        """Return nothing."""
+        return ""
 
     def wait_for_login(self, time_left: Callable[[], float], end: int | None = None) -> bool | None:
         """Wait for the line of a login shell, and drop it and what came before; any noise without it is kept.

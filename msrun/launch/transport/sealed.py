@@ -10,8 +10,6 @@ RECORD_BYTES = 1 << 17
 class SealedPipe:
     """Bytes go as sealed records. A `write` that was held up has to be given the same bytes again, as TLS has it."""
 
-    tells_room = True
-
     def __init__(self, connection: Connection, address: str) -> None:
         """`connection`: past its handshake; this object's from now on. `address`: numeric, of the other side."""
         self.address = address

@@ -11,15 +11,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from failure_reports import fault_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from supervised_job import FAILED, HostJob, Job
+from supervised_job import Job
 
 from msrun.agent.processes.process_spec import SCHEDULER_ID
 from msrun.cluster.coordinator import Coordinator
 from msrun.cluster.membership import RestartPolicy
 from msrun.cluster.messages import Message
+
+FAILED = 7 << 8
 
 
 class ForkServer:
@@ -77,27 +78,21 @@ class ForkServer:
     def give_store(self) -> None:
         """The scheduler answers to a restart."""
         self._stores += 1
-        self.job.has_store(self.job.moments.of("restarting")[self._stores - 1]["attempt"])
-        self.heed()
-
-    def wait_over(self) -> None:
-        """The delay before a restart has passed."""
-        self.job.run_timer("restart")
+        self.job.do("store")
         self.heed()
 
     def interrupt(self) -> None:
-        self.job.loop._on_signal(signal.SIGTERM)
+        self.job.do("signal SIGTERM")
         self.heed()
 
     def steps(self, rng: random.Random) -> list[Any]:
         """Return what may happen next here."""
         job = self.job
-        if job.loop._over:
+        if job.loop.is_over:
             return []
         found: list[Any] = [self.tell] * (2 if self.said else 0)
         found += [self.start_next] * bool(self.waiting) + [lambda: self.end(rng)] * bool(self.running)
-        found += [self.give_store] * (self._stores < len(job.moments.of("restarting")))
-        return found + [self.wait_over] * job.loop._timers.is_set("restart")
+        return found + [self.give_store] * (self._stores < len(job.moments.of("restarting")))
 
 
 @settings(max_examples=50, deadline=None)
@@ -115,8 +110,8 @@ def test_any_life_of_one_host_ends_with_its_first_failure_and_nothing_running(se
             else:
                 rng.choice(steps)()
         job.close()
-    assert job.loop._over and not server.running and not server.waiting
-    attempts = [*job.loop._attempts.past, job.attempt]
+    assert job.loop.is_over and not server.running and not server.waiting
+    attempts = job.loop.result.attempts
     assert [attempt.number for attempt in attempts] == [*range(len(attempts))] and len(attempts) <= 2
     assert all(attempt.has_failed for attempt in attempts[:-1]), "only a failure starts a job again"
     if len(attempts) == 1 and job.attempt.membership.first_failure is not None:
@@ -127,28 +122,26 @@ def test_any_life_of_one_host_ends_with_its_first_failure_and_nothing_running(se
     assert len(job.moments.of("stopping")) <= len(attempts)
 
 
-class Host(HostJob):
+class Host(Job):
     """One of two hosts whose coordinator hears and says what the test carries."""
 
     def __init__(self, folder: Path, node_rank: int) -> None:
         self.node_rank = node_rank
-        self.ranks = (2 * node_rank, 2 * node_rank + 1)
         folder.mkdir()
-        super().__init__(folder)
-        self.unheard: deque[Message] = deque()
+        super().__init__(folder, node_rank=node_rank)
+        self.unheard = deque[Message]()
         """What the coordinator has not heard yet."""
-        self.orders: deque[Message] = deque()
+        self.waiting: deque[Message] = deque()
         """What this host has not heard yet."""
         self.fork_server = ForkServer(self)
         self.is_lost = False
-        self.loop.join(
-            self.inbox,
-            self.unheard.append,
-            lambda attempt: fault_of(node_rank, f"node {node_rank}: {attempt.end_reason()}", 7),
-        )
+
+    def collect(self) -> None:
+        self.unheard.extend(self.told)
+        self.told.clear()
 
     def take_order(self) -> None:
-        self.hear(**{"kind" if name == "type" else name: value for name, value in self.orders.popleft().items()})
+        self.order(**{"kind" if name == "type" else name: value for name, value in self.waiting.popleft().items()})
         self.fork_server.heed()
 
 
@@ -169,7 +162,7 @@ def test_any_life_of_two_hosts_ends_on_both_for_the_same_reason(seed: int, resta
 
         def give(orders: list[Message]) -> None:
             for host in hosts:
-                host.orders.extend(orders)
+                host.waiting.extend(orders)
 
         def carry(host: Host) -> None:
             give(coordinator.hear(host.node_rank, host.unheard.popleft()))
@@ -179,27 +172,29 @@ def test_any_life_of_two_hosts_ends_on_both_for_the_same_reason(seed: int, resta
             give(coordinator.lost(host.node_rank, f"lost {host.node_rank}"))
 
         while True:
+            for host in hosts:
+                host.collect()
             for host in hosts:  # who was told twice to end waits for nobody
-                if host.loop._over and not (host.unheard or host.is_lost or coordinator.is_over):
+                if host.loop.is_over and not (host.unheard or host.is_lost or coordinator.is_over):
                     lose(host)
             living = [host for host in hosts if not host.is_lost]
             assert len(running(living)) < 2, "workers of two attempts at a time"
             steps = [step for host in living for step in host.fork_server.steps(rng)]
             steps += [lambda host=host: carry(host) for host in living if host.unheard]
-            steps += [host.take_order for host in living if host.orders and not host.loop._over]
+            steps += [host.take_order for host in living if host.waiting and not host.loop.is_over]
             if not steps:
                 break
             chance, host = rng.random(), rng.choice(living)
-            if chance < 0.01 and not host.loop._over:
+            if chance < 0.01 and not host.loop.is_over:
                 host.fork_server.interrupt()
             elif chance < 0.013:
                 lose(host)
             else:
                 rng.choice(steps)()
         living = [host for host in hosts if not host.is_lost]
-        assert coordinator.is_over and all(host.loop._over for host in living)
+        assert coordinator.is_over and all(host.loop.is_over for host in living)
         assert running(living) == set() and coordinator.attempt <= restarts
-        heard_all = [host for host in living if not host.orders]  # who was told twice to end has left before
+        heard_all = [host for host in living if not host.waiting]  # who was told twice to end has left before
         assert {host.attempt.number for host in heard_all} <= {coordinator.attempt}
-        assert all(host.loop.report == coordinator.report for host in heard_all)
+        assert all(host.loop.result.report == coordinator.report for host in heard_all)
         assert {host.attempt.has_failed for host in heard_all} <= {coordinator.report is not None}

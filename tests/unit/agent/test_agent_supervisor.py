@@ -1,20 +1,133 @@
-"""The agent's event loop against a fork server that says what the test wants."""
+"""The agent's event loop: what happens on a host and what its coordinator orders in, what is asked and told out."""
 
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from supervised_job import FAILED, Job, kinds
+from failure_reports import fault_of
+from supervised_job import Job, kinds
 
 from msrun import contract
-from msrun.agent import supervisor
 from msrun.agent.processes.process_spec import FIRST_SERVER_ID, SCHEDULER_ID
+from msrun.agent.watch import job_watch
 from msrun.agent.watch.progress_board import Progress
+from msrun.agent.watch.watchdog import Hang
 from msrun.cluster.membership import WorkerState
-from msrun.errors import ClusterError, HangTimeout, Interrupted
+from msrun.errors import PeerFailed
+from msrun.planning.record_json import encode_record
+
+FAILED, DONE, STOPPED = WorkerState.FAILED, WorkerState.DONE, WorkerState.STOPPED
+LOST = f"lose {SCHEDULER_ID} 9"
+KILLED = f"lose {SCHEDULER_ID}"
+SERVER_LOST = f"lose {FIRST_SERVER_ID} 7"
+TWICE = {"max_restarts": 2}
+
+ALONE: dict[str, tuple[dict[str, Any], list[str], list[str], str]] = {
+    # what happens: options, events, what the fork server was asked for, and how the job ends or why it goes on
+    "all workers end well": ({}, ["run", "exit 0", "exit 1"], ["start", "start"], "over: all workers ended"),
+    "one has ended well": ({}, ["run", "exit 0"], ["start", "start"], "goes on"),
+    "a worker fails": (
+        {},
+        ["run", "exit 0 7"],
+        ["start", "start", "stop"],
+        "goes on: rank 0 failed first: exit code 7",
+    ),
+    "all have failed": ({}, ["run", "fail"], ["start", "start", "stop", "sweep"], "goes on"),
+    "it starts again": ({}, ["run", "fail", "again"], ["start", "start", "stop", "sweep", "start"], "goes on"),
+    "it fails twice": (
+        {},
+        ["run", "fail", "again", "start 0", "start 1", "fail"],
+        ["stop"],
+        "over: rank 0 failed first",
+    ),
+    "there is no fresh store": ({}, ["run", "fail", "swept", "wait 9"], ["stop", "sweep"], "goes on"),
+    "there is never one": (
+        {},
+        ["run", "fail", "swept", "wait 11"],
+        ["sweep"],
+        "over: cannot start again: the scheduler",
+    ),
+    "the delay is not over": (
+        TWICE,
+        ["run", "fail", "again", "start 0", "start 1", "fail", "again"],
+        ["sweep"],
+        "goes on",
+    ),
+    "the delay is over": (
+        TWICE,
+        ["run", "fail", "again", "start 0", "start 1", "fail", "again", "wait 1"],
+        ["sweep", "start"],
+        "goes on",
+    ),
+    "nobody sweeps": ({}, ["run", "fail", "wait 10"], ["sweep"], "over: the fork server ended unexpectedly"),
+    "somebody survives": ({}, ["run", "fail", "swept 4711"], ["sweep"], "over: cannot start again: [4711] run still"),
+    "interrupted between two attempts": ({}, ["run", "fail", "signal SIGINT", "swept"], ["sweep"], "over: stopped by"),
+    "interrupted before anything": ({}, ["signal SIGTERM", "ready"], [], "over: stopped by SIGTERM"),
+    "interrupted while workers start": (
+        {},
+        ["ready", "scheduler", "signal SIGTERM"],
+        ["start", "start", "stop"],
+        "goes on: stopped by SIGTERM",
+    ),
+    "the last of them was never started": (
+        {},
+        ["ready", "scheduler", "signal SIGTERM", "start 0", "told 1", "killed 0 SIGTERM"],
+        ["stop"],
+        "over: stopped by SIGTERM",
+    ),
+    "it was told to end": ({}, ["run", "signal SIGTERM", "told", "fail"], ["stop"], "over: stopped by SIGTERM"),
+    "a second interrupt": (
+        {},
+        ["run", "signal SIGINT", "signal SIGINT"],
+        ["stop", "stop"],
+        "goes on: stopped by SIGINT",
+    ),
+    "another signal after it": ({}, ["run", "signal SIGINT", "signal SIGTERM"], ["start", "stop"], "goes on"),
+    "a signal for workers": (
+        {"forward_signals": (signal.SIGUSR1,)},
+        ["run", "exit 0", "signal SIGUSR1"],
+        ["start", "signal"],
+        "goes on",
+    ),
+    "workers start too late": (
+        {"cluster_time_out_s": 60},
+        ["ready", "scheduler", "start 0", "wait 60"],
+        ["start", "stop"],
+        "goes on: --cluster_time_out 60: 1 of 2 workers were not started in time on node-a (ranks 1)",
+    ),
+    "they may take for ever": ({"cluster_time_out_s": -1}, ["ready", "scheduler", "wait 9999"], ["start"], "goes on"),
+    "the limit ends with the last": ({"cluster_time_out_s": 60}, ["run", "wait 61"], ["start"], "goes on"),
+    "a stop takes too long": ({"grace_s": 5.0}, ["run", "exit 0 7", "wait 8"], ["prepare"], "goes on"),
+    "the fork server ends alone": ({"max_restarts": 0}, ["run", "hangup"], [], "over: the fork server ended"),
+    "another takes its place": (
+        {},
+        ["run", "hangup", "ready", "scheduler", "store"],
+        ["prepare", "start", "start"],
+        "goes on",
+    ),
+    "that is lost, too": ({}, ["run", "hangup", "ready", "hangup"], [], "over: the fork server ended unexpectedly"),
+    "the scheduler ends by itself": (
+        {},
+        ["run", LOST, "told", "fail"],
+        ["stop"],
+        "over: the scheduler ended (exit code 9)",
+    ),
+    "the scheduler is killed": ({}, ["run", KILLED, "told", "fail"], ["prepare"], "goes on"),
+    "it ends after the job": ({}, ["run", "exit 0", "exit 1", LOST], ["start"], "over: all workers ended"),
+    "a server ends before workers": ({}, [SERVER_LOST], [], "goes on"),
+    "a server ends beside them": ({}, ["run", SERVER_LOST], ["stop"], "goes on: server 0 "),
+    "a server ends while they are stopped": (
+        {},
+        ["run", "signal SIGTERM", SERVER_LOST],
+        ["stop"],
+        "goes on: stopped by",
+    ),
+}
 
 
 @pytest.fixture
@@ -24,446 +137,376 @@ def job(tmp_path: Path) -> Iterator[Job]:
     made.close()
 
 
-def test_words_about_an_attempt_that_is_over_do_not_end_the_next_one(job: Job) -> None:
-    job.begin()
-    job.start()
-    job.fail()
-    assert kinds(job.heard()) == ["start", "start", "stop", "sweep"]
-    job.start()
-    job.say("told", attempt=0, not_started=[])
-    membership = job.loop._attempt.membership
-    assert not membership.are_told
-    job.say("exited", process_id=1, status=FAILED, peak_bytes=0.0, at=2.0)
-    assert membership.members[1].state is WorkerState.FAILED, "by itself, not stopped by msrun"
-    job.say("told", attempt=1, not_started=[])
-    assert membership.are_told
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Job]:
+    """Node 1 of two."""
+    made = Job(tmp_path, node_rank=1)
+    made.do("run")
+    made.heard()
+    yield made
+    made.close()
 
 
-def test_job_does_not_start_again_beside_processes_that_could_not_be_ended(job: Job) -> None:
-    job.begin()
-    job.start()
-    job.fail()
-    job.heard()
-    job.say("swept", survivors=[4711])
-    fault = job.loop._attempt.fault
-    assert isinstance(fault, ClusterError)
-    assert str(fault) == "cannot start again: [4711] run still"
-    assert job.loop._over
-    assert "start" not in kinds(job.heard())
-
-
-def test_restart_waits_for_a_store_without_what_the_last_attempt_left(job: Job) -> None:
-    job.begin()
-    job.start()
-    job.fail()
-    job.say("swept", survivors=[])
-    job.heard()
-    job.run_timer("restart")
-    assert job.heard() == [], "there is no fresh store yet"
-    job.has_store(1)
-    assert kinds(job.heard()) == ["start"]
-
-
-def test_restart_waits_for_its_delay_when_the_store_is_fresh(job: Job) -> None:
-    job.begin()
-    job.start()
-    job.fail()
-    job.say("swept", survivors=[])
-    job.heard()
-    job.has_store(1)
-    assert job.heard() == []
-    job.run_timer("restart")
-    assert kinds(job.heard()) == ["start"]
-
-
-def test_store_that_is_fresh_after_the_job_was_stopped_starts_nothing(job: Job) -> None:
-    job.begin()
-    job.start()
-    job.fail()
-    job.say("swept", survivors=[])
-    job.loop._on_signal(signal.SIGTERM)
-    job.heard()
-    job.has_store(1)
-    assert job.heard() == []
-
-
-def test_restart_without_an_answer_of_the_scheduler_is_given_up(job: Job) -> None:
-    job.begin()
-    job.start()
-    job.fail()
-    job.say("swept", survivors=[])
-    job.run_timer("store")
-    assert "cannot start again: the scheduler has not answered" in str(job.loop._attempt.fault)
-    assert job.loop._over
-
-
-def test_workers_that_have_not_said_that_they_started_are_told_to_end_all_the_same(job: Job) -> None:
-    job.begin()
-    job.heard()
-    job.loop._on_signal(signal.SIGTERM)
-    assert kinds(job.heard()) == ["stop"]
-    assert not job.loop._over, "the fork server may have started them"
-    job.say("started", process_id=0, pid=101, at=0.0)
-    job.say("told", attempt=0, not_started=[1])
-    job.say("exited", process_id=0, status=signal.SIGTERM, peak_bytes=0.0, at=1.0)
-    states = [member.state for member in job.loop._attempt.membership.members.values()]
-    assert states == [WorkerState.STOPPED, WorkerState.STOPPED]
-    assert job.loop._over
-    assert isinstance(job.loop._attempt.fault, Interrupted)
-
-
-def test_end_before_anything_was_asked_for_is_at_once(job: Job) -> None:
-    job.loop._on_signal(signal.SIGTERM)
-    assert job.loop._over
-    assert job.heard() == []
-
-
-def test_process_that_cannot_be_started_ends_the_job_with_the_servers_words(job: Job) -> None:
-    job.begin()
-    job.say("started", process_id=0, pid=101, at=0.0)
-    job.heard()
-    job.say("cannot_start", reason="cannot start worker 1: no room")
-    assert str(job.loop._attempt.fault) == "cannot start worker 1: no room, on node-a"
-    assert kinds(job.heard()) == ["stop"]
-
-
-def test_job_whose_workers_all_end_well_is_over(job: Job) -> None:
-    job.begin()
-    job.start()
-    job.end(0)
-    assert not job.loop._over
-    job.end(1)
-    assert job.loop._over
-    assert not job.attempt.has_failed
-    assert job.attempt.peak_bytes == {0: 7.0, 1: 7.0}
-    assert [moment["global_rank"] for moment in job.moments.of("exited")] == [0, 1]
-
-
-def test_limit_of_the_start_ends_with_the_last_worker_that_starts(job: Job) -> None:
-    job.loop._prepare()
-    job.begin()
-    job.say("started", process_id=0, pid=101, at=0.0)
-    assert job.loop._timers.is_set("start") and not job.moments.of("running")
-    job.say("started", process_id=1, pid=102, at=0.0)
-    assert not job.loop._timers.is_set("start")
-    assert job.moments.of("running") == [{"kind": "running", "world_size": 2}]
-
-
-def test_workers_that_do_not_start_in_time_are_named(job: Job) -> None:
-    job.loop._prepare()
-    job.begin()
-    job.say("started", process_id=0, pid=101, at=0.0)
-    job.heard()
-    job.run_timer("start")
-    assert "1 of 2 workers were not started in time on node-a (ranks 1)" in str(job.attempt.fault)
-    assert kinds(job.heard()) == ["stop"]
-
-
-def test_start_may_take_for_ever_where_the_user_wants_it(tmp_path: Path) -> None:
-    job = Job(tmp_path, cluster_time_out_s=-1)
-    job.loop._prepare()
-    assert not job.loop._timers.is_set("start")
+@pytest.mark.parametrize("what", ALONE)
+def test_job_of_one_host(what: str, tmp_path: Path) -> None:
+    options, steps, asked, end = ALONE[what]
+    job = Job(tmp_path, **options)
+    job.do(*steps)
+    heard = kinds(job.heard())
+    assert heard[len(heard) - len(asked) :] == asked and (asked or "start" not in heard)
+    state, _, reason = end.partition(": ")
+    assert job.loop.is_over == (state == "over")
+    assert not reason or job.attempt.end_reason().startswith(reason)
     job.close()
+
+
+def test_words_about_an_attempt_that_is_over_do_not_end_the_next_one(job: Job) -> None:
+    job.do("run", "fail", "again", "start 0", "start 1")
+    job.say("told", attempt=0, not_started=[])
+    job.do("exit 1 7")
+    assert job.attempt.membership.members[1].state is FAILED, "by itself, not stopped by msrun"
 
 
 def test_first_failure_stops_the_others_with_their_grace(job: Job) -> None:
-    job.begin()
-    job.start()
+    job.do("run", "exit 0 7")
+    assert job.heard()[-1] == {"type": "stop", "signum": signal.SIGTERM, "grace_s": job.plan.grace_s, "attempt": 0}
+    job.do("told", "killed 1 SIGTERM")
+    assert [one.state for one in job.loop.result.attempts[0].membership.members.values()] == [FAILED, STOPPED]
+    assert job.loop.result.attempts[0].peak_bytes == {0: 7.0, 1: 7.0}
+
+
+def test_stop_that_takes_too_long_is_no_fault_beside_the_workers_failure(job: Job) -> None:
+    job.do("run", "exit 0 7", f"wait {int(job.plan.grace_s) + 4}")
+    first = job.loop.result.attempts[0]
+    assert [one.state for one in first.membership.members.values()] == [FAILED, STOPPED] and first.fault is None
+
+
+def test_second_interrupt_leaves_no_grace(job: Job) -> None:
+    job.do("run", "signal SIGINT")
     job.heard()
-    job.end(0, FAILED)
-    (stop,) = job.heard()
-    assert stop == {"type": "stop", "signum": signal.SIGTERM, "grace_s": job.plan.grace_s, "attempt": 0}
-    assert job.loop._timers.is_set("stop")
-    job.say("told", attempt=0, not_started=[])
-    job.end(1, signal.SIGTERM)
-    members = job.loop._attempts.past[0].membership.members
-    assert [member.state for member in members.values()] == [WorkerState.FAILED, WorkerState.STOPPED]
-
-
-def test_full_disk_explains_the_first_failure_alone(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "explain_full_disk", lambda path: f"no room for {Path(path).name}")
-    job.begin()
-    job.start()
-    job.end(1, FAILED)
-    job.end(0, FAILED)
-    members = job.loop._attempts.past[0].membership.members
-    assert [members[rank].hint for rank in (0, 1)] == ["", "no room for worker_1.log"]
-
-
-def test_worker_that_the_kernel_killed_is_explained_by_its_memory(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "explain_full_disk", lambda path: "no room")
-    job.loop._memory_kills.explain = lambda pid: f"{pid} took too much"  # type: ignore[method-assign]
-    job.begin()
-    job.start()
-    job.end(0, signal.SIGKILL)
-    assert job.attempt.membership.members[0].hint == "101 took too much"
-
-
-def test_stop_that_takes_too_long_ends_the_fork_server(job: Job) -> None:
-    job.begin()
-    job.start()
-    job.end(0, FAILED)
-    attempt = job.attempt
-    job.run_timer("stop")
-    states = [member.state for member in attempt.membership.members.values()]
-    assert states == [WorkerState.FAILED, WorkerState.STOPPED]
-    assert attempt.fault is None, "the worker's failure counts, not the end of its server"
-    assert not job.loop._over and job.loop._timers.is_set("renew"), "another fork server starts the workers again"
-
-
-def lose_server(job: Job) -> None:
-    job.server.close()
-    job.loop._on_server()
-
-
-def test_fork_server_that_ends_alone_is_the_fault_and_another_one_takes_its_place(job: Job) -> None:
-    job.begin()
-    job.start()
-    lose_server(job)
-    (past,) = job.loop._attempts.past
-    assert "the fork server ended unexpectedly" in str(past.fault) and not past.membership.running()
-    job.run_timer("renew")
-    assert kinds(job.heard()) == ["prepare"]
-    assert [moment["attempt"] for moment in job.moments.of("restarting")] == [1]
-    job.begin()
-    assert kinds(job.heard()) == ["start"], "the scheduler alone, for its store is not ready"
-    job.run_timer("restart")
-    job.has_store(1)
-    assert kinds(job.heard()) == ["start"]
-    job.start()
-    lose_server(job)
-    assert job.loop._over and "the fork server ended unexpectedly" in str(job.attempt.fault)
-
-
-def test_fork_server_that_is_lost_while_it_prepares_or_between_two_attempts_is_replaced(tmp_path: Path) -> None:
-    job = Job(tmp_path, max_restarts=2)
-    lose_server(job)
-    job.run_timer("renew")
-    job.begin()
-    lose_server(job)
-    assert job.attempt.number == 2 and not job.loop._timers.is_set("store")
-    job.run_timer("renew")
-    lose_server(job)
-    assert job.loop._over
-    job.close()
-
-
-def test_fork_server_that_leaves_processes_which_cannot_be_ended_gets_no_successor(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job.begin()
-    job.start()
-    monkeypatch.setattr(job.loop._own, "end_orphans", lambda *_: [4711])
-    lose_server(job)
-    job.run_timer("renew")
-    assert job.loop._over and "4711" in str(job.attempt.fault) and "run still" in str(job.attempt.fault)
-
-
-def test_second_interrupt_leaves_no_grace_and_another_signal_does(job: Job) -> None:
-    job.begin()
-    job.start()
-    job.loop._on_signal(signal.SIGINT)
-    job.heard()
-    job.loop._on_signal(signal.SIGTERM)
-    assert job.heard() == []
-    job.loop._on_signal(signal.SIGINT)
+    job.do("signal SIGINT")
     assert [message["grace_s"] for message in job.heard()] == [0.0]
-    assert str(job.attempt.fault) == "stopped by SIGINT"
 
 
-def test_job_that_was_told_to_end_does_not_start_again(job: Job) -> None:
-    job.begin()
-    job.start()
-    job.loop._on_signal(signal.SIGTERM)
-    job.say("told", attempt=0, not_started=[])
-    job.fail()
-    assert job.loop._over
-
-
-def test_signal_for_workers_goes_to_those_that_run(tmp_path: Path) -> None:
-    job = Job(tmp_path, forward_signals=(signal.SIGUSR1,))
-    job.begin()
-    job.start()
-    job.end(0)
-    job.heard()
-    job.loop._on_signal(signal.SIGUSR1)
-    assert job.heard() == [{"type": "signal", "process_ids": [1], "signum": signal.SIGUSR1}]
-    assert job.attempt.fault is None and not job.loop._attempts.is_last
-    job.close()
-
-
-def test_scheduler_that_ends_in_the_job_is_the_fault_and_after_it_is_not(job: Job) -> None:
-    job.begin()
-    job.start()
-    job.end(SCHEDULER_ID, FAILED)
-    assert str(job.attempt.fault).startswith("the scheduler ended (exit code 7)")
-    assert job.loop._timers.is_set("stop")
-    job.say("told", attempt=0, not_started=[])
-    job.fail()
-    assert job.loop._over, "it has ended by itself, before a rank had joined: so would the next one"
-
-
-def test_killed_scheduler_is_replaced_with_its_fork_server_when_the_workers_have_ended(job: Job) -> None:
-    job.begin()
-    job.start()
-    job.end(SCHEDULER_ID, signal.SIGKILL)
-    job.say("told", attempt=0, not_started=[])
-    job.fail()
-    assert kinds(job.heard()) == ["start", "start", "stop"]
-    job.run_timer("renew")
-    assert kinds(job.heard()) == ["prepare"]
-    assert job.moments.of("restarting")[0]["reason"].startswith("the scheduler ended (signal SIGKILL)")
-
-
-def test_scheduler_that_ends_after_the_job_is_no_fault(job: Job) -> None:
-    job.begin()
-    job.start()
-    job.end(0)
-    job.end(1)
-    job.end(SCHEDULER_ID, FAILED)
-    assert job.attempt.fault is None
-
-
-def test_restart_keeps_the_logs_of_the_attempt_before(job: Job, tmp_path: Path) -> None:
-    job.begin()
-    job.start()
+def test_restart_puts_the_logs_away_and_tells_workers_which_it_is(job: Job, tmp_path: Path) -> None:
+    job.do("run")
     (tmp_path / "worker_0.log").write_text("first")
-    job.fail()
-    job.say("swept", survivors=[])
+    job.do("fail", "swept")
     assert (tmp_path / "worker_0.attempt_0.log").read_text() == "first"
-    (moment,) = job.moments.of("restarting")
-    assert (moment["attempt"], moment["reason"]) == (1, "rank 0 failed first: exit code 7")
-    assert moment["delay_s"] == 0.0
-    assert job.loop._timers.is_set("restart") and job.loop._timers.is_set("store")
-
-
-def test_restarted_workers_know_their_attempt_and_have_the_limit_of_the_start(job: Job) -> None:
-    job.begin()
-    job.start()
-    job.fail()
-    job.say("swept", survivors=[])
+    moment = job.moments.of("restarting")[0]
+    assert (moment["attempt"], moment["reason"], moment["global_ranks"]) == (
+        1,
+        "rank 0 failed first: exit code 7",
+        (0,),
+    )
     job.heard()
-    job.has_store(1)
-    job.run_timer("restart")
-    (start,) = job.heard()
-    assert [process["env"]["TORCHELASTIC_RESTART_COUNT"] for process in start["processes"]] == ["1", "1"]
-    assert job.loop._timers.is_set("start") and not job.loop._timers.is_set("store")
+    job.do("store")
+    assert [one["env"]["TORCHELASTIC_RESTART_COUNT"] for one in job.heard()[0]["processes"]] == ["1", "1"]
 
 
-def test_last_attempt_ends_the_job(job: Job) -> None:
-    job.begin()
-    job.start()
-    job.fail()
-    job.say("swept", survivors=[])
-    job.has_store(1)
-    job.run_timer("restart")
-    job.start()
-    assert not job.loop._over
-    job.fail()
-    assert job.loop._over
-    assert len(job.loop._attempts.past) == 1
-
-
-def test_sweep_that_is_not_answered_ends_the_fork_server(job: Job) -> None:
-    job.begin()
-    job.start()
-    job.fail()
-    job.run_timer("sweep")
-    assert job.loop._over, "that was the only restart"
-    assert "the fork server ended unexpectedly" in str(job.attempt.fault)
-
-
-def test_interrupt_between_two_attempts_starts_nobody(job: Job) -> None:
-    job.begin()
-    job.start()
-    job.fail()
-    job.heard()
-    job.loop._on_signal(signal.SIGINT)
-    assert job.loop._over
-    job.say("swept", survivors=[])
-    assert job.heard() == [] and not job.moments.of("restarting")
-
-
-def test_start_method_that_is_not_possible_is_refused(tmp_path: Path) -> None:
-    job = Job(tmp_path, start_method="fork")
-    job.say("ready", start_method="exec", reason="threads were started by imports", prepare_s=0.0)
-    assert str(job.attempt.fault) == "--start_method fork: not possible here: threads were started by imports"
-    assert job.loop._over and job.heard() == []
+def test_job_that_ends_for_good_says_why_it_does_not_start_again(tmp_path: Path) -> None:
+    job = Job(tmp_path, restart_on=(9,))
+    job.do("run", "fail")
+    report = job.loop.result.report
+    assert report is not None and report.failure.reason.endswith("not started again: --restart_on does not name 7")
     job.close()
 
 
-def test_workers_are_executed_where_the_server_may_not_fork(job: Job) -> None:
-    job.say("ready", start_method="exec", reason="asked for", prepare_s=0.0)
-    assert [process["use_exec"] for process in job.heard()[1]["processes"]] == [True, True]
+def test_signal_that_comes_when_a_restart_is_decided_ends_the_job(tmp_path: Path) -> None:
+    job = Job(tmp_path, node_rank=1)
+    job.do("run", "fail", "signal SIGTERM")
+    job.order("restart", attempt=1, delay_s=0.0)
+    assert job.attempt.number == 1 and job.attempt.end_reason() == "stopped by SIGTERM"
+    assert [one["can_continue"] for one in job.told_of("ended") if one["attempt"] == 1] == [False]
+    job.close()
+
+
+@pytest.mark.parametrize(
+    ("start_method", "reason"), [("fork", "threads were started by imports"), ("auto", "asked for")]
+)
+def test_fork_that_is_not_possible_is_refused_or_exec_takes_its_place(
+    start_method: str, reason: str, tmp_path: Path
+) -> None:
+    job = Job(tmp_path, start_method=start_method)
+    job.heard()
+    job.say("ready", start_method="exec", reason=reason, prepare_s=0.0)
+    if start_method == "fork":
+        assert job.attempt.end_reason() == f"--start_method fork: not possible here: {reason}" and job.loop.is_over
+    else:
+        assert [process["use_exec"] for process in job.heard()[1]["processes"]] == [True, True]
+    job.close()
+
+
+def test_what_the_fork_server_cannot_do_ends_the_job_in_its_words(job: Job, tmp_path: Path) -> None:
+    job.do("ready", "start 0")
+    job.say("cannot_start", reason="cannot start worker 1: no room")
+    assert job.attempt.end_reason() == "cannot start worker 1: no room, on node-a"
 
 
 def test_run_directory_that_cannot_be_made_is_named(job: Job, tmp_path: Path) -> None:
     (tmp_path / "run").touch()
-    job.say("ready", start_method="fork", reason="", prepare_s=0.0)
-    assert f"cannot make {tmp_path}/run: File exists; set TMPDIR" in str(job.attempt.fault)
-    assert job.loop._over and job.heard() == []
+    job.do("ready")
+    assert f"cannot make {tmp_path}/run: File exists; set TMPDIR" in job.attempt.end_reason() and job.loop.is_over
 
 
-def test_server_that_is_ready_after_the_end_starts_nobody(job: Job) -> None:
-    job.loop._on_signal(signal.SIGTERM)
-    job.say("ready", start_method="fork", reason="", prepare_s=0.0)
-    assert job.heard() == []
-
-
-def test_server_that_ends_is_the_fault_while_workers_need_it_and_never_else(job: Job) -> None:
-    job.end(FIRST_SERVER_ID, FAILED)
-    assert job.attempt.fault is None, "before the workers"
-    job.begin()
-    job.start()
-    job.loop._on_signal(signal.SIGTERM)
-    stopped_by = job.attempt.fault
-    job.end(FIRST_SERVER_ID, FAILED)
-    assert job.attempt.fault is stopped_by, "while they are ended"
-
-
-def test_server_that_ends_beside_running_workers_is_the_fault(job: Job) -> None:
-    job.begin()
-    job.start()
-    job.end(FIRST_SERVER_ID, FAILED)
-    assert str(job.attempt.fault).startswith("server 0 ")
-    assert job.loop._timers.is_set("stop")
-
-
-def test_lost_lines_of_logs_are_told(job: Job) -> None:
+def test_lost_lines_of_logs_and_workers_that_run_are_told(job: Job) -> None:
+    job.do("run")
     job.say("log_lost", reason="disk full", lost_bytes={"0": 9})
+    assert job.moments.of("running") == [{"kind": "running", "world_size": 2}]
     assert job.moments.of("log_lost") == [{"kind": "log_lost", "reason": "disk full", "lost_bytes": {"0": 9}}]
 
 
-def test_hang_is_ended_after_the_stacks_were_written(job: Job) -> None:
-    job.begin()
-    job.start()
-    job.heard()
-    job.attempt.membership.members[0].pid = job.attempt.membership.members[1].pid = 0
-    job.loop._watch.request_stacks = lambda *_: None  # type: ignore[method-assign]
-    job.loop._end_stuck(HangTimeout("rank 1 is late"), (1,))
-    assert job.heard() == [], "they write their stacks first"
-    assert job.attempt.lagging == (1,) and job.attempt.membership.is_stopping
-    assert job.moments.of("hang") == [{"kind": "hang", "reason": "rank 1 is late", "lagging": [1]}]
-    job.run_timer("stacks")
-    assert kinds(job.heard()) == ["stop"]
-    assert job.moments.of("stopping") == [{"kind": "stopping", "reason": "the job is stuck"}]
-
-
-def test_hang_that_nobody_is_left_of_is_over_at_once(job: Job) -> None:
-    job.begin()
-    job.start()
-    job.end(0)
-    job.attempt.membership.ended(1, WorkerState.DONE, 0)
-    job.loop._end_stuck(ClusterError("rank 1 never came"), (1,))
-    assert job.loop._over
-    assert str(job.attempt.fault) == "rank 1 never came"
-
-
 def test_world_that_a_worker_never_joined_is_given_up(job: Job) -> None:
-    job.begin()
-    job.start()
-    job.heard()
+    job.do("run")
     phases = {0: contract.PHASE_UNKNOWN, 1: contract.PHASE_JOINING}
     job.board.read = lambda rank: Progress(phases[rank])  # type: ignore[method-assign]
-    job.end(0)
-    assert "rank 0 ended with exit code 0 without joining the world, and rank 1 needs it" in str(job.attempt.fault)
+    job.do("exit 0")
+    assert "rank 0 ended with exit code 0 without joining the world, and rank 1 needs it" in job.attempt.end_reason()
+
+
+# -- a host of several -------------------------------------------------------------------------------------------------
+
+
+def stop(host: Job, attempt: int = 0, node_rank: int = 0, *, goes_on: bool = False, **more: Any) -> None:
+    """A host has failed."""
+    report = encode_record(fault_of(node_rank, "rank 5 failed", 9, **more))
+    host.order("stop", attempt=attempt, report=report, goes_on=goes_on)
+
+
+def test_failure_here_is_told_and_stops_the_own_workers_at_once(host: Job) -> None:
+    host.do("exit 0 7")
+    assert kinds(host.heard()) == ["stop"], "without an order"
+    host.do("exit 1 7")
+    (failed,) = host.told_of("failed")
+    assert (failed["attempt"], failed["report"]["can_restart"], failed["report"]["is_unfit"]) == (0, True, False)
+    assert failed["report"]["failure"]["first_failure"]["global_rank"] == 2
+    (ended,) = host.told_of("ended")
+    assert ended["report"]["failure"]["exit_code"] == 7 and ended["can_continue"]
+    host.do("wait 3")
+    assert not host.moments.of("waiting"), "it has not finished"
+
+
+def test_failure_elsewhere_stops_the_workers_here(host: Job) -> None:
+    stop(host, attempt=1)
+    assert host.heard() == [] and host.attempt.fault is None, "another attempt"
+    stop(host)
+    assert kinds(host.heard()) == ["stop"] and host.told_of("failed") == []
+    fault = host.attempt.fault
+    assert isinstance(fault, PeerFailed) and (str(fault), fault.exit_code) == ("rank 5 failed", 9)
+    assert host.loop.result.report == fault_of(0, "rank 5 failed", 9)
+    host.do("told", "exit 0", "exit 1")
+    assert [ended["report"] for ended in host.told_of("ended")] == [None], "it is not this host's"
+
+
+def test_own_failure_that_comes_back_changes_nothing(host: Job) -> None:
+    host.do("exit 0 7")
+    stop(host, node_rank=1)
+    assert host.attempt.fault is None and host.loop.result.report is not None
+
+
+@pytest.mark.parametrize(("phase", "has_come"), [(contract.PHASE_UNKNOWN, False), (contract.PHASE_JOINED, True)])
+def test_workers_that_end_well_are_told_with_whether_they_had_come(host: Job, phase: int, has_come: bool) -> None:
+    host.board.read = lambda _: Progress(phase)  # type: ignore[method-assign]
+    host.do("exit 0", "exit 1")
+    assert [(done["rank"], done["has_come"]) for done in host.told_of("done")] == [(2, has_come), (3, has_come)]
+    come = (2, 3) if has_come else ()
+    end = {"can_continue": True, "come": come, "has_begun": has_come, "report": None}
+    assert host.told_of("ended") == [{"type": "ended", "attempt": 0, **end}]
+    assert not host.loop.is_over and not host.moments.of("waiting")
+    host.do("wait 3")
+    assert host.moments.of("waiting"), "for the other hosts"
+    host.order("over", report=None)
+    assert host.loop.is_over and not host.attempt.has_failed
+
+
+def test_worker_that_ends_well_after_a_failure_is_no_news(host: Job) -> None:
+    host.do("exit 0 7", "exit 1")
+    assert host.told_of("done") == []
+
+
+def test_failure_elsewhere_after_the_own_end_stops_nothing(host: Job) -> None:
+    host.do("exit 0", "exit 1")
+    stop(host)
+    assert host.heard() == [] and not host.loop.is_over and isinstance(host.attempt.fault, PeerFailed)
+    host.do("wait 3")
+    assert not host.moments.of("waiting")
+
+
+def test_host_that_was_told_to_end_cannot_go_on(host: Job) -> None:
+    host.do("signal SIGTERM", "told", "fail")
+    assert [one["report"]["can_restart"] for one in host.told_of("failed")] == [False]
+    assert [one["can_continue"] for one in host.told_of("ended")] == [False]
+
+
+def test_host_that_has_lost_its_fork_server_goes_on_with_another_when_all_start_again(host: Job) -> None:
+    host.do("hangup")
+    assert [one["can_continue"] for one in host.told_of("ended")] == [True] and not host.loop.is_over
+    host.order("restart", attempt=1, delay_s=0.0)
+    assert kinds(host.heard()) == ["prepare"]
+    host.do("ready", "scheduler", "store")
+    assert [ready["attempt"] for ready in host.told_of("ready")] == [1]
+
+
+def test_host_that_prepares_still_when_another_fails_takes_part_in_the_restart(tmp_path: Path) -> None:
+    host = Job(tmp_path, node_rank=1)
+    stop(host, goes_on=True)
+    assert host.told_of("ended") == []
+    host.do("ready")
+    starts = [message for message in host.heard() if message["type"] == "start"]
+    assert [process["process_id"] for one in starts for process in one["processes"]] == [SCHEDULER_ID]
+    host.do("scheduler")
+    assert [(ended["attempt"], ended["can_continue"]) for ended in host.told_of("ended")] == [(0, True)]
+    host.order("restart", attempt=1, delay_s=0.0)
+    assert kinds(host.heard()) == ["sweep"]
+    host.close()
+
+
+@pytest.mark.parametrize("steps", [[], ["signal SIGTERM", "ready"]])
+def test_host_that_prepares_still_ends_where_the_job_or_it_does_not_go_on(steps: list[str], tmp_path: Path) -> None:
+    host = Job(tmp_path, node_rank=1)
+    stop(host, goes_on=bool(steps))
+    host.do(*steps)
+    assert [ended["can_continue"] for ended in host.told_of("ended")] == [False]
+    assert "start" not in kinds(host.heard())
+    host.close()
+
+
+def test_restart_waits_for_its_delay_and_for_the_others(host: Job) -> None:
+    host.do("fail")
+    host.order("restart", attempt=1, delay_s=0.5)
+    host.do("again")
+    assert host.moments.of("restarting")[0]["delay_s"] == 0.5 and not host.told_of("ready")
+    host.do("wait 1")
+    (ready,) = host.told_of("ready")
+    assert ready["attempt"] == 1 and abs(ready["clock_s"] - time.time()) < 60.0
+    host.heard()
+    host.order("start", attempt=0)
+    assert host.heard() == [], "that of the attempt before"
+    host.order("start", attempt=1)
+    assert kinds(host.heard()) == ["start"]
+    host.do("start 0", "start 1", "exit 1 7")
+    assert [failed["attempt"] for failed in host.told_of("failed")] == [0, 1]
+
+
+def test_host_that_cannot_start_again_says_that_it_is_the_host(host: Job) -> None:
+    host.do("fail")
+    host.order("restart", attempt=1, delay_s=0.0)
+    assert host.loop.result.report is None
+    host.do("swept 4711")
+    reports = [one["report"] for one in host.told_of("failed")]
+    assert [report["is_unfit"] for report in reports] == [False, True]
+    assert reports[1]["failure"]["reason"] == "node-a: cannot start again: [4711] run still"
+
+
+def test_interrupt_between_two_attempts_is_no_fault_of_the_host(host: Job) -> None:
+    host.do("fail")
+    host.order("restart", attempt=1, delay_s=0.0)
+    host.do("signal SIGTERM")
+    host.order("start", attempt=1)
+    assert [one["report"]["is_unfit"] for one in host.told_of("failed")] == [False, False]
+    assert "start" not in kinds(host.heard())
+
+
+@pytest.mark.parametrize("steps", [[], ["signal SIGINT"]])
+def test_job_that_is_over_well_has_no_fault_whatever_came_after_the_last_end(steps: list[str], host: Job) -> None:
+    host.do("exit 0", "exit 1", *steps)
+    host.order("over", report=None)
+    assert host.loop.is_over and host.attempt.fault is None and host.loop.result.report is None
+
+
+@pytest.mark.parametrize(("steps", "reason"), [(["exit 0", "exit 1"], "host lost"), (["fail"], "rank 2 failed first")])
+def test_failure_that_only_the_end_tells_is_the_fault_where_there_was_none(
+    steps: list[str], reason: str, host: Job
+) -> None:
+    host.do(*steps)
+    host.order("over", report=encode_record(fault_of(0, "host lost", 3)))
+    assert host.loop.is_over and host.attempt.end_reason().startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("steps", "reason", "is_over"),
+    [
+        ([], "lost the scheduler", False),
+        (["exit 0", "exit 1"], "lost the scheduler", True),
+        (["fail"], "rank 2 failed first", True),
+    ],
+)
+def test_host_that_loses_the_coordinator_ends_alone(steps: list[str], reason: str, is_over: bool, host: Job) -> None:
+    host.do(*steps)
+    told = len(host.told)
+    host.order("lost", reason="lost the scheduler")
+    assert host.attempt.end_reason().startswith(reason) and host.loop.is_over == is_over
+    if not is_over:
+        assert kinds(host.heard()) == ["stop"]
+        host.do("told", "fail")
+    assert host.loop.is_over and "ended" not in kinds(host.told[told:]), "nobody hears it"
+
+
+def test_second_signal_waits_for_no_other_host(host: Job) -> None:
+    host.do("exit 0", "exit 1", "signal SIGINT")
+    assert not host.loop.is_over
+    host.do("signal SIGINT")
+    assert host.loop.is_over
+
+
+def test_hang_elsewhere_has_the_stacks_written_here_first(host: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    requested: list[Any] = []
+    monkeypatch.setattr(job_watch, "request_stacks", lambda *words: requested.append(words))
+    for _ in range(2):
+        stop(host, is_hang=True)
+    assert host.heard() == [] and len(requested) == 1 and host.attempt.membership.is_stopping
+    host.do("wait 9")
+    assert kinds(host.heard()) == ["stop"]
+
+
+WAITS, RUNS = Progress(contract.PHASE_JOINED, is_waiting=True), Progress(contract.PHASE_JOINED)
+
+
+@pytest.mark.parametrize(
+    ("node_rank", "progress", "when_s"),
+    [(1, [WAITS, WAITS], 10), (1, [WAITS, RUNS], 0), (None, [WAITS, WAITS], 0)],
+    ids=["all wait", "one runs", "one host"],
+)
+def test_hang_of_a_host_whose_ranks_all_wait_is_left_to_the_others_for_a_while(
+    node_rank: int | None, progress: list[Progress], when_s: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Job(tmp_path, node_rank=node_rank, hang_time_out_s=100.0)
+    hang = Hang(100.0, (host.ranks[0],), dict.fromkeys(host.ranks, "waits"))
+    monkeypatch.setattr(job_watch.Watchdog, "look", lambda *_: hang)
+    monkeypatch.setattr(job_watch, "request_stacks", lambda *_: None)
+    host.board.read = lambda rank: progress[host.ranks.index(rank)]  # type: ignore[method-assign]
+    host.do("run", "wait 6")
+    host.heard()
+    if when_s:
+        assert not host.attempt.has_failed
+        host.do(f"wait {when_s}")
+    assert host.attempt.end_reason().startswith("--hang_time_out 100: ") and host.attempt.lagging == (host.ranks[0],)
+    assert host.moments.of("hang") and host.heard() == [], "they write their stacks first"
+    host.do("wait 9")
+    assert kinds(host.heard()) == ["stop"]
+    host.close()
+
+
+def test_world_that_a_rank_of_another_host_never_joined_is_given_up(host: Job) -> None:
+    host.board.read = lambda rank: Progress(contract.PHASE_JOINING)  # type: ignore[method-assign]
+    host.order("absent", attempt=1, ranks=[5])
+    host.order("absent", attempt=0, ranks=[2])
+    assert host.attempt.fault is None, "another attempt, and an own rank"
+    host.order("absent", attempt=0, ranks=[1, 2])
+    assert host.attempt.end_reason().startswith(
+        "rank 1 ended with exit code 0 without joining the world, and ranks 2-3"
+    )
+
+
+def test_absent_rank_of_another_host_is_no_matter_where_the_job_ends_already(host: Job) -> None:
+    host.board.read = lambda rank: Progress(contract.PHASE_JOINING)  # type: ignore[method-assign]
+    host.do("signal SIGTERM")
+    host.order("absent", attempt=0, ranks=[1])
+    assert host.attempt.end_reason() == "stopped by SIGTERM"
+
+
+@pytest.mark.parametrize("more", [{}, {"report": 7}, {"report": {"failure": {}}}])
+def test_order_that_cannot_be_read_ends_the_part_of_this_host(host: Job, more: dict[str, object]) -> None:
+    host.order("stop", attempt=0, goes_on=False, **more)
+    assert host.attempt.end_reason().startswith("the coordinator says what cannot be read (")
+    assert kinds(host.heard()) == ["stop"]

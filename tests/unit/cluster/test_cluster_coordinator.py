@@ -48,7 +48,7 @@ def test_job_is_over_when_the_last_host_has_ended() -> None:
 def test_first_failure_stops_all_and_the_second_changes_nothing() -> None:
     job = coordinator()
     (stop,) = job.failed(0, report(1))
-    assert stop == {"type": "stop", "attempt": 0, "report": encode_record(report(1))}
+    assert stop == {"type": "stop", "attempt": 0, "report": encode_record(report(1)), "goes_on": False}
     assert job.failed(0, report(0)) == []
     assert job.ended(0, 0, can_continue=True) == []
     (over,) = job.ended(1, 0, can_continue=True)
@@ -69,6 +69,28 @@ def test_ranks_of_other_hosts_that_had_ended_well_are_named_where_one_is_missed(
         job.ended(node, 0, can_continue=True)
     (stop,) = job.failed(1, lost)
     assert reason_of(stop) == "rank 0 failed"
+
+
+@pytest.mark.parametrize(("restarts", "can_restart", "goes_on"), [(1, True, True), (1, False, False), (0, True, False)])
+def test_hosts_know_at_once_whether_the_job_will_start_again(restarts: int, can_restart: bool, goes_on: bool) -> None:
+    (stop,) = coordinator(2, restarts).failed(0, report(1, can_restart=can_restart))
+    assert stop["goes_on"] is goes_on
+
+
+@pytest.mark.parametrize(("node_rank", "reason"), [(0, "rank 5 on node 1 exited early (code 0); {}"), (1, "{}")])
+def test_failure_is_told_as_its_host_knows_it_in_the_end(node_rank: int, reason: str) -> None:
+    """From logs that are whole; ranks that have finished since are no cause of it."""
+    job = coordinator()
+    if not node_rank:
+        job.done(1, 0, 5)
+    job.failed(0, report(node_rank, lost_peer=True))
+    job.done(1 - node_rank, 0, 6)
+    late = FailureReport(replace(failure_of(10 * node_rank), reason="its last words"), can_restart=True)
+    other = FailureReport(replace(failure_of(10), reason="another"), can_restart=True)
+    job.ended(1 - node_rank, 0, can_continue=True, report=other)
+    (over,) = job.ended(node_rank, 0, can_continue=True, report=late)
+    assert reason_of(over) == reason.format("its last words")
+    assert over["report"]["node_rank"] == node_rank
 
 
 def test_failure_of_its_own_blames_nobody_who_has_ended_well() -> None:

@@ -15,10 +15,11 @@ from job_runner import wait_until
 from msrun.cluster.messages import Message
 from msrun.cluster.own_thread import Inbox
 from msrun.errors import ClusterError
-from msrun.launch.fleet import agent_link, event_loop
+from msrun.launch.fleet import agent_link
 from msrun.launch.fleet.agent_link import AgentLink
-from msrun.launch.fleet.event_loop import EventLoop
+from msrun.launch.transport import event_loop
 from msrun.launch.transport.agent_code import AgentCode
+from msrun.launch.transport.event_loop import EventLoop
 from msrun.launch.transport.pipe import MARKER
 from msrun.planning.hosts.host_entry import HostEntry
 

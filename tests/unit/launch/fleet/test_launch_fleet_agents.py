@@ -17,7 +17,7 @@ from msrun.errors import Interrupted
 from msrun.launch.fleet import agents as module
 from msrun.launch.fleet.agent_link import AgentLink
 from msrun.launch.fleet.agents import Agents
-from msrun.launch.fleet.event_loop import EventLoop
+from msrun.launch.transport.event_loop import EventLoop
 
 SILENCE_S = 60.0
 

@@ -21,9 +21,10 @@ from msrun.cluster.own_thread import Inbox
 from msrun.errors import ClusterError
 from msrun.launch.fleet import agent_link
 from msrun.launch.fleet.agent_link import OF_LINKS, AgentLink
-from msrun.launch.fleet.event_loop import EventLoop
-from msrun.launch.remote.launcher_link import LauncherLink, Stream
+from msrun.launch.remote.launcher_link import LauncherLink
 from msrun.launch.transport.agent_code import AgentCode
+from msrun.launch.transport.event_loop import EventLoop
+from msrun.launch.transport.pipe import SocketPipe
 from msrun.planning.hosts.host_entry import HostEntry
 
 SILENCE_S = 60.0
@@ -158,8 +159,8 @@ class Life:
         )
         ours, theirs = socket.socketpair()
         self.first: Wire | None = Wire(ours)
-        descriptor = theirs.detach()
-        self.agent = LauncherLink(Stream(descriptor, descriptor), FakeClock())
+        self.clock = FakeClock()
+        self.agent = LauncherLink(SocketPipe(ours=theirs), self.clock)
         self.agent.resume_at(self.listener, SILENCE_S)
         self.agent.send_logs(self._next_log)
         self.link.start()
@@ -199,13 +200,15 @@ class Life:
     def write_log(self) -> None:
         self.logs.append(len(self.logs))
         self.unread_logs.append(self.logs[-1])
+        self.agent.send_logs(self._next_log)  # which it would ask for in a moment
 
     def carry(self) -> None:
         for wire in self.wires:
             wire.carry(self.rng)
 
     def look(self) -> None:
-        self.agent._look(0.0)
+        for _ in range(4):
+            self.agent.loop.turn(0.0)
 
     def work(self) -> None:
         if self.tasks.waiting:
@@ -238,13 +241,9 @@ class Life:
         self.posts += self.inbox.take()
         for wire in self.wires:
             wire.socket.close()
-        if self.agent._stream is not None:
-            self.agent._stream.close()
+        self.agent.start()
+        self.agent.close()
         self.listener.close()
-        self.agent._outbox.close()
-        self.agent.orders.close()
-        self.agent.said.close()
-        self.agent._inbox.close()
         self.inbox.close()
 
     @property

@@ -10,24 +10,19 @@ from typing import Any
 import pytest
 
 from msrun import agent
-from msrun.agent.observer import Observers, OwnFaults
-from msrun.cluster.membership import Membership, WorkerState
+from msrun.agent.observer import Observer, Observers, OwnFaults
+from msrun.cluster.membership import WorkerState
 from msrun.launch.fleet.record import FIELDS, FleetRecord
 
 RESTART = {"attempt": 1, "delay_s": 1.0, "reason": "why", "global_ranks": []}
 
 
-class Heard:
-    tick_s: float | None = None
-
+class Heard(Observer):
     def __init__(self) -> None:
         self.moments: list[tuple[str, dict[str, Any]]] = []
 
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:
         self.moments.append((kind, dict(fields)))
-
-    def tick(self, membership: Membership) -> None:
-        """Nothing."""
 
     def kinds(self) -> list[str]:
         return [kind for kind, _ in self.moments]

@@ -18,15 +18,15 @@ from msrun.agent.observer import OwnFaults
 from msrun.cluster.failure import FailureReport
 from msrun.cluster.messages import unpack_hosts
 from msrun.cluster.own_thread import Inbox
-from msrun.errors import ClusterError, Interrupted
+from msrun.errors import Interrupted
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet import fleet_job
 from msrun.launch.fleet.agents import Agents
-from msrun.launch.fleet.event_loop import EventLoop
 from msrun.launch.fleet.fleet_job import FleetRun
 from msrun.launch.fleet.log_collector import LogCollector, own_logs
 from msrun.launch.fleet.preparation import ReadyHosts
 from msrun.launch.job import JobResult
+from msrun.launch.transport.event_loop import EventLoop
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.plan import HostPlan, WorkerPlan
@@ -70,8 +70,8 @@ class Fleet:
         self.agents._next_beat = self.clock.now
         self.logs = LogCollector(folder, None, own_logs("worker", {0: (0,), 1: (1,)}), 1)
         self.events = EventLog(folder / "events.jsonl")
-        explain = lambda node, m: ClusterError(f"h{node}: {m['reason']}")  # noqa: E731
-        ready = ReadyHosts(("10.0.0.1", 4711), HOSTS, frozenset({1}), explain)
+
+        ready = ReadyHosts(("10.0.0.1", 4711), HOSTS, frozenset({1}))
         self.warnings: list[str] = []
         faults = OwnFaults(folder, self.warnings.append, found_in=str(folder))
         self.run = FleetRun(
@@ -231,7 +231,7 @@ def test_job_starts_again_on_all_hosts_together(fleet: Fleet) -> None:
 def test_host_that_is_lost_ends_the_job_on_the_others_at_once(fleet: Fleet, kinds: tuple[str, ...]) -> None:
     fleet.plan(0, 1)
     for kind in kinds:
-        fleet.say(1, kind, reason="the connection broke")
+        fleet.say(1, kind, reason="h1: the connection broke")
         fleet.hear()
         assert fleet.told(0) == ["stop"]
     fleet.fail(0)  # its workers miss those of the lost host
@@ -287,7 +287,7 @@ def test_host_whose_clock_is_far_off_does_not_start_again(fleet: Fleet, skew_s: 
 
 def test_job_that_goes_on_elsewhere_has_no_result_and_no_failure(fleet: Fleet) -> None:
     fleet.plan(0, 1)
-    fleet.say(1, "lost", reason="the connection broke")
+    fleet.say(1, "lost", reason="h1: the connection broke")
     fleet.stop(0)
     fleet.end(0, failure=encode_record(failure_of(0)))
     asked: list[dict[int, str]] = []
@@ -376,7 +376,7 @@ def test_interrupt_limits_the_time_of_the_end(fleet: Fleet) -> None:
 def test_host_that_is_lost_after_its_result_is_no_loss(fleet: Fleet) -> None:
     fleet.plan(0, 1)
     fleet.say(1, "result", failure=None, survivors=[5, "x", True])
-    fleet.say(1, "lost", reason="the connection broke")
+    fleet.say(1, "lost", reason="h1: the connection broke")
     fleet.end(0)
     result = fleet.finish()
     assert result.failure is None
@@ -387,7 +387,7 @@ def test_host_that_is_lost_between_the_end_and_its_result_is_a_fault(fleet: Flee
     fleet.plan(0, 1)
     fleet.stop(0, 1)
     fleet.end(0)
-    fleet.say(1, "lost", reason="the connection broke")
+    fleet.say(1, "lost", reason="h1: the connection broke")
     result = fleet.finish()
     assert result.exit_code == 3 and result.failure is not None
     assert result.failure.reason == "h1: the connection broke"

@@ -206,19 +206,20 @@ def test_job_runs_in_the_folder_and_tells_how_it_ended(
     ran: list[LaunchSpec] = []
     tables: list[str] = []
 
-    def run_job(spec: LaunchSpec, caller: Any, *, job_id: str, is_last: bool, part: AgentPart) -> Any:
+    def run_part(spec: LaunchSpec, caller: Any, part: AgentPart, *, job_id: str) -> Any:
         ran.append(spec)
         assert spec.rank_table_file is not None
         tables.append(spec.rank_table_file.read_text())
-        assert (job_id, is_last, caller["GIVEN"]) == ("f00d", True, "yes")
+        assert (job_id, caller["GIVEN"]) == ("f00d", "yes")
         assert (part.home, part.stopped_limit_s) == (home, 120.0)
         assert part.fleet is not None and part.store_port == 8118
         assert part.fleet.hosts == HOSTS and part.fleet.own == HOSTS[node_rank]
         assert part.fleet.master_addr == "10.0.0.7"
-        part.send({"type": "ready", "attempt": 1})
+        assert part.link is not None
+        part.link.pass_on({"type": "ready", "attempt": 1})
         return SimpleNamespace(failure=None, survivors=(4711,))
 
-    monkeypatch.setattr(module, "run_job", run_job)
+    monkeypatch.setattr(module, "run_part", run_part)
     told = {**RUN, "use_shared": use_shared, "hosts": pack_hosts(HOSTS), "rank_table": pack_text("{}")}
     _, link = served(job(node_rank=node_rank, has_scheduler=node_rank == 0), told)
     assert link.answers[1:] == [
@@ -236,7 +237,7 @@ def test_job_runs_in_the_folder_and_tells_how_it_ended(
 def test_only_host_of_a_job_meets_nobody(served: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     parts: list[AgentPart] = []
     ended = SimpleNamespace(failure=None, survivors=())
-    monkeypatch.setattr(module, "run_job", lambda *_, part, **__: parts.append(part) or ended)
+    monkeypatch.setattr(module, "run_part", lambda _, __, part, **___: parts.append(part) or ended)
     served(job(node_rank=0), {**RUN, "hosts": ""})
     assert parts[0].fleet is None and parts[0].store_listener is None
 
@@ -245,7 +246,7 @@ def test_who_tried_to_reach_the_store_is_not_its_client(served: Serve, monkeypat
     """The store of a Python without torch ends the job at its first client."""
     seen: list[bool] = []
 
-    def run_job(*_: Any, part: AgentPart, **__: Any) -> Any:
+    def run_part(_: Any, __: Any, part: AgentPart, **___: Any) -> Any:
         store = part.store_listener
         assert store is not None and store.gettimeout() is None
         seen.append(bool(select.select([store], [], [], 0.0)[0]))
@@ -261,7 +262,7 @@ def test_who_tried_to_reach_the_store_is_not_its_client(served: Serve, monkeypat
                 socket.create_connection(("127.0.0.1", port)).close()
             return message
 
-    monkeypatch.setattr(module, "run_job", run_job)
+    monkeypatch.setattr(module, "run_part", run_part)
     listen = {"type": "listen", "address": "127.0.0.1", "port": 0}
     served(job(node_rank=0), listen, {**RUN, "hosts": pack_hosts(HOSTS)}, link_type=Reached)
     assert seen == [False]
@@ -316,7 +317,7 @@ def test_error_is_told_and_the_launcher_has_time_to_fetch_the_logs(
     def end(status: int) -> None:
         raise SystemExit(status)
 
-    monkeypatch.setattr(module, "take_stdio", lambda: None)
+    monkeypatch.setattr(module, "StdioPipe", lambda: None)
     monkeypatch.setattr(module, "LauncherLink", lambda _: link)
     monkeypatch.setattr(Agent, "run", fail)
     monkeypatch.setattr(Agent, "clean_up", lambda _: link.heard.append({"type": "cleaned up"}))

@@ -15,8 +15,8 @@ from job_runner import wait_until
 
 from msrun.cluster.messages import MAX_MESSAGE_BYTES, Message, MessageBuffer, encode_message
 from msrun.launch.remote import launcher_link as module
-from msrun.launch.remote.launcher_link import LauncherLink, Stream
-from msrun.launch.transport.pipe import MARKER
+from msrun.launch.remote.launcher_link import LauncherLink
+from msrun.launch.transport.pipe import MARKER, SocketPipe
 
 SILENCE_S = 60.0
 LOST = {"type": "lost", "reason": "the launcher has gone"}
@@ -33,11 +33,17 @@ class Launcher:
     def say(self, kind: str, **fields: Any) -> None:
         self.stream.sendall(encode_message({"type": kind, **fields}))
 
+    is_left = False
+    """The agent has closed the connection."""
+
     def hear(self) -> list[Message]:
         """Return what has come since the last call, without the marker of a new connection."""
         try:
             data = self.stream.recv(1 << 20)
         except BlockingIOError:
+            return []
+        if not data:
+            self.is_left = True
             return []
         if self._buffer is None:
             assert data.startswith(MARKER)
@@ -56,13 +62,12 @@ class HeardSignals:
 
 
 class Agent:
-    """A link whose thread the test plays: `look` is one turn of it."""
+    """A link whose thread the test plays: `look` is a few turns of it."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()
         ours, theirs = socket.socketpair()
-        descriptor = theirs.detach()
-        self.link = LauncherLink(Stream(descriptor, descriptor), self.clock)
+        self.link = LauncherLink(SocketPipe(ours=theirs), self.clock)
         self.launcher = Launcher(ours)
         self.launchers = [self.launcher]
         self.signals = HeardSignals()
@@ -71,9 +76,13 @@ class Agent:
         self.listener: socket.socket | None = None
 
     def look(self) -> list[Message]:
-        """Return what the launcher hears of one turn."""
-        self.link._look(0.0)
+        """Return what the launcher hears of that."""
+        self.turn()
         return self.launcher.hear()
+
+    def turn(self) -> None:
+        for _ in range(6):
+            self.link.loop.turn(0.0)
 
     def allow_resuming(self) -> None:
         self.listener = socket.socket(socket.AF_UNIX)
@@ -93,16 +102,18 @@ class Agent:
     def close(self) -> None:
         for launcher in self.launchers:
             launcher.stream.close()
-        if self.link.ident is None:  # one whose thread was started has been closed
-            self.link._outbox.close()
-            self.link.orders.close()
-            self.link.said.close()
-            self.link._inbox.close()
-        if self.link._stream is not None:
-            self.link._stream.close()
-        if self.listener is not None:
-            self.listener.close()
+        if not self.is_closed:
+            self.link.start()
+            self.link.close()
         self.folder.cleanup()
+
+    is_closed = False
+
+    def end(self) -> None:
+        """Close the link, whose thread runs."""
+        self.link.close()
+        self.is_closed = True
+        assert self.link.loop.has_ended
 
 
 @pytest.fixture
@@ -145,7 +156,7 @@ def test_connection_with_a_gap_is_left_for_another_one(agent: Agent) -> None:
     agent.allow_resuming()
     agent.launcher.say("run", seq=2)
     agent.look()
-    assert agent.link._stream is None and not agent.link.is_orphan
+    assert agent.launcher.is_left and not agent.link.is_orphan
     assert agent.link.wait(0.0) is None
     agent.come_again()
     agent.launcher.say("attach", seen=0)
@@ -194,7 +205,7 @@ def test_orders_of_the_coordinator_go_to_the_job_and_its_reports_to_the_launcher
 def test_end_of_the_connection_before_the_job_has_begun_is_the_end(agent: Agent) -> None:
     agent.link.obey(agent.signals)  # type: ignore[arg-type]
     agent.launcher.stream.close()
-    agent.link._look(0.0)
+    agent.turn()
     assert agent.link.is_orphan
     assert agent.link.orders.take() == [LOST] and agent.signals.told == []
     assert agent.link.wait(0.0) is None, "whoever waits for a wish is told that none will come"
@@ -205,13 +216,13 @@ def test_agent_of_a_closed_connection_waits_a_while_for_another_launcher(agent: 
     agent.allow_resuming()
     agent.link.obey(agent.signals)  # type: ignore[arg-type]
     agent.launcher.stream.close()
-    agent.link._look(0.0)
+    agent.turn()
     agent.clock.advance(module.ORPHAN_S)
-    agent.link._look(0.0)
+    agent.turn()
     assert not agent.link.is_orphan
-    agent.clock.advance(0.1)
-    agent.link._look(0.0)
-    agent.link._look(0.0)
+    agent.clock.advance(2 * module.LOG_TICK_S)
+    agent.turn()
+    agent.turn()
     assert agent.link.is_orphan
     assert agent.link.orders.take() == [LOST], "told once"
 
@@ -219,14 +230,14 @@ def test_agent_of_a_closed_connection_waits_a_while_for_another_launcher(agent: 
 def test_late_connection_of_a_launcher_that_has_gone_is_no_sign_of_life(agent: Agent) -> None:
     agent.allow_resuming()
     agent.launcher.stream.close()
-    agent.link._look(0.0)
+    agent.turn()
     agent.clock.advance(0.9 * module.ORPHAN_S)
     agent.come_again()
-    agent.link._look(0.0)
+    agent.turn()
     agent.launcher.stream.close()
-    agent.link._look(0.0)
+    agent.turn()
     agent.clock.advance(0.2 * module.ORPHAN_S)
-    agent.link._look(0.0)
+    agent.turn()
     assert agent.link.is_orphan
 
 
@@ -240,9 +251,9 @@ def test_launcher_without_a_sign_of_life_is_left(agent: Agent, capsys: pytest.Ca
     agent.clock.advance(SILENCE_S)
     agent.look()
     assert not agent.link.is_orphan, "it has said something meanwhile"
-    agent.clock.advance(0.1)
-    agent.link._look(0.0)
-    assert agent.link.is_orphan and agent.link._stream is None
+    agent.clock.advance(2 * module.LOG_TICK_S)
+    agent.turn()
+    assert agent.link.is_orphan and not agent.launcher.hear() and agent.launcher.is_left
     assert "gave no sign of life for 60 s" in capsys.readouterr().err
 
 
@@ -256,7 +267,7 @@ def test_launcher_that_said_that_it_is_stopped_may_be_silent(agent: Agent) -> No
     agent.launcher.say("resume", seq=2)
     agent.look()
     agent.clock.advance(SILENCE_S + 1)
-    agent.link._look(0.0)
+    agent.turn()
     assert agent.link.is_orphan
 
 
@@ -265,7 +276,7 @@ def test_launcher_that_stays_stopped_is_left_too(agent: Agent) -> None:
     agent.launcher.say("pause", seq=1)
     agent.look()
     agent.clock.advance(module.PAUSE_S + 1)
-    agent.link._look(0.0)
+    agent.turn()
     assert agent.link.is_orphan
 
 
@@ -287,8 +298,8 @@ def test_launcher_that_talks_nonsense_is_left(
     agent: Agent, said: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     agent.launcher.stream.sendall(encode_message(said))
-    agent.link._look(0.0)
-    assert agent.link.is_orphan and agent.link._stream is None
+    agent.turn()
+    assert agent.link.is_orphan and not agent.launcher.hear() and not agent.launcher.hear() and agent.launcher.is_left
     assert "msrun agent: left the launcher, which says" in capsys.readouterr().err
 
 
@@ -316,7 +327,7 @@ def test_logs_wait_for_the_launcher_to_say_that_it_has_them(agent: Agent, monkey
 def test_log_that_was_not_asked_for_yet_is_one_that_the_launcher_lacks(agent: Agent) -> None:
     agent.link.send_logs(logs_of(10))
     agent.link.send("event")
-    agent.link._take_wishes()
+    agent.turn()
     assert agent.link.unsent_logs == {"worker_0.log"}, "an event is none"
 
 
@@ -347,8 +358,7 @@ def test_logs_wait_while_the_launcher_has_not_said_what_it_has_seen(agent: Agent
 def test_thread_sends_what_is_waiting_before_it_ends(agent: Agent) -> None:
     agent.link.start()
     agent.link.send("result", failure=None)
-    agent.link.close()
-    assert not agent.link.is_alive()
+    agent.end()
     assert kinds(wait_until(agent.launcher.hear, "the result has come")) == ["result"]
     assert agent.launcher.stream.recv(10) == b"", "the connection is closed"
 
@@ -378,22 +388,24 @@ def test_fault_of_the_thread_is_told_and_the_launcher_is_still_served(
     agent.link.send_logs(lambda: None)
     agent.link.send("result")
     assert hear("result")["seq"] == fault["seq"] + 1
-    agent.link.close()
-    assert not agent.link.is_alive()
+    agent.end()
 
 
-def test_message_that_cannot_be_sent_is_a_fault_and_leaves_no_gap(agent: Agent) -> None:
+def test_message_that_cannot_be_sent_is_a_fault_and_leaves_no_gap(
+    agent: Agent, capsys: pytest.CaptureFixture[str]
+) -> None:
     agent.link.send("planned", notes=["x" * MAX_MESSAGE_BYTES])
-    with pytest.raises(ValueError, match="at most") as raised:
-        agent.link._look(0.0)
-    agent.link._tell_fault(raised.value)
     agent.link.send("result")
-    assert [(message["type"], message["seq"]) for message in agent.look()] == [("fault", 1), ("result", 2)]
+    agent.link.start()
+    said = list[Message]()
+    wait_until(lambda: said.extend(agent.launcher.hear()) or len(said) == 2, "both have come")
+    assert [(message["type"], message["seq"]) for message in said] == [("fault", 1), ("result", 2)]
+    assert "at most" in said[0]["text"]
+    agent.end()
 
 
 def test_end_is_no_loss_of_the_launcher(agent: Agent) -> None:
     agent.link.obey(agent.signals)  # type: ignore[arg-type]
-    agent.link._is_closing = True
-    agent.launcher.stream.close()
-    agent.link._look(0.0)
+    agent.link.start()
+    agent.end()
     assert not agent.link.is_orphan and agent.signals.told == []

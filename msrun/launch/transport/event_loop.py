@@ -1,10 +1,11 @@
-"""EventLoop: one thread that moves the bytes of all hosts. It never waits for one of them.
+"""EventLoop: one thread that moves the bytes of all connections, a launcher's or an agent's. It never waits for one.
 
 What has to wait, as a login does, is done by the loop's few other threads, which end when there is nothing to do.
 """
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import selectors
@@ -157,7 +158,7 @@ def no_thread(error: RuntimeError) -> ClusterError:
 
 
 RETRY_S = 0.02
-"""How often a host is looked at that is paused, or whose connection does not tell when it has room."""
+"""How often a host is looked at that is paused."""
 ENDS_AT_A_TIME = 16
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
@@ -165,23 +166,37 @@ READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 class EventLoop:
     """Any thread may call. `close` it in the end, and join `opening`."""
 
-    def __init__(self, connects_at_a_time: int, on_fault: Callable[[BaseException], None] = print_fault) -> None:
+    def __init__(
+        self,
+        connects_at_a_time: int,
+        on_fault: Callable[[BaseException], None] = print_fault,
+        *,
+        name: str = "msrun-hosts",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Start nothing yet.
 
         Args:
             on_fault: told, once, what one of the threads raises, which should not; they go on.
+            name: of the thread.
+            clock: of `call_later`.
         """
-        self._on_fault = on_fault
+        self._on_fault, self._name, self._clock = on_fault, name, clock
         self.opening = TaskThreads(connects_at_a_time, "msrun-connect", on_fault)
         self.ending = TaskThreads(ENDS_AT_A_TIME, "msrun-disconnect", on_fault)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._flag = ReadyFlag()
-        self._calls: deque[Callable[[], None]] = deque()
+        self._calls: deque[Callable[[], object]] = deque()
         self._later: list[tuple[float, int, Callable[[], None]]] = []
-        """A heap of moments of `time.monotonic`; the number keeps those of one moment in order."""
+        """A heap of moments of the clock; the number keeps those of one moment in order."""
         self._numbers = itertools.count()
         self._is_closing = False
+
+    @functools.cached_property
+    def selector(self) -> selectors.BaseSelector:
+        """What is looked at; of the thread, or who plays it."""
+        return selectors.DefaultSelector()
 
     def start(self) -> None:
         """Start the thread.
@@ -191,16 +206,14 @@ class EventLoop:
         """
         with self._lock:
             if self._thread is None and not self._is_closing:
-                thread = OwnThread("msrun-hosts", self._run, self._on_fault, goes_on=True)
-                self.selector = selectors.DefaultSelector()
+                thread = OwnThread(self._name, self._run, self._on_fault, goes_on=True)
                 try:
                     thread.start()
                 except RuntimeError as error:
-                    self.selector.close()
                     raise no_thread(error) from None
                 self._thread = thread
 
-    def call(self, function: Callable[[], None]) -> None:
+    def call(self, function: Callable[[], object]) -> None:
         """Have the loop's thread call a function, which raises nothing and waits for nothing."""
         self._calls.append(function)
         self._flag.set()
@@ -208,7 +221,7 @@ class EventLoop:
     def call_later(self, seconds: float, function: Callable[[], None]) -> None:
         """Have it called after a time."""
         with self._lock:
-            heapq.heappush(self._later, (time.monotonic() + seconds, next(self._numbers), function))
+            heapq.heappush(self._later, (self._clock() + seconds, next(self._numbers), function))
         self._flag.set()
 
     def close(self, deadline: float) -> None:
@@ -226,31 +239,40 @@ class EventLoop:
         if thread is not None:
             thread.join(max(0.0, deadline - time.monotonic()))
         self.ending.join(deadline - time.monotonic())
-        if thread is not None and not thread.is_alive():
-            self.selector.close()
-        if thread is None or not thread.is_alive():
+        if self.has_ended:
+            if "selector" in vars(self):
+                self.selector.close()
             self._flag.close()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the thread does not run, or has ended."""
+        return self._thread is None or not self._thread.is_alive()
+
     def _run(self) -> None:
-        if not self.selector.get_map():  # not after a fault
+        if self._flag.fileno() not in self.selector.get_map():  # not after a fault
             self.selector.register(self._flag, READ)
         while not self._is_closing or self._calls:
-            for key, mask in self.selector.select(self._until_due()):
-                if key.data is not None:
-                    key.data.handle(mask)
-            self._flag.clear()
-            for _ in range(len(self._calls)):  # what they call for has its turn after the hosts'
-                self._calls.popleft()()
-            while (function := self._take_due()) is not None:
-                function()
+            self.turn(self._until_due())
+
+    def turn(self, limit_s: float | None) -> None:
+        """Do what can be done, and wait for it as long as the limit allows; for the thread, or who plays it."""
+        for key, mask in self.selector.select(limit_s):
+            if key.data is not None:
+                key.data.handle(mask)
+        self._flag.clear()
+        for _ in range(len(self._calls)):  # what they call for has its turn after the hosts'
+            self._calls.popleft()()
+        while (function := self._take_due()) is not None:
+            function()
 
     def _until_due(self) -> float | None:
         with self._lock:
-            return max(0.0, self._later[0][0] - time.monotonic()) if self._later else None
+            return max(0.0, self._later[0][0] - self._clock()) if self._later else None
 
     def _take_due(self) -> Callable[[], None] | None:
         with self._lock:
-            is_due = bool(self._later) and self._later[0][0] <= time.monotonic()
+            is_due = bool(self._later) and self._later[0][0] <= self._clock()
             return heapq.heappop(self._later)[2] if is_due else None
 
 
@@ -264,15 +286,19 @@ class ByteChannel:
         on_bytes: Callable[[ByteChannel, bytes], None],
         on_end: Callable[[ByteChannel], None],
         has_room: Callable[[], bool],
+        writer: int | None = None,
     ) -> None:
         """
         Args:
+            writer: the descriptor that tells when there is room, where it is another than the pipe's own.
             on_bytes: called by the loop's thread, as the next two.
             on_end: called once, when nothing more will come; not after `stop`.
             has_room: whether more may come now; where not, this host alone waits.
         """
         self.pipe = pipe
         self._loop = loop
+        self._ends: list[tuple[AgentPipe | int, int]]
+        self._ends = [(pipe, READ | WRITE)] if writer is None else [(pipe, READ), (writer, WRITE)]
         self._on_bytes, self.on_end, self._has_room = on_bytes, on_end, has_room
         self._lock = threading.Lock()
         self._output = OutputBuffer()
@@ -283,7 +309,6 @@ class ByteChannel:
         self._is_stopped = False
         # Of the loop's thread alone:
         self._events = 0
-        self._is_paused = self._is_tried_again = False
 
     def start(self) -> None:
         """Begin to read."""
@@ -339,14 +364,14 @@ class ByteChannel:
         then()
 
     def _watch(self, events: int) -> None:
-        if events == self._events:
-            return
-        if not self._events:
-            self._loop.selector.register(self.pipe, events, self)
-        elif not events:
-            self._loop.selector.unregister(self.pipe)
-        else:
-            self._loop.selector.modify(self.pipe, events, self)
+        for end, mask in self._ends:
+            old, new = self._events & mask, events & mask
+            if new and not old:
+                self._loop.selector.register(end, new, self)
+            elif old and not new:
+                self._loop.selector.unregister(end)
+            elif new != old:
+                self._loop.selector.modify(end, new, self)
         self._events = events
 
     def _read(self) -> None:
@@ -360,9 +385,8 @@ class ByteChannel:
         if data:
             self._on_bytes(self, data)
         if not self._is_stopped and (data is None or not self._has_room()):
-            self._is_paused = True
             self._watch(self._events & ~READ)
-            self._try_later()
+            self._loop.call_later(RETRY_S, self._read_on)
 
     def _end(self) -> None:
         with self._lock:
@@ -385,11 +409,7 @@ class ByteChannel:
             if self._output and count == len(piece):
                 self._is_asked = True
                 self._loop.call(self._flush)  # after the others have had their turn
-        is_blocked = count < len(piece)
-        if is_blocked and not self.pipe.tells_room:
-            self._try_later()
-        else:
-            self._watch(self._events & ~WRITE | (WRITE if is_blocked else 0))
+        self._watch(self._events & ~WRITE | (WRITE if count < len(piece) else 0))
 
     def _write(self, piece: memoryview) -> int:
         try:
@@ -400,20 +420,10 @@ class ByteChannel:
                 self._output.clear()
             return len(piece)
 
-    def _try_later(self) -> None:
-        if not self._is_tried_again:
-            self._is_tried_again = True
-            self._loop.call_later(RETRY_S, self._try_again)
-
-    def _try_again(self) -> None:
-        self._is_tried_again = False
+    def _read_on(self) -> None:
         if self._is_stopped:
             return
-        if self._is_paused:
-            if self._has_room():
-                self._is_paused = False
-                self._watch(self._events | READ)
-            else:
-                self._try_later()
-        if self._output and not self.pipe.tells_room:
-            self._flush()
+        if self._has_room():
+            self._watch(self._events | READ)
+        else:
+            self._loop.call_later(RETRY_S, self._read_on)

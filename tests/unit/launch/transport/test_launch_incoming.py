@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from msrun.cluster.messages import encode_message
-from msrun.launch.fleet import event_loop as module
-from msrun.launch.fleet.event_loop import PIECE_BYTES, Incoming, OutputBuffer
+from msrun.launch.transport import event_loop as module
+from msrun.launch.transport.event_loop import PIECE_BYTES, Incoming, OutputBuffer
 from msrun.launch.transport.pipe import MARKER
 
 SAID = [{"type": "hello", "seq": 1}, {"type": "log", "data": "x" * 300}]

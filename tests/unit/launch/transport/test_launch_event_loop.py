@@ -12,7 +12,7 @@ import pytest
 from job_runner import wait_until
 
 from msrun.errors import ClusterError
-from msrun.launch.fleet.event_loop import PIECE_BYTES, ByteChannel, EventLoop, TaskThreads
+from msrun.launch.transport.event_loop import PIECE_BYTES, ByteChannel, EventLoop, TaskThreads
 from msrun.launch.transport.pipe import ReadyFlag
 
 MUCH = 8 << 20
@@ -24,9 +24,8 @@ class SocketPipe:
     address = "10.0.0.1"
     exit_status = None
 
-    def __init__(self, stream: socket.socket, *, tells_room: bool) -> None:
+    def __init__(self, stream: socket.socket) -> None:
         self.stream = stream
-        self.tells_room = tells_room
         stream.settimeout(0.0)
 
     def fileno(self) -> int:
@@ -54,13 +53,13 @@ class SocketPipe:
 class Host:
     """One channel in the loop, and the host's end of it."""
 
-    def __init__(self, loop: EventLoop, *, tells_room: bool = True) -> None:
+    def __init__(self, loop: EventLoop) -> None:
         ours, self.stream = socket.socketpair()
         self.stream.settimeout(60)
         self.came = bytearray()
         self.ends = 0
         self.has_room = True
-        self.pipe = SocketPipe(ours, tells_room=tells_room)
+        self.pipe = SocketPipe(ours)
         self.channel = ByteChannel(loop, self.pipe, self._on_bytes, self._on_end, lambda: self.has_room)
         self.channel.start()
 
@@ -85,8 +84,8 @@ class Hosts:
         self.loop.start()
         self.made: list[Host] = []
 
-    def add(self, *, tells_room: bool = True) -> Host:
-        self.made.append(Host(self.loop, tells_room=tells_room))
+    def add(self) -> Host:
+        self.made.append(Host(self.loop))
         return self.made[-1]
 
     def turn(self) -> None:
@@ -120,9 +119,8 @@ def test_bytes_come_and_go_and_one_thread_is_enough(hosts: Hosts) -> None:
     assert threading.active_count() == threads
 
 
-@pytest.mark.parametrize("tells_room", [True, False])
-def test_slow_reader_gets_all_in_its_order_and_holds_up_nobody(hosts: Hosts, tells_room: bool) -> None:
-    slow, other = hosts.add(tells_room=tells_room), hosts.add()
+def test_slow_reader_gets_all_in_its_order_and_holds_up_nobody(hosts: Hosts) -> None:
+    slow, other = hosts.add(), hosts.add()
     data = os.urandom(MUCH)
     slow.channel.send(data)
     slow.channel.send(b"the end")

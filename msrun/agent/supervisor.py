@@ -49,7 +49,7 @@ from msrun.agent.watch.evidence import (
 from msrun.agent.watch.job_watch import JobWatch
 from msrun.agent.watch.progress_board import ProgressBoard
 from msrun.agent.watch.stacks import STACK_WAIT_S
-from msrun.cluster.failure import FailureReport, read_report
+from msrun.cluster.failure import FailureReport, fault_of_job, read_report
 from msrun.cluster.membership import Decision, Membership, WorkerState
 from msrun.cluster.messages import Channel, Message
 from msrun.cluster.own_thread import Inbox
@@ -560,6 +560,11 @@ class Supervisor:
         if signum == signal.SIGINT and self._timers.is_set("stop"):
             self._server.send("stop", signum=int(signal.SIGKILL), grace_s=0.0, attempt=self._attempt.number)
             return
+        if isinstance(self._attempt.fault, PeerFailed) and not self._has_reported:  # several hosts may leave at once
+            self._has_reported = True
+            failure = fault_of_job(self._plan.job_id, str(self._interrupt), self._interrupt.exit_code)
+            report = replace(self._describe_failure(), failure=failure, signum=self._interrupt.signum)
+            self._send({"type": "failed", "attempt": self._attempt.number, "report": encode_record(report)})
         self._fail(self._interrupt)
 
     def _end_stuck(self, error: ClusterError, lagging: tuple[int, ...]) -> None:

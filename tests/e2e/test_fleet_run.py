@@ -199,8 +199,8 @@ def test_trace_of_hosts_without_a_common_disk_and_metrics_are_written_here_alone
     steps = Counter(event["pid"] for event in events if event.get("cat") == "steps")
     assert steps[2] == 10, "rank 1: all steps of both attempts"
     assert 5 <= steps[1] <= 10, "rank 0 may have been stopped before it wrote those of its first attempt"
-    assert f"rank 1, log: {job.log_dir}/worker_1.attempt_0.log" in job.stderr
-    told = (job.log_dir.parent / metrics.name).read_text()
+    assert f"rank 1, log: {log_dir}/{job.log_dir.name}/worker_1.attempt_0.log" in job.stderr
+    told = (job.log_dir.parent.parent / metrics.name).read_text()
     assert 'state="done"} 2' in told and "msrun_restarts_total" in told
     assert not fleet.net.path(1, metrics).exists() and not fleet.net.path(1, log_dir).exists()
 

@@ -45,7 +45,7 @@ def test_first_failure_gives_the_exit_status_and_is_named(
     (line,) = finished.errors
     assert line.startswith("msrun: error: rank 1 on ")
     assert f"failed first: {words}" in line
-    assert str(tmp_path / "log_output" / "worker_1.log") in finished.stderr
+    assert str(finished.log_dir / "worker_1.log") in finished.stderr
     crashes = how in ("SIGSEGV", "SIGABRT")
     assert "  | rank 1 begins" in finished.stderr or crashes or how in ("raise", "interrupt")
     assert ("  | Fatal Python error: " in finished.stderr and "in end" in finished.stderr) is crashes

@@ -54,7 +54,7 @@ def records(rehearsals: Rehearsals, job: Running, attempt: int, count: int) -> l
 def kill_agent(rehearsals: Rehearsals, attempt: int, node_rank: int) -> None:
     """Kill the agent of a host of this attempt."""
     mark = f"r{attempt}" if attempt else ""
-    pattern = f"msrun-spool-{'[0-9a-f]' * 16}{mark}-{node_rank}/agent.pid"
+    pattern = f"msrun-spool-*-????????{mark}-{node_rank}/agent.pid"
     (path,) = wait_until(lambda: [*rehearsals.runner.temporary.glob(pattern)], "the agent")
     os.kill(int(path.read_text().split()[0]), signal.SIGKILL)
 

@@ -62,8 +62,12 @@ def is_alive(pid: int) -> bool:
 
 
 def latest_job(log_dir: Path) -> Path:
-    """Return the folder of the latest job in a log directory; what is no log directory as it is."""
-    return (log_dir / "latest" if (log_dir / "latest").exists() else log_dir).resolve()
+    """Return the folder of the latest job in a log directory, also by a host's own link; else the folder as it is."""
+    if (log_dir / "latest").is_symlink():
+        return log_dir / os.readlink(log_dir / "latest")
+    if log_dir.is_symlink():
+        return latest_job(log_dir.parent) / log_dir.name
+    return log_dir
 
 
 @dataclass(frozen=True)

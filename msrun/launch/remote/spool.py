@@ -24,7 +24,7 @@ AGENT = "agent.pid"
 GIVEN_TABLE = "given_rank_table.json"
 KEEP_S = 86400.0
 """How long logs that nobody has fetched stay after the end of their agent."""
-_NAME = re.compile(r"msrun-spool-[0-9a-f]+(?:r\d+)?-\d+")
+_NAME = re.compile(r"msrun-spool-[0-9a-f-]+(?:r\d+)?-\d+")
 
 
 def spool_path(job_id: str, node_rank: int) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Self
 
 import numpy as np
@@ -253,27 +254,77 @@ class NumpySlicesDataset(Dataset):
 class GeneratorDataset(Dataset):
     """Samples of an object with `__len__` and `__getitem__`: values, tuples of values, or dictionaries of them.
 
-    A map-style torch Dataset is one. Items are fetched by index, so that every rank can fetch its part alone; a bare
-    generator cannot be split and is refused. The items of a column must all have one shape. What an item draws from
-    `random`, `numpy.random` and `torch` belongs to it, whatever the number of ranks and workers.
+    A map-style torch Dataset is one. Items are fetched by index, so that every rank fetches its part alone. The items
+    of a column must all have one shape. What an item draws from `random`, `numpy.random` and `torch` belongs to it,
+    whatever the number of ranks and workers.
+    A function that returns an iterator (a generator function), or another iterable, is run through once for each epoch,
+    on every rank, whose memory holds the epoch; the first time when the dataset is made. Its order stays.
     `column_names` choose from dictionaries. None: the keys of item 0, or `column_0`, `column_1`, ... for as many values
     as it has. The keyword parameters are those of `Dataset`.
 
     Raises:
-        UsageError: no random access, or items that do not fit `column_names`.
+        UsageError: no samples can be had from it, items do not fit `column_names`, or `shuffle` without random access.
         DataError: when read: fetching an item raises; names the item and the user's line.
     """
 
     def __init__(self, source: Any, column_names: str | Sequence[str] | None = None, **parameters: Any) -> None:
-        if not (hasattr(source, "__getitem__") and hasattr(source, "__len__")):
-            raise UsageError(
-                f"GeneratorDataset: {type(source).__name__} has no __getitem__ and __len__; give an object with random "
-                "access, such as a list of the samples, or read it with torch's DataLoader"
-            )
-        if column_names is None:
-            column_names = _names_in(source[0]) if len(source) else _numbered(1)
         seed = parse_seed(parameters.pop("seed", None))
-        super().__init__(ItemSource(source, _as_names(column_names), seed), seed=seed, **parameters)
+        has_access = hasattr(source, "__getitem__") and hasattr(source, "__len__")
+        if not has_access and not callable(source) and not hasattr(source, "__iter__"):
+            raise UsageError(
+                f"GeneratorDataset: {type(source).__name__} has no __getitem__ and __len__, nor __iter__; give an "
+                "object with random access, such as a list of the samples, or a function that returns an iterator"
+            )
+        items = source if has_access else _Passes(source, parameters.get("num_samples"))
+        if not has_access:
+            if parameters.get("shuffle"):
+                raise UsageError(
+                    f"GeneratorDataset: shuffle=True, and {type(source).__name__} gives samples in its own order only; "
+                    "give an object with __getitem__ and __len__, or call shuffle(buffer_size)"
+                )
+            parameters = {**parameters, "shuffle": False, "num_parallel_workers": 0}
+        if column_names is None:
+            column_names = _names_in(items[0]) if len(items) else _numbered(1)
+        super().__init__(ItemSource(items, _as_names(column_names), seed), seed=seed, **parameters)
+        self._is_sequential = not has_access
+
+    def _copy(self, num_parallel_workers: int | None = None) -> Self:
+        return super()._copy(0 if self._is_sequential else num_parallel_workers)
+
+
+class _Passes:
+    """The samples of what can only be run through, one pass at a time, as if they could be had by index."""
+
+    def __init__(self, source: Any, limit: int | None) -> None:
+        self._source = source
+        self._limit = limit
+        self._number = 0
+        self._rows = self._run_through()
+        self._count = len(self._rows)
+
+    def _run_through(self) -> list[Any]:
+        try:
+            return list(islice(self._source() if callable(self._source) else self._source, self._limit))
+        except MsrunError:
+            raise
+        except Exception as error:  # the user's function may raise anything
+            raise _failed("the samples", self._source, error) from error
+
+    def begin(self, number: int) -> None:
+        """Have the samples of a pass at hand: those of another are given up."""
+        if number != self._number:
+            self._rows, self._number = self._run_through(), number
+        if len(self._rows) != self._count:
+            raise DataError(
+                f"GeneratorDataset: {len(self._rows)} samples in epoch {number + 1}, {self._count} in the first; give "
+                "the function that returns an iterator, not the iterator, and as many samples each time"
+            )
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Any:
+        return self._rows[index]
 
 
 class ItemSource:
@@ -297,8 +348,10 @@ class ItemSource:
         draws = SampleDraws(self._seed, _OPERATION_NUMBER, sample_keys)
         rows = []
         with own_random_numbers(draws) as seed_from:
-            for number, index in enumerate(sample_keys[:, 1].tolist()):
+            for number, (epoch, index) in enumerate(sample_keys.tolist()):
                 seed_from(number)
+                if isinstance(self._items, _Passes):
+                    self._items.begin(epoch)
                 rows.append(self._row(index))
         columns = list(zip(*rows, strict=True))
         try:
@@ -314,18 +367,22 @@ class ItemSource:
         except MsrunError:
             raise
         except Exception as error:  # the user's object may raise anything
-            text = " ".join(str(error).split())
-            raise DataError(
-                f"GeneratorDataset: item {index} of {type(self._items).__name__} failed: {type(error).__name__}"
-                f"{f': {text}' if text else ''}",
-                where=find_user_line(error),
-            ) from error
+            raise _failed(f"item {index}", self._items, error) from error
         if len(row) != len(self._column_names):
             raise UsageError(
                 f"GeneratorDataset: item {index} has {len(row)} values for {len(self._column_names)} columns "
                 f"({', '.join(self._column_names)}); give one value per column"
             )
         return tuple(np.asarray(value) for value in row)
+
+
+def _failed(what: str, source: Any, error: Exception) -> DataError:
+    text = " ".join(str(error).split())
+    name = getattr(source, "__name__", type(source).__name__)
+    return DataError(
+        f"GeneratorDataset: {what} of {name} failed: {type(error).__name__}{f': {text}' if text else ''}",
+        where=find_user_line(error),
+    )
 
 
 _OPERATION_NUMBER = 0xFFFFFFFF

@@ -120,7 +120,13 @@ class VerificationReport:
                 "do not trust this training: give that operator or its layer another strategy, or, if the loss is a "
                 'mean over rows, use parallel_mode="data_parallel", which captures nothing'
             )
-        return f'{self.reason}; parallel_mode="semi_auto" computes loss and buffers over the rows of all ranks'
+        reason = self.reason
+        if all(math.isclose(d.ratio, 1 / self.world_size, rel_tol=1e-2) for d in self.failures):
+            reason = (
+                "a loss that is a sum over its rows, or has one value a row, has gradients that are means over ranks "
+                "of such sums; take the mean over the rows, or have gradients summed (gradients_mean=False)"
+            )
+        return f'{reason}; parallel_mode="semi_auto" computes loss and buffers over the rows of all ranks'
 
 
 def worst_of(found: Sequence[Sequence[Difference]]) -> tuple[Difference, ...]:

@@ -15,6 +15,7 @@ from job_runner import is_alive, wait_until
 
 from msrun.agent.processes.process_control import start_time
 from msrun.errors import ClusterError
+from msrun.launch.directory.jobs import new_job_id
 from msrun.launch.remote import spool
 
 SUN_PATH_BYTES = 108
@@ -70,7 +71,7 @@ def test_folders_that_agents_left_behind_go_after_a_day(tmp_path: Path, monkeypa
     target = tmp_path / "elsewhere"
     names = (
         "msrun-spool-0a1f-0",
-        "msrun-spool-0a1fr2-13",
+        f"msrun-spool-{new_job_id()}r2-13",
         "msrun-spool-0a1f-1",
         "msrun-spool-0a1f-2",
         "msrun-spool-x-1",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from msrun.errors import UsageError
+from msrun.errors import DataError, UsageError
 from msrun.runtime.data import GeneratorDataset, NumpySlicesDataset
 
 
@@ -24,6 +24,51 @@ def test_items_of_an_object_are_batched_and_sharded():
         x, y = next(iter(dataset))
         assert (x.dtype, x.shape, y.dtype) == (torch.float32, (2, 2), torch.int64)
         assert y.tolist() == [[0, 1], [4, 9]][shard_id]
+
+
+STARTS: list[int] = []
+
+
+def count_up():
+    STARTS.append(len(STARTS))
+    for number in range(6):
+        yield np.float32(number), number + 100 * STARTS[-1]
+
+
+class Countdown:
+    def __iter__(self):
+        return iter([(3.0, 3), (2.0, 2), (1.0, 1)])
+
+
+def test_a_generator_function_is_run_through_once_for_each_epoch():
+    STARTS.clear()
+    dataset = GeneratorDataset(count_up, ["x", "y"]).map(lambda x: 2 * x, "x", num_parallel_workers=2).batch(3)
+    assert dataset.get_dataset_size() == 2
+    assert [[y.tolist() for _, y in dataset] for _ in range(2)] == [
+        [[0, 1, 2], [3, 4, 5]],
+        [[100, 101, 102], [103, 104, 105]],
+    ]
+    assert len(STARTS) == 2
+    assert next(iter(dataset))[0].tolist() == [0, 2, 4]
+    limited = GeneratorDataset(count_up, ["x", "y"], num_samples=2, num_shards=2, shard_id=1)
+    assert [x.item() for x, _ in limited] == [1.0]
+
+
+def test_an_iterable_is_a_source_and_an_iterator_only_for_one_epoch():
+    assert [y.item() for _, y in GeneratorDataset(Countdown(), ["x", "y"])] == [3, 2, 1]
+    once = GeneratorDataset(iter([(1.0,), (2.0,)]), "x")
+    assert [x.item() for (x,) in once] == [1.0, 2.0]
+    with pytest.raises(DataError, match="0 samples in epoch 2, 2 in the first; give the function that returns"):
+        list(once)
+
+
+def test_what_a_generator_function_raises_is_told_with_its_line():
+    def broken():
+        yield 1.0
+        raise ValueError("no such row")
+
+    with pytest.raises(DataError, match="the samples of broken failed: ValueError: no such row"):
+        GeneratorDataset(broken, "x")
 
 
 def test_a_plain_list_is_a_source_of_one_column():
@@ -48,7 +93,8 @@ def test_arrays_are_named_columns(data, names, expected):
 @pytest.mark.parametrize(
     ("misuse", "words"),
     [
-        (lambda: GeneratorDataset(iter([1]), "x"), "list_iterator has no __getitem__ and __len__"),
+        (lambda: GeneratorDataset(5, "x"), "int has no __getitem__ and __len__, nor __iter__"),
+        (lambda: GeneratorDataset(count_up, "x", shuffle=True), "function gives samples in its own order only"),
         (lambda: GeneratorDataset([1], []), "give at least one name, each once"),
         (lambda: list(GeneratorDataset([(1, 2)], "x")), "item 0 has 2 values for 1 columns (x)"),
         (

@@ -30,9 +30,7 @@ from mindspore.train.callback import Callback, CheckpointConfig, LossMonitor, Mo
 
 SCRIPTS: dict[str, Callable[[], Any]] = {}
 """Name -> script."""
-DIFFERENT = {
-    "a_pipeline_of_a_generator": "a function that yields samples cannot be split between ranks: give a list of them",
-}
+DIFFERENT: dict[str, str] = {}
 """Name -> why what is printed differs. docs/how-to/from_mindspore.md has the reasons."""
 
 

@@ -7,7 +7,6 @@ torch.distributed.checkpoint. That one is a pickle, and torch's readers run what
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import io
 import itertools
@@ -20,7 +19,7 @@ import struct
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -82,6 +81,8 @@ class Part:
     offset: int = 0
     length: int = 0
     is_bare: bool = False
+    is_plain: bool = field(default=False, compare=False)
+    """What torch.save wrote holds the values row by row, and nothing else."""
     tensor: Tensor | None = None
 
     def read(self, dtype: torch.dtype, inside: tuple[slice, ...], target: Tensor) -> None:
@@ -90,24 +91,33 @@ class Part:
         Raises:
             DAMAGED: the file cannot be read, ends too early or holds something else.
         """
-        value = self.tensor
-        if value is None and not self.is_bare:
-            with self.path.open("rb") as stream:
-                value = load_weights(io.BufferedReader(_FileView(stream, self.offset, self.length)))
-            if not isinstance(value, Tensor) or tuple(value.shape) != self.box.sizes:
-                raise ValueError("a part has another shape than its index says")
-        if value is not None:
-            target.copy_(value.detach()[inside])
+        if self.tensor is not None:
+            target.copy_(self.tensor.detach()[inside])
             return
+        with self.path.open("rb") as stream:
+            begin, view = self.offset, _FileView(stream, self.offset, self.length)
+            if self.is_plain:
+                begin += find_values(view, math.prod(self.box.sizes) * dtype.itemsize)
+            elif not self.is_bare:
+                value = load_weights(io.BufferedReader(view))
+                if not isinstance(value, Tensor) or tuple(value.shape) != self.box.sizes:
+                    raise ValueError("a part has another shape than its index says")
+                target.copy_(value.detach()[inside])
+                return
+            self._read_rows(stream, begin, dtype, inside, target)
+
+    def _read_rows(
+        self, stream: io.BufferedReader, begin: int, dtype: torch.dtype, inside: tuple[slice, ...], target: Tensor
+    ) -> None:
+        """Read the rows of which something is wanted, which lie together."""
         rows, row_shape = (inside[0], self.box.sizes[1:]) if inside else (slice(0, 1), ())
         row_bytes = math.prod(row_shape) * dtype.itemsize
         is_direct = target.shape[1:] == row_shape and target.dtype == dtype and target.is_contiguous()
         is_direct = is_direct and target.device.type == "cpu"
         values = target if is_direct else torch.empty((rows.stop - rows.start, *row_shape), dtype=dtype)
-        with self.path.open("rb") as stream:
-            stream.seek(self.offset + rows.start * row_bytes)
-            if stream.readinto(raw_bytes(values)) != (rows.stop - rows.start) * row_bytes:
-                raise EOFError("it ends too early")
+        stream.seek(begin + rows.start * row_bytes)
+        if stream.readinto(raw_bytes(values)) != (rows.stop - rows.start) * row_bytes:
+            raise EOFError("it ends too early")
         if not is_direct:
             target.copy_(values[(slice(None), *inside[1:])] if inside else values[0])
 
@@ -173,7 +183,7 @@ class _Builder:
 
     def __init__(self, find: Callable[[Any], Path], *, is_bare: bool) -> None:
         self.index: Index = {}
-        self._find, self._is_bare = find, is_bare
+        self._find, self._is_bare, self.is_plain = find, is_bare, False
         self._files: dict[str, tuple[Path, int, set[tuple[int, int]]]] = {}
         self._taken: Counter[str] = Counter()
 
@@ -202,7 +212,7 @@ class _Builder:
             if length != size if self._is_bare else length < size:
                 raise ValueError(f"a part of {name} takes {size} bytes, not {length}")
             path = self._take(file, *_numbers([offset, length]))
-            found[box] = Part(box, path, offset, length, self._is_bare)
+            found[box] = Part(box, path, offset, length, self._is_bare, self.is_plain)
         if key in self.index or sum(math.prod(box.sizes) for box in found) > math.prod(shape):
             raise ValueError(f"parts of {name} are there twice")
         self.index[key] = StoredTensor(shape, DTYPES[dtype], found)
@@ -281,6 +291,7 @@ def read_directory(folder: Path, name: str = "") -> Index:
     """
     builder = _Builder(lambda file: find_contained(folder, file), is_bare=False)
     if (name or TENSORS) == TENSORS and (name or (folder / TENSORS).exists()):
+        builder.is_plain = True
         for item in json.loads(read_contained(folder, TENSORS)):
             parts = [tuple(part[n] for n in ("offsets", "sizes", "file", "offset", "length")) for part in item["parts"]]
             builder.add(item["key"], item["shape"], item["dtype"], parts)
@@ -443,10 +454,32 @@ def _read_header(path: Path) -> Index:
 
 def raw_bytes(value: Tensor) -> memoryview:
     """Return a tensor's values as they lie in memory, row by row; shared with a contiguous tensor on the CPU."""
-    plain = value.detach().cpu().contiguous()
-    memory = (ctypes.c_ubyte * plain.nbytes).from_address(plain.data_ptr())
-    memory.tensor = plain  # it lives as long; numpy's way to the memory would bar `resize_` for ever
-    return memoryview(memory).cast("B")
+    plain = value.detach().cpu().contiguous().reshape(-1)
+    return plain.view(torch.uint8).numpy().data if plain.numel() else memoryview(b"")
+
+
+_LOCAL_HEADER = struct.Struct("<26xHH")
+"""Of a record in a zip file: the lengths of its name and of its extra field are the last of 30 bytes."""
+
+
+def data_offset(stream: io.RawIOBase | BinaryIO, record: zipfile.ZipInfo) -> int:
+    """Return where in a zip file the bytes of a record begin."""
+    stream.seek(record.header_offset)
+    name_length, extra_length = _LOCAL_HEADER.unpack(stream.read(_LOCAL_HEADER.size))
+    return int(record.header_offset + _LOCAL_HEADER.size + name_length + extra_length)
+
+
+def find_values(view: _FileView, bytes_count: int) -> int:
+    """Return where the values of a tensor begin in what torch.save wrote of it.
+
+    Raises:
+        ValueError, zipfile.BadZipFile: there is no such thing, or it has another size.
+    """
+    with zipfile.ZipFile(view) as archive:
+        record = next((record for record in archive.filelist if record.filename.endswith("/data/0")), None)
+        if record is None or record.compress_type != zipfile.ZIP_STORED or record.file_size != bytes_count:
+            raise ValueError(f"a part of {bytes_count} bytes is not where its index says")
+        return data_offset(view, record)
 
 
 def load_weights(source: Path | BinaryIO | io.BufferedReader, *, mmap: bool = False) -> Any:
@@ -496,7 +529,7 @@ def load_torch_file(path: Path) -> dict[str, Tensor]:
 class _FileView(io.RawIOBase):
     """Some bytes of a file as a file of their own."""
 
-    def __init__(self, stream: BinaryIO | io.BufferedReader, begin: int, length: int) -> None:
+    def __init__(self, stream: io.BufferedReader, begin: int, length: int) -> None:
         self._stream, self._begin, self._length, self._place = stream, begin, length, 0
 
     def seekable(self) -> bool:

@@ -24,7 +24,7 @@ from msrun.runtime.checkpoint.directory import (
     recover,
     recover_all,
 )
-from msrun.runtime.checkpoint.index import NETWORK, Index, StoredTensor, TensorKey, covers, index_of, key_of, own_key
+from msrun.runtime.checkpoint.index import NETWORK, TensorKey, covers, index_of, key_of, own_key
 from msrun.runtime.checkpoint.optimizer_state import restore_optimizer
 from msrun.runtime.checkpoint.reader import (
     CheckpointReader,
@@ -441,6 +441,9 @@ def load_distributed_checkpoint(
     attempt(load)
 
 
+_Table = dict[TensorKey, tuple[tuple[int, ...], torch.dtype, list[Box]]]
+
+
 def complete(reader: CheckpointReader) -> CheckpointReader:
     """Return a reader that has every tensor whole on every rank. All ranks call it together.
 
@@ -451,13 +454,13 @@ def complete(reader: CheckpointReader) -> CheckpointReader:
     """
     tables = gather(
         {
-            key: StoredTensor(stored.shape, stored.dtype, dict.fromkeys(stored.parts))
+            key: (stored.shape, stored.dtype, list(stored.parts))
             for key, stored in reader.tensors.items()
             if not key[0].startswith("rank_")  # that belongs to one rank alone
         }
     )
     keys = list(dict.fromkeys(key for table in tables for key in table))
-    if all(key in table and covers(table[key].parts, table[key].shape) for table in tables for key in keys):
+    if all(key in table and covers(table[key][2], table[key][0]) for table in tables for key in keys):
         return reader
     failures: list[str] = []
     wholes = {key: _bring(reader, key, tables, failures) for key in keys}
@@ -471,16 +474,16 @@ def complete(reader: CheckpointReader) -> CheckpointReader:
     return reader
 
 
-def _bring(reader: CheckpointReader, key: TensorKey, tables: list[Index], failures: list[str]) -> Tensor:
+def _bring(reader: CheckpointReader, key: TensorKey, tables: list[_Table], failures: list[str]) -> Tensor:
     """Send every part of a tensor from the lowest rank that has it to all."""
-    stored = next(table[key] for table in tables if key in table)
-    value = torch.empty(stored.shape, dtype=stored.dtype)
+    shape, dtype, _ = next(table[key] for table in tables if key in table)
+    value = torch.empty(shape, dtype=dtype)
     owners: dict[Box, int] = {}
     for rank, table in enumerate(tables):
-        for box in table[key].parts if key in table else ():
+        for box in table[key][2] if key in table else ():
             owners.setdefault(box, rank)
     for box, owner in owners.items():
-        part = torch.zeros(box.sizes, dtype=stored.dtype)
+        part = torch.zeros(box.sizes, dtype=dtype)
         if owner == get_rank():
             try:
                 reader.fill({key: Chunk(part, box)})

@@ -188,8 +188,7 @@ def open_parts(paths: Sequence[Path]) -> CheckpointReader:
     elif path.is_dir():
         indexes = [_read_index(path)]
     else:
-        tensors = {(NETWORK, name): value for name, value in load_torch_file(path).items()}
-        indexes = [index_of(path, tensors)]
+        indexes = [index_of(path, {(NETWORK, name): value for name, value in load_torch_file(path).items()})]
     return CheckpointReader(path, indexes, is_foreign=True)
 
 

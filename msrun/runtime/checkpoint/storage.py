@@ -17,11 +17,12 @@ import math
 import mmap
 import os
 import struct
+import threading
 import warnings
 import zipfile
 import zlib
 from collections import OrderedDict
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -29,10 +30,12 @@ from typing import Any, BinaryIO, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
-from torch.distributed.checkpoint.filesystem import FileSystem
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner, create_default_global_save_plan
+from torch.distributed.checkpoint.filesystem import (
+    FileSystemWriter,
+    _StorageInfo,
+)  # a test looks after the private name
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -41,7 +44,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, TensorWriteData, WriteItem, WriteItemType
-from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from msrun.errors import CheckpointError
@@ -64,6 +68,7 @@ from msrun.runtime.checkpoint.index import (
     StoredTensor,
     TensorKey,
     covers,
+    data_offset,
     flat_name,
     raw_bytes,
     write_index,
@@ -74,11 +79,12 @@ from msrun.runtime.world import get_rank
 
 _CHUNK_BYTES = 1 << 20
 """One write of 4 MB and more costs Linux ten times the time for its bytes: it looks for pages that lie together."""
+_FLUSH_BYTES = 32 << 20
 Parts = Mapping[TensorKey, Chunk]
 warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
 
 
-def save_parts(parts: Parts, writer: dcp.StorageWriter, planner: PartPlanner, group: Group, *, alone: bool) -> None:
+def save_parts(parts: Parts, writer: StorageWriter, planner: PartPlanner, group: Group, *, alone: bool) -> None:
     """Have torch plan and write. All ranks of the group call it together.
 
     Raises:
@@ -86,7 +92,7 @@ def save_parts(parts: Parts, writer: dcp.StorageWriter, planner: PartPlanner, gr
     """
     state = {flat_name(key): part for key, part in parts.items()}
     try:
-        dcp.save(state, storage_writer=writer, planner=planner, process_group=group, no_dist=alone)
+        save(state, storage_writer=writer, planner=planner, process_group=group, no_dist=alone)
     except CheckpointException as error:
         own = 0 if alone else dist.get_rank(group)
         rank, (failure, _) = min(error.failures.items(), key=lambda found: (found[0] != own, found[0]))
@@ -121,11 +127,11 @@ def share_out(parts: Parts, ranks: Sequence[int], *, to_first: bool) -> Parts:
 
 def keep_shares(plans: list[SavePlan], *, to_first: bool) -> list[set[TensorKey]]:
     """Return what each rank writes of what several ranks plan to."""
-    planner = dcp.DefaultSavePlanner(dedup_save_to_lowest_rank=to_first)
+    planner = DefaultSavePlanner(dedup_save_to_lowest_rank=to_first)
     return [{plan.planner_data[item.index.fqn] for item in plan.items} for plan in planner._dedup_save_plans(plans)]
 
 
-class PartPlanner(dcp.DefaultSavePlanner):
+class PartPlanner(DefaultSavePlanner):
     """Plans the writing of parts, of which no two ranks have the same.
 
     Args:
@@ -135,7 +141,6 @@ class PartPlanner(dcp.DefaultSavePlanner):
     def __init__(self, parts: Parts, *, needs_all: bool = False) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._plan, self._needs_all = plan_of(parts), needs_all
-        self._copy: Tensor | None = None
 
     def create_local_plan(self) -> SavePlan:
         """Return what this rank has."""
@@ -157,17 +162,6 @@ class PartPlanner(dcp.DefaultSavePlanner):
         metadata.planner_data = {name: key for plan in plans for name, key in plan.planner_data.items()}
         return plans, metadata
 
-    def resolve_data(self, write_item: WriteItem) -> Tensor:
-        """Return the values of a part for torch's writer, which keeps them until its file is closed."""
-        if self._copy is not None:
-            self._copy.untyped_storage().resize_(0)
-        value = self.read(write_item)
-        if value.untyped_storage().nbytes() != value.nbytes:
-            value = value.clone()
-        memory = self.state_dict[write_item.index.fqn].tensor.untyped_storage()
-        self._copy = value if value.untyped_storage().data_ptr() != memory.data_ptr() else None
-        return value
-
     def read(self, write_item: WriteItem) -> Tensor:
         """Return the values of a part, row by row, on the host."""
         value: Tensor = self.state_dict[write_item.index.fqn].tensor
@@ -177,6 +171,150 @@ class PartPlanner(dcp.DefaultSavePlanner):
 def box_of(shape: Sequence[int], chunk: ChunkStorageMetadata) -> Box:
     """Return where torch says that a part is."""
     return Box(tuple(shape), tuple(chunk.offsets), tuple(chunk.sizes))
+
+
+class _DurableFile:
+    """A file whose content is on its way to the disk while more is written.
+
+    Raises:
+        OSError: as writing a file does; also from the methods.
+    """
+
+    def __init__(self, path: Path, mode: str) -> None:
+        self.stream = cast("BinaryIO", path.open(mode, buffering=0))
+        self.checksum = 0
+        self._flushing: threading.Thread | None = None
+        self._failure: OSError | None = None
+        self._waiting = 0
+
+    def write(self, data: memoryview) -> None:
+        """Write bytes, and sum them up."""
+        for begin in range(0, len(data), _CHUNK_BYTES):
+            chunk = data[begin : begin + _CHUNK_BYTES]
+            self.checksum = zlib.crc32(chunk, self.checksum)
+            done = 0
+            while done < len(chunk):
+                done += self.stream.write(chunk[done:])
+            self._waiting += len(chunk)
+        if self._waiting >= _FLUSH_BYTES and (self._flushing is None or not self._flushing.is_alive()):
+            self._raise()
+            self._waiting = 0
+            self._flushing = threading.Thread(target=self._flush, name="msrun-flush", daemon=True)
+            try:
+                self._flushing.start()
+            except RuntimeError:  # no new threads while the interpreter ends: all is flushed at the end
+                self._flushing = None
+
+    def finish(self) -> None:
+        """Return when all of the file has reached the disk."""
+        if self._flushing is not None:
+            self._flushing.join()
+        self._raise()
+        os.fsync(self.stream.fileno())
+        self.stream.close()
+
+    def close(self) -> None:
+        """Close the file as it is; harmless to call again."""
+        if self._flushing is not None:
+            self._flushing.join()
+        self.stream.close()
+
+    def _flush(self) -> None:
+        try:
+            os.fdatasync(self.stream.fileno())
+        except OSError as error:
+            self._failure = error
+
+    def _raise(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+
+class _TensorStream:
+    """Writes what torch.save writes of tensors one after another.
+
+    torch makes the records with room for the values (`torch.serialization.skip_data`); where it would pass the room by,
+    the values go into the file straight from the tensor's memory, without torch's copy and checksum of them. torch's
+    own writer keeps all tensors until its file is closed; here each may go as soon as it is written.
+    """
+
+    def __init__(self, file: _DurableFile) -> None:
+        self._file, self._place, self._values = file, 0, memoryview(b"")
+        self._pending: list[bytes] = []
+        """of torch's small records"""
+
+    def save(self, tensor: Tensor) -> None:
+        """Write one tensor, row by row."""
+        self._values = raw_bytes(tensor)
+        with torch.serialization.skip_data():
+            torch.save(_reserve(tuple(tensor.shape), tensor.dtype), cast("BinaryIO", self))
+        assert not self._values, "torch leaves room for the values of every tensor"
+        self.flush()
+
+    def write(self, data: bytes) -> int:
+        """Take what torch writes."""
+        self._pending.append(bytes(data))
+        self._place += len(data)
+        return len(data)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Put the values where torch leaves room for them."""
+        assert (offset, whence) == (len(self._values), os.SEEK_CUR), "torch passes by the room for the values"
+        self.flush()
+        self._file.write(self._values)
+        self._place, self._values = self._place + offset, memoryview(b"")
+        return self._place
+
+    def tell(self) -> int:
+        """Return where in the file the next byte goes."""
+        return self._place
+
+    def flush(self) -> None:
+        """Write what torch has written; the system's errors come from here, not out of torch's words for them."""
+        pending, self._pending = b"".join(self._pending), []
+        self._file.write(memoryview(pending))
+
+
+class DirectoryWriter(FileSystemWriter):
+    """Writes a directory, each rank its file; the first rank writes both indexes."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.checksums: dict[str, int] = {}
+        """CRC-32 of the files that this rank has written, by their names."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this rank's file, through to the disk."""
+        name, written = f"{plan.storage_data.prefix}0.distcp", []
+        file = _DurableFile(Path(self.path) / name, "wb")
+        try:
+            stream = _TensorStream(file)
+            for item in plan.items:
+                begin = stream.tell()
+                with system_errors():
+                    stream.save(cast("PartPlanner", planner).read(item))
+                length = stream.tell() - begin
+                written.append(WriteResult(item.index, length, _StorageInfo(name, begin, length)))
+            file.finish()
+        finally:
+            file.close()
+        self.checksums[name] = file.checksum
+        return _done(written)
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Write where the parts lie, for torch and for msrun."""
+        super().finish(metadata, results)
+        self.checksums[METADATA] = zlib.crc32((Path(self.path) / METADATA).read_bytes())
+        places = {(found.index.fqn, found.index.offset): found.storage_data for rank in results for found in rank}
+        index: Index = {}
+        for name, tensor in metadata.state_dict_metadata.items():
+            assert isinstance(tensor, TensorStorageMetadata)
+            stored = StoredTensor(tuple(tensor.size), tensor.properties.dtype, {})
+            for chunk in tensor.chunks:
+                place, box = places[name, chunk.offsets], box_of(tensor.size, chunk)
+                stored.parts[box] = Part(box, Path(place.relative_path), place.offset, place.length)
+            index[metadata.planner_data[name]] = stored
+        self.checksums[TENSORS] = zlib.crc32(write_index(Path(self.path), index))
 
 
 @contextlib.contextmanager
@@ -199,74 +337,6 @@ def system_errors() -> Iterator[None]:
         raise OSError(below.errno, below.strerror) from None
 
 
-class _SummedFiles(FileSystem):
-    """torch's way to files, which sums up what is written."""
-
-    def __init__(self) -> None:
-        self.checksums: dict[str, int] = {}
-
-    @contextlib.contextmanager
-    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[io.IOBase]:
-        """Open a file."""
-        with super().create_stream(path, mode) as stream:
-            summed = _SummedStream(cast("BinaryIO", stream))
-            yield summed
-            self.checksums[Path(path).name] = summed.checksum
-
-
-class _SummedStream(io.IOBase):
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream, self.checksum = stream, 0
-
-    def write(self, data: Any) -> int:
-        for chunk in chunks_of(memoryview(data)):
-            self.checksum = zlib.crc32(chunk, self.checksum)
-            self._stream.write(chunk)
-        return len(data)
-
-    def tell(self) -> int:
-        return self._stream.tell()
-
-    def flush(self) -> None:
-        self._stream.flush()
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-
-class DirectoryWriter(dcp.FileSystemWriter):
-    """Writes a directory, each rank its file; the first rank writes both indexes."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, per_thread_copy_ahead=0)
-        self.fs: _SummedFiles = _SummedFiles()
-
-    @property
-    def checksums(self) -> dict[str, int]:
-        """The CRC-32 of the files that this rank has written, by their names."""
-        return self.fs.checksums
-
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's file, through to the disk."""
-        with system_errors():
-            return super().write_data(plan, planner)
-
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write where the parts lie, for torch and for msrun."""
-        super().finish(metadata, results)
-        self.checksums[METADATA] = self.checksums.pop(METADATA + ".tmp")
-        places = {(found.index.fqn, found.index.offset): found.storage_data for rank in results for found in rank}
-        index: Index = {}
-        for name, tensor in metadata.state_dict_metadata.items():
-            assert isinstance(tensor, TensorStorageMetadata)
-            stored = StoredTensor(tuple(tensor.size), tensor.properties.dtype, {})
-            for chunk in tensor.chunks:
-                place, box = places[name, chunk.offsets], box_of(tensor.size, chunk)
-                stored.parts[box] = Part(box, Path(place.relative_path), place.offset, place.length)
-            index[metadata.planner_data[name]] = stored
-        self.checksums[TENSORS] = zlib.crc32(write_index(Path(self.path), index))
-
-
 def finish_directory(temporary: Path, state: bytes, manifest: Manifest, checksums: Mapping[str, int]) -> None:
     """Write what a directory has beside its tensors, and have all of it reach the disk.
 
@@ -280,7 +350,11 @@ def finish_directory(temporary: Path, state: bytes, manifest: Manifest, checksum
     complete_directory(temporary, replace(manifest, checksums={**checksums, STATE: zlib.crc32(state)}))
 
 
-class WholeFilesWriter(dcp.StorageWriter):
+_Piece = tuple[int, TensorWriteData, WriteItem]
+"""The rank that has a part, and what torch is told of it."""
+
+
+class WholeFilesWriter(StorageWriter):
     """Writes files with whole tensors: their writers get the parts of one tensor at a time.
 
     Args:
@@ -311,10 +385,11 @@ class WholeFilesWriter(dcp.StorageWriter):
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Tell every rank who has which parts of every tensor, in the order in which they are sent."""
-        pieces: dict[str, list[tuple[int, WriteItem]]] = {}
+        pieces: dict[str, list[_Piece]] = {}
         for rank, plan in enumerate(plans):
             for item in plan.items:
-                pieces.setdefault(item.index.fqn, []).append((rank, item))
+                assert item.tensor_data is not None
+                pieces.setdefault(item.index.fqn, []).append((rank, item.tensor_data, item))
         keys = {name: key for plan in plans for name, key in plan.planner_data.items()}
         names = sorted(pieces, key=lambda name: self._position.get(name, len(self._position)))
         return [replace(plan, storage_data=[(keys[name], pieces[name]) for name in names]) for plan in plans]
@@ -322,9 +397,9 @@ class WholeFilesWriter(dcp.StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Send every tensor to the ranks that write a file, one after another."""
         rank, failure = get_rank(), None
-        tensors: list[tuple[TensorKey, list[tuple[int, WriteItem]]]] = plan.storage_data
+        tensors: list[tuple[TensorKey, list[_Piece]]] = plan.storage_data
         if rank in self._writers:
-            room = [(key, tuple(pieces[0][1].tensor_data.size), _dtype(pieces[0][1])) for key, pieces in tensors]
+            room = [(key, tuple(data.size), data.properties.dtype) for key, ((_, data, _), *_) in tensors]
             try:
                 self.file = PlainFileWriter(self._path, room, self._tied)
             except OSError as error:
@@ -339,16 +414,14 @@ class WholeFilesWriter(dcp.StorageWriter):
                 failure = error
         if failure is not None:
             raise failure
-        future: Future[list[WriteResult]] = Future()
-        future.set_result([])
-        return future
+        return _done([])
 
-    def _bring_together(self, pieces: list[tuple[int, WriteItem]], planner: SavePlanner) -> Tensor | None:
+    def _bring_together(self, pieces: list[_Piece], planner: SavePlanner) -> Tensor | None:
         """Return a whole tensor on the ranks that write it."""
         rank, whole = get_rank(), None
-        if rank in self._writers and [owner for owner, _ in pieces] != [rank]:
-            whole = torch.empty(pieces[0][1].tensor_data.size, dtype=_dtype(pieces[0][1]))
-        for owner, item in pieces:
+        if rank in self._writers and [owner for owner, _, _ in pieces] != [rank]:
+            whole = torch.empty(pieces[0][1].size, dtype=pieces[0][1].properties.dtype)
+        for owner, data, item in pieces:
             part = cast("PartPlanner", planner).read(item) if owner == rank else None
             if part is not None:
                 for writer in self._writers:
@@ -357,10 +430,9 @@ class WholeFilesWriter(dcp.StorageWriter):
                 if whole is None and rank in self._writers:
                     return part
             if whole is not None:
-                chunk = item.tensor_data.chunk
-                there = whole[box_of(whole.shape, chunk).slices]
+                there = whole[box_of(whole.shape, data.chunk).slices]
                 if part is None:
-                    part = there if there.is_contiguous() else torch.empty(chunk.sizes, dtype=whole.dtype)
+                    part = there if there.is_contiguous() else torch.empty_like(there)
                     dist.recv(part.view(-1).view(torch.uint8), owner, self._group)
                 if part is not there:
                     there.copy_(part)
@@ -375,16 +447,15 @@ class WholeFilesWriter(dcp.StorageWriter):
         return isinstance(checkpoint_id, str | os.PathLike)
 
 
-def _dtype(item: WriteItem) -> torch.dtype:
-    assert item.tensor_data is not None
-    return item.tensor_data.properties.dtype
+def _done(written: list[WriteResult]) -> Future[list[WriteResult]]:
+    future: Future[list[WriteResult]] = Future()
+    future.set_result(written)
+    return future
 
 
 _ROOT = "archive"
 _ALIGNMENT = 64
 _HEADER_BYTES = 30
-_LOCAL_HEADER = struct.Struct("<26xHH")
-"""Of a record in a zip file: the lengths of its name and of its extra field are the last of 30 bytes."""
 
 
 class PlainFileWriter:
@@ -411,13 +482,14 @@ class PlainFileWriter:
                 room[names[0]] = _reserve(shape, dtype)
         for name, same in tied.items():
             room[name] = room[same]
-        self._stream = path.open("w+b")
+        self._file = _DurableFile(path, "w+b")
+        self._stream = self._file.stream
         try:
             with system_errors(), torch.serialization.skip_data():
                 torch.save(room, self._stream)
             self._zip = zipfile.ZipFile(self._stream, "a")
         except BaseException:
-            self._stream.close()
+            self._file.close()
             raise
         records = {info.filename: info for info in self._zip.filelist}
         self._network_records = iter([records[f"{_ROOT}/data/{number}"] for number in range(len(room) - len(tied))])
@@ -430,13 +502,12 @@ class PlainFileWriter:
         data = raw_bytes(value)
         if key[0] == NETWORK:
             record = next(self._network_records)
-            offset = _data_offset(self._stream, record)
+            offset = data_offset(self._stream, record)
             assert record.file_size == len(data), "the tensors come in the order in which torch has seen them"
-            record.CRC = 0
             self._stream.seek(offset)
-            for chunk in chunks_of(data):
-                record.CRC = zlib.crc32(chunk, record.CRC)
-                self._stream.write(chunk)
+            self._file.checksum = 0
+            self._file.write(data)
+            record.CRC = self._file.checksum
         else:
             offset = self._append(f"{key[0]}/{self._count}", data)
             self._count += 1
@@ -452,14 +523,12 @@ class PlainFileWriter:
         self._append(TENSORS, memoryview(json.dumps(self._places).encode()))
         self._append(MANIFEST, memoryview(manifest_text(manifest).encode()))
         self._zip.close()
-        self._stream.flush()
-        os.fsync(self._stream.fileno())
-        self._stream.close()
+        self._file.finish()
 
     def abandon(self) -> None:
         """Close the file as it is."""
         self._zip.fp = None  # its directory is not wanted any more
-        self._stream.close()
+        self._file.close()
 
     def _append(self, name: str, data: memoryview) -> int:
         record = zipfile.ZipInfo(f"{_ROOT}/{name}")
@@ -482,17 +551,10 @@ def name_records(path: Path) -> dict[str, str]:
     try:
         names = {place["offset"]: name for name, place in json.loads(read_record(path, TENSORS)).items()}
         with path.open("rb") as stream, zipfile.ZipFile(stream) as archive:
-            offsets = {_data_offset(stream, record): record.filename for record in archive.infolist()}
+            offsets = {data_offset(stream, record): record.filename for record in archive.infolist()}
     except DAMAGED:
         return {}
     return {record: names[offset] for offset, record in offsets.items() if offset in names}
-
-
-def _data_offset(stream: BinaryIO, record: zipfile.ZipInfo) -> int:
-    """Return where in a zip file the bytes of a record begin."""
-    stream.seek(record.header_offset)
-    name_length, extra_length = _LOCAL_HEADER.unpack(stream.read(_LOCAL_HEADER.size))
-    return int(record.header_offset + _LOCAL_HEADER.size + name_length + extra_length)
 
 
 def _reserve(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -197,16 +197,17 @@ def write_rank(
 
 
 class _ReadingPlanner(PartPlanner):
-    """Reads a part when it is to be written."""
+    """Reads a part when it is to be written, all into the same memory."""
 
     def __init__(self, parts: Parts, reader: CheckpointReader) -> None:
         super().__init__(parts)
         self._keys, self._reader = {flat_name(key): key for key in parts}, reader
+        self._memory = torch.empty(max((part.tensor.nbytes for part in parts.values()), default=0), dtype=torch.uint8)
 
     def read(self, write_item: WriteItem) -> Tensor:
         """Return the values of a part."""
         key, part = self._keys[write_item.index.fqn], self.state_dict[write_item.index.fqn]
-        value = torch.empty(part.box.sizes, dtype=part.tensor.dtype)
+        value = self._memory[: part.tensor.nbytes].view(part.tensor.dtype).view(part.box.sizes)
         self._reader.fill({key: Chunk(value, part.box)})
         return value
 

@@ -22,12 +22,12 @@ __all__ = sorted(_MODULES)  # the rooms stay out: `import *` must not hide torch
 require_packages()
 
 if TYPE_CHECKING:
-    from msrun.runtime.checkpoint.export import export_checkpoint as export_checkpoint
     from msrun.runtime.checkpoint.load import latest_checkpoint as latest_checkpoint
     from msrun.runtime.checkpoint.load import load_checkpoint as load_checkpoint
     from msrun.runtime.checkpoint.load import load_distributed_checkpoint as load_distributed_checkpoint
     from msrun.runtime.checkpoint.load import load_param_into_net as load_param_into_net
     from msrun.runtime.checkpoint.save import save_checkpoint as save_checkpoint
+    from msrun.runtime.checkpoint.transform import export_checkpoint as export_checkpoint
     from msrun.runtime.checkpoint.transform import merge_sliced_parameter as merge_sliced_parameter
     from msrun.runtime.checkpoint.transform import transform_checkpoint_by_rank as transform_checkpoint_by_rank
     from msrun.runtime.checkpoint.transform import transform_checkpoints as transform_checkpoints

@@ -48,8 +48,9 @@ HOMES = {
     "train.records": "MetricsLogger CSVLogger JSONLogger TensorBoardLogger",
     "checkpoint.save": "save_checkpoint",
     "checkpoint.load": "load_checkpoint latest_checkpoint load_param_into_net load_distributed_checkpoint",
-    "checkpoint.transform": "transform_checkpoints transform_checkpoint_by_rank merge_sliced_parameter",
-    "checkpoint.export": "export_checkpoint",
+    "checkpoint.transform": (
+        "transform_checkpoints transform_checkpoint_by_rank merge_sliced_parameter export_checkpoint"
+    ),
     "server.parameters": "set_ps_context get_ps_context reset_ps_context set_param_ps",
     "simulate.calibration": "calibrate",
     "progress": "report_progress",

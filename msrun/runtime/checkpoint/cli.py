@@ -8,6 +8,7 @@ What imports torch is imported by the command that needs it, so that --help and 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -59,13 +60,13 @@ def inspect(checkpoint: Path, as_json: bool, shows_all: bool) -> int:
     from msrun.runtime.checkpoint.reader import open_checkpoint
 
     reader, manifest = open_checkpoint([checkpoint.absolute()])
-    tensors = [_describe_tensor(reader, key) for key in reader.keys]
+    tensors = [_describe_tensor(reader, key) for key in reader.tensors]
     if as_json:
         print(json.dumps({**asdict(manifest), "tensors": tensors}, indent=1))
         return 0
     print(f"{checkpoint}: {_describe(reader, manifest)}")
     size = sum(tensor["bytes"] for tensor in tensors)
-    apart = f", in {len(reader.sources)} files or directories" if len(reader.sources) > 1 else ""
+    apart = f", in {reader.sources_count} files or directories" if reader.sources_count > 1 else ""
     print(f"{len(tensors)} tensors, {_format_bytes(size)}{apart}")
     shown = tensors if shows_all else tensors[:_SHOWN]
     width = max((len(tensor["name"]) for tensor in shown), default=0)
@@ -78,18 +79,13 @@ def inspect(checkpoint: Path, as_json: bool, shows_all: bool) -> int:
 
 
 def _describe_tensor(reader: CheckpointReader, key: tuple[str, ...]) -> dict[str, Any]:
-    from msrun.runtime.checkpoint.catalogue import flat_name
-
-    shape, dtype = reader.shape(key), reader.dtype(key)
-    count = 1
-    for size in shape:
-        count *= size
+    stored = reader.tensors[key]
     return {
-        "name": _printable(flat_name(key)),
-        "shape": list(shape),
-        "dtype": str(dtype).removeprefix("torch."),
-        "bytes": count * dtype.itemsize,
-        "parts": len(reader.boxes(key)),
+        "name": _printable(".".join(key)),
+        "shape": list(stored.shape),
+        "dtype": str(stored.dtype).removeprefix("torch."),
+        "bytes": math.prod(stored.shape) * stored.dtype.itemsize,
+        "parts": len(stored.parts),
     }
 
 
@@ -169,7 +165,7 @@ def merge(source: Path, file: Path, src_strategy: Path | None) -> int:
 @click.option("--max_shard_size", help="Bytes, such as 5GB, that no file exceeds: several files and an index then.")
 def export(checkpoint: Path, file: Path, max_shard_size: str | None) -> int:
     """Write the network's tensors of CHECKPOINT as safetensors FILE."""
-    from msrun.runtime.checkpoint.export import export_checkpoint
+    from msrun.runtime.checkpoint.transform import export_checkpoint
 
     for path in export_checkpoint(checkpoint, file, max_shard_size=max_shard_size):
         print(path)

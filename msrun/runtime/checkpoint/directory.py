@@ -70,6 +70,8 @@ def read_contained(folder: Path, name: str) -> bytes:
 MANIFEST = "checkpoint.json"
 TENSORS = "tensors.json"
 """Where the tensors lie."""
+STATE = "state.pt"
+"""What is no tensor of a layout."""
 FORMAT_VERSION = 2
 SAVING = ".saving"
 REPLACED = ".replaced"

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from msrun.errors import CheckpointError, near_miss
 from msrun.runtime.agreement import attempt, attempt_all, gather
-from msrun.runtime.checkpoint.catalogue import NETWORK, TensorKey, covers, key_of, own_key
 from msrun.runtime.checkpoint.directory import (
     Manifest,
     Position,
@@ -24,19 +24,17 @@ from msrun.runtime.checkpoint.directory import (
     recover,
     recover_all,
 )
+from msrun.runtime.checkpoint.index import NETWORK, TensorKey, covers, index_of, key_of, own_key
 from msrun.runtime.checkpoint.optimizer_state import restore_optimizer
 from msrun.runtime.checkpoint.reader import (
     CheckpointReader,
-    DictTensors,
-    TensorSource,
     check_set,
     find_set,
     look_at,
     open_parts,
     open_source,
 )
-from msrun.runtime.checkpoint.save import background
-from msrun.runtime.checkpoint.writing import host
+from msrun.runtime.checkpoint.save import background, host
 from msrun.runtime.execute.placement import is_held
 from msrun.runtime.nn.deferred_init import defer_values
 from msrun.runtime.nn.random_stream import State, choose_random_state, put_random_state, put_stream_state
@@ -140,7 +138,7 @@ def load_checkpoint(
 
     def read_all() -> dict[str, Any]:
         own = {own_key((NETWORK, name), get_rank()): name for name in manifest.own}
-        names = {key: key[1] for key in reader.keys if key[0] == NETWORK} | own
+        names = {key: key[1] for key in reader.tensors if key[0] == NETWORK} | own
         tensors = {name: reader.read(key) for key, name in names.items()}
         return {**tensors, **_where(manifest, reader.state()).describe()}
 
@@ -267,7 +265,7 @@ def load_network(reader: CheckpointReader, network: NetworkState, *, strict_load
     load_tensors(reader, replace(network, tensors=_match(reader, network, strict_load=strict_load)))
 
 
-def load_tensors(source: TensorSource, network: NetworkState) -> None:
+def load_tensors(source: CheckpointReader, network: NetworkState) -> None:
     """Put the values of tensors, all of which the source has in their shapes, where they belong.
 
     Raises:
@@ -292,7 +290,7 @@ def load_tensors(source: TensorSource, network: NetworkState) -> None:
     defer_values(deferred, network.tensors)
 
 
-def _deferred_read(source: TensorSource, key: TensorKey, tensor: Tensor) -> Callable[[], Tensor]:
+def _deferred_read(source: CheckpointReader, key: TensorKey, tensor: Tensor) -> Callable[[], Tensor]:
     box, dtype = find_box(tensor), tensor.dtype
 
     def read() -> Tensor:
@@ -307,16 +305,18 @@ def _match(reader: CheckpointReader, network: NetworkState, *, strict_load: bool
     """Return the network's tensors that are to be loaded."""
     theirs = set(reader.network_names)
     mine = {name for name in network.tensors if name not in network.own}
-    left_over = [f"{name} is not in the checkpoint" for name in network.tensors if key_of(network, name) not in reader]
+    left_over = [
+        f"{name} is not in the checkpoint" for name in network.tensors if key_of(network, name) not in reader.tensors
+    ]
     left_over += [f"{name} is only in the checkpoint" for name in sorted(theirs - mine)]
     fitting = {}
     for name, tensor in network.tensors.items():
         key = key_of(network, name)
-        if key not in reader:
+        if key not in reader.tensors:
             continue
-        shape, dtype = find_box(tensor).shape, reader.dtype(key)
-        if shape != reader.shape(key):
-            left_over.append(f"{name} has shape {shape}, in the checkpoint {reader.shape(key)}")
+        shape, dtype = find_box(tensor).shape, reader.tensors[key].dtype
+        if shape != reader.tensors[key].shape:
+            left_over.append(f"{name} has shape {shape}, in the checkpoint {reader.tensors[key].shape}")
         elif strict_load and tensor.dtype != dtype:
             left_over.append(f"{name} is {tensor.dtype}, in the checkpoint {dtype}")
         else:
@@ -364,8 +364,12 @@ def load_param_into_net(
         source_of |= _without_prefix([name for name in network.tensors if name not in given], given)
     for name, source in source_of.items():
         _check(name, network.tensors[name], given[source], strict_load=strict_load)
-    values = DictTensors(Path("parameter_dict"), {key_of(network, name): given[s] for name, s in source_of.items()})
-    load_tensors(values, NetworkState({n: network.tensors[n] for n in source_of}, {}, network.module, network.own))
+    values = {key_of(network, name): _full(given[source]) for name, source in source_of.items()}
+    path = Path("parameter_dict")
+    load_tensors(
+        CheckpointReader(path, [index_of(path, values)]),
+        replace(network, tensors={name: network.tensors[name] for name in source_of}),
+    )
     used = set(source_of.values())
     return [n for n in network.tensors if n not in source_of], [n for n in parameter_dict if n not in used]
 
@@ -437,7 +441,7 @@ def load_distributed_checkpoint(
     attempt(load)
 
 
-Table = dict[TensorKey, tuple[tuple[int, ...], torch.dtype, list[Box]]]
+_Table = dict[TensorKey, tuple[tuple[int, ...], torch.dtype, list[Box]]]
 
 
 def complete(reader: CheckpointReader) -> CheckpointReader:
@@ -448,27 +452,29 @@ def complete(reader: CheckpointReader) -> CheckpointReader:
     Raises:
         CheckpointError: a file cannot be read; the same on every rank.
     """
-    tables = gather({key: (reader.shape(key), reader.dtype(key), reader.boxes(key)) for key in _shared(reader)})
+    tables = gather(
+        {
+            key: (stored.shape, stored.dtype, list(stored.parts))
+            for key, stored in reader.tensors.items()
+            if not key[0].startswith("rank_")  # that belongs to one rank alone
+        }
+    )
     keys = list(dict.fromkeys(key for table in tables for key in table))
     if all(key in table and covers(table[key][2], table[key][0]) for table in tables for key in keys):
         return reader
     failures: list[str] = []
-    whole = {key: _bring(reader, key, tables, failures) for key in keys}
+    wholes = {key: _bring(reader, key, tables, failures) for key in keys}
 
     def look() -> None:
         if failures:
             raise CheckpointError(failures[0])
 
     attempt(look)
-    return CheckpointReader([*reader.sources, DictTensors(reader.path, whole)])
+    reader.tensors |= index_of(reader.path, wholes)
+    return reader
 
 
-def _shared(reader: CheckpointReader) -> list[TensorKey]:
-    """Return the tensors that do not belong to one rank alone."""
-    return [key for key in reader.keys if not key[0].startswith("rank_")]
-
-
-def _bring(reader: CheckpointReader, key: TensorKey, tables: list[Table], failures: list[str]) -> Tensor:
+def _bring(reader: CheckpointReader, key: TensorKey, tables: list[_Table], failures: list[str]) -> Tensor:
     """Send every part of a tensor from the lowest rank that has it to all."""
     shape, dtype, _ = next(table[key] for table in tables if key in table)
     value = torch.empty(shape, dtype=dtype)
@@ -487,3 +493,7 @@ def _bring(reader: CheckpointReader, key: TensorKey, tables: list[Table], failur
             dist.broadcast(part.view(-1).view(torch.uint8), owner)
         value[box.slices].copy_(part)
     return value
+
+
+def _full(value: Tensor) -> Tensor:
+    return value.full_tensor() if isinstance(value, DTensor) else value

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from msrun.errors import CheckpointError
 from msrun.runtime.agreement import gather
-from msrun.runtime.checkpoint.catalogue import TensorKey, key_of
+from msrun.runtime.checkpoint.index import TensorKey, key_of
 from msrun.runtime.checkpoint.reader import CheckpointReader
 from msrun.runtime.execute.placement import find_placement, find_stages, is_held
 from msrun.runtime.nn.replaced import current, follow
@@ -151,7 +151,7 @@ def _reader_of(
                 continue
             for key in of_parameter["parts"]:
                 full_key, box = key_of(network, name, key), find_box(parameter)
-                part = torch.empty(box.sizes, dtype=reader.dtype(full_key))
+                part = torch.empty(box.sizes, dtype=reader.tensors[full_key].dtype)
                 parts[full_key] = Chunk(part, box)
                 values[key] = _like(parameter, part)
             if values:
@@ -179,7 +179,7 @@ def _read_remote(
 ) -> None:
     """Send this rank's share of a saved state to the servers. They step when the gradients of all ranks have come."""
     box = find_share(remote.shape)
-    parts = {full: Chunk(torch.empty(box.sizes, dtype=reader.dtype(full)), box) for full in keys.values()}
+    parts = {full: Chunk(torch.empty(box.sizes, dtype=reader.tensors[full].dtype), box) for full in keys.values()}
     reader.fill(parts)
     for key, full in keys.items():
         remote.write(key, box.offsets[0] if remote.shape else 0, remote.rows_of(parts[full].tensor))
@@ -248,11 +248,11 @@ def _check_shapes(
     for parameter, name in names.items():
         for key in saved["state"].get(name, {"parts": []})["parts"]:
             full_key, mine = key_of(network, name, key), find_box(parameter).shape
-            if full_key not in reader:
+            if full_key not in reader.tensors:
                 raise CheckpointError(
                     f"checkpoint {reader.path} lacks the optimizer state {key} of {name}: load another"
                 )
-            shape = reader.shape(full_key)
+            shape = reader.tensors[full_key].shape
             if shape != mine:
                 raise CheckpointError(
                     f"optimizer state {key} of {name} has shape {shape} in the checkpoint, the parameter {mine}: "

@@ -10,20 +10,20 @@ import time
 import zipfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from msrun.errors import CheckpointError
-from msrun.runtime.checkpoint.catalogue import NETWORK, TensorKey, flat_name
-from msrun.runtime.checkpoint.dcp_metadata import METADATA
 from msrun.runtime.checkpoint.directory import (
     DAMAGED,
     MANIFEST,
     REMOVING,
     SAVING,
+    STATE,
     Manifest,
     Position,
     damaged,
@@ -31,180 +31,87 @@ from msrun.runtime.checkpoint.directory import (
     read_manifest,
     read_record,
 )
-from msrun.runtime.checkpoint.plain_file import STATE, open_plain_file
-from msrun.runtime.checkpoint.safetensors_file import INDEX_SUFFIX, open_safetensors
-from msrun.runtime.checkpoint.tensor_files import PartFilesReader
-from msrun.runtime.checkpoint.torch_saving import load_weights
+from msrun.runtime.checkpoint.index import (
+    INDEX_SUFFIX,
+    METADATA,
+    NETWORK,
+    Index,
+    StoredTensor,
+    TensorKey,
+    flat_name,
+    index_of,
+    load_torch_file,
+    load_weights,
+    read_directory,
+    read_file,
+    read_safetensors,
+)
 from msrun.runtime.parallel.parameters.network_state import Chunk
 from msrun.runtime.parallel.strategy_file import Strategy, read_strategy, shared_ranks
 from msrun.runtime.sharding.layout import Box, whole
-
-
-class DictTensors:
-    """Reads tensors, and parts of them, from tensors.
-
-    Args:
-        path: where they come from, for messages.
-        tensors: whole ones, but for those of `boxes`.
-        boxes: which parts they are.
-    """
-
-    def __init__(
-        self, path: Path, tensors: Mapping[TensorKey, Tensor], boxes: Mapping[TensorKey, Box] | None = None
-    ) -> None:
-        self.path = path
-        self._tensors = {
-            key: value.full_tensor() if isinstance(value, DTensor) else value for key, value in tensors.items()
-        }
-        self._boxes = {key: whole(value.shape) for key, value in self._tensors.items()} | dict(boxes or {})
-        self.keys: list[TensorKey] = list(tensors)
-
-    def shape(self, key: TensorKey) -> tuple[int, ...]:
-        """Return the shape of a whole tensor."""
-        return self._boxes[key].shape
-
-    def dtype(self, key: TensorKey) -> torch.dtype:
-        """Return the type of a tensor's elements."""
-        return self._tensors[key].dtype
-
-    def boxes(self, key: TensorKey) -> list[Box]:
-        """Return the part that is there."""
-        return [self._boxes[key]]
-
-    def fill(self, parts: Mapping[TensorKey, Chunk]) -> None:
-        """Fill tensors with the values of their boxes; another type of element is converted."""
-        for key, part in parts.items():
-            value = self._tensors[key].detach()[part.box.slices_in(self._boxes[key])]
-            part.tensor.detach().copy_(value)
-
-
-def is_tensors(value: Any) -> bool:
-    """Return whether something is a dict of names and tensors, as state_dict returns."""
-    return isinstance(value, Mapping) and all(
-        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in value.items()
-    )
-
-
-class PartReader(Protocol):
-    """Reads parts of tensors from one file or directory."""
-
-    path: Path
-    keys: list[TensorKey]
-
-    def shape(self, key: TensorKey) -> tuple[int, ...]:
-        """Return the shape of a whole tensor."""
-
-    def dtype(self, key: TensorKey) -> torch.dtype:
-        """Return the type of a tensor's elements."""
-
-    def boxes(self, key: TensorKey) -> list[Box]:
-        """Return the parts that are there; they do not overlap."""
-
-    def fill(self, parts: Mapping[TensorKey, Chunk]) -> None:
-        """Fill tensors with the values of their boxes, all of which is there."""
-
-
-class TensorSource(Protocol):
-    """Where the values of tensors come from: a checkpoint or a dict."""
-
-    def fill(self, parts: Mapping[TensorKey, Chunk]) -> None:
-        """Fill tensors with the values of their boxes; another type of element is converted."""
 
 
 class CheckpointReader:
     """Reads parts of the tensors of one checkpoint; each rank for itself.
 
     Args:
-        sources: its files and directories; of a part that several have, the first one's is read.
+        path: where it is, for messages and for what is no tensor.
+        indexes: of its files and directories; of a part that several have, the first one's is read.
         is_foreign: msrun has not written them.
 
     Raises:
         CheckpointError: a file is missing or damaged; also from the methods.
     """
 
-    def __init__(self, sources: Sequence[PartReader], *, is_foreign: bool = False) -> None:
-        self.sources = list(sources)
-        self._is_foreign = is_foreign
-        self._of_key: dict[TensorKey, list[PartReader]] = {}
-        for source in self.sources:
-            for key in source.keys:
-                others = self._of_key.setdefault(key, [source])
-                if (source.shape(key), source.dtype(key)) != (others[0].shape(key), others[0].dtype(key)):
+    def __init__(self, path: Path, indexes: Sequence[Index], *, is_foreign: bool = False) -> None:
+        self.path, self._is_foreign = path, is_foreign
+        self.sources_count = len(indexes)
+        self.tensors: Index = {}
+        for index in indexes:
+            for key, stored in index.items():
+                first = self.tensors.setdefault(key, StoredTensor(stored.shape, stored.dtype, {}))
+                if (stored.shape, stored.dtype) != (first.shape, first.dtype):
                     raise CheckpointError(
-                        f"{others[0].path} and {source.path} have {flat_name(key)} in different shapes or types: give "
-                        "those of one save"
+                        f"{path}: its files have {flat_name(key)} in different shapes or types: give those of one save"
                     )
-                if source is not others[0]:
-                    others.append(source)
-
-    @property
-    def path(self) -> Path:
-        """Where it is, for messages."""
-        return self.sources[0].path
-
-    @property
-    def keys(self) -> list[TensorKey]:
-        """All tensors."""
-        return list(self._of_key)
+                for box, part in stored.parts.items():
+                    first.parts.setdefault(box, part)
 
     @property
     def network_names(self) -> list[str]:
         """Names of the network's tensors."""
-        return [key[1] for key in self._of_key if key[0] == NETWORK]
-
-    def __contains__(self, key: TensorKey) -> bool:
-        return key in self._of_key
-
-    def shape(self, key: TensorKey) -> tuple[int, ...]:
-        """Return the shape of a whole tensor."""
-        return self._of_key[key][0].shape(key)
-
-    def dtype(self, key: TensorKey) -> torch.dtype:
-        """Return the type of a tensor's elements."""
-        return self._of_key[key][0].dtype(key)
-
-    def boxes(self, key: TensorKey) -> list[Box]:
-        """Return the different parts that are there."""
-        return list(dict.fromkeys(box for source in self._of_key[key] for box in source.boxes(key)))
+        return [key[1] for key in self.tensors if key[0] == NETWORK]
 
     def fill(self, parts: Mapping[TensorKey, Chunk]) -> None:
         """Fill tensors with the values of their boxes; another type of element is converted."""
-        direct: dict[int, dict[TensorKey, Chunk]] = {}
         for key, part in parts.items():
-            if not math.prod(part.box.sizes):
-                continue
-            source = next((s for s in self._of_key[key] if _has_all(s.boxes(key), part.box)), None)
-            if source is not None:
-                direct.setdefault(self.sources.index(source), {})[key] = part
-            else:
-                self._fill_from_many(key, part)
-        for number, wanted in direct.items():
-            self.sources[number].fill(wanted)
-
-    def _fill_from_many(self, key: TensorKey, part: Chunk) -> None:
-        done: set[Box] = set()
-        count = 0
-        for source in self._of_key[key]:
-            for box in source.boxes(key):
-                common = box.intersect(part.box)
-                if box in done or common is None:
-                    continue
-                done.add(box)
-                source.fill({key: Chunk(part.tensor[common.slices_in(part.box)], common)})
-                count += math.prod(common.sizes)
-        if count != math.prod(part.box.sizes):
-            raise CheckpointError(f"checkpoint {self.path}: parts of {flat_name(key)} are missing; load another one")
+            stored, found = self.tensors[key], list(self.tensors[key].parts.values())
+            chunks = [_chunk(one.box) for one in found]
+            known = TensorStorageMetadata(TensorProperties(dtype=stored.dtype), torch.Size(stored.shape), chunks)
+            items = create_read_items_for_chunk_list(flat_name(key), known, [_chunk(part.box)])
+            if sum(math.prod(item.lengths) for item in items) != math.prod(part.box.sizes):
+                raise CheckpointError(
+                    f"checkpoint {self.path}: parts of {flat_name(key)} are missing; load another one"
+                )
+            for item in items if math.prod(part.box.sizes) else ():
+                assert item.storage_index.index is not None
+                one = found[item.storage_index.index]
+                target = part.tensor.detach()[_slices(item.dest_offsets, item.lengths)]
+                try:
+                    one.read(stored.dtype, _slices(item.storage_offsets, item.lengths), target)
+                except DAMAGED as error:
+                    raise damaged(one.path, error) from None
 
     def read(self, key: TensorKey) -> Tensor:
         """Return a whole tensor."""
-        shape = self.shape(key)
-        if sum(math.prod(box.sizes) for box in self.boxes(key)) < math.prod(shape):
+        stored = self.tensors[key]
+        if sum(math.prod(box.sizes) for box in stored.parts) < math.prod(stored.shape):  # before it takes memory
             raise CheckpointError(f"checkpoint {self.path}: parts of {flat_name(key)} are missing; load another one")
         try:
-            value = torch.empty(shape, dtype=self.dtype(key))
+            value = torch.empty(stored.shape, dtype=stored.dtype)
         except RuntimeError as error:  # more than there is memory
             raise damaged(self.path, error) from None
-        self.fill({key: Chunk(value, whole(shape))})
+        self.fill({key: Chunk(value, whole(stored.shape))})
         return value
 
     def state(self) -> dict[str, Any]:
@@ -222,6 +129,14 @@ class CheckpointReader:
         except DAMAGED as error:
             raise damaged(self.path, error) from None
         return dict(state)
+
+
+def _chunk(box: Box) -> ChunkStorageMetadata:
+    return ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes))
+
+
+def _slices(offsets: Sequence[int], sizes: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(begin, begin + size) for begin, size in zip(offsets, sizes, strict=True))
 
 
 def _is_state(value: Any) -> bool:
@@ -256,11 +171,6 @@ def _are(values: Any, kind: type[list[Any] | dict[Any, Any]], fields: Mapping[st
     )
 
 
-def _has_all(boxes: Sequence[Box], wanted: Box) -> bool:
-    common = (box.intersect(wanted) for box in boxes)
-    return sum(math.prod(box.sizes) for box in common if box is not None) == math.prod(wanted.sizes)
-
-
 def open_parts(paths: Sequence[Path]) -> CheckpointReader:
     """Return a reader of what of a checkpoint is here.
 
@@ -270,13 +180,23 @@ def open_parts(paths: Sequence[Path]) -> CheckpointReader:
     Raises:
         CheckpointError: a file is damaged.
     """
-    manifest = read_manifest(paths[0])
-    if manifest is None:
-        return CheckpointReader(open_foreign(paths[0]), is_foreign=True)
-    is_plain = manifest.format_version > 1
-    return CheckpointReader(
-        [PartFilesReader(path, is_plain=is_plain) if path.is_dir() else open_plain_file(path) for path in paths]
-    )
+    path = paths[0]
+    if read_manifest(path) is not None:
+        return CheckpointReader(path, [_read_index(found) for found in paths])
+    if path.name.endswith((".safetensors", INDEX_SUFFIX)):
+        indexes = read_safetensors(path)
+    elif path.is_dir():
+        indexes = [_read_index(path)]
+    else:
+        indexes = [index_of(path, {(NETWORK, name): value for name, value in load_torch_file(path).items()})]
+    return CheckpointReader(path, indexes, is_foreign=True)
+
+
+def _read_index(path: Path) -> Index:
+    try:
+        return read_directory(path) if path.is_dir() else read_file(path)
+    except DAMAGED as error:
+        raise damaged(path, error) from None
 
 
 def look_at(path: Path) -> Manifest | None:
@@ -349,9 +269,6 @@ def open_checkpoint(paths: Sequence[Path], *, needs_all: bool = True) -> tuple[C
     return open_parts(list(found.values())), manifest
 
 
-# -- what msrun has not written: of torch.save, safetensors, the index of several, torch.distributed.checkpoint ------
-
-
 def is_foreign(path: Path) -> bool:
     """Return whether a file or directory looks like one to read, which msrun has not written."""
     if path.is_dir() and not path.name.endswith((SAVING, REMOVING)):
@@ -367,34 +284,6 @@ def is_foreign(path: Path) -> bool:
     except DAMAGED:
         return True
     return False
-
-
-def open_foreign(path: Path) -> list[PartReader]:
-    """Return readers of such a file or directory.
-
-    Raises:
-        CheckpointError: it cannot be read, or holds something else than the tensors of a state dict.
-    """
-    if path.name.endswith((".safetensors", INDEX_SUFFIX)):
-        return list(open_safetensors(path))
-    if path.is_dir():
-        return [PartFilesReader(path, is_plain=False)]
-    return [DictTensors(path, {(NETWORK, name): value for name, value in load_torch_file(path).items()})]
-
-
-def load_torch_file(path: Path) -> Mapping[str, Tensor]:
-    """Return the tensors of a torch.save file, mapped into memory.
-
-    Raises:
-        CheckpointError: it cannot be read, or holds something else than the tensors of a state dict.
-    """
-    try:
-        content = load_weights(path, mmap=True)
-    except DAMAGED as error:
-        raise CheckpointError(f"{path} cannot be read: {error}; give another file") from None
-    if not is_tensors(content):
-        raise CheckpointError(f"{path} holds no dict of tensors: give one of torch.save(net.state_dict(), file)")
-    return dict(content)
 
 
 _RANK_FOLDER = re.compile(r"rank_(\d+)")
@@ -446,7 +335,7 @@ def _open_slices(
     missing = [rank for rank in range(count) if rank not in sources]
     if missing and needs_all:
         raise CheckpointError(f"the strategy is one of {count} ranks, and the file of rank {missing[0]} is missing")
-    readers = []
+    indexes = []
     for rank, path in sources.items():
         tensors: dict[TensorKey, Tensor] = {(NETWORK, name): value for name, value in load_torch_file(path).items()}
         boxes: dict[TensorKey, Box] = {}
@@ -460,6 +349,6 @@ def _open_slices(
                         "give the strategy file of these checkpoints"
                     )
                 boxes[NETWORK, name] = box
-        readers.append(DictTensors(path, tensors, boxes))
+        indexes.append(index_of(path, tensors, boxes))
     manifest = Manifest(Position(), world_size=count, serial=0, saved_at=time.time())
-    return CheckpointReader(readers, is_foreign=True), manifest
+    return CheckpointReader(next(iter(sources.values())), indexes, is_foreign=True), manifest

@@ -1,13 +1,20 @@
-"""save_checkpoint: network, optimizer, position and random generators of all ranks, as one file or one directory."""
+"""save_checkpoint: network, optimizer, position and random generators of all ranks, as one file or one directory.
+
+Everything that the ranks have to agree on is decided before a byte is written (`_prepare`); the rest (`Writing`) runs
+in the training's own thread over the world's group, or in a thread beside it over a group of its own.
+"""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
+import socket
 import threading
+import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -18,19 +25,211 @@ import torch.distributed as dist
 from torch import Tensor
 
 from msrun.errors import CheckpointError, ParallelError
-from msrun.runtime.agreement import attempt, describe, gather
-from msrun.runtime.checkpoint.catalogue import NETWORK, Held, TensorKey, key_of, list_held
-from msrun.runtime.checkpoint.directory import Manifest, PlaceOfRanks, Position
+from msrun.runtime.agreement import Group, attempt, attempt_all, describe, gather
+from msrun.runtime.checkpoint.directory import (
+    SAVING,
+    Manifest,
+    PlaceOfRanks,
+    Position,
+    give_name,
+    recover,
+    remove,
+    start_writing,
+)
+from msrun.runtime.checkpoint.index import NETWORK, TensorKey, key_of
 from msrun.runtime.checkpoint.optimizer_state import complete_state, find_optimizer_state
-from msrun.runtime.checkpoint.torch_saving import to_bytes
-from msrun.runtime.checkpoint.writing import Place, Writing, explain, find_places, needed_parts, own_place, share_out
+from msrun.runtime.checkpoint.storage import (
+    DirectoryWriter,
+    PartPlanner,
+    Parts,
+    WholeFilesWriter,
+    finish_directory,
+    save_parts,
+    share_out,
+    to_bytes,
+)
 from msrun.runtime.nn.random_stream import State, take_random_state, take_stream_state
 from msrun.runtime.parallel.parameters.network_state import Chunk, NetworkState, find_chunks, find_network_state
-from msrun.runtime.world import at_release, get_group_size, get_rank
+from msrun.runtime.progress import waiting_in
+from msrun.runtime.world import at_release, get_group_size, get_rank, simulation_level
 
 _TIMEOUT_S = 86400.0
 """A rank that died ends its connections, so only a slow disk is ever waited for."""
+VISIBLE_WITHIN_S = 10.0
+"""How long a file that another host made may take to appear."""
 _log = logging.getLogger("msrun.runtime")
+_shared: dict[tuple[str, tuple[str, ...]], bool] = {}
+"""(folder, hosts) -> whether they see the same files in it; looked at once"""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One path, and the ranks to which it is the same."""
+
+    path: Path
+    ranks: tuple[int, ...]
+
+    @property
+    def leader(self) -> int:
+        """The rank that does what is done once."""
+        return self.ranks[0]
+
+
+def find_places(path: str | os.PathLike[str]) -> list[Place]:
+    """Return where all ranks' paths lead, the lowest rank's first. All ranks call it together."""
+    own = Path(path).absolute()
+    asked = gather((str(own), host()))
+    together: dict[str, dict[str, list[int]]] = {}
+    for rank, (text, its_host) in enumerate(asked):
+        together.setdefault(text, {}).setdefault(its_host, []).append(rank)
+    found = []
+    for text, hosts in together.items():
+        if len(hosts) == 1 or _is_shared(Path(text).parent, hosts):
+            found.append(Place(Path(text), tuple(sorted(rank for ranks in hosts.values() for rank in ranks))))
+        else:
+            found += [Place(Path(text), tuple(ranks)) for ranks in hosts.values()]
+    return sorted(found, key=lambda place: place.leader)
+
+
+def own_place(places: Sequence[Place], rank: int) -> int:
+    """Return the index of a rank's place."""
+    return next(index for index, place in enumerate(places) if rank in place.ranks)
+
+
+def host() -> str:
+    """Return what processes have in common that see the same files: the host, and the container on it."""
+    try:
+        return f"{socket.gethostname()} {Path('/proc/self/ns/mnt').stat().st_ino}"
+    except OSError:
+        return socket.gethostname()
+
+
+def _is_shared(folder: Path, hosts: dict[str, list[int]]) -> bool:
+    """Return whether all these hosts have one folder under its name. All ranks of the world call it together."""
+    key = (str(folder), tuple(sorted(hosts)))
+    if key not in _shared:
+        lookers = [min(ranks) for ranks in hosts.values()]
+        first = min(lookers)
+        name = gather(f".msrun-{uuid.uuid4().hex}")[first]
+
+        def make() -> None:
+            if get_rank() == first:
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / name).touch()
+
+        def see() -> bool:
+            return get_rank() not in lookers or _appears(folder / name)
+
+        try:
+            attempt(make)
+            _shared[key] = all(attempt_all(see))
+        finally:
+            if get_rank() == first:
+                (folder / name).unlink(missing_ok=True)
+    return _shared[key]
+
+
+def _appears(path: Path) -> bool:
+    end = time.monotonic() + VISIBLE_WITHIN_S
+    while not path.exists():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+_groups: dict[tuple[tuple[int, ...], ...], Group] = {}
+
+
+def _group_of(places: Sequence[Place]) -> Group:
+    """Return the group of the ranks that write into this rank's place. All ranks of the world call it together."""
+    key = tuple(place.ranks for place in places)
+    if key not in _groups:
+        for ranks in key:
+            group = dist.new_group(list(ranks), timeout=timedelta(seconds=_TIMEOUT_S), backend="gloo")
+            if get_rank() in ranks:
+                _groups[key] = group
+    return _groups[key]
+
+
+@dataclass(frozen=True)
+class Writing:
+    """What is to be written, as this rank knows it. The parts are not copied."""
+
+    own: Place
+    leaders: list[int]
+    """Of all places."""
+    parts: Parts
+    """What this rank writes or sends."""
+    order: list[str]
+    """Of the network's tensors."""
+    state: bytes
+    """`state.pt`; empty on ranks that do not write it."""
+    tied: Mapping[str, str]
+    """name -> name of the same tensor of the network, which is written in its stead."""
+    manifest: Manifest
+    is_integrated: bool
+    place_group: Group
+    """Of the ranks that write into the same directory; None for all."""
+    then: Callable[[], None] = lambda: None
+    """What a leader does when its checkpoint has its name."""
+
+    def run(self, group: Group) -> None:
+        """Write it. All ranks call it together.
+
+        Raises:
+            CheckpointError: it could not be written; the same on every rank, and earlier ones are as they were.
+        """
+        final = self.own.path
+        temporary = final.with_name(final.name + SAVING)
+        is_leader = get_rank() == self.own.leader
+
+        def start() -> int:
+            return start_writing(final, is_file=self.is_integrated)[1] if is_leader else 0
+
+        try:
+            serial = max(attempt_all(start, group))
+            manifest = replace(self.manifest, serial=serial, saved_at=time.time())
+            try:
+                self._write(temporary, manifest, group)
+                attempt(lambda: give_name(temporary, final) if is_leader else None, group)
+                if is_leader:
+                    self.then()
+            except CheckpointError:
+                if is_leader:
+                    with contextlib.suppress(OSError):
+                        remove(temporary)
+                    recover(final)
+                raise
+        except CheckpointError as error:
+            raise CheckpointError(explain(final, str(error))) from None
+
+    def _write(self, temporary: Path, manifest: Manifest, group: Group) -> None:
+        is_leader = get_rank() == self.own.leader
+        planner = PartPlanner(self.parts, needs_all=self.is_integrated)
+        alone = not dist.is_initialized() or simulation_level() is not None
+        waits = waiting_in(lambda: f"the ranks that write {self.own.path}")
+        if not self.is_integrated:
+            directory = DirectoryWriter(temporary)
+
+            def write() -> dict[str, int]:
+                save_parts(self.parts, directory, planner, self.place_group or group, alone=alone)
+                return directory.checksums
+
+            with waits if group is None else contextlib.nullcontext():
+                everyone = attempt_all(write, group)
+            checksums = {name: crc for rank in self.own.ranks for name, crc in everyone[rank].items()}
+            attempt(lambda: finish_directory(temporary, self.state, manifest, checksums) if is_leader else None, group)
+            return
+        files = WholeFilesWriter(temporary, self.leaders, self.order, self.tied, group)
+        try:
+            with waits if group is None else contextlib.nullcontext():
+                save_parts(self.parts, files, planner, group, alone=alone)
+            attempt(lambda: files.file.finish(self.state, manifest) if files.file is not None else None, group)
+        except BaseException:
+            if files.file is not None:
+                files.file.abandon()
+            raise
 
 
 class BackgroundWriter:
@@ -46,7 +245,7 @@ class BackgroundWriter:
         """Copy it, and write the copy while the training goes on. All ranks call it together, after `wait`."""
         if self._group is None and dist.is_initialized():
             self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=_TIMEOUT_S))
-        copied = writing.with_parts({key: self._copy(key, part) for key, part in writing.parts.items()})
+        copied = replace(writing, parts={key: self._copy(key, part) for key, part in writing.parts.items()})
         # Not a daemon: the end of the process waits for it.
         self._thread = threading.Thread(target=self._write, args=(copied,), name="msrun-checkpoint")
         self._thread.start()
@@ -109,18 +308,6 @@ background = BackgroundWriter()
 """The one of this process."""
 at_release(background.forget)
 atexit.register(background.report)
-
-
-@dataclass(frozen=True)
-class Told:
-    """What the ranks tell each other before they write."""
-
-    held: Held
-    random: dict[str, State | None]
-    own: list[str]
-    """Names of parameters cut by hand."""
-    save_id: str
-    """Rank 0's counts."""
 
 
 def save_checkpoint(
@@ -216,7 +403,7 @@ def write_checkpoint(
     if is_async:
         background.start(writing)
     else:
-        writing.run()
+        writing.run(None)
     return own.path
 
 
@@ -235,15 +422,10 @@ def _prepare(
     if state["optimizer"] is not None:
         state["optimizer"] = complete_state(network_state, state["optimizer"])
     told = gather(
-        Told(
-            list_held(parts),
-            {"now": take_random_state(), "epoch": epoch_random},
-            sorted(network_state.own),
-            uuid.uuid4().hex if get_rank() == 0 else "",
-        )
+        ({"now": take_random_state(), "epoch": epoch_random}, sorted(network_state.own), uuid.uuid4().hex),
     )
-    state["random"] = {when: [rank.random[when] for rank in told] for when in ("now", "epoch")}
-    cut_by_hand = sorted({name for rank in told for name in rank.own})
+    state["random"] = {when: [random[when] for random, _, _ in told] for when in ("now", "epoch")}
+    cut_by_hand = sorted({name for _, own_names, _ in told for name in own_names})
     if cut_by_hand and is_integrated:
         is_integrated = False
         _tell_once(
@@ -258,18 +440,15 @@ def _prepare(
             f"save_checkpoint: the ranks name {len(places)} places; each gets {kind}: "
             f"{', '.join(str(place.path.parent) for place in places[:4])}{', ...' if len(places) > 4 else ''}",
         )
-    order: list[TensorKey] = [(NETWORK, name) for name in network_state.tensors]
     tied = _find_tied(network_state) if is_integrated else {}
-    held = [[entry for entry in rank.held if entry[0][-1] not in tied or entry[0][0] != NETWORK] for rank in told]
-    catalogues = share_out(places, held, is_integrated=is_integrated, order=order)
-    needed = needed_parts(catalogues, parts, get_rank())
     index = own_place(places, get_rank())
     own, is_whole = places[index], is_integrated or len(places) == 1
+    parts = {key: part for key, part in parts.items() if key[0] != NETWORK or key[1] not in tied}
     return Writing(
-        places,
         own,
-        needed,
-        catalogues,
+        [place.leader for place in places],
+        share_out(parts, range(get_group_size()) if is_integrated else own.ranks, to_first=is_integrated),
+        list(network_state.tensors),
         to_bytes(state) if get_rank() == own.leader else b"",
         tied,
         Manifest(
@@ -277,13 +456,18 @@ def _prepare(
             get_group_size(),
             serial=0,
             saved_at=0.0,
-            save_id=told[0].save_id,
+            save_id=told[0][2],
             places=[] if is_whole else [PlaceOfRanks(list(place.ranks), _seen_from(own, place)) for place in places],
             place=0 if is_whole else index,
             own=cut_by_hand,
         ),
         is_integrated,
+        None if is_whole else _group_of(places),
     )
+
+
+def _seen_from(own: Place, other: Place) -> str:
+    return os.path.relpath(other.path, own.path.parent)
 
 
 def _collect(
@@ -298,10 +482,6 @@ def _collect(
         parts |= more
     _check_plain(state, "")
     return network_state, parts, state
-
-
-def _seen_from(own: Place, other: Place) -> str:
-    return os.path.relpath(other.path, own.path.parent)
 
 
 def _find_tied(network_state: NetworkState) -> dict[str, str]:
@@ -333,3 +513,19 @@ def _check_plain(value: Any, where: str) -> None:
             f"{where} is a {type(value).__name__}, which a checkpoint does not hold: give numbers, strings, tensors, "
             "and lists and dicts of them"
         )
+
+
+_REMEDIES: Sequence[tuple[str, str]] = (
+    ("No space left on device", "free some space, or keep fewer checkpoints (keep_checkpoint_max)"),
+    ("Disk quota exceeded", "free some space, or keep fewer checkpoints (keep_checkpoint_max)"),
+    ("Permission denied", "give a directory that this user may write to"),
+    ("Read-only file system", "give a directory that can be written to"),
+)
+
+
+def explain(final: Path, failure: str) -> str:
+    """Return why a checkpoint was not written, and what to do."""
+    remedy = next((remedy for text, remedy in _REMEDIES if text in failure), "")
+    return f"checkpoint {final} was not saved, earlier ones are untouched: {failure}" + (
+        f"; {remedy}" if remedy else ""
+    )

@@ -1,4 +1,4 @@
-"""Checkpoints cut otherwise, without ranks or devices: one part is in memory at a time.
+"""Checkpoints cut otherwise, and exported, without ranks or devices: one part is in memory at a time.
 
 What the source holds it says itself, so `src_strategy` is only needed for plain torch.save files with one rank's slices
 each. Names, arguments and folders are those of mindspore.parallel.checkpoint_transform.
@@ -7,41 +7,50 @@ each. Names, arguments and folders are those of mindspore.parallel.checkpoint_tr
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 import re
 import time
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.planner import WriteItem
 
 from msrun.errors import CheckpointError
-from msrun.runtime.checkpoint.catalogue import NETWORK, Entry, TensorKey
-from msrun.runtime.checkpoint.directory import (
-    Manifest,
-    PlaceOfRanks,
-    complete_directory,
-    give_name,
-    remove,
-    start_writing,
+from msrun.runtime.checkpoint.directory import Manifest, PlaceOfRanks, give_name, remove, start_writing
+from msrun.runtime.checkpoint.index import HEADER_LENGTH, INDEX_SUFFIX, NETWORK, SAFETENSORS, flat_name, raw_bytes
+from msrun.runtime.checkpoint.reader import (
+    CheckpointReader,
+    StrPath,
+    find_rank_checkpoints,
+    open_checkpoint,
+    open_source,
 )
-from msrun.runtime.checkpoint.plain_file import STATE, PlainFileWriter
-from msrun.runtime.checkpoint.reader import CheckpointReader, find_rank_checkpoints, open_source
-from msrun.runtime.checkpoint.tensor_files import write_indexes, write_parts
-from msrun.runtime.checkpoint.torch_saving import to_bytes
+from msrun.runtime.checkpoint.storage import (
+    DirectoryWriter,
+    PartPlanner,
+    Parts,
+    PlainFileWriter,
+    chunks_of,
+    finish_directory,
+    save_parts,
+    to_bytes,
+)
 from msrun.runtime.parallel.parameters.layouts import ParameterLayout
 from msrun.runtime.parallel.parameters.network_state import Chunk
 from msrun.runtime.parallel.strategy_file import Strategy, read_strategy, shared_ranks
-from msrun.runtime.sharding.layout import Box, whole
+from msrun.runtime.sharding.layout import whole
+from ranktable.files import open_whole
+from ranktable.files import write_whole as write_whole_file
 
 _MOST_THREADS = 4
 """Each holds the memory of one part."""
-StrPath = str | os.PathLike[str]
 
 
 def transform_checkpoints(
@@ -162,67 +171,63 @@ def write_rank(
     Args:
         name: rank -> path of its checkpoint.
     """
-    boxes = _boxes(reader, strategy, rank)
-    count = shared_ranks([strategy])
-    final = name(rank)
+    parts = _parts(reader, strategy, rank)
+    final, others = name(rank), [name(other) for other in range(shared_ranks([strategy]))]
     temporary, serial = start_writing(final, is_file=False)
     try:
-        catalogue = {key: Entry(box.shape, reader.dtype(key), ((box, rank),)) for key, box in boxes.items()}
-        written, checksums = write_parts(temporary, _read_parts(reader, boxes), rank)
-        checksums |= write_indexes(temporary, catalogue, [written])
-        state = to_bytes(reader.state())
-        (temporary / STATE).write_bytes(state)
-        checksums[STATE] = zlib.crc32(state)
-        places = [PlaceOfRanks([other], os.path.relpath(name(other), final.parent)) for other in range(count)]
+        writer = DirectoryWriter(temporary)
+        save_parts(parts, writer, _ReadingPlanner(parts, reader), None, alone=True)
         save_id = hashlib.sha256(f"{manifest.save_id} {sorted((n, repr(x)) for n, x in strategy.items())}".encode())
-        complete_directory(
-            temporary,
-            replace(
-                manifest,
-                world_size=manifest.world_size or count,
-                serial=serial,
-                saved_at=time.time(),
-                files={},
-                checksums=checksums,
-                save_id=save_id.hexdigest()[:32],
-                places=places if count > 1 else [],
-                place=rank if count > 1 else 0,
-                own=[],
-            ),
+        places = [PlaceOfRanks([number], os.path.relpath(path, final.parent)) for number, path in enumerate(others)]
+        manifest = replace(
+            manifest,
+            world_size=manifest.world_size or len(others),
+            serial=serial,
+            saved_at=time.time(),
+            save_id=save_id.hexdigest()[:32],
+            places=places if len(others) > 1 else [],
+            place=rank if len(others) > 1 else 0,
+            own=[],
         )
+        finish_directory(temporary, to_bytes(reader.state()), manifest, writer.checksums)
         give_name(temporary, final)
     except BaseException:
         remove(temporary)
         raise
 
 
-def _boxes(reader: CheckpointReader, strategy: Strategy, rank: int) -> dict[TensorKey, Box]:
-    """Return what a rank holds: tensors that the strategy does not name are whole on all."""
-    if any(key[0].startswith("rank_") for key in reader.keys):
+class _ReadingPlanner(PartPlanner):
+    """Reads a part when it is to be written, all into the same memory."""
+
+    def __init__(self, parts: Parts, reader: CheckpointReader) -> None:
+        super().__init__(parts)
+        self._keys, self._reader = {flat_name(key): key for key in parts}, reader
+        self._memory = torch.empty(max((part.tensor.nbytes for part in parts.values()), default=0), dtype=torch.uint8)
+
+    def read(self, write_item: WriteItem) -> Tensor:
+        """Return the values of a part."""
+        key, part = self._keys[write_item.index.fqn], self.state_dict[write_item.index.fqn]
+        value = self._memory[: part.tensor.nbytes].view(part.tensor.dtype).view(part.box.sizes)
+        self._reader.fill({key: Chunk(value, part.box)})
+        return value
+
+
+def _parts(reader: CheckpointReader, strategy: Strategy, rank: int) -> Parts:
+    """Return what a rank holds, without values: tensors that the strategy does not name are whole on all."""
+    if any(key[0].startswith("rank_") for key in reader.tensors):
         raise CheckpointError(f"checkpoint {reader.path} holds parameters cut by hand, which cannot be cut otherwise")
-    boxes = {}
-    for key in reader.keys:
+    parts = {}
+    for key, stored in reader.tensors.items():
         layout = strategy.get(key[1])
-        shape = reader.shape(key)
-        if layout is not None and layout.tensor_shape != shape:
+        if layout is not None and layout.tensor_shape != stored.shape:
             raise CheckpointError(
-                f"{key[1]} has shape {shape} in the checkpoint, {layout.tensor_shape} in the strategy: give the "
+                f"{key[1]} has shape {stored.shape} in the checkpoint, {layout.tensor_shape} in the strategy: give the "
                 "strategy file of this network"
             )
-        box = layout.box(rank) if layout is not None else whole(shape)
+        box = layout.box(rank) if layout is not None else whole(stored.shape)
         if box is not None:
-            boxes[key] = box
-    return boxes
-
-
-def _read_parts(reader: CheckpointReader, boxes: Mapping[TensorKey, Box]) -> Iterator[tuple[TensorKey, Chunk]]:
-    """Read one part after another, all into the same memory."""
-    sizes = [math.prod(box.sizes) * reader.dtype(key).itemsize for key, box in boxes.items()]
-    memory = torch.empty(max(sizes, default=0), dtype=torch.uint8)
-    for (key, box), size in zip(boxes.items(), sizes, strict=True):
-        part = Chunk(memory[:size].view(reader.dtype(key)).view(box.sizes), box)
-        reader.fill({key: part})
-        yield key, part
+            parts[key] = Chunk(torch.empty(box.sizes, dtype=stored.dtype, device="meta"), box)
+    return parts
 
 
 def write_whole(reader: CheckpointReader, manifest: Manifest, final: Path) -> None:
@@ -232,25 +237,123 @@ def write_whole(reader: CheckpointReader, manifest: Manifest, final: Path) -> No
         CheckpointError: parameters cut by hand have no whole.
         OSError: as writing a file does.
     """
-    if manifest.own:
-        raise CheckpointError(
-            f"checkpoint {reader.path}: {manifest.own[0]} is marked layerwise_parallel, and nobody knows how its parts "
-            "make a whole: load_checkpoint them and use merge_sliced_parameter"
-        )
-    keys = sorted(reader.keys, key=lambda key: key[0] != NETWORK)
+    _refuse_own(reader, manifest, "load_checkpoint them and use merge_sliced_parameter")
+    keys = sorted(reader.tensors, key=lambda key: key[0] != NETWORK)
     temporary, serial = start_writing(final.absolute(), is_file=True)
     file: PlainFileWriter | None = None
     try:
-        file = PlainFileWriter(temporary, [(key, reader.shape(key), reader.dtype(key)) for key in keys], {})
+        room = [(key, reader.tensors[key].shape, reader.tensors[key].dtype) for key in keys]
+        file = PlainFileWriter(temporary, room, {})
         for key in keys:
             file.write(key, reader.read(key))
-        file.finish(
-            to_bytes(reader.state()),
-            replace(manifest, serial=serial, saved_at=time.time(), files={}, checksums={}, places=[], place=0),
-        )
+        manifest = replace(manifest, serial=serial, saved_at=time.time(), files={}, checksums={}, places=[], place=0)
+        file.finish(to_bytes(reader.state()), manifest)
         give_name(temporary, final.absolute())
     except BaseException:
         if file is not None:
             file.abandon()
         remove(temporary)
         raise
+
+
+def _refuse_own(reader: CheckpointReader, manifest: Manifest, remedy: str) -> None:
+    if manifest.own:
+        raise CheckpointError(
+            f"checkpoint {reader.path}: {manifest.own[0]} is marked layerwise_parallel, and nobody knows how its parts "
+            f"make a whole; {remedy}"
+        )
+
+
+# -- safetensors ------------------------------------------------------------------------------------------------------
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
+_ALIGNMENT = 8
+_NAMES = {dtype: name for name, dtype in SAFETENSORS.items()}
+
+
+def export_checkpoint(checkpoint: StrPath, file: StrPath, *, max_shard_size: int | str | None = None) -> list[Path]:
+    """Write the network's tensors of a checkpoint, whole, in the safetensors format; returns the files' paths.
+
+    One process calls it, without a world. `load_checkpoint(file, net)` reads the result back, and so do the safetensors
+    package and what builds on it.
+
+    Args:
+        checkpoint: path of a checkpoint, or of one of the directories that the ranks of one save wrote.
+        file: to be written, such as `model.safetensors`.
+        max_shard_size: bytes, or text such as "5GB", that no file exceeds, but for one with a single tensor: files are
+            then called `model-00001-of-00003.safetensors`, and `model.safetensors.index.json`, as Hugging Face writes
+            it, says which tensor is in which.
+
+    Raises:
+        CheckpointError: the checkpoint is incomplete, holds a type of element that the format does not know, or cannot
+            be written.
+    """
+    reader, manifest = open_checkpoint([Path(checkpoint).absolute()])
+    target = Path(file).absolute()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return _export(reader, manifest, target, None if max_shard_size is None else parse_bytes(max_shard_size))
+    except OSError as error:
+        raise CheckpointError(f"{target} was not written: {error.strerror}; give a path with room") from None
+
+
+def _export(reader: CheckpointReader, manifest: Manifest, target: Path, max_bytes: int | None) -> list[Path]:
+    _refuse_own(reader, manifest, "export the parts yourself")
+    stored = {name: reader.tensors[NETWORK, name] for name in reader.network_names}
+    sizes = {name: math.prod(one.shape) * one.dtype.itemsize for name, one in stored.items()}
+    files: list[list[str]] = [[]]
+    for name in stored:
+        if max_bytes is not None and files[-1] and sum(sizes[other] for other in files[-1]) + sizes[name] > max_bytes:
+            files.append([])
+        files[-1].append(name)
+    if len(files) == 1:
+        _write_safetensors(target, files[0], reader)
+        return [target]
+    stem, suffix = target.name.removesuffix(target.suffix), target.suffix
+    paths = [target.with_name(f"{stem}-{number:05}-of-{len(files):05}{suffix}") for number in range(1, len(files) + 1)]
+    for path, names in zip(paths, files, strict=True):
+        _write_safetensors(path, names, reader)
+    weight_map = {name: path.name for path, names in zip(paths, files, strict=True) for name in names}
+    index = target.with_name(target.name + INDEX_SUFFIX)
+    content = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
+    write_whole_file(index, json.dumps(content, indent=2).encode())
+    return [*paths, index]
+
+
+def _write_safetensors(path: Path, names: Sequence[str], reader: CheckpointReader) -> None:
+    """Write one file, a tensor at a time: the safetensors package writes what is all in memory.
+
+    Raises:
+        CheckpointError: a type of element that the format does not know.
+        OSError: as writing a file does.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in names:
+        stored = reader.tensors[NETWORK, name]
+        if stored.dtype not in _NAMES:
+            raise CheckpointError(
+                f"{name} is {stored.dtype}, which safetensors does not know: convert it before saving"
+            )
+        begin, end = end, end + math.prod(stored.shape) * stored.dtype.itemsize
+        header[name] = {"dtype": _NAMES[stored.dtype], "shape": list(stored.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    with open_whole(path) as stream:
+        stream.write(HEADER_LENGTH.pack(len(text)) + text)
+        for name in names:
+            for chunk in chunks_of(raw_bytes(reader.read((NETWORK, name)))):
+                stream.write(chunk)
+
+
+def parse_bytes(text: int | str) -> int:
+    """Return a number of bytes: 1000000, "5GB", "200 MiB".
+
+    Raises:
+        CheckpointError: something else, or none at all.
+    """
+    match = re.fullmatch(r"(\d+)\s*([KMG]?I?)B?", str(text).strip().upper())
+    count = int(match[1]) * _UNITS.get(match[2], 0) if match else 0
+    if isinstance(text, bool) or count < 1:
+        raise CheckpointError(f"max_shard_size={text!r}: must be a number of bytes, such as 5GB or 200MiB")
+    return count

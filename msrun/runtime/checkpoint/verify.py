@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from msrun.errors import CheckpointError
-from msrun.runtime.checkpoint.catalogue import covers, flat_name
-from msrun.runtime.checkpoint.directory import DAMAGED, TENSORS, explain, find_contained, read_manifest
-from msrun.runtime.checkpoint.plain_file import name_records
+from msrun.runtime.checkpoint.directory import DAMAGED, MANIFEST, TENSORS, explain, find_contained, read_manifest
+from msrun.runtime.checkpoint.index import METADATA, covers, flat_name, read_directory
 from msrun.runtime.checkpoint.reader import check_set, find_set, open_parts
-from msrun.runtime.checkpoint.tensor_files import find_fault
+from msrun.runtime.checkpoint.storage import name_records
 
 _CHUNK_BYTES = 4 << 20
 
@@ -54,7 +53,7 @@ def verify_checkpoint(path: Path) -> Iterator[CheckedFile]:
 def _verify_directory(path: Path) -> Iterator[CheckedFile]:
     manifest = read_manifest(path)
     assert manifest is not None, "it was there a moment ago"
-    disagreeing, disagreement = find_fault(path, manifest.files, is_plain=manifest.format_version > 1)
+    disagreeing, disagreement = _find_disagreement(path, manifest.files)
     if disagreeing and disagreeing not in manifest.files:
         yield CheckedFile(path, disagreeing, 0, disagreement)
     for name, bytes_count in sorted(manifest.files.items()):
@@ -70,6 +69,26 @@ def _verify_directory(path: Path) -> Iterator[CheckedFile]:
         yield CheckedFile(path, name, bytes_count, fault, expected is not None)
 
 
+def _find_disagreement(folder: Path, files: Collection[str]) -> tuple[str, str]:
+    """Return which file of a directory says otherwise than another, and what; both empty when all agree.
+
+    Args:
+        files: those that have checksums.
+    """
+    name = TENSORS if (folder / TENSORS).exists() else METADATA
+    try:
+        index = read_directory(folder, name)
+        for part in (part for stored in index.values() for part in stored.parts.values()):
+            if str(part.path.relative_to(folder)) not in files:
+                return part.path.name, f"{MANIFEST} does not name it"
+        name = METADATA
+        theirs = read_directory(folder, name)
+    except DAMAGED as error:
+        return name, explain(error)
+    differing = next((key for key in {**index, **theirs} if index.get(key) != theirs.get(key)), None)
+    return ("", "") if differing is None else (name, f"it says otherwise of {flat_name(differing)} than {TENSORS}")
+
+
 def _look_at_whole(paths: list[Path]) -> str:
     """Return what is wrong when all that belongs together is opened: the parts of some tensor make no whole."""
     try:
@@ -77,7 +96,7 @@ def _look_at_whole(paths: list[Path]) -> str:
         reader.state()
     except CheckpointError as error:
         return str(error)
-    broken = next((key for key in reader.keys if not covers(reader.boxes(key), reader.shape(key))), None)
+    broken = next((key for key, stored in reader.tensors.items() if not covers(stored.parts, stored.shape)), None)
     return f"the parts of {flat_name(broken)} do not make the whole" if broken is not None else ""
 
 

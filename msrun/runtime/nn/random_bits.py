@@ -105,17 +105,26 @@ def fill(
         write: takes `count` int32 tensors, which it may change, and the block of the result that it writes. The high
             bits of a word are better mixed than the low ones, see `spread`.
     """
-    outer, inner = _counters(key, box, batch_dim, device)
-    words = [
-        ((outer * multiplier).add_(added), inner * multiplier, second)
-        for multiplier, added, second in (_words(key.seed, key.step, call, word) for word in range(count))
-    ]
+    numbers = _numbers(key, box, batch_dim, device)
+    outer, inner = map(_wrapped, numbers)
+    is_long = math.prod(box.shape) * key.count > _WORD
+
+    def words_of(rows: Tensor, high: int = 0) -> list[tuple[Tensor, Tensor, int]]:
+        chosen = (_words(key.seed, key.step, call, word, high) for word in range(count))
+        return [((rows * multiplier).add_(added), inner * multiplier, second) for multiplier, added, second in chosen]
+
+    words = words_of(outer)
     result = torch.empty((outer.numel(), inner.numel()), dtype=dtype, device=device)
     rows = max(1, _BLOCK // max(1, inner.numel())) if device.type == "cpu" else max(1, outer.numel())
     for begin in range(0, outer.numel(), rows):
         blocks = [
             _mix(of_rows[begin : begin + rows, None] + of_columns, second) for of_rows, of_columns, second in words
         ]
+        if is_long:
+            block_rows, highs = outer[begin : begin + rows], (numbers[0][begin : begin + rows, None] + numbers[1]) >> 32
+            for high in filter(None, highs.unique().tolist()):
+                for block, (of_rows, of_columns, second) in zip(blocks, words_of(block_rows, high), strict=True):
+                    block.copy_(torch.where(highs == high, _mix(of_rows[:, None] + of_columns, second), block))
         write(blocks, result[begin : begin + rows])
         del blocks  # its memory is in the core's cache, for the next one
     size = math.prod(box.sizes)
@@ -140,8 +149,8 @@ def _mix(x: Tensor, key: int) -> Tensor:
     return x
 
 
-def _counters(key: DrawKey, box: Box, batch_dim: int | None, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return two int32 vectors whose outer sum holds every element's number in the whole tensor, modulo 2^32.
+def _numbers(key: DrawKey, box: Box, batch_dim: int | None, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return two vectors whose outer sum holds every element's number in the whole tensor.
 
     The whole tensor is that of the whole batch: a copy's rows have their numbers there. What stands behind the last
     element of the box is to be dropped.
@@ -150,7 +159,7 @@ def _counters(key: DrawKey, box: Box, batch_dim: int | None, device: torch.devic
     if not is_part and (run := _one_run(box)) is not None:
         begin, size = run
         inner = torch.arange(min(size, _BLOCK), device=device)
-        return _wrapped(torch.arange(begin, begin + size, _BLOCK, device=device)), _wrapped(inner)
+        return torch.arange(begin, begin + size, _BLOCK, device=device), inner
     whole = [size * (key.count if dim == batch_dim else 1) for dim, size in enumerate(box.shape)]
     inner = outer = torch.zeros(1, dtype=torch.int64, device=device)
     is_inner = True
@@ -164,7 +173,7 @@ def _counters(key: DrawKey, box: Box, batch_dim: int | None, device: torch.devic
             inner = (places[:, None] + inner).view(-1)
         else:
             outer = (places[:, None] + outer).view(-1)
-    return _wrapped(outer), _wrapped(inner)
+    return outer, inner
 
 
 def _one_run(box: Box) -> tuple[int, int] | None:
@@ -200,10 +209,14 @@ def _signed(word: int) -> int:
     return (word + _WORD // 2) % _WORD - _WORD // 2
 
 
-def _words(seed: int, step: int, call: int, word: int) -> tuple[int, int, int]:
-    """Return three 32-bit key words, as int32 holds them: an odd multiplier and two numbers to add."""
+def _words(seed: int, step: int, call: int, word: int, high: int) -> tuple[int, int, int]:
+    """Return three 32-bit key words, as int32 holds them: an odd multiplier and two numbers to add.
+
+    Args:
+        high: what is above the low 32 bits of the elements' numbers: each run of 2^32 has keys of its own.
+    """
     state = _splitmix(_splitmix(_splitmix(seed % (1 << 64)) ^ step) ^ call)
-    state = _splitmix(state ^ word) if word else state
+    state = _splitmix(state ^ word | high << 32) if word or high else state
     following = _splitmix(state)
     return _signed(state >> 32 | 1), _signed(following >> 32), _signed(following % _WORD)
 

@@ -76,14 +76,16 @@ def decide(captured: CapturedGraph, mesh: Mesh, constraints: Constraints) -> Dec
         StrategyError: an illegal strategy, or with `is_strict` a redistribution.
         CaptureError: an operator that cannot be cut or left whole.
     """
-    known = _Known()
+    known = [_Known()]
     while True:
-        walk = _Walk(captured, mesh, constraints, known)
+        walk = _Walk(captured, mesh, constraints, known[-1])
         decisions = walk.run()
         found = walk.find_out()
-        if found == known:
+        # Scatters and draws only grow. How a parameter is stored may go back and forth, as each way makes the other
+        # look better; every walk's decisions are right, so the last one's are taken then.
+        if found in known:
             break
-        known = found
+        known.append(found)
     if constraints.is_strict:
         refuse_redistributions(decisions.redistributions)
     return decisions

@@ -8,6 +8,7 @@ one part never passes for one of the whole.
 from __future__ import annotations
 
 import functools
+import itertools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -43,17 +44,15 @@ class Part(PlacedTensor):
 
     def full_tensor(self) -> Tensor:
         """Return the whole tensor, a copy on every rank. All ranks call it together."""
-        placed = self.placement
+        placed, local = self.placement, plain(self)
         placed.check_world("full_tensor()")
-        local = plain(self)
-        whole = local.new_zeros(placed.shape)
-        if placed.is_first_holder and placed.is_held:
-            placed.cut(whole).copy_(local)
-        # Every element comes from one rank, the others add zero bytes: exact for any type.
-        flat = whole.view(-1).view(torch.uint8)
-        traffic.add("all_reduce", flat)
-        with waiting_in(lambda: f"the parts of {placed.name}"):
-            dist.all_reduce(flat)
+        whole = self.gather_in_stage() if placed.is_held else local.new_empty(placed.shape)
+        whole = whole.clone() if whole is local else whole.contiguous()
+        if placed.stages:  # the ranks of other stages get it from the first rank that has it
+            flat = whole.view(-1).view(torch.uint8)
+            traffic.add("broadcast", flat)
+            with waiting_in(lambda: f"the whole of {placed.name}"):
+                dist.broadcast(flat, placed.holders[0] * placed.mesh.size)
         return whole
 
     def gather_in_stage(self) -> Tensor:
@@ -62,15 +61,23 @@ class Part(PlacedTensor):
         axes = tuple(sorted(placed.stored.used))
         if not axes:
             return local
-        if placed.bounds:
-            return self.full_tensor()
         placed.check_world("to make it whole")
-        flat = start_gather(local.reshape(-1), axes_group(placed.mesh, axes)).wait()
+        sizes = [end - begin for begin, end in itertools.pairwise(placed.bounds)]
+        if sizes:  # all parts of a message are equally large
+            rows = local.new_zeros(max(sizes), *local.shape[1:])
+            rows[: len(local)] = local
+            local = rows
+        with waiting_in(lambda: f"the parts of {placed.name}"):
+            flat = start_gather(local.reshape(-1).view(torch.uint8), axes_group(placed.mesh, axes)).wait()
         order: list[int] = []
         for dim, split in enumerate(placed.stored.split):
             order += [*map(axes.index, split), len(axes) + dim]
         extents = (placed.mesh.shape[axis] for axis in axes)
-        return flat.view(*extents, *local.shape).permute(order).reshape(placed.shape)
+        whole = flat.view(local.dtype).view(*extents, *local.shape).permute(order)
+        if sizes:
+            parts = whole.reshape(len(sizes), len(local), *placed.shape[1:])
+            return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+        return whole.reshape(placed.shape)
 
     def register_hook(self, hook: Callable[[Tensor], Any]) -> Any:
         """Register a hook for the gradient; it gets this rank's part of it."""

@@ -27,8 +27,7 @@ from msrun.runtime.checkpoint.directory import (
     remove_checkpoint,
     sweep,
 )
-from msrun.runtime.checkpoint.save import background, check_async, write_checkpoint
-from msrun.runtime.checkpoint.writing import find_places, own_place
+from msrun.runtime.checkpoint.save import background, check_async, find_places, own_place, write_checkpoint
 from msrun.runtime.train.run_context import CALLBACKS, RunContext, name_callbacks
 from msrun.runtime.world import get_rank
 from ranktable.bounded_text import load_json

@@ -15,20 +15,19 @@ from torch import nn
 from msrun.errors import CheckpointError
 from msrun.runtime import load_checkpoint, release, save_checkpoint
 from msrun.runtime.checkpoint import save as module
-from msrun.runtime.checkpoint import writing
 from msrun.runtime.checkpoint.verify import verify_checkpoint
 
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Writing waits until it is set."""
-    event, run = threading.Event(), writing.Writing.run
+    event, run = threading.Event(), module.Writing.run
 
-    def wait_and_run(self: writing.Writing, *args: object) -> None:
+    def wait_and_run(self: module.Writing, *args: object) -> None:
         assert event.wait(60)
         run(self, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(writing.Writing, "run", wait_and_run)
+    monkeypatch.setattr(module.Writing, "run", wait_and_run)
     yield event
     event.set()
     module.background.forget()

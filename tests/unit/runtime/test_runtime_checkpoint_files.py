@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import threading
@@ -18,7 +17,7 @@ from msrun.errors import CheckpointError
 from msrun.runtime import export_checkpoint, load_checkpoint, save_checkpoint
 from msrun.runtime.checkpoint.cli import main
 from msrun.runtime.checkpoint.directory import read_manifest
-from msrun.runtime.checkpoint.safetensors_file import NAMES, open_safetensors, write_safetensors
+from msrun.runtime.checkpoint.index import SAFETENSORS, read_safetensors
 
 TYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.complex64, torch.int64, torch.bool]
 
@@ -131,10 +130,10 @@ def test_export_writes_into_pipes_and_the_targets_of_links(saved: tuple[Odd, Pat
 
 
 def test_file_of_the_package_is_read(tmp_path: Path) -> None:
-    tensors = {str(dtype): torch.arange(6).reshape(2, 3).to(dtype) for dtype in NAMES}
+    tensors = {str(dtype): torch.arange(6).reshape(2, 3).to(dtype) for dtype in SAFETENSORS.values()}
     safetensors.torch.save_file(tensors, tmp_path / "theirs.safetensors", {"format": "pt"})
-    (source,) = open_safetensors(tmp_path / "theirs.safetensors")
-    assert {key[1]: source.dtype(key) for key in source.keys} == {name: value.dtype for name, value in tensors.items()}
+    (index,) = read_safetensors(tmp_path / "theirs.safetensors")
+    assert {key[1]: stored.dtype for key, stored in index.items()} == {n: value.dtype for n, value in tensors.items()}
     found = load_checkpoint(tmp_path / "theirs.safetensors")
     assert all(equal(found[name], value) for name, value in tensors.items())
 
@@ -162,9 +161,10 @@ def test_sizes_that_are_none_are_refused(saved: tuple[Odd, Path], size: object) 
 
 
 def test_type_that_the_format_does_not_know_is_refused(tmp_path: Path) -> None:
-    tensors = [("weight", (2,), torch.complex128)]
+    path = save_checkpoint(nn.Linear(2, 2).to(torch.complex128), tmp_path / "a")
     with pytest.raises(CheckpointError, match=r"weight is torch\.complex128, which safetensors does not know"):
-        write_safetensors(io.BytesIO(), tensors, iter([torch.zeros(2, dtype=torch.complex128)]))
+        export_checkpoint(path, tmp_path / "b")
+    assert not (tmp_path / "b").exists()
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xff" * 8, b"\x02\0\0\0\0\0\0\0[]", b"\x05\0\0\0\0\0\0\0{'a':"])

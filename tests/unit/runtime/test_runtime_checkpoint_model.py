@@ -151,7 +151,7 @@ def test_names_and_number_of_checkpoints(tmp_path: Path, config: CheckpointConfi
 def test_old_checkpoint_goes_only_after_the_new_one_is_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from msrun.runtime.checkpoint import writing
+    from msrun.runtime.checkpoint import save as writing
 
     config = CheckpointConfig(keep_checkpoint_max=1)
     with pytest.raises(KeyboardInterrupt):

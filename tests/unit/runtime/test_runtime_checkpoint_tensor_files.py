@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from msrun.errors import CheckpointError
-from msrun.runtime.checkpoint.catalogue import NETWORK, OPTIMIZER, TensorKey, build_catalogue, list_held, pieces_of
-from msrun.runtime.checkpoint.reader import CheckpointReader
-from msrun.runtime.checkpoint.tensor_files import PartFilesReader, write_indexes, write_parts
+from msrun.runtime.checkpoint.index import NETWORK, OPTIMIZER, TensorKey, flat_name
+from msrun.runtime.checkpoint.reader import CheckpointReader, open_parts
+from msrun.runtime.checkpoint.storage import DirectoryWriter, PartPlanner, keep_shares, plan_of
 from msrun.runtime.parallel.parameters.network_state import Chunk
 from msrun.runtime.sharding.layout import Box, Mesh, TensorLayout, build_mesh, whole
 
@@ -66,15 +66,28 @@ def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def write_of_all_ranks(path: Path, ranks: Sequence[dict[TensorKey, Chunk]]) -> list[int]:
     """Write as a world of many ranks does; return how many elements each rank wrote."""
-    path.mkdir(exist_ok=True)
-    catalogue = build_catalogue({rank: list_held(parts) for rank, parts in enumerate(ranks)})
-    pieces = [pieces_of(catalogue, parts, rank) for rank, parts in enumerate(ranks)]
-    write_indexes(path, catalogue, [write_parts(path, parts.items(), rank)[0] for rank, parts in enumerate(pieces)])
+    shares = keep_shares([plan_of(parts) for parts in ranks], to_first=False)
+    pieces = [
+        {key: part for key, part in parts.items() if key in mine} for parts, mine in zip(ranks, shares, strict=True)
+    ]
+    planners, writer = [PartPlanner(parts) for parts in pieces], DirectoryWriter(path)
+    plans, metadata = planners[0].create_global_plan(
+        [writer.prepare_local_plan(p.create_local_plan()) for p in planners]
+    )
+    written = []
+    for planner, parts, plan in zip(planners, pieces, writer.prepare_global_plan(plans), strict=True):
+        planner.set_up_planner({flat_name(key): part for key, part in parts.items()})
+        written.append(writer.write_data(plan, planner).wait())
+    writer.finish(metadata, written)
     return [sum(math.prod(part.box.sizes) for part in parts.values()) for parts in pieces]
 
 
+def opened(path: Path) -> CheckpointReader:
+    return open_parts([path])
+
+
 def read(path: Path, key: TensorKey) -> Tensor:
-    return CheckpointReader([PartFilesReader(path)]).read(key)
+    return opened(path).read(key)
 
 
 @settings(max_examples=30, deadline=None)
@@ -87,9 +100,9 @@ def test_tensor_written_in_one_layout_is_read_in_any_other(
     with tempfile.TemporaryDirectory() as folder:
         written = write_of_all_ranks(Path(folder), [{KEY: Chunk(cut(tensor, box), box)} for box in boxes])
         assert sum(written) == tensor.numel(), "every element once"
-        reader = CheckpointReader([PartFilesReader(Path(folder))])
-        assert reader.shape(KEY) == tuple(tensor.shape)
-        assert reader.dtype(KEY) == tensor.dtype
+        reader = opened(Path(folder))
+        assert reader.tensors[KEY].shape == tuple(tensor.shape)
+        assert reader.tensors[KEY].dtype == tensor.dtype
         for rank in range(other_mesh.size):
             box = box_of(other_mesh, other_layout, tensor.shape, rank)
             value = torch.zeros(box.sizes, dtype=tensor.dtype)
@@ -114,7 +127,7 @@ def test_names_with_dots_and_optimizer_state_keep_apart(tmp_path: Path) -> None:
         (OPTIMIZER, "a.b.c", "step"): torch.tensor(4.0),
     }
     write_of_all_ranks(tmp_path, [{key: Chunk(value, whole(value.shape)) for key, value in values.items()}])
-    reader = CheckpointReader([PartFilesReader(tmp_path)])
+    reader = opened(tmp_path)
     assert sorted(reader.network_names) == ["a.b.c", "optimizer.weight"]
     assert all(torch.equal(reader.read(key), value) for key, value in values.items())
 
@@ -131,7 +144,7 @@ def test_value_that_is_not_contiguous_comes_back(tmp_path: Path) -> None:
     value = torch.arange(12.0).reshape(3, 4).t()
     write_of_all_ranks(tmp_path, [{KEY: Chunk(value, whole(value.shape))}])
     target = torch.zeros(3, 4).t()
-    CheckpointReader([PartFilesReader(tmp_path)]).fill({KEY: Chunk(target, whole(target.shape))})
+    opened(tmp_path).fill({KEY: Chunk(target, whole(target.shape))})
     assert torch.equal(target, value)
 
 
@@ -193,7 +206,7 @@ def test_every_pair_of_layouts_of_four_ranks_in_two_dimensions(tmp_path: Path) -
         boxes = [box_of(mesh, layout, tensor.shape, rank) for rank in range(4)]
         folder = tmp_path / str(number)
         write_of_all_ranks(folder, [{KEY: Chunk(cut(tensor, box), box)} for box in boxes])
-        reader = CheckpointReader([PartFilesReader(folder)])
+        reader = opened(folder)
         for other, rank in itertools.product(layouts, range(4)):
             box = box_of(mesh, other, tensor.shape, rank)
             value = torch.zeros(box.sizes)

@@ -13,6 +13,8 @@ from torch.utils import dlpack
 
 from msrun.errors import ParallelError
 from msrun.runtime.execute.placement import Placement, find_placement
+from msrun.runtime.execute.transfers import TensorFuture
+from msrun.runtime.parts import part as part_module
 from msrun.runtime.parts.part import Part, PartParameter, become_part
 from msrun.runtime.parts.part_functions import as_part
 from msrun.runtime.sharding.layout import Mesh, TensorLayout
@@ -42,6 +44,30 @@ def test_even_parts_are_those_that_torch_makes(rows: int, bounds: tuple[int, ...
     if bounds:
         torchs = [len(part) for part in torch.zeros(rows, 6).chunk(2)]
         assert is_even is (torchs == [bounds[1], rows - bounds[1]])
+
+
+@pytest.mark.parametrize("bounds", [(), (0, 3, 4)], ids=["equal parts", "unequal parts"])
+def test_the_whole_is_gathered_from_the_parts_and_not_summed_up(
+    monkeypatch: pytest.MonkeyPatch, bounds: tuple[int, ...]
+) -> None:
+    """Each rank sends its part once, as large as the largest one; a sum would move twice the whole."""
+    whole, sent = torch.arange(24.0).view(4, 6), list[int]()
+    placed = placement(rank=0, bounds=bounds)
+    largest = max(placed.local_shape[0], 4 - placed.local_shape[0])
+
+    def gather(flat: torch.Tensor, _group: object) -> Any:
+        sent.append(flat.numel())
+        other = torch.zeros(largest, 6)
+        other[: 4 - placed.local_shape[0]] = whole[placed.local_shape[0] :]
+        return TensorFuture(torch.cat([flat, other.view(-1).view(torch.uint8)]))
+
+    monkeypatch.setattr(part_module, "start_gather", gather)
+    monkeypatch.setattr(part_module, "axes_group", lambda *_: None)
+    monkeypatch.setattr(type(placed), "check_world", lambda *_: None)
+    made: Any = nn.Parameter(whole[placed.slices].clone())
+    become_part(made, placed)
+    assert torch.equal(made.full_tensor(), whole)
+    assert sent == [largest * 6 * 4]
 
 
 def test_names_of_torch_that_are_private_are_there() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -23,9 +24,10 @@ from msrun.runtime.parallel.compilation.build_call import activations_of
 from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.parallel.plan_traffic import operator_traffic
 from msrun.runtime.partition.decide import Constraints, decide
-from msrun.runtime.partition.decisions import Decisions
+from msrun.runtime.partition.decisions import Decisions, Use
 from msrun.runtime.partition.local_values import local_values
 from msrun.runtime.partition.local_work import LocalCollective
+from msrun.runtime.partition.parameter_uses import ParameterUses
 from msrun.runtime.partition.partition import lower
 from msrun.runtime.partition.price import Price, StepSpec, price
 from msrun.runtime.sharding.collective import Collective
@@ -69,6 +71,15 @@ def test_messages_of_every_operator_are_those_of_the_lowered_program(case: Any) 
         found = price(graph, decisions, DEVICE, rank=RANK)
         if not found.notes:
             assert priced_messages(found) == lowered_messages(graph, decisions), strategy
+
+
+def test_deciding_ends_when_two_ways_make_each_other_look_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = importlib.import_module(MODULES[0]).BINARY[0]
+    graph = graph_of(case, torch.float32)
+    ways = itertools.cycle({"weight": Use(TensorLayout.replicated(dims), ())} for dims in (1, 2))
+    monkeypatch.setattr(ParameterUses, "better_storage", lambda _: next(ways))
+    layouts = [TensorLayout.replicated(len(shape)) for shape in case.shapes]
+    assert decide(graph, MESH, Constraints(layouts)).operators
 
 
 def transformer(data: int, model: int) -> tuple[CapturedGraph, Constraints, torch.nn.Module]:

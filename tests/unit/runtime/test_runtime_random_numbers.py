@@ -50,6 +50,28 @@ def test_share_of_kept_elements_is_what_was_asked(p: float, shape: tuple[int, ..
     assert float(rows.var()) == pytest.approx(p * (1 - p) / length, rel=0.5)
 
 
+def test_elements_behind_the_first_2_to_the_32_have_masks_of_their_own() -> None:
+    """Whichever part is drawn: a run of consecutive elements or one with gaps, across the border or beside it."""
+
+    def drawn(*box: tuple[int, int], shape: tuple[int, ...]) -> Tensor:
+        begins, sizes = zip(*box, strict=True)
+        return keep_mask(DrawKey(7, 0), 0, 0.5, Box(shape, begins, sizes), None, CPU)
+
+    far, long = 1 << 32, (1 << 34,)
+    first, second, third = (drawn((place, 4096), shape=long) for place in (0, far, 2 * far))
+    for one, other in ((first, second), (second, third), (first, third)):
+        assert abs((one == other).double().mean() - 0.5) < 0.05
+    assert torch.equal(drawn((0, 4096), shape=(4096,)), first), "shorter tensors have the numbers that they had"
+    across = drawn((far - 70_000, 140_000), shape=long)
+    parts = [drawn((far - 70_000, 70_000), shape=long), drawn((far, 70_000), shape=long)]
+    assert torch.equal(across, torch.cat(parts))
+    wide = (1 << 20, 1 << 14)
+    rows = drawn(((1 << 18) - 2, 4), (0, 1 << 14), shape=wide)
+    columns = drawn(((1 << 18) - 2, 4), (5, 9), shape=wide)
+    assert torch.equal(rows[:, 5:14], columns)
+    assert torch.equal(rows[2], drawn((far, 1 << 14), shape=long))
+
+
 def test_masks_of_other_calls_steps_seeds_and_neighbours_have_nothing_in_common() -> None:
     base = whole_mask((300, 700))
     others = [

@@ -198,7 +198,7 @@ def compare(first, again, tensors):
     """Return how far a checkpoint is from the values of one process, and whether it was written again bit by bit."""
     reader, _ = open_checkpoint([first])
     second, _ = open_checkpoint([again])
-    assert {*reader.keys} == {*second.keys} == {*tensors}
+    assert {*reader.tensors} == {*second.tensors} == {*tensors}
     return {
         "difference": max(float((reader.read(key) - value).abs().max()) for key, value in tensors.items()),
         "is_same": all(torch.equal(reader.read(key), second.read(key)) for key in tensors),

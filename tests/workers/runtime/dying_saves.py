@@ -76,8 +76,8 @@ def check():
     for path, manifest in find_checkpoints(folder, "net"):
         step = manifest.position.step
         reader, _ = open_checkpoint([path])
-        assert len(reader.keys) == 12, f"{path}: {reader.keys}"
-        for key in reader.keys:
+        assert len(reader.tensors) == 12, f"{path}: {[*reader.tensors]}"
+        for key in reader.tensors:
             right = step * (step + 1) / 2 if key[0] == "model" else -step
             assert bool((reader.read(key) == right).all()), f"{path}: {key} is not that of step {step}"
         assert all(not file.fault for file in verify_checkpoint(path)), f"{path} is damaged"

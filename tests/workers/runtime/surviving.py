@@ -32,7 +32,7 @@ from msrun.runtime import (
     optim,
     release,
 )
-from msrun.runtime.checkpoint import writing
+from msrun.runtime.checkpoint import save as writing
 from msrun.runtime.data import NumpySlicesDataset
 
 SAMPLES, BATCH, EPOCHS = 40, 8, 3
@@ -51,7 +51,7 @@ class DieAfterStep(Callback):
 
 
 def plan_death():
-    write, rename = writing.write_parts, writing.give_name
+    write, rename = writing.DirectoryWriter.write_data, writing.give_name
 
     def write_then_die(*args):
         result = write(*args)
@@ -64,7 +64,7 @@ def plan_death():
             die()
         rename(temporary, final)
 
-    writing.write_parts = write_then_die
+    writing.DirectoryWriter.write_data = write_then_die
     writing.give_name = die_before_rename
 
 

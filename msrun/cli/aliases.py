@@ -56,7 +56,7 @@ SWITCHES = {
 """Switch -> words of msrun; none: what it asks for is so anyhow."""
 MODULE = ("--module", "-m")
 """torchrun takes it anywhere among its options; msrun's own stands before the name of the module."""
-WITHOUT_EFFECT = ("--rdzv_id", "--rdzv_conf", "--monitor_interval", "--event_log_handler", "--role")
+WITHOUT_EFFECT = ("--rdzv_id", "--monitor_interval", "--event_log_handler", "--role")
 """Taken with their value, and said to change nothing."""
 OF_CONSOLE = {
     "-t": "tee",
@@ -65,7 +65,9 @@ OF_CONSOLE = {
     "--redirects": "redirects",
     "--local_ranks_filter": "only",
 }
-OTHERS = ("--rdzv_backend", "--rdzv_endpoint", "--numa_binding", "--logs_specs")
+OTHERS = ("--rdzv_backend", "--rdzv_endpoint", "--rdzv_conf", "--numa_binding", "--logs_specs")
+OF_RENDEZVOUS = {"last_call_timeout": "join_window", "join_timeout": "cluster_time_out"}
+"""Of --rdzv_conf, in whole seconds; the others change nothing."""
 _COUNT = re.compile(r"[1-9]\d{0,6}\Z")
 _OF_TORCH = ("spawn", "forkserver")
 """Start methods of torchrun that give every worker an interpreter of its own, as msrun's exec does."""
@@ -142,6 +144,11 @@ def _take(name: str, plain: str, value: str, word: str, done: Translation, found
     elif plain == "--rdzv_backend":
         if value not in ("static", "c10d"):
             raise UsageError(f"{name} {value}: msrun has a store of its own; leave it out, or give c10d or static")
+    elif plain == "--rdzv_conf":
+        given = dict(part.split("=", 1) for part in value.strip("'\"").split(",") if "=" in part)
+        done.words += [f"--{own}={given[key]}" for key, own in OF_RENDEZVOUS.items() if key in given]
+        if given.keys() - OF_RENDEZVOUS.keys() or not given:
+            done.without_effect.append(name)
     elif plain == "--logs_specs":
         if value != "default":
             raise UsageError(f"{name} {value}: every worker has a log of its own; leave it out, or give default")
@@ -187,17 +194,14 @@ def _counts(
     words: Sequence[str],
 ) -> list[str]:
     """Return how many workers there are, from the number on each host and the number of hosts."""
-    hosts = 1
+    hosts, least = 1, "1"
     where = found.hosts or (("PET_NNODES", environ["PET_NNODES"]) if environ.get("PET_NNODES") else None)
     if where is not None and not is_listed:
-        least, _, most = where[1].partition(":")
-        if most and most != least:
-            raise UsageError(
-                f"{where[0]} {where[1]}: a job of hosts on which msrun is typed has one size; give one number, "
-                "or the hosts with --hosts"
-            )
-        hosts = _count(where[0], least)
-    result = []
+        least, has_most, most = where[1].partition(":")
+        hosts = _count(where[0], most if has_most else least)
+        if _count(where[0], least) > hosts:
+            raise UsageError(f"{where[0]} {where[1]}: give MIN:MAX, such as 2:4, or one number")
+    result = [f"--min_hosts={least}"] if int(least) < hosts else []
     if found.endpoint and hosts > 1:
         address, _, port = found.endpoint.rpartition(":") if ":" in found.endpoint else (found.endpoint, "", "")
         result += [f"--master_addr={address.strip('[]')}", *([f"--master_port={port}"] if port else [])]

@@ -74,6 +74,7 @@ def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
         restart_on=parse_statuses("--restart_on", options["restart_on"]),
         no_restart_on=parse_statuses("--no_restart_on", options["no_restart_on"]),
         min_hosts=options["min_hosts"] or 0,
+        join_window_s=options["join_window"],
         start_method=options["start_method"],
         mindspore=options["mindspore"],
         mindspore_semantics=options["mindspore_semantics"],

@@ -157,7 +157,8 @@ def _spec(options: dict[str, Any], sources: Sources) -> LaunchSpec:
         given = given ^ {"worker_num", "local_worker_num"}
     if options["rank_table_file"] is not None and not (options["dry_run"] or options["plan"] or options["check"]):
         _await_table(options)
-    if any(options[name] not in (None, False) for name in HOST_OPTIONS):
+    named = [name for name in HOST_OPTIONS if options[name] not in (None, False, 0, ())]
+    if named and not (named == ["min_hosts"] and options["local_worker_num"] is not None):  # hosts that come themselves
         from msrun.launch.job_hosts import read_job_hosts
 
         job_hosts = read_job_hosts(options, given)

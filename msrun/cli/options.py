@@ -395,7 +395,16 @@ GROUPS: dict[str, list[click.Option]] = {
             "min_hosts",
             "M",
             type=int,
-            help="Start again on as few as M hosts when others are lost.  [default: with --spares all but these]",
+            help="Start again on as few as M hosts when others are lost.  [default: with --spares all but these] Where "
+            "msrun is started on each host: begin with M hosts when no others have come within --join_window.",
+        ),
+        option(
+            "join_window",
+            "S",
+            type=float,
+            default=30,
+            show_default=True,
+            help="How long more hosts may take to come once --min_hosts have.",
         ),
         option(
             "nnodes",

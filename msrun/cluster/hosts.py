@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from msrun.cluster.proof import PROTOCOL
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.ranks import count_workers, fold_ranks, name_ranks
+from msrun.planning.spec import is_loopback
 
 MAX_NAME = 255
 MAX_WORKERS = 1 << 24
@@ -81,13 +82,12 @@ class Registry:
         self, worker_num: int, max_restarts: int, expected: Sequence[HostAssignment] = (), table: str = ""
     ) -> None:
         """`expected`: the hosts of a rank table; then nobody else may come. `table`: its digest."""
-        self._worker_num = worker_num
+        self._asked_num = self._worker_num = worker_num
         self._max_restarts = max_restarts
         self._expected = {assignment.node_rank: assignment for assignment in expected}
         self._table = table
         self._requests: dict[Hashable, HostRequest] = {}
         self._by_node: dict[int, HostRequest] = {}
-        self._by_address: dict[str, HostRequest] = {}
         self.registered = 0
         """How many workers the hosts that came will run."""
 
@@ -112,7 +112,7 @@ class Registry:
                 "missing; the numbers of all hosts must add up to --worker_num"
             )
         self._check_gap(request, missing)
-        self._requests[key] = self._by_node[request.node_rank] = self._by_address[request.address] = request
+        self._requests[key] = self._by_node[request.node_rank] = request
         self.registered += request.local_worker_num
 
     def remove(self, key: Hashable) -> HostRequest | None:
@@ -120,13 +120,12 @@ class Registry:
         request = self._requests.pop(key, None)
         if request is not None:
             self._by_node.pop(request.node_rank, None)
-            self._by_address.pop(request.address, None)
             self.registered -= request.local_worker_num
         return request
 
     def _check_settings(self, request: HostRequest) -> None:
         for name, given, here in (
-            ("worker_num", request.worker_num, self._worker_num),
+            ("worker_num", request.worker_num, self._asked_num),
             ("max_restarts", request.max_restarts, self._max_restarts),
         ):
             if given != here:
@@ -145,10 +144,10 @@ class Registry:
         if request.node_rank >= 0 and request.node_rank in self._by_node:
             other = self._by_node[request.node_rank]
             raise Refused(f"--node_rank {request.node_rank} is taken by {other.describe()}: give each host its own")
-        if request.address in self._by_address:
-            other = self._by_address[request.address]
+        same = (other for other in self._requests.values() if other.address == request.address)
+        if (beside := next(same, None)) is not None and request.node_rank < 0 and not is_loopback(request.address):
             raise Refused(
-                f"address {request.address} is taken by {other.describe()}: one msrun starts all workers of a host"
+                f"address {request.address} is taken by {beside.describe()}: one msrun starts all workers of a host"
             )
 
     def _check_expected(self, request: HostRequest) -> None:
@@ -168,6 +167,15 @@ class Registry:
                 f"--node_rank {request.node_rank}: with it all {self._worker_num} workers are there, but the hosts are "
                 f"{fold_ranks(nodes)}; {len(nodes)} hosts have the node_ranks 0 to {len(nodes) - 1}"
             )
+
+    def can_do_with(self, min_hosts: int) -> bool:
+        """Whether so many hosts have come, with the node ranks 0 to n - 1 where they have any."""
+        nodes = sorted(request.node_rank for request in self._requests.values())
+        return len(nodes) >= min_hosts and (nodes[0] < 0 or nodes == list(range(len(nodes))))
+
+    def close(self) -> None:
+        """Let no more hosts in: those that have come are the job's."""
+        self._worker_num = self.registered
 
     @property
     def is_complete(self) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from msrun.errors import ClusterError, UsageError
+from msrun.planning.spec import is_loopback
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -38,7 +39,8 @@ def resolve_address(name: str) -> str:
             f"--master_addr {name}: cannot be resolved ({reason}); give an address, or a name that this host knows"
         ) from None
     address = str(found[0][4][0]).partition("%")[0]
-    if ipaddress.ip_address(address).is_loopback:  # many systems have their own name in /etc/hosts as 127.0.1.1
+    # Many systems have their own name in /etc/hosts as 127.0.1.1.
+    if ipaddress.ip_address(address).is_loopback and not is_loopback(name):
         raise UsageError(
             f"--master_addr {name}: is {address} on this host, which no other can reach; give the address itself"
         )

@@ -26,7 +26,7 @@ from msrun.launch.console import say
 from msrun.launch.directory.jobs import new_job_id, of_job
 from msrun.launch.job import JobResult, check_part, job_signals, look_at_host
 from msrun.launch.job_hosts import table_digest
-from msrun.launch.rendezvous import has_scheduler
+from msrun.launch.rendezvous import has_scheduler, open_port
 from msrun.planning.mindspore import settle_mindspore
 from msrun.planning.spec import LaunchSpec
 
@@ -79,7 +79,8 @@ def run_joined_job(
             numbers = spec.worker_num, spec.local_worker_num, spec.node_rank
             return HostRequest(PROTOCOL, *numbers, facts.name, own, spec.max_restarts, table_digest(spec.table_hosts))
 
-        if has_scheduler(spec, master_addr):
+        listener = open_port(spec, place) if has_scheduler(spec, master_addr) else None
+        if listener is not None:
             from msrun.launch.fleet.joined_hosts import JoinedHosts
             from msrun.launch.fleet.starts import run_fleet_job
 
@@ -91,7 +92,7 @@ def run_joined_job(
                 if warning not in warnings:
                     tell(warning)
             spec = of_job(spec, job_id)
-            joined = JoinedHosts(spec, request(master_addr), job_id, place, token, server, signals, tell)
+            joined = JoinedHosts(spec, request(master_addr), job_id, place, listener, token, server, signals, tell)
             stack.enter_context(joined).meet()
             whole = joined.whole_spec()
             return run_fleet_job(whole, caller, quiet=quiet, job_id=job_id, on_directory=on_directory, joined=joined)

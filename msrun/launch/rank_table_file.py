@@ -106,6 +106,11 @@ def build_rank_table(plan: LaunchPlan) -> RankTable:
 
     hosts = [(assignment.address, assignment.device_ids) for assignment in plan.fleet]
     hosts = hosts or [(host.address, tuple(w.device_id for w in host.workers)) for host in plan.hosts]
+    ids = [address for address, _ in hosts]
+    hosts = [  # two msruns on one machine are two servers
+        (f"{address}-{index}" if address in ids[:index] else address, devices)
+        for index, (address, devices) in enumerate(hosts)
+    ]
     table = build_table(hosts, order="given")
     errors = [
         problem for problem in validate_table(table, device_target=plan.device_target) if problem.severity == "error"

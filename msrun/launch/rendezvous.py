@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from msrun.agent.host.host_facts import LOOPBACK
-from msrun.cluster.rendezvous import own_addresses
+from msrun.cluster.rendezvous import listen, own_addresses
 from msrun.errors import UsageError
 from msrun.planning.host_assignment import Fleet, HostAssignment
 from msrun.planning.placement.host import HostFacts
@@ -33,6 +35,20 @@ def has_scheduler(spec: LaunchSpec, master_addr: str) -> bool:
     return is_own if spec.node_rank < 0 else spec.node_rank == 0
 
 
+def open_port(spec: LaunchSpec, place: tuple[str, int]) -> socket.socket | None:
+    """Return the socket at which hosts come in; None where another msrun on this machine has it, and this is a guest.
+
+    Raises:
+        UsageError: it cannot be used.
+    """
+    try:
+        return listen(*place, "end who uses it, or give another --master_port on all hosts")
+    except UsageError:
+        if spec.node_rank >= 0 or spec.stands_for or not is_loopback(place[0]):
+            raise
+        return None
+
+
 def fleet_of(spec: LaunchSpec, node_rank: int, hosts: tuple[HostAssignment, ...], master_addr: str) -> Fleet:
     """Return all hosts of a job as this one sees them."""
     address = LOOPBACK if spec.stands_for else hosts[node_rank].address
@@ -45,7 +61,16 @@ def local_part(spec: LaunchSpec, fleet: Fleet) -> LaunchSpec:
     Node 0 writes into the log directory itself, the others into folders below it: on a disk that hosts share, nobody
     overwrites another's files.
     """
-    return replace(spec, node_rank=fleet.node_rank, log_dir=folder_of(spec.log_dir, fleet.node_rank))
+    return replace(
+        of_hosts(spec, fleet.hosts), node_rank=fleet.node_rank, log_dir=folder_of(spec.log_dir, fleet.node_rank)
+    )
+
+
+def of_hosts(spec: LaunchSpec, hosts: Sequence[HostAssignment]) -> LaunchSpec:
+    """Return what is asked with the workers of the hosts that have come, which may be fewer than were asked for."""
+    count = sum(len(host.ranks) for host in hosts)
+    tail_ranks = tuple(rank for rank in spec.tail_ranks if rank < count)
+    return replace(spec, worker_num=count, tail_ranks=tail_ranks, min_hosts=0)
 
 
 def folder_of(log_dir: Path, node_rank: int) -> Path:

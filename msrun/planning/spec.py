@@ -285,6 +285,8 @@ class LaunchSpec(JobTerms):
     """Hosts that take the place of lost ones."""
     min_hosts: int = 0
     """How few hosts may run the job when some are lost; 0 = the job ends when it loses one."""
+    join_window_s: float = 30.0
+    """How long more hosts may take to come by themselves once `min_hosts` have."""
     first_attempt: int = 0
     """How often the job was started before, on other hosts."""
     forward_env: tuple[str, ...] = ()
@@ -408,7 +410,8 @@ def _check_counts(spec: LaunchSpec) -> None:
 
 
 def _check_several(spec: LaunchSpec) -> None:
-    if is_loopback(spec.master_addr):
+    is_asked = any(setting.name == "master_addr" for setting in spec.settings)  # several msruns on one machine
+    if is_loopback(spec.master_addr) and not is_asked:
         raise UsageError(
             f"--local_worker_num {spec.local_worker_num}: less than --worker_num {spec.worker_num}, so the job has "
             f"several hosts, and others cannot reach --master_addr {spec.master_addr}; give the address of the host "

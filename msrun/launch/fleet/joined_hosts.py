@@ -8,6 +8,7 @@ this process runs this host's part. Until then the hosts are told who is missing
 from __future__ import annotations
 
 import itertools
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -15,13 +16,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from msrun import __version__, contract
+from msrun.agent.host.host_facts import LOOPBACK
 from msrun.agent.processes.process_control import raise_open_files, set_open_files
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.hosts import HostRequest, Refused, Registry
 from msrun.cluster.messages import Message
 from msrun.cluster.own_thread import Inbox, describe_fault, traceback_of
 from msrun.cluster.proof import PROTOCOL, token_of_servers
-from msrun.cluster.rendezvous import listen
 from msrun.errors import ClusterError, Interrupted, MsrunError, PeerFailed
 from msrun.launch.directory.log_directory import EventLog, record_fault
 from msrun.launch.fleet.agent_link import AgentLink
@@ -32,7 +33,7 @@ from msrun.launch.fleet.log_collector import LogCollector
 from msrun.launch.fleet.preparation import ANSWER_S, ReadyHosts
 from msrun.launch.job_hosts import table_digest
 from msrun.launch.remote.agent import HostJob
-from msrun.launch.rendezvous import folder_of
+from msrun.launch.rendezvous import folder_of, of_hosts
 from msrun.launch.transport.agent_code import AgentCode, salvage_code, start_code
 from msrun.launch.transport.event_loop import EventLoop
 from msrun.launch.transport.pipe import AgentPipe, LocalPipe, agent_argv
@@ -47,6 +48,7 @@ if TYPE_CHECKING:  # loaded for jobs with --tls_config
     from msrun.cluster.tls.identity import TlsIdentity
 
 WAITING_LINE_S = 5.0
+LOOK_S = 0.5
 OWN = "own"
 """The key of this host among those that have come."""
 NO_CODE = AgentCode(b"", b"", lambda: b"")
@@ -62,6 +64,7 @@ class JoinedHosts:
         request: HostRequest,
         job_id: str,
         place: tuple[str, int],
+        listener: socket.socket,
         token: bytes,
         tls: TlsIdentity | None,
         signals: SignalPipe,
@@ -72,14 +75,11 @@ class JoinedHosts:
             spec: of this host, as the user gave it.
             request: as which this host takes part.
             place: numeric address and port at which hosts come in.
-
-        Raises:
-            UsageError: the port cannot be used.
+            listener: the socket there; this object's from now on.
         """
         self._spec, self._request, self._job_id, self._say = spec, request, job_id, say
         self.signals = signals
         self.place = place
-        listener = listen(*self.place, "end who uses it, or give another --master_port on all hosts")
         self._inbox = Inbox()
         self._loop = EventLoop(1, self._tell_fault)
         self._gate = Gate(self._loop, listener, token, tls, self._pass_on, self._note)
@@ -94,6 +94,8 @@ class JoinedHosts:
         self._numbers = itertools.count()
         self.hosts: tuple[HostAssignment, ...] = ()
         """All of them, in the order of their node_rank, once the last has come."""
+        self._window_end = 0.0
+        """Until when more may come; 0 while those that have are too few."""
         self.own: HostAssignment
         """This one, then."""
         self.logs: LogCollector | None = None
@@ -157,10 +159,10 @@ class JoinedHosts:
         limit_s = spec.cluster_time_out_s
         try:
             is_all = self.agents.hear(
-                lambda: self._registry.is_complete,
+                self._are_enough,
                 {"lost": self._on_gone},
                 deadline=time.monotonic() + limit_s if limit_s >= 0 else None,
-                every=(WAITING_LINE_S, self._tell_missing),
+                every=(min(WAITING_LINE_S, max(LOOK_S, spec.join_window_s)), self._tell_missing),
             )
         except Interrupted as error:
             error.args = (f"{error} before all hosts had come",)
@@ -170,6 +172,17 @@ class JoinedHosts:
             reason = f"--cluster_time_out {limit_s:g}: {self._registry.describe()}; came: {came}"
             raise PeerFailed(reason, contract.EXIT_TIMEOUT)
         self._number()
+
+    def _are_enough(self) -> bool:
+        """Whether all have come; or as many as are enough, and no more within the window."""
+        registry, now = self._registry, time.monotonic()
+        if self._spec.min_hosts and registry.can_do_with(self._spec.min_hosts):
+            self._window_end = self._window_end or now + self._spec.join_window_s
+            if now >= self._window_end and not registry.is_complete:
+                registry.close()
+        else:
+            self._window_end = 0.0
+        return registry.is_complete
 
     def _tell_missing(self) -> None:
         text = self._registry.describe()
@@ -255,8 +268,9 @@ class JoinedHosts:
         spec, own = self._spec, self.own
         token = token_of_servers(spec.token, self._job_id) if spec.token else spec.server_token
         return replace(
-            spec,
+            of_hosts(spec, self.hosts),
             node_rank=own.node_rank,
+            master_port=spec.master_port if len(self.hosts) > 1 else 0,
             log_dir=folder_of(spec.log_dir, own.node_rank),
             host_entries=tuple(map(_entry, self.hosts)),
             table_hosts=self.hosts,
@@ -323,6 +337,8 @@ class OwnAgent:
         """
         joined, node_rank, heard = self._joined, self._link.node_rank, Message()
         self._link.start()
+        if len(joined.hosts) == 1:  # no others have come: its store serves this host alone
+            return ReadyHosts((LOOPBACK, 0), joined.hosts, frozenset({node_rank}))
         self._link.send("listen", address=joined.place[0], port=0)
         handlers = {"listening": lambda node, message: heard.update(message if node == node_rank else {})}
         deadline = time.monotonic() + ANSWER_S

@@ -321,7 +321,7 @@ def _look_at_port(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
 def _look_at_meeting(spec: LaunchSpec) -> Finding:
     """Of several hosts, the one with the scheduler needs the port."""
     from msrun.cluster.rendezvous import UnresolvedName, resolve_address
-    from msrun.launch.rendezvous import has_scheduler
+    from msrun.launch.rendezvous import has_scheduler, open_port
 
     try:
         address = resolve_address(spec.master_addr)
@@ -330,7 +330,9 @@ def _look_at_meeting(spec: LaunchSpec) -> Finding:
     place = f"{address}:{spec.meeting_port}"
     if not has_scheduler(spec, address):
         return Finding("ok", "master_port", f"the scheduler is on another host, at {place}")
-    listen(address, spec.meeting_port, "end who uses it, or give another --master_port on all hosts").close()
+    if (listener := open_port(spec, (address, spec.meeting_port))) is None:
+        return Finding("ok", "master_port", f"another program on this machine has {place}: the scheduler of the job")
+    listener.close()
     return Finding("ok", "master_port", f"{place} is free for the scheduler")
 
 

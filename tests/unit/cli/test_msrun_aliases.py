@@ -96,7 +96,7 @@ def test_number_of_hosts_of_torchruns_variable_stands_for_its_option() -> None:
         ("--nproc_per_node 0 t.py", "--nproc_per_node 0: give a number of 1 or more"),
         ("--nproc_per_node many t.py", "--nproc_per_node many: give a number"),
         ("--nproc_per_node", "--nproc_per_node: no value after it"),
-        ("--nnodes 1:4 --nproc_per_node 2 t.py", "--nnodes 1:4: a job of hosts on which msrun is typed has one size"),
+        ("--nnodes 4:1 --nproc_per_node 2 t.py", "--nnodes 4:1: give MIN:MAX, such as 2:4"),
         ("--rdzv-backend etcd t.py", "--rdzv-backend etcd: msrun has a store of its own"),
         ("--tee 7 t.py", "--tee 7: give 0 to 3"),
         ("-r 0:3 t.py", "--redirects 0:3: give one number"),

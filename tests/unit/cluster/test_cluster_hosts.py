@@ -54,7 +54,7 @@ def test_hosts_without_node_rank_are_numbered_by_address_as_a_number() -> None:
     ("came", "newcomer", "reason"),
     [
         ([request(0)], request(0, address="10.0.0.9"), "--node_rank 0 is taken by node 0 (h, 10.0.0.2)"),
-        ([request(0)], request(1, address="10.0.0.2"), "address 10.0.0.2 is taken by node 0"),
+        ([request(-1, address="10.0.0.2")], request(-1, address="10.0.0.2"), "address 10.0.0.2 is taken by (h,"),
         ([request(0)], request(-1), r"(h, 10.0.0.1) gave no --node_rank, node 0 (h, 10.0.0.2) did"),
         ([request(-1)], request(2), "gave no --node_rank, node 2"),
         ([request(0)], request(1, total=16), "--worker_num 16, but 12 at the scheduler"),
@@ -151,3 +151,27 @@ def test_ranks_are_dealt_once_each_in_any_order_of_coming(counts: list[int], is_
     assert [rank for assignment in assignments for rank in assignment.ranks] == list(range(total))
     assert [len(assignment.ranks) for assignment in assignments] == counts
     assert [HostAssignment.from_json(assignment.to_json()) for assignment in assignments] == assignments
+
+
+def test_a_job_can_do_with_fewer_hosts_once_their_numbers_have_no_gap() -> None:
+    registry = Registry(12, 0)
+    registry.add("b", request(1))
+    assert not registry.can_do_with(1)  # node 0 is missing
+    registry.add("a", request(0))
+    assert registry.can_do_with(2) and not registry.can_do_with(3) and not registry.is_complete
+    registry.close()
+    assert registry.is_complete
+    assert [assignment.ranks for assignment in registry.assignments().values()] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    with pytest.raises(Refused, match="an extra host: the job is complete with 8 workers on 2 hosts"):
+        registry.add("c", request(2))
+
+
+def test_msruns_on_one_machine_share_an_address_when_they_have_numbers_or_it_is_loopback() -> None:
+    registry = Registry(12, 0)
+    for node_rank in range(3):
+        registry.add(node_rank, request(node_rank, address="10.0.0.2"))
+    assert registry.is_complete
+    registry = Registry(12, 0)
+    for key in range(3):
+        registry.add(key, request(-1, address="127.0.0.1"))
+    assert [host.ranks[0] for host in registry.assignments().values()] == [0, 4, 8]

@@ -179,7 +179,9 @@ class Meeting:
         self.signals = SignalPipe()
         self.signals.__enter__()
         spec, own = spec_for(worker_num=worker_num, **changes), host_request(0, worker_num)
-        self.joined = JoinedHosts(spec, own, "JOB", self.place, TOKEN, None, self.signals, self.said.append)
+        self.joined = JoinedHosts(
+            spec, own, "JOB", self.place, listen(*self.place), TOKEN, None, self.signals, self.said.append
+        )
         self.hosts: list[Host] = []
 
     def come(self, node_rank: int) -> Host:

@@ -473,13 +473,13 @@ class Supervisor:
         attempt.peak_bytes[rank] = message["peak_bytes"]
         failed_before = membership.first_failure
         no_tests = explain_no_tests(self._host.program, exit_code_of(status))
-        decision = membership.exited(rank, status, message["at"], had_finished=bool(no_tests))
+        decision = membership.exited(rank, status, message["at"], others_go_on=bool(no_tests) or self._plan.keep_going)
         member = membership.members[rank]
         if member.state is WorkerState.FAILED and status == signal.SIGKILL:
             member.hint = explain_limit(status, self._logs[rank]) or self._memory_kills.explain(member.pid)
         elif no_tests:
             member.hint = no_tests
-        elif member is membership.first_failure:
+        elif member.state is WorkerState.FAILED:
             log, has_input = self._logs[rank], rank == self._plan.interactive_rank
             member.hint = (
                 explain_full_disk(log)

@@ -71,6 +71,7 @@ def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
         time_limit_s=options["time_limit"],
         server_num=options["server_num"],
         max_restarts=options["max_restarts"],
+        keep_going=options["keep_going"],
         restart_on=parse_statuses("--restart_on", options["restart_on"]),
         no_restart_on=parse_statuses("--no_restart_on", options["no_restart_on"]),
         min_hosts=options["min_hosts"] or 0,

@@ -17,6 +17,7 @@ OPTIONAL_VALUES |= {
     "--discover": "true",
     "--raw": "true",
     "--rank_args": "true",
+    "--keep_going": "true",
     "--pass_local_rank": "true",
     "--install_completion": "auto",
 }
@@ -368,6 +369,13 @@ GROUPS: dict[str, list[click.Option]] = {
         option("quiet", SWITCH, type=Boolean(), default=False, help="Print only errors of msrun itself."),
     ],
     "Failure": [
+        option(
+            "keep_going",
+            SWITCH,
+            type=Boolean(),
+            default=False,
+            help="Let the other ranks go on when one has failed. The job fails when all have ended.",
+        ),
         option(
             "max_restarts",
             "N",

@@ -56,6 +56,8 @@ class Coordinator:
         """Those of hosts that have ended which joined it."""
         self._cause = ""
         """Which ranks had finished before, where that is why the first one has failed."""
+        self._kept: FailureReport | None = None
+        """The first failure of an attempt that goes on all the same."""
         self._is_last = False
         self._has_begun = has_begun
         """A rank has joined the world or reported progress, or the one that failed had run for a while."""
@@ -94,8 +96,12 @@ class Coordinator:
         done = {rank: node for rank, node in self._done.items() if node != report.node_rank}
         if report.lost_peer and done:  # they had left before: that is why another host's rank has failed
             self._cause = f"{name_ranks(done)} on node {fold_ranks(set(done.values()))} exited early (code 0)"
-        self.report = report = self._with_cause(report)
+        report = self._with_cause(report)
         self._is_last |= not report.can_restart
+        if self._policy.keep_going and report.failure.first_failure is not None:
+            self._kept = self._kept or report
+            return []
+        self.report = report
         code = report.failure.exit_code if report.failure.first_failure else None
         goes_on = not self._is_last and self._policy.delay_s(attempt, code) is not None
         return [{"type": "stop", "attempt": attempt, "report": encode_record(report), "goes_on": goes_on}]
@@ -145,6 +151,8 @@ class Coordinator:
         self._come.update(come)
         if report is not None and self.report is not None and self.report.node_rank == node_rank:
             self.report = self._with_cause(replace(report, node_rank=node_rank))
+        elif report is not None and self._kept is not None and self._kept.node_rank == node_rank:
+            self._kept = replace(report, node_rank=node_rank)
         orders: list[Message] = []
         if self._absent and self._come:
             reason = describe_absent(self._absent, self._come)
@@ -176,7 +184,8 @@ class Coordinator:
     def _conclude(self) -> list[Message]:
         if self._busy:
             return []
-        report, delay_s = self.report, None
+        report, delay_s = self.report or self._kept, None
+        self.report = report
         if report is not None and not self._is_last:
             first = report.failure.first_failure
             code = report.failure.exit_code if first else None
@@ -190,7 +199,7 @@ class Coordinator:
             self.is_over = True
             return [{"type": "over", "report": encode_record(report) if report else None}]
         self.attempt += 1
-        self.report, self._cause = None, ""
+        self.report, self._kept, self._cause = None, None, ""
         self._done.clear()
         self._absent.clear()
         self._come.clear()

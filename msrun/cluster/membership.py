@@ -37,11 +37,13 @@ class RestartPolicy:
     """Start again after these exit statuses alone, and always; empty = see `refuse`."""
     no_restart_on: tuple[int, ...] = ()
     """Never after these."""
+    keep_going: bool = False
+    """A worker that fails ends nobody else."""
 
     @classmethod
     def of(cls, asked: JobTerms) -> RestartPolicy:
         """Return what the user asked for."""
-        return cls(asked.max_restarts, asked.restart_on, asked.no_restart_on)
+        return cls(asked.max_restarts, asked.restart_on, asked.no_restart_on, asked.keep_going)
 
     def delay_s(self, restarts_done: int, exit_code: int | None, *, has_begun: bool = True) -> float | None:
         """Return how long to wait before the next start, or None when the job has ended for good.
@@ -160,12 +162,11 @@ class Membership:
         member.pid, member.started_at = pid, now
         return Decision.WAIT
 
-    def exited(self, global_rank: int, wait_status: int, now: float, *, had_finished: bool = False) -> Decision:
+    def exited(self, global_rank: int, wait_status: int, now: float, *, others_go_on: bool = False) -> Decision:
         """Record the end of a worker. The first bad end, by arrival, is the job's first failure and stops the rest.
 
         Args:
-            had_finished: its program had run to the end all the same: the others go on, and the job fails when they
-                have ended.
+            others_go_on: a bad end stops nobody; the job fails when all have ended.
         """
         member = self.members[global_rank]
         member.ended_at, member.wait_status, member.ended_itself = now, wait_status, not self.are_told
@@ -175,7 +176,7 @@ class Membership:
             self._enter(member, WorkerState.STOPPED)
         else:
             self._enter(member, WorkerState.FAILED)
-            if not self.is_stopping and not had_finished:
+            if not self.is_stopping and not others_go_on:
                 self.first_failure = member
                 return self.stop()
         if self.is_over and not self.is_stopping and (failed := self.ranks_in(WorkerState.FAILED)):

@@ -192,6 +192,8 @@ class JobTerms:
     """How long the job may go without any progress; 0 = for ever."""
     exit_time_out_s: float = contract.DEFAULT_EXIT_TIME_OUT_S
     """How long a worker may take to end, without a sign of life, once its program has ended; 0 = no limit."""
+    keep_going: bool = False
+    """Whether the other ranks go on when one has failed; the job fails when all have ended."""
     time_limit_s: float = 0.0
     """How long the job may run, with all its attempts; 0 = for ever."""
     max_restarts: int = 0

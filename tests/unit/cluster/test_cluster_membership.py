@@ -43,13 +43,13 @@ def test_first_failure_wins_when_two_workers_die() -> None:
 
 def test_bad_end_of_a_program_that_had_run_to_its_end_stops_nobody_and_fails_the_job_when_all_have_ended() -> None:
     membership = running(3)
-    assert membership.exited(2, 5 << 8, 5.0, had_finished=True) is Decision.WAIT
-    assert membership.exited(1, 5 << 8, 6.0, had_finished=True) is Decision.WAIT
+    assert membership.exited(2, 5 << 8, 5.0, others_go_on=True) is Decision.WAIT
+    assert membership.exited(1, 5 << 8, 6.0, others_go_on=True) is Decision.WAIT
     assert membership.first_failure is None and not membership.is_stopping
     assert membership.exited(0, 0, 7.0) is Decision.FINISH
     assert membership.first_failure is membership.members[2] and membership.is_stopping
     membership = running(2)
-    membership.exited(0, 5 << 8, 5.0, had_finished=True)
+    membership.exited(0, 5 << 8, 5.0, others_go_on=True)
     assert membership.exited(1, EXIT_7, 6.0) is Decision.FINISH
     assert membership.first_failure is membership.members[1]
 

@@ -73,7 +73,8 @@ def run(
         code = _launch([*words, "-m", __name__, name])
         job = parse_object(read_bytes(folder / _JOB) or b"")
         if code == 0 and job:
-            return [pickle.loads((folder / str(rank)).read_bytes())[0] for rank in range(job["ranks"])]  # noqa: S301 - our own
+            results = [(folder / str(rank)).read_bytes() for rank in range(job["ranks"])]
+            return [pickle.loads(result)[0] for result in results]  # noqa: S301 - our own
         report = parse_object(read_bytes(Path(job.get("log_dir", name), contract.FAILURE_JSON)) or b"")
         if not report:
             raise UsageError(

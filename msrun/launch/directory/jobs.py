@@ -120,7 +120,8 @@ def publish(folder: Path, job_id: str, logs: Iterable[str], keep_jobs: int) -> N
     jobs = [found for found in list_jobs(root) if found != job]
     for old in jobs[: max(0, len(jobs) - keep_jobs + 1)]:
         with contextlib.suppress(OSError):
-            if not read_lock(old).is_held:
+            lock = read_lock(old)
+            if lock.record is not None and not lock.is_held:  # without a record it is just starting
                 _remove_job(old)
 
 

@@ -28,6 +28,7 @@ def make_job(root: Path, job_id: str, names: list[str], **changes: Any) -> Path:
     ]
     plan = {"job_id": "a", "run_dir": "/r", "hosts": [{"name": "h", "workers": workers}], **changes}
     (folder / contract.PLAN_JSON).write_text(json.dumps(plan))
+    (folder / contract.LOCK_FILE).write_text('{"job_id": "a", "pid": 1, "host": "h", "started_at": 0}\n')
     return folder
 
 
@@ -100,7 +101,7 @@ def test_jobs_that_are_too_many_go_with_their_attempts_and_rotated_files_and_not
     plan["hosts"] = [{"name": "h", "workers": workers, "servers": [{"index": 0}, {"index": 1}]}]
     (old / contract.attempt_plan_name(0)).write_text(json.dumps(plan))
     ours = ["worker_3.log", "worker_3.log.1", "worker_3.attempt_0.log", "worker_3.attempt_12.log.2", "msrun.log"]
-    ours += ["worker_0.attempt_0.log", "worker_0.log.10", "scheduler.log.1", "scheduler.attempt_0.log", "job.lock"]
+    ours += ["worker_0.attempt_0.log", "worker_0.log.10", "scheduler.log.1", "scheduler.attempt_0.log"]
     ours += ["server_1.attempt_0.log", "trace_3.jsonl.attempt_0.log", "trace_0.jsonl", "failure.json", "events.jsonl"]
     fill(old, *ours, *FOREIGN)
     start_next(tmp_path)
@@ -109,7 +110,7 @@ def test_jobs_that_are_too_many_go_with_their_attempts_and_rotated_files_and_not
 
 def test_a_job_whose_folder_holds_nothing_else_goes_as_a_whole_with_the_parts_of_its_hosts(tmp_path: Path) -> None:
     old = make_job(tmp_path, OLD, ["w-127.0.0.1-host_0.log"])
-    fill(old, "w-127.0.0.1-host_0.log", "w-127.0.0.1-host_0.attempt_1.log", "job.lock")
+    fill(old, "w-127.0.0.1-host_0.log", "w-127.0.0.1-host_0.attempt_1.log")
     fill(make_job(old, "node_1", ["worker_3.log"]), "worker_3.log", "scheduler.log")
     start_next(tmp_path)
     assert not old.exists()
@@ -131,11 +132,17 @@ def test_without_a_readable_plan_no_log_goes(tmp_path: Path, plan: str | None) -
     old = make_job(tmp_path, OLD, [])
     (old / contract.PLAN_JSON).unlink()
     names = {"worker_0.log", "worker_0.log.1", *FOREIGN}
-    fill(old, *names, "job.lock")
+    fill(old, *names)
     if plan is not None:
         (old / contract.PLAN_JSON).write_bytes(plan.encode("utf-8", "surrogateescape"))
     start_next(tmp_path)
     assert set(os.listdir(old)) == names
+
+
+def test_a_job_that_is_just_starting_stays(tmp_path: Path) -> None:
+    (tmp_path / OLD).mkdir()
+    start_next(tmp_path)
+    assert (tmp_path / OLD).exists()
 
 
 def test_a_plan_cannot_name_what_is_no_workers_log(tmp_path: Path) -> None:

@@ -206,7 +206,8 @@ class FleetRun:
             write_private(self._spec.log_dir / contract.PLAN_JSON, json.dumps(plan.to_json(), indent=2) + "\n")
             if self._spec.rank_table_file is None:
                 write_rank_table(plan)
-            publish(self._spec.log_dir, self._job_id, plan.log_paths, self._spec.log_keep_jobs)
+            own = [log for log in plan.log_paths if Path(log).parent == self._spec.log_dir]  # not those of node_1
+            publish(self._spec.log_dir, self._job_id, own, self._spec.log_keep_jobs)
         except OSError as error:
             self._fail(UsageError(f"--log_dir {plan.log_dir}: cannot write {error.filename} ({error.strerror})"))
         except UsageError as error:

@@ -22,7 +22,7 @@ from msrun.cluster.membership import Membership, WorkerState, describe_delay
 from msrun.launch import output
 from msrun.launch.directory.worker_log import newest_loss, newest_step
 from msrun.launch.failure import render_attempt
-from msrun.launch.log_tail import LineCutter, LogTail, RawCutter, RawLineCutter
+from msrun.launch.log_tail import Cutter, LineCutter, LogTail, RawLineCutter
 from msrun.launch.output import ERASE_LINE, STDERR, STDOUT
 from msrun.launch.printable import fit, one_line, printable_bytes
 from msrun.launch.status.status_text import describe_span
@@ -130,7 +130,7 @@ class Console(Observer):
         rotated = plan.log_keep if plan.log_max_bytes else 0
         ranks = [rank for rank in plan.tail_ranks if rank in paths]
         is_alone = len(ranks) < 2
-        cutter = LineCutter if not is_raw else RawCutter if is_alone else RawLineCutter
+        cutter = LineCutter if not is_raw else Cutter if is_alone else RawLineCutter
         self._tails = [LogTail(rank, paths[rank], rotated=rotated, cutter=cutter) for rank in ranks]
         self._progress = ProgressLine(plan) if has_progress else None
         can_redraw = os.environ.get("TERM", "dumb") not in ("dumb", "unknown")

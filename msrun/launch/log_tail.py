@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 from msrun.launch.directory.worker_log import GrowingFile, RotatedReader
 
@@ -14,28 +13,28 @@ STATE_S = 3.0
 """How often a progress bar that cannot be drawn in place becomes a line of its own."""
 
 
-class Cutter(Protocol):
-    """Cuts what a worker writes into pieces that are shown whole."""
+class Cutter:
+    """Cuts what a worker writes into pieces that are shown whole; this one gives the bytes as they come."""
 
     def feed(self, data: bytes) -> list[bytes]:
         """Add bytes and return the pieces that are complete now, with their line ends."""
+        return [data]
 
     def end(self) -> list[bytes]:
         """Return what is left; nothing more will come."""
+        return []
 
     @property
     def state(self) -> bytes:
         """The newest state of the line that a progress bar writes again and again; empty when there is none."""
+        return b""
 
-    def take_state(self, now: float) -> list[bytes]:
-        """Return that state as a line of its own, when it is time for one.
-
-        Args:
-            now: monotonic seconds.
-        """
+    def take_state(self, now: float) -> list[bytes]:  # noqa: ARG002
+        """Return that state as a line of its own, when it is time for one; `now`: monotonic seconds."""
+        return []
 
 
-class LineCutter:
+class LineCutter(Cutter):
     """Lines. Of one that carriage returns write again and again, as a progress bar does, only the newest state."""
 
     def __init__(self) -> None:
@@ -65,7 +64,7 @@ class LineCutter:
 
     @property
     def state(self) -> bytes:
-        """The newest state of an unfinished line that carriage returns write again and again."""
+        """As of `Cutter`."""
         state = _last_state(self._held) if b"\r" in self._held else b""
         return state if state.strip() else b""
 
@@ -82,25 +81,7 @@ class LineCutter:
         return [state + b"\n"]
 
 
-class RawCutter:
-    """The bytes as they come."""
-
-    state = b""
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Return the bytes."""
-        return [data]
-
-    def end(self) -> list[bytes]:
-        """Return nothing: nothing was held back."""
-        return []
-
-    def take_state(self, _now: float) -> list[bytes]:
-        """Return nothing: every state is in the bytes."""
-        return []
-
-
-class RawLineCutter(RawCutter):
+class RawLineCutter(Cutter):
     """The bytes, in pieces that end with a line feed or a carriage return: those of other ranks may stand between."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from msrun.agent.attempt import Attempt
 from msrun.agent.observer import Observer, Observers, OwnFaults
 from msrun.agent.processes.process_spec import SCHEDULER_ID
-from msrun.agent.processes.server_handle import ChildProcess, ForkServerHandle
+from msrun.agent.processes.server_handle import ForkServerHandle, ServerProcess
 from msrun.agent.supervisor import Supervisor
 from msrun.agent.watch.progress_board import ProgressBoard
 from msrun.cluster.coordinator import Coordinator, OwnLink
@@ -145,7 +145,7 @@ class Job:
         (ours, theirs), (scheduler, at_scheduler), (passing, _) = pairs
         theirs.settimeout(0.0)
         self.server, self.scheduler = Channel(theirs), Channel(at_scheduler)
-        return ForkServerHandle(ChildProcess(self._process), Channel(ours), passing, {}, ""), Channel(scheduler)
+        return ForkServerHandle(ServerProcess(self._process), Channel(ours), passing, {}, ""), Channel(scheduler)
 
     def _check_again(self, survivors: Any) -> None:
         """Look at the host before a restart."""

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from msrun.agent.processes.process_spec import ProcessSpec
 from msrun.cluster.messages import Channel, Message
@@ -41,29 +41,8 @@ SEND_S = 10.0
 """How long a server may leave a request unread; it is stopped then, and of no use to the job."""
 
 
-class ServerProcess(Protocol):
-    """A fork server as a process."""
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-
-    @property
-    def wait_status(self) -> int | None:
-        """How it has ended, as waitpid gives it; None when that is not known, or it has not."""
-
-    def kill(self) -> None:
-        """End it at once, stopped or not."""
-
-    def wait(self, timeout_s: float) -> bool:
-        """Wait for its end; False when it has not come in time."""
-
-    def close(self) -> None:
-        """Give up the hold on it, once it has ended."""
-
-
-class ChildProcess:
-    """A fork server that this process has started."""
+class ServerProcess:
+    """A fork server as a process; one that this process has started."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -71,7 +50,7 @@ class ChildProcess:
 
     @property
     def wait_status(self) -> int | None:
-        """How it has ended, as waitpid gives it; None when it has not."""
+        """How it has ended, as waitpid gives it; None when that is not known, or it has not."""
         code = self._process.returncode
         return None if code is None else -code if code < 0 else code << 8
 
@@ -90,7 +69,7 @@ class ChildProcess:
         return True
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Give up the hold on it, once it has ended."""
 
 
 class ForkServerHandle:
@@ -226,4 +205,4 @@ def start_fork_server(*, env: Mapping[str, str], working_directory: str, log_fd:
             ours.close()
             passing.close()
             raise ClusterError(f"cannot start the fork server ({sys.executable}): {error.strerror}") from None
-    return ForkServerHandle(ChildProcess(process), Channel(ours), passing, env, working_directory)
+    return ForkServerHandle(ServerProcess(process), Channel(ours), passing, env, working_directory)

@@ -23,7 +23,7 @@ from typing import Any
 
 from msrun import contract
 from msrun.agent.processes.job_mark import NO_JOB
-from msrun.agent.processes.server_handle import BOOT, ROOT, SEND_S, ForkServerHandle
+from msrun.agent.processes.server_handle import BOOT, ROOT, SEND_S, ForkServerHandle, ServerProcess
 from msrun.cluster.messages import Channel, Message, await_input
 from msrun.errors import UsageError
 from msrun.planning.environment import SET_LATE
@@ -172,11 +172,10 @@ class WarmStart:
     """How long it waits for the next job."""
 
 
-class WarmProcess:
-    """A fork server that a warm server has forked: no child of this process."""
+class WarmProcess(ServerProcess):
+    """A fork server that a warm server has forked: no child of this process, and how it has ended it does not learn."""
 
-    wait_status: int | None = None
-    """Only the warm server knows."""
+    wait_status = None
 
     def __init__(self, pid: int, connection: Channel) -> None:
         self.pid = pid

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msrun.launch.log_tail import MAX_HELD_BYTES, STATE_S, LineCutter, LogTail, RawCutter, RawLineCutter
+from msrun.launch.log_tail import MAX_HELD_BYTES, STATE_S, Cutter, LineCutter, LogTail, RawLineCutter
 
 PIECES = st.lists(st.one_of(st.binary(max_size=30), st.sampled_from([b"\r", b"\n", b"\r\n", b"ab\r"])), max_size=12)
 
@@ -31,15 +31,15 @@ def test_lines_come_whole_however_the_file_grows(pieces: list[bytes]) -> None:
     assert lines == (last_states if whole else [])
 
 
-@given(PIECES, st.sampled_from([RawCutter, RawLineCutter]))
-def test_raw_bytes_are_those_of_the_file(pieces: list[bytes], cutter: type[RawCutter]) -> None:
+@given(PIECES, st.sampled_from([Cutter, RawLineCutter]))
+def test_raw_bytes_are_those_of_the_file(pieces: list[bytes], cutter: type[Cutter]) -> None:
     with tempfile.NamedTemporaryFile() as file, closing(LogTail(0, file.name, cutter=cutter)) as tail:
         shown = []
         for piece in pieces:
             file.write(piece)
             file.flush()
             shown += tail.read()
-            assert cutter is not RawCutter or file.tell() == sum(map(len, shown)), "nothing is held back"
+            assert cutter is not Cutter or file.tell() == sum(map(len, shown)), "nothing is held back"
         shown += tail.read(at_end=True)
     assert b"".join(shown) == b"".join(pieces)
     if cutter is RawLineCutter:
@@ -96,8 +96,8 @@ def test_long_bar_is_not_held_whole() -> None:
     assert cutter.end() == [b"x" * (MAX_HELD_BYTES // 2) + b"\n"]
 
 
-@pytest.mark.parametrize("cutter", [RawCutter, RawLineCutter])
-def test_endless_line_is_shown_in_pieces(tmp_path: Path, cutter: type[RawCutter]) -> None:
+@pytest.mark.parametrize("cutter", [Cutter, RawLineCutter])
+def test_endless_line_is_shown_in_pieces(tmp_path: Path, cutter: type[Cutter]) -> None:
     size = 3 * MAX_HELD_BYTES
     (tmp_path / "log").write_bytes(b"x" * size)
     with closing(LogTail(0, str(tmp_path / "log"), cutter=cutter)) as tail:

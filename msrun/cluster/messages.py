@@ -13,9 +13,12 @@ import zlib
 from collections import deque
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from msrun.planning.host_assignment import HostAssignment
+
+if TYPE_CHECKING:
+    from _typeshed import HasFileno
 
 HEADER = struct.Struct("!I")
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
@@ -77,14 +80,7 @@ def encode_message(message: Message) -> bytes:
     return frame(encode_body(message))
 
 
-class Source(Protocol):
-    """What has a descriptor."""
-
-    def fileno(self) -> int:
-        """Return it."""
-
-
-def await_input(source: int | Source, limit_s: float | None = None) -> bool:
+def await_input(source: int | HasFileno, limit_s: float | None = None) -> bool:
     """Wait until something can be read, or the other end has closed; False when nothing has come within the limit.
 
     Unlike select(2) it takes any descriptor: those of 1024 and more, too.

@@ -7,7 +7,6 @@ import re
 import threading
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Protocol
 
 from msrun import contract
 from msrun.agent.logs.own_file import create_own_file, open_own_file
@@ -41,14 +40,6 @@ def own_logs(
         names = "|".join([f"{start}_(?:{'|'.join(map(str, own))})\\.log", *traces, *of_servers])
         found[node_rank] = re.compile(names if node_rank != home else f"{names}|{re.escape(contract.SCHEDULER_LOG)}")
     return found
-
-
-class _Log(Protocol):
-    def write(self, data: bytearray, count: int) -> None:
-        """Append the first `count` bytes."""
-
-    def close(self) -> None:
-        """Close the file."""
 
 
 class PlainLog:
@@ -92,7 +83,7 @@ class LogCollector:
         self._first_attempt = first_attempt
         self._rotation = rotation
         self._lock = threading.Lock()
-        self._logs: dict[str, tuple[int, _Log]] = {}
+        self._logs: dict[str, tuple[int, PlainLog | RotatedLog]] = {}
         """Name -> attempt and file."""
         self._sizes: dict[str, int] = {}
         self._names: dict[int, frozenset[str]] = {}
@@ -144,7 +135,7 @@ class LogCollector:
         with self._lock:
             return {name: self._sizes[name] for name in self._names.get(node_rank, ())}
 
-    def _open(self, name: str) -> _Log:
+    def _open(self, name: str) -> PlainLog | RotatedLog:
         path = self._folder / name
         if self._rotation is None or is_of_job(name):
             return PlainLog(path, goes_on=self._has_recorded and name == contract.SCHEDULER_LOG)
@@ -168,7 +159,7 @@ class LogCollector:
         except ValueError as error:
             self.fault = self.fault or f"{self._folder / name}: {error}"
 
-    def _log(self, name: str, attempt: int) -> _Log:
+    def _log(self, name: str, attempt: int) -> PlainLog | RotatedLog:
         """Return the file of an attempt; the logs of the one before are renamed as on the host."""
         with self._lock:
             current, log = self._logs[name]

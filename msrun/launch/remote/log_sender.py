@@ -12,7 +12,6 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from msrun import contract
 from msrun.cluster.messages import Message
@@ -64,18 +63,7 @@ def _punch(descriptor: int, offset: int, size: int) -> None:
 PIECE_BYTES = 1 << 17
 _TRACE = re.compile(re.escape(contract.trace_file_name(0)).replace("0", r"\d+"))
 
-
-class _Reader(Protocol):
-    def read(self, size_bytes: int) -> bytes:
-        """Return the next bytes; empty when there are none now."""
-
-    def hold(self) -> None:
-        """Open what is there, so that a new name does not take it away."""
-
-    def close(self) -> None:
-        """Let go of the file."""
-
-
+_Reader = RotatedReader | GrowingFile
 _Entry = tuple[str, int, _Reader]
 """Path, attempt, and what reads it."""
 

@@ -358,6 +358,7 @@ class ByteChannel:
     def _begin(self) -> None:
         if not self._is_stopped:
             self._watch(self._events | READ)
+            self._read(is_first=True)  # what came in the same breath as an answer before this is in the pipe already
 
     def _leave(self, then: Callable[[], None]) -> None:
         self._watch(0)
@@ -374,7 +375,7 @@ class ByteChannel:
                 self._loop.selector.modify(end, new, self)
         self._events = events
 
-    def _read(self) -> None:
+    def _read(self, *, is_first: bool = False) -> None:
         try:
             data = self.pipe.read()
         except Exception:  # noqa: BLE001 - whatever a connection meets is its own end, and not that of the loop
@@ -384,7 +385,7 @@ class ByteChannel:
             return
         if data:
             self._on_bytes(self, data)
-        if not self._is_stopped and (data is None or not self._has_room()):
+        if not self._is_stopped and ((data is None and not is_first) or not self._has_room()):
             self._watch(self._events & ~READ)
             self._loop.call_later(RETRY_S, self._read_on)
 

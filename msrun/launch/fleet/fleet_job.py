@@ -160,12 +160,12 @@ class FleetRun:
     def _hear(self, is_done: Callable[[], bool]) -> None:
         handlers = {
             "planned": self._on_planned,
-            "event": self._on_event,
+            "event": lambda node, m: self._record.note(node, str(m["moment"]), m["fields"]),
             **dict.fromkeys(REPORTS, self._on_report),
             "result": self._on_result,
-            "shown": self._on_shown,
-            "taken": self._on_taken,
-            "logs_end": lambda node, _: self._end_host(node),
+            "shown": lambda node, m: self._terminal_of(node).show(base64.b64decode(m["data"], validate=True)),
+            "taken": lambda node, m: self._terminal_of(node).taken(int(m["count"])),
+            "logs_end": lambda node, _: self._ended.add(node),
             "broken": self._on_broken,
             "lost": self._on_lost,
             "error": self._on_error,
@@ -173,7 +173,12 @@ class FleetRun:
             "cut": lambda node, m: self._events.note("cut", {"node_rank": node, "reason": m["reason"]}),
             "resumed": lambda node, _: self._events.note("resumed", {"node_rank": node}),
         }
-        self._agents.hear(is_done, handlers, every=(TICK_S, self._tick), on_fault=self._on_own_fault)
+        self._agents.hear(
+            is_done,
+            handlers,
+            every=(TICK_S, self._tick),
+            on_fault=lambda error: self._fail(self._faults.end_of_job(error)),
+        )
 
     def _is_over(self) -> bool:
         return len(self._ended) == len(self._agents.links)
@@ -223,19 +228,10 @@ class FleetRun:
             self._say(note)
         self._on_directory()
 
-    def _on_event(self, node_rank: int, message: Message) -> None:
-        self._record.note(node_rank, str(message["moment"]), message["fields"])
-
     def _terminal_of(self, node_rank: int) -> UserTerminal:
         if self._terminal is None or self._spec.interactive_rank not in self._ranks[node_rank]:
             raise ValueError("no rank of it has the terminal")
         return self._terminal
-
-    def _on_shown(self, node_rank: int, message: Message) -> None:
-        self._terminal_of(node_rank).show(base64.b64decode(message["data"], validate=True))
-
-    def _on_taken(self, node_rank: int, message: Message) -> None:
-        self._terminal_of(node_rank).taken(int(message["count"]))
 
     def _on_report(self, node_rank: int, message: Message) -> None:
         orders = []
@@ -261,14 +257,11 @@ class FleetRun:
         self._results[node_rank] = self._at_home(read_failure(value)) if value is not None else None
         self._survivors += [pid for pid in message["survivors"] if type(pid) is int]
 
-    def _end_host(self, node_rank: int) -> None:
-        self._ended.add(node_rank)
-
     def _on_error(self, node_rank: int, message: Message) -> None:
         """The agent could not begin its part, or has failed itself."""
         text, code = f"{self._spec.host_entries[node_rank].name}: {message['text']}", message["exit_code"]
         self._lose(node_rank, UsageError(text) if code == contract.EXIT_USAGE else ClusterError(text))
-        self._end_host(node_rank)
+        self._ended.add(node_rank)
 
     def _on_fault(self, node_rank: int, message: Message) -> None:
         """A thread of msrun has failed, there or here: the job ends, as far as it can by all hosts' own means."""
@@ -284,7 +277,7 @@ class FleetRun:
 
     def _on_lost(self, node_rank: int, message: Message) -> None:
         self._on_broken(node_rank, message)
-        self._end_host(node_rank)
+        self._ended.add(node_rank)
 
     def _lose(self, node_rank: int, fault: MsrunError) -> None:
         """Nothing more is to be expected of a host, unless it has told how its part ended."""
@@ -317,9 +310,6 @@ class FleetRun:
         self._note_fault(fault)
         self._give(self._coordinator.fail(str(fault), fault.exit_code))
 
-    def _on_own_fault(self, error: Exception) -> None:
-        self._fail(self._faults.end_of_job(error))
-
     def _note_fault(self, fault: MsrunError) -> None:
         if self._fault is None:
             self._fault = fault
@@ -341,7 +331,7 @@ class FleetRun:
         for link in self._agents.links:
             if link.node_rank not in self._ended:
                 self._lose(link.node_rank, ClusterError(f"{link.entry.name}: did not end its part of the job in time"))
-                self._end_host(link.node_rank)
+                self._ended.add(link.node_rank)
 
     def _note_attempt(self, number: int, reason: str) -> None:
         now = self._clock()

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from msrun import contract
-from msrun.errors import MsrunError, WorkerFailed
 from msrun.planning.record_json import decode_record
 
 MAX_TEXT = 4096
@@ -45,10 +44,6 @@ class JobFailure:
     lagging: list[WorkerFailure]
     others: list[dict[str, int | str]]
     attempts: list[dict[str, int | float | str]]
-
-    def to_error(self) -> MsrunError:
-        """Return the error that the command line reports."""
-        return WorkerFailed(self.reason, self.exit_code)
 
     @property
     def guilty(self) -> tuple[WorkerFailure, ...]:

@@ -28,7 +28,6 @@ def make_report(node: int, **changes: Any) -> HostReport:
     report = HostReport(
         host_name=f"machine{node}",
         python_version="3.11.7",
-        python_path="/usr/bin/python3",
         msrun_version="0.1.0",
         torch_version="2.13.0+cpu",
         numpy_version="2.1.0",

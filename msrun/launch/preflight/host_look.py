@@ -317,7 +317,6 @@ def make_host_report(
     return HostReport(
         host_name=spec.stands_for.name if spec.stands_for else socket.gethostname(),
         python_version=".".join(map(str, sys.version_info[:3])),
-        python_path=sys.executable or "",
         msrun_version=__version__,
         torch_version=look.at("torch", lambda: installed_version("torch"), ""),
         numpy_version=look.at("numpy", lambda: installed_version("numpy"), ""),

@@ -56,7 +56,6 @@ class HostReport:
 
     host_name: str = ""
     python_version: str = ""
-    python_path: str = ""
     msrun_version: str = ""
     torch_version: str = ""
     """Empty: not installed."""

@@ -95,7 +95,7 @@ def test_fault_of_msrun_itself_names_no_worker(plan: LaunchPlan) -> None:
     assert failure is not None
     assert (failure.exit_code, failure.reason, failure.first_failure) == (130, "stopped by SIGINT", None)
     assert render_failure(failure) == ""
-    assert failure.to_error().exit_code == 130
+    assert failure.exit_code == 130
 
 
 def test_failure_file_has_the_fields_of_the_contract(plan: LaunchPlan) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.messages import Message
@@ -18,8 +19,8 @@ from msrun.launch.fleet.opener import HostOpener
 from msrun.launch.fleet.preparation import ANSWER_S, Preparation, ReadyHosts
 from msrun.launch.preflight.checks import CHECKS
 from msrun.launch.preflight.finding import (
-    FleetFinding,
-    exit_code_of_fleet,
+    Finding,
+    exit_code_of_findings,
     order_findings,
     render_fleet_findings,
 )
@@ -105,17 +106,17 @@ def check_fleet(spec: LaunchSpec, caller: Mapping[str, str], *, quiet: bool) -> 
         stack.enter_context(preparation)
         preparation.look()
     findings = order_findings([*inspect_launcher(spec, caller), *preparation.findings])
-    return exit_code_of_fleet(findings), render_fleet_findings(findings, spec.host_entries, quiet=quiet)
+    return exit_code_of_findings(findings), render_fleet_findings(findings, spec.host_entries, quiet=quiet)
 
 
-def inspect_launcher(spec: LaunchSpec, caller: Mapping[str, str]) -> list[FleetFinding]:
+def inspect_launcher(spec: LaunchSpec, caller: Mapping[str, str]) -> list[Finding]:
     """Return what was found on this host; writes nothing."""
     findings = []
     for check in CHECKS:
         if check.name in OF_LAUNCHER:
             try:
                 found = check.look(spec, caller)
-                findings.append(FleetFinding(found.status, found.name, f"here: {found.text}"))
+                findings.append(replace(found, text=f"here: {found.text}"))
             except MsrunError as error:
-                findings.append(FleetFinding("fail", check.name, f"here: {error}", exit_code=error.exit_code))
+                findings.append(Finding("fail", check.name, f"here: {error}", exit_code=error.exit_code))
     return findings

@@ -20,7 +20,7 @@ from msrun.launch.fleet.agents import CLOSE_S, OF_LAUNCHER, Agents
 from msrun.launch.fleet.fleet_plan import spec_of_host
 from msrun.launch.fleet.log_collector import LogCollector
 from msrun.launch.fleet.opener import HostOpener
-from msrun.launch.preflight.finding import FleetFinding, describe_finding, fleet_error
+from msrun.launch.preflight.finding import Finding, describe_finding, fleet_error
 from msrun.launch.preflight.fleet_checks import (
     LOOPBACK,
     LauncherFacts,
@@ -109,7 +109,7 @@ class Preparation:
         self._reached: dict[int, ReachResult] = {}
         self._listening: Message = {}
         self._begin = time.monotonic()
-        self.findings: list[FleetFinding] = []
+        self.findings: list[Finding] = []
         """What was found, in the order in which it is to be told."""
 
     def __enter__(self) -> Agents:
@@ -157,7 +157,7 @@ class Preparation:
         self.findings = compare_hosts(entries, self._answers, facts)
         if spec.tls is not None:
             text = f"--tls_config {spec.tls.source}: not used: hosts and launcher talk over SSH; leave it out"
-            self.findings.append(FleetFinding("warn", "tls", text))
+            self.findings.append(Finding("warn", "tls", text))
         self._note("checked", hosts=len(self._answers))
         if fleet_error(self.findings, entries) is not None:
             return None
@@ -336,7 +336,7 @@ class Preparation:
         self._add_failure("host", str(error), (node,), error.exit_code)
 
     def _add_failure(self, name: str, text: str, nodes: Sequence[int], exit_code: int = contract.EXIT_CLUSTER) -> None:
-        self.findings.insert(0, FleetFinding("fail", name, text, tuple(nodes), exit_code))
+        self.findings.insert(0, Finding("fail", name, text, exit_code, tuple(nodes)))
 
     def _has_failed(self) -> bool:
         return fleet_error(self.findings, self._spec.host_entries) is not None

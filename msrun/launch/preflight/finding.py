@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from msrun import contract
@@ -15,13 +15,15 @@ from ranktable.hostlist.brackets import fold
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of --check."""
+    """One line of --check: about one host, some hosts of a job, or all of them together."""
 
     status: Literal["ok", "warn", "fail"]
     name: str
     text: str
     """One line; for `fail` the error that a run would end with."""
     exit_code: int = contract.EXIT_OK
+    nodes: tuple[int, ...] = ()
+    """Of several hosts, the node ranks of those that it is said of; empty: the job as a whole."""
 
 
 def render_finding(finding: Finding) -> str:
@@ -45,19 +47,7 @@ _DIGITS = re.compile(r"\d+(?:\.\d+)*")
 _ORDER = ("fail", "warn", "ok")
 
 
-@dataclass(frozen=True)
-class FleetFinding:
-    """One line about some hosts of a job, or about all of them together."""
-
-    status: Literal["ok", "warn", "fail"]
-    name: str
-    text: str
-    nodes: tuple[int, ...] = ()
-    """Node ranks of the hosts that it is said of; empty: the job as a whole."""
-    exit_code: int = contract.EXIT_OK
-
-
-def fold_findings(findings: Iterable[tuple[int, Finding]], entries: Sequence[HostEntry]) -> list[FleetFinding]:
+def fold_findings(findings: Iterable[tuple[int, Finding]], entries: Sequence[HostEntry]) -> list[Finding]:
     """Return findings of single hosts as findings of all that say the same; only numbers and the host's name differ.
 
     Args:
@@ -72,27 +62,27 @@ def fold_findings(findings: Iterable[tuple[int, Finding]], entries: Sequence[Hos
     for (status, name, exit_code, _), said in groups.items():
         nodes = tuple(node for node, _ in said)
         text = _common_text([text for _, text in said], entries[nodes[0]].name)
-        folded.append(FleetFinding(status, name, text, nodes, exit_code))  # type: ignore[arg-type]
+        folded.append(Finding(status, name, text, exit_code, nodes))  # type: ignore[arg-type]
     return folded
 
 
-def order_findings(findings: Iterable[FleetFinding]) -> list[FleetFinding]:
+def order_findings(findings: Iterable[Finding]) -> list[Finding]:
     """Return what fails first, then warnings, then what is well; otherwise in their order."""
     return sorted(findings, key=lambda finding: _ORDER.index(finding.status))
 
 
 def render_fleet_findings(
-    findings: Iterable[FleetFinding], entries: Sequence[HostEntry], *, quiet: bool = False
+    findings: Iterable[Finding], entries: Sequence[HostEntry], *, quiet: bool = False
 ) -> list[str]:
     """Return one line for each finding; with `quiet` only of what needs attention."""
     return [
-        render_finding(Finding(finding.status, finding.name, describe_finding(finding, entries)))
+        render_finding(replace(finding, text=describe_finding(finding, entries)))
         for finding in findings
         if finding.status != "ok" or not quiet
     ]
 
 
-def describe_finding(finding: FleetFinding, entries: Sequence[HostEntry]) -> str:
+def describe_finding(finding: Finding, entries: Sequence[HostEntry]) -> str:
     """Return a finding with the hosts that it is said of in front: "h[3-5]: 512 MiB free for logs in /"."""
     if not finding.nodes:
         return finding.text
@@ -112,23 +102,18 @@ def name_hosts(nodes: Sequence[int], entries: Sequence[HostEntry]) -> str:
     return f"{', '.join(names[:SHOWN_NAMES])} and {len(names) - SHOWN_NAMES} more hosts"
 
 
-def fleet_error(findings: Sequence[FleetFinding], entries: Sequence[HostEntry]) -> MsrunError | None:
+def fleet_error(findings: Sequence[Finding], entries: Sequence[HostEntry]) -> MsrunError | None:
     """Return the error that a run ends with: the first failure, and how many there are beside it. None: all is well."""
     failures = [finding for finding in findings if finding.status == "fail"]
     if not failures:
         return None
-    exit_code = exit_code_of_fleet(failures)
+    exit_code = exit_code_of_findings(failures)
     first = next(finding for finding in failures if finding.exit_code == exit_code)
     more = f" (and {len(failures) - 1} more; --check shows all)" if len(failures) > 1 else ""
     kind = UsageError if exit_code == contract.EXIT_USAGE else ClusterError
     error = kind(f"{describe_finding(first, entries)}{more}")
     error.exit_code = exit_code
     return error
-
-
-def exit_code_of_fleet(findings: Iterable[FleetFinding]) -> int:
-    """Return 0 when nothing failed, else the status of what the user has to change first."""
-    return exit_code_of_findings(Finding(one.status, one.name, one.text, one.exit_code) for one in findings)
 
 
 def _without_name(text: str, name: str) -> str:

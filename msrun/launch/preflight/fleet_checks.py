@@ -11,7 +11,6 @@ from msrun import contract
 from msrun.errors import MsrunError, UsageError
 from msrun.launch.preflight.finding import (
     Finding,
-    FleetFinding,
     find_majority,
     fold_findings,
     name_hosts,
@@ -33,7 +32,7 @@ def check_sources(
     reached: Mapping[int, HostAnswer],
     program: Program,
     here: Sequence[tuple[str, str]] = (),
-) -> Iterator[FleetFinding]:
+) -> Iterator[Finding]:
     """Compare the files of the program over all hosts; a host without any has said so itself.
 
     Another program fails, another module beside it is a warning: a host may have settings of its own there. Of other
@@ -57,18 +56,18 @@ def check_sources(
             text = f"{name_hosts(nodes, entries)} {'has' if len(nodes) == 1 else 'have'} "
             text += _describe(name, digest, digests.usual, others)
             if is_program:
-                yield FleetFinding("fail", "program", f"{text}; {REMEDY}", exit_code=contract.EXIT_USAGE)
+                yield Finding("fail", "program", f"{text}; {REMEDY}", exit_code=contract.EXIT_USAGE)
             else:
-                yield FleetFinding("warn", "program", f"{text}; {REMEDY}")
+                yield Finding("warn", "program", f"{text}; {REMEDY}")
         if name in local and digests.usual not in (MISSING, local[name]):
             has_odd = True
             text = f"the {name} there (sha256 {digests.usual[:SHOWN_DIGITS]}) is another than the one here "
             text += f"(sha256 {local[name][:SHOWN_DIGITS]}); the one there is run"
-            yield FleetFinding("warn", "program", text, digests.groups[digests.usual])
+            yield Finding("warn", "program", text, nodes=digests.groups[digests.usual])
     if not has_odd:
         beside = f" and {len(names) - 1} module{'s' if len(names) > 2 else ''} beside it" if len(names) > 1 else ""
         text = f"{program.kind} {program.target}{beside}: the same (sha256 {files[min(files)][main][:SHOWN_DIGITS]})"
-        yield FleetFinding("ok", "program", text, tuple(files))
+        yield Finding("ok", "program", text, nodes=tuple(files))
 
 
 def _describe(name: str, digest: str, usual: str, others: str) -> str:
@@ -179,7 +178,7 @@ class LauncherFacts:
 
 def compare_hosts(
     entries: Sequence[HostEntry], answers: Mapping[int, HostAnswer | MsrunError], launcher: LauncherFacts
-) -> list[FleetFinding]:
+) -> list[Finding]:
     """Return everything that was found, failures first; the hosts' own findings and what they differ in.
 
     Args:
@@ -205,7 +204,7 @@ def compare_hosts(
 
 def check_reach(
     entries: Sequence[HostEntry], results: Mapping[int, ReachResult], address: str, port: int
-) -> list[FleetFinding]:
+) -> list[Finding]:
     """Return which hosts cannot reach the scheduler, and why; `results` by node rank, of all hosts but node 0."""
     place = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
     remedy = "name the right address by --master_addr, or by address= in the hostfile"
@@ -230,9 +229,7 @@ def _has_failed(answer: HostAnswer, *names: str) -> bool:
     return any(finding.name in names and finding.status == "fail" for finding in answer.report.findings)
 
 
-def _check_reached(
-    entries: Sequence[HostEntry], answers: Mapping[int, HostAnswer | MsrunError]
-) -> Iterator[FleetFinding]:
+def _check_reached(entries: Sequence[HostEntry], answers: Mapping[int, HostAnswer | MsrunError]) -> Iterator[Finding]:
     failed = [
         (node, Finding("fail", "host", str(answer), answer.exit_code))
         for node, answer in sorted(answers.items())
@@ -241,10 +238,10 @@ def _check_reached(
     yield from fold_findings(failed, entries)
     good = [node for node in sorted(answers) if isinstance(answers[node], HostAnswer)]
     if good:
-        yield FleetFinding("ok", "host", "reached", tuple(good))
+        yield Finding("ok", "host", "reached", nodes=tuple(good))
 
 
-def _check_machines(entries: Sequence[HostEntry], reached: Mapping[int, HostAnswer]) -> Iterator[FleetFinding]:
+def _check_machines(entries: Sequence[HostEntry], reached: Mapping[int, HostAnswer]) -> Iterator[Finding]:
     """Two names of one machine: its workers would get the same devices, and its log files the same names."""
     machines: dict[tuple[str, str, frozenset[str]], list[int]] = {}
     for node, answer in reached.items():
@@ -255,16 +252,16 @@ def _check_machines(entries: Sequence[HostEntry], reached: Mapping[int, HostAnsw
     for (_, host_name, _), nodes in machines.items():
         if len(nodes) > 1:
             text = f"are one machine, {host_name}: one agent starts all workers of a host; name it once, with all slots"
-            yield FleetFinding("fail", "machine", text, tuple(nodes), contract.EXIT_USAGE)
+            yield Finding("fail", "machine", text, contract.EXIT_USAGE, tuple(nodes))
     kinds = {node: answer.report.architecture for node, answer in reached.items() if answer.report.architecture}
     if (kind := find_majority(kinds)).odd:
         text = kind.describe(entries, has="is", have="are")
-        yield FleetFinding("warn", "machine", f"{text}: floating-point results may differ between them")
+        yield Finding("warn", "machine", f"{text}: floating-point results may differ between them")
 
 
 def _check_versions(
     entries: Sequence[HostEntry], reached: Mapping[int, HostAnswer], launcher: LauncherFacts
-) -> Iterator[FleetFinding]:
+) -> Iterator[Finding]:
     reports = {node: answer.report for node, answer in reached.items()}
     same = "install the same on all hosts"
     python = {node: report.python_version for node, report in reports.items()}
@@ -277,38 +274,38 @@ def _check_versions(
         yield _compared(entries, "torch", torch, public, same)
     numpy = find_majority({node: report.numpy_version or NONE for node, report in reports.items()})
     if numpy.odd:
-        yield FleetFinding("warn", "numpy", f"{numpy.describe(entries)}; {same}")
+        yield Finding("warn", "numpy", f"{numpy.describe(entries)}; {same}")
     msrun = {node: report.msrun_version or "unknown" for node, report in reports.items()}
     here = launcher.msrun_version
     for version, nodes in find_majority(msrun).groups.items():
         if version == here:
-            yield FleetFinding("ok", "msrun", version, nodes)
+            yield Finding("ok", "msrun", version, nodes=nodes)
         else:
             text = f"msrun {version} there, {here} here; install the same version, or send this one along with --ship"
-            yield FleetFinding("fail", "msrun", text, nodes, contract.EXIT_CLUSTER)
+            yield Finding("fail", "msrun", text, contract.EXIT_CLUSTER, nodes)
 
 
 def _compared(
     entries: Sequence[HostEntry], name: str, exact: Mapping[int, str], must: Mapping[int, str], remedy: str
-) -> FleetFinding:
+) -> Finding:
     """Judge versions: a difference in `must` fails, one in `exact` alone is a warning."""
     versions = find_majority(exact)
     if find_majority(must).odd:
         text = f"{versions.describe(entries)}; {remedy}"
-        return FleetFinding("fail", name, text, exit_code=contract.EXIT_CLUSTER)
+        return Finding("fail", name, text, exit_code=contract.EXIT_CLUSTER)
     if versions.odd:
-        return FleetFinding("warn", name, versions.describe(entries))
-    return FleetFinding("ok", name, versions.usual, tuple(exact))
+        return Finding("warn", name, versions.describe(entries))
+    return Finding("ok", name, versions.usual, nodes=tuple(exact))
 
 
-def _check_targets(entries: Sequence[HostEntry], reached: Mapping[int, HostAnswer]) -> Iterator[FleetFinding]:
+def _check_targets(entries: Sequence[HostEntry], reached: Mapping[int, HostAnswer]) -> Iterator[Finding]:
     """Collectives of one job need one kind of device; `auto` decides on each host."""
     targets = {node: answer.report.device_target for node, answer in reached.items() if answer.report.device_target}
     if (target := find_majority(targets)).odd:
         text = (
             f"{target.describe(entries, has='would use', have='would use')}; give --device_target, or leave hosts out"
         )
-        yield FleetFinding("fail", "device_target", text, exit_code=contract.EXIT_USAGE)
+        yield Finding("fail", "device_target", text, exit_code=contract.EXIT_USAGE)
 
 
 def _check_clocks(reached: Mapping[int, HostAnswer], launcher: LauncherFacts) -> Iterator[tuple[int, Finding]]:
@@ -338,21 +335,19 @@ def clock_skew(answer: HostAnswer) -> tuple[float, float]:
     return answer.report.made_at - answer.received_at, answer.report.received_at - answer.sent_at
 
 
-def _describe_logs(reached: Mapping[int, HostAnswer]) -> Iterator[FleetFinding]:
+def _describe_logs(reached: Mapping[int, HostAnswer]) -> Iterator[Finding]:
     seeing = tuple(node for node, answer in reached.items() if answer.report.sees_log_dir)
     others = tuple(node for node in reached if node not in seeing)
     if seeing:
-        yield FleetFinding("ok", "logs", "log directory shared with this host: logs are not sent", seeing)
+        yield Finding("ok", "logs", "log directory shared with this host: logs are not sent", nodes=seeing)
     if others:
-        yield FleetFinding("ok", "logs", "logs are sent here while the job runs", others)
+        yield Finding("ok", "logs", "logs are sent here while the job runs", nodes=others)
 
 
-def _check_master(
-    entries: Sequence[HostEntry], reached: Mapping[int, HostAnswer], launcher: LauncherFacts
-) -> FleetFinding:
+def _check_master(entries: Sequence[HostEntry], reached: Mapping[int, HostAnswer], launcher: LauncherFacts) -> Finding:
     try:
         master = choose_master_address(entries, reached, launcher.master_addr)
     except UsageError as error:
-        return FleetFinding("fail", "master_addr", str(error), exit_code=error.exit_code)
+        return Finding("fail", "master_addr", str(error), exit_code=error.exit_code)
     text = f"the scheduler is to listen at {master.address} of {entries[0].name} ({master.reason})"
-    return FleetFinding("ok", "master_addr", text)
+    return Finding("ok", "master_addr", text)

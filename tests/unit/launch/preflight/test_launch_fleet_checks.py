@@ -10,7 +10,7 @@ import pytest
 from fleet_reports import LAUNCHER, make_answer, make_answers, make_entries
 
 from msrun.errors import ClusterError, MsrunError, RendezvousTimeout, UsageError
-from msrun.launch.preflight.finding import Finding, exit_code_of_fleet, render_fleet_findings
+from msrun.launch.preflight.finding import Finding, exit_code_of_findings, render_fleet_findings
 from msrun.launch.preflight.fleet_checks import LauncherFacts, check_reach, clock_skew, compare_hosts
 from msrun.launch.preflight.host_look import ReachResult
 from msrun.launch.preflight.host_report import HostAddress, HostAnswer
@@ -22,7 +22,9 @@ def look(count: int, odd: Odd | None = None, launcher: LauncherFacts = LAUNCHER)
     """Return the lines, without double blanks, and the exit code."""
     entries = make_entries(count)
     findings = compare_hosts(entries, make_answers(count, odd), launcher)
-    return [" ".join(line.split()) for line in render_fleet_findings(findings, entries)], exit_code_of_fleet(findings)
+    return [" ".join(line.split()) for line in render_fleet_findings(findings, entries)], exit_code_of_findings(
+        findings
+    )
 
 
 def test_hosts_that_agree_are_well() -> None:
@@ -317,7 +319,7 @@ def test_host_that_cannot_reach_the_scheduler_says_over_which_way(result: ReachR
     findings = check_reach(entries, {1: ReachResult(source="10.0.0.2", interface="eth0"), 2: result}, "10.0.0.1", 41233)
     lines = [" ".join(text.split()) for text in render_fleet_findings(findings, entries)]
     assert line.replace("h3", "h[2-3]") in lines if code == 0 else line in lines
-    assert exit_code_of_fleet(findings) == code
+    assert exit_code_of_findings(findings) == code
 
 
 def test_ipv6_place_is_written_in_brackets() -> None:

@@ -8,9 +8,8 @@ from fleet_reports import make_entries
 from msrun.errors import ClusterError, UsageError
 from msrun.launch.preflight.finding import (
     Finding,
-    FleetFinding,
     describe_finding,
-    exit_code_of_fleet,
+    exit_code_of_findings,
     fleet_error,
     fold_findings,
     name_hosts,
@@ -77,9 +76,9 @@ def test_hosts_are_named_in_few_words(names: list[str], nodes: list[int], text: 
 
 def test_failures_come_first_and_quiet_leaves_out_what_is_well() -> None:
     findings = [
-        FleetFinding("ok", "memory", "5 GiB free", (0, 1)),
-        FleetFinding("warn", "torch", "h01 has 2.12.0"),
-        FleetFinding("fail", "disk", "the disk is full", (3,), 2),
+        Finding("ok", "memory", "5 GiB free", nodes=(0, 1)),
+        Finding("warn", "torch", "h01 has 2.12.0"),
+        Finding("fail", "disk", "the disk is full", 2, (3,)),
     ]
     assert render_fleet_findings(order_findings(findings), SIXTEEN) == [
         "fail  disk           h04: the disk is full",
@@ -90,23 +89,23 @@ def test_failures_come_first_and_quiet_leaves_out_what_is_well() -> None:
 
 
 def test_line_of_a_hostile_host_stays_one_line() -> None:
-    (line,) = render_fleet_findings([FleetFinding("warn", "x", "a\nok    y              b", (0,))], SIXTEEN)
+    (line,) = render_fleet_findings([Finding("warn", "x", "a\nok    y              b", nodes=(0,))], SIXTEEN)
     assert "\n" not in line
 
 
 def test_error_of_a_run_is_the_first_failure_and_counts_the_others() -> None:
-    host = FleetFinding("fail", "host", "h02: connection refused", (), 3)
-    disk = FleetFinding("fail", "disk", "the disk is full", (3, 4), 2)
-    assert fleet_error([FleetFinding("warn", "x", "y")], SIXTEEN) is None
+    host = Finding("fail", "host", "h02: connection refused", 3)
+    disk = Finding("fail", "disk", "the disk is full", 2, (3, 4))
+    assert fleet_error([Finding("warn", "x", "y")], SIXTEEN) is None
     error = fleet_error([host], SIXTEEN)
     assert isinstance(error, ClusterError) and (str(error), error.exit_code) == ("h02: connection refused", 3)
     error = fleet_error([host, disk], SIXTEEN)
     assert isinstance(error, UsageError)
     assert (str(error), error.exit_code) == ("h[04-05]: the disk is full (and 1 more; --check shows all)", 2)
-    late = fleet_error([FleetFinding("fail", "host", "no answer in time", (1,), 124)], SIXTEEN)
+    late = fleet_error([Finding("fail", "host", "no answer in time", 124, (1,))], SIXTEEN)
     assert late is not None and late.exit_code == 124
 
 
 def test_exit_code_is_that_of_what_the_user_has_to_change_first() -> None:
-    assert exit_code_of_fleet([FleetFinding("ok", "x", ""), FleetFinding("warn", "x", "")]) == 0
-    assert exit_code_of_fleet([FleetFinding("fail", "x", "", (), 3), FleetFinding("fail", "x", "", (), 2)]) == 2
+    assert exit_code_of_findings([Finding("ok", "x", ""), Finding("warn", "x", "")]) == 0
+    assert exit_code_of_findings([Finding("fail", "x", "", 3), Finding("fail", "x", "", 2)]) == 2

@@ -46,14 +46,15 @@ if TYPE_CHECKING:
     )
     from ranktable.export import Export, export_table
     from ranktable.generate import FoundDevice, HostInventory, build_table, default_file_name
-    from ranktable.hostlist.host_list import Host, HostList
+    from ranktable.hosts.host_list import ListedHost, parse_hosts, select_hosts
+    from ranktable.hosts.hostfile import parse_hostfile
+    from ranktable.hosts.slurm import read_slurm_hosts
     from ranktable.local import LocalReport, check_file
     from ranktable.model import Cluster, Device, Group, RankTable, Server, SuperPod
     from ranktable.ordering import renumber_ranks
     from ranktable.problem import Position, Problem
     from ranktable.report.picture import draw_table
     from ranktable.sources.collect import CollectedHosts, SourceRequest, collect_hosts
-    from ranktable.sources.hostfile import read_hostfile, read_slurm_hosts
     from ranktable.sources.local_host import Probe
     from ranktable.sources.pods import read_pods
     from ranktable.validate import Report, validate_file, validate_table
@@ -76,13 +77,14 @@ _HOMES = {
     ),
     "export": "Export export_table",
     "generate": "FoundDevice HostInventory build_table default_file_name",
-    "hostlist.host_list": "Host HostList",
+    "hosts.host_list": "ListedHost parse_hosts select_hosts",
+    "hosts.hostfile": "parse_hostfile",
+    "hosts.slurm": "read_slurm_hosts",
     "local": "LocalReport check_file",
     "model": "Cluster Device Group RankTable Server SuperPod",
     "problem": "Position Problem",
     "report.picture": "draw_table",
     "sources.collect": "CollectedHosts SourceRequest collect_hosts",
-    "sources.hostfile": "read_hostfile read_slurm_hosts",
     "sources.local_host": "Probe",
     "sources.pods": "read_pods",
     "validate": "Report validate_file validate_table",
@@ -109,12 +111,11 @@ __all__ = [
     "FoundDevice",
     "Group",
     "GroupNotFoundError",
-    "Host",
     "HostInventory",
-    "HostList",
     "HostListError",
     "InvalidTableError",
     "JsonTextError",
+    "ListedHost",
     "LocalReport",
     "MergeError",
     "NotReadyError",
@@ -153,13 +154,15 @@ __all__ = [
     "fix_table",
     "merge_clusters",
     "merge_tables",
+    "parse_hostfile",
+    "parse_hosts",
     "parse_table",
-    "read_hostfile",
     "read_pods",
     "read_slurm_hosts",
     "read_table",
     "renumber_ranks",
     "select_devices",
+    "select_hosts",
     "split_table",
     "validate_file",
     "validate_table",

@@ -17,6 +17,7 @@ from pathlib import Path
 from ranktable.codec import find_codec
 from ranktable.errors import JsonTextError, UnknownDialectError
 from ranktable.files import STDIN_NAME
+from ranktable.hosts.this_host import find_this_host
 from ranktable.problem import Problem, Severity, join_key
 from ranktable.profile import build_profile
 from ranktable.reading.document import read_document
@@ -52,11 +53,9 @@ class LocalFacts:
 
 def find_local_servers(survey: Survey, host: LocalHost) -> list[ServerEntry]:
     """Return the servers of the table that are this host. A lone server on loopback is every host's own."""
-    found = [
-        server
-        for server in survey.servers
-        if any(host.is_called(text) for key in _NAME_KEYS if (text := server.text(key)))
-    ]
+    words = [[text for key in _NAME_KEYS if (text := server.text(key))] for server in survey.servers]
+    places = find_this_host(words, host.name, map(str, host.addresses))
+    found = [survey.servers[place] for place in places]
     if not found and len(survey.servers) == 1 and is_loopback(survey.servers[0].server_id or ""):
         return list(survey.servers)
     return found

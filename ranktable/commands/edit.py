@@ -55,7 +55,7 @@ def merge(
     clusters and groups of equal names are joined.
     """
     from ranktable.edit.merge import merge_tables
-    from ranktable.sources.hostfile import read_hostfile
+    from ranktable.sources.collect import read_hostfile
 
     try:
         if is_global:
@@ -144,15 +144,11 @@ def select(
 
 def _parse_servers(text: str, table: RankTable) -> list[str]:
     """Return the ids of a host list; an id with a sign that host lists do not have is taken as it is."""
-    from ranktable.hostlist.host_list import HostList
+    from ranktable.hosts.host_list import parse_names
 
     if any(server.server_id == text for server in table.servers):
         return [text]
-    hosts = HostList.parse(text)
-    counted = next((host for host in hosts if host.num_devices is not None), None)
-    if counted is not None:
-        raise click.UsageError(f"--servers {text[:60]!r} has a number of devices; choose them with --devices")
-    return [host.name for host in hosts]
+    return parse_names(text, "--servers")
 
 
 @click.command(short_help="Write the parts of a table into a folder.")

@@ -11,11 +11,11 @@ import click
 
 from ranktable.commands import Outcome, chip_option, deliver_table, target_option
 from ranktable.generate import SERVER_ORDERS, VERSIONS, HostInventory, ServerOrder, assemble_table, default_file_name
+from ranktable.hosts.hostfile import FAMILIES
 from ranktable.model import RankTable
 from ranktable.problem import Problem
 from ranktable.profile import ANY_TARGET, Profile, build_profile
 from ranktable.sources.collect import CollectedHosts, SourceRequest, collect_hosts
-from ranktable.sources.hostfile import HOSTFILE_FORMATS
 from ranktable.validate import hold_to_rules, judge_table
 
 _MEANINGS = {
@@ -34,10 +34,9 @@ def _options(function: Callable[..., Outcome]) -> Callable[..., Outcome]:
         click.option("--hostfile", metavar="FILE", help="Hosts from a file of another launcher; - is standard input."),
         click.option(
             "--hostfile_format",
-            type=click.Choice(HOSTFILE_FORMATS),
-            default="auto",
-            show_default=True,
-            help="deepspeed: a slots=8; openmpi: user@a slots=8, repeats add up; mpich (and Intel): a:8.",
+            type=click.Choice(FAMILIES),
+            help="Whose file it is, where lines of one host come again: openmpi and mpich (and Intel) add them up,"
+            " deepspeed refuses them.  [default: by what stands in it]",
         ),
         click.option(
             "--slurm", is_flag=True, help="Hosts of this Slurm job: SLURM_JOB_NODELIST, SLURM_TASKS_PER_NODE."

@@ -14,7 +14,7 @@ from typing import TypeVar
 from ranktable.compare import same_json
 from ranktable.edit import Edited, drop_counts
 from ranktable.errors import EditError, MergeError, NotReadyError
-from ranktable.hostlist.ranges import fold_numbers
+from ranktable.hosts.ranges import fold_numbers
 from ranktable.model import COMPLETED, INITIALIZING, Cluster, Device, Group, RankTable, Server, SuperPod
 from ranktable.ordering import (
     MergeOrder,

@@ -15,7 +15,7 @@ from typing import Literal
 
 from ranktable.edit import Edited, drop_counts
 from ranktable.errors import EditError
-from ranktable.hostlist.ranges import RangeError, fold_numbers, read_ranges
+from ranktable.hosts.ranges import RangeError, fold_numbers, read_ranges
 from ranktable.model import Cluster, Device, Group, RankTable, Server, SuperPod
 from ranktable.ordering import has_ranks_by_position, refuse_group_ranks, renumber_ranks
 from ranktable.text import count_noun, plain

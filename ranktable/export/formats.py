@@ -19,8 +19,8 @@ from collections.abc import Mapping
 
 from ranktable.errors import BuildError
 from ranktable.export import Exporter, Job, Node, refuse_colons
-from ranktable.hostlist.brackets import fold
-from ranktable.hostlist.ranges import fold_numbers
+from ranktable.hosts.brackets import fold
+from ranktable.hosts.ranges import fold_numbers
 from ranktable.ordering import numeric_key
 
 VISIBLE_DEVICES = {"ascend": "ASCEND_RT_VISIBLE_DEVICES", "gpu": "CUDA_VISIBLE_DEVICES"}

@@ -14,7 +14,7 @@ from itertools import groupby
 from textwrap import TextWrapper
 
 from ranktable.errors import RankNotFoundError
-from ranktable.hostlist.ranges import fold_numbers
+from ranktable.hosts.ranges import fold_numbers
 from ranktable.model import Device, RankTable, Server
 from ranktable.text import count_noun, plain
 from ranktable.values import Address, parse_address

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import ceil, sqrt
 from xml.sax.saxutils import escape, quoteattr
 
-from ranktable.hostlist.ranges import fold_numbers
+from ranktable.hosts.ranges import fold_numbers
 from ranktable.model import Device, RankTable
 from ranktable.report.overview import Plane, ServerPlace, find_planes, list_servers
 from ranktable.text import count_noun

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from ranktable.codec import codec_of
 from ranktable.codec.schema import Schema
-from ranktable.hostlist.ranges import fold_numbers
+from ranktable.hosts.ranges import fold_numbers
 from ranktable.model import COMPLETED
 from ranktable.problem import Problem, Severity, join_key, show_value
 from ranktable.profile import Profile

@@ -43,15 +43,6 @@ class LocalHost:
     main_address: Address | None = None
     """The address of the port of the default route, or the only one; None when it cannot be told."""
 
-    def is_called(self, text: str) -> bool:
-        """True when `text` is one of the addresses, or the name, with or without its domain."""
-        address = parse_address(text)
-        if address is not None:
-            return address in self.addresses
-        return text.partition(".")[0].lower() == self.name.partition(".")[0].lower() and (
-            "." not in text or "." not in self.name or text.lower() == self.name.lower()
-        )
-
 
 def read_local_host(root: Path = Path("/")) -> LocalHost:
     """Return name and addresses of the host whose files are below `root`; what cannot be read is left out."""

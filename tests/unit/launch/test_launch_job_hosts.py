@@ -142,7 +142,7 @@ REFUSED = [
     ({"python": "/p"}, "--python /p: for hosts of .* without them start msrun with that Python"),
     ({"ssh": True}, "--ssh: no hosts are given"),
     ({"hosts": "h1", "node_rank": 0}, "--node_rank 0: hosts are numbered in the order of their list"),
-    ({"hosts": "h1", "python": "python3"}, "--python: python 'python3': give the absolute path"),
+    ({"hosts": "h1", "python": "python3"}, "--python: python 'python3' is no absolute path"),
     ({"hosts": "h1,h2", "master_addr": "127.0.0.1"}, "--master_addr 127.0.0.1: the 2 hosts cannot reach each other"),
     ({"hosts": "h1,h2", "master_addr": "localhost"}, "--master_addr localhost: .*give the address of h1"),
     ({"hosts": "h1,h2:4", "worker_num": 3}, "--worker_num 3: leaves -1 workers for h1"),

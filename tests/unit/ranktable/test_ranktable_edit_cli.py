@@ -162,7 +162,7 @@ def test_parts_do_not_go_into_a_folder_with_others(run):
         (["select", "t.json", "--ranks", "x"], "has 'x' for a range"),
         (["select", "t.json", "--ranks", "9"], "no device of the table has rank 9"),
         (["select", "t.json", "--servers", "10.0.0.8"], "did you mean '10.0.0.9'?"),
-        (["select", "t.json", "--servers", "10.0.0.9:8"], "choose them with --devices"),
+        (["select", "t.json", "--servers", "10.0.0.9:8"], "write names only"),
         (["select", "t.json", "--servers", "a["], "has a [ without its other half"),
         (["split", "t.json", "-o", "p"], "give one of --per_server, --per_super_pod and --servers"),
         (["split", "t.json", "--per_server", "--servers", "2", "-o", "p"], "give one of"),

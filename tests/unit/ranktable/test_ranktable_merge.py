@@ -28,7 +28,7 @@ from ranktable import (
 )
 from ranktable.codec import encode_table
 from ranktable.ordering import MERGE_ORDERS
-from ranktable.sources.hostfile import read_hostfile
+from ranktable.sources.collect import read_hostfile
 
 DIALECTS = st.sampled_from(["1.0", "1.2", "volcano-job", "volcano-global", "cross-cluster"])
 UNITS = st.sampled_from(["server", 1, 2, 3])

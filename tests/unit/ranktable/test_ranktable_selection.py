@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msrun.errors import UsageError
-from msrun.planning.hosts.host_entry import HostEntry
-from msrun.planning.hosts.host_list import parse_hostfile, select_hosts
+from ranktable.errors import HostListError
+from ranktable.hosts.host_list import ListedHost, select_hosts
+from ranktable.hosts.hostfile import parse_hostfile
 
-ENTRIES = parse_hostfile("h1 slots=4\nh2 devices=4-7\nn[1-2] slots=2\n[fd77::9]:2\nlazy", "f")
+ENTRIES = parse_hostfile("h1 slots=4\nh2 devices=4-7\nn[1-2] slots=2\n[fd77::9]:2\nlazy", ListedHost, "f")
 
 INCLUDED = [
     ("h1", {"h1": (0, 1, 2, 3)}),
@@ -62,7 +62,7 @@ REFUSED = [
 ]
 
 
-def left(entries: tuple[HostEntry, ...]) -> dict[str, tuple[int, ...]]:
+def left(entries: tuple[ListedHost, ...]) -> dict[str, tuple[int, ...]]:
     assert all(entry.slots == len(entry.device_ids) for entry in entries)
     return {entry.name: entry.device_ids for entry in entries}
 
@@ -84,7 +84,7 @@ def test_nothing_said_leaves_the_list_as_it_is() -> None:
 
 @pytest.mark.parametrize(("include", "exclude", "message"), REFUSED)
 def test_filter_is_refused(include: str | None, exclude: str | None, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(HostListError, match=message):
         select_hosts(ENTRIES, include, exclude)
 
 
@@ -105,5 +105,5 @@ def test_include_and_exclude_part_the_list(chosen: set[tuple[str, int]]) -> None
 @settings(max_examples=120)
 def test_any_text_is_a_filter_or_wrong_input(text: str) -> None:
     for include, exclude in ((text, None), (None, text)):
-        with contextlib.suppress(UsageError):
+        with contextlib.suppress(HostListError):
             assert select_hosts(ENTRIES, include, exclude)

@@ -6,7 +6,7 @@ import ipaddress
 import re
 
 from ranktable.errors import HostListError
-from ranktable.hostlist.brackets import shorten
+from ranktable.hosts.brackets import quote
 
 MAX_NAME_CHARS = 253
 """Source: RFC 1035, section 2.3.4, without the last dot."""
@@ -39,12 +39,12 @@ def check_host_name(name: str) -> None:
         HostListError: with the name and what is allowed.
     """
     if name.startswith("-"):
-        raise HostListError(shorten(name), "starts with '-', as an option does", "give a host name")
+        raise HostListError(f"{quote(name)} starts with '-', as an option does", "give a host name")
     if len(name) > MAX_NAME_CHARS:
-        raise HostListError(shorten(name), f"has more than {MAX_NAME_CHARS} characters", "give a host name")
+        raise HostListError(f"{quote(name)} has more than {MAX_NAME_CHARS} characters", "give a host name")
     if address_of(name) is None and (not _NAME.match(name) or _looks_like_address(name)):
         remedy = "letters, digits, '.', '-' and '_' only"
-        raise HostListError(shorten(name), "is neither a host name nor an address", remedy)
+        raise HostListError(f"{quote(name)} is neither a host name nor an address", remedy)
 
 
 def split_place(place: str) -> tuple[str, str | None]:
@@ -58,7 +58,7 @@ def split_place(place: str) -> tuple[str, str | None]:
     if place.startswith("["):
         name, bracket, rest = place[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")):
-            raise HostListError(shorten(place), "has more than a colon after its brackets", "write [address]:8")
+            raise HostListError(f"{quote(place)} has more than a colon after its brackets", "write [address]:8")
         return name, rest[1:] if rest else None
     if place.count(":") > 1:
         return place, None

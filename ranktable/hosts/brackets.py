@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from ranktable.errors import HostListError
-from ranktable.hostlist.ranges import MAX_DIGITS, RangeError, find_runs, fold_runs, read_range
+from ranktable.hosts.ranges import MAX_DIGITS, RangeError, find_runs, fold_runs, read_range
 
 MAX_HOSTS = 65_536
 """As many as a rank table of version 2.0 has ranks."""
@@ -30,14 +30,13 @@ def expand(text: str) -> list[str]:
             names than `MAX_HOSTS`.
     """
     if len(text) > MAX_LIST_CHARS:
-        raise HostListError(
-            shorten(text), f"has more than {MAX_LIST_CHARS} characters", "write ranges: node[0001-1024]"
-        )
+        remedy = "write ranges: node[0001-1024]"
+        raise HostListError(f"{quote(text)} has more than {MAX_LIST_CHARS} characters", remedy)
     names: list[str] = []
     for piece in split_outside(text, ","):
         word = piece.strip()
         if not word:
-            raise HostListError(shorten(text), "has an empty name", "write h1,h2 with nothing between commas")
+            raise HostListError(f"{quote(text)} has an empty name", "write h1,h2 with nothing between commas")
         names += _expand_word(word, MAX_HOSTS - len(names))
     return names
 
@@ -93,24 +92,29 @@ def parse_numbers(text: str) -> list[int]:
     """
     ranges = [_read_range(piece.strip(), text)[0] for piece in text.split(",")]
     if sum(map(len, ranges)) > MAX_HOSTS:
-        raise HostListError(shorten(text), f"makes more than {MAX_HOSTS} numbers", "give fewer")
+        raise HostListError(f"{quote(text)} makes more than {MAX_HOSTS} numbers", "give fewer")
     numbers = [number for one in ranges for number in one]
     if len(set(numbers)) < len(numbers):
-        raise HostListError(shorten(text), "has a number twice", "give each number once")
+        raise HostListError(f"{quote(text)} has a number twice", "give each number once")
     return numbers
 
 
 def shorten(text: str) -> str:
-    """Return a text as an error may quote it."""
+    """Return a text as an error may show it."""
     return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "..."
 
 
+def quote(text: str) -> str:
+    """Return a text as an error may quote it."""
+    return repr(shorten(text))
+
+
 def _half(letter: str, text: str) -> HostListError:
-    return HostListError(shorten(text), f"has a {letter} without its other half", "write node[01-16]")
+    return HostListError(f"{quote(text)} has a {letter} without its other half", "write node[01-16]")
 
 
 def _too_many(word: str) -> HostListError:
-    return HostListError(shorten(word), f"makes more than {MAX_HOSTS} hosts", "give fewer")
+    return HostListError(f"{quote(word)} makes more than {MAX_HOSTS} hosts", "give fewer")
 
 
 def _expand_word(word: str, room: int) -> list[str]:
@@ -140,14 +144,13 @@ def _read_range(piece: str, word: str) -> tuple[range, int]:
         found = read_range(piece, has_steps=True)
     except RangeError as error:
         if error.reason == "backwards":
-            raise HostListError(
-                shorten(word), f"has the range {piece}, which runs backwards", f"write {error.turned}"
-            ) from None
-        raise HostListError(shorten(word), f"has {shorten(piece)!r} for a range", "write node[01-16,20]") from None
+            message = f"{quote(word)} has the range {piece}, which runs backwards"
+            raise HostListError(message, f"write {error.turned}") from None
+        raise HostListError(f"{quote(word)} has {quote(piece)} for a range", "write node[01-16,20]") from None
     is_padded = _is_padded(found.first, found.last)
     if is_padded and len(found.last) != len(found.first):
         remedy = "write both ends with as many digits"
-        raise HostListError(shorten(word), f"has the range {piece} with ends of two widths", remedy)
+        raise HostListError(f"{quote(word)} has the range {piece} with ends of two widths", remedy)
     return found.numbers, len(found.first) if is_padded else 0
 
 

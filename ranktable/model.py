@@ -95,7 +95,7 @@ class RankTable:
     """
 
     dialect: str
-    """Short name of the dialect that the table is written in, such as "1.0": see `ranktable.codec.detect`."""
+    """Short name of the dialect that the table is written in, such as "1.0": see `ranktable.dialects`."""
     servers: tuple[Server, ...]
     status: str = COMPLETED
     """"completed" when the table may be used, "initializing" while its producer still works on it."""

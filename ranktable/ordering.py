@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from ranktable.errors import EditError
+from ranktable.kinds import dialect_of
 from ranktable.model import Device, RankTable, Server
 from ranktable.text import count_noun, plain
 from ranktable.values import parse_address
@@ -32,8 +33,6 @@ _MEANING = {
 _DIGITS = re.compile(r"([0-9]+)")
 RankKey = Callable[[int, Device], Any]
 """What the ranks are sorted by: of the place of a server in the list, and a device of it."""
-_OWN_RANKS_PER_GROUP = frozenset({"mindie-global"})
-_RANKS_BY_POSITION = frozenset({"template2-cloud"})
 
 
 def numeric_key(server_id: str) -> tuple[int, int, tuple[str | int, ...]]:
@@ -171,7 +170,7 @@ def find_moved(before: Sequence[Server], after: Sequence[Server]) -> tuple[Serve
 
 def refuse_group_ranks(table: RankTable, done: str) -> None:
     """Raise EditError when the ranks of the table start again in every group, so that they name no device alone."""
-    if table.dialect in _OWN_RANKS_PER_GROUP:
+    if dialect_of(table.dialect).ranks_per_group:
         message = f"a table of dialect {table.dialect} cannot be {done}: the ranks start again in each of its groups"
         raise EditError(message, "edit the table of each group before they are put together")
 
@@ -181,7 +180,7 @@ def has_ranks_by_position(table: RankTable) -> bool:
 
     Source: HCCL's parser of template 2, cloud form.
     """
-    return table.dialect in _RANKS_BY_POSITION
+    return dialect_of(table.dialect).ranks_by_position
 
 
 def _with_ranks(server: Server, ranks: Iterator[int]) -> Server:

@@ -334,8 +334,8 @@ def _check_together(options: Mapping[str, Any], given: Collection[str]) -> None:
     for name in ("include", "exclude"):
         if options["rank_table_file"] is not None and options[name] is not None:
             raise UsageError(
-                f"--{name} {options[name]}: --rank_table_file names every worker of the job; make a smaller table with "
-                "ranktable select"
+                f"--{name} {options[name]}: --rank_table_file names every worker of the job; make the table of "
+                "those hosts with ranktable generate"
             )
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ranktable.codec import codec_of
-from ranktable.codec.schema import Schema, without
+from ranktable.kinds import dialect_of
 from ranktable.model import RankTable
+from ranktable.schema import Schema, without
 from ranktable.text import plain
 
 
@@ -20,7 +20,7 @@ class Edited:
 
 def drop_counts(table: RankTable) -> tuple[RankTable, list[str]]:
     """Return the table without counts of its file, and a line for each that was wrong there."""
-    codec = codec_of(table.dialect)
+    codec = dialect_of(table.dialect).codec
     top = codec.schema if codec else Schema(())
     keys = [field.name for field in top.counted]
     notes = [_describe(key, table.extra[key], "") for key in table.extra if key in keys]

@@ -17,18 +17,16 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 
-from ranktable.codec import Codec, codec_names, codec_of, find_codec
-from ranktable.codec.detect import TELLING_KEYS, detect_dialect
-from ranktable.codec.schema import Field, Schema, walk_tree
 from ranktable.edit.repair import Repair, drop_repeats, find_holder, reorder_ranks, replaced
+from ranktable.kinds import Codec, all_dialects, codec_names, codec_of, detect_dialect
 from ranktable.problem import Problem, join_key, show_value
 from ranktable.reading.document import Document
 from ranktable.reading.lenient import TextRepair, parse_leniently
+from ranktable.schema import Field, Schema, walk_tree
+from ranktable.tables import detect_codec
 
 _SEPARATORS = re.compile(r"[\s_-]+")
 _CLOSE = 0.85
-_OF_OTHERS = frozenset({"Servers", "Clients", "oxc_group_list", "endpoint_list"})
-"""Telling keys of kinds that are known by name only."""
 Members = dict[str, object]
 _DECIMAL = re.compile(r"\s*\+?([0-9]{1,10})\s*")
 _RULES = {"server_id": "R7", "device_id": "R8", "rank_id": "R9", "device_ip": "R13", "host_ip": "R15"}
@@ -40,14 +38,15 @@ _MAX_PASSES = 3
 def schema_for(value: Mapping[str, object]) -> Schema:
     """Return the schema of the table, or one of the keys of all dialects where its own keys do not tell which it is."""
     detection = detect_dialect(value)
-    codec = codec_of(detection.dialect.name) if detection else None
+    codec = detection.dialect.codec if detection else None
     return codec.schema if codec else _any_schema()
 
 
 @cache
 def _any_schema() -> Schema:
-    schemas = [codec.schema for name in codec_names() if (codec := codec_of(name))]
-    return Schema(_join(schemas), _OF_OTHERS.union(TELLING_KEYS, *(schema.extras for schema in schemas)))
+    schemas = [codec_of(name).schema for name in codec_names()]
+    telling = ((*kind.keys, *kind.short_keys) for kind in all_dialects())
+    return Schema(_join(schemas), frozenset().union(*telling, *(schema.extras for schema in schemas)))
 
 
 def _join(schemas: list[Schema]) -> tuple[Field, ...]:
@@ -133,13 +132,13 @@ def fix_table(data: bytes, source: str = "<bytes>", *, reorder: bool = False) ->
     repairs += drop_repeats(document)
     value = document.value
     repairs += _fix_keys(value, schema_for(value))
-    _, codec = find_codec(Document(source, document.text, value))
+    _, codec = detect_codec(Document(source, document.text, value))
     for _ in range(_MAX_PASSES):  # a repair may show that it is another kind of table
         spelling = [*_fix_keys(value, codec.schema), *_strip_blanks(value, codec.schema)]
         repairs += spelling
         if not spelling:
             break
-        _, codec = find_codec(Document(source, document.text, value))
+        _, codec = detect_codec(Document(source, document.text, value))
     repairs += _fix_values(value, codec)
     repairs += fix_counts(value, codec.schema)
     notes: list[str] = []

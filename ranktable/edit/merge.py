@@ -6,12 +6,12 @@ differ. Super pods, clusters and groups of equal names are joined. The result is
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from ranktable.compare import same_json
 from ranktable.edit import Edited, drop_counts
 from ranktable.errors import EditError, MergeError, NotReadyError
 from ranktable.hosts.ranges import fold_numbers
@@ -67,6 +67,11 @@ def _join_extras(sources: Iterable[tuple[str, Mapping[str, object]]]) -> tuple[d
     notes += [f"{key} is {joined[key]}, the highest of the tables" for key in versions]
     notes += [f"{plain(key)} is not in every table" for key, count in count_of.items() if count < num_sources]
     return joined, notes, conflicts
+
+
+def same_json(first: object, second: object) -> bool:
+    """True when the two are the same JSON value; the order of keys does not count, and 1, 1.0 and true differ."""
+    return first is second or json.dumps(first, sort_keys=True) == json.dumps(second, sort_keys=True)
 
 
 def _newest(first: object, second: object) -> object | None:

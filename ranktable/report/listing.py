@@ -1,22 +1,15 @@
-"""Lists for people and for programs: ranks of a table, differences of two, what files are, the register of rules."""
+"""Lists for people and for programs: the ranks of a table, what a file is, the register of rules."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from ranktable.codec import FileKind
-from ranktable.compare import Change, Subject
-from ranktable.errors import RankTableError
 from ranktable.model import RankTable
 from ranktable.rules import Rule
+from ranktable.tables import FileKind
 from ranktable.text import count_noun, plain, render_json
 
 _HEADER = ("rule", "severity", "chips", "profiles", "asks that")
-_SHOWN_REPEATS = 3
-_MAX_VALUE = 60
-_SIGNS = {"removed": "-", "added": "+", "changed": "~"}
-_PARTS = {"server": "device", "super_pod": "server", "cluster": "member"}
 
 
 def render_table(table: RankTable) -> str:
@@ -34,35 +27,23 @@ def render_table(table: RankTable) -> str:
     return "\n".join(lines)
 
 
-def render_kind(kind: FileKind | RankTableError) -> str:
-    """Return the name of the kind after that of the file, and below it what is known of it."""
-    if isinstance(kind, RankTableError):
-        return f"ranktable: error: {kind}"
-    here = "read, validated and converted" if kind.is_supported else "known by name only"
-    facts = {
-        "dialect": kind.dialect,
-        "evidence": kind.evidence,
-        "read by": kind.consumer,
-        "here": here if kind.dialect else "",
-        "advice": kind.advice,
-    }
-    lines = [f"    {name + ':':<10}{plain(text)}" for name, text in facts.items() if text]
-    return "\n".join([f"{kind.source}: {kind.title}", *lines])
-
-
-def kind_as_json(source: str, kind: FileKind | RankTableError) -> dict[str, object]:
-    """Return the kind of the file `source`, or why it has none, as an object for JSON."""
-    if isinstance(kind, RankTableError):
-        return {"file": source, "error": kind.message, "remedy": kind.remedy}
+def kind_as_json(kind: FileKind) -> dict[str, object]:
+    """Return what a file that is no table for a job of training is, as an object for JSON."""
     return {
         "file": kind.source,
-        "dialect": kind.dialect,
-        "title": kind.title,
+        "dialect": kind.dialect.name,
+        "title": kind.dialect.title,
         "evidence": kind.evidence,
-        "consumer": kind.consumer,
-        "supported": kind.is_supported,
-        "advice": kind.advice,
+        "consumer": kind.dialect.consumer,
+        "advice": kind.dialect.instead,
     }
+
+
+def render_kind(kind: FileKind) -> str:
+    """Return what the file is, and below it what is known of it."""
+    facts = kind_as_json(kind)
+    lines = [f"    {key + ':':<10}{plain(str(facts[key]))}" for key in ("dialect", "evidence", "consumer", "advice")]
+    return "\n".join([f"{kind.source}: {kind.dialect.title}", *lines])
 
 
 def render_rules(rules: Sequence[Rule]) -> str:
@@ -91,84 +72,14 @@ def rules_as_json(rules: Sequence[Rule]) -> str:
                 "profiles": list(entry.readers),
                 "dialects": sorted(entry.dialects),
                 "title": entry.title,
+                "sources": list(entry.sources),
             }
             for entry in rules
         ]
     )
 
 
-def render_changes(changes: Sequence[Change], first: str, second: str) -> str:
-    """Return a line per change (- only in the first, + only in the second, ~ changed); repeats are counted."""
-    if not changes:
-        return f"{plain(first)} and {plain(second)} say the same\n"
-    groups: dict[tuple[str, str, str], list[Change]] = {}
-    for change in changes:
-        groups.setdefault((change.kind, change.subject.item, change.field), []).append(change)
-    lines = [line for group in groups.values() for line in _render_alike(group)]
-    total = count_noun(len(changes), "difference")
-    return "\n".join([f"- {plain(first)}", f"+ {plain(second)}", *lines, total]) + "\n"
-
-
-def changes_as_json(changes: Sequence[Change], first: str, second: str) -> dict[str, object]:
-    """Return all changes as an object for JSON."""
-    return {
-        "first": first,
-        "second": second,
-        "same": not changes,
-        "changes": [_change_as_json(change) for change in changes],
-    }
-
-
-def _render_alike(group: Sequence[Change]) -> Iterable[str]:
-    yield from (f"{_SIGNS[change.kind]} {_render_change(change)}" for change in group[:_SHOWN_REPEATS])
-    if len(group) > _SHOWN_REPEATS:
-        yield f"    and {len(group) - _SHOWN_REPEATS} more like this"
-
-
-def _render_change(change: Change) -> str:
-    subject = _name(change.subject)
-    if change.kind == "changed":
-        values = f"{_shorten(change.before)} -> {_shorten(change.after)}"
-        return f"{subject}{': ' if subject else ''}{plain(change.field)} {values}"
-    details = [f"{plain(key)} {_shorten(value)}" for key, value in (change.fields or {}).items()]
-    if change.subject.item in _PARTS:
-        details.insert(0, count_noun(change.num_parts, _PARTS[change.subject.item]))
-    return f"{subject}{': ' if details else ''}{', '.join(details)}"
-
-
-def _name(subject: Subject) -> str:
-    again = f" (no. {subject.copy + 1} of that name)" if subject.copy else ""
-    name = f"{plain(subject.name)}{again}"
-    part_again = f" (no. {subject.part_copy + 1} of that number)" if subject.part_copy else ""
-    return {
-        "table": "",
-        "server": f"server {name}",
-        "device": f"server {name} device {subject.part}{part_again}",
-        "super_pod": f"super pod {name}",
-        "super_pod_server": f"super pod {name} has server {plain(subject.part)}",
-        "cluster": f"cluster {name}",
-        "cluster_server": f"cluster {name} has server {plain(subject.part)}",
-        "cluster_super_pod": f"cluster {name} has super pod {plain(subject.part)}",
-        "group": f"group {name}",
-    }[subject.item]
-
-
-def _shorten(value: str | None) -> str:
-    if value is None:
-        return "nothing"
-    return value if len(value) <= _MAX_VALUE else f"{value[: _MAX_VALUE - 3]}..."
-
-
-def _change_as_json(change: Change) -> dict[str, object]:
-    subject = change.subject
-    place: dict[str, object] = {"item": subject.item, "name": subject.name, "part": subject.part}
-    place |= {"copy": subject.copy, "part_copy": subject.part_copy}
-    shown: dict[str, object] = {"change": change.kind, **place}
-    if change.kind == "changed":
-        return {**shown, "field": change.field, "before": _load(change.before), "after": _load(change.after)}
-    fields = {key: json.loads(value) for key, value in (change.fields or {}).items()}
-    return {**shown, "fields": fields, "parts": change.num_parts}
-
-
-def _load(value: str | None) -> object:
-    return None if value is None else json.loads(value)
+def render_sources(rules: Sequence[Rule]) -> str:
+    """Return a line per rule and source; a rule that no public source asks for says so."""
+    lines = [(entry.rule_id, source) for entry in rules for source in entry.sources or ("none: it only warns",)]
+    return "".join(f"{rule_id:<4}  {source}\n" for rule_id, source in lines)

@@ -4,7 +4,6 @@ import json
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -21,21 +20,17 @@ from ranktable import (
     RankTableError,
     Server,
     SuperPod,
-    SuperPodWishes,
     build_table,
     convert_table,
-    draw_table,
     encode_table,
-    export_table,
     parse_table,
     read_table,
     validate_table,
     write_table,
 )
 from ranktable.cli import main
-from ranktable.codec import codec_names
-from ranktable.edit.convert import dialect_names, refused_names
-from ranktable.export import export_names
+from ranktable.edit.convert import dialect_names, refused_names, write_hostfile
+from ranktable.kinds import codec_names
 from ranktable.report.overview import overview_as_json
 
 CATALOGUE = Path(__file__).parent / "catalogue"
@@ -45,8 +40,8 @@ GOOD = [
     for name, expected in yaml.safe_load(path.read_text(encoding="utf-8")).items()
     if expected.get("findings") == []
 ]
-BOARD = ConvertWishes(board_id="0x0000", chip_info="910", renumber=True)
-PODS = ConvertWishes(super_pods=SuperPodWishes([("0", ["a"]), ("1", ["b"])], {"a": ["1", "2"], "b": ["1", "2"]}))
+ANEW = ConvertWishes(renumber=True)
+PODS = ConvertWishes(super_pods=[("0", ["a"]), ("1", ["b"])], super_device_ids={"a": ["1", "2"], "b": ["1", "2"]})
 
 
 def placements(table):
@@ -83,10 +78,7 @@ def tables(draw):
 @settings(deadline=None, max_examples=60)
 @given(tables())
 def test_template_2_and_back_keeps_every_rank_device_and_address(table):
-    lab = parse_table(encode_table(convert_table(table, "template2-lab", BOARD).table))
-    assert placements(lab) == placements(table)
-    assert placements(parse_table(encode_table(convert_table(lab, "1.0").table))) == placements(table)
-    converted = convert_table(table, "template2-cloud", BOARD)
+    converted = convert_table(table, "template2-cloud", ANEW)
     cloud = parse_table(encode_table(converted.table))
     assert converted.is_renumbered == (placements(cloud) != placements(table))
     concise = parse_table(encode_table(convert_table(cloud, "1.0").table))
@@ -114,7 +106,7 @@ def test_without_renumbering_the_cloud_form_has_the_ranks_of_the_table_or_is_ref
 def test_super_pods_come_and_go_without_a_trace(table):
     ids = {server.server_id: [str(number) for number in range(len(server.devices))] for server in table.servers}
     pods = [(f"p{place}", [server.server_id]) for place, server in enumerate(table.servers)]
-    there = convert_table(table, "1.2", ConvertWishes(super_pods=SuperPodWishes(pods, ids)))
+    there = convert_table(table, "1.2", ConvertWishes(super_pods=pods, super_device_ids=ids))
     read = parse_table(encode_table(there.table))
     assert (placements(read), there.lost) == (placements(table), ())
     assert [device.super_device_id for _, device in read.placements] == [n for each in ids.values() for n in each]
@@ -127,7 +119,7 @@ def test_what_a_conversion_makes_is_valid():
     ips = {name: [f"10.{device}.0.{place}" for device in range(8)] for place, name in enumerate("ab", 1)}
     table = build_table([("a", 8), ("b", 8)], device_ips=ips)
     sdids = {name: [str(place * 8 + device) for device in range(8)] for place, name in enumerate("ab")}
-    wishes = replace(BOARD, renumber=False, super_pods=SuperPodWishes([("0", "ab")], sdids))
+    wishes = ConvertWishes(super_pods=[("0", "ab")], super_device_ids=sdids)
     for to in dialect_names():
         assert [problem for problem in validate_table(convert_table(table, to, wishes).table) if problem.is_error] == []
 
@@ -151,10 +143,6 @@ def test_what_only_one_dialect_says_is_listed():
         "device_port of 1 device",
     )
     assert cloud.invented == ("group_name hccl_world_group, HCCL's own default",)
-    lab = convert_table(cloud.table, "template2-lab", BOARD)
-    assert lab.lost == ("pod_name of 1 device",)
-    assert lab.table.groups == (Group("hccl_world_group"),)
-    assert convert_table(lab.table, "1.0").lost[:2] == ("group_list (1 group)", "board_id of the table")
 
 
 def test_pods_are_named_by_the_order_of_the_server_ids():
@@ -186,7 +174,6 @@ def test_an_empty_address_of_template_2_is_no_address():
     server = Server("a", (Device(0, 0, "", extra={"pod_name": "p"}),), group="g")
     table = RankTable("template2-cloud", (server,), groups=(Group("g"),))
     assert convert_table(table, "1.0").table.servers[0].devices[0].device_ip is None
-    assert "device_ip of 1 device" not in export_table(table, "deepspeed").lost
 
 
 def test_super_pods_that_version_1_0_keeps_unread_are_read():
@@ -198,17 +185,17 @@ def test_super_pods_that_version_1_0_keeps_unread_are_read():
     assert convert_table(unread, "1.2").table == convert_table(table, "1.2", PODS).table
 
 
-def wish(pods=PODS.super_pods.pods, ids={"a": ["1", "2"], "b": ["3", "4"]}):  # noqa: B006
-    return ConvertWishes(super_pods=SuperPodWishes(pods, ids))
+def wish(pods=PODS.super_pods, ids={"a": ["1", "2"], "b": ["3", "4"]}):  # noqa: B006
+    return ConvertWishes(super_pods=pods, super_device_ids=ids)
 
 
 @pytest.mark.parametrize(
     ("to", "wishes", "says"),
     [
-        ("2.0", BOARD, "nothing can be converted to 2.0; the EIDs"),
-        ("1.1", BOARD, "collective_id"),
-        ("3.0", BOARD, "dialect '3.0' is not known"),
-        ("template2-lab", ConvertWishes(board_id="0x0000"), "give --board_id and --chip_info"),
+        ("2.0", ANEW, "nothing can be converted to 2.0; the EIDs"),
+        ("1.1", ANEW, "collective_id"),
+        ("3.0", ANEW, "dialect '3.0' is not known"),
+        ("template2-lab", ConvertWishes(), "the board and the chip of a lab table cannot be made up"),
         ("1.2", ConvertWishes(), "does not say which servers make a super pod"),
         ("1.2", wish(ids={}), "4 devices of the table have no super_device_id"),
         ("1.2", wish(pods=[("0", ["a"])]), "the server is in no super pod of super_pod_list"),
@@ -246,12 +233,11 @@ def test_another_number_than_that_of_the_table_is_refused():
         (RankTable("1.0", (Server("a", (Device(0, 1),)),)), "not 0 to 0, each once; run ranktable validate"),
         (RankTable("1.1", (Server("a", (Device(-1, 0),)),)), "rank 0 runs on its host"),
         (RankTable("mindie-global", (Server("a", (Device(0, 0),)), Server("b", (Device(0, 0),)))), "start again"),
-        (build_table([("a", 1), ("b", 2)]), "3 devices on 2 servers are not 1, 2, 4, 8 or 16 on each"),
     ],
 )
 def test_tables_that_no_dialect_can_take_are_refused(table, says):
     with pytest.raises(BuildError, match=says):
-        convert_table(table, "template2-lab", BOARD)
+        convert_table(table, "template2-cloud", ANEW)
 
 
 def test_a_taken_pod_name_and_a_second_group_name_are_refused():
@@ -259,9 +245,6 @@ def test_a_taken_pod_name_and_a_second_group_name_are_refused():
     table = RankTable("1.0", (server, Server("b", (Device(0, 1),))))
     with pytest.raises(BuildError, match="pod-0 is taken"):
         convert_table(table, "template2-cloud")
-    cloud = convert_table(replace(table, servers=(server,)), "template2-cloud").table
-    with pytest.raises(BuildError, match="leave --group_name out"):
-        convert_table(cloud, "template2-lab", replace(BOARD, group_name="g"))
     job = replace(convert_table(build_table([("a", 2), ("b", 2)]), "1.2", PODS).table, dialect="volcano-job")
     with pytest.raises(BuildError, match="leave --super_pods out"):
         convert_table(job, "1.2", PODS)
@@ -279,14 +262,12 @@ def test_every_dialect_is_written_or_refused_in_words():
 @pytest.mark.parametrize("path", GOOD, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_every_good_table_of_the_catalogue_is_shown_and_converted_or_refused_in_words(path):
     table = read_table(path)
-    ElementTree.fromstring(draw_table(table, path.name))
     assert len(overview_as_json(table)["servers"]) == len(table.servers)
-    for to in export_names():
-        with suppress(RankTableError):
-            assert export_table(table, to, renumber=True).text.endswith("\n")
+    with suppress(RankTableError):
+        assert write_hostfile(table, renumber=True)[0].endswith("\n")
     for to in codec_names():
         with suppress(RankTableError):
-            converted = convert_table(table, to, BOARD)
+            converted = convert_table(table, to, ANEW)
             read = parse_table(encode_table(converted.table))
             assert read.dialect == to
             assert converted.is_renumbered or placements(read) == placements(table)
@@ -296,7 +277,7 @@ def test_every_good_table_of_the_catalogue_is_shown_and_converted_or_refused_in_
 def test_wrong_super_device_ids_are_refused(number):
     table = build_table([("a", 1)])
     with pytest.raises(BuildError, match=r"the id is (?:empty|no decimal number of 32 bits)"):
-        convert_table(table, "1.2", ConvertWishes(super_pods=SuperPodWishes([("0", ["a"])], {"a": [number]})))
+        convert_table(table, "1.2", ConvertWishes(super_pods=[("0", ["a"])], super_device_ids={"a": [number]}))
 
 
 @pytest.fixture
@@ -340,28 +321,31 @@ def test_the_command_says_which_rules_the_new_table_breaks(run):
     assert "the new table has 4 errors (R16), first server_list[0].device[0].device_ip: " in err
 
 
-def test_the_command_writes_files_of_other_launchers(run):
-    assert run("t.json", "--to", "deepspeed", "--strict") == (0, "a slots=2\nb slots=2\n", "")
-    assert run("t.json", "--to", "env-rank", "-o", "ranks")[2] == "ranktable: wrote ranks: 4 files\n"
-    assert sorted(path.name for path in Path("ranks").iterdir())[0] == "rank_0.env"
-    out = run("t.json", "--to", "torchrun", "--script", "my.py --name 'two words'")[1]
-    assert out.endswith("my.py --name 'two words'\n")
-    assert run("t.json", "--to", "mpich", "-o", "hosts")[2] == "ranktable: wrote hosts\n"
-    assert Path("hosts").read_text() == "a:2\nb:2\n"
+def test_the_command_writes_a_host_file_that_keeps_the_ranks(run):
+    assert run("t.json", "--to", "hostfile", "--strict") == (0, "a slots=2\nb slots=2\n", "")
+    assert run("t.json", "--to", "hostfile", "-o", "hosts")[2] == "ranktable: wrote hosts\n"
+    assert main(["generate", "--hostfile", "hosts", "-o", "u.json"]) == 0
+    assert Path("u.json").read_text() == Path("t.json").read_text()
+    servers = (Server("b", (Device(0, 0), Device(1, 2))), Server("a", (Device(4, 1),)))
+    write_table("t.json", RankTable("1.0", servers))
+    status, out, err = run("t.json", "--to", "hostfile")
+    assert (status, out) == (2, "")
+    assert "which the ranks of this table do not follow; give --renumber" in err
+    status, out, err = run("t.json", "--to", "hostfile", "--renumber")
+    assert (status, out) == (0, "b slots=2\na slots=1\n")
+    assert "left out: device_id of the devices of 1 server" in err
+    assert "numbered anew, host by host" in err
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--to", "1.0", "--board_id", "0x0000"], "--board_id means nothing to 1.0, only to template2-lab"),
-        (["--to", "mpich", "--master_port", "1"], "--master_port means nothing to mpich"),
+        (["--to", "1.0", "--group_name", "g"], "--group_name means nothing to 1.0, only to template2-cloud"),
+        (["--to", "hostfile", "--super_pods", "0=a"], "--super_pods means nothing to hostfile, only to 1.2"),
         (["--to", "2.0"], "nothing can be converted to 2.0"),
-        (["--to", "torchrun", "--script", "'"], "cannot be split into words"),
-        (["--to", "torchrun", "--script", ""], "--script is empty"),
         (["--to", "nothing"], "'nothing' is not one of"),
         (["--to", "1.2", "--super_pods", "a"], "has no id before its hosts"),
-        (["--to", "env", "-o", "."], "cannot write .: the folder is not empty"),
-        (["--to", "slurm", "-o", "no/where"], "create the folder no first"),
+        (["--to", "hostfile", "-o", "no/where"], "create the folder no first"),
     ],
 )
 def test_wrong_usage_is_said_in_one_line(run, arguments, says):
@@ -373,4 +357,4 @@ def test_wrong_usage_is_said_in_one_line(run, arguments, says):
 def test_help_lists_every_format(run):
     status, out, err = run("--help")
     assert (status, err) == (0, "")
-    assert all(name in " ".join(out.split()) for name in (*dialect_names(), *export_names()))
+    assert all(name in " ".join(out.split()) for name in (*dialect_names(), "hostfile"))

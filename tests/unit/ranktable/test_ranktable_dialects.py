@@ -23,9 +23,9 @@ from ranktable import (
     encode_table,
     parse_table,
 )
-from ranktable.codec import encode_document
 from ranktable.profile import READERS, build_profile
 from ranktable.reading.document import parse_document
+from ranktable.tables import encode_document
 from ranktable.validate import validate_document
 
 JSON_VALUES = st.recursive(

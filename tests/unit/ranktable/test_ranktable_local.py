@@ -242,7 +242,7 @@ def check(root, tool, capsys, tmp_path, monkeypatch):
 
     def call(table, *options, name="t.json"):
         write_table(name, table)
-        status = main(["check", "--local", name, "--root", str(root), "--format", "json", *options])
+        status = main(["validate", "--local", name, "--root", str(root), "--format", "json", *options])
         (report,) = json.loads(capsys.readouterr().out)
         found = [(problem["rule"], problem["severity"], problem["path"]) for problem in report["problems"]]
         return status, found, " ".join(problem["message"] for problem in report["problems"])
@@ -325,7 +325,7 @@ def test_a_link_is_a_warning(check, tmp_path, monkeypatch):
     _, found, message = check(table_of(MINE), "--chip", "a2", name="real.json")
     assert found == [("L5", "warning", "")]
     assert "RANK_TABLE_FILE is link.json, a symbolic link" in message
-    assert main(["check", "--local", "--strict", "--root", str(tmp_path / "root"), "--chip", "a2"]) == 1
+    assert main(["validate", "--local", "--strict", "--root", str(tmp_path / "root"), "--chip", "a2"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -367,16 +367,18 @@ def test_what_validation_finds_is_found_too(check, capsys, root):
     assert [rule for rule, _, _ in found] == ["R16"] * 4
     with open("broken.json", "w") as stream:
         stream.write("{")
-    assert main(["check", "--local", "broken.json", "--root", str(root)]) == 1
+    assert main(["validate", "--local", "broken.json", "--root", str(root)]) == 1
     assert "R1" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["check", "t.json"], "say what to check against: --local is this host"),
-        (["check", "--local"], "name the file that the job reads, or set RANK_TABLE_FILE"),
-        (["check", "--local", "none.json"], "cannot read none.json"),
+        (["validate", "t.json", "--root", "x"], "--root goes with --local"),
+        (["validate", "--local", "--fix", "t.json"], "give one of the two"),
+        (["validate", "--local", "t.json", "u.json"], "--local takes one FILE, not 2"),
+        (["validate", "--local"], "name the file that the job reads, or set RANK_TABLE_FILE"),
+        (["validate", "--local", "none.json"], "cannot read none.json"),
     ],
 )
 def test_a_mistake_in_using_check_is_one_line(check, capsys, arguments, says):
@@ -388,7 +390,7 @@ def test_every_table_of_the_catalogue_is_checked_or_refused_in_words(root, tool,
     tables = sorted((Path(__file__).parent / "catalogue").rglob("*.json"))
     assert tables
     for table in tables:
-        status = main(["check", "--local", str(table), "--root", str(root)])
+        status = main(["validate", "--local", str(table), "--root", str(root)])
         captured = capsys.readouterr()
         assert status in (0, 1, 2, 3), table
         assert captured.err.startswith("ranktable: error: ") if status == 2 else captured.out, table
@@ -402,7 +404,7 @@ def test_the_rules_of_this_check_are_listed_with_the_others(capsys):
 
 def test_a_variable_that_names_no_file_is_an_error_with_what_follows_from_it(check, capsys, monkeypatch):
     monkeypatch.setenv("RANK_TABLE_FILE", "none.json")
-    assert main(["check", "--local"]) == 2
+    assert main(["validate", "--local"]) == 2
     err = capsys.readouterr().err
     assert "cannot read none.json: no such file or directory; correct RANK_TABLE_FILE: torch_npu goes on without" in err
 
@@ -471,7 +473,7 @@ def test_the_choice_of_an_address_is_said(root, tool):
 def test_a_rank_of_another_host_is_answered_with_the_ranks_of_this_one(check, monkeypatch, capsys):
     monkeypatch.setenv("RANK_ID", "3")
     check(table_of(MINE, OTHER))
-    main(["check", "--local", "t.json", "--root", "root", "--chip", "a2"])
+    main(["validate", "--local", "t.json", "--root", "root", "--chip", "a2"])
     captured = capsys.readouterr()
     assert "remedy: take one of 0 to 1" in captured.out
     assert captured.err == "ranktable: this host is server 10.0.0.5 of the table, with ranks 0 to 1\n"

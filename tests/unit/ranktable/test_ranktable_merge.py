@@ -1,5 +1,6 @@
 """One table out of several: nothing twice, a stated order, and the parts of a table give it back."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,6 @@ from hypothesis import strategies as st
 from table_strategies import faulty_tables, tables
 
 from ranktable import (
-    ClusterPart,
     Device,
     EditError,
     NotReadyError,
@@ -17,76 +17,71 @@ from ranktable import (
     RankTableError,
     Server,
     build_table,
-    diff_tables,
-    merge_clusters,
     merge_tables,
-    parse_table,
     read_table,
-    select_devices,
-    split_table,
     validate_table,
 )
-from ranktable.codec import encode_table
 from ranktable.ordering import MERGE_ORDERS
 from ranktable.sources.collect import read_hostfile
+from ranktable.tables import encode_table
 
 DIALECTS = st.sampled_from(["1.0", "1.2", "volcano-job", "volcano-global", "cross-cluster"])
-UNITS = st.sampled_from(["server", 1, 2, 3])
 
 CATALOGUE = Path(__file__).parent / "catalogue"
+
+
+def parts_of(table):
+    """Return a table for each server, with its super pod, clusters and group, and the ranks that it has."""
+    parts = []
+    for server in table.servers:
+        pods = tuple(
+            replace(pod, server_ids=(server.server_id,))
+            for pod in table.super_pods
+            if server.server_id in pod.server_ids
+        )
+        pod_ids = {pod.super_pod_id for pod in pods}
+        clusters = tuple(
+            replace(
+                cluster,
+                server_ids=tuple(name for name in cluster.server_ids if name == server.server_id),
+                super_pod_ids=tuple(name for name in cluster.super_pod_ids if name in pod_ids),
+            )
+            for cluster in table.clusters
+            if server.server_id in cluster.server_ids or pod_ids & set(cluster.super_pod_ids)
+        )
+        groups = tuple(group for group in table.groups if group.name == server.group)
+        count = None if table.declared_server_count is None else 1
+        parts.append(
+            replace(
+                table,
+                servers=(server,),
+                declared_server_count=count,
+                super_pods=pods,
+                clusters=clusters,
+                groups=groups,
+            )
+        )
+    return parts
 
 
 @pytest.mark.parametrize("path", sorted(CATALOGUE.rglob("good_*.json")), ids=lambda path: path.stem)
 def test_the_parts_of_a_good_table_of_any_kind_give_it_back(path):
     table = read_table(path)
-    if table.dialect == "mindie-global":
-        with pytest.raises(EditError, match="the ranks start again in each of its groups"):
-            split_table(table, "server")
+    if table.dialect in ("mindie-global", "template2-cloud"):
+        with pytest.raises(EditError, match=r"the ranks start again in each of its groups|cannot have the order"):
+            merge_tables([table], order="rank")
         return
-    has_ranks = table.dialect != "template2-cloud"
-    parts = [part.table for part in split_table(table, "server", keep_ranks=has_ranks).parts]
-    parts = [parse_table(encode_table(part)) for part in parts]
-    merged = merge_tables(parts, order="rank" if has_ranks else "server_id").table
+    merged = merge_tables(parts_of(table), order="rank").table
     assert merged == table
     assert encode_table(merged) == encode_table(table)
 
 
 @settings(max_examples=30)
-@given(DIALECTS.flatmap(tables), UNITS)
-def test_the_parts_of_a_table_that_keep_their_ranks_give_it_back(table, unit):
-    parts = [part.table for part in split_table(table, unit, keep_ranks=True).parts]
-    merged = merge_tables(parts, order="rank").table
+@given(DIALECTS.flatmap(tables))
+def test_the_parts_of_a_table_that_keep_their_ranks_give_it_back(table):
+    merged = merge_tables(parts_of(table), order="rank").table
     assert merged == table
     assert encode_table(merged) == encode_table(table)
-
-
-@settings(max_examples=20)
-@given(DIALECTS.flatmap(lambda dialect: tables(dialect, scattered=False)), UNITS)
-def test_the_parts_of_a_table_whose_ranks_follow_its_list_give_it_back(table, unit):
-    parts = [part.table for part in split_table(table, unit).parts]
-    assert all(
-        sorted(device.rank_id for _, device in part.placements) == list(range(part.world_size)) for part in parts
-    )
-    assert merge_tables(parts, order="argument").table == table
-
-
-@settings(max_examples=20)
-@given(tables("1.2"))
-def test_the_super_pods_of_a_table_give_it_back_but_for_the_order_of_the_list(table):
-    parts = [part.table for part in split_table(table, "super_pod", keep_ranks=True).parts]
-    assert [len(part.super_pods) for part in parts] == [1] * len(table.super_pods)
-    assert diff_tables(merge_tables(parts, order="rank").table, table) == ()
-
-
-@settings(max_examples=20)
-@given(tables(), st.data())
-def test_a_choice_of_servers_and_the_rest_keep_the_placement(table, data):
-    ids = [server.server_id for server in table.servers]
-    chosen = data.draw(st.sets(st.sampled_from(ids), min_size=1))
-    halves = [
-        select_devices(table, servers=half, keep_ranks=True).table for half in (chosen, set(ids) - chosen) if half
-    ]
-    assert diff_tables(merge_tables(halves, order="rank").table, table) == ()
 
 
 @settings(max_examples=25)
@@ -94,7 +89,7 @@ def test_a_choice_of_servers_and_the_rest_keep_the_placement(table, data):
 def test_the_order_of_the_arguments_does_not_matter_to_a_stated_order(table, order, data):
     ids = sorted(server.server_id for server in table.servers)
     hosts = data.draw(st.permutations(ids)) if order == "host_file" else None
-    parts = [part.table for part in split_table(table, "server").parts]
+    parts = parts_of(table)
     merged, other = (
         merge_tables(mixed, order=order, hosts=hosts).table for mixed in (parts, data.draw(st.permutations(parts)))
     )
@@ -171,7 +166,7 @@ def test_what_is_joined_corrected_or_odd_is_said():
     assert merge_tables(counted).table.extra == {"data_version": 7, "note": "n"}
     assert "data_version is 7, the highest of the tables" in _notes(counted)
     assert "note is not in every table" in _notes(counted)
-    holes = [select_devices(build_table([("a", 2), ("b", 2)]), ranks=[0, 2], keep_ranks=True).table]
+    holes = [RankTable("1.0", (Server("a", (Device(0, 0),)), Server("b", (Device(0, 2),))))]
     assert "warning: the ranks had holes, which are closed" in _notes(holes, order="rank")
     crossed = RankTable("1.0", (Server("a", (Device(0, 1), Device(1, 2))), Server("b", (Device(0, 0), Device(1, 3)))))
     assert "table 1: its ranks 0-3 are 0-3 now, in another order" in _notes([crossed])
@@ -220,9 +215,7 @@ def test_a_wish_without_a_meaning_is_refused(tables, options, says):
 def test_any_tables_give_a_table_or_an_error_of_ours(first, second, order):
     for edit in (
         lambda: merge_tables([first, second], order=order, allow_initializing=True),
-        lambda: merge_clusters([ClusterPart("x", "", replace(first, dialect="1.2"), "a")]),
-        lambda: split_table(first, "super_pod"),
-        lambda: select_devices(first, ranks=[0], devices=[0]),
+        lambda: merge_tables([replace(first, dialect="1.2")], order=order, allow_initializing=True),
     ):
         try:
             edit()
@@ -256,3 +249,78 @@ def test_files_without_hosts_are_refused(tmp_path, data):
     path.write_bytes(data)
     with pytest.raises(RankTableError):
         read_hostfile(str(path))
+
+
+def write(name, hosts, **options):
+    """Write a table and return its text."""
+    text = encode_table(build_table(hosts, **options))
+    Path(name).write_text(text)
+    return text
+
+
+def test_merge_prints_and_says_its_order(run):
+    write("b.json", [("10.0.0.9", 1)])
+    write("a.json", [("10.0.0.10", 1)])
+    status, out, err = run("merge", "b.json", "a.json")
+    assert status == 0
+    assert [server["server_id"] for server in json.loads(out)["server_list"]] == ["10.0.0.10", "10.0.0.9"]
+    assert err.splitlines()[:2] == [
+        "ranktable: servers follow the string order of their ids; rank 0 is on 10.0.0.10",
+        "ranktable: that is not the order of the arguments",
+    ]
+
+
+def test_merge_takes_the_order_of_a_host_file(run):
+    write("a.json", [("a", 1)])
+    write("b.json", [("b", 1)])
+    Path("hosts").write_text("b slots=1\na slots=1\n")
+    for options in (["--hostfile", "hosts"], ["--order", "host-file", "--hostfile", "hosts"]):
+        _, out, err = run("merge", "a.json", "b.json", *options)
+        assert [server["server_id"] for server in json.loads(out)["server_list"]] == ["b", "a"]
+        assert "servers follow the order of the host list" in err
+
+
+def test_merge_lists_conflicts_and_leaves_the_file_that_is_there(run):
+    write("a.json", [("a", 1), ("b", 1)])
+    Path("m.json").write_text("mine")
+    status, out, err = run("merge", "a.json", "a.json", "-o", "m.json")
+    assert (status, out) == (1, "")
+    assert err.splitlines() == [
+        "ranktable: error: a.json: server a stands in a.json already; leave one out",
+        "ranktable: error: a.json: server b stands in a.json already; leave one out",
+        "ranktable: nothing is written",
+    ]
+    assert Path("m.json").read_text() == "mine"
+    write("many.json", [(f"n{number}", 1) for number in range(30)])
+    assert "ranktable: and 10 more\n" in run("merge", "many.json", "many.json")[2]
+
+
+def test_merge_waits_for_a_table_that_is_not_completed(run):
+    write("a.json", [("a", 1)])
+    Path("b.json").write_text(write("b.json", [("b", 1)]).replace("completed", "initializing"))
+    status, out, err = run("merge", "a.json", "b.json")
+    assert (status, out) == (3, "")
+    assert "b.json is not ready" in err
+    status, out, _ = run("merge", "--allow_initializing", "a.json", "b.json")
+    assert (status, json.loads(out)["status"]) == (0, "initializing")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["merge"], "Missing argument"),
+        (["merge", "none.json"], "cannot read none.json"),
+        (["merge", "t.json", "--order", "host_file"], "--order host_file and --hostfile FILE go together"),
+        (["merge", "t.json", "--order", "rank", "--hostfile", "t.json"], "go together; give both, or neither"),
+        (["merge", "t.json", "--hostfile", "none"], "cannot read none"),
+        (["merge", "t.json", "--order", "random"], "random"),
+        (["merge", "t.json", "-o", "no/m.json"], "create the folder no first"),
+    ],
+)
+def test_a_mistake_of_the_user_is_one_line(run, arguments, says):
+    write("t.json", [("10.0.0.9", 2), ("10.0.0.10", 2)])
+    status, out, err = run(*arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith("ranktable: error: ")
+    assert err.count("\n") == 1
+    assert says in err

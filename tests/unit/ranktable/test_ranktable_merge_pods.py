@@ -1,26 +1,18 @@
-"""Super pods, groups and clusters in a merge, and Volcano's table of several clusters."""
+"""Super pods and groups in a merge."""
 
 from dataclasses import replace
 
 import pytest
 
 from ranktable import (
-    Cluster,
-    ClusterPart,
     Device,
-    EditError,
     Group,
     MergeError,
-    NotReadyError,
     RankTable,
     Server,
     SuperPod,
-    build_table,
-    merge_clusters,
     merge_tables,
-    parse_table,
 )
-from ranktable.codec import encode_table
 
 
 def _pod_table(server_id, super_device_ids=("0", "1"), pod_id="0", **extra):
@@ -79,64 +71,3 @@ def test_super_pods_that_only_share_their_id_are_told_apart_by_their_devices():
         merge_tables([_pod_table("a"), _pod_table("b")])
     with pytest.raises(MergeError, match="super pod '0' has other keys than in table 1"):
         merge_tables([_pod_table("a"), _pod_table("b", ("2", "3"), note=1)])
-
-
-def _part(cluster_id, job, table, **changes):
-    return ClusterPart(cluster_id, job, replace(table, **changes), f"{cluster_id}-{job}.json")
-
-
-def test_the_tables_of_several_clusters_make_a_global_table():
-    parts = [
-        _part("west", "1", _pod_table("c", pod_id="2")),
-        _part("east", "2", _pod_table("a", ("2", "3")), extra={"data_version": 4}),
-        _part("east", "10", _pod_table("b")),
-    ]
-    parts = [replace(part, table=replace(part.table, extra={"data_version": n})) for n, part in enumerate(parts)]
-    merged = merge_clusters(parts)
-    table = merged.table
-    assert (table.dialect, table.extra, table.status) == ("volcano-global", {"data_version": 3}, "completed")
-    assert [server.server_id for server in table.servers] == ["b", "a", "c"]
-    assert [device.rank_id for _, device in table.placements] == list(range(6))
-    assert table.clusters == (Cluster("east", (), ("0",)), Cluster("west", (), ("2",)))
-    assert [(pod.super_pod_id, pod.server_ids) for pod in table.super_pods] == [("0", ("b", "a")), ("2", ("c",))]
-    assert "data_version is 3, one more than the highest of the parts" in merged.notes
-    assert not any("the highest of the tables" in note for note in merged.notes)
-    assert "clusters and jobs in order: east-10.json, east-2.json, west-1.json" in merged.notes
-    assert parse_table(encode_table(table)) == table
-    assert merge_clusters(reversed(parts)) == merged
-
-
-@pytest.mark.parametrize(
-    ("parts", "says"),
-    [
-        (
-            [_part("e", "", build_table([("a", 1)]))],
-            "e-.json: its dialect is 1.0, that of a part is 1.2 or volcano-job",
-        ),
-        ([_part("e", "", _pod_table("a"), super_pods=())], "it has no super pods"),
-        (
-            [_part("e", "", _pod_table("a")), _part("f", "", _pod_table("b", ("2", "3")))],
-            "super pod 0 is of cluster f and",
-        ),
-        (
-            [_part("e", "j", _pod_table("a")), _part("e", "j", _pod_table("b", ("2", "3")))],
-            "job 'j' of cluster e is given",
-        ),
-        ([_part("e", "", _pod_table("a")), _part("f", "", _pod_table("a", pod_id="1"))], "server a stands in e-.json"),
-    ],
-)
-def test_parts_that_make_no_global_table_are_refused(parts, says):
-    with pytest.raises(MergeError) as caught:
-        merge_clusters(parts)
-    assert says in "\n".join(caught.value.conflicts)
-
-
-def test_a_global_table_waits_for_its_parts():
-    parts = [_part("e", "", _pod_table("a"), status="initializing"), _part("f", "", _pod_table("b", pod_id="1"))]
-    with pytest.raises(NotReadyError, match=r"e-\.json"):
-        merge_clusters(parts)
-    assert merge_clusters(parts, allow_initializing=True).table.status == "initializing"
-    with pytest.raises(MergeError, match="the value must be a JSON integer"):
-        merge_clusters([_part("e", "", _pod_table("a"), extra={"data_version": "4"})])
-    with pytest.raises(EditError, match="no table is given"):
-        merge_clusters([])

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranktable import BuildError, RankTableError, parse_table
-from ranktable.codec import encode_document
 from ranktable.profile import build_profile
 from ranktable.reading.document import parse_document
+from ranktable.tables import encode_document
 from ranktable.validate import validate_document
 
 CATALOGUE = Path(__file__).parent / "catalogue"

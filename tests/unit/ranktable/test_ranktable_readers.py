@@ -10,7 +10,7 @@ from rank_tables import findings, plain_table, service_table
 
 from ranktable import Device, Group, ProfileError, RankTable, Server, validate_file, validate_table
 from ranktable.cli import main
-from ranktable.codec import codec_names
+from ranktable.kinds import codec_names
 from ranktable.profile import build_profile
 from ranktable.rules import registered_rules
 

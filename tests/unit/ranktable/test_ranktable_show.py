@@ -1,9 +1,7 @@
-"""What show prints and draws: right for one rank, readable for 131,072, and valid XML whatever the names are."""
+"""What show prints: right for one rank, readable for 131,072."""
 
 import json
-from itertools import pairwise
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given, settings
@@ -21,9 +19,6 @@ from ranktable.report.overview import (
     render_overview,
     render_place,
 )
-from ranktable.report.picture import MAX_DETAILED, draw_table
-
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 def table_of(*ips_by_server, **rest):
@@ -178,80 +173,18 @@ def test_the_object_for_programs_has_every_server():
     assert value["super_pods"][1]["servers"][0] == "node50"
 
 
-def draw(table, title="t.json"):
-    return ElementTree.fromstring(draw_table(table, title))
-
-
-def texts(root):
-    return [element.text for element in root.iter(f"{SVG}text")]
-
-
-def boxes(root, kind):
-    return [element for element in root.iter(f"{SVG}rect") if element.get("class") == kind]
-
-
-def test_the_picture_shows_every_device_with_rank_and_address():
-    root = draw(pods())
-    assert {"rank 7", "device 1", "10.1.0.4", "node3"} <= set(texts(root))
-    assert (len(boxes(root, "pod")), len(boxes(root, "server"))) == (2, 4)
-    notes = [box.findtext(f"{SVG}title") for box in boxes(root, "device")]
-    assert "rank 7: device 1 of node3, 10.1.0.4" in notes
-    assert root.findtext(f"{SVG}title") == "Rank table t.json"
-    assert "node3 has ranks 6-7" in root.findtext(f"{SVG}desc")
-
-
-def test_devices_of_one_plane_have_one_colour():
-    root = draw(table_of(["10.0.0.1", "10.1.0.1", "10.0.0.2", None]))
-    *legend, a, b, c, d = [box.get("style") for box in boxes(root, "device")]
-    assert legend == [a, b]
-    assert a == c != b
-    assert d not in (a, b)
-
-
-def test_frames_and_servers_do_not_overlap_and_lie_on_the_page():
-    for table in (pods(2), pods(20), pods(MAX_DETAILED), pods(200), table_of(*[[None] * 16] * 3)):
-        root = draw(table)
-        for kind in ("pod", "server", "device"):
-            places = [[float(box.get(name)) for name in ("x", "y", "width", "height")] for box in boxes(root, kind)]
-            for x, y, width, height in places:
-                assert x + width <= float(root.get("width"))
-                assert y + height <= float(root.get("height"))
-            rows = sorted((y, x, width) for x, y, width, _ in places)
-            for (y, x, width), (next_y, next_x, _) in pairwise(rows):
-                assert next_y > y or next_x >= x + width
-
-
-def test_many_servers_are_one_cell_each():
-    root = draw(pods(MAX_DETAILED + 2))
-    cells = boxes(root, "device")
-    assert len(cells) == MAX_DETAILED + 2
-    assert cells[0].findtext(f"{SVG}title") == "node0: ranks 0-1"
-    assert any("super pod 7: 33 servers" in text for text in texts(root))
-    assert len({cell.get("style") for cell in cells}) == 2
-
-
 @settings(deadline=None, max_examples=100)
-@given(st.text(max_size=30), st.text(max_size=12), st.none() | st.text(max_size=12))
-def test_any_name_makes_valid_xml_and_lines(title, name, address):
+@given(st.text(max_size=12), st.none() | st.text(max_size=12))
+def test_any_name_makes_lines(name, address):
     server = Server(name, (Device(0, 0, address),), host_ip=address)
     table = RankTable("1.2", (server,), status=name, super_pods=(SuperPod(name, (name,)),))
-    assert len(boxes(draw(table, title), "server")) == 1
     for line in [*render_overview(table).split("\n"), *render_place(find_places(table, 0)[0]).split("\n")]:
         assert line.isascii()
         assert line.isprintable()
 
 
-def test_a_picture_of_a_table_without_servers_is_a_heading():
-    assert len(texts(draw(RankTable("1.0", ())))) == 1
+def test_a_table_without_servers_is_a_heading():
     assert render_overview(RankTable("1.0", ())) == "version 1.0, status completed, 0 devices on 0 servers"
-
-
-def test_the_picture_needs_nothing_from_elsewhere():
-    text = draw_table(pods(), "t")
-    assert "<script" not in text
-    assert "href" not in text
-    assert "url(" not in text
-    assert "@import" not in text
 
 
 @pytest.fixture
@@ -292,13 +225,7 @@ def test_a_table_in_the_making_is_shown_as_far_as_it_can_be_read(run):
 def test_help_tells_every_option(run):
     status, out, err = run("show", "--help")
     assert (status, err) == (0, "")
-    assert all(option in out for option in ("--ranks", "--rank N", "--all", "--format", "--svg"))
-
-
-def test_the_command_writes_a_picture(run):
-    assert run("show", "t.json", "--svg", "t.svg") == (0, "", "ranktable: wrote t.svg\n")
-    assert Path("t.svg").read_text() == run("show", "t.json", "--svg", "-")[1]
-    assert ElementTree.fromstring(Path("t.svg").read_text()).tag == f"{SVG}svg"
+    assert all(option in out for option in ("--ranks", "--rank N", "--all", "--format"))
 
 
 @pytest.mark.parametrize(
@@ -306,9 +233,6 @@ def test_the_command_writes_a_picture(run):
     [
         (["--rank", "9"], "no device of the table has rank 9"),
         (["--rank", "0", "--ranks"], "exclude each other"),
-        (["--svg", "x.svg", "--all"], "exclude each other"),
-        (["--svg", "x.svg", "--format", "json"], "--format json goes with"),
-        (["--svg", "no/x.svg"], "create the folder no first"),
     ],
 )
 def test_wrong_usage_is_said_in_one_line(run, arguments, says):

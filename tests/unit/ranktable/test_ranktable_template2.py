@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranktable import BuildError, Device, Group, InvalidTableError, RankTable, Server, encode_table, parse_table
-from ranktable.codec import encode_document
 from ranktable.profile import build_profile
 from ranktable.reading.document import parse_document
+from ranktable.tables import encode_document
 from ranktable.validate import validate_document
 
 EXTRAS = st.dictionaries(st.text(min_size=1).map(lambda key: "x_" + key), st.text() | st.integers(), max_size=2)

@@ -16,22 +16,45 @@ cloud form (EI0017 for missing keys); hccl-controller; HCCL's documentation of 2
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ranktable.codec import Codec
-from ranktable.codec.schema import Count, Field, Schema, check_tree, list_objects, walk_objects, without
-from ranktable.codec.servers import DEVICE_ID, decode_device, encode_device, servers_of_groups, survey_device
+from ranktable.dialects.foreign import has_any
+from ranktable.dialects.servers import DEVICE_ID, decode_device, encode_device, servers_of_groups, survey_device
+from ranktable.edit.losses import list_losses
 from ranktable.errors import BuildError
+from ranktable.kinds import (
+    Converted,
+    ConvertWishes,
+    DeviceEntry,
+    Dialect,
+    Entry,
+    ServerEntry,
+    Survey,
+    find_repeats,
+    rule_ids,
+)
 from ranktable.model import Device, Group, RankTable, Server
 from ranktable.ordering import find_moved, number_by_position
 from ranktable.problem import Problem, join_key, show_value
-from ranktable.survey import DeviceEntry, Entry, ServerEntry, Survey, find_repeats
+from ranktable.profile import Profile
+from ranktable.rules import citations
+from ranktable.rules.identity import check_counts
+from ranktable.rules.registry import rule
+from ranktable.schema import Count, Field, Schema, check_tree, list_objects, walk_objects, without
+from ranktable.text import count_noun
 from ranktable.values import parse_number
 
 CLOUD, LAB = "template2-cloud", "template2-lab"
 INSTANCE = "instance"
 """Key of `Device.extra` for an instance's own further keys; a device of a file cannot have it."""
+
+_MAX_GROUP_NAME = 127
+_MAX_CLOUD_DEVICE_ID = 7
+_PER_SERVER = (1, 2, 4, 8, 16)
+_RULES = "R7 R8 R13 R14 R15 R16 R28 P1"
+_DEFAULT_GROUP = "hccl_world_group"
+_READERS = frozenset({"hccl", "mindspore"})
 
 Object = dict[str, object]
 _NAME = Field("group_name", missing="error", role="group")
@@ -97,10 +120,6 @@ class Form:
 
     dialect: str
     schema: Schema
-
-    def codec(self) -> Codec:
-        """Return the functions of this dialect."""
-        return Codec(self.schema, self.check_structure, self.survey, self.decode, self.encode)
 
     def check_structure(self, value: Mapping[str, object]) -> list[Problem]:
         """Return every fault of the structure (R2, R4, R5, R28, R31, malformed numbers); empty when it can be read."""
@@ -284,4 +303,222 @@ def _refuse_foreign(table: RankTable) -> None:
             raise BuildError(message, "leave it out first")
 
 
-CODECS = {form.dialect: form.codec() for form in (Form(CLOUD, _CLOUD), Form(LAB, _LAB))}
+@rule(
+    "R28",
+    "the counts and names of template 2 agree with what is listed",
+    severity="error or warning",
+    sources=(citations.STANDARD,),
+)
+def check_template2(survey: Survey, profile: Profile) -> Iterator[Problem]:
+    """Groups, instances and devices are counted in the file; pods are named once; HCCL's further demands."""
+    groups = [Entry(path, group) for path, group in walk_objects(survey.members, "", "group_list")]
+    schema = _CLOUD if survey.dialect == CLOUD else _LAB
+    yield from check_counts(survey, schema)
+    for group in groups:
+        yield from _check_group_name(group)
+        yield from check_counts(group, schema.within("group_list"))
+    if survey.dialect == CLOUD:
+        yield from _check_pods(groups)
+        yield from _check_cloud_devices(survey)
+    else:
+        for group in groups:
+            yield from _check_average(group, profile)
+        yield from _check_board(survey, profile)
+    if profile.is_ascend:
+        yield from _check_addresses_present(survey, groups)
+
+
+@rule("R29", "para_plane_nic_num is the number of names in para_plane_nic_name", severity="warning")
+def check_nic_count(survey: Survey, _profile: Profile) -> Iterator[Problem]:
+    """A convention of the hand-written tables: HCCL ignores both for ports of devices."""
+    names, number = survey.members.get("para_plane_nic_name"), parse_number(survey.members.get("para_plane_nic_num"))
+    if isinstance(names, list) and number is not None and number != len(names):
+        message = f"para_plane_nic_name lists {len(names)} names"
+        yield survey.complain("para_plane_nic_num", "R29", "warning", message, f'write "{len(names)}"')
+
+
+def _check_group_name(group: Entry) -> Iterator[Problem]:
+    name = group.text("group_name")
+    if name is not None and len(name.encode("utf-8", "surrogatepass")) > _MAX_GROUP_NAME:
+        message = f"the name is longer than {_MAX_GROUP_NAME} bytes"
+        yield group.complain("group_name", "R28", "error", message, "shorten it")
+
+
+def _check_pods(groups: list[Entry]) -> Iterator[Problem]:
+    """A process finds its rank by the name of its pod, so the name stands once in the whole table."""
+    pods = (Entry(*found) for group in groups for found in walk_objects(group.members, group.path, "instance_list"))
+    same = "the same pod_name stands at {}"
+    yield from find_repeats(pods, "pod_name", "R28", same, "give each pod its own name")
+
+
+def _check_cloud_devices(survey: Survey) -> Iterator[Problem]:
+    """The parser of this form knows boards of eight devices only."""
+    for device in survey.devices:
+        if device.device_id is not None and device.device_id > _MAX_CLOUD_DEVICE_ID:
+            message = f"HCCL reads device numbers up to {_MAX_CLOUD_DEVICE_ID} in a table without a version"
+            yield device.complain("device_id", "R28", "error", message, "write the table as version 1.0")
+
+
+def _check_average(group: Entry, profile: Profile) -> Iterator[Problem]:
+    """The 310P (300I Duo) is exempt."""
+    num_devices, num_servers = (parse_number(group.members.get(key)) for key in ("device_num", "server_num"))
+    if not num_devices or not num_servers or profile.chip == "300i-duo":
+        return
+    if num_devices % num_servers or num_devices // num_servers not in _PER_SERVER:
+        message = f"{num_devices} devices on {num_servers} servers are not 1, 2, 4, 8 or 16 on each"
+        yield group.complain("device_num", "R28", "error", message, "list as many devices on every server")
+
+
+def _check_board(survey: Survey, profile: Profile) -> Iterator[Problem]:
+    location = survey.text("para_plane_nic_location")
+    if location is not None and location != "device" and profile.is_ascend:
+        message = "HCCL reads tables only whose network ports belong to the devices"
+        yield survey.complain("para_plane_nic_location", "R28", "error", message, 'write "device"')
+    if survey.text("deploy_mode") not in (None, "lab"):
+        message = "whatever stands here, HCCL takes a table that has the key for the lab form"
+        yield survey.complain("deploy_mode", "R28", "warning", message, 'write "lab"')
+
+
+def _check_addresses_present(survey: Survey, groups: list[Entry]) -> Iterator[Problem]:
+    """The key must be there, and may be empty: in the lab form always, in the cloud form from two instances on."""
+    for group in groups:
+        instances = list(walk_objects(group.members, group.path, "instance_list"))
+        if survey.dialect == CLOUD and len(instances) < 2:
+            continue
+        for instance_path, instance in instances:
+            for path, device in walk_objects(instance, instance_path, "devices"):
+                if "device_ip" not in device:
+                    message = "the key is missing; HCCL's parser wants it even where it is empty"
+                    remedy = "write the address of the device's port (hccn_tool -i DEVICE_ID -ip -g)"
+                    yield DeviceEntry(path, device).complain("device_ip", "R28", "error", message, remedy)
+
+
+def _to_cloud(table: RankTable, wishes: ConvertWishes) -> Converted:
+    """Return the table in the cloud form of template 2.
+
+    Pods are those of the devices or servers (`pod_name`), else they are named after the place of the server.
+    Raises BuildError when the ranks that the form implies are not those of the table, unless they may be
+    numbered anew.
+    """
+    lost = list_losses(table, _kept_by_template2(table) | {"pod_name"})
+    grouped, groups, invented = _group(table, wishes.group_name)
+    named, made_up = _name_pods(grouped)
+    ordered, is_renumbered = _imply_ranks(named, renumber=wishes.renumber)
+    result = RankTable(CLOUD, ordered, table.status, groups=groups)
+    return Converted(result, lost, (*invented, *made_up), is_renumbered)
+
+
+def _kept_by_template2(table: RankTable) -> frozenset[str]:
+    return frozenset({"device_id", "device_ip", *(["group_list"] if _has_groups(table) else [])})
+
+
+def _has_groups(table: RankTable) -> bool:
+    """Return whether the groups of the table are ones of template 2."""
+    return table.dialect in (CLOUD, LAB) and bool(table.groups)
+
+
+def _group(table: RankTable, group_name: str | None) -> tuple[tuple[Server, ...], tuple[Group, ...], tuple[str, ...]]:
+    """Return the servers with nothing but their devices in the groups of the table, or in a new one."""
+    has_groups = _has_groups(table)
+    if has_groups and group_name is not None:
+        raise BuildError(f"the table has groups of its own, such as {table.groups[0].name!r}", "leave --group_name out")
+    name = group_name if group_name is not None else _DEFAULT_GROUP
+    groups = tuple(Group(group.name) for group in table.groups) if has_groups else (Group(name),)
+    servers = tuple(
+        Server(server.server_id, tuple(map(_pod_device, server.devices)), group=server.group if has_groups else name)
+        for server in (table.servers if has_groups else _with_pod_names(table.servers))
+    )
+    is_new = not has_groups and group_name is None
+    return servers, groups, (f"group_name {name}, HCCL's own default",) if is_new else ()
+
+
+def _with_pod_names(servers: Iterable[Server]) -> Iterable[Server]:
+    """Give the devices the pod_name of their server where only that has one."""
+    for server in servers:
+        name = server.extra.get("pod_name")
+        own = {"pod_name": name} if isinstance(name, str) else {}
+        yield replace(
+            server, devices=tuple(replace(device, extra={**own, **device.extra}) for device in server.devices)
+        )
+
+
+def _pod_device(device: Device) -> Device:
+    name = device.extra.get("pod_name")
+    extra = {"pod_name": name} if isinstance(name, str) else {}
+    return Device(device.device_id, device.rank_id, device.device_ip or None, extra=extra)
+
+
+def _name_pods(servers: tuple[Server, ...]) -> tuple[tuple[Server, ...], tuple[str, ...]]:
+    """Return the servers with a pod for each device; missing names count the servers in the order of their ids."""
+    taken = {str(device.extra["pod_name"]) for server in servers for device in server.devices if device.extra}
+    server_ids = sorted(server.server_id for server in servers if not all(device.extra for device in server.devices))
+    names = {server_id: f"pod-{place}" for place, server_id in enumerate(dict.fromkeys(server_ids))}
+    doubled = next((name for name in names.values() if name in taken), None)
+    if doubled is not None:
+        raise BuildError(f"some devices have no pod_name, and {doubled} is taken", "name the pod of every device")
+    named = tuple(
+        replace(server, devices=tuple(_give_pod(device, names.get(server.server_id)) for device in server.devices))
+        for server in servers
+    )
+    texts = list(names.values())
+    invented = f"pod_name of {count_noun(len(names), 'server')} ({texts[0]} to {texts[-1]})" if texts else ""
+    return named, (invented,) if invented else ()
+
+
+def _give_pod(device: Device, name: str | None) -> Device:
+    return device if device.extra or name is None else replace(device, extra={"pod_name": name})
+
+
+def _imply_ranks(servers: tuple[Server, ...], *, renumber: bool) -> tuple[tuple[Server, ...], bool]:
+    """Return the servers with the ranks that the cloud form implies, and whether these are new."""
+    ranked = number_by_position(servers)
+    moved = find_moved(servers, ranked)
+    if moved is not None and not renumber:
+        server, device, implied = moved
+        message = (
+            f"device {device.device_id} of server {server.server_id!r} has rank {device.rank_id}; the cloud form has "
+            f"no rank ids, and the string order of server_id, then device_id, makes it {implied}"
+        )
+        raise BuildError(message, "give --renumber to have the ranks numbered so")
+    return ranked, moved is not None
+
+
+def _is_lab(value: Mapping[str, object]) -> str:
+    telling = [key for key in ("board_id", "chip_info", "deploy_mode", "para_plane_nic_location") if key in value]
+    if "group_list" not in value or (telling and "deploy_mode" in telling):
+        return " and ".join(telling) if "group_list" in value else ""
+    # Without deploy_mode HCCL would take the table for the cloud form, which has pods in place of ranks.
+    instances = [each for group in list_objects(value, "group_list") for each in list_objects(group, "instance_list")]
+    has_ranks = any("rank_id" in each for each in instances) and not any("pod_name" in each for each in instances)
+    return "group_list with rank_id in its instances" if has_ranks else ""
+
+
+DIALECTS = (
+    Dialect(
+        name=LAB,
+        title="a template 2 lab rank table (board_id, group_list)",
+        consumer="HCCL of 2019 to 2021",
+        recognise=_is_lab,
+        sources=(citations.STANDARD,),
+        codec=Form(LAB, _LAB),
+        rules=rule_ids(_RULES, "R9 R29"),
+        readers=_READERS,
+        writes_empty_addresses=True,
+        refusal="the board and the chip of a lab table cannot be made up, and its boards are those of 2019 to 2021",
+    ),
+    Dialect(
+        name=CLOUD,
+        title="a template 2 cloud rank table (group_list, no version)",
+        consumer="older HCCL and ModelArts",
+        recognise=has_any("group_list", "group_count"),
+        keys=("group_list", "group_count"),
+        sources=(citations.STANDARD,),
+        codec=Form(CLOUD, _CLOUD),
+        rules=rule_ids(_RULES),
+        readers=_READERS,
+        writes_empty_addresses=True,
+        ranks_by_position=True,
+        convert=_to_cloud,
+        wishes=frozenset({"group_name"}),
+    ),
+)

@@ -1,24 +1,28 @@
 """Servers, devices, super pods and clusters between JSON and the neutral table, by the roles of a schema's fields.
 
-Servers and devices between JSON and the neutral table, by the roles that the fields of a schema have.
-
-Source of the keys: the rank table pages of the HCCL, MindSpore and MindIE documentation, and what HCCL's parser reads.
-Keys without a role are kept as they are and written back.
-
-The lists `super_pod_list` and `cluster_list`, which name servers and super pods of the table by their ids.
-
-Source: the A3 rank table page of the HCCL documentation (super pods), the rank table pages of MindSpore (clusters of
-servers) and the global tables of Volcano (clusters of super pods).
+Keys without a role are kept as they are and written back. `super_pod_list` and `cluster_list` name servers and super
+pods of the table by their ids.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from ranktable.codec.schema import Field, Members, Schema, list_objects, walk_objects
 from ranktable.errors import BuildError
+from ranktable.kinds import DeviceEntry, Entry, HoldingEntry, ServerEntry, Survey
 from ranktable.model import NOTHING, Cluster, Device, RankTable, Server, SuperPod
-from ranktable.survey import DeviceEntry, Entry, HoldingEntry, ServerEntry
+from ranktable.problem import Problem
+from ranktable.schema import (
+    Field,
+    Members,
+    Schema,
+    check_tree,
+    check_version,
+    list_objects,
+    walk_objects,
+    without,
+)
 from ranktable.values import parse_number
 
 HOST_DEVICE = -1
@@ -258,3 +262,108 @@ def _encode_ids(ids: Sequence[str], extra: Mapping[str, object], member: tuple[s
 def _others(extra: Mapping[str, object], *members: tuple[str, str]) -> dict[str, object]:
     lists = [name for name, _ in members]
     return {key: value for key, value in extra.items() if key not in lists}
+
+
+@dataclass(frozen=True, slots=True)
+class TableForm:
+    """The codec of a dialect with one list of servers: its name, its version, and the schema of its top."""
+
+    dialect: str
+    version: str
+    schema: Schema
+
+    def check_structure(self, value: Members) -> list[Problem]:
+        """Return every fault of the structure (R2, R4, R5, R31 and malformed numbers); empty when it can be decoded."""
+        otherwise = (
+            f"the keys are those of version {self.version}, and HCCL goes by this one"
+            if self._list != "server_list"
+            else "the version is not known for a table with server_list"
+        )
+        return [*check_version(value, (self.version,), otherwise), *check_tree(value, self.schema)]
+
+    def survey(self, value: Members) -> Survey:
+        """Return what can be read of the object, however faulty it is."""
+        return Survey(
+            "",
+            value,
+            survey_servers(value, "", self._list, self._server),
+            self.dialect,
+            survey_holdings(value, "", "super_pod_list") if self._reads("super_pod_list") else (),
+            survey_holdings(value, "", "cluster_list") if self._reads("cluster_list") else (),
+        )
+
+    def decode(self, value: Members) -> RankTable:
+        """Return the table. `value` must have passed `check_structure` without an error."""
+        servers = tuple(decode_server(server, self._server) for server in list_objects(value, self._list))
+        if self._writes_empty_addresses(value):
+            servers = tuple(map(_drop_empty_addresses, servers))
+        pods = decode_super_pods(value) if self._reads("super_pod_list") else ()
+        clusters = decode_clusters(value) if self._reads("cluster_list") else ()
+        rest = without(value, "version", "status", self._list)
+        for key in ("super_pod_list", "cluster_list"):
+            if self._reads(key):
+                rest.pop(key, None)
+        count = parse_number(rest.pop("server_count", None)) if "server_count" in self.schema.by_name else None
+        return RankTable(self.dialect, servers, str(value["status"]), count, pods, clusters, extra=rest)
+
+    def encode(self, table: RankTable) -> dict[str, object]:
+        """Return the JSON object of `table`; decoding it gives `table` again.
+
+        Raises BuildError for a table with something that this dialect has no place for.
+        """
+        self._refuse_foreign(table)
+        empty = {"device_ip": ""} if self._writes_empty_addresses(table.extra) else {}
+        count = {} if table.declared_server_count is None else {"server_count": str(table.declared_server_count)}
+        return {
+            "version": self.version,
+            **(count if "server_count" in self.schema.by_name else {}),
+            self._list: [encode_server(server, self._server, **empty) for server in table.servers],
+            **({"super_pod_list": encode_super_pods(table.super_pods)} if table.super_pods else {}),
+            **({"cluster_list": encode_clusters(table.clusters)} if table.clusters else {}),
+            "status": table.status,
+            **table.extra,
+        }
+
+    @property
+    def _list(self) -> str:
+        return self.schema.by_role["servers"].name
+
+    @property
+    def _server(self) -> Schema:
+        return self.schema.within(self._list)
+
+    def _writes_empty_addresses(self, members: Members) -> bool:
+        """With heterog_sub_version every rank needs the key of its address, also without one (version 1.1)."""
+        return "heterog_sub_version" in self.schema.by_name and "heterog_sub_version" in members
+
+    def _reads(self, key: str) -> bool:
+        field = self.schema.by_name.get(key)
+        return field is not None and field.kind == "list"
+
+    def _refuse_foreign(self, table: RankTable) -> None:
+        device_roles = self._server.within(self._server.by_role["devices"].name).by_role
+        found = {
+            "super pods": bool(table.super_pods) and not self._reads("super_pod_list"),
+            "clusters": bool(table.clusters) and not self._reads("cluster_list"),
+            "groups": bool(table.groups) or any(server.group is not None for server in table.servers),
+            "super device ids": "super_device_id" not in device_roles
+            and any(device.super_device_id is not None for _, device in table.placements),
+            **{
+                f"a {role}": role not in self._server.by_role
+                and any(getattr(server, role) is not None for server in table.servers)
+                for role in ("host_ip", "pod_ip")
+            },
+        }
+        foreign = " and ".join(name for name, is_there in found.items() if is_there)
+        if foreign:
+            message = f"a table with {foreign} cannot be written in dialect {self.dialect!r}"
+            raise BuildError(message, "take them out, or choose a dialect that has them")
+
+
+def _drop_empty_addresses(server: Server) -> Server:
+    """Leave out the address where it is empty: it is written for every rank without one."""
+    devices = tuple(
+        replace(device, extra=without(device.extra, "rank_ip")) if device.device_ip is None else device
+        for device in server.devices
+    )
+    return replace(server, devices=devices)

@@ -1,6 +1,8 @@
-"""Rule R33: the limits of version 1.1, tables of groups that mix devices and hosts.
+"""Version 1.1: `node_list[]`, groups that mix devices and hosts. Every scalar is a string.
 
-Source: HCCL's parsers of heterogeneous tables, online and offline; two ranks with one address and port are a deduction.
+A rank without a device has number -1, in the file and in the model; a missing device_id means that and is written as
+"-1". HCCL takes an empty rank_ip for the address of the node; with heterog_sub_version every rank needs the key. `sdid`
+is the model's `super_device_id`. 1.1-offline is for compiling a model without devices, with node_id and item_id.
 """
 
 from __future__ import annotations
@@ -8,15 +10,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from ranktable.dialects.foreign import has_any
+from ranktable.dialects.servers import TableForm
+from ranktable.kinds import DeviceEntry, Dialect, Survey, find_repeats, rule_ids
 from ranktable.problem import Problem
 from ranktable.profile import Profile
-from ranktable.rules.registry import HETEROGENEOUS, rule
-from ranktable.survey import DeviceEntry, Survey, find_repeats
+from ranktable.rules import citations
+from ranktable.rules.registry import rule
+from ranktable.schema import Field, Members, Schema, list_objects
 from ranktable.values import parse_address, parse_number
 
-MAX_BYTES = 10 * 1024
-"""Largest file of this version that HCCL reads."""
-
+_ONLINE, _OFFLINE, _VERSION = "1.1", "1.1-offline", "1.1"
+_RULES = "R7 R8 R9 R13 R15 R33"
+_MAX_BYTES = 10 * 1024
+_RANK_ID = Field("rank_id", "number", missing="error", rule="R9", role="rank_id")
+_RANK_IP = Field("rank_ip", role="device_ip", empty_is_none=True)
 _MAX_COLLECTIVE_ID = 127
 _MAX_PORT = 65535
 _HOST_DEVICE = "-1"
@@ -27,12 +35,12 @@ _NEEDED_ON_A3 = ("device_id", "port", "rank_ip", "sdid")
 @rule(
     "R33",
     "version 1.1: collective_id, mode, node addresses and ports are what HCCL reads",
-    HETEROGENEOUS,
     severity="error or warning",
+    sources=(citations.HETEROGENEOUS, citations.OFFLINE),
 )
 def check_heterogeneous(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     """The online form is checked whole; the offline form has only its equal numbers of devices."""
-    if survey.dialect == "1.1-offline":
+    if survey.dialect == _OFFLINE:
         yield from _check_equal_devices(survey)
         return
     yield from _check_head(survey)
@@ -92,3 +100,77 @@ def _check_equal_devices(survey: Survey) -> Iterator[Problem]:
             message = f"the number of devices is {count} here and {usual} on the other nodes"
             remedy = "list as many devices on every node"
             yield Problem(server.path_of("rank_list"), "R33", "error", message, remedy)
+
+
+def _is_offline(value: Members) -> str:
+    keys = {key for node in list_objects(value, "node_list") for key in node}
+    return next((f"node_list with {key}" for key in ("rank_list", "node_id") if key in keys), "")
+
+
+def _hybrid(id_key: str, ranks_key: str, ranks: tuple[Field, ...], *more: Field) -> Schema:
+    node = Schema(
+        (
+            Field(id_key, missing="error", role="server_id"),
+            Field(ranks_key, "list", missing="error", role="devices", of=Schema(ranks)),
+        )
+    )
+    nodes = Field("node_list", "list", missing="error", role="servers", of=node)
+    return Schema((Field("version"), Field("status", missing="error"), *more, Field("mode"), nodes))
+
+
+DIALECTS = (
+    Dialect(
+        name=_OFFLINE,
+        title="a heterogeneous rank table for offline compilation (version 1.1)",
+        consumer="HCCL without devices",
+        recognise=_is_offline,
+        sources=(citations.OFFLINE,),
+        codec=TableForm(
+            _OFFLINE,
+            _VERSION,
+            _hybrid(
+                "node_id",
+                "rank_list",
+                (
+                    _RANK_ID,
+                    Field("item_id", "device_number", missing="error", rule="R8", role="device_id"),
+                    _RANK_IP,
+                ),
+                Field("collective_id"),
+            ),
+        ),
+        rules=rule_ids(_RULES),
+        refusal="the item ids of offline compilation cannot be made up; take the table of its tools",
+    ),
+    Dialect(
+        name=_ONLINE,
+        title="a heterogeneous rank table (version 1.1)",
+        consumer="HCCL groups of hosts and devices",
+        recognise=has_any("node_list", "collective_id"),
+        keys=("node_list", "collective_id"),
+        sources=(citations.HETEROGENEOUS,),
+        codec=TableForm(
+            _ONLINE,
+            _VERSION,
+            _hybrid(
+                "node_addr",
+                "ranks",
+                (
+                    _RANK_ID,
+                    Field("device_id", "device_number", rule="R8", role="device_id"),
+                    _RANK_IP,
+                    Field("port", "number", rule="R33"),
+                    Field("sdid", "number", rule="R33", role="super_device_id"),
+                    Field("bind_device_id", "device_number", rule="R8"),
+                ),
+                Field("collective_id", missing="error"),
+                Field("heterog_sub_version"),
+            ),
+        ),
+        rules=rule_ids(_RULES, "P1"),
+        readers=frozenset({"hccl", "mindspore"}),
+        max_bytes=_MAX_BYTES,
+        refusal="the collective_id and the ports of heterogeneous groups cannot be made up; take the table of their "
+        "tools",
+    ),
+)

@@ -201,7 +201,7 @@ def check_server_order(survey: Survey, profile: Profile) -> Iterator[Problem]:
     "on one server the order of the ranks is that of the device ids",
     severity="warning",
     chips=("910a", "a2"),
-    sources=(citations.MINDSPORE,),
+    sources=(citations.A3_PAGE,),
 )
 def check_device_order(survey: Survey, profile: Profile) -> Iterator[Problem]:
     """The physical order that 910A and A2 expect."""

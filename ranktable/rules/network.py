@@ -229,7 +229,7 @@ def _check_ranges(device: DeviceEntry) -> Iterator[Problem]:
     "R27",
     "backup_device_ip is the address of the other die of the same module, with another port",
     chips=("a3",),
-    sources=(citations.A3_PAGE,),
+    sources=(citations.CONCISE, citations.A3_PAGE),
 )
 def check_backups(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     """Devices 2k and 2k+1 are the two dies of one module (A3)."""

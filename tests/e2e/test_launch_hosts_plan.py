@@ -119,7 +119,10 @@ WRONG = {
     "workers": (["--hosts=h1:2,h2:2", "--worker_num=8"], r"--worker_num 8: the slots of 2 hosts add up to 4"),
     "node rank": (["--hosts=h1", "--node_rank=0"], r"--node_rank 0: hosts are numbered in the order"),
     "tail": (["--hosts=h1:2,h2:2", "--tail_worker_log=4"], r"--tail_worker_log 4: .*ranks are 0 to 3"),
-    "relative python": (["--hosts=h1", "--python=python3"], r"--python: python 'python3' is no absolute path; give the absolute path"),
+    "relative python": (
+        ["--hosts=h1", "--python=python3"],
+        r"--python: python 'python3' is no absolute path; give the absolute path",
+    ),
     "python without hosts": (["--python=/opt/python"], r"--python /opt/python: for hosts of --hosts"),
     "pattern": (["--hosts=h1", "--forward_env=A=1"], r"--forward_env 'A=1': .*--env gives a variable a value"),
     "variable of this host": (["--hosts=h1", "--forward_env=HOME"], r"--forward_env HOME: belongs to this host"),

@@ -170,7 +170,10 @@ def test_options_that_contradict_each_other_are_refused(options: dict[str, Any],
         ({"hosts": "node-a:2,node-b"}, "--hosts: node-a has 2 slots, in --rank_table_file .* it has 1"),
         ({"hosts": "node-a,node-b", "worker_num": 4}, "--worker_num 4: the slots of 2 hosts add up to 3"),
         ({"hosts": "node-a,node-b", "include": "node-a"}, "--include node-a: --rank_table_file names every worker"),
-        ({"ssh": True, "exclude": "node-a"}, "--exclude node-a: .*make the table of those hosts with ranktable generate"),
+        (
+            {"ssh": True, "exclude": "node-a"},
+            "--exclude node-a: .*make the table of those hosts with ranktable generate",
+        ),
     ],
 )
 def test_list_and_table_that_differ_are_refused(table: Path, options: dict[str, Any], message: str) -> None:

@@ -192,7 +192,7 @@ def show(file: str, ranks: bool, rank: int | None, show_all: bool, form: str) ->
     """
     from ranktable.files import read_source
     from ranktable.reading.document import parse_document
-    from ranktable.report.listing import kind_as_json, render_kind
+    from ranktable.report import kind_as_json, render_kind
     from ranktable.tables import decode_table, find_kind
 
     if (rank is not None) + ranks + show_all > 1:
@@ -210,21 +210,19 @@ def show(file: str, ranks: bool, rank: int | None, show_all: bool, form: str) ->
 
 
 def _as_json(table: RankTable, *, ranks: bool, rank: int | None) -> object:
-    from ranktable.report.overview import find_places, list_places, overview_as_json, place_as_json
+    from ranktable.overview import list_ranks, overview_as_json
 
-    if rank is not None:
-        return [place_as_json(place) for place in find_places(table, rank)]
-    if ranks:
-        return [place_as_json(place) for place in list_places(table)]
-    return overview_as_json(table)
+    if rank is None and not ranks:
+        return overview_as_json(table)
+    return [place.describe(device) for place, device in list_ranks(table, rank)]
 
 
 def _as_text(table: RankTable, *, ranks: bool, rank: int | None, show_all: bool) -> str:
-    from ranktable.report.listing import render_table
-    from ranktable.report.overview import find_places, render_overview, render_place
+    from ranktable.overview import list_ranks, render_overview, render_rank
+    from ranktable.report import render_table
 
     if rank is not None:
-        return "\n\n".join(render_place(place) for place in find_places(table, rank))
+        return "\n\n".join(render_rank(*found) for found in list_ranks(table, rank))
     if ranks:
         return render_table(table)
     return render_overview(table, width=_terminal_width(), show_all=show_all)
@@ -245,7 +243,7 @@ def _terminal_width() -> int | None:
 @click.option("--sources", is_flag=True, help="Where each rule can be read up.")
 def rules(form: str, sources: bool, dialect: str | None, chip: str | None, profile: str | None) -> Outcome:
     """List the rules that `validate` holds tables to: id, severity, chips, profiles, and what each asks for."""
-    from ranktable.report.listing import render_rules, render_sources, rules_as_json
+    from ranktable.report import render_rules, render_sources, rules_as_json
 
     chosen = [
         entry

@@ -17,7 +17,7 @@ from ranktable.commands import FORMAT, Outcome, chip_option, judge_each, reader_
 from ranktable.edit.repair import Repair
 from ranktable.errors import EXIT_VALID, ReadError
 from ranktable.local import LocalServer, check_file
-from ranktable.report.findings import Unjudged, Verdict, render_report, render_unjudged, render_verdicts_json
+from ranktable.report import Unjudged, Verdict, render_report, render_unjudged, render_verdicts_json
 from ranktable.rules.registry import LOCAL_RULES
 from ranktable.validate import Report, validate_document, validate_file
 

@@ -31,7 +31,7 @@ from ranktable import (
 from ranktable.cli import main
 from ranktable.edit.convert import dialect_names, refused_names, write_hostfile
 from ranktable.kinds import codec_names
-from ranktable.report.overview import overview_as_json
+from ranktable.overview import overview_as_json
 
 CATALOGUE = Path(__file__).parent / "catalogue"
 GOOD = [

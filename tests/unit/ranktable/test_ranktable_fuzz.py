@@ -14,7 +14,7 @@ import pytest
 from ranktable import RankTableError
 from ranktable.profile import CHIPS, Profile
 from ranktable.reading.document import parse_document
-from ranktable.report.findings import render_report, verdict_as_json
+from ranktable.report import render_report, verdict_as_json
 from ranktable.tables import decode_table, encode_table
 from ranktable.validate import validate_document
 

@@ -9,15 +9,13 @@ from hypothesis import strategies as st
 
 from ranktable import Cluster, Device, Group, RankNotFoundError, RankTable, Server, SuperPod, build_table, write_table
 from ranktable.cli import main
-from ranktable.report.overview import (
+from ranktable.overview import (
     MAX_ROWS,
-    find_places,
     find_planes,
-    list_places,
+    list_ranks,
     overview_as_json,
-    place_as_json,
     render_overview,
-    render_place,
+    render_rank,
 )
 
 
@@ -37,10 +35,6 @@ def pods(number_of_servers=4):
     names = [f"node{i}" for i in range(number_of_servers)]
     super_pods = (SuperPod("7", tuple(names[:half])), SuperPod("8", tuple(names[half:])))
     return table_of(*servers, dialect="1.2", super_pods=super_pods)
-
-
-def planes_of(table):
-    return [(plane.device_ids, plane.network) for plane in find_planes(table)]
 
 
 def test_a_line_per_server_in_the_order_of_rank():
@@ -113,15 +107,15 @@ def test_the_width_is_kept(width):
     ],
 )
 def test_planes_are_the_networks_that_device_numbers_share(servers, planes):
-    assert planes_of(table_of(*servers)) == planes
+    assert find_planes(table_of(*servers)) == planes
 
 
 def test_a_rank_is_described_with_all_that_is_known_of_it():
     device = Device(3, 1, "10.0.0.3", "77", extra={"device_port": "16666", "levels": []})
     server = Server("b", (Device(4, 2), device), "172.0.0.1", extra={"container_ip": "10.9.9.9"})
     table = RankTable("1.2", (server, Server("a", (Device(0, 0),))), super_pods=(SuperPod("5", ("b",)),))
-    (place,) = find_places(table, 1)
-    assert render_place(place).splitlines() == [
+    (found,) = list_ranks(table, 1)
+    assert render_rank(*found).splitlines() == [
         "rank_id              1",
         "server_id            b",
         "node_rank            1",
@@ -135,23 +129,24 @@ def test_a_rank_is_described_with_all_that_is_known_of_it():
         "device device_port   16666",
     ]
     with pytest.raises(RankNotFoundError, match="no device of the table has rank 9"):
-        find_places(table, 9)
+        list_ranks(table, 9)
 
 
 def test_ranks_that_start_again_in_every_group_are_all_told():
     servers = tuple(Server(name, (Device(0, 0),), group=name) for name in "ba")
     table = RankTable("mindie-global", servers, groups=(Group("b"), Group("a")))
-    assert [place.server.server.server_id for place in find_places(table, 0)] == ["b", "a"]
+    assert [place.server.server_id for place, _ in list_ranks(table, 0)] == ["b", "a"]
 
 
 def test_places_agree_with_the_model():
     table = build_table([("b", 2), ("a", 3)], order="given")
-    for place in list_places(table):
-        rank = place.device.rank_id
-        assert place.server.server == table.server_of(rank)
-        assert table.servers_by_rank[place.server.node_rank] is table.server_of(rank)
-        assert place.server.server.ranks[place.local_rank] == rank
-        assert place_as_json(place)["device_id"] == table.device_of(rank).device_id
+    for place, device in list_ranks(table):
+        rank = device.rank_id
+        assert place.server == table.server_of(rank)
+        assert table.servers_by_rank[place.node_rank] is table.server_of(rank)
+        said = place.describe(device)
+        assert place.server.ranks[said["local_rank"]] == rank
+        assert said["device_id"] == table.device_of(rank).device_id
 
 
 def test_the_object_for_programs_has_every_server():
@@ -178,7 +173,7 @@ def test_the_object_for_programs_has_every_server():
 def test_any_name_makes_lines(name, address):
     server = Server(name, (Device(0, 0, address),), host_ip=address)
     table = RankTable("1.2", (server,), status=name, super_pods=(SuperPod(name, (name,)),))
-    for line in [*render_overview(table).split("\n"), *render_place(find_places(table, 0)[0]).split("\n")]:
+    for line in [*render_overview(table).split("\n"), *render_rank(*list_ranks(table, 0)[0]).split("\n")]:
         assert line.isascii()
         assert line.isprintable()
 

@@ -18,7 +18,7 @@ from ranktable.kinds import Codec, Detection, Dialect, Survey, codec_of, detect_
 from ranktable.model import INITIALIZING, RankTable, paused_collector
 from ranktable.problem import Problem
 from ranktable.reading.document import Document, parse_document, read_document
-from ranktable.reading.foreign import name_compression
+from ranktable.reading.faults import name_compression
 from ranktable.text import render_json
 
 _MAX_RENAMES = 6

@@ -8,7 +8,7 @@ from itertools import islice
 from ranktable.errors import JsonTextError
 from ranktable.kinds import Dialect, detect_dialect
 from ranktable.reading.document import parse_document
-from ranktable.reading.foreign import name_compression
+from ranktable.reading.faults import name_compression
 from ranktable.rules import citations
 from ranktable.schema import Members, list_objects
 

@@ -8,10 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranktable import BuildError, Device, Group, InvalidTableError, RankTable, Server, encode_table, parse_table
-from ranktable.profile import build_profile
-from ranktable.reading.document import parse_document
 from ranktable.tables import encode_document
-from ranktable.validate import validate_document
 
 EXTRAS = st.dictionaries(st.text(min_size=1).map(lambda key: "x_" + key), st.text() | st.integers(), max_size=2)
 NAMES = st.text(min_size=1, max_size=5)
@@ -188,39 +185,3 @@ def test_an_empty_address_is_written_where_hccl_wants_the_key():
     assert encode_document(table) == value
     single = cloud(instance("p", "a", 0))
     assert encode_document(parse_table(json.dumps(single))) == single
-
-
-def findings(value, chip=None):
-    report = validate_document(parse_document(json.dumps(value).encode(), "t.json"), build_profile("ascend", chip))
-    found = [(problem.rule, problem.severity, problem.path) for problem in report.problems]
-    return [finding for finding in found if finding[0] == "R28"]
-
-
-@pytest.mark.parametrize(("name", "count"), [("g" * 127, 0), ("g" * 128, 1), ("ä" * 64, 1)])
-def test_a_group_name_has_at_most_127_bytes(name, count):
-    found = findings(cloud(instance("p", "a", 0), group_name=name))
-    assert found == [("R28", "error", "group_list[0].group_name")] * count
-
-
-def lab(num_devices, **changes):
-    ranks = [
-        {"rank_id": f"{n}", "server_id": "a", "devices": [{"device_id": f"{n}", "device_ip": f"10.0.0.{n + 1}"}]}
-        for n in range(num_devices)
-    ]
-    group = {"group_name": "", "device_num": str(num_devices), "server_num": "1", "instance_count": str(num_devices)}
-    board = {"deploy_mode": "lab", "para_plane_nic_location": "device", "chip_info": "910"}
-    groups = [group | {"instance_list": ranks}]
-    return {"status": "completed", **board, "group_count": "1", "group_list": groups} | changes
-
-
-@pytest.mark.parametrize(
-    ("num_devices", "chip", "count"), [(8, None, 0), (3, None, 1), (3, "a2", 1), (3, "300i-duo", 0)]
-)
-def test_a_lab_server_has_a_power_of_two_of_devices_except_on_the_300i_duo(num_devices, chip, count):
-    assert findings(lab(num_devices), chip) == [("R28", "error", "group_list[0].device_num")] * count
-
-
-def test_a_lab_table_needs_the_key_of_every_address():
-    table = lab(1)
-    del table["group_list"][0]["instance_list"][0]["devices"][0]["device_ip"]
-    assert findings(table) == [("R28", "error", "group_list[0].instance_list[0].devices[0].device_ip")]

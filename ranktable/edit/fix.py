@@ -94,7 +94,7 @@ def fix_counts(value: Members, schema: Schema) -> Iterator[Repair]:
 
 
 def _set_count(members: Members, field: Field, number: int, path: str) -> Iterator[Repair]:
-    """Set a count that is wrong; its type stays."""
+    """Set a count that is wrong, in the type that the dialect has for it."""
     key = field.name
     before = members.get(key)
     if key not in members and field.missing == "warning" and field.count:
@@ -104,7 +104,7 @@ def _set_count(members: Members, field: Field, number: int, path: str) -> Iterat
             members |= {key: str(number), name: member} if name == field.count.steps[0] else {name: member}
         yield Repair("R5", join_key(path, key), f"added {show_value(str(number))}")
     elif isinstance(before, str | int) and not isinstance(before, bool):
-        after = number if isinstance(before, int) else str(number)
+        after = number if field.kind == "integer" else str(number)
         if after != before:
             members[key] = after
             yield Repair(field.rule, join_key(path, key), f"{replaced(before, after)}, as many as are listed")

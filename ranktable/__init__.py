@@ -16,10 +16,9 @@ from importlib import import_module
 TYPE_CHECKING = False  # type checkers take it for True; importing typing would be most of the cost of this package
 
 if TYPE_CHECKING:
-    from ranktable.edit import Edited
     from ranktable.edit.convert import convert_table
     from ranktable.edit.fix import Fixed, fix_table
-    from ranktable.edit.merge import merge_tables
+    from ranktable.edit.merge import Edited, merge_tables
     from ranktable.edit.repair import Repair
     from ranktable.errors import (
         AmbiguousRankError,
@@ -56,10 +55,9 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "kinds": "ConvertWishes Converted",
-    "edit": "Edited",
     "edit.convert": "convert_table",
     "edit.fix": "Fixed fix_table",
-    "edit.merge": "merge_tables",
+    "edit.merge": "Edited merge_tables",
     "edit.repair": "Repair",
     "errors": (
         "AmbiguousRankError BuildError EditError GroupNotFoundError HostListError InvalidTableError "

@@ -38,8 +38,7 @@ _HOSTFILE = "hostfile"
 @click.option(
     "--order",
     type=click.Choice(MERGE_ORDERS),
-    help="Order of servers and ranks; Ascend readers ask for server_id, the string order. `rank` keeps every rank."
-    "  [default: server_id]",
+    help="Order of servers and ranks; Ascend readers ask for server_id, the string order.  [default: server_id]",
 )
 @click.option(
     "--hostfile", metavar="FILE", help="Host list, a host per line, whose order is taken (--order host_file)."

@@ -185,14 +185,10 @@ class Codec(Protocol):
 class ConvertWishes:
     """What only a person knows, for dialects that have a place for it."""
 
-    renumber: bool = False
-    """Number the ranks anew where the dialect counts them itself."""
     super_pods: Sequence[tuple[str, Sequence[str]]] = ()
     """The servers of each super pod."""
     super_device_ids: dict[str, list[str]] = field(default_factory=dict)
     """Those of each server, in the order of its devices."""
-    group_name: str | None = None
-    """Name of the one group of a template 2 table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +198,6 @@ class Converted:
     table: RankTable
     lost: tuple[str, ...] = ()
     """What the table said and the dialect cannot, in words."""
-    invented: tuple[str, ...] = ()
-    """What the dialect demands and the table did not say, in words."""
     is_renumbered: bool = False
     """True when the ranks are not those of the table."""
 

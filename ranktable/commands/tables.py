@@ -102,12 +102,11 @@ def _list_conflicts(conflicts: Sequence[str]) -> tuple[str, ...]:
 )
 @click.option("-o", "--output", metavar="OUT", default="-", help="Where to write.  [default: standard output]")
 @click.option("--strict", is_flag=True, help="Write nothing and exit with 1 when the format cannot hold everything.")
-@click.option("--renumber", is_flag=True, help="Number the ranks anew where the format counts them itself.")
+@click.option("--renumber", is_flag=True, help="For a host file: number the ranks anew, host by host.")
 @click.option(
     "--super_pods", multiple=True, metavar="ID=SERVERS", help="For 1.2: the servers of a super pod: 0=node[1-4]."
 )
 @click.option("--super_device_ids", metavar="FILE", help="YAML of lists, for 1.2: the SDIDs of each server's devices.")
-@click.option("--group_name", metavar="NAME", help="Name of the group, for template 2.  [default: hccl_world_group]")
 @target_option("What the new table is checked for.")
 @click.pass_context
 def convert(
@@ -119,12 +118,11 @@ def convert(
     renumber: bool,
     super_pods: tuple[str, ...],
     super_device_ids: str | None,
-    group_name: str | None,
     device_target: str,
 ) -> Outcome:
     """Write the rank table FILE in another dialect; - is standard input.
 
-    Says on standard error what the format cannot hold and what had to be made up for it.
+    Says on standard error what the format cannot hold.
     """
     from ranktable.files import write_bytes
     from ranktable.sources.option_values import parse_super_pods, read_super_device_ids
@@ -138,8 +136,8 @@ def convert(
     else:
         numbers = read_super_device_ids(super_device_ids) if super_device_ids is not None else {}
         pods = list(parse_super_pods(super_pods).items())
-        result = convert_table(table, to, ConvertWishes(renumber, pods, numbers, group_name))
-    notes = (*_notes_on(result, to), *([] if text else _check(result, device_target)))
+        result = convert_table(table, to, ConvertWishes(pods, numbers))
+    notes = (*_notes_on(result), *([] if text else _check(result, device_target)))
     if strict and result.lost:
         return Outcome(notes=(*notes, "nothing is written, because of --strict"), exit_code=EXIT_PROBLEMS)
     if not text:
@@ -152,18 +150,16 @@ def convert(
 
 def _refuse_strange_options(context: click.Context, to: str) -> None:
     """Refuse options that would change nothing."""
-    for name in ("super_pods", "super_device_ids", "group_name"):
+    for name in ("super_pods", "super_device_ids"):
         kinds = [kind.name for kind in all_dialects() if name in kind.wishes]
         is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
         if is_given and to not in (*kinds, *refused_names()):
             raise click.UsageError(f"--{name} means nothing to {to}, only to {', '.join(kinds)}; leave it out")
 
 
-def _notes_on(result: Converted, to: str) -> tuple[str, ...]:
-    order = "host by host" if to == _HOSTFILE else "in the string order of server_id, then device_id"
-    renumbered = (f"the ranks are numbered anew, {order}",) if result.is_renumbered else ()
-    lost = (f"left out: {what}" for what in result.lost)
-    return (*lost, *(f"made up: {what}" for what in result.invented), *renumbered)
+def _notes_on(result: Converted) -> tuple[str, ...]:
+    renumbered = ("the ranks are numbered anew, host by host",) if result.is_renumbered else ()
+    return (*(f"left out: {what}" for what in result.lost), *renumbered)
 
 
 def _check(result: Converted, device_target: str) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 from ranktable.dialects.servers import SERVER, SUPER_POD, SUPER_POD_SERVER, TableForm, cluster_schema
-from ranktable.edit.losses import EXTRAS, join_servers, list_losses
+from ranktable.edit.convert import EXTRAS, join_servers, list_losses
 from ranktable.errors import BuildError
 from ranktable.kinds import Converted, ConvertWishes, Dialect, Entry, Survey, dialect_of, find_repeats, rule_ids
 from ranktable.model import Device, RankTable, Server, SuperPod

@@ -16,16 +16,13 @@ cloud form (EI0017 for missing keys); hccl-controller; HCCL's documentation of 2
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ranktable.dialects.foreign import has_any
 from ranktable.dialects.servers import DEVICE_ID, decode_device, encode_device, servers_of_groups, survey_device
-from ranktable.edit.losses import list_losses
 from ranktable.errors import BuildError
 from ranktable.kinds import (
-    Converted,
-    ConvertWishes,
     DeviceEntry,
     Dialect,
     Entry,
@@ -42,7 +39,6 @@ from ranktable.rules import citations
 from ranktable.rules.identity import check_counts
 from ranktable.rules.registry import rule
 from ranktable.schema import Count, Field, Schema, check_tree, list_objects, walk_objects, without
-from ranktable.text import count_noun
 from ranktable.values import parse_number
 
 CLOUD, LAB = "template2-cloud", "template2-lab"
@@ -53,7 +49,6 @@ _MAX_GROUP_NAME = 127
 _MAX_CLOUD_DEVICE_ID = 7
 _PER_SERVER = (1, 2, 4, 8, 16)
 _RULES = "R7 R8 R13 R14 R15 R16 R28 P1"
-_DEFAULT_GROUP = "hccl_world_group"
 _READERS = frozenset({"hccl", "mindspore"})
 
 Object = dict[str, object]
@@ -286,7 +281,7 @@ def _check_ranks(table: RankTable) -> None:
         server, device, implied = moved
         who = f"device {device.device_id} of server {server.server_id!r} has rank {device.rank_id}"
         order = f"the string order of server_id, then device_id, makes it {implied}"
-        raise BuildError(f"{who}; {CLOUD} has no rank ids: {order}", "renumber the ranks in that order first")
+        raise BuildError(f"{who}; {CLOUD} has no rank ids: {order}", "number the ranks in that order first")
 
 
 def _refuse_foreign(table: RankTable) -> None:
@@ -393,96 +388,6 @@ def _check_addresses_present(survey: Survey, groups: list[Entry]) -> Iterator[Pr
                     yield DeviceEntry(path, device).complain("device_ip", "R28", "error", message, remedy)
 
 
-def _to_cloud(table: RankTable, wishes: ConvertWishes) -> Converted:
-    """Return the table in the cloud form of template 2.
-
-    Pods are those of the devices or servers (`pod_name`), else they are named after the place of the server.
-    Raises BuildError when the ranks that the form implies are not those of the table, unless they may be
-    numbered anew.
-    """
-    lost = list_losses(table, _kept_by_template2(table) | {"pod_name"})
-    grouped, groups, invented = _group(table, wishes.group_name)
-    named, made_up = _name_pods(grouped)
-    ordered, is_renumbered = _imply_ranks(named, renumber=wishes.renumber)
-    result = RankTable(CLOUD, ordered, table.status, groups=groups)
-    return Converted(result, lost, (*invented, *made_up), is_renumbered)
-
-
-def _kept_by_template2(table: RankTable) -> frozenset[str]:
-    return frozenset({"device_id", "device_ip", *(["group_list"] if _has_groups(table) else [])})
-
-
-def _has_groups(table: RankTable) -> bool:
-    """Return whether the groups of the table are ones of template 2."""
-    return table.dialect in (CLOUD, LAB) and bool(table.groups)
-
-
-def _group(table: RankTable, group_name: str | None) -> tuple[tuple[Server, ...], tuple[Group, ...], tuple[str, ...]]:
-    """Return the servers with nothing but their devices in the groups of the table, or in a new one."""
-    has_groups = _has_groups(table)
-    if has_groups and group_name is not None:
-        raise BuildError(f"the table has groups of its own, such as {table.groups[0].name!r}", "leave --group_name out")
-    name = group_name if group_name is not None else _DEFAULT_GROUP
-    groups = tuple(Group(group.name) for group in table.groups) if has_groups else (Group(name),)
-    servers = tuple(
-        Server(server.server_id, tuple(map(_pod_device, server.devices)), group=server.group if has_groups else name)
-        for server in (table.servers if has_groups else _with_pod_names(table.servers))
-    )
-    is_new = not has_groups and group_name is None
-    return servers, groups, (f"group_name {name}, HCCL's own default",) if is_new else ()
-
-
-def _with_pod_names(servers: Iterable[Server]) -> Iterable[Server]:
-    """Give the devices the pod_name of their server where only that has one."""
-    for server in servers:
-        name = server.extra.get("pod_name")
-        own = {"pod_name": name} if isinstance(name, str) else {}
-        yield replace(
-            server, devices=tuple(replace(device, extra={**own, **device.extra}) for device in server.devices)
-        )
-
-
-def _pod_device(device: Device) -> Device:
-    name = device.extra.get("pod_name")
-    extra = {"pod_name": name} if isinstance(name, str) else {}
-    return Device(device.device_id, device.rank_id, device.device_ip or None, extra=extra)
-
-
-def _name_pods(servers: tuple[Server, ...]) -> tuple[tuple[Server, ...], tuple[str, ...]]:
-    """Return the servers with a pod for each device; missing names count the servers in the order of their ids."""
-    taken = {str(device.extra["pod_name"]) for server in servers for device in server.devices if device.extra}
-    server_ids = sorted(server.server_id for server in servers if not all(device.extra for device in server.devices))
-    names = {server_id: f"pod-{place}" for place, server_id in enumerate(dict.fromkeys(server_ids))}
-    doubled = next((name for name in names.values() if name in taken), None)
-    if doubled is not None:
-        raise BuildError(f"some devices have no pod_name, and {doubled} is taken", "name the pod of every device")
-    named = tuple(
-        replace(server, devices=tuple(_give_pod(device, names.get(server.server_id)) for device in server.devices))
-        for server in servers
-    )
-    texts = list(names.values())
-    invented = f"pod_name of {count_noun(len(names), 'server')} ({texts[0]} to {texts[-1]})" if texts else ""
-    return named, (invented,) if invented else ()
-
-
-def _give_pod(device: Device, name: str | None) -> Device:
-    return device if device.extra or name is None else replace(device, extra={"pod_name": name})
-
-
-def _imply_ranks(servers: tuple[Server, ...], *, renumber: bool) -> tuple[tuple[Server, ...], bool]:
-    """Return the servers with the ranks that the cloud form implies, and whether these are new."""
-    ranked = number_by_position(servers)
-    moved = find_moved(servers, ranked)
-    if moved is not None and not renumber:
-        server, device, implied = moved
-        message = (
-            f"device {device.device_id} of server {server.server_id!r} has rank {device.rank_id}; the cloud form has "
-            f"no rank ids, and the string order of server_id, then device_id, makes it {implied}"
-        )
-        raise BuildError(message, "give --renumber to have the ranks numbered so")
-    return ranked, moved is not None
-
-
 def _is_lab(value: Mapping[str, object]) -> str:
     telling = [key for key in ("board_id", "chip_info", "deploy_mode", "para_plane_nic_location") if key in value]
     if "group_list" not in value or (telling and "deploy_mode" in telling):
@@ -518,7 +423,6 @@ DIALECTS = (
         readers=_READERS,
         writes_empty_addresses=True,
         ranks_by_position=True,
-        convert=_to_cloud,
-        wishes=frozenset({"group_name"}),
+        refusal="its pods cannot be made up, and HCCL reads version 1.0 wherever it reads this one",
     ),
 )

@@ -221,7 +221,7 @@ SERVER = Server("a", (Device(0, 0),))
         (in_cloud(devices=(Device(0, 0, super_device_id="1"),)), "server 'a' has super_device_id"),
         (
             in_cloud(devices=(Device(0, 1, extra={"pod_name": "p"}),)),
-            r"device 0 of server 'a' has rank 1; .* makes it 0; renumber the ranks",
+            r"device 0 of server 'a' has rank 1; .* makes it 0; number the ranks",
         ),
     ],
 )

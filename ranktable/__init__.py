@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         UnsupportedDialectError,
         WriteError,
     )
-    from ranktable.generate import FoundDevice, HostInventory, build_table, default_file_name
+    from ranktable.generate import HostInventory, build_table, default_file_name
     from ranktable.hosts.host_list import ListedHost, parse_hosts, select_hosts
     from ranktable.hosts.hostfile import parse_hostfile
     from ranktable.hosts.slurm import read_slurm_hosts
@@ -64,7 +64,7 @@ _HOMES = {
         "JsonTextError MergeError NotReadyError ProfileError RankNotFoundError RankTableError ReadError "
         "SourceError UnknownDialectError UnsupportedDialectError WriteError"
     ),
-    "generate": "FoundDevice HostInventory build_table default_file_name",
+    "generate": "HostInventory build_table default_file_name",
     "hosts.host_list": "ListedHost parse_hosts select_hosts",
     "hosts.hostfile": "parse_hostfile",
     "hosts.slurm": "read_slurm_hosts",
@@ -91,7 +91,6 @@ __all__ = [
     "EditError",
     "Edited",
     "Fixed",
-    "FoundDevice",
     "Group",
     "GroupNotFoundError",
     "HostInventory",

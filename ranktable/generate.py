@@ -34,27 +34,9 @@ _SORT_KEYS: dict[str, Callable[[HostInventory], tuple[object, ...]] | None] = {
 
 
 @dataclass(frozen=True, slots=True)
-class FoundDevice:
-    """One accelerator (or process slot) of a host."""
+class HostInventory(Server):
+    """A host that a source found, with the devices that a job is to use on it, in the order of their ranks to be."""
 
-    device_id: int
-    """Physical number of the device on its host."""
-    device_ip: str | None = None
-    """Address of the device's own network port, as its source gives it; None where none is known. Never invented."""
-    super_device_id: str | None = None
-    """Number of the device in its super pod, a decimal of 32 bits; None where none is known."""
-
-
-@dataclass(frozen=True, slots=True)
-class HostInventory:
-    """One host with the devices that a job is to use on it, in the order in which they are to be numbered."""
-
-    server_id: str
-    devices: tuple[FoundDevice, ...]
-    host_ip: str | None = None
-    """Address of the host's own network port."""
-    pod_ip: str | None = None
-    """Address of the pod that runs on the host."""
     super_pod_id: str | None = None
     """The super pod that the host stands in."""
     rank_index: int | None = None
@@ -63,7 +45,7 @@ class HostInventory:
     """Where the host was found, such as `hosts.txt:3`, for messages."""
 
 
-Owner = TypeVar("Owner", HostInventory, Server)
+Owner = TypeVar("Owner", bound=Server)
 
 
 @paused_collector()
@@ -244,7 +226,7 @@ def _take_pair(server_id: str, devices: Devices) -> HostInventory:
     if not 1 <= len(device_ids) <= _MAX_DEVICES:
         shown = devices if isinstance(devices, int) else len(device_ids)
         raise BuildError(f"server {server_id!r} has {shown} devices", f"give 1 to {_MAX_DEVICES}")
-    return HostInventory(server_id, tuple(FoundDevice(device_id) for device_id in device_ids))
+    return HostInventory(server_id, tuple(map(Device, device_ids)))
 
 
 def _give_addresses(host: HostInventory, texts: Sequence[str] | None) -> HostInventory:
@@ -254,7 +236,7 @@ def _give_addresses(host: HostInventory, texts: Sequence[str] | None) -> HostInv
         message = f"server {host.server_id!r} has {len(host.devices)} devices and {len(texts)} addresses"
         raise BuildError(message, "give one address per device")
     pairs = zip(host.devices, texts, strict=True)
-    devices = tuple(FoundDevice(device.device_id, text, device.super_device_id) for device, text in pairs)
+    devices = tuple(replace(device, device_ip=text) for device, text in pairs)
     return replace(host, devices=devices)
 
 

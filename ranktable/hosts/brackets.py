@@ -84,21 +84,6 @@ def split_outside(text: str, mark: str) -> list[str]:
     return [*pieces, text[begin:]]
 
 
-def parse_numbers(text: str) -> list[int]:
-    """Return the numbers of a list with ranges: `0-3,6` is 0, 1, 2, 3, 6.
-
-    Raises:
-        HostListError: no such list, more than `MAX_HOSTS` numbers, or one given twice.
-    """
-    ranges = [_read_range(piece.strip(), text)[0] for piece in text.split(",")]
-    if sum(map(len, ranges)) > MAX_HOSTS:
-        raise HostListError(f"{quote(text)} makes more than {MAX_HOSTS} numbers", "give fewer")
-    numbers = [number for one in ranges for number in one]
-    if len(set(numbers)) < len(numbers):
-        raise HostListError(f"{quote(text)} has a number twice", "give each number once")
-    return numbers
-
-
 def shorten(text: str) -> str:
     """Return a text as an error may show it."""
     return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "..."

@@ -11,7 +11,8 @@ import yaml
 
 from ranktable import BuildError, SourceError, build_table, write_table
 from ranktable.cli import main
-from ranktable.generate import FoundDevice, HostInventory
+from ranktable.generate import HostInventory
+from ranktable.model import Device
 from ranktable.rules.registry import LOCAL_RULES
 from ranktable.sources.device_tools import DeviceTools
 from ranktable.sources.local_host import Probe, find_device_ids, read_local_host, resolve_names
@@ -122,7 +123,7 @@ def test_a_probe_asks_the_tools(root, tool):
     probed = Probe(root, asks_super_pod=True).ask()
     assert probed.host == HostInventory(
         "10.0.0.5",
-        (FoundDevice(0, "192.168.1.5", "0"), FoundDevice(1, "192.168.2.5", "65537")),
+        (Device(0, -1, "192.168.1.5", "0"), Device(1, -1, "192.168.2.5", "65537")),
         "10.0.0.5",
         super_pod_id="3",
         origin="this host",
@@ -258,7 +259,7 @@ def table_of(case):
         HostInventory(
             server_id,
             tuple(
-                FoundDevice(number, pattern and pattern.format(number + 1 + 50 * place), next(sdids, None))
+                Device(number, -1, pattern and pattern.format(number + 1 + 50 * place), next(sdids, None))
                 for number in ids
             ),
             super_pod_id="3" if "sdids" in case else None,

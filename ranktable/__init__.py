@@ -16,14 +16,9 @@ from importlib import import_module
 TYPE_CHECKING = False  # type checkers take it for True; importing typing would be most of the cost of this package
 
 if TYPE_CHECKING:
-    from ranktable.codec import FileKind, detect_file, encode_table, parse_table, read_table, write_table
-    from ranktable.compare import Change, FileDigest, diff_tables, digest_file, digest_table
-    from ranktable.edit import Edited
-    from ranktable.edit.convert import Converted, ConvertWishes, SuperPodWishes, convert_table
+    from ranktable.edit.convert import convert_table
     from ranktable.edit.fix import Fixed, fix_table
-    from ranktable.edit.global_table import ClusterPart, merge_clusters
-    from ranktable.edit.merge import merge_tables
-    from ranktable.edit.parts import Split, TablePart, select_devices, split_table
+    from ranktable.edit.merge import Edited, merge_tables
     from ranktable.edit.repair import Repair
     from ranktable.errors import (
         AmbiguousRankError,
@@ -44,47 +39,42 @@ if TYPE_CHECKING:
         UnsupportedDialectError,
         WriteError,
     )
-    from ranktable.export import Export, export_table
-    from ranktable.generate import FoundDevice, HostInventory, build_table, default_file_name
-    from ranktable.hostlist.host_list import Host, HostList
+    from ranktable.generate import HostInventory, build_table, default_file_name
+    from ranktable.hosts.host_list import ListedHost, parse_hosts, select_hosts
+    from ranktable.hosts.hostfile import parse_hostfile
+    from ranktable.hosts.slurm import read_slurm_hosts
+    from ranktable.kinds import Converted, ConvertWishes
     from ranktable.local import LocalReport, check_file
     from ranktable.model import Cluster, Device, Group, RankTable, Server, SuperPod
-    from ranktable.ordering import renumber_ranks
     from ranktable.problem import Position, Problem
-    from ranktable.report.picture import draw_table
     from ranktable.sources.collect import CollectedHosts, SourceRequest, collect_hosts
-    from ranktable.sources.hostfile import read_hostfile, read_slurm_hosts
     from ranktable.sources.local_host import Probe
     from ranktable.sources.pods import read_pods
+    from ranktable.tables import encode_table, parse_table, read_table, write_table
     from ranktable.validate import Report, validate_file, validate_table
 
 _HOMES = {
-    "codec": "FileKind detect_file encode_table parse_table read_table write_table",
-    "compare": "Change FileDigest diff_tables digest_file digest_table",
-    "edit": "Edited",
-    "edit.convert": "ConvertWishes Converted SuperPodWishes convert_table",
+    "kinds": "ConvertWishes Converted",
+    "edit.convert": "convert_table",
     "edit.fix": "Fixed fix_table",
-    "edit.global_table": "ClusterPart merge_clusters",
-    "edit.merge": "merge_tables",
-    "ordering": "renumber_ranks",
-    "edit.parts": "Split TablePart select_devices split_table",
+    "edit.merge": "Edited merge_tables",
     "edit.repair": "Repair",
     "errors": (
         "AmbiguousRankError BuildError EditError GroupNotFoundError HostListError InvalidTableError "
         "JsonTextError MergeError NotReadyError ProfileError RankNotFoundError RankTableError ReadError "
         "SourceError UnknownDialectError UnsupportedDialectError WriteError"
     ),
-    "export": "Export export_table",
-    "generate": "FoundDevice HostInventory build_table default_file_name",
-    "hostlist.host_list": "Host HostList",
+    "generate": "HostInventory build_table default_file_name",
+    "hosts.host_list": "ListedHost parse_hosts select_hosts",
+    "hosts.hostfile": "parse_hostfile",
+    "hosts.slurm": "read_slurm_hosts",
     "local": "LocalReport check_file",
     "model": "Cluster Device Group RankTable Server SuperPod",
     "problem": "Position Problem",
-    "report.picture": "draw_table",
     "sources.collect": "CollectedHosts SourceRequest collect_hosts",
-    "sources.hostfile": "read_hostfile read_slurm_hosts",
     "sources.local_host": "Probe",
     "sources.pods": "read_pods",
+    "tables": "encode_table parse_table read_table write_table",
     "validate": "Report validate_file validate_table",
 }
 """The module of each exported name."""
@@ -93,28 +83,21 @@ _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names
 __all__ = [
     "AmbiguousRankError",
     "BuildError",
-    "Change",
     "Cluster",
-    "ClusterPart",
     "CollectedHosts",
     "ConvertWishes",
     "Converted",
     "Device",
     "EditError",
     "Edited",
-    "Export",
-    "FileDigest",
-    "FileKind",
     "Fixed",
-    "FoundDevice",
     "Group",
     "GroupNotFoundError",
-    "Host",
     "HostInventory",
-    "HostList",
     "HostListError",
     "InvalidTableError",
     "JsonTextError",
+    "ListedHost",
     "LocalReport",
     "MergeError",
     "NotReadyError",
@@ -131,10 +114,7 @@ __all__ = [
     "Server",
     "SourceError",
     "SourceRequest",
-    "Split",
     "SuperPod",
-    "SuperPodWishes",
-    "TablePart",
     "UnknownDialectError",
     "UnsupportedDialectError",
     "WriteError",
@@ -143,24 +123,16 @@ __all__ = [
     "collect_hosts",
     "convert_table",
     "default_file_name",
-    "detect_file",
-    "diff_tables",
-    "digest_file",
-    "digest_table",
-    "draw_table",
     "encode_table",
-    "export_table",
     "fix_table",
-    "merge_clusters",
     "merge_tables",
+    "parse_hostfile",
+    "parse_hosts",
     "parse_table",
-    "read_hostfile",
     "read_pods",
     "read_slurm_hosts",
     "read_table",
-    "renumber_ranks",
-    "select_devices",
-    "split_table",
+    "select_hosts",
     "validate_file",
     "validate_table",
     "write_table",

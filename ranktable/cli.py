@@ -14,13 +14,9 @@ from typing import TextIO
 import click
 
 from ranktable.commands import Outcome
-from ranktable.commands.compare import diff, digest
-from ranktable.commands.convert import convert
-from ranktable.commands.edit import merge, select, split
-from ranktable.commands.fix import fix
 from ranktable.commands.generate import generate
-from ranktable.commands.show import detect, rules, show
-from ranktable.commands.validate import check, validate
+from ranktable.commands.tables import convert, merge, rules, show
+from ranktable.commands.validate import validate
 from ranktable.errors import EXIT_VALID, RankTableError
 from ranktable.model import paused_collector
 
@@ -30,7 +26,7 @@ _SETTINGS = {
     "max_content_width": 110,
 }
 _EXIT_INTERRUPTED = 130
-_COMMANDS = (generate, validate, check, detect, show, convert, fix, merge, split, select, diff, digest, rules)
+_COMMANDS = (generate, validate, show, convert, merge, rules)
 
 
 def _print_version(context: click.Context, _option: click.Parameter, is_asked: bool) -> None:
@@ -50,7 +46,7 @@ def _print_version(context: click.Context, _option: click.Parameter, is_asked: b
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show the version."
 )
 def cli() -> None:
-    """Generate, validate, check and show rank tables for parallel training."""
+    """Generate, validate, show, convert and merge rank tables for parallel training."""
 
 
 for _command in _COMMANDS:

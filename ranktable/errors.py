@@ -9,7 +9,7 @@
         InvalidTableError          1   a table whose structure is wrong; carries every problem found
         NotReadyError              3   a table whose status is still "initializing"
         BuildError                 2   wrong input to the generator (also a ValueError)
-        HostListError              2   a host list that cannot be parsed (also a ValueError); has the faulty part
+        HostListError              2   hosts that a list, an option or a file gives wrongly (also a ValueError)
         ProfileError               2   an unknown device target, chip or profile (also a ValueError)
         SourceError                2   hosts, devices or addresses that a source gives wrongly (also a ValueError)
         RankNotFoundError          2   a rank that the table does not have (also a LookupError)
@@ -23,7 +23,9 @@ The exit codes are 0 valid (warnings allowed), 1 problems, 2 wrong usage or unre
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
 
 from ranktable.problem import Position, Problem, show_value
 
@@ -134,14 +136,27 @@ class BuildError(RankTableError, ValueError):
 
 
 class HostListError(RankTableError, ValueError):
-    """A host list that cannot be parsed; `part` is the faulty piece of it, `fault` the message without
-    its first words.
-    """
+    """Hosts that a list, an option or a file gives wrongly: `fault` with its value, and `source`, empty at first."""
 
-    def __init__(self, part: str, message: str, remedy: str) -> None:
-        self.fault = f"{part!r} {message}"
-        super().__init__(f"host list: {self.fault}", remedy)
-        self.part = part
+    def __init__(self, fault: str, remedy: str, source: str = "") -> None:
+        super().__init__(f"{source}: {fault}" if source else fault, remedy)
+        self.fault = fault
+        self.source = source
+
+    @classmethod
+    @contextmanager
+    def at(cls, source: str) -> Iterator[None]:
+        """Let what is raised name its source, where it does not yet."""
+        try:
+            yield
+        except HostListError as error:
+            raise cls(error.fault, error.remedy, error.source or source) from None
+
+
+def near_miss(word: str, known: Iterable[str]) -> str:
+    """Return ' (did you mean X?)' when a word is close to a known one, else an empty string."""
+    near = get_close_matches(word, list(known), n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 class SourceError(RankTableError, ValueError):

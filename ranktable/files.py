@@ -1,8 +1,7 @@
 """Reads and writes files that users name, and reads standard input: the one door of all commands.
 
 What is read has a limit of size, and a named pipe that nobody writes to is refused instead of waited for without end.
-What is written is the old file or the whole new one to a reader, never a part; a folder is written with all of its
-files or not at all, because half of the parts of a table are another table.
+What is written is the old file or the whole new one to a reader, never a part.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import select
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -36,9 +35,6 @@ _RETRY_S = 0.02
 _MAX_LINKS = 40
 _UNREAD = "it is a pipe that nobody reads"
 DEFAULT_MODE = 0o644
-_FOLDER_MODE = 0o755
-_NUM_WRITERS = 16
-"""Waiting for the disk is most of the work; file systems make several files durable at once."""
 
 
 def read_source(path: str | os.PathLike[str]) -> tuple[str, bytes]:
@@ -320,47 +316,3 @@ def _suggest(target: Path, error: OSError | ValueError) -> str:
         if isinstance(error, PermissionError)
         else ""
     )
-
-
-def write_folder(folder: str | os.PathLike[str], files: Iterable[tuple[str, bytes]]) -> None:
-    """Write `files` (names with contents) into `folder`, which must be new or empty.
-
-    The files are made durable in a folder beside it, which then takes its name. Raises WriteError; there is nothing new
-    then.
-    """
-    import shutil
-    import tempfile
-    from concurrent.futures import ThreadPoolExecutor
-
-    target = Path(folder)
-    try:
-        _refuse_full(target)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name[:100]}.", suffix=".tmp", dir=target.parent))
-        try:
-            with ThreadPoolExecutor(_NUM_WRITERS) as writers:
-                list(writers.map(lambda file: _write(temporary / file[0], file[1]), files))
-            temporary.chmod(_FOLDER_MODE)
-            sync_folder(temporary)
-            temporary.replace(target)
-            sync_folder(target.parent)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise WriteError(str(target), reason.lower(), "name a folder that can be made here") from error
-
-
-def _refuse_full(target: Path) -> None:
-    if target.is_dir() and next(target.iterdir(), None) is not None:
-        remedy = "name a new one, so that no part of another is taken for one of these"
-        raise WriteError(str(target), "the folder is not empty", remedy)
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("xb") as stream:
-        os.fchmod(stream.fileno(), DEFAULT_MODE)
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())

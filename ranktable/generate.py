@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from ranktable.errors import BuildError
+from ranktable.kinds import all_dialects, dialect_of, plain_version
 from ranktable.model import COMPLETED, Device, RankTable, Server, SuperPod, paused_collector
 from ranktable.ordering import numeric_key, sort_holders
 from ranktable.profile import ANY_TARGET, Profile, build_profile
@@ -20,7 +21,6 @@ from ranktable.values import parse_address
 
 ServerOrder = Literal["server_id", "numeric", "given", "rank_index"]
 SERVER_ORDERS: tuple[ServerOrder, ...] = ("server_id", "numeric", "given", "rank_index")
-VERSIONS = ("1.0", "1.2")
 Devices = int | Sequence[int]
 """A number of devices, which are then 0 to n-1, or the device ids themselves."""
 DeviceIps = Mapping[str, Sequence[str]]
@@ -34,27 +34,9 @@ _SORT_KEYS: dict[str, Callable[[HostInventory], tuple[object, ...]] | None] = {
 
 
 @dataclass(frozen=True, slots=True)
-class FoundDevice:
-    """One accelerator (or process slot) of a host."""
+class HostInventory(Server):
+    """A host that a source found, with the devices that a job is to use on it, in the order of their ranks to be."""
 
-    device_id: int
-    """Physical number of the device on its host."""
-    device_ip: str | None = None
-    """Address of the device's own network port, as its source gives it; None where none is known. Never invented."""
-    super_device_id: str | None = None
-    """Number of the device in its super pod, a decimal of 32 bits; None where none is known."""
-
-
-@dataclass(frozen=True, slots=True)
-class HostInventory:
-    """One host with the devices that a job is to use on it, in the order in which they are to be numbered."""
-
-    server_id: str
-    devices: tuple[FoundDevice, ...]
-    host_ip: str | None = None
-    """Address of the host's own network port."""
-    pod_ip: str | None = None
-    """Address of the pod that runs on the host."""
     super_pod_id: str | None = None
     """The super pod that the host stands in."""
     rank_index: int | None = None
@@ -63,7 +45,7 @@ class HostInventory:
     """Where the host was found, such as `hosts.txt:3`, for messages."""
 
 
-Owner = TypeVar("Owner", HostInventory, Server)
+Owner = TypeVar("Owner", bound=Server)
 
 
 @paused_collector()
@@ -72,7 +54,7 @@ def build_table(
     *,
     device_ips: DeviceIps | None = None,
     order: ServerOrder = "server_id",
-    version: str = "1.0",
+    version: str | None = None,
     device_target: str | None = None,
     chip: str | None = None,
     super_pods: Mapping[str, Sequence[str]] | None = None,
@@ -84,9 +66,9 @@ def build_table(
     of the caller; "rank_index" takes the place that the scheduler gave. The first two also sort the devices of a
     server by id. `device_ip` is written for the devices whose address is known, and left out for the others.
 
-    `version` is "1.0" or "1.2" (super pods: `super_pods` maps each id to its servers, in place of what the servers
-    say). With `device_target` ("ascend", "gpu", "cpu") or `chip` the table breaks no rule of that profile; on gpu and
-    cpu a server whose id is an address gets it as `host_ip`.
+    `version` is one of `version_names()`, by default the plain one; one with super pods takes those of `super_pods`, an
+    id with its servers, in place of what the servers say. With `device_target` ("ascend", "gpu", "cpu") or `chip` the
+    table breaks no rule of that profile; on gpu and cpu a server whose id is an address gets it as `host_ip`.
 
     Raises BuildError for input that makes no valid table, ProfileError for an unknown target or chip.
     """
@@ -115,17 +97,18 @@ def assemble_table(
     hosts: Sequence[HostInventory],
     *,
     order: ServerOrder = "server_id",
-    version: str = "1.0",
+    version: str | None = None,
     profile: Profile | None = None,
     super_pods: Mapping[str, Sequence[str]] | None = None,
 ) -> RankTable:
     """Return the table of `hosts`, not yet held to any rule; see `build_table`."""
-    if version not in VERSIONS:
-        raise BuildError(f"version {version!r} cannot be generated", f"choose one of {', '.join(VERSIONS)}")
+    version = version or plain_version()
+    if version not in version_names():
+        raise BuildError(f"version {version!r} cannot be generated", f"choose one of {', '.join(version_names())}")
     has_ports = profile is None or profile.is_ascend
     _check_hosts(hosts, has_ports)
     ordered = sort_hosts(hosts, order)
-    pods = _list_super_pods(ordered, super_pods) if version == "1.2" else ()
+    pods = _list_super_pods(ordered, super_pods) if dialect_of(version).reads_super_pods else ()
     servers = _number_servers(ordered, sorts_devices=order in ("server_id", "numeric"), keeps_pods=bool(pods))
     if not has_ports:
         servers = tuple(_give_host_ip(server) for server in servers)
@@ -140,6 +123,11 @@ def sort_hosts(hosts: Iterable[HostInventory], order: ServerOrder) -> list[HostI
         raise BuildError(f"order {order!r} is not known", f"choose one of {', '.join(SERVER_ORDERS)}")
     key = _SORT_KEYS[order]
     return list(hosts) if key is None else sorted(hosts, key=key)
+
+
+def version_names() -> tuple[str, ...]:
+    """Return the versions that can be generated."""
+    return tuple(sorted(kind.name for kind in all_dialects() if kind.is_generated))
 
 
 def default_file_name(table: RankTable) -> str:
@@ -238,7 +226,7 @@ def _take_pair(server_id: str, devices: Devices) -> HostInventory:
     if not 1 <= len(device_ids) <= _MAX_DEVICES:
         shown = devices if isinstance(devices, int) else len(device_ids)
         raise BuildError(f"server {server_id!r} has {shown} devices", f"give 1 to {_MAX_DEVICES}")
-    return HostInventory(server_id, tuple(FoundDevice(device_id) for device_id in device_ids))
+    return HostInventory(server_id, tuple(map(Device, device_ids)))
 
 
 def _give_addresses(host: HostInventory, texts: Sequence[str] | None) -> HostInventory:
@@ -248,7 +236,7 @@ def _give_addresses(host: HostInventory, texts: Sequence[str] | None) -> HostInv
         message = f"server {host.server_id!r} has {len(host.devices)} devices and {len(texts)} addresses"
         raise BuildError(message, "give one address per device")
     pairs = zip(host.devices, texts, strict=True)
-    devices = tuple(FoundDevice(device.device_id, text, device.super_device_id) for device, text in pairs)
+    devices = tuple(replace(device, device_ip=text) for device, text in pairs)
     return replace(host, devices=devices)
 
 

@@ -14,9 +14,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ranktable.codec import find_codec
 from ranktable.errors import JsonTextError, UnknownDialectError
 from ranktable.files import STDIN_NAME
+from ranktable.hosts.this_host import find_this_host
+from ranktable.kinds import DeviceEntry, ServerEntry, Survey
 from ranktable.problem import Problem, Severity, join_key
 from ranktable.profile import build_profile
 from ranktable.reading.document import read_document
@@ -25,7 +26,7 @@ from ranktable.sources.answer import HostAnswers, Said
 from ranktable.sources.captures import read_answers
 from ranktable.sources.device_tools import DeviceTools
 from ranktable.sources.local_host import LocalHost, find_device_ids, read_local_host
-from ranktable.survey import DeviceEntry, ServerEntry, Survey
+from ranktable.tables import detect_codec
 from ranktable.validate import Report, locate, validate_document, validate_file
 from ranktable.values import is_loopback, parse_address
 
@@ -52,11 +53,9 @@ class LocalFacts:
 
 def find_local_servers(survey: Survey, host: LocalHost) -> list[ServerEntry]:
     """Return the servers of the table that are this host. A lone server on loopback is every host's own."""
-    found = [
-        server
-        for server in survey.servers
-        if any(host.is_called(text) for key in _NAME_KEYS if (text := server.text(key)))
-    ]
+    words = [[text for key in _NAME_KEYS if (text := server.text(key))] for server in survey.servers]
+    places = find_this_host(words, host.name, map(str, host.addresses))
+    found = [survey.servers[place] for place in places]
     if not found and len(survey.servers) == 1 and is_loopback(survey.servers[0].server_id or ""):
         return list(survey.servers)
     return found
@@ -214,6 +213,8 @@ def check_file(
     *,
     device_target: str = "ascend",
     chip: str | None = None,
+    profile: str | None = None,
+    network_plan: int | None = None,
     root: str | os.PathLike[str] = "/",
     environment: Mapping[str, str] | None = None,
 ) -> LocalReport:
@@ -223,18 +224,18 @@ def check_file(
     hccn_tool and npu-smi are asked about this host's devices if they are here.
     Raises ProfileError, ReadError, UnsupportedDialectError, and SourceError for answers that cannot be taken.
     """
-    profile = build_profile(device_target, chip)
+    checked_for = build_profile(device_target, chip, profile, network_plan)
     try:
         document = read_document(path)
-        report = validate_document(document, profile)
+        report = validate_document(document, checked_for)
     except (JsonTextError, UnknownDialectError):
         return LocalReport(validate_file(path, device_target=device_target, chip=chip))
     if not report.is_ready:
         return LocalReport(report)
-    _, codec = find_codec(document)
+    _, codec = detect_codec(document)
     survey = codec.survey(document.value)
     facts = read_local_facts(
-        survey, profile.device_target, Path(root), os.environ if environment is None else environment
+        survey, checked_for.device_target, Path(root), os.environ if environment is None else environment
     )
     problems = locate([*report.problems, *check_local(survey, facts, os.fspath(path))], document)
     found = find_local_servers(survey, facts.host)

@@ -22,8 +22,8 @@ class Device:
 
     device_id: int
     """Physical number of the device on its server, unique there; -1 for a process on the host itself (version 1.1)."""
-    rank_id: int
-    """Global rank, 0 to world_size - 1."""
+    rank_id: int = -1
+    """Global rank, 0 to world_size - 1; -1 as long as none is given."""
     device_ip: str | None = None
     """Address of the device's own network port; None where it has none. Never invented."""
     super_device_id: str | None = None
@@ -95,7 +95,7 @@ class RankTable:
     """
 
     dialect: str
-    """Short name of the dialect that the table is written in, such as "1.0": see `ranktable.codec.detect`."""
+    """Short name of the dialect that the table is written in, such as "1.0": see `ranktable.dialects`."""
     servers: tuple[Server, ...]
     status: str = COMPLETED
     """"completed" when the table may be used, "initializing" while its producer still works on it."""

@@ -17,14 +17,13 @@ from ranktable.model import Device, RankTable, Server
 from ranktable.text import count_noun, plain
 from ranktable.values import parse_address
 
-MergeOrder = Literal["server_id", "argument", "numeric", "rank", "host_file"]
-MERGE_ORDERS: tuple[MergeOrder, ...] = ("server_id", "argument", "numeric", "rank", "host_file")
+MergeOrder = Literal["server_id", "argument", "numeric", "host_file"]
+MERGE_ORDERS: tuple[MergeOrder, ...] = ("server_id", "argument", "numeric", "host_file")
 
 _MEANING = {
     "server_id": "the string order of their ids",
     "argument": "the order of the arguments",
     "numeric": "the numeric order of their ids",
-    "rank": "the order of the arguments, and every device keeps its rank",
     "host_file": "the order of the host list",
 }
 
@@ -32,8 +31,6 @@ _MEANING = {
 _DIGITS = re.compile(r"([0-9]+)")
 RankKey = Callable[[int, Device], Any]
 """What the ranks are sorted by: of the place of a server in the list, and a device of it."""
-_OWN_RANKS_PER_GROUP = frozenset({"mindie-global"})
-_RANKS_BY_POSITION = frozenset({"template2-cloud"})
 
 
 def numeric_key(server_id: str) -> tuple[int, int, tuple[str | int, ...]]:
@@ -50,7 +47,7 @@ def sort_servers(servers: Sequence[Server], order: MergeOrder, hosts: Sequence[s
         raise EditError(f"order {order!r} is not known", f"choose one of {', '.join(MERGE_ORDERS)}")
     if (order == "host_file") != (hosts is not None):
         raise EditError("the order host_file and a list of hosts go together", "give both or neither")
-    if order in ("argument", "rank"):
+    if order == "argument":
         return list(servers)
     keys: dict[str, Callable[[Server], Any]] = {
         "server_id": lambda server: server.server_id,
@@ -130,15 +127,6 @@ def _by_host(servers: Sequence[Server], hosts: Sequence[str]) -> Callable[[Serve
     return place
 
 
-def renumber_ranks(table: RankTable) -> RankTable:
-    """Return the table with the ranks 0 to n-1 in the order of the ranks that it has; holes are closed.
-
-    The lists stay in their order. Raises EditError for a dialect whose ranks start again in every group.
-    """
-    refuse_group_ranks(table, "renumbered")
-    return replace(table, servers=number_devices(table.servers, lambda _place, device: device.rank_id))
-
-
 def number_devices(servers: Sequence[Server], key: RankKey) -> tuple[Server, ...]:
     """Return the servers with the ranks 0 to n-1 in ascending order of `key`; equal ones stay as listed."""
     keys = [key(place, device) for place, server in enumerate(servers) for device in server.devices]
@@ -167,21 +155,6 @@ def find_moved(before: Sequence[Server], after: Sequence[Server]) -> tuple[Serve
         ),
         None,
     )
-
-
-def refuse_group_ranks(table: RankTable, done: str) -> None:
-    """Raise EditError when the ranks of the table start again in every group, so that they name no device alone."""
-    if table.dialect in _OWN_RANKS_PER_GROUP:
-        message = f"a table of dialect {table.dialect} cannot be {done}: the ranks start again in each of its groups"
-        raise EditError(message, "edit the table of each group before they are put together")
-
-
-def has_ranks_by_position(table: RankTable) -> bool:
-    """True when the dialect writes no ranks: its readers count them, in string order of server_id, then device_id.
-
-    Source: HCCL's parser of template 2, cloud form.
-    """
-    return table.dialect in _RANKS_BY_POSITION
 
 
 def _with_ranks(server: Server, ranks: Iterator[int]) -> Server:

@@ -7,23 +7,19 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-from ranktable.codec import describe_repeat, detect_codec, examine_table
 from ranktable.errors import EXIT_NOT_READY, EXIT_PROBLEMS, EXIT_VALID, BuildError, JsonTextError, UnknownDialectError
 from ranktable.files import STDIN_NAME
+from ranktable.kinds import Survey
 from ranktable.model import INITIALIZING, RankTable, paused_collector
 from ranktable.problem import Position, Problem
 from ranktable.profile import ANY_TARGET, Profile, build_profile
 from ranktable.reading.document import Document, read_document
 from ranktable.reading.positions import locate_paths
-from ranktable.rules import heterogeneous, registered_rules
+from ranktable.rules import registered_rules
 from ranktable.rules.readers import check_file_mode
-from ranktable.survey import Survey
+from ranktable.rules.registry import EVERYWHERE
+from ranktable.tables import describe_repeat, detect_codec, examine_table
 
-_HCCL_MAX_BYTES = 40 * 1024 * 1024
-_READERS_OF_ONE_KIND = {"mindie-global": "mindie-motor"}
-"""Readers whose demands hold without being named: nobody else reads such a table."""
-_MAX_BYTES = {"1.1": heterogeneous.MAX_BYTES}
-"""Dialects of which HCCL reads smaller files only."""
 _PLACE = re.compile(
     r"super_pod_list\[(\d+)\](?:\.server_list\[\d+\])?[.\w]*|server_list\[(\d+)\](?:\.device\[(\d+)\])?[.\w]*"
 )
@@ -123,7 +119,7 @@ def validate_document(document: Document, profile: Profile) -> Report:
     Raises UnsupportedDialectError and UnknownDialectError.
     """
     detection, codec = detect_codec(document)
-    text_problems = _check_text(document, profile, detection.dialect.name)
+    text_problems = _check_text(document, profile, detection.dialect.max_bytes)
     survey = codec.survey(document.value)
     is_ready = survey.text("status") != INITIALIZING
     if is_ready:
@@ -149,23 +145,22 @@ def _collect(structure: list[Problem], survey: Survey, profile: Profile) -> tupl
 
 
 def _apply_rules(survey: Survey, profile: Profile) -> list[Problem]:
-    reader = profile.reader or _READERS_OF_ONE_KIND.get(survey.dialect)
+    reader, rules = profile.reader or survey.kind.own_reader, survey.kind.rules | EVERYWHERE
     return [
         problem
         for entry in registered_rules()
-        if entry.check and survey.dialect in entry.dialects and (not entry.readers or reader in entry.readers)
+        if entry.check and entry.rule_id in rules and (not entry.readers or reader in entry.readers)
         for part in entry.parts_of(survey)
         for problem in entry.check(part, profile)
     ]
 
 
-def _check_text(document: Document, profile: Profile, dialect: str) -> list[Problem]:
+def _check_text(document: Document, profile: Profile, limit: int) -> list[Problem]:
     """Return the findings of R1 and R32 that do not keep the text from being read."""
     problems = []
     if document.has_bom:
         message = "the file starts with a byte order mark, which many JSON readers refuse"
         problems.append(Problem("", "R1", "warning", message, "save the file as UTF-8 without it"))
-    limit = _MAX_BYTES.get(dialect, _HCCL_MAX_BYTES)
     if profile.is_ascend and document.size_bytes > limit:
         shown = f"{limit // 1024**2} MiB" if limit >= 1024**2 else f"{limit // 1024} KiB"
         message = f"the file is larger than {shown}, the most that HCCL reads"

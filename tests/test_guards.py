@@ -242,10 +242,10 @@ def test_packages_that_stand_alone_import_no_stranger(package: str) -> None:
 
 def test_planning_takes_no_more_of_ranktable_than_the_grammar_of_host_lists_and_the_limits_of_text() -> None:
     """One grammar and one set of limits for both; they are pure, and import of ranktable only the errors."""
-    allowed = ("ranktable.hostlist.", "ranktable.bounded_text.", "ranktable.errors.")
+    allowed = ("ranktable.hosts.", "ranktable.bounded_text.", "ranktable.errors.")
     guilty = [
         f"{name_of(path)} imports {name}"
-        for room in ("msrun/planning", "ranktable/hostlist")
+        for room in ("msrun/planning", "ranktable/hosts")
         for path in modules(room)
         for name in imported(ast.walk(parse(path)), path)
         if name.startswith("ranktable.") and not name.startswith(allowed)

@@ -27,12 +27,14 @@ from msrun.planning.hosts.assignment import (
     parse_rehearsal,
     stand_in,
 )
-from msrun.planning.hosts.host_entry import HostEntry, blamed_on, check_python
-from msrun.planning.hosts.host_list import MAX_BYTES, check_distinct, parse_hostfile, parse_hosts, select_hosts
+from msrun.planning.hosts.host_entry import HostEntry, blamed_on
 from msrun.planning.spec import is_loopback
 from ranktable.files import read_text
-from ranktable.hostlist.brackets import shorten
-from ranktable.hostlist.host_name import LOOPBACK, check_host_name, host_key
+from ranktable.hosts.brackets import shorten
+from ranktable.hosts.host_list import check_distinct, check_python, parse_hosts, select_hosts
+from ranktable.hosts.hostfile import MAX_BYTES, parse_hostfile
+from ranktable.hosts.names import LOOPBACK, check_host_name, host_key
+from ranktable.hosts.this_host import find_this_host
 
 if TYPE_CHECKING:
     from ranktable import Server
@@ -141,11 +143,7 @@ def find_own_server(servers: Sequence[Server], addresses: Mapping[str, str], hos
     Raises:
         UsageError: none or several of them are.
     """
-    own = {_plain(address) for address in addresses}
-    found = [index for index, server in enumerate(servers) if own & {_plain(word) for word in _names(server)}]
-    if not found:
-        names = {host_name, host_name.partition(".")[0]}
-        found = [index for index, server in enumerate(servers) if names & set(_names(server))]
+    found = find_this_host([_names(server) for server in servers], host_name, addresses)
     if len(found) == 1:
         return found[0]
     shown = ", ".join(servers[index].server_id for index in (found or range(len(servers)))[:SHOWN_SERVERS])
@@ -154,7 +152,7 @@ def find_own_server(servers: Sequence[Server], addresses: Mapping[str, str], hos
             f"--rank_table_file {path}: {len(found)} servers of it are this host ({shown}); each host has one server"
         )
     more = f" and {len(servers) - SHOWN_SERVERS} more" if len(servers) > SHOWN_SERVERS else ""
-    usable = sorted(address for address in own if not ipaddress.ip_address(address).is_loopback)
+    usable = sorted(address for address in addresses if not ipaddress.ip_address(address).is_loopback)
     raise UsageError(
         f"--rank_table_file {path}: this host ({host_name}, {', '.join(usable)}) is none of its servers "
         f"({shown}{more}); start msrun on those, or correct the table"
@@ -169,14 +167,6 @@ def table_digest(hosts: Iterable[HostAssignment]) -> str:
 
 def _names(server: Server) -> list[str]:
     return [word for word in (server.pod_ip, server.host_ip, server.server_id) if word]
-
-
-def _plain(word: str) -> str:
-    """Return an address in its shortest form; anything else as it is."""
-    try:
-        return str(ipaddress.ip_address(word))
-    except ValueError:
-        return word
 
 
 def _assignment(node_rank: int, server: Server) -> HostAssignment:
@@ -339,12 +329,13 @@ def _check_together(options: Mapping[str, Any], given: Collection[str]) -> None:
             f"--node_rank {options['node_rank']}: hosts are numbered in the order of their list; leave it out"
         )
     if options["python"] is not None:
-        check_python(options["python"], "--python")
+        with blamed_on():
+            check_python(options["python"], "--python")
     for name in ("include", "exclude"):
         if options["rank_table_file"] is not None and options[name] is not None:
             raise UsageError(
-                f"--{name} {options[name]}: --rank_table_file names every worker of the job; make a smaller table with "
-                "ranktable select"
+                f"--{name} {options[name]}: --rank_table_file names every worker of the job; make the table of "
+                "those hosts with ranktable generate"
             )
 
 
@@ -353,15 +344,17 @@ def _read_table(path: Path | None) -> list[TableHost]:
 
 
 def _read_entries(options: Mapping[str, Any], table: list[TableHost]) -> tuple[HostEntry, ...]:
-    if options["hosts"] is not None:
-        entries = parse_hosts(options["hosts"])
-    elif options["hostfile"] is not None:
-        entries = parse_hostfile(_read_hostfile(options["hostfile"]), str(options["hostfile"]))
-    elif options["rehearse"] is not None:
-        entries = parse_rehearsal(options["rehearse"])
-    else:
-        return _entries_of_table(table, f"--rank_table_file {options['rank_table_file']}")
-    entries = select_hosts(entries, options["include"], options["exclude"])
+    with blamed_on():
+        if options["hosts"] is not None:
+            entries = parse_hosts(options["hosts"], HostEntry)
+        elif options["hostfile"] is not None:
+            path = options["hostfile"]
+            entries = parse_hostfile(_read_hostfile(path), HostEntry, f"--hostfile {path}")
+        elif options["rehearse"] is not None:
+            entries = parse_rehearsal(options["rehearse"])
+        else:
+            return _entries_of_table(table, f"--rank_table_file {options['rank_table_file']}")
+        entries = select_hosts(entries, options["include"], options["exclude"])
     if not table:
         return entries
     source = f"--rank_table_file {options['rank_table_file']}"

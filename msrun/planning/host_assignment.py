@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from msrun.planning.ranks import fold_ranks
-from ranktable.hostlist.ranges import runs_of
+from ranktable.hosts.ranges import runs_of
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from msrun import contract
 from msrun.errors import UsageError
-from msrun.planning.hosts.host_entry import MAX_PORT
 from msrun.planning.imports import imports_package
 from msrun.planning.placement.host import HostFacts
 from msrun.planning.spec import LaunchSpec
+from ranktable.hosts.host_list import MAX_PORT
 
 OURS = "msrun.mindspore"
 POSING_FOLDER = Path(__file__).parents[1] / "mindspore" / "posing"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ranktable.hostlist.ranges import fold_numbers
+from ranktable.hosts.ranges import fold_numbers
 
 
 def fold_ranks(ranks: Iterable[int]) -> str:

@@ -14,14 +14,15 @@ from msrun import contract
 from msrun.errors import UsageError, near_miss
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.forwarded import check_patterns
-from msrun.planning.hosts.host_entry import MAX_PORT, HostEntry, check_user
+from msrun.planning.hosts.host_entry import HostEntry, blamed_on
 from msrun.planning.placement.bind_options import CoreBinding
 from msrun.planning.placement.host import DeviceTarget
 from msrun.planning.program import MindSporeKind, MindSporeSemantics, Program, StartMethod
 from msrun.planning.settings import Setting
 from msrun.planning.tls_spec import TlsSpec
-from ranktable.hostlist.brackets import shorten
-from ranktable.hostlist.ranges import RangeError, read_range
+from ranktable.hosts.brackets import shorten
+from ranktable.hosts.host_list import MAX_PORT, check_user
+from ranktable.hosts.ranges import RangeError, read_range
 
 MAX_STATUS = 255
 _NO_TESTS = 5
@@ -153,7 +154,8 @@ def check_ssh_settings(settings: SshSettings) -> None:
         UsageError: naming the option, its value, the constraint and the remedy.
     """
     if settings.user:
-        check_user(settings.user, "--ssh_user")
+        with blamed_on():
+            check_user(settings.user, "--ssh_user")
     if not 0 <= settings.port <= MAX_PORT:
         raise UsageError(f"--ssh_port {settings.port}: must be 1 to {MAX_PORT}; leave it out for that of ssh_config")
     if not 0 < settings.connect_time_out_s <= MAX_CONNECT_TIME_OUT_S:

@@ -30,7 +30,7 @@ class Outcome:
 
 def deliver_table(table: RankTable, notes: Iterable[str], output: str | None) -> Outcome:
     """Write the table to the file `output`, or leave it to be printed for `-` and None; raises WriteError."""
-    from ranktable.codec import encode_table, write_table
+    from ranktable.tables import encode_table, write_table
 
     if output in (None, "-"):
         return Outcome(encode_table(table), tuple(notes))

@@ -10,12 +10,20 @@ from typing import Any
 import click
 
 from ranktable.commands import Outcome, chip_option, deliver_table, target_option
-from ranktable.generate import SERVER_ORDERS, VERSIONS, HostInventory, ServerOrder, assemble_table, default_file_name
+from ranktable.generate import (
+    SERVER_ORDERS,
+    HostInventory,
+    ServerOrder,
+    assemble_table,
+    default_file_name,
+    version_names,
+)
+from ranktable.hosts.hostfile import FAMILIES
+from ranktable.kinds import dialect_of, plain_version
 from ranktable.model import RankTable
 from ranktable.problem import Problem
 from ranktable.profile import ANY_TARGET, Profile, build_profile
 from ranktable.sources.collect import CollectedHosts, SourceRequest, collect_hosts
-from ranktable.sources.hostfile import HOSTFILE_FORMATS
 from ranktable.validate import hold_to_rules, judge_table
 
 _MEANINGS = {
@@ -34,10 +42,9 @@ def _options(function: Callable[..., Outcome]) -> Callable[..., Outcome]:
         click.option("--hostfile", metavar="FILE", help="Hosts from a file of another launcher; - is standard input."),
         click.option(
             "--hostfile_format",
-            type=click.Choice(HOSTFILE_FORMATS),
-            default="auto",
-            show_default=True,
-            help="deepspeed: a slots=8; openmpi: user@a slots=8, repeats add up; mpich (and Intel): a:8.",
+            type=click.Choice(FAMILIES),
+            help="Whose file it is, where lines of one host come again: openmpi and mpich (and Intel) add them up,"
+            " deepspeed refuses them.  [default: by what stands in it]",
         ),
         click.option(
             "--slurm", is_flag=True, help="Hosts of this Slurm job: SLURM_JOB_NODELIST, SLURM_TASKS_PER_NODE."
@@ -73,7 +80,11 @@ def _options(function: Callable[..., Outcome]) -> Callable[..., Outcome]:
             " rank_index for pods]",
         ),
         click.option(
-            "--version", type=click.Choice(VERSIONS), default="1.0", show_default=True, help="1.2: super pods."
+            "--version",
+            type=click.Choice(version_names()),
+            default=plain_version(),
+            show_default=True,
+            help="1.2: super pods.",
         ),
         click.option(
             "--super_pods", metavar="ID=HOSTS", multiple=True, help="For 1.2: the hosts of a super pod: 0=node[1-2]."
@@ -126,9 +137,10 @@ def _build(
 
     device_target = sources["device_target"] or ("ascend" if chip else None)
     profile = None if device_target is None else build_profile(device_target, chip)
-    if version != "1.2" and (super_pods or sources["super_device_ids"]):
+    has_pods = bool(dialect_of(version).reads_super_pods)
+    if not has_pods and (super_pods or sources["super_device_ids"]):
         raise click.UsageError("super pods are part of version 1.2; give --version 1.2, or leave them out")
-    asked = _probe(root, server_id, asks_super_pod=version == "1.2") if probe else None
+    asked = _probe(root, server_id, asks_super_pod=has_pods) if probe else None
     if not probe and (server_id is not None or root != "/"):
         raise click.UsageError("--root and --server_id go with --probe; leave them out")
     collected = collect_hosts(SourceRequest(slurm=os.environ if slurm else None, probe=asked, **sources))
@@ -155,7 +167,7 @@ def _notes_on(
     notes = list(collected.notes)
     if len(table.servers) > 1:
         notes.append(f"ranks follow {_MEANINGS[order]}; rank 0 is on {table.servers[0].server_id}")
-    if table.dialect == "1.0":
+    if not dialect_of(table.dialect).reads_super_pods:
         notes += _describe_lost_pods(collected.hosts)
     rules = {problem.rule for problem in problems}
     if "R16" in rules and not has_target:

@@ -1,28 +1,37 @@
-"""`ranktable validate`: every file against every rule. `ranktable check --local`: and against this host."""
+"""`ranktable validate`: files against every rule; with --local also against this host; with --fix repaired first."""
 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Sequence
+from dataclasses import replace
+from difflib import unified_diff
+from itertools import groupby
+from pathlib import Path
+from typing import Any
 
 import click
 
 from ranktable.commands import FORMAT, Outcome, chip_option, judge_each, reader_option, target_option, worst_of
-from ranktable.errors import (
-    EXIT_VALID,
-    ReadError,
-)
+from ranktable.edit.repair import Repair
+from ranktable.errors import EXIT_VALID, ReadError
 from ranktable.local import LocalServer, check_file
-from ranktable.report.findings import Unjudged, Verdict, render_report, render_unjudged, render_verdicts_json
+from ranktable.report import Unjudged, Verdict, render_report, render_unjudged, render_verdicts_json
 from ranktable.rules.registry import LOCAL_RULES
-from ranktable.validate import Report, validate_file
+from ranktable.validate import Report, validate_document, validate_file
 
 _RULES = "\n".join(f"{rule}  {title}" for rule, title in LOCAL_RULES.items())
+_STDIN = "-"
+_SHOWN_REPEATS = 3
 
 
-@click.command(short_help="Check tables against every rule and list all problems.")
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option("--format", "form", type=click.Choice(["text", "json", "sarif"]), default="text", show_default=True)
+@click.command(
+    short_help="Check tables against every rule, and list all problems; --fix repairs them.",
+    epilog=f"\b\nWith --local:\n{_RULES}",
+)
+@click.argument("files", nargs=-1, metavar="FILE...")
+@FORMAT
 @click.option("--strict", is_flag=True, help="Exit with 1 on warnings too.")
 @click.option("--quiet", is_flag=True, help="Text only: leave out files that pass, and warnings unless --strict.")
 @target_option("For which devices to check: cpu and gpu tables need no device_ip and follow none of Ascend's rules.")
@@ -34,35 +43,54 @@ _RULES = "\n".join(f"{rule}  {title}" for rule, title in LOCAL_RULES.items())
     metavar="BITS",
     help="Hold device addresses to the usual network plan (R23), with segments of this prefix length, such as 24.",
 )
+@click.option("--local", is_flag=True, help="Hold one table, by default $RANK_TABLE_FILE, against this host too.")
+@click.option("--root", metavar="DIR", default="/", help="With --local: where the host's /dev, /etc and /proc are.")
+@click.option("--fix", is_flag=True, help="Repair what is mechanical in one table; without -o and --in_place: a diff.")
+@click.option("-o", "--output", metavar="OUT", help="With --fix: where the repaired table goes; - is standard output.")
+@click.option("--in_place", is_flag=True, help="With --fix: write the repaired table to FILE itself.")
+@click.option("--reorder", is_flag=True, help="With --fix: number the ranks in the string order of the server ids.")
 def validate(
     files: tuple[str, ...],
     form: str,
     strict: bool,
     quiet: bool,
-    device_target: str,
-    chip: str | None,
-    profile: str | None,
-    network_plan: int | None,
+    local: bool,
+    root: str,
+    fix: bool,
+    output: str | None,
+    in_place: bool,
+    reorder: bool,
+    **options: Any,
 ) -> Outcome:
-    """Check each FILE against every rule and list all problems; - is standard input."""
+    """Check each FILE against every rule and list all problems; - is standard input.
 
-    def judge(name: str) -> Report:
-        return validate_file(name, device_target=device_target, chip=chip, profile=profile, network_plan=network_plan)
-
+    --fix repairs types, counts, comments, trailing commas, encodings, misspelt keys, blanks and keys that stand twice,
+    lists each repair, and checks the result. Ids and addresses are never made up, and the status is never changed.
+    """
+    if not fix and (output is not None or in_place or reorder):
+        raise click.UsageError("-o, --in_place and --reorder go with --fix; leave them out")
+    if not local and root != "/":
+        raise click.UsageError("--root goes with --local; leave it out")
+    if fix and local:
+        raise click.UsageError("--fix and --local: repair the table first; give one of the two")
+    if (fix or local) and len(files) > 1:
+        raise click.UsageError(f"--{'fix' if fix else 'local'} takes one FILE, not {len(files)}")
+    if local:
+        return _check_local(files[0] if files else None, root, form, strict=strict, options=options)
+    if not files:
+        raise click.UsageError("Missing argument 'FILE...'")
+    if fix:
+        return _fix(files[0], _choose_target(files[0], output, in_place=in_place), reorder=reorder, options=options)
     verdicts: list[Verdict] = []
     codes: list[int] = []
-    for name, found in judge_each(files, form, judge):
+    for name, found in judge_each(files, form, lambda name: validate_file(name, **options)):
         verdicts.append(found if isinstance(found, Report) else Unjudged(name, found.message, found.remedy))
         codes.append(found.exit_code(strict=strict) if isinstance(found, Report) else found.exit_code)
     worst = worst_of(codes)
-    return Outcome(_render(verdicts, form, worst, strict=strict, quiet=quiet), exit_code=worst)
+    return Outcome(_render(verdicts, form, strict=strict, quiet=quiet), exit_code=worst)
 
 
-def _render(verdicts: Sequence[Verdict], form: str, exit_code: int, *, strict: bool, quiet: bool) -> str:
-    if form == "sarif":
-        from ranktable.report.findings import render_sarif
-
-        return render_sarif(verdicts, exit_code)
+def _render(verdicts: Sequence[Verdict], form: str, *, strict: bool, quiet: bool) -> str:
     if form == "json":
         return render_verdicts_json(verdicts)
     loud = [verdict for verdict in verdicts if not quiet or _has_to_be_said(verdict, strict=strict)]
@@ -79,33 +107,12 @@ def _render_text(verdict: Verdict, *, shows_warnings: bool) -> str:
     return render_report(verdict, shows_warnings=shows_warnings)
 
 
-@click.command(
-    short_help="Check a table as validate does, and against this host.",
-    epilog=f"\b\nBeside the rules of validate:\n{_RULES}",
-)
-@click.argument("file", required=False, metavar="[FILE]")
-@click.option("--local", is_flag=True, help="Hold the table against this host.")
-@click.option("--root", metavar="DIR", default="/", help="Where the host's /dev, /etc and /proc are.")
-@FORMAT
-@click.option("--strict", is_flag=True, help="Exit with 1 on warnings too.")
-@target_option("Which devices the host is to have; only ascend has device addresses to compare.")
-@chip_option("As for validate.")
-def check(
-    file: str | None, local: bool, root: str, form: str, strict: bool, device_target: str, chip: str | None
-) -> Outcome:
-    """Check FILE (by default $RANK_TABLE_FILE) as validate does, and against this host.
-
-    Run it on each host before the job: is the host in the table, are its devices here, are their addresses right.
-    """
-    if not local:
-        raise click.UsageError("say what to check against: --local is this host")
+def _check_local(file: str | None, root: str, form: str, *, strict: bool, options: dict[str, Any]) -> Outcome:
     path = file or os.environ.get("RANK_TABLE_FILE")
-    if path is None or path == "-":
-        raise click.UsageError("name the file that the job reads, or set RANK_TABLE_FILE")
-    from ranktable.report.findings import render_report, render_verdicts_json
-
+    if path is None or path == _STDIN:
+        raise click.UsageError("--local: name the file that the job reads, or set RANK_TABLE_FILE")
     try:
-        found = check_file(path, device_target=device_target, chip=chip, root=root)
+        found = check_file(path, root=root, **options)
     except ReadError as error:
         if file is not None:
             raise
@@ -113,10 +120,94 @@ def check(
         raise ReadError(error.source, error.reason, remedy) from error
     report = found.report
     text = render_verdicts_json([report]) if form == "json" else render_report(report) + "\n"
-    return Outcome(text, tuple(map(_describe, found.servers)), report.exit_code(strict=strict))
+    return Outcome(text, tuple(map(_describe_server, found.servers)), report.exit_code(strict=strict))
 
 
-def _describe(server: LocalServer) -> str:
+def _describe_server(server: LocalServer) -> str:
     ranks = server.ranks
     row = f"ranks {ranks[0]} to {ranks[-1]}" if ranks else "no rank"
     return f"this host is server {server.server_id} of the table, with {row}"
+
+
+def _choose_target(file: str, output: str | None, *, in_place: bool) -> str | None:
+    """Return where the result goes; None for a preview."""
+    if not in_place:
+        return output
+    if output is not None:
+        raise click.UsageError("-o names another file than --in_place; leave one of them out")
+    if file == _STDIN:
+        raise click.UsageError("--in_place needs a file, not standard input")
+    return os.path.realpath(file)  # a link stays a link: what it points at is repaired
+
+
+def _fix(file: str, target: str | None, *, reorder: bool, options: dict[str, Any]) -> Outcome:
+    """Repair a table. One in which nothing can be repaired is written only as a copy, when it is valid."""
+    from ranktable.edit.fix import fix_table
+    from ranktable.files import STDIN_NAME, read_source
+    from ranktable.profile import build_profile
+    from ranktable.reading.document import parse_document
+    from ranktable.text import render_json
+
+    reader = options.pop("profile")
+    profile = build_profile(reader=reader, **options)
+    source, data = read_source(file)
+    fixed = fix_table(data, source, reorder=reorder)
+    text = render_json(fixed.value)
+    is_printed = target in (_STDIN, None)
+    result = parse_document(text.encode("utf-8"), STDIN_NAME if target is None or is_printed else target)
+    report = validate_document(result, profile)
+    report = replace(report, source="the result") if is_printed else report
+    notes = [*_list_repairs(fixed.repairs), *fixed.notes, *_explain_status(report)]
+    if is_printed:
+        if target is None:
+            text = _show_changes(data, text, source) if fixed.repairs else ""
+            notes.append("nothing is written; give --in_place, or -o OUT")
+        findings = render_report(report)
+        if text:  # the findings stand where the table does not
+            return Outcome(text, (*notes, *findings.splitlines()), report.exit_code())
+        return Outcome(findings + "\n", tuple(notes), report.exit_code())
+    if not fixed.repairs and (report.exit_code() or target == os.path.realpath(file)):
+        notes.append(f"{target} is not written: nothing in {file} can be repaired mechanically")
+    else:
+        notes.append(_write(file, str(target), text))
+    return Outcome(render_report(report) + "\n", tuple(notes), report.exit_code())
+
+
+def _show_changes(data: bytes, text: str, source: str) -> str:
+    """Return the difference between the file and its repaired form, as `diff -u` shows it."""
+    before, after = data.decode("utf-8", "replace").splitlines(keepends=True), text.splitlines(keepends=True)
+    return "".join(unified_diff(before, after, source, f"{source} (repaired)"))
+
+
+def _list_repairs(repairs: Sequence[Repair]) -> list[str]:
+    """Return a line for each repair; of many of one kind the first three and a count."""
+    if not repairs:
+        return ["nothing to repair"]
+    lines: list[str] = []
+    for _, group in groupby(sorted(repairs, key=_kind_of), key=_kind_of):
+        alike = list(group)
+        shown = alike if len(alike) <= _SHOWN_REPEATS + 1 else alike[:_SHOWN_REPEATS]
+        lines += [f"repaired {repair}" for repair in shown]
+        if len(shown) < len(alike):
+            lines.append(f"repaired {alike[0].rule}: and {len(alike) - len(shown)} more like this")
+    return lines
+
+
+def _kind_of(repair: Repair) -> tuple[int, str]:
+    """What makes repairs alike: the rule and the key."""
+    return int(repair.rule[1:]), repair.path.rpartition(".")[2]
+
+
+def _explain_status(report: Report) -> list[str]:
+    if report.is_ready and not any(problem.rule == "R3" for problem in report.problems):
+        return []
+    return ["the status is left as it is: only the producer of a table knows whether it is complete"]
+
+
+def _write(file: str, target: str, text: str) -> str:
+    from ranktable.files import DEFAULT_MODE, write_bytes
+
+    is_same = Path(target).exists() and Path(file).exists() and Path(target).samefile(file)
+    mode = stat.S_IMODE(Path(target).stat().st_mode) if is_same else DEFAULT_MODE
+    write_bytes(target, text.encode("ascii"), mode=mode)
+    return f"wrote {target}"

@@ -17,18 +17,16 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 
-from ranktable.codec import Codec, codec_names, codec_of, find_codec
-from ranktable.codec.detect import TELLING_KEYS, detect_dialect
-from ranktable.codec.schema import Field, Schema, walk_tree
 from ranktable.edit.repair import Repair, drop_repeats, find_holder, reorder_ranks, replaced
+from ranktable.kinds import Codec, all_dialects, codec_names, codec_of, detect_dialect
 from ranktable.problem import Problem, join_key, show_value
 from ranktable.reading.document import Document
 from ranktable.reading.lenient import TextRepair, parse_leniently
+from ranktable.schema import Field, Schema, walk_tree
+from ranktable.tables import detect_codec
 
 _SEPARATORS = re.compile(r"[\s_-]+")
 _CLOSE = 0.85
-_OF_OTHERS = frozenset({"Servers", "Clients", "oxc_group_list", "endpoint_list"})
-"""Telling keys of kinds that are known by name only."""
 Members = dict[str, object]
 _DECIMAL = re.compile(r"\s*\+?([0-9]{1,10})\s*")
 _RULES = {"server_id": "R7", "device_id": "R8", "rank_id": "R9", "device_ip": "R13", "host_ip": "R15"}
@@ -40,14 +38,15 @@ _MAX_PASSES = 3
 def schema_for(value: Mapping[str, object]) -> Schema:
     """Return the schema of the table, or one of the keys of all dialects where its own keys do not tell which it is."""
     detection = detect_dialect(value)
-    codec = codec_of(detection.dialect.name) if detection else None
+    codec = detection.dialect.codec if detection else None
     return codec.schema if codec else _any_schema()
 
 
 @cache
 def _any_schema() -> Schema:
-    schemas = [codec.schema for name in codec_names() if (codec := codec_of(name))]
-    return Schema(_join(schemas), _OF_OTHERS.union(TELLING_KEYS, *(schema.extras for schema in schemas)))
+    schemas = [codec_of(name).schema for name in codec_names()]
+    telling = ((*kind.keys, *kind.short_keys) for kind in all_dialects())
+    return Schema(_join(schemas), frozenset().union(*telling, *(schema.extras for schema in schemas)))
 
 
 def _join(schemas: list[Schema]) -> tuple[Field, ...]:
@@ -95,7 +94,7 @@ def fix_counts(value: Members, schema: Schema) -> Iterator[Repair]:
 
 
 def _set_count(members: Members, field: Field, number: int, path: str) -> Iterator[Repair]:
-    """Set a count that is wrong; its type stays."""
+    """Set a count that is wrong, in the type that the dialect has for it."""
     key = field.name
     before = members.get(key)
     if key not in members and field.missing == "warning" and field.count:
@@ -105,7 +104,7 @@ def _set_count(members: Members, field: Field, number: int, path: str) -> Iterat
             members |= {key: str(number), name: member} if name == field.count.steps[0] else {name: member}
         yield Repair("R5", join_key(path, key), f"added {show_value(str(number))}")
     elif isinstance(before, str | int) and not isinstance(before, bool):
-        after = number if isinstance(before, int) else str(number)
+        after = number if field.kind == "integer" else str(number)
         if after != before:
             members[key] = after
             yield Repair(field.rule, join_key(path, key), f"{replaced(before, after)}, as many as are listed")
@@ -133,13 +132,13 @@ def fix_table(data: bytes, source: str = "<bytes>", *, reorder: bool = False) ->
     repairs += drop_repeats(document)
     value = document.value
     repairs += _fix_keys(value, schema_for(value))
-    _, codec = find_codec(Document(source, document.text, value))
+    _, codec = detect_codec(Document(source, document.text, value))
     for _ in range(_MAX_PASSES):  # a repair may show that it is another kind of table
         spelling = [*_fix_keys(value, codec.schema), *_strip_blanks(value, codec.schema)]
         repairs += spelling
         if not spelling:
             break
-        _, codec = find_codec(Document(source, document.text, value))
+        _, codec = detect_codec(Document(source, document.text, value))
     repairs += _fix_values(value, codec)
     repairs += fix_counts(value, codec.schema)
     notes: list[str] = []

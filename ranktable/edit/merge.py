@@ -1,4 +1,4 @@
-"""Merges tables of one job's hosts, or the parts of a table that was split, into one.
+"""Merges tables of one job's hosts into one.
 
 What stands in the way is said in the words of the input: dialects, servers and ranks that stand twice, keys that
 differ. Super pods, clusters and groups of equal names are joined. The result is held to every rule.
@@ -6,164 +6,36 @@ differ. Super pods, clusters and groups of equal names are joined. The result is
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import TypeVar
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from ranktable.compare import same_json
-from ranktable.edit import Edited, drop_counts
 from ranktable.errors import EditError, MergeError, NotReadyError
-from ranktable.hostlist.ranges import fold_numbers
-from ranktable.model import COMPLETED, INITIALIZING, Cluster, Device, Group, RankTable, Server, SuperPod
-from ranktable.ordering import (
-    MergeOrder,
-    RankKey,
-    describe_order,
-    has_ranks_by_position,
-    number_devices,
-    refuse_group_ranks,
-    sort_holders,
-    sort_servers,
-)
+from ranktable.hosts.ranges import fold_numbers
+from ranktable.kinds import dialect_of
+from ranktable.model import COMPLETED, INITIALIZING, RankTable, Server
+from ranktable.ordering import MergeOrder, RankKey, describe_order, number_devices, sort_holders, sort_servers
+from ranktable.schema import Schema, without
 from ranktable.text import count_noun, plain
 from ranktable.validate import describe, validate_table
-
-_Item = TypeVar("_Item", SuperPod, Cluster, Group)
 
 DATA_VERSION = "data_version"
 """Volcano's counter of changes; the highest of several is the newest, and no conflict."""
 Source = tuple[str, RankTable]
 """The name of a file and the table in it."""
-_Held = tuple[str, Server]
-"""A server and the file that it stands in."""
 _SHOWN = 6
 _RULES_OF_ORDER = frozenset({"R10", "R26"})
 _MAX_FOLDED = 40
 
 
-def _join_extras(sources: Iterable[tuple[str, Mapping[str, object]]]) -> tuple[dict[str, object], list[str], list[str]]:
-    """Return the other keys of all sources with notes and conflicts: equal values stay, others are in conflict."""
-    joined: dict[str, object] = {}
-    first_of: dict[str, str] = {}
-    count_of: dict[str, int] = {}
-    notes: list[str] = []
-    conflicts: list[str] = []
-    versions: set[str] = set()
-    num_sources = 0
-    for source, extra in sources:
-        num_sources += 1
-        for key, value in extra.items():
-            count_of[key] = count_of.get(key, 0) + 1
-            if key not in joined:
-                joined[key], first_of[key] = value, source
-            elif not same_json(joined[key], value):
-                newest = _newest(joined[key], value) if key == DATA_VERSION else None
-                if newest is None:
-                    conflicts.append(f"{source}: {plain(key)} is not what {first_of[key]} says")
-                else:
-                    joined[key] = newest
-                    versions.add(key)
-    notes += [f"{key} is {joined[key]}, the highest of the tables" for key in versions]
-    notes += [f"{plain(key)} is not in every table" for key, count in count_of.items() if count < num_sources]
-    return joined, notes, conflicts
+@dataclass(frozen=True, slots=True)
+class Edited:
+    """A new table and the lines that its user must know, in the order of their weight."""
 
-
-def _newest(first: object, second: object) -> object | None:
-    """Return the higher of two counters, None when one is no counter."""
-    both = [value for value in (first, second) if isinstance(value, int) and not isinstance(value, bool)]
-    return max(both) if len(both) == 2 else None
-
-
-def _join_named(
-    sources: Iterable[tuple[str, Sequence[_Item]]],
-    noun: str,
-    name_of: Callable[[_Item], str],
-    add: Callable[[_Item, Sequence[_Item]], _Item],
-    conflicts: list[str],
-) -> tuple[tuple[_Item, ...], list[str]]:
-    """Return items of one kind in the order of their first appearance, each name once, and a note on each joined one.
-
-    Items of one name with other keys are added to `conflicts`.
-    """
-    gathered: dict[str, list[tuple[str, _Item]]] = {}
-    for source, items in sources:
-        for item in items:
-            gathered.setdefault(name_of(item), []).append((source, item))
-    joined: list[_Item] = []
-    notes: list[str] = []
-    for name, found in gathered.items():
-        first_source, first = found[0]
-        for source, item in found[1:]:
-            if not same_json(dict(first.extra), dict(item.extra)):
-                conflicts.append(f"{source}: {noun} {plain(name)!r} has other keys than in {first_source}")
-        joined.append(add(first, [item for _, item in found]) if len(found) > 1 else first)
-        if len(found) > 1:
-            places = dict.fromkeys(source for source, _ in found)
-            notes.append(f"{noun} {plain(name)} is joined out of {_list(list(places))}")
-    return tuple(joined), notes
-
-
-def _add_pod(first: SuperPod, found: Sequence[SuperPod]) -> SuperPod:
-    return replace(first, server_ids=tuple(server_id for pod in found for server_id in pod.server_ids))
-
-
-def _add_cluster(first: Cluster, found: Sequence[Cluster]) -> Cluster:
-    server_ids = tuple(server_id for cluster in found for server_id in cluster.server_ids)
-    pod_ids = dict.fromkeys(pod_id for cluster in found for pod_id in cluster.super_pod_ids)
-    return replace(first, server_ids=server_ids, super_pod_ids=tuple(pod_ids))
-
-
-def _list(sources: Sequence[str]) -> str:
-    shown = ", ".join(sources[:3])
-    return shown if len(sources) <= 3 else f"{shown} and {len(sources) - 3} more"
-
-
-def find_conflicts(sources: Sequence[Source], *, ranks_stay: bool) -> list[str]:
-    """Return a line for every dialect, server and rank that cannot be beside another.
-
-    `ranks_stay` compares ranks over all tables, not in each alone. What else the rules of one table forbid is found in
-    the merged one.
-    """
-    conflicts = list(_find_dialects(sources))
-    held: list[_Held] = []
-    first_of: dict[Hashable, str] = {}
-    for source, table in sources:
-        for server in table.servers:
-            key = server.group, server.server_id
-            if key in first_of:
-                conflicts.append(
-                    f"{source}: server {plain(server.server_id)} stands in {first_of[key]} already; leave one out"
-                )
-            else:
-                first_of[key] = source
-                held.append((source, server))
-    return [*conflicts, *_find_ranks(held, ranks_stay)]
-
-
-def _find_dialects(sources: Sequence[Source]) -> Iterator[str]:
-    first_source, first = sources[0]
-    for source, table in sources[1:]:
-        if table.dialect != first.dialect:
-            yield (
-                f"{source}: its dialect is {plain(table.dialect)}, that of {first_source} is {plain(first.dialect)}; "
-                "convert one of them first"
-            )
-
-
-def _find_ranks(held: Sequence[_Held], ranks_stay: bool) -> Iterator[str]:
-    first_of: dict[Hashable, str] = {}
-    for source, server in held:
-        for device in server.devices:
-            key = device.rank_id if ranks_stay else (source, device.rank_id)
-            if key in first_of:
-                yield f"{source}: {_name(server, device)} has rank {device.rank_id}, as has {first_of[key]}"
-            else:
-                first_of[key] = f"{_name(server, device)} in {source}"
-
-
-def _name(server: Server, device: Device) -> str:
-    return f"device {device.device_id} of server {plain(server.server_id)}"
+    table: RankTable
+    notes: tuple[str, ...] = ()
 
 
 def merge_tables(
@@ -181,7 +53,6 @@ def merge_tables(
     `order` decides over the list of servers and the ranks, which become 0 to n-1: "server_id" sorts the ids as
     strings, "numeric" by value, "host_file" as `hosts` (server ids or host addresses) says; there the devices of a
     server keep the order of their ranks. "argument" keeps the order of the tables, and within each that of its ranks.
-    "rank" keeps every rank, holes apart, so that the parts of a table that was split with its ranks give it back.
 
     Super pods, clusters and groups of equal names are joined. The status is "completed" when that of every table is.
     Raises MergeError with every conflict: of servers, device ids, addresses, ranks, keys, dialects, and what
@@ -189,19 +60,27 @@ def merge_tables(
     no device has one: such tables are for CPU and GPU hosts). Raises NotReadyError for a table that is not completed
     unless `allow_initializing`, EditError for an order or a dialect that cannot be merged.
     """
-    sources, notes = _drop_counts(_name_tables(list(tables), names))
+    notes: list[str] = []
+    sources = [(source, _drop_counts(source, table, notes)) for source, table in _name_tables(list(tables), names)]
+    dialect = dialect_of(sources[0][1].dialect)
     for source, table in sources:
-        refuse_group_ranks(table, "merged")
+        if dialect_of(table.dialect).ranks_per_group:
+            message = f"a table of dialect {table.dialect} cannot be merged: its ranks start again in each group"
+            raise EditError(message, "edit the table of each group before they are put together")
         if not table.is_ready and not allow_initializing:
             raise NotReadyError(source)
-    if has_ranks_by_position(sources[0][1]) and order != "server_id":
-        message = f"a table of dialect {sources[0][1].dialect} cannot have the order {order!r}"
+    if dialect.ranks_by_position and order != "server_id":
+        message = f"a table of dialect {dialect.name} cannot have the order {order!r}"
         raise EditError(message, "its readers count the ranks in the string order of the server ids")
-    conflicts = find_conflicts(sources, ranks_stay=order == "rank")
-    joined, join_notes = _join(sources, conflicts)
+    conflicts = list(_find_conflicts(sources))
+    join_notes: list[str] = []
+    joined = _join(sources, conflicts, join_notes)
     if conflicts:
         raise MergeError(conflicts)
-    merged, order_notes = _order(sources, joined, order, hosts)
+    ordered = sort_servers(joined.servers, order, hosts)
+    servers = number_devices(ordered, _rank_key(sources, ordered, order))
+    merged = sort_holders(replace(joined, servers=servers))
+    order_notes = [*describe_order(joined.servers, servers, order), *_describe_ranks(sources, servers)]
     warnings = _check_result(merged, sources, device_target, chip)
     return Edited(merged, (*order_notes, *warnings, *_describe_counts(sources), *join_notes, *notes))
 
@@ -218,29 +97,66 @@ def _name_tables(tables: Sequence[RankTable], names: Sequence[str] | None) -> li
     return list(zip(chosen, tables, strict=True))
 
 
-def _drop_counts(sources: Sequence[Source]) -> tuple[list[Source], list[str]]:
-    counted = [(source, *drop_counts(table)) for source, table in sources]
-    return [entry[:2] for entry in counted], [f"{source}: {note}" for source, _, notes in counted for note in notes]
+def _drop_counts(source: str, table: RankTable, notes: list[str]) -> RankTable:
+    """Return the table without counts of its file, which decoding keeps when they are wrong; each gets a note."""
+    codec = dialect_of(table.dialect).codec
+    top = codec.schema if codec else Schema(())
+    keys = {field.name for field in top.counted}
+    below = [top.within(field.name) for field in top.holders]
+    group_keys = {field.name for schema in below if "group" in schema.by_role for field in schema.counted}
+    wrong = [(key, value, "") for key, value in table.extra.items() if key in keys]
+    wrong += [
+        (key, value, f" of group {plain(group.name)}")
+        for group in table.groups
+        for key, value in group.extra.items()
+        if key in group_keys
+    ]
+    for key, value, place in wrong:
+        notes.append(f"{source}: {key} {plain(str(value))[:40]}{place} was wrong and is counted anew")
+    if not wrong:
+        return table
+    groups = tuple(replace(group, extra=without(group.extra, *group_keys)) for group in table.groups)
+    return replace(table, extra=without(table.extra, *keys), groups=groups)
 
 
-def _join(sources: Sequence[Source], conflicts: list[str]) -> tuple[RankTable, list[str]]:
-    """Return the merged table but for order and ranks, with notes; add to `conflicts`."""
-    listed = [(source, table.super_pods) for source, table in sources]
-    pods, pod_notes = _join_named(listed, "super pod", lambda pod: pod.super_pod_id, _add_pod, conflicts)
-    spanned = [(source, table.clusters) for source, table in sources]
-    clusters, cluster_notes = _join_named(
-        spanned, "cluster", lambda cluster: cluster.cluster_id, _add_cluster, conflicts
-    )
-    named = [(source, table.groups) for source, table in sources]
-    groups, _ = _join_named(named, "group", lambda group: group.name, lambda first, _: first, conflicts)
-    extra, notes, disagreements = _join_extras((source, table.extra) for source, table in sources)
-    conflicts += disagreements
+def _find_conflicts(sources: Sequence[Source]) -> Iterator[str]:
+    """Yield a line for every dialect, server and rank that cannot be beside another.
+
+    What else the rules of one table forbid is found in the merged one.
+    """
+    first_source, first = sources[0]
+    source_of: dict[Hashable, str] = {}
+    for source, table in sources:
+        device_of: dict[int, str] = {}
+        if table.dialect != first.dialect:
+            kinds = f"its dialect is {plain(table.dialect)}, that of {first_source} is {plain(first.dialect)}"
+            yield f"{source}: {kinds}; convert one of them first"
+        for server in table.servers:
+            key = server.group, server.server_id
+            if key in source_of:
+                yield f"{source}: server {plain(server.server_id)} stands in {source_of[key]} already; leave one out"
+                continue
+            source_of[key] = source
+            for device in server.devices:
+                name = f"device {device.device_id} of server {plain(server.server_id)}"
+                if device.rank_id in device_of:
+                    other = device_of[device.rank_id]
+                    yield f"{source}: {name} has rank {device.rank_id}, as has {other} in {source}"
+                device_of.setdefault(device.rank_id, name)
+
+
+def _join(sources: Sequence[Source], conflicts: list[str], notes: list[str]) -> RankTable:
+    """Return the merged table but for order and ranks; add to `conflicts` and `notes`."""
+    pods = _join_named(sources, "super_pods", "super_pod_id", "super pod", conflicts, notes)
+    clusters = _join_named(sources, "clusters", "cluster_id", "cluster", conflicts, notes)
+    groups = _join_named(sources, "groups", "name", "group", conflicts, [])
+    extra = _join_extras(sources, conflicts, notes)
     waiting = [source for source, table in sources if not table.is_ready]
     if waiting:
         notes.append(f'the status is "{INITIALIZING}": that of {waiting[0]} is not "{COMPLETED}"')
     servers = tuple(server for _, table in sources for server in table.servers)
     is_counted = any(table.declared_server_count is not None for _, table in sources)
-    joined = RankTable(
+    return RankTable(
         sources[0][1].dialect,
         servers,
         INITIALIZING if waiting else COMPLETED,
@@ -250,32 +166,82 @@ def _join(sources: Sequence[Source], conflicts: list[str]) -> tuple[RankTable, l
         groups,
         extra,
     )
-    return joined, [*pod_notes, *cluster_notes, *notes]
 
 
-def _order(
-    sources: Sequence[Source], joined: RankTable, order: MergeOrder, hosts: Sequence[str] | None
-) -> tuple[RankTable, list[str]]:
-    ordered = sort_servers(joined.servers, order, hosts)
-    servers = number_devices(ordered, _rank_key(sources, ordered, order))
-    notes = [*describe_order(joined.servers, servers, order), *_describe_ranks(sources, servers, order)]
-    merged = replace(joined, servers=servers)
-    return (merged if order in ("argument", "rank") else sort_holders(merged)), notes
+def _join_named(
+    sources: Sequence[Source], attribute: str, key: str, noun: str, conflicts: list[str], notes: list[str]
+) -> tuple[Any, ...]:
+    """Return the items of one kind in the order of their first appearance, each name once."""
+    gathered: dict[str, list[tuple[str, Any]]] = {}
+    for source, table in sources:
+        for item in getattr(table, attribute):
+            gathered.setdefault(getattr(item, key), []).append((source, item))
+    for name, found in gathered.items():
+        first_source, first = found[0]
+        conflicts += [
+            f"{source}: {noun} {plain(name)!r} has other keys than in {first_source}"
+            for source, item in found[1:]
+            if not _same_json(dict(first.extra), dict(item.extra))
+        ]
+        places = list(dict.fromkeys(source for source, _ in found))
+        if len(found) > 1:
+            more = f" and {len(places) - 3} more" if len(places) > 3 else ""
+            notes.append(f"{noun} {plain(name)} is joined out of {', '.join(places[:3])}{more}")
+    return tuple(_add([item for _, item in found]) for found in gathered.values())
+
+
+def _add(items: list[Any]) -> Any:
+    """Return one super pod, cluster or group of several with one name: the members of all, each super pod once."""
+    listed = {
+        name: [member for item in items for member in getattr(item, name)]
+        for name in ("server_ids", "super_pod_ids")
+        if hasattr(items[0], name)
+    }
+    if "super_pod_ids" in listed:
+        listed["super_pod_ids"] = list(dict.fromkeys(listed["super_pod_ids"]))
+    return replace(items[0], **{name: tuple(members) for name, members in listed.items()})
+
+
+def _join_extras(sources: Sequence[Source], conflicts: list[str], notes: list[str]) -> dict[str, object]:
+    """Return the other keys of all tables: equal values stay, others are in conflict."""
+    joined: dict[str, object] = {}
+    first_of: dict[str, str] = {}
+    is_raised = False
+    for source, table in sources:
+        for key, value in table.extra.items():
+            first_of.setdefault(key, source)
+            before = joined.setdefault(key, value)
+            if _same_json(before, value):
+                continue
+            if key == DATA_VERSION and type(before) is int and type(value) is int:
+                joined[key] = max(before, value)
+                is_raised = True
+            else:
+                conflicts.append(f"{source}: {plain(key)} is not what {first_of[key]} says")
+    if is_raised:
+        notes.append(f"{DATA_VERSION} is {joined[DATA_VERSION]}, the highest of the tables")
+    notes += [
+        f"{plain(key)} is not in every table" for key in joined if any(key not in table.extra for _, table in sources)
+    ]
+    return joined
+
+
+def _same_json(first: object, second: object) -> bool:
+    """True when the two are the same JSON value; the order of keys does not count, and 1, 1.0 and true differ."""
+    return first is second or json.dumps(first, sort_keys=True) == json.dumps(second, sort_keys=True)
 
 
 def _rank_key(sources: Sequence[Source], ordered: Sequence[Server], order: MergeOrder) -> RankKey:
     """Return what the ranks are counted by; where a dialect has none, it is what its readers count them by."""
-    if has_ranks_by_position(sources[0][1]):
+    if dialect_of(sources[0][1].dialect).ranks_by_position:
         return lambda place, device: (ordered[place].server_id, device.device_id)
-    if order == "rank":
-        return lambda _place, device: device.rank_id
     if order == "argument":
         source_of = [number for number, (_, table) in enumerate(sources) for _ in table.servers]
         return lambda place, device: (source_of[place], device.rank_id)
     return lambda place, device: (place, device.rank_id)
 
 
-def _describe_ranks(sources: Sequence[Source], servers: Sequence[Server], order: MergeOrder) -> list[str]:
+def _describe_ranks(sources: Sequence[Source], servers: Sequence[Server]) -> list[str]:
     """Return a line per table whose ranks have changed, the first few of them."""
     new_of = {(server.group, server.server_id): server for server in servers}
     lines = []
@@ -287,11 +253,8 @@ def _describe_ranks(sources: Sequence[Source], servers: Sequence[Server], order:
         )
         before, after = [old for old, _ in pairs], [new for _, new in pairs]
         if before != after:
-            is_same_order = after == sorted(after)
-            where = f"are {_fold(after)} now" if is_same_order else f"are {_fold(sorted(after))} now, in another order"
-            lines.append(f"{source}: its ranks {_fold(before)} {where}")
-    if order == "rank" and lines:
-        lines.insert(0, "warning: the ranks had holes, which are closed")
+            where = "now" if after == sorted(after) else "now, in another order"
+            lines.append(f"{source}: its ranks {_fold(before)} are {_fold(sorted(after))} {where}")
     return lines if len(lines) <= _SHOWN else [*lines[: _SHOWN - 1], f"and {len(lines) - _SHOWN + 1} tables more"]
 
 
@@ -307,12 +270,10 @@ def _describe_counts(sources: Sequence[Source]) -> list[str]:
         for source, table in sources
         if table.declared_server_count not in (None, len(table.servers))
     ]
-    counts = Counter(len(server.devices) for _, table in sources for server in table.servers)
-    if len(counts) > 1:
-        (usual, _), *_ = counts.most_common(1)
-        source, odd = next(
-            (source, server) for source, table in sources for server in table.servers if len(server.devices) != usual
-        )
+    held = [(source, server) for source, table in sources for server in table.servers]
+    (usual, _), *others = Counter(len(server.devices) for _, server in held).most_common()
+    if others:
+        source, odd = next(entry for entry in held if len(entry[1].devices) != usual)
         shown = f"{plain(odd.server_id)} ({source}) has {len(odd.devices)}, most have {usual}"
         notes.append(f"warning: the servers have different numbers of devices: {shown}")
     return notes
@@ -334,7 +295,7 @@ def _check_result(merged: RankTable, sources: Sequence[Source], device_target: s
         for fault in problems
         if fault.is_error and fault.rule not in passed_over
     ]
-    warnings = {problem.rule: problem for problem in reversed(problems) if problem.rule in _RULES_OF_ORDER}
     if faults:
         raise MergeError(faults)
+    warnings = {problem.rule: problem for problem in reversed(problems) if problem.rule in _RULES_OF_ORDER}
     return [f"warning: {rule}: {warnings[rule].subject}: {warnings[rule].message}" for rule in sorted(warnings)]

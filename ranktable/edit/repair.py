@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ranktable.codec import describe_repeat
 from ranktable.errors import InvalidTableError
 from ranktable.problem import Position, join_index, join_key, show_value
 from ranktable.reading.document import Document
+from ranktable.tables import describe_repeat
 from ranktable.values import parse_number
 
 _STEP = re.compile(r'\.?([A-Za-z_][A-Za-z0-9_-]*)|\[(\d+)\]|\[("(?:[^"\\]|\\.)*")\]')

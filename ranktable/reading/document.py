@@ -14,8 +14,8 @@ from typing import NoReturn
 from ranktable.errors import JsonTextError
 from ranktable.files import STDIN_NAME, read_source
 from ranktable.problem import Position
-from ranktable.reading.foreign import name_bytes
-from ranktable.reading.positions import Fault, Lines, explain_fault, find_repeated_keys
+from ranktable.reading.faults import Fault, explain_fault, name_bytes
+from ranktable.reading.positions import Lines, find_repeated_keys
 
 MAX_DEPTH = 64
 """Deepest nesting that is read; the deepest known dialect needs 6."""

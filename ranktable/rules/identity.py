@@ -1,22 +1,18 @@
-"""Rules R3 and R6 to R12: status, counts, the ids of servers, devices and ranks, and the order of the ranks.
-
-Source: what HCCL's rank table parser refuses (errors EI0014 and EI0017), its documentation (R10, R12: contiguous,
-physical order) and that of MindSpore (R11: the order of rank_id is that of server_id as strings).
-"""
+"""Rules R3 and R6 to R12: status, counts, the ids of servers, devices and ranks, and the order of the ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from ranktable.codec import codec_of
-from ranktable.codec.schema import Schema
-from ranktable.hostlist.ranges import fold_numbers
+from ranktable.hosts.ranges import fold_numbers
+from ranktable.kinds import DeviceEntry, Entry, ServerEntry, Survey, codec_of, find_repeats
 from ranktable.model import COMPLETED
 from ranktable.problem import Problem, Severity, join_key, show_value
 from ranktable.profile import Profile
-from ranktable.rules.registry import CONCISE, chip_of, rule, severity_on
-from ranktable.survey import DeviceEntry, Entry, ServerEntry, Survey, find_repeats
+from ranktable.rules import citations
+from ranktable.rules.registry import chip_of, rule, severity_on
+from ranktable.schema import Schema
 from ranktable.text import count_noun
 from ranktable.values import is_loopback, name_placeholder, parse_number
 
@@ -25,7 +21,10 @@ MAX_DEVICE_ID = {"910a": 7, "a2": 15, "a3": 15, "300i-duo": 31, "a5": 64}
 """Highest physical device id of each chip."""
 
 
-@rule("R3", 'status is "completed"', is_whole=True)
+_CONCISE = (citations.CONCISE,)
+
+
+@rule("R3", 'status is "completed"', is_whole=True, sources=(citations.PARSER,))
 def check_status(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     """HCCL reads a file with another status again every second, for half an hour, and then gives up."""
     status = survey.text("status")
@@ -36,18 +35,11 @@ def check_status(survey: Survey, _profile: Profile) -> Iterator[Problem]:
         )
 
 
-@rule("R6", "server_count is the number of entries of server_list")
+@rule("R6", "server_count is the number of entries of server_list", sources=_CONCISE)
 def check_server_count(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     """The count is compared with what is listed."""
-    schema = schema_of(survey)
-    yield from check_counts(survey, schema.within("server_group_list") if survey.path else schema)
-
-
-def schema_of(survey: Survey) -> Schema:
-    """Return the schema of the table that the survey, or the group that it is of, belongs to."""
-    codec = codec_of(survey.dialect)
-    assert codec is not None, f"{survey.dialect} has a survey and no codec"
-    return codec.schema
+    schema = codec_of(survey.dialect).schema
+    yield from check_counts(survey, schema.within(survey.path.partition("[")[0]) if survey.path else schema)
 
 
 def check_counts(entry: Entry, schema: Schema) -> Iterator[Problem]:
@@ -68,7 +60,12 @@ def _noun(entry: Entry) -> str:
     return "group" if entry.path else "table"
 
 
-@rule("R7", "server_id is a unique name or address of 1 to 64 characters", severity="error or warning")
+@rule(
+    "R7",
+    "server_id is a unique name or address of 1 to 64 characters",
+    severity="error or warning",
+    sources=_CONCISE,
+)
 def check_server_ids(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     """Masks of documentation samples are named as such; a doubled id is reported at its second place.
 
@@ -77,7 +74,7 @@ def check_server_ids(survey: Survey, _profile: Profile) -> Iterator[Problem]:
 
     def severity(first: ServerEntry, second: ServerEntry) -> Severity:
         addresses = (first.text("server_ip"), second.text("server_ip"))
-        are_pods = survey.dialect == "mindie-global" and None not in addresses and addresses[0] != addresses[1]
+        are_pods = bool(survey.path) and None not in addresses and addresses[0] != addresses[1]
         return "warning" if are_pods else "error"
 
     for server in survey.servers:
@@ -102,7 +99,7 @@ def _check_server_id(server: ServerEntry, server_id: str, survey: Survey) -> Ite
         yield server.complain("server_id", "R7", "warning", message, "write the address that the other hosts reach")
 
 
-@rule("R8", "device_id is a physical device number that is unique on its server")
+@rule("R8", "device_id is a physical device number that is unique on its server", sources=_CONCISE)
 def check_device_ids(survey: Survey, profile: Profile) -> Iterator[Problem]:
     """The highest number depends on the chip; without a chip it is that of the largest, the 300I Duo."""
     chip = chip_of(survey, profile)
@@ -116,7 +113,7 @@ def check_device_ids(survey: Survey, profile: Profile) -> Iterator[Problem]:
         yield from find_repeats(server.devices, "device_id", "R8", same, remedy, lambda device: device.device_id)
 
 
-@rule("R9", "the rank ids are 0 to n-1, each once")
+@rule("R9", "the rank ids are 0 to n-1, each once", sources=_CONCISE)
 def check_rank_ids(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     """n is the number of devices in the table, in the group, or in the instance of an inference service."""
     for servers in _rank_spaces(survey):
@@ -160,7 +157,12 @@ def check_ranks(
         yield entry.complain("rank_id", rule_id, "error", message, remedy)
 
 
-@rule("R10", "the ranks of one server follow each other without a gap", severity="warning")
+@rule(
+    "R10",
+    "the ranks of one server follow each other without a gap",
+    severity="warning",
+    sources=(citations.A3_PAGE,),
+)
 def check_ranks_contiguous(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     """Interleaved servers make every rank guess of the form rank = server x devices + i wrong."""
     for server in survey.servers:
@@ -173,8 +175,8 @@ def check_ranks_contiguous(survey: Survey, _profile: Profile) -> Iterator[Proble
 @rule(
     "R11",
     "the order of the ranks is the string order of the server ids, as MindSpore demands",
-    CONCISE - {"mindie-global"},
     severity="error or warning",
+    sources=(citations.MINDSPORE,),
 )
 def check_server_order(survey: Survey, profile: Profile) -> Iterator[Problem]:
     """In string order "10.0.0.10" comes before "10.0.0.9".
@@ -199,6 +201,7 @@ def check_server_order(survey: Survey, profile: Profile) -> Iterator[Problem]:
     "on one server the order of the ranks is that of the device ids",
     severity="warning",
     chips=("910a", "a2"),
+    sources=(citations.A3_PAGE,),
 )
 def check_device_order(survey: Survey, profile: Profile) -> Iterator[Problem]:
     """The physical order that 910A and A2 expect."""

@@ -3,9 +3,8 @@
 `device_ip` may be left out where the device has no network port of its own: always for the targets cpu and gpu, and on
 Ascend inside one server. It is never to be made up: HCCL compares it with the address of the real port. A rank table
 has no netmasks, so R23 is off unless the user gives a prefix length.
-Source: HCCL's parser (EI0001, EI0014) and documentation, the A3 rank table page (R27), the network plans of the
-deployment guides (R23: on a 910A devices i and i+4 share a segment, on A2 all devices of a server do, and in every plan
-the devices of one number share a segment over the servers), and the field reports behind the messages.
+R23 is the network plans of the deployment guides: on a 910A devices i and i+4 share a segment, on A2 all devices of a
+server do, and in every plan the devices of one number share a segment over the servers.
 """
 
 from __future__ import annotations
@@ -15,10 +14,11 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from typing import TypeVar
 
+from ranktable.kinds import DeviceEntry, ServerEntry, Survey, find_repeats
 from ranktable.problem import Problem, Severity
 from ranktable.profile import Profile
-from ranktable.rules.registry import TEMPLATE2, chip_of, rule
-from ranktable.survey import DeviceEntry, ServerEntry, Survey, find_repeats
+from ranktable.rules import citations
+from ranktable.rules.registry import chip_of, rule
 from ranktable.values import Address, name_placeholder, parse_address, parse_number
 
 _Value = TypeVar("_Value", bound=Hashable)
@@ -36,6 +36,9 @@ _PLANES: dict[str | None, Callable[[int], int]] = {"910a": lambda device_id: dev
 """For each chip with a plan of its own: the devices of a server with equal results share a segment."""
 
 
+_CONCISE = (citations.CONCISE,)
+
+
 def read_device_addresses(device: DeviceEntry) -> list[Address]:
     """Return the addresses of `device_ip`, which may be a list with commas; leave out what is no address."""
     text = device.text("device_ip")
@@ -50,7 +53,7 @@ def _read_all_addresses(survey: Survey) -> list[tuple[DeviceEntry, list[Address]
     )
 
 
-@rule("R13", "device_ip is the address of a network port", severity="error or warning")
+@rule("R13", "device_ip is the address of a network port", severity="error or warning", sources=_CONCISE)
 def check_device_addresses(survey: Survey, profile: Profile) -> Iterator[Problem]:
     """No mask, no mark of a failed tool, no 0.0.0.0, no loopback address (a warning on a single server)."""
     for device, addresses in _read_all_addresses(survey):
@@ -86,7 +89,7 @@ def _is_usual(address: Address) -> bool:
     return address.version == 4 and 1 << 24 <= (number := int(address)) < 224 << 24 and number >> 24 != 127
 
 
-@rule("R14", "device_ip is unique in the whole table", is_whole=True)
+@rule("R14", "device_ip is unique in the whole table", is_whole=True, sources=_CONCISE)
 def check_device_addresses_unique(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     """A backup address is another device's own address by design (R27), so it does not count here."""
     first_devices: dict[Address, DeviceEntry] = {}
@@ -99,7 +102,12 @@ def check_device_addresses_unique(survey: Survey, _profile: Profile) -> Iterator
             first_devices[address] = device
 
 
-@rule("R15", "all device addresses are of one family and equal in number, and so are all host addresses", is_whole=True)
+@rule(
+    "R15",
+    "all device addresses are of one family and equal in number, and so are all host addresses",
+    is_whole=True,
+    sources=_CONCISE,
+)
 def check_address_families(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     """The odd ones are reported, not the many."""
     with_address = [(device, addresses) for device, addresses in _read_all_addresses(survey) if addresses]
@@ -137,6 +145,7 @@ def _check_host_addresses(survey: Survey) -> Iterator[Problem]:
     "device_ip is there where devices talk over their own ports",
     severity="error or warning",
     chips=("910a", "a2", "a3", "300i-duo"),
+    sources=(citations.CONCISE, citations.A3_PAGE),
 )
 def check_device_addresses_present(survey: Survey, profile: Profile) -> Iterator[Problem]:
     """On 910A and 300I Duo always; on A2 with several servers; on A3 with several servers that are not one super pod.
@@ -147,7 +156,7 @@ def check_device_addresses_present(survey: Survey, profile: Profile) -> Iterator
     if need is None:
         return
     severity, where = need
-    if survey.dialect in TEMPLATE2:
+    if survey.kind.writes_empty_addresses:
         yield from _find_without_address(survey)
         return
     for device in survey.devices:
@@ -184,7 +193,12 @@ def _most_common(values: Iterator[_Value]) -> _Value | None:
     return ranking[0][0] if ranking else None
 
 
-@rule("R22", "ports are 1 to 65535, and host_port is unique on its server", severity="error or warning")
+@rule(
+    "R22",
+    "ports are 1 to 65535, and host_port is unique on its server",
+    severity="error or warning",
+    sources=(citations.CONCISE, citations.A3_PAGE),
+)
 def check_ports(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     """Ports below 1024 need privileges, which is worth a warning."""
     for server in survey.servers:
@@ -211,7 +225,12 @@ def _check_ranges(device: DeviceEntry) -> Iterator[Problem]:
             yield device.complain(key, "R22", "warning", message, f"write a port from {_FIRST_FREE_PORT} on")
 
 
-@rule("R27", "backup_device_ip is the address of the other die of the same module, with another port", chips=("a3",))
+@rule(
+    "R27",
+    "backup_device_ip is the address of the other die of the same module, with another port",
+    chips=("a3",),
+    sources=(citations.CONCISE, citations.A3_PAGE),
+)
 def check_backups(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     """Devices 2k and 2k+1 are the two dies of one module (A3)."""
     for server in survey.servers:

@@ -1,28 +1,16 @@
-"""Rules R24 to R26 of super pods, and those of clusters.
-
-Rules R24 to R26 and P3: super pods, of A3 only.
-
-Source: what HCCL's parser refuses and the A3 rank table page of its documentation (R24 to R26); the layout of a super
-device id in the driver's interface for super pod nodes (P3).
-
-Rules P4 and P7: the clusters of a table that spans several.
-
-Source: the rank table pages of the MindSpore documentation (clusters of servers) and the global tables of Volcano
-(clusters of super pods). Neither says what its reader does with a table that breaks P4, so it is this project's.
-"""
+"""Rules R24 to R26 and P3: super pods, of A3 only."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from ranktable.kinds import DeviceEntry, ServerEntry, Survey, find_repeats
 from ranktable.problem import Problem, join_key
 from ranktable.profile import Profile
+from ranktable.rules import citations
 from ranktable.rules.registry import rule
-from ranktable.survey import DeviceEntry, Entry, ServerEntry, Survey, find_repeats
-from ranktable.values import name_placeholder, parse_address, parse_number
-
-SUPER_POD_DIALECTS = frozenset({"1.2", "volcano-job", "volcano-global", "mindie-global"})
+from ranktable.values import name_placeholder, parse_number
 
 _KEY = "super_device_id"
 _HIGHEST = 2**32 - 1
@@ -32,7 +20,10 @@ _MAX_SERVER, _MAX_CHIP, _MAX_DIE = 47, 7, 1
 
 
 @rule(
-    "R24", "super_device_id is a number of 32 bits that is unique in its super pod", SUPER_POD_DIALECTS, chips=("a3",)
+    "R24",
+    "super_device_id is a number of 32 bits that is unique in its super pod",
+    chips=("a3",),
+    sources=(citations.CONCISE, citations.VERIFY_PAGE),
 )
 def check_super_device_ids(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     """Demanded of every device as soon as there is a super_pod_list; without one HCCL does not look at it."""
@@ -81,9 +72,9 @@ def _pods_of_servers(survey: Survey) -> Mapping[str, int]:
 @rule(
     "R25",
     "super_pod_list has unique pods that cover every server once, and no others",
-    SUPER_POD_DIALECTS,
     severity="error or warning",
     chips=("a3",),
+    sources=(citations.CONCISE, citations.A3_PAGE),
 )
 def check_super_pod_list(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     """Without the list HCCL takes the servers for ones without a super pod, which is odd when devices have numbers."""
@@ -133,9 +124,9 @@ def _check_coverage(survey: Survey) -> Iterator[Problem]:
 @rule(
     "R26",
     "the servers of one super pod stand together in server_list",
-    SUPER_POD_DIALECTS,
     severity="warning",
     chips=("a3",),
+    sources=(citations.A3_PAGE,),
 )
 def check_pods_together(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     """A server that comes back to a pod after another one is reported."""
@@ -179,9 +170,7 @@ def parse_sdid(number: int) -> Sdid | None:
     return parts if is_laid_out else None
 
 
-@rule(
-    "P3", "super_device_id agrees with device_id and its server", SUPER_POD_DIALECTS, severity="warning", chips=("a3",)
-)
+@rule("P3", "super_device_id agrees with device_id and its server", severity="warning", chips=("a3",))
 def check_sdids(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     """A warning, since HCCL does not take the number apart; numbers of another layout are left alone."""
     for server in survey.servers:
@@ -204,58 +193,3 @@ def _check_server_index(server: ServerEntry, indexes: list[int]) -> Iterator[Pro
 def _sdid_of(device: DeviceEntry) -> Sdid | None:
     number = parse_number(device.text(_KEY))
     return None if number is None or number > _HIGHEST else parse_sdid(number)
-
-
-@rule(
-    "P4",
-    "cluster_list has unique clusters that cover every server or super pod once, and no others",
-    frozenset({"volcano-global", "cross-cluster"}),
-    is_whole=True,
-)
-def check_clusters(survey: Survey, _profile: Profile) -> Iterator[Problem]:
-    """Clusters that name servers must cover all servers, clusters that name super pods all super pods."""
-    same, remedy = "the same cluster_id stands at {}", "give each cluster its own id"
-    yield from find_repeats(survey.clusters, "cluster_id", "P4", same, remedy)
-    servers = [entry for cluster in survey.clusters for entry in cluster.servers]
-    pods = [entry for cluster in survey.clusters for entry in cluster.super_pods]
-    yield from _check_members(servers, survey.servers, "server_id", "server_list")
-    yield from _check_members(pods, survey.super_pods, "super_pod_id", "super_pod_list")
-
-
-def _check_members(members: list[Entry], listed: Collection[Entry], key: str, where: str) -> Iterator[Problem]:
-    known, named = {entry.text(key) for entry in listed}, {entry.text(key) for entry in members}
-    for entry in members:
-        if entry.text(key) is not None and entry.text(key) not in known:
-            remedy = f"write the id as it stands in {where}"
-            yield entry.complain(key, "P4", "error", f"the id is not in {where}", remedy)
-    inside = (entry for entry in members if entry.text(key) in known)
-    yield from find_repeats(inside, key, "P4", "it stands at {} already", "list it once")
-    for entry in listed if members else ():
-        if entry.text(key) is not None and entry.text(key) not in named:
-            message = f"the {key.removesuffix('_id').replace('_', ' ')} is in no cluster of cluster_list"
-            yield entry.complain(key, "P4", "error", message, "list it in its cluster")
-
-
-@rule(
-    "P7",
-    "over clusters every server has a server_ip, and every device a dpu_ip and a numa_id",
-    frozenset({"cross-cluster"}),
-    severity="warning",
-)
-def check_cluster_addresses(survey: Survey, _profile: Profile) -> Iterator[Problem]:
-    """MindSpore's documentation lists them for each server and device of such a table."""
-    for server in survey.servers:
-        yield from _check_addresses(server, "server_ip", "the host's address in the network of the clusters")
-        for device in server.devices:
-            yield from _check_addresses(device, "dpu_ip", "the address of the DPU that serves the device")
-            if not device.has("numa_id"):
-                remedy = "write the number of the device's NUMA node"
-                yield device.complain("numa_id", "P7", "warning", "the key is missing in a table with clusters", remedy)
-
-
-def _check_addresses(entry: Entry, key: str, what: str) -> Iterator[Problem]:
-    text = entry.text(key)
-    if not entry.has(key):
-        yield entry.complain(key, "P7", "warning", "the key is missing in a table with clusters", f"write {what}")
-    elif text is None or parse_address(text) is None:
-        yield entry.complain(key, "P7", "warning", "the value is not an IPv4 or IPv6 address", f"write {what}")

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from ranktable.kinds import ServerEntry, Survey
 from ranktable.problem import Problem, Severity, join_key
 from ranktable.profile import Profile
+from ranktable.rules import citations
 from ranktable.rules.identity import MAX_DEVICE_ID
-from ranktable.rules.registry import CONCISE, chip_of, rule, severity_on
-from ranktable.survey import ServerEntry, Survey
+from ranktable.rules.registry import chip_of, rule, severity_on
 from ranktable.text import count_noun
 
 _COUNTS_910A = (1, 2, 4, 8)
@@ -33,7 +34,7 @@ _QUADS_910A = tuple(
 _MAX_DEVICES = {"910a": 8, "a2": 16, "a3": 16}
 _USUAL_DEVICES = {"a2": 8}
 """Most A2 servers have 8 devices, a few have 16."""
-_DIALECTS_910A = CONCISE - {"1.2", "volcano-global", "mindie-global"}
+_CONCISE = (citations.CONCISE,)
 
 
 def _severity_910a(survey: Survey, profile: Profile) -> Severity | None:
@@ -48,7 +49,12 @@ def _complain(server: ServerEntry, rule_id: str, severity: Severity, message: st
     return Problem(join_key(server.path, "device"), rule_id, severity, message, remedy)
 
 
-@rule("R17", "a 910A server has 1, 2, 4 or 8 devices, and 8 when it is not alone", _DIALECTS_910A, chips=("910a",))
+@rule(
+    "R17",
+    "a 910A server has 1, 2, 4 or 8 devices, and 8 when it is not alone",
+    chips=("910a",),
+    sources=_CONCISE,
+)
 def check_device_count(survey: Survey, profile: Profile) -> Iterator[Problem]:
     """More than eight devices are left to R21."""
     severity = _severity_910a(survey, profile)
@@ -64,7 +70,6 @@ def check_device_count(survey: Survey, profile: Profile) -> Iterator[Problem]:
 @rule(
     "R18",
     "two devices of a 910A server are both of 0-3 or both of 4-7",
-    _DIALECTS_910A,
     severity="warning",
     chips=("910a",),
 )
@@ -77,7 +82,7 @@ def check_device_pair(survey: Survey, profile: Profile) -> Iterator[Problem]:
             yield _complain(server, "R18", "warning", message, "take two devices of 0-3 or two of 4-7")
 
 
-@rule("R19", "four devices of a 910A server are one of eight sets", _DIALECTS_910A, chips=("910a",))
+@rule("R19", "four devices of a 910A server are one of eight sets", chips=("910a",), sources=_CONCISE)
 def check_device_quad(survey: Survey, profile: Profile) -> Iterator[Problem]:
     """The sets are the rings that the links of the board can form."""
     severity = _severity_910a(survey, profile)
@@ -88,7 +93,7 @@ def check_device_quad(survey: Survey, profile: Profile) -> Iterator[Problem]:
             yield _complain(server, "R19", severity, message, "take devices 0-3 or devices 4-7")
 
 
-@rule("R20", "every 910A server has the same number of devices", _DIALECTS_910A, chips=("910a",))
+@rule("R20", "every 910A server has the same number of devices", chips=("910a",), sources=_CONCISE)
 def check_equal_counts(survey: Survey, profile: Profile) -> Iterator[Problem]:
     """The servers that differ from the most are reported. A2 and A3 take servers of different sizes."""
     severity = _severity_910a(survey, profile)
@@ -105,6 +110,7 @@ def check_equal_counts(survey: Survey, profile: Profile) -> Iterator[Problem]:
     "a server has no more devices than its chip allows",
     severity="error or warning",
     chips=("910a", "a2", "a3"),
+    sources=_CONCISE,
 )
 def check_device_limit(survey: Survey, profile: Profile) -> Iterator[Problem]:
     """8 on a 910A, 16 on A3, 16 on A2, where more than 8 are rare; R8 bounds the 300I Duo by its device numbers."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ranktable.errors import SourceError
-from ranktable.generate import FoundDevice
+from ranktable.model import Device
 from ranktable.values import Address, name_placeholder, parse_address
 
 
@@ -79,7 +79,7 @@ def join_answers(answers: Iterable[HostAnswers]) -> HostAnswers:
     return HostAnswers(addresses, numbers, pod, failed, notes)
 
 
-def found_devices(answers: HostAnswers, device_ids: Iterable[int] | None, server_id: str) -> tuple[FoundDevice, ...]:
+def found_devices(answers: HostAnswers, device_ids: Iterable[int] | None, server_id: str) -> tuple[Device, ...]:
     """Return the devices that the answers speak of, or those of `device_ids`.
 
     A device whose address a tool failed to give is an error that quotes the tool, never a device without address.
@@ -94,7 +94,7 @@ def found_devices(answers: HostAnswers, device_ids: Iterable[int] | None, server
             message = f"device {device_id} of {server_id!r} has no address: {shown}"
             raise failure.refuse(message, "set its address with hccn_tool, or leave the device out with --devices")
     return tuple(
-        FoundDevice(device_id, _value(answers.addresses, device_id), _value(answers.super_device_ids, device_id))
+        Device(device_id, -1, _value(answers.addresses, device_id), _value(answers.super_device_ids, device_id))
         for device_id in chosen
     )
 

@@ -6,17 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ranktable.errors import BuildError, SourceError
+from ranktable.errors import BuildError, HostListError, SourceError
+from ranktable.files import read_source
 from ranktable.generate import HostInventory, ServerOrder, give_super_device_ids, take_hosts
-from ranktable.hostlist.brackets import parse_numbers
-from ranktable.hostlist.host_list import HostList
+from ranktable.hosts.host_list import ListedHost, parse_device_ids, parse_hosts, select_hosts
+from ranktable.hosts.hostfile import MAX_BYTES, Family, parse_hostfile
+from ranktable.hosts.slurm import read_slurm_hosts
 from ranktable.sources.answer import HostAnswers, found_devices
 from ranktable.sources.captures import find_host_files, read_answers, read_host_answers
-from ranktable.sources.hostfile import HostfileFormat, ListedHost, read_hostfile, read_slurm_hosts
 from ranktable.sources.local_host import Probe, resolve_names
 from ranktable.sources.option_values import (
     expand_pattern,
-    filter_hosts,
     is_pattern,
     read_device_ips,
     read_super_device_ids,
@@ -29,7 +29,8 @@ class SourceRequest:
 
     hosts: str | None = None
     hostfile: str | None = None
-    hostfile_format: HostfileFormat = "auto"
+    hostfile_format: Family | None = None
+    """None to go by what stands in it."""
     slurm: Mapping[str, str] | None = None
     """The environment of a Slurm job."""
     pod_annotations: str | None = None
@@ -60,7 +61,7 @@ def collect_hosts(request: SourceRequest) -> CollectedHosts:
     if request.pod_annotations is not None:
         collected = _collect_pods(request.pod_annotations)
     elif request.probe is not None:
-        ids = None if request.devices is None else parse_numbers(request.devices)
+        ids = None if request.devices is None else parse_device_ids(request.devices, "--devices")
         probed = request.probe.ask(request.device_target, ids)
         collected = CollectedHosts((probed.host,), "given", probed.device_target, probed.notes)
     elif request.hccn_conf is not None:
@@ -116,29 +117,46 @@ def _collect_pods(path: str) -> CollectedHosts:
 
 
 def _collect_list(request: SourceRequest) -> CollectedHosts:
-    pairs = [(host.name, _device_ids_of(host, request.devices)) for host in _read_list(request)]
-    addresses = _read_addresses(request.device_ips, pairs)
-    return CollectedHosts(tuple(take_hosts(pairs, addresses)))
+    listed = _read_list(request)
+    pairs = [(host.name, _device_ids_of(host, request.devices)) for host in listed]
+    hosts = take_hosts(pairs, _read_addresses(request.device_ips, pairs))
+    return CollectedHosts(
+        tuple(replace(host, host_ip=entry.address or None) for host, entry in zip(hosts, listed, strict=True))
+    )
 
 
 def _read_list(request: SourceRequest) -> tuple[ListedHost, ...]:
     if request.hosts is not None:
-        return tuple(ListedHost(host.name, host.num_devices, "--hosts") for host in HostList.parse(request.hosts))
+        return parse_hosts(request.hosts, ListedHost)
     if request.hostfile is not None:
         return read_hostfile(request.hostfile, request.hostfile_format)
     return read_slurm_hosts(request.slurm or {})
 
 
+def read_hostfile(path: str, family: Family | None = None) -> tuple[ListedHost, ...]:
+    """Return the hosts of the file at `path` (`-` is standard input); raises ReadError, HostListError."""
+    name, data = read_source(path)
+    source = f"--hostfile {name}"
+    if len(data) > MAX_BYTES:
+        raise HostListError(f"has more than {MAX_BYTES} bytes", "write ranges: node[0001-1024] slots=8", source)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        fault = f"byte 0x{data[error.start]:02x} is not UTF-8"
+        raise HostListError(fault, "save it as UTF-8", f"{source}, line {line}") from error
+    return parse_hostfile(text, ListedHost, source, family)
+
+
 def _device_ids_of(host: ListedHost, option: str | None) -> Sequence[int]:
-    if option is None:
-        if host.num_slots is None:
-            message = f"host {host.name!r} has no number of devices"
-            raise BuildError(message, f"write {host.name}:8, or give --devices")
-        return range(host.num_slots)
-    ids = parse_numbers(option)
-    if host.num_slots not in (None, len(ids)):
-        message = f"host {host.name!r} has {host.num_slots} devices, --devices lists {len(ids)}"
-        raise BuildError(message, "leave one out")
+    ids = host.device_ids if option is None else parse_device_ids(option, "--devices")
+    if not ids:
+        raise BuildError(f"host {host.name!r} has no number of devices", f"write {host.name}:8, or give --devices")
+    if host.slots not in (0, len(ids)):
+        raise BuildError(f"host {host.name!r} has {host.slots} devices, --devices lists {len(ids)}", "leave one out")
+    if 0 < host.max_slots < len(ids):
+        fault = f"host {host.name!r} takes {host.max_slots} devices at most (max_slots), --devices lists {len(ids)}"
+        raise BuildError(fault, "name fewer")
     return ids
 
 
@@ -160,9 +178,9 @@ def _collect_answers(request: SourceRequest, path: str) -> CollectedHosts:
         files: Mapping[str, object] = {listed[0].name: path}
     else:
         files = find_host_files(path)
-        listed = tuple(ListedHost(name, None, path) for name in files) if listed is None else listed
+        listed = tuple(ListedHost(name, source=path) for name in files) if listed is None else listed
         said = {host.name: read_host_answers(_files_of(host, files, path)) for host in listed}
-    ids = None if request.devices is None else parse_numbers(request.devices)
+    ids = None if request.devices is None else parse_device_ids(request.devices, "--devices")
     hosts = tuple(_answered_host(host, said[host.name], ids) for host in listed)
     strangers = len(files.keys() - said.keys())
     notes = [f"{path}: {strangers} hosts that are not asked for are left out"] if strangers else []
@@ -172,7 +190,7 @@ def _collect_answers(request: SourceRequest, path: str) -> CollectedHosts:
 
 def _files_of(host: ListedHost, files: Mapping[str, list[Path]], path: str) -> list[Path]:
     if host.name not in files:
-        message = f"host {host.name!r} ({host.origin}) has no {host.name}.conf, .txt, .log or {host.name}/hccn.conf"
+        message = f"host {host.name!r} ({host.source}) has no {host.name}.conf, .txt, .log or {host.name}/hccn.conf"
         raise SourceError(path, None, message, f"copy /etc/hccn.conf of the host to {path}/{host.name}.conf")
     return files[host.name]
 
@@ -180,15 +198,15 @@ def _files_of(host: ListedHost, files: Mapping[str, list[Path]], path: str) -> l
 def _answered_host(host: ListedHost, answers: HostAnswers, ids: Sequence[int] | None) -> HostInventory:
     devices = found_devices(answers, ids, host.name)
     origin = next(iter(answers.addresses.values()), None)
-    source = origin.source if origin else host.origin
+    source = origin.source if origin else host.source
     # Inside one super pod devices need no address, so a host that tells SDIDs only is complete.
     needs_addresses = answers.addresses or not answers.super_device_ids
     unknown = next((device for device in devices if device.device_ip is None and needs_addresses), None)
     if unknown is not None:
         message = f"there is no address of device {unknown.device_id} of {host.name!r}"
         raise SourceError(source, None, message, "complete it, or leave the device out with --devices")
-    if host.num_slots not in (None, len(devices)):
-        message = f"it has {len(devices)} devices of {host.name!r}, {host.origin} says {host.num_slots}"
+    if host.slots not in (0, len(devices)):
+        message = f"it has {len(devices)} devices of {host.name!r}, {host.source} says {host.slots}"
         raise SourceError(source, None, message, "choose the devices with --devices, or correct the list of hosts")
     pod = answers.super_pod_id
     return HostInventory(host.name, devices, super_pod_id=pod.value if pod else None, origin=source)
@@ -198,8 +216,12 @@ def _choose(hosts: tuple[HostInventory, ...], request: SourceRequest) -> tuple[H
     """Leave out what --include and --exclude leave out."""
     if request.include is None and request.exclude is None:
         return hosts
-    pairs = [(host.server_id, [device.device_id for device in host.devices]) for host in hosts]
-    left = {name: frozenset(ids) for name, ids in filter_hosts(pairs, include=request.include, exclude=request.exclude)}
+    listed = [
+        ListedHost(host.server_id, len(ids), ids)
+        for host in hosts
+        for ids in (tuple(device.device_id for device in host.devices),)
+    ]
+    left = {entry.name: entry.device_ids for entry in select_hosts(listed, request.include, request.exclude)}
     return tuple(
         replace(host, devices=tuple(device for device in host.devices if device.device_id in left[host.server_id]))
         for host in hosts

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ranktable.errors import BuildError, SourceError
-from ranktable.generate import FoundDevice, HostInventory
+from ranktable.generate import HostInventory
+from ranktable.model import Device
 from ranktable.sources.answer import HostAnswers, found_devices, join_answers
 from ranktable.sources.captures import read_answers
 from ranktable.sources.device_tools import DeviceTools
@@ -42,15 +43,6 @@ class LocalHost:
     """Every address of its ports, without loopback."""
     main_address: Address | None = None
     """The address of the port of the default route, or the only one; None when it cannot be told."""
-
-    def is_called(self, text: str) -> bool:
-        """True when `text` is one of the addresses, or the name, with or without its domain."""
-        address = parse_address(text)
-        if address is not None:
-            return address in self.addresses
-        return text.partition(".")[0].lower() == self.name.partition(".")[0].lower() and (
-            "." not in text or "." not in self.name or text.lower() == self.name.lower()
-        )
 
 
 def read_local_host(root: Path = Path("/")) -> LocalHost:
@@ -222,7 +214,7 @@ class Probe:
             raise BuildError(message, "give physical device ids")
         return present if asked is None else asked
 
-    def _ask_devices(self, device_ids: Sequence[int]) -> tuple[tuple[FoundDevice, ...], str | None, tuple[str, ...]]:
+    def _ask_devices(self, device_ids: Sequence[int]) -> tuple[tuple[Device, ...], str | None, tuple[str, ...]]:
         """Ask hccn_tool and read hccn.conf, which must agree; npu-smi only when super pods are wanted."""
         tools = self.tools or DeviceTools(self.root)
         said = tools.ask_addresses(device_ids)
@@ -255,5 +247,5 @@ def _only(answers: HostAnswers, device_ids: Sequence[int]) -> HostAnswers:
     return HostAnswers(kept, notes=answers.notes)
 
 
-def _plain(device_ids: Sequence[int]) -> tuple[FoundDevice, ...]:
-    return tuple(FoundDevice(device_id) for device_id in device_ids)
+def _plain(device_ids: Sequence[int]) -> tuple[Device, ...]:
+    return tuple(map(Device, device_ids))

@@ -2,11 +2,6 @@
 
 Which hosts stand in which super pod: `0=node[1-2]`, several times or with `;` between.
 
-Which hosts and devices of a list a job uses: `--include` and `--exclude` in DeepSpeed's grammar.
-
-`NAME[:SLOT[,SLOT]]@NAME...`: hosts are separated by @, device ids by commas; a host without ids means all of it.
-Ids may also be ranges (`0-3`). Source: the resource filter of DeepSpeed's launcher.
-
 Device addresses for the generator: from a pattern with {server} and {device}, or from a YAML or JSON file.
 
 A pattern such as `192.168.{device+1}.{server+10}` suits clusters that were numbered by rule. A file maps each
@@ -19,17 +14,15 @@ import re
 from collections.abc import Iterable, Sequence
 
 from ranktable.bounded_text import TextError, load_yaml
-from ranktable.errors import BuildError, HostListError
+from ranktable.errors import BuildError
 from ranktable.files import read_bytes
-from ranktable.hostlist.brackets import parse_numbers
-from ranktable.hostlist.host_list import HostList
+from ranktable.hosts.host_list import parse_names
 
-HostDevices = Sequence[tuple[str, Sequence[int]]]
 _FIELD = re.compile(r"\{(server|device)(?:\+(\d{1,6}))?\}")
 
 
 def parse_super_pods(texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Return the server ids of each super pod; raises BuildError.
+    """Return the server ids of each super pod; raises BuildError, HostListError.
 
     >>> parse_super_pods(["0=node[1-2];1=node3"])
     {'0': ('node1', 'node2'), '1': ('node3',)}
@@ -41,72 +34,8 @@ def parse_super_pods(texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
             raise BuildError(f"--super_pods: {part!r} has no id before its hosts", "write --super_pods 0=node[1-2]")
         if pod_id.strip() in pods:
             raise BuildError(f"--super_pods: super pod {pod_id.strip()!r} is given twice", "name all its hosts at once")
-        pods[pod_id.strip()] = _parse_hosts(hosts, part)
+        pods[pod_id.strip()] = tuple(parse_names(hosts, f"--super_pods {part!r}"))
     return pods
-
-
-def _parse_hosts(text: str, part: str) -> tuple[str, ...]:
-    try:
-        hosts = HostList.parse(text)
-    except HostListError as error:
-        raise BuildError(f"--super_pods: {part!r}: {error.message}", error.remedy) from error
-    counted = next((host.name for host in hosts if host.num_devices is not None), None)
-    if counted is not None:
-        raise BuildError(f"--super_pods: {part!r} counts devices of {counted!r}", "write names only")
-    return tuple(host.name for host in hosts)
-
-
-def filter_hosts(hosts: HostDevices, *, include: str | None = None, exclude: str | None = None) -> HostDevices:
-    """Return the hosts and device ids that are left, in the order of `hosts`; hosts without devices are left out.
-
-    Raises BuildError when both are given, for a host or id that `hosts` does not have, and when nothing is left.
-    """
-    if include is not None and exclude is not None:
-        raise BuildError("--include and --exclude are both given", "give one of them")
-    if include is None and exclude is None:
-        return hosts
-    name = "--include" if include is not None else "--exclude"
-    chosen = _parse_filter(include if include is not None else exclude or "", name, dict(hosts))
-    if include is not None:
-        kept = [(host, [number for number in ids if number in chosen.get(host, ())]) for host, ids in hosts]
-    else:
-        kept = [(host, [number for number in ids if number not in chosen.get(host, ())]) for host, ids in hosts]
-    left = [(host, ids) for host, ids in kept if ids]
-    if not left:
-        raise BuildError(f"{name} leaves no device", "check the filter")
-    return left
-
-
-def _parse_filter(text: str, name: str, hosts: dict[str, Sequence[int]]) -> dict[str, frozenset[int]]:
-    chosen: dict[str, frozenset[int]] = {}
-    for part in text.split("@"):
-        host, ids = _split_part(part.strip(), hosts)
-        if host not in hosts:
-            remedy = "write names of the host list, as in host-a:0,1@host-b"
-            raise BuildError(f"{name}: {host!r} is not in the list of hosts", remedy)
-        found = frozenset(hosts[host])
-        numbers = found if ids is None else frozenset(_parse_ids(ids, part, name))
-        missing = sorted(numbers - found)
-        if missing:
-            raise BuildError(f"{name}: host {host!r} has no device {missing[0]}", f"it has {len(found)} devices")
-        chosen[host] = chosen.get(host, frozenset()) | numbers
-    return chosen
-
-
-def _split_part(part: str, hosts: dict[str, Sequence[int]]) -> tuple[str, str | None]:
-    """Split `host:0,1`; a host whose name has colons (IPv6) is taken whole when it is in the list."""
-    plain = part.strip("[]")
-    if plain in hosts:
-        return plain, None
-    host, colon, ids = part.rpartition(":")
-    return (host.strip("[]"), ids) if colon else (part, None)
-
-
-def _parse_ids(ids: str, part: str, name: str) -> list[int]:
-    try:
-        return parse_numbers(ids)
-    except HostListError as error:
-        raise BuildError(f"{name}: {part!r} has {ids!r} for device ids", "write host-a:0,1 or host-a:0-3") from error
 
 
 def is_pattern(text: str) -> bool:

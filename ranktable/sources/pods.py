@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from ranktable.bounded_text import TextError, load_json, load_yaml_documents
 from ranktable.errors import SourceError
 from ranktable.files import read_source
-from ranktable.generate import FoundDevice, HostInventory
+from ranktable.generate import HostInventory
+from ranktable.model import Device
 from ranktable.values import parse_number
 
 CONFIGURATION = "ascend.kubectl.kubernetes.io/ascend-910-configuration"
@@ -137,14 +138,18 @@ def _read_configuration(value: Mapping[str, object], source: str, what: str) -> 
     return HostInventory(server_id, found, super_pod_id=None if pod_id is None else str(pod_id), origin=origin)
 
 
-def _read_device(device: object, source: str, what: str) -> FoundDevice:
+def _read_device(device: object, source: str, what: str) -> Device:
     members = device if isinstance(device, dict) else {}
     device_id = parse_number(members.get("device_id"))
     if device_id is None:
         message = f"a device of {what} has device_id {members.get('device_id')!r}"
         raise SourceError(source, None, message, "it is to be a number from 0 on")
     address, number = members.get("device_ip"), members.get("super_device_id")
-    return FoundDevice(device_id, str(address) if address else None, None if number in (None, "") else str(number))
+    return Device(
+        device_id,
+        device_ip=str(address) if address else None,
+        super_device_id=None if number in (None, "") else str(number),
+    )
 
 
 def _check_indices(pods: list[HostInventory], source: str) -> None:

@@ -16,8 +16,11 @@ from msrun.launch.job_hosts import read_host_list, read_table_hosts
 from msrun.launch.rank_table_file import check_rank_table
 from msrun.launch.transport.ssh.fault import address_of, explain_end
 from msrun.planning.config import parse_config
-from msrun.planning.hosts.host_list import parse_hostfile, parse_hosts
+from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.tls_spec import parse_tls_config
+from ranktable.errors import HostListError
+from ranktable.hosts.host_list import parse_hosts
+from ranktable.hosts.hostfile import parse_hostfile
 
 SSH_LOG = """\
 OpenSSH_9.2p1 Debian-2+deb12u10, OpenSSL 3.0.19 27 Jan 2026
@@ -145,12 +148,12 @@ def host_lists(rng_of: Iterator[Random], _: Path) -> Iterator[None]:
     """Hostfiles and --hosts."""
 
     def read(rng: Random) -> None:
-        parse_hostfile(_as_read(change_text(rng, HOSTFILE, HOST_WORDS)), "hosts")
+        parse_hostfile(_as_read(change_text(rng, HOSTFILE, HOST_WORDS)), HostEntry, "hosts")
 
     def read_words(rng: Random) -> None:
-        parse_hosts(change_text(rng, "h1:8,me@node[01-16,20].dc:8,[fd77::9]:8", HOST_WORDS))
+        parse_hosts(change_text(rng, "h1:8,me@node[01-16,20].dc:8,[fd77::9]:8", HOST_WORDS), HostEntry)
 
-    yield from _each(rng_of, lambda rng: (read if rng.random() < 0.7 else read_words)(rng), UsageError)
+    yield from _each(rng_of, lambda rng: (read if rng.random() < 0.7 else read_words)(rng), HostListError)
 
 
 def configs(rng_of: Iterator[Random], _: Path) -> Iterator[None]:

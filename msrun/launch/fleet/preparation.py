@@ -38,7 +38,7 @@ from msrun.planning.hosts.forwarded import explain_kept_secrets, forwarded_envir
 from msrun.planning.record_json import encode_record
 from msrun.planning.spec import LaunchSpec, is_loopback
 from ranktable.files import MAX_BYTES, read_text
-from ranktable.hostlist.brackets import fold
+from ranktable.hosts.brackets import fold
 
 WAITING_LINE_S = 5.0
 ANSWER_S = 60.0

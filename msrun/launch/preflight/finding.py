@@ -10,7 +10,7 @@ from typing import Literal
 from msrun import contract
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.planning.hosts.host_entry import HostEntry
-from ranktable.hostlist.brackets import fold
+from ranktable.hosts.brackets import fold
 
 
 @dataclass(frozen=True)

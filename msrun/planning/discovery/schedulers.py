@@ -23,8 +23,8 @@ from msrun.planning.discovery.surroundings import (
 )
 from msrun.planning.discovery.variables import find_allocation, find_pmix, find_sagemaker, find_variables, find_vertex
 from msrun.planning.hosts.host_entry import blamed_on
-from ranktable.hostlist.brackets import expand
-from ranktable.hostlist.ranges import RangeError, read_ranges
+from ranktable.hosts.brackets import expand
+from ranktable.hosts.ranges import RangeError, read_ranges
 
 NODES = "PET_NNODES"
 NODE_RANK = "PET_NODE_RANK"

@@ -12,8 +12,8 @@ from msrun.errors import UsageError
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.ranks import count_workers, fold_ranks
-from ranktable.hostlist.brackets import fold, shorten
-from ranktable.hostlist.host_name import MAX_SLOTS, host_key
+from ranktable.hosts.brackets import fold, shorten
+from ranktable.hosts.names import MAX_SLOTS, host_key
 
 
 def give_slots(
@@ -41,6 +41,12 @@ def give_slots(
     found = tuple(
         entry if entry.slots else replace(entry, slots=share, device_ids=tuple(range(share))) for entry in entries
     )
+    full = next((entry for entry in found if 0 < entry.max_slots < entry.slots), None)
+    if full is not None:
+        raise UsageError(
+            f"{full.source}: {full.name} takes {full.max_slots} workers at most (max_slots), not {full.slots}; give it "
+            "slots, or start fewer workers"
+        )
     total = sum(entry.slots for entry in found)
     if worker_num is not None and worker_num != total:
         raise UsageError(

@@ -9,7 +9,7 @@ from typing import Literal
 
 from msrun.errors import UsageError
 from msrun.planning.ranks import count_workers
-from ranktable.hostlist.ranges import RangeError, fold_numbers, read_range
+from ranktable.hosts.ranges import RangeError, fold_numbers, read_range
 
 MAX_CPU = 1 << 16
 """No kernel counts further (CONFIG_NR_CPUS); what is larger is a slip of the pen."""

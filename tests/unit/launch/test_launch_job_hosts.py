@@ -142,7 +142,7 @@ REFUSED = [
     ({"python": "/p"}, "--python /p: for hosts of .* without them start msrun with that Python"),
     ({"ssh": True}, "--ssh: no hosts are given"),
     ({"hosts": "h1", "node_rank": 0}, "--node_rank 0: hosts are numbered in the order of their list"),
-    ({"hosts": "h1", "python": "python3"}, "--python: python 'python3': give the absolute path"),
+    ({"hosts": "h1", "python": "python3"}, "--python: python 'python3' is no absolute path"),
     ({"hosts": "h1,h2", "master_addr": "127.0.0.1"}, "--master_addr 127.0.0.1: the 2 hosts cannot reach each other"),
     ({"hosts": "h1,h2", "master_addr": "localhost"}, "--master_addr localhost: .*give the address of h1"),
     ({"hosts": "h1,h2:4", "worker_num": 3}, "--worker_num 3: leaves -1 workers for h1"),
@@ -170,7 +170,10 @@ def test_options_that_contradict_each_other_are_refused(options: dict[str, Any],
         ({"hosts": "node-a:2,node-b"}, "--hosts: node-a has 2 slots, in --rank_table_file .* it has 1"),
         ({"hosts": "node-a,node-b", "worker_num": 4}, "--worker_num 4: the slots of 2 hosts add up to 3"),
         ({"hosts": "node-a,node-b", "include": "node-a"}, "--include node-a: --rank_table_file names every worker"),
-        ({"ssh": True, "exclude": "node-a"}, "--exclude node-a: .*make a smaller table with ranktable select"),
+        (
+            {"ssh": True, "exclude": "node-a"},
+            "--exclude node-a: .*make the table of those hosts with ranktable generate",
+        ),
     ],
 )
 def test_list_and_table_that_differ_are_refused(table: Path, options: dict[str, Any], message: str) -> None:

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from msrun.planning.host_assignment import HostAssignment
-from msrun.planning.hosts.host_list import parse_hostfile
+from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.masking import MASK
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.plan_text import render_plan
 from msrun.planning.program import Program
 from msrun.planning.remote_plan import build_remote_plan
 from msrun.planning.spec import LaunchSpec
+from ranktable.hosts.hostfile import parse_hostfile
 
 HOSTFILE = """
 h1 slots=3 user=me port=2222
@@ -35,7 +36,7 @@ CALLER = {
 
 
 def plan_for(hostfile: str = HOSTFILE, caller: dict[str, str] = CALLER, **changes: Any) -> LaunchPlan:
-    entries = parse_hostfile(hostfile, "f")
+    entries = parse_hostfile(hostfile, HostEntry, "--hostfile f")
     settings: dict[str, Any] = {
         "program": Program("script", "/my jobs/train.py", ("--lr", "0.1", "it's", "--api_key", "hidden")),
         "worker_num": sum(entry.slots for entry in entries),

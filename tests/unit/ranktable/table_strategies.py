@@ -1,7 +1,5 @@
 """Tables for property tests: any placement of ranks, with and without addresses, super pods, clusters, further keys."""
 
-from dataclasses import replace
-
 from hypothesis import strategies as st
 
 from ranktable import Cluster, Device, Group, RankTable, Server, SuperPod
@@ -104,27 +102,4 @@ def faulty_tables(draw):
         tuple(draw(st.lists(st.builds(Cluster, st.just("x"), names, names), max_size=2))),
         tuple(draw(st.lists(st.builds(Group, st.sampled_from(["g", "h"]), EXTRAS), max_size=2))),
         draw(EXTRAS),
-    )
-
-
-@st.composite
-def shuffled(draw, table):
-    """Return the table with every list in another order."""
-
-    def mix(items):
-        return tuple(draw(st.permutations(items)))
-
-    servers = tuple(replace(server, devices=mix(server.devices)) for server in table.servers)
-    return replace(
-        table,
-        servers=mix(servers),
-        super_pods=mix(tuple(replace(pod, server_ids=mix(pod.server_ids)) for pod in table.super_pods)),
-        clusters=mix(
-            tuple(
-                replace(cluster, server_ids=mix(cluster.server_ids), super_pod_ids=mix(cluster.super_pod_ids))
-                for cluster in table.clusters
-            )
-        ),
-        groups=mix(table.groups),
-        extra=dict(reversed(table.extra.items())),
     )

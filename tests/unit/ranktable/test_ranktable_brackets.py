@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranktable import HostListError
-from ranktable.hostlist.brackets import MAX_HOSTS, MAX_LIST_CHARS, expand, fold
+from ranktable.hosts.brackets import MAX_HOSTS, MAX_LIST_CHARS, expand, fold
 
 LISTS = [
     ("h1", ["h1"]),

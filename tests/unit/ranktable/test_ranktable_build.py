@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ranktable import (
     BuildError,
-    FoundDevice,
+    Device,
     HostInventory,
     ProfileError,
     build_table,
@@ -29,7 +29,7 @@ def errors_of(table, **options):
 
 def hosts_with_addresses(server_ids, device_ids):
     return [
-        HostInventory(name, tuple(FoundDevice(number, f"172.{place}.{number}.9") for number in device_ids))
+        HostInventory(name, tuple(Device(number, -1, f"172.{place}.{number}.9") for number in device_ids))
         for place, name in enumerate(server_ids)
     ]
 
@@ -70,7 +70,7 @@ def test_whatever_is_asked_for_is_refused_or_valid(data, server_ids, chip, targe
         HostInventory(
             name,
             tuple(
-                FoundDevice(number, f"172.{place}.{number}.9" if has_addresses else None, str(place * 64 + number))
+                Device(number, -1, f"172.{place}.{number}.9" if has_addresses else None, str(place * 64 + number))
                 for number in data.draw(ids)
             ),
             super_pod_id=data.draw(st.sampled_from(["0", "1", None])),
@@ -138,9 +138,9 @@ def test_a_chip_that_is_not_ascend_is_refused():
 
 
 def test_several_addresses_of_a_device_are_checked_one_by_one():
-    two = [HostInventory("a", (FoundDevice(0, "10.0.0.1,10.0.0.2"), FoundDevice(1, "10.0.0.3,10.0.0.4")))]
+    two = [HostInventory("a", (Device(0, -1, "10.0.0.1,10.0.0.2"), Device(1, -1, "10.0.0.3,10.0.0.4")))]
     assert errors_of(build_table(two)) == []
-    twice = [HostInventory("a", (FoundDevice(0, "10.0.0.1,10.0.0.2"), FoundDevice(1, "10.0.0.3,10.0.0.1")))]
+    twice = [HostInventory("a", (Device(0, -1, "10.0.0.1,10.0.0.2"), Device(1, -1, "10.0.0.3,10.0.0.1")))]
     with pytest.raises(BuildError, match="the same address stands at device 0 of server 'a'"):
         build_table(twice)
 
@@ -150,7 +150,7 @@ def pods(*entries):
     return [
         HostInventory(
             name,
-            tuple(FoundDevice(number, None, None if first is None else str(first + number)) for number in (0, 1)),
+            tuple(Device(number, -1, None, None if first is None else str(first + number)) for number in (0, 1)),
             super_pod_id=pod_id,
             origin=f"{name}.txt",
         )
@@ -221,7 +221,7 @@ def test_super_pods_that_cannot_be_known_are_refused(entries, super_pods, says):
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=6, unique=True))
 def test_the_rank_index_orders_the_hosts(indices):
-    hosts = [HostInventory(f"h{99 - index}", (FoundDevice(0),), rank_index=index) for index in indices]
+    hosts = [HostInventory(f"h{99 - index}", (Device(0),), rank_index=index) for index in indices]
     table = build_table(hosts, order="rank_index")
     assert [server.server_id for server in table.servers] == [f"h{99 - index}" for index in sorted(indices)]
 
@@ -229,12 +229,12 @@ def test_the_rank_index_orders_the_hosts(indices):
 def test_a_rank_index_that_is_missing_or_doubled_is_refused():
     with pytest.raises(BuildError, match="server 'a' has no rank index"):
         build_table([("a", 1)], order="rank_index")
-    hosts = [HostInventory(name, (FoundDevice(0),), rank_index=3) for name in "ab"]
+    hosts = [HostInventory(name, (Device(0),), rank_index=3) for name in "ab"]
     with pytest.raises(BuildError, match="servers 'a' and 'b' both have rank index 3"):
         build_table(hosts, order="rank_index")
 
 
 def test_device_order_is_kept_where_a_scheduler_gave_it():
-    host = HostInventory("a", (FoundDevice(5), FoundDevice(4)), rank_index=0)
+    host = HostInventory("a", (Device(5), Device(4)), rank_index=0)
     table = build_table([host], order="rank_index")
     assert [device.device_id for _, device in table.placements] == [5, 4]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ranktable.codec import encode_table
 from ranktable.generate import build_table
+from ranktable.tables import encode_table
 
 CATALOGUE = Path(__file__).parent / "catalogue" / "concise"
 
@@ -152,13 +152,13 @@ def test_a_file_without_its_suffix_is_refused_for_ascend_only(run):
         (["generate"], 2, "no source of hosts is named; give one of --hosts, --hostfile"),
         (["generate", "--hosts", "a"], 2, "host 'a' has no number of devices; write a:8, or give --devices"),
         (["generate", "--hosts", "a:8", "--devices", "0-3"], 2, "--devices lists 4; leave one out"),
-        (["generate", "--hosts", "a:8,a:8"], 2, "'a' is given twice"),
+        (["generate", "--hosts", "a:8,a:8"], 2, "a is given twice"),
         (["generate", "--hosts", "a:8", "--order", "random"], 2, "random"),
         (["generate", "--hosts", "a:8", "--device_ips", "{x}"], 2, "unknown field"),
         (["generate", "--hosts", "a:8", "--device_ips", "none.yaml"], 2, "cannot read none.yaml"),
         (["generate", "--hosts", "a:8", "-o", "no/t.json"], 2, "create the folder no first"),
         (["validate"], 2, "Missing argument"),
-        (["validate", "--formt", "json", "x"], 2, "Did you mean '--format'"),
+        (["validate", "--formt", "json", "x"], 2, "Did you mean one of: '--format'"),
         (["validate", "."], 2, "it is a directory"),
         (["show", "missing\x1b[31m.json"], 2, "missing\\x1b[31m.json"),
         (["shwo"], 2, "No such command 'shwo'"),
@@ -174,10 +174,9 @@ def test_a_mistake_of_the_user_is_one_line(run, arguments, status, says):
 
 def test_another_dialect_is_named(run):
     Path("t.json").write_text('{"version": "1.2", "prefill_device_list": [], "server_list": [{}]}')
-    for command in ("show", "validate"):
-        status, _, err = run(command, "t.json")
-        assert status == 2
-        assert "a vLLM-Ascend prefill and decode table" in err
+    status, _, err = run("validate", "t.json")
+    assert status == 2
+    assert "a vLLM-Ascend prefill and decode table" in err
 
 
 @pytest.mark.parametrize("command", [[], ["generate"], ["validate"], ["show"]])

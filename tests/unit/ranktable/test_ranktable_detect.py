@@ -1,4 +1,4 @@
-"""`ranktable detect` and `detect_file`: what a file is, why, and what to do with it."""
+"""What a file is, why, and what to do with it."""
 
 import base64
 import gzip
@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ranktable import FileKind, JsonTextError, ReadError, detect_file
-from ranktable.cli import main
-from ranktable.codec.detect import find_near_keys
-from ranktable.reading.foreign import name_compression
+from ranktable import UnknownDialectError, read_table
+from ranktable.kinds import detect_dialect, find_near_keys
+from ranktable.reading.document import parse_document
+from ranktable.reading.faults import name_compression
+from ranktable.tables import find_kind
 
 CATALOGUE = Path(__file__).parent / "catalogue"
 KINDS = {
@@ -36,19 +37,19 @@ KINDS = {
 }
 
 
-def run(capsys, *arguments):
-    status = main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
+def kind_of(path):
+    """Return the short name of the dialect of a file, None for what is none that is known."""
+    data = Path(path).read_bytes()
+    kind = find_kind(data, str(path))
+    if kind is not None:
+        return kind.dialect.name, False
+    detection = detect_dialect(parse_document(data).value)
+    return (detection.dialect.name, True) if detection else (None, False)
 
 
 @pytest.mark.parametrize(("name", "expected"), KINDS.items(), ids=list(KINDS))
-def test_a_file_is_named_with_its_evidence_and_what_to_do(name, expected):
-    kind = detect_file(CATALOGUE / name)
-    assert (kind.dialect, kind.is_supported) == expected
-    assert kind.evidence
-    assert bool(kind.advice) is not kind.is_supported
-    assert kind.exit_code == (1 if kind.dialect is None else 0)
+def test_a_file_is_known_by_its_keys(name, expected):
+    assert kind_of(CATALOGUE / name) == expected
 
 
 @pytest.mark.parametrize(
@@ -57,71 +58,32 @@ def test_a_file_is_named_with_its_evidence_and_what_to_do(name, expected):
         ("config_map.json", 'data["hccl.json"], which holds a version 1.0 rank table'),
         ("config_map_compressed.json", 'data["jobstart_hccl.json"], which is compressed (gzip in base64)'),
         ("compressed_payload.json", "the first bytes of gzip in base64"),
-        ("near_miss.json", "top-level keys: Version, serverList, serverCount"),
     ],
 )
 def test_the_evidence_says_what_gave_the_file_away(name, says):
-    assert detect_file(CATALOGUE / "not_hccl" / name).evidence == says
+    assert find_kind((CATALOGUE / "not_hccl" / name).read_bytes(), name).evidence == says
 
 
-def test_near_misses_of_telling_keys_are_named():
-    advice = detect_file(CATALOGUE / "not_hccl" / "near_miss.json").advice
-    assert advice == "rename 'serverList' to 'server_list', 'serverCount' to 'server_count'"
-
-
-def test_detect_prints_what_it_knows(capsys, monkeypatch):
-    monkeypatch.chdir(CATALOGUE / "not_hccl")
-    status, out, err = run(capsys, "detect", "tor_list.json")
+def test_show_says_what_is_known_of_a_file_that_is_no_table_of_a_job(run):
+    status, out, err = run("show", CATALOGUE / "not_hccl" / "tor_list.json")
     assert (status, err) == (0, "")
-    assert out.splitlines() == [
-        "tor_list.json: a TOR list",
+    assert out.splitlines()[0].endswith("tor_list.json: a TOR list")
+    assert out.splitlines()[1:] == [
         "    dialect:  tor-list",
         "    evidence: tor_ip in its devices and no rank_id",
-        "    read by:  ModelArts, beside jobstart_hccl.json",
-        "    here:     known by name only",
+        "    consumer: ModelArts, beside jobstart_hccl.json",
         "    advice:   it names switches, not ranks: use the file jobstart_hccl.json that stands beside it",
     ]
-    status, out, _ = run(capsys, "detect", "../v2_0/good_two_racks.json")
-    assert status == 0
-    assert "    here:     read, validated and converted" in out.splitlines()
+    status, out, _ = run("show", "--format", "json", CATALOGUE / "not_hccl" / "roles.json")
+    assert (status, json.loads(out)["dialect"]) == (0, "roles")
 
 
-def test_detect_prints_json_for_every_file(capsys, monkeypatch):
-    monkeypatch.chdir(CATALOGUE / "not_hccl")
-    status, out, _ = run(capsys, "detect", "--format", "json", "roles.json", "missing.json", "other_json.json")
-    first, second, third = json.loads(out)
-    assert status == 2
-    assert (first["dialect"], first["supported"]) == ("roles", False)
-    assert "no such file" in second["error"]
-    assert third["dialect"] is None
-
-
-@pytest.mark.parametrize(
-    ("names", "status"),
-    [
-        (["tor_list.json"], 0),
-        (["other_json.json"], 1),
-        (["tor_list.json", "other_json.json"], 1),
-        (["missing.json"], 2),
-        (["other_json.json", "missing.json"], 2),
-        (["../concise/trailing_comma.json"], 1),
-    ],
-)
-def test_the_exit_status_says_whether_every_file_is_known(capsys, monkeypatch, names, status):
-    monkeypatch.chdir(CATALOGUE / "not_hccl")
-    assert run(capsys, "detect", *names)[0] == status
-
-
-def test_what_cannot_be_read_is_an_error(tmp_path):
-    with pytest.raises(ReadError):
-        detect_file(tmp_path / "none.json")
-    (tmp_path / "text.json").write_text("server_list: []\n")
-    with pytest.raises(JsonTextError):
-        detect_file(tmp_path / "text.json")
-
-
-def test_a_file_may_be_of_no_kind_by_default():
-    assert FileKind("x").exit_code == 1
+def test_show_refuses_what_is_nothing_that_is_known(run):
+    status, _, err = run("show", CATALOGUE / "not_hccl" / "near_miss.json")
+    assert status == 1
+    assert "rename 'serverList' to 'server_list', 'serverCount' to 'server_count'" in err
+    assert run("show", CATALOGUE / "concise" / "trailing_comma.json")[0] == 1
+    assert run("show", "none.json")[0] == 2
 
 
 TABLE = b'{"version": "1.0"}'
@@ -150,7 +112,7 @@ def test_compressed_text_is_recognised_by_its_first_bytes(data, name):
 def test_a_config_map_inside_a_config_map_is_none_of_ours(tmp_path, inner):
     path = tmp_path / "map.json"
     path.write_text(json.dumps({"kind": "ConfigMap", "data": {"x": json.dumps(inner)}}))
-    assert detect_file(path).dialect is None
+    assert kind_of(path) == (None, False)
 
 
 def test_misspelt_keys_are_looked_for_among_the_first_and_short_ones():
@@ -162,14 +124,16 @@ def test_misspelt_keys_are_looked_for_among_the_first_and_short_ones():
 def test_no_more_than_six_renames_are_proposed(tmp_path):
     path = tmp_path / "strange.json"
     path.write_text(json.dumps({f"serverlist{number}": 0 for number in range(9)}))
-    assert detect_file(path).advice.count("to 'server_list'") == 6
+    with pytest.raises(UnknownDialectError) as caught:
+        read_table(path)
+    assert str(caught.value).count("to 'server_list'") == 6
 
 
 def test_a_table_whose_rank_id_is_misspelt_is_no_description_of_one_host(tmp_path):
     path = tmp_path / "t.json"
     device = {"device_id": "0", "rankId": "0"}
     path.write_text(json.dumps({"version": "1.2", "server_list": [{"server_id": "a", "device": [device]}]}))
-    assert detect_file(path).dialect == "1.2"
+    assert kind_of(path) == ("1.2", True)
     del device["rankId"]
     path.write_text(json.dumps({"version": "1.2", "server_list": [{"server_id": "a", "device": [device]}]}))
-    assert detect_file(path).dialect == "local-comm-res"
+    assert kind_of(path) == ("local-comm-res", False)

@@ -1,144 +1,215 @@
-"""Host files of other launchers, filters over them, and the hosts of a Slurm job."""
+"""Host files of every launcher: what a line says, what several lines of one host are, what is refused, and where."""
+
+from __future__ import annotations
+
+import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ranktable import BuildError, RankTableError, SourceError
-from ranktable.sources.hostfile import (
-    HOSTFILE_FORMATS,
-    detect_format,
-    parse_hostfile,
-    parse_task_counts,
-    read_hostfile,
-    read_slurm_hosts,
-)
-from ranktable.sources.option_values import filter_hosts
+from msrun.errors import UsageError
+from msrun.launch.job_hosts import read_job_hosts
+from ranktable.cli import main
+from ranktable.errors import HostListError
+from ranktable.hosts.brackets import MAX_HOSTS
+from ranktable.hosts.host_list import ListedHost
+from ranktable.hosts.hostfile import FAMILIES, parse_hostfile
+from ranktable.hosts.slurm import parse_task_counts, read_slurm_hosts
+from ranktable.hosts.this_host import find_this_host
+
+FORMS = [
+    # names: a line for each slot where they stand in a row, as PBS and LSF write them
+    ("h1\nh2", [("h1", 0), ("h2", 0)]),
+    ("h1\nh2\nh2\nh3\nh3\n", [("h1", 1), ("h2", 2), ("h3", 2)]),
+    ("10.0.0.1\r\n10.0.0.2", [("10.0.0.1", 0), ("10.0.0.2", 0)]),
+    # DeepSpeed
+    ("# mine\n\n  \t\nh1 slots=8 # the first\n   # more\nh2\tslots=4", [("h1", 8), ("h2", 4)]),
+    ("\ufeffh1 slots=8\r\n\r\nh2 slots=4\r\n", [("h1", 8), ("h2", 4)]),
+    # Open MPI: lines of a host add up, one without slots counts 1 of them
+    ("a slots=8 max_slots=16\nb slots = 4\n", [("a", 8), ("b", 4)]),
+    ("root@a slots=8\nroot@a max-slots=9 slots=1\nb\nb\nc\n", [("a", 9), ("b", 2), ("c", 0)]),
+    ("a count=2\nb cpu=3 slots_max=4", [("a", 2), ("b", 3)]),
+    ("h1\nh1 slots=2\nh3", [("h1", 3), ("h3", 0)]),
+    # MPICH and Intel MPI: 1 without a count, lines of a host add up
+    ("a:8\nb:4 ifname=ib0\nc\na:1\n", [("a", 9), ("b", 4), ("c", 1)]),
+    ("[fd00::1]:2\nfd00::2\n", [("fd00::1", 2), ("fd00::2", 1)]),
+    # Slurm
+    ("node[08-09,11]\nother\n", [("node08", 0), ("node09", 0), ("node11", 0), ("other", 0)]),
+    ("n[1-2] slots=3", [("n1", 3), ("n2", 3)]),
+    ("a,b slots=3", [("a", 3), ("b", 3)]),
+    # and together
+    ("h1:8 slots=8", [("h1", 8)]),
+    ("h1 slots=2\nh2:2", [("h1", 2), ("h2", 2)]),
+    ("h1 slots=2 devices=4,6\nh2 devices=4-7", [("h1", 2), ("h2", 4)]),
+    ("[fd77::9]:2\nfd77::a slots=3", [("fd77::9", 2), ("fd77::a", 3)]),
+]
+
+REFUSED = [
+    ("", "--hostfile f: is empty"),
+    ("\ufeff\n \n", "--hostfile f: is empty"),
+    ("# only\n\n  # comments\n", "--hostfile f: holds only comments and blank lines"),
+    ("h1\nh2\nh1", "--hostfile f, line 3 and --hostfile f, line 1: h1 is given twice"),
+    ("h1 slots=1\nH1 slots=2", r"line 2 and --hostfile f, line 1: H1 \(h1\) is given twice"),
+    ("10.0.0.1\nh2 address=10.0.0.1", r"h2 \(10.0.0.1\) is given twice"),
+    ("h1 slots=0", "line 1: slots '0' is no such number; write one from 1 to 4096"),
+    ("h1 slots=-1", "line 1: slots '-1'"),
+    ("h1\nh2 slots=abc", "line 2: slots 'abc'"),
+    ("h1 slots=", "line 1: slots has no value; write slots=value"),
+    ("h1 slots=1 slots=1", "line 1: slots is given twice"),
+    ("h1:4 slots=8", "line 1: h1: slots is 4 and 8; write it once"),
+    ("me@h1 user=you", "line 1: h1: user is me and you; write it once"),
+    ("h1 slot=8", r"line 1: 'slot=8': no such key \(did you mean slots\?\); the keys are slots, devices"),
+    ("h1 8", "line 1: '8': no such key; the keys are"),
+    ("h1 port=0", "line 1: port '0' is no such number; write one from 1 to 65535"),
+    ("h1 port=65536", "line 1: port '65536'"),
+    ("h1 port=ssh", "line 1: port 'ssh'"),
+    ("h1 user=-x", "line 1: user '-x'"),
+    ("h1 python=python3", "line 1: python 'python3' is no absolute path; give the absolute path"),
+    ("h1 python=/a\x01b", "line 1: python"),
+    ('h1 python="/a b', 'line 1: .* has a quote that does not close; write key="value"'),
+    ("h1 address=h1.dc", "line 1: address 'h1.dc' is none that others can reach; give the numeric address"),
+    (
+        "h1 address=127.0.0.1",
+        "line 1: address '127.0.0.1' is none that others can reach; give the numeric address",
+    ),
+    ("h1 address=0.0.0.0", "line 1: address '0.0.0.0'"),
+    ("n[1-3] address=10.0.0.1", "line 1: hosts: 3, addresses: 1; each host has its own"),
+    ("h1 address=10.0.0.[1-2]", "line 1: hosts: 1, addresses: 2;"),
+    ("h1 slots=3 devices=0-3", "line 1: h1: slots is 3, but devices names 4"),
+    ("h1 devices=0,0", "line 1: devices '0,0': 0 is given twice"),
+    ("h1 devices=3-1", "line 1: devices '3-1': '3-1' is no device id"),
+    ("h1 devices=0,,1", "line 1: devices '0,,1': '' is no device id"),
+    ("h1 devices=4096", "line 1: devices '4096'"),
+    ("-h", "line 1: '-h' starts with '-'"),
+    ("h1\n$(id)", "line 2: .* is neither a host name"),
+    ("h1\x00", r"line 1: 'h1\\x00' is neither a host name"),
+    ("slots=8 h1", "line 1: 'slots=8' is neither a host name"),
+    (f"a[1-{MAX_HOSTS}]\nb1", "line 2: more than 65536 hosts up to here"),
+    ("a slots=8\na slots=8", "line 2 and --hostfile f, line 1: a is given twice"),
+    ("a slots=2 devices=0,1\na slots=2 devices=2,3", "a is given twice"),
+    ("a slots=9 max_slots=8", "line 1: a: slots is 9, more than max_slots, 8; lower slots"),
+    ("me@a slots=2\nyou@a slots=2", "a: user is me and you; write it once"),
+    ("a:4096\na:1", "line 1: a: slots add up to 4097; give at most 4096"),
+    ("+n0 slots=2", "line 1: '.n0' is a place in an allocation; write the name of the host"),
+    ("rank 0=a slot=1", "line 1: .* is a line of a rank file; give the host file"),
+    ("=", "line 1: '=' names no host"),
+]
 
 
-def hosts_of(text, form="auto"):
-    return [(host.name, host.num_slots) for host in parse_hostfile(text.encode(), "hosts", form)]
+def read(text: str, family=None) -> tuple[ListedHost, ...]:
+    return parse_hostfile(text, ListedHost, "--hostfile f", family)
 
 
-@pytest.mark.parametrize(
-    ("text", "form", "hosts"),
-    [
-        ("# mine\n\na slots=8\nb  slots=4  # half\n", "deepspeed", [("a", 8), ("b", 4)]),
-        ("a slots=8 max_slots=16\nb slots = 4\n", "openmpi", [("a", 8), ("b", 4)]),
-        ("root@a slots=8\na max-slots=9 slots=1\nb\nb\nc\n", "openmpi", [("a", 9), ("b", 2), ("c", None)]),
-        ("a slots=8\nb\n", "openmpi", [("a", 8), ("b", None)]),
-        ("a:8\nb:4 ifname=ib0\nc\na:1\n", "mpich", [("a", 9), ("b", 4), ("c", 1)]),
-        ("[fe80::1]:8\nfe80::2\n", "mpich", [("fe80::1", 8), ("fe80::2", 1)]),
-        ("node[08-09,11]\nother\n", "slurm", [("node08", None), ("node09", None), ("node11", None), ("other", None)]),
-        ("10.0.0.1\r\n10.0.0.2", "plain", [("10.0.0.1", None), ("10.0.0.2", None)]),
-        ("\ufefffe80::1\n", "plain", [("fe80::1", None)]),
-    ],
-)
-def test_each_format_is_read_and_recognised(text, form, hosts):
-    assert hosts_of(text, form) == hosts
-    assert hosts_of(text) == hosts
-    lines = (line.partition("#")[0].strip() for line in text.strip("\ufeff").splitlines())
-    assert detect_format(line for line in lines if line) == form
+@pytest.mark.parametrize(("text", "hosts"), FORMS)
+def test_every_form_of_a_line_is_read(text: str, hosts: list[tuple[str, int]]) -> None:
+    assert [(host.name, host.slots) for host in read(text)] == hosts
 
 
-@pytest.mark.parametrize(
-    ("text", "form", "says"),
-    [
-        ("", "auto", "hosts: the file names no host"),
-        ("# only\n", "auto", "names no host"),
-        ("a slots=8\na slots=8\n", "auto", "hosts:2: host 'a' stands at hosts:1 already; DeepSpeed refuses that"),
-        ("a slots=8\na slots=8\n", "deepspeed", "remove one of the two"),
-        ("a\na\n", "auto", "hosts:2: host 'a' stands at hosts:1 already"),
-        ("a slots=0\n", "auto", "hosts:1: '0' is no number of slots"),
-        ("a slots=x\n", "auto", "hosts:1: 'x' is no number of slots"),
-        ("a slots=99999\n", "auto", "'99999' is no number of slots"),
-        ("a slots=8\nb 4\n", "deepspeed", "hosts:2: 'b 4' is no line of DeepSpeed's host file; write  b slots=8"),
-        ("a slots=9 max_slots=8\n", "auto", "slots=9 is more than max_slots=8"),
-        ("a socket=1 slots=1\n", "openmpi", "'socket=1' is not known in a host file of Open MPI"),
-        ("+n0 slots=2\n", "openmpi", "'+n0' is a place in an allocation"),
-        ("rank 0=a slot=1\n", "openmpi", "a line of a rank file"),
-        ("a:8 what\n", "mpich", "'what' is not known in a host file of MPICH"),
-        ("a:\n", "mpich", "'' is no number of slots"),
-        ("node[1-\n", "slurm", "hosts:1: host list: 'node[1-' has a [ without its other half"),
-        ("a b\n", "plain", "'a b' is more than a name"),
-        ("a,b\n", "plain", "'a,b' is not one host"),
-        ("a:8\n", "plain", "'a:8' is not one host"),
-        ("-a\n", "plain", "'-a' is no host name or address"),
-    ],
-)
-def test_a_wrong_line_is_named_with_file_and_line(text, form, says):
-    with pytest.raises(SourceError) as caught:
-        parse_hostfile(text.encode(), "hosts", form)
-    assert says in str(caught.value)
+def test_a_family_that_is_named_decides_over_several_lines_of_a_host() -> None:
+    assert [host.slots for host in read("a slots=8\na slots=8", "openmpi")] == [16]
+    assert [host.slots for host in read("a\nb\na", "mpich")] == [2, 1]
+    with pytest.raises(HostListError, match="a is given twice"):
+        read("a:8\na:8", "slurm")
+
+
+def test_everything_that_can_stand_beside_a_name_is_read() -> None:
+    text = 'me@h1 slots=2 port=2222 python="/opt/my py/bin/python" address=10.0.0.1 devices=4,6\nh2 user=you slots=1'
+    assert read(text) == (
+        ListedHost("h1", 2, (4, 6), "me", 2222, "/opt/my py/bin/python", "10.0.0.1", "--hostfile f, line 1"),
+        ListedHost("h2", 1, (0,), "you", source="--hostfile f, line 2"),
+    )
+    entries = read("n[1-3] address=10.0.0.[9-11] python=/opt/c#/bin/python # a comment")
+    assert [(entry.name, entry.address) for entry in entries] == [
+        ("n1", "10.0.0.9"),
+        ("n2", "10.0.0.10"),
+        ("n3", "10.0.0.11"),
+    ]
+    assert {entry.python for entry in entries} == {"/opt/c#/bin/python"}
+
+
+@pytest.mark.parametrize(("text", "message"), REFUSED)
+def test_line_is_refused_with_file_line_and_value(text: str, message: str) -> None:
+    with pytest.raises(HostListError, match=message) as caught:
+        read(text)
+    assert str(caught.value).startswith("--hostfile f") and "\n" not in str(caught.value)
     assert caught.value.remedy
 
 
-def test_a_file_that_is_not_utf_8_is_refused_with_its_line():
-    with pytest.raises(SourceError, match="hosts:2: byte 0xff is not UTF-8"):
-        parse_hostfile(b"a\n\xff\n", "hosts")
-
-
-def test_a_host_file_is_read_from_disk(tmp_path):
-    (tmp_path / "hosts").write_text("a slots=2\n")
-    (host,) = read_hostfile(str(tmp_path / "hosts"))
-    assert (host.name, host.num_slots, host.origin) == ("a", 2, f"{tmp_path}/hosts:1")
-
-
-@settings(deadline=None, max_examples=60)
 @given(
-    st.one_of(
-        st.binary(max_size=60),
-        st.text("ab[]:,@+= #\n\t0123456789slotmax_-", max_size=60).map(str.encode),
-    ),
-    st.sampled_from(HOSTFILE_FORMATS),
+    st.text(alphabet='h1 =:#"[]-,@\n\r\tslotdevcpynaru/0\x00', max_size=30) | st.text(max_size=20),
+    st.none() | st.sampled_from(FAMILIES),
 )
-def test_any_text_is_hosts_or_an_error_in_words(data, form):
+@settings(max_examples=200, deadline=None)
+def test_any_text_is_a_hostfile_or_wrong_input(text: str, family) -> None:
     try:
-        listed = parse_hostfile(data, "hosts", form)
-    except RankTableError as error:
-        assert error.remedy
+        hosts = read(text, family)
+    except HostListError as error:
+        assert error.remedy and "\n" not in str(error)
         return
-    assert listed
-    assert len({host.name for host in listed}) == len(listed)
+    assert hosts and len({host.name for host in hosts}) == len(hosts)
 
 
-HOSTS = [("a", range(4)), ("b", range(4)), ("fe80::1", range(2))]
+OPTIONS = dict.fromkeys(["hosts", "hostfile", "rehearse", "include", "exclude", "python", "nnodes", "min_hosts"])
+OPTIONS |= {"rank_table_file": None}
+OPTIONS |= {"spares": 0, "max_restarts": 0, "ssh": False, "worker_num": None, "local_worker_num": None}
+OPTIONS |= {"master_addr": None, "node_rank": None, "device_target": "cpu"}
+
+
+def planned_by_msrun(path) -> list[tuple[str, tuple[int, ...]]] | str:
+    """Return the hosts and devices of `msrun --hostfile`, or the error."""
+    try:
+        found = read_job_hosts({**OPTIONS, "hostfile": path}, {"hostfile"})
+    except UsageError as error:
+        return str(error)
+    return sorted((entry.name, entry.device_ids) for entry in found.entries)
+
+
+def generated(path, capsys) -> list[tuple[str, tuple[int, ...]]] | str:
+    """Return the servers and devices of `ranktable generate --hostfile`, or the error."""
+    status = main(["generate", "--hostfile", str(path), "--device_target", "cpu", "-o", "-"])
+    output = capsys.readouterr()
+    if status:
+        return output.err.strip().removeprefix("ranktable: error: ")
+    return sorted(
+        (server["server_id"], tuple(int(device["device_id"]) for device in server["device"]))
+        for server in json.loads(output.out)["server_list"]
+    )
+
+
+LINES = st.sampled_from(
+    [
+        *("a slots=2", "a slots=2 max_slots=4", "b:2", "[fd00::1]:2", "c slots = 2", "d slots=2 devices=4,6"),
+        *("me@e slots=1", "n[1-2]:2", "f slots=0", "b:2 ifname=ib0", "g slot=2", "h slots=1 address=fd00::9"),
+        *("# nobody", "a slots=3 count=3", "+n1 slots=2", "-x slots=1", "a slots=9 max_slots=8"),
+    ]
+)
+
+
+@given(lines=st.lists(LINES, min_size=1, max_size=4))
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_both_commands_read_the_same_of_a_file(tmp_path, capsys, lines: list[str]) -> None:
+    (tmp_path / "hosts").write_text("\n".join(["z slots=1", *lines]))
+    assert generated(tmp_path / "hosts", capsys) == planned_by_msrun(tmp_path / "hosts")
 
 
 @pytest.mark.parametrize(
-    ("include", "exclude", "left"),
+    ("hosts", "found"),
     [
-        ("a", None, {"a": [0, 1, 2, 3]}),
-        ("b:0,2@a:3", None, {"a": [3], "b": [0, 2]}),
-        ("a:1@a:2", None, {"a": [1, 2]}),
-        ("a:0-2", None, {"a": [0, 1, 2]}),
-        ("fe80::1", None, {"fe80::1": [0, 1]}),
-        ("[fe80::1]:1", None, {"fe80::1": [1]}),
-        (None, "a@fe80::1", {"b": [0, 1, 2, 3]}),
-        (None, "a:0@b:0,1,2,3", {"a": [1, 2, 3], "fe80::1": [0, 1]}),
-        (None, None, {"a": [0, 1, 2, 3], "b": [0, 1, 2, 3], "fe80::1": [0, 1]}),
+        ([["10.0.0.8"], ["10.0.0.7"]], [1]),
+        ([["a", "10.0.0.7"], ["b", "10.0.0.8"]], [0]),
+        ([["fd00:0:0::7"], ["trainer-7"]], [0]),
+        ([["::ffff:10.0.0.7"], ["b"]], [0]),
+        ([["trainer-6"], ["TRAINER-7"]], [1]),
+        ([["trainer-7.dc"], ["trainer-7.other"]], [0]),
+        ([["trainer-7"], ["trainer-7.dc."]], [0, 1]),
+        ([["trainer-7", "10.0.0.8"], ["x", "10.0.0.7"]], [1]),
+        ([["127.0.0.1"], ["localhost"]], []),
+        ([["10.0.0.9"]], []),
     ],
 )
-def test_include_and_exclude_choose_hosts_and_devices(include, exclude, left):
-    chosen = filter_hosts(HOSTS, include=include, exclude=exclude)
-    assert {name: list(ids) for name, ids in chosen} == left
-
-
-@pytest.mark.parametrize(
-    ("include", "exclude", "says"),
-    [
-        ("a", "b", "--include and --exclude are both given"),
-        ("c", None, "'c' is not in the list of hosts"),
-        ("a:7", None, "host 'a' has no device 7; it has 4 devices"),
-        ("a:x", None, "has 'x' for device ids"),
-        (None, "a@b@fe80::1", "--exclude leaves no device"),
-        ("", None, "'' is not in the list of hosts"),
-    ],
-)
-def test_a_filter_that_fits_no_host_is_refused(include, exclude, says):
-    with pytest.raises(BuildError) as caught:
-        filter_hosts(HOSTS, include=include, exclude=exclude)
-    assert says in str(caught.value)
+def test_a_host_finds_itself_by_address_and_else_by_name(hosts, found) -> None:
+    assert find_this_host(hosts, "trainer-7.dc", ["10.0.0.7", "fd00::7%eth0"]) == found
 
 
 @pytest.mark.parametrize(
@@ -150,11 +221,11 @@ def test_a_filter_that_fits_no_host_is_refused(include, exclude, says):
         ),
         ({"SLURM_NODELIST": "a", "SLURM_TASKS_PER_NODE": "2"}, [("a", 2)]),
         ({"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NTASKS_PER_NODE": "8"}, [("n1", 8), ("n2", 8)]),
-        ({"SLURM_JOB_NODELIST": "n[1-2]"}, [("n1", None), ("n2", None)]),
+        ({"SLURM_JOB_NODELIST": "n[1-2]"}, [("n1", 0), ("n2", 0)]),
     ],
 )
 def test_the_hosts_of_a_slurm_job_are_read_from_its_environment(variables, hosts):
-    assert [(host.name, host.num_slots) for host in read_slurm_hosts(variables)] == hosts
+    assert [(host.name, host.slots) for host in read_slurm_hosts(variables)] == hosts
 
 
 @pytest.mark.parametrize(
@@ -162,14 +233,14 @@ def test_the_hosts_of_a_slurm_job_are_read_from_its_environment(variables, hosts
     [
         ({}, "SLURM_JOB_NODELIST: the variable is not set"),
         ({"SLURM_JOB_NODELIST": "n[1-"}, "SLURM_JOB_NODELIST: 'n[1-' has a [ without its other half"),
-        ({"SLURM_JOB_NODELIST": "n1:8"}, "host 'n1' has a count"),
+        ({"SLURM_JOB_NODELIST": "n1:8"}, "'n1' has slots or a user here"),
         ({"SLURM_JOB_NODELIST": "n1", "SLURM_TASKS_PER_NODE": "8(x2)"}, "counts 2 hosts, SLURM_JOB_NODELIST names 1"),
         ({"SLURM_JOB_NODELIST": "n1", "SLURM_TASKS_PER_NODE": "8(2)"}, "'8(2)' is no count of tasks"),
         ({"SLURM_JOB_NODELIST": "n1", "SLURM_TASKS_PER_NODE": "8(x999999)"}, "counts more than"),
     ],
 )
 def test_variables_of_slurm_that_do_not_fit_are_named(variables, says):
-    with pytest.raises(SourceError) as caught:
+    with pytest.raises(HostListError) as caught:
         read_slurm_hosts(variables)
     assert says in str(caught.value)
 

@@ -7,10 +7,12 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import yaml
 
 from ranktable import BuildError, SourceError, build_table, write_table
 from ranktable.cli import main
-from ranktable.generate import FoundDevice, HostInventory
+from ranktable.generate import HostInventory
+from ranktable.model import Device
 from ranktable.rules.registry import LOCAL_RULES
 from ranktable.sources.device_tools import DeviceTools
 from ranktable.sources.local_host import Probe, find_device_ids, read_local_host, resolve_names
@@ -99,30 +101,6 @@ def test_a_host_is_read_from_its_files(root):
     assert str(host.main_address) == "10.0.0.5"
 
 
-@pytest.mark.parametrize(
-    ("text", "is_mine"),
-    [
-        ("10.0.0.5", True),
-        ("fd00:0::2", True),
-        ("node1", True),
-        ("NODE1.cluster.local", True),
-        ("10.0.0.6", False),
-        ("127.0.0.1", False),
-        ("node2", False),
-        ("", False),
-    ],
-)
-def test_a_host_knows_its_names(root, text, is_mine):
-    assert read_local_host(root).is_called(text) is is_mine
-
-
-def test_a_full_name_is_not_that_of_another_domain(root):
-    (root / "proc/sys/kernel/hostname").write_text("node1.a\n")
-    assert read_local_host(root).is_called("node1.a")
-    assert read_local_host(root).is_called("node1")
-    assert not read_local_host(root).is_called("node1.b")
-
-
 def test_a_host_without_files_has_no_address(tmp_path):
     host = read_local_host(tmp_path)
     assert (host.addresses, host.main_address) == ((), None)
@@ -145,7 +123,7 @@ def test_a_probe_asks_the_tools(root, tool):
     probed = Probe(root, asks_super_pod=True).ask()
     assert probed.host == HostInventory(
         "10.0.0.5",
-        (FoundDevice(0, "192.168.1.5", "0"), FoundDevice(1, "192.168.2.5", "65537")),
+        (Device(0, -1, "192.168.1.5", "0"), Device(1, -1, "192.168.2.5", "65537")),
         "10.0.0.5",
         super_pod_id="3",
         origin="this host",
@@ -266,7 +244,7 @@ def check(root, tool, capsys, tmp_path, monkeypatch):
 
     def call(table, *options, name="t.json"):
         write_table(name, table)
-        status = main(["check", "--local", name, "--root", str(root), "--format", "json", *options])
+        status = main(["validate", "--local", name, "--root", str(root), "--format", "json", *options])
         (report,) = json.loads(capsys.readouterr().out)
         found = [(problem["rule"], problem["severity"], problem["path"]) for problem in report["problems"]]
         return status, found, " ".join(problem["message"] for problem in report["problems"])
@@ -274,133 +252,71 @@ def check(root, tool, capsys, tmp_path, monkeypatch):
     return call
 
 
-def table_of(*servers, ips="192.168.{}.5", **options):
-    addresses = {
-        server_id: [ips.format(number + 1 + 50 * place) for number in ids]
-        for place, (server_id, ids) in enumerate(servers)
-    }
-    return build_table(servers, device_ips=addresses, **options)
+def table_of(case):
+    """Return the table of a case: servers with device ids, addresses by a pattern, SDIDs in order."""
+    pattern, sdids = case.get("ips", "192.168.{}.5"), iter(case.get("sdids", ()))
+    hosts = [
+        HostInventory(
+            server_id,
+            tuple(
+                Device(number, -1, pattern and pattern.format(number + 1 + 50 * place), next(sdids, None))
+                for number in ids
+            ),
+            super_pod_id="3" if "sdids" in case else None,
+        )
+        for place, (server_id, ids) in enumerate(case["table"].items())
+    ]
+    return build_table(hosts, version="1.2" if "sdids" in case else "1.0", device_target=target_of(case))
 
 
-MINE = ("10.0.0.5", [0, 1])
-OTHER = ("10.0.0.6", [0, 1])
+def target_of(case):
+    options = case.get("options", ())
+    return options[1] if "--device_target" in options else "ascend"
 
 
-@pytest.mark.parametrize("with_tool", [True, False])
-def test_a_table_that_is_right_for_this_host_has_no_finding(check, tool, with_tool):
-    if with_tool:
-        tool("hccn_tool", GOOD_HCCN)
-    assert check(table_of(MINE, OTHER), "--chip", "a2") == (0, [], "")
+CASES = yaml.safe_load((Path(__file__).parent / "local_cases.yaml").read_text())
 
 
-def test_a_table_without_this_host_is_found(check):
-    status, found, message = check(table_of(OTHER))
-    assert (status, found[0]) == (1, ("L1", "error", "server_list"))
-    assert "no server of the table is this host (node1, 10.0.0.5, 172.17.0.1, fd00::2)" in message
-
-
-def test_one_host_that_is_two_servers_is_found(check):
-    _, found, _ = check(table_of(MINE, ("node1", [0, 1])), "--chip", "a2")
-    assert ("L1", "error", "server_list[1].server_id") in found
-
-
-def test_a_lone_loopback_server_is_any_host(check):
-    _, found, _ = check(build_table([("127.0.0.1", [0, 1])]), "--chip", "a2")
-    assert found == []
-
-
-def test_a_device_that_is_not_here_is_found(check, root):
-    _, found, message = check(table_of(("10.0.0.5", [0, 3])), "--chip", "a2")
-    assert found == [("L2", "error", "server_list[0].device[1].device_id")]
-    assert "it has 0, 1" in message
-    for node in ("davinci0", "davinci1"):
-        (root / "dev" / node).unlink()
-    _, found, _ = check(table_of(MINE), "--chip", "a2")
-    assert found == [("L2", "error", "server_list[0]")]
-
-
-def test_an_address_that_is_not_the_devices_is_found(check, tool):
-    _, found, message = check(table_of(MINE, ips="192.168.{}.6"), "--chip", "a2")
-    assert found == [("L3", "error", f"server_list[0].device[{place}].device_ip") for place in (0, 1)]
-    assert "the device has another address here: 192.168.1.5" in message
-    tool("hccn_tool", 'echo "hccn_tool: no ip"')
-    _, found, message = check(table_of(MINE), "--chip", "a2")
-    assert [rule for rule, _, _ in found] == ["L3", "L3"]
-    assert "hccn_tool says 'hccn_tool: no ip'" in message
-
-
-def test_addresses_that_cannot_be_compared_are_a_warning(check, root):
-    (root / "etc/hccn.conf").unlink()
-    assert check(table_of(MINE), "--chip", "a2")[:2] == (0, [("L3", "warning", "server_list[0]")])
-    assert check(table_of(MINE), "--chip", "a2", "--strict")[0] == 1
-
-
-def test_a_stale_hccn_conf_is_a_warning(check, tool):
-    tool("hccn_tool", 'echo "ipaddr:192.168.$(($2 + 1)).7"')
-    status, found, message = check(table_of(MINE, ips="192.168.{}.7"), "--chip", "a2")
-    assert (status, found) == (0, [("L4", "warning", ""), ("L4", "warning", "")])
-    assert "has 192.168.1.5 for device 0, hccn_tool -i 0 -ip -g says 192.168.1.7" in message
-
-
-def test_a_link_is_a_warning(check, tmp_path, monkeypatch):
-    check(table_of(MINE), name="real.json")
-    os.symlink("real.json", "link.json")
-    monkeypatch.setenv("RANK_TABLE_FILE", "link.json")
-    _, found, message = check(table_of(MINE), "--chip", "a2", name="real.json")
-    assert found == [("L5", "warning", "")]
-    assert "RANK_TABLE_FILE is link.json, a symbolic link" in message
-    assert main(["check", "--local", "--strict", "--root", str(tmp_path / "root"), "--chip", "a2"]) == 1
-
-
-@pytest.mark.parametrize(
-    ("named", "severity", "says"),
-    [("none.json", "error", "missing or not readable"), ("other.json", "warning", "another file than this one")],
-)
-def test_a_variable_that_names_another_file_is_found(check, monkeypatch, named, severity, says):
-    check(table_of(MINE), name="other.json")
-    monkeypatch.setenv("RANK_TABLE_FILE", named)
-    _, found, message = check(table_of(MINE), "--chip", "a2")
-    assert found == [("L5", severity, "")]
-    assert says in message
-
-
-@pytest.mark.parametrize(
-    ("variables", "rules"),
-    [
-        ({"RANK_ID": "1", "DEVICE_ID": "1", "RANK_SIZE": "4"}, []),
-        ({"RANK_ID": "1", "DEVICE_ID": "0"}, [("L7", "error", "server_list[0].device[1].device_id")]),
-        ({"RANK_ID": "2"}, [("L7", "error", "server_list[0].device")]),
-        ({"RANK_SIZE": "8"}, [("L7", "error", "")]),
-    ],
-)
-def test_variables_that_do_not_fit_the_table_are_found(check, monkeypatch, variables, rules):
-    for name, value in variables.items():
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_table_is_held_against_this_host(check, root, tool, monkeypatch, case):
+    for path in case.get("gone", ()):
+        (root / path).unlink()
+    for path in case.get("made", ()):
+        (root / path).touch()
+    for name, body in case.get("tools", {}).items():
+        tool(name, body)
+    for name, value in case.get("set", {}).items():
         monkeypatch.setenv(name, value)
-    assert check(table_of(MINE, OTHER), "--chip", "a2")[1] == rules
+    Path("link.json").symlink_to("t.json")
+    status, found, message = check(table_of(case), *case.get("options", ("--chip", "a2")))
+    assert [" ".join(finding).rstrip() for finding in found] == case.get("found", [])
+    assert status == int(any(" error" in finding for finding in case.get("found", ())))
+    assert case.get("says", "") in message
+    if found and not status:
+        assert check(table_of(case), *case.get("options", ("--chip", "a2")), "--strict")[0] == 1
 
 
-def test_a_cpu_host_needs_no_device(check, root):
-    table = build_table([("node1", 4)], device_target="cpu")
-    assert check(table, "--device_target", "cpu")[:2] == (0, [])
-    assert check(table, "--device_target", "gpu")[1] == [("L2", "error", "server_list[0]")]
-
-
-def test_what_validation_finds_is_found_too(check, capsys, root):
-    status, found, _ = check(build_table([MINE, OTHER]), "--chip", "a2")
-    assert status == 1
-    assert [rule for rule, _, _ in found] == ["R16"] * 4
-    with open("broken.json", "w") as stream:
-        stream.write("{")
-    assert main(["check", "--local", "broken.json", "--root", str(root)]) == 1
+def test_what_validation_finds_is_found_too(root, capsys, tmp_path):
+    (tmp_path / "broken.json").write_text("{")
+    assert main(["validate", "--local", str(tmp_path / "broken.json"), "--root", str(root)]) == 1
     assert "R1" in capsys.readouterr().out
+
+
+def test_a_variable_that_names_no_file_is_an_error_with_what_follows_from_it(capsys, monkeypatch):
+    monkeypatch.setenv("RANK_TABLE_FILE", "none.json")
+    assert main(["validate", "--local"]) == 2
+    err = capsys.readouterr().err
+    assert "cannot read none.json: no such file or directory; correct RANK_TABLE_FILE: torch_npu goes on without" in err
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["check", "t.json"], "say what to check against: --local is this host"),
-        (["check", "--local"], "name the file that the job reads, or set RANK_TABLE_FILE"),
-        (["check", "--local", "none.json"], "cannot read none.json"),
+        (["validate", "t.json", "--root", "x"], "--root goes with --local"),
+        (["validate", "--local", "--fix", "t.json"], "give one of the two"),
+        (["validate", "--local", "t.json", "u.json"], "--local takes one FILE, not 2"),
+        (["validate", "--local"], "name the file that the job reads, or set RANK_TABLE_FILE"),
+        (["validate", "--local", "none.json"], "cannot read none.json"),
     ],
 )
 def test_a_mistake_in_using_check_is_one_line(check, capsys, arguments, says):
@@ -412,7 +328,7 @@ def test_every_table_of_the_catalogue_is_checked_or_refused_in_words(root, tool,
     tables = sorted((Path(__file__).parent / "catalogue").rglob("*.json"))
     assert tables
     for table in tables:
-        status = main(["check", "--local", str(table), "--root", str(root)])
+        status = main(["validate", "--local", str(table), "--root", str(root)])
         captured = capsys.readouterr()
         assert status in (0, 1, 2, 3), table
         assert captured.err.startswith("ranktable: error: ") if status == 2 else captured.out, table
@@ -422,27 +338,6 @@ def test_the_rules_of_this_check_are_listed_with_the_others(capsys):
     assert main(["rules"]) == 0
     out = capsys.readouterr().out
     assert [line.split()[0] for line in out.splitlines() if line.startswith("L")] == list(LOCAL_RULES)
-
-
-def test_a_variable_that_names_no_file_is_an_error_with_what_follows_from_it(check, capsys, monkeypatch):
-    monkeypatch.setenv("RANK_TABLE_FILE", "none.json")
-    assert main(["check", "--local"]) == 2
-    err = capsys.readouterr().err
-    assert "cannot read none.json: no such file or directory; correct RANK_TABLE_FILE: torch_npu goes on without" in err
-
-
-def test_a_number_that_is_not_the_devices_is_found(check, tool):
-    tool("npu-smi", GOOD_SMI)
-    hosts = [HostInventory("node1", (FoundDevice(0, None, "0"), FoundDevice(1, None, "7")), super_pod_id="3")]
-    _, found, message = check(build_table(hosts, version="1.2"), "--chip", "a3")
-    assert found == [("L6", "error", "server_list[0].device[1].super_device_id")]
-    assert "another SDID here: 65537 (npu-smi info -t spod-info -i 0 -c 1)" in message
-
-
-def test_a_gpu_host_has_other_device_nodes(check, root):
-    (root / "dev/nvidia0").touch()
-    table = build_table([("node1", 2)], device_target="gpu")
-    assert check(table, "--device_target", "gpu")[1] == [("L2", "error", "server_list[0].device[1].device_id")]
 
 
 @pytest.mark.parametrize(
@@ -476,14 +371,6 @@ def test_what_npu_smi_does_not_tell_is_said(root, tool):
     assert strange.notes[0].endswith("SDID 5 is that of device 5, not of device 1")
 
 
-def test_an_address_that_a_tool_makes_up_is_refused(root, tool):
-    tool("hccn_tool", 'echo "ipaddr:-.-.-.-"')
-    with pytest.raises(
-        SourceError, match=r"hccn_tool -i 0 -ip -g: the address '-\.-\.-\.-' of device 0 is the mark of a tool"
-    ):
-        DeviceTools(root).ask_addresses([0])
-
-
 def test_the_choice_of_an_address_is_said(root, tool):
     notes = Probe(root).ask().notes
     assert "server_id is 10.0.0.5, one of 3 addresses; choose with --server_id" in notes
@@ -494,8 +381,8 @@ def test_the_choice_of_an_address_is_said(root, tool):
 
 def test_a_rank_of_another_host_is_answered_with_the_ranks_of_this_one(check, monkeypatch, capsys):
     monkeypatch.setenv("RANK_ID", "3")
-    check(table_of(MINE, OTHER))
-    main(["check", "--local", "t.json", "--root", "root", "--chip", "a2"])
+    check(table_of({"table": {"10.0.0.5": [0, 1], "10.0.0.6": [0, 1]}}))
+    main(["validate", "--local", "t.json", "--root", "root", "--chip", "a2"])
     captured = capsys.readouterr()
     assert "remedy: take one of 0 to 1" in captured.out
     assert captured.err == "ranktable: this host is server 10.0.0.5 of the table, with ranks 0 to 1\n"

@@ -1,5 +1,6 @@
 """One table out of several: nothing twice, a stated order, and the parts of a table give it back."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,84 +10,58 @@ from hypothesis import strategies as st
 from table_strategies import faulty_tables, tables
 
 from ranktable import (
-    ClusterPart,
     Device,
     EditError,
+    Group,
+    MergeError,
     NotReadyError,
     RankTable,
     RankTableError,
     Server,
+    SuperPod,
     build_table,
-    diff_tables,
-    merge_clusters,
     merge_tables,
-    parse_table,
     read_table,
-    select_devices,
-    split_table,
     validate_table,
 )
-from ranktable.codec import encode_table
 from ranktable.ordering import MERGE_ORDERS
-from ranktable.sources.hostfile import read_hostfile
+from ranktable.tables import encode_table
 
 DIALECTS = st.sampled_from(["1.0", "1.2", "volcano-job", "volcano-global", "cross-cluster"])
-UNITS = st.sampled_from(["server", 1, 2, 3])
-
 CATALOGUE = Path(__file__).parent / "catalogue"
+
+
+def parts_of(table):
+    """Return a table for each server, with its super pod, clusters and group, and the ranks that it has."""
+    for server in table.servers:
+        pods = [pod for pod in table.super_pods if server.server_id in pod.server_ids]
+        pod_ids = {pod.super_pod_id for pod in pods}
+        clusters = [
+            replace(
+                cluster,
+                server_ids=tuple(name for name in cluster.server_ids if name == server.server_id),
+                super_pod_ids=tuple(name for name in cluster.super_pod_ids if name in pod_ids),
+            )
+            for cluster in table.clusters
+        ]
+        yield replace(
+            table,
+            servers=(server,),
+            declared_server_count=None if table.declared_server_count is None else 1,
+            super_pods=tuple(replace(pod, server_ids=(server.server_id,)) for pod in pods),
+            clusters=tuple(each for each in clusters if each.server_ids or each.super_pod_ids),
+            groups=tuple(group for group in table.groups if group.name == server.group),
+        )
 
 
 @pytest.mark.parametrize("path", sorted(CATALOGUE.rglob("good_*.json")), ids=lambda path: path.stem)
 def test_the_parts_of_a_good_table_of_any_kind_give_it_back(path):
     table = read_table(path)
     if table.dialect == "mindie-global":
-        with pytest.raises(EditError, match="the ranks start again in each of its groups"):
-            split_table(table, "server")
+        with pytest.raises(EditError, match="its ranks start again in each group"):
+            merge_tables([table])
         return
-    has_ranks = table.dialect != "template2-cloud"
-    parts = [part.table for part in split_table(table, "server", keep_ranks=has_ranks).parts]
-    parts = [parse_table(encode_table(part)) for part in parts]
-    merged = merge_tables(parts, order="rank" if has_ranks else "server_id").table
-    assert merged == table
-    assert encode_table(merged) == encode_table(table)
-
-
-@settings(max_examples=30)
-@given(DIALECTS.flatmap(tables), UNITS)
-def test_the_parts_of_a_table_that_keep_their_ranks_give_it_back(table, unit):
-    parts = [part.table for part in split_table(table, unit, keep_ranks=True).parts]
-    merged = merge_tables(parts, order="rank").table
-    assert merged == table
-    assert encode_table(merged) == encode_table(table)
-
-
-@settings(max_examples=20)
-@given(DIALECTS.flatmap(lambda dialect: tables(dialect, scattered=False)), UNITS)
-def test_the_parts_of_a_table_whose_ranks_follow_its_list_give_it_back(table, unit):
-    parts = [part.table for part in split_table(table, unit).parts]
-    assert all(
-        sorted(device.rank_id for _, device in part.placements) == list(range(part.world_size)) for part in parts
-    )
-    assert merge_tables(parts, order="argument").table == table
-
-
-@settings(max_examples=20)
-@given(tables("1.2"))
-def test_the_super_pods_of_a_table_give_it_back_but_for_the_order_of_the_list(table):
-    parts = [part.table for part in split_table(table, "super_pod", keep_ranks=True).parts]
-    assert [len(part.super_pods) for part in parts] == [1] * len(table.super_pods)
-    assert diff_tables(merge_tables(parts, order="rank").table, table) == ()
-
-
-@settings(max_examples=20)
-@given(tables(), st.data())
-def test_a_choice_of_servers_and_the_rest_keep_the_placement(table, data):
-    ids = [server.server_id for server in table.servers]
-    chosen = data.draw(st.sets(st.sampled_from(ids), min_size=1))
-    halves = [
-        select_devices(table, servers=half, keep_ranks=True).table for half in (chosen, set(ids) - chosen) if half
-    ]
-    assert diff_tables(merge_tables(halves, order="rank").table, table) == ()
+    assert encode_table(merge_tables(parts_of(table)).table) == encode_table(table)
 
 
 @settings(max_examples=25)
@@ -94,21 +69,30 @@ def test_a_choice_of_servers_and_the_rest_keep_the_placement(table, data):
 def test_the_order_of_the_arguments_does_not_matter_to_a_stated_order(table, order, data):
     ids = sorted(server.server_id for server in table.servers)
     hosts = data.draw(st.permutations(ids)) if order == "host_file" else None
-    parts = [part.table for part in split_table(table, "server").parts]
+    parts = list(parts_of(table))
     merged, other = (
         merge_tables(mixed, order=order, hosts=hosts).table for mixed in (parts, data.draw(st.permutations(parts)))
     )
     assert merged == other
-    assert [device.rank_id for server in merged.servers for device in sorted(server.devices, key=_rank)] == list(
-        range(table.world_size)
-    )
+    by_rank = [sorted(server.ranks) for server in merged.servers]
+    assert [rank for ranks in by_rank for rank in ranks] == list(range(table.world_size))
     assert not [problem for problem in validate_table(merged, device_target="cpu") if problem.is_error]
     listed = [server.server_id for server in merged.servers]
     assert listed == (hosts or (ids if order == "server_id" else listed))
 
 
-def _rank(device):
-    return device.rank_id
+@settings(max_examples=15)
+@given(faulty_tables(), faulty_tables(), st.sampled_from(["server_id", "argument", "numeric"]))
+def test_any_tables_give_a_table_or_an_error_of_ours(first, second, order):
+    for given_tables in ([first, second], [replace(first, dialect="1.2")]):
+        try:
+            merge_tables(given_tables, order=order, allow_initializing=True)
+        except RankTableError as error:
+            assert "\n" not in str(error)
+
+
+def test_every_order_is_tried_above():
+    assert set(MERGE_ORDERS) == {"server_id", "numeric", "argument", "host_file"}
 
 
 ONES = [build_table([(name, 2)]) for name in ("10.0.0.10", "10.0.0.9", "10.0.0.11")]
@@ -121,21 +105,17 @@ ONES = [build_table([(name, 2)]) for name in ("10.0.0.10", "10.0.0.9", "10.0.0.1
         ("numeric", None, ["10.0.0.9", "10.0.0.10", "10.0.0.11"]),
         ("argument", None, ["10.0.0.10", "10.0.0.9", "10.0.0.11"]),
         ("host_file", ["other", "10.0.0.11", "10.0.0.9", "10.0.0.10"], ["10.0.0.11", "10.0.0.9", "10.0.0.10"]),
+        ("host_file", ["10.1.0.2", "10.1.0.0", "10.0.0.9"], ["10.0.0.11", "10.0.0.10", "10.0.0.9"]),
     ],
 )
 def test_the_order_decides_over_list_and_ranks(order, hosts, ids):
-    merged = merge_tables(ONES, order=order, hosts=hosts).table
-    assert [server.server_id for server in merged.servers] == ids
-    assert [device.rank_id for _, device in merged.placements] == list(range(6))
-    assert merged.declared_server_count == 3
-
-
-def test_host_files_may_name_the_address_of_a_host():
     named = [
         replace(table, servers=(replace(table.servers[0], host_ip=f"10.1.0.{n}"),)) for n, table in enumerate(ONES)
     ]
-    merged = merge_tables(named, order="host_file", hosts=["10.1.0.2", "10.1.0.0", "10.0.0.9"]).table
-    assert [server.server_id for server in merged.servers] == ["10.0.0.11", "10.0.0.10", "10.0.0.9"]
+    merged = merge_tables(named, order=order, hosts=hosts).table
+    assert [server.server_id for server in merged.servers] == ids
+    assert [device.rank_id for _, device in merged.placements] == list(range(6))
+    assert merged.declared_server_count == 3
 
 
 def test_within_a_table_the_order_of_its_ranks_is_kept():
@@ -146,35 +126,41 @@ def test_within_a_table_the_order_of_its_ranks_is_kept():
     assert ranks == {("z", 0): 0, ("a", 0): 1, ("a", 1): 2, ("b", 1): 3, ("b", 0): 4}
 
 
-def _notes(tables, **options):
-    return "\n".join(merge_tables(tables, **options).notes)
+A, B = build_table([("a", 2)]), build_table([("b", 1)])
+CROSSED = RankTable("1.0", (Server("a", (Device(0, 1), Device(1, 2))), Server("b", (Device(0, 0), Device(1, 3)))))
 
 
-def test_the_order_is_said_with_what_is_odd_about_it():
-    assert "servers follow the string order of their ids; rank 0 is on 10.0.0.10" in _notes(ONES)
-    assert "that is not the order of the arguments" in _notes(ONES)
-    assert "not the order of the arguments" not in _notes(ONES[:2])
-    assert "10.0.0.10 stands before 10.0.0.9, as a shell sorts names" in _notes(ONES[:2], order="argument")
-    assert "as a shell sorts" not in _notes(ONES[1:], order="argument")
-    assert "as a shell sorts" not in _notes([ONES[0], ONES[2]], order="argument")
-    assert "ask for the string order of the server ids (rule R11)" in _notes(ONES, order="numeric")
-    assert "table 2: its ranks 0-1 are 4-5 now" in _notes(ONES)
-    assert _notes(ONES[:1]) == ""
-
-
-def test_what_is_joined_corrected_or_odd_is_said():
-    first, second = build_table([("a", 2)]), build_table([("b", 1)])
-    notes = _notes([replace(first, declared_server_count=5), second], names=["x.json", "y.json"])
-    assert "x.json said server_count 5 and lists 1 server" in notes
-    assert "warning: the servers have different numbers of devices: b (y.json) has 1, most have 2" in notes
-    counted = [replace(first, extra={"data_version": 4, "note": "n"}), replace(second, extra={"data_version": 7})]
-    assert merge_tables(counted).table.extra == {"data_version": 7, "note": "n"}
-    assert "data_version is 7, the highest of the tables" in _notes(counted)
-    assert "note is not in every table" in _notes(counted)
-    holes = [select_devices(build_table([("a", 2), ("b", 2)]), ranks=[0, 2], keep_ranks=True).table]
-    assert "warning: the ranks had holes, which are closed" in _notes(holes, order="rank")
-    crossed = RankTable("1.0", (Server("a", (Device(0, 1), Device(1, 2))), Server("b", (Device(0, 0), Device(1, 3)))))
-    assert "table 1: its ranks 0-3 are 0-3 now, in another order" in _notes([crossed])
+@pytest.mark.parametrize(
+    ("given_tables", "order", "says", "says_not"),
+    [
+        (ONES, "server_id", "servers follow the string order of their ids; rank 0 is on 10.0.0.10", "as a shell"),
+        (ONES, "server_id", "that is not the order of the arguments", "rule R11"),
+        (ONES, "server_id", "table 2: its ranks 0-1 are 4-5 now", "in another order"),
+        (ONES, "numeric", "ask for the string order of the server ids (rule R11)", "as a shell"),
+        (ONES[:2], "server_id", "rank 0 is on 10.0.0.10", "not the order of the arguments"),
+        (ONES[:2], "argument", "10.0.0.10 stands before 10.0.0.9, as a shell sorts names", "R11"),
+        (ONES[1:], "argument", "rank 0 is on 10.0.0.9", "as a shell sorts"),
+        (ONES[:1], "server_id", "", "rank 0"),
+        ([CROSSED], "server_id", "table 1: its ranks 0-3 are 0-3 now, in another order", "warning"),
+        (
+            [replace(A, declared_server_count=5), B],
+            "server_id",
+            "table 1 said server_count 5 and lists 1 server",
+            "R11",
+        ),
+        ([A, B], "server_id", "warning: the servers have different numbers of devices: b (table 2) has 1, most", "R11"),
+        (
+            [replace(A, extra={"data_version": 4, "note": "n"}), replace(B, extra={"data_version": 7})],
+            "server_id",
+            "data_version is 7, the highest of the tables\nnote is not in every table",
+            "data_version is not",
+        ),
+    ],
+)
+def test_the_order_and_what_is_odd_are_said(given_tables, order, says, says_not):
+    notes = "\n".join(merge_tables(given_tables, order=order).notes)
+    assert says in notes
+    assert says_not not in notes
 
 
 def test_a_table_that_is_not_completed_is_merged_on_demand_only():
@@ -187,72 +173,203 @@ def test_a_table_that_is_not_completed_is_merged_on_demand_only():
 
 
 @pytest.mark.parametrize(
-    ("tables", "options", "says"),
+    ("given_tables", "options", "says"),
     [
         ([], {}, "no table is given"),
         (ONES, {"names": ["x"]}, "3 tables have 1 names"),
         (ONES, {"order": "random"}, "order 'random' is not known; choose one of server_id, argument"),
         (ONES, {"order": "host_file"}, "go together"),
         (ONES, {"hosts": ["a"]}, "go together"),
-        (
-            ONES,
-            {"order": "host_file", "hosts": ["10.0.0.9"]},
-            "server '10.0.0.10' (and 1 server more) is not in the list",
-        ),
+        (ONES, {"order": "host_file", "hosts": ["10.0.0.9"]}, "'10.0.0.10' (and 1 server more) is not in the list"),
         ([RankTable("1.0", ())], {}, "table 1 lists no device"),
-        ([RankTable("mindie-global", (Server("a", (Device(0, 0),)),))], {}, "start again in each of its groups"),
+        ([RankTable("mindie-global", (Server("a", (Device(0, 0),)),))], {}, "start again in each group"),
         (
             [RankTable("template2-cloud", (Server("a", (Device(0, 0),)),))],
-            {"order": "rank"},
-            "cannot have the order 'rank'",
+            {"order": "argument"},
+            "cannot have the order 'argument'",
         ),
     ],
 )
-def test_a_wish_without_a_meaning_is_refused(tables, options, says):
+def test_a_wish_without_a_meaning_is_refused(given_tables, options, says):
     with pytest.raises(EditError) as caught:
-        merge_tables(tables, **options)
+        merge_tables(given_tables, **options)
     assert says in str(caught.value)
     assert caught.value.remedy
 
 
-@settings(max_examples=15)
-@given(faulty_tables(), faulty_tables(), st.sampled_from(["server_id", "argument", "numeric", "rank"]))
-def test_any_tables_give_a_table_or_an_error_of_ours(first, second, order):
-    for edit in (
-        lambda: merge_tables([first, second], order=order, allow_initializing=True),
-        lambda: merge_clusters([ClusterPart("x", "", replace(first, dialect="1.2"), "a")]),
-        lambda: split_table(first, "super_pod"),
-        lambda: select_devices(first, ranks=[0], devices=[0]),
-    ):
-        try:
-            edit()
-        except RankTableError as error:
-            assert "\n" not in str(error)
+IPS = [
+    build_table([(name, 2)], device_ips={name: [f"10.1.{place}.1", f"10.1.{place}.2"]})
+    for place, name in enumerate("ab")
+]
 
 
-def test_every_order_is_tried_above():
-    assert set(MERGE_ORDERS) == {"server_id", "numeric", "argument", "host_file", "rank"}
+def with_ip(table, address):
+    (server,) = table.servers
+    return replace(table, servers=(replace(server, devices=(replace(server.devices[0], device_ip=address),)),))
+
+
+def with_server(server_id, *devices):
+    return replace(IPS[1], servers=(Server(server_id, devices),))
 
 
 @pytest.mark.parametrize(
-    ("text", "hosts"),
+    ("others", "says"),
     [
-        ("# head\nnode2 slots=8\n\nroot@10.0.0.9 slots=8 # x\n", ["node2", "10.0.0.9"]),
-        ("me@b slots=2\nme@b slots=2\nme@a slots=4\n", ["b", "a"]),
-        ("node9:8\nnode10:8\n", ["node9", "node10"]),
-        ("node[08-09]\nlogin\n", ["node08", "node09", "login"]),
-        ("fe80::1\n10.0.0.2\n", ["fe80::1", "10.0.0.2"]),
+        ([IPS[0]], ["y0: server a stands in x already"]),
+        (
+            [with_ip(IPS[1], "10.1.0.2")],
+            ['device 0 of server b in y0: device_ip = "10.1.0.2": the same address stands at device 1 of'],
+        ),
+        (
+            [with_ip(IPS[1], "10.1.7.7,10.1.0.1")],
+            ['device 0 of server b in y0: device_ip = "10.1.7.7,10.1.0.1": the same address'],
+        ),
+        (
+            [with_ip(IPS[1], "fe80::1"), with_ip(build_table([("c", 1)]), "FE80:0::1")],
+            ['device 0 of server c in y1: device_ip = "FE80:0::1": the same address stands at device 0 of'],
+        ),
+        ([replace(IPS[1], dialect="1.2")], ["y0: its dialect is 1.2, that of x is 1.0"]),
+        (
+            [with_server("b", Device(0, 0), Device(0, 1))],
+            ['device 0 of server b in y0: device_id = "0": the same device_id stands at device 0'],
+        ),
+        ([with_server("b", Device(0, 0), Device(1, 0))], ["y0: device 1 of server b has rank 0"]),
+        ([with_ip(IPS[1], "fe80::1")], ["device 0 of server b in y0: device_ip", "IPv4 (R15)"]),
+        ([with_ip(IPS[1], None)], ["device 0 of server b in y0: device_ip: the key is missing"]),
+        ([with_server("10.*.*.*", Device(0, 0, "10.1.7.7"))], ["is a mask"]),
+        (
+            [replace(IPS[1], extra={"k": 1}), replace(build_table([("c", 1)]), extra={"k": True})],
+            ["y1: k is not what y0 says"],
+        ),
     ],
 )
-def test_the_order_of_hosts_is_read_from_the_files_that_generate_takes(tmp_path, text, hosts):
-    path = tmp_path / "hosts"
-    path.write_text(text)
-    assert [host.name for host in read_hostfile(str(path))] == hosts
+def test_what_cannot_stand_in_one_table_is_told_with_its_file(others, says):
+    names = ["x", *(f"y{place}" for place in range(len(others)))]
+    with pytest.raises(MergeError) as caught:
+        merge_tables([IPS[0], *others], names=names)
+    assert caught.value.exit_code == 1
+    for part in says:
+        assert part in "\n".join(caught.value.conflicts)
 
 
-@pytest.mark.parametrize("data", [b"\xff\xfe", b"", b"a slots=x\n"])
-def test_files_without_hosts_are_refused(tmp_path, data):
-    path = tmp_path / "hosts"
-    path.write_bytes(data)
-    with pytest.raises(RankTableError):
-        read_hostfile(str(path))
+def test_every_conflict_is_told_not_only_the_first():
+    clone = with_server("c", Device(0, 5, "10.1.0.1"), Device(1, 6, "10.1.0.2"), Device(1, 7))
+    with pytest.raises(MergeError, match=r"\(and 2 more\)") as caught:
+        merge_tables([IPS[0], clone], device_target="cpu")
+    assert len(caught.value.conflicts) == 3
+
+
+def test_tables_of_hosts_with_many_cores_are_merged_for_their_target():
+    many = [build_table([(name, 64)]) for name in ("a", "b")]
+    with pytest.raises(MergeError, match="highest device number is 31"):
+        merge_tables(many)
+    assert merge_tables(many, device_target="cpu").table.world_size == 128
+
+
+def in_pod(server_id, super_device_ids=("0", "1"), pod_id="0", **extra):
+    devices = tuple(Device(n, n, None, sdid) for n, sdid in enumerate(super_device_ids))
+    pod = SuperPod(pod_id, (server_id,), extra)
+    return RankTable("1.2", (Server(server_id, devices),), declared_server_count=1, super_pods=(pod,))
+
+
+def test_super_pods_of_equal_ids_are_joined():
+    merged = merge_tables([in_pod("a"), in_pod("b", ("2", "3")), in_pod("c", pod_id="1")])
+    assert [(pod.super_pod_id, pod.server_ids) for pod in merged.table.super_pods] == [("0", ("a", "b")), ("1", ("c",))]
+    assert "super pod 0 is joined out of table 1, table 2" in merged.notes
+    with pytest.raises(MergeError, match="the same super_device_id stands at device 0 of server a in table 1"):
+        merge_tables([in_pod("a"), in_pod("b")])
+    with pytest.raises(MergeError, match="super pod '0' has other keys than in table 1"):
+        merge_tables([in_pod("a"), in_pod("b", ("2", "3"), note=1)])
+
+
+def test_super_pods_whose_servers_are_torn_apart_by_the_order_are_warned_of():
+    parts = [in_pod("a"), in_pod("b", pod_id="1"), in_pod("c", ("2", "3"))]
+    assert any("R26" in note for note in merge_tables(parts).notes)
+    adjacent = merge_tables(parts, order="host_file", hosts=["b", "c", "a"])
+    assert not any("R26" in note for note in adjacent.notes)
+    assert [pod.server_ids for pod in adjacent.table.super_pods] == [("b",), ("c", "a")]
+
+
+def test_groups_of_equal_names_are_joined():
+    def table(server_id, *names):
+        servers = tuple(
+            Server(server_id, (Device(n, n, f"10.0.0.{ord(server_id) + n}"),), group=name)
+            for n, name in enumerate(names)
+        )
+        extra = {"deploy_mode": "lab", "para_plane_nic_location": "device"}
+        return RankTable("template2-lab", servers, groups=tuple(Group(name) for name in names), extra=extra)
+
+    merged = merge_tables([table("a", "g", "x"), table("d", "g", "y")]).table
+    assert [group.name for group in merged.groups] == ["g", "x", "y"]
+    placed = [(server.server_id, server.group) for server in merged.servers]
+    assert placed == [("a", "g"), ("a", "x"), ("d", "g"), ("d", "y")]
+    with pytest.raises(MergeError, match="server a stands in table 1 already"):
+        merge_tables([table("a", "g"), table("a", "g")])
+
+
+def write(name, hosts):
+    """Write a table and return its text."""
+    text = encode_table(build_table(hosts))
+    Path(name).write_text(text)
+    return text
+
+
+def test_merge_prints_and_says_its_order(run):
+    write("b.json", [("10.0.0.9", 1)])
+    write("a.json", [("10.0.0.10", 1)])
+    Path("hosts").write_text("10.0.0.9 slots=1\n10.0.0.10 slots=1\n")
+    for options, ids, says in (
+        ([], ["10.0.0.10", "10.0.0.9"], "the string order of their ids; rank 0 is on 10.0.0.10"),
+        (["--hostfile", "hosts"], ["10.0.0.9", "10.0.0.10"], "the order of the host list"),
+        (["--order", "host-file", "--hostfile", "hosts"], ["10.0.0.9", "10.0.0.10"], "the order of the host list"),
+    ):
+        status, out, err = run("merge", "b.json", "a.json", *options)
+        assert status == 0
+        assert [server["server_id"] for server in json.loads(out)["server_list"]] == ids
+        assert f"ranktable: servers follow {says}" in err
+
+
+def test_merge_lists_conflicts_and_leaves_the_file_that_is_there(run):
+    write("a.json", [("a", 1), ("b", 1)])
+    Path("m.json").write_text("mine")
+    status, out, err = run("merge", "a.json", "a.json", "-o", "m.json")
+    assert (status, out) == (1, "")
+    assert err.splitlines() == [
+        "ranktable: error: a.json: server a stands in a.json already; leave one out",
+        "ranktable: error: a.json: server b stands in a.json already; leave one out",
+        "ranktable: nothing is written",
+    ]
+    assert Path("m.json").read_text() == "mine"
+    write("many.json", [(f"n{number}", 1) for number in range(30)])
+    assert "ranktable: and 10 more\n" in run("merge", "many.json", "many.json")[2]
+
+
+def test_merge_waits_for_a_table_that_is_not_completed(run):
+    write("a.json", [("a", 1)])
+    Path("b.json").write_text(write("b.json", [("b", 1)]).replace("completed", "initializing"))
+    status, out, err = run("merge", "a.json", "b.json")
+    assert (status, out) == (3, "")
+    assert "b.json is not ready" in err
+    status, out, _ = run("merge", "--allow_initializing", "a.json", "b.json")
+    assert (status, json.loads(out)["status"]) == (0, "initializing")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["merge"], "Missing argument"),
+        (["merge", "none.json"], "cannot read none.json"),
+        (["merge", "t.json", "--order", "host_file"], "--order host_file and --hostfile FILE go together"),
+        (["merge", "t.json", "--order", "numeric", "--hostfile", "t.json"], "go together; give both, or neither"),
+        (["merge", "t.json", "--hostfile", "none"], "cannot read none"),
+        (["merge", "t.json", "--order", "rank"], "'rank' is not one of"),
+        (["merge", "t.json", "-o", "no/m.json"], "create the folder no first"),
+    ],
+)
+def test_a_mistake_of_the_user_is_one_line(run, arguments, says):
+    write("t.json", [("10.0.0.9", 2), ("10.0.0.10", 2)])
+    status, out, err = run(*arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith("ranktable: error: ")
+    assert err.count("\n") == 1
+    assert says in err

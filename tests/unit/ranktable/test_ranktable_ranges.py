@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ranktable.hostlist.ranges import LARGEST, RangeError, fold_numbers, fold_runs, read_range, read_ranges, runs_of
+from ranktable.hosts.ranges import LARGEST, RangeError, fold_numbers, fold_runs, read_range, read_ranges, runs_of
 
 numbers = st.integers(0, 2000)
 

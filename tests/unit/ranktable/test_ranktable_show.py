@@ -1,9 +1,7 @@
-"""What show prints and draws: right for one rank, readable for 131,072, and valid XML whatever the names are."""
+"""What show prints: right for one rank, readable for 131,072."""
 
 import json
-from itertools import pairwise
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given, settings
@@ -11,19 +9,14 @@ from hypothesis import strategies as st
 
 from ranktable import Cluster, Device, Group, RankNotFoundError, RankTable, Server, SuperPod, build_table, write_table
 from ranktable.cli import main
-from ranktable.report.overview import (
+from ranktable.overview import (
     MAX_ROWS,
-    find_places,
     find_planes,
-    list_places,
+    list_ranks,
     overview_as_json,
-    place_as_json,
     render_overview,
-    render_place,
+    render_rank,
 )
-from ranktable.report.picture import MAX_DETAILED, draw_table
-
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 def table_of(*ips_by_server, **rest):
@@ -42,10 +35,6 @@ def pods(number_of_servers=4):
     names = [f"node{i}" for i in range(number_of_servers)]
     super_pods = (SuperPod("7", tuple(names[:half])), SuperPod("8", tuple(names[half:])))
     return table_of(*servers, dialect="1.2", super_pods=super_pods)
-
-
-def planes_of(table):
-    return [(plane.device_ids, plane.network) for plane in find_planes(table)]
 
 
 def test_a_line_per_server_in_the_order_of_rank():
@@ -118,15 +107,15 @@ def test_the_width_is_kept(width):
     ],
 )
 def test_planes_are_the_networks_that_device_numbers_share(servers, planes):
-    assert planes_of(table_of(*servers)) == planes
+    assert find_planes(table_of(*servers)) == planes
 
 
 def test_a_rank_is_described_with_all_that_is_known_of_it():
     device = Device(3, 1, "10.0.0.3", "77", extra={"device_port": "16666", "levels": []})
     server = Server("b", (Device(4, 2), device), "172.0.0.1", extra={"container_ip": "10.9.9.9"})
     table = RankTable("1.2", (server, Server("a", (Device(0, 0),))), super_pods=(SuperPod("5", ("b",)),))
-    (place,) = find_places(table, 1)
-    assert render_place(place).splitlines() == [
+    (found,) = list_ranks(table, 1)
+    assert render_rank(*found).splitlines() == [
         "rank_id              1",
         "server_id            b",
         "node_rank            1",
@@ -140,23 +129,24 @@ def test_a_rank_is_described_with_all_that_is_known_of_it():
         "device device_port   16666",
     ]
     with pytest.raises(RankNotFoundError, match="no device of the table has rank 9"):
-        find_places(table, 9)
+        list_ranks(table, 9)
 
 
 def test_ranks_that_start_again_in_every_group_are_all_told():
     servers = tuple(Server(name, (Device(0, 0),), group=name) for name in "ba")
     table = RankTable("mindie-global", servers, groups=(Group("b"), Group("a")))
-    assert [place.server.server.server_id for place in find_places(table, 0)] == ["b", "a"]
+    assert [place.server.server_id for place, _ in list_ranks(table, 0)] == ["b", "a"]
 
 
 def test_places_agree_with_the_model():
     table = build_table([("b", 2), ("a", 3)], order="given")
-    for place in list_places(table):
-        rank = place.device.rank_id
-        assert place.server.server == table.server_of(rank)
-        assert table.servers_by_rank[place.server.node_rank] is table.server_of(rank)
-        assert place.server.server.ranks[place.local_rank] == rank
-        assert place_as_json(place)["device_id"] == table.device_of(rank).device_id
+    for place, device in list_ranks(table):
+        rank = device.rank_id
+        assert place.server == table.server_of(rank)
+        assert table.servers_by_rank[place.node_rank] is table.server_of(rank)
+        said = place.describe(device)
+        assert place.server.ranks[said["local_rank"]] == rank
+        assert said["device_id"] == table.device_of(rank).device_id
 
 
 def test_the_object_for_programs_has_every_server():
@@ -178,80 +168,18 @@ def test_the_object_for_programs_has_every_server():
     assert value["super_pods"][1]["servers"][0] == "node50"
 
 
-def draw(table, title="t.json"):
-    return ElementTree.fromstring(draw_table(table, title))
-
-
-def texts(root):
-    return [element.text for element in root.iter(f"{SVG}text")]
-
-
-def boxes(root, kind):
-    return [element for element in root.iter(f"{SVG}rect") if element.get("class") == kind]
-
-
-def test_the_picture_shows_every_device_with_rank_and_address():
-    root = draw(pods())
-    assert {"rank 7", "device 1", "10.1.0.4", "node3"} <= set(texts(root))
-    assert (len(boxes(root, "pod")), len(boxes(root, "server"))) == (2, 4)
-    notes = [box.findtext(f"{SVG}title") for box in boxes(root, "device")]
-    assert "rank 7: device 1 of node3, 10.1.0.4" in notes
-    assert root.findtext(f"{SVG}title") == "Rank table t.json"
-    assert "node3 has ranks 6-7" in root.findtext(f"{SVG}desc")
-
-
-def test_devices_of_one_plane_have_one_colour():
-    root = draw(table_of(["10.0.0.1", "10.1.0.1", "10.0.0.2", None]))
-    *legend, a, b, c, d = [box.get("style") for box in boxes(root, "device")]
-    assert legend == [a, b]
-    assert a == c != b
-    assert d not in (a, b)
-
-
-def test_frames_and_servers_do_not_overlap_and_lie_on_the_page():
-    for table in (pods(2), pods(20), pods(MAX_DETAILED), pods(200), table_of(*[[None] * 16] * 3)):
-        root = draw(table)
-        for kind in ("pod", "server", "device"):
-            places = [[float(box.get(name)) for name in ("x", "y", "width", "height")] for box in boxes(root, kind)]
-            for x, y, width, height in places:
-                assert x + width <= float(root.get("width"))
-                assert y + height <= float(root.get("height"))
-            rows = sorted((y, x, width) for x, y, width, _ in places)
-            for (y, x, width), (next_y, next_x, _) in pairwise(rows):
-                assert next_y > y or next_x >= x + width
-
-
-def test_many_servers_are_one_cell_each():
-    root = draw(pods(MAX_DETAILED + 2))
-    cells = boxes(root, "device")
-    assert len(cells) == MAX_DETAILED + 2
-    assert cells[0].findtext(f"{SVG}title") == "node0: ranks 0-1"
-    assert any("super pod 7: 33 servers" in text for text in texts(root))
-    assert len({cell.get("style") for cell in cells}) == 2
-
-
 @settings(deadline=None, max_examples=100)
-@given(st.text(max_size=30), st.text(max_size=12), st.none() | st.text(max_size=12))
-def test_any_name_makes_valid_xml_and_lines(title, name, address):
+@given(st.text(max_size=12), st.none() | st.text(max_size=12))
+def test_any_name_makes_lines(name, address):
     server = Server(name, (Device(0, 0, address),), host_ip=address)
     table = RankTable("1.2", (server,), status=name, super_pods=(SuperPod(name, (name,)),))
-    assert len(boxes(draw(table, title), "server")) == 1
-    for line in [*render_overview(table).split("\n"), *render_place(find_places(table, 0)[0]).split("\n")]:
+    for line in [*render_overview(table).split("\n"), *render_rank(*list_ranks(table, 0)[0]).split("\n")]:
         assert line.isascii()
         assert line.isprintable()
 
 
-def test_a_picture_of_a_table_without_servers_is_a_heading():
-    assert len(texts(draw(RankTable("1.0", ())))) == 1
+def test_a_table_without_servers_is_a_heading():
     assert render_overview(RankTable("1.0", ())) == "version 1.0, status completed, 0 devices on 0 servers"
-
-
-def test_the_picture_needs_nothing_from_elsewhere():
-    text = draw_table(pods(), "t")
-    assert "<script" not in text
-    assert "href" not in text
-    assert "url(" not in text
-    assert "@import" not in text
 
 
 @pytest.fixture
@@ -292,13 +220,7 @@ def test_a_table_in_the_making_is_shown_as_far_as_it_can_be_read(run):
 def test_help_tells_every_option(run):
     status, out, err = run("show", "--help")
     assert (status, err) == (0, "")
-    assert all(option in out for option in ("--ranks", "--rank N", "--all", "--format", "--svg"))
-
-
-def test_the_command_writes_a_picture(run):
-    assert run("show", "t.json", "--svg", "t.svg") == (0, "", "ranktable: wrote t.svg\n")
-    assert Path("t.svg").read_text() == run("show", "t.json", "--svg", "-")[1]
-    assert ElementTree.fromstring(Path("t.svg").read_text()).tag == f"{SVG}svg"
+    assert all(option in out for option in ("--ranks", "--rank N", "--all", "--format"))
 
 
 @pytest.mark.parametrize(
@@ -306,9 +228,6 @@ def test_the_command_writes_a_picture(run):
     [
         (["--rank", "9"], "no device of the table has rank 9"),
         (["--rank", "0", "--ranks"], "exclude each other"),
-        (["--svg", "x.svg", "--all"], "exclude each other"),
-        (["--svg", "x.svg", "--format", "json"], "--format json goes with"),
-        (["--svg", "no/x.svg"], "create the folder no first"),
     ],
 )
 def test_wrong_usage_is_said_in_one_line(run, arguments, says):

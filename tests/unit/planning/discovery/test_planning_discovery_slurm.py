@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msrun.errors import UsageError
 from msrun.planning.discovery.schedulers import find_slurm
 from msrun.planning.discovery.surroundings import FIRST_PORT, PORT_COUNT, HostView, Surroundings
-from ranktable.hostlist.brackets import fold
+from ranktable.hosts.brackets import fold
 
 HOST = HostView("n2")
 JOB = {"SLURM_JOB_ID": "4711", "SLURM_JOBID": "4711", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_JOB_NUM_NODES": "3"}

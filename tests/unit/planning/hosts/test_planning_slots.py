@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from msrun.errors import UsageError
 from msrun.planning.hosts.assignment import give_slots
-from msrun.planning.hosts.host_list import parse_hosts
+from msrun.planning.hosts.host_entry import HostEntry
+from ranktable.hosts.host_list import parse_hosts
 
 GIVEN = [
     ("h1:8,h2:4", None, None, [8, 4]),
@@ -41,7 +42,7 @@ REFUSED = [
 def test_hosts_get_these_slots(
     hosts: str, worker_num: int | None, local_worker_num: int | None, slots: list[int]
 ) -> None:
-    found = give_slots(parse_hosts(hosts), worker_num=worker_num, local_worker_num=local_worker_num)
+    found = give_slots(parse_hosts(hosts, HostEntry), worker_num=worker_num, local_worker_num=local_worker_num)
     assert [entry.slots for entry in found] == slots
     assert [entry.device_ids for entry in found] == [tuple(range(count)) for count in slots]
 
@@ -51,7 +52,7 @@ def test_numbers_that_do_not_fit_are_refused(
     hosts: str, worker_num: int | None, local_worker_num: int | None, message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        give_slots(parse_hosts(hosts), worker_num=worker_num, local_worker_num=local_worker_num)
+        give_slots(parse_hosts(hosts, HostEntry), worker_num=worker_num, local_worker_num=local_worker_num)
 
 
 @given(
@@ -59,7 +60,9 @@ def test_numbers_that_do_not_fit_are_refused(
 )
 @settings(max_examples=60)
 def test_slots_add_up_or_are_refused(slots: list[int], worker_num: int | None, local_worker_num: int | None) -> None:
-    entries = parse_hosts(",".join(f"h{index}:{count}" if count else f"h{index}" for index, count in enumerate(slots)))
+    entries = parse_hosts(
+        ",".join(f"h{index}:{count}" if count else f"h{index}" for index, count in enumerate(slots)), HostEntry
+    )
     try:
         found = give_slots(entries, worker_num=worker_num, local_worker_num=local_worker_num)
     except UsageError:

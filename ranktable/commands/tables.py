@@ -1,0 +1,252 @@
+"""`ranktable merge`, `convert`, `show` and `rules`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+
+import click
+from click.core import ParameterSource
+
+from ranktable.commands import (
+    FORMAT,
+    Outcome,
+    chip_option,
+    deliver_table,
+    profile_options,
+    reader_option,
+    target_option,
+)
+from ranktable.edit.convert import convert_table, dialect_names, refused_names, write_hostfile
+from ranktable.errors import EXIT_PROBLEMS, MergeError
+from ranktable.kinds import Converted, ConvertWishes, all_dialects, codec_names
+from ranktable.model import RankTable
+from ranktable.ordering import MERGE_ORDERS, MergeOrder
+from ranktable.profile import build_profile
+from ranktable.rules import registered_rules
+from ranktable.text import count_noun, render_json
+
+_SHOWN = 20
+_HOSTFILE = "hostfile"
+
+
+@click.command(short_help="Write one table of all servers of several.")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("-o", "--output", metavar="FILE", help="Where to write; - or nothing is standard output.")
+@click.option(
+    "--order",
+    type=click.Choice(MERGE_ORDERS),
+    help="Order of servers and ranks; Ascend readers ask for server_id, the string order.  [default: server_id]",
+)
+@click.option(
+    "--hostfile", metavar="FILE", help="Host list, a host per line, whose order is taken (--order host_file)."
+)
+@click.option("--allow_initializing", is_flag=True, help='Merge also tables whose status is not "completed".')
+@profile_options
+def merge(
+    files: tuple[str, ...],
+    output: str | None,
+    order: MergeOrder | None,
+    hostfile: str | None,
+    allow_initializing: bool,
+    device_target: str,
+    chip: str | None,
+) -> Outcome:
+    """Write one table of all servers of the FILEs, ranks 0 to n-1; - is standard input.
+
+    A server, an address or a number of a super pod that stands twice is an error, and nothing is written. Super pods,
+    clusters and groups of equal names are joined.
+    """
+    from ranktable.edit.merge import merge_tables
+    from ranktable.reading.document import read_document
+    from ranktable.sources.collect import read_hostfile
+    from ranktable.tables import decode_table
+
+    chosen = order or ("host_file" if hostfile is not None else "server_id")
+    if (chosen == "host_file") != (hostfile is not None):
+        raise click.UsageError("--order host_file and --hostfile FILE go together; give both, or neither")
+    hosts = None if hostfile is None else [host.name for host in read_hostfile(hostfile)]
+    build_profile(device_target, chip)  # refuses a chip of another target
+    try:
+        edited = merge_tables(
+            [decode_table(read_document(name)) for name in files],
+            names=files,
+            order=chosen,
+            hosts=hosts,
+            allow_initializing=allow_initializing,
+            device_target=device_target,
+            chip=chip,
+        )
+    except MergeError as error:
+        return Outcome(notes=_list_conflicts(error.conflicts), exit_code=error.exit_code)
+    return deliver_table(edited.table, edited.notes, output)
+
+
+def _list_conflicts(conflicts: Sequence[str]) -> tuple[str, ...]:
+    shown = [f"error: {conflict}" for conflict in conflicts[:_SHOWN]]
+    more = [f"and {len(conflicts) - _SHOWN} more"] if len(conflicts) > _SHOWN else []
+    return (*shown, *more, "nothing is written")
+
+
+@click.command(short_help="Write a table in another dialect, or as a host file.")
+@click.argument("file", metavar="FILE")
+@click.option(
+    "--to",
+    required=True,
+    type=click.Choice((*dialect_names(), _HOSTFILE, *refused_names())),
+    metavar="FORMAT",
+    help=f"What to convert to: {', '.join(dialect_names())}, or {_HOSTFILE} (lines `host slots=8`, which Open MPI, "
+    "DeepSpeed, Horovod and msrun read).",
+)
+@click.option("-o", "--output", metavar="OUT", default="-", help="Where to write.  [default: standard output]")
+@click.option("--strict", is_flag=True, help="Write nothing and exit with 1 when the format cannot hold everything.")
+@click.option("--renumber", is_flag=True, help="For a host file: number the ranks anew, host by host.")
+@click.option(
+    "--super_pods", multiple=True, metavar="ID=SERVERS", help="For 1.2: the servers of a super pod: 0=node[1-4]."
+)
+@click.option("--super_device_ids", metavar="FILE", help="YAML of lists, for 1.2: the SDIDs of each server's devices.")
+@target_option("What the new table is checked for.")
+@click.pass_context
+def convert(
+    context: click.Context,
+    file: str,
+    to: str,
+    output: str,
+    strict: bool,
+    renumber: bool,
+    super_pods: tuple[str, ...],
+    super_device_ids: str | None,
+    device_target: str,
+) -> Outcome:
+    """Write the rank table FILE in another dialect; - is standard input.
+
+    Says on standard error what the format cannot hold.
+    """
+    from ranktable.files import write_bytes
+    from ranktable.sources.option_values import parse_super_pods, read_super_device_ids
+    from ranktable.tables import read_table
+
+    _refuse_strange_options(context, to)
+    table = read_table(file)
+    text = ""
+    if to == _HOSTFILE:
+        text, result = write_hostfile(table, renumber=renumber)
+    else:
+        numbers = read_super_device_ids(super_device_ids) if super_device_ids is not None else {}
+        pods = list(parse_super_pods(super_pods).items())
+        result = convert_table(table, to, ConvertWishes(pods, numbers))
+    notes = (*_notes_on(result), *([] if text else _check(result, device_target)))
+    if strict and result.lost:
+        return Outcome(notes=(*notes, "nothing is written, because of --strict"), exit_code=EXIT_PROBLEMS)
+    if not text:
+        return deliver_table(result.table, notes, output)
+    if output == "-":
+        return Outcome(text, notes)
+    write_bytes(output, text.encode())
+    return Outcome(notes=(f"wrote {output}", *notes))
+
+
+def _refuse_strange_options(context: click.Context, to: str) -> None:
+    """Refuse options that would change nothing."""
+    for name in ("super_pods", "super_device_ids"):
+        kinds = [kind.name for kind in all_dialects() if name in kind.wishes]
+        is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if is_given and to not in (*kinds, *refused_names()):
+            raise click.UsageError(f"--{name} means nothing to {to}, only to {', '.join(kinds)}; leave it out")
+
+
+def _notes_on(result: Converted) -> tuple[str, ...]:
+    renumbered = ("the ranks are numbered anew, host by host",) if result.is_renumbered else ()
+    return (*(f"left out: {what}" for what in result.lost), *renumbered)
+
+
+def _check(result: Converted, device_target: str) -> tuple[str, ...]:
+    """Say when the new table breaks rules: the old one did so too, or the new dialect asks for more."""
+    from ranktable.validate import validate_table
+
+    errors = [problem for problem in validate_table(result.table, device_target=device_target) if problem.is_error]
+    if not errors:
+        return ()
+    rules = ", ".join(dict.fromkeys(problem.rule for problem in errors))
+    found = f"{count_noun(len(errors), 'error')} ({rules}), first {errors[0].subject}: {errors[0].message}"
+    return (f"the new table has {found}; ranktable validate lists them",)
+
+
+@click.command(short_help="Print what a file is, and its servers, ranks and devices.")
+@click.argument("file", metavar="FILE")
+@click.option("--ranks", is_flag=True, help="A line per rank.")
+@click.option("--rank", type=click.IntRange(0), metavar="N", help="Who is rank N: its server, device, addresses.")
+@click.option("--all", "show_all", is_flag=True, help="A line per server, however many there are.")
+@FORMAT
+def show(file: str, ranks: bool, rank: int | None, show_all: bool, form: str) -> Outcome:
+    """Print the servers of FILE with their ranks and devices, also while its producer works on it; - is stdin.
+
+    Of a file that is known and is no table for a job of training it says what it is, who reads it, and what to do.
+    """
+    from ranktable.files import read_source
+    from ranktable.reading.document import parse_document
+    from ranktable.report import kind_as_json, render_kind
+    from ranktable.tables import decode_table, find_kind
+
+    if (rank is not None) + ranks + show_all > 1:
+        raise click.UsageError("--ranks, --rank and --all exclude each other; give one of them")
+    if form == "json" and show_all:
+        raise click.UsageError("--format json goes with --ranks and --rank only; by itself it lists every server")
+    source, data = read_source(file)
+    kind = find_kind(data, source)
+    if kind is not None:
+        return Outcome(render_json(kind_as_json(kind)) if form == "json" else render_kind(kind) + "\n")
+    table = decode_table(parse_document(data, source))
+    if form == "json":
+        return Outcome(render_json(_as_json(table, ranks=ranks, rank=rank)))
+    return Outcome(_as_text(table, ranks=ranks, rank=rank, show_all=show_all) + "\n")
+
+
+def _as_json(table: RankTable, *, ranks: bool, rank: int | None) -> object:
+    from ranktable.overview import list_ranks, overview_as_json
+
+    if rank is None and not ranks:
+        return overview_as_json(table)
+    return [place.describe(device) for place, device in list_ranks(table, rank)]
+
+
+def _as_text(table: RankTable, *, ranks: bool, rank: int | None, show_all: bool) -> str:
+    from ranktable.overview import list_ranks, render_overview, render_rank
+    from ranktable.report import render_table
+
+    if rank is not None:
+        return "\n\n".join(render_rank(*found) for found in list_ranks(table, rank))
+    if ranks:
+        return render_table(table)
+    return render_overview(table, width=_terminal_width(), show_all=show_all)
+
+
+def _terminal_width() -> int | None:
+    """Return the width of the terminal, or COLUMNS; None when the output goes to a file or a pipe."""
+    if not os.environ.get("COLUMNS") and not sys.stdout.isatty():
+        return None
+    return shutil.get_terminal_size().columns
+
+
+@click.command(short_help="List the rules of validate.")
+@FORMAT
+@click.option("--dialect", type=click.Choice(codec_names()), metavar="NAME", help="Only the rules of this dialect.")
+@chip_option("Only the rules that hold for this chip.")
+@reader_option("Only the rules that this reader's tables are held to.")
+@click.option("--sources", is_flag=True, help="Where each rule can be read up.")
+def rules(form: str, sources: bool, dialect: str | None, chip: str | None, profile: str | None) -> Outcome:
+    """List the rules that `validate` holds tables to: id, severity, chips, profiles, and what each asks for."""
+    from ranktable.report import render_rules, render_sources, rules_as_json
+
+    chosen = [
+        entry
+        for entry in registered_rules()
+        if (dialect is None or dialect in entry.dialects)
+        and (chip is None or not entry.chips or chip in entry.chips)
+        and (profile is None or not entry.readers or profile in entry.readers)
+    ]
+    if form == "json":
+        return Outcome(rules_as_json(chosen))
+    return Outcome(render_sources(chosen) if sources else render_rules(chosen))

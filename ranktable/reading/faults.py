@@ -1,0 +1,223 @@
+"""Says in plain words why a text is not JSON: what the file is instead, or which usual mistake stands where."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from typing import NamedTuple
+
+_MAGIC = (
+    (b"\x1f\x8b", "gzip data", "unpack it with gunzip"),
+    (b"\x28\xb5\x2f\xfd", "zstd data", "unpack it with unzstd"),
+    (b"BZh", "bzip2 data", "unpack it with bunzip2"),
+    (b"\xfd7zXZ", "xz data", "unpack it with unxz"),
+    (b"PK\x03\x04", "a zip archive", "unpack it"),
+    (b"\x7fELF", "a program", "name the rank table"),
+    (b"\x89PNG", "a picture", "name the rank table"),
+    (b"%PDF", "a PDF document", "name the rank table"),
+    (b"\x80\x04", "a Python pickle", "write the table with json.dump"),
+)
+_ZLIB = re.compile(rb"\x78[\x01\x5e\x9c\xda]")
+_COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
+"""How producers of rank tables compress them: gzip and zstd."""
+_BASE64 = re.compile(r"[A-Za-z0-9+/\s]+={0,2}\s*")
+_MIN_BASE64 = 16
+_PROBED_BYTES = 64
+_HEAD_BYTES = 4096
+
+_TEXTS = (
+    (r"<!doctype html|<html", "an HTML page", "fetch the table itself; a login or error page was saved in its place"),
+    (r"<\?xml|<[a-z][\w.:-]*[\s>/]", "XML", "write the table as JSON"),
+    (r"-----BEGIN ", "a key or certificate", "name the rank table"),
+    (r"version https://git-lfs", "a Git LFS pointer", "run git lfs pull"),
+    (r"/annex/objects/|(?:\.\./)*\.git/annex/", "a git-annex pointer", "run git annex get"),
+    (r"<{7} ", "a file with merge conflicts", "resolve them first"),
+    (r"(?:diff --git |--- \S.*\n\+\+\+ )", "a patch", "apply it to the table first"),
+    (r"`{3}", "a Markdown code block", "keep only what stands between the lines of backquotes"),
+    (r"(?:(?:var|let|const|export)\s+)?[A-Za-z_]\w*\s*=\s*[{\[]", "an assignment", "keep only the value"),
+    (r"#!", "a script", "name the rank table that it writes"),
+    (
+        r"Error|error:|Traceback|(?:cat|curl|kubectl|bash|sh): ",
+        "an error message of another program",
+        "write the table again",
+    ),
+    (r"kind:\s|apiVersion:\s", "a Kubernetes manifest in YAML", "take the table out of its data, as a file of its own"),
+    (r"(?:---|%YAML)|[\"']?[A-Za-z_][\w .-]*[\"']?:(?:\s|$)|- [\w\"'{]", "YAML", "write the table as JSON"),
+    (r"\S+\s+slots\s*=\s*\d|[\w.-]+:\d+\s*$", "a host file", "make a table of it with ranktable generate"),
+    (r"\[[A-Za-z_][\w. -]*\]\s*$", "an INI file or an Ansible inventory", "write the table as JSON"),
+    (r"\d{4}-\d\d-\d\d[T ]|\[\d{4}-", "a log", "name the rank table"),
+)
+_PATTERNS = tuple((re.compile(pattern, re.IGNORECASE | re.MULTILINE), name, remedy) for pattern, name, remedy in _TEXTS)
+
+
+def name_bytes(data: bytes) -> tuple[str, str] | None:
+    """Return what bytes that are no text are, and what to do; None when nothing gives them away."""
+    for magic, name, remedy in _MAGIC:
+        if data.startswith(magic):
+            return f"the file is {name}, not JSON", remedy
+    if _ZLIB.match(data):
+        return "the file is zlib data, not JSON", "unpack it; a producer wrote the table compressed"
+    if data and not data.strip(b"\0"):
+        return "the file holds nothing but NUL bytes", "write it again; it never reached the disk"
+    return None
+
+
+def name_text(text: str) -> tuple[str, str] | None:
+    """Return what a text that does not start with a brace is, and what to do; None when nothing gives it away."""
+    head = text[:_HEAD_BYTES].lstrip("\ufeff \t\r\n")
+    if not head or head.startswith(("{", '"')):
+        return None
+    packed = _name_base64(head)
+    if packed:
+        return packed
+    for pattern, name, remedy in _PATTERNS:
+        if pattern.match(head):
+            return f"the file is {name}, not JSON", remedy
+    return None
+
+
+def name_compression(data: bytes) -> str | None:
+    """Return how `data` is compressed ("gzip", "zstd in base64"), None when it does not look compressed.
+
+    Volcano's plugin configmap1980 stores tables so when it is told to (--rank-table-compress).
+
+    >>> name_compression(b"H4sIAAAAAAAAA6vmqgUAhrEhAQMAAAA=")
+    'gzip in base64'
+    >>> name_compression(b'{"version": "1.0"}') is None
+    True
+    """
+    if data.startswith(_COMPRESSED):
+        return _name_magic(data)
+    word = data.lstrip()[:_PROBED_BYTES].split()[:1]
+    content = _decode_base64(word[0].decode("latin-1")) if word else b""
+    return f"{_name_magic(content)} in base64" if content.startswith(_COMPRESSED) else None
+
+
+def _name_magic(data: bytes) -> str:
+    return next(name.removesuffix(" data") for magic, name, _ in _MAGIC if data.startswith(magic))
+
+
+def _decode_base64(text: str) -> bytes:
+    """Return the bytes of a text in base64, which may be cut; none of what is something else."""
+    if not _BASE64.fullmatch(text):
+        return b""
+    plain = "".join(text.split())
+    try:
+        return base64.b64decode(plain[: len(plain) // 4 * 4])
+    except binascii.Error:
+        return b""
+
+
+def _name_base64(head: str) -> tuple[str, str] | None:
+    """kubectl shows binary data in base64."""
+    content = _decode_base64(head) if len(head) >= _MIN_BASE64 else b""
+    inner = name_bytes(content)
+    if inner:
+        kind = inner[0].removeprefix("the file is ").removesuffix(", not JSON")
+        return f"the file is {kind} in base64, not JSON", "decode it with base64 -d, then unpack it"
+    if content.lstrip().startswith((b"{", b"[")):
+        return "the file is JSON in base64", "decode it with base64 -d"
+    return None
+
+
+_LAST_COMMA = re.compile(r",\s*\Z")
+_SAYS_TRUNCATED = "Unterminated string"
+_BARE_KEY = re.compile(r"[A-Za-z_][\w-]*\s*:")
+_QUOTE_IT = "write a string in double quotes"
+# What the text looks like where the parser gave up, in the order of the tests.
+_LOOKS = tuple(
+    (re.compile(pattern), message, remedy)
+    for pattern, message, remedy in (
+        (r"//|/\*|#", "a comment stands here, which JSON does not allow", "remove the comment"),
+        (r"\.\.|\u2026", "an elision (...) stands here instead of entries", "write the entries that it leaves out"),
+        (
+            r"['`\u2018\u2019\u201c\u201d]",
+            "a quotation mark stands here that JSON does not know",
+            'use the plain double quote "',
+        ),
+        (r"True|False|None", "True, False and None are no JSON values", _QUOTE_IT),
+        (r"-?(?:NaN|Infinity)", "NaN and Infinity are no JSON values", _QUOTE_IT),
+        (r"undefined\b", "undefined is no JSON value", _QUOTE_IT),
+        (r"\{[{%]|\$\{?\w|<[\w ]+>|%\(?\w", "a placeholder of a template stands here", "fill the template in first"),
+        (r"[<=>]{7}", "a mark of a merge conflict stands here", "resolve the conflict first"),
+        (r"\0", "NUL bytes stand here", "write the file again; its end never reached the disk"),
+        (
+            r"[\u00a0\u2000-\u200f\u2028\u2029\u3000\ufeff]",
+            "a blank that JSON does not know stands here",
+            "use plain spaces",
+        ),
+        (r"[\uff0c\uff1a\uff1b\uff3b\uff3d\uff5b\uff5d]", "a full-width sign stands here", "use the plain sign"),
+        (r"[-+]?(?:0[xXoObB\d]|\.\d)|[+]\d", "a number stands here that JSON does not know", _QUOTE_IT),
+        (r",", "a comma stands here with nothing before it", "remove it, or write what is missing"),
+        (r"[=;]", "JSON knows only : between key and value and , between members", "write the right sign"),
+    )
+)
+_PARSER_SAYS = (
+    ("Expecting property name", "a key stands here without double quotes", "put it in double quotes"),
+    ("Invalid \\escape", "a backslash stands here that starts no escape of JSON", "double it, or remove it"),
+    (
+        "Invalid control character",
+        "a line break or control character stands inside a string",
+        "close the string before it",
+    ),
+)
+
+
+class Fault(NamedTuple):
+    """Where a text stops to be JSON, why, and what to do."""
+
+    offset: int
+    message: str
+    remedy: str
+
+
+def explain_fault(text: str, error: json.JSONDecodeError) -> Fault:
+    """Return the fault behind `error`; its place is that of the mistake, not where the parser gave up."""
+    offset = error.pos
+    rest = text[offset : offset + 40]
+    comma = _LAST_COMMA.search(text[max(0, offset - 4096) : offset])
+    if not text.strip():
+        return Fault(0, "the file is empty", "write the table again")
+    foreign = name_text(text)
+    if foreign:
+        return Fault(len(text) - len(text.lstrip()), *foreign)
+    if error.msg.startswith("Illegal trailing comma"):
+        return _trailing_comma(offset)
+    if comma and rest[:1] in ("}", "]"):
+        return _trailing_comma(offset - len(comma.group()))
+    if offset >= len(text.rstrip()) or error.msg.startswith(_SAYS_TRUNCATED):
+        return Fault(offset, "the text ends in the middle of the table", "copy or write the whole file again")
+    if text[offset - 1 : offset] == "0" and rest[:1] in tuple("0123456789xX"):
+        return Fault(offset - 1, "a number stands here that JSON does not know", _QUOTE_IT)
+    if text[offset - 1 : offset + 1] == "{{":
+        return Fault(offset - 1, "a placeholder of a template stands here", "fill the template in first")
+    return _explain_character(offset, rest, error.msg)
+
+
+def _trailing_comma(offset: int) -> Fault:
+    return Fault(offset, "a comma stands after the last item, which JSON does not allow", "remove the comma")
+
+
+def _explain_character(offset: int, rest: str, parser_says: str) -> Fault:
+    for pattern, message, remedy in _LOOKS:
+        if pattern.match(rest):
+            return Fault(offset, message, remedy)
+    for says, message, remedy in _PARSER_SAYS:
+        if parser_says.startswith(says) and (says != "Expecting property name" or _BARE_KEY.match(rest)):
+            return Fault(offset, message, remedy)
+    shown = ascii(rest[:1])
+    if rest[:1] and not (rest[0].isascii() and rest[0].isprintable()):
+        return Fault(offset, f"the character {shown} stands here, which JSON does not know", "replace it")
+    if parser_says.startswith("Extra data") and rest[:1] in ("}", "]"):
+        return Fault(offset, "there is a closing bracket too many", "remove it")
+    if parser_says.startswith("Extra data") and rest[:1] == "{":
+        return Fault(offset, "a second object follows after the table", "keep one JSON object in the file")
+    if parser_says.startswith("Extra data"):
+        return Fault(offset, "text follows after the end of the table", "keep one JSON object in the file")
+    if rest[:1] in ("}", "]"):
+        return Fault(offset, f"{rest[0]} closes what another bracket has opened", "write the bracket that fits")
+    if parser_says.startswith("Expecting ',' delimiter"):
+        return Fault(offset, "a comma or a closing bracket is missing before this place", "add it")
+    return Fault(offset, f"the text is not JSON here ({parser_says})", "correct the text at this place")

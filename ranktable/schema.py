@@ -1,7 +1,7 @@
 """What an object of a rank table is made of, one `Schema` per kind of object, and what is wrong with a given one.
 
 Nothing about a key stands anywhere else: a schema drives the check of the structure (keys present, of the right type,
-well formed, known), decoding and encoding, the search for misspelt keys, and the counts that `ranktable fix` sets.
+well formed, known), decoding and encoding, the search for misspelt keys, and the counts that `validate --fix` sets.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ def test_torch_of_another_python_meets_without_msruns_help(
 
 def test_examples_are_copied_from_the_installed_package_and_start(msrun: JobRunner, bare: Path, tmp_path: Path) -> None:
     listed = run(bare / "msrun", "examples", "list", cwd=tmp_path).stdout
-    assert len(listed.splitlines()) == len(list((REPOSITORY / "examples").glob("*/run.sh")))
+    assert len(listed.splitlines()) == len(list((REPOSITORY / "examples").rglob("run.sh")))
     copied = run(bare / "msrun", "examples", "copy", "data_parallel", cwd=tmp_path)
     assert copied.returncode == 0, copied.stderr
     script = shlex.split(copied.stdout.splitlines()[-1].removeprefix("to run it: "))

@@ -261,8 +261,12 @@ class EventLoop:
             if key.data is not None:
                 key.data.handle(mask)
         self._flag.clear()
-        for _ in range(len(self._calls)):  # what they call for has its turn after the hosts'
-            self._calls.popleft()()
+        try:
+            for _ in range(len(self._calls)):  # what they call for has its turn after the hosts'
+                self._calls.popleft()()
+        except BaseException:
+            self._flag.set()  # for those that are left
+            raise
         while (function := self._take_due()) is not None:
             function()
 

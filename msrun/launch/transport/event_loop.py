@@ -261,8 +261,12 @@ class EventLoop:
             if key.data is not None:
                 key.data.handle(mask)
         self._flag.clear()
-        for _ in range(len(self._calls)):  # what they call for has its turn after the hosts'
-            self._calls.popleft()()
+        try:
+            for _ in range(len(self._calls)):  # what they call for has its turn after the hosts'
+                self._calls.popleft()()
+        except BaseException:
+            self._flag.set()  # for those that are left
+            raise
         while (function := self._take_due()) is not None:
             function()
 
@@ -344,13 +348,13 @@ class ByteChannel:
 
     # -- of the loop's thread -----------------------------------------------------------------------------------------
 
-    def handle(self, mask: int) -> None:
-        """Do what the selector says can be done; a channel in which that fails is over."""
+    def handle(self, mask: int, *, is_first: bool = False) -> None:
+        """Do what the selector says can be done; a channel in which that fails is over. `is_first`: it may not be."""
         try:
             if mask & WRITE and not self._is_stopped:
                 self._flush()
             if mask & READ and not self._is_stopped:
-                self._read()
+                self._read(is_first=is_first)
         except BaseException:
             self._end()
             raise
@@ -358,7 +362,7 @@ class ByteChannel:
     def _begin(self) -> None:
         if not self._is_stopped:
             self._watch(self._events | READ)
-            self._read(is_first=True)  # what came in the same breath as an answer before this is in the pipe already
+            self.handle(READ, is_first=True)  # what came in the same breath as an answer is in the pipe already
 
     def _leave(self, then: Callable[[], None]) -> None:
         self._watch(0)

@@ -6,7 +6,7 @@ import select
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,9 +95,10 @@ Serve = Callable[..., tuple[Agent, Link]]
 
 
 @pytest.fixture
-def served() -> Iterator[Serve]:
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
     """Lets an agent serve a launcher that says this, and cleans up after it."""
     with ExitStack() as stack:
+        monkeypatch.setattr(module, "job_signals", lambda *_, **__: nullcontext())  # which would stay ignored
 
         def serve(*messages: Message, link_type: type[Link] = Link) -> tuple[Agent, Link]:
             link = link_type(*messages)

@@ -321,6 +321,7 @@ class Keeper:
         self._begun: dict[socket.socket, bytes] = {}
         """What has no end yet of what has been said."""
         self._own: list[str] = []
+        self._without_line: set[str] = set()
         self._ranks: dict[str, int] = {}
         """Of all, when they have come."""
         self._notes: Counter[bool] = Counter()
@@ -347,10 +348,19 @@ class Keeper:
             if now >= report_at:
                 self.say(self._describe_missing())
                 report_at = now + REPORT_EVERY_S
+                self._give_back()
             for key in self._handle(min(end, report_at) - now):
                 self.say(f"{self._describe(key)} has gone again")
                 self.store.delete_key(key)
         return ""
+
+    def _give_back(self) -> None:
+        """Give ranks back whose processes have died before their lines were there: the look before found them, too."""
+        ranks = {f"{WORKER}/{number}" for number in range(self._sizes[WORKER])} - {*self._present()}
+        taken = {key for key in ranks if self.store.check([key])}
+        for key in taken & self._without_line:
+            self.store.delete_key(key)
+        self._without_line = taken
 
     def answer(self, token: str = "") -> None:
         """Tell everybody its place, when all have come.

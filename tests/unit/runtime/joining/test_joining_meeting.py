@@ -257,6 +257,20 @@ def test_one_that_has_come_and_gone_is_missing_again(
     assert "rank 0 (test 0, 127.0.0.1) has gone again" in capfd.readouterr().err
 
 
+def test_rank_whose_process_died_while_it_took_it_is_given_back(
+    threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REPORT_EVERY_S", 0.05)
+    with keeping(2) as (meeting, keeper):
+        keeper.store.set("worker/0", module.json.dumps(["dead", "127.0.0.1", "", "x"]))
+        gathered = threads.submit(keeper.gather, FOREVER_S)
+        came = [threads.submit(come_again, meeting, rank) for rank in range(2)]
+        assert gathered.result(FOREVER_S) == ""
+        keeper.answer()
+        for future in came:
+            future.result(FOREVER_S).line.close()
+
+
 def come_again(meeting: Meeting, rank: int) -> Joined:
     """Come as soon as the keeper has seen that the one before has gone."""
     while True:

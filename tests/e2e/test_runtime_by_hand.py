@@ -17,8 +17,7 @@ from host_net import HostNet
 from job_runner import JobRunner
 
 from msrun.errors import ClusterError
-from msrun.runtime.joining.meet import register, serve
-from msrun.runtime.joining.registrar import Request
+from msrun.runtime.joining.meet import WORKER, join, serve
 from msrun.runtime.joining.spec import Meeting
 
 DEADLINE_S = 240.0
@@ -85,10 +84,10 @@ def test_scheduler_ends_with_0_inside_init_under_pytest_too(msrun: JobRunner, me
     )
     words = ("-m", "pytest", "-s", "-p", "no:cacheprovider", str(script))
     scheduler = start(msrun, meeting, "MS_SCHED", 1, *words, MS_ENABLE_RECOVERY="1")
-    came = register(meeting, Request("MS_ROLE", 1, -1, "test"), DEADLINE_S, 30)
-    came.stream.send({"left": True})
+    came = join(meeting, 1, WORKER, -1, "test", DEADLINE_S, 30)
+    came.line.sendall(b"left\n")
     out, error = scheduler.communicate(timeout=DEADLINE_S)
-    came.stream.close()
+    came.line.close()
     assert scheduler.returncode == 0 and out.endswith("at exit\n"), (out, error)
     assert "training runs" not in out
     assert "MS_ENABLE_RECOVERY=1 recovers nothing here" in error
@@ -139,23 +138,22 @@ def test_parameter_servers_by_hand_train_as_one_process_and_end_with_the_job(
 @pytest.mark.parametrize(
     ("says", "text"),
     [
-        ({"failed": "rank 1 has failed"}, "the scheduler at 127.0.0.1:{port} ends the job: rank 1 has failed"),
+        ("rank 1 has failed", "the scheduler at 127.0.0.1:{port} ends the job: rank 1 has failed"),
         (None, "lost the scheduler at 127.0.0.1:{port}"),
     ],
     ids=["another fails", "scheduler dies"],
 )
 def test_worker_ends_with_the_scheduler_or_when_another_has_failed(
-    msrun: JobRunner, meeting: Meeting, says: dict[str, str] | None, text: str
+    msrun: JobRunner, meeting: Meeting, says: str | None, text: str
 ) -> None:
     """A child that was forked meanwhile does not hold the connection."""
     program = (
         "import os, socket, sys, time\nfrom msrun.runtime.joining.meet import Lifeline\n"
-        "from msrun.runtime.joining.network import LineStream\n"
         "place = ('127.0.0.1', int(os.environ['MS_SCHED_PORT']))\n"
-        "line = Lifeline(LineStream(socket.create_connection(place)), '%s:%d' % place)\n"
+        "line = Lifeline(socket.create_connection(place), '%s:%d' % place)\n"
         "child = os.fork()\n"
         "if child == 0:\n    sys.stdin.read()\n    os._exit(0)\n"
-        "line._stream.send({'ready': True})\ntime.sleep(600)\n"
+        "line._line.sendall(b'ready')\ntime.sleep(600)\n"
     )
     with socket.create_server(("127.0.0.1", meeting.port)) as listener:
         listener.settimeout(DEADLINE_S)
@@ -172,7 +170,7 @@ def test_worker_ends_with_the_scheduler_or_when_another_has_failed(
             connection.settimeout(DEADLINE_S)
             assert connection.recv(100)
             if says is not None:
-                connection.sendall(b'{"failed":"rank 1 has failed"}\n')
+                connection.sendall(f"{says}\n".encode())
                 assert connection.recv(100) == b"", "the worker has gone, though its child lives"
     os.close(held)
     os.close(hold)
@@ -184,25 +182,21 @@ def test_worker_ends_with_the_scheduler_or_when_another_has_failed(
 
 MEETING = """
 import sys, time
-from msrun.runtime.joining.meet import Lifeline
-from msrun.runtime.joining.network import listen_at
-from msrun.runtime.joining.registrar import Registrar
-from msrun.runtime.joining.meet import register
-from msrun.runtime.joining.registrar import Registry, Request
+from msrun.runtime.joining.meet import WORKER, Keeper, Lifeline, join
 from msrun.runtime.joining.spec import Meeting
 addresses, size = tuple(sys.argv[1].split(",")), int(sys.argv[2])
 meeting = Meeting(addresses, 8118, "MS_ROLE", "MS_SCHED_HOST", "the scheduler")
 """
 SCHEDULER = """
-registrar = Registrar(listen_at(meeting), Registry("MS_ROLE", size), "scheduler", 2)
-registrar.gather(600)
-registrar.answer(1)
-print(registrar.watch(), flush=True)
+keeper = Keeper(meeting, size, 0, "scheduler", 2)
+keeper.gather(600)
+keeper.answer()
+print(keeper.watch(), flush=True)
 """
-WORKER = """
-found = register(meeting, Request("MS_ROLE", size, -1, "test"), 600, 2)
-line = Lifeline(found.stream, meeting.place)
-print(found.seat.global_rank, found.own_address, found.keeper_address, flush=True)
+PARTNER = """
+found = join(meeting, size, WORKER, -1, "test", 600, 2)
+line = Lifeline(found.line, meeting.place)
+print(found.rank, found.own_address, found.store_place.rpartition(":")[0], flush=True)
 """
 
 
@@ -226,14 +220,14 @@ def net() -> Iterator[HostNet]:
 def test_cut_cable_is_noticed_on_both_sides(msrun: JobRunner, net: HostNet) -> None:
     words = (net.address(0), "1")
     scheduler = start_on(net, msrun, 0, SCHEDULER, *words)
-    worker = start_on(net, msrun, 1, WORKER + "time.sleep(600)", *words)
+    worker = start_on(net, msrun, 1, PARTNER + "time.sleep(600)", *words)
     assert worker.stdout is not None
     assert worker.stdout.readline() == f"0 {net.address(1)} {net.address(0)}\n"
     net.cut(1)
     told, _ = scheduler.communicate(timeout=DEADLINE_S)
     _, error = worker.communicate(timeout=DEADLINE_S)
     assert told == f"rank 0 (test, {net.address(1)})\n"
-    assert error == f"msrun: error: lost the scheduler at {net.address(0)}:8118\n"
+    assert error.endswith(f"msrun: error: lost the scheduler at {net.address(0)}:8118\n"), error
     assert worker.returncode == -signal.SIGTERM
 
 
@@ -241,7 +235,7 @@ def test_ranks_on_the_keepers_host_use_the_address_that_other_hosts_reach(msrun:
     """Of several addresses, of which the first leads others nowhere, as with the networks of mpirun's host."""
     words = (f"127.0.0.1,{net.address(0)}", "2")
     processes = [start_on(net, msrun, 0, SCHEDULER, *words)]
-    processes += [start_on(net, msrun, host, WORKER + "line.leave()", *words) for host in range(2)]
+    processes += [start_on(net, msrun, host, PARTNER + "line.leave()", *words) for host in range(2)]
     told = [process.communicate(timeout=DEADLINE_S) for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0], told
     own, keeper = told[1][0].split()[1:]

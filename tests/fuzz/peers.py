@@ -19,12 +19,11 @@ from msrun.cluster.handshake import Caller
 from msrun.cluster.hosts import Refused
 from msrun.cluster.messages import FrameBuffer, NotUnderstood, frame
 from msrun.cluster.proof import Seal, hello, new_nonce, read_hello
-from msrun.cluster.rendezvous import listen
 from msrun.cluster.tls.identity import open_identity
 from msrun.planning.record_json import encode_record
 from msrun.planning.tls_spec import parse_tls_config
-from msrun.runtime.joining.registrar import Registrar
-from msrun.runtime.joining.registrar import Registry as JoiningRegistry
+from msrun.runtime.joining.meet import Keeper
+from msrun.runtime.joining.spec import Meeting
 
 NONCE = "0" * 64
 
@@ -122,26 +121,26 @@ def handshakes(rng_of: Iterator[Random], folder: Path) -> Iterator[None]:
 
 def joiners(rng_of: Iterator[Random], _: Path) -> Iterator[None]:
     """Noise at the port of the runtime's own meeting (MS_SCHED_PORT)."""
-    listener = listen("127.0.0.1", 0)
-    port = listener.getsockname()[1]
-    registrar = Registrar(listener, JoiningRegistry("job", 1000), "scheduler", 30)
-    registrar._refusals_left = 0
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    keeper = Keeper(Meeting(("127.0.0.1",), port, "job", "MS_SCHED_HOST"), 1000, 0, "scheduler", 30)
+    keeper._notes.update({False: 1 << 20, True: 1 << 20})
     failed: list[BaseException] = []
     over = threading.Event()
 
     def gather() -> None:
         try:
             while not over.is_set():
-                registrar.gather(0.05)
+                keeper.gather(0.05)
         except BaseException as error:  # told below
             failed.append(error)
 
     thread = threading.Thread(target=gather)
     thread.start()
-    asked = {"key": "job", "world_size": 1000, "global_rank": -1, "name": "n", "protocol": 1}
+    words = [keeper._greeting.encode(), b"worker/0", b"worker/+1", b"refused x", b"left"]
     try:
         for rng in rng_of:
-            body = encode_any(rng, change_value(rng, asked))
+            body = b"\n".join(rng.choices(words, k=rng.randint(1, 4)))
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=10) as stream:
                 stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 stream.sendall(body + b"\n" + change_bytes(rng, body))
@@ -150,5 +149,5 @@ def joiners(rng_of: Iterator[Random], _: Path) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-        registrar.close()
+        keeper.close()
     assert not failed, failed

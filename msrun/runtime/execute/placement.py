@@ -76,13 +76,6 @@ class Placement:
         groups = len(self.holders) if self.stages else self.world_size // self.mesh.size
         return groups * self.mesh.size // math.prod(self.mesh.extent(axes) for axes in self.stored.split)
 
-    @property
-    def is_first_holder(self) -> bool:
-        """True on one of the ranks that hold the same part."""
-        own = self.mesh.first_rank // self.mesh.size
-        first = self.holders[0] if self.stages else 0
-        return own == first and self.mesh.index(self.rank, self.stored.copies(self.mesh)) == 0
-
     def check_world(self, what: str) -> None:
         """Refuse what needs the ranks of the world in which the parameter was placed.
 

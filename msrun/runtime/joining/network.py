@@ -1,13 +1,11 @@
-"""What a meeting talks over: sockets and interfaces, and messages of one JSON object in a line."""
+"""What a meeting listens on and talks over: sockets and interfaces."""
 
 from __future__ import annotations
 
 import errno
 import ipaddress
-import json
 import socket
 from collections.abc import MutableMapping
-from typing import Any
 
 from msrun.errors import WorldError
 from msrun.runtime.joining.spec import Meeting, join_place
@@ -109,67 +107,23 @@ def _cannot_listen(meeting: Meeting, error: OSError) -> WorldError:
     )
 
 
-MAX_BYTES = 64 * 1024
+def watch_for_silence(connection: socket.socket, seconds: int) -> None:
+    """Have a connection break when the other host is silent for so long: cut off, asleep or gone."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, max(1, seconds // 3)),
+        (socket.TCP_KEEPINTVL, max(1, seconds // 6)),
+        (socket.TCP_USER_TIMEOUT, seconds * 1000),  # counts for what the two above send, too
+    ):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-class LineStream:
-    """One end of a connection."""
+def address_of(pair: tuple[object, ...]) -> str:
+    """Return the numeric address of one end of a connection, without the zone of IPv6."""
+    return str(pair[0]).partition("%")[0]
 
-    def __init__(self, connection: socket.socket) -> None:
-        self.socket = connection
-        self._bytes = b""
 
-    def fileno(self) -> int:
-        """Return the descriptor, for a selector."""
-        return self.socket.fileno()
-
-    def send(self, message: dict[str, Any]) -> bool:
-        """Send a message; False when the other end has gone or does not read."""
-        try:
-            self.socket.sendall(json.dumps(message, separators=(",", ":")).encode() + b"\n")
-        except OSError:
-            return False
-        return True
-
-    def receive(self) -> list[dict[str, Any]] | None:
-        """Return the messages that have become complete; None at the end of the stream. Waits for bytes.
-
-        Raises:
-            ValueError: this is no message, or one that is too long.
-            TimeoutError: nothing has come within the time-out of the socket.
-        """
-        try:
-            data = self.socket.recv(1 << 16)
-        except OSError as error:
-            if isinstance(error, TimeoutError) and error.errno is None:
-                raise
-            data = b""  # with ETIMEDOUT the other host is silent, whatever the time-out of the socket
-        if not data:
-            return None
-        *lines, self._bytes = (self._bytes + data).split(b"\n")
-        if max(map(len, [*lines, self._bytes])) > MAX_BYTES:
-            raise ValueError(f"a message of more than {MAX_BYTES} bytes")
-        messages = []
-        for line in lines:
-            try:
-                message = json.loads(line)
-            except (ValueError, RecursionError):
-                raise ValueError("no message of JSON") from None
-            if not isinstance(message, dict):
-                raise ValueError(f"a JSON {type(message).__name__}, not an object")
-            messages.append(message)
-        return messages
-
-    def watch_for_silence(self, seconds: int) -> None:
-        """Have the connection break when the other host is silent for so long: cut off, asleep or gone."""
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in (
-            (socket.TCP_KEEPIDLE, max(1, seconds // 3)),
-            (socket.TCP_KEEPINTVL, max(1, seconds // 6)),
-            (socket.TCP_USER_TIMEOUT, seconds * 1000),  # counts for what the two above send, too
-        ):
-            self.socket.setsockopt(socket.IPPROTO_TCP, option, value)
-
-    def close(self) -> None:
-        """Close the connection."""
-        self.socket.close()
+def order_of(address: str) -> tuple[int, int]:
+    """Return what sorts numeric addresses by number: 10.0.0.9 before 10.0.0.10."""
+    parsed = ipaddress.ip_address(address)
+    return parsed.version, int(parsed)

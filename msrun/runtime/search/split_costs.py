@@ -49,11 +49,6 @@ def parts_of(form: Form, split: LabelSplit, mesh: Mesh) -> tuple[tuple[int, ...]
     return tuple(form.layout_of_input(index, split, mesh).numbers(mesh) for index in range(len(form.inputs)))
 
 
-def ranks_used(split: LabelSplit, mesh: Mesh) -> int:
-    """Return into how many parts a split cuts the work."""
-    return math.prod(mesh.extent(axes) for axes in split.values())
-
-
 def _labels(form: Form) -> list[str]:
     """Return the labels that may be cut at all, in order of appearance."""
     rows = (*form.inputs, form.output, *form.others)

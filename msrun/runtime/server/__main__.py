@@ -12,15 +12,15 @@ from msrun import contract
 from msrun.errors import MsrunError
 from msrun.runtime.joining.meet import (
     OWN_ADDRESS,
+    SERVER,
     Lifeline,
     describe_process,
     find_cluster,
+    join,
     joining_limit_s,
-    register,
     silence_limit_s,
     tell_server_places,
 )
-from msrun.runtime.joining.registrar import Request
 from msrun.runtime.server.meeting import publish
 from msrun.runtime.server.serving import Server, say
 
@@ -67,12 +67,11 @@ def _register() -> tuple[int, str, Lifeline]:
     found = find_cluster(environ, contract.ROLE_SERVER)
     assert found is not None, "the caller has this role"
     meeting, workers, _ = found
-    request = Request(meeting.key, workers, -1, describe_process(environ), role=contract.ROLE_SERVER)
     limit_s, silence_s = joining_limit_s(environ, JOIN_S), silence_limit_s(environ)
-    registration = register(meeting, request, limit_s, silence_s, environ.get(OWN_ADDRESS, ""))
-    lifeline = Lifeline(registration.stream, meeting.place)
-    tell_server_places(environ, registration)
-    return registration.seat.global_rank, registration.own_address, lifeline
+    source = environ.get(OWN_ADDRESS, "")
+    joined = join(meeting, workers, SERVER, -1, describe_process(environ), limit_s, silence_s, source)
+    tell_server_places(environ, joined)
+    return joined.rank, joined.own_address, Lifeline(joined.line, meeting.place)
 
 
 if __name__ == "__main__":

@@ -186,11 +186,6 @@ class FrameReader:
         self.wanted = memoryview(self._buffer.numpy())  # type: ignore[arg-type]
         """Where the next bytes go; never empty."""
 
-    @property
-    def is_between(self) -> bool:
-        """Whether no message is begun."""
-        return self._header_bytes is None and self.wanted.nbytes == PREFIX.size
-
     def advance(self, count: int) -> Message | None:
         """Note that `count` bytes of `wanted` were filled; returns a message when it is complete.
 

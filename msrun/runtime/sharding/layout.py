@@ -34,11 +34,6 @@ class Box:
         """Where it is in the whole tensor."""
         return tuple(slice(begin, begin + size) for begin, size in zip(self.offsets, self.sizes, strict=True))
 
-    def slices_in(self, other: Box) -> tuple[slice, ...]:
-        """Return where it is in a box around it."""
-        begins = (begin - first for begin, first in zip(self.offsets, other.offsets, strict=True))
-        return tuple(slice(begin, begin + size) for begin, size in zip(begins, self.sizes, strict=True))
-
     def intersect(self, other: Box) -> Box | None:
         """Return what both have; None when that is nothing."""
         both = list(zip(self.offsets, self.sizes, other.offsets, other.sizes, strict=True))

@@ -218,7 +218,5 @@ def test_copies_count_the_stages_that_hold_a_weight() -> None:
     in_stages = Mesh((2,), 2)
     tied = Placement("w", (4,), TensorLayout(((),)), (), "test", in_stages, 2, 4, (0, 1), (0, 1))
     assert tied.copies == 4
-    assert not tied.is_first_holder
     alone = Placement("w", (4,), TensorLayout(((0,),)), (), "test", in_stages, 2, 4, (1,), (1,))
     assert alone.copies == 1
-    assert alone.is_first_holder

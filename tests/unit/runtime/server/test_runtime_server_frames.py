@@ -35,7 +35,7 @@ def read(data: bytes, cuts: list[int]) -> list[Message]:
         message = reader.advance(count)
         data, number = data[count:], number + 1
         found += [message] if message is not None else []
-    assert reader.is_between
+    assert reader._header_bytes is None and reader.wanted.nbytes == PREFIX.size, "no message is begun"
     return found
 
 

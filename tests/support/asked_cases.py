@@ -71,6 +71,22 @@ class CaseTable:
         return set(self.keys) if item.get_closest_marker("slow") else self.fast
 
 
+def slow_but(fast: Collection[str], rows: Iterable[Any], key: Callable[..., str] | None = None) -> list[Any]:
+    """Return parameters; slow are those whose key is not in `fast`. Tuples hold the values of several names.
+
+    Args:
+        key: makes the key, which is the test's id as well, of the values; by default they are joined by "/".
+    """
+    found, left = [], set(fast)
+    for row in rows:
+        values = row if type(row) is tuple else (row,)
+        name = key(*values) if key else "/".join(str(getattr(value, "name", value)) for value in values)
+        found.append(pytest.param(*values, marks=() if name in fast else pytest.mark.slow, id=name.replace("/", "-")))
+        left.discard(name)
+    assert not left, f"no such cases: {sorted(left)}"
+    return found
+
+
 def one_fast(first: Any, *others: Any) -> list[Any]:
     """Return parameters of which all but the first are slow; tuples hold the values of several names."""
     return [

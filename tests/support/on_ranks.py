@@ -48,7 +48,8 @@ def on_ranks(
     """Return the decorator of a test that runs on ranks; it may have an argument `ranks`.
 
     Args:
-        sizes: how many, one after the other; parameters of pytest may have marks.
+        sizes: how many, one after the other; parameters of pytest may have marks. Without, the test has an indirect
+            parameter `ranks`.
         dtype: torch's default type during the test.
         env: more variables of the ranks, before they join their world.
     """
@@ -56,7 +57,7 @@ def on_ranks(
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         mark = getattr(pytest.mark, MARK)(tuple(sorted((env or {}).items())), dtype)
         test = pytest.mark.usefixtures("ranks")(mark(test))
-        return pytest.mark.parametrize("ranks", sizes, indirect=True)(test)
+        return pytest.mark.parametrize("ranks", sizes, indirect=True)(test) if sizes else test
 
     return decorate
 

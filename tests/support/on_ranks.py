@@ -17,8 +17,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import functools
 import gc
 import importlib
+import json
 import os
 import re
 import shutil
@@ -88,6 +90,23 @@ class Ranks:
         found = [make() if self.rank == 0 else None]
         dist.broadcast_object_list(found, 0)
         return found[0]  # type: ignore[return-value]
+
+
+def on_all_ranks(cases: Mapping[str, Callable[[], T]]) -> Callable[[str], list[T]]:
+    """Return a function that runs a case, once however many tests ask, and gives what each rank has found.
+
+    What they find is as JSON has it: a tuple is a list.
+    """
+
+    @functools.cache
+    def outcomes(case: str) -> list[T]:
+        import torch.distributed as dist
+
+        found: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, cases[case]())
+        return json.loads(json.dumps(found))  # type: ignore[no-any-return]
+
+    return outcomes
 
 
 @dataclass

@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from local_parts import local
 from mode_networks import batches, make_network, mine, momentum, step_function
+from on_ranks import on_all_ranks, on_ranks
 from torch import Tensor, nn
 
 from msrun.runtime import (
@@ -290,7 +292,8 @@ def own_autocast_region() -> Result:
     return {"losses": [float(loss.detach())], "right": [float(expected.detach())], "notes": list(step.plan.notes)}
 
 
-def cases(ranks: int) -> dict[str, Callable[[], Result]]:
+def cases() -> dict[str, Callable[[], Result]]:
+    ranks = 4
     columns = {"layer1": ((1, 1), (ranks, 1), (ranks,))}
     both = {**columns, "layer2": ((1, ranks), (1, ranks))}
 
@@ -348,3 +351,117 @@ def cases(ranks: int) -> dict[str, Callable[[], Result]]:
         )
     found["sum/fsdp-module-True"] = lambda: sum_of_short_gradients("fsdp", "module", is_wide=True)
     return found
+
+
+CASES = cases()
+outcomes = on_all_ranks(CASES)
+on_four = on_ranks(4)
+pytestmark = pytest.mark.slow
+
+
+def names(prefix: str) -> list[str]:
+    return [name for name in CASES if name.startswith(prefix)]
+
+
+@on_four
+@pytest.mark.parametrize("case", [*names("mixed/"), *names("scaled/")])
+def test_mixed_precision_trains_as_one_process_under_autocast_with_weights_in_float32(case: str) -> None:
+    for rank in outcomes(case):
+        assert rank["losses"] == pytest.approx(rank["right"], rel=1e-3)
+        assert rank["losses"] != pytest.approx(rank["float32"], rel=1e-6), "nothing was computed in 16 bits"
+        assert set(rank["weights"]) == {"torch.float32"}
+        assert set(rank["types"]) <= {"torch.float32"}
+
+
+@on_four
+@pytest.mark.parametrize("case", names("faint/"))
+def test_gradients_of_micro_batches_too_small_for_float16_survive_with_a_loss_scale(case: str) -> None:
+    for rank in outcomes(case):
+        assert len(rank["differences"]) >= 2
+        assert max(rank["differences"]) < 1e-2
+
+
+@on_four
+def test_columns_computed_in_16_bits_are_bit_by_bit_those_of_autocast() -> None:
+    for rank in outcomes("mixed/columns"):
+        assert rank["losses"][0] == pytest.approx(rank["right"][0], rel=1e-7)
+        assert abs(rank["losses"][0] - rank["float32"][0]) > 1e-5
+
+
+@on_four
+def test_weights_are_gathered_in_16_bits_and_gradients_summed_in_32() -> None:
+    elements = 32 * 24
+    moved = outcomes("mixed/hsdp-module")[0]["moved"]
+    assert moved["all_gather"] == elements // 4 * 2
+    assert moved["reduce_scatter"] == elements * 4
+
+
+@on_four
+@pytest.mark.parametrize("case", names("scaled/data-parallel"))
+def test_looking_for_overflows_costs_one_number(case: str) -> None:
+    scaled, plain = outcomes(case)[0]["moved"], outcomes(case.replace("scaled", "mixed"))[0]["moved"]
+    assert scaled["all_reduce"] - plain["all_reduce"] == 4
+
+
+@on_four
+def test_network_that_says_autocast_itself_is_captured_with_its_casts() -> None:
+    for rank in outcomes("region"):
+        assert rank["losses"] == pytest.approx(rank["right"], rel=1e-6)
+        assert rank["notes"] == []
+
+
+@on_four
+@pytest.mark.parametrize("case", [n for n in names("overflow/") if n != "overflow/stand-alone"])
+def test_gradients_that_overflow_on_one_rank_are_skipped_by_all(case: str) -> None:
+    bad = BAD_STEP
+    for rank in outcomes(case):
+        assert rank["changed"] == [step != bad for step in range(STEPS)]
+        assert rank["scales"] == [2.0**16] * bad + [2.0**15] * (STEPS - bad)
+        assert rank["losses_after"] == pytest.approx(rank["right_after"], rel=1e-3)
+        assert rank["is_finite"]
+
+
+@on_four
+def test_overflow_that_only_one_rank_can_see_is_skipped_by_all() -> None:
+    bad = BAD_STEP
+    ranks = outcomes("seen-by-one")
+    assert [rank["sees"][bad] for rank in ranks] == [True, False, False, False]
+    for rank in ranks:
+        assert rank["changed"] == [step != bad for step in range(1, STEPS)]
+        assert rank["scales"] == [2.0**16] * bad + [2.0**15] * (STEPS - bad)
+
+
+@on_four
+def test_stand_alone_ranks_skip_their_own_overflows_only() -> None:
+    bad = BAD_STEP
+    for number, rank in enumerate(outcomes("overflow/stand-alone")):
+        assert rank["changed"][bad] is (number != 1)
+        assert rank["scales"][-1] == (2.0**15 if number == 1 else 2.0**16)
+
+
+@on_four
+def test_model_trains_with_a_dynamic_loss_scale() -> None:
+    for rank in outcomes("model"):
+        assert rank["scale"] == 2.0**16
+        assert rank["loss"] < rank["before"] - 0.1
+
+
+@on_four
+def test_float16_without_a_scale_is_said_aloud() -> None:
+    notes = outcomes("mixed/float16-unscaled")[0]["notes"]
+    assert any('give mixed_precision(loss_scale="dynamic")' in note for note in notes)
+
+
+@on_four
+@pytest.mark.parametrize(
+    "case", ["semi_auto-module", "semi_auto-step", "data_parallel-module", "data_parallel-step", "fsdp-module"]
+)
+def test_short_gradients_are_added_up_in_float32_unless_switched_off(case: str) -> None:
+    share = 1.0 if case.startswith("semi_auto") else 0.25  # a sum of the network's own, or the mean of the ranks
+    for rank in outcomes(f"sum/{case}-True"):
+        assert rank["gradient"] == [258.0 * share] * 4
+        assert rank["dtype"] == "torch.bfloat16"
+        assert rank["summed"] == ["torch.float32"] or case == "fsdp-module"  # each rank adds up its part alone
+    if case != "fsdp-module":
+        for rank in outcomes(f"sum/{case}-False"):
+            assert rank["summed"] == ["torch.bfloat16"]

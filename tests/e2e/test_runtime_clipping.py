@@ -6,10 +6,12 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from local_parts import local
-from mode_networks import batches, make_network, mine, momentum, train, weight_difference
+from local_parts import local, weight_difference
+from mode_networks import batches, make_network, mine, momentum, train
+from on_ranks import on_all_ranks, on_ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -184,7 +186,8 @@ def changed_gradients() -> Result:
     return found
 
 
-def cases(ranks: int) -> dict[str, Callable[[], Result]]:
+def cases() -> dict[str, Callable[[], Result]]:
+    ranks = 4
     columns = {"layer1": ((1, 1), (ranks, 1), (ranks,)), "layer2": ((1, ranks), (1, ranks))}
     found: dict[str, Callable[[], Result]] = {"clip/changed": changed_gradients}
     for norm in NORMS:
@@ -201,3 +204,43 @@ def cases(ranks: int) -> dict[str, Callable[[], Result]]:
         found[f"clip/{name}-step"] = lambda build=build: clipped(build, 2.0, form="step")
     found["clip/fsdp-inf"] = lambda: clipped(fsdp, float("inf"))
     return found
+
+
+EXACT = 1e-10
+CASES = cases()
+outcomes = on_all_ranks(CASES)
+on_four = on_ranks(4)
+pytestmark = pytest.mark.slow
+
+
+def names(prefix: str) -> list[str]:
+    return [name for name in CASES if name.startswith(prefix)]
+
+
+@on_four
+@pytest.mark.parametrize("case", [name for name in names("clip/") if name != "clip/changed"])
+def test_clipped_training_is_that_of_torchs_clipping_in_one_process(case: str) -> None:
+    is_whole = case.startswith(("clip/semi-auto", "clip/data-parallel"))
+    for rank in outcomes(case):
+        assert rank["losses"] == pytest.approx(rank["right"], rel=EXACT, abs=0)
+        assert rank["difference"] <= EXACT
+        assert rank["losses"][0] != rank["losses"][-1]
+        assert rank["norms"] == pytest.approx(rank["right_norms"], rel=EXACT)
+        assert min(rank["norms"]) > MAX_NORM
+        assert rank["moved"] == [0 if is_whole else 1] * STEPS
+
+
+@on_four
+@pytest.mark.parametrize("case", names("mixture/"))
+def test_one_list_may_mix_meshes_marked_parts_and_whole_parameters(case: str) -> None:
+    for rank in outcomes(case):
+        assert rank["norm"] == pytest.approx(rank["right_norm"], rel=EXACT)
+        assert rank["difference"] <= EXACT
+        assert rank["moved"] == 1
+
+
+@on_four
+def test_changed_gradients_need_their_weights() -> None:
+    for rank in outcomes("clip/changed"):
+        assert "is not one that value_and_grad returned, so its layout is not known: give weights=" in rank["text"]
+        assert rank["difference"] == 0.0

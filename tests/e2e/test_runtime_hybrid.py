@@ -6,10 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from local_parts import local
 from mode_networks import STEPS
+from on_ranks import on_all_ranks, on_ranks
 from torch import Tensor, nn
 
 from msrun.errors import StrategyError
@@ -287,17 +289,83 @@ def in_two_groups() -> Result:
         destroy_group("odd")
 
 
-def cases(ranks: int) -> dict[str, Callable[[], Result]]:
-    found: dict[str, Callable[[], Result]] = {
-        "hybrid/module": lambda: hybrid("module"),
-        "hybrid/step": lambda: hybrid("step"),
-        "hybrid/semi-auto": semi_auto,
-    }
-    if ranks == 4:
-        found["hybrid/mindspore"] = sums_leave_marked_gradients_alone
-        found["hybrid/refusals"] = refusals
-        found["hybrid/resumed"] = resumed
-        found["operators/groups"] = in_two_groups
-        for name, case in operators(None, list(range(4))).items():
-            found[f"operators/{name}"] = case
-    return found
+CASES: dict[str, Callable[[], Result]] = {
+    "hybrid/module": lambda: hybrid("module"),
+    "hybrid/step": lambda: hybrid("step"),
+    "hybrid/semi-auto": semi_auto,
+    "hybrid/mindspore": sums_leave_marked_gradients_alone,
+    "hybrid/refusals": refusals,
+    "hybrid/resumed": resumed,
+    "operators/groups": in_two_groups,
+    **{f"operators/{name}": case for name, case in operators(None, list(range(4))).items()},
+}
+outcomes = on_all_ranks(CASES)
+EXACT = 1e-10
+on_four = on_ranks(4)
+
+
+# -- hybrid parallel ----------------------------------------------------------------------------------------------
+
+
+@on_ranks(4, pytest.param(8, marks=pytest.mark.slow))
+@pytest.mark.parametrize("case", ["hybrid/module", "hybrid/step", "hybrid/semi-auto"])
+def test_hand_cut_network_of_the_document_equals_its_semi_auto_twin_and_one_process(case: str) -> None:
+    for rank in outcomes(case):
+        assert rank["losses"] == pytest.approx(rank["right"], rel=EXACT, abs=0)
+        assert rank["difference"] <= EXACT
+        assert rank["losses"][0] != rank["losses"][-1]
+
+
+@on_four
+def test_plan_names_parameters_that_are_a_ranks_own() -> None:
+    assert outcomes("hybrid/module")[0]["reasons"] == {"weight": "this rank's own part", "scale": "hsdp is off"}
+
+
+@on_four
+def test_mindspores_sums_leave_marked_gradients_as_the_operators_give_them() -> None:
+    for rank in outcomes("hybrid/mindspore"):
+        assert rank["mean"] == pytest.approx([4.0, 1.0])
+        assert rank["sum"] == pytest.approx([4.0, 4.0])
+
+
+@on_four
+def test_marked_parameters_are_refused_where_they_would_be_reduced_or_cut() -> None:
+    for rank in outcomes("hybrid/refusals"):
+        for mode in ("data_parallel", "semi_auto"):
+            assert "parameter weight is marked layerwise_parallel" in rank[mode]
+            assert 'use parallel_mode="hybrid_parallel"' in rank[mode]
+
+
+@on_four
+def test_hand_cut_network_is_saved_by_every_rank_and_goes_on() -> None:
+    for rank in outcomes("hybrid/resumed"):
+        for form in ("shared", "apart"):
+            right, resumed = rank[form]["losses"]
+            assert resumed == right
+            assert rank[form]["is_same"]
+            assert rank[form]["files"] == ["a"]
+            assert rank[form]["shape"] == [512, 128 // 4]
+
+
+MOVES = {
+    "all-reduce": ["all_reduce"],
+    "all-reduce-max": ["all_reduce"],
+    "all-reduce-min": ["all_reduce"],
+    "all-gather": ["all_gather", "reduce_scatter"],
+    "all-gather-last": ["all_gather", "reduce_scatter"],
+    "reduce-scatter": ["all_gather", "reduce_scatter"],
+    "reduce-scatter-last": ["all_gather", "reduce_scatter"],
+    "broadcast": ["all_reduce", "broadcast"],
+    "all-to-all": ["all_to_all"],
+    "all-to-all-across": ["all_to_all"],
+}
+
+
+@on_four
+@pytest.mark.parametrize("name", MOVES)
+def test_communication_operator_has_the_result_and_the_gradient_of_the_sum_of_losses(name: str) -> None:
+    in_groups = [rank[name] for rank in outcomes("operators/groups")]
+    for rank in [*outcomes(f"operators/{name}"), *in_groups]:
+        assert rank["difference"] <= EXACT
+        assert rank["of_gradient"] <= EXACT
+        assert rank["moved"] == MOVES[name]

@@ -155,6 +155,17 @@ class RankServer:
 _server = pytest.StashKey[RankServer]()
 
 
+class Hooks:
+    """What this plugin asks others."""
+
+    def pytest_on_rank(self, item: pytest.Function) -> None:
+        """Called on every rank before it runs a test."""
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    pluginmanager.add_hookspecs(Hooks)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"{MARK}(env, dtype): every rank of a world runs the test, see on_ranks.py")
 
@@ -326,6 +337,7 @@ def _report_of(item: pytest.Function, values: dict[str, Any]) -> Report:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            item.ihook.pytest_on_rank(item=item)
             item.obj(**{name: values[name] for name in item._fixtureinfo.argnames})
     except pytest.skip.Exception as skipped:
         return Report("skipped", str(skipped))

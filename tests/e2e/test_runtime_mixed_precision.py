@@ -257,7 +257,8 @@ def faint_gradients(wrap: Callable[[nn.Module], nn.Module], mode: str, **setting
         (loss * 3).backward()
     x.requires_grad_()
     (right(x) * 3).backward()
-    gradients = [local(parameter.grad) for parameter in step.parameters() if parameter.grad is not None]
+    held = [local(parameter.grad) for parameter in step.parameters() if parameter.grad is not None]
+    gradients = [gradient for gradient in held if gradient.numel()]
     wanted = [p.grad for p in right.parameters()]
     if "pipeline" in settings:  # this rank's stage
         wanted = wanted[:2] if get_rank() < 2 else wanted[2:]

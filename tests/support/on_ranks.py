@@ -241,6 +241,7 @@ def _prepare() -> None:
     torch.set_num_threads(1)
     for name in WORKER_IMPORTS:
         importlib.import_module(name)
+    gc.freeze()  # no rank looks for garbage among what all have
 
 
 class Pool:

@@ -704,7 +704,7 @@ def test_the_first_step_finds_what_is_wrong_before_anything_is_trained(case: str
 
 
 SAID_OF_OWN_ROWS = {
-    "sum": 'the loss is a sum over rows (reduction="sum")',
+    "sum": "take the mean over the rows, or have gradients summed (gradients_mean=False)",
     "ignored": "masked, padded or ignored count unevenly",
     "empty": "none of its rows or labels is valid",
     "uneven": "the ranks have different numbers of rows",

@@ -35,6 +35,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Collecting eleven thousand tests makes a million objects that stay, and no garbage worth to look for.
 gc.disable()
 
+pytest_plugins = ["on_ranks"]
 UNIT = Path(__file__).parent / "unit"
 WORKERS = Path(__file__).parent / "workers"
 GOLDEN = Path(__file__).parent / "golden"

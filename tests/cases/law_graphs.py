@@ -1,20 +1,14 @@
-"""Which cases the strategy laws run in a world, and their graphs.
-
-A graph depends on no rank. Imported with LAW_GRAPHS=RANKS set, as the fork server does before there are ranks, this
-module captures all graphs of that world at once, and every rank has them; otherwise each rank captures its own.
-"""
+"""Which cases the strategy laws run in a world, and their graphs."""
 
 from __future__ import annotations
 
 import functools
 import importlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from only_cases import is_asked
 from operator_cases import OperatorNetwork
 
 from msrun.runtime.capture.capture import capture
@@ -63,11 +57,3 @@ def graph_of(case: Any, dtype: torch.dtype) -> CapturedGraph:
     given = [value for index, value in enumerate(values) if index not in case.parameters]
     shapes = [tuple(value.shape) for value in given]
     return capture(find_target(OperatorNetwork(case, values)), given, {}, input_shapes=shapes, parameter_shapes={})
-
-
-if asked := os.environ.get("LAW_GRAPHS"):
-    # fx's interpreter makes a progress bar, whose thread would keep the fork server from forking.
-    torch.hub.tqdm.monitor_interval = 0
-    for key, each, _, dtypes in runs_of(int(asked)):
-        for each_dtype in dtypes if is_asked(key) else ():
-            graph_of(each, each_dtype)

@@ -1,10 +1,41 @@
-"""This rank's part of a parameter, a gradient or a state, however it is cut."""
+"""This rank's part of a parameter, a gradient or a state, and how far it is from one process' whole."""
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from msrun.runtime import get_rank
+from msrun.runtime.execute.placement import find_placement
 
 
 def local(tensor: Tensor) -> Tensor:
     """Return what this rank holds as an ordinary tensor."""
     return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
+
+
+def part_of(whole: Tensor, parameter: Tensor) -> Tensor:
+    """Return what this rank should hold of the whole value of a parameter."""
+    placed = find_placement(parameter)
+    if placed is None:
+        return whole.detach()
+    shape, layout, mesh = placed
+    return whole.detach()[layout.slices(mesh, shape, get_rank())]
+
+
+def difference(mine: Tensor, right: Tensor, parameter: Tensor | None = None) -> float:
+    """Return the largest difference relative to the largest value, of this rank's part or of a whole DTensor.
+
+    Args:
+        parameter: whose gradient `mine` is.
+    """
+    found = mine.detach().full_tensor() if isinstance(mine, DTensor) else local(mine)
+    part = part_of(right, mine if parameter is None else parameter)
+    assert found.shape == part.shape, (found.shape, part.shape)
+    return float((found - part).abs().max() / right.detach().abs().max()) if found.numel() else 0.0
+
+
+def weight_difference(network: nn.Module, right: nn.Module) -> float:
+    """Return the largest difference of all weights."""
+    pairs = zip(network.parameters(), right.parameters(), strict=True)
+    return max(difference(one, other) for one, other in pairs)

@@ -1,4 +1,4 @@
-"""What the cases of tests/workers/runtime/modes.py share: one network, its batches, one process as the oracle."""
+"""What tests of the modes share: one network, its batches, one process as the oracle."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from local_parts import local
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from msrun.runtime import get_group_size, get_rank, optim, value_and_grad
-from msrun.runtime.execute.placement import find_placement
 
 BATCH = 16
 STEPS = 20
@@ -97,27 +94,3 @@ def step_function(network: nn.Module, optimizer: optim.Momentum) -> Callable[...
         return loss
 
     return step
-
-
-def whole_slices(parameter: Tensor) -> tuple[slice, ...]:
-    """Return where this rank's part of a parameter stands in the whole."""
-    placed = find_placement(parameter)
-    if placed is None:
-        return ()
-    shape, layout, mesh = placed
-    return tuple(layout.slices(mesh, shape, get_rank()))
-
-
-def difference(mine_: Tensor, right: Tensor) -> float:
-    """Return the largest difference relative to the largest value, of this rank's part or of a whole DTensor."""
-    right = right.detach()
-    found = mine_.detach().full_tensor() if isinstance(mine_, DTensor) else local(mine_)
-    part = right[whole_slices(mine_)]
-    assert found.shape == part.shape, (found.shape, part.shape)
-    return float((found - part).abs().max() / right.abs().max())
-
-
-def weight_difference(network: nn.Module, right: nn.Module) -> float:
-    """Return the largest difference of all weights."""
-    pairs = zip(network.parameters(), right.parameters(), strict=True)
-    return max(difference(one, other) for one, other in pairs)

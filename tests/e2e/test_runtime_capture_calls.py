@@ -2,40 +2,90 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
+import dataclasses
+from collections.abc import Callable
 
 import pytest
-from job_runner import JobRunner
+import torch
+import torch.nn.functional as F  # noqa: N812  # noqa: N812
+from on_ranks import Ranks, on_ranks
+from torch import Tensor, nn
 
-DEADLINE_S = 100.0
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(DEADLINE_S + 10)]
+from msrun.errors import CaptureError
+from msrun.runtime import AutoParallel, WithLoss
 
-
-@pytest.fixture(scope="module")
-def ranks(msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("capture-calls")
-    script, result = workers / "runtime" / "capture_calls.py", folder / "result.json"
-    msrun_of_module.run_world(2, script, result, cwd=folder, deadline_s=DEADLINE_S)
-    return list(json.loads(result.read_text()))
+two_ranks = on_ranks(2, dtype="float64")
+pytestmark = pytest.mark.slow
 
 
+@dataclasses.dataclass
+class Batch:
+    x: Tensor
+    y: Tensor
+    name: str = "train"
+    is_done: bool = dataclasses.field(init=False, default=True)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[1] != 8:
+            raise ValueError(f"{x.shape[1]} columns")
+        return self.layer(x)
+
+
+class OfBatch(Net):
+    def forward(self, batch: Batch) -> Tensor:
+        return F.mse_loss(self.layer(batch.x), batch.y)
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(4, 8, generator=generator), torch.randn(4, 4, generator=generator)
+
+
+def with_loss(net: nn.Module) -> nn.Module:
+    return WithLoss(net, F.mse_loss)
+
+
+def of_a_dataclass(net: Net, mode: str) -> Callable[..., Tensor]:
+    step = AutoParallel(net, mode)  # type: ignore[arg-type]
+    return lambda *given: step(Batch(*given))
+
+
+CALLS: dict[str, tuple[Callable[[], Net], Callable[[Net, str], Callable[..., Tensor]]]] = {
+    "compiled": (Net, lambda net, mode: torch.compile(AutoParallel(with_loss(net), mode), backend="eager")),
+    "of compiled": (Net, lambda net, mode: AutoParallel(torch.compile(with_loss(net), backend="eager"), mode)),
+    "of a dataclass": (OfBatch, of_a_dataclass),
+}
+
+
+@two_ranks
 @pytest.mark.parametrize("mode", ["semi_auto", "data_parallel"])
-@pytest.mark.parametrize("case", ["compiled", "of_compiled", "of_dataclass"])
-def test_gradients_are_those_of_one_process(ranks: list[dict[str, Any]], case: str, mode: str) -> None:
-    for rank in ranks:
-        assert rank[f"{case} {mode}"] < 1e-12
+@pytest.mark.parametrize("call", CALLS)
+def test_gradients_are_those_of_one_process(ranks: Ranks, call: str, mode: str) -> None:
+    make, wrap = CALLS[call]
+    net, right, (x, y) = make(), Net(), batch()
+    step = wrap(net, mode)
+    for _ in range(3):
+        step(ranks.part(x), ranks.part(y)).backward()
+        F.mse_loss(right(x), y).backward()
+    torch.testing.assert_close(net.layer.weight.grad, right.layer.weight.grad, rtol=0, atol=1e-12)
 
 
-def test_exception_of_the_network_keeps_its_type_on_every_rank(ranks: list[dict[str, Any]]) -> None:
-    for rank in ranks:
-        assert rank["wrong columns"] == "ValueError: 5 columns"
+@two_ranks
+def test_exception_of_the_network_keeps_its_type_on_every_rank() -> None:
+    with pytest.raises(ValueError, match=r"^5 columns"):
+        AutoParallel(Net())(batch()[0][:, :5])
 
 
-def test_batches_of_other_lengths_are_told_with_both_shapes_and_what_to_do(ranks: list[dict[str, Any]]) -> None:
-    for rank in ranks:
-        assert rank["other lengths"] == (
-            "CaptureError: rank 1 got a batch of 4x8, rank 0 a batch of 3x8, so that their networks are not the same: "
-            "give every rank batches of one shape (pad to one length, drop the last, smaller one)"
-        )
+@two_ranks
+def test_batches_of_other_lengths_are_told_with_both_shapes_and_what_to_do(ranks: Ranks) -> None:
+    with pytest.raises(CaptureError) as error:
+        AutoParallel(Net())(torch.ones(3 + ranks.rank, 8))
+    assert "rank 1 got a batch of 4x8, rank 0 a batch of 3x8" in str(error.value)
+    assert "give every rank batches of one shape (pad to one length, drop the last, smaller one)" in str(error.value)

@@ -1,33 +1,998 @@
-"""torch's own habits on cut parameters: the numbers of one process, or one line that says what to use instead.
-
-The cases stand in tests/cases/cut_parameters.py; one job of two ranks runs them all.
-"""
+"""torch's own habits on cut parameters: the numbers of one process, or one line that says what to use instead."""
 
 from __future__ import annotations
 
+import copy
+import gc
+import io
+import itertools
+import warnings
+import weakref
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from tempfile import gettempdir
+from typing import Any
 
-import cut_parameters
 import pytest
-from asked_cases import CaseTable
-from case_job import Outcomes, errors_of, run_cases
-from job_runner import JobRunner
+import torch
+import torch.nn.functional as F  # noqa: N812
+from local_parts import local
+from on_ranks import on_ranks
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-DEADLINE_S = 240.0
-CASES = list(cut_parameters.cases(2))
-TABLE = CaseTable(CASES, fast=["torchs_clipping_is_global"], key=lambda case: case)
+from msrun.errors import ParallelError, StrategyError
+from msrun.runtime import (
+    AutoParallel,
+    GradAccumulation,
+    Pipeline,
+    WithLoss,
+    clip_grad_norm_,
+    get_rank,
+    load_checkpoint,
+    no_init_parameters,
+    optim,
+    save_checkpoint,
+    shard,
+    value_and_grad,
+    whole_parameters,
+)
 
-pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
+STEPS = 2
+ELEMENTWISE: dict[str, list[dict[str, Any]]] = {
+    "SGD": [{}, {"momentum": 0.9, "nesterov": True, "foreach": True, "weight_decay": 0.1}, {"fused": True}],
+    "Adam": [
+        {"amsgrad": True, "foreach": True},
+        {"fused": True, "amsgrad": True},
+        {"capturable": False, "maximize": True},
+    ],
+    "AdamW": [{}],
+    "Adamax": [{}, {"foreach": True}],
+    "NAdam": [{}],
+    "RAdam": [{}],
+    "RMSprop": [{"centered": True, "momentum": 0.9}],
+    "Rprop": [{}, {"foreach": True}],
+    "ASGD": [{}],
+    "Adagrad": [{}, {"foreach": True}],
+    "Adadelta": [{}],
+}
+on_two = on_ranks(2)
 
 
-@pytest.fixture(scope="module")
-def outcomes(
-    request: pytest.FixtureRequest, msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Outcomes:
-    folder = tmp_path_factory.mktemp("cut-parameters")
-    return run_cases(msrun_of_module, request, workers, folder, "cut_parameters", TABLE, DEADLINE_S)
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.norm, self.b = nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 8)
+        self.register_buffer("seen", torch.zeros(3))
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.norm(self.a(x)).tanh())
 
 
-@TABLE.parametrize("case", [(case,) for case in CASES])
-def test_cut_parameters(outcomes: Outcomes, case: str) -> None:
-    assert errors_of(outcomes, case) == []
+class Tied(nn.Module):
+    """The weight of the first layer is that of the last one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.middle, self.b = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.b.weight = self.a.weight
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.middle(self.a(x).tanh()))
+
+
+def batch(seed: int = 1) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(4, 8, generator=generator, dtype=torch.float64) for _ in range(2))  # type: ignore[return-value]
+
+
+def hsdp(network: nn.Module) -> AutoParallel:
+    return AutoParallel(WithLoss(network, F.mse_loss)).dataset_strategy("full_batch").hsdp(threshold=0)
+
+
+def columns(network: nn.Module) -> AutoParallel:
+    shard(network.a, ((1, 1), (2, 1), (2,)))
+    return AutoParallel(WithLoss(network, F.mse_loss)).dataset_strategy("full_batch")
+
+
+def stages(network: nn.Module) -> AutoParallel:
+    config = {"a": 0, "middle": 1, "b": 1} if isinstance(network, Tied) else {"a": 0, "norm": 0, "b": 1}
+    call = Pipeline(WithLoss(network, F.mse_loss), 2, stage_config=config)
+    return AutoParallel(call).dataset_strategy("full_batch").pipeline(2)
+
+
+def pair(
+    build: Callable[[nn.Module], AutoParallel] = hsdp, make: type[nn.Module] = Net
+) -> tuple[AutoParallel, Any, Any]:
+    """Return the AutoParallel of a network, that network, and the same one for this process alone."""
+    network, right = make(), make()
+    return build(network), network, right
+
+
+def backward(step: AutoParallel, right: nn.Module, seed: int = 1) -> None:
+    x, y = batch(seed)
+    loss, expected = step(x, y), F.mse_loss(right(x), y)
+    loss.backward()
+    expected.backward()
+    assert_close(loss.detach(), expected.detach())
+
+
+def train(
+    step: AutoParallel, right: nn.Module, ours: Any, theirs: Any, between: Callable[[Any], Any] | None = None
+) -> None:
+    """Take the same steps on both sides and compare the weights."""
+    for seed in range(STEPS):
+        backward(step, right, seed)
+        for network, optimizer in ((step, ours), (right, theirs)):
+            if between is not None:
+                between(network)
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_state(step.state_dict(), right.state_dict())
+
+
+def assert_close(one: Any, other: Any) -> None:
+    torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+
+
+def assert_state(mine: Any, right: Any) -> None:
+    assert list(mine) == list(right)
+    for name, value in right.items():
+        assert type(mine[name]) is Tensor, name
+        assert_close(mine[name], value.detach())
+
+
+def refused(call: Callable[[], Any], *words: str, kind: type[Exception] = ParallelError) -> None:
+    try:
+        found = call()
+    except kind as error:
+        assert "\n" not in str(error)
+        for word in words:
+            assert word in str(error), str(error)
+        return
+    raise AssertionError(f"not refused: {found}")
+
+
+# -- norms ----------------------------------------------------------------------------------------------------------
+
+
+@on_two
+def test_torchs_clipping_is_global() -> None:
+    for build, norm_type, foreach in itertools.product((hsdp, columns), (2.0, 1.0, 3.0, float("inf")), (None, False)):
+        step, _, right = pair(build)
+        backward(step, right)
+        limit, how = 0.05, {"norm_type": norm_type, "foreach": foreach}
+        found = nn.utils.clip_grad_norm_(step.parameters(), limit, **how)  # type: ignore[arg-type]
+        assert_close(found, nn.utils.clip_grad_norm_(right.parameters(), limit, **how))  # type: ignore[arg-type]
+        for one, other in zip(step.parameters(), right.parameters(), strict=True):
+            whole = one.grad.full_tensor() if hasattr(one.grad, "full_tensor") else one.grad
+            assert_close(whole, other.grad)
+
+
+@pytest.mark.slow
+@on_two
+def test_total_norm_of_gradients_is_global_also_of_value_and_grad() -> None:
+    network, right = Net(), Net()
+    gradients_of = value_and_grad(lambda x, y: F.mse_loss(network(x), y), None, list(network.parameters()))
+    norms = []
+
+    def run(x: Tensor, y: Tensor) -> Tensor:
+        loss, gradients = gradients_of(x, y)
+        norms.append(nn.utils.get_total_norm(gradients))
+        return loss
+
+    x, y = batch()
+    AutoParallel(run).dataset_strategy("full_batch").hsdp(threshold=0)(x, y)
+    expected = torch.autograd.grad(F.mse_loss(right(x), y), list(right.parameters()))
+    assert_close(norms[0], nn.utils.get_total_norm(expected))
+    step, _, right = pair()
+    backward(step, right)
+    mine = torch.autograd.grad(step(x, y), list(step.parameters()))
+    assert_close(nn.utils.get_total_norm(mine), nn.utils.get_total_norm(expected))
+    assert_close(nn.utils.get_total_norm(p.grad for p in step.parameters()), nn.utils.get_total_norm(expected))
+
+
+@pytest.mark.slow
+@on_two
+def test_gradients_that_are_asked_for_are_zeros_where_the_loss_reads_no_parameter() -> None:
+    class Gated(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.a(x)
+            return self.b(hidden.tanh() * self.norm(hidden).sigmoid().detach())
+
+    for build in (hsdp, columns):
+        step, _, right = pair(build, Gated)
+        backward(step, right)  # cuts the parameters
+        x, y = batch()
+        found = [
+            torch.autograd.grad(loss, list(net.parameters()), allow_unused=True, materialize_grads=True)
+            for loss, net in ((step(x, y), step), (F.mse_loss(right(x), y), right))
+        ]
+        for mine, theirs in zip(*found, strict=True):
+            assert_close(mine.full_tensor() if hasattr(mine, "full_tensor") else mine, theirs)
+
+
+@pytest.mark.slow
+@on_two
+def test_norms_in_a_pipeline_are_those_of_one_process_by_torchs_clipping_and_ours() -> None:
+    for make in (Net, Tied):
+        step, _, right = pair(stages, make)
+        backward(step, right)
+        for norm_type in (2.0, 1.0, float("inf")):
+            expected = nn.utils.clip_grad_norm_(right.parameters(), 1e9, norm_type)
+            assert_close(clip_grad_norm_(step, 1e9, norm_type), expected)
+            assert_close(nn.utils.clip_grad_norm_(step.parameters(), 1e9, norm_type), expected)
+
+
+# -- optimizers -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@on_two
+def test_element_wise_optimizers_made_before_the_first_call_train_as_one_process() -> None:
+    for name, build, settings in (
+        (n, b, s) for n, several in ELEMENTWISE.items() for s in several for b in (hsdp, stages)
+    ):
+        step, _, right = pair(build)
+        kind = getattr(torch.optim, name)
+        ours, theirs = kind(step.parameters(), lr=0.01, **settings), kind(right.parameters(), lr=0.01, **settings)
+        schedules = [torch.optim.lr_scheduler.StepLR(optimizer, 2) for optimizer in (ours, theirs)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # a scheduler that does not see the optimizer's steps warns
+            for _ in range(2):
+                train(step, right, ours, theirs)
+                for schedule in schedules:
+                    schedule.step()
+
+
+@pytest.mark.slow
+@on_two
+def test_own_element_wise_optimizers_train_as_one_process() -> None:
+    class Mine(torch.optim.Rprop):
+        """A subclass that says its step anew runs under the checks."""
+
+        def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+            return super().step(closure)
+
+    class Lion(torch.optim.Optimizer):
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters, {"lr": 0.01})
+            self.steps = 0
+
+        @torch.no_grad()
+        def step(self) -> None:  # type: ignore[override]
+            weights = [weight for group in self.param_groups for weight in group["params"] if weight.grad is not None]
+            means = [self.state[weight].setdefault("mean", torch.zeros(weight.shape).double()) for weight in weights]
+            gradients = [weight.grad for weight in weights]
+            updates = torch._foreach_lerp(means, gradients, 0.1)
+            torch._foreach_add_(weights, [update.sign() for update in updates], alpha=-0.01)
+            torch._foreach_lerp_(means, gradients, 0.01)
+            if self.steps:  # what was made whole is cut from the second step on
+                assert all(type(mean) is type(gradient) for mean, gradient in zip(means, gradients, strict=True))
+            self.steps += 1
+
+    for kind in (Mine, Lion):
+        for build in (hsdp, stages):
+            step, _, right = pair(build)
+            train(step, right, kind(step.parameters()), kind(right.parameters()))
+
+
+@pytest.mark.slow
+@on_two
+def test_step_that_fails_leaves_the_checks_on() -> None:
+    step, network, right = pair()
+    backward(step, right)
+    optimizer = torch.optim.SGD([{"params": list(step.parameters())}], 0.1)
+    optimizer.param_groups[0]["lr"] = "fast"
+    for _ in range(2):
+        try:
+            optimizer.step()
+        except TypeError:
+            pass
+        else:
+            raise AssertionError("the step did not fail")
+        refused(lambda: network(batch()[0]), "a.weight")
+
+
+@pytest.mark.slow
+@on_two
+def test_own_optimizer_that_uses_norms_of_whole_weights_trains_as_one_process() -> None:
+    class Lamb(torch.optim.Optimizer):
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters, {"lr": 0.05})
+
+        @torch.no_grad()
+        def step(self) -> None:  # type: ignore[override]
+            for weight in (weight for group in self.param_groups for weight in group["params"]):
+                state = self.state[weight]
+                if not state:
+                    state["mean"], state["square"] = torch.zeros_like(weight), weight.new_zeros(weight.shape)
+                state["mean"].mul_(0.9).add_(weight.grad, alpha=0.1)
+                state["square"].mul_(0.99).addcmul_(weight.grad, weight.grad, value=0.01)
+                update = state["mean"] / (state["square"].sqrt() + 1e-6)
+                ratio = weight.norm().clamp(0, 10) / (update.norm() / update.numel() ** 0.5)
+                weight.add_(update * ratio, alpha=-0.05)
+
+    step, _, right = pair()
+    train(
+        step,
+        right,
+        Lamb(step.parameters()),
+        Lamb(right.parameters()),
+        lambda n: nn.utils.clip_grad_norm_(n.parameters(), 0.3),
+    )
+
+
+@pytest.mark.slow
+@on_two
+def test_optimizer_of_all_parameters_as_one_vector_trains_as_one_process_or_is_refused() -> None:
+    def fit(step: Any, optimizer: torch.optim.Optimizer, rows: slice = slice(None)) -> list[float]:
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss: Tensor = step(*(value[rows] for value in batch()))
+            loss.backward()
+            return loss.detach()
+
+        return [float(optimizer.step(closure)) for _ in range(3)]  # type: ignore[arg-type]
+
+    right = WithLoss(Net(), F.mse_loss)
+    expected = fit(right, torch.optim.LBFGS(right.parameters(), 0.5, max_iter=4))
+    for build in (hsdp, columns, stages):
+        step, _, _ = pair(build)
+        found = fit(step, torch.optim.LBFGS(step.parameters(), 0.5, max_iter=4))
+        assert_close(torch.tensor(found), torch.tensor(expected))
+    rows = slice(2 * get_rank(), 2 * get_rank() + 2)
+    step = AutoParallel(WithLoss(Net(), F.mse_loss), "data_parallel").hsdp(threshold=0)
+    for _ in range(2):  # made before the first call, and after it
+        optimizer = torch.optim.LBFGS(step.parameters())
+        refused(partial(fit, step, optimizer, rows), "LBFGS", "semi_auto", kind=StrategyError)
+
+
+@pytest.mark.slow
+@on_two
+def test_optimizer_that_scales_by_the_number_of_rows_trains_as_one_process() -> None:
+    class Scaled(torch.optim.Optimizer):
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters, {})
+
+        @torch.no_grad()
+        def step(self) -> None:  # type: ignore[override]
+            for weight in self.param_groups[0]["params"]:
+                noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(3), dtype=weight.dtype)
+                weight.grad.add_(noise).mul_(weight.size(0) / weight.numel())
+                weight.sub_(weight.grad * (0.1 * weight.shape[0]))
+
+    for build in (hsdp, columns):
+        step, _, right = pair(build)
+        train(step, right, Scaled(step.parameters()), Scaled(right.parameters()))
+
+
+@pytest.mark.slow
+@on_two
+def test_state_of_an_optimizer_of_one_process_is_cut_and_own_state_goes_round() -> None:
+    step, _, right = pair()
+    theirs = torch.optim.Adam(right.parameters(), 0.01)
+    ours = torch.optim.Adam(step.parameters(), 0.01)
+    backward(step, right)
+    theirs.step()
+    ours.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    step.load_state_dict(right.state_dict())
+    step.zero_grad()
+    right.zero_grad()
+    train(step, right, ours, theirs)
+    refused(lambda: torch.save(ours.state_dict(), io.BytesIO()), "(8, 8) of (16, 8)", "save_checkpoint")
+    again = torch.optim.Adam(step.parameters(), 0.01)
+    again.load_state_dict(copy.deepcopy(ours.state_dict()))
+    train(step, right, again, theirs)
+
+
+@pytest.mark.slow
+@on_two
+def test_optimizers_of_ours_train_parts_as_one_process() -> None:
+    """Norms are those of the whole parameter, state is cut as the parameter, also with a filter by dimensions."""
+    kinds: list[Callable[[Any], Any]] = [
+        lambda p: optim.AdamWeightDecay(p, 0.01, weight_decay=0.1, decay_filter=lambda one: one.dim() > 1),
+        lambda p: optim.Lamb(p, 0.01, weight_decay=0.1),
+        lambda p: optim.LazyAdam(p, 0.01, use_nesterov=True, weight_decay=0.1),
+        lambda p: optim.FTRL(p, lr=0.05, l1=1e-3, l2=1e-2),
+        lambda p: optim.LARS(optim.Momentum(p, 0.1, 0.9, weight_decay=0.1), coefficient=0.1),
+    ]
+    for kind in kinds:
+        for build in (hsdp, columns, stages):
+            step, _, right = pair(build)
+            train(step, right, kind(step.parameters()), kind(right.parameters()))
+
+
+@pytest.mark.slow
+@on_two
+def test_gradients_handed_to_our_optimizer_are_taken() -> None:
+    network, right = Net(), Net()
+    gradients_of = value_and_grad(lambda x, y: F.mse_loss(network(x), y), None, list(network.parameters()))
+    optimizer, theirs = optim.Adam(network.parameters(), lr=0.01), torch.optim.Adam(right.parameters(), lr=0.01)
+
+    def run(x: Tensor, y: Tensor) -> Tensor:
+        loss, gradients = gradients_of(x, y)
+        optimizer(gradients)
+        return loss
+
+    step = AutoParallel(run).dataset_strategy("full_batch").hsdp(threshold=0)
+    for seed in range(STEPS):
+        x, y = batch(seed)
+        expected = F.mse_loss(right(x), y)
+        expected.backward()
+        assert_close(step(x, y), expected.detach())
+        theirs.step()
+        theirs.zero_grad()
+
+
+@pytest.mark.slow
+@on_two
+def test_step_in_backward_is_refused_where_all_gradients_are_needed_at_once() -> None:
+    sgd = torch.optim.SGD
+    for build, word in (
+        (lambda n: stages(n), "pipeline"),
+        (lambda n: hsdp(n).mixed_precision("float16", loss_scale=8.0), "loss scale"),
+        (lambda n: AutoParallel(WithLoss(n, F.mse_loss), "data_parallel"), "captured graph"),
+        (lambda n: AutoParallel(lambda x: n(x).sum()), "step function"),
+    ):
+        network = Net()
+        step = build(network)  # type: ignore[no-untyped-call]
+        optimizer = sgd(network.parameters(), 0.1)
+        refused(lambda step=step, optimizer=optimizer: step.step_in_backward(optimizer), word, kind=StrategyError)
+    network = Net()
+    step = hsdp(network)
+    for optimizer in (torch.optim.LBFGS(network.parameters()), network):
+        refused(lambda optimizer=optimizer: step.step_in_backward(optimizer), "step_in_backward", kind=StrategyError)
+    step.step_in_backward(sgd(network.parameters(), 0.1))
+    refused(lambda: clip_grad_norm_(step, 1.0), "clip_grad_norm_", "step_in_backward", kind=StrategyError)
+    refused(lambda: step.no_sync().__enter__(), "no_sync()", "step_in_backward", kind=StrategyError)
+    step = AutoParallel(GradAccumulation(WithLoss(network, F.mse_loss), 2)).dataset_strategy("full_batch")
+    step.step_in_backward(sgd(network.parameters(), 0.1))
+    refused(lambda: step(*batch()), "2 micro batches", kind=StrategyError)
+
+
+# -- state dicts, copies, checkpoints ---------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@on_two
+def test_state_dict_gives_wholes_and_takes_wholes_in_every_layout() -> None:
+    for build in (hsdp, columns, stages):
+        step, network, right = pair(build)
+        backward(step, right)
+        assert_state(step.state_dict(), right.state_dict())
+        other = {name: value + 1 for name, value in right.state_dict().items()}
+        for target in (step, network):
+            target.load_state_dict(other)
+            assert_state(step.state_dict(), other)
+            target.load_state_dict(right.state_dict())
+            assert_state(step.state_dict(), right.state_dict())
+        alone = Net()
+        alone.load_state_dict(step.state_dict())
+        wrong = {name: value[:2] for name, value in right.state_dict().items()}
+        try:
+            network.load_state_dict(wrong)
+        except RuntimeError as error:
+            assert "of (16, 8)" in str(error)
+            assert "(2, 8), give the whole" in str(error)
+        else:
+            raise AssertionError("a tensor of a wrong shape was loaded")
+
+
+@pytest.mark.slow
+@on_two
+def test_parts_stay_in_this_process_and_say_why() -> None:
+    step, network, right = pair()
+    backward(step, right)
+    best = copy.deepcopy(network.state_dict())
+    for save in (network.state_dict, lambda: network, lambda: step):
+        refused(lambda save=save: torch.save(save(), io.BytesIO()), "a.weight", "(8, 8) of (16, 8)", "state_dict()")  # type: ignore[misc]
+    step.load_state_dict({name: value * 0 for name, value in right.state_dict().items()})
+    network.load_state_dict(best)
+    assert_state(step.state_dict(), right.state_dict())
+
+
+@pytest.mark.slow
+@on_two
+def test_what_is_computed_with_a_state_dict_is_that_of_the_whole() -> None:
+    for build in (hsdp, columns):
+        step, network, right = pair(build)
+        backward(step, right)
+        found = []
+        for net in (network, right):
+            state = net.state_dict()
+            kept = {name: value.clone() for name, value in state.items()}
+            with torch.no_grad():
+                for name, value in net.named_parameters():
+                    value.mul_(0.9).add_(state[name] * state[name].shape[0], alpha=0.1)
+            for value in kept.values():
+                value.mul_(2)
+                value[0] = 1
+            mean = {name: kept[name] * 0.9 + value * 0.1 for name, value in state.items()}
+            total = sum(float(value.sum()) for value in mean.values())
+            found.append((total, torch.stack([value.norm() for value in mean.values()])))
+            net.load_state_dict(mean)
+        torch.testing.assert_close(found[0], found[1])
+        assert_state(step.state_dict(), right.state_dict())
+
+
+@pytest.mark.slow
+@on_two
+def test_backward_passes_with_inputs_give_gradients_to_parts() -> None:
+    for build in (hsdp, columns):
+        step, network, right = pair(build)
+        x, y = batch()
+        for loss, net in ((step(x, y), network), (F.mse_loss(right(x), y), right)):
+            loss.backward(inputs=list(net.parameters()))
+        for mine, theirs in zip(network.parameters(), right.parameters(), strict=True):
+            assert_close(mine.grad.full_tensor() if hasattr(mine.grad, "full_tensor") else mine.grad, theirs.grad)
+
+
+@pytest.mark.slow
+@on_two
+def test_use_of_the_inner_network_and_of_memory_is_refused_by_name() -> None:
+    step, network, right = pair()
+    x, _ = batch()
+    backward(step, right)
+    weight = network.a.weight
+    refused(lambda: network(x), "linear", "a.weight", "(8, 8) of (16, 8)", "call the AutoParallel")
+    for call in (
+        lambda: weight.data_ptr(),
+        lambda: weight.detach().untyped_storage(),
+        lambda: torch.utils.dlpack.to_dlpack(weight.detach()),
+        lambda: torch.from_dlpack(weight.detach()),
+    ):
+        refused(call, "a.weight", "of (16, 8)", "whole_parameters")
+    stepped, network, right = pair(stages)
+    backward(stepped, right)
+    held = "stage 0" if get_rank() == 0 else "this rank holds nothing of (16, 8)"
+    refused(network.a.weight.data_ptr, "a.weight", held)
+
+
+@pytest.mark.slow
+@on_two
+def test_every_rank_of_a_pipeline_computes_with_all_parameters_and_gradients() -> None:
+    for make in (Net, Tied):
+        step, network, right = pair(stages, make)
+        shadows = [[p.detach().clone() for p in net.parameters()] for net in (network, right)]
+        backward(step, right)
+        with torch.no_grad():
+            for net, shadow in zip((network, right), shadows, strict=True):
+                for p, whole in zip(net.parameters(), shadow, strict=True):
+                    whole.mul_(0.5).add_(p)  # made before the first call: it stays whole on every rank
+                    p.grad.mul_(0.01 / p.grad.norm())  # type: ignore[union-attr]
+                    p.grad[0] = p.sum()  # type: ignore[index]
+                    p.sub_(p.grad)
+        for mine, whole in zip(*shadows, strict=True):
+            assert type(mine) is Tensor
+            assert_close(mine, whole)
+        assert_state(step.state_dict(), right.state_dict())
+
+
+READS: list[Callable[[Tensor], Any]] = [
+    lambda w: w.sum(),
+    lambda w: w.mean(),
+    lambda w: w.max(),
+    lambda w: w.min(dim=1).values,
+    lambda w: w.norm(dim=1),
+    lambda w: w.flatten(1).norm(dim=1),
+    lambda w: w.norm(p=0),
+    lambda w: torch.linalg.norm(w, 2),
+    lambda w: w.std(),
+    lambda w: (w**2).sum(),
+    lambda w: (w > 0).sum(),
+    lambda w: torch.count_nonzero(w),
+    lambda w: w.argmax(),
+    lambda w: w.view(-1),
+    lambda w: w[3],
+    lambda w: w[w > 0],
+    lambda w: w[:, 1:3].t().contiguous(),
+    lambda w: torch.tensor(w.tolist()),
+    lambda w: torch.tensor(w, dtype=torch.float32),
+    lambda w: torch.as_tensor(w, dtype=torch.float32).sum(),
+    lambda w: torch.asarray(obj=w, dtype=torch.float32)[2],
+    lambda w: torch.zeros(1).new_tensor(w),
+    lambda w: torch.tensor(w[3]),
+    lambda w: torch.from_numpy(w.numpy().copy()),
+    lambda w: torch.stack([w, w]),
+    lambda w: torch.stack(list(w)),
+    lambda w: torch.linalg.svdvals(w),
+    lambda w: torch.vmap(torch.sum)(w),
+    lambda w: w + torch.ones(2, 16, 8).double(),
+    lambda w: torch.allclose(w, w.clone()),
+]
+
+
+@pytest.mark.slow
+@on_two
+def test_what_is_read_of_parts_is_that_of_the_whole() -> None:
+    for build in (hsdp, columns):
+        step, network, right = pair(build)
+        backward(step, right)
+        weight, other = network.a.weight, right.a.weight
+        for number, read in enumerate(READS):
+            for mine, theirs in ((weight.detach(), other.detach()), (weight.grad, other.grad)):
+                found, expected = read(mine), read(theirs)
+                if isinstance(expected, Tensor):
+                    found = found.clone() if number else found
+                    torch.testing.assert_close(torch.as_tensor(found.tolist()), torch.as_tensor(expected.tolist()))
+                else:
+                    assert found == expected, number
+        assert_close((weight + network.b.weight.T).sum(), (other + right.b.weight.T).sum())
+        vector = nn.utils.parameters_to_vector(network.parameters())
+        assert_close(vector, nn.utils.parameters_to_vector(right.parameters()))
+        nn.utils.vector_to_parameters(vector * 2, network.parameters())
+        nn.utils.vector_to_parameters(vector.detach().clone() * 2, right.parameters())
+        assert_state(step.state_dict(), right.state_dict())
+
+
+@pytest.mark.slow
+@on_two
+def test_penalties_of_parts_have_the_gradients_of_one_process() -> None:
+    for build in (hsdp, columns):
+        step, network, right = pair(build)
+        x, y = batch()
+        for loss, net in ((step(x, y), network), (F.mse_loss(right(x), y), right)):
+            weight = net.a.weight
+            penalty = sum((p**2).sum() for p in net.parameters()) + weight.norm(dim=1).mean() + weight[3].sum()
+            (loss + 0.1 * penalty + weight.norm()).backward()
+        for mine, theirs in zip(network.parameters(), right.parameters(), strict=True):
+            whole = mine.grad.full_tensor() if hasattr(mine.grad, "full_tensor") else mine.grad
+            assert_close(whole, theirs.grad)
+
+
+WRITES: list[Callable[[nn.Module], Any]] = [
+    lambda n: n.a.weight.data.__setitem__(3, 0),
+    lambda n: n.a.weight.data[3:5].mul_(5),
+    lambda n: n.a.weight.data.view(-1)[3:70].fill_(9),
+    lambda n: n.a.weight.data.chunk(2)[1].add_(1),
+    lambda n: n.a.weight.data.__setitem__(n.a.weight.detach()[:, 0] > 0, 2.0),
+    lambda n: n.a.weight.data.__setitem__(torch.eye(16, 8).bool(), -1.0),
+    lambda n: n.a.weight.data.t()[2].neg_(),
+    lambda n: n.a.weight.data.index_fill_(0, torch.tensor([2, 5]), 7.0),
+    lambda n: n.a.reset_parameters(),
+    lambda n: n.norm.reset_parameters(),
+    lambda n: nn.init.orthogonal_(n.a.weight),
+    lambda n: nn.init.kaiming_normal_(n.a.weight),
+    lambda n: nn.init.constant_(n.a.weight, 0.5),
+    lambda n: nn.init.trunc_normal_(n.a.weight),
+    lambda n: n.a.weight.data.normal_(),
+    lambda n: n.a.weight.grad.add_(torch.randn_like(n.a.weight.grad)),
+    lambda n: n.a.weight.data.clamp_(-0.1, 0.1),
+]
+
+
+@pytest.mark.slow
+@on_two
+def test_what_is_written_to_parts_is_that_of_one_process() -> None:
+    for build in (hsdp, columns):
+        step, network, right = pair(build)
+        backward(step, right)
+        for number, write in enumerate(WRITES):
+            for net in (network, right):
+                torch.manual_seed(number)
+                write(net)
+            assert_state(step.state_dict(), right.state_dict())
+            assert_close(network.a.weight.grad.full_tensor(), right.a.weight.grad)
+        row = network.a.weight.data[2]
+        with torch.no_grad():
+            network.a.weight.mul_(3)
+            right.a.weight.mul_(3)
+            row += 1
+            right.a.weight[2] += 1
+        assert_close(row.clone(), right.a.weight.detach()[2])
+        assert_state(step.state_dict(), right.state_dict())
+        torch.manual_seed(get_rank())  # where generators differ, all parts are of rank 0's
+        nn.init.normal_(network.a.weight)
+        torch.manual_seed(0)
+        assert_close(network.a.weight.full_tensor(), nn.init.normal_(right.a.weight).detach())
+        refused(network.a.weight[3].zero_, "zero_", "requires a gradient")
+
+
+@pytest.mark.slow
+@on_two
+def test_element_wise_work_on_parts_takes_whole_tensors_too() -> None:
+    step, network, right = pair()
+    backward(step, right)
+    weight, other = network.a.weight, right.a.weight
+    mask = (torch.arange(16 * 8).view(16, 8) % 3 == 0).double()
+    row, column = torch.arange(8).double(), torch.arange(16).double().unsqueeze(1)
+    with torch.no_grad():
+        for target, gradient in ((weight, weight.grad), (other, other.grad)):
+            gradient.mul_(mask).add_(row).mul_(column)
+            target.sub_(0.1 * torch.where(gradient > 0, gradient, gradient * 2).clamp(-1, 1))
+            target.data = target.data * 2 + mask
+    assert_state(step.state_dict(), right.state_dict())
+    assert_close(weight.grad.full_tensor(), other.grad)
+    assert weight.numel() == other.numel()
+    weight.data = other.detach() + 1
+    assert_close(weight.full_tensor(), other.detach() + 1)
+    assert_close(local(weight), weight.to_local())
+
+
+@pytest.mark.slow
+@on_two
+def test_copies_know_that_they_are_cut() -> None:
+    step, network, right = pair()
+    backward(step, right)
+    copied = copy.deepcopy(network)
+    assert_state(hsdp(copied).state_dict(), right.state_dict())
+    again = copy.deepcopy(step)
+    assert_state(again.state_dict(), right.state_dict())
+    assert_close(again(*batch()).detach(), step(*batch()).detach())
+    folder = Path(gettempdir()) / f"copies-{step.plan.world_size}"
+    save_checkpoint(copied, folder)
+    loaded = load_checkpoint(folder)
+    assert_state({name: loaded[name] for name in right.state_dict()}, right.state_dict())
+
+
+@pytest.mark.slow
+@on_two
+def test_averages_are_those_of_one_process() -> None:
+    for build in (hsdp, stages):
+        step, _, right = pair(build)
+        backward(step, right)
+        step.zero_grad()
+        right.zero_grad()
+        ways = (None, get_ema_multi_avg_fn(0.5))
+        mine = [AveragedModel(step, multi_avg_fn=way, use_buffers=way is not None) for way in ways]
+        theirs = [AveragedModel(right, multi_avg_fn=way, use_buffers=way is not None) for way in ways]
+        ours, optimizer = torch.optim.SGD(step.parameters(), 0.1), torch.optim.SGD(right.parameters(), 0.1)
+
+        def update(network: nn.Module, step: Any = step, mine: Any = mine, theirs: Any = theirs) -> None:
+            for average in mine if network is step else theirs:
+                average.update_parameters(network)
+
+        train(step, right, ours, optimizer, update)
+        for average, expected in zip(mine, theirs, strict=True):
+            assert_state(average.state_dict(), expected.state_dict())
+            average.load_state_dict(expected.state_dict())
+            x, y = batch(7)
+            with torch.no_grad():
+                assert_close(average(x, y), F.mse_loss(expected(x), y))
+
+
+@pytest.mark.slow
+@on_two
+def test_copies_made_before_the_parameters_are_cut_are_followed() -> None:
+    for build in (hsdp, columns):
+        step, network, right = pair(build)
+        ways = (None, get_ema_multi_avg_fn(0.5))
+        mine = [AveragedModel(network, multi_avg_fn=way) for way in ways] + [copy.deepcopy(network)]
+        theirs = [AveragedModel(right, multi_avg_fn=way) for way in ways] + [copy.deepcopy(right)]
+
+        def update(one: nn.Module, ours: Any = (mine, network), others: Any = (theirs, right)) -> None:
+            averages, net = others if one is others[1] else ours
+            for average in averages[:2]:
+                average.update_parameters(net)
+            with torch.no_grad():
+                for slow, fast in zip(averages[2].parameters(), net.parameters(), strict=True):
+                    slow.mul_(0.9).add_(fast, alpha=0.1)
+                    slow.lerp_(fast, 0.3)
+                    fast.copy_(slow)
+
+        train(step, right, torch.optim.SGD(step.parameters(), 0.1), torch.optim.SGD(right.parameters(), 0.1), update)
+        for average, expected in zip(mine, theirs, strict=True):
+            assert_state(average.state_dict(), expected.state_dict())
+            assert_close(average(batch()[0]), expected(batch()[0]))
+
+
+# -- whole parameters -----------------------------------------------------------------------------------------------
+
+
+def fsdp2(network: nn.Module) -> AutoParallel:
+    return AutoParallel(WithLoss(network, F.mse_loss), "data_parallel").hsdp(threshold=0, optimizer_level="level3")
+
+
+def replicas(network: nn.Module) -> AutoParallel:
+    return AutoParallel(WithLoss(network, F.mse_loss), "data_parallel")
+
+
+@pytest.mark.slow
+@on_two
+def test_whole_parameters_are_read_and_written_and_cut_again_in_every_mode() -> None:
+    for build in (hsdp, columns, stages, fsdp2, replicas):
+        step, network, right = pair(build)
+        for first in (True, False):  # also before the first call
+            if not first:
+                x, y = batch()
+                step(x, y).backward()
+                F.mse_loss(right(x), y).backward()
+            with whole_parameters(step), torch.no_grad():
+                for net in (network, right):
+                    torch.manual_seed(4)
+                    nn.init.orthogonal_(net.a.weight)
+                    net.a.weight[3] = 2
+                    net.b.weight.data.numpy()[:, 1] = 0.5
+                    net.b.weight.div_(torch.linalg.matrix_norm(net.b.weight, 2))
+                    net.norm.bias.add_(1)
+                    net.seen[0] = 5
+                    net.b.bias.data.copy_(torch.linspace(0, 1, 8).double())
+                assert_close(network(batch(3)[0]), right(batch(3)[0]))
+                alone = copy.deepcopy(network.a) if build is not fsdp2 else right.a
+                refused(lambda step=step: step(*batch()), "inside whole_parameters()")  # type: ignore[misc]
+            assert_close(alone.weight, right.a.weight)
+            assert_state(step.state_dict(), right.state_dict())
+        for mine, theirs in zip(network.parameters(), right.parameters(), strict=True):
+            if build is not stages and mine.grad is not None:  # gradients are there again
+                whole = mine.grad.full_tensor() if hasattr(mine.grad, "full_tensor") else mine.grad
+                assert_close(whole, theirs.grad)
+
+
+@pytest.mark.slow
+@on_two
+def test_whole_parameters_are_those_that_rank_0_wrote_and_other_values_are_refused() -> None:
+    for build in (hsdp, stages, fsdp2, replicas):
+        step, network, right = pair(build)
+        step(*batch()).backward()
+        with whole_parameters(network), torch.no_grad():
+            if get_rank() == 0:
+                network.a.weight.mul_(2)
+        right.a.weight.data.mul_(2)
+        assert_state(step.state_dict(), right.state_dict())
+
+        def differ(network: nn.Module = network) -> None:
+            with whole_parameters(network), torch.no_grad():
+                network.a.weight.fill_(get_rank())  # type: ignore[operator, union-attr]
+
+        refused(differ, "rank 1", "a.weight", "same on every rank")
+        if build is not replicas:
+            assert_state(step.state_dict(), right.state_dict())
+
+
+@pytest.mark.slow
+@on_two
+def test_norms_of_what_fsdp2_cuts_and_of_what_it_leaves_whole_are_clipped_together() -> None:
+    class Odd(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.norm, self.b = nn.Linear(8, 5), nn.LayerNorm(5), nn.Linear(5, 8)  # fives stay whole
+            self.double()
+
+    for foreach in (None, False):
+        step, network, right = pair(fsdp2, Odd)
+        x, y = batch()
+        step(x.chunk(2)[get_rank()], y.chunk(2)[get_rank()]).backward()
+        F.mse_loss(right(x), y).backward()
+        norms = [nn.utils.clip_grad_norm_(net.parameters(), 0.05, foreach=foreach) for net in (network, right)]
+        assert_close(torch.tensor(float(norms[0])), torch.tensor(float(norms[1])))
+        for mine, theirs in zip(network.parameters(), right.parameters(), strict=True):
+            assert_close(mine.grad.full_tensor(), theirs.grad)
+
+
+@pytest.mark.slow
+@on_two
+def test_copies_under_fsdp2_are_refused_by_name() -> None:
+    network = Net()
+    step = fsdp2(network)
+    step(*batch()).backward()
+    for use in (lambda: copy.deepcopy(network), lambda: copy.deepcopy(step), lambda: AveragedModel(step)):
+        refused(use, "FSDP2", "state_dict()", kind=StrategyError)
+
+
+# -- hooks, deferred values -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@on_two
+def test_hooks_on_parameters_outlive_the_cut_and_see_norms_of_the_whole() -> None:
+    step, network, right = pair()
+    seen: list[list[Tensor]] = [[], []]
+    handles = []
+    for found, model in zip(seen, (network, right), strict=True):
+        handles.append(model.a.weight.register_hook(lambda gradient: gradient / gradient.norm()))
+        model.b.weight.register_post_accumulate_grad_hook(lambda weight, found=found: found.append(weight.grad.norm()))
+    for seed in range(3):
+        backward(step, right, seed)
+    assert_close(network.a.weight.grad.full_tensor(), right.a.weight.grad)
+    assert len(seen[0]) == 3
+    assert_close(seen[0], seen[1])
+    for handle in handles:
+        handle.remove()
+    network.a.weight.register_hook(lambda gradient: gradient * 2)
+    right.a.weight.register_hook(lambda gradient: gradient * 2)
+    backward(step, right)
+    assert_close(network.a.weight.grad.full_tensor(), right.a.weight.grad)
+    assert network.a.weight.grad is network.a.weight.grad
+
+
+@pytest.mark.slow
+@on_two
+def test_deferred_network_loads_and_saves_wholes() -> None:
+    with no_init_parameters():
+        network = Net()
+    right = Net()
+    step = hsdp(network)
+    early = torch.optim.Adagrad(step.parameters(), 0.01)
+    train(step, right, torch.optim.Adam(step.parameters()), torch.optim.Adam(right.parameters()))
+    backward(step, right)
+    refused(early.step, "Adagrad", "sum", "a.weight", "first call", kind=StrategyError)
+
+
+@pytest.mark.slow
+@on_two
+def test_state_made_before_whole_parameters_had_values_is_refused() -> None:
+    with no_init_parameters():
+        network = Net()
+    step = AutoParallel(WithLoss(network, F.mse_loss)).dataset_strategy("full_batch")
+    early = torch.optim.Adagrad(step.parameters(), 0.01)
+    backward(step, Net())
+    refused(early.step, "Adagrad", "sum", "first call", kind=StrategyError)
+
+
+# -- captures -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@on_two
+def test_captures_beyond_the_limit_are_let_go_and_come_back_when_they_are_needed() -> None:
+    network, right = Net(), Net()
+    step = hsdp(network).keep_captures(2)
+    made = []
+    for rows in (1, 2, 3, 1, 1, 3):
+        x, y = (value[:rows] for value in batch())
+        loss = step(x, y)
+        loss.backward()
+        assert_close(loss.detach(), F.mse_loss(right(x), y).detach())
+        made.append(weakref.ref(step._captured[0].compiled))
+    del loss
+    gc.collect()
+    assert [found() is not None for found in made] == [False, False, True, True, True, True]
+    for count in (0, True, 1.5):
+        refused(lambda count=count: hsdp(Net()).keep_captures(count), "keep_captures", "above 0", kind=StrategyError)  # type: ignore[misc, arg-type]
+
+
+# -- as a module ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@on_two
+def test_accumulation_loops_begin_with_no_sync_in_every_mode() -> None:
+    for mode, level in (
+        ("semi_auto", None),
+        ("semi_auto", "level1"),
+        ("data_parallel", None),
+        ("data_parallel", "level1"),
+    ):
+        network, right = Net(), Net()
+        step = AutoParallel(WithLoss(network, F.mse_loss), mode)
+        if level:
+            step.hsdp(threshold=0, optimizer_level=level)  # type: ignore[arg-type]
+        ours, theirs = (torch.optim.SGD(n.parameters(), 0.1) for n in (step, right))
+        for seed in range(3):
+            for part in range(2):
+                x, y = batch(10 * seed + part)
+                rows = slice(2 * get_rank(), 2 * get_rank() + 2)
+                if part:
+                    step(x[rows], y[rows]).backward()
+                else:
+                    with step.no_sync():
+                        step(x[rows], y[rows]).backward()
+                F.mse_loss(right(x), y).backward()
+            for optimizer in (ours, theirs):
+                optimizer.step()
+                optimizer.zero_grad()
+        assert_state(step.state_dict(), right.state_dict())
+
+
+@pytest.mark.slow
+@on_two
+def test_module_methods_after_the_first_call() -> None:
+    step, network, right = pair()
+    backward(step, right)
+    refused(step.half, "before", kind=StrategyError)
+    step.to("cpu").to(torch.float64)
+    step.requires_grad_(requires_grad=False).requires_grad_()
+    assert [name for name, _ in step.named_parameters()] == [name for name, _ in right.named_parameters()]
+    step.eval()
+    assert not network.training
+    assert not step.training
+    outer = nn.ModuleDict({"inner": step, "head": nn.Linear(2, 2)})
+    assert_state({n[6:]: v for n, v in outer.state_dict().items() if n.startswith("inner.")}, right.state_dict())
+    outer.load_state_dict({n: v * 0 for n, v in outer.state_dict().items()})
+    assert all(not value.any() for value in step.state_dict().values())

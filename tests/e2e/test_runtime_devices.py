@@ -14,17 +14,15 @@ from typing import Any
 import device_cases
 import pytest
 import torch
-from asked_cases import CaseTable
-from case_job import Outcomes, errors_of
+from asked_cases import asked, slow_but
 from job_runner import JobRunner
 
 DEADLINE_S = 300.0
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:gloo"}
+Outcomes = dict[str, list[dict[str, Any]]]
+"""Name of a case -> what each rank returned, or its traceback as "error"."""
 LOSSES = [name for name in device_cases.CASES if name != "init"]
-TABLE = CaseTable(
-    [f"{kind}/{case}" for kind in BACKENDS for case in device_cases.CASES],
-    fast=[f"{kind}/{case}" for kind in BACKENDS for case in ("init", "attention in blocks")],
-)
+FAST = ("init", "attention in blocks")
 
 pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
 
@@ -34,7 +32,8 @@ NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA devi
 
 def rows(*cases: str) -> pytest.MarkDecorator:
     """Return the decorator of a test that looks at these cases on every kind of device."""
-    found = TABLE.params([(kind, case) for kind in BACKENDS for case in cases], "kind, case")
+    every = [(kind, case) for kind in BACKENDS for case in cases]
+    found = slow_but([f"{kind}/{case}" for kind, case in every if case in FAST], every)
     for number, row in enumerate(found):
         if row.values[0] != "cpu":
             found[number] = pytest.param(*row.values, marks=[*row.marks, pytest.mark.gpu, NO_CUDA], id=row.id)
@@ -46,12 +45,12 @@ def outcomes(
     request: pytest.FixtureRequest, msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Any:
     """Kind of device -> what its job of the asked cases returned."""
-    asked = json.loads(TABLE.asked(request)["ONLY_CASES"])
+    keys_of_all = json.loads(asked(request, "kind", "case")["ONLY_CASES"])
 
     @functools.cache
     def run(kind: str) -> Outcomes:
         folder = tmp_path_factory.mktemp(f"devices-{kind}")
-        keys = json.dumps([key.partition("/")[2] for key in asked if key.startswith(f"{kind}/")])
+        keys = json.dumps([key.partition("/")[2] for key in keys_of_all if key.startswith(f"{kind}/")])
         result = folder / "result.json"
         env = {"ONLY_CASES": keys, "BACKEND": BACKENDS[kind], "SHARED_DEVICE": "0", "TMPDIR": str(folder)}
         program = workers / "runtime" / "modes.py"
@@ -72,10 +71,9 @@ def of_one_process(case: str) -> dict[str, Any]:
 
 @rows(*LOSSES)
 def test_numbers_are_those_of_one_process_on_the_cpu(outcomes: Any, kind: str, case: str) -> None:
-    found = outcomes(kind)
-    assert errors_of(found, case) == []
     expected = of_one_process(case)
-    for rank, result in enumerate(found[case]):
+    for rank, result in enumerate(outcomes(kind)[case]):
+        assert "error" not in result, result["error"]
         for what, values in expected.items():
             assert result[what] == pytest.approx(values, rel=1e-9), f"{what} of rank {rank}"
 

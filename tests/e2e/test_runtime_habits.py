@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asked_cases import CaseTable
+from asked_cases import asked, slow_but
 from job_runner import WORKER_PATH, JobRunner
 from training_habits import HABITS, MODES
 from training_habits.fast import FAST
@@ -21,7 +21,6 @@ from training_habits.refusals import DOCUMENTED, OWN_ROWS, REFUSALS, WARNED, WRO
 DEADLINE_S = 3600.0
 UNCAPTURED = ("data_parallel", "data_parallel hsdp")
 ROWS = [(mode, name) for mode in MODES for name, habit in HABITS.items() if mode in habit.modes]
-TABLE = CaseTable([f"{mode}/{name}" for mode, name in ROWS], fast=FAST)
 
 pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
 
@@ -33,15 +32,14 @@ def verdicts(
     """The verdict on each asked habit in each mode."""
     folder = tmp_path_factory.mktemp("habits")
     result = folder / "result.json"
-    finished = msrun_of_module.run(
-        str(workers / "runtime" / "habits.py"), "all", str(result), cwd=folder, command=[sys.executable],
-        env={"PYTHONPATH": WORKER_PATH, "OMP_NUM_THREADS": "1", **TABLE.asked(request)}, deadline_s=DEADLINE_S,
-    )  # fmt: skip
+    words = [str(workers / "runtime" / "habits.py"), "all", str(result)]
+    env = {"PYTHONPATH": WORKER_PATH, "OMP_NUM_THREADS": "1", **asked(request, "mode", "name")}
+    finished = msrun_of_module.run(*words, cwd=folder, command=[sys.executable], env=env, deadline_s=DEADLINE_S)
     assert finished.code == 0, finished.stderr
     return dict(json.loads(result.read_text()))
 
 
-@TABLE.parametrize("mode, name", ROWS)
+@pytest.mark.parametrize(("mode", "name"), slow_but(FAST, ROWS))
 def test_habit_has_the_numbers_of_one_process_or_is_refused_as_the_table_says(
     request: pytest.FixtureRequest, verdicts: dict[str, Any], mode: str, name: str
 ) -> None:

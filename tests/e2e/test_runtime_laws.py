@@ -3,21 +3,123 @@
 from __future__ import annotations
 
 import importlib
-import json
-from pathlib import Path
+import itertools
+import math
 from typing import Any
 
 import operator_cases
 import operator_cases_conv
 import operator_cases_transformer
 import pytest
-from asked_cases import CaseTable
-from job_runner import JobRunner
-from law_graphs import MODULES, WORLDS, runs_of
+import torch
+from asked_cases import slow_but
+from law_graphs import MODULES, WORLDS, graph_of, runs_of
+from on_ranks import Ranks, on_ranks
+from placed_parameters import placed
 
-DEADLINE_S = 400.0
-KEYS = {world_size: [key for key, *_ in runs_of(world_size)] for world_size in WORLDS}
-REDISTRIBUTION = ["2/redistribution", "4/redistribution"]
+from msrun.runtime.execute.transfers import start_backward, start_forward
+from msrun.runtime.parallel.compilation.build_call import build_compiled_call
+from msrun.runtime.partition.partition import partition
+from msrun.runtime.sharding.collective import Collective
+from msrun.runtime.sharding.layout import TensorLayout, build_mesh
+from msrun.runtime.sharding.redistribution import Move, plan_redistribution
+from msrun.runtime.sharding.strategies import OperatorStrategy
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2}
+
+
+def all_layouts(mesh, shape):
+    """Return every layout of a tensor: each axis cuts one dimension or none, in every order."""
+    found = set()
+    for places in itertools.product(range(-1, len(shape)), repeat=len(mesh.axes)):
+        for order in itertools.permutations(mesh.axes):
+            split = tuple(tuple(axis for axis in order if places[axis] == dim) for dim in range(len(shape)))
+            layout = TensorLayout(split)
+            if layout.fits(mesh, shape):
+                found.add(layout)
+    return sorted(found, key=lambda layout: layout.split)
+
+
+def difference(mine, right):
+    """Return the largest difference relative to the largest value; infinite when the shapes differ."""
+    if mine is None or mine.shape != right.shape:
+        return math.inf
+    if not right.numel():
+        return 0.0
+    return float((mine - right).abs().max() / right.abs().max().clamp_min(1.0))
+
+
+class Serial:
+    """One process: the result and every gradient."""
+
+    def __init__(self, case, dtype):
+        self.values = case.values(dtype)
+        self.leaves = [
+            value.clone().requires_grad_(case.is_differentiable(index)) for index, value in enumerate(self.values)
+        ]
+        self.output = case.call(*self.leaves)
+        generator = torch.Generator().manual_seed(7)
+        self.output_gradient = torch.randn(self.output.shape, generator=generator, dtype=torch.float64).to(dtype)
+        self.output.backward(self.output_gradient)
+
+
+def run_case(case, dtype, mesh, rank, strategy, arrangement, case_values):
+    """Run one strategy with one arrangement of the inputs; return what is wrong, or nothing."""
+    serial, captured, given = case_values
+    program = partition(
+        captured,
+        mesh,
+        input_layouts=arrangement,
+        strategies={"op": OperatorStrategy(strategy)} if strategy else {},
+        output_batch_axes=(),
+        differentiable_inputs=frozenset(n for n, index in enumerate(given) if case.is_differentiable(index)),
+    )
+    stored = {}
+    for name, use in program.parameters.items():
+        whole = serial.values[int(name[1:])]
+        part = whole[use.layout.slices(mesh, whole.shape, rank)].clone()
+        parameter = torch.nn.Parameter(part, requires_grad=case.is_differentiable(int(name[1:])))
+        stored[name] = placed(name, parameter, tuple(whole.shape), use.layout, mesh=mesh, rank=rank)
+    compiled = build_compiled_call(captured, program, stored, {}, mesh=mesh, rank=rank)
+    tensors = []
+    for index, layout in zip(given, arrangement, strict=True):
+        whole = serial.values[index]
+        part = whole[layout.slices(mesh, whole.shape, rank)].clone()
+        tensors.append(part.requires_grad_(case.is_differentiable(index)))
+    output = compiled.run(tensors)[0]
+    wrong = []
+    if (found := difference(output.detach(), serial.output.detach())) > TOLERANCE[dtype]:
+        wrong.append(f"output by {found:.1e}")
+    output.backward(serial.output_gradient)
+    for index, tensor, layout in zip(given, tensors, arrangement, strict=True):
+        if case.is_differentiable(index):
+            right = serial.leaves[index].grad
+            found = difference(tensor.grad, right[layout.slices(mesh, right.shape, rank)])
+            if found > TOLERANCE[dtype]:
+                wrong.append(f"gradient of input {index} by {found:.1e}")
+    for name, item in stored.items():
+        right = serial.leaves[int(name[1:])].grad
+        if right is not None:
+            found = difference(item.parameter.grad, right[item.placement.slices])
+            if found > TOLERANCE[dtype]:
+                wrong.append(f"gradient of parameter {name} by {found:.1e}")
+    return wrong
+
+
+def arrangements(case, mesh, given):
+    """Yield how the arguments arrive: whole everywhere, and cut along dimension 0."""
+    shapes = [case.shapes[index] for index in given]
+    whole = [TensorLayout.replicated(len(shape)) for shape in shapes]
+    yield whole
+    cut = [
+        TensorLayout((mesh.axes, *((),) * (len(shape) - 1))) if shape and shape[0] % mesh.size == 0 else layout
+        for shape, layout in zip(shapes, whole, strict=True)
+    ]
+    if cut != whole:
+        yield cut
+
+
+RUNS = [(size, *run) for size in WORLDS for run in runs_of(size)]
 FAST = {
     "operator_cases": ["linear-bias", "mean-dims-kept"],
     "operator_cases_bags": ["bags-offsets-mean-padding"],
@@ -25,56 +127,58 @@ FAST = {
     "operator_cases_transformer": ["attention", "nll-cut-classes-weights-ignore"],
 }
 """What has collectives, halos or a place of its own in more than one dimension."""
-TABLE = CaseTable(
-    [*(key for keys in KEYS.values() for key in keys), *REDISTRIBUTION],
-    fast=[*(f"4/{module}/{name}" for module, names in FAST.items() for name in names), "4/redistribution"],
-    key=lambda key: key,
+FAST_KEYS = [f"4/{module}/{name}" for module, names in FAST.items() for name in names]
+
+
+@on_ranks()
+@pytest.mark.parametrize(
+    ("ranks", "key", "case", "follows", "dtypes"), slow_but(FAST_KEYS, RUNS, lambda *run: run[1]), indirect=["ranks"]
 )
-
-pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
-
-
-@pytest.fixture(scope="module")
-def outcomes(
-    request: pytest.FixtureRequest, msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[int, dict[str, Any]]:
-    """What the laws' worker found in every world; one job each, started when first asked for."""
-
-    class Outcomes(dict[int, dict[str, Any]]):
-        def __missing__(self, world_size: int) -> dict[str, Any]:
-            folder = tmp_path_factory.mktemp(f"laws-{world_size}")
-            result = folder / "result.json"
-            msrun_of_module.run_world(
-                world_size,
-                workers / "runtime" / "laws.py",
-                result,
-                cwd=folder,
-                preload=["law_graphs"],
-                env={"LAW_GRAPHS": str(world_size), **TABLE.asked(request)},
-                deadline_s=DEADLINE_S,
-            )
-            self[world_size] = json.loads(result.read_text())
-            return self[world_size]
-
-    return Outcomes()
-
-
-@TABLE.parametrize("key", [(key,) for keys in KEYS.values() for key in keys])
 def test_every_legal_strategy_gives_the_result_and_gradients_of_one_process(
-    outcomes: dict[int, dict[str, Any]], key: str
+    ranks: Ranks, key: str, case: Any, follows: bool, dtypes: list[torch.dtype]
 ) -> None:
-    for dtype, found in outcomes[int(key[0])][key].items():
-        assert found["wrong"] == [], dtype
-        assert found["runs"] > 0
+    """Of an operator that follows its input: every layout of that input."""
+    mesh, wrong = build_mesh(ranks.size), []
+    for dtype in dtypes:
+        serial = Serial(case, dtype)
+        given = [index for index in range(len(case.shapes)) if index not in case.parameters]
+        captured = graph_of(case, dtype)
+        if follows:
+            plans = [(None, [layout]) for layout in all_layouts(mesh, case.shapes[0])]
+        else:
+            plans = [(s, list(a)) for s in case.legal(mesh.size) for a in arrangements(case, mesh, given)]
+        assert plans
+        for strategy, arrangement in plans:
+            where = f"{dtype}, {strategy} {[layout.split for layout in arrangement]}"
+            found = run_case(case, dtype, mesh, ranks.rank, strategy, arrangement, (serial, captured, given))
+            wrong += [f"{where}: {text}" for text in found]
+    assert wrong == []
 
 
-@TABLE.parametrize("key", [(key,) for key in REDISTRIBUTION])
-def test_every_layout_can_be_moved_to_every_other_and_its_gradient_back(
-    outcomes: dict[int, dict[str, Any]], key: str
-) -> None:
-    found = outcomes[int(key[0])][key]["float64"]
-    assert found["wrong"] == []
-    assert found["runs"] == {2: 16, 4: 361}[int(key[0])]
+@on_ranks(pytest.param(2, marks=pytest.mark.slow), 4)
+def test_every_layout_can_be_moved_to_every_other_and_its_gradient_back(ranks: Ranks) -> None:
+    """With real collectives."""
+    mesh, rank = build_mesh(ranks.size), ranks.rank
+    whole = torch.arange(4 * 4 * 8, dtype=torch.float64).reshape(4, 4, 8)
+    gradient = torch.randn(4, 4, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    layouts = all_layouts(mesh, whole.shape)
+    pairs = list(itertools.product(layouts, repeat=2))
+    wrong = []
+    for source, target in pairs:
+        steps = plan_redistribution(Move(mesh, source, target, tuple(whole.shape)))
+        moves = [Collective(s.kind, s.axes, s.dim, s.from_dim) for s in steps]
+        value = whole[source.slices(mesh, whole.shape, rank)]
+        for move in moves:
+            value = start_forward(move, value, mesh, rank).wait()
+        if not torch.equal(value, whole[target.slices(mesh, whole.shape, rank)]):
+            wrong.append(f"{source.split} -> {target.split}")
+        back = gradient[target.slices(mesh, whole.shape, rank)]
+        for move in reversed(moves):
+            back = start_backward(move, back, mesh, rank).wait()
+        if not torch.equal(back, gradient[source.slices(mesh, whole.shape, rank)]):
+            wrong.append(f"gradient of {source.split} -> {target.split}")
+    assert wrong == []
+    assert len(pairs) == {2: 16, 4: 361}[ranks.size]
 
 
 COUNTS = [
@@ -96,8 +200,9 @@ def test_cases_try_many_strategies(module: Any, legal: dict[str, int]) -> None:
 
 
 def test_every_case_runs_in_a_world() -> None:
-    run = {key.partition("/")[2] for keys in KEYS.values() for key in keys}
+    keys = {key for _, key, *_ in RUNS}
     modules = [importlib.import_module(name) for name in MODULES]
-    assert run == {f"{m.__name__}/{case.name}" for m in modules for case in [*m.BINARY, *m.UNARY]}
-    assert {key for keys in KEYS.values() for key in keys if key.startswith("8/")}
-    assert set(operator_cases_transformer.ON_FOUR) <= {key.split("/")[2] for key in KEYS[4]}
+    everything = {f"{m.__name__}/{case.name}" for m in modules for case in [*m.BINARY, *m.UNARY]}
+    assert {key.partition("/")[2] for key in keys} == everything
+    assert any(key.startswith("8/") for key in keys)
+    assert {f"4/operator_cases_transformer/{name}" for name in operator_cases_transformer.ON_FOUR} <= keys

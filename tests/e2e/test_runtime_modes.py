@@ -1,77 +1,423 @@
-"""Modes without capture, and hybrid parallel: the numbers of one process.
-
-The cases stand in tests/cases/mode_*.py. One job of four ranks runs them all, one of eight the hybrid network.
-"""
+"""Modes without capture: the numbers of one process, also with checkpoints of FSDP2 that other layouts go on from."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import mode_hybrid
-import mode_training
 import pytest
-from asked_cases import CaseTable
-from job_runner import JobRunner
+import torch
+import torch.nn.functional as F  # noqa: N812
+from local_parts import weight_difference
+from mode_networks import adam, batches, make_network, mine, momentum, serial, step_function, train
+from on_ranks import on_all_ranks, on_ranks
+from torch import nn
 
-DEADLINE_S = 400.0
-EXACT = 1e-10
-SINGLE = 1e-5
-MODULES = (mode_training, mode_hybrid)
-CASES = [name for module in MODULES for name in module.cases(4)]
+from msrun.runtime import (
+    AutoParallel,
+    Model,
+    WithLoss,
+    get_group_size,
+    get_rank,
+    load_checkpoint,
+    no_init_parameters,
+    reset_auto_parallel_context,
+    save_checkpoint,
+    set_auto_parallel_context,
+    value_and_grad,
+)
+from msrun.runtime.execute.transfers import traffic
+
+Result = dict[str, Any]
+
+
+def trained(
+    build: Callable[[Any], AutoParallel],
+    *,
+    form: str = "module",
+    factor: float = 1.0,
+    dtype: torch.dtype = torch.float64,
+    seeds_differ: bool = False,
+    deferred: bool = False,
+    make_optimizer: Callable[[nn.Module], torch.optim.Optimizer] = momentum,
+) -> Result:
+    """Train one way and in one process; return both."""
+    right, right_network = serial(factor, dtype)
+    if deferred:
+        with no_init_parameters():
+            network = make_network(dtype)
+    else:
+        network = make_network(dtype)
+    if seeds_differ and get_rank():
+        for parameter in network.parameters():
+            parameter.data.normal_()
+    optimizer = make_optimizer(network)
+    if form == "module":
+        step = build(WithLoss(network, F.cross_entropy))
+        losses = train(step, optimizer, mine, dtype)
+    else:
+        step = build(step_function(network, optimizer))  # type: ignore[arg-type]
+        losses = [float(step(mine(images), mine(labels))) for images, labels in batches(dtype)]
+    return {
+        "losses": losses,
+        "right": right,
+        "difference": weight_difference(network, right_network),
+        "plan": step.plan.to_json(),
+        "explain": step.plan.explain(),
+    }
+
+
+def optimizer_between_the_passes(level: str) -> Result:
+    """An optimizer that is made when FSDP2 shows gathered parameters trains the cut ones."""
+    right, right_network = serial()
+    network = make_network()
+    step = mode("data_parallel", optimizer_level=level)(WithLoss(network, F.cross_entropy))
+    optimizer, losses = None, []
+    for images, labels in batches():
+        loss = step(mine(images), mine(labels))
+        optimizer = optimizer or momentum(network)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return {"losses": losses, "right": right, "difference": weight_difference(network, right_network)}
+
+
+def mode(name: str, compat: str = "torch", **hsdp: Any) -> Callable[[Any], AutoParallel]:
+    def build(network: Any) -> AutoParallel:
+        step = AutoParallel(network, name, compat=compat)  # type: ignore[arg-type]
+        return step.hsdp(**{"threshold": 1, **hsdp}) if hsdp else step
+
+    return build
+
+
+def gradients_mean(network: Any) -> AutoParallel:
+    return AutoParallel(network, "data_parallel", compat="mindspore").enable_gradients_mean()
+
+
+def stand_alone() -> Result:
+    """Every rank trains on its own part as if there were no other."""
+    network, right = make_network(), make_network()
+    step = AutoParallel(WithLoss(network, F.cross_entropy), "stand_alone")
+    traffic.reset()
+    losses = train(step, momentum(network), mine)
+    expected = train(lambda x, y: F.cross_entropy(right(x), y), momentum(right), mine)
+    calls = sum(traffic.calls.values())
+    return {"losses": losses, "right": expected, "difference": weight_difference(network, right), "calls": calls}
+
+
+def no_broadcast() -> Result:
+    """Networks that differ stay different when nobody broadcasts, and the plan says so."""
+    network = make_network()
+    with torch.no_grad():
+        network.layer2.bias += get_rank()
+    step = AutoParallel(WithLoss(network, F.cross_entropy), "data_parallel").parameter_broadcast(is_on=False)
+    images, labels = next(batches())
+    step(mine(images), mine(labels)).backward()
+    return {"notes": list(step.plan.notes), "bias": network.layer2.bias.tolist()}
+
+
+def accumulated(**hsdp: Any) -> Result:
+    """Two backward passes with one reduction give the gradient of both batches together."""
+    network, right = make_network(), make_network()
+    step = mode("data_parallel", **hsdp)(WithLoss(network, F.cross_entropy))
+    whole = list(batches(steps=3))
+    first, *rest = whole
+    step(mine(first[0]), mine(first[1])).backward()  # places the parameters
+    network.zero_grad()
+    with step.no_sync():
+        step(mine(rest[0][0]), mine(rest[0][1])).backward()
+        waits = all(parameter.grad is None for parameter in network.parameters())
+    step(mine(rest[1][0]), mine(rest[1][1])).backward()
+    for images, labels in rest:
+        F.cross_entropy(right(images), labels).backward()
+    pairs = zip(network.parameters(), right.parameters(), strict=True)
+    found = [(_whole(one.grad) - other.grad).abs().max() for one, other in pairs]
+    return {"difference": float(max(found)), "waits": waits}
+
+
+def _whole(tensor: Any) -> Any:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def two_functions_of_one_step() -> Result:
+    """A step that trains two networks in turn, each by its own function; one weight is never used."""
+    first, second = make_network(), make_network()
+    unused = nn.Linear(2, 2).double()
+    first.add_module("unused", unused)
+    of_first = value_and_grad(lambda x, y: F.cross_entropy(first(x), y), None, list(first.parameters()))
+    of_second = value_and_grad(
+        lambda x, y: F.cross_entropy(second(x) + first(x).detach(), y), None, list(second.parameters())
+    )
+
+    def both(x: Any, y: Any) -> Any:
+        return of_first(x, y), of_second(x, y)
+
+    step = AutoParallel(both, "data_parallel")
+    images, labels = next(batches())
+    (loss, gradients), (_, others) = step(mine(images), mine(labels))
+    rights = make_network(), make_network()
+    F.cross_entropy(rights[0](images), labels).backward()
+    F.cross_entropy(rights[1](images) + rights[0](images).detach(), labels).backward()
+    pairs = [
+        *zip(gradients, [p.grad for p in rights[0].parameters()], strict=False),
+        *zip(others, [p.grad for p in rights[1].parameters()], strict=True),
+    ]
+    return {
+        "difference": max(float((one - other).abs().max()) for one, other in pairs),
+        "of_unused": float(sum(gradient.abs().sum() for gradient in gradients[-2:])),
+        "is_finite": bool(loss.isfinite()),
+    }
+
+
+def input_gradients() -> Result:
+    """The gradient of a rank's inputs is its part of the global loss's."""
+    network, right = make_network(), make_network()
+    images, labels = next(batches())
+    step = AutoParallel(WithLoss(network, F.cross_entropy), "data_parallel")
+    part = mine(images).requires_grad_()
+    step(part, mine(labels)).backward()
+    whole = images.clone().requires_grad_()
+    F.cross_entropy(right(whole), labels).backward()
+    assert whole.grad is not None
+    assert part.grad is not None
+    return {"difference": float((part.grad - mine(whole.grad)).abs().max())}
+
+
+def value_and_grad_of_a_parallel_module() -> Result:
+    """torch's DDP reduces in backward() only; value_and_grad of a module under it must not pass it by."""
+    network, right = make_network(), make_network()
+    step = AutoParallel(WithLoss(network, F.cross_entropy), "data_parallel")
+    images, labels = next(batches())
+    kept = torch.full_like(network.layer2.bias, 7.0)
+    network.layer2.bias.grad = kept
+    _, gradients = value_and_grad(step, None, list(network.parameters()))(mine(images), mine(labels))
+    F.cross_entropy(right(images), labels).backward()
+    pairs = zip(gradients, [parameter.grad for parameter in right.parameters()], strict=True)
+    return {
+        "difference": max(float((one - other).abs().max()) for one, other in pairs),
+        "is_kept": network.layer2.bias.grad is kept,
+    }
+
+
+def model_obeys_the_context() -> Result:
+    """Model without AutoParallel, in the words of the documents."""
+    right, right_network = serial()
+    network = make_network()
+    set_auto_parallel_context(
+        device_num=get_group_size(), parallel_mode="data_parallel", gradients_mean=True, parameter_broadcast=True
+    )
+    try:
+        model = Model(network, F.cross_entropy, momentum(network))
+    finally:
+        reset_auto_parallel_context()
+    model.train(1, [(mine(images), mine(labels)) for images, labels in batches()])
+    return {
+        "losses": right,
+        "right": right,
+        "difference": weight_difference(network, right_network),
+        "mode": model.network.plan.mode,
+    }
+
+
+def context_cuts_the_optimizer() -> Result:
+    """The context's optimizer parallel and full batch, in semi_auto by its old name."""
+    right, right_network = serial()
+    network = make_network()
+    set_auto_parallel_context(
+        parallel_mode="semi_auto_parallel",
+        gradients_mean=True,
+        full_batch=True,
+        enable_parallel_optimizer=True,
+        parallel_optimizer_config={"parallel_optimizer_threshold": 1, "gradient_accumulation_shard": True},
+    )
+    try:
+        step = AutoParallel(WithLoss(network, F.cross_entropy))
+    finally:
+        reset_auto_parallel_context()
+    losses = train(step, momentum(network), lambda tensor: tensor)
+    return {
+        "losses": losses,
+        "right": right,
+        "difference": weight_difference(network, right_network),
+        "plan": step.plan.to_json(),
+    }
+
+
+def unused_parameters() -> Result:
+    """A layer that only some steps of some ranks use; DDP by itself waits for it for ever."""
+
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = make_network()
+            self.extra = nn.Linear(6, 6).double()
+
+        def forward(self, x: Any, uses_extra: bool) -> Any:
+            y = self.network(x)
+            return self.extra(y).pow(2).mean() + y.sum() * 0 if uses_extra else y.pow(2).mean()
+
+    torch.manual_seed(1)
+    network, right = Branching(), Branching()
+    right.load_state_dict(network.state_dict())
+    step = AutoParallel(network, "data_parallel")
+    found = []
+    for index, (images, _) in enumerate(batches(steps=4)):
+        step(mine(images), index % 2 == 1 and get_rank() == 0).backward()
+        parts = images.chunk(get_group_size())
+        losses = [right(part, index % 2 == 1 and rank == 0) for rank, part in enumerate(parts)]
+        torch.stack(losses).mean().backward()
+        for one, other in zip(network.parameters(), right.parameters(), strict=True):
+            wanted = torch.zeros_like(other) if other.grad is None else other.grad
+            mine_ = torch.zeros_like(one) if one.grad is None else one.grad
+            found.append(float((mine_ - wanted).abs().max()))
+        network.zero_grad()
+        right.zero_grad()
+    return {"difference": max(found)}
+
+
+def buffers_of_every_form() -> Result:
+    """A batch norm's running mean after a call without a backward pass, and two calls before one backward pass."""
+    forms: dict[str, Callable[[nn.Module], Callable[..., Any]]] = {
+        "module": lambda network: mode("data_parallel")(network),
+        "hsdp": lambda network: mode("data_parallel", threshold=0)(network),
+        "step": lambda network: mode("data_parallel")(
+            _loss_of(value_and_grad(network, None, weights=network.parameters()))
+        ),
+    }
+    found: Result = {}
+    for name, build in forms.items():
+        torch.manual_seed(3)
+        network = nn.Sequential(nn.Linear(24, 8), nn.BatchNorm1d(8), nn.Flatten(0)).double()
+        norm: Any = network[1]
+        step = build(_Mean(network))
+        for images, _ in batches(steps=3):
+            step(mine(images) + get_rank())
+        of_own_rows = norm.running_mean.tolist()
+        network.eval()
+        with torch.no_grad():
+            step(mine(images))
+        found[name] = {"trained": of_own_rows, "called again": norm.running_mean.tolist()}
+    network.train()
+    step = mode("data_parallel")(_Mean(network))
+    sum(step(mine(images)) for images, _ in batches(steps=3)).backward()
+    return found
+
+
+def _loss_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args: function(*args)[0]
+
+
+class _Mean(nn.Module):
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Any) -> Any:
+        return self.network(x).square().mean()
+
+
+LEVELS = ("level1", "level2", "level3")
+
+
+def cases() -> dict[str, Callable[[], Result]]:
+    ranks = 4
+    data_parallel, mindspore = mode("data_parallel"), mode("data_parallel", "mindspore")
+    found: dict[str, Callable[[], Result]] = {
+        "train/data-parallel": lambda: trained(data_parallel, seeds_differ=True),
+        "train/data-parallel-deferred": lambda: trained(data_parallel, deferred=True),
+        "train/data-parallel-step": lambda: trained(data_parallel, form="step", seeds_differ=True),
+        "train/data-parallel-float32": lambda: trained(data_parallel, dtype=torch.float32),
+        "train/sum": lambda: trained(mindspore, factor=ranks),
+        "train/sum-step": lambda: trained(mindspore, factor=ranks, form="step"),
+        "train/mindspore-mean": lambda: trained(gradients_mean),
+        "train/mindspore-mean-step": lambda: trained(gradients_mean, form="step"),
+        "train/hybrid-without-marks": lambda: trained(mode("hybrid_parallel")),
+        "train/fsdp-shard-size-2": lambda: trained(mode("data_parallel", shard_size=2, threshold=0)),
+        "train/fsdp-sum": lambda: trained(mode("data_parallel", "mindspore", shard_size=2), factor=ranks),
+        "train/fsdp-sum-step": lambda: trained(
+            mode("data_parallel", "mindspore", threshold=1), factor=ranks, form="step"
+        ),
+        "train/fsdp-float32": lambda: trained(mode("data_parallel", optimizer_level="level3"), dtype=torch.float32),
+        "train/fsdp-deferred": lambda: trained(mode("data_parallel", threshold=1), deferred=True),
+        "train/fsdp-torch-optimizer": lambda: trained(
+            mode("data_parallel", threshold=1),
+            make_optimizer=lambda network: torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9),
+        ),
+        "stand-alone": stand_alone,
+        "no-broadcast": no_broadcast,
+        "accumulate/ddp": accumulated,
+        "unused": unused_parameters,
+        "buffers": buffers_of_every_form,
+        "two-functions": two_functions_of_one_step,
+        "input-gradients": input_gradients,
+        "value-and-grad-of-module": value_and_grad_of_a_parallel_module,
+        "context/model": model_obeys_the_context,
+        "context/hsdp": context_cuts_the_optimizer,
+    }
+    for level in LEVELS:
+        found[f"train/fsdp-{level}"] = lambda level=level: trained(mode("data_parallel", optimizer_level=level))
+        found[f"train/fsdp-{level}-step"] = lambda level=level: trained(
+            mode("data_parallel", optimizer_level=level), form="step"
+        )
+        found[f"train/fsdp-{level}-late"] = lambda level=level: optimizer_between_the_passes(level)
+        found[f"accumulate/{level}"] = lambda level=level: accumulated(optimizer_level=level)
+    return found
+
+
+BEFORE, AFTER = 3, 3
+LAYOUTS: dict[str, Callable[[nn.Module], AutoParallel]] = {
+    "fsdp": lambda whole: AutoParallel(whole, "data_parallel").hsdp(threshold=1, optimizer_level="level3"),
+    "fsdp-in-pairs": lambda whole: AutoParallel(whole, "data_parallel").hsdp(shard_size=2, threshold=0),
+    "semi-auto": lambda whole: AutoParallel(whole).hsdp(threshold=1),
+    "data-parallel": lambda whole: AutoParallel(whole, "data_parallel"),
+}
+
+
+class Run:
+    """A network in one layout, with its optimizer."""
+
+    def __init__(self, layout: str | None, seed: float = 0.0) -> None:
+        self.network = make_network()
+        with torch.no_grad():
+            for parameter in self.network.parameters():
+                parameter += seed
+        self.optimizer = adam(self.network)
+        whole = WithLoss(self.network, F.cross_entropy)
+        self.step: Any = whole if layout is None else LAYOUTS[layout](whole)
+        self._part = (lambda tensor: tensor) if layout is None else mine
+
+    def train(self, given: list[Any]) -> list[float]:
+        losses = []
+        for images, labels in given:
+            loss = self.step(self._part(images), self._part(labels))
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            losses.append(float(loss.detach()))
+        return losses
+
+
+EXACT, SINGLE = 1e-10, 1e-5
+CASES = cases()
+outcomes = on_all_ranks(CASES)
 SLOW = {
     *(name for name in CASES if name.startswith("train/") and name.endswith(("-step", "float32", "deferred"))),
     *("train/hybrid-without-marks", "train/fsdp-torch-optimizer"),
 }
-TABLE = CaseTable(CASES, fast=[name for name in CASES if name not in SLOW], key=lambda case: case)
-Outcome = list[dict[str, Any]]
-"""What a case found, per rank."""
-
-pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
+on_four = on_ranks(4)
 
 
-@pytest.fixture(scope="module")
-def outcomes(
-    request: pytest.FixtureRequest, msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str, int], Outcome]:
-    """Gives what a case found in a world; its job runs when first asked for."""
-    found: dict[int, dict[str, Outcome] | None] = {}
-
-    def run(world_size: int) -> dict[str, Outcome]:
-        folder = tmp_path_factory.mktemp(f"modes-{world_size}")
-        modules = MODULES if world_size == 4 else (mode_hybrid,)
-        msrun_of_module.run_world(
-            world_size,
-            workers / "runtime" / "modes.py",
-            folder / "result.json",
-            *(module.__name__ for module in modules),
-            cwd=folder,
-            env=TABLE.asked(request) if world_size == 4 else {},
-            deadline_s=DEADLINE_S,
-        )
-        return dict(json.loads((folder / "result.json").read_text()))
-
-    def outcome(case: str, world_size: int = 4) -> Outcome:
-        if world_size not in found:
-            found[world_size] = None
-            found[world_size] = run(world_size)
-        outcomes_of_world = found[world_size]
-        assert outcomes_of_world is not None, "the job failed before"
-        ranks = outcomes_of_world[case]
-        for rank in ranks:
-            assert "error" not in rank, rank["error"]
-        return ranks
-
-    return outcome
+def names(prefix: str) -> list[str]:
+    return [name for name in CASES if name.startswith(prefix)]
 
 
-def names(module: Any, prefix: str) -> list[str]:
-    return [name for name in module.cases(4) if name.startswith(prefix)]
+def rows(cases: Iterable[str]) -> list[Any]:
+    return [pytest.param(c, id=c.replace("/", "-"), marks=() if c not in SLOW else pytest.mark.slow) for c in cases]
 
 
-def assert_trained(outcome: Outcome, tolerance: float, *, has_own_losses: bool = False) -> None:
+def assert_trained(outcome: list[dict[str, Any]], tolerance: float, *, has_own_losses: bool = False) -> None:
     means = [sum(losses) / len(outcome) for losses in zip(*(rank["losses"] for rank in outcome), strict=True)]
     assert has_own_losses is (outcome[0]["losses"] != outcome[1]["losses"])
     for rank in outcome:
@@ -83,13 +429,15 @@ def assert_trained(outcome: Outcome, tolerance: float, *, has_own_losses: bool =
 # -- modes --------------------------------------------------------------------------------------------------------
 
 
-@TABLE.parametrize("case", [(name,) for name in names(mode_training, "train/")])
-def test_every_mode_trains_as_one_process_does(outcomes: Callable[..., Outcome], case: str) -> None:
+@on_four
+@pytest.mark.parametrize("case", rows(names("train/")))
+def test_every_mode_trains_as_one_process_does(case: str) -> None:
     means_mindspore = "sum" in case or "mindspore" in case
     assert_trained(outcomes(case), SINGLE if case.endswith("float32") else EXACT, has_own_losses=means_mindspore)
 
 
-def test_stand_alone_ranks_train_for_themselves_and_exchange_nothing(outcomes: Callable[..., Outcome]) -> None:
+@on_four
+def test_stand_alone_ranks_train_for_themselves_and_exchange_nothing() -> None:
     ranks = outcomes("stand-alone")
     for rank in ranks:
         assert rank["losses"] == rank["right"]
@@ -99,13 +447,15 @@ def test_stand_alone_ranks_train_for_themselves_and_exchange_nothing(outcomes: C
     assert len({rank["losses"][0] for rank in ranks}) == 4
 
 
-def test_ranks_that_differ_get_the_values_of_rank_0_and_the_plan_says_so(outcomes: Callable[..., Outcome]) -> None:
+@on_four
+def test_ranks_that_differ_get_the_values_of_rank_0_and_the_plan_says_so() -> None:
     notes = outcomes("train/data-parallel")[0]["plan"]["notes"]
     assert notes == ["4 parameters or buffers differed between ranks (layer1.weight, ...): rank 0's are used"]
     assert outcomes("train/mindspore-mean")[0]["plan"]["notes"] == []
 
 
-def test_without_broadcast_ranks_keep_their_own_values_and_the_plan_says_so(outcomes: Callable[..., Outcome]) -> None:
+@on_four
+def test_without_broadcast_ranks_keep_their_own_values_and_the_plan_says_so() -> None:
     ranks = outcomes("no-broadcast")
     (note,) = ranks[0]["notes"]
     assert "layer2.bias" in note
@@ -113,13 +463,15 @@ def test_without_broadcast_ranks_keep_their_own_values_and_the_plan_says_so(outc
     assert [round(rank["bias"][0] - ranks[0]["bias"][0], 9) for rank in ranks] == [0.0, 1.0, 2.0, 3.0]
 
 
-def test_plan_says_whether_gradients_are_means_or_sums(outcomes: Callable[..., Outcome]) -> None:
+@on_four
+def test_plan_says_whether_gradients_are_means_or_sums() -> None:
     assert "gradients are means over the ranks (torch)" in outcomes("train/data-parallel")[0]["explain"]
     assert "added up over the ranks (MindSpore's gradients_mean=False)" in outcomes("train/sum")[0]["explain"]
     assert "means over the ranks" in outcomes("train/mindspore-mean")[0]["explain"]
 
 
-def test_every_form_of_a_call_begins_with_the_buffers_of_rank_0(outcomes: Callable[..., Outcome]) -> None:
+@on_four
+def test_every_form_of_a_call_begins_with_the_buffers_of_rank_0() -> None:
     ranks = outcomes("buffers")
     forms = ("module", "hsdp", "step")
     assert ranks[1]["module"]["trained"] != ranks[0]["module"]["trained"], "every rank has rows of its own"
@@ -129,10 +481,9 @@ def test_every_form_of_a_call_begins_with_the_buffers_of_rank_0(outcomes: Callab
             assert rank[form]["called again"] == ranks[0][form]["trained"]
 
 
-@pytest.mark.parametrize("level", mode_training.LEVELS)
-def test_hsdp_without_capture_names_what_is_cut_and_what_stays_whole(
-    outcomes: Callable[..., Outcome], level: str
-) -> None:
+@on_four
+@pytest.mark.parametrize("level", LEVELS)
+def test_hsdp_without_capture_names_what_is_cut_and_what_stays_whole(level: str) -> None:
     plan = outcomes(f"train/fsdp-{level}")[0]["plan"]
     found = {p["name"]: (p["local_shape"], p["shard_ranks"], p["reason"]) for p in plan["parameters"]}
     assert found == {
@@ -145,7 +496,8 @@ def test_hsdp_without_capture_names_what_is_cut_and_what_stays_whole(
     assert any("optimizers made before follow" in note for note in plan["notes"])
 
 
-def test_shard_size_says_how_many_ranks_share_a_weight(outcomes: Callable[..., Outcome]) -> None:
+@on_four
+def test_shard_size_says_how_many_ranks_share_a_weight() -> None:
     plan = outcomes("train/fsdp-shard-size-2")[0]["plan"]
     assert {p["name"]: p["local_shape"] for p in plan["parameters"]} == {
         "layer1.weight": [16, 24],
@@ -155,31 +507,34 @@ def test_shard_size_says_how_many_ranks_share_a_weight(outcomes: Callable[..., O
     }
 
 
-@pytest.mark.parametrize("case", names(mode_training, "accumulate/"))
-def test_gradients_of_two_backward_passes_are_those_of_both_batches(
-    outcomes: Callable[..., Outcome], case: str
-) -> None:
+@on_four
+@pytest.mark.parametrize("case", names("accumulate/"))
+def test_gradients_of_two_backward_passes_are_those_of_both_batches(case: str) -> None:
     for rank in outcomes(case):
         assert rank["difference"] <= EXACT
         assert rank["waits"] is (case == "accumulate/level1"), "level2 and level3 hold cut gradients at once"
 
 
+@on_four
 @pytest.mark.parametrize("case", ["two-functions", "input-gradients", "value-and-grad-of-module", "unused"])
-def test_gradients_without_capture_are_those_of_one_process(outcomes: Callable[..., Outcome], case: str) -> None:
+def test_gradients_without_capture_are_those_of_one_process(case: str) -> None:
     assert all(rank["difference"] <= EXACT for rank in outcomes(case))
 
 
-def test_value_and_grad_leaves_gradients_that_were_there_alone(outcomes: Callable[..., Outcome]) -> None:
+@on_four
+def test_value_and_grad_leaves_gradients_that_were_there_alone() -> None:
     assert all(rank["is_kept"] for rank in outcomes("value-and-grad-of-module"))
 
 
-def test_model_runs_in_the_mode_of_the_context(outcomes: Callable[..., Outcome]) -> None:
+@on_four
+def test_model_runs_in_the_mode_of_the_context() -> None:
     ranks = outcomes("context/model")
     assert_trained(ranks, EXACT)
     assert {rank["mode"] for rank in ranks} == {"data_parallel"}
 
 
-def test_context_turns_on_optimizer_parallel_and_full_batch(outcomes: Callable[..., Outcome]) -> None:
+@on_four
+def test_context_turns_on_optimizer_parallel_and_full_batch() -> None:
     ranks = outcomes("context/hsdp")
     assert_trained(ranks, EXACT)
     plan = ranks[0]["plan"]
@@ -189,73 +544,28 @@ def test_context_turns_on_optimizer_parallel_and_full_batch(outcomes: Callable[.
     assert any("gradients_mean changes nothing" in note for note in plan["notes"])
 
 
-# -- hybrid parallel ----------------------------------------------------------------------------------------------
+PAIRS = [("fsdp", "fsdp-in-pairs"), ("fsdp", "semi-auto"), ("semi-auto", "fsdp"), ("fsdp-in-pairs", "data-parallel")]
 
 
-@pytest.mark.parametrize("world_size", [4, pytest.param(8, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("case", ["hybrid/module", "hybrid/step", "hybrid/semi-auto"])
-def test_hand_cut_network_of_the_document_equals_its_semi_auto_twin_and_one_process(
-    outcomes: Callable[..., Outcome], case: str, world_size: int
+@pytest.mark.slow
+@on_four
+@pytest.mark.parametrize("is_placed", [False, True], ids=["fresh", "placed"])
+@pytest.mark.parametrize(("source", "target"), PAIRS)
+def test_checkpoints_of_fsdp_go_on_in_other_layouts_and_the_other_way_round(
+    tmp_path: Path, source: str, target: str, is_placed: bool
 ) -> None:
-    ranks = outcomes(case, world_size)
-    assert len(ranks) == world_size
-    assert_trained(ranks, EXACT)
-
-
-def test_plan_names_parameters_that_are_a_ranks_own(outcomes: Callable[..., Outcome]) -> None:
-    assert outcomes("hybrid/module")[0]["reasons"] == {"weight": "this rank's own part", "scale": "hsdp is off"}
-
-
-def test_mindspores_sums_leave_marked_gradients_as_the_operators_give_them(outcomes: Callable[..., Outcome]) -> None:
-    for rank in outcomes("hybrid/mindspore"):
-        assert rank["mean"] == pytest.approx([4.0, 1.0])
-        assert rank["sum"] == pytest.approx([4.0, 4.0])
-
-
-def test_marked_parameters_are_refused_where_they_would_be_reduced_or_cut(
-    outcomes: Callable[..., Outcome],
-) -> None:
-    for rank in outcomes("hybrid/refusals"):
-        for mode in ("data_parallel", "semi_auto"):
-            assert "parameter weight is marked layerwise_parallel" in rank[mode]
-            assert 'use parallel_mode="hybrid_parallel"' in rank[mode]
-
-
-def test_hand_cut_network_is_saved_by_every_rank_and_goes_on(outcomes: Callable[..., Outcome]) -> None:
-    for rank in outcomes("hybrid/resumed"):
-        for form in ("shared", "apart"):
-            right, resumed = rank[form]["losses"]
-            assert resumed == right
-            assert rank[form]["is_same"]
-            assert rank[form]["files"] == ["a"]
-            assert rank[form]["shape"] == [512, 128 // 4]
-
-
-MOVES = {
-    "all-reduce": ["all_reduce"],
-    "all-reduce-max": ["all_reduce"],
-    "all-reduce-min": ["all_reduce"],
-    "all-gather": ["all_gather", "reduce_scatter"],
-    "all-gather-last": ["all_gather", "reduce_scatter"],
-    "reduce-scatter": ["all_gather", "reduce_scatter"],
-    "reduce-scatter-last": ["all_gather", "reduce_scatter"],
-    "broadcast": ["all_reduce", "broadcast"],
-    "all-to-all": ["all_to_all"],
-    "all-to-all-across": ["all_to_all"],
-}
-
-
-@pytest.mark.parametrize("name", MOVES)
-def test_communication_operator_has_the_result_and_the_gradient_of_the_sum_of_losses(
-    outcomes: Callable[..., Outcome], name: str
-) -> None:
-    in_groups = [rank[name] for rank in outcomes("operators/groups")]
-    for rank in [*outcomes(f"operators/{name}"), *in_groups]:
-        assert rank["difference"] <= EXACT
-        assert rank["of_gradient"] <= EXACT
-        assert rank["moved"] == MOVES[name]
-
-
-def test_every_case_is_looked_at() -> None:
-    """Guards the guard."""
-    assert len(CASES) > 45
+    """Saved in one layout, loaded in another, before or after its first call."""
+    given = list(batches(steps=BEFORE + AFTER))
+    right = Run(None)
+    expected = right.train(given)
+    first = Run(source)
+    first.train(given[:BEFORE])
+    save_checkpoint(first.step, tmp_path / "saved", optimizer=first.optimizer)
+    second = Run(target, seed=1.0)
+    if is_placed:
+        second.train(given[:1])
+    load_checkpoint(tmp_path / "saved", second.step, second.optimizer)
+    losses = second.train(given[BEFORE:])
+    assert losses == pytest.approx(expected[BEFORE:], rel=EXACT, abs=0)
+    assert weight_difference(second.network, right.network) <= EXACT
+    assert losses[0] != losses[-1]

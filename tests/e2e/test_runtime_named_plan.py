@@ -2,51 +2,124 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from job_runner import JobRunner
+import torch
+import torch.nn.functional as F  # noqa: N812
+from on_ranks import on_ranks
 from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 
 from msrun.errors import StrategyError
-from msrun.runtime import parallelize
+from msrun.runtime import AutoParallel, WithLoss, parallelize
 
-WORLD_SIZE = 4
-DEADLINE_S = 120.0
+WIDTH, HEADS, WORDS, LENGTH, ROWS = 16, 4, 24, 6, 8
+
+
+class Transposed(nn.Module):
+    """A linear layer with its weight the other way round, as GPT-2's."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(inputs, outputs) / 4)
+        self.bias = nn.Parameter(torch.randn(outputs) / 4)
+
+    def forward(self, x):
+        return torch.addmm(self.bias, x.reshape(-1, x.shape[-1]), self.weight).view(*x.shape[:-1], -1)
+
+
+class Block(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.q, self.k, self.v = (layer(WIDTH, WIDTH) for _ in range(3))
+        self.out = layer(WIDTH, WIDTH)
+        self.up, self.down = layer(WIDTH, 4 * WIDTH), layer(4 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        h = self.norm(x)
+        q, k, v = (each(h).view(*h.shape[:2], HEADS, -1).transpose(1, 2) for each in (self.q, self.k, self.v))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(x.shape))
+        return x + self.down(F.gelu(self.up(x)))
+
+
+class Decoder(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, WIDTH)
+        self.layers = nn.ModuleList(Block(layer) for _ in range(2))
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x).flatten(0, 1)
+
+
+class Whole(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.model = Decoder(layer)
+
+    def forward(self, tokens):
+        return self.model(tokens)
+
+
+INSIDE = {"layers.*.[qkv]": "colwise", "layers.*.out": "rowwise", "layers.*.up": "colwise", "layers.*.down": "rowwise"}
+STYLES = {"layers.*.up": ColwiseParallel(), "layers.*.down": RowwiseParallel(), "layers.*.norm": SequenceParallel()}
+
+
+def brought(layer):
+    network = Whole(layer)
+    network.tp_plan = {**INSIDE, "layers.*.gate": "colwise", "head": "colwise_rep"}
+    return parallelize(network)
+
+
 BLOCK = ("q", "k", "v", "out", "up", "down")
 QUARTERS = {"q": [4, 16], "k": [4, 16], "v": [4, 16], "out": [16, 4], "up": [16, 16], "down": [16, 16]}
 WHOLE = {"q": [16, 16], "k": [16, 16], "v": [16, 16], "out": [16, 16], "up": [64, 16], "down": [16, 64]}
 HALVES = {"q": [8, 16], "k": [8, 16], "v": [8, 16], "out": [16, 8], "up": [32, 16], "down": [16, 32]}
 TURNED = {name: shape[::-1] for name, shape in QUARTERS.items()}
-EXPECTED = {
-    "words": (QUARTERS, {"embed": [6, 16], "head": [6, 16]}),
-    "transposed": (TURNED, {}),
-    "columns of a table": (WHOLE, {"embed": [24, 4]}),
-    "half of the ranks": (HALVES, {}),
-    "styles of torch": ({**WHOLE, "up": [16, 16], "down": [16, 16]}, {}),
-    "of the model": (QUARTERS, {"head": [6, 16]}),
+CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, list[int]], dict[str, list[int]]]] = {
+    "words": (
+        lambda: parallelize(Whole(nn.Linear), {**INSIDE, "embed": "vocab", "head": "colwise"}),
+        QUARTERS,
+        {"embed": [6, 16], "head": [6, 16]},
+    ),
+    "transposed": (lambda: parallelize(Whole(Transposed), INSIDE), TURNED, {}),
+    "columns of a table": (
+        lambda: parallelize(Whole(nn.Linear), {"model.embed": "colwise"}),
+        WHOLE,
+        {"embed": [24, 4]},
+    ),
+    "half of the ranks": (lambda: parallelize(Whole(nn.Linear), INSIDE, tensor_parallel=2), HALVES, {}),
+    "styles of torch": (
+        lambda: parallelize(Whole(nn.Linear), STYLES),
+        {**WHOLE, "up": [16, 16], "down": [16, 16]},
+        {},
+    ),
+    "of the model": (lambda: brought(nn.Linear), QUARTERS, {"head": [6, 16]}),
 }
+"""Name -> network, what each rank stores of the weights of a block, and of the others where it is not all."""
 
 
-@pytest.fixture(scope="module")
-def results(msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the worker found, of all cases in one job."""
-    folder = tmp_path_factory.mktemp("named")
-    script = workers / "runtime" / "named_plan.py"
-    msrun_of_module.run_world(WORLD_SIZE, script, folder / "result.json", cwd=folder, deadline_s=DEADLINE_S)
-    return dict(json.loads((folder / "result.json").read_text()))
-
-
-@pytest.mark.parametrize("name", EXPECTED)
-def test_a_named_plan_trains_like_one_process_and_cuts_what_it_names(results: dict[str, Any], name: str) -> None:
-    found, (of_blocks, others) = results[name], EXPECTED[name]
-    assert found["is_equal"], found["text"]
+@on_ranks(4, dtype="float64")
+@pytest.mark.parametrize("name", CASES)
+def test_a_named_plan_trains_like_one_process_and_cuts_what_it_names(name: str) -> None:
+    make, of_blocks, others = CASES[name]
+    torch.manual_seed(3)
+    step = AutoParallel(WithLoss(make(), nn.CrossEntropyLoss())).dataset_strategy("full_batch")
+    tokens = torch.randint(0, WORDS, (ROWS, LENGTH), generator=torch.Generator().manual_seed(4))
+    step.verify(tokens, tokens.flatten())
+    stored = {item.name.removeprefix("model."): list(item.local_shape) for item in step.plan.parameters}
     for layer in (0, 1):
-        assert {key: found["stored"][f"layers.{layer}.{key}.weight"] for key in BLOCK} == of_blocks
+        assert {key: stored[f"layers.{layer}.{key}.weight"] for key in BLOCK} == of_blocks
     for key in ("embed", "head"):
-        assert found["stored"][f"{key}.weight"] == others.get(key, [24, 16])
+        assert stored[f"{key}.weight"] == others.get(key, [24, 16])
 
 
 class Small(nn.Module):

@@ -1,42 +1,1039 @@
-"""The many ways in which people call a parallel network, each in real processes."""
+"""The many ways in which people call a parallel network, each on four ranks; its name must hold."""
 
 from __future__ import annotations
 
-import json
+import copy
+import itertools
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from asked_cases import CaseTable
-from call_patterns import PATTERNS, WORLD_SIZE
-from job_runner import JobRunner
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+from local_parts import local
+from on_ranks import on_ranks
+from torch import Tensor, nn
 
-DEADLINE_S = 400.0
-TABLE = CaseTable(
-    PATTERNS,
-    fast=[
-        "second_backward_of_one_loss_is_refused_in_words",
-        "weight_that_two_operators_want_cut_differently_gets_both_gradients",
-        "gradients_of_arguments_are_those_of_this_ranks_part",
-        "named_group_keeps_the_order_of_its_ranks",
-        "error_on_one_rank_is_told_to_the_others",
-    ],
-    key=lambda name: name,
+from msrun.errors import CaptureError, StrategyError, WorldError
+from msrun.runtime import (
+    AutoParallel,
+    MicroBatchInterleaved,
+    Pipeline,
+    WithLoss,
+    create_group,
+    destroy_group,
+    get_group_rank_from_world_rank,
+    get_group_size,
+    get_process_group_ranks,
+    get_rank,
+    get_world_rank_from_group_rank,
+    no_init_parameters,
+    optim,
+    process_group,
+    shard,
+    value_and_grad,
 )
+from msrun.runtime.execute.executor import Executor
+from msrun.runtime.execute.transfers import start_backward, start_forward
+from msrun.runtime.parallel.compilation import compilation
+from msrun.runtime.sharding.collective import Collective, Kind
+from msrun.runtime.sharding.layout import build_mesh
 
-pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
-
-
-@pytest.fixture(scope="module")
-def outcomes(
-    request: pytest.FixtureRequest, msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, list[str]]:
-    """What went wrong in which pattern; all of them in one process group."""
-    folder = tmp_path_factory.mktemp("patterns")
-    script, result = workers / "runtime" / "patterns.py", folder / "result.json"
-    msrun_of_module.run_world(WORLD_SIZE, script, result, cwd=folder, env=TABLE.asked(request), deadline_s=DEADLINE_S)
-    return dict(json.loads(result.read_text()))
+WORLD_SIZE = 4
+on_four = on_ranks(WORLD_SIZE, dtype="float64")
 
 
-@TABLE.parametrize("name", [(name,) for name in PATTERNS])
-def test_pattern_holds_on_every_rank(outcomes: dict[str, list[str]], name: str) -> None:
-    assert outcomes[name] == [], "\n".join(outcomes[name])
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer1 = nn.Linear(16, 8)
+        self.layer2 = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer2(torch.relu(self.layer1(x)))
+
+
+class Calls(nn.Module):
+    """A network whose forward is a function of itself and its inputs."""
+
+    def __init__(self, forward: Callable[..., Any], **modules: Any) -> None:
+        super().__init__()
+        for name, module in modules.items():
+            setattr(self, name, module)
+        self._call = forward
+
+    def forward(self, *inputs: Any) -> Any:
+        return self._call(self, *inputs)
+
+
+def seeded(make: Callable[[], Any], seed: int = 0) -> Any:
+    torch.manual_seed(seed)
+    return make()
+
+
+def batch(rows: int = 8, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, 16, generator=generator), torch.randn(rows, 4, generator=generator)
+
+
+def mine(tensor: Tensor) -> Tensor:
+    return tensor.chunk(WORLD_SIZE)[get_rank()]
+
+
+def everywhere(value: Any) -> list[Any]:
+    found: list[Any] = [None] * WORLD_SIZE
+    dist.all_gather_object(found, value)
+    return found
+
+
+def whole(parameter: nn.Parameter | Tensor, like: Tensor) -> Tensor:
+    """Return a parameter, or its gradient, as one tensor: parts are rows of consecutive ranks."""
+    own = local(parameter)
+    if own.shape == like.shape:
+        return own
+    parts = [torch.empty_like(own) for _ in range(WORLD_SIZE)]
+    dist.all_gather(parts, own.contiguous())
+    return torch.cat(parts)
+
+
+def assert_close(left: Any, right: Any) -> None:
+    torch.testing.assert_close(left, right, rtol=1e-10, atol=1e-12)
+
+
+def assert_gradients(network: nn.Module, right: nn.Module) -> None:
+    named = dict(right.named_parameters())
+    for name, parameter in network.named_parameters():
+        assert (parameter.grad is None) == (named[name].grad is None), name
+        if parameter.grad is not None:
+            assert_close(whole(parameter.grad, named[name]), named[name].grad)
+
+
+def refused(kind: type[Exception], call: Callable[..., Any], *args: Any) -> str:
+    try:
+        call(*args)
+    except kind as error:
+        return "\n".join([str(error), *getattr(error, "__notes__", ())])
+    raise AssertionError(f"{kind.__name__} was not raised")
+
+
+def both() -> tuple[nn.Module, nn.Module, AutoParallel]:
+    """Return a network of one process, the same one for all ranks, and its AutoParallel with every weight cut."""
+    serial = seeded(Mlp)
+    network = copy.deepcopy(serial)
+    return serial, network, AutoParallel(WithLoss(network, F.mse_loss)).hsdp(threshold=0)
+
+
+# -- ranks that do not agree -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@on_four
+def test_ranks_with_different_seeds_train_one_network() -> None:
+    torch.manual_seed(10 + get_rank())
+    with no_init_parameters():
+        network = Mlp()
+    step = AutoParallel(WithLoss(network, F.mse_loss)).hsdp(threshold=0)
+    serial = seeded(Mlp, seed=10)
+    x, y = batch()
+    assert_close(step(mine(x), mine(y)).detach(), F.mse_loss(serial(x), y).detach())
+    assert any("different random seeds" in note for note in step.plan.notes)
+
+
+@pytest.mark.slow
+@on_four
+def test_ranks_that_seed_inside_the_block_train_one_network() -> None:
+    torch.manual_seed(0)
+    with no_init_parameters():
+        network = seeded(Mlp, seed=10 + get_rank())
+    step = AutoParallel(WithLoss(network, F.mse_loss))
+    serial = seeded(Mlp, seed=10)
+    x, y = batch()
+    assert_close(step(mine(x), mine(y)).detach(), F.mse_loss(serial(x), y).detach())
+    assert torch.equal(network.layer1.weight, serial.layer1.weight)
+
+
+@pytest.mark.slow
+@on_four
+def test_ranks_with_different_eager_weights_train_rank_0s() -> None:
+    network = seeded(Mlp, seed=20 + get_rank())
+    serial = seeded(Mlp, seed=20)
+    step = AutoParallel(WithLoss(network, F.mse_loss)).hsdp(threshold=0)
+    x, y = batch()
+    assert_close(step(mine(x), mine(y)).detach(), F.mse_loss(serial(x), y).detach())
+    assert any("differed between ranks" in note for note in step.plan.notes)
+
+
+@pytest.mark.slow
+@on_four
+def test_ranks_with_different_buffers_use_rank_0s() -> None:
+    network = seeded(lambda: Calls(lambda s, x: (s.layer(x) * s.scale).mean(), layer=nn.Linear(16, 4)))
+    network.register_buffer("scale", torch.full((4,), 1.0 + get_rank()))
+    serial = seeded(lambda: nn.Linear(16, 4))
+    x, _ = batch()
+    losses = everywhere(float(AutoParallel(network)(mine(x)).detach()))
+    assert_close(losses[0], float(serial(x).mean().detach()))
+    assert losses == [losses[0]] * WORLD_SIZE
+
+
+@pytest.mark.slow
+@on_four
+def test_no_note_is_made_when_all_ranks_agree() -> None:
+    _, _, step = both()
+    step(*map(mine, batch()))
+    assert step.plan.notes == ()
+
+
+@pytest.mark.slow
+@on_four
+def test_dropout_gives_all_ranks_one_loss_and_one_gradient_whatever_their_seeds() -> None:
+    network = seeded(lambda: Calls(lambda s, x: F.dropout(s.layer(x), 0.5).pow(2).mean(), layer=nn.Linear(16, 4)))
+    step = AutoParallel(network)
+    torch.manual_seed(30 + get_rank())
+    x, _ = batch()
+    for _ in range(2):
+        loss = step(mine(x))
+        loss.backward()
+        assert len(set(everywhere(float(loss.detach())))) == 1
+    gradients = everywhere(network.layer.weight.grad)
+    assert all(torch.equal(gradient, gradients[0]) for gradient in gradients)
+
+
+@pytest.mark.slow
+@on_four
+def test_different_batch_shapes_at_the_first_call_are_refused() -> None:
+    _, _, step = both()
+    x, y = batch(rows=2 + get_rank())
+    text = refused(CaptureError, step, x, y)
+    assert "rank 1" in text
+    assert "batches of one shape" in text
+
+
+@on_four
+def test_error_on_one_rank_is_told_to_the_others() -> None:
+    network = seeded(Mlp)
+    step = AutoParallel(MicroBatchInterleaved(WithLoss(network, F.mse_loss), 2))
+    x, y = batch(rows=3 if get_rank() == 2 else 4)
+    kind = StrategyError if get_rank() == 2 else CaptureError
+    text = refused(kind, step, x, y)
+    assert "a batch of 3 rows on this rank cannot be cut into 2 equal copies" in text
+    assert get_rank() == 2 or text.startswith("rank 2 cannot run this call")
+
+
+@pytest.mark.slow
+@on_four
+def test_failure_after_the_programs_were_compared_is_told_to_the_others() -> None:
+    def fail(*_args: Any, **_named: Any) -> Any:
+        raise KeyError("planted")
+
+    wrappers: list[Callable[[nn.Module], AutoParallel]] = [
+        lambda network: AutoParallel(network).hsdp(threshold=0),
+        lambda network: AutoParallel(Pipeline(network, 2)).pipeline(stages=2),
+    ]
+    for wrap in wrappers:
+        step = wrap(WithLoss(seeded(Mlp), F.mse_loss))
+        x, y = batch()
+        with pytest.MonkeyPatch.context() as patch:
+            if get_rank() == 1:
+                patch.setattr(compilation, "build_compiled_call", fail)
+            text = refused(KeyError if get_rank() == 1 else CaptureError, step, mine(x), mine(y))
+        assert get_rank() == 1 or text == "rank 1 cannot run this call: KeyError: 'planted'"
+
+
+# -- one network, several calls and functions of it --------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@on_four
+def test_network_trained_with_its_loss_can_be_called_without_it() -> None:
+    serial, network, step = both()
+    x, y = batch()
+    step(mine(x), mine(y)).backward()
+    alone = AutoParallel(network).dataset_strategy("full_batch")
+    with torch.no_grad():
+        assert_close(alone(x), serial(x).detach())
+
+
+@pytest.mark.slow
+@on_four
+def test_two_functions_of_one_step_share_their_networks() -> None:
+    one, two = seeded(Mlp), seeded(lambda: nn.Linear(4, 4))
+    serial_one, serial_two = copy.deepcopy(one), copy.deepcopy(two)
+
+    def first_loss(x: Tensor) -> Tensor:
+        return one(x).pow(2).mean()
+
+    def second_loss(x: Tensor) -> Tensor:
+        return two(one(x)).abs().mean()
+
+    first = value_and_grad(first_loss, None, list(one.parameters()))
+    second = value_and_grad(second_loss, None, list(two.parameters()))
+
+    def train(x: Tensor) -> tuple[Any, Any]:
+        return first(x), second(x)
+
+    x, _ = batch()
+    (loss, _), (other, gradients) = AutoParallel(train).hsdp(threshold=0)(mine(x))
+    assert_close(loss, serial_one(x).pow(2).mean().detach())
+    right = serial_two(serial_one(x)).abs().mean()
+    assert_close(other, right.detach())
+    right.backward()
+    assert_close(whole(gradients[0], serial_two.weight), serial_two.weight.grad)
+
+
+@pytest.mark.slow
+@on_four
+def test_step_function_that_differentiates_nothing_itself_is_refused() -> None:
+    network = seeded(Mlp)
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        loss = F.mse_loss(network(x), y)
+        loss.backward()
+        return loss
+
+    text = refused(CaptureError, AutoParallel(train), *map(mine, batch()))
+    assert "value_and_grad" in text
+
+
+@pytest.mark.slow
+@on_four
+def test_settings_after_the_first_call_are_refused() -> None:
+    _, _, step = both()
+    step(*map(mine, batch()))
+    assert "set it before" in refused(StrategyError, step.hsdp)
+    assert "set it before" in refused(StrategyError, step.dataset_strategy, "full_batch")
+
+
+@pytest.mark.slow
+@on_four
+def test_strategy_of_a_module_that_is_not_called_is_noted() -> None:
+    network = Calls(lambda s, x: s.used(x).mean(), used=nn.Linear(16, 4), unused=nn.Linear(4, 4))
+    shard(network.unused, ((1, 1), (4, 1)))
+    step = AutoParallel(network)
+    step(mine(batch()[0]))
+    assert any("unused" in note for note in step.plan.notes)
+
+
+# -- collectives of a graph --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@on_four
+def test_collectives_of_a_graph_take_values_of_any_strides() -> None:
+    mesh = build_mesh(WORLD_SIZE)
+    generator = torch.Generator().manual_seed(get_rank())
+    value = torch.randn(4, 4, 8, 4, generator=generator)
+    orders = itertools.permutations(range(4))
+    strided = [value.permute(order).contiguous().permute([order.index(dim) for dim in range(4)]) for order in orders]
+    strided += [value[:, :1].expand(4, 4, 8, 4), value.repeat(1, 1, 1, 2)[..., ::2]]
+    kinds: list[Kind] = ["all_reduce", "enter", "gather", "gather_enter", "slice", "reduce_scatter"]
+    collectives = [Collective(kind, mesh.axes, dim) for kind in kinds for dim in range(4)]
+    collectives += [Collective("exchange", mesh.axes, dim, other) for dim, other in itertools.permutations(range(4), 2)]
+    for collective, given in itertools.product(collectives, strided):
+        for start in (start_forward, start_backward):
+            strided_one, plain_one = (start(collective, x, mesh, get_rank()) for x in (given, given.contiguous()))
+            assert_close(strided_one.wait(), plain_one.wait())
+
+
+@pytest.mark.slow
+@on_four
+def test_summed_dimension_may_be_cut_by_any_axes_afterwards() -> None:
+    x, y = batch()[0].reshape(4, 4, 8).contiguous(), torch.ones(4, 4, 8)
+    outcomes = [(1, 2, 2), (2, 2, 1), (2, 1, 2), (4, 1, 1), (1, 4, 1), (1, 1, 4), (1, 1, 1)]
+    for out in outcomes:
+        serial = seeded(lambda: nn.Linear(8, 8))
+        network = shard(copy.deepcopy(serial), ((1, 1, 4), (1, 4)), out_strategy=(out,))
+        given, expected = x.clone().requires_grad_(), x.clone().requires_grad_()
+        loss = AutoParallel(WithLoss(network, F.mse_loss)).dataset_strategy("full_batch")(given, y)
+        right = F.mse_loss(serial(expected), y)
+        loss.backward()
+        right.backward()
+        assert_close(loss.detach(), right.detach())
+        assert_close(given.grad, expected.grad)
+
+
+# -- value_and_grad, and an optimizer that takes its gradients ---------------------------------------------------------
+
+
+@on_four
+def test_gradients_of_arguments_are_those_of_this_ranks_part() -> None:
+    serial = seeded(Mlp)
+    network = copy.deepcopy(serial)
+    gradients_of = value_and_grad(lambda x, y: F.mse_loss(network(x), y), (0, 1), list(network.parameters()))
+    step = AutoParallel(lambda x, y: gradients_of(x, y))
+    x, y = batch()
+    loss, (inputs, weights) = step(mine(x), mine(y))
+    x.requires_grad_()
+    y.requires_grad_()
+    right = F.mse_loss(serial(x), y)
+    right.backward()
+    assert_close(loss, right.detach())
+    assert_close(inputs[0], mine(x.grad))
+    assert_close(inputs[1], mine(y.grad))
+    assert len(weights) == 4
+    assert_close(weights[0], serial.layer1.weight.grad)
+
+
+@pytest.mark.slow
+@on_four
+def test_gradient_of_a_number_is_whole_on_every_rank() -> None:
+    serial = seeded(Mlp)
+    network = copy.deepcopy(serial)
+    gradients_of = value_and_grad(lambda x, t: (network(x) * t).pow(2).mean(), 1)
+    x, _ = batch()
+    number = torch.tensor(1.5)
+    _, gradient = AutoParallel(lambda x, t: gradients_of(x, t))(mine(x), number)
+    number.requires_grad_()
+    (serial(x) * number).pow(2).mean().backward()
+    assert_close(gradient, number.grad)
+
+
+@pytest.mark.slow
+@on_four
+def test_other_results_come_back_beside_the_loss() -> None:
+    serial = seeded(Mlp)
+    network = copy.deepcopy(serial)
+
+    def forward(x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        scores = network(x)
+        return F.cross_entropy(scores, labels), (scores.argmax(1) == labels).sum(), scores
+
+    gradients_of = value_and_grad(forward, None, list(network.parameters()), has_aux=True)
+    x, _ = batch()
+    labels = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3])
+    (loss, right_ones, scores), gradients = AutoParallel(lambda x, y: gradients_of(x, y)).hsdp(threshold=0)(
+        mine(x), mine(labels)
+    )
+    expected = serial(x)
+    assert_close(loss, F.cross_entropy(expected, labels).detach())
+    assert int(right_ones) == int((expected.argmax(1) == labels).sum())
+    assert_close(scores, mine(expected).detach())
+    assert [tuple(g.shape) for g in gradients] == [tuple(p.shape) for p in network.parameters()]
+
+
+@pytest.mark.slow
+@on_four
+def test_optimizer_of_ours_takes_the_gradients_of_the_parts() -> None:
+    serial = seeded(Mlp)
+    with no_init_parameters():
+        network = seeded(Mlp)
+        optimizer = optim.Momentum(network.parameters(), 0.1, 0.9)
+    gradients_of = value_and_grad(lambda x, y: F.mse_loss(network(x), y), None, list(network.parameters()))
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        loss, gradients = gradients_of(x, y)
+        optimizer(gradients)
+        return loss
+
+    step = AutoParallel(train).hsdp(threshold=0)
+    right = torch.optim.SGD(serial.parameters(), 0.1, momentum=0.9)
+    for seed in range(3):
+        x, y = batch(seed=seed)
+        loss = step(mine(x), mine(y))
+        expected = F.mse_loss(serial(x), y)
+        expected.backward()
+        right.step()
+        right.zero_grad()
+        assert_close(loss, expected.detach())
+    assert_close(whole(network.layer1.weight, serial.layer1.weight), serial.layer1.weight.detach())
+
+
+# -- groups with a name ------------------------------------------------------------------------------------------------
+
+
+@on_four
+def test_named_group_keeps_the_order_of_its_ranks() -> None:
+    create_group("odd order", [3, 1, 2])
+    assert get_process_group_ranks("odd order") == [3, 1, 2]
+    assert get_world_rank_from_group_rank("odd order", 0) == 3
+    assert get_group_rank_from_world_rank(1, "odd order") == 1
+    assert get_group_size("odd order") == 3
+    if get_rank() == 0:
+        assert "not in group" in refused(WorldError, get_rank, "odd order")
+    else:
+        assert dist.get_rank(process_group("odd order")) == get_rank("odd order")
+        parts = [torch.empty(1) for _ in range(3)]
+        dist.all_gather(parts, torch.tensor([float(get_rank())]), group=process_group("odd order"))
+        assert [int(part) for part in parts] == [3, 1, 2]
+    assert "exists already" in refused(WorldError, create_group, "odd order", [0, 1])
+    destroy_group("odd order")
+    assert "no group" in refused(WorldError, get_process_group_ranks, "odd order")
+
+
+@pytest.mark.slow
+@on_four
+def test_illegal_groups_are_refused_with_the_legal_range() -> None:
+    assert "two or more different ranks" in refused(WorldError, create_group, "one", [1])
+    assert "two or more different ranks" in refused(WorldError, create_group, "twice", [1, 1])
+    assert "ranks are 0 to 3" in refused(WorldError, create_group, "outside", [1, 4])
+
+
+# -- orders of forward and backward ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@on_four
+def test_two_forwards_then_two_backwards_add_up_their_gradients() -> None:
+    serial, network, step = both()
+    data = [batch(seed=1), batch(seed=2)]
+    losses = [step(mine(x), mine(y)) for x, y in data]
+    for loss in losses:
+        loss.backward()
+    for x, y in data:
+        F.mse_loss(serial(x), y).backward()
+    assert_gradients(network, serial)
+
+
+@pytest.mark.slow
+@on_four
+def test_backwards_in_the_other_order_give_the_same() -> None:
+    serial, network, step = both()
+    data = [batch(seed=1), batch(seed=2)]
+    first, second = (step(mine(x), mine(y)) for x, y in data)
+    second.backward()
+    first.backward()
+    for x, y in data:
+        F.mse_loss(serial(x), y).backward()
+    assert_gradients(network, serial)
+
+
+@pytest.mark.slow
+@on_four
+def test_accumulation_by_hand_equals_one_big_batch() -> None:
+    serial, network, step = both()
+    x, y = batch(16)
+    for part in range(2):
+        rows = slice(8 * part, 8 * part + 8)
+        (step(mine(x[rows]), mine(y[rows])) / 2).backward()
+    F.mse_loss(serial(x), y).backward()
+    assert_gradients(network, serial)
+
+
+@pytest.mark.slow
+@on_four
+def test_sum_of_losses_of_two_forwards_has_one_backward() -> None:
+    serial, network, step = both()
+    data = [batch(seed=1), batch(seed=2)]
+    (step(*map(mine, data[0])) + 3 * step(*map(mine, data[1]))).backward()
+    (F.mse_loss(serial(data[0][0]), data[0][1]) + 3 * F.mse_loss(serial(data[1][0]), data[1][1])).backward()
+    assert_gradients(network, serial)
+
+
+@pytest.mark.slow
+@on_four
+def test_forward_under_no_grad_gives_the_loss_and_leaves_nothing_behind() -> None:
+    serial, network, step = both()
+    x, y = batch()
+    with torch.no_grad():
+        loss = step(mine(x), mine(y))
+    assert_close(loss, F.mse_loss(serial(x), y).detach())
+    assert not loss.requires_grad
+    assert all(parameter.grad is None for parameter in network.parameters())
+
+
+@pytest.mark.slow
+@on_four
+def test_forward_under_no_grad_keeps_no_activations() -> None:
+    _, _, step = both()
+    x, y = batch()
+    step(mine(x), mine(y))
+    seen: list[bool] = []
+    original = Executor.forward
+
+    def forward(self: Executor, *args: Any, **kwargs: Any) -> Any:
+        seen.append(kwargs["needs_grad"])
+        return original(self, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Executor, "forward", forward)
+        with torch.no_grad():
+            step(mine(x), mine(y))
+        step(mine(x), mine(y))
+    assert seen == [False, True]
+
+
+@pytest.mark.slow
+@on_four
+def test_loss_that_is_never_used_disturbs_nothing() -> None:
+    serial, network, step = both()
+    x, y = batch()
+    step(mine(x), mine(y))
+    step(mine(x), mine(y)).backward()
+    F.mse_loss(serial(x), y).backward()
+    assert_gradients(network, serial)
+
+
+@on_four
+def test_second_backward_of_one_loss_is_refused_in_words() -> None:
+    _, _, step = both()
+    loss = step(*map(mine, batch()))
+    loss.backward()
+    text = refused(CaptureError, loss.backward)
+    assert "backward() was called twice on one loss" in text
+
+
+class _TwoLosses(nn.Module):
+    """Two losses of one call, which draws random numbers and writes a buffer that it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(16, 16), nn.Linear(16, 4)
+        self.register_buffer("mean", torch.zeros(16))
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        h = F.dropout(torch.tanh(self.layer(x)), 0.3) - self.mean
+        self.mean.mul_(0.9).add_(h.detach().mean(0), alpha=0.5)
+        out = self.head(h)
+        return F.mse_loss(out, y), out.square().mean()
+
+
+@pytest.mark.slow
+@on_four
+def test_passes_of_two_losses_that_keep_the_graph_add_up() -> None:
+    x, y = batch()
+    found = []
+    for keeps in (True, False):
+        network = seeded(_TwoLosses)
+        step = AutoParallel(network).hsdp(threshold=0, optimizer_level="level3")
+        for _ in range(2):
+            first, second = step(mine(x), mine(y))
+            if keeps:
+                first.backward(retain_graph=True)
+                second.backward()
+            else:
+                (first + second).backward()
+            torch.optim.SGD(network.parameters(), 0.1).step()
+            network.zero_grad()
+        found.append({name: value.clone() for name, value in step.state_dict().items()})
+    for name, value in found[0].items():
+        assert_close(value, found[1][name])
+
+
+@pytest.mark.slow
+@on_four
+def test_pass_that_kept_the_graph_sees_a_parameter_that_was_written_since() -> None:
+    _, network, step = both()
+    loss = step(*map(mine, batch()))
+    loss.backward(retain_graph=True)
+    with torch.no_grad():
+        next(network.parameters()).mul_(2)
+    assert "written between two backward passes" in refused(CaptureError, loss.backward)
+
+
+@pytest.mark.slow
+@on_four
+def test_evaluation_takes_another_batch_size_after_training() -> None:
+    serial, network, step = both()
+    optimizer, right = (torch.optim.SGD(n.parameters(), 0.1) for n in (network, serial))
+    x, y = batch()
+    step(mine(x), mine(y)).backward()
+    F.mse_loss(serial(x), y).backward()
+    optimizer.step()
+    right.step()
+    step.eval()
+    assert not network.training
+    x, y = batch(20, seed=3)
+    with torch.no_grad():
+        assert_close(step(mine(x), mine(y)), F.mse_loss(serial(x), y).detach())
+    step.train()
+    optimizer.zero_grad()
+    right.zero_grad()
+    step(mine(x), mine(y)).backward()
+    F.mse_loss(serial(x), y).backward()
+    assert_gradients(network, serial)
+
+
+@pytest.mark.slow
+@on_four
+def test_mode_of_a_part_is_seen_at_the_next_call() -> None:
+    network = Calls(
+        lambda s, x: s.drop(s.layer(x)).pow(2).mean(), layer=seeded(lambda: nn.Linear(16, 4)), drop=nn.Dropout(0.5)
+    )
+    x, _ = batch()
+    step = AutoParallel(network)
+    torch.manual_seed(3)
+    step(mine(x))
+    network.drop.eval()
+    assert_close(step(mine(x)).detach(), network.layer(x).pow(2).mean().detach())
+
+
+# -- levels of the parallel optimizer, copies of a batch and what overlaps ---------------------------------------------
+
+
+@pytest.mark.slow
+@on_four
+def test_all_levels_give_bit_equal_weights() -> None:
+    weights = []
+    for level in ("level1", "level2", "level3"):
+        network = seeded(Mlp).float()
+        step = AutoParallel(WithLoss(network, F.mse_loss)).hsdp(threshold=0, optimizer_level=level)
+        optimizer = torch.optim.Adam(network.parameters(), 0.01)
+        for seed in range(3):
+            x, y = batch(seed=seed)
+            step(mine(x).float(), mine(y).float()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        weights.append([local(parameter).clone() for parameter in network.parameters()])
+    for other in weights[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(weights[0], other, strict=True))
+
+
+@pytest.mark.slow
+@on_four
+def test_gathered_weights_of_level3_are_freed_between_forward_and_backward() -> None:
+    serial, network, _ = both()
+    step = AutoParallel(WithLoss(network, F.mse_loss)).hsdp(threshold=0, optimizer_level="level3")
+    x, y = batch()
+    loss = step(mine(x), mine(y))
+    held = loss.grad_fn.step.parameters.gathered
+    cut = [group for group in held if group.group.shard_axes]
+    assert cut
+    assert all(leaf.untyped_storage().size() == 0 for group in cut for leaf in group.leaves.values())
+    loss.backward()
+    F.mse_loss(serial(x), y).backward()
+    assert_gradients(network, serial)
+
+
+@pytest.mark.slow
+@on_four
+def test_batch_that_copies_do_not_divide_is_refused() -> None:
+    network = seeded(Mlp)
+    step = AutoParallel(MicroBatchInterleaved(WithLoss(network, F.mse_loss), 2))
+    text = refused(StrategyError, step, *map(mine, batch(12)))
+    assert "a batch of 3 rows on this rank cannot be cut into 2 equal copies" in text
+
+
+@pytest.mark.slow
+@on_four
+def test_shard_size_beyond_the_world_is_refused_at_the_first_call() -> None:
+    _, network, _ = both()
+    step = AutoParallel(WithLoss(network, F.mse_loss)).hsdp(shard_size=8)
+    assert "only 4 ranks" in refused(StrategyError, step, *map(mine, batch()))
+
+
+class Events:
+    """Records when collectives start and are waited for, and when segments compute."""
+
+    def __init__(self, step: AutoParallel) -> None:
+        from msrun.runtime.execute import segment_runner
+        from msrun.runtime.execute import segment_runner as steps
+
+        self.names: list[str] = []
+        self._undo: list[tuple[Any, str, Any]] = []
+        self._wrap(segment_runner.SegmentRunner, "run", lambda f: lambda *args: self._run(f, *args))
+        self._wrap(steps.ValueOnItsWay, "wait", lambda f: lambda future: self._wait(f, future))
+
+    def _wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        original = getattr(owner, name)
+        self._undo.append((owner, name, original))
+        setattr(owner, name, make(original))
+
+    def _run(self, original: Any, runner: Any, step: Any, copy: Any, index: int, needs_grad: bool) -> None:
+        number = next(n for n, other in enumerate(step.copies) if other is copy)
+        segment = runner.segments[index]
+        run = segment.run
+        waits = [name for name in segment.reads if name in copy.arriving]
+        for name in waits:
+            copy.arriving[name].label = f"{name} of copy {number}"
+        segment.run = lambda *values: self.names.append(f"compute {index} of copy {number}") or run(*values)
+        try:
+            original(runner, step, copy, index, needs_grad)
+        finally:
+            segment.run = run
+        for crossing in segment.crossings:
+            if not crossing.collective.is_local:
+                self.names.append(f"start {crossing.result} of copy {number}")
+                copy.arriving[crossing.result].label = f"{crossing.result} of copy {number}"
+
+    def _wait(self, original: Any, future: Any) -> Tensor:
+        if hasattr(future, "label"):
+            self.names.append(f"wait {future.label}")
+        return original(future)
+
+    def stop(self) -> None:
+        for owner, name, original in self._undo:
+            setattr(owner, name, original)
+
+
+@pytest.mark.slow
+@on_four
+def test_while_one_copys_data_travels_the_other_copy_computes() -> None:
+    network = seeded(Mlp)
+    shard(network.layer1, ((1, 1), (4, 1), (4,)))
+    shard(network.layer2, ((1, 4), (1, 4)))
+    step = AutoParallel(MicroBatchInterleaved(WithLoss(network, F.mse_loss), 2)).dataset_strategy("full_batch")
+    x, y = batch()
+    step(x, y)
+    events = Events(step)
+    try:
+        step(x, y)
+    finally:
+        events.stop()
+    names = events.names
+    started = next(i for i, name in enumerate(names) if name.startswith("start") and name.endswith("copy 0"))
+    waited = next(i for i, name in enumerate(names) if name == names[started].replace("start", "wait"))
+    between = names[started + 1 : waited]
+    assert any(name.startswith("compute") and name.endswith("copy 1") for name in between), names
+    assert any(name.startswith("start") and name.endswith("copy 1") for name in between), names
+
+
+@pytest.mark.slow
+@on_four
+def test_backward_takes_turns_as_well() -> None:
+    network = seeded(Mlp)
+    shard(network.layer1, ((1, 1), (4, 1), (4,)))
+    shard(network.layer2, ((1, 4), (1, 4)))
+    step = AutoParallel(MicroBatchInterleaved(WithLoss(network, F.mse_loss), 2)).dataset_strategy("full_batch")
+    x, y = batch()
+    x.requires_grad_()  # its gradient needs an all-reduce
+    loss = step(x, y)
+    compiled = step._captured[0].compiled
+    executor, names = compiled.executor, []
+    copies = loss.grad_fn.step.copies
+    runner = executor.runner
+    run, start = runner.run_backward, runner.start_crossings
+    number = lambda copy: next(n for n, other in enumerate(copies) if other is copy)  # noqa: E731
+    runner.run_backward = lambda s, c, i: names.append(("compute", i, number(c))) or run(s, c, i)
+    runner.start_crossings = lambda c, i: names.append(("start", i, number(c))) or start(c, i)
+    loss.backward()
+    last = len(compiled.segments) - 1
+    expected = [("start", last, 0), ("start", last, 1)]
+    slots = executor.order.backward
+    for slot, number_of_copy in itertools.product(slots, (0, 1)):
+        for index in slot:
+            expected.append(("compute", index, number_of_copy))
+            if index:
+                expected.append(("start", index - 1, number_of_copy))
+    assert names == expected
+    assert [index for slot in slots for index in slot] == list(range(last, -1, -1))
+    assert len(slots) > 1, "the gradients of layer1's input are summed while the other copy computes"
+
+
+# -- which parameters take part ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@on_four
+def test_frozen_parameters_get_no_gradient() -> None:
+    serial, network, step = both()
+    for n in (serial, network):
+        n.layer1.requires_grad_(requires_grad=False)
+    x, y = batch()
+    step(mine(x), mine(y)).backward()
+    F.mse_loss(serial(x), y).backward()
+    assert_gradients(network, serial)
+
+
+@pytest.mark.slow
+@on_four
+def test_parameters_unfrozen_later_get_gradients() -> None:
+    serial, network, step = both()
+    x, y = batch()
+    for n in (serial, network):
+        n.layer1.requires_grad_(requires_grad=False)
+    step(mine(x), mine(y)).backward()
+    for n in (serial, network):
+        n.layer1.requires_grad_()
+        n.zero_grad()
+    step(mine(x), mine(y)).backward()
+    F.mse_loss(serial(x), y).backward()
+    assert_gradients(network, serial)
+
+
+@pytest.mark.slow
+@on_four
+def test_parameter_that_the_loss_does_not_use_stays_as_it_is() -> None:
+    network = seeded(
+        lambda: Calls(lambda s, x, y: F.mse_loss(s.used(x), y), used=nn.Linear(16, 4), unused=nn.Linear(8, 8))
+    )
+    before = network.unused.weight.detach().clone()
+    step = AutoParallel(network).hsdp(threshold=0)
+    optimizer = torch.optim.SGD(network.parameters(), 0.1)
+    step(*map(mine, batch())).backward()
+    optimizer.step()
+    assert network.unused.weight.grad is None
+    assert_close(whole(network.unused.weight, before), before)
+    by_name = {parameter.name: parameter for parameter in step.plan.parameters}
+    assert by_name["unused.weight"].group == -1
+    assert "unused" in next(line for line in step.plan.explain().splitlines() if "unused.weight" in line)
+
+
+def _with_a_head(self: Any, x: Tensor, part: str) -> Tensor:
+    hidden = self.body(x)
+    return self.head(hidden).pow(2).mean() + hidden.mean() if part == "head" else hidden.mean()
+
+
+@pytest.mark.slow
+@on_four
+def test_part_used_only_by_a_later_call_trains_then() -> None:
+    serial = seeded(lambda: Calls(_with_a_head, body=nn.Linear(16, 8), head=nn.Linear(8, 4)))
+    network = copy.deepcopy(serial)
+    step = AutoParallel(network).hsdp(threshold=0)
+    x, _ = batch()
+    step(mine(x), "body").backward()
+    assert network.head.weight.grad is None
+    network.zero_grad()
+    step(mine(x), "head").backward()
+    serial(x, "head").backward()
+    assert_gradients(network, serial)
+
+
+@pytest.mark.slow
+@on_four
+def test_part_with_a_strategy_that_the_first_call_does_not_use_trains_later_from_where_it_is_stored() -> None:
+    serial = seeded(lambda: Calls(_with_a_head, body=nn.Linear(16, 8), head=nn.Linear(8, 4)))
+    network = copy.deepcopy(serial)
+    shard(network.head, ((1, 4), (1, 4)))
+    step = AutoParallel(network)
+    x, _ = batch()
+    step(mine(x), "body")
+    step(mine(x), "head").backward()
+    serial(x, "head").backward()
+    assert network.head.weight.shape == serial.head.weight.shape
+    assert_gradients(network, serial)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 16)
+        self.second = nn.Linear(16, 16)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.relu(self.first(x))).pow(2).mean()
+
+
+@pytest.mark.slow
+@on_four
+def test_tied_weights_stay_tied_and_get_both_gradients() -> None:
+    serial = seeded(Tied)
+    network = copy.deepcopy(serial)
+    step = AutoParallel(network).hsdp(threshold=0)
+    x, _ = batch()
+    step(mine(x)).backward()
+    serial(x).backward()
+    assert network.first.weight is network.second.weight
+    assert_gradients(network, serial)
+
+
+@pytest.mark.slow
+@on_four
+def test_tied_weights_of_a_deferred_network_stay_tied() -> None:
+    serial = seeded(Tied)
+    with no_init_parameters():
+        network = seeded(Tied)
+    step = AutoParallel(network).hsdp(threshold=0)
+    x, _ = batch()
+    assert_close(step(mine(x)).detach(), serial(x).detach())
+    assert network.first.weight is network.second.weight
+
+
+@on_four
+def test_weight_that_two_operators_want_cut_differently_gets_both_gradients() -> None:
+    serial = seeded(Tied)
+    network = copy.deepcopy(serial)
+    shard(network.first, ((1, 1), (4, 1), (4,)))
+    shard(network.second, ((1, 4), (1, 4)))
+    step = AutoParallel(network)
+    x, _ = batch()
+    loss = step(mine(x))
+    loss.backward()
+    right = serial(x)
+    right.backward()
+    assert_close(loss.detach(), right.detach())
+    assert network.first.weight is network.second.weight
+    assert local(network.first.weight).numel() * 4 == serial.first.weight.numel()
+    assert_gradients(network, serial)
+
+
+@pytest.mark.slow
+@on_four
+def test_recurrent_network_trains_as_on_one_process() -> None:
+    serial = seeded(
+        lambda: Calls(
+            lambda s, x: s.out(s.lstm(x)[0]).pow(2).mean(), lstm=nn.LSTM(4, 8, batch_first=True), out=nn.Linear(8, 2)
+        )
+    )
+    network = copy.deepcopy(serial)
+    step = AutoParallel(network).hsdp(threshold=0)
+    x = batch()[0].reshape(8, 4, 4)
+    loss = step(mine(x))
+    loss.backward()
+    right = serial(x)
+    right.backward()
+    assert_close(loss.detach(), right.detach())
+    assert_gradients(network, serial)
+
+
+# -- what cannot be captured or cut is refused, each with the way out --------------------------------------------------
+
+
+@pytest.mark.slow
+@on_four
+def test_constructs_that_cannot_be_captured_name_the_mode_that_needs_no_capture() -> None:
+    x, _ = batch()
+    branching = Calls(lambda s, x: s.layer(x).mean() if x.sum() > 0 else s.layer(x).sum(), layer=nn.Linear(16, 4))
+    counting = Calls(lambda s, x: s.norm(x).mean(), norm=nn.BatchNorm1d(16, momentum=None))
+    number = Calls(lambda s, x: s.layer(x).mean() * x.max().item(), layer=nn.Linear(16, 4))
+    hooked = Calls(lambda s, x: s.layer(x).mean(), layer=nn.Linear(16, 4))
+    hooked.layer.register_full_backward_hook(lambda _module, _into, _out: None)
+    writing = Calls(lambda s, x: s.layer(x.mul_(2)).mean(), layer=nn.Linear(16, 4))
+    for network in (branching, counting, number, hooked, writing):
+        text = refused(CaptureError, AutoParallel(network), mine(x))
+        assert "data_parallel" in text, text
+
+
+def _write_column(x: Tensor) -> Tensor:
+    x[:, 0] = 0
+    return x
+
+
+@pytest.mark.slow
+@on_four
+def test_error_that_the_network_raises_is_told_with_its_line() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        if x.shape[1] != 3:
+            raise ValueError(f"3 columns are expected, not {x.shape[1]}")
+        return self.layer(x).mean()
+
+    text = refused(ValueError, AutoParallel(Calls(forward, layer=nn.Linear(16, 4))), mine(batch()[0]))
+    assert text.startswith("3 columns are expected, not 16\n"), text
+    assert f"{Path(__file__).name}:" in text, text
+
+
+@pytest.mark.slow
+@on_four
+def test_those_constructs_train_in_data_parallel_mode() -> None:
+    serial = seeded(lambda: Calls(lambda s, x: _write_column(s.layer(x)).pow(2).mean(), layer=nn.Linear(16, 4)))
+    network = copy.deepcopy(serial)
+    step = AutoParallel(network, "data_parallel")
+    x, _ = batch()
+    loss = step(mine(x))
+    loss.backward()
+    right = serial(x)
+    right.backward()
+    assert_close(loss.detach(), right.detach())
+    assert_gradients(network, serial)
+
+
+@pytest.mark.slow
+@on_four
+def test_dropout_on_lost_rows_is_refused_before_any_stage_runs() -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 8, dropout=0.1)  # dimension 0 is the sequence
+    network = seeded(lambda: nn.Sequential(nn.Linear(16, 16), layer, nn.Linear(16, 4)))
+    step = AutoParallel(Pipeline(WithLoss(network, F.mse_loss), 2)).pipeline(stages=2)
+    text = refused(StrategyError, step, torch.randn(4, 3, 16), torch.randn(4, 3, 4))
+    assert "rows of the batch are not known" in text
+    assert "batch_first=True" in text
+    assert len(set(everywhere(text))) == 1
+
+
+@pytest.mark.slow
+@on_four
+def test_number_taken_out_of_a_tensor_is_refused_by_name() -> None:
+    network = Calls(lambda self, x: self.layer(x / x.max().item()), layer=nn.Linear(16, 4))
+    text = refused(CaptureError, AutoParallel(WithLoss(network, F.mse_loss)), *map(mine, batch()))
+    assert "item" in text
+    assert "data_parallel" in text

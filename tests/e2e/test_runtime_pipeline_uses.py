@@ -1,123 +1,245 @@
-"""What users do with pipelines besides training: predictions, checkpoints, mistakes."""
+"""What users do with pipelines besides training: predictions, checkpoints, mistakes; two stages on four ranks."""
 
 from __future__ import annotations
 
-import json
+import functools
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
 from job_runner import JobRunner
+from local_parts import local
+from on_ranks import Ranks, on_ranks
+from torch import nn
 
-DEADLINE_S = 400.0
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(DEADLINE_S + 10)]
-
-
-@pytest.fixture(scope="module")
-def uses(msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What four ranks in two stages found: a list with one dict for each."""
-    folder = tmp_path_factory.mktemp("pipeline-uses")
-    script, result = workers / "runtime" / "pipeline_uses.py", folder / "result.json"
-    msrun_of_module.run_world(4, script, result, cwd=folder, deadline_s=DEADLINE_S)
-    return json.loads(result.read_text())
-
-
-def test_results_that_are_no_loss_stay_in_their_stage_unless_they_are_broadcast(uses: Any) -> None:
-    found = [rank["predictions"] for rank in uses]
-    assert [rank["broadcast False"] for rank in found] == [None, None, 0.0, 0.0]
-    assert [rank["broadcast True"] for rank in found] == [0.0] * 4
-
-
-def test_network_without_a_loss_is_refused_in_training(uses: Any) -> None:
-    for rank in uses:
-        assert (
-            "StrategyError: Pipeline(net): in training net must return one scalar loss"
-            in (rank["predictions"]["with gradients"])
-        )
-
-
-def test_gradients_are_multiplied_by_what_comes_in_and_batches_may_change_their_size(uses: Any) -> None:
-    for rank in uses:
-        for loss, right in rank["training"]["losses"]:
-            assert loss == pytest.approx(right, rel=1e-12)
-
-
-def test_without_gradients_only_forward_passes_run(uses: Any) -> None:
-    """Two losses' micro batches leave stage 0, and two of the prediction."""
-    for index, rank in enumerate(uses):
-        loss, right, requires_grad = rank["training"]["without gradients"]
-        assert loss == pytest.approx(right, rel=1e-12)
-        assert requires_grad is False
-        assert rank["training"]["sends"] == (4 if index < 2 else 0)
-        assert rank["training"]["predicted"] < 1e-12
-
-
-def test_parameters_in_stages_are_not_used_with_another_number_of_stages(uses: Any) -> None:
-    for rank in uses:
-        assert (
-            "placed already, by another AutoParallel with another number of stages"
-            in (rank["training"]["another number of stages"])
-        )
-
-
-def test_value_and_grad_gives_gradients_of_inputs_and_of_held_weights_and_other_results(uses: Any) -> None:
-    for rank in uses:
-        found = rank["inputs"]
-        assert found["loss"][0] == pytest.approx(found["loss"][1], rel=1e-12)
-        assert found["labels"]
-        assert max(found["input"], found["weights"]) < 1e-12
-    assert sum(rank["inputs"]["held"] for rank in uses) == 2 * 6, "each of six weights is in two ranks of a stage"
-
-
-@pytest.mark.parametrize("way", ["stages to one", "one to stages", "stages-hsdp to zbv", "into placed stages"])
-def test_training_goes_on_from_a_checkpoint_with_other_stages(uses: Any, way: str) -> None:
-    for rank in uses:
-        found = rank["checkpoints"][way]
-        assert found["losses"] == pytest.approx(found["right"], rel=1e-12)
-
-
-def test_checkpoint_of_stages_holds_every_whole_parameter(uses: Any) -> None:
-    for way in ("stages to one", "stages-hsdp to zbv"):
-        shapes = uses[0]["checkpoints"][way]["shapes"]
-        assert shapes == {
-            "first.weight": [8, 4], "first.bias": [8], "middle.weight": [8, 8], "middle.bias": [8],
-            "last.weight": [3, 8], "last.bias": [3],
-        }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("mistake", "words"),
-    [
-        ("twice", "backward() was called twice on one loss"),
-        ("not wrapped", "wrap it in Pipeline(net_with_loss, micro_size)"),
-        ("world", "pipeline(stages=3): 4 ranks cannot be divided into 3 equal stages"),
-        ("inside", "the step computes with the result of a network whose batch is divided"),
-        ("changed", "the step computes with the result of a network whose batch is divided"),
-        ("different", "rank 2 captured another network than rank 0"),
-        ("wrong order", "module last is in stage 0 but reads what operator aten.tanh in stage 1 makes"),
-        ("batch", "a batch of 8 rows on this rank cannot be cut into 3 equal micro batches"),
-        ("few micro batches", "Pipeline(micro_size=1): 1f1b with 2 stages needs at least 2 micro batches"),
-    ],
+from msrun.errors import CaptureError, MsrunError, ParallelError, StrategyError
+from msrun.runtime import (
+    AutoParallel,
+    MicroBatchInterleaved,
+    Pipeline,
+    WithLoss,
+    get_rank,
+    load_checkpoint,
+    no_init_parameters,
+    optim,
+    save_checkpoint,
+    value_and_grad,
 )
-def test_mistake_is_explained_on_every_rank(uses: Any, mistake: str, words: str) -> None:
-    for rank in uses:
-        assert words in rank["errors"][mistake]
+from msrun.runtime.execute.transfers import traffic
+
+pytestmark = pytest.mark.slow
+on_four = on_ranks(4, dtype="float64")
 
 
-def test_mistake_of_one_rank_is_told_to_the_others(uses: Any) -> None:
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.middle = nn.Linear(8, 8)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.middle(torch.tanh(self.first(x)))))
+
+
+def make(seed=1):
+    torch.manual_seed(seed)
+    return Network()
+
+
+def batch(step=0, rows=16):
+    generator = torch.Generator().manual_seed(100 + step)
+    return torch.randn(rows, 4, generator=generator), torch.randint(0, 3, (rows,), generator=generator)
+
+
+def part(tensor):
+    return tensor.chunk(2)[get_rank() % 2]
+
+
+def pipelined(network, **settings):
+    return AutoParallel(Pipeline(network, 2)).pipeline(2, **settings)
+
+
+def with_loss():
+    return WithLoss(make(), F.cross_entropy)
+
+
+def train(step, optimizer, numbers, take=part):
+    losses = []
+    for number in numbers:
+        loss = step(*map(take, batch(number)))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+@on_four
+def test_results_that_are_no_loss_stay_in_their_stage_unless_they_are_broadcast(ranks: Ranks) -> None:
+    network, x = make(), batch()[0]
+    right = part(make()(x).detach())
+    with torch.no_grad():
+        alone, broadcast = (pipelined(network, output_broadcast=on)(part(x)) for on in (False, True))
+    assert (alone is None) == (ranks.rank < 2)
+    assert alone is None or torch.equal(alone, right)
+    assert torch.equal(broadcast, right)
+    with pytest.raises(StrategyError, match=r"Pipeline\(net\): in training net must return one scalar loss"):
+        pipelined(network)(part(x))
+
+
+@on_four
+def test_gradients_are_multiplied_by_what_comes_in_batches_change_their_size_and_without_gradients_only_forward_runs(
+    ranks: Ranks,
+) -> None:
+    network, right = make(), make()
+    optimizer, its = optim.Adam(network.parameters(), lr=0.01), optim.Adam(right.parameters(), lr=0.01)
+    step = pipelined(WithLoss(network, F.cross_entropy))
+    for number, rows in enumerate([16, 8, 16]):
+        x, y = batch(number, rows)
+        loss, expected = step(part(x), part(y)), F.cross_entropy(right(x), y)
+        for one, one_optimizer in ((loss, optimizer), (expected, its)):
+            (2 * one).backward()
+            one_optimizer.step()
+            one_optimizer.zero_grad()
+        torch.testing.assert_close(loss.detach(), expected.detach(), rtol=1e-12, atol=0)
+    x, y = batch(9)
+    traffic.reset()
+    with torch.no_grad():
+        loss = step(part(x), part(y))
+        result = pipelined(network, output_broadcast=True)(part(x))
+        torch.testing.assert_close(loss, F.cross_entropy(right(x), y), rtol=1e-12, atol=0)
+        torch.testing.assert_close(result, part(right(x)), rtol=0, atol=1e-12)
+    assert not loss.requires_grad
+    assert traffic.calls["send"] == (4 if ranks.rank < 2 else 0), "of two losses' micro batches and the prediction's"
+    with pytest.raises(StrategyError, match="placed already, by another AutoParallel with another number of stages"):
+        AutoParallel(WithLoss(network, F.cross_entropy))(part(x), part(y))
+
+
+@on_four
+def test_value_and_grad_gives_gradients_of_inputs_and_of_held_weights_and_other_results(ranks: Ranks) -> None:
+    network, right = make(), make()
+    whole = Pipeline(MicroBatchInterleaved(WithLoss(network, F.cross_entropy), 2), 2)
+    gradients_of = value_and_grad(lambda x, y: (whole(x, y), y), 0, list(network.parameters()), has_aux=True)
+    step = AutoParallel(lambda x, y: gradients_of(x, y)).pipeline(2)
+    x, y = batch()
+    (loss, labels), (of_input, of_weights) = step(part(x), part(y))
+    x.requires_grad_()
+    expected = F.cross_entropy(right(x), y)
+    expected.backward()
+    torch.testing.assert_close(loss.detach(), expected.detach(), rtol=1e-12, atol=0)
+    assert labels is None or labels.tolist() == part(y).tolist()
+    torch.testing.assert_close(of_input, part(x.grad), rtol=0, atol=1e-12)
+    held = [(g, p.grad) for g, p in zip(map(local, of_weights), right.parameters(), strict=True) if g.numel()]
+    for mine, other in held:
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-12)
+    assert sum(ranks.gather(len(held))) == 2 * 6, "each of six weights is in two ranks of a stage"
+
+
+BUILDS: dict[str, Callable[[nn.Module], AutoParallel]] = {
+    "stages": pipelined,
+    "stages-hsdp": lambda net: pipelined(net).hsdp(threshold=0),
+    "zbv": lambda net: pipelined(net, scheduler="zbv"),
+    "one": lambda net: AutoParallel(net).hsdp(threshold=0),
+}
+
+
+@on_four
+@pytest.mark.parametrize(("before", "after"), [("stages", "one"), ("one", "stages"), ("stages-hsdp", "zbv")])
+def test_training_goes_on_from_a_checkpoint_with_other_stages(
+    ranks: Ranks, tmp_path: Path, before: str, after: str
+) -> None:
+    def take(kind):
+        return ranks.part if kind == "one" else part
+
+    right = make()
+    expected = train(WithLoss(right, F.cross_entropy), optim.Adam(right.parameters(), lr=0.01), range(4), lambda t: t)
+    network = make()
+    optimizer = optim.Adam(network.parameters(), lr=0.01)
+    losses = train(BUILDS[before](WithLoss(network, F.cross_entropy)), optimizer, range(2), take(before))
+    path = save_checkpoint(network, tmp_path / "saved", optimizer, step_num=2)
+    with no_init_parameters():
+        network = make(seed=5)
+        optimizer = optim.Adam(network.parameters(), lr=0.01)
+    load_checkpoint(path, network, optimizer)
+    step = BUILDS[after](WithLoss(network, F.cross_entropy))
+    losses += train(step, optimizer, range(2, 4), take(after))
+    assert losses == pytest.approx(expected, rel=1e-12)
+    whole = load_checkpoint(path)
+    shapes = {name: list(value.shape) for name, value in whole.items() if isinstance(value, torch.Tensor)}
+    assert shapes == {name: list(value.shape) for name, value in right.named_parameters()}
+    train(step, optimizer, range(1), take(after))
+    load_checkpoint(path, network, optimizer)  # into what is in its places
+    assert train(step, optimizer, range(2, 4), take(after)) == pytest.approx(expected[2:], rel=1e-12)
+
+
+def twice(x, y):
+    loss = pipelined(with_loss())(x, y)
+    loss.backward()
+    loss.backward()
+
+
+def changed(x, y):
+    whole = Pipeline(with_loss(), 2)
+    gradients_of = value_and_grad(lambda a, b: whole(a, b).exp(), None, list(whole.parameters()))
+    AutoParallel(lambda a, b: gradients_of(a, b)).pipeline(2)(x, y)
+
+
+def different(x, y):
+    network = nn.Sequential(*[nn.Linear(4, 4) for _ in range(2 + get_rank() // 2)])
+    pipelined(WithLoss(network, F.cross_entropy))(x, y)
+
+
+def piped(stages, *settings, x, y):
+    AutoParallel(Pipeline(with_loss(), *settings)).pipeline(stages)(x, y)
+
+
+MISTAKES = {
+    "backward() was called twice on one loss": twice,
+    "wrap it in Pipeline(net_with_loss, micro_size)": lambda x, y: AutoParallel(with_loss()).pipeline(2)(x, y),
+    "the step computes with the result of a network whose batch is divided": changed,
+    "rank 2 captured another network than rank 0": different,
+    "pipeline(stages=3): 4 ranks cannot be divided into 3 equal stages": functools.partial(piped, 3, 4),
+    "module last is in stage 0 but reads what operator aten.tanh in stage 1 makes": functools.partial(
+        piped, 2, 2, {"first": 1, "last": 0}
+    ),
+    "a batch of 8 rows on this rank cannot be cut into 3 equal micro batches": functools.partial(piped, 2, 3),
+    "Pipeline(micro_size=1): 1f1b with 2 stages needs at least 2 micro batches": functools.partial(piped, 2, 1),
+}
+
+
+@on_four
+@pytest.mark.parametrize("words", MISTAKES)
+def test_mistake_is_explained_on_every_rank(words: str) -> None:
+    x, y = map(part, batch())
+    with pytest.raises((MsrunError, RuntimeError)) as error:
+        MISTAKES[words](x=x, y=y)
+    assert words in str(error.value)
+
+
+@on_four
+def test_loss_computed_of_a_pipelines_result_is_explained_on_every_rank() -> None:
+    step = AutoParallel(WithLoss(Pipeline(make(), 2), F.cross_entropy)).pipeline(2)
+    with pytest.raises(ParallelError, match="the step computes with the result of a network whose batch is divided"):
+        step(*map(part, batch()))
+
+
+@on_four
+def test_mistake_of_one_rank_is_told_to_the_others(ranks: Ranks) -> None:
+    config = {"first": 0, "last" if ranks.rank < 3 else "lats": 1}
+    with pytest.raises(MsrunError) as error:
+        AutoParallel(Pipeline(with_loss(), 2, config)).pipeline(2)(*map(part, batch()))
     own = "stage_config: no module 'lats' (did you mean last?); the network's modules are first, middle, last"
-    assert uses[3]["errors"]["one rank fails"] == f"StrategyError: {own}"
-    for rank in uses[:3]:
-        assert rank["errors"]["one rank fails"] == f"CaptureError: rank 3 cannot run this call: {own}"
+    assert str(error.value) == (own if ranks.rank == 3 else f"rank 3 cannot run this call: {own}")
+    assert type(error.value) is (StrategyError if ranks.rank == 3 else CaptureError)
 
 
 def test_rank_that_waits_for_another_stage_says_for_which_message(
-    msrun_of_module: JobRunner, workers: Path, tmp_path: Path
+    msrun: JobRunner, workers: Path, tmp_path: Path
 ) -> None:
-    finished = msrun_of_module.run(
-        "--worker_num=2", "--hang_time_out=2", workers / "runtime" / "pipeline_stuck.py", cwd=tmp_path
-    )
+    finished = msrun.run("--worker_num=2", "--hang_time_out=2", workers / "runtime" / "pipeline_stuck.py", cwd=tmp_path)
     assert finished.code == 124, finished.stderr
     (line,) = finished.errors
     assert "behind: rank 1 (step 2" in line

@@ -2,128 +2,162 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import searched_training
-from asked_cases import CaseTable
-from case_job import Outcomes, errors_of
-from job_runner import JobRunner
-from only_cases import ONLY_CASES
+import torch
+import torch.distributed as dist
+from asked_cases import slow_but
+from on_ranks import Ranks, on_ranks
+from searched_training import NETWORKS, build
+from torch import Tensor, nn
 
-DEADLINE_S = 300.0
-KEYS = [f"{ranks}/{case}" for ranks in (2, 4) for case in searched_training.cases(ranks)]
-TABLE = CaseTable(
-    KEYS,
-    fast=[
-        *("2/mlp/dynamic_programming", "2/honoured", "2/limit/0.01"),
-        *("2/cut_short", "2/captured_by_some"),
-    ],
-    key=lambda key: key,
-)
-TRAINED = [key for key in KEYS if key.count("/") == 2 and "limit" not in key and "divided" not in key]
+from msrun.errors import CaptureError, StrategyError
+from msrun.runtime import AutoParallel, Degrees, search_degrees, shard
+from msrun.runtime.cost.devices import PROFILES
+from msrun.runtime.execute.transfers import traffic
 
-pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
+STEPS = 3
+MODES = ("dynamic_programming", "recursive_programming", "sharding_propagation", "auto_parallel", "auto")
 
 
-@pytest.fixture(scope="module")
-def outcomes(
-    request: pytest.FixtureRequest, msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Outcomes:
-    """What the cases returned, one job for each number of ranks that a chosen test asks for."""
-    asked = json.loads(TABLE.asked(request)[ONLY_CASES])
-    found: Outcomes = {}
-    for ranks in (2, 4):
-        cases = [key.partition("/")[2] for key in asked if key.startswith(f"{ranks}/")]
-        if not cases:
-            continue
-        folder = tmp_path_factory.mktemp(f"search-{ranks}")
-        result, env = folder / "result.json", {ONLY_CASES: json.dumps(cases)}
-        program = workers / "runtime" / "modes.py"
-        msrun_of_module.run_world(
-            ranks, program, result, "searched_training", cwd=folder, env=env, deadline_s=DEADLINE_S
-        )
-        found |= {f"{ranks}/{case}": value for case, value in json.loads(result.read_text()).items()}
-    return found
+def train(step: nn.Module, batch: tuple[Tensor, ...]) -> list[float]:
+    optimizer = torch.optim.Adam(step.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        traffic.reset()
+        loss = step(*batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    return losses
 
 
-@TABLE.parametrize("key", [(key,) for key in TRAINED])
-def test_searched_strategies_train_as_one_process(outcomes: Outcomes, key: str) -> None:
-    assert errors_of(outcomes, key) == []
-    for found in outcomes[key]:
-        assert found["losses"] == pytest.approx(found["right"], rel=1e-9)
-        assert found["strategies"] == outcomes[key][0]["strategies"], "every rank has found the same"
+DIVISIONS: dict[str, Callable[[Degrees], bool]] = {
+    "fastest": lambda _: True,
+    "stages": lambda degrees: degrees.stages > 1,
+    "copies": lambda degrees: degrees.copies > 1 and degrees.stages == 1,
+    "all": lambda degrees: degrees.stages == 2 and degrees.copies > 1 and degrees.recomputes,
+    "optimizer": lambda degrees: degrees.shards_optimizer and degrees.recomputes and degrees.micro_batches > 1,
+}
+"""Name -> which of the priced divisions of a step are meant."""
+often = on_ranks(2, pytest.param(4, marks=pytest.mark.slow))
 
 
-@TABLE.parametrize("key", [(key,) for key in TRAINED])
-def test_the_traffic_of_searched_strategies_is_the_counted_one(outcomes: Outcomes, key: str) -> None:
-    assert errors_of(outcomes, key) == []
-    for found in outcomes[key]:
-        assert found["counted"] == found["planned"]
-    first = outcomes[key][0]  # what a halo sends differs between ranks
-    assert first["priced"] == first["counted"]
+@functools.cache
+def serial(name: str) -> list[float]:
+    """Return the losses of one process: the wrapper draws dropout as the ranks do."""
+    network, batch = build(name)
+    return train(AutoParallel(network, "stand_alone"), batch)
 
 
-@TABLE.parametrize("key", [(key,) for key in TRAINED])
-def test_the_plan_says_what_was_searched_and_what_data_parallel_would_take(outcomes: Outcomes, key: str) -> None:
-    found = outcomes[key][0]
-    assert "note: searched (" in found["explain"]
-    assert "note: data parallel instead: " in found["explain"]
-    mode = key.rpartition("/")[2]
-    assert found["mode"] == {"auto_parallel": "recursive_programming"}.get(mode, mode)
+def assert_right(losses: list[float], name: str) -> None:
+    assert losses == pytest.approx(serial(name), rel=1e-9)
 
 
-@TABLE.parametrize("key", [(key,) for key in KEYS if "divided" in key])
-def test_a_step_divided_as_searched_trains_as_one_process(outcomes: Outcomes, key: str) -> None:
-    assert errors_of(outcomes, key) == []
-    for found in outcomes[key]:
-        assert found["losses"] == pytest.approx(found["right"], rel=1e-9), found["degrees"]
-        assert found["degrees"] == outcomes[key][0]["degrees"], "every rank has found the same"
+@often
+@pytest.mark.parametrize("mode", slow_but(["dynamic_programming"], MODES))
+@pytest.mark.parametrize("name", slow_but(["mlp"], NETWORKS))
+def test_searched_strategies_train_as_one_process_with_the_traffic_that_was_priced(
+    ranks: Ranks, name: str, mode: str
+) -> None:
+    network, batch = build(name)
+    step = AutoParallel(network, mode).dataset_strategy("full_batch")  # type: ignore[arg-type]
+    losses, plan, counted = train(step, batch), step.plan, dict(traffic.bytes)
+    assert_right(losses, name)
+    assert plan.traffic is not None and plan.price is not None
+    assert counted == plan.traffic.bytes
+    if ranks.rank == 0:  # what a halo sends differs between ranks
+        assert plan.price.traffic_bytes == plan.traffic.bytes
+    assert ranks.gather(plan.strategies()["operators"]) == [plan.strategies()["operators"]] * ranks.size
+    text = plan.explain()
+    assert "note: searched (" in text
+    assert "note: data parallel instead: " in text
+    assert plan.mode == {"auto_parallel": "recursive_programming"}.get(mode, mode)
 
 
-@TABLE.parametrize("key", [("2/file",), ("4/file",)])
-def test_strategies_of_a_file_are_those_that_were_saved(outcomes: Outcomes, key: str) -> None:
-    assert errors_of(outcomes, key) == []
-    found = outcomes[key][0]
-    assert found["losses"][0] == found["losses"][1]
-    assert found["saved"] == found["plans"][0] == found["plans"][1]
-    assert found["saved"]["operators"]
-    assert "the network has no operator 'linear_1'" in found["refused"]
+@pytest.mark.slow
+@often
+@pytest.mark.parametrize("which", DIVISIONS)
+def test_a_step_divided_as_searched_trains_as_one_process(ranks: Ranks, which: str) -> None:
+    """With the fastest priced division of a kind."""
+    network, batch = build("transformer")
+    found = search_degrees(network, *batch, device="h100", time_limit_s=1000.0)
+    degrees = next(each.degrees for each in found.priced if DIVISIONS[which](each.degrees))
+    assert_right(train(found.apply(network, degrees), batch), "transformer")
+    assert ranks.gather(str(degrees)) == [str(degrees)] * ranks.size
 
 
-@TABLE.parametrize("key", [("2/honoured",), ("4/honoured",)])
-def test_an_operator_with_a_strategy_of_the_users_keeps_it(outcomes: Outcomes, key: str) -> None:
-    assert errors_of(outcomes, key) == []
-    found, ranks = outcomes[key][0], int(key[0])
-    assert found["losses"] == pytest.approx(found["right"], rel=1e-9)
-    assert found["down"] == [[[1, ranks], [1, ranks], [1]], "user"]
+@pytest.mark.slow
+@often
+def test_strategies_of_a_file_are_those_that_were_saved(tmp_path: Path) -> None:
+    path = tmp_path / "strategies.json"
+    network, batch = build("mlp")
+    first = AutoParallel(network, "dynamic_programming").dataset_strategy("full_batch").search("h100")
+    losses = train(first.save_operator_strategy_file(path), batch)
+    dist.barrier()
+    network, batch = build("mlp")
+    second = AutoParallel(network).dataset_strategy("full_batch").load_operator_strategy_file(path)
+    assert train(second, batch) == losses
+    saved = json.loads(path.read_text())
+    assert saved["operators"]
+    assert saved == json.loads(json.dumps(first.plan.strategies())) == json.loads(json.dumps(second.plan.strategies()))
+    network, batch = build("conv")
+    other = AutoParallel(network).dataset_strategy("full_batch").load_operator_strategy_file(path)
+    with pytest.raises(StrategyError, match="the network has no operator 'linear_1'"):
+        train(other, batch)
 
 
-@TABLE.parametrize("key", [(key,) for key in KEYS if "limit" in key])
-def test_a_limit_of_memory_is_kept_or_the_missing_bytes_are_told(outcomes: Outcomes, key: str) -> None:
-    assert errors_of(outcomes, key) == []
-    found, limit_mb = outcomes[key][0], float(key.rpartition("/")[2])
-    if "refused" in found:
+@often
+def test_an_operator_with_a_strategy_of_the_users_keeps_it(ranks: Ranks) -> None:
+    network, batch = build("mlp")
+    given = ((1, ranks.size), (1, ranks.size))
+    shard(network.get_submodule("network.down"), given)
+    step = AutoParallel(network, "dynamic_programming").dataset_strategy("full_batch")
+    assert_right(train(step, batch), "mlp")
+    down = next(each for each in step.plan.operators if each.module_path == "down")
+    assert (down.strategy, down.origin) == ((*given, (1,)), "user")
+
+
+@often
+@pytest.mark.parametrize("limit_mb", slow_but(["0.01"], [1000.0, 0.45, 0.3, 0.01]))
+def test_a_limit_of_memory_is_kept_or_the_missing_bytes_are_told(limit_mb: float) -> None:
+    network, batch = build("mlp")
+    step = AutoParallel(network, "auto").dataset_strategy("full_batch")
+    step.search(PROFILES["h100"], memory_limit_mb=limit_mb)
+    try:
+        losses = train(step, batch)
+    except StrategyError as error:
         assert limit_mb < 0.4
-        assert "too much" in found["refused"] or "cannot be brought under" in found["refused"]
+        assert "too much" in str(error) or "cannot be brought under" in str(error)
         return
-    assert found["losses"] == pytest.approx(found["right"], rel=1e-9)
-    assert found["memory"] <= limit_mb * 2**20
+    assert_right(losses, "mlp")
+    assert step.plan.price.memory_bytes <= limit_mb * 2**20
 
 
-@TABLE.parametrize("key", [("2/cut_short",), ("4/cut_short",)])
-def test_a_rank_that_has_no_time_cuts_the_search_of_all_short(outcomes: Outcomes, key: str) -> None:
-    assert errors_of(outcomes, key) == []
-    for found in outcomes[key]:
-        assert found["losses"] == pytest.approx(found["right"], rel=1e-9)
-        assert found["operators"] == outcomes[key][0]["operators"]
-        assert any("came after 1 of 15 searches; this is the best of their plans" in note for note in found["notes"])
+@often
+def test_a_rank_that_has_no_time_cuts_the_search_of_all_short(ranks: Ranks) -> None:
+    network, batch = build("mlp")
+    limit_s = 1e-9 if ranks.rank == ranks.size - 1 else 1000.0
+    step = AutoParallel(network, "auto").dataset_strategy("full_batch").search(time_limit_s=limit_s)
+    assert_right(train(step, batch), "mlp")
+    operators = step.plan.strategies()["operators"]
+    assert ranks.gather(operators) == [operators] * ranks.size
+    assert any("came after 1 of 15 searches; this is the best of their plans" in note for note in step.plan.notes)
 
 
-@TABLE.parametrize("key", [("2/captured_by_some",), ("4/captured_by_some",)])
-def test_a_search_does_not_wait_for_a_rank_that_has_nothing_to_search(outcomes: Outcomes, key: str) -> None:
-    assert errors_of(outcomes, key) == []
-    *others, last = outcomes[key]
-    for found in others:
-        assert found["refused"].startswith(f"rank {int(key[0]) - 1} cannot run this call: {last['refused'][:20]}")
+@often
+def test_a_search_does_not_wait_for_a_rank_that_has_nothing_to_search(ranks: Ranks) -> None:
+    """The last rank's network cannot be captured while the others wait to compare how far they have searched."""
+    network, batch = build("mlp")
+    last = ranks.size - 1
+    if ranks.rank == last:
+        network.get_submodule("network").forward = lambda x: x * float(x.sum())
+    with pytest.raises(CaptureError) as error:
+        train(AutoParallel(network, "auto").dataset_strategy("full_batch"), batch)
+    told = ranks.gather(str(error.value))
+    assert all(text.startswith(f"rank {last} cannot run this call: {told[last][:20]}") for text in told[:last])

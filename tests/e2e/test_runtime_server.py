@@ -12,7 +12,7 @@ from typing import Any
 
 import mode_servers
 import pytest
-from asked_cases import CaseTable
+from asked_cases import asked, slow_but
 from job_runner import JobRunner
 
 DEADLINE_S = 150.0
@@ -30,7 +30,6 @@ OTHERS = (
     "shared/lazy",
     "refused",
 )
-TABLE = CaseTable(CASES, (*FAST, *OTHERS), key=lambda case: case)
 Outcome = list[dict[str, Any]]
 """What a case found, per rank."""
 
@@ -50,7 +49,7 @@ def outcomes(
             folder = tmp_path_factory.mktemp(f"servers-{world_size}-{servers}")
             result = folder / "result.json"
             program, env = workers / "runtime" / "modes.py", {"MSRUN_SERVER_NUM": str(servers)}
-            env |= TABLE.asked(request)
+            env |= asked(request, "case", always=(*FAST, *OTHERS))
             msrun_of_module.run_world(
                 world_size, program, result, "mode_servers", cwd=folder, env=env, deadline_s=DEADLINE_S
             )
@@ -63,11 +62,16 @@ def outcomes(
     return outcome
 
 
+def rows(is_one: Callable[[str], bool]) -> list[Any]:
+    cases = [name for name in CASES if is_one(name)]
+    return slow_but([name for name in cases if name in (*FAST, *OTHERS)], cases)
+
+
 def worst(outcome: Outcome) -> float:
     return max(difference for rank in outcome for difference in rank.values())
 
 
-@TABLE.parametrize("case", [(name,) for name in CASES if name.endswith(("/all", "/table"))])
+@pytest.mark.parametrize("case", rows(lambda name: name.endswith(("/all", "/table"))))
 def test_synchronous_training_is_that_of_one_process(outcomes: Callable[..., Outcome], case: str) -> None:
     assert worst(outcomes(case)) < EXACT
 
@@ -85,14 +89,15 @@ def test_numbers_of_workers_and_servers_change_nothing(
             assert worst(found) < EXACT, case
 
 
-@TABLE.parametrize("case", [(name,) for name in CASES if name.startswith("resumed/")])
+@pytest.mark.parametrize("case", rows(lambda name: name.startswith("resumed/")))
 def test_what_was_saved_goes_on_bit_for_bit(outcomes: Callable[..., Outcome], case: str) -> None:
     assert [rank["different"] for rank in outcomes(case)] == [[], []]
 
 
-@TABLE.looks_at("taken home")
-def test_checkpoint_of_servers_loads_without_servers(outcomes: Callable[..., Outcome]) -> None:
-    assert worst(outcomes("taken home")) < EXACT
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["taken home"])
+def test_checkpoint_of_servers_loads_without_servers(outcomes: Callable[..., Outcome], case: str) -> None:
+    assert worst(outcomes(case)) < EXACT
 
 
 @pytest.mark.parametrize("case", ["step function", "accumulated"])
@@ -117,14 +122,14 @@ def test_worker_runs_ahead_as_far_as_staleness_allows_and_no_further(outcomes: C
     assert [rank["furthest"] for rank in outcomes("stale")] == [0, mode_servers.STALENESS]
 
 
-@TABLE.parametrize("case", [("shared/sgd",), ("shared/lazy",)])
+@pytest.mark.parametrize("case", ["shared/sgd", "shared/lazy"])
 def test_large_messages_lie_in_shared_memory_and_change_nothing(outcomes: Callable[..., Outcome], case: str) -> None:
     for rank in outcomes(case):
         assert rank["weights"] < EXACT
         assert rank["places"] == [True, True]
 
 
-@TABLE.parametrize("case", [("cached/0",), ("cached/3",)])
+@pytest.mark.parametrize("case", ["cached/0", "cached/3"])
 def test_worker_keeps_rows_while_they_lack_no_more_steps_than_allowed(
     outcomes: Callable[..., Outcome], case: str
 ) -> None:

@@ -2,161 +2,548 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import itertools
 import json
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from asked_cases import CaseTable
-from job_runner import JobRunner
-from sharding_cases import CASES, WORLD_SIZE, ShardingCase
+import torch
+import torch.nn.functional as F  # noqa: N812
+from asked_cases import slow_but
+from local_parts import weight_difference
+from on_ranks import Ranks, on_ranks
+from placed_parameters import placed
+from torch import Tensor, nn
 
-DEADLINE_S = 400.0
+from msrun.errors import StrategyError
+from msrun.runtime import (
+    AutoParallel,
+    Layout,
+    MicroBatchInterleaved,
+    ParallelPlan,
+    WithLoss,
+    get_rank,
+    shard,
+)
+from msrun.runtime.capture.assignment import LAYOUT, STRATEGY, LayoutConstraint, layout_constraint, strategy_of
+from msrun.runtime.capture.capture import capture
+from msrun.runtime.capture.captured_graph import find_target
+from msrun.runtime.execute.transfers import traffic
+from msrun.runtime.parallel.compilation.build_call import build_compiled_call
+from msrun.runtime.parallel.given_strategies import strategies_of
+from msrun.runtime.partition.partition import partition
+from msrun.runtime.sharding.layout import TensorLayout, build_mesh
+from msrun.runtime.sharding.strategies import OperatorStrategy
+
+BATCH, INPUTS, HIDDEN, OUTPUTS = 12, 12, 24, 6
+
+TWO_BY_THREE = Layout((2, 3), ("dp", "mp"))
+TRANSPOSED = Layout((3, 2), ("mp", "dp"), [0, 3, 1, 4, 2, 5])
+"""The same axes as TWO_BY_THREE, the other way round."""
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(INPUTS, HIDDEN)
+        self.fc2 = nn.Linear(HIDDEN, OUTPUTS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x)))
+
+
+class Matrices(nn.Module):
+    """Calls functions of tensors instead of modules."""
+
+    def __init__(self, multiply: Callable[..., Tensor], activate: Callable[..., Tensor] = torch.tanh) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(INPUTS, HIDDEN) / 4)
+        self.second = nn.Parameter(torch.randn(HIDDEN, OUTPUTS) / 4)
+        self.multiply, self.activate = multiply, activate
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.matmul(self.activate(self.multiply(x, self.first)), self.second)
+
+
+class Tied(nn.Module):
+    """One weight encodes and decodes; the decoder reads it transposed, in another layout than the encoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode = nn.Linear(INPUTS, HIDDEN)
+        self.decode = _Decode(self.encode.weight)
+        self.head = nn.Linear(INPUTS, OUTPUTS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.decode(torch.tanh(self.encode(x))))
+
+
+class _Decode(nn.Module):
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.matmul(x, self.weight)
+
+
+def plain() -> nn.Module:
+    return Mlp()
+
+
+def layouts(layout: Layout) -> Callable[[], nn.Module]:
+    """Return a column-cut and a row-cut layer with named axes."""
+
+    def build() -> nn.Module:
+        net = Mlp()
+        shard(net.fc1, (layout("dp", "None"), layout("mp", "None"), layout("mp")))
+        shard(net.fc2, (layout("dp", "mp"), layout("None", "mp")))
+        return net
+
+    return build
+
+
+def scattered_linear() -> nn.Module:
+    net = Mlp()
+    shard(net.fc1, ((1, 1), (6, 1)))
+    shard(net.fc2, ((1, 6), (1, 6)), out_strategy=((6, 1),))
+    return net
+
+
+def gathered_linear() -> nn.Module:
+    net = Mlp()
+    shard(net.fc1, ((1, 1), (6, 1)), out_strategy=(1, 1))
+    return net
+
+
+def operator_function() -> nn.Module:
+    return Matrices(shard(torch.matmul, ((2, 3), (3, 1)), ((6, 1),)))
+
+
+def operator_with_layouts() -> nn.Module:
+    cut = shard(torch.matmul, (TWO_BY_THREE("dp", "None"), TWO_BY_THREE("None", "mp")), TWO_BY_THREE("dp", "mp"))
+    return Matrices(cut)
+
+
+def decorated_function() -> nn.Module:
+    @shard(in_strategy=((2, 3),), out_strategy=((1, 3),))
+    def activate(x: Tensor) -> Tensor:
+        return F.gelu(torch.tanh(x) * 2) + x.mean(0, keepdim=True)
+
+    return Matrices(torch.matmul, activate)
+
+
+def region() -> nn.Module:
+    net = Mlp()
+    plan = {
+        "fc1.weight": TWO_BY_THREE("mp", "None"),
+        "fc1.bias": TWO_BY_THREE("mp"),
+        "self.fc2.weight": TWO_BY_THREE("None", "mp"),
+    }
+    return shard(net, (TWO_BY_THREE("dp", "None"),), (TWO_BY_THREE("dp", "None"),), plan)
+
+
+def region_of_tuples() -> nn.Module:
+    plan = {"fc1.weight": (3, 1), "fc1.bias": (3,), "fc2.weight": (1, 3)}
+    return shard(Mlp(), ((2, 1),), parameter_plan=plan)
+
+
+def tied() -> nn.Module:
+    return Tied()
+
+
+def tied_in_two_layouts() -> nn.Module:
+    net = Tied()
+    shard(net.encode, ((2, 1), (3, 1), (3,)))
+    shard(net.decode, ((3, 1), (1, 2)))
+    return net
+
+
+def tied_with_two_sums() -> nn.Module:
+    net = Tied()
+    shard(net.encode, ((6, 1), (1, 1), (1,)))
+    shard(net.decode, ((2, 1), (1, 1)))
+    return net
+
+
+def frozen() -> nn.Module:
+    net = scattered_linear()
+    net.get_parameter("fc1.weight").requires_grad_(requires_grad=False)
+    return net
+
+
+@dataclass(frozen=True)
+class ShardingCase:
+    """One way."""
+
+    name: str
+    build: Callable[[], nn.Module]
+    dataset: Any = "full_batch"
+    hsdp: dict[str, Any] | None = None
+    copies: int = 1
+    mesh: tuple[int, ...] = (3, 2)
+    strict: bool = False
+    collectives: dict[str, int] = field(default_factory=dict)
+    """Known by hand: operation -> number in one step; empty = not."""
+    float32: bool = False
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        return ("float64", "float32") if self.float32 else ("float64",)
+
+
+HSDP = {"threshold": 0}
+LEVEL3 = {"threshold": 0, "optimizer_level": "level3"}
+CASES = [
+    # fc2's sum over mp, the number of labels and the loss over dp, and one message with all gradients over dp
+    ShardingCase("layouts", layouts(TWO_BY_THREE), mesh=(2, 3), float32=True, collectives={"all_reduce": 4}),
+    ShardingCase("layouts-of-a-rank-list", layouts(TRANSPOSED), mesh=(2, 3)),
+    ShardingCase("layouts-copies-hsdp", layouts(TWO_BY_THREE), hsdp=HSDP, copies=2, mesh=(2, 3)),
+    ShardingCase(
+        "layouts-of-the-data", layouts(TWO_BY_THREE), (TWO_BY_THREE("dp", "None"), TWO_BY_THREE("dp")), mesh=(2, 3)
+    ),
+    # fc2's sum scattered, gathered on the way back; number of labels and loss, and one message of gradients
+    ShardingCase(
+        "out-strategy-scatters",
+        scattered_linear,
+        collectives={"reduce_scatter": 1, "all_gather": 1, "all_reduce": 3},
+        float32=True,
+    ),
+    ShardingCase("out-strategy-gathers", gathered_linear),
+    ShardingCase("operator-function", operator_function, float32=True),
+    ShardingCase("operator-function-own-batches", operator_function, "data_parallel"),
+    ShardingCase("operator-function-hsdp-copies", operator_function, "data_parallel", HSDP, 2),
+    ShardingCase("operator-function-layouts", operator_with_layouts, mesh=(2, 3)),
+    ShardingCase("decorated-function", decorated_function),
+    ShardingCase("region", region, mesh=(2, 3), float32=True, collectives={"all_reduce": 4}),
+    ShardingCase("region-hsdp-level3", region, hsdp=LEVEL3, mesh=(2, 3)),
+    ShardingCase("region-of-tuples", region_of_tuples),
+    ShardingCase("tied", tied, "data_parallel"),
+    ShardingCase("tied-in-two-layouts", tied_in_two_layouts, float32=True),
+    ShardingCase("tied-in-two-layouts-own-batches-copies", tied_in_two_layouts, "data_parallel", None, 2),
+    ShardingCase("tied-in-two-layouts-hsdp", tied_in_two_layouts, hsdp=HSDP),
+    ShardingCase("tied-with-two-sums", tied_with_two_sums),
+    ShardingCase(
+        "tied-with-two-sums-hsdp-level3", tied_with_two_sums, hsdp={"threshold": 0, "optimizer_level": "level3"}
+    ),
+    ShardingCase("frozen", frozen),
+    ShardingCase("frozen-hsdp-level3", frozen, "data_parallel", LEVEL3),
+    ShardingCase("strict", plain, "data_parallel", strict=True),
+    ShardingCase("strict-with-out-strategy", scattered_linear, strict=True),
+]
+
+
+STEPS = 3
+on_six = on_ranks(6, dtype="float64")
+
+
+def batch(dtype, number, rows=BATCH):
+    generator = torch.Generator().manual_seed(number)
+    images = torch.randn(rows, INPUTS, generator=generator, dtype=torch.float64).to(dtype)
+    return images, torch.randint(0, OUTPUTS, (rows,), generator=generator)
+
+
+def build(case, dtype):
+    torch.manual_seed(3)
+    torch.set_default_dtype(dtype)
+    return case.build()
+
+
+def rows_of(tensor, dataset, rank):
+    """Return what a rank passes."""
+    if dataset == "full_batch":
+        return tensor
+    parts, index = (6, rank) if dataset == "data_parallel" else (2, rank // 3)
+    return tensor.chunk(parts)[index]
+
+
+def train(step, parameters, case, dtype, rank=None):
+    """Return the losses of a few steps and what the last one moved; rank None = all data."""
+    optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+    losses, moved = [], None
+    for number in range(STEPS):
+        traffic.reset()
+        values = batch(dtype, number)
+        loss = step(*(values if rank is None else [rows_of(v, case.dataset, rank) for v in values]))
+        loss.backward()
+        moved = {"calls": dict(traffic.calls), "bytes": dict(traffic.bytes)}
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses, moved
+
+
+@pytest.mark.slow
+@on_six
+def test_every_layout_of_the_result_of_every_strategy_gives_the_numbers_of_one_process(ranks: Ranks) -> None:
+    rank = ranks.rank
+    torch.manual_seed(5)
+    network = nn.Sequential(shard(nn.Linear(INPUTS, OUTPUTS), ((1, 1), (1, 1)), ((1, 1),)))
+    images, gradient = batch(torch.float64, 0)[0].requires_grad_(), torch.randn(BATCH, OUTPUTS)
+    right = network(images)
+    right.backward(gradient)
+    whole = {name: parameter.detach().clone() for name, parameter in network.named_parameters()}
+    captured = capture(
+        find_target(network),
+        [images],
+        {},
+        input_shapes=[tuple(images.shape)],
+        parameter_shapes={},
+        strategies=strategies_of(network),
+    )
+    (product,) = [node for node in captured.graph.nodes if strategy_of(node)]
+    (mark,) = [node for node in captured.graph.nodes if layout_constraint(node)]
+    mesh, numbers, runs = build_mesh(6), (1, 2, 3, 6), 0
+    for a, b, c, x, y in itertools.product(numbers, repeat=5):
+        if 6 % (a * b * c) or 6 % (x * y):
+            continue
+        product.meta[STRATEGY] = OperatorStrategy(((a, b), (c, b), (c,)))
+        mark.meta[LAYOUT] = LayoutConstraint((x, y), "0", leaves=True)
+        program = partition(
+            captured,
+            mesh,
+            input_layouts=[TensorLayout.replicated(2)],
+            strategies={},
+            output_batch_axes=(),
+            differentiable_inputs=frozenset({0}),
+        )
+        stored = {
+            name: placed(
+                name,
+                nn.Parameter(whole[name][use.layout.slices(mesh, use.shape, rank)].clone()),
+                use.shape,
+                use.layout,
+                mesh=mesh,
+                rank=rank,
+            )
+            for name, use in program.parameters.items()
+        }
+        compiled = build_compiled_call(captured, program, stored, {}, mesh=mesh, rank=rank)
+        mine = images.detach().clone().requires_grad_()
+        output = compiled.run([mine])[0]
+        output.backward(gradient)
+        found = [(output, right), (mine.grad, images.grad)]
+        for name, item in stored.items():
+            grad = network.get_parameter(name).grad
+            found.append((item.parameter.grad, grad[item.placement.slices]))
+        runs += 1
+        are_equal = all(torch.allclose(one, other, rtol=1e-10, atol=1e-12) for one, other in found)
+        assert are_equal, f"in {((a, b), (c, b))} out {(x, y)}"
+    assert runs == 144
+
+
+@pytest.mark.slow
+@on_six
+def test_network_that_is_stored_already_runs_with_other_strategies_and_another_batch() -> None:
+    torch.manual_seed(3)
+    network = scattered_linear()
+    right = copy.deepcopy(network)
+    whole = WithLoss(network, F.cross_entropy)
+    AutoParallel(whole).dataset_strategy("full_batch")(*batch(torch.float64, 0))
+    shard(network.fc1, ((6, 1), (1, 1)))
+    shard(network.fc2, ((1, 1), (6, 1)))
+    again = AutoParallel(whole).dataset_strategy("full_batch")
+    for number in range(2):
+        values = batch(torch.float64, number, 2 * BATCH)
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.5)
+        loss = again(*values)
+        loss.backward()
+        optimizer.step()
+        alone = F.cross_entropy(right(values[0]), values[1])
+        for parameter, grad in zip(right.parameters(), torch.autograd.grad(alone, right.parameters()), strict=True):
+            parameter.data -= 0.5 * grad
+        torch.testing.assert_close(loss.detach(), alone.detach(), rtol=1e-10, atol=0)
+    assert any("gather" in text for o in again.plan.operators for text in o.collectives)
+
+
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
 RUNS = [(case, dtype) for case in CASES for dtype in case.dtypes]
-OF_FLOAT64 = [(case, "float64") for case in CASES]
-TABLE = CaseTable(
-    [*(f"{case.name}/{dtype}" for case, dtype in RUNS), "out-strategies", "other-strategies", "refusals"],
-    fast=["layouts-copies-hsdp/float64", "out-strategy-scatters/float64"],
+BY_NAME = {case.name: case for case in CASES}
+
+
+@functools.cache
+def trained(name: str, dtype_name: str = "float64") -> Any:
+    """Train in one way, check the law, and return the plan."""
+    case, dtype, rank = BY_NAME[name], getattr(torch, dtype_name), get_rank()
+    alone = build(case, dtype)
+    right, _ = train(WithLoss(alone, F.cross_entropy), [p for p in alone.parameters() if p.requires_grad], case, dtype)
+    network = build(case, dtype)
+    whole = WithLoss(network, F.cross_entropy)
+    if case.copies > 1:
+        whole = MicroBatchInterleaved(whole, case.copies)
+    step = AutoParallel(whole).dataset_strategy(case.dataset)
+    if case.hsdp:
+        step.hsdp(**case.hsdp)
+    if case.strict:
+        step.strict()
+    losses, moved = train(step, [p for p in network.parameters() if p.requires_grad], case, dtype, rank)
+    assert losses == pytest.approx(right, rel=TOLERANCE[dtype_name], abs=0)
+    assert right[-1] != right[0]
+    assert weight_difference(network, alone) <= TOLERANCE[dtype_name]
+    assert step.plan.to_json()["traffic"] == moved
+    assert not case.collectives or moved["calls"] == case.collectives
+    assert tuple(step.plan.mesh) == case.mesh
+    assert ParallelPlan.from_json(json.dumps(step.plan.to_json())) == step.plan
+    return step.plan
+
+
+@on_six
+@pytest.mark.parametrize(
+    ("case", "dtype"), slow_but(["layouts-copies-hsdp/float64", "out-strategy-scatters/float64"], RUNS)
 )
-
-pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
-
-
-@pytest.fixture(scope="module")
-def results(
-    request: pytest.FixtureRequest, msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
-    """What the worker found; every case in one process group."""
-    folder = tmp_path_factory.mktemp("sharding")
-    script, result = workers / "runtime" / "sharding.py", folder / "result.json"
-    msrun_of_module.run_world(WORLD_SIZE, script, result, cwd=folder, env=TABLE.asked(request), deadline_s=DEADLINE_S)
-    return dict(json.loads((folder / "result.json").read_text()))
-
-
-def ranks_of(results: dict[str, Any], case: ShardingCase, dtype: str) -> list[dict[str, Any]]:
-    ranks: list[dict[str, Any]] = results[f"{case.name}/{dtype}"]
-    assert [rank.get("error") for rank in ranks] == [None] * WORLD_SIZE
-    return ranks
-
-
-@TABLE.parametrize("case, dtype", RUNS)
-def test_losses_and_weights_are_those_of_one_process(results: dict[str, Any], case: ShardingCase, dtype: str) -> None:
-    for rank in ranks_of(results, case, dtype):
-        assert rank["losses"] == pytest.approx(rank["right"], rel=TOLERANCE[dtype], abs=0)
-        assert rank["difference"] <= TOLERANCE[dtype]
-        assert rank["right"][-1] != rank["right"][0]
-
-
-@TABLE.looks_at("out-strategies")
-def test_every_layout_of_the_result_of_every_strategy_gives_the_numbers_of_one_process(results: dict[str, Any]) -> None:
-    for rank in results["out-strategies"]:
-        assert rank["wrong"] == []
-        assert rank["runs"] == 144
-
-
-@TABLE.looks_at("other-strategies")
-def test_network_that_is_stored_already_runs_with_other_strategies_and_another_batch(results: dict[str, Any]) -> None:
-    for found, right in results["other-strategies"]:
-        assert found == pytest.approx(right, rel=1e-10, abs=0)
-
-
-@TABLE.parametrize("case, dtype", RUNS)
-def test_plan_tells_number_and_bytes_of_the_collectives_of_a_step(
-    results: dict[str, Any], case: ShardingCase, dtype: str
+def test_losses_and_weights_are_those_of_one_process_and_the_plan_tells_the_traffic(
+    case: ShardingCase, dtype: str
 ) -> None:
-    for rank in ranks_of(results, case, dtype):
-        assert rank["plan"]["traffic"] == rank["traffic"]
+    trained(case.name, dtype)
 
 
-@TABLE.parametrize("case, dtype", [row for row in OF_FLOAT64 if row[0].collectives])
-def test_number_of_collectives_of_a_step_is_the_closed_form(
-    results: dict[str, Any], case: ShardingCase, dtype: str
-) -> None:
-    assert ranks_of(results, case, dtype)[0]["traffic"]["calls"] == case.collectives
+def plan_of(case: str) -> dict[str, Any]:
+    return dict(json.loads(json.dumps(trained(case).to_json())))
 
 
-@TABLE.parametrize("case, dtype", OF_FLOAT64)
-def test_mesh_has_the_axes_of_the_device_matrices_and_the_plan_comes_back_from_json(
-    results: dict[str, Any], case: ShardingCase, dtype: str
-) -> None:
-    first = ranks_of(results, case, dtype)[0]
-    assert tuple(first["mesh"]) == case.mesh
-    assert first["round_trip"]
-
-
-def parameter(results: dict[str, Any], case: str, name: str) -> dict[str, Any]:
-    (found,) = [p for p in results[f"{case}/float64"][0]["plan"]["parameters"] if p["name"] == name]
+def parameter(case: str, name: str) -> dict[str, Any]:
+    (found,) = [p for p in plan_of(case)["parameters"] if p["name"] == name]
     return dict(found)
 
 
-@TABLE.looks_at("layouts/float64", "layouts-copies-hsdp/float64", "out-strategy-scatters/float64")
-def test_plan_names_the_axes_of_the_users_layout(results: dict[str, Any]) -> None:
-    assert parameter(results, "layouts", "fc1.weight")["axes"] == ["mp", "None"]
-    assert parameter(results, "layouts", "fc2.weight")["axes"] == ["None", "mp"]
-    assert parameter(results, "layouts", "fc1.weight")["layout"] == [3, 1]
-    assert parameter(results, "layouts-copies-hsdp", "fc1.weight")["axes"] == ["mp+dp", "None"]
-    assert parameter(results, "out-strategy-scatters", "fc1.weight")["axes"] is None
+@pytest.mark.slow
+@on_six
+def test_plan_names_the_axes_of_the_users_layout() -> None:
+    assert parameter("layouts", "fc1.weight")["axes"] == ["mp", "None"]
+    assert parameter("layouts", "fc2.weight")["axes"] == ["None", "mp"]
+    assert parameter("layouts", "fc1.weight")["layout"] == [3, 1]
+    assert parameter("layouts-copies-hsdp", "fc1.weight")["axes"] == ["mp+dp", "None"]
+    assert parameter("out-strategy-scatters", "fc1.weight")["axes"] is None
 
 
-@TABLE.looks_at("layouts/float64", "layouts-of-a-rank-list/float64")
-def test_axes_of_a_rank_list_cut_as_those_of_the_matrix_that_it_transposes(results: dict[str, Any]) -> None:
+@pytest.mark.slow
+@on_six
+def test_axes_of_a_rank_list_cut_as_those_of_the_matrix_that_it_transposes() -> None:
     for name in ("fc1.weight", "fc2.weight"):
-        one, other = (parameter(results, case, name) for case in ("layouts", "layouts-of-a-rank-list"))
+        one, other = (parameter(case, name) for case in ("layouts", "layouts-of-a-rank-list"))
         assert one["axes"] == other["axes"]
         assert one["local_shape"] == other["local_shape"]
 
 
-def operators(results: dict[str, Any], case: str, kind: str) -> list[dict[str, Any]]:
-    return [o for o in results[f"{case}/float64"][0]["plan"]["operators"] if o["operator"] == kind]
+def operators(case: str, kind: str) -> list[dict[str, Any]]:
+    return [o for o in plan_of(case)["operators"] if o["operator"] == kind]
 
 
-def test_out_strategy_of_a_product_with_split_sums_is_a_reduce_scatter(results: dict[str, Any]) -> None:
-    (product,) = [o for o in operators(results, "out-strategy-scatters", "aten.linear") if o["module_path"] == "fc2"]
+@on_six
+def test_out_strategy_of_a_product_with_split_sums_is_a_reduce_scatter() -> None:
+    (product,) = [o for o in operators("out-strategy-scatters", "aten.linear") if o["module_path"] == "fc2"]
     assert product["collectives"] == ["reduce_scatter dim 0 over axes 0,1"]
     (scatter,) = product["traffic"]
     assert scatter["forward"] == {"operation": "reduce_scatter", "bytes": 12 * 6 * 8, "ranks": 6}
     assert scatter["backward"] == {"operation": "all_gather", "bytes": 12 * 6 * 8 // 6, "ranks": 6}
-    (wanted,) = operators(results, "out-strategy-scatters", "out_strategy")
+    (wanted,) = operators("out-strategy-scatters", "out_strategy")
     assert (wanted["strategy"], wanted["collectives"]) == ([[6, 1]], [])
 
 
-@TABLE.looks_at("region/float64", "region-of-tuples/float64")
-def test_operators_of_a_region_keep_what_its_inputs_and_parameters_bring(results: dict[str, Any]) -> None:
-    first, second = operators(results, "region", "aten.linear")
+@pytest.mark.slow
+@on_six
+def test_operators_of_a_region_keep_what_its_inputs_and_parameters_bring() -> None:
+    first, second = operators("region", "aten.linear")
     assert [o["origin"] for o in (first, second)] == ["follows", "follows"]
     assert first["strategy"] == [[2, 1], [3, 1], [3]]
     assert second["strategy"] == [[2, 3], [1, 3], [1]]
-    assert operators(results, "region-of-tuples", "aten.linear")[1]["strategy"] == [[2, 3], [1, 3], [1]]
+    assert operators("region-of-tuples", "aten.linear")[1]["strategy"] == [[2, 3], [1, 3], [1]]
 
 
-@TABLE.looks_at("out-strategy-scatters/float64", "layouts/float64")
-def test_explanation_lists_messages_with_bytes_forward_and_backward_and_the_total(results: dict[str, Any]) -> None:
-    text = results["out-strategy-scatters/float64"][0]["explain"]
+@pytest.mark.slow
+@on_six
+def test_explanation_lists_messages_with_bytes_forward_and_backward_and_the_total() -> None:
+    text = trained("out-strategy-scatters").explain()
     assert "reduce_scatter dim 0 over axes 0,1: forward reduce_scatter of 576 B by 6 ranks, backward all_gather" in text
     assert "one training step, on each rank: " in text
-    lines = results["layouts/float64"][0]["explain"].splitlines()
+    lines = trained("layouts").explain().splitlines()
     (weight,) = [line for line in lines if line.split()[:1] == ["fc1.weight"]]
     assert "24x12 -> 8x12" in weight
     assert "(mp, None)" in weight
 
 
-REFUSED = {
-    "strict": "strict: aten.gelu in module network gives (1, 6) and aten.linear in module network.fc2 reads (6, 1), "
-    "which moves 640 bytes to each rank and step; give aten.gelu in module network out_strategy=((6, 1),)",
-    "strict-input": "strict: input input_0 gives (6, 1) and aten.linear in module network.0 reads (1, 6), "
-    "which moves 960 bytes to each rank and step; pass it so with dataset_strategy, as (1, 6)",
-    "late": "the parameters are stored on a mesh of (3, 2) since an earlier call, which has no such axes",
-    "contradiction": "device matrices (2, 3) ('dp', 'mp') and (3, 2) ('a', 'b') cut the ranks at places that",
-    "several": "has 2 tuples for its 1 tensor inputs, and it calls aten.linear in network.fc1, aten.linear in network",
-    "unknown-name": "there is no parameter 'fc3.weight' (did you mean fc2.weight?)",
-    "small-matrix": "the matrix has 4 places for 6 ranks; the product of device_matrix must be the number of ranks",
-    "results": "has 2 tuples for its 1 results; give one for each",
-    "lenient": "accepted",
-}
+def contradiction() -> nn.Module:
+    net = layouts(Layout((2, 3), ("dp", "mp")))()
+    other = Layout((3, 2), ("a", "b"))
+    shard(net.fc2, (other("a", "b"), other("None", "b")))
+    return net
 
 
-@TABLE.looks_at("refusals")
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_or_was_not_asked_for_is_refused_in_words(results: dict[str, Any], name: str) -> None:
-    assert REFUSED[name] in results["refusals"][name]
+def small_matrix() -> nn.Module:
+    layout, net = Layout((2, 2), ("dp", "mp")), Mlp()
+    shard(net.fc1, (layout("dp", "None"), layout("mp", "None")))
+    return net
+
+
+def changing() -> nn.Module:
+    net = Mlp()
+    shard(net.fc1, ((1, 1), (6, 1)))
+    return net
+
+
+def cut_linear() -> nn.Module:
+    return nn.Sequential(shard(nn.Linear(INPUTS, OUTPUTS), ((1, 6), (1, 6))))
+
+
+MOVES = "aten.gelu in module network gives (1, 6) and aten.linear in module network.fc2 reads (6, 1), "
+MOVES += "which moves 640 bytes to each rank and step; give aten.gelu in module network out_strategy=((6, 1),)"
+INPUT = "input input_0 gives (6, 1) and aten.linear in module network.0 reads (1, 6), "
+INPUT += "which moves 960 bytes to each rank and step; pass it so with dataset_strategy, as (1, 6)"
+CUT = "device matrices (2, 3) ('dp', 'mp') and (3, 2) ('a', 'b') cut the ranks at places that"
+SMALL = "the matrix has 4 places for 6 ranks; the product of device_matrix must be the number of ranks"
+SEVERAL = "has 2 tuples for its 1 tensor inputs, and it calls aten.linear in network.fc1, aten.linear in network"
+
+
+@pytest.mark.slow
+@on_six
+@pytest.mark.parametrize(
+    ("make", "is_strict", "words"),
+    [
+        (changing, True, f"strict: {MOVES}"),
+        (changing, False, ""),
+        (cut_linear, True, f"strict: {INPUT}"),
+        (contradiction, False, CUT),
+        (lambda: shard(Mlp(), ((1, 1), (6, 1))), False, SEVERAL),
+        (small_matrix, False, SMALL),
+        (
+            lambda: shard(Mlp(), out_strategy=((6, 1), (1, 1))),
+            False,
+            "has 2 tuples for its 1 results; give one for each",
+        ),
+    ],
+    ids=["strict", "lenient", "strict-input", "contradiction", "several", "small-matrix", "results"],
+)
+def test_what_cannot_be_or_was_not_asked_for_is_refused_in_words(
+    make: Callable[[], nn.Module], is_strict: bool, words: str
+) -> None:
+    step = AutoParallel(WithLoss(make(), F.cross_entropy))
+    step.dataset_strategy("data_parallel" if make is cut_linear else "full_batch")
+    if is_strict:
+        step.strict()
+    with pytest.raises(StrategyError) if words else nullcontext() as error:
+        step(*batch(torch.float64, 0))
+    assert not words or words in str(error.value)
+
+
+@pytest.mark.slow
+@on_six
+def test_mesh_that_the_stored_parameters_do_not_have_is_refused() -> None:
+    net = Mlp()
+    step = AutoParallel(WithLoss(net, F.cross_entropy)).dataset_strategy("full_batch")
+    step(*batch(torch.float64, 0))
+    layout = Layout((2, 3), ("dp", "mp"))
+    shard(net.fc1, (layout("dp", "None"), layout("None", "None")))
+    with pytest.raises(
+        StrategyError, match=r"stored on a mesh of \(3, 2\) since an earlier call, which has no such axes"
+    ):
+        step(*batch(torch.float64, 0, 2 * BATCH))
+
+
+def test_unknown_parameter_of_a_plan_is_told_with_a_near_one() -> None:
+    with pytest.warns(UserWarning, match=r"there is no parameter 'fc3.weight' \(did you mean fc2.weight\?\)"):
+        shard(Mlp(), parameter_plan={"fc3.weight": (6, 1)}, in_strategy=((1, 1),))

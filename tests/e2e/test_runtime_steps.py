@@ -2,98 +2,612 @@
 
 from __future__ import annotations
 
-import json
+import ctypes
+import functools
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
-from asked_cases import CaseTable
-from job_runner import REPOSITORY, JobRunner
-from step_cases import CASES, HIDDEN, LOSS, WIDTH, WORLD_SIZE, StepCase
+import torch
+import torch.nn.functional as F  # noqa: N812
+from asked_cases import slow_but
+from local_parts import difference, local
+from on_ranks import Ranks, on_ranks
+from torch import nn
 
-from msrun.runtime.execute.executor import AHEAD
+from msrun.errors import CaptureError, StrategyError
+from msrun.runtime import (
+    AutoParallel,
+    GradAccumulation,
+    LossMonitor,
+    MicroBatchInterleaved,
+    Model,
+    WithLoss,
+    get_rank,
+    no_init_parameters,
+    optim,
+    recompute,
+    set_comm_fusion,
+    shard,
+    value_and_grad,
+)
+from msrun.runtime.execute.executor import AHEAD, Executor
+from msrun.runtime.execute.gradients import GradientGroup
+from msrun.runtime.execute.parameters import GatheredGroup
+from msrun.runtime.execute.segment_runner import SegmentRunner
+from msrun.runtime.execute.transfers import traffic
 
-DEADLINE_S = 400.0
+RANKS = 4
+STEPS = 3
+GLOBAL_BATCH = 32
+WIDTH, HIDDEN, BLOCKS, FEATURES, CLASSES = 16, 64, 3, 12, 8
+
+UP, DOWN = ((1, 1), (4, 1), (4,)), ((1, 4), (1, 4))
+MEGATRON = {f"blocks.{i}.{name}": tuples for i in range(BLOCKS) for name, tuples in (("up", UP), ("down", DOWN))}
+MIXED = {
+    f"blocks.{i}.{name}": tuples
+    for i in range(BLOCKS)
+    for name, tuples in (("up", ((2, 1), (2, 1), (2,))), ("down", ((2, 2), (1, 2))))
+}
+
+
+@dataclass(frozen=True)
+class StepCase:
+    """One way."""
+
+    name: str
+    level: str | None = None
+    shard_size: int = -1
+    parts: tuple[tuple[Literal["copies", "micro"], int], ...] = ()
+    """Wrappers, outermost first."""
+    compat: Literal["torch", "mindspore"] = "torch"
+    strategies: Mapping[str, Any] = field(default_factory=dict)
+    dataset: str = "data_parallel"
+    form: Literal["module", "step", "fresh closures", "model"] = "module"
+    recompute: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """module path -> settings"""
+    auto_limit_mb: float | None = None
+    comm_fusion: Mapping[str, Any] | None = None
+    calls: Mapping[str, int] | None = None
+    """Collectives of one step by operation."""
+    float32: bool = False
+    steps: int = STEPS
+    scaled: bool = False
+    """The loss is multiplied by 3 before its backward pass, and the gradients divided after it."""
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        return ("float64", "float32") if self.float32 else ("float64",)
+
+    @property
+    def loss_factor(self) -> int:
+        """How many times the mean loss a step returns."""
+        count = 1
+        for _, number in self.parts:
+            count *= number
+        return count if self.compat == "mindspore" else 1
+
+    @property
+    def gradient_factor(self) -> int:
+        """How many times the mean loss's gradient: copies add up, micro batches never do."""
+        count = 1
+        for kind, number in self.parts:
+            count *= number if kind == "copies" else 1
+        return count if self.compat == "mindspore" else 1
+
+
+M2, M4, C2 = ("micro", 2), ("micro", 4), ("copies", 2)
+EVERY_BLOCK: Mapping[str, Mapping[str, Any]] = {f"blocks.{i}": {} for i in range(BLOCKS)}
+KEEPS_COLLECTIVES = {path: {"mp_comm_recompute": False} for path in EVERY_BLOCK}
+GATHERS_AGAIN = {path: {"parallel_optimizer_comm_recompute": True} for path in EVERY_BLOCK}
+SAVES = {"blocks.0": {"save": ["linear"]}, "blocks.1": {"save": "policy"}, "blocks.2": {"save": []}}
+
+LOSS = 2
+"""Messages of a cross-entropy: the number of labels that count, which leaves first, and the sum."""
+
+CASES = [
+    # accumulation: one reduction at the end, or one per micro batch at level2 and level3
+    StepCase("accumulation", parts=(M4,), calls={"all_reduce": 4 * LOSS + 1}, float32=True),
+    StepCase(
+        "accumulation-level1",
+        "level1",
+        parts=(M4,),
+        calls={"all_gather": 1, "reduce_scatter": 1, "all_reduce": 4 * LOSS},
+    ),
+    StepCase(
+        "accumulation-level2",
+        "level2",
+        parts=(M4,),
+        calls={"all_gather": 1, "reduce_scatter": 4, "all_reduce": 4 * LOSS},
+    ),
+    StepCase(
+        "accumulation-level3",
+        "level3",
+        parts=(M4,),
+        calls={"all_gather": 8, "reduce_scatter": 4, "all_reduce": 4 * LOSS},
+        float32=True,
+    ),
+    StepCase("accumulation-level2-shard-size-2", "level2", 2, parts=(M2,)),
+    StepCase("accumulation-of-copies", parts=(M2, C2), form="step"),
+    StepCase("copies-of-accumulation-level3", "level3", parts=(C2, M2)),
+    StepCase("accumulation-scaled", "level2", parts=(M2,), scaled=True, steps=2),
+    StepCase("accumulation-sum", parts=(M4,), compat="mindspore", float32=True),
+    StepCase("accumulation-of-copies-sum-level2", "level2", parts=(M2, C2), compat="mindspore", form="step"),
+    StepCase("accumulation-tensor-parallel", parts=(M2,), strategies=MEGATRON, dataset="full_batch"),
+    StepCase("accumulation-mixed-level3", "level3", parts=(M2, C2), strategies=MIXED, dataset="full_batch"),
+    StepCase("accumulation-model", "level2", parts=(M2,), form="model"),
+    # messages: one per parameter, or as the numbers say
+    StepCase("nothing-fused", comm_fusion={"openstate": False}, calls={"all_reduce": 13 + LOSS}, steps=2),
+    StepCase(
+        "all-reduces-by-index",
+        parts=(M2,),
+        comm_fusion={"allreduce": {"mode": "index", "config": [3, 5]}},
+        calls={"all_reduce": 3 + 2 * LOSS},
+        steps=2,
+    ),
+    StepCase(
+        "nothing-fused-level3-accumulation",
+        "level3",
+        parts=(M2,),
+        comm_fusion={"openstate": False},
+        calls={"all_gather": 2 * 2 * 13, "reduce_scatter": 2 * 13, "all_reduce": 2 * LOSS},
+        steps=2,
+    ),
+    # copies: any number, and inside a step function
+    StepCase("three-parts-of-copies", parts=(("copies", 2), ("copies", 2)), strategies=MEGATRON, dataset="full_batch"),
+    StepCase("fresh-closures", "level1", parts=(C2,), form="fresh closures"),
+    # recompute; a Megatron block has one all-reduce forward and, through its residual, one backward
+    StepCase("recompute", recompute=EVERY_BLOCK, calls={"all_reduce": 1 + LOSS}, float32=True),
+    StepCase("recompute-one-layer-with-copies", parts=(C2,), recompute={"blocks.1.up": {}}),
+    StepCase("recompute-tensor-parallel", strategies=MEGATRON, dataset="full_batch", recompute=EVERY_BLOCK),
+    StepCase("recompute-keeps-collectives", strategies=MEGATRON, dataset="full_batch", recompute=KEEPS_COLLECTIVES),
+    StepCase("recompute-mixed-copies", parts=(C2,), strategies=MIXED, recompute=EVERY_BLOCK),
+    StepCase("recompute-saves-linear", "level3", parts=(C2,), strategies=MIXED, recompute=SAVES),
+    StepCase(
+        "recompute-gathers-again",
+        "level1",
+        parts=(C2,),
+        recompute=GATHERS_AGAIN,
+        calls={"all_gather": 3, "reduce_scatter": 2, "all_reduce": 2 * LOSS},
+    ),
+    StepCase("recompute-everything", "level3", recompute={"": {}}),
+    StepCase("recompute-level3-accumulation", "level3", parts=(M2, C2), strategies=MIXED, recompute=EVERY_BLOCK),
+]
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(WIDTH, HIDDEN)
+        self.down = nn.Linear(HIDDEN, WIDTH, bias=False)
+
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(FEATURES, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
+        self.last = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)
+
+
+def make_network(dtype):
+    torch.manual_seed(1)
+    torch.set_default_dtype(dtype)
+    return Network()
+
+
+def batches(steps, dtype):
+    generator = torch.Generator().manual_seed(2)
+    for _ in range(steps):
+        images = torch.randn(GLOBAL_BATCH, FEATURES, generator=generator, dtype=torch.float64).to(dtype)
+        yield images, torch.randint(0, CLASSES, (GLOBAL_BATCH,), generator=generator)
+
+
+def serial(case, dtype):
+    """Return the losses, the first gradients and the weights of one process."""
+    network = make_network(dtype)
+    optimizer = optim.Momentum(network.parameters(), 0.05, 0.9)
+    losses, first = [], None
+    for images, labels in batches(case.steps, dtype):
+        loss = F.cross_entropy(network(images), labels)
+        (loss * case.gradient_factor).backward()
+        if first is None:
+            first = {name: p.grad.clone() for name, p in network.named_parameters()}
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()) * case.loss_factor)
+    return losses, first, {name: p.detach() for name, p in network.named_parameters()}
+
+
+def settings_of(given):
+    save = given.get("save")
+    if save == "policy":
+        return {**given, "save": lambda operator: operator in (torch.ops.aten.linear.default,)}
+    return {**given, "save": [getattr(torch.ops.aten, name) for name in save]} if save else given
+
+
+def wrapped(case, network):
+    """Return the network with its loss in the case's wrappers, all settings made."""
+    for name, strategy in case.strategies.items():
+        shard(network.get_submodule(name), strategy)
+    for path, given in case.recompute.items():
+        recompute(network.get_submodule(path), **settings_of(given))
+    whole = WithLoss(network, F.cross_entropy)
+    for kind, number in reversed(case.parts):
+        whole = MicroBatchInterleaved(whole, number) if kind == "copies" else GradAccumulation(whole, number)
+    return whole
+
+
+def set_up(case, call):
+    step = AutoParallel(call, compat=case.compat).dataset_strategy(case.dataset)
+    if case.level:
+        step.hsdp(shard_size=case.shard_size, threshold=0, optimizer_level=case.level)
+    if case.comm_fusion is not None:
+        step.comm_fusion(case.comm_fusion)
+    if case.auto_limit_mb is not None:
+        step.recompute("auto", memory_limit_mb=case.auto_limit_mb)
+    return step
+
+
+def rows_of(tensor, case, rank):
+    return tensor if case.dataset == "full_batch" else tensor.chunk(RANKS)[rank]
+
+
+def parallel(case, dtype, rank):
+    """Return losses, first gradients, the network, its AutoParallel, and the collectives of the last step."""
+    network = make_network(dtype)
+    optimizer = optim.Momentum(network.parameters(), 0.05, 0.9)
+    whole = wrapped(case, network)
+    first, losses = {}, []
+    data = [tuple(rows_of(t, case, rank) for t in batch) for batch in batches(case.steps, dtype)]
+    if case.form == "model":
+        step = set_up(case, whole)
+        monitor = Losses()
+        Model(step, optimizer=optimizer).train(1, data, callbacks=monitor)
+        return monitor.losses, None, network, step
+    if case.form != "module":
+        gradients_of = value_and_grad(lambda x, y: whole(x, y), None, list(network.parameters()))
+
+        def train(x, y):
+            if case.form == "fresh closures":
+
+                def forward(x, y):
+                    return whole(x, y)
+
+                loss, gradients = value_and_grad(forward, None, list(network.parameters()))(x, y)
+            else:
+                loss, gradients = gradients_of(x, y)
+            if not first:
+                names = [name for name, _ in network.named_parameters()]
+                first.update(zip(names, (local(g).clone() for g in gradients), strict=True))
+            optimizer(gradients)
+            return loss
+
+        step = set_up(case, train)
+    else:
+        step = set_up(case, whole)
+    for batch in data:
+        traffic.reset()
+        loss = step(*batch)
+        if case.form == "module":
+            (loss * 3 if case.scaled else loss).backward()
+            if case.scaled:
+                for parameter in network.parameters():
+                    parameter.grad /= 3
+            first = first or {name: local(p.grad).clone() for name, p in network.named_parameters()}
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses, first, network, step
+
+
+class Losses(LossMonitor):
+    def __init__(self):
+        super().__init__(0)
+        self.losses = []
+
+    def on_train_step_end(self, context):
+        self.losses.append(context.loss)
+
+
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
 RUNS = [(case, dtype) for case in CASES for dtype in case.dtypes]
-MEASURES = ("order", "memory", "levels", "activations", "results", "level3", "tensor parallel")
-TABLE = CaseTable(
-    [*(f"{case.name}/{dtype}" for case, dtype in RUNS), *MEASURES],
-    fast=[
-        *("fresh-closures/float64", "recompute-level3-accumulation/float64"),
-    ],
-)
 LEVELS = ("level1", "level2", "level3")
 
-pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
+
+on_four = on_ranks(RANKS, dtype="float64")
 
 
-@pytest.fixture(scope="module")
-def ranks(
-    request: pytest.FixtureRequest, msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory
-) -> list[dict[str, Any]]:
-    """What every rank found; all cases and measures in one job, with an allocator that gives memory back at once."""
-    folder = tmp_path_factory.mktemp("steps")
-    msrun_of_module.run_world(
-        WORLD_SIZE,
-        workers / "runtime" / "steps.py",
-        folder / "result.json",
-        cwd=folder,
-        env={"MALLOC_MMAP_THRESHOLD_": "65536", **TABLE.asked(request)},
-        deadline_s=DEADLINE_S,
-    )
-    return list(json.loads((folder / "result.json").read_text()))
-
-
-@pytest.fixture(scope="module")
-def measures(ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    """What rank 0 measured."""
-    return dict(ranks[0]["measures"])
-
-
-@TABLE.parametrize("case, dtype", RUNS)
-def test_losses_gradients_and_weights_are_those_of_one_process(
-    ranks: list[dict[str, Any]], case: StepCase, dtype: str
+@on_four
+@pytest.mark.parametrize(
+    ("case", "dtype"), slow_but(["fresh-closures/float64", "recompute-level3-accumulation/float64"], RUNS)
+)
+def test_losses_gradients_weights_and_number_of_messages_are_those_of_one_process(
+    ranks: Ranks, case: StepCase, dtype: str
 ) -> None:
-    for rank in ranks:
-        found = rank[f"{case.name}/{dtype}"]
-        assert len(found["right"]) == case.steps
-        assert found["losses"] == pytest.approx(found["right"], rel=TOLERANCE[dtype], abs=0)
-        assert found["gradients"] <= TOLERANCE[dtype]
-        assert found["weights"] <= TOLERANCE[dtype]
+    """A network is captured once, however often it is called."""
+    right, gradients, weights = serial(case, getattr(torch, dtype))
+    losses, first, network, step = parallel(case, getattr(torch, dtype), ranks.rank)
+    assert case.calls is None or dict(traffic.calls) == case.calls
+    assert losses == pytest.approx(right, rel=TOLERANCE[dtype], abs=0)
+    assert len(right) == case.steps
+    for name, parameter in network.named_parameters():
+        assert difference(parameter, weights[name]) <= TOLERANCE[dtype]
+        assert not first or difference(first[name], gradients[name], parameter) <= TOLERANCE[dtype]
+    assert len(step._captured) == 1
 
 
-@TABLE.parametrize("case, dtype", [(case, "float64") for case in CASES if case.calls is not None])
-def test_number_of_messages_of_a_step_is_the_closed_form(
-    ranks: list[dict[str, Any]], case: StepCase, dtype: str
-) -> None:
-    for rank in ranks:
-        assert rank[f"{case.name}/{dtype}"]["calls"] == case.calls
+def whole_batch():
+    return next(batches(1, torch.float64))
 
 
-@TABLE.parametrize("case, dtype", [(case, "float64") for case in CASES])
-def test_a_network_is_captured_once_however_often_it_is_called(
-    ranks: list[dict[str, Any]], case: StepCase, dtype: str
-) -> None:
-    assert {rank[f"{case.name}/{dtype}"]["captures"] for rank in ranks} == {1}
+def own_batch():
+    return tuple(tensor.chunk(RANKS)[get_rank()] for tensor in whole_batch())
 
 
-@TABLE.looks_at("levels")
-def test_weights_are_bit_equal_between_levels(measures: dict[str, Any]) -> None:
-    assert set(measures["levels"].values()) == {True}, measures["levels"]
+class Watched:
+    """Replaces methods for as long as the context lasts; `look(name, self, args)` is called before and after each."""
+
+    def __init__(self, methods, look):
+        self._methods = methods
+        self._look = look
+
+    def __enter__(self):
+        self._old = [(owner, name, getattr(owner, name)) for owner, name in self._methods]
+        for owner, name, old in self._old:
+            setattr(owner, name, self._wrap(name, old))
+
+    def __exit__(self, *_):
+        for owner, name, old in self._old:
+            setattr(owner, name, old)
+
+    def _wrap(self, name, old):
+        def call(own, *args, **kwargs):
+            self._look(f"before {name}", own, args)
+            result = old(own, *args, **kwargs)
+            self._look(f"after {name}", own, args)
+            return result
+
+        return call
 
 
-@TABLE.looks_at("memory")
-def test_bytes_on_a_rank_are_the_formula_of_the_level(measures: dict[str, Any]) -> None:
+@functools.cache
+def order_of_issue():
+    """Return the events of one level3 step in which every layer's parameters travel alone."""
+    network = by_layers(make_network(torch.float64))
+    step = AutoParallel(WithLoss(network, F.cross_entropy)).hsdp(threshold=0, optimizer_level="level3")
+    batch = own_batch()
+    step(*batch).backward()
+    compiled = step._captured[0].compiled
+    groups, gradients = compiled.executor.groups, compiled.executor.gradient_groups
+    events, was_idle = [], {}
+
+    def look(name, own, args):
+        if name == "before start_gather":
+            was_idle[id(own)] = own._future is None
+        elif name == "after start_gather" and was_idle[id(own)] and own._future is not None:
+            events.append(("gather", groups.index(own.group)))
+        elif name == "after free":
+            events.append(("free", groups.index(own.group)))
+        elif name == "before start":
+            events.append(("reduce", gradients.index(own)))
+        elif name == "before run" and not own.segments[args[2]].is_empty:
+            events.append(("forward", args[2]))
+        elif name == "before run_backward" and not own.segments[args[2]].is_empty:
+            events.append(("backward", args[2]))
+
+    methods = [(GatheredGroup, "start_gather"), (GatheredGroup, "free"), (GradientGroup, "start")]
+    with Watched([*methods, (SegmentRunner, "run"), (SegmentRunner, "run_backward")], look):
+        step(*batch).backward()
+    reads = {index: segment.groups for index, segment in enumerate(compiled.segments) if segment.groups}
+    return {"program": step.plan.program, "events": events, "reads": reads, "groups": len(groups)}
+
+
+def by_layers(network):
+    for number, layer in enumerate([network.first, *network.blocks, network.last]):
+        set_comm_fusion(layer, number + 1)
+    return network
+
+
+def size_of(tensors):
+    return sum(tensor.numel() * tensor.element_size() for tensor in map(local, tensors))
+
+
+@pytest.mark.slow
+@on_four
+def test_bytes_on_a_rank_are_the_formula_of_the_level() -> None:
+    """Weights, state, gradients between micro batches, gathered at most."""
+    batch = own_batch()
     for level in LEVELS:
-        found = measures["memory"][level]
-        whole, layers = found["whole"], found["layers"]
-        assert found["weights"] == found["state"] == whole // WORLD_SIZE
-        assert found["gradients"] == (whole if level == "level1" else whole // WORLD_SIZE)
+        network = by_layers(make_network(torch.float64))
+        whole = size_of(network.parameters())
+        layers = [size_of(layer.parameters()) for layer in (network.first, *network.blocks, network.last)]
+        optimizer = optim.Momentum(network.parameters(), 0.1, 0.9)
+        call = GradAccumulation(WithLoss(network, F.cross_entropy), 2)
+        step = AutoParallel(call).hsdp(threshold=0, optimizer_level=level)
+        step(*batch).backward()
+        optimizer.step()
+        gathered, gradients = [], []
+
+        def look(name, _own, args, gathered=gathered, gradients=gradients):
+            gathered.append(args[0].parameters.gathered_bytes())
+            if name == "after backward":
+                gradients.append(args[0].parameters.gradient_bytes())
+
+        with Watched([(SegmentRunner, "run"), (Executor, "_wait_for_parameters"), (Executor, "backward")], look):
+            step(*batch)
+        assert size_of(network.parameters()) == whole // RANKS
+        state = size_of(v for s in optimizer.state.values() for v in s.values() if isinstance(v, torch.Tensor))
+        assert state == whole // RANKS
+        assert gradients[0] == (whole if level == "level1" else whole // RANKS)
         windows = [sum(layers[i : i + 1 + AHEAD]) for i in range(len(layers))]
-        assert found["gathered"] == (max(windows) if level == "level3" else whole)
+        assert max(gathered) == (max(windows) if level == "level3" else whole)
+
+
+@pytest.mark.slow
+@on_four
+def test_float32_weights_after_two_steps_are_bit_equal_between_levels() -> None:
+    batch, weights = own_batch(), {}
+    for level in LEVELS:
+        for parts in (1, 2):
+            network = make_network(torch.float32)
+            optimizer = optim.Momentum(network.parameters(), 0.1, 0.9)
+            call = GradAccumulation(WithLoss(network, F.cross_entropy), parts)
+            step = AutoParallel(call).hsdp(threshold=0, optimizer_level=level)
+            for _ in range(2):
+                step(batch[0].float(), batch[1]).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            weights[level, parts] = [local(parameter).clone() for parameter in network.parameters()]
+
+    def equal(one, other):
+        return all(torch.equal(a, b) for a, b in zip(weights[one], weights[other], strict=True))
+
+    def apart(one, other):
+        return max(float((a - b).abs().max()) for a, b in zip(weights[one], weights[other], strict=True))
+
+    assert equal(("level1", 1), ("level2", 1))
+    assert equal(("level1", 1), ("level3", 1))
+    assert equal(("level2", 2), ("level3", 2))
+    assert apart(("level1", 2), ("level2", 2)) <= 1e-7
+
+
+def kept_bytes(step, batch):
+    """Return the bytes of storages that a forward call leaves behind for its backward call, per copy."""
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda t: t):
+        loss = step(*batch)
+    held = loss.grad_fn.step
+    for copy in held.copies:
+        arrived = [late.wait() for late in copy.arriving.values()]
+        saved += [*copy.values.values(), *arrived, *(value for values in copy.written.values() for value in values)]
+    given = [leaf for gathered in held.parameters.gathered for leaf in gathered.leaves.values()]
+    others = {tensor.untyped_storage()._cdata for tensor in [*given, *batch]}
+    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in saved}
+    loss.backward()
+    return sum(size for key, size in storages.items() if key not in others) // len(held.copies)
+
+
+ACTIVATION_CASES = {
+    "plain": {},
+    "blocks": {"spec": {}},
+    "tensor parallel": {"tp": True},
+    "tensor parallel, blocks": {"tp": True, "spec": {}},
+    "tensor parallel, blocks, collectives kept": {"tp": True, "spec": {"mp_comm_recompute": False}},
+    "copies, blocks": {"copies": 2, "spec": {}},
+}
+
+
+@functools.cache
+def activations():
+    """Return the measured and the estimated bytes that one copy keeps."""
+    found = {}
+    for name, given in ACTIVATION_CASES.items():
+        step = activation_step(given)
+        data = whole_batch() if given.get("tp") else own_batch()
+        step(*data).backward()
+        found[name] = {"kept": kept_bytes(step, data), "estimate": step.activations}
+    return found
+
+
+def activation_step(given):
+    network = make_network(torch.float64)
+    for block in network.blocks:
+        if given.get("tp"):
+            shard(block.up, ((1, 1), (4, 1), (4,)))
+            shard(block.down, ((1, 4), (1, 4)))
+        if "spec" in given:
+            recompute(block, **given["spec"])
+    call = WithLoss(network, F.cross_entropy)
+    call = MicroBatchInterleaved(call, given["copies"]) if "copies" in given else call
+    return AutoParallel(call).dataset_strategy("full_batch" if given.get("tp") else "data_parallel")
+
+
+@pytest.mark.slow
+@on_four
+def test_limit_recomputes_as_few_blocks_as_it_takes() -> None:
+    batch = own_batch()
+    most, least = (activations()[name]["estimate"].peak_bytes for name in ("plain", "blocks"))
+    of_one_block = batch[0].shape[0] * HIDDEN * 8
+    regions = []
+    for limit in (most, least + of_one_block, least):
+        step = activation_step({}).recompute("auto", memory_limit_mb=limit / 2**20)
+        step(*batch).backward()
+        regions.append([region.path for region in step._captured[0].compiled.regions])
+        assert step.activations.peak_bytes <= limit
+    assert [len(each) for each in regions] == [0, 2, 3]
+    assert regions[1] == ["network.blocks.0", "network.blocks.1"]
+    with pytest.raises(StrategyError, match=r"activations of 0.02 MB on this rank cannot be brought under 0.00 MB"):
+        activation_step({}).recompute("auto", memory_limit_mb=1 / 2**20)(*batch)
+
+
+class WithLogits(nn.Module):
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, x, y):
+        logits = self.network(x)
+        return F.cross_entropy(logits, y), logits
+
+
+NESTINGS = {
+    "alone": lambda net: net,
+    "micro of copies": lambda net: GradAccumulation(MicroBatchInterleaved(net, 2), 4),
+    "copies of micro": lambda net: MicroBatchInterleaved(GradAccumulation(net, 4), 2),
+}
+
+
+@functools.cache
+def results_and_gradient(nesting):
+    network = NESTINGS[nesting](WithLogits(make_network(torch.float64)))
+    step = AutoParallel(lambda x, y: value_and_grad(network, 0, has_aux=True)(x, y))
+    (_, logits), gradient = step(*own_batch())
+    return network, logits, gradient
+
+
+@pytest.mark.slow
+@on_four
+@pytest.mark.parametrize("nesting", NESTINGS)
+def test_further_results_and_gradients_of_inputs_come_back_in_the_order_of_rows(nesting: str) -> None:
+    _, wanted, wanted_gradient = results_and_gradient("alone")
+    network, logits, gradient = results_and_gradient(nesting)
+    traffic.reset()
+    with torch.no_grad():
+        again = AutoParallel(network)(*own_batch())[1]
+    assert dict(traffic.calls) == {"all_reduce": LOSS if nesting == "alone" else 8 * LOSS}
+    for found in (logits, again):
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-8)
+    torch.testing.assert_close(gradient, wanted_gradient, rtol=1e-10, atol=1e-8)
+
+
+def status(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+
+
+class Large(nn.Module):
+    def __init__(self, layers, width):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x
 
 
 def positions(events: list[list[Any]], kind: str) -> dict[int, list[int]]:
@@ -105,10 +619,11 @@ def positions(events: list[list[Any]], kind: str) -> dict[int, list[int]]:
     return found
 
 
-@TABLE.looks_at("order")
-def test_gathers_start_before_the_layer_ahead_is_computed_and_not_earlier_than_needed(measures: dict[str, Any]) -> None:
-    order = measures["order"]
-    events, reads = order["events"], {int(k): v for k, v in order["reads"].items()}
+@pytest.mark.slow
+@on_four
+def test_gathers_start_before_the_layer_ahead_is_computed_and_not_earlier_than_needed() -> None:
+    order = order_of_issue()
+    events, reads = order["events"], order["reads"]
     gathers, forward, backward = (positions(events, kind) for kind in ("gather", "forward", "backward"))
     assert all(len(places) == 2 for places in gathers.values())
     for segment, (group,) in reads.items():
@@ -121,9 +636,10 @@ def test_gathers_start_before_the_layer_ahead_is_computed_and_not_earlier_than_n
             assert on_the_way > forward[segment - AHEAD - 1][0]
 
 
-@TABLE.looks_at("order")
-def test_text_of_the_program_has_what_happens_in_a_step_in_its_order(measures: dict[str, Any]) -> None:
-    order = measures["order"]
+@pytest.mark.slow
+@on_four
+def test_text_of_the_program_has_what_happens_in_a_step_in_its_order() -> None:
+    order = order_of_issue()
     words = {"segment": "forward", "backward of segment": "backward", "gather message": "gather"}
     words |= {"free message": "free", "send gradients": "reduce"}
     told = re.findall(rf"^ *({'|'.join(words)}) (\d+)", order["program"], re.MULTILINE)
@@ -133,92 +649,86 @@ def test_text_of_the_program_has_what_happens_in_a_step_in_its_order(measures: d
     assert [event for event in shown if event not in quiet] == [*map(tuple, order["events"])]
 
 
-@TABLE.looks_at("order")
-def test_gradients_leave_while_the_backward_pass_goes_on(measures: dict[str, Any]) -> None:
-    order = measures["order"]
+@pytest.mark.slow
+@on_four
+def test_gradients_leave_while_the_backward_pass_goes_on() -> None:
+    order = order_of_issue()
     reduces, backward = (positions(order["events"], kind) for kind in ("reduce", "backward"))
-    segment_of = {group: int(segment) for segment, (group,) in order["reads"].items()}
+    segment_of = {group: segment for segment, (group,) in order["reads"].items()}
     for group in range(1, order["groups"]):
         segment = segment_of[group]
         assert backward[segment][0] < reduces[group][0] < backward[segment - 1][0]
 
 
-@TABLE.looks_at("order")
-def test_gathered_parts_are_freed_after_their_last_use_of_each_pass(measures: dict[str, Any]) -> None:
-    events = measures["order"]["events"]
+@pytest.mark.slow
+@on_four
+def test_gathered_parts_are_freed_after_their_last_use_of_each_pass() -> None:
+    events = order_of_issue()["events"]
     frees = positions(events, "free")
     for group, places in positions(events, "gather").items():
         assert [a < b for a, b in pairwise(sorted([*places, *frees[group]]))] == [True] * 3
         assert places[0] < frees[group][0] < places[1] < frees[group][1]
 
 
-@TABLE.looks_at("activations")
-def test_estimate_of_activations_is_what_a_step_really_keeps(ranks: list[dict[str, Any]]) -> None:
-    for rank in ranks:
-        for name, found in rank["measures"]["activations"].items():
-            assert found["kept"] == found["estimate"], name
+@pytest.mark.slow
+@on_four
+def test_estimate_of_activations_is_what_a_step_really_keeps() -> None:
+    for name, found in activations().items():
+        assert found["kept"] == found["estimate"].kept_bytes, name
 
 
-@TABLE.looks_at("activations")
-def test_recomputed_blocks_keep_their_inputs_only(measures: dict[str, Any]) -> None:
+@pytest.mark.slow
+@on_four
+def test_recomputed_blocks_keep_their_inputs_only() -> None:
     """A block keeps tanh's result of 8 rows on this rank; its input is the result of the block before.
 
     Where all blocks are one segment, the sum of the losses waits for the number of labels in another one, and is kept.
     """
-    found = measures["activations"]
+    found = activations()
     rows, item = 8, 8
     inside = rows * HIDDEN * item
-    assert found["plain"]["kept"] - found["blocks"]["kept"] == measures["blocks"] * inside + item
-    assert found["blocks"]["again"] == inside + rows * WIDTH * item  # and the block's result once more
+    assert found["plain"]["kept"] - found["blocks"]["kept"] == BLOCKS * inside + item
+    assert found["blocks"]["estimate"].again_bytes == inside + rows * WIDTH * item  # and the block's result once more
     assert found["tensor parallel, blocks"]["kept"] < found["tensor parallel, blocks, collectives kept"]["kept"]
     assert found["tensor parallel, blocks, collectives kept"]["kept"] < found["tensor parallel"]["kept"]
 
 
-@TABLE.looks_at("activations")
-def test_limit_recomputes_as_few_blocks_as_it_takes(measures: dict[str, Any]) -> None:
-    found = measures["limited"]
-    assert [len(each["regions"]) for each in found["chosen"]] == [0, 2, 3]
-    assert all(each["peak"] <= each["limit"] for each in found["chosen"])
-    assert found["chosen"][1]["regions"] == ["network.blocks.0", "network.blocks.1"]
-    assert found["refusal"].startswith("recompute: activations of 0.02 MB on this rank cannot be brought under 0.00 MB")
-
-
-@TABLE.looks_at("results")
-@pytest.mark.parametrize("nesting", ["alone", "micro of copies", "copies of micro"])
-def test_further_results_and_gradients_of_inputs_come_back_in_the_order_of_rows(
-    measures: dict[str, Any], nesting: str
-) -> None:
-    found = measures["results"][nesting]
-    assert found["logits"]
-    assert found["gradient"]
-    assert found["without gradient"]
-    assert found["calls without gradient"] == {"all_reduce": LOSS if nesting == "alone" else 8 * LOSS}
+@pytest.mark.slow
+@on_ranks(3)
+def test_new_shape_on_one_rank_is_refused_on_all(ranks: Ranks) -> None:
+    network = WithLoss(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)), F.cross_entropy)
+    step = AutoParallel(network)
+    for rows in (4, 4, 2, 4):  # all ranks together: captured again
+        step(torch.ones(rows, 8), torch.zeros(rows, dtype=torch.long)).backward()
+    rows = 3 if ranks.rank == 2 else 4
+    with pytest.raises(
+        CaptureError, match=r"^rank 2 got a batch of 3x8, 3, which no rank had before, while other ranks"
+    ):
+        step(torch.ones(rows, 8), torch.zeros(rows, dtype=torch.long)).backward()
 
 
 @pytest.mark.slow
-def test_new_shape_on_one_rank_is_refused_on_all(msrun_of_module: JobRunner, workers: Path, tmp_path: Path) -> None:
-    finished = msrun_of_module.run(
-        "--worker_num=3",
-        "--quiet",
-        workers / "runtime" / "new_shape.py",
-        tmp_path,
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(REPOSITORY)},
-        deadline_s=60.0,
-    )
-    assert finished.code == 0, finished.stderr
-    texts = {(tmp_path / str(rank)).read_text() for rank in range(3)}
-    assert len(texts) == 1
-    assert texts.pop().startswith("rank 2 got a batch of 3x8, 3, which no rank had before, while other ranks go on")
-
-
-@TABLE.parametrize("way", [("level3",), ("tensor parallel",)])
-def test_network_larger_than_a_rank_is_never_whole_on_it(ranks: list[dict[str, Any]], way: str) -> None:
+@on_ranks(RANKS)
+@pytest.mark.parametrize("way", ["level3", "tensor parallel"])
+def test_network_larger_than_a_rank_is_never_whole_on_it(way: str) -> None:
     """Most at a time: parts and their gradients, the gathered layers, and messages of gradients with their sources."""
-    for rank in ranks:
-        found = rank["large"][way]
-        layer = found["whole"] // found["layers"]
-        assert found["stored"] < found["whole"] // WORLD_SIZE + layer  # the biases of level3 are whole
-        assert found["built"] < layer
-        in_use = 2 * found["stored"] + (1 + AHEAD + 3 * (1 + AHEAD)) * layer
-        assert found["peak"] < in_use < found["whole"]
+    layers, width = 32, 512
+    ctypes.CDLL(None).mallopt(-3, 65536)  # M_MMAP_THRESHOLD: memory is given back at once
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = status("VmRSS") - status("RssShmem")  # the memory that carries messages belongs to all ranks together
+    with no_init_parameters():
+        network = Large(layers, width)
+    built = status("VmHWM") - status("RssShmem") - before
+    if way == "tensor parallel":
+        for number, layer in enumerate(network.layers):
+            shard(layer, ((1, 1), (RANKS, 1), (RANKS,)) if number % 2 == 0 else ((1, RANKS), (1, RANKS), (1,)))
+    step = AutoParallel(WithLoss(network, F.mse_loss)).dataset_strategy("full_batch")
+    if way == "level3":
+        step.hsdp(optimizer_level="level3").comm_fusion({"openstate": False})
+    step(torch.ones(RANKS, width), torch.ones(RANKS, width)).backward()
+    stored, whole = size_of(network.parameters()), step.plan.global_bytes
+    layer = whole // layers
+    assert stored < whole // RANKS + layer  # the biases of level3 are whole
+    assert built < layer
+    in_use = 2 * stored + (1 + AHEAD + 3 * (1 + AHEAD)) * layer
+    assert status("VmHWM") - status("RssShmem") - before < in_use < whole

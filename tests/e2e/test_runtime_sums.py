@@ -2,28 +2,102 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+import hashlib
+import itertools
+import os
+from collections.abc import Callable, Iterable
 
 import pytest
-from job_runner import JobRunner
+import torch
+import torch.distributed as dist
+from on_ranks import Ranks, on_ranks
+from torch import Tensor
 
-OTHERS = ((2, "shm"), (4, "shm"), (2, "gloo"), (3, "gloo"), (4, "gloo"))
+from msrun.runtime.execute.transfers import start_all_reduce, traffic
+from msrun.runtime.shm.segment import SLOT_BYTES as LIMIT
+
+SHAPES = [(), (1,), (0, 3), (2,), (3, 5), (LIMIT // 4 - 1,), (LIMIT // 4,), (LIMIT // 4 + 1,), (64, 8, 33)]
+TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64]
 
 
-@pytest.mark.parametrize(
-    ("world_size", "backend"),
-    [
-        (3, "shm"),
-        *(pytest.param(*row, marks=pytest.mark.slow) for row in OTHERS),
-    ],
-)
-def test_sums_are_right_and_bit_equal_on_all_ranks_also_where_a_message_takes_several_steps(
-    msrun: JobRunner, workers: Path, tmp_path: Path, world_size: int, backend: str
-) -> None:
-    worker, settings = workers / "runtime" / "sums.py", {"MSRUN_CPU_BACKEND": backend}
-    msrun.run_world(world_size, worker, tmp_path / "result.json", cwd=tmp_path, env=settings)
-    found = json.loads((tmp_path / "result.json").read_text())
-    assert found["wrong"] == []
-    assert found["runs"] > 50
-    assert set(found["results"].values()) == {1}, "digests of a sum that the order of adding changes"
+def slow(*sizes: int) -> list[object]:
+    return [pytest.param(size, marks=pytest.mark.slow) for size in sizes]
+
+
+def groups_of_both_kinds() -> list[dist.ProcessGroup]:
+    """Return one group that takes the ranks to share a core, and one that takes each to have its own.
+
+    While the second one is made the others seem to have ended.
+    """
+    groups, cores_of = [], os.sched_getaffinity
+
+    def own_core(pid: int) -> set[int]:
+        if pid != os.getpid():
+            raise ProcessLookupError
+        return {0}
+
+    found: Iterable[Callable[[int], set[int]]] = (lambda pid: {0}, own_core)
+    for os.sched_getaffinity in found:
+        groups.append(dist.new_group(backend="shm"))
+    os.sched_getaffinity = cores_of
+    assert [group.segment.is_crowded for group in groups] == [True, False]
+    return groups
+
+
+def values_of_all(shape: tuple[int, ...], dtype: torch.dtype, size: int, *, transposed: bool) -> list[Tensor]:
+    """Return every rank's tensor, made of small numbers that any order of adding gives exactly."""
+    made = []
+    for other in range(size):
+        generator = torch.Generator().manual_seed(100 * other + len(shape))
+        value = torch.randint(-8, 8, shape, generator=generator).to(dtype)
+        made.append(value.t() if transposed else value)
+    return made
+
+
+@on_ranks(3, *slow(2, 4), env={"MSRUN_CPU_BACKEND": "shm"})
+def test_sums_on_shared_memory(ranks: Ranks) -> None:
+    groups = groups_of_both_kinds()
+    check_sums(ranks, groups)
+    for group, dtype in itertools.product(groups, TYPES):
+        values = values_of_all((LIMIT // 8 + 1,), dtype, ranks.size, transposed=False)
+        mean, total = values[ranks.rank].clone(), sum(values[1:], values[0])
+        dist.all_reduce(mean, dist.ReduceOp.AVG, group=group)
+        right = total / ranks.size if dtype.is_floating_point else total.div(ranks.size, rounding_mode="trunc")
+        assert torch.equal(mean, right), (groups.index(group), dtype)
+
+
+@pytest.mark.slow
+@on_ranks(2, 3, 4, env={"MSRUN_CPU_BACKEND": "gloo"})
+def test_sums_on_gloo(ranks: Ranks) -> None:
+    check_sums(ranks, [dist.group.WORLD])
+
+
+def check_sums(ranks: Ranks, groups: list[dist.ProcessGroup]) -> None:
+    """Many at once are right and bit-equal on all ranks, also where a message takes several steps."""
+    started = []
+    for group, dtype, shape, in_place in itertools.product(groups, TYPES, SHAPES, (False, True)):
+        for transposed in (False, True) if len(shape) == 2 else (False,):
+            values = values_of_all(shape, dtype, ranks.size, transposed=transposed)
+            own = values[ranks.rank].clone(memory_format=torch.preserve_format)
+            before = traffic.calls["all_reduce"], traffic.bytes["all_reduce"]
+            future = start_all_reduce(own, group, in_place=in_place)
+            name = f"{groups.index(group)} {dtype} {shape} {in_place=} {transposed=}"
+            counted = traffic.calls["all_reduce"] - before[0], traffic.bytes["all_reduce"] - before[1]
+            assert counted == (1, own.numel() * own.element_size()), name
+            started.append((name, future, own, values, in_place))
+    assert len(started) > 50
+    for name, future, own, values, in_place in reversed(started):  # waited for in another order
+        total = future.wait()
+        assert torch.equal(total, sum(values[1:], values[0])) and total.dtype == own.dtype, name
+        assert in_place or torch.equal(own, values[ranks.rank]), f"{name}: what was given has changed"
+    digests = []
+    for count in (2, 1000, LIMIT // 4):  # numbers whose sum depends on the order of adding
+        of_groups = set()
+        for group in groups:
+            generator = torch.Generator().manual_seed(ranks.rank)
+            value = torch.randn(count, generator=generator) * 10.0 ** torch.randint(
+                -6, 6, (count,), generator=generator
+            )
+            of_groups.add(hashlib.sha256(start_all_reduce(value, group).wait().numpy().tobytes()).hexdigest())
+        digests.append(of_groups)
+    assert [len(set.union(*of_ranks)) for of_ranks in zip(*ranks.gather(digests), strict=True)] == [1, 1, 1]

@@ -1,43 +1,647 @@
-"""Networks, taken as users write them, train on several ranks as they do in one process."""
+"""Networks, taken as users write them, train on two ranks as they do in one process."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import pytest
-from asked_cases import CaseTable
-from job_runner import JobRunner
-from training_cases import CASES, WORLD_SIZE
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+from asked_cases import slow_but
+from local_parts import local
+from on_ranks import on_ranks
+from torch import Tensor, nn
 
-DEADLINE_S = 300.0
-TABLE = CaseTable(
-    (case.name for case in CASES),
-    fast=[
-        "bags-pipeline",
-        "border-parts-read-far-apart-zbv",
-        "unread-tied-beside-the-loss-accumulated-level3",
-        "statistics-micro-batches-of-copies",
-    ],
-    key=lambda name: name,
+from msrun.runtime import (
+    AutoParallel,
+    GradAccumulation,
+    MicroBatchInterleaved,
+    Pipeline,
+    WithLoss,
+    get_group_size,
+    get_rank,
+    recompute,
+    shard,
 )
 
-pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
+STEPS = 3
+ROWS = 16
 
 
-@pytest.fixture(scope="module")
-def differences(
-    request: pytest.FixtureRequest, msrun_of_module: JobRunner, workers: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, list[str]]:
-    """What differs in which case; all of them in one process group."""
-    folder = tmp_path_factory.mktemp("training")
-    script, result = workers / "runtime" / "training.py", folder / "result.json"
-    msrun_of_module.run_world(WORLD_SIZE, script, result, cwd=folder, env=TABLE.asked(request), deadline_s=DEADLINE_S)
-    return dict(json.loads(result.read_text()))
+class Calls(nn.Module):
+    """A network whose forward is a function of itself and its inputs."""
+
+    def __init__(self, forward: Callable[..., Any], **parts: Any) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+        self._call = forward
+
+    def forward(self, *inputs: Any) -> Any:
+        return self._call(self, *inputs)
 
 
-@TABLE.parametrize("name", [(case.name,) for case in CASES])
-def test_losses_gradients_weights_and_buffers_are_those_of_one_process(
-    differences: dict[str, list[str]], name: str
-) -> None:
-    assert differences[name] == [], "\n".join(differences[name])
+@dataclass(frozen=True)
+class TrainingCase:
+    """A network, its batch, and how it is parallel."""
+
+    name: str
+    network: Callable[[], nn.Module]
+    """Without its loss; what it returns is compared with targets of its shape."""
+    settings: Callable[[AutoParallel], AutoParallel] = lambda step: step
+    strategy: Callable[[nn.Module], object] | None = None
+    wrap: Callable[[nn.Module], nn.Module] = lambda network: network
+    with_loss: bool = True
+    """False: the network returns its results, the loss first."""
+    inputs: Callable[[torch.Generator], tuple[Tensor, ...]] = lambda generator: (
+        torch.randn(ROWS, 8, generator=generator),
+    )
+    full_batch: bool = False
+    precision: Literal["float64", "float32", "bfloat16"] = "float64"
+    """bfloat16: torch's mixed precision."""
+
+    @property
+    def tolerance(self) -> float:
+        return {"float64": 1e-10, "float32": 1e-5, "bfloat16": 5e-2}[self.precision]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float64 if self.precision == "float64" else torch.float32
+
+
+def level3(step: AutoParallel) -> AutoParallel:
+    return step.hsdp(threshold=0, optimizer_level="level3")
+
+
+def level(number: int) -> Callable[[AutoParallel], AutoParallel]:
+    return lambda step: step.hsdp(threshold=0, optimizer_level=f"level{number}")  # type: ignore[arg-type]
+
+
+def bfloat16(settings: Callable[[AutoParallel], AutoParallel]) -> Callable[[AutoParallel], AutoParallel]:
+    return lambda step: settings(step).mixed_precision("bfloat16")
+
+
+def stages(count: int, scheduler: str = "1f1b") -> Callable[[AutoParallel], AutoParallel]:
+    return lambda step: step.pipeline(stages=count, scheduler=scheduler)
+
+
+def level3_in_stages(step: AutoParallel) -> AutoParallel:
+    return stages(2)(level3(step))
+
+
+def as_it_is(step: AutoParallel) -> AutoParallel:
+    return step
+
+
+def in_pipeline(network: nn.Module) -> nn.Module:
+    return Pipeline(network, 2)
+
+
+# -- memory of gathered weights ----------------------------------------------------------------------------------------
+
+
+def halves_of_a_weight() -> nn.Module:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        a, b = self.w.chunk(2)
+        return self.last((x @ a).tanh() @ b)
+
+    return Calls(forward, w=nn.Parameter(torch.randn(16, 8) / 3), last=nn.Linear(8, 4))
+
+
+def weight_read_as_it_is_too() -> nn.Module:
+    return Calls(lambda self, x: self.a(x).tanh() @ self.a.weight + self.a.bias, a=nn.Linear(8, 8))
+
+
+def late_view_of_an_early_weight() -> nn.Module:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        flipped = self.first.weight.t()
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return self.first(x) @ flipped.reshape(2, 4, 8).flatten(0, 1)
+
+    return Calls(forward, first=nn.Linear(8, 8), layers=nn.ModuleList(nn.Linear(8, 8) for _ in range(4)))
+
+
+def experts() -> nn.Module:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        scores = self.router(x).softmax(-1)
+        total = torch.zeros_like(x)
+        for number in range(4):
+            up, down = self.up[number], self.down[number]
+            total = total + scores[:, number : number + 1] * (F.silu(x @ up) @ down)
+        return total
+
+    return Calls(
+        forward,
+        router=nn.Linear(8, 4),
+        up=nn.Parameter(torch.randn(4, 8, 16) / 3),
+        down=nn.Parameter(torch.randn(4, 16, 8) / 3),
+    )
+
+
+def view_that_leaves_its_module() -> nn.Module:
+    block = Calls(lambda self, x: (self.a(x).tanh(), self.a.weight.t()), a=nn.Linear(8, 8))
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        hidden, turned = self.block(x)
+        for layer in self.layers:
+            hidden = layer(hidden).tanh()
+        return hidden @ turned
+
+    return Calls(forward, block=block, layers=nn.ModuleList(nn.Linear(8, 8) for _ in range(3)))
+
+
+def halves_in_a_block() -> nn.Module:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        one, other = self.w.chunk(2)
+        return F.linear(F.linear(x, one).tanh(), other)
+
+    block = Calls(forward, w=nn.Parameter(torch.randn(16, 8) / 3))
+    return Calls(lambda self, x: self.last(self.block(x).tanh()), block=block, last=nn.Linear(8, 4))
+
+
+def recompute_block(network: nn.Module) -> None:
+    recompute(network.block, parallel_optimizer_comm_recompute=True)  # type: ignore[arg-type]
+
+
+def weights_as_results() -> nn.Module:
+    def forward(self: Any, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        loss = F.mse_loss(self.b(self.a(x).tanh()), y) + self.a.weight[0, 0]
+        return loss, self.a.weight.t(), self.a.weight, self.a.bias.detach(), self.aside
+
+    return Calls(forward, a=nn.Linear(8, 8), b=nn.Linear(8, 4), aside=nn.Parameter(torch.ones(4)))
+
+
+def average_of_weights() -> nn.Module:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        found = self.b(self.a(x).tanh()) + 0.1 * self.seen.sum()
+        self.seen.copy_(self.a.weight.detach().t())
+        self.bias.copy_(self.a.bias.detach())
+        return found
+
+    network = Calls(forward, a=nn.Linear(8, 8), b=nn.Linear(8, 4))
+    network.register_buffer("seen", torch.zeros(8, 8))
+    network.register_buffer("bias", torch.zeros(8))
+    return network
+
+
+def tied_head() -> nn.Module:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        hidden = self.mix(self.table(x)).tanh()
+        return F.linear(hidden, self.table.weight)
+
+    return Calls(forward, table=nn.Embedding(12, 8), mix=nn.Linear(8, 8))
+
+
+def cut_table(strategy: tuple[tuple[int, ...], ...]) -> Callable[[nn.Module], object]:
+    return lambda network: shard(network.table, strategy)  # type: ignore[arg-type]
+
+
+def numbers(generator: torch.Generator) -> tuple[Tensor, ...]:
+    return (torch.randint(0, 12, (ROWS, 3), generator=generator),)
+
+
+def images(generator: torch.Generator) -> tuple[Tensor, ...]:
+    return (torch.randn(ROWS, 4, 8, 8, generator=generator),)
+
+
+def convolutions() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(4, 8, 3, padding=1),
+        nn.Tanh(),
+        nn.Conv2d(8, 8, 3, padding=1),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(512, 4),
+    )
+
+
+# -- several results ---------------------------------------------------------------------------------------------------
+
+
+def fused_projections() -> nn.Module:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        return x + self.out(F.scaled_dot_product_attention(q, k, v))
+
+    def block() -> nn.Module:
+        return Calls(forward, qkv=nn.Linear(8, 24), out=nn.Linear(8, 8))
+
+    return nn.Sequential(*(block() for _ in range(2)))
+
+
+def sentences(generator: torch.Generator) -> tuple[Tensor, ...]:
+    return (torch.randn(ROWS, 3, 8, generator=generator),)
+
+
+def parts_read_far_apart() -> nn.Module:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        early, late = self.a(x).split(8, dim=-1)
+        one, two = self.b(early).tanh().unbind(0)[:2]
+        mean = self.c(early) + one + two
+        return self.d(mean).tanh() + late
+
+    return Calls(forward, a=nn.Linear(8, 16), b=nn.Linear(8, 8), c=nn.Linear(8, 8), d=nn.Linear(8, 8))
+
+
+def recurrent(kind: type[nn.RNNBase]) -> Callable[[], nn.Module]:
+    return lambda: Calls(
+        lambda self, x: self.b(self.rnn(self.a(x))[0]),
+        a=nn.Linear(8, 8), rnn=kind(8, 8, batch_first=True), b=nn.Linear(8, 4),
+    )  # fmt: skip
+
+
+def gated() -> nn.Module:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            r, z, n = layer(x).chunk(3, -1)
+            x = torch.sigmoid(z) * x + (1 - torch.sigmoid(z)) * torch.tanh(torch.sigmoid(r) * n)
+        return x
+
+    return Calls(forward, layers=nn.ModuleList(nn.Linear(8, 24) for _ in range(4)))
+
+
+# -- parameters that the loss does not read ----------------------------------------------------------------------------
+
+
+def loss_beside(make: Callable[..., Any], **parts: Callable[[], Any]) -> Callable[[], nn.Module]:
+    return lambda: Calls(make, fc=nn.Linear(8, 4), **{name: part() for name, part in parts.items()})
+
+
+def aux_result(self: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return F.mse_loss(self.fc(x), y), self.aux(x)
+
+
+def aux_of_a_shared_body(self: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    x = self.body(x).tanh()
+    return F.mse_loss(self.fc(x), y), self.aux(x)
+
+
+def aux_without_gradient(self: Any, x: Tensor, y: Tensor) -> Tensor:
+    with torch.no_grad():
+        shift = self.aux(x).mean(-1, keepdim=True)
+    return F.mse_loss(self.fc(x) + shift, y)
+
+
+def aux_detached(self: Any, x: Tensor, y: Tensor) -> Tensor:
+    seen = self.aux(x)
+    hidden = self.body(x + seen.detach()).tanh()
+    return F.mse_loss(self.fc(hidden), y)
+
+
+def tied_beside_the_loss() -> nn.Module:
+    def forward(self: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.a(x).tanh()
+        return F.mse_loss(self.fc(x), y), F.linear(self.dead(x), self.a.weight)
+
+    return Calls(forward, a=nn.Linear(8, 8), dead=nn.Linear(8, 8), fc=nn.Linear(8, 4))
+
+
+def unread_parameters() -> Iterator[TrainingCase]:
+    networks = {
+        "aux-result": loss_beside(aux_result, aux=lambda: nn.Linear(8, 3)),
+        "aux-of-a-shared-body": loss_beside(
+            aux_of_a_shared_body, aux=lambda: nn.Linear(8, 3), body=lambda: nn.Linear(8, 8)
+        ),
+        "aux-without-gradient": loss_beside(aux_without_gradient, aux=lambda: nn.Linear(8, 3)),
+        "aux-detached": loss_beside(aux_detached, aux=lambda: nn.Linear(8, 8), body=lambda: nn.Linear(8, 8)),
+        "tied-beside-the-loss": tied_beside_the_loss,
+    }
+    for name, network in networks.items():
+        case = TrainingCase(f"unread-{name}", network, with_loss=False, inputs=with_target)
+        for how, settings in (("dp", as_it_is), ("level1", level(1)), ("level2", level(2)), ("level3", level3)):
+            yield replace(case, name=f"{case.name}-{how}", settings=settings)
+            yield replace(case, name=f"{case.name}-accumulated-{how}", settings=settings, wrap=_accumulated)
+        for how in ("1f1b", "zero_bubble"):
+            yield replace(case, name=f"{case.name}-{how}", settings=stages(2, how), wrap=in_pipeline)
+
+
+def _accumulated(network: nn.Module) -> nn.Module:
+    return GradAccumulation(network, 2)
+
+
+def with_target(generator: torch.Generator) -> tuple[Tensor, ...]:
+    return torch.randn(ROWS, 8, generator=generator), torch.randn(ROWS, 4, generator=generator)
+
+
+# -- one weight twice --------------------------------------------------------------------------------------------------
+
+
+def one_weight_in_two_modules() -> nn.Module:
+    network = Calls(
+        lambda self, x: self.b(self.a(x).tanh()) @ self.b.weight, a=nn.Linear(8, 8), b=nn.Linear(8, 8, bias=False)
+    )
+    network.b.weight = network.a.weight
+    return network
+
+
+def one_weight_in_a_layer_and_a_norm() -> nn.Module:
+    network = Calls(
+        lambda self, x: self.b(self.norm(self.a(x))), a=nn.Linear(8, 8), norm=nn.LayerNorm(8), b=nn.Linear(8, 4)
+    )
+    network.norm.bias = network.a.bias
+    return network
+
+
+# -- strided values ----------------------------------------------------------------------------------------------------
+
+
+def channels_last_convolution() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)).to(
+        memory_format=torch.channels_last
+    )
+
+
+def channels_last(generator: torch.Generator) -> tuple[Tensor, ...]:
+    return (images(generator)[0].to(memory_format=torch.channels_last),)
+
+
+def cut_convolutions(x: tuple[int, ...], w: tuple[int, ...]) -> Callable[[nn.Module], None]:
+    def apply(network: nn.Module) -> None:
+        for layer in network.modules():
+            if isinstance(layer, nn.Conv2d):
+                shard(layer, (x, w))
+
+    return apply
+
+
+def turned() -> nn.Module:
+    """Every linear layer gets a transposed value, whose gradient comes back transposed or expanded."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        x = self.a(x.transpose(0, 1)).transpose(0, 1)
+        x = self.b(x.transpose(-1, -2)).transpose(-1, -2).tanh()
+        return self.c(x).sum(1)
+
+    return Calls(forward, a=nn.Linear(8, 8), b=nn.Linear(8, 8), c=nn.Linear(8, 4))
+
+
+def cut_linears(
+    x: tuple[int, ...], w: tuple[int, ...], out: tuple[int, ...] | None = None
+) -> Callable[[nn.Module], None]:
+    def apply(network: nn.Module) -> None:
+        for layer in network.modules():
+            if isinstance(layer, nn.Linear):
+                shard(layer, (x, w), **({} if out is None else {"out_strategy": (out,)}))
+
+    return apply
+
+
+def strided_sentences(generator: torch.Generator) -> tuple[Tensor, ...]:
+    return (torch.randn(8, 8, ROWS, generator=generator).permute(2, 1, 0),)
+
+
+def bags() -> nn.Module:
+    return nn.Sequential(nn.EmbeddingBag(12, 8, padding_idx=3), nn.Linear(8, 4))
+
+
+def rows_of_numbers(generator: torch.Generator) -> tuple[Tensor, ...]:
+    return (torch.randint(0, 12, (ROWS, 5), generator=generator),)
+
+
+def bags_of_any_length() -> nn.Module:
+    return Calls(
+        lambda self, x, begins: self.last(self.bags(x, begins)), bags=nn.EmbeddingBag(12, 8), last=nn.Linear(8, 4)
+    )
+
+
+def numbers_and_offsets(generator: torch.Generator) -> tuple[Tensor, ...]:
+    begins = torch.randint(0, 40, (ROWS,), generator=generator).sort().values
+    begins[0] = 0
+    return torch.randint(0, 12, (40,), generator=generator), begins
+
+
+def cut_bags(table: tuple[int, int]) -> Callable[[nn.Module], None]:
+    def apply(network: nn.Module) -> None:
+        for module in network.modules():
+            if isinstance(module, nn.EmbeddingBag):
+                shard(module, (table, (1,)))
+
+    return apply
+
+
+# -- orders of parts ---------------------------------------------------------------------------------------------------
+
+
+def with_running_statistics() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8, momentum=0.3), nn.Tanh(), nn.Linear(8, 4))
+
+
+def gathered_weights() -> Iterator[TrainingCase]:
+    late = TrainingCase("level3-late-view", late_view_of_an_early_weight, level3)
+    yield late
+    yield replace(late, name=f"{late.name}-accumulated", wrap=_accumulated)
+    yield replace(late, name=f"{late.name}-copies", wrap=lambda network: MicroBatchInterleaved(network, 2))
+    yield TrainingCase("level3-halves-of-a-weight", halves_of_a_weight, level3)
+    twice = TrainingCase("level3-weight-read-as-it-is", weight_read_as_it_is_too, level3)
+    yield twice
+    yield replace(twice, name=f"{twice.name}-16-bits", settings=bfloat16(level3), precision="bfloat16")
+    yield TrainingCase("level3-experts", experts, level3)
+    yield TrainingCase("recomputed-view-that-leaves", view_that_leaves_its_module, level(1), recompute_block)
+    yield TrainingCase("level3-recomputed-view-that-leaves", view_that_leaves_its_module, level3, recompute_block)
+    yield TrainingCase("level3-weights-as-results", weights_as_results, level3, with_loss=False, inputs=with_target)
+    yield TrainingCase("level3-buffers-from-weights", average_of_weights, level3)
+    for name, cut in (("rows", ((2, 1), (1, 1))), ("columns", ((1, 2), (1, 1)))):
+        yield TrainingCase(f"level3-tied-head-{name}", tied_head, level3, cut_table(cut), inputs=numbers)
+    pipeline = TrainingCase("level3-pipeline", late_view_of_an_early_weight, level3_in_stages, wrap=in_pipeline)
+    yield pipeline
+    yield replace(pipeline, name=f"{pipeline.name}-of-convolutions", network=convolutions, inputs=images)
+
+
+def several_results() -> Iterator[TrainingCase]:
+    networks = (
+        ("fused-projections", fused_projections),
+        ("parts-read-far-apart", parts_read_far_apart),
+        ("gated", gated),
+    )
+    for name, network in networks:
+        for how in ("1f1b", "zero_bubble", "zbv"):
+            yield TrainingCase(f"border-{name}-{how}", network, stages(2, how), wrap=in_pipeline, inputs=sentences)
+    for kind in (nn.LSTM, nn.GRU):
+        yield TrainingCase(f"border-{kind.__name__}", recurrent(kind), stages(2), wrap=in_pipeline, inputs=sentences)
+        yield TrainingCase(f"whole-{kind.__name__}", recurrent(kind), inputs=sentences)
+
+
+def tied_in_16_bits() -> Iterator[TrainingCase]:
+    networks = (
+        ("one-weight-in-two-modules", one_weight_in_two_modules),
+        ("one-weight-in-a-layer-and-a-norm", one_weight_in_a_layer_and_a_norm),
+    )
+    halves = TrainingCase("recomputed-halves-of-a-weight", halves_in_a_block, as_it_is, recompute_block)
+    yield replace(halves, name=f"{halves.name}-16-bits", settings=bfloat16(as_it_is), precision="bfloat16")
+    for name, network in networks:
+        for how, settings in (("dp", as_it_is), ("level3", level3)):
+            yield TrainingCase(f"{name}-16-bits-{how}", network, bfloat16(settings), precision="bfloat16")
+
+
+def strides() -> Iterator[TrainingCase]:
+    pictures = TrainingCase("channels-last", channels_last_convolution, inputs=channels_last, precision="float32")
+    yield replace(pictures, name="channels-last-level3", settings=level3)
+    yield replace(pictures, name="channels-last-pipeline", settings=stages(2), wrap=in_pipeline)
+    cuts: dict[str, Callable[[nn.Module], None]] = {
+        "in": cut_convolutions((1, 2, 1, 1), (1, 2, 1, 1)),
+        "out": cut_convolutions((1, 1, 1, 1), (2, 1, 1, 1)),
+        "rows": cut_convolutions((1, 1, 2, 1), (1, 1, 1, 1)),
+    }
+    turns: dict[str, Callable[[nn.Module], None]] = {
+        "rows": cut_linears((2, 1, 1), (1, 1)),
+        "middle": cut_linears((1, 2, 1), (1, 1)),
+        "sums": cut_linears((1, 1, 2), (1, 2)),
+        "columns": cut_linears((1, 1, 1), (2, 1)),
+        "sums-to-columns": cut_linears((1, 1, 2), (1, 2), (1, 1, 2)),
+    }
+    for full in (False, True):
+        given = "whole" if full else "parts"
+        for name, cut in cuts.items():
+            yield replace(pictures, name=f"channels-last-{name}-of-{given}", strategy=cut, full_batch=full)
+        for name, cut in turns.items():
+            case = f"turned-{name}-of-{given}"
+            yield TrainingCase(case, turned, strategy=cut, inputs=strided_sentences, full_batch=full)
+
+
+def orders_of_parts() -> Iterator[TrainingCase]:
+    wrappers: dict[str, Callable[[nn.Module], nn.Module]] = {
+        "copies-of-micro-batches": lambda network: MicroBatchInterleaved(GradAccumulation(network, 2), 2),
+        "micro-batches-of-copies": lambda network: GradAccumulation(MicroBatchInterleaved(network, 2), 2),
+    }
+    for name, wrap in wrappers.items():
+        yield TrainingCase(f"statistics-{name}", with_running_statistics, wrap=wrap, full_batch=True)
+
+
+def bags_of_rows() -> Iterator[TrainingCase]:
+    even = TrainingCase("bags", bags, inputs=rows_of_numbers)
+    yield even
+    yield replace(even, name="bags-level3", settings=level3)
+    yield replace(even, name="bags-whole-batch", full_batch=True)
+    yield replace(even, name="bags-accumulated", wrap=_accumulated)
+    yield replace(even, name="bags-pipeline", settings=stages(2), wrap=in_pipeline)
+    for name, cut in (("rows", (2, 1)), ("columns", (1, 2))):
+        yield replace(even, name=f"bags-{name}", strategy=cut_bags(cut))
+        yield replace(even, name=f"bags-{name}-level3", settings=level3, strategy=cut_bags(cut))
+    uneven = TrainingCase("bags-of-any-length", bags_of_any_length, inputs=numbers_and_offsets, full_batch=True)
+    yield uneven
+    yield replace(uneven, name="bags-of-any-length-rows", strategy=cut_bags((2, 1)))
+
+
+CASES = [
+    *bags_of_rows(),
+    *gathered_weights(),
+    *several_results(),
+    *unread_parameters(),
+    *tied_in_16_bits(),
+    *strides(),
+    *orders_of_parts(),
+]
+
+
+def built(case: TrainingCase) -> nn.Module:
+    """Return the network with its loss and wrappers."""
+    torch.manual_seed(0)
+    network = case.network()
+    return case.wrap(WithLoss(network, nn.MSELoss()) if case.with_loss else network)
+
+
+def batches(case: TrainingCase) -> list[tuple[Tensor, ...]]:
+    """Return the whole batch of every step."""
+    found = []
+    for step in range(STEPS):
+        generator = torch.Generator().manual_seed(step)
+        inputs = case.inputs(generator)
+        if case.with_loss:
+            torch.manual_seed(0)
+            with torch.no_grad():
+                shape = case.network().eval()(*inputs).shape
+            inputs = (*inputs, torch.randn(shape, generator=generator))
+        found.append(inputs)
+    return found
+
+
+def train(step, parameters, given, case):
+    """Yield the loss and the gradients of every step."""
+    optimizer = torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=0.1)
+    for batch in given:
+        optimizer.zero_grad()
+        result = step(*batch)
+        loss = result if isinstance(result, torch.Tensor) else result[0]
+        loss.backward()
+        yield float(loss.detach())
+        optimizer.step()
+
+
+def whole(part, like):
+    """Return a parameter or its gradient as one tensor; parts are rows of consecutive ranks."""
+    if local(part).shape == like.shape:
+        return part.detach()
+    part = local(part)
+    if not part.numel():
+        return None
+    parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(get_group_size())]
+    dist.all_gather(parts, part.detach().contiguous())
+    return next((torch.cat(parts, dim) for dim in range(part.dim()) if torch.cat(parts, dim).shape == like.shape), None)
+
+
+def far(case, mine, right):
+    return mine is not None and not torch.allclose(local(mine), right, rtol=case.tolerance, atol=case.tolerance)
+
+
+FAST = [
+    "bags-pipeline",
+    "border-parts-read-far-apart-zbv",
+    "unread-tied-beside-the-loss-accumulated-level3",
+    "statistics-micro-batches-of-copies",
+]
+
+
+@on_ranks(2, dtype="float64")
+@pytest.mark.parametrize("case", slow_but(FAST, CASES))
+def test_losses_gradients_weights_and_buffers_are_those_of_one_process(case: TrainingCase) -> None:
+    torch.set_default_dtype(torch.float32 if case.precision == "bfloat16" else torch.float64)
+    given = batches(case)
+    serial, network = built(case), built(case)
+    if case.strategy is not None:
+        case.strategy(network.get_submodule(".".join(_path_to_users(network))))
+    step = case.settings(AutoParallel(network))
+    if case.full_batch:
+        step.dataset_strategy("full_batch")
+    is_pipeline = step.settings.pipeline.stages > 1
+    mine = [
+        tuple(value if case.full_batch or is_pipeline else value.chunk(get_group_size())[get_rank()] for value in batch)
+        for batch in given
+    ]
+    losses = train(step, network.parameters(), mine, case)
+    rights = train(serial, serial.parameters(), given, case)
+    wrong = []
+    for number in range(STEPS):
+        with torch.autocast("cpu", torch.bfloat16) if case.precision == "bfloat16" else contextlib.nullcontext():
+            right = next(rights)
+        loss = next(losses)
+        if abs(loss - right) > case.tolerance * max(1, abs(right)):
+            wrong.append(f"step {number}: loss {loss} for {right}")
+        named = dict(serial.named_parameters())
+        for name, parameter in network.named_parameters():
+            like = named[name]
+            is_elsewhere = not local(parameter).numel()
+            if not is_elsewhere and (parameter.grad is None) != (like.grad is None):
+                wrong.append(f"step {number}: {name}.grad is {'' if parameter.grad is None else 'not '}None")
+            elif parameter.grad is not None and not is_elsewhere and far(case, whole(parameter.grad, like), like.grad):
+                wrong.append(f"step {number}: {name}.grad differs")
+    list(losses), list(rights)
+    for name, parameter in network.named_parameters():
+        if local(parameter).numel() and far(case, whole(parameter, named[name]), named[name]):
+            wrong.append(f"{name} differs after {STEPS} steps")
+    buffers = dict(serial.named_buffers())
+    wrong += [f"{name} differs" for name, value in network.named_buffers() if far(case, value, buffers[name])]
+    assert wrong == [], "\n".join(wrong)
+
+
+def _path_to_users(network):
+    """Return the names that lead through the wrappers to the network of the case."""
+    path = []
+    while hasattr(network, "network"):
+        path.append("network")
+        network = network.network
+    return path

@@ -50,12 +50,19 @@ class Scripts:
         self.runner = runner
         self.folder = folder
 
-    def place(self, how: str, *programs: Path) -> Path:
-        """Return a folder with these programs, and the folder of a run's own beside them."""
+    def place(self, how: str, *names: str, **programs: str) -> Path:
+        """Return a folder with these programs, and the folder of a run's own beside them.
+
+        Args:
+            names: files of tests/workers/habits.
+            programs: name -> text of others.
+        """
         home = self.folder / how
         (home / "work").mkdir(parents=True)
-        for program in programs:
-            shutil.copy(program, home)
+        for name in names:
+            shutil.copy(HABITS / name, home)
+        for name, text in programs.items():
+            (home / f"{name}.py").write_text(text)
         return home
 
     def python(
@@ -178,7 +185,7 @@ class Facts:
 
     @once
     def of(self, how: str) -> dict[str, Any]:
-        home = self.scripts.place(f"at start, {how}", HABITS / "at_start.py")
+        home = self.scripts.place(f"at start, {how}", "at_start.py")
         words = (home / "at_start.py", "facts.json")
         if how == "python":
             outcome = self.scripts.python(home, *words)
@@ -256,7 +263,7 @@ def test_a_script_finds_under_torchrun_what_python_gives_it(facts: Facts) -> Non
 
 
 class GoodEnds:
-    """The programs of tests/workers/habits/ends, each as a rank of one job."""
+    """The programs of tests/workers/habits/ends.py, each as a rank of one job."""
 
     def __init__(self, scripts: Scripts) -> None:
         self.scripts = scripts
@@ -265,7 +272,7 @@ class GoodEnds:
     @once
     def of(self, how: str) -> dict[str, Outcome]:
         names = GOOD_ENDS
-        home = self.scripts.place(f"ends, {how}", HABITS / "each_rank_another.py", *(ENDS / f"{n}.py" for n in names))
+        home = self.scripts.place(f"ends, {how}", "each_rank_another.py", **programs_of("ends"))
         words = (home / "each_rank_another.py", *(home / f"{name}.py" for name in names))
         if how.startswith("python"):
             ranks = [{"RANK": str(rank)} for rank in range(len(names))]
@@ -282,8 +289,13 @@ def own_files(outcome: Outcome, name: str) -> Outcome:
     return Outcome(outcome.status, outcome.said.replace(f"/work/{name}.py", "/work"), own)
 
 
-ENDS = HABITS / "ends"
-GOOD_ENDS = sorted(path.stem for path in ENDS.glob("*.py"))
+def programs_of(kind: str) -> dict[str, str]:
+    """Return name -> text of the programs of a file of tests/workers/habits, each of which begins with `# %% name`."""
+    cells = re.split(r"^# %% (\w+)\n", (HABITS / f"{kind}.py").read_text(), flags=re.MULTILINE)
+    return {name: text.strip("\n") + "\n" for name, text in zip(cells[1::2], cells[2::2], strict=True)}
+
+
+GOOD_ENDS = sorted(programs_of("ends"))
 
 FRAME = (r' +File "<string>", line \d+,? in <module>\n|\nExtension modules: setproctitle\S* \(total: 1\)\n', "")
 """One frame is below the script's."""
@@ -339,7 +351,7 @@ def test_a_program_that_ends_well_leaves_the_same_under_torchrun(good_ends: Good
 
 
 class Interrupted:
-    """The programs of tests/workers/habits/interrupted, each as a rank of one job whose msrun gets SIGINT."""
+    """The programs of tests/workers/habits/interrupted.py, each as a rank of one job whose msrun gets SIGINT."""
 
     def __init__(self, scripts: Scripts) -> None:
         self.scripts = scripts
@@ -347,10 +359,9 @@ class Interrupted:
 
     @once
     def of(self, how: str) -> dict[str, Outcome]:
-        programs = [INTERRUPTED / f"{name}.py" for name in INTERRUPTED_NAMES]
-        home = self.scripts.place(f"interrupted, {how}", HABITS / "each_rank_another.py", *programs)
-        words = (home / "each_rank_another.py", *(home / program.name for program in programs))
-        ready = [f"{program.name}/ready" for program in programs]
+        home = self.scripts.place(f"interrupted, {how}", "each_rank_another.py", **programs_of("interrupted"))
+        words = (home / "each_rank_another.py", *(home / f"{name}.py" for name in INTERRUPTED))
+        ready = [f"{name}.py/ready" for name in INTERRUPTED]
         if how == "python":
             outcomes = [
                 self.scripts.python(home, *words, env={"RANK": str(rank)}, interrupt_at=path)
@@ -358,11 +369,10 @@ class Interrupted:
             ]
         else:
             outcomes = self.scripts.msrun(how, home, *words, world_size=len(ready), interrupt_at=ready)
-        return {name: own_files(outcome, name) for name, outcome in zip(INTERRUPTED_NAMES, outcomes, strict=True)}
+        return {name: own_files(outcome, name) for name, outcome in zip(INTERRUPTED, outcomes, strict=True)}
 
 
-INTERRUPTED = HABITS / "interrupted"
-INTERRUPTED_NAMES = sorted(path.stem for path in INTERRUPTED.glob("*.py"))
+INTERRUPTED = sorted(programs_of("interrupted"))
 
 
 @pytest.fixture(scope="module")
@@ -370,7 +380,7 @@ def interrupted(scripts: Scripts) -> Interrupted:
     return Interrupted(scripts)
 
 
-@pytest.mark.parametrize(("start", "name"), params(INTERRUPTED_NAMES, lambda start, _: start == "fork"))
+@pytest.mark.parametrize(("start", "name"), params(INTERRUPTED, lambda start, _: start == "fork"))
 def test_a_program_takes_the_interrupt_of_msrun_as_its_own(interrupted: Interrupted, start: str, name: str) -> None:
     """But for the exit status, which is that of msrun itself."""
     found, expected = interrupted.of(start)[name], interrupted.of("python")[name]
@@ -383,11 +393,13 @@ METHODS = ("fork", "spawn", "forkserver")
 SIGNALS = ("ABRT", "ALRM", "BUS", "FPE", "HUP", "ILL", "KILL", "QUIT", "SEGV", "TERM", "USR1", "USR2")
 ARGUMENTS = {"process": METHODS, "pool": METHODS, "dies_by": [f"SIG{name}" for name in SIGNALS]}
 """Programs that are run once with each of these words."""
-ALONE: dict[str, tuple[Path, tuple[str, ...]]] = {
-    "_".join([path.stem, *words]): (path, words)
-    for folder in ("ends", "fails", "processes", "with_torch")
-    for path in HABITS.glob(f"{folder}/*.py")
-    for words in [(word,) for word in ARGUMENTS.get(path.stem, ())] or [()]
+PROGRAMS = {
+    name: text for kind in ("ends", "fails", "processes", "with_torch") for name, text in programs_of(kind).items()
+}
+ALONE: dict[str, tuple[str, tuple[str, ...]]] = {
+    "_".join([name, *words]): (name, words)
+    for name in PROGRAMS
+    for words in [(word,) for word in ARGUMENTS.get(name, ())] or [()]
 }
 FAST_ALONE = (
     *("exit_3", "exit_text", "excepthook_exits", "uncaught_error", "keyboard_interrupt", "dies_by_SIGKILL"),
@@ -402,12 +414,14 @@ OF_A_JOB = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
 )
 def test_a_program_says_writes_and_returns_what_it_does_under_python(scripts: Scripts, start: str, name: str) -> None:
     program, words = ALONE[name]
-    homes = [scripts.place(f"alone, {how}, {name}", program) for how in (f"python for {start}", start)]
+    homes = [
+        scripts.place(f"alone, {how}, {name}", **{program: PROGRAMS[program]}) for how in (f"python for {start}", start)
+    ]
     for home in homes:
         (home / "settings.py").write_text("import os\nos.environ['OMP_NUM_THREADS'] = '2'\n")
     env = {**OF_A_JOB, "MASTER_PORT": str(free_port())}
-    expected = scripts.python(homes[0], homes[0] / program.name, *words, env=env)
-    [found] = scripts.msrun(start, homes[1], homes[1] / program.name, *words)
+    expected = scripts.python(homes[0], homes[0] / f"{program}.py", *words, env=env)
+    [found] = scripts.msrun(start, homes[1], homes[1] / f"{program}.py", *words)
     assert_equal(start, name, found, expected)
 
 
@@ -416,12 +430,12 @@ def test_a_program_says_writes_and_returns_what_it_does_under_python(scripts: Sc
 def test_a_program_does_under_torchrun_what_it_does_under_python(scripts: Scripts, name: str) -> None:
     """But for the exit status of one that fails, which is 1: torchrun's own."""
     program, words = ALONE[name]
-    homes = [scripts.place(f"{how}, {name}", program) for how in ("apart", "torchrun")]
+    homes = [scripts.place(f"{how}, {name}", **{program: PROGRAMS[program]}) for how in ("apart", "torchrun")]
     for home in homes:
         (home / "settings.py").write_text("import os\nos.environ['OMP_NUM_THREADS'] = '2'\n")
     env = {**OF_A_JOB, "MASTER_PORT": str(free_port())}
-    expected = scripts.python(homes[0], homes[0] / program.name, *words, env=env, is_apart=True)
-    [found] = scripts.torchrun(homes[1], homes[1] / program.name, *words)
+    expected = scripts.python(homes[0], homes[0] / f"{program}.py", *words, env=env, is_apart=True)
+    [found] = scripts.torchrun(homes[1], homes[1] / f"{program}.py", *words)
     assert found == replace(expected, status=min(expected.status, 1))
 
 

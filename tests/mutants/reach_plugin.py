@@ -50,6 +50,15 @@ def pytest_runtest_call(item: pytest.Item) -> None:
     _begin(name.partition("::")[0] if "msrun_of_module" in getattr(item, "fixturenames", ()) else name)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_on_rank(item: pytest.Function) -> None:
+    """What tests of a module keep for each other is made anew for each."""
+    _begin(item.nodeid)
+    for value in vars(item.module).values():
+        if hasattr(value, "cache_clear"):
+            value.cache_clear()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the tests of the list, or of every end-to-end test a few of its cases."""
     if LIST is None:
@@ -57,7 +66,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in list(items):
             name = item.nodeid.partition("[")[0]
             count[name] = count.get(name, 0) + 1
-            if name.startswith("tests/e2e/") and count[name] > CASES and "msrun_of_module" not in item.fixturenames:
+            is_cheap = "msrun_of_module" in item.fixturenames or item.get_closest_marker("on_ranks")
+            if name.startswith("tests/e2e/") and count[name] > CASES and not is_cheap:
                 items.remove(item)
         return
     places = {name: place for place, name in enumerate(json.loads(Path(LIST).read_text()))}

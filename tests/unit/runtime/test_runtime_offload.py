@@ -1,20 +1,28 @@
-"""Optimizers whose work is on the host, in one process: what moves there, what stays, and who may still touch what."""
+"""Parts of the work on the host: states of optimizers, its thread, and what a device never waits for."""
 
 from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from host_operators import AdamWeightDecayOp
 from torch import Tensor, nn
+from torch._guards import active_fake_mode
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from msrun import contract
+from msrun.agent.watch.progress_board import ProgressBoard
 from msrun.errors import StrategyError
 from msrun.mindspore import nn as ms_nn
-from msrun.runtime import AutoParallel, clip_grad_norm_, optim
+from msrun.runtime import AutoParallel, clip_grad_norm_, optim, progress
+from msrun.runtime.execute import device_waits
+from msrun.runtime.execute.host_thread import HostThread
 from msrun.runtime.optim import host_steps
 
 STEPS = 5
@@ -331,3 +339,85 @@ def test_memory_prints_as_a_table() -> None:
     lines = str(optimizer.memory()).splitlines()
     assert [line.split()[0] for line in lines] == ["device", "weights", "gradients", "state", "total", "copied"]
     assert lines[1].split()[1:] == ["0.00", "MiB", "(2.00", "B/element)", "0.00", "MiB", "(4.00", "B/element)"]
+
+
+def _count_to(number: int, done: list[int]) -> None:
+    for value in range(number):
+        done.append((torch.ones(2) + value).numel())
+
+
+def test_work_on_fake_tensors_is_done_when_the_caller_goes_on() -> None:
+    done: list[int] = []
+    with FakeTensorMode() as mode:
+        assert active_fake_mode() is mode, "torch's private name"
+        HostThread().start(lambda: _count_to(2000, done))
+        assert len(done) == 2000, "two threads in one fake mode disturb each other"
+
+
+def test_work_on_real_tensors_runs_beside_the_caller_and_is_waited_for() -> None:
+    done: list[int] = []
+    task = HostThread().start(lambda: _count_to(2000, done))
+    task.wait()
+    assert len(done) == 2000
+
+
+DEADLINE_S = 20.0
+
+
+class Event:
+    """What the device has passed or not."""
+
+    is_passed = False
+
+    def query(self) -> bool:
+        return self.is_passed
+
+
+@pytest.fixture
+def waits_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], str]]:
+    """What the board says that rank 0 waits in."""
+    board = ProgressBoard(tmp_path / "progress", 1)
+    board.create()
+    monkeypatch.setenv(contract.MSRUN_PROGRESS, str(tmp_path / "progress"))
+    monkeypatch.setattr(device_waits, "LONG_S", 0.05)
+    monkeypatch.setattr(device_waits, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(progress, "_record", None)
+    progress.open_record(0)
+
+    def name() -> str:
+        found = board.read(0)
+        return found.name if found.is_waiting else ""
+
+    yield name
+    board.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_collective_that_the_device_does_not_pass_is_named_until_it_does(waits_in: Callable[[], str]) -> None:
+    first, second = Event(), Event()
+    device_waits.watch("all_gather of 4 ranks", first)
+    device_waits.watch("all_reduce of 2 ranks", second)
+    until(lambda: waits_in() == "all_gather of 4 ranks, on the device")
+    first.is_passed = True
+    until(lambda: waits_in() == "all_reduce of 2 ranks, on the device")
+    second.is_passed = True
+    until(lambda: waits_in() == "")
+
+
+def test_short_waits_of_the_device_are_not_mentioned(
+    waits_in: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_waits, "LONG_S", DEADLINE_S)
+    event = Event()
+    device_waits.watch("all_gather of 4 ranks", event)
+    with progress.waiting_in(lambda: "a wait of this process"):
+        assert waits_in() == "a wait of this process"
+    assert waits_in() == ""
+    event.is_passed = True
+    until(device_waits._waits.empty)

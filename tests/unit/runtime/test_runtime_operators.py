@@ -1,4 +1,4 @@
-"""What the rules say about operators: how dimensions hang together, which must stay whole, what is summed."""
+"""Forms of operators, attention and losses."""
 
 from __future__ import annotations
 
@@ -14,8 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
+from msrun.errors import StrategyError
+from msrun.runtime import SoftmaxCrossEntropyExpand, WithLoss, shard
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import find_target
+from msrun.runtime.nn import dropout
+from msrun.runtime.nn.random_bits import Box, DrawKey, keep_mask
+from msrun.runtime.parallel.given_strategies import strategies_of
+from msrun.runtime.partition.partition import partition
+from msrun.runtime.partition.program import LocalProgram
+from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 from msrun.runtime.sharding.operators.elementwise import Elementwise
 from msrun.runtime.sharding.operators.registry import REPLICATED, find_rule
 from msrun.runtime.sharding.operators.rule import Form, OperatorCall, operator_call, summed_axes
@@ -232,3 +240,128 @@ def test_runs_of_dimensions_cover_both_shapes_in_order_with_equal_products(shape
     assert [j for _, right in groups for j in right] == list(range(len(target)))
     for left, right in groups:
         assert products([source[i] for i in left]) == products([target[j] for j in right])
+
+
+L, S, HEADS, E = 12, 10, 4, 6
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "mask": {"attn_mask": torch.arange(L)[:, None] > torch.arange(S)},
+    "mask of keys": {"attn_mask": torch.arange(S) > 3},
+    "bias of a head": {"attn_mask": torch.linspace(-1, 1, HEADS * L * S, dtype=torch.float64).view(HEADS, L, S)},
+    "grouped heads": {"enable_gqa": True},
+}
+
+
+def attend(call: dict[str, Any], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    box = Box.whole((2, HEADS, L, S))
+
+    def keep(rows: slice) -> Tensor:
+        return keep_mask(DrawKey(7, 3), 1, 0.4, box.narrow(-2, rows), 0, query.device)
+
+    words = {"attn_mask": None, "is_causal": False, "enable_gqa": False} | call
+    return dropout.attend(query, key, value, dropout_p=0.4, scale=None, keep=keep, **words)
+
+
+def tensors(call: dict[str, Any]) -> list[Tensor]:
+    torch.manual_seed(0)
+    heads = 2 if "enable_gqa" in call else HEADS
+    shapes = [(2, HEADS, L, E), (2, heads, S, E), (2, heads, S, E)]
+    return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+
+
+def gradients_of_gradients(call: dict[str, Any], given: list[Tensor]) -> list[Tensor]:
+    result = attend(call, *given)
+    first = torch.autograd.grad(result.square().sum(), given, create_graph=True)
+    second = torch.autograd.grad(sum(value.square().sum() for value in first), given)
+    return [result.detach(), *(value.detach() for value in first), *second]
+
+
+@pytest.mark.parametrize("call", CASES.values(), ids=CASES.keys())
+def test_blocks_give_what_one_block_gives(call: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    given = tensors(call)
+    whole = gradients_of_gradients(call, given)
+    monkeypatch.setattr(dropout, "BLOCK_ELEMENTS", 5 * 2 * HEADS * S)
+    for part, expected in zip(gradients_of_gradients(call, given), whole, strict=True):
+        torch.testing.assert_close(part, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_no_tensor_of_all_weights_is_made_or_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dropout, "BLOCK_ELEMENTS", 3 * 2 * HEADS * S)
+    sizes: list[int] = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            sizes.extend(x.numel() for x in torch.utils._pytree.tree_leaves(result) if isinstance(x, Tensor))
+            return result
+
+    with Watch():
+        attend({"is_causal": True}, *tensors({})).sum().backward()
+    assert max(sizes) < 2 * HEADS * L * S
+
+
+SCORES = torch.randn(8, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+LABELS = torch.tensor([0, 3, 1, 1, 2, 0, 3, 2])
+
+
+def expanded(logit: Tensor, label: Tensor) -> Tensor:
+    """MindSpore's small operators."""
+    exponentials = (logit - logit.amax(-1, keepdim=True)).exp()
+    logarithms = (exponentials / exponentials.sum(-1, keepdim=True)).log()
+    return -(logarithms * F.one_hot(label, logit.shape[1])).sum(-1).mean(-1)
+
+
+def test_loss_of_class_numbers_and_of_one_hot_rows_is_the_expanded_formula() -> None:
+    right = expanded(SCORES, LABELS)
+    assert torch.allclose(SoftmaxCrossEntropyExpand(sparse=True)(SCORES, LABELS), right)
+    assert torch.allclose(SoftmaxCrossEntropyExpand()(SCORES, F.one_hot(LABELS, 4)), right)
+
+
+def test_large_scores_give_a_number_where_the_formula_gives_none() -> None:
+    scores = 1e4 * SCORES
+    assert not expanded(scores, LABELS).isfinite()
+    loss = SoftmaxCrossEntropyExpand(sparse=True)(scores, LABELS)
+    assert torch.allclose(loss, (scores.amax(1) - scores.gather(1, LABELS[:, None])[:, 0]).mean())
+
+
+def test_smoothing_ignored_samples_and_reductions_are_torchs() -> None:
+    loss = SoftmaxCrossEntropyExpand(sparse=True, label_smoothing=0.1, ignore_index=3, reduction="sum")
+    right = F.cross_entropy(SCORES, LABELS, ignore_index=3, label_smoothing=0.1, reduction="sum")
+    assert torch.equal(loss(SCORES, LABELS), right)
+
+
+class Identity(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def partitioned(strategy: Any, *, sparse: bool) -> LocalProgram:
+    network = WithLoss(Identity(), SoftmaxCrossEntropyExpand(sparse=sparse))
+    shard(network.loss_fn, strategy)  # type: ignore[arg-type]
+    inputs = [SCORES, LABELS if sparse else F.one_hot(LABELS, 4)]
+    shapes = [tuple(value.shape) for value in inputs]
+    graph = capture(find_target(network), inputs, {}, input_shapes=shapes, parameter_shapes={})
+    layouts = [TensorLayout.replicated(len(shape)) for shape in shapes]
+    return partition(
+        graph, build_mesh(4), input_layouts=layouts, strategies=strategies_of(network), output_batch_axes=()
+    )
+
+
+@pytest.mark.parametrize(("sparse", "label"), [(True, (2,)), (False, (2, 2))])
+def test_samples_and_classes_may_both_be_cut_and_scores_are_never_gathered(sparse: bool, label: Any) -> None:
+    program = partitioned(((2, 2), label), sparse=sparse)
+    loss = next(operator for operator in program.operators if operator.origin == "user")
+    assert loss.strategy == ((2, 2), label)
+    gathers = [text for text in loss.collectives if text.startswith("gather")]
+    assert gathers == ["gather dim 1 over axes 1"], "the largest score of every row and part"
+    assert [text for text in loss.collectives if text.startswith("all_reduce")] == [
+        "all_reduce over axes 1",
+        *(["all_reduce over axes 0,1"] if sparse else []),  # the number of labels that count
+        "all_reduce over axes 0,1",
+    ]
+
+
+def test_cut_that_does_not_fit_names_the_dimension() -> None:
+    with pytest.raises(StrategyError, match="dimension 1 of input 0 has size 4, which 3 does not divide"):
+        partitioned(((1, 3), (1,)), sparse=True)

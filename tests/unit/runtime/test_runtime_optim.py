@@ -1,16 +1,19 @@
-"""Optimizers that can also be called with gradients."""
+"""Optimizers: MindSpore's words and formulas, and clipping."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from msrun.errors import StrategyError
-from msrun.runtime import optim
+from msrun.errors import ParallelError, StrategyError
+from msrun.mindspore import nn as mindspore_nn
+from msrun.runtime import clip_by_global_norm, clip_grad_norm_, optim
 
 PAIRS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "SGD": (lambda p: optim.SGD(p, lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
@@ -95,3 +98,278 @@ def test_exported_names() -> None:
     own = {"AdamWeightDecay", "FTRL", "LARS", "Lamb", "LazyAdam", "Momentum", "Optimizer"}
     on_host = {"OptimizerMemory", "memory_of", "offload"}
     assert set(optim.__all__) == {"SGD", "Adam", "AdamW", *own, *on_host}
+
+
+STEPS = 5
+Formula = Callable[[np.ndarray, list[np.ndarray]], np.ndarray]
+
+
+def gradients(shape: tuple[int, ...] = (4, 3)) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal(shape) for _ in range(STEPS)]
+
+
+def start(shape: tuple[int, ...] = (4, 3)) -> np.ndarray:
+    return np.random.default_rng(1).standard_normal(shape)
+
+
+def adam_weight_decay(w: np.ndarray, grads: list[np.ndarray]) -> np.ndarray:
+    m = v = np.zeros_like(w)
+    for g in grads:
+        m, v = 0.8 * m + 0.2 * g, 0.9 * v + 0.1 * g * g
+        w = w - 0.1 * (m / (np.sqrt(v) + 1e-3) + 0.05 * w)
+    return w
+
+
+def lamb(w: np.ndarray, grads: list[np.ndarray]) -> np.ndarray:
+    m = v = np.zeros_like(w)
+    for t, g in enumerate(grads, 1):
+        m, v = 0.8 * m + 0.2 * g, 0.9 * v + 0.1 * g * g
+        r = m / (1 - 0.8**t) / (np.sqrt(v / (1 - 0.9**t)) + 1e-3) + 0.05 * w
+        w = w - 0.1 * min(np.linalg.norm(w) / np.linalg.norm(r), 10.0) * r
+    return w
+
+
+def lazy_adam(w: np.ndarray, grads: list[np.ndarray], *, nesterov: bool = False) -> np.ndarray:
+    m = v = np.zeros_like(w)
+    for t, g in enumerate(grads, 1):
+        m, v = 0.8 * m + 0.2 * g, 0.9 * v + 0.1 * g * g
+        ahead = 0.8 * m + 0.2 * g if nesterov else m
+        w = w - 0.1 * np.sqrt(1 - 0.9**t) / (1 - 0.8**t) * ahead / (np.sqrt(v) + 1e-3)
+    return w
+
+
+def adam(w: np.ndarray, grads: list[np.ndarray]) -> np.ndarray:
+    m = v = np.zeros_like(w)
+    for t, g in enumerate(grads, 1):
+        m, v = 0.8 * m + 0.2 * g, 0.9 * v + 0.1 * g * g
+        w = w - 0.1 / (1 - 0.8**t) * m / (np.sqrt(v / (1 - 0.9**t)) + 1e-3)
+    return w
+
+
+def ftrl(w: np.ndarray, grads: list[np.ndarray]) -> np.ndarray:
+    n, z = np.full_like(w, 0.1), np.zeros_like(w)
+    for g in grads:
+        after = n + g * g
+        z = z + g - (after**0.4 - n**0.4) / 0.5 * w
+        w = np.where(np.abs(z) > 0.3, (np.sign(z) * 0.3 - z) / (after**0.4 / 0.5 + 2 * 0.01), 0.0)
+        n = after
+    return w
+
+
+def lars(w: np.ndarray, grads: list[np.ndarray]) -> np.ndarray:
+    v = np.zeros_like(w)
+    for g in grads:
+        rate = 0.02 * np.linalg.norm(w) / (np.linalg.norm(g) + 0.05 * np.linalg.norm(w) + 1e-5)
+        v = 0.9 * v + rate * (g + 0.05 * w)
+        w = w - 0.1 * v
+    return w
+
+
+ADAM: dict[str, Any] = {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-3}
+CASES: dict[str, tuple[Callable[[Any], Any], Formula]] = {
+    "AdamWeightDecay": (lambda p: optim.AdamWeightDecay(p, **ADAM, weight_decay=0.05), adam_weight_decay),
+    "Lamb": (lambda p: optim.Lamb(p, **ADAM, weight_decay=0.05), lamb),
+    "Adam": (lambda p: optim.Adam(p, **ADAM), adam),
+    "Adam of MindSpore": (lambda p: optim.Adam(p, **ADAM, use_eps_hat=True), lazy_adam),
+    "Adam of MindSpore on the host": (lambda p: optim.Adam(p, **ADAM, use_eps_hat=True, target="CPU"), lazy_adam),
+    "nn.Adam": (lambda p: mindspore_nn.Adam(p, 0.1, 0.8, 0.9, 1e-3), lazy_adam),
+    "LazyAdam": (lambda p: optim.LazyAdam(p, **ADAM), lazy_adam),
+    "LazyAdam ahead": (
+        lambda p: optim.LazyAdam(p, **ADAM, use_nesterov=True),
+        lambda w, grads: lazy_adam(w, grads, nesterov=True),
+    ),
+    "FTRL": (lambda p: optim.FTRL(p, lr=0.5, lr_power=-0.4, l1=0.3, l2=0.01), ftrl),
+    "LARS": (
+        lambda p: optim.LARS(optim.Momentum(p, 0.1, 0.9, weight_decay=0.05), coefficient=0.02),
+        lars,
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "formula"), CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize("called", [False, True])
+def test_steps_follow_the_formula(make: Callable[[Any], Any], formula: Formula, called: bool) -> None:
+    weight = nn.Parameter(torch.from_numpy(start()))
+    optimizer = make([weight])
+    for gradient in map(torch.from_numpy, gradients()):
+        if called:
+            optimizer([gradient])
+        else:
+            weight.grad = gradient.clone()
+            optimizer.step()
+            optimizer.zero_grad()
+    np.testing.assert_allclose(weight.detach().numpy(), formula(start(), gradients()), rtol=1e-10)
+
+
+def test_mindspores_epsilon_goes_on_after_a_restart_and_refuses_a_group_of_different_ages() -> None:
+    one, two = (nn.Parameter(torch.from_numpy(start())) for _ in range(2))
+    optimizer = optim.Adam([one], **ADAM, use_eps_hat=True)
+    for number, gradient in enumerate(map(torch.from_numpy, gradients())):
+        if number == 2:
+            saved = optimizer.state_dict()
+            optimizer = optim.Adam([one], **ADAM)
+            optimizer.load_state_dict(saved)
+        optimizer([gradient])
+    np.testing.assert_allclose(one.detach().numpy(), lazy_adam(start(), gradients()), rtol=1e-10)
+    optimizer = optim.Adam([one, two], **ADAM, use_eps_hat=True)
+    one.grad = torch.ones_like(one)
+    optimizer.step()
+    two.grad = torch.ones_like(two)
+    with pytest.raises(StrategyError, match="have taken 0 to 1 steps: give those that have no gradient"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("name", ["LazyAdam", "LazyAdam ahead", "FTRL"])
+def test_rows_without_a_gradient_stay_bit_for_bit(name: str) -> None:
+    make, formula = CASES[name]
+    table = nn.Embedding(6, 3, sparse=True).double()
+    with torch.no_grad():
+        table.weight.copy_(torch.from_numpy(start((6, 3))))
+    optimizer = make(table.parameters())
+    touched = [[1, 4, 1], [1], [4, 1]]
+    seen: dict[int, list[np.ndarray]] = {1: [], 4: []}
+    for rows in touched:
+        optimizer.zero_grad()
+        index = torch.tensor(rows)
+        (table(index) * torch.arange(1.0, 4.0, dtype=torch.float64)).sum().backward()
+        for row in seen:
+            if row in rows:
+                seen[row].append(np.arange(1.0, 4.0) * rows.count(row))
+        before = table.weight.detach().clone()
+        optimizer.step()
+        others = [row for row in range(6) if row not in rows]
+        assert torch.equal(table.weight[others], before[others])
+    state = optimizer.state[table.weight]
+    moments = [value for value in state.values() if isinstance(value, Tensor) and value.dim()]
+    assert len(moments) == 2
+    assert all(torch.equal(value[0], value[5]) for value in moments)
+    np.testing.assert_allclose(table.weight[1].detach().numpy(), formula(start((6, 3))[1], seen[1]), rtol=1e-10)
+
+
+def test_decay_filter_spares_what_it_is_asked_to() -> None:
+    network = nn.Linear(3, 2)
+    before = network.bias.detach().clone()
+    optimizer = optim.AdamWeightDecay(network.parameters(), 0.1, weight_decay=0.5, decay_filter=lambda p: p.dim() > 1)
+    weight = network.weight.detach().clone()
+    for parameter in network.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    assert torch.equal(network.bias, before)
+    torch.testing.assert_close(network.weight, weight * 0.95)
+
+
+def test_moments_of_narrow_weights_are_wide_and_named_as_mindspores() -> None:
+    weight = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    optimizer = optim.AdamWeightDecay([weight], 0.1)
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    assert {key: value.dtype for key, value in optimizer.state[weight].items()} == {
+        "adam_m": torch.float32,
+        "adam_v": torch.float32,
+    }
+    assert weight.dtype == torch.bfloat16
+    again = optim.AdamWeightDecay([weight], 0.1)
+    again.load_state_dict(optimizer.state_dict())
+    assert again.state[weight]["adam_v"].dtype == torch.float32
+    assert torch.equal(again.state[weight]["adam_v"], optimizer.state[weight]["adam_v"])
+
+
+def test_lars_clips_its_rate_and_leaves_biases_alone() -> None:
+    weight, bias = nn.Parameter(torch.full((2, 2), 100.0)), nn.Parameter(torch.ones(2))
+    optimizer = optim.LARS(optim.SGD([weight, bias], 0.1), coefficient=1.0, use_clip=True)
+    weight.grad, bias.grad = torch.full((2, 2), 0.1), torch.full((2,), 0.1)
+    optimizer.step()
+    torch.testing.assert_close(weight, torch.full((2, 2), 100.0 - 0.1 * 0.1))
+    torch.testing.assert_close(bias, torch.full((2,), 1.0 - 0.1 * 0.1))
+    assert optimizer.state_dict()["param_groups"][0]["lr"] == 0.1
+
+
+def test_lambs_ratio_is_one_where_a_norm_is_zero() -> None:
+    weight = nn.Parameter(torch.zeros(3))
+    optimizer = optim.Lamb([weight], 0.1)
+    weight.grad = torch.ones(3)
+    optimizer.step()
+    torch.testing.assert_close(weight, torch.full((3,), -0.1), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("make", [case[0] for case in CASES.values()], ids=CASES.keys())
+def test_state_survives_a_state_dict(make: Callable[[Any], Any]) -> None:
+    weights = [nn.Parameter(torch.from_numpy(start())) for _ in range(2)]
+    first, second = make([weights[0]]), make([weights[1]])
+    saved: dict[str, Any] = {}
+    for step, gradient in enumerate(map(torch.from_numpy, gradients())):
+        if step == 3:
+            second = make([weights[1]])
+            second.load_state_dict(saved)
+        first([gradient.clone()])
+        second([gradient.clone()])
+        saved = second.state_dict()
+        saved = {**saved, "state": {key: dict(value) for key, value in saved["state"].items()}}
+    assert torch.equal(weights[0], weights[1])
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda p: optim.AdamWeightDecay(p, -1.0), r"AdamWeightDecay\(lr=-1.0\): must be a number, 0 or more"),
+        (lambda p: optim.Lamb(p, betas=(0.9, 1.0)), "below 1"),
+        (lambda p: optim.LazyAdam(p, betas=0.9), "must be two numbers"),
+        (lambda p: optim.FTRL(p, lr_power=0.5), "lr_power"),
+        (lambda p: optim.LARS(3), "give an optimizer"),
+        (lambda p: optim.LARS(optim.SGD(p), coefficient=-1.0), "coefficient"),
+    ],
+)
+def test_values_out_of_range_are_refused(make: Callable[[Any], Any], match: str) -> None:
+    with pytest.raises(StrategyError, match=match):
+        make([nn.Parameter(torch.ones(2))])
+
+
+def test_other_gradients_are_refused_by_lars_too() -> None:
+    optimizer = optim.LARS(optim.SGD([nn.Parameter(torch.ones(2))]))
+    with pytest.raises(StrategyError, match="2 gradients for 1 parameters"):
+        optimizer([torch.ones(2), torch.ones(2)])
+
+
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.0, math.inf])
+@pytest.mark.parametrize("max_norm", [0.1, 1e9])
+def test_clipping_in_one_process_is_torchs(norm_type: float, max_norm: float) -> None:
+    torch.manual_seed(0)
+    mine, right = nn.Linear(3, 5).double(), nn.Linear(3, 5).double()
+    gradients = [torch.randn_like(parameter) for parameter in mine.parameters()]
+    for network in (mine, right):
+        for parameter, gradient in zip(network.parameters(), gradients, strict=True):
+            parameter.grad = gradient.clone()
+    norm = clip_grad_norm_(mine.parameters(), max_norm, norm_type)
+    expected = nn.utils.clip_grad_norm_(right.parameters(), max_norm, norm_type)
+    torch.testing.assert_close(norm, expected, rtol=1e-12, atol=0)
+    clipped = clip_by_global_norm(gradients, max_norm, norm_type)
+    for one, two, other in zip(mine.parameters(), clipped, right.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-12, atol=0)
+        torch.testing.assert_close(two, other.grad, rtol=1e-12, atol=0)
+
+
+def test_tied_parameters_and_those_without_gradient_count_once_and_not_at_all() -> None:
+    tied, without = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+    tied.grad = torch.full((4,), 3.0)
+    assert float(clip_grad_norm_([tied, tied, without], 3.0)) == 6.0
+    torch.testing.assert_close(tied.grad, torch.full((4,), 1.5), rtol=1e-6, atol=0)
+
+
+def test_short_gradients_are_measured_in_float32() -> None:
+    parameter = nn.Parameter(torch.zeros(2048, dtype=torch.bfloat16))
+    parameter.grad = torch.full((2048,), 1.0, dtype=torch.bfloat16)
+    assert float(clip_grad_norm_(parameter, 1e9)) == pytest.approx(math.sqrt(2048), rel=1e-6)
+
+
+@pytest.mark.parametrize("norm_type", [0.0, 0.5, -1.0, math.nan, "two", True])
+def test_norms_that_are_none_are_refused(norm_type: Any) -> None:
+    with pytest.raises(StrategyError, match="must be 1 or more, or infinity"):
+        clip_grad_norm_([nn.Parameter(torch.ones(1))], 1.0, norm_type)
+
+
+def test_norm_that_is_not_finite_is_an_error_when_asked_for() -> None:
+    parameter = nn.Parameter(torch.ones(1))
+    parameter.grad = torch.full((1,), math.inf)
+    with pytest.raises(ParallelError, match="the norm is inf"):
+        clip_grad_norm_(parameter, 1.0, error_if_nonfinite=True)

@@ -1,19 +1,33 @@
-"""Pipeline schedules: their orders, their time and their pictures."""
+"""Orders of a pipeline: schedules, interleaving, receives that come early, and the order that ranks agree on."""
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import cache
 from xml.etree import ElementTree as ET
 
 import pytest
+from torch import fx, nn
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from msrun.errors import StrategyError
 from msrun.runtime.parallel.pipeline.plan import WORDS, render_svg, render_text
-from msrun.runtime.parallel.pipeline.schedule import Schedule, build_schedule, choose_schedule, default_chunks
+from msrun.runtime.parallel.pipeline.schedule import (
+    Action,
+    Schedule,
+    build_schedule,
+    choose_schedule,
+    default_chunks,
+    eager_order,
+    receive_early,
+)
 from msrun.runtime.parallel.pipeline.torch_schedules import _stand_in
+from msrun.runtime.schedule.interleaving import backward_slots, forward_slots, join_slots
+from msrun.runtime.schedule.segments import Crossing, Segment
+from msrun.runtime.sharding.collective import Collective, Kind
 
 made = cache(build_schedule)
 NAMES = ("gpipe", "1f1b", "eager_1f1b", "interleaved", "zero_bubble", "zero_bubble", "zbv", "dualpipev")
@@ -213,3 +227,186 @@ def test_picture_has_a_cell_for_every_action_and_the_bubble_as_text(name: str, c
     assert ticks[0] == 0 and schedule.length - ticks[-1] < ticks[1]
     legend = {text.text for text in root.findall("s:text[@class='legend']", space)}
     assert {WORDS[kind] for kind in kinds_of(schedule)} | {"idle"} < legend
+
+
+SCHEDULES = [
+    (name, ranks, ranks * times)
+    for name in ("gpipe", "1f1b", "eager_1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev")
+    for ranks in (2, 3, 4)
+    for times in (2, 3)
+]
+
+
+def rows(name: str, ranks: int, micro_size: int) -> tuple[tuple[Action, ...], ...]:
+    return build_schedule(name, ranks, default_chunks(name, interleave=False), micro_size).actions
+
+
+def is_receive(action: Action) -> bool:
+    return action.kind.startswith("RECV")
+
+
+def computed_between(row: tuple[Action, ...], receive: Action) -> int:
+    """Return how many actions are computed between a receive and the action that reads it."""
+    begin = row.index(receive)
+    readers = ("F",) if receive.kind == "RECV_F" else ("B", "I")
+    here = (receive.stage, receive.micro_batch)
+    end = next(i for i, a in enumerate(row) if a.kind in readers and (a.stage, a.micro_batch) == here)
+    assert begin < end
+    return sum(action.computes for action in row[begin:end])
+
+
+@pytest.mark.parametrize(("name", "ranks", "micro_size"), SCHEDULES)
+@pytest.mark.parametrize("ahead", [0, 1, 4])
+def test_only_receives_move_and_only_forward_in_time(name: str, ranks: int, micro_size: int, ahead: int) -> None:
+    for row in rows(name, ranks, micro_size):
+        early = receive_early(row, ahead)
+        assert [a for a in early if not is_receive(a)] == [a for a in row if not is_receive(a)]
+        assert [a for a in early if is_receive(a)] == [a for a in row if is_receive(a)]
+        for receive in filter(is_receive, row):
+            assert computed_between(early, receive) >= computed_between(row, receive)
+
+
+@pytest.mark.parametrize(("name", "ranks", "micro_size"), SCHEDULES)
+def test_receive_stands_so_many_computing_actions_ahead_unless_another_one_does(
+    name: str, ranks: int, micro_size: int
+) -> None:
+    for row in rows(name, ranks, micro_size):
+        early = receive_early(row, 4)
+        gained = [computed_between(early, r) - computed_between(row, r) for r in filter(is_receive, row)]
+        assert all(0 <= more <= 4 for more in gained)
+        for before, here in itertools.pairwise(i for i, a in enumerate(early) if is_receive(a)):
+            distance = sum(action.computes for action in early[before:here])
+            assert distance == 0 or computed_between(early, early[here]) >= 4
+
+
+def test_a_pair_of_ranks_asks_for_what_will_be_sent_at_the_beginning() -> None:
+    (first, second) = rows("eager_1f1b", 2, 8)
+    assert " ".join(a.kind for a in receive_early(first)[:4]) == "RECV_B RECV_B F SEND_F"
+    assert [a.micro_batch for a in itertools.takewhile(is_receive, receive_early(second))] == [0, 1, 2, 3]
+
+
+SIZES = [(ranks, micro_size) for ranks in (2, 3, 4, 8) for micro_size in (2 * ranks, 3 * ranks + 1, 5 * ranks)]
+
+
+def slack_of_forwards(schedule: Schedule) -> int:
+    """Return the least time between the end of a forward pass and the next stage's beginning with its result.
+
+    Without those that every rank begins with, one after the other.
+    """
+    cells = {(c.action.kind, c.action.stage, c.action.micro_batch): c for row in schedule.timeline for c in row}
+    return min(
+        cells["F", stage + 1, micro].begin - cell.end
+        for (kind, stage, micro), cell in cells.items()
+        if kind == "F" and stage + 1 < schedule.stages and micro >= 2 * schedule.ranks - 1
+    )
+
+
+@pytest.mark.parametrize(("ranks", "micro_size"), SIZES)
+def test_forwards_arrive_before_they_are_read(ranks: int, micro_size: int) -> None:
+    assert slack_of_forwards(build_schedule("1f1b", ranks, 1, micro_size)) == 0
+    assert slack_of_forwards(build_schedule("eager_1f1b", ranks, 1, micro_size)) >= 1
+
+
+@pytest.mark.parametrize(("ranks", "micro_size"), SIZES)
+def test_rank_r_begins_with_twice_its_distance_from_the_end(ranks: int, micro_size: int) -> None:
+    for rank, row in enumerate(eager_order(ranks, micro_size)):
+        kinds = "".join(kind for kind, _, _ in row)
+        ahead = 2 * (ranks - rank) - 1
+        assert kinds == "F" * ahead + "BF" * (micro_size - ahead) + "B" * ahead
+
+
+def test_few_micro_batches_all_go_forward_first() -> None:
+    assert [kind for kind, _, _ in eager_order(4, 2)[0]] == ["F", "F", "B", "B"]
+    assert build_schedule("eager_1f1b", 4, 1, 2).bubble == pytest.approx(3 / 5)
+
+
+AXES = (0,)
+
+
+def segment(
+    reads: Sequence[str] = (),
+    writes: Sequence[str] = (),
+    crossings: Sequence[tuple[str, Kind, str]] = (),
+    new_groups: Sequence[int] = (),
+) -> Segment:
+    module = fx.GraphModule(nn.Module(), fx.Graph())
+    made = [Crossing(source, result, Collective(kind, AXES)) for source, kind, result in crossings]
+    return Segment(module, list(reads), list(writes), made, list(new_groups), list(new_groups))
+
+
+MEGATRON = [
+    segment(["x"], ["norm"], [("norm", "enter", "entered")]),
+    segment(["entered"], ["part"], [("part", "all_reduce", "whole")]),
+    segment(["whole"], ["norm2"], [("norm2", "enter", "entered2")]),
+    segment(["entered2"], ["part2"], [("part2", "all_reduce", "whole2")]),
+    segment(["whole2"], ["loss"]),
+]
+"""Two halves of a Megatron block: partial sums move forward, entered values' gradients move back."""
+
+
+def test_forward_turns_end_where_sums_are_waited_for_and_not_where_nothing_moves() -> None:
+    assert forward_slots(MEGATRON, set()) == [[0, 1], [2, 3], [4]]
+
+
+def test_backward_turns_end_where_gradients_of_entered_values_are_waited_for() -> None:
+    """Segment 2 writes norm2, whose gradient is summed; the way back of `whole` moves nothing."""
+    assert backward_slots(MEGATRON, set(), set()) == [[4, 3], [2, 1], [0]]
+
+
+def test_a_collective_that_reads_anothers_result_begins_a_turn() -> None:
+    chain = [
+        segment(["x"], ["a"], [("a", "reduce_scatter", "b")]),
+        segment([], [], [("b", "gather", "c")]),
+        segment(["c"], ["d"]),
+    ]
+    assert forward_slots(chain, set()) == [[0], [1], [2]]
+    assert backward_slots(chain, set(), set()) == [[2, 1], [0]]
+
+
+def test_data_that_nobody_waits_for_yet_ends_no_turn() -> None:
+    late = [
+        segment(["x"], ["a", "b"], [("a", "all_reduce", "far")]),
+        segment(["b"], ["c"]),
+        segment(["c", "far"], ["d"]),
+    ]
+    assert forward_slots(late, set()) == [[0, 1], [2]]
+
+
+def test_other_copies_had_their_turn_since_an_earlier_turn_so_its_data_ends_none() -> None:
+    two = [
+        segment(["x"], ["a", "b"], [("a", "all_reduce", "A"), ("b", "all_reduce", "B")]),
+        segment(["A"], ["c"]),
+        segment(["B", "c"], ["d"]),
+    ]
+    assert forward_slots(two, set()) == [[0], [1, 2]]
+
+
+def test_gathered_groups_are_used_by_all_copies_before_the_next_ones_come() -> None:
+    layers = [segment(["x"], ["a"], new_groups=[0]), segment(["a"], ["b"], new_groups=[1]), segment(["b"], ["c"])]
+    assert forward_slots(layers, {0, 1}) == [[0], [1, 2]]
+    assert backward_slots(layers, {0, 1}, set()) == [[2, 1], [0]]
+    assert forward_slots(layers, set()) == [[0, 1, 2]], "parameters that are stored as they are used end no turn"
+    assert backward_slots(layers, set(), set()) == [[2, 1, 0]]
+
+
+def test_a_recomputed_region_begins_a_turn_on_the_way_back() -> None:
+    assert backward_slots(MEGATRON, set(), {3}) == [[4], [3], [2, 1], [0]]
+
+
+def test_a_program_of_nothing_has_no_turns() -> None:
+    assert forward_slots([], set()) == []
+    assert backward_slots([], set(), set()) == []
+
+
+@pytest.mark.parametrize(
+    ("slots", "spans", "joined"),
+    [
+        ([[0], [1], [2]], [range(3)], [[0, 1, 2]]),
+        ([[0], [1], [2]], [range(1), range(1, 3)], [[0], [1, 2]]),
+        ([[0, 1], [2], [3]], [range(1), range(1, 3), range(3, 4)], [[0, 1, 2], [3]]),
+        ([[0], [1], [2]], [range(1), range(1, 2), range(2, 3)], [[0], [1], [2]]),
+        ([[0], [1]], [], [[0], [1]]),
+    ],
+)
+def test_no_turn_ends_inside_a_span(slots: list[list[int]], spans: list[range], joined: list[list[int]]) -> None:
+    assert join_slots(slots, spans) == joined

@@ -17,12 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from msrun import contract
 from msrun.errors import StrategyError
-from msrun.runtime import WithLoss, shard
+from msrun.runtime import WithLoss, shard, world
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
 from msrun.runtime.cost.devices import PROFILES, DeviceProfile
 from msrun.runtime.parallel.given_strategies import strategies_of
+from msrun.runtime.parallel.settings import SearchSettings
 from msrun.runtime.partition.decide import Constraints
 from msrun.runtime.partition.local_work import LocalWorks
 from msrun.runtime.partition.price import GradientFlow, Price, StepSpec
@@ -430,3 +432,21 @@ def test_the_network_of_the_end_to_end_cases_is_searched_alike_with_its_loss() -
     again = search(graph, mesh, given, spec, lambda _, *, shards_all: StepSpec())
     assert first.plan.splits == again.plan.splits
     assert first.plan.price.seconds <= first.data_parallel.seconds
+
+
+def searched_for(settings: SearchSettings) -> str:
+    return settings.spec().device.name
+
+
+def test_a_search_is_for_the_device_of_this_process_or_for_the_given_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert searched_for(SearchSettings("dynamic_programming")) == "cpu"
+    monkeypatch.setattr(world, "device", lambda: torch.device("cuda", 0))
+    for name, profile in {"NVIDIA H100 80GB HBM3": "h100", "NVIDIA H200": "h200", "Tesla T4": "a100"}.items():
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _, name=name: name)
+        assert searched_for(SearchSettings("dynamic_programming")) == profile
+
+
+def test_a_dry_run_searches_for_the_device_that_it_stands_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(contract.MSRUN_SIM_LEVEL, "1")
+    monkeypatch.setenv(contract.MSRUN_SIM_DEVICE, "h100")
+    assert searched_for(SearchSettings("dynamic_programming")) == "h100"

@@ -1,23 +1,30 @@
-"""What a parameter server answers, without sockets: steps when all gradients have come, errors in words."""
+"""A parameter server: its service, its process, the context, and first values of tables."""
 
 from __future__ import annotations
 
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from msrun.errors import ParallelError
-from msrun.runtime.server.frames import DONE, ERROR, Message
-from msrun.runtime.server.meeting import (
-    NotProved,
-    build_answer,
-    build_claim,
-    check_answer,
-    check_claim,
-    new_nonce,
-)
+from msrun import contract
+from msrun.errors import ParallelError, UsageError, WorldError
+from msrun.runtime import get_ps_context, init, release, reset_ps_context, set_param_ps, set_ps_context
+from msrun.runtime.server import remote
+from msrun.runtime.server.connection import Connection
+from msrun.runtime.server.frames import DONE, ERROR, MAGIC, MAX_BODY_BYTES, PREFIX, Message, encode
+from msrun.runtime.server.meeting import NotProved, build_answer, build_claim, check_answer, check_claim, new_nonce
+from msrun.runtime.server.remote import Fill, blocks, cut_table, make_rows
 from msrun.runtime.server.serving import Service
 from msrun.runtime.server.shard import describe_group, name_optimizer
 
@@ -185,3 +192,150 @@ def test_optimizers_are_named_by_what_their_step_does() -> None:
     assert describe_group(group) == {"lr": 0.5, "betas": (0.9, 0.99), "foreach": None}
     with pytest.raises(ParallelError, match="setting filter is a function"):
         describe_group({"params": weight, "filter": lambda: 1})
+
+
+DEADLINE_S = 60.0
+CREATE = {"shard": [0, 0], "label": "w", "shape": [2, 2], "dtype": "float32", "staleness": 0}
+
+
+@dataclass
+class Served:
+    """A running server."""
+
+    process: subprocess.Popen[str]
+    token: bytes
+    address: str
+    port: int
+
+    def connect(self, rank: int, index: int = 0, token: bytes = b"") -> Connection:
+        """Connect as a worker."""
+        return Connection(index, self.address, self.port, token or self.token, rank)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    token = secrets.token_hex(32)
+    env = {
+        **os.environ,
+        contract.MSRUN_SERVER_TOKEN: token,
+        contract.MSRUN_RENDEZVOUS: f"file://{tmp_path}/store",
+        contract.MS_NODE_ID: "server_0",
+        contract.MSRUN_SERVER_ADDRESS: "127.0.0.1",
+        contract.MS_WORKER_NUM: "2",
+    }
+    command = [sys.executable, "-m", "msrun.runtime.server"]
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    match = re.search(r"listens on (\S+):(\d+)", process.stdout.readline())
+    assert match is not None
+    yield Served(process, bytes.fromhex(token), match[1], int(match[2]))
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(DEADLINE_S) == 0
+    process.stdout.close()
+
+
+def ask(connection: Connection, message: Message) -> Message:
+    connection.send(message)
+    return connection.receive()
+
+
+def test_workers_are_served_whatever_others_say(served: Served) -> None:
+    first = served.connect(0)
+    assert ask(first, Message("create", CREATE)).kind == "done"
+    for rank, index, token, words in (
+        (1, 0, secrets.token_bytes(32), "closed the connection"),
+        (0, 0, b"", "closed the connection"),
+        (2, 0, b"", "closed the connection"),
+        (1, 1, b"", "it does not know the token of this job"),
+    ):
+        with pytest.raises(WorldError, match=words):
+            served.connect(rank, index, token)
+    too_long = PREFIX.pack(MAGIC, 16, MAX_BODY_BYTES + 1)
+    lies = b"".join(bytes(piece) for piece in encode(Message("put", {}, [torch.zeros(4)])))[:-8] + b"\0" * 64
+    for said in (too_long, b"\xff" * 64, lies):
+        wrong = served.connect(1)
+        wrong._stream.sendall(said)
+        with pytest.raises(WorldError, match=r"parameter server 0 at 127\.0\.0\.1:\d+ is lost"):
+            while True:  # what was well formed before it is answered
+                wrong.receive()
+        wrong.close()
+    second = served.connect(1)
+    for connection in (first, second):
+        assert ask(connection, Message("create", CREATE)).kind == "done"
+    values = torch.arange(4.0).reshape(2, 2)
+    assert ask(first, Message("put", {"shard": [0, 0], "field": "value", "begin": 0}, [values])).kind == "done"
+    assert ask(first, Message("filled", {"shard": [0, 0]})).kind == "done"
+    reply = ask(second, Message("rows", {"shard": [0, 0]}, [torch.tensor([1])]))
+    assert torch.equal(reply.tensors[0], values[1:])
+    for connection in (first, second):
+        connection.close()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in (contract.MSRUN_SERVER_TOKEN, contract.MS_SERVER_NUM):
+        monkeypatch.delenv(name, raising=False)
+    yield
+    reset_ps_context()
+    release()
+
+
+def test_context_keeps_what_was_set_until_it_is_reset() -> None:
+    set_ps_context(enable_ps=True, staleness=2)
+    assert (get_ps_context("enable_ps"), get_ps_context("staleness")) == (True, 2)
+    reset_ps_context()
+    assert (get_ps_context("enable_ps"), get_ps_context("staleness")) == (False, 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"enable_ps": 1}, "enable_ps=1): must be True or False"),
+        ({"staleness": -1}, "staleness=-1): must be a whole number, 0 or more"),
+        ({"stalenes": 1}, "did you mean staleness"),
+        ({"enable_ssl": True}, "leave it out; connections to parameter servers are not encrypted"),
+    ],
+)
+def test_wrong_words_are_refused(words: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        set_ps_context(**words)
+    assert said in str(caught.value)
+
+
+def test_what_is_missing_is_named_one_after_the_other() -> None:
+    layer = nn.Linear(2, 2)
+    with pytest.raises(UsageError, match=r"before init\(\): call init\(\) first"):
+        set_param_ps(layer)
+    init()
+    with pytest.raises(UsageError, match=r"without set_ps_context\(enable_ps=True\)"):
+        set_param_ps(layer)
+    set_ps_context(enable_ps=True)
+    with pytest.raises(UsageError, match="in a job without parameter servers: start it with msrun --server_num"):
+        set_param_ps(layer)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(("kind", "args"), [("normal_", [0.5, 2.0]), ("uniform_", [-0.1, 0.3])])
+@pytest.mark.parametrize(("rows", "width"), [(101, 7), (5, 3), (2, 5), (64, 8), (33, 1)])
+def test_blocks_have_the_bits_of_the_whole(
+    monkeypatch: pytest.MonkeyPatch, kind: str, args: list[Any], rows: int, width: int, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(remote, "BLOCK", 32)
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    whole = getattr(torch.empty(rows, width, dtype=dtype), kind)(*args)
+    after = torch.get_rng_state()
+    for servers in (1, 3):
+        found = torch.empty_like(whole)
+        for piece in cut_table(rows, servers):
+            part = torch.empty(len(piece.rows), width, dtype=dtype)
+            end = make_all(part, piece, Fill(kind, args, 0, rows, state), rows)
+            piece.of(found).copy_(part)
+            assert torch.equal(end, after)
+        assert torch.equal(found, whole)
+
+
+def make_all(part: Tensor, piece: Any, fill: Fill, rows: int) -> Tensor:
+    for first, last in blocks(fill, part.shape[1]):
+        fill = replace(fill, generator_state=make_rows(part, piece, replace(fill, first=first, last=last), rows))
+    return fill.generator_state

@@ -7,16 +7,20 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.distributed.fsdp
 from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from msrun import contract
 from msrun.errors import StrategyError
 from msrun.runtime import AutoParallel, GradAccumulation, Pipeline, WithLoss, init, release, set_target
 from msrun.runtime.capture.captured_graph import Target
 from msrun.runtime.cost.devices import PROFILES, DeviceProfile
-from msrun.runtime.cost.operators import collective_seconds
+from msrun.runtime.cost.operators import NOTHING, Work, collective_seconds
 from msrun.runtime.optim import offload
 from msrun.runtime.simulate.job import SimulatedJob, count_host_traffic, simulate_job
+from msrun.runtime.simulate.recording import work_of
 from msrun.runtime.simulate.report import Report, build_trace, render_page, render_table
 from msrun.runtime.simulate.units import format_bytes
 
@@ -310,3 +314,36 @@ def test_level_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
     with pytest.raises(WorldError, match="MSRUN_SIM_LEVEL=7: must be 0, 1, 2 or 3"):
         find_simulated({contract.MSRUN_SIM_LEVEL: "7", "RANK": "0", "WORLD_SIZE": "2"})
+
+
+class Works(TorchDispatchMode):
+    """Keeps what each operator does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Work] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        self.found.append(work_of(func, args, kwargs, result, made))
+        return result
+
+
+def test_operators_that_write_into_their_arguments_move_bytes_too() -> None:
+    """FSDP2 copies whatever it gathers and reduces by operators that return nothing."""
+    whole, parts = torch.ones(8, 4), [torch.ones(8, 1), torch.ones(8, 3)]
+    with Works() as works:
+        torch._foreach_copy_([whole], [torch.zeros_like(whole)])
+        torch.ops.fsdp.split_with_sizes_copy(whole, [1, 3], 1, out=parts)
+        torch.ops.fsdp.chunk_cat([whole], dim=0, num_chunks=2, out=torch.empty(2, 16))
+    works.found = [work for work in works.found if work != NOTHING]
+    written = [work.written_bytes for work in works.found if work.read_bytes > whole.nbytes]
+    assert written == [whole.nbytes] * 3
+
+
+def test_views_and_memory_without_values_do_nothing() -> None:
+    with Works() as works:
+        torch.empty(4).view(2, 2)
+    assert works.found == [NOTHING, NOTHING]

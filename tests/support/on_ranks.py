@@ -1,0 +1,347 @@
+"""Tests whose body every rank of a world runs.
+
+    @on_ranks(4)
+    def test_a_sum_is_the_same_on_all_ranks(ranks):
+        total = torch.ones(3) * ranks.rank
+        dist.all_reduce(total)
+        assert total.tolist() == [6.0] * 3
+
+One pool of ranks serves all tests of a module that want as many. They are forked by a process that was forked from
+pytest itself when the tests had been collected: a rank has every test with its parameters and imports nothing, and no
+backward pass has run before it, after which torch allows no fork. What a rank fails by is shown as pytest shows it.
+Fixtures are set up in pytest and handed to the ranks, as far as they can be pickled (`tmp_path`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import functools
+import gc
+import importlib
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from job_runner import WORKER_IMPORTS, is_job_variable
+
+T = TypeVar("T")
+OTHERS_S = 5.0
+"""How long the others have to end a test after one has failed: they may wait for it for ever."""
+MARK = "on_ranks"
+
+
+def on_ranks(
+    *sizes: Any, dtype: str = "float32", env: Mapping[str, str] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return the decorator of a test that runs on ranks; it may have an argument `ranks`.
+
+    Args:
+        sizes: how many, one after the other; parameters of pytest may have marks. Without, the test has an indirect
+            parameter `ranks`.
+        dtype: torch's default type during the test.
+        env: more variables of the ranks, before they join their world.
+    """
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        mark = getattr(pytest.mark, MARK)(tuple(sorted((env or {}).items())), dtype)
+        test = pytest.mark.usefixtures("ranks")(mark(test))
+        return pytest.mark.parametrize("ranks", sizes, indirect=True)(test) if sizes else test
+
+    return decorate
+
+
+class Ranks:
+    """The world of a test, as one of its ranks sees it."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+
+    def part(self, tensor: Any, dim: int = 0) -> Any:
+        """Return this rank's part of a batch."""
+        return tensor.chunk(self.size, dim)[self.rank]
+
+    def gather(self, value: T) -> list[T]:
+        """Return what each rank has given."""
+        import torch.distributed as dist
+
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value)
+        return found
+
+    def first(self, make: Callable[[], T]) -> T:
+        """Return what `make` gives on rank 0, which alone calls it."""
+        import torch.distributed as dist
+
+        found = [make() if self.rank == 0 else None]
+        dist.broadcast_object_list(found, 0)
+        return found[0]  # type: ignore[return-value]
+
+
+def on_all_ranks(cases: Mapping[str, Callable[[], T]]) -> Callable[[str], list[T]]:
+    """Return a function that runs a case, once however many tests ask, and gives what each rank has found.
+
+    What they find is as JSON has it: a tuple is a list.
+    """
+
+    @functools.cache
+    def outcomes(case: str) -> list[T]:
+        import torch.distributed as dist
+
+        found: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, cases[case]())
+        return json.loads(json.dumps(found))  # type: ignore[no-any-return]
+
+    return outcomes
+
+
+@dataclass
+class Report:
+    """How a test has ended on one rank."""
+
+    kind: str
+    """passed, skipped, failed, died, waits"""
+    text: str = ""
+
+
+class RankServer:
+    """The process that forks ranks, and what pytest says to it."""
+
+    def __init__(self, items: Sequence[pytest.Item]) -> None:
+        self._connection, there = Pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = _fork(lambda: _serve(there, self._connection, {item.nodeid: item for item in items}))
+        there.close()
+
+    def run(self, item: pytest.Function) -> None:
+        """Run a test on its ranks; raise what pytest shows."""
+        (env, _), params = item.get_closest_marker(MARK).args, item.callspec.params  # type: ignore[union-attr]
+        size, names = params["ranks"], set(item._fixtureinfo.argnames) - params.keys()
+        limit = item.get_closest_marker("timeout")
+        deadline_s = 0.9 * float(limit.args[0] if limit else item.config.getini("timeout"))
+        self._connection.send((item.nodeid, size, env, {name: item.funcargs[name] for name in names}, deadline_s))
+        reports: list[Report] = self._connection.recv()
+        if all(report.kind == "skipped" for report in reports):
+            pytest.skip(reports[0].text)
+        told: dict[str, list[int]] = {}
+        for rank, report in sorted(enumerate(reports), key=lambda one: one[1].kind == "waits"):
+            if report.kind != "passed":
+                told.setdefault(f"{report.kind}\n{report.text}", []).append(rank)
+        if told:
+            heads = {text: f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" for text, ranks in told.items()}
+            pytest.fail("\n".join(f"{heads[text]} of {size} {text}" for text in told), pytrace=False)
+
+    def stop(self) -> None:
+        """End it, and with it the ranks."""
+        self._connection.close()
+        os.waitpid(self.pid, 0)
+
+
+_server = pytest.StashKey[RankServer]()
+
+
+class Hooks:
+    """What this plugin asks others."""
+
+    def pytest_on_rank(self, item: pytest.Function) -> None:
+        """Called on every rank before it runs a test."""
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    pluginmanager.add_hookspecs(Hooks)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", f"{MARK}(env, dtype): every rank of a world runs the test, see on_ranks.py")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    items = [item for item in session.items if item.get_closest_marker(MARK)]
+    if items and not session.config.option.collectonly:
+        _prepare()
+        session.config.stash[_server] = RankServer(items)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    with contextlib.suppress(KeyError):
+        session.config.stash[_server].stop()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    if not pyfuncitem.get_closest_marker(MARK):
+        return None
+    pyfuncitem.config.stash[_server].run(pyfuncitem)
+    return True
+
+
+@pytest.fixture
+def ranks() -> None:
+    """The world of a test on ranks; on each of them it is a `Ranks`."""
+
+
+def _fork(work: Callable[[], None]) -> int:
+    """Run `work` in a child that ends with this process; return its pid."""
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() == parent:
+            work()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(0)
+
+
+def _serve(connection: Connection, of_pytest: Connection, items: dict[str, pytest.Function]) -> None:
+    """Fork ranks and let them run tests until pytest has gone."""
+    of_pytest.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    pools: dict[tuple[Any, ...], Pool] = {}
+    try:
+        while True:
+            nodeid, size, env, values, deadline_s = connection.recv()
+            key = (items[nodeid].path, size, env)
+            for other in [other for other in pools if other[0] != key[0]]:
+                pools.pop(other).close()
+            if key not in pools:
+                pools[key] = Pool(size, dict(env), items)
+            reports = pools[key].run(nodeid, values, deadline_s)
+            if any(report.kind not in ("passed", "skipped") for report in reports):
+                pools.pop(key).close()  # its ranks may be at different places
+            connection.send(reports)
+    except EOFError:
+        for pool in pools.values():
+            pool.close()
+
+
+def _prepare() -> None:
+    """Do once what every rank would do, and start no thread."""
+    import torch
+
+    torch.set_num_threads(1)
+    for name in WORKER_IMPORTS:
+        importlib.import_module(name)
+    gc.freeze()  # no rank looks for garbage among what all have
+
+
+class Pool:
+    """The ranks of one world."""
+
+    def __init__(self, size: int, env: dict[str, str], items: dict[str, pytest.Function]) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="ranks-", dir="/tmp"))
+        self.pids, self.connections = [], []
+        for rank in range(size):
+            here, there = Pipe()
+            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+            names = {"MSRUN_JOB_ID": self.folder.name, "MSRUN_RENDEZVOUS": f"file://{self.folder}/store"}
+            names |= {"MSRUN_MINDSPORE_SEMANTICS": "torch"} | {name: str(value) for name, value in place.items()} | env
+            self.connections.append(here)
+            self.pids.append(_fork(lambda there=there, names=names, rank=rank: self._be(rank, there, names, items)))
+            there.close()
+
+    def run(self, nodeid: str, values: dict[str, Any], deadline_s: float) -> list[Report]:
+        """Return how a test ends on each rank."""
+        end = time.monotonic() + deadline_s
+        reports: dict[int, Report] = {}
+        for connection in self.connections:
+            with contextlib.suppress(OSError):  # it has died: told below
+                connection.send((nodeid, values))
+        while missing := [c for rank, c in enumerate(self.connections) if rank not in reports]:
+            for connection in (arrived := wait(missing, max(0.0, end - time.monotonic()))):
+                rank = self.connections.index(connection)
+                try:
+                    reports[rank] = connection.recv()
+                except (EOFError, OSError):
+                    status = os.waitstatus_to_exitcode(os.waitpid(self.pids[rank], 0)[1])
+                    how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+                    reports[rank] = Report("died", f"{how}\n{self._log(rank)}")
+                    self.pids[rank] = 0
+                if reports[rank].kind in ("failed", "died"):
+                    end = min(end, time.monotonic() + OTHERS_S)
+            if not arrived:
+                for rank in set(range(len(self.pids))) - reports.keys():
+                    os.kill(self.pids[rank], signal.SIGUSR1)  # the stacks of all threads
+                time.sleep(0.3)
+                break
+        for rank, report in reports.items():
+            if report.kind == "failed":
+                report.text += f"\n{self._log(rank)}"
+        return [reports.get(rank) or Report("waits", self._log(rank)) for rank in range(len(self.pids))]
+
+    def close(self) -> None:
+        for pid in filter(None, self.pids):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        for connection in self.connections:
+            connection.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _log(self, rank: int) -> str:
+        """Return what a rank has written; stacks end at the test."""
+        text = (self.folder / f"{rank}.log").read_text(errors="replace")
+        return re.sub(r'(  File ".*/on_ranks.py", .*\n)(  File .*\n)*', "", text)[-6000:]
+
+    def _be(self, rank: int, connection: Connection, names: dict[str, str], items: dict[str, pytest.Function]) -> None:
+        """Be a rank: join the world and run tests until the pool is closed."""
+        for other in self.connections:
+            other.close()
+        log = os.open(self.folder / f"{rank}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
+        faulthandler.enable(file=sys.stderr)
+        faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
+        gc.enable()
+        for name in filter(is_job_variable, list(os.environ)):
+            del os.environ[name]
+        os.environ |= names | {"TMPDIR": str(self.folder)}
+        tempfile.tempdir = None
+        os.chdir(self.folder)
+
+        from msrun.runtime import get_group_size, init
+
+        init(os.environ.get("BACKEND"), timeout_s=120)
+        world = Ranks(rank, get_group_size())
+        with contextlib.suppress(EOFError):
+            while True:
+                nodeid, values = connection.recv()
+                connection.send(_report_of(items[nodeid], {"ranks": world, **values}))
+
+
+def _report_of(item: pytest.Function, values: dict[str, Any]) -> Report:
+    """Run a test on this rank, as in a process of its own as far as torch's settings go."""
+    import torch
+
+    torch.set_default_dtype(getattr(torch, item.get_closest_marker(MARK).args[1]))  # type: ignore[union-attr]
+    torch.manual_seed(0)
+    values = {**item.callspec.params, **values}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            item.ihook.pytest_on_rank(item=item)
+            item.obj(**{name: values[name] for name in item._fixtureinfo.argnames})
+    except pytest.skip.Exception as skipped:
+        return Report("skipped", str(skipped))
+    except BaseException as error:
+        return Report("failed", str(item.repr_failure(pytest.ExceptionInfo.from_exception(error))))
+    return Report("passed")

@@ -1,2 +1,0 @@
-x: int = 1
-print(__annotations__)

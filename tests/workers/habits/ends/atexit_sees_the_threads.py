@@ -1,4 +1,0 @@
-import atexit
-import threading
-
-atexit.register(lambda: print([thread.name for thread in threading.enumerate()]))

@@ -1,4 +1,0 @@
-import os
-
-os.environ["PYTHONBREAKPOINT"] = "builtins.print"
-breakpoint("called")

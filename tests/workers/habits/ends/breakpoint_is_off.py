@@ -1,5 +1,0 @@
-import os
-
-os.environ["PYTHONBREAKPOINT"] = "0"
-breakpoint()
-print("went on")

@@ -1,3 +1,0 @@
-"""The first line."""
-
-print(__doc__)

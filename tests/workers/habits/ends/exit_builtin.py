@@ -1,2 +1,0 @@
-print(exit, quit)
-exit()

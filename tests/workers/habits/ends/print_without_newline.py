@@ -1,4 +1,0 @@
-import sys
-
-print("no newline", end="")
-sys.stderr.write("nor here")

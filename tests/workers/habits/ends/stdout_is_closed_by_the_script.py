@@ -1,4 +1,0 @@
-import sys
-
-print("before")
-sys.stdout.close()

@@ -1,5 +1,0 @@
-import sys
-
-print("before")
-sys.stdout = None
-print("nowhere")

@@ -1,0 +1,300 @@
+"""Programs that fail, a cell each."""
+
+# %% abort
+import os
+
+os.abort()
+
+# %% alarm_is_not_handled
+import signal
+import time
+
+signal.setitimer(signal.ITIMER_REAL, 0.05)
+time.sleep(30)
+
+# %% assertion_error
+assert 1 == 2, "numbers"
+
+# %% bdb_quit
+breakpoint()
+
+# %% descriptor_1_is_closed
+import os
+
+os.close(1)
+print("x")
+
+# %% dies_by
+import os
+import signal
+import sys
+
+print("line")
+os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+
+# %% dies_by_sigpipe
+import os
+import signal
+
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+reader, writer = os.pipe()
+os.close(reader)
+os.write(writer, b"x")
+
+# %% error_then_atexit_and_finalizer
+import atexit
+
+
+class Held:
+    def __del__(self) -> None:
+        print("finalizer")
+
+
+held = Held()
+atexit.register(print, "at exit")
+raise ValueError("x")
+
+# %% error_while_threads_run
+import threading
+import time
+
+
+def work() -> None:
+    threading.main_thread().join()
+    time.sleep(0.1)
+    print("thread ends")
+
+
+threading.Thread(target=work).start()
+raise ValueError("x")
+
+# %% excepthook
+import sys
+
+sys.excepthook = lambda kind, error, trace: print("hook:", kind.__name__, error, trace.tb_lineno, trace.tb_next)
+raise ValueError("x")
+
+# %% excepthook_exits
+import sys
+
+sys.excepthook = lambda *_: sys.exit(6)
+raise ValueError("the first")
+
+# %% excepthook_is_gone
+import sys
+
+del sys.excepthook
+raise ValueError("x")
+
+# %% excepthook_of_system_exit
+import sys
+
+sys.excepthook = lambda *_: print("never")
+sys.exit(4)
+
+# %% excepthook_raises
+import sys
+
+
+def hook(*_: object) -> None:
+    raise KeyError("in the hook")
+
+
+sys.excepthook = hook
+raise ValueError("the first")
+
+# %% exit_3
+import sys
+
+sys.exit(3)
+
+# %% exit_300
+import sys
+
+sys.exit(300)
+
+# %% exit_float
+import sys
+
+sys.exit(2.5)
+
+# %% exit_huge
+import sys
+
+sys.exit(1 << 70)
+
+# %% exit_minus_1
+import sys
+
+sys.exit(-1)
+
+
+# %% exit_own_class
+class Stop(SystemExit):
+    pass
+
+
+raise Stop(9)
+
+# %% exit_text
+import sys
+
+sys.exit("what went wrong ☃")
+
+# %% exit_true
+import sys
+
+sys.exit(True)  # noqa: FBT003
+
+# %% exit_tuple
+raise SystemExit(1, "two")
+
+# %% file_size_is_limited
+import resource
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
+with open("large.txt", "w") as file:
+    file.write("x" * 100)
+
+
+# %% finalizer_of_the_failing_frame
+class Held:
+    def __del__(self) -> None:
+        print("finalizer", __name__)
+
+
+def fail() -> None:
+    held = Held()
+    raise ValueError(held.__class__.__name__)
+
+
+fail()
+
+# %% generator_exit
+raise GeneratorExit
+
+# %% keyboard_interrupt
+import atexit
+import os
+import signal
+import time
+
+atexit.register(print, "at exit")
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(30)
+finally:
+    print("finally")
+
+# %% keyboard_interrupt_in_atexit
+import atexit
+import signal
+
+atexit.register(print, "after it")
+atexit.register(signal.raise_signal, signal.SIGINT)
+raise SystemExit(2)
+
+# %% keyboard_interrupt_while_threads_are_joined
+import atexit
+import os
+import signal
+import threading
+import time
+
+
+def work() -> None:
+    threading.main_thread().join()
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.5)
+    print("thread ends")
+
+
+atexit.register(print, "at exit")
+threading.Thread(target=work).start()
+raise SystemExit(3)
+
+# %% last_error_at_exit
+import atexit
+import sys
+
+atexit.register(lambda: print(sys.last_type.__name__, sys.last_value, sys.exc_info()[0]))
+raise ValueError("x")
+
+# %% module_is_missing
+import no_such_module_as_this  # noqa: F401
+
+# %% null_pointer_is_read
+import ctypes
+
+ctypes.string_at(0)
+
+# %% os_exit_7
+import os
+
+print("kept, for it was a line")
+os._exit(7)
+
+# %% processor_time_is_limited
+import resource
+import signal
+
+resource.setrlimit(resource.RLIMIT_CPU, (1, 2))
+signal.setitimer(signal.ITIMER_PROF, 0.05)
+while True:
+    pass
+
+# %% stdout_cannot_be_flushed
+import os
+import sys
+
+reader, writer = os.pipe()
+os.close(reader)
+sys.stdout = open(writer, "w")  # noqa: SIM115
+print("lost")
+
+# %% syntax_error_at_run_time
+exec("x = = 1")
+
+
+# %% uncaught_error
+def inner(value: int) -> float:
+    return 1 / value
+
+
+def outer() -> None:
+    try:
+        {}["key"]
+    except KeyError:
+        inner(0)
+
+
+print("begin")
+outer()
+
+# %% uncaught_group
+raise ExceptionGroup("several", [ValueError(1), ExceptionGroup("inner", [TypeError(2)])])
+
+# %% uncaught_in_an_import
+import os
+import sys
+
+with open("broken.py", "w") as file:
+    file.write("def f():\n    raise ValueError('at import')\nf()\n")
+sys.path.insert(0, os.getcwd())
+sys.dont_write_bytecode = True
+import broken  # noqa: E402, F401
+
+
+# %% uncaught_of_a_broken_class
+class Broken(Exception):
+    def __str__(self) -> str:
+        raise TypeError
+
+
+raise Broken
+
+# %% uncaught_with_notes
+error = ValueError("two\nlines")
+error.add_note("a note")
+raise error from KeyError("cause")

@@ -1,1 +1,0 @@
-assert 1 == 2, "numbers"

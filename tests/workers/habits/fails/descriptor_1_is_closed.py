@@ -1,4 +1,0 @@
-import os
-
-os.close(1)
-print("x")

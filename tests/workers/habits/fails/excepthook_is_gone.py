@@ -1,4 +1,0 @@
-import sys
-
-del sys.excepthook
-raise ValueError("x")

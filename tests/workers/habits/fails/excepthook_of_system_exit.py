@@ -1,4 +1,0 @@
-import sys
-
-sys.excepthook = lambda *_: print("never")
-sys.exit(4)

@@ -1,1 +1,0 @@
-import no_such_module_as_this  # noqa: F401

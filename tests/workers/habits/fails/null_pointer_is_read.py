@@ -1,3 +1,0 @@
-import ctypes
-
-ctypes.string_at(0)

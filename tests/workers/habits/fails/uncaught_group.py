@@ -1,1 +1,0 @@
-raise ExceptionGroup("several", [ValueError(1), ExceptionGroup("inner", [TypeError(2)])])

@@ -1,6 +1,0 @@
-class Broken(Exception):
-    def __str__(self) -> str:
-        raise TypeError
-
-
-raise Broken

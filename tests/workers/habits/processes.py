@@ -1,0 +1,223 @@
+"""Programs that start processes, a cell each."""
+
+# %% child_runs_no_atexit_of_the_parent
+import atexit
+import multiprocessing
+
+
+def work() -> None:
+    print("child", flush=True)
+
+
+atexit.register(print, "at exit")
+if __name__ == "__main__":
+    child = multiprocessing.get_context("fork").Process(target=work)
+    child.start()
+    child.join()
+
+# %% children_of_a_thread
+import subprocess
+import threading
+
+results = []
+threads = [threading.Thread(target=lambda: results.append(subprocess.call(["true"]))) for _ in range(4)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(results)
+
+# %% daemonic_process_is_ended
+import multiprocessing
+import time
+
+
+def forever() -> None:
+    time.sleep(1000)
+
+
+if __name__ == "__main__":
+    child = multiprocessing.Process(target=forever, daemon=True)
+    child.start()
+    print(child.is_alive())
+
+# %% executor_is_left_open
+from concurrent.futures import ProcessPoolExecutor
+
+
+def double(x: int) -> int:
+    return 2 * x
+
+
+if __name__ == "__main__":
+    pool = ProcessPoolExecutor(1)
+    print(pool.submit(double, 2).result())
+
+# %% executor_of_processes
+from concurrent.futures import ProcessPoolExecutor
+
+
+def double(x: int) -> int:
+    return 2 * x
+
+
+def fail() -> None:
+    raise ValueError("in a child")
+
+
+if __name__ == "__main__":
+    with ProcessPoolExecutor(2) as pool:
+        print(list(pool.map(double, range(3))))
+        print(pool.submit(fail).exception())
+
+# %% freeze_support
+import multiprocessing
+
+if __name__ == "__main__":
+    multiprocessing.freeze_support()
+    print(
+        multiprocessing.spawn.is_forking(["x"]), multiprocessing.spawn.get_executable() == __import__("sys").executable
+    )
+
+# %% pool
+import multiprocessing
+import os
+import sys
+
+
+class Square:
+    """Of __main__, found again by its name."""
+
+    def __init__(self, power: int) -> None:
+        self.power = power
+
+    def __call__(self, x: int) -> int:
+        return x**self.power
+
+
+def describe(x: int) -> tuple[str, str, bool]:
+    return describe.__module__, multiprocessing.current_process().name[:4], "RANK" in os.environ
+
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context(sys.argv[1])
+    with context.Pool(2) as pool:
+        print(pool.map(Square(3), range(4)))
+        print(pool.apply(describe, (1,))[0])
+
+# %% pool_is_left_open
+import multiprocessing
+
+
+def double(x: int) -> int:
+    return 2 * x
+
+
+if __name__ == "__main__":
+    pool = multiprocessing.Pool(2)
+    print(pool.map(double, [1, 2]))
+
+# %% process
+import multiprocessing
+import sys
+
+
+class Message:
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+def work(queue, event) -> None:
+    event.wait()
+    queue.put(Message("from " + multiprocessing.current_process().name))
+    sys.exit(4)
+
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context(sys.argv[1])
+    queue, event = context.Queue(), context.Event()
+    child = context.Process(target=work, args=(queue, event), name="one")
+    child.start()
+    event.set()
+    print(queue.get().text)
+    child.join()
+    print(child.exitcode)
+
+# %% process_is_joined_at_the_end
+import multiprocessing
+import time
+
+
+def work() -> None:
+    time.sleep(0.2)
+    with open("done.txt", "w") as file:
+        file.write("done")
+
+
+if __name__ == "__main__":
+    multiprocessing.Process(target=work).start()
+    print("main ends")
+
+# %% shared_dictionary
+import multiprocessing
+
+
+def add(found, key: str) -> None:
+    found[key] = len(key)
+
+
+if __name__ == "__main__":
+    with multiprocessing.Manager() as manager:
+        found = manager.dict()
+        child = multiprocessing.Process(target=add, args=(found, "key"))
+        child.start()
+        child.join()
+        print(dict(found))
+
+# %% shared_memory_is_unlinked
+from multiprocessing import shared_memory
+
+if __name__ == "__main__":
+    kept = shared_memory.SharedMemory(create=True, size=16)
+    kept.buf[:2] = b"ab"
+    again = shared_memory.SharedMemory(kept.name)
+    print(bytes(again.buf[:2]))
+    again.close()
+    kept.close()
+    kept.unlink()
+
+# %% spawn_of_a_lambda
+import multiprocessing
+
+if __name__ == "__main__":
+    try:
+        multiprocessing.get_context("spawn").Process(target=lambda: None).start()
+    except Exception as error:
+        print(type(error).__name__, "lambda" in str(error))
+
+# %% spawn_without_a_guard
+import multiprocessing
+
+
+def work() -> None:
+    print("never")
+
+
+child = multiprocessing.get_context("spawn").Process(target=work)
+child.start()
+child.join()
+print(child.exitcode)
+
+# %% start_method_is_set
+import multiprocessing
+
+
+def work(value) -> None:
+    value.value = 7
+
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method("spawn")
+    value = multiprocessing.Value("i", 0)
+    child = multiprocessing.Process(target=work, args=(value,))
+    child.start()
+    child.join()
+    print(value.value, multiprocessing.get_start_method())

@@ -1,6 +1,0 @@
-import os
-
-os.environ.update({"OMP_NUM_THREADS": "2"})
-import torch
-
-print(torch.get_num_threads())

@@ -133,6 +133,7 @@ def test_slow_reader_gets_all_in_its_order_and_holds_up_nobody(hosts: Hosts) -> 
 
 def test_host_that_is_to_wait_is_not_read_and_the_others_are(hosts: Hosts) -> None:
     flood, other = hosts.add(), hosts.add()
+    hosts.turn()  # both are read from now on
     flood.has_room = False
     flood.stream.sendall(b"x")
     wait_until(lambda: flood.came, "the first bytes come")

@@ -97,7 +97,7 @@ def test_plan_asked_for_is_what_a_run_carries_out(fleet: FleetRunner, own_disk: 
     assert asked.code == 0, asked.stderr
     run = fleet.run("host2:3,host0:1", *words, log_dir=own_disk / "planned")
     assert run.code == 0, run.stderr
-    plans = [json.loads(asked.stdout), run.read_json("plan.json")]
+    plans = [json.loads(asked.stdout), run.read_plan()]
     assert without_what_is_chosen_at_start(plans[0]) == without_what_is_chosen_at_start(plans[1])
     assert plans[0]["hosts"][1]["env"]["GLOO_SOCKET_IFNAME"] == "eth0"
 

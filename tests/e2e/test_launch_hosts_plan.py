@@ -241,9 +241,7 @@ def test_dry_run_is_what_a_run_carries_out(msrun: JobRunner, workers: Path, cwd:
     dry = json.loads(msrun.run(*arguments, "--dry_run=json", workers / "record.py", cwd=cwd, env=ENV).stdout)
     finished = msrun.run(*arguments, workers / "record.py", cwd=cwd, env=ENV)
     assert finished.code == 0, finished.stderr
-    real = json.loads(
-        (finished.log_dir / "plan.json").read_text().replace(f"/log_output/{finished.log_dir.name}", "/log_output")
-    )
+    real = finished.read_plan()
     env = real["hosts"][0]["env"]
     assert env.keys() - dry["hosts"][0]["env"].keys() == DECIDED_THERE | INTERFACES
     (note,) = [note for note in dry["notes"] if note.startswith("decided on the hosts")]

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -240,15 +241,19 @@ def test_cut_host_ends_the_job_on_both_sides(msrun: JobRunner, workers: Path, tm
 
 @pytest.mark.slow
 def test_host_that_cannot_begin_ends_the_job_everywhere(hosts: Hosts, workers: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    words = ["--worker_num=2", "--local_worker_num=1"]
-    jobs = [
-        hosts.start(host, f"--node_rank={host}", *words, f"--log_dir={folder}", workers / "wait.py", node=host)
-        for host, folder in enumerate(["log_output", "file/logs"])
-    ]
-    ended = finish_all(jobs)
+    program = (
+        "from msrun.errors import UsageError\nfrom msrun.launch.directory.lock import JobLock\n"
+        "def take(lock):\n    raise UsageError('--log_dir x: cannot lock it')\n"
+        "JobLock.take = take\nfrom msrun.cli import main\nmain()\n"
+    )
+    words = ["--worker_num=2", "--local_worker_num=1", workers / "wait.py"]
+    first = hosts.start(0, "--node_rank=0", *words, node=0)
+    other = [f"--master_addr={hosts.net.address(0)}", "--node_rank=1", *words]
+    command = [sys.executable, "-c", program]
+    second = hosts.runner.start(*other, cwd=tmp_path, prefix=hosts.net.prefix(1), command=command)
+    ended = finish_all([first, second])
     assert [job.code for job in ended] == [2, 2]
-    assert re.match(r"msrun: error: node 1 \(.*\): --log_dir .* \(Not a directory\)", ended[0].errors[0])
+    assert re.match(r"msrun: error: node 1 \(.*\): --log_dir x: cannot lock it", ended[0].errors[0])
     assert not (tmp_path / "ready_1").exists()
 
 

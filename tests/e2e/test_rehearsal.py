@@ -217,7 +217,7 @@ def test_plan_asked_for_is_what_a_run_carries_out(rehearsals: Rehearsals, worker
     assert rehearsals.run(hosts, *options, "--plan=json", *program).stdout == asked.stdout, "two plans are the same"
     run = rehearsals.run(hosts, *options, *program)
     assert run.code == 0, run.stderr
-    real = run.read_json("plan.json")
+    real = run.read_plan()
     assert without_what_is_chosen_at_start(json.loads(asked.stdout)) == without_what_is_chosen_at_start(real)
     text = (rehearsals.cwd / "plan.html").read_text()
     assert "sesame" not in text + asked.stdout.decode()

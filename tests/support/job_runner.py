@@ -88,6 +88,10 @@ class Finished:
         """Return the content of plan.json, failure.json or rank_table.json."""
         return json.loads((self.log_dir / name).read_text())
 
+    def read_plan(self) -> Any:
+        """Return the content of plan.json with the log directory where the job's own folder in it stands."""
+        return json.loads((self.log_dir / "plan.json").read_text().replace(f"/{self.log_dir.name}", ""))
+
     @property
     def events(self) -> list[dict[str, Any]]:
         """The lines of events.jsonl."""

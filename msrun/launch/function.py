@@ -24,6 +24,7 @@ from msrun import contract
 from msrun.errors import UsageError, WorkerFailed
 from msrun.launch.directory.job_record import read_bytes
 from msrun.launch.directory.lock import parse_object
+from ranktable.files import replace_file
 
 _LAUNCHER = (
     "import os, shutil, sys\n"
@@ -134,9 +135,10 @@ def _dumps(value: object, what: str) -> bytes:
 def _call(folder: Path) -> None:
     """What a rank does."""
     rank = os.environ[contract.RANK]
-    if rank == "0":
-        job = {"ranks": int(os.environ[contract.WORLD_SIZE]), "log_dir": os.environ[contract.MSRUN_LOG_DIR]}
-        (folder / _JOB).write_text(json.dumps(job))
+    job = {"ranks": int(os.environ[contract.WORLD_SIZE]), "log_dir": os.environ[contract.MSRUN_LOG_DIR]}
+    replace_file(
+        folder / _JOB, json.dumps(job).encode(), mode=contract.FILE_MODE
+    )  # by each: any of them may be the first to fail
     path, data = pickle.loads((folder / _CALL).read_bytes())  # noqa: S301 - our own
     sys.path[:] = path
     function, args, kwargs = pickle.loads(data)  # noqa: S301 - our own

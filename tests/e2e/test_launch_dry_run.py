@@ -59,7 +59,7 @@ def test_dry_run_is_the_plan_of_the_run(msrun: JobRunner, workers: Path, tmp_pat
     script = [workers / "record.py", "--lr", "0.1"]
     dry = json.loads(msrun.run(*OPTIONS, "--dry_run=json", *script, cwd=tmp_path).stdout)
     finished = msrun.run(*OPTIONS, *script, cwd=tmp_path)
-    real = finished.read_json("plan.json")
+    real = finished.read_plan()
 
     def without_what_is_chosen_at_start(plan: dict[str, Any]) -> dict[str, Any]:
         env = plan["hosts"][0]["env"]

@@ -182,7 +182,7 @@ def test_a_rank_that_starts_again_has_a_terminal_again(on_terminal: OnTerminal, 
     terminal.read_until(b"attempt 1? ")
     terminal.type(b"two\n")
     assert terminal.finish() == 0
-    assert b"got one" in (tmp_path / "log_output" / "worker_0.attempt_0.log").read_bytes()
+    assert b"got one" in (tmp_path / "log_output" / "latest" / "worker_0.attempt_0.log").read_bytes()
     assert b"got two" in (tmp_path / "log_output" / "worker_0.log").read_bytes()
 
 
@@ -192,7 +192,7 @@ def test_logs_of_an_interactive_rank_are_rotated(on_terminal: OnTerminal, tmp_pa
     for rank in range(2):
         newest = (tmp_path / "log_output" / f"worker_{rank}.log").read_bytes()
         assert newest.endswith(b"2998\n2999\n") and len(newest) <= 4096
-        assert (tmp_path / "log_output" / f"worker_{rank}.log.1").exists()
+        assert (tmp_path / "log_output" / "latest" / f"worker_{rank}.log.1").exists()
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from job_runner import Finished, JobRunner, Running, is_alive, wait_until
+from job_runner import Finished, JobRunner, Running, is_alive, latest_job, wait_until
 
 LINES = 3000
 MAX_BYTES = 16 * 1024
@@ -104,7 +104,7 @@ def test_without_the_option_logs_are_one_file_and_no_process_stands_between(
 ) -> None:
     job = msrun.start("--worker_num=1", workers / "wait.py", cwd=tmp_path)
     job.wait_for(tmp_path / "ready_0")
-    assert os.readlink(f"/proc/{job.pid_of('0')}/fd/1") == str(job.log_dir / "worker_0.log")
+    assert os.readlink(f"/proc/{job.pid_of('0')}/fd/1") == str(latest_job(job.log_dir) / "worker_0.log")
     job.send(signal.SIGTERM)
     assert "log_writer" not in [event["event"] for event in job.finish().events]
 
@@ -191,7 +191,7 @@ def test_late_log_writer_gets_its_moment_when_launcher_and_fork_server_are_kille
         os.kill(writer, signal.SIGCONT)
     job.finish()
     msrun.prove_nothing_left()
-    assert whole_log(job.log_dir, 0) == "".join(f"words {number}\n" for number in range(1000)).encode()
+    assert whole_log(latest_job(job.log_dir), 0) == "".join(f"words {number}\n" for number in range(1000)).encode()
 
 
 def test_scheduler_ends_what_a_launcher_that_is_killed_meanwhile_leaves(msrun: JobRunner, tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ def test_kill_of_launcher_or_fork_server_leaves_nothing_but_whole_logs(
         assert finished.code == 3
     for rank in (0, 1):
         expected = "".join(f"words {number}\n" for number in range(1000)).encode()
-        assert whole_log(job.log_dir, rank) == expected
+        assert whole_log(latest_job(job.log_dir), rank) == expected
 
 
 WRONG = {

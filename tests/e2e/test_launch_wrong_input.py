@@ -199,7 +199,7 @@ def test_log_that_is_a_link_is_not_written_through(msrun: JobRunner, cwd: Path) 
     finished = msrun.run("--worker_num=1", "train.py", cwd=cwd)
     assert finished.code == 0, finished.stderr
     assert (cwd / "precious").read_text() == "kept"
-    assert not (cwd / "log_output" / "worker_0.log").is_symlink()
+    assert (cwd / "log_output" / "worker_0.log").resolve() == finished.log_dir / "worker_0.log"
 
 
 def test_full_disk_is_reported_and_the_job_ends(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:

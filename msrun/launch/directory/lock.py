@@ -83,6 +83,8 @@ class JobLock:
 
     def __init__(self, log_dir: Path, job_id: str) -> None:
         self._log_dir = log_dir
+        self._given = log_dir.parent if log_dir.name == job_id else log_dir
+        """What the user has named."""
         self._record = LockRecord(job_id, os.getpid(), socket.gethostname(), round(time.time(), 3))
         self._descriptor = -1
 
@@ -146,7 +148,7 @@ class JobLock:
 
     def _cannot(self, verb: str, error: OSError) -> UsageError:
         return UsageError(
-            f"--log_dir {self._log_dir}: cannot {verb} {error.filename or self._log_dir / contract.LOCK_FILE} "
+            f"--log_dir {self._given}: cannot {verb} {error.filename or self._log_dir / contract.LOCK_FILE} "
             f"({error.strerror}); give a directory that you may write, on a file system with locks"
         )
 

@@ -44,7 +44,8 @@ def test_parameters_optimizer_state_and_traffic_are_those_of_a_real_run(
             assert alike["traffic"] == right["traffic"]
             found = alike["memory"]
             assert found["parameter_bytes"] == right["parameter_bytes"]
-            assert found["optimizer_state_bytes"] == right["optimizer_state_bytes"]
+            counters = right["optimizer_state_bytes"] - found["optimizer_state_bytes"]
+            assert 0 <= counters <= (64 if how == "pipeline" else 0)  # steps of parameters that other stages hold
             assert sum(found["at_peak"].values()) == found["peak_bytes"] > right["parameter_bytes"]
     if profile.exists():
         trace = json.loads((tmp_path / "dry" / "simulation_trace.json").read_text())

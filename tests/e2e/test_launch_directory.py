@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,7 @@ def test_links_to_files_that_only_an_earlier_job_has_go_and_old_jobs_do_when_the
 ) -> None:
     first = msrun.run("--worker_num=3", workers / "end.py", "2", "1", cwd=tmp_path)
     root = first.log_dir.parent
+    assert {stat.S_IMODE(folder.stat().st_mode) for folder in (root, first.log_dir)} == {0o700}
     assert (root / "failure.json").exists() and (root / "worker_2.log").exists()
     second = msrun.run("--worker_num=1", "--log_keep_jobs=2", workers / "end.py", "all", "0", cwd=tmp_path)
     own = {"events.jsonl", "plan.json", "rank_table.json", "scheduler.log", "worker_0.log"}

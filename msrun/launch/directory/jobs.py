@@ -61,7 +61,8 @@ def write_script(spec: LaunchSpec) -> LaunchSpec:
     """
     path = spec.log_dir / SCRIPT
     try:
-        path.parent.mkdir(mode=contract.DIRECTORY_MODE, parents=True, exist_ok=True)
+        for folder in (spec.log_dir.parent, spec.log_dir):
+            folder.mkdir(mode=contract.DIRECTORY_MODE, parents=True, exist_ok=True)
         replace_file(path, spec.script_source.encode("utf-8", "surrogateescape"), mode=contract.FILE_MODE)
     except OSError as error:
         raise UsageError(f"--log_dir {path.parent}: cannot write {path} ({error.strerror}); give another") from None

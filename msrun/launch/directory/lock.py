@@ -108,7 +108,8 @@ class JobLock:
         """
         path = self._log_dir / contract.LOCK_FILE
         try:
-            self._log_dir.mkdir(mode=contract.DIRECTORY_MODE, parents=True, exist_ok=True)
+            for folder in (self._given, self._log_dir):
+                folder.mkdir(mode=contract.DIRECTORY_MODE, parents=True, exist_ok=True)
             descriptor = open_own_file(path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise self._cannot("write", error) from None

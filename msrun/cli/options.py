@@ -338,7 +338,7 @@ GROUPS: dict[str, list[click.Option]] = {
         option(
             "log_keep_jobs",
             "N",
-            type=click.IntRange(min=1),
+            type=int,
             default=10,
             show_default=True,
             help="Jobs whose folders stay in the log directory, with this one.",

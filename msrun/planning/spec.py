@@ -349,6 +349,13 @@ def check_spec(spec: LaunchSpec) -> None:
     _check_log_name(spec.worker_log_name)
     check_server_logs(spec.worker_log_name, spec.server_num)
     check_log_rotation(spec.log_max_bytes, spec.log_keep)
+    if spec.log_keep_jobs < 1:
+        raise UsageError(f"--log_keep_jobs {spec.log_keep_jobs}: must be 1 or more jobs, with this one")
+    if not 0 <= spec.join_window_s < MAX_SECONDS:
+        raise UsageError(
+            f"--join_window {spec.join_window_s:g}: must be 0 or more seconds, and less than {MAX_SECONDS:g}"
+        )
+    _check_min_hosts(spec)
     if spec.grace_s < 0:
         raise UsageError(f"--grace {spec.grace_s:g}: must be 0 or more seconds; 0 kills at once")
     if not 0 <= spec.hang_time_out_s < MAX_SECONDS:
@@ -411,6 +418,20 @@ def _check_counts(spec: LaunchSpec) -> None:
         _check_several(spec)
     elif spec.node_rank not in (-1, 0):
         raise UsageError(f"--node_rank {spec.node_rank}: a job on one host has only node 0; leave it out")
+
+
+def _check_min_hosts(spec: LaunchSpec) -> None:
+    """Of hosts that come by themselves; those of a list were counted with it."""
+    most = 1 + spec.worker_num - spec.local_worker_num  # this one, and others with a worker each
+    if not spec.min_hosts or spec.is_remote:
+        return
+    if not spec.is_several:
+        raise UsageError(f"--min_hosts {spec.min_hosts}: the job has one host; leave it out")
+    if not 1 <= spec.min_hosts <= most:
+        raise UsageError(
+            f"--min_hosts {spec.min_hosts}: must be 1 to {most}, as many as --worker_num {spec.worker_num} and "
+            f"--local_worker_num {spec.local_worker_num} allow"
+        )
 
 
 def _check_several(spec: LaunchSpec) -> None:

@@ -78,6 +78,17 @@ WRONG = {
     "chdir": (["--chdir=nowhere", "train.py"], r"--chdir nowhere: no such directory"),
     "log dir is a file": (["--log_dir=plain", "train.py"], r"--log_dir .*plain is a file; give a directory"),
     "log dir below a file": (["--log_dir=plain/logs", "train.py"], r"--log_dir .*plain is a file; give a directory"),
+    "no job kept": (["--log_keep_jobs=0", "train.py"], r"--log_keep_jobs 0: must be 1 or more jobs"),
+    "window in the past": (["--join_window=-1", "train.py"], r"--join_window -1: must be 0 or more seconds"),
+    "no host is enough": (["--local_worker_num=1", "--min_hosts=0", "train.py"], r"--min_hosts 0: must be 1 or more"),
+    "enough of one host": (
+        ["--local_worker_num=2", "--min_hosts=1", "train.py"],
+        r"--min_hosts 1: the job has one host",
+    ),
+    "more hosts than can be": (
+        ["--worker_num=2", "--local_worker_num=1", "--master_addr=localhost", "--min_hosts=3", "train.py"],
+        r"--min_hosts 3: must be 1 to 2, as many as",
+    ),
     "log dir cannot be made": (["--log_dir=/proc/logs/x", "train.py"], r"--log_dir /proc/logs/x: .*give a directory"),
     "long script": (["x" * 300], r"x\.\.\.: the path is too long"),
     "long directory": (["--chdir=" + "x" * 300, "train.py"], r"x\.\.\.: the path is too long"),

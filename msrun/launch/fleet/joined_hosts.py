@@ -242,7 +242,8 @@ class JoinedHosts:
         assignments = self._registry.assignments()
         self.hosts = tuple(sorted(assignments.values(), key=lambda assignment: assignment.node_rank))
         self.own = assignments[OWN]
-        self._say(f"all {len(self.hosts)} hosts have come; this is {self.own.describe()}")
+        came = f"all {len(self.hosts)} hosts have come" if len(self.hosts) > 1 else "no other host has come"
+        self._say(f"{came}; this is {self.own.describe()}")
         found = [(self._links[key][0], one) for key, one in assignments.items() if isinstance(key, int)]
 
         def number() -> None:

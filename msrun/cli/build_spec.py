@@ -48,8 +48,6 @@ def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
     of_terminal = ((TERM, caller[TERM]),) if has_terminal and TERM in caller else ()
     env_file = options["env_file"]
     file_env = parse_env_file(_read_text("--env_file", env_file), str(env_file)) if env_file else ()
-    if options["min_hosts"] == 0:
-        raise UsageError("--min_hosts 0: must be 1 or more hosts; leave it out to need all")
     program = parse_program(options["words"], is_module=options["module"], working_directory=working_directory)
     return LaunchSpec(
         program=replace(

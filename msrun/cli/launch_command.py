@@ -158,6 +158,8 @@ def _spec(options: dict[str, Any], sources: Sources) -> LaunchSpec:
     if options["rank_table_file"] is not None and not (options["dry_run"] or options["plan"] or options["check"]):
         _await_table(options)
     named = [name for name in HOST_OPTIONS if options[name] not in (None, False, 0, ())]
+    if not named and options["min_hosts"] == 0:
+        raise UsageError("--min_hosts 0: must be 1 or more hosts; leave it out to need all")
     if named and not (named == ["min_hosts"] and options["local_worker_num"] is not None):  # hosts that come themselves
         from msrun.launch.job_hosts import read_job_hosts
 

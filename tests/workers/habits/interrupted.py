@@ -97,14 +97,14 @@ is_over = threading.Event()
 
 
 def work() -> None:
-    with open("ready", "w"):
-        pass
     is_over.wait(60)
     print("the thread ends")
 
 
 threading.Thread(target=work).start()
 try:
+    with open("ready", "w"):
+        pass
     for _ in range(6000):
         time.sleep(0.01)
 except KeyboardInterrupt:

@@ -220,6 +220,11 @@ def worker_log_name(stem: str, global_rank: int) -> str:
     return f"{stem}_{global_rank}.log"
 
 
+def error_log_name(log_name: str) -> str:
+    """Return where a worker's stderr goes apart from its stdout: `worker_3.stderr.log` beside `worker_3.log`."""
+    return f"{log_name.removesuffix('.log')}.stderr.log"
+
+
 def server_name(index: int) -> str:
     """Return the name of a parameter server, that of its log file without `.log`: `server_1`."""
     return f"server_{index}"

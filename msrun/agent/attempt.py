@@ -123,6 +123,7 @@ def worker_specs(
             {**env, **worker.env, contract.TORCHELASTIC_ERROR_FILE: error_file(plan, worker.global_rank, attempt)},
             worker.cpus,
             worker.memory_nodes,
+            error_log_path=worker.error_log_path,
         )
         for worker in host.workers
     ]

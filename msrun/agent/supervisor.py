@@ -135,7 +135,7 @@ class Supervisor:
         self._terminal = terminal
         self._memory_kills = MemoryKillWatch()
         self._orders, self._send, self._describe = orders, send, describe
-        self._logs = {worker.global_rank: worker.log_path for worker in host.workers}
+        self._logs = {worker.global_rank: worker.last_words_path for worker in host.workers}
         self._past: list[Attempt] = []
         self._attempt = self._new_attempt()
         self._is_last = False
@@ -472,7 +472,7 @@ class Supervisor:
         attempt, membership = self._attempt, self._attempt.membership
         attempt.peak_bytes[rank] = message["peak_bytes"]
         failed_before = membership.first_failure
-        no_tests = explain_no_tests(self._host.program, exit_code_of(status))
+        no_tests = explain_no_tests(self._host.program.of_rank(rank), exit_code_of(status))
         decision = membership.exited(rank, status, message["at"], others_go_on=bool(no_tests) or self._plan.keep_going)
         member = membership.members[rank]
         if member.state is WorkerState.FAILED and status == signal.SIGKILL:

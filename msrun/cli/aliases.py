@@ -56,7 +56,7 @@ SWITCHES = {
 """Switch -> words of msrun; none: what it asks for is so anyhow."""
 MODULE = ("--module", "-m")
 """torchrun takes it anywhere among its options; msrun's own stands before the name of the module."""
-WITHOUT_EFFECT = ("--rdzv_id", "--monitor_interval", "--event_log_handler", "--role")
+WITHOUT_EFFECT = ("--rdzv_id", "--monitor_interval", "--event_log_handler")
 """Taken with their value, and said to change nothing."""
 OF_CONSOLE = {
     "-t": "tee",

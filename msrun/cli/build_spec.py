@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from msrun.cli.programs import build_program
 from msrun.errors import UsageError
 from msrun.planning.placement.bind_options import parse_bind_core, parse_bind_numa
 from msrun.planning.program import parse_program
@@ -48,13 +48,8 @@ def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
     of_terminal = ((TERM, caller[TERM]),) if has_terminal and TERM in caller else ()
     env_file = options["env_file"]
     file_env = parse_env_file(_read_text("--env_file", env_file), str(env_file)) if env_file else ()
-    program = parse_program(options["words"], is_module=options["module"], working_directory=working_directory)
     return LaunchSpec(
-        program=replace(
-            program,
-            has_rank_args=options["rank_args"],
-            passes_local_rank=options["pass_local_rank"],
-        ),
+        program=build_program(options, working_directory),
         script_source=options.get("source", ""),
         worker_num=worker_num,
         local_worker_num=worker_num if options["local_worker_num"] is None else options["local_worker_num"],
@@ -97,6 +92,9 @@ def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
         ssh=_ssh_settings(options),
         rank_table_file=options["rank_table_file"].absolute() if options["rank_table_file"] else None,
         worker_log_name=options["worker_log_name"],
+        splits_logs=options["log_split"],
+        has_times=options["log_time"],
+        merges_lines=options["log_once"],
         log_max_bytes=parse_size("--log_max_bytes", options["log_max_bytes"]),
         log_keep=options["log_keep"],
         log_keep_jobs=options["log_keep_jobs"],
@@ -185,6 +183,8 @@ def build_simulation(options: dict[str, Any], caller: dict[str, str]) -> Simulat
     env = parse_env(options["env"], caller)
     for name, value in env:
         check_env(name, value)
+    if options["others"]:
+        raise UsageError("--sim_level and several programs: a dry run stands for a rank of one; name that one")
     worker_num = MINDSPORE_WORKER_NUM if options["worker_num"] is None else options["worker_num"]
     if isinstance(worker_num, str):
         raise UsageError(f"--sim_level and --worker_num {worker_num}: no host is looked at; give a number")

@@ -27,6 +27,7 @@ from msrun.cli.commands import (
 )
 from msrun.cli.option_types import TRUE_WORDS
 from msrun.cli.options import HOST_OPTIONS, OPTIONS
+from msrun.cli.programs import take_programs
 from msrun.cli.sources import Sources, apply_sources, option_shapes
 from msrun.cli.words import LaunchCommand, ScriptWords, describe_late_options, describe_separate_value, own_options
 from msrun.errors import MsrunError, UsageError, describe_limit, is_limit, near_miss
@@ -91,7 +92,7 @@ def command(**options: Any) -> int:
     options = apply_sources(context, options)
     sources = context.ensure_object(Sources)
     _say_hint(sources.hint, options)
-    options = _read_script(options)
+    options = take_programs(_read_script(options))
     if options["check"]:
         return _check(options)
     if options["sim_level"] is not None:

@@ -19,6 +19,7 @@ OPTIONAL_VALUES |= {
     "--rank_args": "true",
     "--keep_going": "true",
     "--pass_local_rank": "true",
+    **dict.fromkeys(("--log_split", "--log_time", "--log_once"), "true"),
     "--install_completion": "auto",
 }
 OPTIONAL_VALUES |= {"--warm": "true", "--plan": "text", "--watch": "auto", "--json": "true"}
@@ -102,6 +103,13 @@ GROUPS: dict[str, list[click.Option]] = {
             help="Variable for every worker; {rank}, {local_rank}, {node_rank} in it are its numbers. May be repeated.",
         ),
         option("env_file", "FILE", type=PATH, help="File of NAME=VALUE lines for every worker."),
+        option(
+            "role",
+            "NAME",
+            default="default",
+            help="ROLE_NAME of the workers. Of several programs, -n 1 a.py : -n 3 b.py, each may have one: ROLE_RANK "
+            "and ROLE_WORLD_SIZE count the workers of a role.",
+        ),
         option(
             "rank_args",
             SWITCH,
@@ -328,6 +336,21 @@ GROUPS: dict[str, list[click.Option]] = {
             default="worker",
             show_default=True,
             help="Logs are named STEM_RANK.log; {ip} and {hostname} are replaced.",
+        ),
+        option(
+            "log_split",
+            SWITCH,
+            type=Boolean(),
+            default=False,
+            help="Write stderr to STEM_RANK.stderr.log, apart from stdout; here they are stderr and stdout, too.",
+        ),
+        option("log_time", SWITCH, type=Boolean(), default=False, help="Show the time before each line of a worker."),
+        option(
+            "log_once",
+            SWITCH,
+            type=Boolean(),
+            default=False,
+            help="Show a line that all ranks of --tail_worker_log write once: [x8] line.",
         ),
         option(
             "log_max_bytes",

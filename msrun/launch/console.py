@@ -23,6 +23,7 @@ from msrun.launch import output
 from msrun.launch.directory.worker_log import newest_loss, newest_step
 from msrun.launch.failure import render_attempt
 from msrun.launch.log_tail import Cutter, LineCutter, LogTail, RawLineCutter
+from msrun.launch.merged_lines import MergedLines
 from msrun.launch.output import ERASE_LINE, STDERR, STDOUT
 from msrun.launch.printable import fit, one_line, printable_bytes
 from msrun.launch.status.status_text import describe_span
@@ -107,18 +108,29 @@ def say(text: str, *, quiet: bool) -> None:
 class Console(Observer):
     """Prints for one job. Owned by the agent's event loop."""
 
-    def __init__(self, plan: LaunchPlan, *, quiet: bool, is_raw: bool = False, has_progress: bool = False) -> None:
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        *,
+        quiet: bool,
+        is_raw: bool = False,
+        has_progress: bool = False,
+        has_times: bool = False,
+        merges_lines: bool = False,
+    ) -> None:
         """
         Args:
             is_raw: show what workers write byte for byte, with the control sequences in it.
             has_progress: the live line tells how far the first rank is, also when msrun is to be quiet otherwise.
+            has_times: the time stands before each line of a worker.
+            merges_lines: a line that all ranks write is shown once.
         """
         self._plan = plan
         self._quiet = quiet
         self._is_raw = is_raw
         self._has_colours = os.isatty(STDOUT)
         self._begin = time.monotonic()
-        paths = {worker.global_rank: worker.log_path for worker in plan.workers}
+        workers = {worker.global_rank: worker for worker in plan.workers}
         template = os.environ.get(LINE_PREFIX, "[${host}:${rank}] ")
         self._prefixes = {
             worker.global_rank: Template(template).safe_substitute(
@@ -128,10 +140,17 @@ class Console(Observer):
             for worker in host.workers
         }
         rotated = plan.log_keep if plan.log_max_bytes else 0
-        ranks = [rank for rank in plan.tail_ranks if rank in paths]
+        ranks = [rank for rank in plan.tail_ranks if rank in workers]
         is_alone = len(ranks) < 2
         cutter = LineCutter if not is_raw else Cutter if is_alone else RawLineCutter
-        self._tails = [LogTail(rank, paths[rank], rotated=rotated, cutter=cutter) for rank in ranks]
+        self._tails = [
+            LogTail(rank, path, rotated=rotated, cutter=cutter) for rank in ranks for path in workers[rank].log_paths
+        ]
+        self._errors = {workers[rank].error_log_path for rank in ranks}
+        """Logs of stderr alone, which are shown there."""
+        self._has_times = has_times
+        self._merged = {one: MergedLines(ranks) for one in (STDOUT, STDERR)} if merges_lines and len(ranks) > 1 else {}
+        self._all = f"[x{len(ranks)}] ".encode()
         self._progress = ProgressLine(plan) if has_progress else None
         can_redraw = os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
         may_be_live = (has_progress or not quiet) and plan.interactive_rank is None
@@ -204,7 +223,7 @@ class Console(Observer):
         Each has its turn; of a rank, the log of an attempt that is over comes before the next one's.
         """
         deadline = time.monotonic() + COPY_S
-        turns = deque({tail.global_rank: tail for tail in reversed(self._tails)}.values())
+        turns = deque({tail.path: tail for tail in reversed(self._tails)}.values())
         turns.rotate(-self._turn)
         while turns and output.has_room(STDOUT, deadline) and time.monotonic() < deadline:
             tail = turns.popleft()
@@ -213,10 +232,11 @@ class Console(Observer):
             if tail.has_more and tail in self._tails:
                 turns.append(tail)
             elif tail not in self._tails:
-                turns.extend([other for other in self._tails if other.global_rank == tail.global_rank][:1])
+                turns.extend([other for other in self._tails if other.path == tail.path][:1])
         if not self._has_live_bar and output.has_room(STDOUT):
             for tail in self._tails:
                 self._print(tail, tail.take_state(time.monotonic()))
+        self._print_merged()
 
     def _copy_last_lines(self) -> bool:
         """Copy all that is left, for as long as it is read; False when it was not read to its end."""
@@ -224,6 +244,7 @@ class Console(Observer):
         self._end_tails()
         while self._tails and output.has_room(STDOUT, deadline):
             self._copy(self._tails[0])
+        self._print_merged(at_end=True)
         return not self._tails and output.is_idle(STDOUT, deadline)
 
     def _end_tails(self) -> None:
@@ -243,13 +264,25 @@ class Console(Observer):
             tail.close()
 
     def _print(self, tail: LogTail, pieces: list[bytes]) -> None:
-        if not pieces:
-            return
+        descriptor = STDERR if tail.path in self._errors else STDOUT
+        if self._merged:
+            self._merged[descriptor].add(tail.global_rank, pieces, time.monotonic())
+        elif pieces:
+            self._write(descriptor, self._prefixes[tail.global_rank].encode(), pieces)
+
+    def _print_merged(self, *, at_end: bool = False) -> None:
+        for descriptor, merged in self._merged.items():
+            for rank, line in merged.take(time.monotonic(), at_end=at_end):
+                self._write(descriptor, self._all if rank is None else self._prefixes[rank].encode(), [line])
+
+    def _write(self, descriptor: int, prefix: bytes, pieces: list[bytes]) -> None:
         self._erase_live_line()
-        prefix = self._prefixes[tail.global_rank].encode()
+        if self._has_times:
+            now = time.time()
+            prefix = f"{time.strftime('%H:%M:%S', time.localtime(now))}.{int(now % 1 * 1000):03d} ".encode() + prefix
         text = b"".join(prefix + piece for piece in pieces) if prefix else b"".join(pieces)
         text = text if self._is_raw else printable_bytes(text, keep_colours=self._has_colours)
-        output.write(STDOUT, text, is_kept=True)
+        output.write(descriptor, text, is_kept=True)
 
     def _say(self, text: str) -> None:
         self._erase_live_line()

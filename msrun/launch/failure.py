@@ -104,8 +104,8 @@ def _report(plan: LaunchPlan, member: Member, hint: str) -> WorkerFailure:
         signal=signal_name(-code) if code is not None and code < 0 else None,
         hint=hint,
         run_time_s=round(member.ended_at - member.started_at, 3) if has_ended else 0.0,
-        log=worker.log_path,
-        excerpt=[hide_values(line, plan.secrets) for line in read_excerpt(Path(worker.log_path))],
+        log=worker.last_words_path,
+        excerpt=[hide_values(line, plan.secrets) for line in read_excerpt(Path(worker.last_words_path))],
     )
 
 
@@ -162,7 +162,7 @@ def render_attempt(
     Args:
         shown_ranks: as for `render_failure`.
     """
-    logs = {worker.global_rank: Path(worker.log_path) for worker in plan.workers}
+    logs = {worker.global_rank: Path(worker.last_words_path) for worker in plan.workers}
     lines: list[str] = []
     for rank in [rank for rank in global_ranks if rank in logs][:SHOWN_LAGGING]:
         kept = logs[rank].with_name(contract.attempt_log_name(logs[rank].name, attempt))

@@ -64,7 +64,14 @@ class JobDisplay:
         self._faults = faults
         self._spec = spec
         self._plan = plan
-        self._console = Console(plan, quiet=quiet, is_raw=spec.is_raw_tail, has_progress=spec.has_progress_line)
+        self._console = Console(
+            plan,
+            quiet=quiet,
+            is_raw=spec.is_raw_tail,
+            has_progress=spec.has_progress_line,
+            has_times=spec.has_times,
+            merges_lines=spec.merges_lines,
+        )
         self._metrics: MetricsFile | None = None
         self.also: Observer | None = None
         """Who else is told: the launcher on another host, of whose job this is a part."""

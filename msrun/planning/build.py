@@ -16,6 +16,7 @@ from msrun.planning.environment import (
     overridden_names,
     parameter_server_environment,
     rank_environment,
+    role_environment,
     server_environment,
 )
 from msrun.planning.host_assignment import Fleet, HostAssignment
@@ -38,7 +39,7 @@ from msrun.planning.placement.binding import (
 )
 from msrun.planning.placement.host import DevicePlacement, HostFacts, place_devices
 from msrun.planning.plan import HostPlan, LaunchPlan, ServerPlan, WorkerPlan
-from msrun.planning.program import StartMethod
+from msrun.planning.program import DEFAULT_ROLE, StartMethod
 from msrun.planning.settings import settings_note
 from msrun.planning.spec import JobTerms, LaunchSpec, check_server_logs, is_loopback
 
@@ -308,15 +309,20 @@ def worker_plan(
     """
     device_id, bound, rank = devices.device_ids[index], binding.workers[index], assignment.ranks[index]
     env = rank_environment(global_rank=rank, local_rank=index, node_rank=assignment.node_rank, device_id=device_id)
+    role = spec.program.role_of(rank, spec.worker_num)
+    if role != (DEFAULT_ROLE, rank, spec.worker_num):
+        env |= role_environment(*role)
     env |= of_rank(spec.env, {"rank": rank, "local_rank": index, "node_rank": assignment.node_rank})
     stem = spec.worker_log_name.replace("{ip}", host.address).replace("{hostname}", host.name)
     check_server_logs(stem, spec.server_num)
+    folder, log_name = spec.worker_log_dir or spec.log_dir, contract.worker_log_name(stem, rank)
     return WorkerPlan(
         global_rank=rank,
         local_rank=index,
         device_id=device_id,
         env={**env, THREADS_VARIABLE: own_threads} if own_threads else env,
-        log_path=str((spec.worker_log_dir or spec.log_dir) / contract.worker_log_name(stem, rank)),
+        log_path=str(folder / log_name),
+        error_log_path=str(folder / contract.error_log_name(log_name)) if spec.splits_logs else "",
         physical_device=devices.physical[index],
         cpus=bound.cpus,
         memory_nodes=bound.memory_nodes,

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 
 from msrun import contract
 from msrun.planning.masking import MASK, SECRET_NAME, mask_url
-from msrun.planning.program import with_numbers
+from msrun.planning.program import DEFAULT_ROLE, with_numbers
 
 STACK_SIGNAL = signal.SIGRTMIN + 8
 """On this signal a worker writes the stacks of all its threads."""
@@ -76,7 +76,7 @@ def common_environment(
             contract.LOCAL_WORLD_SIZE: str(local_world_size),
             contract.GROUP_WORLD_SIZE: str(group_world_size),
             contract.ROLE_WORLD_SIZE: str(world_size),
-            contract.ROLE_NAME: "default",
+            contract.ROLE_NAME: DEFAULT_ROLE,
             contract.MASTER_ADDR: master_addr,
             contract.MASTER_PORT: str(master_port),
             contract.TORCHELASTIC_RUN_ID: job_id,
@@ -135,6 +135,15 @@ def rank_environment(*, global_rank: int, local_rank: int, node_rank: int, devic
         contract.MS_NODE_RANK: str(node_rank),
         contract.RANK_ID: str(global_rank),
         contract.DEVICE_ID: str(device_id),
+    }
+
+
+def role_environment(name: str, role_rank: int, role_world_size: int) -> dict[str, str]:
+    """Return what a worker knows of its role where that is not all workers' one role. Source: torchelastic."""
+    return {
+        contract.ROLE_NAME: name,
+        contract.ROLE_RANK: str(role_rank),
+        contract.ROLE_WORLD_SIZE: str(role_world_size),
     }
 
 

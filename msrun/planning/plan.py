@@ -25,6 +25,8 @@ class WorkerPlan:
     env: dict[str, str]
     """Only what differs from the other workers of the host."""
     log_path: str
+    error_log_path: str = ""
+    """Of stderr alone; empty = it goes to `log_path`, too."""
     physical_device: str = ""
     """The device by its number on the host; the worker itself sees it as `device_id`."""
     cpus: tuple[int, ...] = ()
@@ -33,6 +35,16 @@ class WorkerPlan:
     """NUMA nodes that its memory is bound to; empty = not bound."""
     binding: str = ""
     """Why these, in words."""
+
+    @property
+    def last_words_path(self) -> str:
+        """The log in which tracebacks and stacks are."""
+        return self.error_log_path or self.log_path
+
+    @property
+    def log_paths(self) -> list[str]:
+        """Its logs."""
+        return [self.log_path, *([self.error_log_path] if self.error_log_path else [])]
 
 
 @dataclass(frozen=True)
@@ -91,7 +103,8 @@ class HostPlan:
     @property
     def log_paths(self) -> list[str]:
         """The logs of its workers, then those of its parameter servers."""
-        return [*(worker.log_path for worker in self.workers), *(server.log_path for server in self.servers)]
+        of_workers = [path for worker in self.workers for path in worker.log_paths]
+        return [*of_workers, *(server.log_path for server in self.servers)]
 
     @property
     def where(self) -> str:
@@ -141,7 +154,12 @@ class LaunchPlan(JobTerms):
     @property
     def secrets(self) -> tuple[str, ...]:
         """Values that msrun writes and prints nowhere."""
-        found = (value for host in self.hosts for value in secret_values(host.program.args, host.common_env))
+        found = (
+            value
+            for host in self.hosts
+            for program in host.program.all
+            for value in secret_values(program.args, host.common_env)
+        )
         return tuple(dict.fromkeys([*found, *secret_values((), self.forwarded)]))
 
     def to_json(self) -> dict[str, Any]:
@@ -171,6 +189,11 @@ class LaunchPlan(JobTerms):
         return {**terms, "forward_signals": [signal.Signals(signum).name for signum in self.forward_signals]}
 
 
+def _program_json(program: Program) -> dict[str, Any]:
+    others = [_program_json(one) for one in program.others]
+    return {**encode_record(program), "args": mask_words(program.args), "others": others}
+
+
 def _host_json(host: HostPlan) -> dict[str, Any]:
     return {
         "node_rank": host.node_rank,
@@ -178,7 +201,7 @@ def _host_json(host: HostPlan) -> dict[str, Any]:
         "address": host.address,
         **({"agent": encode_record(host.agent)} if host.agent else {}),
         "argv": mask_words(host.argv),
-        "program": {**encode_record(host.program), "args": mask_words(host.program.args)},
+        "program": _program_json(host.program),
         "working_directory": host.working_directory,
         "start_method": host.start_method,
         "preload": list(host.preload),
@@ -195,6 +218,7 @@ def _host_json(host: HostPlan) -> dict[str, Any]:
                 "binding": worker.binding,
                 "env": masked(worker.env),
                 "log": worker.log_path,
+                **({"error_log": worker.error_log_path} if worker.error_log_path else {}),
             }
             for worker in host.workers
         ],

@@ -103,6 +103,16 @@ def _servers(host: HostPlan) -> list[str]:
     return [f"  parameter server {server.index}, log {server.log_path}" for server in host.servers]
 
 
+def _commands(host: HostPlan, world_size: int) -> list[tuple[str, str]]:
+    """Return the command of the job's workers; of several programs with the ranks of each."""
+    interpreter = (host.agent.python,) if host.agent else ()
+    lines = []
+    for program, ranks in host.program.ranks(world_size).items():
+        whose = f"  (ranks {fold_ranks(ranks)}, role {program.role})" if host.program.others else ""
+        lines.append(("command", shlex.join(mask_words(program.argv(*interpreter))) + whose))
+    return lines
+
+
 def describe_job(plan: LaunchPlan) -> list[tuple[str, str]]:
     """Return what concerns the whole job, as words and what they are."""
     host = plan.hosts[0]
@@ -110,7 +120,7 @@ def describe_job(plan: LaunchPlan) -> list[tuple[str, str]]:
     hosts = f"{len(plan.fleet)} hosts" if plan.fleet else "1 host"
     return [
         ("job", f"{count_workers(plan.world_size)} on {hosts}, {target}"),
-        ("command", shlex.join(mask_words(host.argv))),
+        *_commands(host, plan.world_size),
         ("directory", host.working_directory),
         ("start method", f"{host.start_method}, preload: {', '.join(host.preload) or 'nothing'}"),
         ("rendezvous", _rendezvous(plan)),

@@ -18,6 +18,8 @@ StartMethod = Literal["auto", "fork", "exec"]
 MindSporeKind = Literal["auto", "real", "torch", "none"]
 MindSporeSemantics = Literal["mindspore", "torch"]
 
+DEFAULT_ROLE = "default"
+"""Source: torch.distributed.run, --role."""
 ONCE = "-"
 """A script that can be read only once: from standard input, or a pipe."""
 PYTHON_WORDS = frozenset({"python", "python3"})
@@ -43,24 +45,55 @@ class Program:
     """Whether {rank}, {local_rank} and {node_rank} in the arguments are those of the worker."""
     passes_local_rank: bool = False
     """Whether the first argument is --local-rank=N, as of torch.distributed.launch."""
+    role: str = DEFAULT_ROLE
+    """ROLE_NAME of its workers, which ROLE_RANK and ROLE_WORLD_SIZE count."""
+    first_rank: int = 0
+    """The first of the workers that run it, up to that of the next one."""
+    others: tuple[Program, ...] = ()
+    """Of a job of several programs, those of later ranks, in their order."""
+
+    @property
+    def all(self) -> tuple[Program, ...]:
+        """The programs of the job."""
+        return (self, *self.others)
 
     @property
     def is_python(self) -> bool:
-        """True when the program runs in msrun's own interpreter and may be forked."""
-        return self.kind != "executable"
+        """True when all programs run in msrun's own interpreter and may be forked."""
+        return all(one.kind != "executable" for one in self.all)
+
+    def of_rank(self, global_rank: int) -> Program:
+        """Return the program that a worker runs."""
+        return next(one for one in reversed(self.all) if one.first_rank <= global_rank)
+
+    def ranks(self, world_size: int) -> dict[Program, range]:
+        """Return the workers of each program."""
+        ends = [*(one.first_rank for one in self.others), world_size]
+        return {one: range(one.first_rank, end) for one, end in zip(self.all, ends, strict=True)}
+
+    def role_of(self, global_rank: int, world_size: int) -> tuple[str, int, int]:
+        """Return the name of a worker's role, its number among the workers that have it, and how many these are."""
+        name = self.of_rank(global_rank).role
+        ranks = [rank for one, ranks in self.ranks(world_size).items() if one.role == name for rank in ranks]
+        return name, ranks.index(global_rank), len(ranks)
 
     def of_worker(self, global_rank: int, local_rank: int, node_rank: int) -> Program:
-        """Return the program with the arguments of one worker."""
+        """Return what one worker runs, with its own arguments."""
+        if (own := self.of_rank(global_rank)) is not self:
+            return own.of_worker(global_rank, local_rank, node_rank)
         args = self.args
         if self.has_rank_args:
             numbers = {"rank": global_rank, "local_rank": local_rank, "node_rank": node_rank}
             args = tuple(with_numbers(arg, numbers) for arg in args)
         if self.passes_local_rank:
             args = (f"--local-rank={local_rank}", *args)
-        return self if args == self.args else replace(self, args=args)
+        return self if args == self.args and not self.others else replace(self, args=args, others=())
 
     def files(self, working_directory: Path) -> list[Path]:
-        """Return the files whose imports every worker wants; a module is looked for in the working directory only."""
+        """Return the files whose imports workers want; a module is looked for in the working directory only."""
+        return [file for one in self.all for file in one._own_files(working_directory)]
+
+    def _own_files(self, working_directory: Path) -> list[Path]:
         if self.kind == "executable" or self.target == ONCE:
             return []
         if self.kind == "script":
@@ -72,12 +105,19 @@ class Program:
         return [stem.with_suffix(".py"), stem / "__main__.py"]
 
     def argv(self, interpreter: str = sys.executable) -> list[str]:
-        """Return the command that starts this program in a fresh process."""
+        """Return the command that starts the first program in a fresh process."""
         if self.kind == "script":
             return [interpreter, self.typed or self.target, *self.args]
         if self.kind == "module":
             return [interpreter, "-m", self.target, *self.args]
         return [self.target, *self.args]
+
+
+def join_programs(programs: Sequence[tuple[Program, int]]) -> Program:
+    """Return one program of several, each with the number of workers that run it."""
+    firsts = [sum(count for _, count in programs[:index]) for index in range(len(programs))]
+    placed = [replace(one, first_rank=first) for (one, _), first in zip(programs, firsts, strict=True)]
+    return replace(placed[0], others=tuple(placed[1:]))
 
 
 def with_numbers(text: str, numbers: Mapping[str, int]) -> str:

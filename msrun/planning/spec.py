@@ -254,12 +254,18 @@ class LaunchSpec(JobTerms):
     """Variables set for every worker."""
     rank_table_file: Path | None = None
     worker_log_name: str = "worker"
+    splits_logs: bool = False
+    """Whether each worker's stderr has a log of its own."""
     log_keep_jobs: int = 10
     """How many jobs stay in the log directory, with this one."""
     has_terminal: bool = False
     """With `interactive_rank`: whether the user's standard input is a terminal."""
     is_raw_tail: bool = False
     """Copied byte for byte, with the control sequences in it."""
+    has_times: bool = False
+    """Whether lines of workers are shown with the time."""
+    merges_lines: bool = False
+    """Whether a line that all workers that are shown write is shown once."""
     has_progress_line: bool = False
     """Whether a terminal shows how far the first rank is."""
     has_trace: bool = False
@@ -346,11 +352,7 @@ def check_spec(spec: LaunchSpec) -> None:
         check_env(name, value)
     check_patterns(spec.forward_env)
     check_ssh_settings(spec.ssh)
-    _check_log_name(spec.worker_log_name)
-    check_server_logs(spec.worker_log_name, spec.server_num)
-    check_log_rotation(spec.log_max_bytes, spec.log_keep)
-    if spec.log_keep_jobs < 1:
-        raise UsageError(f"--log_keep_jobs {spec.log_keep_jobs}: must be 1 or more jobs, with this one")
+    _check_logs(spec)
     if not 0 <= spec.join_window_s < MAX_SECONDS:
         raise UsageError(
             f"--join_window {spec.join_window_s:g}: must be 0 or more seconds, and less than {MAX_SECONDS:g}"
@@ -384,6 +386,22 @@ def check_spec(spec: LaunchSpec) -> None:
             raise UsageError(
                 f"--tail_worker_log {rank}: no such rank; the ranks of this job are 0 to {spec.worker_num - 1}"
             )
+
+
+def _check_logs(spec: LaunchSpec) -> None:
+    _check_log_name(spec.worker_log_name)
+    check_server_logs(spec.worker_log_name, spec.server_num)
+    check_log_rotation(spec.log_max_bytes, spec.log_keep)
+    if spec.log_keep_jobs < 1:
+        raise UsageError(f"--log_keep_jobs {spec.log_keep_jobs}: must be 1 or more jobs, with this one")
+    if spec.splits_logs and spec.log_max_bytes:
+        raise UsageError("--log_split and --log_max_bytes: a log that is rotated has both streams; give one of the two")
+    asked = {"log_split": spec.splits_logs, "log_time": spec.has_times, "log_once": spec.merges_lines}
+    for name in (name for name, is_asked in asked.items() if is_asked):
+        if spec.interactive_rank is not None:
+            raise UsageError(f"--{name} and --interactive: a rank's terminal shows all as it comes; give one")
+        if spec.is_raw_tail and name != "log_split":
+            raise UsageError(f"--{name} and --raw: that shows bytes, not lines; give one of the two")
 
 
 def _check_interactive(spec: LaunchSpec) -> None:

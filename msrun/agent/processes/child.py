@@ -214,8 +214,10 @@ def become(
     if spec.terminal:
         _take_terminal(spec.terminal)
     else:
-        output_fd = log_pipes.output_fd(spec.process_id) if log_pipes else None
-        _redirect(_open_log(spec.log_path) if output_fd is None else output_fd, stdin_fd if spec.has_stdin else None)
+        pipe_fd = log_pipes.output_fd(spec.process_id) if log_pipes else None
+        output_fd = _open_log(spec.log_path) if pipe_fd is None else pipe_fd
+        error_fd = _open_log(spec.error_log_path) if spec.error_log_path else output_fd
+        _redirect(output_fd, error_fd, stdin_fd if spec.has_stdin else None)
     _open_streams()
     writer_fds = log_pipes.log_writer_fds if is_log_writer and log_pipes else ()
     _close_inherited(keep=scheduler_fds if is_scheduler else writer_fds)
@@ -286,11 +288,11 @@ def _reset_signals(ignored: tuple[int, ...]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
-def _redirect(output_fd: int, stdin_fd: int | None) -> None:
-    """Make one descriptor stdout and stderr, and another one, None = /dev/null, stdin."""
+def _redirect(output_fd: int, error_fd: int, stdin_fd: int | None) -> None:
+    """Make descriptors stdout, stderr and stdin; None = /dev/null."""
     os.dup2(os.open(os.devnull, os.O_RDONLY) if stdin_fd is None else stdin_fd, 0)
     os.dup2(output_fd, 1)
-    os.dup2(output_fd, 2)
+    os.dup2(error_fd, 2)
 
 
 def _take_terminal(path: str) -> None:

@@ -46,6 +46,8 @@ class ProcessSpec:
     """Processors to run on; empty = as the server."""
     memory_nodes: tuple[int, ...] = ()
     """NUMA nodes to take memory from; empty = as the server."""
+    error_log_path: str = ""
+    """Existing file for stderr alone; empty = it goes where stdout goes."""
     terminal: str = ""
     """Path of the terminal that is its stdin, stdout and stderr, and its session's own; empty = it has none."""
     has_stdin: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from msrun import contract
@@ -140,14 +140,14 @@ BUSY_SHARE = 0.001
 class LingerWatch:
     """Looks at the progress board from time to time."""
 
-    def __init__(self, board: ProgressBoard, logs: Mapping[int, str], limit_s: float) -> None:
+    def __init__(self, board: ProgressBoard, logs: Mapping[int, Sequence[str]], limit_s: float) -> None:
         """`limit_s`: how long workers that linger may show no sign of life; 0 = no limit."""
         self._board = board
         self._logs = logs
         self._limit_s = limit_s
         self._told: set[int] = set()
         self._signs: dict[int, tuple[int, float, float]] = {}
-        """Global rank -> size of its log, processor seconds, and when it last showed a sign of life."""
+        """Global rank -> size of its logs, processor seconds, and when it last showed a sign of life."""
         self.since = 0.0
         """When the workers went on after a pause; what was before does not count."""
 
@@ -171,7 +171,7 @@ class LingerWatch:
             return new, None
         used = session_usage(running.values())
         for rank, record in lingering.items():
-            size, used_s = size_of(self._logs[rank]), used[running[rank]].cpu_s
+            size, used_s = sum(map(size_of, self._logs[rank])), used[running[rank]].cpu_s
             old_size, old_s, at = self._signs.get(rank, (-1, 0.0, record.ended_at))
             if size != old_size or used_s - old_s > BUSY_SHARE * (now - at):
                 self._signs[rank] = (size, used_s, now if old_size >= 0 else at)
@@ -202,7 +202,8 @@ class JobWatch:
         self._host = host
         self._board = board
         self._timers = timers
-        self._logs = {worker.global_rank: worker.log_path for worker in host.workers}
+        self._logs = {worker.global_rank: worker.last_words_path for worker in host.workers}
+        self._written = {worker.global_rank: worker.log_paths for worker in host.workers}
         self._is_patient = plan.interactive_rank is not None
         """A rank may wait for its user, and the others for it."""
         self._meeting = MeetingWatch(
@@ -264,7 +265,7 @@ class JobWatch:
         self._timers.every("meeting", ABSENT_LOOK_S if meeting.is_urgent else meeting.interval_s, look_at_meeting)
 
     def _watch_end(self, membership: Membership, on_stuck: OnStuck, tell: Callable[..., None]) -> None:
-        watch = self._linger = LingerWatch(self._board, self._logs, self._plan.exit_time_out_s)
+        watch = self._linger = LingerWatch(self._board, self._written, self._plan.exit_time_out_s)
 
         def look() -> None:
             running = membership.running()
@@ -277,7 +278,7 @@ class JobWatch:
         self._timers.every("linger", INTERVAL_S, look)
 
     def _watch_progress(self, membership: Membership, on_stuck: OnStuck) -> None:
-        watchdog = self._watchdog = Watchdog(self._plan.hang_time_out_s, self._board, self._logs)
+        watchdog = self._watchdog = Watchdog(self._plan.hang_time_out_s, self._board, self._written)
 
         def look_for_hang() -> None:
             hang = watchdog.look(membership.running(), time.monotonic())

@@ -9,7 +9,7 @@ one that sleeps. The first step is left alone: there networks are captured, and 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from msrun.agent.processes.process_control import session_usage
@@ -61,7 +61,7 @@ class Hang:
 class Watchdog:
     """Looks at all running workers of a host from time to time. Owned by the agent's event loop."""
 
-    def __init__(self, limit_s: float, board: ProgressBoard, logs: Mapping[int, str]) -> None:
+    def __init__(self, limit_s: float, board: ProgressBoard, logs: Mapping[int, Sequence[str]]) -> None:
         self.interval_s = min(limit_s / LOOKS_PER_LIMIT, MAX_INTERVAL_S)
         """How often `look` wants to be called."""
         self._limit_s = limit_s
@@ -95,7 +95,7 @@ class Watchdog:
         return Hang(silent_s, find_lagging(records, running), describe_all(records, running, now))
 
     def _compare(self, rank: int, record: Progress, cpu_s: float, elapsed_s: float, now: float) -> None:
-        size = size_of(self._logs[rank])
+        size = sum(map(size_of, self._logs[rank]))
         position = (record.phase, record.steps, record.collectives)
         watch = self._watches.get(rank)
         if watch is None:

@@ -197,7 +197,7 @@ class FleetRun:
     def _check_own(self, node_rank: int, host: HostPlan) -> None:
         """A host speaks of its own workers and logs; of others it is not believed."""
         ranks = tuple(worker.global_rank for worker in host.workers)
-        names = [Path(worker.log_path).name for worker in host.workers]
+        names = [Path(path).name for worker in host.workers for path in worker.log_paths]
         if host.node_rank != node_rank or ranks != self._ranks[node_rank]:
             raise NotUnderstood("its plan is that of another host")
         if not all(self._logs.is_own(node_rank, name) for name in names):

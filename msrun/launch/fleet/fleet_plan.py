@@ -85,7 +85,14 @@ def assemble_plan(
 def _at_home(host: HostPlan, entry: HostEntry, log_dir: Path) -> HostPlan:
     if entry.has_come:  # its logs stay there
         return host
-    workers = tuple(replace(worker, log_path=str(log_dir / Path(worker.log_path).name)) for worker in host.workers)
+    workers = tuple(
+        replace(
+            worker,
+            log_path=str(log_dir / Path(worker.log_path).name),
+            error_log_path=worker.error_log_path and str(log_dir / Path(worker.error_log_path).name),
+        )
+        for worker in host.workers
+    )
     servers = tuple(replace(server, log_path=str(log_dir / Path(server.log_path).name)) for server in host.servers)
     place = host.place or f"{entry.name} ({host.name})"
     return replace(host, workers=workers, servers=servers, place=place, agent=plan_agent(entry, agent_command))

@@ -37,7 +37,7 @@ def own_logs(
     for node_rank, own in ranks.items():
         traces = (re.escape(contract.trace_file_name(rank)) for rank in own)
         of_servers = (re.escape(f"{contract.server_name(i)}.log") for i in range(node_rank, servers, len(ranks)))
-        names = "|".join([f"{start}_(?:{'|'.join(map(str, own))})\\.log", *traces, *of_servers])
+        names = "|".join([f"{start}_(?:{'|'.join(map(str, own))})(?:\\.stderr)?\\.log", *traces, *of_servers])
         found[node_rank] = re.compile(names if node_rank != home else f"{names}|{re.escape(contract.SCHEDULER_LOG)}")
     return found
 

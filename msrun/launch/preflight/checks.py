@@ -252,9 +252,10 @@ def check_port(port: int) -> None:
 
 def _look_at_program(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
     """A script or an executable was found when the command line was read; a module is looked for here."""
-    if spec.program.kind == "module":
-        _check_module(spec.program.target, spec.working_directory)
-    return Finding("ok", "program", f"{spec.program.kind} {spec.program.target}")
+    for program in spec.program.all:
+        if program.kind == "module":
+            _check_module(program.target, spec.working_directory)
+    return Finding("ok", "program", ", ".join(f"{one.kind} {one.target}" for one in spec.program.all))
 
 
 def _look_at_log_dir(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -167,6 +167,8 @@ def read_sources(program: Program, working_directory: Path) -> list[tuple[str, s
     Raises:
         OSError: the program cannot be read.
     """
+    if program.others:
+        return [source for one in program.all for source in read_sources(replace(one, others=()), working_directory)]
     main, folder = _main_file(program, working_directory)
     if main is None:
         return []
@@ -371,8 +373,9 @@ def _read_program(spec: LaunchSpec, look: _Look) -> tuple[tuple[str, str], ...]:
             look, "program", f"{program.target}: {error.strerror}; copy it there, or use a disk that all hosts share"
         )
         return ()
-    if program.kind == "executable" and not os.access(program.target, os.X_OK):
-        _refuse(look, "program", f"{program.target}: is not executable there; run chmod +x {program.target}")
+    for one in program.all:
+        if one.kind == "executable" and not os.access(one.target, os.X_OK):
+            _refuse(look, "program", f"{one.target}: is not executable there; run chmod +x {one.target}")
     return sources
 
 

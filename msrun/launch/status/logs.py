@@ -45,7 +45,11 @@ def show_logs(log_dir: Path, ranks: str, *, lines: int, follows: bool) -> int:
     wanted = parse_tail(ranks, max(names, default=-1) + 1, "--ranks")
     if missing := [rank for rank in wanted if rank not in names]:
         raise UsageError(f"--ranks {ranks}: the job has no {name_ranks(missing)}; it has {name_ranks(sorted(names))}")
-    logs = [_Log(str(log_dir / names[rank]), f"[{rank}] " if len(wanted) > 1 else "") for rank in wanted]
+    logs = []
+    for rank in wanted:
+        head = f"[{rank}] " if len(wanted) > 1 else ""
+        apart = log_dir / contract.error_log_name(names[rank])
+        logs += [_Log(str(log_dir / names[rank]), head), *([_Log(str(apart), head)] if apart.exists() else [])]
     try:
         for log in logs:
             log.begin(lines)

@@ -25,7 +25,7 @@ class Workers:
         self.cpu_s = dict.fromkeys(RUNNING.values(), 0.0)
         self.logs = {rank: folder / f"{rank}.log" for rank in RUNNING}
         board: Any = self
-        self.watch = LingerWatch(board, {rank: str(path) for rank, path in self.logs.items()}, limit_s)
+        self.watch = LingerWatch(board, {rank: [str(path)] for rank, path in self.logs.items()}, limit_s)
 
     def read(self, rank: int) -> Progress:
         return self.records[rank]

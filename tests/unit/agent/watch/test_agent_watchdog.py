@@ -40,7 +40,7 @@ class Job:
                 process = subprocess.Popen([sys.executable, "-c", source], stdout=log, start_new_session=True)
             self.processes[rank] = process
             wait_until(lambda rank=rank: self.log(rank).read_bytes(), f"rank {rank} is up")
-        return Watchdog(LIMIT_S, self.board, {rank: str(self.log(rank)) for rank in self.processes})
+        return Watchdog(LIMIT_S, self.board, {rank: [str(self.log(rank))] for rank in self.processes})
 
     def log(self, rank: int) -> Path:
         return self.folder / f"worker_{rank}.log"

@@ -195,7 +195,8 @@ def _counts(
 ) -> list[str]:
     """Return how many workers there are, from the number on each host and the number of hosts."""
     hosts, least = 1, "1"
-    where = found.hosts or (("PET_NNODES", environ["PET_NNODES"]) if environ.get("PET_NNODES") else None)
+    is_told = found.per_host is not None and environ.get("PET_NNODES")  # else discovery reads it with all the others
+    where = found.hosts or (("PET_NNODES", environ["PET_NNODES"]) if is_told else None)
     if where is not None and not is_listed:
         least, has_most, most = where[1].partition(":")
         hosts = _count(where[0], most if has_most else least)

@@ -127,6 +127,16 @@ def test_rendezvous_of_torchrun_is_the_meeting_and_hosts_are_numbered_by_address
 
 
 @pytest.mark.slow
+def test_an_elastic_job_begins_with_the_hosts_that_come(hosts: NamedHosts, workers: Path, tmp_path: Path) -> None:
+    pet = {"PET_NNODES": "2:3", "PET_NPROC_PER_NODE": "1", "PET_RDZV_BACKEND": "c10d"}
+    pet["PET_RDZV_ENDPOINT"] = "train-0:2940"
+    ended = [job.finish() for job in hosts.start_all([pet, pet], "--join_window=1", workers / "record.py")]
+    assert [job.code for job in ended] == [0, 0], ended
+    assert places(tmp_path, 2) == [("0", "0"), ("1", "0")]
+    assert {record(tmp_path, rank)["WORLD_SIZE"] for rank in (0, 1)} == {"2"}
+
+
+@pytest.mark.slow
 def test_pods_of_an_indexed_job_find_pod_0_by_their_service(hosts: NamedHosts, workers: Path, tmp_path: Path) -> None:
     environs = [{"JOB_COMPLETION_INDEX": str(node), "KUBERNETES_SERVICE_HOST": "10.96.0.1"} for node in (0, 1)]
     words = ("--worker_num=3", workers / "record.py")

@@ -139,6 +139,7 @@ class _Finder:
         else:
             self._tell("worker_num", job.worker_num)
         self._tell("local_worker_num", local)
+        self._tell("min_hosts", job.min_hosts)
         self._tell("master_addr", job.master_addr)
         self._tell("master_port", job.master_port)
         value = {**self._options, **{name: told.value for name, told in self._told.items()}}
@@ -157,7 +158,8 @@ class _Finder:
         place = f"node {node_rank}" if node_rank >= 0 else "one"
         port = value["master_port"] or MEETING_PORT
         here = count_workers(local.value)
-        line = f"{job.name}: {place} of {node_num}, {here} here, master {value['master_addr']}:{port}"
+        least = f", {value['min_hosts']} are enough" if value.get("min_hosts") else ""
+        line = f"{job.name}: {place} of {node_num}{least}, {here} here, master {value['master_addr']}:{port}"
         lines = [f"{line} ({', '.join(self._sources())})"]
         if 0 < job.cpu_count < local.value:
             lines.append(f"{job.name}: {count_workers(local.value)} share {job.cpu_count} CPU here; {job.cpu_remedy}")

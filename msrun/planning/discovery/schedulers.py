@@ -48,11 +48,11 @@ def find_torchrun(environ: Mapping[str, str], host: HostView) -> Surroundings | 
     """Return the job that PET_NNODES and its like describe; None without it, and in a worker of torchrun.
 
     Raises:
-        UsageError: an elastic number of hosts, or variables that contradict each other.
+        UsageError: variables that contradict each other.
     """
     if not environ.get(NODES) or "TORCHELASTIC_RUN_ID" in environ:
         return None
-    node_num = _node_num(environ)
+    min_hosts, node_num = _node_num(environ)
     node_rank = None
     if environ.get(NODE_RANK) and environ.get(BACKEND, "static") == "static":  # other backends number hosts themselves
         node_rank, _ = read_place({**environ, NODES: str(node_num.value)}, NODE_RANK, NODES)
@@ -65,6 +65,7 @@ def find_torchrun(environ: Mapping[str, str], host: HostView) -> Surroundings | 
     return Surroundings(
         name=_name(environ, host),
         node_num=node_num,
+        min_hosts=min_hosts if min_hosts.value < node_num.value else None,
         node_rank=node_rank,
         local_worker_num=_local_worker_num(environ, host),
         without_devices=Told(host.cpu_count, f"{LOCAL}=auto") if environ.get(LOCAL, "").lower() == "auto" else None,
@@ -97,13 +98,13 @@ def _name(environ: Mapping[str, str], host: HostView) -> str:
     return f"Kubernetes pod {host.name}" if environ.get(IN_POD) else "torchrun's variables"
 
 
-def _node_num(environ: Mapping[str, str]) -> Told[int]:
-    least, _, most = environ[NODES].partition(":")
-    if most and most != least:
-        raise UsageError(
-            f"{NODES}={environ[NODES]}: the number of hosts is fixed, with msrun; set one number, such as {most}"
-        )
-    return Told(read_number({NODES: least}, NODES, least=1), NODES)
+def _node_num(environ: Mapping[str, str]) -> tuple[Told[int], Told[int]]:
+    """Return how few hosts are enough, and how many there are."""
+    least, colon, most = environ[NODES].partition(":")
+    low, high = (read_number({NODES: text}, NODES, least=1) for text in (least, most if colon else least))
+    if low > high:
+        raise UsageError(f"{NODES}={environ[NODES]}: MIN:MAX is expected, such as 2:4; correct the variable")
+    return Told(low, NODES), Told(high, NODES)
 
 
 def _local_worker_num(environ: Mapping[str, str], host: HostView) -> Told[int] | None:

@@ -52,6 +52,8 @@ class Surroundings:
     """In words: "Slurm job 4711"."""
     node_num: Told[int] | None = None
     """Number of hosts; None = no variable says it."""
+    min_hosts: Told[int] | None = None
+    """How few of them are enough to begin; None = all are needed."""
     node_rank: Told[int] | None = None
     """Index of this host; None = hosts are numbered when they meet."""
     worker_num: Told[int] | None = None

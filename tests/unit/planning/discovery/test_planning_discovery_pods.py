@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from msrun.errors import UsageError
+from msrun.planning.discovery.host_options import find_host_options
 from msrun.planning.discovery.schedulers import (
     find_kubernetes_job,
     find_pytorch_pods,
@@ -14,7 +15,7 @@ from msrun.planning.discovery.schedulers import (
     find_volcano,
     read_domain,
 )
-from msrun.planning.discovery.surroundings import HostView, Surroundings
+from msrun.planning.discovery.surroundings import HostView, Surroundings, Told
 
 DOMAIN = "train.default.svc.cluster.local"
 POD_1 = HostView("train-1", DOMAIN, cpu_count=6)
@@ -76,7 +77,8 @@ def test_an_etcd_server_is_no_master() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"PET_NNODES": "2:4"}, "PET_NNODES=2:4: the number of hosts is fixed, with msrun; set one number, such as 4"),
+        ({"PET_NNODES": "4:2"}, "PET_NNODES=4:2: MIN:MAX is expected"),
+        ({"PET_NNODES": "2:"}, "PET_NNODES=''"),
         ({"PET_NNODES": "two"}, "PET_NNODES='two'"),
         ({"PET_NODE_RANK": "2"}, "PET_NODE_RANK=2: must be below PET_NNODES=2"),
         ({"PET_NPROC_PER_NODE": "0"}, "PET_NPROC_PER_NODE='0': a whole number from 1 on"),
@@ -88,6 +90,17 @@ def test_wrong_torchrun_variables_are_refused(change: dict[str, str], said: str)
     with pytest.raises(UsageError) as caught:
         find_torchrun({**PET, **change}, POD_1)
     assert said in str(caught.value)
+
+
+def test_an_elastic_number_says_how_few_hosts_are_enough() -> None:
+    environ = {**PET, "PET_NNODES": "2:4", "PET_RDZV_BACKEND": "c10d"}
+    job = find_torchrun(environ, POD_1)
+    assert job is not None and (job.node_num, job.min_hosts) == (Told(4, "PET_NNODES"), Told(2, "PET_NNODES"))
+    given = {"worker_num": None, "local_worker_num": None, "node_rank": -1, "master_addr": "", "master_port": 0}
+    found = find_host_options(job, given, (), lambda: 3)
+    counts = {"worker_num": 12, "local_worker_num": 3, "min_hosts": 2}
+    assert found.options == {**counts, "master_addr": "train-0", "master_port": 29500}
+    assert "one of 4, 2 are enough, 3 workers here" in found.lines[0]
 
 
 def test_a_worker_of_torchrun_is_not_taken_for_its_host() -> None:

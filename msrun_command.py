@@ -23,10 +23,7 @@ def _take_names() -> None:
 def main() -> NoReturn:
     """Run `msrun`."""
     _take_names()
-    from msrun.agent.signals import hold_signals
-
-    hold_signals()
-    from msrun.cli import main as run
+    from msrun.__main__ import main as run
 
     run()
 

@@ -1,9 +1,22 @@
-"""`python -m msrun` is the `msrun` command."""
+"""`python -m msrun` is the `msrun` command; with MSRUN_AS_TORCHRUN=1 it has torchrun's defaults."""
+
+from __future__ import annotations
+
+import os
+from typing import NoReturn
 
 from msrun.agent.signals import hold_signals
 
-if __name__ == "__main__":
-    hold_signals()
-    from msrun.cli import main
 
+def main() -> NoReturn:
+    """Run the command, or `python -m msrun.torchrun` in its place."""
+    hold_signals()
+    if os.environ.get("MSRUN_AS_TORCHRUN", "0") in ("", "0"):
+        from msrun.cli import main as run
+    else:
+        from msrun.torchrun import main as run
+    run()
+
+
+if __name__ == "__main__":
     main()

@@ -78,6 +78,8 @@ DEFAULT_EXIT_TIME_OUT_S: Final = 300.0
 MSRUN_PROGRESS: Final = "MSRUN_PROGRESS"
 """Path of the job's progress board: one record of `PROGRESS_RECORD_BYTES` per global rank, mapped by every worker."""
 MSRUN_TRACE_DIR: Final = "MSRUN_TRACE_DIR"
+MSRUN_FLIGHT_RECORDER: Final = "MSRUN_FLIGHT_RECORDER"
+TORCH_FR_BUFFER_SIZE: Final = "TORCH_FR_BUFFER_SIZE"
 """Directory in which every worker writes its part of the job's trace; not set without --trace."""
 MSRUN_SIM_LEVEL: Final = "MSRUN_SIM_LEVEL"
 """0 to 3 in a dry run: this process stands for a rank of a world that does not exist."""
@@ -148,6 +150,7 @@ JOB_VARIABLES: Final = frozenset(
         MSRUN_EXIT_TIME_OUT,
         MSRUN_PROGRESS,
         MSRUN_TRACE_DIR,
+        MSRUN_FLIGHT_RECORDER,
         MSRUN_SIM_LEVEL,
         MSRUN_SIM_DEVICE,
         MSRUN_SIM_ESTIMATE,
@@ -233,6 +236,16 @@ def server_name(index: int) -> str:
 def trace_file_name(global_rank: int) -> str:
     """Return the name of a worker's part of the trace in the log directory: `trace_3.jsonl`."""
     return f"trace_{global_rank}.jsonl"
+
+
+def flight_recorder_name(global_rank: int) -> str:
+    """Return the name of a worker's dump of torch's flight recorder: `flight_recorder_3.json`."""
+    return f"flight_recorder_{global_rank}.json"
+
+
+def flight_recorder_pipe(prefix: str, global_rank: int) -> str:
+    """Return the path of the pipe at which a worker waits to write its dump."""
+    return f"{prefix}_{global_rank}"
 
 
 def attempt_plan_name(attempt: int) -> str:

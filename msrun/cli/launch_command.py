@@ -40,8 +40,6 @@ from msrun.planning.program import COMMANDS, ONCE, parse_program
 from msrun.planning.settings import FoundSetting, without_option_variables
 from msrun.planning.spec import LaunchSpec, check_spec, is_loopback
 
-AS_TORCHRUN = "MSRUN_AS_TORCHRUN"
-"""1: `msrun` reads its words as `python -m msrun.torchrun` does."""
 MAX_SHOWN = 80
 """Of a path that is too long."""
 EPILOG = """\b
@@ -410,10 +408,6 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command and exit with the job's status."""
     output.open_standard_streams()
     words = list(sys.argv[1:] if argv is None else argv)
-    if argv is None and os.environ.get(AS_TORCHRUN, "0") not in ("", "0"):
-        from msrun.torchrun import words_of
-
-        words = words_of(words, os.environ)
     sources = Sources()
     try:
         words, hint = _in_own_words(words)

@@ -223,6 +223,7 @@ def _environment_of_all(
         rank_table_file=rank_table_path(spec),
         rendezvous="env://" if fleet else f"file://{run_dir}/store",
         progress=f"{run_dir}/progress",
+        flight_recorder=f"{run_dir}/flight_recorder" if spec.hang_time_out_s else "",
         trace_dir=str(spec.worker_log_dir or spec.log_dir) if spec.has_trace else "",
         max_restarts=spec.max_restarts,
         first_attempt=spec.first_attempt,

@@ -37,6 +37,10 @@ def interface_defaults(interface: str) -> dict[str, str]:
     return {"GLOO_SOCKET_IFNAME": interface, "TP_SOCKET_IFNAME": interface} if interface else {}
 
 
+FLIGHT_RECORDER_SIZE = "2000"
+"""Collectives that torch's flight recorder keeps. Source: torch's own example and NCCL default."""
+
+
 def common_environment(
     *,
     caller: Mapping[str, str],
@@ -57,6 +61,7 @@ def common_environment(
     interfaces: Mapping[str, str] = LOOPBACK_DEFAULTS,
     has_store: bool = True,
     trace_dir: str = "",
+    flight_recorder: str = "",
     first_attempt: int = 0,
 ) -> dict[str, str]:
     """Return what every worker of a host gets beside the caller's environment; equal for all of them.
@@ -65,6 +70,7 @@ def common_environment(
         group_world_size: number of hosts.
         first_attempt: how often the job was started before on other hosts; `max_restarts` is what is left.
         trace_dir: where workers write their parts of a trace; empty = they write none.
+        flight_recorder: where pipes are at which workers wait to be asked for dumps; empty = they are not asked.
         interfaces: variables that choose network interfaces.
         has_store: the scheduler serves torch's store; else rank 0 of a torch program opens it itself.
     """
@@ -97,6 +103,10 @@ def common_environment(
             contract.MSRUN_STACK_SIGNAL: str(int(STACK_SIGNAL)),
         }
     )
+    if flight_recorder:
+        env[contract.MSRUN_FLIGHT_RECORDER] = flight_recorder
+        size = contract.TORCH_FR_BUFFER_SIZE
+        env[size] = extra.get(size, caller.get(size, FLIGHT_RECORDER_SIZE))
     return env
 
 

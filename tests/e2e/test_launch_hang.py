@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -75,6 +76,20 @@ def test_rank_of_plain_torch_that_holds_the_others_up_is_named_with_its_place(
     assert re.search(rf"; ranks 0, 2 \(waits in {waits} at plain_stuck\.py:\d+ in step\)", line), line
     lagging = finished.read_json("failure.json")["lagging"]
     assert [worker["global_rank"] for worker in lagging] == [1]
+
+
+@pytest.mark.parametrize("where", ["--worker_num=3", pytest.param("--rehearse=3x1", marks=pytest.mark.slow)])
+def test_torchs_flight_recorder_of_all_ranks_names_the_collective_that_one_has_not_begun(
+    msrun: JobRunner, workers: Path, tmp_path: Path, where: str
+) -> None:
+    script = workers / "plain_stuck.py"
+    finished = msrun.run(where, "--hang_time_out=2", script, "sleep", cwd=tmp_path)
+    assert finished.code == 124, finished.stderr
+    dumps = [json.loads((finished.log_dir / f"flight_recorder_{rank}.json").read_text()) for rank in range(3)]
+    newest = [dump["entries"][-1] for dump in dumps]
+    assert [entry["retired"] for entry in newest] == [False, True, False]
+    begun = newest[1]["collective_seq_id"]
+    assert [entry["collective_seq_id"] for entry in newest] == [begun + 1, begun, begun + 1]
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from msrun import contract
 from msrun.agent.logs.own_file import open_own_file
+from msrun.agent.processes.flight_recorder import watch_flight_recorder
 from msrun.agent.processes.log_pipes import LogPipes
 from msrun.agent.processes.process_control import die_with_parent, set_open_files
 from msrun.agent.processes.process_spec import LOG_WRITER_ID, LOG_WRITER_TITLE, SCHEDULER_ID, ProcessSpec
@@ -166,6 +167,7 @@ def _telling(handler: Handler) -> Handler:
         size = os.environ.get(contract.WORLD_SIZE, "")
         if size and (given or size) == size:
             _tell()
+            watch_flight_recorder()
         return handler(url, *args, **settings)
 
     return meet

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from msrun import contract
 from msrun.agent.attempt import Attempt
+from msrun.agent.processes.flight_recorder import request_dumps
 from msrun.agent.processes.process_control import session_usage
 from msrun.agent.timers import Timers
 from msrun.agent.watch.progress_board import Progress, ProgressBoard
@@ -315,6 +316,8 @@ class JobWatch:
         """Have every running worker write its stacks into its log."""
         self._stack_begins = {rank: size_of(self._logs[rank]) for rank in membership.running()}
         request_stacks({pid: self._logs[rank] for rank, pid in membership.running().items()}, headline)
+        if prefix := self._host.common_env.get(contract.MSRUN_FLIGHT_RECORDER):
+            request_dumps(prefix, membership.running())
 
     def explain_hang(self, attempt: Attempt) -> None:
         """Name who holds up whom, and where, by the stacks that were requested: for workers that say nothing of it."""

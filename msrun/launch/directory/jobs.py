@@ -164,7 +164,7 @@ def _remove_job(folder: Path) -> None:
     logs = {contract.SCHEDULER_LOG}
     for plan in filter(None, (parse_plan(read_bytes(folder / name) or b"") for name in plans)):
         traces = {contract.trace_file_name(worker.global_rank) for worker in plan.workers}
-        known |= traces
+        known |= traces | {contract.flight_recorder_name(worker.global_rank) for worker in plan.workers}
         logs |= {contract.error_log_name(worker.log_name) for worker in plan.workers}
         logs |= {worker.log_name for worker in plan.workers} | {f"{trace}.log" for trace in traces}
         logs |= {f"{contract.server_name(index)}.log" for index in range(plan.server_num)}

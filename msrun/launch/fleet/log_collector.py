@@ -35,7 +35,8 @@ def own_logs(
     start = _FILLED_IN.join(re.escape(word) for word in words)
     found = {}
     for node_rank, own in ranks.items():
-        traces = (re.escape(contract.trace_file_name(rank)) for rank in own)
+        parts = (contract.trace_file_name, contract.flight_recorder_name)
+        traces = (re.escape(name(rank)) for rank in own for name in parts)
         of_servers = (re.escape(f"{contract.server_name(i)}.log") for i in range(node_rank, servers, len(ranks)))
         names = "|".join([f"{start}_(?:{'|'.join(map(str, own))})(?:\\.stderr)?\\.log", *traces, *of_servers])
         found[node_rank] = re.compile(names if node_rank != home else f"{names}|{re.escape(contract.SCHEDULER_LOG)}")

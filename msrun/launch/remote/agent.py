@@ -304,6 +304,8 @@ def _paths_to_send(plan: LaunchPlan, *, is_shared: bool, has_scheduler: bool) ->
     paths = [] if is_shared else plan.hosts[0].log_paths
     if not is_shared and contract.MSRUN_TRACE_DIR in plan.hosts[0].common_env:
         paths += [f"{plan.log_dir}/{contract.trace_file_name(worker.global_rank)}" for worker in plan.workers]
+    if not is_shared and contract.MSRUN_FLIGHT_RECORDER in plan.hosts[0].common_env:
+        paths += [f"{plan.log_dir}/{contract.flight_recorder_name(worker.global_rank)}" for worker in plan.workers]
     return [*paths, *([f"{plan.log_dir}/{contract.SCHEDULER_LOG}"] if has_scheduler else [])]
 
 

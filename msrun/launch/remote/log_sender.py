@@ -61,7 +61,8 @@ def _punch(descriptor: int, offset: int, size: int) -> None:
 
 
 PIECE_BYTES = 1 << 17
-_TRACE = re.compile(re.escape(contract.trace_file_name(0)).replace("0", r"\d+"))
+_PARTS = (contract.trace_file_name, contract.flight_recorder_name)
+_OF_JOB = re.compile("|".join(re.escape(name(0)).replace("0", r"\d+") for name in _PARTS))
 
 _Reader = RotatedReader | GrowingFile
 _Entry = tuple[str, int, _Reader]
@@ -158,7 +159,7 @@ class LogSender:
 
 def is_of_job(name: str) -> bool:
     """Return whether a file goes on when a new attempt begins, unlike a worker's log: the scheduler's, and a trace."""
-    return name == contract.SCHEDULER_LOG or _TRACE.fullmatch(name) is not None
+    return name == contract.SCHEDULER_LOG or _OF_JOB.fullmatch(name) is not None
 
 
 def pack_piece(name: str, attempt: int | None, data: bytes) -> Message:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
+from job_runner import JobRunner
 from torch.distributed.run import get_args_parser
 
 from msrun.torchrun import SWITCHES, WITH_VALUE, words_of
@@ -43,3 +47,11 @@ def test_every_option_of_the_installed_torchrun_is_known() -> None:
     unknown = {name for name in options if name not in (*SWITCHES, *WITH_VALUE)}
     assert unknown == set()
     assert {name: name in WITH_VALUE for name in options if name in SWITCHES} == dict.fromkeys(SWITCHES, False)
+
+
+def test_msrun_itself_has_these_defaults_where_the_environment_says_so(msrun: JobRunner, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    words = ("--dry_run=json", "--nproc-per=3", "train.py")
+    plan = json.loads(msrun.run(*words, cwd=tmp_path, env={"MSRUN_AS_TORCHRUN": "1"}).stdout)
+    assert (plan["world_size"], plan["tail_ranks"]) == (3, [0, 1, 2])
+    assert msrun.run(*words, cwd=tmp_path).code == 2, "a name that is cut short is torchrun's alone"

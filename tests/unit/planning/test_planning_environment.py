@@ -59,7 +59,7 @@ def test_common_and_rank_variables_are_those_of_the_contract() -> None:
         "OMP_NUM_THREADS",
     }
     at_times = {contract.MSRUN_SIM_LEVEL, contract.MSRUN_SIM_DEVICE, contract.MSRUN_SIM_ESTIMATE}
-    at_times.add(contract.MSRUN_EXIT_TIME_OUT)
+    at_times |= {contract.MSRUN_EXIT_TIME_OUT, contract.MSRUN_FLIGHT_RECORDER}
     assert set(build()) | set(parameter_server_environment(1, "secret")) >= contract.JOB_VARIABLES - at_times
     assert parameter_server_environment(0, "secret") == {}
 

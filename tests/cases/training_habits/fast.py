@@ -4,6 +4,7 @@ _BY_MODE = {
     "semi_auto": (
         "loss outside",
         "loss of each row, mean outside",
+        "backward with create_graph, then a penalty on the gradients",
         "ignored labels, more on one rank",
         "in-batch negatives",
         "results in a NamedTuple, loss outside",
@@ -24,12 +25,16 @@ _BY_MODE = {
         "a row set through .data",
         "rows' norms",
         "sharpness-aware minimization (SAM)",
+        "encoder and decoder, loss inside the decoder",
         "GRU evaluated before it is trained, and sequences of another length",
         "optimizer: of the script: by the number of rows",
     ),
     "shard": ("write: a column set", "write: view of blocks", "FFT"),
     "pipeline": ("loss inside", "gradient accumulation by hand"),
     "data_parallel": (
+        "results in a dataclass, loss outside",
+        "trainable embedding outside of the step",
+        "gradients of a head outside, by torch.autograd.grad",
         "loss outside",
         "mask of uneven rows, mean over what is left",
         "two calls, two backward passes in reverse order",
@@ -40,6 +45,8 @@ _BY_MODE = {
         "batch norm",
     ),
     "data_parallel hsdp": (
+        "hidden state handed on with its graph: two calls, one backward pass",
+        "trainable head outside of the step",
         "losses of two calls added",
         "rows scaled by a slice",
         "deepcopy of what is wrapped, after a step, and both go on",

@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from pathlib import Path
 
 import click
@@ -101,6 +101,12 @@ def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_bytes(), str(path))
 
 
+@functools.cache
+def imports_of(path: Path) -> frozenset[str]:
+    """Return what a module imports anywhere."""
+    return frozenset(imported(ast.walk(parse(path)), path))
+
+
 def at_import(node: ast.AST) -> Iterator[ast.AST]:
     """Walk what runs when a module is imported: not the bodies of functions, not what only a type checker sees."""
     for child in ast.iter_child_nodes(node):
@@ -115,7 +121,7 @@ def at_import(node: ast.AST) -> Iterator[ast.AST]:
 def test_imports_within_msrun_run_one_way() -> None:
     guilty = []
     for path in modules("msrun"):
-        names = [name.split(".") for name in imported(ast.walk(parse(path)), path)]
+        names = [name.split(".") for name in imports_of(path)]
         rooms = {parts[1] for parts in names if parts[0] == "msrun" and len(parts) > 1}
         wrong = {room for room in rooms - ALLOWED[room_of(path)] if not room.startswith("__version")}
         if wrong:
@@ -131,7 +137,7 @@ def test_imports_within_the_runtime_run_one_way() -> None:
         if room == "__init__":
             continue
         assert room in places, f"{name_of(path)} is in a room that RUNTIME_ORDER lacks"
-        names = [name.split(".") for name in imported(ast.walk(parse(path)), path)]
+        names = [name.split(".") for name in imports_of(path)]
         rooms = {parts[2] for parts in names if parts[:2] == ["msrun", "runtime"] and len(parts) > 2}
         wrong = {other for other in rooms if places.get(other, 0) > places[room]}
         back |= {(name_of(path), other) for other in wrong} & RUNTIME_BACK
@@ -151,7 +157,7 @@ def test_folders_of_a_room_form_no_circle(room: str) -> None:
     imports: dict[str, set[str]] = {}
     for path in modules(room):
         child = path.relative_to(ROOT / room).parts[0].removesuffix(".py")
-        names = [tuple(name.split(".")) for name in imported(ast.walk(parse(path)), path)]
+        names = [tuple(name.split(".")) for name in imports_of(path)]
         imports.setdefault(child, set()).update(
             name[len(home)] for name in names if name[: len(home)] == home and len(name) > len(home)
         )
@@ -178,7 +184,7 @@ def modules_by_name() -> dict[str, Path]:
     }
 
 
-def modules_named(names: set[str]) -> set[str]:
+def modules_named(names: Set[str]) -> set[str]:
     """Return the modules of ours that hold the names of import statements: of a module, or of what it defines."""
     known = modules_by_name()
     owners = {name if name in known else name.rpartition(".")[0] for name in names}
@@ -201,7 +207,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 
 def test_types_close_no_circle_but_the_listed_ones() -> None:
     imports = {
-        name: set() if path.name == "__init__.py" else modules_named(imported(ast.walk(parse(path)), path))
+        name: set() if path.name == "__init__.py" else modules_named(imports_of(path))
         for name, path in modules_by_name().items()
     }
     for owner, readers in NAMED_FOR_TYPES.items():
@@ -212,10 +218,9 @@ def test_types_close_no_circle_but_the_listed_ones() -> None:
 
 def in_use(tree: ast.Module, path: Path) -> set[str]:
     """Return what a module imports at any time, but for names that only annotations need."""
-    nodes = list(ast.walk(tree))
-    checked = [node for node in nodes if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
-    hidden = {id(inner) for node in checked for inner in ast.walk(node)}
-    return imported((node for node in nodes if id(node) not in hidden), path)
+    checked = [node for node in tree.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
+    hidden = imported((inner for node in checked for inner in ast.walk(node)), path)
+    return set(imports_of(path) - hidden)
 
 
 def test_what_is_decided_knows_no_process_group() -> None:
@@ -234,7 +239,7 @@ def test_packages_that_stand_alone_import_no_stranger(package: str) -> None:
     guilty = [
         f"{name_of(path)} imports {name}"
         for path in modules(package)
-        for name in imported(ast.walk(parse(path)), path)
+        for name in imports_of(path)
         if name.split(".")[0] in STRANGERS[package]
     ]
     assert guilty == []
@@ -247,7 +252,7 @@ def test_planning_takes_no_more_of_ranktable_than_the_grammar_of_host_lists_and_
         f"{name_of(path)} imports {name}"
         for room in ("msrun/planning", "ranktable/hosts")
         for path in modules(room)
-        for name in imported(ast.walk(parse(path)), path)
+        for name in imports_of(path)
         if name.startswith("ranktable.") and not name.startswith(allowed)
     ]
     assert guilty == []
@@ -268,8 +273,9 @@ MOVES_FILES = {
 """Modules that give files another name, and why."""
 
 
-def calls(path: Path) -> Iterator[ast.Call]:
-    return (node for node in ast.walk(parse(path)) if isinstance(node, ast.Call))
+@functools.cache
+def calls(path: Path) -> list[ast.Call]:
+    return [node for node in ast.walk(parse(path)) if isinstance(node, ast.Call)]
 
 
 def moves_a_file(call: ast.Call) -> bool:
@@ -314,7 +320,8 @@ def test_files_of_json_are_read_with_limits() -> None:
         name_of(path)
         for path in all_modules()
         for call in calls(path)
-        if ast.unparse(call.func) in ("json.load", "json.loads")
+        if getattr(call.func, "attr", "") in ("load", "loads")
+        and ast.unparse(call.func) in ("json.load", "json.loads")
         and (ast.unparse(call.func) == "json.load" or whole.search(ast.unparse(call)))
     }
     own = ("launch_templates/lint/keys.py", "msrun/runtime/checkpoint/")  # the latter has limits of its own
@@ -446,8 +453,7 @@ def test_every_thread_of_launcher_agent_and_scheduler_tells_its_owner_what_it_ra
         name_of(path)
         for path in modules("msrun")
         if room_of(path) in ("launch", "cluster", "agent", "cli")
-        for node in ast.walk(parse(path))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("threading.Thread", "Thread")
+        if any(ast.unparse(call.func) in ("threading.Thread", "Thread") for call in calls(path))
     }
     assert guilty <= allowed
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from job_runner import REPOSITORY, JobRunner
+from asked_cases import asked, slow_but
+from job_runner import REPOSITORY, WORKER_PATH, JobRunner
 
 PROGRAM = REPOSITORY / "tests" / "workers" / "mindspore_forms.py"
 FORMS = re.findall(r'^    "(.+)": ', PROGRAM.read_text(), re.MULTILINE)
@@ -24,17 +25,18 @@ REFUSED = {
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Any]]:
-    """Number of ranks -> what each has found."""
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Any]]:
+    """Number of ranks -> what each has found in the modes that are looked at."""
     folder = tmp_path_factory.mktemp("forms")
     with JobRunner() as msrun:
         for size in (1, 2):
-            msrun.run_world(size, PROGRAM, folder / f"of_{size}", cwd=folder)
+            modes = asked(request, "mode", always=["stand_alone"])
+            msrun.run_world(size, PROGRAM, folder / f"of_{size}", cwd=folder, env={"PYTHONPATH": WORKER_PATH, **modes})
     return {size: [json.loads((folder / f"of_{size}.{rank}").read_text()) for rank in range(size)] for size in (1, 2)}
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", slow_but(["data_parallel", "semi_auto_parallel"], MODES))
 def test_two_ranks_hold_the_weights_of_one_process_or_are_refused(found: Any, mode: str, form: str) -> None:
     (one,), two = found[1], found[2]
     if (mode, form) in REFUSED:

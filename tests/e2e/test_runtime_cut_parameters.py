@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from local_parts import local
 from on_ranks import on_ranks
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -35,7 +34,6 @@ from msrun.runtime import (
     optim,
     save_checkpoint,
     shard,
-    value_and_grad,
     whole_parameters,
 )
 
@@ -163,38 +161,18 @@ def refused(call: Callable[[], Any], *words: str, kind: type[Exception] = Parall
 
 @on_two
 def test_torchs_clipping_is_global() -> None:
-    for build, norm_type, foreach in itertools.product((hsdp, columns), (2.0, 1.0, 3.0, float("inf")), (None, False)):
+    for build in (hsdp, columns):
         step, _, right = pair(build)
         backward(step, right)
-        limit, how = 0.05, {"norm_type": norm_type, "foreach": foreach}
-        found = nn.utils.clip_grad_norm_(step.parameters(), limit, **how)  # type: ignore[arg-type]
-        assert_close(found, nn.utils.clip_grad_norm_(right.parameters(), limit, **how))  # type: ignore[arg-type]
-        for one, other in zip(step.parameters(), right.parameters(), strict=True):
-            whole = one.grad.full_tensor() if hasattr(one.grad, "full_tensor") else one.grad
-            assert_close(whole, other.grad)
-
-
-@pytest.mark.slow
-@on_two
-def test_total_norm_of_gradients_is_global_also_of_value_and_grad() -> None:
-    network, right = Net(), Net()
-    gradients_of = value_and_grad(lambda x, y: F.mse_loss(network(x), y), None, list(network.parameters()))
-    norms = []
-
-    def run(x: Tensor, y: Tensor) -> Tensor:
-        loss, gradients = gradients_of(x, y)
-        norms.append(nn.utils.get_total_norm(gradients))
-        return loss
-
-    x, y = batch()
-    AutoParallel(run).dataset_strategy("full_batch").hsdp(threshold=0)(x, y)
-    expected = torch.autograd.grad(F.mse_loss(right(x), y), list(right.parameters()))
-    assert_close(norms[0], nn.utils.get_total_norm(expected))
-    step, _, right = pair()
-    backward(step, right)
-    mine = torch.autograd.grad(step(x, y), list(step.parameters()))
-    assert_close(nn.utils.get_total_norm(mine), nn.utils.get_total_norm(expected))
-    assert_close(nn.utils.get_total_norm(p.grad for p in step.parameters()), nn.utils.get_total_norm(expected))
+        for halvings, (norm_type, foreach) in enumerate(
+            itertools.product((2.0, 1.0, 3.0, float("inf")), (None, False))
+        ):
+            limit, how = 0.05 / 8**halvings, {"norm_type": norm_type, "foreach": foreach}
+            found = nn.utils.clip_grad_norm_(step.parameters(), limit, **how)  # type: ignore[arg-type]
+            assert_close(found, nn.utils.clip_grad_norm_(right.parameters(), limit, **how))  # type: ignore[arg-type]
+            for one, other in zip(step.parameters(), right.parameters(), strict=True):
+                whole = one.grad.full_tensor() if hasattr(one.grad, "full_tensor") else one.grad
+                assert_close(whole, other.grad)
 
 
 @pytest.mark.slow
@@ -252,38 +230,6 @@ def test_element_wise_optimizers_made_before_the_first_call_train_as_one_process
 
 @pytest.mark.slow
 @on_two
-def test_own_element_wise_optimizers_train_as_one_process() -> None:
-    class Mine(torch.optim.Rprop):
-        """A subclass that says its step anew runs under the checks."""
-
-        def step(self, closure: Any = None) -> Any:  # type: ignore[override]
-            return super().step(closure)
-
-    class Lion(torch.optim.Optimizer):
-        def __init__(self, parameters: Any) -> None:
-            super().__init__(parameters, {"lr": 0.01})
-            self.steps = 0
-
-        @torch.no_grad()
-        def step(self) -> None:  # type: ignore[override]
-            weights = [weight for group in self.param_groups for weight in group["params"] if weight.grad is not None]
-            means = [self.state[weight].setdefault("mean", torch.zeros(weight.shape).double()) for weight in weights]
-            gradients = [weight.grad for weight in weights]
-            updates = torch._foreach_lerp(means, gradients, 0.1)
-            torch._foreach_add_(weights, [update.sign() for update in updates], alpha=-0.01)
-            torch._foreach_lerp_(means, gradients, 0.01)
-            if self.steps:  # what was made whole is cut from the second step on
-                assert all(type(mean) is type(gradient) for mean, gradient in zip(means, gradients, strict=True))
-            self.steps += 1
-
-    for kind in (Mine, Lion):
-        for build in (hsdp, stages):
-            step, _, right = pair(build)
-            train(step, right, kind(step.parameters()), kind(right.parameters()))
-
-
-@pytest.mark.slow
-@on_two
 def test_step_that_fails_leaves_the_checks_on() -> None:
     step, network, right = pair()
     backward(step, right)
@@ -297,35 +243,6 @@ def test_step_that_fails_leaves_the_checks_on() -> None:
         else:
             raise AssertionError("the step did not fail")
         refused(lambda: network(batch()[0]), "a.weight")
-
-
-@pytest.mark.slow
-@on_two
-def test_own_optimizer_that_uses_norms_of_whole_weights_trains_as_one_process() -> None:
-    class Lamb(torch.optim.Optimizer):
-        def __init__(self, parameters: Any) -> None:
-            super().__init__(parameters, {"lr": 0.05})
-
-        @torch.no_grad()
-        def step(self) -> None:  # type: ignore[override]
-            for weight in (weight for group in self.param_groups for weight in group["params"]):
-                state = self.state[weight]
-                if not state:
-                    state["mean"], state["square"] = torch.zeros_like(weight), weight.new_zeros(weight.shape)
-                state["mean"].mul_(0.9).add_(weight.grad, alpha=0.1)
-                state["square"].mul_(0.99).addcmul_(weight.grad, weight.grad, value=0.01)
-                update = state["mean"] / (state["square"].sqrt() + 1e-6)
-                ratio = weight.norm().clamp(0, 10) / (update.norm() / update.numel() ** 0.5)
-                weight.add_(update * ratio, alpha=-0.05)
-
-    step, _, right = pair()
-    train(
-        step,
-        right,
-        Lamb(step.parameters()),
-        Lamb(right.parameters()),
-        lambda n: nn.utils.clip_grad_norm_(n.parameters(), 0.3),
-    )
 
 
 @pytest.mark.slow
@@ -351,25 +268,6 @@ def test_optimizer_of_all_parameters_as_one_vector_trains_as_one_process_or_is_r
     for _ in range(2):  # made before the first call, and after it
         optimizer = torch.optim.LBFGS(step.parameters())
         refused(partial(fit, step, optimizer, rows), "LBFGS", "semi_auto", kind=StrategyError)
-
-
-@pytest.mark.slow
-@on_two
-def test_optimizer_that_scales_by_the_number_of_rows_trains_as_one_process() -> None:
-    class Scaled(torch.optim.Optimizer):
-        def __init__(self, parameters: Any) -> None:
-            super().__init__(parameters, {})
-
-        @torch.no_grad()
-        def step(self) -> None:  # type: ignore[override]
-            for weight in self.param_groups[0]["params"]:
-                noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(3), dtype=weight.dtype)
-                weight.grad.add_(noise).mul_(weight.size(0) / weight.numel())
-                weight.sub_(weight.grad * (0.1 * weight.shape[0]))
-
-    for build in (hsdp, columns):
-        step, _, right = pair(build)
-        train(step, right, Scaled(step.parameters()), Scaled(right.parameters()))
 
 
 @pytest.mark.slow
@@ -406,28 +304,6 @@ def test_optimizers_of_ours_train_parts_as_one_process() -> None:
         for build in (hsdp, columns, stages):
             step, _, right = pair(build)
             train(step, right, kind(step.parameters()), kind(right.parameters()))
-
-
-@pytest.mark.slow
-@on_two
-def test_gradients_handed_to_our_optimizer_are_taken() -> None:
-    network, right = Net(), Net()
-    gradients_of = value_and_grad(lambda x, y: F.mse_loss(network(x), y), None, list(network.parameters()))
-    optimizer, theirs = optim.Adam(network.parameters(), lr=0.01), torch.optim.Adam(right.parameters(), lr=0.01)
-
-    def run(x: Tensor, y: Tensor) -> Tensor:
-        loss, gradients = gradients_of(x, y)
-        optimizer(gradients)
-        return loss
-
-    step = AutoParallel(run).dataset_strategy("full_batch").hsdp(threshold=0)
-    for seed in range(STEPS):
-        x, y = batch(seed)
-        expected = F.mse_loss(right(x), y)
-        expected.backward()
-        assert_close(step(x, y), expected.detach())
-        theirs.step()
-        theirs.zero_grad()
 
 
 @pytest.mark.slow
@@ -499,42 +375,6 @@ def test_parts_stay_in_this_process_and_say_why() -> None:
 
 @pytest.mark.slow
 @on_two
-def test_what_is_computed_with_a_state_dict_is_that_of_the_whole() -> None:
-    for build in (hsdp, columns):
-        step, network, right = pair(build)
-        backward(step, right)
-        found = []
-        for net in (network, right):
-            state = net.state_dict()
-            kept = {name: value.clone() for name, value in state.items()}
-            with torch.no_grad():
-                for name, value in net.named_parameters():
-                    value.mul_(0.9).add_(state[name] * state[name].shape[0], alpha=0.1)
-            for value in kept.values():
-                value.mul_(2)
-                value[0] = 1
-            mean = {name: kept[name] * 0.9 + value * 0.1 for name, value in state.items()}
-            total = sum(float(value.sum()) for value in mean.values())
-            found.append((total, torch.stack([value.norm() for value in mean.values()])))
-            net.load_state_dict(mean)
-        torch.testing.assert_close(found[0], found[1])
-        assert_state(step.state_dict(), right.state_dict())
-
-
-@pytest.mark.slow
-@on_two
-def test_backward_passes_with_inputs_give_gradients_to_parts() -> None:
-    for build in (hsdp, columns):
-        step, network, right = pair(build)
-        x, y = batch()
-        for loss, net in ((step(x, y), network), (F.mse_loss(right(x), y), right)):
-            loss.backward(inputs=list(net.parameters()))
-        for mine, theirs in zip(network.parameters(), right.parameters(), strict=True):
-            assert_close(mine.grad.full_tensor() if hasattr(mine.grad, "full_tensor") else mine.grad, theirs.grad)
-
-
-@pytest.mark.slow
-@on_two
 def test_use_of_the_inner_network_and_of_memory_is_refused_by_name() -> None:
     step, network, right = pair()
     x, _ = batch()
@@ -552,26 +392,6 @@ def test_use_of_the_inner_network_and_of_memory_is_refused_by_name() -> None:
     backward(stepped, right)
     held = "stage 0" if get_rank() == 0 else "this rank holds nothing of (16, 8)"
     refused(network.a.weight.data_ptr, "a.weight", held)
-
-
-@pytest.mark.slow
-@on_two
-def test_every_rank_of_a_pipeline_computes_with_all_parameters_and_gradients() -> None:
-    for make in (Net, Tied):
-        step, network, right = pair(stages, make)
-        shadows = [[p.detach().clone() for p in net.parameters()] for net in (network, right)]
-        backward(step, right)
-        with torch.no_grad():
-            for net, shadow in zip((network, right), shadows, strict=True):
-                for p, whole in zip(net.parameters(), shadow, strict=True):
-                    whole.mul_(0.5).add_(p)  # made before the first call: it stays whole on every rank
-                    p.grad.mul_(0.01 / p.grad.norm())  # type: ignore[union-attr]
-                    p.grad[0] = p.sum()  # type: ignore[index]
-                    p.sub_(p.grad)
-        for mine, whole in zip(*shadows, strict=True):
-            assert type(mine) is Tensor
-            assert_close(mine, whole)
-        assert_state(step.state_dict(), right.state_dict())
 
 
 READS: list[Callable[[Tensor], Any]] = [
@@ -631,21 +451,6 @@ def test_what_is_read_of_parts_is_that_of_the_whole() -> None:
         assert_state(step.state_dict(), right.state_dict())
 
 
-@pytest.mark.slow
-@on_two
-def test_penalties_of_parts_have_the_gradients_of_one_process() -> None:
-    for build in (hsdp, columns):
-        step, network, right = pair(build)
-        x, y = batch()
-        for loss, net in ((step(x, y), network), (F.mse_loss(right(x), y), right)):
-            weight = net.a.weight
-            penalty = sum((p**2).sum() for p in net.parameters()) + weight.norm(dim=1).mean() + weight[3].sum()
-            (loss + 0.1 * penalty + weight.norm()).backward()
-        for mine, theirs in zip(network.parameters(), right.parameters(), strict=True):
-            whole = mine.grad.full_tensor() if hasattr(mine.grad, "full_tensor") else mine.grad
-            assert_close(whole, theirs.grad)
-
-
 WRITES: list[Callable[[nn.Module], Any]] = [
     lambda n: n.a.weight.data.__setitem__(3, 0),
     lambda n: n.a.weight.data[3:5].mul_(5),
@@ -696,27 +501,6 @@ def test_what_is_written_to_parts_is_that_of_one_process() -> None:
 
 @pytest.mark.slow
 @on_two
-def test_element_wise_work_on_parts_takes_whole_tensors_too() -> None:
-    step, network, right = pair()
-    backward(step, right)
-    weight, other = network.a.weight, right.a.weight
-    mask = (torch.arange(16 * 8).view(16, 8) % 3 == 0).double()
-    row, column = torch.arange(8).double(), torch.arange(16).double().unsqueeze(1)
-    with torch.no_grad():
-        for target, gradient in ((weight, weight.grad), (other, other.grad)):
-            gradient.mul_(mask).add_(row).mul_(column)
-            target.sub_(0.1 * torch.where(gradient > 0, gradient, gradient * 2).clamp(-1, 1))
-            target.data = target.data * 2 + mask
-    assert_state(step.state_dict(), right.state_dict())
-    assert_close(weight.grad.full_tensor(), other.grad)
-    assert weight.numel() == other.numel()
-    weight.data = other.detach() + 1
-    assert_close(weight.full_tensor(), other.detach() + 1)
-    assert_close(local(weight), weight.to_local())
-
-
-@pytest.mark.slow
-@on_two
 def test_copies_know_that_they_are_cut() -> None:
     step, network, right = pair()
     backward(step, right)
@@ -755,31 +539,6 @@ def test_averages_are_those_of_one_process() -> None:
             x, y = batch(7)
             with torch.no_grad():
                 assert_close(average(x, y), F.mse_loss(expected(x), y))
-
-
-@pytest.mark.slow
-@on_two
-def test_copies_made_before_the_parameters_are_cut_are_followed() -> None:
-    for build in (hsdp, columns):
-        step, network, right = pair(build)
-        ways = (None, get_ema_multi_avg_fn(0.5))
-        mine = [AveragedModel(network, multi_avg_fn=way) for way in ways] + [copy.deepcopy(network)]
-        theirs = [AveragedModel(right, multi_avg_fn=way) for way in ways] + [copy.deepcopy(right)]
-
-        def update(one: nn.Module, ours: Any = (mine, network), others: Any = (theirs, right)) -> None:
-            averages, net = others if one is others[1] else ours
-            for average in averages[:2]:
-                average.update_parameters(net)
-            with torch.no_grad():
-                for slow, fast in zip(averages[2].parameters(), net.parameters(), strict=True):
-                    slow.mul_(0.9).add_(fast, alpha=0.1)
-                    slow.lerp_(fast, 0.3)
-                    fast.copy_(slow)
-
-        train(step, right, torch.optim.SGD(step.parameters(), 0.1), torch.optim.SGD(right.parameters(), 0.1), update)
-        for average, expected in zip(mine, theirs, strict=True):
-            assert_state(average.state_dict(), expected.state_dict())
-            assert_close(average(batch()[0]), expected(batch()[0]))
 
 
 # -- whole parameters -----------------------------------------------------------------------------------------------
@@ -880,29 +639,6 @@ def test_copies_under_fsdp2_are_refused_by_name() -> None:
 
 @pytest.mark.slow
 @on_two
-def test_hooks_on_parameters_outlive_the_cut_and_see_norms_of_the_whole() -> None:
-    step, network, right = pair()
-    seen: list[list[Tensor]] = [[], []]
-    handles = []
-    for found, model in zip(seen, (network, right), strict=True):
-        handles.append(model.a.weight.register_hook(lambda gradient: gradient / gradient.norm()))
-        model.b.weight.register_post_accumulate_grad_hook(lambda weight, found=found: found.append(weight.grad.norm()))
-    for seed in range(3):
-        backward(step, right, seed)
-    assert_close(network.a.weight.grad.full_tensor(), right.a.weight.grad)
-    assert len(seen[0]) == 3
-    assert_close(seen[0], seen[1])
-    for handle in handles:
-        handle.remove()
-    network.a.weight.register_hook(lambda gradient: gradient * 2)
-    right.a.weight.register_hook(lambda gradient: gradient * 2)
-    backward(step, right)
-    assert_close(network.a.weight.grad.full_tensor(), right.a.weight.grad)
-    assert network.a.weight.grad is network.a.weight.grad
-
-
-@pytest.mark.slow
-@on_two
 def test_deferred_network_loads_and_saves_wholes() -> None:
     with no_init_parameters():
         network = Net()
@@ -948,36 +684,6 @@ def test_captures_beyond_the_limit_are_let_go_and_come_back_when_they_are_needed
 
 
 # -- as a module ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@on_two
-def test_accumulation_loops_begin_with_no_sync_in_every_mode() -> None:
-    for mode, level in (
-        ("semi_auto", None),
-        ("semi_auto", "level1"),
-        ("data_parallel", None),
-        ("data_parallel", "level1"),
-    ):
-        network, right = Net(), Net()
-        step = AutoParallel(WithLoss(network, F.mse_loss), mode)
-        if level:
-            step.hsdp(threshold=0, optimizer_level=level)  # type: ignore[arg-type]
-        ours, theirs = (torch.optim.SGD(n.parameters(), 0.1) for n in (step, right))
-        for seed in range(3):
-            for part in range(2):
-                x, y = batch(10 * seed + part)
-                rows = slice(2 * get_rank(), 2 * get_rank() + 2)
-                if part:
-                    step(x[rows], y[rows]).backward()
-                else:
-                    with step.no_sync():
-                        step(x[rows], y[rows]).backward()
-                F.mse_loss(right(x), y).backward()
-            for optimizer in (ours, theirs):
-                optimizer.step()
-                optimizer.zero_grad()
-        assert_state(step.state_dict(), right.state_dict())
 
 
 @pytest.mark.slow

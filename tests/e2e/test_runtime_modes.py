@@ -404,7 +404,8 @@ CASES = cases()
 outcomes = on_all_ranks(CASES)
 SLOW = {
     *(name for name in CASES if name.startswith("train/") and name.endswith(("-step", "float32", "deferred"))),
-    *("train/hybrid-without-marks", "train/fsdp-torch-optimizer"),
+    *("train/hybrid-without-marks", "train/fsdp-torch-optimizer", "train/fsdp-sum"),
+    *("train/fsdp-level1-late", "train/fsdp-level2-late"),
 }
 on_four = on_ranks(4)
 

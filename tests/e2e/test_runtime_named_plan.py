@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from asked_cases import slow_but
 from on_ranks import on_ranks
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
@@ -108,7 +109,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, list[int]], dict[str, 
 
 
 @on_ranks(4, dtype="float64")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_but(["columns of a table", "of the model"], CASES))
 def test_a_named_plan_trains_like_one_process_and_cuts_what_it_names(name: str) -> None:
     make, of_blocks, others = CASES[name]
     torch.manual_seed(3)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,12 +29,10 @@ from msrun.runtime import (
     get_rank,
     get_world_rank_from_group_rank,
     no_init_parameters,
-    optim,
     process_group,
     shard,
     value_and_grad,
 )
-from msrun.runtime.execute.executor import Executor
 from msrun.runtime.execute.transfers import start_backward, start_forward
 from msrun.runtime.parallel.compilation import compilation
 from msrun.runtime.sharding.collective import Collective, Kind
@@ -179,29 +176,6 @@ def test_ranks_with_different_buffers_use_rank_0s() -> None:
 
 @pytest.mark.slow
 @on_four
-def test_no_note_is_made_when_all_ranks_agree() -> None:
-    _, _, step = both()
-    step(*map(mine, batch()))
-    assert step.plan.notes == ()
-
-
-@pytest.mark.slow
-@on_four
-def test_dropout_gives_all_ranks_one_loss_and_one_gradient_whatever_their_seeds() -> None:
-    network = seeded(lambda: Calls(lambda s, x: F.dropout(s.layer(x), 0.5).pow(2).mean(), layer=nn.Linear(16, 4)))
-    step = AutoParallel(network)
-    torch.manual_seed(30 + get_rank())
-    x, _ = batch()
-    for _ in range(2):
-        loss = step(mine(x))
-        loss.backward()
-        assert len(set(everywhere(float(loss.detach())))) == 1
-    gradients = everywhere(network.layer.weight.grad)
-    assert all(torch.equal(gradient, gradients[0]) for gradient in gradients)
-
-
-@pytest.mark.slow
-@on_four
 def test_different_batch_shapes_at_the_first_call_are_refused() -> None:
     _, _, step = both()
     x, y = batch(rows=2 + get_rank())
@@ -242,17 +216,6 @@ def test_failure_after_the_programs_were_compared_is_told_to_the_others() -> Non
 
 
 # -- one network, several calls and functions of it --------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@on_four
-def test_network_trained_with_its_loss_can_be_called_without_it() -> None:
-    serial, network, step = both()
-    x, y = batch()
-    step(mine(x), mine(y)).backward()
-    alone = AutoParallel(network).dataset_strategy("full_batch")
-    with torch.no_grad():
-        assert_close(alone(x), serial(x).detach())
 
 
 @pytest.mark.slow
@@ -412,33 +375,6 @@ def test_other_results_come_back_beside_the_loss() -> None:
     assert [tuple(g.shape) for g in gradients] == [tuple(p.shape) for p in network.parameters()]
 
 
-@pytest.mark.slow
-@on_four
-def test_optimizer_of_ours_takes_the_gradients_of_the_parts() -> None:
-    serial = seeded(Mlp)
-    with no_init_parameters():
-        network = seeded(Mlp)
-        optimizer = optim.Momentum(network.parameters(), 0.1, 0.9)
-    gradients_of = value_and_grad(lambda x, y: F.mse_loss(network(x), y), None, list(network.parameters()))
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        loss, gradients = gradients_of(x, y)
-        optimizer(gradients)
-        return loss
-
-    step = AutoParallel(train).hsdp(threshold=0)
-    right = torch.optim.SGD(serial.parameters(), 0.1, momentum=0.9)
-    for seed in range(3):
-        x, y = batch(seed=seed)
-        loss = step(mine(x), mine(y))
-        expected = F.mse_loss(serial(x), y)
-        expected.backward()
-        right.step()
-        right.zero_grad()
-        assert_close(loss, expected.detach())
-    assert_close(whole(network.layer1.weight, serial.layer1.weight), serial.layer1.weight.detach())
-
-
 # -- groups with a name ------------------------------------------------------------------------------------------------
 
 
@@ -470,98 +406,6 @@ def test_illegal_groups_are_refused_with_the_legal_range() -> None:
 
 
 # -- orders of forward and backward ------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@on_four
-def test_two_forwards_then_two_backwards_add_up_their_gradients() -> None:
-    serial, network, step = both()
-    data = [batch(seed=1), batch(seed=2)]
-    losses = [step(mine(x), mine(y)) for x, y in data]
-    for loss in losses:
-        loss.backward()
-    for x, y in data:
-        F.mse_loss(serial(x), y).backward()
-    assert_gradients(network, serial)
-
-
-@pytest.mark.slow
-@on_four
-def test_backwards_in_the_other_order_give_the_same() -> None:
-    serial, network, step = both()
-    data = [batch(seed=1), batch(seed=2)]
-    first, second = (step(mine(x), mine(y)) for x, y in data)
-    second.backward()
-    first.backward()
-    for x, y in data:
-        F.mse_loss(serial(x), y).backward()
-    assert_gradients(network, serial)
-
-
-@pytest.mark.slow
-@on_four
-def test_accumulation_by_hand_equals_one_big_batch() -> None:
-    serial, network, step = both()
-    x, y = batch(16)
-    for part in range(2):
-        rows = slice(8 * part, 8 * part + 8)
-        (step(mine(x[rows]), mine(y[rows])) / 2).backward()
-    F.mse_loss(serial(x), y).backward()
-    assert_gradients(network, serial)
-
-
-@pytest.mark.slow
-@on_four
-def test_sum_of_losses_of_two_forwards_has_one_backward() -> None:
-    serial, network, step = both()
-    data = [batch(seed=1), batch(seed=2)]
-    (step(*map(mine, data[0])) + 3 * step(*map(mine, data[1]))).backward()
-    (F.mse_loss(serial(data[0][0]), data[0][1]) + 3 * F.mse_loss(serial(data[1][0]), data[1][1])).backward()
-    assert_gradients(network, serial)
-
-
-@pytest.mark.slow
-@on_four
-def test_forward_under_no_grad_gives_the_loss_and_leaves_nothing_behind() -> None:
-    serial, network, step = both()
-    x, y = batch()
-    with torch.no_grad():
-        loss = step(mine(x), mine(y))
-    assert_close(loss, F.mse_loss(serial(x), y).detach())
-    assert not loss.requires_grad
-    assert all(parameter.grad is None for parameter in network.parameters())
-
-
-@pytest.mark.slow
-@on_four
-def test_forward_under_no_grad_keeps_no_activations() -> None:
-    _, _, step = both()
-    x, y = batch()
-    step(mine(x), mine(y))
-    seen: list[bool] = []
-    original = Executor.forward
-
-    def forward(self: Executor, *args: Any, **kwargs: Any) -> Any:
-        seen.append(kwargs["needs_grad"])
-        return original(self, *args, **kwargs)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Executor, "forward", forward)
-        with torch.no_grad():
-            step(mine(x), mine(y))
-        step(mine(x), mine(y))
-    assert seen == [False, True]
-
-
-@pytest.mark.slow
-@on_four
-def test_loss_that_is_never_used_disturbs_nothing() -> None:
-    serial, network, step = both()
-    x, y = batch()
-    step(mine(x), mine(y))
-    step(mine(x), mine(y)).backward()
-    F.mse_loss(serial(x), y).backward()
-    assert_gradients(network, serial)
 
 
 @on_four
@@ -623,29 +467,6 @@ def test_pass_that_kept_the_graph_sees_a_parameter_that_was_written_since() -> N
 
 @pytest.mark.slow
 @on_four
-def test_evaluation_takes_another_batch_size_after_training() -> None:
-    serial, network, step = both()
-    optimizer, right = (torch.optim.SGD(n.parameters(), 0.1) for n in (network, serial))
-    x, y = batch()
-    step(mine(x), mine(y)).backward()
-    F.mse_loss(serial(x), y).backward()
-    optimizer.step()
-    right.step()
-    step.eval()
-    assert not network.training
-    x, y = batch(20, seed=3)
-    with torch.no_grad():
-        assert_close(step(mine(x), mine(y)), F.mse_loss(serial(x), y).detach())
-    step.train()
-    optimizer.zero_grad()
-    right.zero_grad()
-    step(mine(x), mine(y)).backward()
-    F.mse_loss(serial(x), y).backward()
-    assert_gradients(network, serial)
-
-
-@pytest.mark.slow
-@on_four
 def test_mode_of_a_part_is_seen_at_the_next_call() -> None:
     network = Calls(
         lambda s, x: s.drop(s.layer(x)).pow(2).mean(), layer=seeded(lambda: nn.Linear(16, 4)), drop=nn.Dropout(0.5)
@@ -663,182 +484,13 @@ def test_mode_of_a_part_is_seen_at_the_next_call() -> None:
 
 @pytest.mark.slow
 @on_four
-def test_all_levels_give_bit_equal_weights() -> None:
-    weights = []
-    for level in ("level1", "level2", "level3"):
-        network = seeded(Mlp).float()
-        step = AutoParallel(WithLoss(network, F.mse_loss)).hsdp(threshold=0, optimizer_level=level)
-        optimizer = torch.optim.Adam(network.parameters(), 0.01)
-        for seed in range(3):
-            x, y = batch(seed=seed)
-            step(mine(x).float(), mine(y).float()).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        weights.append([local(parameter).clone() for parameter in network.parameters()])
-    for other in weights[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(weights[0], other, strict=True))
-
-
-@pytest.mark.slow
-@on_four
-def test_gathered_weights_of_level3_are_freed_between_forward_and_backward() -> None:
-    serial, network, _ = both()
-    step = AutoParallel(WithLoss(network, F.mse_loss)).hsdp(threshold=0, optimizer_level="level3")
-    x, y = batch()
-    loss = step(mine(x), mine(y))
-    held = loss.grad_fn.step.parameters.gathered
-    cut = [group for group in held if group.group.shard_axes]
-    assert cut
-    assert all(leaf.untyped_storage().size() == 0 for group in cut for leaf in group.leaves.values())
-    loss.backward()
-    F.mse_loss(serial(x), y).backward()
-    assert_gradients(network, serial)
-
-
-@pytest.mark.slow
-@on_four
-def test_batch_that_copies_do_not_divide_is_refused() -> None:
-    network = seeded(Mlp)
-    step = AutoParallel(MicroBatchInterleaved(WithLoss(network, F.mse_loss), 2))
-    text = refused(StrategyError, step, *map(mine, batch(12)))
-    assert "a batch of 3 rows on this rank cannot be cut into 2 equal copies" in text
-
-
-@pytest.mark.slow
-@on_four
 def test_shard_size_beyond_the_world_is_refused_at_the_first_call() -> None:
     _, network, _ = both()
     step = AutoParallel(WithLoss(network, F.mse_loss)).hsdp(shard_size=8)
     assert "only 4 ranks" in refused(StrategyError, step, *map(mine, batch()))
 
 
-class Events:
-    """Records when collectives start and are waited for, and when segments compute."""
-
-    def __init__(self, step: AutoParallel) -> None:
-        from msrun.runtime.execute import segment_runner
-        from msrun.runtime.execute import segment_runner as steps
-
-        self.names: list[str] = []
-        self._undo: list[tuple[Any, str, Any]] = []
-        self._wrap(segment_runner.SegmentRunner, "run", lambda f: lambda *args: self._run(f, *args))
-        self._wrap(steps.ValueOnItsWay, "wait", lambda f: lambda future: self._wait(f, future))
-
-    def _wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        original = getattr(owner, name)
-        self._undo.append((owner, name, original))
-        setattr(owner, name, make(original))
-
-    def _run(self, original: Any, runner: Any, step: Any, copy: Any, index: int, needs_grad: bool) -> None:
-        number = next(n for n, other in enumerate(step.copies) if other is copy)
-        segment = runner.segments[index]
-        run = segment.run
-        waits = [name for name in segment.reads if name in copy.arriving]
-        for name in waits:
-            copy.arriving[name].label = f"{name} of copy {number}"
-        segment.run = lambda *values: self.names.append(f"compute {index} of copy {number}") or run(*values)
-        try:
-            original(runner, step, copy, index, needs_grad)
-        finally:
-            segment.run = run
-        for crossing in segment.crossings:
-            if not crossing.collective.is_local:
-                self.names.append(f"start {crossing.result} of copy {number}")
-                copy.arriving[crossing.result].label = f"{crossing.result} of copy {number}"
-
-    def _wait(self, original: Any, future: Any) -> Tensor:
-        if hasattr(future, "label"):
-            self.names.append(f"wait {future.label}")
-        return original(future)
-
-    def stop(self) -> None:
-        for owner, name, original in self._undo:
-            setattr(owner, name, original)
-
-
-@pytest.mark.slow
-@on_four
-def test_while_one_copys_data_travels_the_other_copy_computes() -> None:
-    network = seeded(Mlp)
-    shard(network.layer1, ((1, 1), (4, 1), (4,)))
-    shard(network.layer2, ((1, 4), (1, 4)))
-    step = AutoParallel(MicroBatchInterleaved(WithLoss(network, F.mse_loss), 2)).dataset_strategy("full_batch")
-    x, y = batch()
-    step(x, y)
-    events = Events(step)
-    try:
-        step(x, y)
-    finally:
-        events.stop()
-    names = events.names
-    started = next(i for i, name in enumerate(names) if name.startswith("start") and name.endswith("copy 0"))
-    waited = next(i for i, name in enumerate(names) if name == names[started].replace("start", "wait"))
-    between = names[started + 1 : waited]
-    assert any(name.startswith("compute") and name.endswith("copy 1") for name in between), names
-    assert any(name.startswith("start") and name.endswith("copy 1") for name in between), names
-
-
-@pytest.mark.slow
-@on_four
-def test_backward_takes_turns_as_well() -> None:
-    network = seeded(Mlp)
-    shard(network.layer1, ((1, 1), (4, 1), (4,)))
-    shard(network.layer2, ((1, 4), (1, 4)))
-    step = AutoParallel(MicroBatchInterleaved(WithLoss(network, F.mse_loss), 2)).dataset_strategy("full_batch")
-    x, y = batch()
-    x.requires_grad_()  # its gradient needs an all-reduce
-    loss = step(x, y)
-    compiled = step._captured[0].compiled
-    executor, names = compiled.executor, []
-    copies = loss.grad_fn.step.copies
-    runner = executor.runner
-    run, start = runner.run_backward, runner.start_crossings
-    number = lambda copy: next(n for n, other in enumerate(copies) if other is copy)  # noqa: E731
-    runner.run_backward = lambda s, c, i: names.append(("compute", i, number(c))) or run(s, c, i)
-    runner.start_crossings = lambda c, i: names.append(("start", i, number(c))) or start(c, i)
-    loss.backward()
-    last = len(compiled.segments) - 1
-    expected = [("start", last, 0), ("start", last, 1)]
-    slots = executor.order.backward
-    for slot, number_of_copy in itertools.product(slots, (0, 1)):
-        for index in slot:
-            expected.append(("compute", index, number_of_copy))
-            if index:
-                expected.append(("start", index - 1, number_of_copy))
-    assert names == expected
-    assert [index for slot in slots for index in slot] == list(range(last, -1, -1))
-    assert len(slots) > 1, "the gradients of layer1's input are summed while the other copy computes"
-
-
 # -- which parameters take part ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@on_four
-def test_frozen_parameters_get_no_gradient() -> None:
-    serial, network, step = both()
-    for n in (serial, network):
-        n.layer1.requires_grad_(requires_grad=False)
-    x, y = batch()
-    step(mine(x), mine(y)).backward()
-    F.mse_loss(serial(x), y).backward()
-    assert_gradients(network, serial)
-
-
-@pytest.mark.slow
-@on_four
-def test_parameters_unfrozen_later_get_gradients() -> None:
-    serial, network, step = both()
-    x, y = batch()
-    for n in (serial, network):
-        n.layer1.requires_grad_(requires_grad=False)
-    step(mine(x), mine(y)).backward()
-    for n in (serial, network):
-        n.layer1.requires_grad_()
-        n.zero_grad()
-    step(mine(x), mine(y)).backward()
-    F.mse_loss(serial(x), y).backward()
-    assert_gradients(network, serial)
 
 
 @pytest.mark.slow
@@ -866,21 +518,6 @@ def _with_a_head(self: Any, x: Tensor, part: str) -> Tensor:
 
 @pytest.mark.slow
 @on_four
-def test_part_used_only_by_a_later_call_trains_then() -> None:
-    serial = seeded(lambda: Calls(_with_a_head, body=nn.Linear(16, 8), head=nn.Linear(8, 4)))
-    network = copy.deepcopy(serial)
-    step = AutoParallel(network).hsdp(threshold=0)
-    x, _ = batch()
-    step(mine(x), "body").backward()
-    assert network.head.weight.grad is None
-    network.zero_grad()
-    step(mine(x), "head").backward()
-    serial(x, "head").backward()
-    assert_gradients(network, serial)
-
-
-@pytest.mark.slow
-@on_four
 def test_part_with_a_strategy_that_the_first_call_does_not_use_trains_later_from_where_it_is_stored() -> None:
     serial = seeded(lambda: Calls(_with_a_head, body=nn.Linear(16, 8), head=nn.Linear(8, 4)))
     network = copy.deepcopy(serial)
@@ -903,19 +540,6 @@ class Tied(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(torch.relu(self.first(x))).pow(2).mean()
-
-
-@pytest.mark.slow
-@on_four
-def test_tied_weights_stay_tied_and_get_both_gradients() -> None:
-    serial = seeded(Tied)
-    network = copy.deepcopy(serial)
-    step = AutoParallel(network).hsdp(threshold=0)
-    x, _ = batch()
-    step(mine(x)).backward()
-    serial(x).backward()
-    assert network.first.weight is network.second.weight
-    assert_gradients(network, serial)
 
 
 @pytest.mark.slow
@@ -948,25 +572,6 @@ def test_weight_that_two_operators_want_cut_differently_gets_both_gradients() ->
     assert_gradients(network, serial)
 
 
-@pytest.mark.slow
-@on_four
-def test_recurrent_network_trains_as_on_one_process() -> None:
-    serial = seeded(
-        lambda: Calls(
-            lambda s, x: s.out(s.lstm(x)[0]).pow(2).mean(), lstm=nn.LSTM(4, 8, batch_first=True), out=nn.Linear(8, 2)
-        )
-    )
-    network = copy.deepcopy(serial)
-    step = AutoParallel(network).hsdp(threshold=0)
-    x = batch()[0].reshape(8, 4, 4)
-    loss = step(mine(x))
-    loss.backward()
-    right = serial(x)
-    right.backward()
-    assert_close(loss.detach(), right.detach())
-    assert_gradients(network, serial)
-
-
 # -- what cannot be captured or cut is refused, each with the way out --------------------------------------------------
 
 
@@ -985,39 +590,6 @@ def test_constructs_that_cannot_be_captured_name_the_mode_that_needs_no_capture(
         assert "data_parallel" in text, text
 
 
-def _write_column(x: Tensor) -> Tensor:
-    x[:, 0] = 0
-    return x
-
-
-@pytest.mark.slow
-@on_four
-def test_error_that_the_network_raises_is_told_with_its_line() -> None:
-    def forward(self: Any, x: Tensor) -> Tensor:
-        if x.shape[1] != 3:
-            raise ValueError(f"3 columns are expected, not {x.shape[1]}")
-        return self.layer(x).mean()
-
-    text = refused(ValueError, AutoParallel(Calls(forward, layer=nn.Linear(16, 4))), mine(batch()[0]))
-    assert text.startswith("3 columns are expected, not 16\n"), text
-    assert f"{Path(__file__).name}:" in text, text
-
-
-@pytest.mark.slow
-@on_four
-def test_those_constructs_train_in_data_parallel_mode() -> None:
-    serial = seeded(lambda: Calls(lambda s, x: _write_column(s.layer(x)).pow(2).mean(), layer=nn.Linear(16, 4)))
-    network = copy.deepcopy(serial)
-    step = AutoParallel(network, "data_parallel")
-    x, _ = batch()
-    loss = step(mine(x))
-    loss.backward()
-    right = serial(x)
-    right.backward()
-    assert_close(loss.detach(), right.detach())
-    assert_gradients(network, serial)
-
-
 @pytest.mark.slow
 @on_four
 def test_dropout_on_lost_rows_is_refused_before_any_stage_runs() -> None:
@@ -1028,12 +600,3 @@ def test_dropout_on_lost_rows_is_refused_before_any_stage_runs() -> None:
     assert "rows of the batch are not known" in text
     assert "batch_first=True" in text
     assert len(set(everywhere(text))) == 1
-
-
-@pytest.mark.slow
-@on_four
-def test_number_taken_out_of_a_tensor_is_refused_by_name() -> None:
-    network = Calls(lambda self, x: self.layer(x / x.max().item()), layer=nn.Linear(16, 4))
-    text = refused(CaptureError, AutoParallel(WithLoss(network, F.mse_loss)), *map(mine, batch()))
-    assert "item" in text
-    assert "data_parallel" in text

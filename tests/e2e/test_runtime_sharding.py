@@ -393,9 +393,7 @@ def trained(name: str, dtype_name: str = "float64") -> Any:
 
 
 @on_six
-@pytest.mark.parametrize(
-    ("case", "dtype"), slow_but(["layouts-copies-hsdp/float64", "out-strategy-scatters/float64"], RUNS)
-)
+@pytest.mark.parametrize(("case", "dtype"), slow_but(["out-strategy-scatters/float64"], RUNS))
 def test_losses_and_weights_are_those_of_one_process_and_the_plan_tells_the_traffic(
     case: ShardingCase, dtype: str
 ) -> None:

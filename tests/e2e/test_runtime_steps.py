@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,8 +34,6 @@ from msrun.runtime import (
     value_and_grad,
 )
 from msrun.runtime.execute.executor import AHEAD, Executor
-from msrun.runtime.execute.gradients import GradientGroup
-from msrun.runtime.execute.parameters import GatheredGroup
 from msrun.runtime.execute.segment_runner import SegmentRunner
 from msrun.runtime.execute.transfers import traffic
 
@@ -384,38 +380,6 @@ class Watched:
         return call
 
 
-@functools.cache
-def order_of_issue():
-    """Return the events of one level3 step in which every layer's parameters travel alone."""
-    network = by_layers(make_network(torch.float64))
-    step = AutoParallel(WithLoss(network, F.cross_entropy)).hsdp(threshold=0, optimizer_level="level3")
-    batch = own_batch()
-    step(*batch).backward()
-    compiled = step._captured[0].compiled
-    groups, gradients = compiled.executor.groups, compiled.executor.gradient_groups
-    events, was_idle = [], {}
-
-    def look(name, own, args):
-        if name == "before start_gather":
-            was_idle[id(own)] = own._future is None
-        elif name == "after start_gather" and was_idle[id(own)] and own._future is not None:
-            events.append(("gather", groups.index(own.group)))
-        elif name == "after free":
-            events.append(("free", groups.index(own.group)))
-        elif name == "before start":
-            events.append(("reduce", gradients.index(own)))
-        elif name == "before run" and not own.segments[args[2]].is_empty:
-            events.append(("forward", args[2]))
-        elif name == "before run_backward" and not own.segments[args[2]].is_empty:
-            events.append(("backward", args[2]))
-
-    methods = [(GatheredGroup, "start_gather"), (GatheredGroup, "free"), (GradientGroup, "start")]
-    with Watched([*methods, (SegmentRunner, "run"), (SegmentRunner, "run_backward")], look):
-        step(*batch).backward()
-    reads = {index: segment.groups for index, segment in enumerate(compiled.segments) if segment.groups}
-    return {"program": step.plan.program, "events": events, "reads": reads, "groups": len(groups)}
-
-
 def by_layers(network):
     for number, layer in enumerate([network.first, *network.blocks, network.last]):
         set_comm_fusion(layer, number + 1)
@@ -608,66 +572,6 @@ class Large(nn.Module):
         for layer in self.layers:
             x = torch.relu(layer(x))
         return x
-
-
-def positions(events: list[list[Any]], kind: str) -> dict[int, list[int]]:
-    """Return number -> places at which this kind of event stands for it."""
-    found: dict[int, list[int]] = {}
-    for place, (name, number) in enumerate(events):
-        if name == kind:
-            found.setdefault(number, []).append(place)
-    return found
-
-
-@pytest.mark.slow
-@on_four
-def test_gathers_start_before_the_layer_ahead_is_computed_and_not_earlier_than_needed() -> None:
-    order = order_of_issue()
-    events, reads = order["events"], order["reads"]
-    gathers, forward, backward = (positions(events, kind) for kind in ("gather", "forward", "backward"))
-    assert all(len(places) == 2 for places in gathers.values())
-    for segment, (group,) in reads.items():
-        on_the_way, on_the_way_back = gathers[group]
-        if segment - 1 in forward:
-            assert on_the_way < forward[segment - 1][0]
-        if segment + 1 in backward:
-            assert on_the_way_back < backward[segment + 1][0]
-        if segment - AHEAD - 1 in forward:
-            assert on_the_way > forward[segment - AHEAD - 1][0]
-
-
-@pytest.mark.slow
-@on_four
-def test_text_of_the_program_has_what_happens_in_a_step_in_its_order() -> None:
-    order = order_of_issue()
-    words = {"segment": "forward", "backward of segment": "backward", "gather message": "gather"}
-    words |= {"free message": "free", "send gradients": "reduce"}
-    told = re.findall(rf"^ *({'|'.join(words)}) (\d+)", order["program"], re.MULTILINE)
-    computed = {(name, number) for name, number in map(tuple, order["events"])}
-    shown = [(words[name], int(number)) for name, number in told]
-    quiet = {event for event in shown if event[0] in ("forward", "backward")} - computed  # collectives alone
-    assert [event for event in shown if event not in quiet] == [*map(tuple, order["events"])]
-
-
-@pytest.mark.slow
-@on_four
-def test_gradients_leave_while_the_backward_pass_goes_on() -> None:
-    order = order_of_issue()
-    reduces, backward = (positions(order["events"], kind) for kind in ("reduce", "backward"))
-    segment_of = {group: segment for segment, (group,) in order["reads"].items()}
-    for group in range(1, order["groups"]):
-        segment = segment_of[group]
-        assert backward[segment][0] < reduces[group][0] < backward[segment - 1][0]
-
-
-@pytest.mark.slow
-@on_four
-def test_gathered_parts_are_freed_after_their_last_use_of_each_pass() -> None:
-    events = order_of_issue()["events"]
-    frees = positions(events, "free")
-    for group, places in positions(events, "gather").items():
-        assert [a < b for a, b in pairwise(sorted([*places, *frees[group]]))] == [True] * 3
-        assert places[0] < frees[group][0] < places[1] < frees[group][1]
 
 
 @pytest.mark.slow

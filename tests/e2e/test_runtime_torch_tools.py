@@ -1,12 +1,11 @@
-"""torch's own tools in every layout, and training loops as strangers write them around a network, beside one process:
-clipping, copies, averages, optimizers that look at whole tensors, state dicts,
-torch.distributed.checkpoint. What cannot have its numbers is refused by an error that says why."""
+"""torch's own tools in every layout, beside one process: optimizers that look at whole tensors, state dicts,
+torch.distributed.checkpoint. Training loops as strangers write them are in tests/cases/training_habits."""
 
 from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
@@ -16,7 +15,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F  # noqa: N812
-from asked_cases import slow_but
 from on_ranks import on_ranks
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
@@ -27,9 +25,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.tensor import DTensor
-from torch.optim.swa_utils import AveragedModel
 
-from msrun.errors import MsrunError
 from msrun.runtime import AutoParallel, Pipeline, WithLoss, get_rank, load_checkpoint, save_checkpoint, shard
 
 Build = Callable[[nn.Module], AutoParallel]
@@ -151,18 +147,6 @@ def trained(build: Build, kind: Any = torch.optim.AdamW) -> tuple[AutoParallel, 
 # -- training ---------------------------------------------------------------------------------------------------------
 
 
-@tool("stages", "stages+hsdp", fast=("hsdp-level1",))  # see test_runtime_cut_parameters.py
-def test_clip_grad_norm(build: Build) -> None:
-    network, right = Net(), Net()
-    step = build(network)
-    backward(step, right)
-    for kind in (2.0, float("inf")):
-        found = nn.utils.clip_grad_norm_(network.parameters(), 0.05, kind)
-        assert_close(found, nn.utils.clip_grad_norm_(right.parameters(), 0.05, kind))
-    for one, other in zip(network.parameters(), right.parameters(), strict=True):
-        assert_close(one.grad, other.grad)
-
-
 @tool()
 def test_adafactor(build: Build) -> None:
     step, _, right, ours, theirs = trained(build, torch.optim.Adafactor)
@@ -196,43 +180,6 @@ def test_muon(build: Build) -> None:
 
 
 @tool()
-def test_closures(build: Build) -> None:
-    network, right = Net(), Net()
-    step = build(network)
-    ours, theirs = torch.optim.Adafactor(network.parameters(), 0.01), torch.optim.Adafactor(right.parameters(), 0.01)
-    x, y = batch(3)
-
-    def closure(call: Any, optimizer: Any) -> Tensor:
-        optimizer.zero_grad()
-        loss: Tensor = call(x, y)
-        loss.backward()
-        return loss.detach()
-
-    for _ in range(2):
-        mine = ours.step(lambda: closure(step, ours))
-        assert_close(mine, theirs.step(lambda: closure(lambda x, y: F.mse_loss(right(x), y), theirs)))
-    assert_state(step.state_dict(), right.state_dict())
-
-
-@tool("fsdp2", fast=("stages+hsdp",))  # no copies of what FSDP2 has cut, see training_habits
-def test_averages(build: Build) -> None:
-    network, right = Net(), Net()
-    step = build(network)
-    backward(step, right)
-    step.zero_grad()
-    right.zero_grad()
-    mine, expected = AveragedModel(network), AveragedModel(right)
-    ours, theirs = torch.optim.SGD(network.parameters(), 0.1), torch.optim.SGD(right.parameters(), 0.1)
-    for seed in range(3):
-        backward(step, right, seed)
-        for optimizer, average, model in ((ours, mine, network), (theirs, expected, right)):
-            optimizer.step()
-            optimizer.zero_grad()
-            average.update_parameters(model)
-    assert_state(mine.module.state_dict(), expected.module.state_dict())
-
-
-@tool()
 def test_weights_by_columns(build: Build) -> None:
     network, right = Net(), Net()
     for module in (network, right):
@@ -242,21 +189,6 @@ def test_weights_by_columns(build: Build) -> None:
     step = build(network)
     ours, theirs = torch.optim.SGD(network.parameters(), 0.1), torch.optim.SGD(right.parameters(), 0.1)
     train(step, right, ours, theirs)
-
-
-@tool()
-def test_copies(build: Build) -> None:
-    step, network, right, _, _ = trained(build)
-    copied = copy.deepcopy(network.state_dict())
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.zero_()
-    network.load_state_dict(copied)
-    assert_state(step.state_dict(), right.state_dict())
-    values = step.state_dict()
-    assert not any(value.requires_grad for value in values.values())
-    step.load_state_dict({name: value / 2 for name, value in values.items()})
-    assert_state(step.state_dict(), {name: value / 2 for name, value in right.state_dict().items()})
 
 
 @tool("stages", "stages+hsdp", "fsdp2", fast=("hsdp-level2",))
@@ -341,247 +273,3 @@ def test_distributed_checkpoints(build: Build) -> None:
     dcp.load(alone, checkpoint_id=path, no_dist=True)
     assert_state(alone["net"], right.state_dict())
     train(new, right, optimizer, theirs)
-
-
-# -- training loops ---------------------------------------------------------------------------------------------------
-
-Call = Callable[[Tensor, Tensor], Tensor]
-Values = Iterator[Tensor]
-LOOP_LAYOUTS: dict[str, Build] = {
-    "hsdp": LAYOUTS["hsdp-level3"],
-    "tensor": LAYOUTS["tensor+hsdp"],
-    "stages": LAYOUTS["stages+hsdp"],
-    "fsdp2": fsdp2,
-    "ddp": lambda network: AutoParallel(WithLoss(network, F.mse_loss), "data_parallel"),
-}
-CUT = ("hsdp", "tensor", "stages")
-
-
-def loop(
-    refused: Mapping[str, str] = {}, *, fast: bool = False, but: str = ""
-) -> Callable[[Callable[..., Values]], Callable[..., None]]:
-    """Return the decorator of a loop, which yields what its user would look at: the test of it in every layout.
-
-    Ranks have rows of their own where torch trains on them (DDP, FSDP2).
-
-    Args:
-        refused: layout -> what the error says, where the numbers of one process cannot be had.
-        fast: one layout is fast.
-        but: a layout in which the loop cannot be written.
-    """
-
-    def decorate(looped: Callable[..., Values]) -> Callable[..., None]:
-        def test(layout: str) -> None:
-            right, network = Net(), Net()
-            step = LOOP_LAYOUTS[layout](network)
-
-            def call(x: Tensor, y: Tensor) -> Tensor:
-                parts = dist.get_world_size() if layout in ("ddp", "fsdp2") else 1
-                return step(*(value.chunk(parts)[get_rank() % parts] for value in (x, y)))
-
-            def values(of: nn.Module, call: Call) -> list[Tensor]:
-                return [whole(value.detach()).clone() for value in looped(of, call)]
-
-            if layout in refused:
-                with pytest.raises((MsrunError, RuntimeError)) as error:
-                    values(network, call)
-                assert refused[layout] in str(error.value)
-                return
-            found = values(network, call)
-            expected = values(right, lambda x, y: F.mse_loss(right(x), y))
-            for one, other in zip(found, expected, strict=True):
-                torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11, check_dtype=False)
-            for key, value in step.state_dict().items():
-                torch.testing.assert_close(whole(value), right.state_dict()[key], rtol=1e-9, atol=1e-11)
-
-        layouts = slow_but(["fsdp2"] if fast else [], [layout for layout in LOOP_LAYOUTS if layout != but])
-        return pytest.mark.parametrize("layout", layouts)(on_two_and_four(test))
-
-    return decorate
-
-
-def rows(seed: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return tuple(torch.randn(8, 8, generator=generator, dtype=torch.float64) for _ in range(2))  # type: ignore[return-value]
-
-
-def sgd(network: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(network.parameters(), 0.1, momentum=0.9)
-
-
-def steps(network: nn.Module, call: Call, optimizer: Any, seeds: range = range(3)) -> Values:
-    for seed in seeds:
-        loss = call(*rows(seed))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield loss
-
-
-# -- when things happen -----------------------------------------------------------------------------------------------
-
-
-@loop(fast=True)
-def test_inference_comes_first(network: nn.Module, call: Call) -> Values:
-    with torch.inference_mode():
-        yield call(*rows(20)).clone()
-    optimizer = sgd(network)
-    for seed in range(3):
-        yield from steps(network, call, optimizer, range(seed, seed + 1))
-        with torch.inference_mode():
-            yield call(*rows(20)).clone()
-
-
-@loop(fast=True)
-def test_gradients_are_dropped_before_the_first_step(network: nn.Module, call: Call) -> Values:
-    optimizer = sgd(network)
-    call(*rows(7)).backward()
-    optimizer.zero_grad()
-    yield from steps(network, call, optimizer)
-
-
-@loop(fast=True)
-def test_groups_of_the_optimizer_are_clipped(network: nn.Module, call: Call) -> Values:
-    optimizer = sgd(network)
-    for seed in range(2):
-        call(*rows(seed)).backward()
-        yield nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], 0.1)
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-@loop(fast=True)
-def test_half_is_frozen_and_trained_again(network: nn.Module, call: Call) -> Values:
-    optimizer = sgd(network)
-    for seed in range(6):
-        network.a.requires_grad_(seed not in (0, 1, 4))  # type: ignore[union-attr]
-        yield from steps(network, call, optimizer, range(seed, seed + 1))
-
-
-@loop({"fsdp2": "was put into the network after FSDP2 had cut it"}, fast=True)
-def test_head_is_replaced(network: nn.Module, call: Call) -> Values:
-    yield from steps(network, call, sgd(network), range(2))
-    torch.manual_seed(8)
-    network.b = nn.Linear(16, 8, dtype=torch.float64)
-    yield from steps(network, call, sgd(network), range(2))
-
-
-@loop({"fsdp2": "was put into the network after FSDP2 had cut it"}, fast=True)
-def test_weights_are_tied_later(network: nn.Module, call: Call) -> Values:
-    yield call(*rows(0))
-    network.norm.bias = network.norm.weight  # type: ignore[union-attr]
-    yield from steps(network, call, sgd(network))
-
-
-# -- by hand ----------------------------------------------------------------------------------------------------------
-
-
-@loop(fast=True)
-def test_data_is_assigned(network: nn.Module, call: Call) -> Values:
-    for seed in range(3):
-        loss = call(*rows(seed))
-        loss.backward()
-        for parameter in network.parameters():
-            if parameter.grad is not None:
-                parameter.data = parameter.data - 0.1 * parameter.grad.data
-                parameter.grad = None
-        yield loss
-
-
-@loop(fast=True, but="stages")  # a parameter of another stage has no gradient here
-def test_norms_are_read_as_numbers(network: nn.Module, call: Call) -> Values:
-    optimizer = sgd(network)
-    for seed in range(3):
-        loss = call(*rows(seed))
-        loss.backward()
-        norms = [parameter.grad.norm().item() for parameter in network.parameters()]  # type: ignore[union-attr]
-        yield torch.tensor(norms)
-        yield torch.tensor([float(parameter.detach().norm(1)) for parameter in network.parameters()])
-        for parameter, norm in zip(network.parameters(), norms, strict=True):
-            parameter.grad.mul_(0.01 / norm)  # type: ignore[union-attr]
-        optimizer.step()
-        optimizer.zero_grad()
-        yield loss
-
-
-@loop(but="stages")  # a parameter of another stage has no gradient here
-def test_sums_are_read_as_numbers(network: nn.Module, call: Call) -> Values:
-    call(*rows(0)).backward()
-    weight = network.a.weight  # type: ignore[union-attr]
-    yield torch.tensor([float((weight.grad**2).sum()), float(weight.mean()), weight.abs().max().item()])
-    yield torch.tensor([bool(weight.grad.abs().sum() > 0), bool(torch.isnan(weight).any())])
-
-
-@loop()
-def test_weights_are_drawn_anew(network: nn.Module, call: Call) -> Values:
-    yield from steps(network, call, sgd(network), range(2))
-    torch.manual_seed(11)
-    network.a.reset_parameters()  # type: ignore[operator,union-attr]
-    nn.init.xavier_normal_(network.b.weight)  # type: ignore[arg-type,union-attr]
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.01)
-    yield from steps(network, call, sgd(network), range(2))
-
-
-@loop()
-def test_rows_and_chunks_are_written(network: nn.Module, call: Call) -> Values:
-    yield from steps(network, call, sgd(network), range(2))
-    weight = network.a.weight  # type: ignore[union-attr]
-    weight.data[:3].mul_(2)
-    weight.data[1] = 0.5
-    weight.data.view(-1)[3:20].add_(0.25)
-    with torch.no_grad():
-        row, column = weight[2], weight[:, 1]
-        weight.mul_(0.5)
-        row.add_(1)
-        column.fill_(0.125)
-        weight.chunk(2)[1].mul_(torch.linspace(0, 1, weight.shape[1]))
-    yield weight[:3].sum()
-    yield torch.tensor(float(sum(torch._foreach_norm([value.detach() for value in network.parameters()]))))
-    yield from steps(network, call, sgd(network), range(2))
-
-
-@loop(
-    {"fsdp2": "which FSDP2 gathers for the call"}
-    | dict.fromkeys(CUT, "writes under no_grad into a tensor that has a gradient")
-)
-def test_weights_are_written_in_forward(network: nn.Module, call: Call) -> Values:
-    def halve(module: nn.Module, _: Any) -> None:
-        with torch.no_grad():
-            module.weight.mul_(0.5)  # type: ignore[operator,union-attr]
-
-    network.a.register_forward_pre_hook(halve)  # type: ignore[operator,union-attr]
-    yield from steps(network, call, sgd(network))
-
-
-# -- hooks ------------------------------------------------------------------------------------------------------------
-
-
-@loop({"fsdp2": "which FSDP2 never calls"})
-def test_gradient_hooks(network: nn.Module, call: Call) -> Values:
-    network.a.weight.register_hook(lambda gradient: gradient * 3)  # type: ignore[union-attr]
-    yield from steps(network, call, sgd(network))
-
-
-@loop({"fsdp2": "which FSDP2 never calls"})
-def test_gradient_hooks_that_come_later(network: nn.Module, call: Call) -> Values:
-    optimizer = sgd(network)
-    yield from steps(network, call, optimizer, range(2))
-    network.a.weight.register_hook(lambda gradient: gradient * 3)  # type: ignore[union-attr]
-    yield from steps(network, call, optimizer)
-
-
-@loop({"ddp": "before the ranks' mean"})
-def test_hooks_after_gradients(network: nn.Module, call: Call) -> Values:
-    def descend(parameter: Tensor) -> None:
-        with torch.no_grad():
-            parameter.sub_(parameter.grad, alpha=0.1)  # type: ignore[arg-type]
-        parameter.grad = None
-
-    for parameter in network.parameters():
-        parameter.register_post_accumulate_grad_hook(descend)
-    for seed in range(3):
-        loss = call(*rows(seed))
-        loss.backward()
-        yield loss

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import importlib
 import os
 import pickle
 import shutil
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from job_runner import WORKER_IMPORTS
 
 from msrun.errors import MsrunError
 from msrun.runtime import init
@@ -199,12 +201,6 @@ def prepare_process() -> None:
     """Import, before any fork, what every rank needs, and start no threads."""
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
-    __import__("msrun.runtime.parallel.auto_parallel")
-
-    @torch.compile(backend=lambda graph, _: graph.forward, fullgraph=True)
-    def compiled(x: torch.Tensor) -> torch.Tensor:
-        return x + 1
-
-    with torch.no_grad():
-        compiled(torch.ones(1))  # dynamo imports most of what it needs at its first call
-    torch._dynamo.reset()
+    for name in WORKER_IMPORTS:
+        importlib.import_module(name)
+    torch._dynamo.trace_rules.clear_lru_cache = lambda: None  # when a world is joined: 0.2 s of each rank

@@ -706,3 +706,14 @@ def _(t: Trial) -> None:
             t.wrap(Step(forward))(t.mine(t.randn(8, 8)))
     random.seed(0)
     train(t, Criterion(Mlp()))
+
+
+@habit("weights tied after the first step")
+def _(t: Trial) -> None:
+    net = Criterion(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4)))
+
+    def after(_net: Any, number: int) -> None:
+        if number == 0:
+            net.net[1].bias = net.net[1].weight
+
+    train(t, net, after=after)

@@ -36,6 +36,42 @@ def refusal_of(mode: str, name: str) -> Refusal | None:
 REFUSALS = (
     Refusal(
         "CaptureError",
+        "store detach()",
+        "a graph of one call cannot hold that of another",
+        {"state left on the module with its graph": CAPTURED},
+    ),
+    Refusal(
+        "CaptureError",
+        "stores tensors in attributes",
+        "the code runs once for all parts of the batch",
+        {"state left on the module with its graph": ("pipeline",)},
+    ),
+    Refusal(
+        "CaptureError",
+        "register it as nn.Parameter",
+        "a tensor that nobody names would get the gradient of one rank",
+        {"tensor with a gradient that is no parameter": CAPTURED_ALL},
+    ),
+    Refusal(
+        "StrategyError",
+        "use it inside the network",
+        "its gradient outside is that of one rank's rows",
+        {"parameter used again outside of the call": ("semi_auto", "data_parallel hsdp")},
+    ),
+    Refusal(
+        "StrategyError",
+        "outside of the step gives that of this rank",
+        "nobody sums what one rank asks for by itself",
+        {"gradients of a head outside, by torch.autograd.grad": (*CAPTURED, "data_parallel")},
+    ),
+    Refusal(
+        "StrategyError",
+        "which gathers others for each call",
+        "FSDP2 gathers other parameters for each call",
+        {"gradients of a head outside, by torch.autograd.grad": ("data_parallel hsdp",)},
+    ),
+    Refusal(
+        "CaptureError",
         "backward(create_graph=True) through a step",
         "gradients of a captured step have no graph of their own",
         {
@@ -329,6 +365,7 @@ REFUSALS = (
         {
             "the head replaced between steps": ("data_parallel hsdp",),
             "layer added between steps": ("data_parallel hsdp",),
+            "weights tied after the first step": ("data_parallel hsdp",),
             "embedding grown between steps": ("data_parallel hsdp",),
             "parameter that is assigned": ("data_parallel hsdp",),
             "module that is assigned": ("data_parallel hsdp",),

@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from training_habits.losses import WITH_RESULTS, Step
-from training_habits.trial import Trial, habit, sgd, train
+from training_habits.trial import Mlp, Trial, habit, sgd, train
 
 
 class Scored(NamedTuple):
@@ -150,6 +150,65 @@ def _(t: Trial) -> None:
 
     net.net.a.register_forward_hook(hook)
     train(t, net)
+
+
+@habit("state left on the module with its graph")
+def _(t: Trial) -> None:
+    def forward(self: Step, x: Tensor, y: Tensor) -> Tensor:
+        out = self.net(x)
+        self.kept = out if self.kept is None else torch.tanh(out + self.kept)
+        return F.mse_loss(self.kept, y)
+
+    def loss_of(step: Any, x: Tensor, y: Tensor) -> Tensor:
+        return step(x, y) + step(x.flip(1), y)
+
+    train(t, Step(forward, kept=None), loss_of=loss_of, steps=1)
+
+
+@habit("tensor with a gradient that is no parameter")
+def _(t: Trial) -> None:
+    net = Step(lambda self, x, y: F.mse_loss(self.net(x) * self.held[0], y), held=[torch.ones(4, requires_grad=True)])
+    train(t, net, steps=1)
+    t.whole(net.held[0].grad, "its gradient")
+
+
+@habit("parameter used again outside of the call", WITH_RESULTS)
+def _(t: Trial) -> None:
+    net = Mlp()
+    train(t, net, loss_of=lambda step, x, y: F.mse_loss(step(x) @ net.b.weight, y.repeat(1, 4)))
+
+
+@habit("gradients of a head outside, by torch.autograd.grad", WITH_RESULTS)
+def _(t: Trial) -> None:
+    net, head = Mlp(8, 16, 8), nn.Linear(8, 4)
+    x, y = t.batch()
+    optimizer = sgd(head)
+    loss = F.mse_loss(head(t.wrap(net)(x)), y)
+    for parameter, gradient in zip(
+        both := [head.weight, *net.parameters()], torch.autograd.grad(loss, both), strict=True
+    ):
+        parameter.grad = gradient
+    optimizer.step()
+    t.whole(head.weight)
+
+
+@habit("result written into", WITH_RESULTS)
+def _(t: Trial) -> None:
+    def loss_of(step: Any, x: Tensor, y: Tensor) -> Tensor:
+        out = step(x)
+        out[:, 0] = 0
+        return F.mse_loss(out.mul_(2), y)
+
+    train(t, Mlp(), loss_of=loss_of)
+
+
+@habit("result that has no rows of the batch", WITH_RESULTS)
+def _(t: Trial) -> None:
+    def loss_of(step: Any, x: Tensor, y: Tensor) -> Tensor:
+        loss, of_weight = step(x, y)
+        return loss + of_weight.mean()
+
+    train(t, Step(lambda self, x, y: (F.mse_loss(self.net(x), y), self.net.a.weight.pow(2).mean(1))), loss_of=loss_of)
 
 
 @habit("activation left on the module, read outside", WITH_RESULTS)
@@ -383,6 +442,9 @@ def _(t: Trial) -> None:
         stepper.zero_grad()
         loss.backward()
         t.rows(x.grad, "gradient of the batch")
+        x.grad = None
+        x.pow(2).sum().backward()
+        t.rows(x.grad, "gradient away from any step")
         stepper.step()
         t.loss(loss)
     t.state(step)

@@ -75,6 +75,7 @@ def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
         mindspore=options["mindspore"],
         mindspore_semantics=options["mindspore_semantics"],
         device_target=options["device_target"],
+        virtual_local_rank=options["virtual_local_rank"],
         is_warm=options["warm"],
         warm_time_min=options["warm_time"],
         preload=tuple(options["preload"]),

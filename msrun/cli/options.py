@@ -19,7 +19,7 @@ OPTIONAL_VALUES |= {
     "--rank_args": "true",
     "--keep_going": "true",
     "--pass_local_rank": "true",
-    **dict.fromkeys(("--log_split", "--log_time", "--log_once"), "true"),
+    **dict.fromkeys(("--log_split", "--log_time", "--log_once", "--virtual_local_rank"), "true"),
     "--install_completion": "auto",
 }
 OPTIONAL_VALUES |= {"--warm": "true", "--plan": "text", "--watch": "auto", "--json": "true"}
@@ -131,6 +131,13 @@ GROUPS: dict[str, list[click.Option]] = {
             default="auto",
             show_default=True,
             help="Devices of the workers, one for each: auto, cpu, gpu or ascend.",
+        ),
+        option(
+            "virtual_local_rank",
+            SWITCH,
+            type=Boolean(),
+            default=False,
+            help="Show each worker its device alone, as number 0; LOCAL_RANK is 0 for all.",
         ),
         option(
             "bind_core",

@@ -18,6 +18,7 @@ from msrun.planning.environment import (
     rank_environment,
     role_environment,
     server_environment,
+    virtual_rank_environment,
 )
 from msrun.planning.host_assignment import Fleet, HostAssignment
 from msrun.planning.imports import OF_OPTIMIZERS, SAFE_PACKAGES, ScriptImports, read_imports
@@ -310,6 +311,8 @@ def worker_plan(
     """
     device_id, bound, rank = devices.device_ids[index], binding.workers[index], assignment.ranks[index]
     env = rank_environment(global_rank=rank, local_rank=index, node_rank=assignment.node_rank, device_id=device_id)
+    if spec.virtual_local_rank:
+        env |= virtual_rank_environment(devices.target, devices.physical[index])
     role = spec.program.role_of(rank, spec.worker_num)
     if role != (DEFAULT_ROLE, rank, spec.worker_num):
         env |= role_environment(*role)

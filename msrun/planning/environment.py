@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 
 from msrun import contract
 from msrun.planning.masking import MASK, SECRET_NAME, mask_url
+from msrun.planning.placement.host import ASCEND_VARIABLE, CUDA_VARIABLE
 from msrun.planning.program import DEFAULT_ROLE, with_numbers
 
 STACK_SIGNAL = signal.SIGRTMIN + 8
@@ -155,6 +156,16 @@ def role_environment(name: str, role_rank: int, role_world_size: int) -> dict[st
         contract.ROLE_RANK: str(role_rank),
         contract.ROLE_WORLD_SIZE: str(role_world_size),
     }
+
+
+def virtual_rank_environment(target: str, device: str) -> dict[str, str]:
+    """Return what a worker has in the place of its place on its host. Source: torchrun's --virtual-local-rank.
+
+    Args:
+        device: its number on the host.
+    """
+    visible = {"gpu": CUDA_VARIABLE, "ascend": ASCEND_VARIABLE}.get(target)
+    return {contract.LOCAL_RANK: "0", contract.DEVICE_ID: "0", **({visible: device} if visible else {})}
 
 
 def of_rank(env: Collection[tuple[str, str]], numbers: Mapping[str, int]) -> dict[str, str]:

@@ -244,6 +244,8 @@ class LaunchSpec(JobTerms):
     mindspore_semantics: MindSporeSemantics = "mindspore"
     """What defaults mean in scripts of msrun.mindspore."""
     device_target: DeviceTarget = "auto"
+    virtual_local_rank: bool = False
+    """Whether each worker sees its device alone, as number 0, and LOCAL_RANK is 0 for all."""
     is_warm: bool = False
     """Whether the job starts from a warm server, and leaves one."""
     warm_time_min: float = WARM_TIME_MIN

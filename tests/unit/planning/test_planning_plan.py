@@ -112,6 +112,22 @@ def test_device_of_a_table_that_the_host_has_not_is_refused() -> None:
     assert (plan.workers[0].device_id, plan.workers[0].physical_device) == (2, "5")
 
 
+@pytest.mark.parametrize(
+    ("host", "visible"),
+    [
+        (HostFacts("h", "127.0.0.1", (0,), gpus=("4", "6")), {"CUDA_VISIBLE_DEVICES": ["4", "6"]}),
+        (HostFacts("h", "127.0.0.1", (0,), npus=("0", "3")), {"ASCEND_RT_VISIBLE_DEVICES": ["0", "3"]}),
+        (HostFacts("h", "127.0.0.1", (0,)), {}),
+    ],
+)
+def test_with_a_virtual_local_rank_each_worker_sees_its_device_as_number_0(
+    host: HostFacts, visible: dict[str, list[str]]
+) -> None:
+    workers = plan_for(host=host, worker_num=2, local_worker_num=2, virtual_local_rank=True).workers
+    expected = {"LOCAL_RANK": ["0", "0"], "DEVICE_ID": ["0", "0"], "RANK": ["0", "1"], **visible}
+    assert {name: [worker.env[name] for worker in workers] for name in expected} == expected
+
+
 def test_plan_is_json_and_hides_secrets() -> None:
     text = render_plan(full_plan(), as_json=True)
     assert json.loads(text)["hosts"][0]["env"]["API_KEY"] == "********"

@@ -29,9 +29,9 @@ from ranktable import (
     write_table,
 )
 from ranktable.cli import main
-from ranktable.edit.convert import dialect_names, refused_names, write_hostfile
+from ranktable.convert import dialect_names, refused_names, write_hostfile
 from ranktable.kinds import codec_names
-from ranktable.overview import overview_as_json
+from ranktable.report import overview_as_json
 
 CATALOGUE = Path(__file__).parent / "catalogue"
 GOOD = [

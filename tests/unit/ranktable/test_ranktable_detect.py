@@ -9,8 +9,8 @@ import pytest
 
 from ranktable import UnknownDialectError, read_table
 from ranktable.kinds import detect_dialect, find_near_keys
-from ranktable.reading.document import parse_document
-from ranktable.reading.faults import name_compression
+from ranktable.document import parse_document
+from ranktable.faults import name_compression
 from ranktable.tables import find_kind
 
 CATALOGUE = Path(__file__).parent / "catalogue"

@@ -15,8 +15,8 @@ from ranktable import (
     encode_table,
 )
 from ranktable.cli import main
-from ranktable.edit.fix import fix_table
-from ranktable.reading.document import read_document
+from ranktable.fix import fix_table
+from ranktable.document import read_document
 from ranktable.validate import validate_file
 
 CATALOGUE = Path(__file__).parent / "catalogue"

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from ranktable import RankTableError
-from ranktable.edit.fix import fix_table
+from ranktable.fix import fix_table
 from ranktable.profile import CHIPS, READERS, Profile, build_profile
-from ranktable.reading.document import parse_document
-from ranktable.reading.lenient import parse_leniently
+from ranktable.document import parse_document
+from ranktable.fix import parse_leniently
 from ranktable.report import render_report, verdict_as_json
 from ranktable.tables import decode_table, encode_table
 from ranktable.validate import validate_document

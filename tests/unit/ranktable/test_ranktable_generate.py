@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ranktable import BuildError, build_table, default_file_name, validate_table
 from ranktable.generate import SERVER_ORDERS
-from ranktable.sources.option_values import expand_pattern, read_device_ips
+from ranktable.sources.collect import expand_pattern, read_device_ips
 
 SERVER_IDS = st.from_regex(r"[a-z]{2,8}-[0-9]{1,3}", fullmatch=True) | st.ip_addresses(v=4).map(str).filter(
     lambda text: not text.startswith(("127.", "0.0.0.0"))

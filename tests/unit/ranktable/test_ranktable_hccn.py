@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranktable import RankTableError, ReadError, SourceError
-from ranktable.sources.answer import found_devices, join_answers
+from ranktable.sources.captures import found_devices, join_answers
 from ranktable.sources.captures import find_host_files, parse_hccn_conf, parse_transcript, read_host_answers
 
 CONF = """\

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ranktable import Cluster, Device, Group, RankTable, Server, SuperPod, encode_table, parse_table
 from ranktable.tables import encode_document
-from ranktable.text import render_json
+from ranktable.values import render_json
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranktable import JsonTextError
-from ranktable.reading.document import parse_document
-from ranktable.reading.lenient import parse_leniently, repair_text
+from ranktable.document import parse_document
+from ranktable.fix import parse_leniently, repair_text
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-99, 99) | st.text("a1'\"\\/#*,]}\u201c\u201d\u2018 \nTrue", max_size=9),

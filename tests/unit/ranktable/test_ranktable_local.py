@@ -13,8 +13,8 @@ from ranktable import BuildError, SourceError, build_table, write_table
 from ranktable.cli import main
 from ranktable.generate import HostInventory
 from ranktable.model import Device
-from ranktable.rules.registry import LOCAL_RULES
-from ranktable.sources.device_tools import DeviceTools
+from ranktable.rules import LOCAL_RULES
+from ranktable.sources.local_host import DeviceTools
 from ranktable.sources.local_host import Probe, find_device_ids, read_local_host, resolve_names
 
 FIB_TRIE = """\

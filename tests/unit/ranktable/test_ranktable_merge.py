@@ -24,7 +24,7 @@ from ranktable import (
     read_table,
     validate_table,
 )
-from ranktable.ordering import MERGE_ORDERS
+from ranktable.merge import MERGE_ORDERS
 from ranktable.tables import encode_table
 
 DIALECTS = st.sampled_from(["1.0", "1.2", "volcano-job", "volcano-global", "cross-cluster"])

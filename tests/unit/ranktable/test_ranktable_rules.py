@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ranktable import Device, ProfileError, RankTable, RankTableError, Server, validate_table
 from ranktable.profile import build_profile
-from ranktable.reading.document import parse_document
+from ranktable.document import parse_document
 from ranktable.rules import registered_rules
 from ranktable.validate import validate_document
 from ranktable.values import name_placeholder

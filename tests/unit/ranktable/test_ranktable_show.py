@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ranktable import Cluster, Device, Group, RankNotFoundError, RankTable, Server, SuperPod, build_table, write_table
 from ranktable.cli import main
-from ranktable.overview import (
+from ranktable.report import (
     MAX_ROWS,
     find_planes,
     list_ranks,

@@ -20,6 +20,8 @@ from ranktable.validate import hold_to_rules
 from ranktable.values import count_noun, plain, render_json
 
 _SERVER_KEYS, _EXTRAS = frozenset({"device_id", "device_ip", "host_ip", "pod_ip"}), "extra"
+_OWN = ("cluster_list", "data_version")
+"""Keys at the top that belong to the dialect that is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ def convert_table(table: RankTable, to: str, wishes: ConvertWishes | None = None
     keeps = _SERVER_KEYS | ({"super_device_id", "super_pod_list"} if has_pods else set())
     keeps |= {_EXTRAS} if is_family else set()
     lost = list_losses(replace(table, status=COMPLETED), keeps)
-    extra = {key: value for key, value in table.extra.items() if is_family and key != "data_version"}
+    extra = {key: value for key, value in table.extra.items() if is_family and key not in _OWN}
     servers = tuple(_plain_server(server, keeps) for server in _join_servers(table.servers))
     pods = table.super_pods if has_pods else ()
     return Converted(RankTable(to, servers, table.status, len(servers), pods, extra), lost)
@@ -111,7 +113,7 @@ def list_losses(table: RankTable, keeps: Collection[str]) -> tuple[str, ...]:
     }
     lost = [f"the status {plain(table.status)}"] if table.status != COMPLETED else []
     lost += [text for key, (text, number) in counts.items() if number and key not in keeps]
-    own = ("data_version",) if _EXTRAS in keeps else tuple(table.extra)
+    own = _OWN if _EXTRAS in keeps else tuple(table.extra)
     lost += [f"{plain(key)} of the table" for key in own if key in table.extra]
     return (*lost, *([] if _EXTRAS in keeps else _describe_extras(table)))
 

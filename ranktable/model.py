@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 from ranktable.errors import RankNotFoundError
@@ -138,6 +139,50 @@ def number_devices(servers: Sequence[Server], key: RankKey) -> tuple[Server, ...
         replace(server, devices=tuple(replace(device, rank_id=next(ranks)) for device in server.devices))
         for server in servers
     )
+
+
+def plain_table(hosts: Iterable[tuple[str, Sequence[int]]]) -> RankTable:
+    """Return the version 1.0 table of hosts and their device ids, with ranks in that order and without addresses.
+
+    No rule is looked at; `build_table` holds its tables to them.
+    """
+    ranks = count()
+    servers = tuple(Server(name, tuple(Device(number, next(ranks)) for number in ids)) for name, ids in hosts)
+    return RankTable("1.0", servers, declared_server_count=len(servers))
+
+
+def encode(table: RankTable) -> dict[str, object]:
+    """Return the JSON object of a table of version 1.0 or 1.2, whatever it says."""
+    pods: list[dict[str, object]] = [
+        {"super_pod_id": pod.super_pod_id, "server_list": [{"server_id": name} for name in pod.server_ids], **pod.extra}
+        for pod in table.super_pods
+    ]
+    number = {} if table.declared_server_count is None else {"server_count": str(table.declared_server_count)}
+    return {
+        "version": table.dialect,
+        **number,
+        "server_list": [_encode_server(server) for server in table.servers],
+        **({"super_pod_list": pods} if pods else {}),
+        "status": table.status,
+        **table.extra,
+    }
+
+
+def _encode_server(server: Server) -> dict[str, object]:
+    named = {"server_id": server.server_id, "host_ip": server.host_ip, "pod_ip": server.pod_ip}
+    encoded: dict[str, object] = {key: value for key, value in named.items() if value is not None}
+    encoded["device"] = [_encode_device(device) for device in server.devices]
+    return {**encoded, **server.extra} if server.extra else encoded
+
+
+def _encode_device(device: Device) -> dict[str, object]:
+    encoded: dict[str, object] = {"device_id": str(device.device_id)}
+    if device.super_device_id is not None:
+        encoded["super_device_id"] = device.super_device_id
+    if device.device_ip is not None:
+        encoded["device_ip"] = device.device_ip
+    encoded["rank_id"] = str(device.rank_id)
+    return {**encoded, **device.extra} if device.extra else encoded
 
 
 @contextmanager

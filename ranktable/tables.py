@@ -18,7 +18,7 @@ from ranktable.errors import (
 from ranktable.faults import name_compression
 from ranktable.files import DEFAULT_MODE, write_bytes
 from ranktable.kinds import Detection, Dialect, detect_dialect, dialect_of, find_near_keys, table_of, written_names
-from ranktable.model import INITIALIZING, Device, RankTable, Server, paused_collector
+from ranktable.model import INITIALIZING, RankTable, encode, paused_collector
 from ranktable.problem import Problem
 from ranktable.values import render_json
 
@@ -76,36 +76,7 @@ def encode_document(table: RankTable) -> dict[str, object]:
     if has_pods and not dialect_of(table.dialect).reads_super_pods:
         message = f"a table with super pods or super device ids cannot be written in dialect {table.dialect!r}"
         raise BuildError(message, "take them out, or choose a dialect that has them")
-    pods: list[dict[str, object]] = [
-        {"super_pod_id": pod.super_pod_id, "server_list": [{"server_id": name} for name in pod.server_ids], **pod.extra}
-        for pod in table.super_pods
-    ]
-    count = {} if table.declared_server_count is None else {"server_count": str(table.declared_server_count)}
-    return {
-        "version": table.dialect,
-        **count,
-        "server_list": [_encode_server(server) for server in table.servers],
-        **({"super_pod_list": pods} if pods else {}),
-        "status": table.status,
-        **table.extra,
-    }
-
-
-def _encode_server(server: Server) -> dict[str, object]:
-    named = {"server_id": server.server_id, "host_ip": server.host_ip, "pod_ip": server.pod_ip}
-    encoded: dict[str, object] = {key: value for key, value in named.items() if value is not None}
-    encoded["device"] = [_encode_device(device) for device in server.devices]
-    return {**server.extra, **encoded} if server.extra.keys() & encoded.keys() else {**encoded, **server.extra}
-
-
-def _encode_device(device: Device) -> dict[str, object]:
-    encoded: dict[str, object] = {"device_id": str(device.device_id)}
-    if device.super_device_id is not None:
-        encoded["super_device_id"] = device.super_device_id
-    if device.device_ip is not None:
-        encoded["device_ip"] = device.device_ip
-    encoded["rank_id"] = str(device.rank_id)
-    return {**encoded, **device.extra} if device.extra else encoded
+    return encode(table)
 
 
 def encode_table(table: RankTable) -> str:

@@ -38,6 +38,7 @@ _CLOUD_NAME, _LAB_NAME, _MIXED = "template2-cloud", "template2-lab", "1.1"
 _RULES = "R7 R8 R13 R14 R15 R16 R28 P1"
 _READERS = frozenset({"hccl", "mindspore"})
 _PER_SERVER = (1, 2, 4, 8, 16)
+_MAX_PORT = 65535
 _DEVICE_IP = Field("device_ip", role="device_ip", empty_is_none=True)
 
 
@@ -203,9 +204,10 @@ def check_heterogeneous(survey: Survey, _profile: Profile) -> Iterator[Problem]:
             remedy = "write the address of the host, not its name"
             yield server.complain("server_id", "R33", "node_addr must be an IPv4 or IPv6 address", remedy)
 
-    def place(device: DeviceEntry) -> tuple[str, int] | None:
+    def place(device: DeviceEntry) -> tuple[str, int | None] | None:
         port, owner = device.number("port"), owners[device.path]
-        return (device.text("device_ip") or owner.server_id or owner.path, port) if port else None
+        is_one = port is not None and 0 < port <= _MAX_PORT
+        return (device.text("device_ip") or owner.server_id or owner.path, port) if is_one else None
 
     same, remedy = "the same address and port stand at {}", "give each rank of an address its own port"
     yield from find_repeats(survey.devices, "port", "R33", same, remedy, place, severity="warning")
@@ -223,7 +225,7 @@ _RANK = Schema(
         Field("rank_id", "number", missing="error", rule="R9", role="rank_id"),
         Field("device_id", "device_number", rule="R8", role="device_id"),
         Field("rank_ip", role="device_ip", empty_is_none=True),
-        Field("port", "number", rule="R33", limits=(0, 65535)),
+        Field("port", "number", rule="R33", limits=(0, _MAX_PORT)),
         Field("sdid", "number", rule="R33", role="super_device_id"),
         Field("bind_device_id", "device_number", rule="R8"),
     )

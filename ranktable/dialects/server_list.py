@@ -13,12 +13,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 
-from ranktable.kinds import Dialect, Entry, Survey, find_repeats, has_any, rule_ids
+from ranktable.kinds import Dialect, Survey, find_repeats, has_any, rule_ids
 from ranktable.problem import Problem, Severity, join_key
 from ranktable.profile import Profile
 from ranktable.rules import citations, rule
+from ranktable.rules.identity import check_cover
 from ranktable.schema import Count, Field, Members, Schema
 
 PLAIN, SUPER_PODS = "1.0", "1.2"
@@ -176,22 +177,6 @@ def check_clusters(survey: Survey, _profile: Profile) -> Iterator[Problem]:
             yield from check_cover(members, listed, key, where, "P4", "cluster of cluster_list")
 
 
-def check_cover(
-    members: Collection[Entry], listed: Collection[Entry], key: str, where: str, rule_id: str, holder: str
-) -> Iterator[Problem]:
-    """Yield a problem for each member that is not listed or is there twice, and for what is listed and no member."""
-    known, named = {entry.text(key) for entry in listed}, {entry.text(key) for entry in members}
-    for entry in members:
-        if entry.text(key) is not None and entry.text(key) not in known:
-            yield entry.complain(key, rule_id, f"the id is not in {where}", f"write the id as it stands in {where}")
-    inside = (entry for entry in members if entry.text(key) in known)
-    yield from find_repeats(inside, key, rule_id, "it stands at {} already", "list it once")
-    for entry in listed:
-        if entry.text(key) is not None and entry.text(key) not in named:
-            message = f"the {key.removesuffix('_id').replace('_', ' ')} is in no {holder}"
-            yield entry.complain(key, rule_id, message, f"list it in its {holder.partition(' of ')[0]}")
-
-
 @rule(
     "P5",
     "every group has a group_id of its own, and every server of an instance an id and devices",
@@ -219,7 +204,7 @@ DIALECTS = (
         sources=(citations.MINDIE_MOTOR,),
         schema=_SERVICE,
         versions=(PLAIN, SUPER_PODS),
-        rules=rule_ids(_LISTED, _SUPER_PODS, "P5"),
+        rules=rule_ids(_LISTED, _SUPER_PODS, "P1 P5"),
         reads_super_pods=True,
     ),
     Dialect(

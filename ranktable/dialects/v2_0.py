@@ -31,7 +31,9 @@ _EID = re.compile(r"[0-9A-Fa-f]{32}")
 
 def _number(name: str, lowest: int, highest: int, *, optional: bool = False) -> Field:
     role = name if name == "device_id" else None
-    return Field(name, "integer", missing=None if optional else "error", rule=_RULE, role=role, limits=(lowest, highest))
+    return Field(
+        name, "integer", missing=None if optional else "error", rule=_RULE, role=role, limits=(lowest, highest)
+    )
 
 
 _ADDRESS = (
@@ -219,10 +221,10 @@ def _has_form(text: str, kind: str) -> bool:
     if kind == "EID":
         return _EID.fullmatch(text) is not None
     try:
-        (IPv4Address if kind == "IPV4" else IPv6Address)(text[: _MAX_ADDRESS + 1])
+        (IPv4Address if kind == "IPV4" else IPv6Address)(text)
     except ValueError:
         return False
-    return True
+    return len(text) <= _MAX_ADDRESS
 
 
 def _check_ports(address: Entry) -> Iterator[Problem]:

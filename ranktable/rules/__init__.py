@@ -117,7 +117,12 @@ def severity_on(survey: Survey, profile: Profile, *chips: str) -> Severity | Non
 _PARSED = (citations.PARSER,)
 _AT_START = (citations.VERIFY_PAGE,)
 for _rule in (
-    Rule("R1", "the file is a JSON object in UTF-8 of at most 40 MiB, without comments, named .json", sources=_PARSED),
+    Rule(
+        "R1",
+        "the file is a JSON object in UTF-8 of at most 40 MiB, without comments, named .json",
+        severity="error or warning",
+        sources=_PARSED,
+    ),
     Rule("R2", "the version is known for this kind of table", sources=(citations.VERSIONS,)),
     Rule(
         "R4",

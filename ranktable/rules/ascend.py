@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from ranktable.dialects.server_list import check_cover
 from ranktable.kinds import DeviceEntry, ServerEntry, Survey, all_dialects, find_repeats
 from ranktable.problem import Problem, Severity, join_key
 from ranktable.profile import Profile
 from ranktable.rules import chip_of, citations, rule, severity_on
-from ranktable.rules.identity import MAX_DEVICE_ID, about_devices
+from ranktable.rules.identity import MAX_DEVICE_ID, about_devices, check_cover
 from ranktable.values import count_noun, name_placeholder
 
 _QUADS_910A = {"0123", "4567", "0145", "0246", "0347", "1256", "1357", "2367"}

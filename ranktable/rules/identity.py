@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 
 from ranktable.hosts.ranges import fold_numbers
@@ -187,8 +187,8 @@ def check_server_order(survey: Survey, profile: Profile) -> Iterator[Problem]:
 def check_device_order(survey: Survey, profile: Profile) -> Iterator[Problem]:
     """The physical order that 910A and A2 expect."""
     for server in survey.servers if severity_on(survey, profile, "910a", "a2") else ():
-        pairs = [(device.device_id, device.rank_id) for device in server.devices]
-        by_device = [rank for _, rank in sorted(pair for pair in pairs if None not in pair)]  # type: ignore[type-var]
+        pairs = [(d.device_id, d.rank_id) for d in server.devices if d.device_id is not None and d.rank_id is not None]
+        by_device = [rank for _, rank in sorted(pairs)]
         if by_device != sorted(by_device):
             message = f"in the order of device_id the ranks are {', '.join(map(str, by_device))}"
             yield about_devices(server, "R12", "warning", message, "number the devices in the order of device_id")
@@ -207,6 +207,22 @@ def check_server_addresses(survey: Survey, _profile: Profile) -> Iterator[Proble
         if server.server_id is not None and parse_address(server.server_id) is None:
             message = "the id is not an address; MindSpore's documentation asks for the host's address"
             yield server.complain("server_id", "P6", message, "write the address of the host", "warning")
+
+
+def check_cover(
+    members: Collection[Entry], listed: Collection[Entry], key: str, where: str, rule_id: str, holder: str
+) -> Iterator[Problem]:
+    """Yield a problem for each member that is not listed or is there twice, and for what is listed and no member."""
+    known, named = {entry.text(key) for entry in listed}, {entry.text(key) for entry in members}
+    for entry in members:
+        if entry.text(key) is not None and entry.text(key) not in known:
+            yield entry.complain(key, rule_id, f"the id is not in {where}", f"write the id as it stands in {where}")
+    inside = (entry for entry in members if entry.text(key) in known)
+    yield from find_repeats(inside, key, rule_id, "it stands at {} already", "list it once")
+    for entry in listed:
+        if entry.text(key) is not None and entry.text(key) not in named:
+            message = f"the {key.removesuffix('_id').replace('_', ' ')} is in no {holder}"
+            yield entry.complain(key, rule_id, message, f"list it in its {holder.partition(' of ')[0]}")
 
 
 def about_devices(server: ServerEntry, rule_id: str, severity: Severity, message: str, remedy: str) -> Problem:

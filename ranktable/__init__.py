@@ -16,15 +16,10 @@ from importlib import import_module
 TYPE_CHECKING = False  # type checkers take it for True; importing typing would be most of the cost of this package
 
 if TYPE_CHECKING:
-    from ranktable.edit.convert import convert_table
-    from ranktable.edit.fix import Fixed, fix_table
-    from ranktable.edit.merge import Edited, merge_tables
-    from ranktable.edit.repair import Repair
+    from ranktable.convert import Converted, ConvertWishes, convert_table
     from ranktable.errors import (
-        AmbiguousRankError,
         BuildError,
         EditError,
-        GroupNotFoundError,
         HostListError,
         InvalidTableError,
         JsonTextError,
@@ -39,13 +34,14 @@ if TYPE_CHECKING:
         UnsupportedDialectError,
         WriteError,
     )
+    from ranktable.fix import Fixed, Repair, fix_table
     from ranktable.generate import HostInventory, build_table, default_file_name
     from ranktable.hosts.host_list import ListedHost, parse_hosts, select_hosts
     from ranktable.hosts.hostfile import parse_hostfile
     from ranktable.hosts.slurm import read_slurm_hosts
-    from ranktable.kinds import Converted, ConvertWishes
     from ranktable.local import LocalReport, check_file
-    from ranktable.model import Cluster, Device, Group, RankTable, Server, SuperPod
+    from ranktable.merge import Edited, merge_tables
+    from ranktable.model import Device, RankTable, Server, SuperPod
     from ranktable.problem import Position, Problem
     from ranktable.sources.collect import CollectedHosts, SourceRequest, collect_hosts
     from ranktable.sources.local_host import Probe
@@ -54,22 +50,20 @@ if TYPE_CHECKING:
     from ranktable.validate import Report, validate_file, validate_table
 
 _HOMES = {
-    "kinds": "ConvertWishes Converted",
-    "edit.convert": "convert_table",
-    "edit.fix": "Fixed fix_table",
-    "edit.merge": "Edited merge_tables",
-    "edit.repair": "Repair",
+    "convert": "ConvertWishes Converted convert_table",
     "errors": (
-        "AmbiguousRankError BuildError EditError GroupNotFoundError HostListError InvalidTableError "
+        "BuildError EditError HostListError InvalidTableError "
         "JsonTextError MergeError NotReadyError ProfileError RankNotFoundError RankTableError ReadError "
         "SourceError UnknownDialectError UnsupportedDialectError WriteError"
     ),
+    "fix": "Fixed Repair fix_table",
     "generate": "HostInventory build_table default_file_name",
     "hosts.host_list": "ListedHost parse_hosts select_hosts",
     "hosts.hostfile": "parse_hostfile",
     "hosts.slurm": "read_slurm_hosts",
     "local": "LocalReport check_file",
-    "model": "Cluster Device Group RankTable Server SuperPod",
+    "merge": "Edited merge_tables",
+    "model": "Device RankTable Server SuperPod",
     "problem": "Position Problem",
     "sources.collect": "CollectedHosts SourceRequest collect_hosts",
     "sources.local_host": "Probe",
@@ -81,9 +75,7 @@ _HOMES = {
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
-    "AmbiguousRankError",
     "BuildError",
-    "Cluster",
     "CollectedHosts",
     "ConvertWishes",
     "Converted",
@@ -91,8 +83,6 @@ __all__ = [
     "EditError",
     "Edited",
     "Fixed",
-    "Group",
-    "GroupNotFoundError",
     "HostInventory",
     "HostListError",
     "InvalidTableError",

@@ -15,8 +15,6 @@
         RankNotFoundError          2   a rank that the table does not have (also a LookupError)
         EditError                  2   a wish that has no meaning for this table, or leaves nothing (also a ValueError)
         MergeError                 1   tables that do not fit together; carries every conflict found
-        AmbiguousRankError         2   a rank that several groups of the table have (also a LookupError)
-        GroupNotFoundError         2   a group that the table does not have (also a LookupError)
 
 The exit codes are 0 valid (warnings allowed), 1 problems, 2 wrong usage or unreadable, 3 not ready.
 """
@@ -176,12 +174,7 @@ class ProfileError(RankTableError, ValueError):
 
 
 class RankNotFoundError(RankTableError, LookupError):
-    """A rank that no device of the table has; `global_rank` is the one asked for."""
-
-    def __init__(self, global_rank: int, world_size: int) -> None:
-        super().__init__(f"no device of the table has rank {global_rank}", f"the table has {world_size} devices")
-        self.global_rank = global_rank
-        self.world_size = world_size
+    """A rank that no device of the table has, or several groups."""
 
 
 class EditError(RankTableError, ValueError):
@@ -197,24 +190,3 @@ class MergeError(RankTableError):
         more = f" (and {len(conflicts) - 1} more)" if len(conflicts) > 1 else ""
         super().__init__(f"{conflicts[0]}{more}")
         self.conflicts = tuple(conflicts)
-
-
-class AmbiguousRankError(RankTableError, LookupError):
-    """A rank that two groups of a table have: each counts its ranks from 0."""
-
-    def __init__(self, rank: int, group: str | None, other_group: str | None) -> None:
-        message = f"rank {rank} stands in group {group!r} and again in group {other_group!r}"
-        if group == other_group:
-            message = f"rank {rank} stands twice in group {group!r}"
-        super().__init__(message, "ask the table of one group: table.of_group(name)")
-        self.rank = rank
-
-
-class GroupNotFoundError(RankTableError, LookupError):
-    """A group that the table does not have; `groups` lists those that it has."""
-
-    def __init__(self, name: str, groups: Sequence[str]) -> None:
-        known = ", ".join(repr(group) for group in groups) or "none"
-        super().__init__(f"the table has no group {name!r}", f"its groups are {known}")
-        self.name = name
-        self.groups = tuple(groups)

@@ -11,13 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from ranktable.errors import BuildError
-from ranktable.kinds import all_dialects, dialect_of, plain_version
+from ranktable.kinds import dialect_of, written_names
+from ranktable.merge import numeric_key, sort_pods
 from ranktable.model import COMPLETED, Device, RankTable, Server, SuperPod, paused_collector
-from ranktable.ordering import numeric_key, sort_holders
 from ranktable.profile import ANY_TARGET, Profile, build_profile
-from ranktable.text import count_noun
 from ranktable.validate import hold_to_rules
-from ranktable.values import parse_address
+from ranktable.values import count_noun, parse_address
 
 ServerOrder = Literal["server_id", "numeric", "given", "rank_index"]
 SERVER_ORDERS: tuple[ServerOrder, ...] = ("server_id", "numeric", "given", "rank_index")
@@ -66,7 +65,7 @@ def build_table(
     of the caller; "rank_index" takes the place that the scheduler gave. The first two also sort the devices of a
     server by id. `device_ip` is written for the devices whose address is known, and left out for the others.
 
-    `version` is one of `version_names()`, by default the plain one; one with super pods takes those of `super_pods`, an
+    `version` is one of `written_names()`, by default the plain one; one with super pods takes those of `super_pods`, an
     id with its servers, in place of what the servers say. With `device_target` ("ascend", "gpu", "cpu") or `chip` the
     table breaks no rule of that profile; on gpu and cpu a server whose id is an address gets it as `host_ip`.
 
@@ -102,9 +101,9 @@ def assemble_table(
     super_pods: Mapping[str, Sequence[str]] | None = None,
 ) -> RankTable:
     """Return the table of `hosts`, not yet held to any rule; see `build_table`."""
-    version = version or plain_version()
-    if version not in version_names():
-        raise BuildError(f"version {version!r} cannot be generated", f"choose one of {', '.join(version_names())}")
+    version = version or written_names()[0]
+    if version not in written_names():
+        raise BuildError(f"version {version!r} cannot be generated", f"choose one of {', '.join(written_names())}")
     has_ports = profile is None or profile.is_ascend
     _check_hosts(hosts, has_ports)
     ordered = sort_hosts(hosts, order)
@@ -112,7 +111,7 @@ def assemble_table(
     servers = _number_servers(ordered, sorts_devices=order in ("server_id", "numeric"), keeps_pods=bool(pods))
     if not has_ports:
         servers = tuple(_give_host_ip(server) for server in servers)
-    return sort_holders(RankTable(version, servers, COMPLETED, len(servers), super_pods=pods))
+    return RankTable(version, servers, COMPLETED, len(servers), sort_pods(pods, servers))
 
 
 def sort_hosts(hosts: Iterable[HostInventory], order: ServerOrder) -> list[HostInventory]:
@@ -123,11 +122,6 @@ def sort_hosts(hosts: Iterable[HostInventory], order: ServerOrder) -> list[HostI
         raise BuildError(f"order {order!r} is not known", f"choose one of {', '.join(SERVER_ORDERS)}")
     key = _SORT_KEYS[order]
     return list(hosts) if key is None else sorted(hosts, key=key)
-
-
-def version_names() -> tuple[str, ...]:
-    """Return the versions that can be generated."""
-    return tuple(sorted(kind.name for kind in all_dialects() if kind.is_generated))
 
 
 def default_file_name(table: RankTable) -> str:

@@ -1,29 +1,33 @@
 """The kinds of tables, one record each (`Dialect`), and what a table says as far as it can be read: the rules' input.
 
 A faulty table cannot be decoded into a `RankTable`, yet all of its faults are to be reported in one run. A survey
-holds each value that could be read (None where it could not) together with its JSON path. Every dialect makes one.
+holds each value that could be read (None where it could not) together with its JSON path. Every dialect makes one, and
+`table_of` makes the table out of it.
 
 A new dialect is a record in a module of `ranktable.dialects`, of which the file's name stands in `_MODULES`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from itertools import islice
-from typing import Protocol, TypeVar, cast
+from typing import TypeVar, cast
 
 from ranktable.errors import BuildError
-from ranktable.model import RankTable
+from ranktable.model import COMPLETED, NOTHING, Device, RankTable, Server, SuperPod, number_devices
 from ranktable.problem import Problem, Severity, join_key, show_value
-from ranktable.schema import Members, Schema, find_near
+from ranktable.schema import Members, Schema, check_tree, check_version, find_near, walk_objects
+from ranktable.values import parse_number
 
-_MODULES = ("foreign", "mindie", "v2_0", "heterogeneous", "template2", "server_list")
+_MODULES = ("foreign", "v2_0", "older", "server_list")
 """In the order in which kinds are looked for: the rarer and more telling keys first."""
 _MAX_KEYS = 100
 """How many keys of a strange object are looked at."""
+_DEVICE_ROLES = frozenset({"device_id", "device_ip", "rank_id", "super_device_id"})
+_SERVER_ROLES = frozenset({"server_id", "host_ip", "pod_ip", "devices"})
 _Result = TypeVar("_Result")
 _Entry = TypeVar("_Entry", bound="Entry")
 
@@ -33,7 +37,7 @@ class Entry:
     """An object of the file: its path and its members as they stand there."""
 
     path: str
-    members: Mapping[str, object] = field(default_factory=dict)
+    members: Members = field(default_factory=dict)
     places: Mapping[str, str] | None = field(default=None, kw_only=True)
     """Paths of the members that stand elsewhere in the file, or under another key, than `path` and their key say."""
 
@@ -46,14 +50,23 @@ class Entry:
         value = self.members.get(key)
         return value if isinstance(value, str) else None
 
+    def number(self, key: str) -> int | None:
+        """Return the member if it is a JSON integer or a decimal string, else None."""
+        return parse_number(self.members.get(key))
+
     def has(self, key: str) -> bool:
         """True when the member is there, whatever its value."""
         return key in self.members
 
-    def complain(self, key: str, rule: str, severity: Severity, message: str, remedy: str) -> Problem:
-        """Return a problem about member `key`, with its value."""
-        value = show_value(self.members[key]) if key in self.members else None
-        return Problem(self.path_of(key), rule, severity, message, remedy, value)
+    def entries(self, key: str) -> list[Entry]:
+        """Return the objects in the array that member `key` is."""
+        return [Entry(*found) for found in walk_objects(self.members, self.path, key)]
+
+    def complain(self, key: str, rule: str, message: str, remedy: str, severity: Severity = "error") -> Problem:
+        """Return a problem about member `key`, with its value unless that is a list."""
+        value = self.members.get(key)
+        shown = show_value(value) if key in self.members and not isinstance(value, list) else None
+        return Problem(self.path_of(key), rule, severity, message, remedy, shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +82,7 @@ class ServerEntry(Entry):
     """A server and its devices."""
 
     devices: tuple[DeviceEntry, ...] = ()
+    group: str | None = None
 
     @property
     def server_id(self) -> str | None:
@@ -82,24 +96,12 @@ class ServerEntry(Entry):
 
 
 @dataclass(frozen=True, slots=True)
-class HoldingEntry(Entry):
-    """A super pod or a cluster: an object that names servers, or super pods, of the table."""
-
-    servers: tuple[Entry, ...] = ()
-    """The entries of its `server_list`, each with a `server_id`."""
-    super_pods: tuple[Entry, ...] = ()
-    """The entries of its `super_pod_list`, each with a `super_pod_id`."""
-
-
-@dataclass(frozen=True, slots=True)
 class Survey(Entry):
     """A whole table, or one group of a table whose groups are rank tables of their own."""
 
     servers: tuple[ServerEntry, ...] = ()
     dialect: str = ""
     """Short name of the dialect that the file is written in."""
-    super_pods: tuple[HoldingEntry, ...] = ()
-    clusters: tuple[HoldingEntry, ...] = ()
     groups: tuple[Survey, ...] = ()
     """The groups where each has ranks from 0: rules about ranks and servers look at one group at a time."""
     _worked_out: dict[str, object] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -114,6 +116,11 @@ class Survey(Entry):
     def kind(self) -> Dialect:
         """The record of the dialect."""
         return dialect_of(self.dialect)
+
+    @property
+    def super_pods(self) -> list[Entry]:
+        """The super pods, where the dialect reads them; the servers of one are the entries of its `server_list`."""
+        return self.entries("super_pod_list") if self.kind.reads_super_pods else []
 
     @property
     def devices(self) -> Iterator[DeviceEntry]:
@@ -153,58 +160,114 @@ def find_repeats(
         first = firsts.setdefault(found, entry)
         if first is not entry:
             how_bad = severity if isinstance(severity, str) else severity(first, entry)
-            yield entry.complain(key, rule, how_bad, message.format(first.path_of(key)), remedy)
+            yield entry.complain(key, rule, message.format(first.path_of(key)), remedy, how_bad)
 
 
-class Codec(Protocol):
-    """How a dialect is read and written."""
-
-    @property
-    def schema(self) -> Schema:
-        """What its top consists of, and everything below it."""
-        ...
-
-    def check_structure(self, value: Members) -> list[Problem]:
-        """Return every fault that keeps the object from being decoded (errors), and what is odd in it (warnings)."""
-        ...
-
-    def survey(self, value: Members) -> Survey:
-        """Return what can be read of the object, however faulty it is."""
-        ...
-
-    def decode(self, value: Members) -> RankTable:
-        """Return the table of an object that `check_structure` finds no error in."""
-        ...
-
-    def encode(self, table: RankTable) -> dict[str, object]:
-        """Return the object of a table, which decodes to it; raises BuildError for what the dialect cannot hold."""
-        ...
+def survey_device(device: Members, path: str, schema: Schema) -> DeviceEntry:
+    """Return what can be read of a device. Number -1 is that of no device: any number of ranks on the host have it."""
+    members, places = schema.rename(device, path)
+    numbers = parse_number(members.get("device_id")), parse_number(members.get("rank_id"))
+    return DeviceEntry(path, members, *numbers, places=places)
 
 
-@dataclass(frozen=True, slots=True)
-class ConvertWishes:
-    """What only a person knows, for dialects that have a place for it."""
+def survey_lists(value: Members, kind: Dialect) -> Survey:
+    """Return what can be read of a table, or of each of its groups, with a list of servers that list their devices."""
+    top = kind.known_schema
+    if "groups" not in top.by_role:
+        return Survey("", value, _survey_servers(value, "", top), kind.name)
+    key = top.by_role["groups"].name
+    found = walk_objects(value, "", key)
+    groups = tuple(
+        Survey(path, group, _survey_servers(group, path, top.within(key)), kind.name) for path, group in found
+    )
+    return Survey("", value, tuple(server for group in groups for server in group.servers), kind.name, groups)
 
-    super_pods: Sequence[tuple[str, Sequence[str]]] = ()
-    """The servers of each super pod."""
-    super_device_ids: dict[str, list[str]] = field(default_factory=dict)
-    """Those of each server, in the order of its devices."""
+
+def _survey_servers(holder: Members, path: str, schema: Schema) -> tuple[ServerEntry, ...]:
+    key = schema.by_role["servers"].name
+    server_schema = schema.within(key)
+    listed = server_schema.by_role["devices"].name
+    device_schema = server_schema.within(listed)
+    group = holder.get("group_id")
+    found = []
+    for server_path, server in walk_objects(holder, path, key):
+        members, places = server_schema.rename(server, server_path)
+        devices = tuple(
+            survey_device(device, device_path, device_schema)
+            for device_path, device in walk_objects(server, server_path, listed)
+        )
+        found.append(ServerEntry(server_path, members, devices, None if group is None else str(group), places=places))
+    return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
-class Converted:
-    """A table in another dialect."""
+def join_servers(found: Iterable[tuple[ServerEntry, list[DeviceEntry]]]) -> tuple[ServerEntry, ...]:
+    """Put devices of one server_id on one server, each in the order of its first one; without an id it stands alone."""
+    heads: dict[str, ServerEntry] = {}
+    devices: dict[str, list[DeviceEntry]] = {}
+    for head, its_devices in found:
+        name = f"path {head.path}" if head.server_id is None else f"id {head.server_id}"
+        heads.setdefault(name, head)
+        devices.setdefault(name, []).extend(its_devices)
+    return tuple(replace(head, devices=tuple(devices[name])) for name, head in heads.items())
 
-    table: RankTable
-    lost: tuple[str, ...] = ()
-    """What the table said and the dialect cannot, in words."""
-    is_renumbered: bool = False
-    """True when the ranks are not those of the table."""
+
+def table_of(survey: Survey) -> RankTable:
+    """Return the table of a survey without faults of structure; whatever the model has no name for is in `extra`."""
+    kind = survey.kind
+    roles = _DEVICE_ROLES - {"super_device_id"} if kind.has_super_pods is False else _DEVICE_ROLES
+    servers = tuple(_server_of(entry, roles) for entry in survey.servers)
+    if kind.ranks_by_position:
+        servers = number_devices(servers, lambda place, device: (servers[place].server_id, device.device_id))
+    pods = tuple(
+        SuperPod(
+            pod.text("super_pod_id") or "",
+            tuple(entry.text("server_id") or "" for entry in pod.entries("server_list")),
+            _without(pod.members, {"super_pod_id", "server_list"}),
+        )
+        for pod in survey.super_pods
+    )
+    is_counted = "server_count" in kind.known_schema.by_name
+    taken = {
+        "version",
+        "status",
+        *(item.name for item in kind.known_schema.fields if item.role in ("servers", "groups")),
+    }
+    taken |= ({"server_count"} if is_counted else set()) | ({"super_pod_list"} if kind.reads_super_pods else set())
+    return RankTable(
+        survey.dialect,
+        servers,
+        str(survey.members.get("status", COMPLETED)),
+        survey.number("server_count") if is_counted else None,
+        pods,
+        _without(survey.members, taken),
+    )
+
+
+def _server_of(entry: ServerEntry, roles: frozenset[str]) -> Server:
+    devices = tuple(
+        Device(
+            -1 if device.device_id is None else device.device_id,
+            -1 if device.rank_id is None else device.rank_id,
+            device.text("device_ip"),
+            device.text("super_device_id") if "super_device_id" in roles else None,
+            _without(device.members, roles),
+        )
+        for device in entry.devices
+    )
+    server_id = entry.text("server_id") or entry.text("server_ip") or ""
+    rest = _without(entry.members, _SERVER_ROLES)
+    return Server(server_id, devices, entry.text("host_ip"), entry.text("pod_ip"), entry.group, rest)
+
+
+def _without(members: Members, names: frozenset[str] | set[str]) -> Mapping[str, object]:
+    if members.keys() <= names:
+        return NOTHING
+    return {key: value for key, value in members.items() if key not in names}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Dialect:
-    """One kind of table. One without a codec is known by name only, so that a user is told what the file is."""
+    """One kind of table. One without a schema is known by name only, so that a user is told what the file is."""
 
     name: str
     title: str
@@ -220,14 +283,16 @@ class Dialect:
     sources: tuple[str, ...] = ()
     """Where its keys can be read up (`ranktable.rules.citations`)."""
     instead: str = ""
-    """What to do with a file of this kind, for kinds without a codec."""
-    codec: Codec | None = None
+    """What to do with a file of this kind, for kinds without a schema."""
+    schema: Schema | None = None
+    """What its top consists of, and everything below it."""
+    versions: tuple[str, ...] = ()
+    """What `version` may be, the usual one first; none where there is no version."""
+    make_survey: Callable[[Members, Dialect], Survey] = survey_lists
     rules: frozenset[str] = frozenset()
     """Ids of the rules that it is held to, but for those of all dialects."""
     readers: frozenset[str] = frozenset()
     """The profiles that read it."""
-    own_reader: str | None = None
-    """A profile whose demands hold without being named, since nobody else reads the kind."""
     refused_version: str = ""
     """Its version where HCCL refuses that: then it has producers and no reader of its own."""
     is_for_a5: bool = False
@@ -238,25 +303,37 @@ class Dialect:
     """It has a place for super pods."""
     max_bytes: int = 40 * 1024 * 1024
     """Largest file of this kind that HCCL reads."""
-    is_generated: bool = False
-    """`ranktable generate` can write it."""
-    writes_empty_addresses: bool = False
-    """It writes "" for no address of a device."""
-    ranks_per_group: bool = False
-    """The ranks start again in every group."""
+    is_written: bool = False
+    """Tables are generated, merged and converted in it; the others are read and validated."""
     ranks_by_position: bool = False
     """It has no ranks: readers count them, in string order of server_id, then device_id."""
-    convert: Callable[[RankTable, ConvertWishes], Converted] | None = None
-    """Returns a table of another kind in this one."""
-    wishes: frozenset[str] = frozenset()
-    """The options of `convert` that mean something to it."""
-    refusal: str = ""
-    """Why nothing is converted to it."""
+    writes_empty_addresses: bool = False
+    """It writes "" for no address of a device."""
+
+    @property
+    def known_schema(self) -> Schema:
+        """The schema of a kind that has one."""
+        assert self.schema is not None, f"{self.name} is known by name only"
+        return self.schema
+
+    def check_structure(self, value: Members) -> list[Problem]:
+        """Return every fault that keeps an object from being decoded (errors), and what is odd in it (warnings)."""
+        otherwise = f"it is no version of {self.title}, and HCCL goes by the version"
+        return [*check_version(value, self.versions, otherwise), *check_tree(value, self.known_schema)]
+
+    def survey(self, value: Members) -> Survey:
+        """Return what can be read of an object, however faulty it is."""
+        return self.make_survey(value, self)
 
 
 def rule_ids(*texts: str) -> frozenset[str]:
     """Return the ids in texts such as "R3 R6"."""
     return frozenset(rule_id for text in texts for rule_id in text.split())
+
+
+def has_any(*keys: str) -> Callable[[Members], str]:
+    """Return a test for an object that has one of the keys."""
+    return lambda value: next((key for key in keys if key in value), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,26 +356,18 @@ def dialect_of(name: str) -> Dialect:
     """Return the dialect of that short name; raises BuildError."""
     found = next((dialect for dialect in all_dialects() if dialect.name == name), None)
     if found is None:
-        raise BuildError(f"dialect {name!r} is not known", f"use one of {', '.join(codec_names())}")
+        raise BuildError(f"dialect {name!r} is not known", f"use one of {', '.join(read_names())}")
     return found
 
 
-def codec_of(name: str) -> Codec:
-    """Return the codec of a dialect by its short name; raises BuildError for one that cannot be read and written."""
-    codec = dialect_of(name).codec
-    if codec is None:
-        raise BuildError(f"dialect {name!r} cannot be written", f"use one of {', '.join(codec_names())}")
-    return codec
+def written_names() -> tuple[str, ...]:
+    """Return the short names of the dialects that tables are written in, the one without super pods first."""
+    return tuple(sorted(dialect.name for dialect in all_dialects() if dialect.is_written))
 
 
-def plain_version() -> str:
-    """Return the dialect that is generated where nothing is said of super pods."""
-    return next(kind.name for kind in all_dialects() if kind.is_generated and not kind.reads_super_pods)
-
-
-def codec_names() -> tuple[str, ...]:
-    """Return the short names of the dialects that have a codec."""
-    return tuple(dialect.name for dialect in all_dialects() if dialect.codec)
+def read_names() -> tuple[str, ...]:
+    """Return the short names of the dialects that are read and validated."""
+    return tuple(dialect.name for dialect in all_dialects() if dialect.schema)
 
 
 def detect_dialect(value: Members) -> Detection | None:

@@ -1,11 +1,4 @@
-"""Looks at this host: whether a table's devices and addresses are those that it has, and the report on that.
-
-Holds a table against the host that it is read on: rules L1 to L7, which no look at the file alone can decide.
-
-What they ask for and their sources are in `ranktable.rules.registry`.
-
-The report on a table and on the host that it is read on: validation, and rules L1 to L7.
-"""
+"""Holds a table against the host that it is read on: rules L1 to L7, which no look at the file alone can decide."""
 
 from __future__ import annotations
 
@@ -14,24 +7,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ranktable.document import read_document
 from ranktable.errors import JsonTextError, UnknownDialectError
 from ranktable.files import STDIN_NAME
 from ranktable.hosts.this_host import find_this_host
-from ranktable.kinds import DeviceEntry, ServerEntry, Survey
+from ranktable.kinds import DeviceEntry, ServerEntry, Survey, dialect_of
 from ranktable.problem import Problem, Severity, join_key
 from ranktable.profile import build_profile
-from ranktable.reading.document import read_document
 from ranktable.rules.network import read_device_addresses
-from ranktable.sources.answer import HostAnswers, Said
-from ranktable.sources.captures import read_answers
-from ranktable.sources.device_tools import DeviceTools
-from ranktable.sources.local_host import LocalHost, find_device_ids, read_local_host
-from ranktable.tables import detect_codec
+from ranktable.sources.captures import HostAnswers, Said, read_answers
+from ranktable.sources.local_host import NODE_NAMES, DeviceTools, LocalHost, find_device_ids, read_local_host
 from ranktable.validate import Report, locate, validate_document, validate_file
 from ranktable.values import is_loopback, parse_address
 
 _NAME_KEYS = ("server_id", "host_ip", "pod_ip", "server_ip", "container_ip")
-_NODES = {"ascend": "/dev/davinciN", "gpu": "/dev/nvidiaN"}
 _NO_ANSWERS = HostAnswers()
 
 
@@ -71,7 +60,7 @@ def check_local(survey: Survey, facts: LocalFacts, path: str) -> list[Problem]:
         return [*problems, _about_list(survey, message, "add this host, or use the table of the job that runs here")]
     if len(servers) > 1:
         message = f"{len(servers)} servers of the table are this host; two pods on one host make one server"
-        problems += [server.complain("server_id", "L1", "error", message, "join them") for server in servers[1:]]
+        problems += [server.complain("server_id", "L1", message, "join them") for server in servers[1:]]
     for server in servers:
         problems += _check_nodes(server, facts)
         if facts.device_target == "ascend":
@@ -110,7 +99,7 @@ def _check_file(path: str, environment: Mapping[str, str]) -> Iterator[Problem]:
 
 
 def _check_nodes(server: ServerEntry, facts: LocalFacts) -> Iterator[Problem]:
-    nodes = _NODES.get(facts.device_target)
+    nodes = NODE_NAMES.get(facts.device_target)
     if nodes is None:
         return
     if not facts.device_ids:
@@ -122,9 +111,7 @@ def _check_nodes(server: ServerEntry, facts: LocalFacts) -> Iterator[Problem]:
     for device in server.devices:
         if device.device_id is not None and device.device_id not in present:
             message = f"this host has no such device; it has {', '.join(map(str, facts.device_ids))}"
-            yield device.complain(
-                "device_id", "L2", "error", message, "write physical ids, not those inside a container"
-            )
+            yield device.complain("device_id", "L2", message, "write physical ids, not those inside a container")
 
 
 def _check_addresses(server: ServerEntry, facts: LocalFacts) -> Iterator[Problem]:
@@ -141,10 +128,10 @@ def _check_addresses(server: ServerEntry, facts: LocalFacts) -> Iterator[Problem
             failed = (asked or _NO_ANSWERS).failed.get(device.device_id)
             what = f"hccn_tool says {failed.value!r}" if failed else "/etc/hccn.conf has no line for it"
             remedy = f"set it with hccn_tool -i {device.device_id} -ip -s, or leave device_ip out"
-            yield device.complain("device_ip", "L3", "error", f"the device has no address here: {what}", remedy)
+            yield device.complain("device_ip", "L3", f"the device has no address here: {what}", remedy)
         elif parse_address(said.value) not in read_device_addresses(device):
             message = f"the device has another address here: {said.value} ({said.origin})"
-            yield device.complain("device_ip", "L3", "error", message, f'write "{said.value}"')
+            yield device.complain("device_ip", "L3", message, f'write "{said.value}"')
 
 
 def _check_conf(servers: list[ServerEntry], facts: LocalFacts) -> Iterator[Problem]:
@@ -168,7 +155,7 @@ def _check_super_devices(server: ServerEntry, facts: LocalFacts) -> Iterator[Pro
         said = None if device.device_id is None else numbers.get(device.device_id)
         if text is not None and said is not None and text != said.value:
             message = f"the device has another SDID here: {said.value} ({said.origin})"
-            yield device.complain("super_device_id", "L6", "error", message, f'write "{said.value}"')
+            yield device.complain("super_device_id", "L6", message, f'write "{said.value}"')
 
 
 def _check_variables(survey: Survey, servers: list[ServerEntry], environment: Mapping[str, str]) -> Iterator[Problem]:
@@ -189,7 +176,7 @@ def _check_variables(survey: Survey, servers: list[ServerEntry], environment: Ma
         yield Problem(join_key(servers[0].path, "device"), "L7", "error", message, remedy)
     elif device is not None and device != str(mine.device_id):
         message = f"DEVICE_ID is {device} for RANK_ID {rank}"
-        yield mine.complain("device_id", "L7", "error", message, f"set DEVICE_ID={mine.device_id}")
+        yield mine.complain("device_id", "L7", message, f"set DEVICE_ID={mine.device_id}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,17 +201,16 @@ def check_file(
     device_target: str = "ascend",
     chip: str | None = None,
     profile: str | None = None,
-    network_plan: int | None = None,
     root: str | os.PathLike[str] = "/",
     environment: Mapping[str, str] | None = None,
 ) -> LocalReport:
     """Return the report of `validate_file` on the table at `path`, with the findings of rules L1 to L7 in it.
 
-    `root` is the folder with the host's /dev, /etc and /proc; `environment` that of the job, by default this process's.
+    `root` is the folder with the host's /dev and /etc; `environment` that of the job, by default this process's.
     hccn_tool and npu-smi are asked about this host's devices if they are here.
     Raises ProfileError, ReadError, UnsupportedDialectError, and SourceError for answers that cannot be taken.
     """
-    checked_for = build_profile(device_target, chip, profile, network_plan)
+    checked_for = build_profile(device_target, chip, profile)
     try:
         document = read_document(path)
         report = validate_document(document, checked_for)
@@ -232,8 +218,7 @@ def check_file(
         return LocalReport(validate_file(path, device_target=device_target, chip=chip))
     if not report.is_ready:
         return LocalReport(report)
-    _, codec = detect_codec(document)
-    survey = codec.survey(document.value)
+    survey = dialect_of(str(report.dialect)).survey(document.value)
     facts = read_local_facts(
         survey, checked_for.device_target, Path(root), os.environ if environment is None else environment
     )
@@ -245,7 +230,7 @@ def check_file(
 
 def read_local_facts(survey: Survey, device_target: str, root: Path, environment: Mapping[str, str]) -> LocalFacts:
     """Ask this host what the table says about it: only its own devices, and only what the table has values for."""
-    host = read_local_host(root)
+    host = read_local_host()
     present = find_device_ids(device_target, root)
     devices = [device for server in find_local_servers(survey, host) for device in server.devices]
     asked = [number for device in devices if (number := device.device_id) in present and number is not None]

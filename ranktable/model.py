@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any
 
-from ranktable.errors import AmbiguousRankError, GroupNotFoundError, RankNotFoundError
+from ranktable.errors import RankNotFoundError
 
 COMPLETED = "completed"
 INITIALIZING = "initializing"
 
 NOTHING: dict[str, object] = {}
 """No other keys: one object for the many that have none."""
+
+
+RankKey = Callable[[int, "Device"], Any]
+"""What ranks are sorted by: of the place of a server in a list, and a device of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +50,7 @@ class Server:
     pod_ip: str | None = None
     """Address of the pod that runs on the host, if the table gives one."""
     group: str | None = None
-    """Name of the group that the server stands in, for dialects with groups; see `RankTable.groups`."""
+    """Name of the group that the server stands in, for dialects whose groups have ranks from 0 each."""
     extra: Mapping[str, object] = field(default_factory=lambda: NOTHING, hash=False)
     """All other keys of the server as they stood in the file; do not change it."""
 
@@ -61,30 +67,7 @@ class SuperPod:
     super_pod_id: str
     server_ids: tuple[str, ...]
     extra: Mapping[str, object] = field(default_factory=lambda: NOTHING, hash=False)
-    """All other keys of the super pod as they stood in the file; do not change it.
-
-    Under `server_list`: by server id, what the entries of that list hold besides the id. So it is with clusters.
-    """
-
-
-@dataclass(frozen=True, slots=True)
-class Cluster:
-    """One of several clusters that a table spans, as servers, or as super pods, or both."""
-
-    cluster_id: str
-    server_ids: tuple[str, ...] = ()
-    super_pod_ids: tuple[str, ...] = ()
-    extra: Mapping[str, object] = field(default_factory=lambda: NOTHING, hash=False)
-    """All other keys of the cluster as they stood in the file; do not change it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """A named group of servers, in dialects that have groups. Its servers name it in `Server.group`."""
-
-    name: str
-    extra: Mapping[str, object] = field(default_factory=lambda: NOTHING, hash=False)
-    """All other keys of the group as they stood in the file; do not change it."""
+    """All other keys of the super pod as they stood in the file; do not change it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +85,6 @@ class RankTable:
     declared_server_count: int | None = None
     """What the file says in `server_count`; None when it says nothing. A correct table declares len(servers)."""
     super_pods: tuple[SuperPod, ...] = ()
-    clusters: tuple[Cluster, ...] = ()
-    groups: tuple[Group, ...] = ()
     extra: Mapping[str, object] = field(default_factory=lambda: NOTHING, hash=False)
     """All other top-level keys as they stood in the file; do not change it."""
 
@@ -123,11 +104,11 @@ class RankTable:
         return ((server, device) for server in self.servers for device in server.devices)
 
     def server_of(self, global_rank: int) -> Server:
-        """Return the server of `global_rank`; raises RankNotFoundError and AmbiguousRankError."""
+        """Return the server of `global_rank`; raises RankNotFoundError."""
         return self._placement_of(global_rank)[0]
 
     def device_of(self, global_rank: int) -> Device:
-        """Return the device of `global_rank`; raises RankNotFoundError and AmbiguousRankError."""
+        """Return the device of `global_rank`; raises RankNotFoundError."""
         return self._placement_of(global_rank)[1]
 
     @property
@@ -135,23 +116,73 @@ class RankTable:
         """The servers ordered by their lowest global rank; servers without devices come last."""
         return tuple(sorted(self.servers, key=lambda server: (not server.devices, server.ranks[:1])))
 
-    def of_group(self, name: str) -> RankTable:
-        """Return the table of one group alone, in the same dialect; raises GroupNotFoundError."""
-        groups = tuple(group for group in self.groups if group.name == name)
-        if not groups:
-            raise GroupNotFoundError(name, [group.name for group in self.groups])
-        return replace(self, servers=tuple(server for server in self.servers if server.group == name), groups=groups)
-
     def _placement_of(self, global_rank: int) -> tuple[Server, Device]:
         """Where groups have ranks of their own, a rank that two of them have is no answer to anything."""
-        found = (placement for placement in self.placements if placement[1].rank_id == global_rank)
-        first = next(found, None)
-        if first is None:
-            raise RankNotFoundError(global_rank, self.world_size)
-        second = next(found, None) if self.groups else None
-        if second is not None:
-            raise AmbiguousRankError(global_rank, first[0].group, second[0].group)
-        return first
+        found = [placement for placement in self.placements if placement[1].rank_id == global_rank]
+        if not found:
+            raise RankNotFoundError(
+                f"no device of the table has rank {global_rank}", f"it has {self.world_size} devices"
+            )
+        if len({server.group for server, _ in found}) > 1:
+            raise RankNotFoundError(f"several groups of the table have a rank {global_rank}", "look at one group")
+        return found[0]
+
+
+def number_devices(servers: Sequence[Server], key: RankKey) -> tuple[Server, ...]:
+    """Return the servers with the ranks 0 to n-1 in ascending order of `key`; equal ones stay as listed."""
+    keys = [key(place, device) for place, server in enumerate(servers) for device in server.devices]
+    rank_at = [0] * len(keys)
+    for rank_id, index in enumerate(sorted(range(len(keys)), key=keys.__getitem__)):
+        rank_at[index] = rank_id
+    ranks = iter(rank_at)
+    return tuple(
+        replace(server, devices=tuple(replace(device, rank_id=next(ranks)) for device in server.devices))
+        for server in servers
+    )
+
+
+def plain_table(hosts: Iterable[tuple[str, Sequence[int]]]) -> RankTable:
+    """Return the version 1.0 table of hosts and their device ids, with ranks in that order and without addresses.
+
+    No rule is looked at; `build_table` holds its tables to them.
+    """
+    ranks = count()
+    servers = tuple(Server(name, tuple(Device(number, next(ranks)) for number in ids)) for name, ids in hosts)
+    return RankTable("1.0", servers, declared_server_count=len(servers))
+
+
+def encode(table: RankTable) -> dict[str, object]:
+    """Return the JSON object of a table of version 1.0 or 1.2, whatever it says."""
+    pods: list[dict[str, object]] = [
+        {"super_pod_id": pod.super_pod_id, "server_list": [{"server_id": name} for name in pod.server_ids], **pod.extra}
+        for pod in table.super_pods
+    ]
+    number = {} if table.declared_server_count is None else {"server_count": str(table.declared_server_count)}
+    return {
+        "version": table.dialect,
+        **number,
+        "server_list": [_encode_server(server) for server in table.servers],
+        **({"super_pod_list": pods} if pods else {}),
+        "status": table.status,
+        **table.extra,
+    }
+
+
+def _encode_server(server: Server) -> dict[str, object]:
+    named = {"server_id": server.server_id, "host_ip": server.host_ip, "pod_ip": server.pod_ip}
+    encoded: dict[str, object] = {key: value for key, value in named.items() if value is not None}
+    encoded["device"] = [_encode_device(device) for device in server.devices]
+    return {**encoded, **server.extra} if server.extra else encoded
+
+
+def _encode_device(device: Device) -> dict[str, object]:
+    encoded: dict[str, object] = {"device_id": str(device.device_id)}
+    if device.super_device_id is not None:
+        encoded["super_device_id"] = device.super_device_id
+    if device.device_ip is not None:
+        encoded["device_ip"] = device.device_ip
+    encoded["rank_id"] = str(device.rank_id)
+    return {**encoded, **device.extra} if device.extra else encoded
 
 
 @contextmanager

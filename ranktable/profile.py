@@ -6,8 +6,7 @@ that chip is asked for, warnings when no chip is named, and silent when another 
 `device_ip` is the address of an accelerator's own network port. Ascend devices have one; CPU hosts and GPUs do not,
 so for the targets "cpu" and "gpu" a table without it is complete, and none may be made up to please a checker.
 
-A reader demands things beyond HCCL's rules, which hold for all of them, since HCCL gets the table in the end. That
-hccl-controller wants addresses for server ids belongs to none: it writes tables and reads none.
+A reader demands things beyond HCCL's rules, which hold for all of them, since HCCL gets the table in the end.
 """
 
 from __future__ import annotations
@@ -19,9 +18,7 @@ from ranktable.problem import Severity
 
 DEVICE_TARGETS = ("ascend", "gpu", "cpu")
 CHIPS = ("910a", "a2", "a3", "a5", "300i-duo")
-READERS = ("hccl", "mindspore", "mindie-llm", "mindie-motor")
-
-_MAX_PREFIX = 128
+READERS = ("hccl", "mindspore")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +29,6 @@ class Profile:
     chip: str | None = None
     reader: str | None = None
     """One of READERS; None when no reader is named: then the rules that all readers share are checked."""
-    network_plan: int | None = None
-    """Prefix length of the network segments that the device addresses must form (R23); None to leave them free."""
 
     @property
     def is_ascend(self) -> bool:
@@ -68,25 +63,19 @@ def build_profile(
     device_target: str = "ascend",
     chip: str | None = None,
     reader: str | None = None,
-    network_plan: int | None = None,
 ) -> Profile:
-    """Return the profile of the names, in any letter case, and of a prefix length of 1 to 128.
+    """Return the profile of the names, in any letter case.
 
-    Raises ProfileError for an unknown name or length, and for what does not go with a target that is not Ascend.
+    Raises ProfileError for an unknown name, and for what does not go with a target that is not Ascend.
     """
     target = _choose("device_target", device_target, DEVICE_TARGETS)
-    options = (("chip", chip), ("profile", reader), ("network_plan", network_plan))
-    for name, value in options:
+    for name, value in (("chip", chip), ("profile", reader)):
         if value is not None and target != "ascend":
             raise ProfileError(f"{name} {value!r} does not go with device_target {target!r}", f"leave the {name} out")
-    if network_plan is not None and not 1 <= network_plan <= _MAX_PREFIX:
-        message = f"network_plan {network_plan} is no prefix length from 1 to {_MAX_PREFIX}"
-        raise ProfileError(message, "write the length of the segments' prefix, such as 24")
     return Profile(
         target,
         None if chip is None else _choose("chip", chip, CHIPS),
         None if reader is None else _choose("profile", reader, READERS),
-        network_plan,
     )
 
 

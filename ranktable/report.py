@@ -1,20 +1,25 @@
-"""What the commands print: findings of a validation, the ranks of a table, what a file is, the register of rules."""
+"""What the commands print: findings of a validation, the ranks and servers of a table, what a file is, the rules."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 
-from ranktable.model import RankTable
+from ranktable.errors import RankNotFoundError
+from ranktable.hosts.ranges import fold_numbers
+from ranktable.model import Device, RankTable, Server
 from ranktable.problem import Problem
 from ranktable.rules import Rule
 from ranktable.tables import FileKind
-from ranktable.text import count_noun, plain, render_json
 from ranktable.validate import Report
+from ranktable.values import count_noun, plain, render_json
 
-_HEADER = ("rule", "severity", "chips", "profiles", "asks that")
+MAX_ROWS = 40
+"""Most lines of servers; equal neighbours are folded when there are more, then the middle is left out."""
 _SHOWN_REPEATS = 3
+_ROWS_AT_END = 4
+_MAX_CELL = 44
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,51 +44,13 @@ def render_report(report: Report, *, shows_warnings: bool = True) -> str:
     source = plain(report.source)
     errors = [problem for problem in report.problems if problem.is_error]
     warnings = [problem for problem in report.problems if shows_warnings and not problem.is_error]
-    lines = [line for group in _group([*errors, *warnings]) for line in _render_group(group, source)]
+    groups: dict[tuple[str, str, str], list[Problem]] = {}
+    for problem in [*errors, *warnings]:
+        groups.setdefault((problem.rule, problem.severity, problem.message), []).append(problem)
+    lines = [line for group in groups.values() for line in _render_group(group, source)]
     if lines and report.dialect is not None:
         lines.append(f"{source}: taken for {report.dialect_title} because it has {report.evidence}")
     return "\n".join([*lines, f"{source}: {_summarise(report)}"])
-
-
-def render_unjudged(verdict: Unjudged) -> str:
-    """Return the line of a file that could not be judged."""
-    return f"ranktable: error: {verdict.message}" + (f"; {verdict.remedy}" if verdict.remedy else "")
-
-
-def verdict_as_json(verdict: Verdict) -> dict[str, object]:
-    """Return what was found as an object for JSON, with every problem in the order of the text."""
-    if isinstance(verdict, Unjudged):
-        return {"file": verdict.source, "error": verdict.message, "remedy": verdict.remedy}
-    return _report_as_json(verdict)
-
-
-def _report_as_json(report: Report) -> dict[str, object]:
-    return {
-        "file": report.source,
-        "dialect": report.dialect,
-        "evidence": report.evidence or None,
-        "device_target": report.profile.device_target,
-        "chip": report.profile.chip,
-        "profile": report.profile.reader,
-        "ready": report.is_ready,
-        "servers": report.num_servers,
-        "devices": report.num_devices,
-        "errors": report.num_errors,
-        "warnings": report.num_warnings,
-        "problems": [_problem_as_json(problem) for problem in report.problems],
-    }
-
-
-def render_verdicts_json(verdicts: Sequence[Verdict]) -> str:
-    """Return what was found in several files as one JSON array."""
-    return render_json([verdict_as_json(verdict) for verdict in verdicts])
-
-
-def _group(problems: Iterable[Problem]) -> list[list[Problem]]:
-    groups: dict[tuple[str, str, str], list[Problem]] = {}
-    for problem in problems:
-        groups.setdefault((problem.rule, problem.severity, problem.message), []).append(problem)
-    return list(groups.values())
 
 
 def _render_group(group: Sequence[Problem], source: str) -> Iterable[str]:
@@ -108,67 +75,214 @@ def _summarise(report: Report) -> str:
     return f"{state}{verdict} ({kind}, {size}, checked for {report.profile.words})"
 
 
-def _problem_as_json(problem: Problem) -> dict[str, object]:
-    position = problem.position
+def render_unjudged(verdict: Unjudged) -> str:
+    """Return the line of a file that could not be judged."""
+    return f"ranktable: error: {verdict.message}" + (f"; {verdict.remedy}" if verdict.remedy else "")
+
+
+def render_verdicts_json(verdicts: Sequence[Verdict]) -> str:
+    """Return what was found in several files as one JSON array, every problem in the order of the text."""
+    return render_json([_verdict_as_json(verdict) for verdict in verdicts])
+
+
+def _verdict_as_json(verdict: Verdict) -> dict[str, object]:
+    if isinstance(verdict, Unjudged):
+        return {"file": verdict.source, "error": verdict.message, "remedy": verdict.remedy}
     return {
-        "path": problem.path,
-        "line": position.line if position else None,
-        "column": position.column if position else None,
-        "rule": problem.rule,
-        "severity": problem.severity,
-        "value": problem.value,
-        "message": problem.message,
-        "remedy": problem.remedy,
+        "file": verdict.source,
+        "dialect": verdict.dialect,
+        "evidence": verdict.evidence or None,
+        "device_target": verdict.profile.device_target,
+        "chip": verdict.profile.chip,
+        "profile": verdict.profile.reader,
+        "ready": verdict.is_ready,
+        "servers": verdict.num_servers,
+        "devices": verdict.num_devices,
+        "errors": verdict.num_errors,
+        "warnings": verdict.num_warnings,
+        "problems": [
+            {
+                "path": problem.path,
+                "line": problem.position.line if problem.position else None,
+                "column": problem.position.column if problem.position else None,
+                "rule": problem.rule,
+                "severity": problem.severity,
+                "value": problem.value,
+                "message": problem.message,
+                "remedy": problem.remedy,
+            }
+            for problem in verdict.problems
+        ],
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A server, its place among the servers ordered by lowest rank, and the super pod that it is in."""
+
+    server: Server
+    node_rank: int
+    super_pod_id: str | None
+
+    @property
+    def members(self) -> dict[str, object]:
+        """What the table says of the server beside its devices; None for what it does not say."""
+        server = self.server
+        named = {"host_ip": server.host_ip, "pod_ip": server.pod_ip, "group": server.group}
+        return {**named, "super_pod_id": self.super_pod_id}
+
+    def describe(self, device: Device) -> dict[str, object]:
+        """Return where a device of the server is, as an object for JSON; null for what the table does not say."""
+        return {
+            "rank_id": device.rank_id,
+            "server_id": self.server.server_id,
+            "node_rank": self.node_rank,
+            "local_rank": sum(other.rank_id < device.rank_id for other in self.server.devices),
+            "device_id": device.device_id,
+            "device_ip": device.device_ip,
+            "super_device_id": device.super_device_id,
+            **self.members,
+        }
+
+
+def list_servers(table: RankTable) -> tuple[Place, ...]:
+    """Return the servers in the order of their ranks; in the order of the file where ranks start again in groups."""
+    ranks = [device.rank_id for _, device in table.placements]
+    servers = table.servers_by_rank if len(set(ranks)) == len(ranks) else table.servers
+    pods = {server_id: pod.super_pod_id for pod in table.super_pods for server_id in pod.server_ids}
+    return tuple(Place(server, place, pods.get(server.server_id)) for place, server in enumerate(servers))
+
+
+def list_ranks(table: RankTable, global_rank: int | None = None) -> list[tuple[Place, Device]]:
+    """Return every device with its server by rank, or those of one rank: several where each group has ranks from 0.
+
+    Raises RankNotFoundError.
+    """
+    placed = [(place, device) for place in list_servers(table) for device in place.server.devices]
+    placed.sort(key=lambda found: found[1].rank_id)
+    found = [(place, device) for place, device in placed if global_rank in (None, device.rank_id)]
+    if not found and global_rank is not None:
+        raise RankNotFoundError(f"no device of the table has rank {global_rank}", f"it has {table.world_size} devices")
+    return found
+
+
+def render_rank(place: Place, device: Device) -> str:
+    """Return where a device is as lines of name and value; what the table does not say is left out."""
+    rows = {name: plain(str(value)) for name, value in place.describe(device).items() if value is not None}
+    for noun, extra in (("server", place.server.extra), ("device", device.extra)):
+        plain_values = {key: value for key, value in extra.items() if not isinstance(value, dict | list)}
+        rows |= {f"{noun} {plain(key)}": plain(str(value)) for key, value in plain_values.items()}
+    width = max(map(len, rows))
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
+
+
+def overview_as_json(table: RankTable) -> dict[str, object]:
+    """Return the table as an object for JSON: counts, super pods, and every server in the order of rank."""
+    return {
+        "dialect": table.dialect,
+        "status": table.status,
+        "world_size": table.world_size,
+        "super_pods": [{"super_pod_id": pod.super_pod_id, "servers": list(pod.server_ids)} for pod in table.super_pods],
+        "servers": [
+            {
+                "server_id": place.server.server_id,
+                "node_rank": place.node_rank,
+                "ranks": [device.rank_id for device in place.server.devices],
+                "device_ids": [device.device_id for device in place.server.devices],
+                "device_ips": [device.device_ip for device in place.server.devices],
+                **place.members,
+            }
+            for place in list_servers(table)
+        ],
+    }
+
+
+def render_overview(table: RankTable, *, width: int | None = None, show_all: bool = False) -> str:
+    """Return the table as lines of at most `width` characters (None: any), a line per server in the order of rank.
+
+    More than 40 servers are folded: neighbours with the same devices are one line. `show_all` folds nothing.
+    """
+    rows = [[place] for place in list_servers(table)]
+    if len(rows) > MAX_ROWS and not show_all:
+        rows = [[place for row in alike for place in row] for _, alike in groupby(rows, key=_shape)]
+    left_out = len(rows) - (MAX_ROWS - 1) if len(rows) > MAX_ROWS and not show_all else 0
+    shown = rows if not left_out else [*rows[: MAX_ROWS - 1 - _ROWS_AT_END], *rows[-_ROWS_AT_END:]]
+    has = {
+        "super pod": bool(table.super_pods),
+        "group": any(server.group for server in table.servers),
+        "device_ip": any(device.device_ip for _, device in table.placements),
+    }
+    headings = ["server", "ranks", "devices", *(heading for heading, is_there in has.items() if is_there)]
+    lines = _columns([headings, *([_cells(row)[heading] for heading in headings] for row in shown)])
+    if left_out:
+        number = sum(map(len, rows)) - sum(map(len, shown))
+        lines.insert(len(lines) - _ROWS_AT_END, f"... {count_noun(number, 'server')} more; --all lists every one")
+    pods = [f"{count_noun(len(table.super_pods), 'super pod')}"] if table.super_pods else []
+    head = f"{_head(table)}{''.join(f', {text}' for text in pods)}"
+    return "\n".join(_cut(line, width) for line in [head, *(["", *lines] if rows else [])])
 
 
 def render_table(table: RankTable) -> str:
     """Return the table as plain columns, one line per rank in ascending order."""
-    placed = sorted(table.placements, key=lambda placement: placement[1].rank_id)
-    rows = [("rank", "server_id", "device_id", "device_ip")]
-    rows += [
-        (str(device.rank_id), plain(server.server_id), str(device.device_id), plain(device.device_ip or "-"))
-        for server, device in placed
-    ]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    rows = [["rank", "server_id", "device_id", "device_ip"]]
+    for place, device in list_ranks(table):
+        number, address = str(device.device_id), plain(device.device_ip or "-")
+        rows.append([str(device.rank_id), plain(place.server.server_id), number, address])
+    return "\n".join([_head(table), *_columns(rows)])
+
+
+def _head(table: RankTable) -> str:
     size = f"{count_noun(len(table.servers), 'server')}, {count_noun(table.world_size, 'device')}"
-    lines = [f"version {plain(table.dialect)}, status {plain(table.status)}, {size}"]
-    lines += [f"{row[0]:>{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]}" for row in rows]
-    return "\n".join(lines)
+    return f"version {plain(table.dialect)}, status {plain(table.status)}, {size}"
 
 
-def kind_as_json(kind: FileKind) -> dict[str, object]:
-    """Return what a file that is no table for a job of training is, as an object for JSON."""
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(f"{cell:<{size}}" for cell, size in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _shape(row: list[Place]) -> tuple[object, ...]:
+    """Servers that differ in name, ranks and addresses only are alike."""
+    place = row[0]
+    return tuple(device.device_id for device in place.server.devices), place.super_pod_id, place.server.group
+
+
+def _cells(row: list[Place]) -> dict[str, str]:
+    names = [_cut(plain(place.server.server_id), _MAX_CELL) for place in (row[0], row[-1])]
+    addresses = [plain(device.device_ip or "-") for place in row for device in place.server.devices]
+    is_one = len(row) == 1
     return {
-        "file": kind.source,
-        "dialect": kind.dialect.name,
-        "title": kind.dialect.title,
-        "evidence": kind.evidence,
-        "consumer": kind.dialect.consumer,
-        "advice": kind.dialect.instead,
+        "server": names[0] if is_one else f"{names[0]} .. {names[1]} ({len(row)})",
+        "ranks": _fold(rank for place in row for rank in place.server.ranks),
+        "devices": _fold(device.device_id for device in row[0].server.devices),
+        "super pod": plain(row[0].super_pod_id or "-"),
+        "group": plain(row[0].server.group or "-"),
+        "device_ip": ", ".join(addresses) if is_one or not addresses else f"{addresses[0]} .. {addresses[-1]}",
     }
+
+
+def _fold(numbers: Iterable[int]) -> str:
+    return _cut(fold_numbers(numbers, ","), _MAX_CELL) or "-"
+
+
+def _cut(text: str, width: int | None) -> str:
+    return text if width is None or len(text) <= width else text[: max(0, width - 3)] + "..."
 
 
 def render_kind(kind: FileKind) -> str:
     """Return what the file is, and below it what is known of it."""
-    facts = kind_as_json(kind)
-    lines = [f"    {key + ':':<10}{plain(str(facts[key]))}" for key in ("dialect", "evidence", "consumer", "advice")]
+    facts = kind.facts
+    lines = [f"    {key + ':':<10}{plain(facts[key])}" for key in ("dialect", "evidence", "consumer", "advice")]
     return "\n".join([f"{kind.source}: {kind.dialect.title}", *lines])
 
 
 def render_rules(rules: Sequence[Rule]) -> str:
     """Return one line per rule, with the ids that findings carry."""
-    rows = [_HEADER, *(_row(entry) for entry in rules)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER) - 1)]
-    lines = [
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _row(entry: Rule) -> tuple[str, str, str, str, str]:
-    chips, readers = ",".join(entry.chips) or "all", ",".join(entry.readers) or "all"
-    return entry.rule_id, entry.severity, chips, readers, entry.title
+    rows = [["rule", "severity", "chips", "profiles", "asks that"]]
+    for entry in rules:
+        chips, readers = ",".join(entry.chips) or "all", ",".join(entry.readers) or "all"
+        rows.append([entry.rule_id, entry.severity, chips, readers, entry.title])
+    return "\n".join(_columns(rows)) + "\n"
 
 
 def rules_as_json(rules: Sequence[Rule]) -> str:
@@ -191,5 +305,7 @@ def rules_as_json(rules: Sequence[Rule]) -> str:
 
 def render_sources(rules: Sequence[Rule]) -> str:
     """Return a line per rule and source; a rule that no public source asks for says so."""
-    lines = [(entry.rule_id, source) for entry in rules for source in entry.sources or ("none: it only warns",)]
+    lines: Iterator[tuple[str, str]] = (
+        (entry.rule_id, source) for entry in rules for source in entry.sources or ("none: it only warns",)
+    )
     return "".join(f"{rule_id:<4}  {source}\n" for rule_id, source in lines)

@@ -1,42 +1,28 @@
 """What an object of a rank table is made of, one `Schema` per kind of object, and what is wrong with a given one.
 
 Nothing about a key stands anywhere else: a schema drives the check of the structure (keys present, of the right type,
-well formed, known), decoding and encoding, the search for misspelt keys, and the counts that `validate --fix` sets.
+well formed, known), of limits, decoding and encoding, the search for misspelt keys, and the counts that `--fix` sets.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
 from typing import Literal
 
 from ranktable.problem import Problem, Severity, join_index, join_key, show_value
-from ranktable.values import MAX_INTEGER, is_decimal, is_device_number, name_placeholder, read_integer
+from ranktable.values import MAX_INTEGER, is_decimal, is_device_number, name_placeholder, parse_number, read_integer
 
-Kind = Literal[
-    "text",
-    "number",
-    "device_number",
-    "list",
-    "any_list",
-    "integer",
-    "texts",
-    "entries",
-    "object",
-    "unread",
-    "misplaced",
-]
+Kind = Literal["text", "number", "device_number", "list", "any_list", "integer", "texts", "entries", "object", "unread"]
 """How a value is written.
 
 `text`, `number` and `device_number` are strings; a number has decimal digits, a device number may be "-1" too.
 `list` is an array of objects that is not empty, `any_list` and `entries` may be empty. `integer` is a JSON integer of
-32 bits from 0 on, `texts` an array of strings. `unread` may hold anything and is read in another version only;
-`misplaced` belongs to the object above.
+32 bits from 0 on, `texts` an array of strings. `unread` may hold anything and is read in another version only.
 """
-
 Members = Mapping[str, object]
 _DIGITS = re.compile(r"[0-9]{1,10}")
 _MAX_LISTED = 100
@@ -82,11 +68,15 @@ class Field:
     """The rule that a malformed number or a wrong count breaks."""
     role: str | None = None
     """What the value is in the neutral table and to the rules: "server_id", "device_ip", "rank_id", ..."""
-    of: Schema | Callable[[Members], Schema] | None = None
-    """The objects in the value; a function where the object with the key decides it."""
+    of: Schema | None = None
+    """The objects in the value."""
     count: Count | None = None
     empty_is_none: bool = False
     """True when "" says that there is no value."""
+    limits: tuple[int, int] | None = None
+    """Lowest and highest number, bytes of a text, or entries of an array."""
+    choices: tuple[str, ...] = ()
+    """The only values of a text."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,9 +102,9 @@ class Schema:
         return tuple(field for field in self.fields if field.of is not None)
 
     @cached_property
-    def counted(self) -> tuple[Field, ...]:
-        """The fields that count something."""
-        return tuple(field for field in self.fields if field.count)
+    def limited(self) -> tuple[Field, ...]:
+        """The fields whose values have limits."""
+        return tuple(field for field in self.fields if field.limits or field.choices)
 
     @cached_property
     def kinds(self) -> dict[str, Kind | None]:
@@ -130,11 +120,11 @@ class Schema:
     def _renamed(self) -> tuple[tuple[str, Field], ...]:
         return tuple((role, field) for role, field in self.by_role.items() if role != field.name or field.empty_is_none)
 
-    def within(self, key: str, holder: Members | None = None) -> Schema:
-        """Return the schema of the objects in `key`; `holder` is the object that has the key."""
+    def within(self, key: str) -> Schema:
+        """Return the schema of the objects in `key`."""
         found = self.by_name[key].of
         assert found is not None, f"{key} holds no objects"
-        return found if isinstance(found, Schema) else found(holder or {})
+        return found
 
     def rename(self, members: Members, path: str) -> tuple[Members, dict[str, str] | None]:
         """Return the members under the names of their roles, and the paths of those that are called otherwise."""
@@ -186,17 +176,16 @@ def walk_tree(
     """Yield an object and all objects below it that the schema knows, each before those in it, with schema and path."""
     yield members, schema, path
     for field in schema.holders:
-        if field.kind == "unread" and not enters_unread:
+        if field.of is None or (field.kind == "unread" and not enters_unread):
             continue
-        inner = schema.within(field.name, members)
         child = members.get(field.name)
         if isinstance(child, dict) and field.kind == "object":
-            yield from walk_tree(child, inner, join_key(path, field.name), enters_unread=enters_unread)
+            yield from walk_tree(child, field.of, join_key(path, field.name), enters_unread=enters_unread)
         for place, item in walk_objects(members, path, field.name):
-            if inner.holders:
-                yield from walk_tree(item, inner, place, enters_unread=enters_unread)
+            if field.of.holders:
+                yield from walk_tree(item, field.of, place, enters_unread=enters_unread)
             else:
-                yield item, inner, place
+                yield item, field.of, place
 
 
 def list_objects(holder: Members, key: str) -> list[dict[str, object]]:
@@ -205,21 +194,47 @@ def list_objects(holder: Members, key: str) -> list[dict[str, object]]:
     return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 
 
-def without(members: Members, *keys: str) -> dict[str, object]:
-    """Return a copy of the members that lacks `keys`."""
-    return {name: value for name, value in members.items() if name not in keys}
-
-
 def check_tree(members: Members, schema: Schema) -> list[Problem]:
     """Return what is wrong with an object and all objects below it: R4, R5, R31 and the rules that its fields name."""
     problems: list[Problem] = []
     for found, its_schema, path in walk_tree(dict(members), schema, enters_unread=False):
-        if not fits(found, its_schema):
+        if not _fits(found, its_schema):
             problems += _check_object(found, its_schema, path)
     return problems
 
 
-def fits(members: Members, schema: Schema) -> bool:
+def check_limits(members: Members, schema: Schema, rule: str) -> Iterator[Problem]:
+    """Yield what is outside the limits and choices of its field, in an object and all objects below it."""
+    for found, its_schema, path in walk_tree(dict(members), schema):
+        for field in its_schema.limited:
+            value = found.get(field.name)
+            fault = _beyond(value, field) if field.name in found and fits_kind(value, field.kind) else None
+            if fault is not None:
+                shown = None if isinstance(value, list) else show_value(value)
+                yield Problem(join_key(path, field.name), rule, "error", *fault, shown)
+
+
+def _beyond(value: object, field: Field) -> tuple[str, str] | None:
+    """Return message and remedy of a value outside its limits."""
+    if field.choices and value not in field.choices:
+        return "HCCL does not know the value", f"write {' or '.join(show_value(known) for known in field.choices)}"
+    if field.limits is None:
+        return None
+    lowest, highest = field.limits
+    number = parse_number(value)
+    if isinstance(value, list):
+        message = f"it has {len(value)} entries, HCCL reads {lowest} to {highest}"
+        return None if lowest <= len(value) <= highest else (message, "list as many as it reads")
+    if field.kind == "text":
+        size = len(str(value).encode("utf-8", "surrogatepass"))
+        message = f"the text must have {lowest} to {highest} bytes"
+        return None if lowest <= size <= highest else (message, "write a shorter or a filled text")
+    if number is None or lowest <= number <= highest:
+        return None
+    return f"the number must be from {lowest} to {highest}", "write a number in that range"
+
+
+def _fits(members: Members, schema: Schema) -> bool:
     """Return whether nothing is wrong with an object by itself: the usual case, told in a fraction of the time."""
     if not schema.required <= members.keys():
         return False
@@ -232,8 +247,13 @@ def fits(members: Members, schema: Schema) -> bool:
 
 
 def check_version(value: Members, versions: tuple[str, ...], otherwise: str) -> Iterator[Problem]:
-    """Rule R2: `version` is one of `versions`; `otherwise` says what another one means."""
-    found, remedy = value.get("version"), f'write "version": "{versions[0]}"'
+    """Rule R2: `version` is one of `versions`, or absent without any; `otherwise` says what another one means."""
+    found = value.get("version")
+    if not versions:
+        if "version" in value:
+            yield Problem("version", "R2", "error", otherwise, "remove the key", show_value(found))
+        return
+    remedy = f'write "version": "{versions[0]}"'
     if "version" not in value:
         yield Problem("version", "R2", "error", "the key is missing, so HCCL takes the table for an older kind", remedy)
     elif isinstance(found, str) and found not in versions:
@@ -248,18 +268,21 @@ def _check_object(members: Members, schema: Schema, path: str) -> Iterator[Probl
         name: find_near(name, schema.kinds) if place < _MAX_LISTED else None for place, name in enumerate(unknown_names)
     }
     for field in schema.fields:
+        where = join_key(path, field.name)
         if field.name in members:
-            yield from _check_value(members[field.name], join_key(path, field.name), field)
+            yield from _check_value(members[field.name], where, field)
         elif field.missing:
             written = next((name for name, meant in misspelt.items() if meant == field.name), None)
-            yield _report_missing(path, field, written)
+            remedy = f"rename {written!r} to {field.name!r}" if written else f"add {field.name!r}"
+            yield Problem(where, "R5", field.missing, "the key is missing", remedy)
     unknown = [
         (name, meant)
         for name, meant in misspelt.items()
         if meant is None or meant in members or meant not in schema.required
     ]
     for name, meant in unknown[:_MAX_LISTED]:
-        yield _report_unknown(path, name, meant)
+        remedy = f"did you mean {meant!r}?" if meant else "remove it, or keep it if another program reads it"
+        yield Problem(join_key(path, name), "R31", "warning", "the key is not known and will be ignored", remedy)
     if len(unknown) > _MAX_LISTED:
         message = f"{len(unknown) - _MAX_LISTED} more keys of the object are not known and will be ignored"
         yield Problem(path, "R31", "warning", message, "check that this is a rank table")
@@ -274,15 +297,13 @@ def find_near(name: str, known: Iterable[str]) -> str | None:
     return plain[near[0]] if near else None
 
 
-def _report_missing(path: str, field: Field, written: str | None) -> Problem:
-    remedy = f"rename {written!r} to {field.name!r}" if written else f"add {field.name!r}"
-    severity: Severity = field.missing or "error"
-    return Problem(join_key(path, field.name), "R5", severity, "the key is missing", remedy)
-
-
-def _report_unknown(path: str, name: str, meant: str | None) -> Problem:
-    remedy = f"did you mean {meant!r}?" if meant else "remove it, or keep it if another program reads it"
-    return Problem(join_key(path, name), "R31", "warning", "the key is not known and will be ignored", remedy)
+_ARRAYS = {
+    "list": ("R5", dict, "an object", "write it in braces"),
+    "any_list": ("R5", dict, "an object", "write it in braces"),
+    "entries": ("R4", dict, "an object", "write it in braces"),
+    "texts": ("R4", str, "a string", "write a string"),
+}
+"""For each kind of array: the rule that a wrong one breaks, and the type of its items, with name and remedy."""
 
 
 def _check_value(value: object, path: str, field: Field) -> Iterator[Problem]:
@@ -292,68 +313,45 @@ def _check_value(value: object, path: str, field: Field) -> Iterator[Problem]:
     if kind == "unread":
         remedy = 'write "version": "1.2" for a super pod, or remove the key'
         yield Problem(path, "R31", "warning", "the key is read in version 1.2 only", remedy)
-    elif kind == "misplaced":
-        yield Problem(path, "R31", "error", "the key belongs to the instance, not to a device", "move it up")
-    elif kind == "integer":
-        yield _report_integer(value, path, field.rule)
-    elif kind == "object":
-        yield _report_kind(value, path, "an object", "write it in braces, or leave the key out")
-    elif kind in ("list", "any_list", "texts", "entries"):
+    elif kind in _ARRAYS:
         yield from _check_array(value, path, kind)
-    elif not isinstance(value, str):
-        yield _report_type(value, path)
-    else:
-        yield _report_number(value, path, field)
-
-
-def _report_type(value: object, path: str) -> Problem:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    remedy = f'put it in double quotes: "{show_value(value)}"' if is_number else "write a string, or leave the key out"
-    return _report_kind(value, path, "a JSON string", remedy)
-
-
-def _report_number(text: str, path: str, field: Field) -> Problem:
-    what = name_placeholder(text)
-    if field.kind == "device_number":
-        otherwise = "the value is not a plain decimal number or -1"
-        remedy = 'write the number of the device, or "-1" for a rank on the host'
-    else:
-        otherwise = "the value is not a plain decimal number"
-        remedy = 'write a decimal number as a string, such as "0"'
-    message = f"the value is {what}, not a number" if what else otherwise
-    return Problem(path, field.rule, "error", message, remedy, show_value(text), is_form=True)
-
-
-def _report_integer(value: object, path: str, rule: str) -> Problem:
-    if isinstance(value, str):
-        is_number = _DIGITS.fullmatch(value) is not None
-        remedy = f"write it without quotes: {int(value)}" if is_number else "write a number without quotes"
-        return _report_kind(value, path, "a JSON integer", remedy)
-    if isinstance(value, int) and not isinstance(value, bool):
+    elif kind == "object":
+        yield _wrong_type(value, path, "an object", "write it in braces, or leave the key out")
+    elif kind == "integer" and isinstance(value, int) and not isinstance(value, bool):
         message = f"the number must be from 0 to {MAX_INTEGER}"
-        return Problem(path, rule, "error", message, "write a number in that range", show_value(value))
-    return _report_kind(value, path, "a JSON integer", "write a whole number without quotes")
+        yield Problem(path, field.rule, "error", message, "write a number in that range", show_value(value))
+    elif kind == "integer":
+        is_number = isinstance(value, str) and _DIGITS.fullmatch(value) is not None
+        remedy = f"write it without quotes: {int(str(value))}" if is_number else "write a number without quotes"
+        yield _wrong_type(value, path, "a JSON integer", remedy)
+    elif not isinstance(value, str):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        remedy = f'put it in double quotes: "{show_value(value)}"' if is_number else "write a string"
+        yield _wrong_type(value, path, "a JSON string", remedy)
+    else:
+        what = name_placeholder(value)
+        wanted = "a plain decimal number" + (" or -1" if kind == "device_number" else "")
+        message = f"the value is {what}, not a number" if what else f"the value is not {wanted}"
+        remedy = 'write a decimal number as a string, such as "0"'
+        yield Problem(path, field.rule, "error", message, remedy, show_value(value), is_form=True)
 
 
-def _check_array(value: object, path: str, kind: Kind) -> Iterator[Problem]:
-    rule = "R5" if kind in ("list", "any_list") else "R4"
-    wanted, name, remedy = (
-        (str, "a string", "write a string") if kind == "texts" else (dict, "an object", "write it in braces")
-    )
+def _check_array(value: object, path: str, kind: str) -> Iterator[Problem]:
+    rule, wanted, name, remedy = _ARRAYS[kind]
     if not isinstance(value, list):
-        yield _report_kind(value, path, "an array", "write it in square brackets", rule)
+        yield _wrong_type(value, path, "an array", "write it in square brackets", rule)
         return
     if not value:
         yield Problem(path, rule, "error", "the array is empty", "list at least one entry", "[]")
     wrong = [index for index, item in enumerate(value) if not isinstance(item, wanted)]
     for index in wrong[:_MAX_LISTED]:
-        yield _report_kind(value[index], join_index(path, index), name, remedy, rule)
+        yield _wrong_type(value[index], join_index(path, index), name, remedy, rule)
     if len(wrong) > _MAX_LISTED:
         message = f"{len(wrong) - _MAX_LISTED} more items of the array are not {name}"
         yield Problem(path, rule, "error", message, "check that this is a rank table")
 
 
-def _report_kind(value: object, path: str, name: str, remedy: str, rule: str = "R4") -> Problem:
+def _wrong_type(value: object, path: str, name: str, remedy: str, rule: str = "R4") -> Problem:
     # What is to be an object or an array cannot be a number or a text in another form.
     is_form = name in ("a JSON string", "a JSON integer", "a string")
     return Problem(path, rule, "error", f"the value must be {name}", remedy, show_value(value), is_form=is_form)

@@ -6,36 +6,40 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ranktable.document import Document, parse_document, read_document
 from ranktable.errors import (
+    BuildError,
     InvalidTableError,
     JsonTextError,
     NotReadyError,
     UnknownDialectError,
     UnsupportedDialectError,
 )
+from ranktable.faults import name_compression
 from ranktable.files import DEFAULT_MODE, write_bytes
-from ranktable.kinds import Codec, Detection, Dialect, Survey, codec_of, detect_dialect, dialect_of, find_near_keys
-from ranktable.model import INITIALIZING, RankTable, paused_collector
+from ranktable.kinds import Detection, Dialect, detect_dialect, dialect_of, find_near_keys, table_of, written_names
+from ranktable.model import INITIALIZING, RankTable, encode, paused_collector
 from ranktable.problem import Problem
-from ranktable.reading.document import Document, parse_document, read_document
-from ranktable.reading.faults import name_compression
-from ranktable.text import render_json
+from ranktable.values import render_json
 
 _MAX_RENAMES = 6
 
 
-def detect_codec(document: Document) -> tuple[Detection, Codec]:
-    """Return the dialect of the document, with what gave it away, and its codec.
+def detect_table(document: Document) -> Detection:
+    """Return the dialect of the document, with what gave it away.
 
-    Raises UnsupportedDialectError for a known dialect without a codec, UnknownDialectError for anything else.
+    Raises UnsupportedDialectError for a dialect that is known by name only, UnknownDialectError for anything else.
     """
     detection = detect_dialect(document.value)
     if detection is None:
-        raise UnknownDialectError(document.source, list(document.value), suggest_keys(document.value))
+        near = list(find_near_keys(document.value).items())[:_MAX_RENAMES]
+        renames = ", ".join(f"{written!r} to {meant!r}" for written, meant in near)
+        remedy = f"rename {renames}" if renames else "a version 1.0 table has 'server_list' at its top"
+        raise UnknownDialectError(document.source, list(document.value), remedy)
     kind = detection.dialect
-    if kind.codec is None:
+    if kind.schema is None:
         raise UnsupportedDialectError(document.source, kind.title, detection.evidence, kind.instead)
-    return detection, kind.codec
+    return detection
 
 
 def decode_table(document: Document) -> RankTable:
@@ -44,11 +48,11 @@ def decode_table(document: Document) -> RankTable:
     Raises UnsupportedDialectError, UnknownDialectError, InvalidTableError (with every fault of the structure), and
     NotReadyError when the structure is unfinished and the status says so.
     """
-    _, codec = detect_codec(document)
+    kind = detect_table(document).dialect
     repeated = [describe_repeat(repeat.path) for repeat in document.repeated_keys]
-    faults = [*repeated, *(problem for problem in codec.check_structure(document.value) if problem.is_error)]
+    faults = [*repeated, *(problem for problem in kind.check_structure(document.value) if problem.is_error)]
     if not faults:
-        return codec.decode(document.value)
+        return table_of(kind.survey(document.value))
     if document.value.get("status") == INITIALIZING:
         raise NotReadyError(document.source)
     raise InvalidTableError(document.source, faults)
@@ -61,30 +65,23 @@ def describe_repeat(path: str) -> Problem:
 
 
 def encode_document(table: RankTable) -> dict[str, object]:
-    """Return the JSON object of `table` in its dialect; raises BuildError for an unknown dialect."""
-    return codec_of(table.dialect).encode(table)
+    """Return the JSON object of `table` in its dialect; decoding it gives `table` again.
+
+    Raises BuildError for a dialect that is only read, and for something that the dialect has no place for.
+    """
+    if table.dialect not in written_names():
+        remedy = f"convert it to one of {', '.join(written_names())}"
+        raise BuildError(f"a table of {dialect_of(table.dialect).title} cannot be written", remedy)
+    has_pods = bool(table.super_pods) or any(device.super_device_id is not None for _, device in table.placements)
+    if has_pods and not dialect_of(table.dialect).reads_super_pods:
+        message = f"a table with super pods or super device ids cannot be written in dialect {table.dialect!r}"
+        raise BuildError(message, "take them out, or choose a dialect that has them")
+    return encode(table)
 
 
 def encode_table(table: RankTable) -> str:
-    """Return `table` as JSON text, one line per device; raises BuildError for an unknown dialect."""
+    """Return `table` as JSON text, one line per device; raises BuildError as `encode_document` does."""
     return render_json(encode_document(table))
-
-
-def examine_table(table: RankTable) -> tuple[list[Problem], Survey]:
-    """Return the faults of structure and the survey of a table in memory, with the paths that its file would have.
-
-    Raises BuildError for an unknown dialect.
-    """
-    codec = codec_of(table.dialect)
-    value = codec.encode(table)
-    return codec.check_structure(value), codec.survey(value)
-
-
-def suggest_keys(value: Mapping[str, object]) -> str:
-    """Return what to do about an object that has no telling key of any dialect."""
-    near = list(find_near_keys(value).items())[:_MAX_RENAMES]
-    renames = [f"{written!r} to {meant!r}" for written, meant in near]
-    return f"rename {', '.join(renames)}" if renames else "a version 1.0 table has 'server_list' at its top"
 
 
 def write_table(path: str | os.PathLike[str], table: RankTable, *, mode: int = DEFAULT_MODE) -> None:
@@ -126,6 +123,18 @@ class FileKind:
     evidence: str
     """The keys or bytes that gave it away."""
 
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """What is known of it, as an object for JSON."""
+        return {
+            "file": self.source,
+            "dialect": self.dialect.name,
+            "title": self.dialect.title,
+            "evidence": self.evidence,
+            "consumer": self.dialect.consumer,
+            "advice": self.dialect.instead,
+        }
+
 
 def find_kind(data: bytes, source: str) -> FileKind | None:
     """Return what the bytes are when they are known and no table that can be read here, else None."""
@@ -136,6 +145,6 @@ def find_kind(data: bytes, source: str) -> FileKind | None:
         detection = detect_dialect(parse_document(data, source).value)
     except JsonTextError:
         return None
-    if detection is None or detection.dialect.codec:
+    if detection is None or detection.dialect.schema:
         return None
     return FileKind(source, detection.dialect, detection.evidence)

@@ -7,18 +7,15 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
+from ranktable.document import Document, locate_paths, read_document
 from ranktable.errors import EXIT_NOT_READY, EXIT_PROBLEMS, EXIT_VALID, BuildError, JsonTextError, UnknownDialectError
 from ranktable.files import STDIN_NAME
-from ranktable.kinds import Survey
+from ranktable.kinds import Survey, dialect_of
 from ranktable.model import INITIALIZING, RankTable, paused_collector
 from ranktable.problem import Position, Problem
 from ranktable.profile import ANY_TARGET, Profile, build_profile
-from ranktable.reading.document import Document, read_document
-from ranktable.reading.positions import locate_paths
-from ranktable.rules import registered_rules
-from ranktable.rules.readers import check_file_mode
-from ranktable.rules.registry import EVERYWHERE
-from ranktable.tables import describe_repeat, detect_codec, examine_table
+from ranktable.rules import EVERYWHERE, registered_rules
+from ranktable.tables import describe_repeat, detect_table, encode_document
 
 _PLACE = re.compile(
     r"super_pod_list\[(\d+)\](?:\.server_list\[\d+\])?[.\w]*|server_list\[(\d+)\](?:\.device\[(\d+)\])?[.\w]*"
@@ -66,24 +63,23 @@ def validate_table(
     device_target: str = "ascend",
     chip: str | None = None,
     profile: str | None = None,
-    network_plan: int | None = None,
 ) -> tuple[Problem, ...]:
     """Return every problem of `table`, structure first, then rule by rule; empty when there is not even a warning.
 
     `device_target` is "ascend", "gpu" or "cpu": the last two have no `device_ip` and none of Ascend's rules.
     `chip` is "910a", "a2", "a3", "a5", "300i-duo" or None: it turns the warnings of its own rules into errors.
-    `profile` is "hccl", "mindspore", "mindie-llm", "mindie-motor" or None: it adds what that reader demands.
-    `network_plan` is the prefix length of the segments that the addresses must form (R23), or None.
-    Raises ProfileError for other names, BuildError for a table that its dialect cannot hold, or that has no codec.
+    `profile` is "hccl", "mindspore" or None: it adds what that reader demands.
+    Raises ProfileError for other names, BuildError for a dialect that is only read (see `validate_file`).
     """
-    checked_for = build_profile(device_target, chip, profile, network_plan)
+    checked_for = build_profile(device_target, chip, profile)
     return judge_table(table, checked_for)
 
 
 @paused_collector()
 def judge_table(table: RankTable, profile: Profile) -> tuple[Problem, ...]:
     """Return every problem of `table` as `validate_table` does, for a profile that is built already."""
-    return _collect(*examine_table(table), profile)
+    value, kind = encode_document(table), dialect_of(table.dialect)
+    return (*kind.check_structure(value), *_apply_rules(kind.survey(value), profile))
 
 
 @paused_collector()
@@ -93,14 +89,13 @@ def validate_file(
     device_target: str = "ascend",
     chip: str | None = None,
     profile: str | None = None,
-    network_plan: int | None = None,
 ) -> Report:
     """Return the report on the file at `path` (`-` is standard input); a text that is no JSON is a finding too.
 
-    The options are those of `validate_table`; the profile "mindie-llm" looks at the permissions of the file too.
+    The options are those of `validate_table`.
     Raises ProfileError, ReadError for a file that cannot be opened, UnsupportedDialectError for other known tables.
     """
-    checked_for = build_profile(device_target, chip, profile, network_plan)
+    checked_for = build_profile(device_target, chip, profile)
     try:
         document = read_document(path)
         return validate_document(document, checked_for)
@@ -118,21 +113,21 @@ def validate_document(document: Document, profile: Profile) -> Report:
 
     Raises UnsupportedDialectError and UnknownDialectError.
     """
-    detection, codec = detect_codec(document)
-    text_problems = _check_text(document, profile, detection.dialect.max_bytes)
-    survey = codec.survey(document.value)
+    detection = detect_table(document)
+    kind = detection.dialect
+    survey = kind.survey(document.value)
+    problems, found = _check_text(document, profile, kind.max_bytes), _apply_rules(survey, profile)
     is_ready = survey.text("status") != INITIALIZING
     if is_ready:
-        problems = _collect([*text_problems, *codec.check_structure(document.value)], survey, profile)
+        problems += [*kind.check_structure(document.value), *found]
     else:
-        status = (problem for problem in _apply_rules(survey, profile) if problem.rule == "R3")
-        problems = (*text_problems, *status)
+        problems += [problem for problem in found if problem.rule == "R3"]
     return Report(
         document.source,
         profile,
         locate(problems, document),
-        detection.dialect.name,
-        detection.dialect.title,
+        kind.name,
+        kind.title,
         detection.evidence,
         is_ready,
         len(survey.servers),
@@ -140,16 +135,12 @@ def validate_document(document: Document, profile: Profile) -> Report:
     )
 
 
-def _collect(structure: list[Problem], survey: Survey, profile: Profile) -> tuple[Problem, ...]:
-    return (*structure, *_apply_rules(survey, profile))
-
-
 def _apply_rules(survey: Survey, profile: Profile) -> list[Problem]:
-    reader, rules = profile.reader or survey.kind.own_reader, survey.kind.rules | EVERYWHERE
+    rules = survey.kind.rules | EVERYWHERE
     return [
         problem
         for entry in registered_rules()
-        if entry.check and entry.rule_id in rules and (not entry.readers or reader in entry.readers)
+        if entry.check and entry.rule_id in rules and (not entry.readers or profile.reader in entry.readers)
         for part in entry.parts_of(survey)
         for problem in entry.check(part, profile)
     ]
@@ -171,8 +162,6 @@ def _check_text(document: Document, profile: Profile, limit: int) -> list[Proble
     if profile.is_ascend and profile.reader in (None, "hccl") and document.is_link:
         message = "the file is a symbolic link, as in a mounted ConfigMap; torch_npu refuses one in RANK_TABLE_FILE"
         problems.append(Problem("", "R1", "warning", message, "let the job copy the table to a plain file first"))
-    if profile.reader == "mindie-llm" and document.source != STDIN_NAME:
-        problems += check_file_mode(document.source)
     repeats = (replace(describe_repeat(repeat.path), position=repeat.position) for repeat in document.repeated_keys)
     return [*problems, *repeats]
 

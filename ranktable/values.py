@@ -1,4 +1,4 @@
-"""What a text or number of a table is: a number, an address, or something that stands there instead of a value.
+"""How values are read and written: numbers, addresses, what stands there instead of a value; names, nouns and JSON.
 
 Instead of a value stand masks, placeholders of documentation, and marks of failed tools. A host may be called nearly
 anything, so a name that DNS allows is taken for a placeholder only when it is one of a few words, or nothing but
@@ -8,8 +8,11 @@ numbers and x. Source: samples of documentation and tables posted with questions
 from __future__ import annotations
 
 import ipaddress
+import json
 import re
 import socket
+
+from ranktable.problem import show_value
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -34,6 +37,9 @@ _WORDS = re.compile(
     r"|(?:server|device|host)_id(?:_\d+)?",
     re.IGNORECASE,
 )
+
+_INDENT = "  "
+_MAX_LINE = 120
 
 
 def parse_number(value: object) -> int | None:
@@ -92,3 +98,41 @@ def name_placeholder(text: str) -> str | None:
     if _BRACKETED.fullmatch(text) or _WORDS.fullmatch(text):
         return "a placeholder"
     return None
+
+
+def plain(text: str) -> str:
+    """Return text that is safe to print: JSON escapes for what is not printable ASCII."""
+    return text if text.isascii() and text.isprintable() else show_value(text)
+
+
+def count_noun(number: int, noun: str) -> str:
+    """Return `1 server`, `2 servers`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def render_json(value: object) -> str:
+    """Return `value` as JSON in ASCII that ends with a line break."""
+    return _render(value, "") + "\n"
+
+
+def _render(value: object, margin: str) -> str:
+    if not isinstance(value, dict | list) or not value:
+        return json.dumps(value)
+    if _is_flat(value):
+        line = json.dumps(value)
+        if len(margin) + len(line) <= _MAX_LINE:
+            return line
+    inner = margin + _INDENT
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(key)}: {_render(member, inner)}" for key, member in value.items()]
+        opening, closing = "{", "}"
+    else:
+        parts = [_render(item, inner) for item in value]
+        opening, closing = "[", "]"
+    body = f",\n{inner}".join(parts)
+    return f"{opening}\n{inner}{body}\n{margin}{closing}"
+
+
+def _is_flat(value: dict[str, object] | list[object]) -> bool:
+    members = value.values() if isinstance(value, dict) else value
+    return not any(isinstance(member, dict | list) for member in members)

@@ -336,7 +336,6 @@ READS_WHOLE_FILES = {
     "msrun/planning/plan_page.py": "the script",
     "launch_templates/kinds.py": "the package's own manifests",
     "launch_templates/lint/keys.py": "the package's own table",
-    "ranktable/sources/local_host.py": "files of the system",
 }
 
 

@@ -85,24 +85,23 @@ def write_rank_table(plan: LaunchPlan, text: str | None = None, folder: Path | N
         UsageError: the table breaks a rule (for example more workers than the chip's servers can hold), or cannot be
             written.
     """
-    from ranktable import encode_table
-
     path = Path(folder or plan.log_dir, contract.RANK_TABLE_JSON)
     try:
-        write_private(path, encode_table(build_rank_table(plan)) if text is None else text)
+        write_private(path, render_rank_table(plan) if text is None else text)
     except OSError as error:
         raise UsageError(
             f"--log_dir {plan.log_dir}: cannot write {path} ({error.strerror}); give a directory that you may write"
         ) from None
 
 
-def build_rank_table(plan: LaunchPlan) -> RankTable:
-    """Return the table of a job for which none was given.
+def render_rank_table(plan: LaunchPlan) -> str:
+    """Return the text of the table of a job for which none was given.
 
     Raises:
-        UsageError: the hosts make no valid table.
+        UsageError: the hosts make no table that HCCL takes; other devices have no rules that it could break.
     """
-    from ranktable import build_table, validate_table
+    from ranktable.model import encode, plain_table
+    from ranktable.values import render_json
 
     hosts = [(assignment.address, assignment.device_ids) for assignment in plan.fleet]
     hosts = hosts or [(host.address, tuple(w.device_id for w in host.workers)) for host in plan.hosts]
@@ -111,14 +110,14 @@ def build_rank_table(plan: LaunchPlan) -> RankTable:
         (f"{address}-{index}" if address in ids[:index] else address, devices)
         for index, (address, devices) in enumerate(hosts)
     ]
-    table = build_table(hosts, order="given")
-    errors = [
-        problem for problem in validate_table(table, device_target=plan.device_target) if problem.severity == "error"
-    ]
-    if errors:
-        first = errors[0]
-        raise UsageError(f"rank table of this job: {first.path}: {first.message}; {first.remedy}")
-    return table
+    table = plain_table(hosts)
+    if plan.device_target == "ascend":
+        from ranktable import validate_table
+
+        first = next((problem for problem in validate_table(table) if problem.is_error), None)
+        if first is not None:
+            raise UsageError(f"rank table of this job: {first.path}: {first.message}; {first.remedy}")
+    return render_json(encode(table))
 
 
 def read_given_table(path: Path) -> RankTable:
@@ -143,12 +142,10 @@ def check_rank_table(path: Path, world_size: int, device_target: str) -> None:
     Raises:
         UsageError: unreadable, breaks a rule, or names another number of ranks.
     """
-    from ranktable import validate_table
+    from ranktable import validate_file
 
     table = read_given_table(path)
-    problems = [
-        problem for problem in validate_table(table, device_target=device_target) if problem.severity == "error"
-    ]
+    problems = [problem for problem in validate_file(path, device_target=device_target).problems if problem.is_error]
     if problems:
         first = problems[0]
         more = f" ({len(problems) - 1} more; see ranktable validate {path})" if len(problems) > 1 else ""
@@ -193,10 +190,9 @@ def write_page(path: Path, plan: LaunchPlan, spec: LaunchSpec) -> str:
 
 def _rank_table(plan: LaunchPlan, spec: LaunchSpec) -> str:
     """Return the text of the given table, or of the one that the job would get; empty while an address is not known."""
-    from ranktable import encode_table
-
     if spec.rank_table_file:
-        return encode_table(read_given_table(spec.rank_table_file))
+        read_given_table(spec.rank_table_file)
+        return read_text(spec.rank_table_file, MAX_BYTES)
     if any(assignment.address == UNKNOWN for assignment in plan.fleet):
         return ""
-    return encode_table(build_rank_table(plan))
+    return render_rank_table(plan)

@@ -11,7 +11,7 @@ import click
 from ranktable.errors import EXIT_NOT_READY, EXIT_PROBLEMS, EXIT_USAGE, EXIT_VALID, ProfileError, RankTableError
 from ranktable.model import RankTable
 from ranktable.profile import CHIPS, DEVICE_TARGETS, READERS
-from ranktable.text import count_noun
+from ranktable.values import count_noun
 
 _Judgement = TypeVar("_Judgement")
 Command = TypeVar("Command", bound=Callable[..., Any])

@@ -16,10 +16,9 @@ from ranktable.generate import (
     ServerOrder,
     assemble_table,
     default_file_name,
-    version_names,
 )
 from ranktable.hosts.hostfile import FAMILIES
-from ranktable.kinds import dialect_of, plain_version
+from ranktable.kinds import dialect_of, written_names
 from ranktable.model import RankTable
 from ranktable.problem import Problem
 from ranktable.profile import ANY_TARGET, Profile, build_profile
@@ -55,9 +54,7 @@ def _options(function: Callable[..., Outcome]) -> Callable[..., Outcome]:
             help="Hosts and devices from kubectl get pods -o json|yaml; - is stdin.",
         ),
         click.option("--probe", is_flag=True, help="Ask this host: /dev, /etc/hccn.conf, hccn_tool, npu-smi."),
-        click.option(
-            "--root", metavar="DIR", default="/", help="With --probe: where the host's /dev, /etc, /proc are."
-        ),
+        click.option("--root", metavar="DIR", default="/", help="With --probe: where the host's /dev and /etc are."),
         click.option("--server_id", metavar="ID", help="With --probe: the id of this host, not its main address."),
         click.option(
             "--hccn_conf",
@@ -72,7 +69,6 @@ def _options(function: Callable[..., Outcome]) -> Callable[..., Outcome]:
         ),
         click.option("--include", metavar="FILTER", help="Only these hosts and devices: a:0,1@b."),
         click.option("--exclude", metavar="FILTER", help="All but these hosts and devices: a:0,1@b."),
-        click.option("--resolve", is_flag=True, help="Look the hosts' names up and write their addresses as host_ip."),
         click.option(
             "--order",
             type=click.Choice(SERVER_ORDERS),
@@ -81,8 +77,8 @@ def _options(function: Callable[..., Outcome]) -> Callable[..., Outcome]:
         ),
         click.option(
             "--version",
-            type=click.Choice(version_names()),
-            default=plain_version(),
+            type=click.Choice(written_names()),
+            default=written_names()[0],
             show_default=True,
             help="1.2: super pods.",
         ),
@@ -133,7 +129,7 @@ def _build(
     **sources: Any,
 ) -> tuple[RankTable, tuple[str, ...]]:
     """Return the table and what is to be said of it."""
-    from ranktable.sources.option_values import parse_super_pods
+    from ranktable.sources.collect import parse_super_pods
 
     device_target = sources["device_target"] or ("ascend" if chip else None)
     profile = None if device_target is None else build_profile(device_target, chip)

@@ -19,14 +19,14 @@ from ranktable.commands import (
     reader_option,
     target_option,
 )
-from ranktable.edit.convert import convert_table, dialect_names, refused_names, write_hostfile
+from ranktable.convert import Converted, ConvertWishes, convert_table, write_hostfile
 from ranktable.errors import EXIT_PROBLEMS, MergeError
-from ranktable.kinds import Converted, ConvertWishes, all_dialects, codec_names
+from ranktable.kinds import read_names, written_names
+from ranktable.merge import MERGE_ORDERS, MergeOrder
 from ranktable.model import RankTable
-from ranktable.ordering import MERGE_ORDERS, MergeOrder
 from ranktable.profile import build_profile
 from ranktable.rules import registered_rules
-from ranktable.text import count_noun, render_json
+from ranktable.values import count_noun, render_json
 
 _SHOWN = 20
 _HOSTFILE = "hostfile"
@@ -56,11 +56,11 @@ def merge(
 ) -> Outcome:
     """Write one table of all servers of the FILEs, ranks 0 to n-1; - is standard input.
 
-    A server, an address or a number of a super pod that stands twice is an error, and nothing is written. Super pods,
-    clusters and groups of equal names are joined.
+    A server, an address or a number of a super pod that stands twice is an error, and nothing is written. Super pods
+    of equal ids are joined.
     """
-    from ranktable.edit.merge import merge_tables
-    from ranktable.reading.document import read_document
+    from ranktable.document import read_document
+    from ranktable.merge import merge_tables
     from ranktable.sources.collect import read_hostfile
     from ranktable.tables import decode_table
 
@@ -95,10 +95,8 @@ def _list_conflicts(conflicts: Sequence[str]) -> tuple[str, ...]:
 @click.option(
     "--to",
     required=True,
-    type=click.Choice((*dialect_names(), _HOSTFILE, *refused_names())),
-    metavar="FORMAT",
-    help=f"What to convert to: {', '.join(dialect_names())}, or {_HOSTFILE} (lines `host slots=8`, which Open MPI, "
-    "DeepSpeed, Horovod and msrun read).",
+    type=click.Choice((*written_names(), _HOSTFILE)),
+    help="hostfile: lines `host slots=8`, which Open MPI, DeepSpeed, Horovod and msrun read.",
 )
 @click.option("-o", "--output", metavar="OUT", default="-", help="Where to write.  [default: standard output]")
 @click.option("--strict", is_flag=True, help="Write nothing and exit with 1 when the format cannot hold everything.")
@@ -125,10 +123,13 @@ def convert(
     Says on standard error what the format cannot hold.
     """
     from ranktable.files import write_bytes
-    from ranktable.sources.option_values import parse_super_pods, read_super_device_ids
+    from ranktable.sources.collect import parse_super_pods, read_super_device_ids
     from ranktable.tables import read_table
 
-    _refuse_strange_options(context, to)
+    for name in ("super_pods", "super_device_ids"):
+        is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if is_given and to != written_names()[-1]:
+            raise click.UsageError(f"--{name} means nothing to {to}, only to {written_names()[-1]}; leave it out")
     table = read_table(file)
     text = ""
     if to == _HOSTFILE:
@@ -146,15 +147,6 @@ def convert(
         return Outcome(text, notes)
     write_bytes(output, text.encode())
     return Outcome(notes=(f"wrote {output}", *notes))
-
-
-def _refuse_strange_options(context: click.Context, to: str) -> None:
-    """Refuse options that would change nothing."""
-    for name in ("super_pods", "super_device_ids"):
-        kinds = [kind.name for kind in all_dialects() if name in kind.wishes]
-        is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if is_given and to not in (*kinds, *refused_names()):
-            raise click.UsageError(f"--{name} means nothing to {to}, only to {', '.join(kinds)}; leave it out")
 
 
 def _notes_on(result: Converted) -> tuple[str, ...]:
@@ -185,9 +177,9 @@ def show(file: str, ranks: bool, rank: int | None, show_all: bool, form: str) ->
 
     Of a file that is known and is no table for a job of training it says what it is, who reads it, and what to do.
     """
+    from ranktable.document import parse_document
     from ranktable.files import read_source
-    from ranktable.reading.document import parse_document
-    from ranktable.report import kind_as_json, render_kind
+    from ranktable.report import render_kind
     from ranktable.tables import decode_table, find_kind
 
     if (rank is not None) + ranks + show_all > 1:
@@ -197,7 +189,7 @@ def show(file: str, ranks: bool, rank: int | None, show_all: bool, form: str) ->
     source, data = read_source(file)
     kind = find_kind(data, source)
     if kind is not None:
-        return Outcome(render_json(kind_as_json(kind)) if form == "json" else render_kind(kind) + "\n")
+        return Outcome(render_json(kind.facts) if form == "json" else render_kind(kind) + "\n")
     table = decode_table(parse_document(data, source))
     if form == "json":
         return Outcome(render_json(_as_json(table, ranks=ranks, rank=rank)))
@@ -205,7 +197,7 @@ def show(file: str, ranks: bool, rank: int | None, show_all: bool, form: str) ->
 
 
 def _as_json(table: RankTable, *, ranks: bool, rank: int | None) -> object:
-    from ranktable.overview import list_ranks, overview_as_json
+    from ranktable.report import list_ranks, overview_as_json
 
     if rank is None and not ranks:
         return overview_as_json(table)
@@ -213,8 +205,7 @@ def _as_json(table: RankTable, *, ranks: bool, rank: int | None) -> object:
 
 
 def _as_text(table: RankTable, *, ranks: bool, rank: int | None, show_all: bool) -> str:
-    from ranktable.overview import list_ranks, render_overview, render_rank
-    from ranktable.report import render_table
+    from ranktable.report import list_ranks, render_overview, render_rank, render_table
 
     if rank is not None:
         return "\n\n".join(render_rank(*found) for found in list_ranks(table, rank))
@@ -232,7 +223,7 @@ def _terminal_width() -> int | None:
 
 @click.command(short_help="List the rules of validate.")
 @FORMAT
-@click.option("--dialect", type=click.Choice(codec_names()), metavar="NAME", help="Only the rules of this dialect.")
+@click.option("--dialect", type=click.Choice(read_names()), metavar="NAME", help="Only the rules of this dialect.")
 @chip_option("Only the rules that hold for this chip.")
 @reader_option("Only the rules that this reader's tables are held to.")
 @click.option("--sources", is_flag=True, help="Where each rule can be read up.")

@@ -14,22 +14,17 @@ from typing import Any
 import click
 
 from ranktable.commands import FORMAT, Outcome, chip_option, judge_each, reader_option, target_option, worst_of
-from ranktable.edit.repair import Repair
 from ranktable.errors import EXIT_VALID, ReadError
+from ranktable.fix import Repair
 from ranktable.local import LocalServer, check_file
 from ranktable.report import Unjudged, Verdict, render_report, render_unjudged, render_verdicts_json
-from ranktable.rules.registry import LOCAL_RULES
 from ranktable.validate import Report, validate_document, validate_file
 
-_RULES = "\n".join(f"{rule}  {title}" for rule, title in LOCAL_RULES.items())
 _STDIN = "-"
 _SHOWN_REPEATS = 3
 
 
-@click.command(
-    short_help="Check tables against every rule, and list all problems; --fix repairs them.",
-    epilog=f"\b\nWith --local:\n{_RULES}",
-)
+@click.command(short_help="Check tables against every rule, and list all problems; --fix repairs them.")
 @click.argument("files", nargs=-1, metavar="FILE...")
 @FORMAT
 @click.option("--strict", is_flag=True, help="Exit with 1 on warnings too.")
@@ -37,18 +32,11 @@ _SHOWN_REPEATS = 3
 @target_option("For which devices to check: cpu and gpu tables need no device_ip and follow none of Ascend's rules.")
 @chip_option("Hold the table to the rules of this chip; without it they are warnings.")
 @reader_option("Hold the table to what this reader demands beyond the rules that all share.")
-@click.option(
-    "--network_plan",
-    type=click.IntRange(1, 128),
-    metavar="BITS",
-    help="Hold device addresses to the usual network plan (R23), with segments of this prefix length, such as 24.",
-)
-@click.option("--local", is_flag=True, help="Hold one table, by default $RANK_TABLE_FILE, against this host too.")
-@click.option("--root", metavar="DIR", default="/", help="With --local: where the host's /dev, /etc and /proc are.")
+@click.option("--local", is_flag=True, help="Rules L1 to L7 too: one table, or $RANK_TABLE_FILE, against this host.")
+@click.option("--root", metavar="DIR", default="/", help="With --local: where the host's /dev and /etc are.")
 @click.option("--fix", is_flag=True, help="Repair what is mechanical in one table; without -o and --in_place: a diff.")
 @click.option("-o", "--output", metavar="OUT", help="With --fix: where the repaired table goes; - is standard output.")
 @click.option("--in_place", is_flag=True, help="With --fix: write the repaired table to FILE itself.")
-@click.option("--reorder", is_flag=True, help="With --fix: number the ranks in the string order of the server ids.")
 def validate(
     files: tuple[str, ...],
     form: str,
@@ -59,7 +47,6 @@ def validate(
     fix: bool,
     output: str | None,
     in_place: bool,
-    reorder: bool,
     **options: Any,
 ) -> Outcome:
     """Check each FILE against every rule and list all problems; - is standard input.
@@ -67,8 +54,8 @@ def validate(
     --fix repairs types, counts, comments, trailing commas, encodings, misspelt keys, blanks and keys that stand twice,
     lists each repair, and checks the result. Ids and addresses are never made up, and the status is never changed.
     """
-    if not fix and (output is not None or in_place or reorder):
-        raise click.UsageError("-o, --in_place and --reorder go with --fix; leave them out")
+    if not fix and (output is not None or in_place):
+        raise click.UsageError("-o and --in_place go with --fix; leave them out")
     if not local and root != "/":
         raise click.UsageError("--root goes with --local; leave it out")
     if fix and local:
@@ -80,7 +67,7 @@ def validate(
     if not files:
         raise click.UsageError("Missing argument 'FILE...'")
     if fix:
-        return _fix(files[0], _choose_target(files[0], output, in_place=in_place), reorder=reorder, options=options)
+        return _fix(files[0], _choose_target(files[0], output, in_place=in_place), options)
     verdicts: list[Verdict] = []
     codes: list[int] = []
     for name, found in judge_each(files, form, lambda name: validate_file(name, **options)):
@@ -140,24 +127,24 @@ def _choose_target(file: str, output: str | None, *, in_place: bool) -> str | No
     return os.path.realpath(file)  # a link stays a link: what it points at is repaired
 
 
-def _fix(file: str, target: str | None, *, reorder: bool, options: dict[str, Any]) -> Outcome:
+def _fix(file: str, target: str | None, options: dict[str, Any]) -> Outcome:
     """Repair a table. One in which nothing can be repaired is written only as a copy, when it is valid."""
-    from ranktable.edit.fix import fix_table
+    from ranktable.document import parse_document
     from ranktable.files import STDIN_NAME, read_source
+    from ranktable.fix import fix_table
     from ranktable.profile import build_profile
-    from ranktable.reading.document import parse_document
-    from ranktable.text import render_json
+    from ranktable.values import render_json
 
     reader = options.pop("profile")
     profile = build_profile(reader=reader, **options)
     source, data = read_source(file)
-    fixed = fix_table(data, source, reorder=reorder)
+    fixed = fix_table(data, source)
     text = render_json(fixed.value)
     is_printed = target in (_STDIN, None)
     result = parse_document(text.encode("utf-8"), STDIN_NAME if target is None or is_printed else target)
     report = validate_document(result, profile)
     report = replace(report, source="the result") if is_printed else report
-    notes = [*_list_repairs(fixed.repairs), *fixed.notes, *_explain_status(report)]
+    notes = [*_list_repairs(fixed.repairs), *_explain_status(report)]
     if is_printed:
         if target is None:
             text = _show_changes(data, text, source) if fixed.repairs else ""

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import islice
 
+from ranktable.document import parse_document
 from ranktable.errors import JsonTextError
-from ranktable.kinds import Dialect, detect_dialect
-from ranktable.reading.document import parse_document
-from ranktable.reading.faults import name_compression
+from ranktable.faults import name_compression
+from ranktable.kinds import Dialect, detect_dialect, has_any
 from ranktable.rules import citations
 from ranktable.schema import Members, list_objects
 
 _MAX_KEYS, _MAX_KEY = 100, 64
 _TRAINING = "make a table for training with ranktable generate"
-
-
-def has_any(*keys: str) -> Callable[[Members], str]:
-    """Return a test for an object that has one of the keys."""
-
-    def find_evidence(value: Members) -> str:
-        return next((key for key in keys if key in value), "")
-
-    return find_evidence
 
 
 def _is_config_map(value: Members) -> str:
@@ -76,6 +66,11 @@ def _is_tor(value: Members) -> str:
     keys = _device_keys(value)
     is_it = "tor_ip" in keys and "rank_id" not in keys and "version" not in value
     return "tor_ip in its devices and no rank_id" if is_it else ""
+
+
+def _is_offline(value: Members) -> str:
+    keys = {key for node in list_objects(value, "node_list") for key in node}
+    return next((f"node_list with {key}" for key in ("rank_list", "node_id") if key in keys), "")
 
 
 def _device_keys(value: Members) -> set[str]:
@@ -133,6 +128,14 @@ DIALECTS = (
         recognise=_is_local,
         short_keys=("endpoint_list",),
         instead=f"it is no rank table: pass it as the option of that name, and {_TRAINING}",
+    ),
+    Dialect(
+        name="1.1-offline",
+        title="a heterogeneous rank table for offline compilation (version 1.1)",
+        consumer="HCCL without devices",
+        recognise=_is_offline,
+        sources=(citations.OFFLINE,),
+        instead=f"it is for compiling a model without devices: give it to HCCL as it is, or {_TRAINING}",
     ),
     Dialect(
         name="roles",

@@ -1,8 +1,158 @@
-"""The rules that lists of servers are held to, grouped by what they look at; a dialect's own stand in its module.
+"""The register of rules: one function per rule over a survey, how bad a breach is, on which chips, and its sources.
 
-Rules with other letters than R are what single readers, chips or kinds of tables ask for beyond them.
+A dialect names its rules (`Dialect.rules`); those of `EVERYWHERE` hold for all. Rules without a function are looked
+after while a file is read and its structure is checked (R1, R2, R4, R5, R31, R32), and by `ranktable.local` against the
+host that the table is read on (L1 to L7). A rule that no public source asks for is a warning. Rules with other letters
+than R are what single readers, chips or kinds of tables ask for.
 """
 
-from ranktable.rules import identity, network, readers, super_pods, topology  # noqa: F401 (importing registers rules)
-from ranktable.rules.registry import Rule as Rule
-from ranktable.rules.registry import registered_rules as registered_rules
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Literal
+
+from ranktable.kinds import Survey, all_dialects
+from ranktable.problem import Problem, Severity
+from ranktable.profile import CHIPS, Profile
+from ranktable.rules import citations
+
+EVERYWHERE = frozenset({"R1", "R2", "R3", "R4", "R5", "R31", "R32", *(f"L{number}" for number in range(1, 8))})
+"""Rules of every dialect."""
+_MODULES = ("identity", "network", "ascend")
+
+Check = Callable[[Survey, Profile], Iterator[Problem]]
+Weight = Literal["error", "warning", "error or warning"]
+_RULES: dict[str, Rule] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule: its stable id, what it asks for in one sentence, and the function that finds what breaks it."""
+
+    rule_id: str
+    title: str
+    check: Check | None = None
+    """None for a rule that is looked after while the file is read."""
+    severity: Weight = "error"
+    """How bad it is to break the rule, on the chips that it holds for."""
+    chips: tuple[str, ...] = ()
+    """The chips that the rule holds for; empty for all of them, and for hosts without Ascend devices."""
+    readers: tuple[str, ...] = ()
+    """The readers that demand it (`Profile.reader`); empty for all of them."""
+    is_whole: bool = False
+    """True when the rule looks at the whole table even where each group is a rank table of its own."""
+    sources: tuple[str, ...] = ()
+    """Where it can be read up: URLs of public files and documents."""
+
+    @property
+    def dialects(self) -> frozenset[str]:
+        """Short names of the dialects that the rule holds for."""
+        known = (kind for kind in all_dialects() if kind.schema)
+        return frozenset(kind.name for kind in known if self.rule_id in kind.rules | EVERYWHERE)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """A sort key: R1 to R33 first, then the others by their letter."""
+        return "RLP".index(self.rule_id[0]), int(self.rule_id[1:])
+
+    def parts_of(self, survey: Survey) -> tuple[Survey, ...]:
+        """Return what the check looks at: the table, or group after group."""
+        return (survey,) if self.is_whole or not survey.groups else survey.groups
+
+
+def rule(
+    rule_id: str,
+    title: str,
+    *,
+    severity: Weight = "error",
+    chips: tuple[str, ...] = (),
+    readers: tuple[str, ...] = (),
+    is_whole: bool = False,
+    sources: tuple[str, ...] = (),
+) -> Callable[[Check], Check]:
+    """Register the decorated function as the check of `rule_id`; see `Rule` for the rest."""
+
+    def register(check: Check) -> Check:
+        _add(Rule(rule_id, title, check, severity, chips, readers, is_whole, sources))
+        return check
+
+    return register
+
+
+def _add(entry: Rule) -> None:
+    assert entry.rule_id not in _RULES, f"{entry.rule_id} is registered twice"
+    assert entry.sources or entry.severity == "warning", f"{entry.rule_id} has no source, so it can only warn"
+    assert set(entry.chips) <= set(CHIPS), f"{entry.rule_id} names an unknown chip"
+    _RULES[entry.rule_id] = entry
+
+
+def registered_rules() -> tuple[Rule, ...]:
+    """Return every registered rule: R1 to R33 by number, then the others."""
+    for name in _MODULES:
+        import_module(f"ranktable.rules.{name}")
+    all_dialects()  # their modules register rules of their own
+    return tuple(sorted(_RULES.values(), key=lambda entry: entry.place))
+
+
+def chip_of(survey: Survey, profile: Profile) -> str | None:
+    """Return the chip of the profile, else "a3" for a table with super pods, else None.
+
+    Only A3 has super pods in a version 1 table: the kind of table says so, or what it holds.
+    """
+    if profile.chip:
+        return profile.chip
+    said, first = survey.kind.has_super_pods, next(survey.devices, None)
+    if said is None:
+        said = survey.has("super_pod_list") or (first is not None and first.has("super_device_id"))
+    return "a3" if said else None
+
+
+def severity_on(survey: Survey, profile: Profile, *chips: str) -> Severity | None:
+    """Return how bad it is to break a rule of `chips` in this table: None when the rule does not hold."""
+    return replace(profile, chip=chip_of(survey, profile)).severity_on(*chips)
+
+
+_PARSED = (citations.PARSER,)
+_AT_START = (citations.VERIFY_PAGE,)
+for _rule in (
+    Rule(
+        "R1",
+        "the file is a JSON object in UTF-8 of at most 40 MiB, without comments, named .json",
+        severity="error or warning",
+        sources=_PARSED,
+    ),
+    Rule("R2", "the version is known for this kind of table", sources=(citations.VERSIONS,)),
+    Rule(
+        "R4",
+        "scalars are strings; in version 2.0 numbers are integers",
+        sources=(citations.CONCISE, citations.RANK_TABLE_INFO),
+    ),
+    Rule(
+        "R5",
+        "the keys that are demanded are there, and no array is empty",
+        severity="error or warning",
+        sources=_PARSED,
+    ),
+    Rule("R31", "every key is known", severity="warning"),
+    Rule("R32", "no key stands twice in its object", sources=(citations.JSON_NAMES,)),
+    Rule("L1", "with --local: this host is one server of the table, by address or name", sources=_AT_START),
+    Rule("L2", "with --local: the device ids of that server are device nodes of this host", sources=_AT_START),
+    Rule(
+        "L3",
+        "with --local: device_ip is what hccn_tool says, or /etc/hccn.conf where there is no hccn_tool",
+        severity="error or warning",
+        sources=_AT_START,
+    ),
+    Rule("L4", "with --local: /etc/hccn.conf agrees with hccn_tool", severity="warning", sources=_AT_START),
+    Rule(
+        "L5",
+        "with --local: RANK_TABLE_FILE names this file, and it is no symbolic link",
+        severity="error or warning",
+        sources=(citations.TORCH_NPU,),
+    ),
+    Rule("L6", "with --local: super_device_id is what npu-smi says", sources=_AT_START),
+    Rule("L7", "with --local: RANK_ID, DEVICE_ID and RANK_SIZE of the environment fit the table", sources=_AT_START),
+):
+    _add(_rule)

@@ -29,10 +29,6 @@ MINDSPORE = (
     "https://github.com/mindspore-ai/docs/blob/681574d9c77e9cbec3786234da4f1d533094b5e2/"
     "tutorials/source_en/parallel/rank_table.md"
 )
-MINDIE_LLM = (
-    "https://github.com/Ascend/MindIE-LLM/blob/ecfc8d2c5c51c05a726326f24b9350dfef5dbb2a/"
-    "src/config_manager/ranktable_config.cpp"
-)
 MINDIE_MOTOR = "https://github.com/Ascend/MindIE-Motor"
 OPERATOR = (
     "https://github.com/Ascend/mind-cluster/blob/b6b2f7d1d39d9c0a792571c794564a26c8389e41/"

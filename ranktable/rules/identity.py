@@ -2,58 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 
 from ranktable.hosts.ranges import fold_numbers
-from ranktable.kinds import DeviceEntry, Entry, ServerEntry, Survey, codec_of, find_repeats
+from ranktable.kinds import Entry, ServerEntry, Survey, find_repeats
 from ranktable.model import COMPLETED
 from ranktable.problem import Problem, Severity, join_key, show_value
 from ranktable.profile import Profile
-from ranktable.rules import citations
-from ranktable.rules.registry import chip_of, rule, severity_on
+from ranktable.rules import chip_of, citations, rule, severity_on
 from ranktable.schema import Schema
-from ranktable.text import count_noun
-from ranktable.values import is_loopback, name_placeholder, parse_number
+from ranktable.values import count_noun, is_loopback, name_placeholder, parse_address
 
 MAX_SERVER_ID_LENGTH = 64
 MAX_DEVICE_ID = {"910a": 7, "a2": 15, "a3": 15, "300i-duo": 31, "a5": 64}
 """Highest physical device id of each chip."""
-
-
 _CONCISE = (citations.CONCISE,)
 
 
 @rule("R3", 'status is "completed"', is_whole=True, sources=(citations.PARSER,))
 def check_status(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     """HCCL reads a file with another status again every second, for half an hour, and then gives up."""
-    status = survey.text("status")
-    if status is not None and status != COMPLETED:
+    if survey.text("status") not in (None, COMPLETED):
         message = 'the table is not ready: a reader waits until the status is "completed"'
-        yield survey.complain(
-            "status", "R3", "error", message, 'wait for its producer, or write "completed" when it is'
-        )
+        yield survey.complain("status", "R3", message, 'wait for its producer, or write "completed" when it is')
 
 
 @rule("R6", "server_count is the number of entries of server_list", sources=_CONCISE)
 def check_server_count(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     """The count is compared with what is listed."""
-    schema = codec_of(survey.dialect).schema
+    schema = survey.kind.known_schema
     yield from check_counts(survey, schema.within(survey.path.partition("[")[0]) if survey.path else schema)
 
 
 def check_counts(entry: Entry, schema: Schema) -> Iterator[Problem]:
     """Yield a problem for each count of a table or group that is not the number of what is listed there."""
-    for field in schema.counted:
-        declared = parse_number(entry.members.get(field.name))
+    for field in schema.fields:
+        declared = entry.number(field.name)
         if field.count is None or declared is None:
             continue
         found, noun = field.count.of(entry.members) or 0, field.count.noun
         if declared != found:
             message = f"the {_noun(entry)} lists {count_noun(found, noun)}"
             written = found if field.kind == "integer" else f'"{found}"'
-            remedy = f"write {written}, or list the missing {noun}s"
-            yield entry.complain(field.name, field.rule, "error", message, remedy)
+            yield entry.complain(field.name, field.rule, message, f"write {written}, or list the missing {noun}s")
 
 
 def _noun(entry: Entry) -> str:
@@ -78,25 +70,24 @@ def check_server_ids(survey: Survey, _profile: Profile) -> Iterator[Problem]:
         return "warning" if are_pods else "error"
 
     for server in survey.servers:
-        if server.server_id is not None:
-            yield from _check_server_id(server, server.server_id, survey)
-    same = "the same server_id stands at {}"
-    yield from find_repeats(survey.servers, "server_id", "R7", same, "give each server its own id", severity=severity)
-
-
-def _check_server_id(server: ServerEntry, server_id: str, survey: Survey) -> Iterator[Problem]:
-    what = name_placeholder(server_id)
-    if not server_id.strip():
-        yield server.complain("server_id", "R7", "error", "the id is empty", "write the address or name of the host")
-    elif what:
-        message = f"the id is {what}, not the address or name of a host"
-        yield server.complain("server_id", "R7", "error", message, "write the address or name of this host")
-    elif len(server_id) > MAX_SERVER_ID_LENGTH:
-        message = f"the id has {len(server_id)} characters, at most {MAX_SERVER_ID_LENGTH} are read"
-        yield server.complain("server_id", "R7", "error", message, "shorten it")
-    elif survey.is_multi_server and is_loopback(server_id):
-        message = "the id is a loopback address in a table of several servers"
-        yield server.complain("server_id", "R7", "warning", message, "write the address that the other hosts reach")
+        server_id = server.server_id
+        if server_id is None:
+            continue
+        what = name_placeholder(server_id)
+        if what or not server_id.strip():
+            message = f"the id is {what or 'empty'}, not the address or name of a host"
+            yield server.complain("server_id", "R7", message, "write the address or name of this host")
+        elif len(server_id) > MAX_SERVER_ID_LENGTH:
+            message = f"the id has {len(server_id)} characters, at most {MAX_SERVER_ID_LENGTH} are read"
+            yield server.complain("server_id", "R7", message, "shorten it")
+        elif survey.is_multi_server and is_loopback(server_id):
+            message, remedy = (
+                "the id is a loopback address in a table of several servers",
+                "write an address of the host",
+            )
+            yield server.complain("server_id", "R7", message, remedy, "warning")
+    same, remedy = "the same server_id stands at {}", "give each server its own id"
+    yield from find_repeats(survey.servers, "server_id", "R7", same, remedy, severity=severity)
 
 
 @rule("R8", "device_id is a physical device number that is unique on its server", sources=_CONCISE)
@@ -108,31 +99,22 @@ def check_device_ids(survey: Survey, profile: Profile) -> Iterator[Problem]:
         for device in server.devices if profile.is_ascend else ():
             if device.device_id is not None and device.device_id > highest:
                 message = f"the highest device number is {highest} on {chip or 'any chip of version 1.0'}"
-                yield device.complain("device_id", "R8", "error", message, "write the physical number of the device")
+                yield device.complain("device_id", "R8", message, "write the physical number of the device")
         same, remedy = "the same device_id stands at {}", "give each device of a server its own number"
         yield from find_repeats(server.devices, "device_id", "R8", same, remedy, lambda device: device.device_id)
 
 
 @rule("R9", "the rank ids are 0 to n-1, each once", sources=_CONCISE)
 def check_rank_ids(survey: Survey, _profile: Profile) -> Iterator[Problem]:
-    """n is the number of devices in the table, in the group, or in the instance of an inference service."""
-    for servers in _rank_spaces(survey):
-        yield from _check_rank_space(servers, _noun(survey))
-
-
-def _rank_spaces(survey: Survey) -> list[tuple[ServerEntry, ...]]:
-    """Return the servers that count their ranks together.
+    """n is the number of devices in the table, in the group, or in the instance of an inference service.
 
     In a group with `deploy_server` "0" every server can be an instance of its own, with ranks from 0.
     """
     with_ranks = [server for server in survey.servers if server.devices]
     is_each_alone = survey.text("deploy_server") == "0" and all(server.ranks[:1] == [0] for server in with_ranks)
-    return [(server,) for server in with_ranks] if is_each_alone else [survey.servers]
-
-
-def _check_rank_space(servers: Sequence[ServerEntry], noun: str) -> Iterator[Problem]:
-    devices = [device for server in servers for device in server.devices]
-    yield from check_ranks([(device, device.rank_id) for device in devices], "R9", f"the {noun} has", "device", '"{}"')
+    for servers in [[server] for server in with_ranks] if is_each_alone else [survey.servers]:
+        ranks = [(device, device.rank_id) for server in servers for device in server.devices]
+        yield from check_ranks(ranks, "R9", f"the {_noun(survey)} has", "device", '"{}"')
 
 
 def check_ranks(
@@ -154,7 +136,7 @@ def check_ranks(
     missing = (rank for rank in range(size) if rank not in first_paths)
     for entry, message in wrong:
         remedy = f"write {written.format(next(missing))}, a rank that is missing"
-        yield entry.complain("rank_id", rule_id, "error", message, remedy)
+        yield entry.complain("rank_id", rule_id, message, remedy)
 
 
 @rule(
@@ -169,7 +151,7 @@ def check_ranks_contiguous(survey: Survey, _profile: Profile) -> Iterator[Proble
         ranks = server.ranks
         if any(after - before > 1 for before, after in pairwise(ranks)):
             message = f"the ranks of this server have gaps: {fold_numbers(ranks)}"
-            yield _about_devices(server, "R10", message, "number the devices of each server in one row")
+            yield about_devices(server, "R10", "warning", message, "number the devices of each server in one row")
 
 
 @rule(
@@ -181,19 +163,18 @@ def check_ranks_contiguous(survey: Survey, _profile: Profile) -> Iterator[Proble
 def check_server_order(survey: Survey, profile: Profile) -> Iterator[Problem]:
     """In string order "10.0.0.10" comes before "10.0.0.9".
 
-    MindSpore's documentation requires it: an error for that reader, a warning when no reader is named. HCCL and MindIE
-    go by the ranks as they are.
+    MindSpore's documentation requires it: an error for that reader, a warning when no reader is named. HCCL goes by the
+    ranks as they are.
     """
     if not profile.is_ascend or profile.reader not in (None, "mindspore"):
         return
-    severity: Severity = "error" if profile.reader else "warning"
     with_ranks = [(server.ranks[0], server.server_id or "", server) for server in survey.servers if server.ranks]
     by_rank = sorted(with_ranks, key=lambda entry: entry[0])
     for (_, earlier, _), (rank, server_id, server) in pairwise(by_rank):
         if server_id < earlier:
             message = f"its ranks start at {rank}, after those of {show_value(earlier)}, but its id sorts before that"
             remedy = "number the servers in the string order of their ids"
-            yield server.complain("server_id", "R11", severity, message, remedy)
+            yield server.complain("server_id", "R11", message, remedy, "error" if profile.reader else "warning")
 
 
 @rule(
@@ -205,21 +186,45 @@ def check_server_order(survey: Survey, profile: Profile) -> Iterator[Problem]:
 )
 def check_device_order(survey: Survey, profile: Profile) -> Iterator[Problem]:
     """The physical order that 910A and A2 expect."""
-    if severity_on(survey, profile, "910a", "a2") is None:
-        return
-    for server in survey.servers:
-        readable = [pair for device in server.devices if (pair := _ids(device)) is not None]
-        by_device = [rank_id for _, rank_id in sorted(readable)]
+    for server in survey.servers if severity_on(survey, profile, "910a", "a2") else ():
+        pairs = [(d.device_id, d.rank_id) for d in server.devices if d.device_id is not None and d.rank_id is not None]
+        by_device = [rank for _, rank in sorted(pairs)]
         if by_device != sorted(by_device):
             message = f"in the order of device_id the ranks are {', '.join(map(str, by_device))}"
-            yield _about_devices(server, "R12", message, "number the devices in the order of device_id")
+            yield about_devices(server, "R12", "warning", message, "number the devices in the order of device_id")
 
 
-def _ids(device: DeviceEntry) -> tuple[int, int] | None:
-    if device.device_id is None or device.rank_id is None:
-        return None
-    return device.device_id, device.rank_id
+@rule(
+    "P6",
+    "server_id is the address of the host",
+    severity="warning",
+    readers=("mindspore",),
+    sources=(citations.MINDSPORE,),
+)
+def check_server_addresses(survey: Survey, _profile: Profile) -> Iterator[Problem]:
+    """HCCL takes any name; MindSpore's documentation asks for the address."""
+    for server in survey.servers:
+        if server.server_id is not None and parse_address(server.server_id) is None:
+            message = "the id is not an address; MindSpore's documentation asks for the host's address"
+            yield server.complain("server_id", "P6", message, "write the address of the host", "warning")
 
 
-def _about_devices(server: ServerEntry, rule_id: str, message: str, remedy: str) -> Problem:
-    return Problem(join_key(server.path, "device"), rule_id, "warning", message, remedy)
+def check_cover(
+    members: Collection[Entry], listed: Collection[Entry], key: str, where: str, rule_id: str, holder: str
+) -> Iterator[Problem]:
+    """Yield a problem for each member that is not listed or is there twice, and for what is listed and no member."""
+    known, named = {entry.text(key) for entry in listed}, {entry.text(key) for entry in members}
+    for entry in members:
+        if entry.text(key) is not None and entry.text(key) not in known:
+            yield entry.complain(key, rule_id, f"the id is not in {where}", f"write the id as it stands in {where}")
+    inside = (entry for entry in members if entry.text(key) in known)
+    yield from find_repeats(inside, key, rule_id, "it stands at {} already", "list it once")
+    for entry in listed:
+        if entry.text(key) is not None and entry.text(key) not in named:
+            message = f"the {key.removesuffix('_id').replace('_', ' ')} is in no {holder}"
+            yield entry.complain(key, rule_id, message, f"list it in its {holder.partition(' of ')[0]}")
+
+
+def about_devices(server: ServerEntry, rule_id: str, severity: Severity, message: str, remedy: str) -> Problem:
+    """Return a problem about all devices of a server."""
+    return Problem(join_key(server.path, "device"), rule_id, severity, message, remedy)

@@ -1,25 +1,21 @@
-"""Rules R13 to R16, R22, R23 and R27: addresses of devices and hosts, their ports, and the plan of the network.
+"""Rules R13 to R16, R22 and R27: addresses of devices and hosts, and their ports.
 
 `device_ip` may be left out where the device has no network port of its own: always for the targets cpu and gpu, and on
-Ascend inside one server. It is never to be made up: HCCL compares it with the address of the real port. A rank table
-has no netmasks, so R23 is off unless the user gives a prefix length.
-R23 is the network plans of the deployment guides: on a 910A devices i and i+4 share a segment, on A2 all devices of a
-server do, and in every plan the devices of one number share a segment over the servers.
+Ascend inside one server. It is never to be made up: HCCL compares it with the address of the real port.
 """
 
 from __future__ import annotations
 
 import ipaddress
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from typing import TypeVar
 
 from ranktable.kinds import DeviceEntry, ServerEntry, Survey, find_repeats
 from ranktable.problem import Problem, Severity
 from ranktable.profile import Profile
-from ranktable.rules import citations
-from ranktable.rules.registry import chip_of, rule
-from ranktable.values import Address, name_placeholder, parse_address, parse_number
+from ranktable.rules import chip_of, citations, rule
+from ranktable.values import Address, name_placeholder, parse_address
 
 _Value = TypeVar("_Value", bound=Hashable)
 
@@ -30,12 +26,6 @@ _MAX_PORT = 65535
 _FIRST_FREE_PORT = 1024
 _DEFAULT_PORT = 16666
 _DEFAULT_BACKUP_PORT = 16667
-Segment = tuple[int, int]
-"""Version of an address, and the number that its first bits are."""
-_PLANES: dict[str | None, Callable[[int], int]] = {"910a": lambda device_id: device_id % 4, "a2": lambda _: 0}
-"""For each chip with a plan of its own: the devices of a server with equal results share a segment."""
-
-
 _CONCISE = (citations.CONCISE,)
 
 
@@ -66,7 +56,7 @@ def check_device_addresses(survey: Survey, profile: Profile) -> Iterator[Problem
             if found is not None:
                 severity, message = found
                 remedy = _FIND_IT if profile.has_ports else "leave the key out: this kind of device has no such port"
-                yield device.complain("device_ip", "R13", severity, message, remedy)
+                yield device.complain("device_ip", "R13", message, remedy, severity)
                 break
 
 
@@ -97,7 +87,7 @@ def check_device_addresses_unique(survey: Survey, _profile: Profile) -> Iterator
         for address in addresses:
             if address in first_devices:
                 message = f"the same address stands at {first_devices[address].path_of('device_ip')}"
-                yield device.complain("device_ip", "R14", "error", message, _FIND_IT)
+                yield device.complain("device_ip", "R14", message, _FIND_IT)
                 break
             first_devices[address] = device
 
@@ -116,28 +106,25 @@ def check_address_families(survey: Survey, _profile: Profile) -> Iterator[Proble
     for device, addresses in with_address:
         if any(address.version != family for address in addresses):
             message = f"the other addresses are IPv{family}"
-            yield device.complain("device_ip", "R15", "error", message, f"use IPv{family} for every device")
+            yield device.complain("device_ip", "R15", message, f"use IPv{family} for every device")
         elif len(addresses) != count:
             message = f"the device has {len(addresses)} addresses, the others have {count}"
-            yield device.complain("device_ip", "R15", "error", message, "give every device as many addresses")
+            yield device.complain("device_ip", "R15", message, "give every device as many addresses")
     yield from _check_host_addresses(survey)
 
 
 def _check_host_addresses(survey: Survey) -> Iterator[Problem]:
-    hosts = [
-        (server, parse_address(server.text("host_ip") or "")) for server in survey.servers if server.has("host_ip")
-    ]
-    family = _most_common(address.version for _, address in hosts if address)
-    for server, address in hosts:
-        what = name_placeholder(server.text("host_ip") or "")
-        if server.text("host_ip") is None:
-            continue
+    texts = [(server, text) for server in survey.servers if (text := server.text("host_ip")) is not None]
+    hosts = [(server, text, parse_address(text)) for server, text in texts]
+    family = _most_common(address.version for _, _, address in hosts if address)
+    for server, text, address in hosts:
         if address is None:
+            what = name_placeholder(text)
             message = f"the address is {what}" if what else "the value is not an IPv4 or IPv6 address"
-            yield server.complain("host_ip", "R15", "error", message, "write the host's address, or leave the key out")
+            yield server.complain("host_ip", "R15", message, "write the host's address, or leave the key out")
         elif address.version != family:
             message = f"the other host addresses are IPv{family}"
-            yield server.complain("host_ip", "R15", "error", message, f"use IPv{family} for every host")
+            yield server.complain("host_ip", "R15", message, f"use IPv{family} for every host")
 
 
 @rule(
@@ -153,26 +140,17 @@ def check_device_addresses_present(survey: Survey, profile: Profile) -> Iterator
     A2 needs it on one server too when HCCL_INTRA_ROCE_ENABLE=1, which no table tells. On cpu and gpu: never asked for.
     """
     need = _find_need(survey, chip_of(survey, profile)) if profile.is_ascend else None
-    if need is None:
+    # Template 2 may write "" for no address (a missing key is R28 too); servers cannot connect without one.
+    may_be_empty = survey.kind.writes_empty_addresses
+    if need is None or (may_be_empty and not survey.is_multi_server):
         return
     severity, where = need
-    if survey.kind.writes_empty_addresses:
-        yield from _find_without_address(survey)
-        return
+    if may_be_empty:
+        severity, where = "warning", "to connect several servers"
     for device in survey.devices:
         if not device.has("device_ip"):
-            message = f"the key is missing; HCCL needs it {where}"
-            yield device.complain("device_ip", "R16", severity, message, _FIND_IT)
-
-
-def _find_without_address(survey: Survey) -> Iterator[Problem]:
-    """Template 2 may write "" for no address (a missing key is R28 too); servers cannot connect without one."""
-    for device in survey.devices if survey.is_multi_server else ():
-        if not device.has("device_ip"):
-            message = (
-                "the device has no address in a table of several servers; HCCL reads that, but cannot connect them"
-            )
-            yield device.complain("device_ip", "R16", "warning", message, _FIND_IT)
+            message = f"the device has no address; HCCL needs it {where}"
+            yield device.complain("device_ip", "R16", message, _FIND_IT, severity)
 
 
 def _find_need(survey: Survey, chip: str | None) -> tuple[Severity, str] | None:
@@ -205,24 +183,21 @@ def check_ports(survey: Survey, _profile: Profile) -> Iterator[Problem]:
         for device in server.devices:
             yield from _check_ranges(device)
         same, remedy = "the same host_port stands at {}", "give each device of a server its own port"
-        yield from find_repeats(server.devices, "host_port", "R22", same, remedy, _host_port)
-
-
-def _host_port(device: DeviceEntry) -> int | None:
-    return parse_number(device.members.get("host_port"))
+        yield from find_repeats(
+            server.devices, "host_port", "R22", same, remedy, lambda device: device.number("host_port")
+        )
 
 
 def _check_ranges(device: DeviceEntry) -> Iterator[Problem]:
-    members = device.members
-    for key in [key for key in _PORT_KEYS if key in members]:
-        port = parse_number(members[key])
+    for key in [key for key in _PORT_KEYS if key in device.members]:
+        port = device.number(key)
         if port is None:
             continue
         if not 1 <= port <= _MAX_PORT:
-            yield device.complain(key, "R22", "error", f"ports go from 1 to {_MAX_PORT}", "write a port in that range")
+            yield device.complain(key, "R22", f"ports go from 1 to {_MAX_PORT}", "write a port in that range")
         elif port < _FIRST_FREE_PORT:
             message = f"ports below {_FIRST_FREE_PORT} belong to the system"
-            yield device.complain(key, "R22", "warning", message, f"write a port from {_FIRST_FREE_PORT} on")
+            yield device.complain(key, "R22", message, f"write a port from {_FIRST_FREE_PORT} on", "warning")
 
 
 @rule(
@@ -254,7 +229,7 @@ def _check_backup_address(device: DeviceEntry, server: ServerEntry) -> Iterator[
         message = "the backup address is not that of the other die of the module"
     if message:
         remedy = f"write {', '.join(map(str, other))}" if other else "write the device_ip of the other die"
-        yield device.complain("backup_device_ip", "R27", "error", message, remedy)
+        yield device.complain("backup_device_ip", "R27", message, remedy)
 
 
 def _addresses_of_other_die(device: DeviceEntry, server: ServerEntry) -> list[Address]:
@@ -265,59 +240,9 @@ def _addresses_of_other_die(device: DeviceEntry, server: ServerEntry) -> list[Ad
 
 
 def _check_backup_port(device: DeviceEntry) -> Iterator[Problem]:
-    main = parse_number(device.members.get("device_port", str(_DEFAULT_PORT)))
-    backup = parse_number(device.members.get("backup_device_port", str(_DEFAULT_BACKUP_PORT)))
+    main = device.number("device_port") if device.has("device_port") else _DEFAULT_PORT
+    backup = device.number("backup_device_port") if device.has("backup_device_port") else _DEFAULT_BACKUP_PORT
     if main is not None and main == backup:
         key = "backup_device_port" if device.has("backup_device_port") else "device_port"
         message = f"the backup port and the main port are both {main}"
-        yield device.complain(key, "R27", "error", message, "write two different ports")
-
-
-@rule("R23", "device addresses form the segments of the usual network plan (with --network_plan)", severity="warning")
-def check_network_plan(survey: Survey, profile: Profile) -> Iterator[Problem]:
-    """The first device of each number sets the segment that the others are held to."""
-    bits = profile.network_plan
-    if bits is None:
-        return
-    usual: dict[int, tuple[Segment, str]] = {}
-    plane_of = _PLANES.get(chip_of(survey, profile))
-    for server in survey.servers:
-        placed = list(_segments_of(server, bits))
-        for device, device_id, segment in placed:
-            expected, path = usual.setdefault(device_id, (segment, device.path))
-            if segment != expected:
-                message = f"device {device_id} is outside segment {_show(expected, bits)} of the one at {path}"
-                yield _complain_of_plan(device, message, "give the devices of one number addresses of one segment")
-        if plane_of is not None:
-            in_place = [entry for entry in placed if entry[2] == usual[entry[1]][0]]
-            yield from _check_planes(in_place, plane_of, bits)
-
-
-def _segments_of(server: ServerEntry, bits: int) -> Iterator[tuple[DeviceEntry, int, Segment]]:
-    """A device with several addresses is placed by its first; one whose address is too short for `bits` not at all."""
-    for device in server.devices:
-        for address in read_device_addresses(device)[:1]:
-            if device.device_id is not None and bits <= address.max_prefixlen:
-                yield device, device.device_id, (address.version, int(address) >> (address.max_prefixlen - bits))
-
-
-def _check_planes(
-    placed: list[tuple[DeviceEntry, int, Segment]], plane_of: Callable[[int], int], bits: int
-) -> Iterator[Problem]:
-    usual: dict[int, tuple[Segment, int]] = {}
-    for device, device_id, segment in placed:
-        expected, first = usual.setdefault(plane_of(device_id), (segment, device_id))
-        if segment != expected:
-            message = f"device {device_id} is outside segment {_show(expected, bits)} of device {first} of its server"
-            yield _complain_of_plan(device, message, "give the devices of one plane addresses of one segment")
-
-
-def _show(segment: Segment, bits: int) -> str:
-    version, prefix = segment
-    if version == 4:
-        return str(ipaddress.IPv4Network((prefix << (32 - bits), bits)))
-    return str(ipaddress.IPv6Network((prefix << (128 - bits), bits)))
-
-
-def _complain_of_plan(device: DeviceEntry, message: str, remedy: str) -> Problem:
-    return device.complain("device_ip", "R23", "warning", message, remedy)
+        yield device.complain(key, "R27", message, "write two different ports")

@@ -1,26 +1,29 @@
-"""Puts together what the generator's sources say: who the hosts are, which devices they have, and their addresses."""
+"""Puts together what the generator's sources say: who the hosts are, which devices they have, and their addresses.
+
+Device addresses also come from a pattern with {server} and {device}, or from a YAML or JSON file. A pattern such as
+`192.168.{device+1}.{server+10}` suits clusters that were numbered by rule. A file maps each server id to its addresses:
+`10.0.0.1: [192.168.1.10, 192.168.2.10]`, in the order of the devices.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ranktable.bounded_text import TextError, load_yaml
 from ranktable.errors import BuildError, HostListError, SourceError
-from ranktable.files import read_source
+from ranktable.files import read_bytes, read_source
 from ranktable.generate import HostInventory, ServerOrder, give_super_device_ids, take_hosts
-from ranktable.hosts.host_list import ListedHost, parse_device_ids, parse_hosts, select_hosts
+from ranktable.hosts.host_list import ListedHost, parse_device_ids, parse_hosts, parse_names, select_hosts
 from ranktable.hosts.hostfile import MAX_BYTES, Family, parse_hostfile
 from ranktable.hosts.slurm import read_slurm_hosts
-from ranktable.sources.answer import HostAnswers, found_devices
-from ranktable.sources.captures import find_host_files, read_answers, read_host_answers
-from ranktable.sources.local_host import Probe, resolve_names
-from ranktable.sources.option_values import (
-    expand_pattern,
-    is_pattern,
-    read_device_ips,
-    read_super_device_ids,
-)
+from ranktable.sources.captures import HostAnswers, find_host_files, read_answers
+from ranktable.sources.local_host import Probe
+from ranktable.sources.pods import read_pods
+
+_FIELD = re.compile(r"\{(server|device)(?:\+(\d{1,6}))?\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,6 @@ class SourceRequest:
     super_device_ids: str | None = None
     include: str | None = None
     exclude: str | None = None
-    resolve: bool = False
     device_target: str | None = None
 
 
@@ -71,11 +73,7 @@ def collect_hosts(request: SourceRequest) -> CollectedHosts:
     hosts = collected.hosts
     if request.super_device_ids is not None:
         hosts = give_super_device_ids(hosts, read_super_device_ids(request.super_device_ids))
-    hosts = _choose(hosts, request)
-    if request.resolve:
-        found = resolve_names(host.server_id for host in hosts)
-        hosts = tuple(replace(host, host_ip=host.host_ip or found[host.server_id]) for host in hosts)
-    return replace(collected, hosts=hosts)
+    return replace(collected, hosts=_choose(hosts, request))
 
 
 def _check_sources(request: SourceRequest) -> None:
@@ -105,8 +103,6 @@ def _refuse_pair(is_given: bool, pair: str) -> None:
 
 
 def _collect_pods(path: str) -> CollectedHosts:
-    from ranktable.sources.pods import read_pods
-
     pods = read_pods(path)
     has_indices = len(pods.hosts) < 2 or all(host.rank_index is not None for host in pods.hosts)
     order: ServerOrder = "rank_index" if has_indices and pods.hosts[0].rank_index is not None else "given"
@@ -163,7 +159,69 @@ def _device_ids_of(host: ListedHost, option: str | None) -> Sequence[int]:
 def _read_addresses(option: str | None, pairs: Iterable[tuple[str, Sequence[int]]]) -> dict[str, list[str]] | None:
     if option is None:
         return None
-    return expand_pattern(option, pairs) if is_pattern(option) else read_device_ips(option)
+    if "{" in option:
+        return expand_pattern(option, pairs)
+    return _read_lists(option, "lists of addresses", "192.168.1.1")
+
+
+def expand_pattern(pattern: str, servers: Iterable[tuple[str, Sequence[int]]]) -> dict[str, list[str]]:
+    """Return the addresses of every device of `servers`, ids with device ids in the order of the host list.
+
+    `{server}` is the place of the server in that list from 0, `{device}` the device id; `+N` adds to either.
+    Raises BuildError for other fields. The addresses themselves are checked by `build_table`.
+    """
+    rest = _FIELD.sub("", pattern)
+    if "{" in rest or "}" in rest:
+        raise BuildError(f"device_ips pattern {pattern!r} has an unknown field", "use {server}, {device}, {device+1}")
+
+    def fill(server: int, device: int) -> str:
+        return _FIELD.sub(lambda match: str((server if match[1] == "server" else device) + int(match[2] or 0)), pattern)
+
+    return {
+        server_id: [fill(place, device_id) for device_id in device_ids]
+        for place, (server_id, device_ids) in enumerate(servers)
+    }
+
+
+def read_super_device_ids(path: str) -> dict[str, list[str]]:
+    """Return the SDIDs in a YAML or JSON file that maps server ids to lists, one number per device in their order.
+
+    Raises ReadError, BuildError.
+    """
+    return _read_lists(path, "lists of SDIDs", "37748736")
+
+
+def _read_lists(path: str, what: str, example: str) -> dict[str, list[str]]:
+    try:
+        loaded = load_yaml(read_bytes(path).decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise BuildError(f"{path} is not YAML: not UTF-8", f"write lines such as  host-a: [{example}]") from error
+    except TextError as error:
+        raise BuildError(f"{path}: {error.place}{error.problem}", error.remedy) from error
+    kinds = (str, int) if example.isdecimal() else (str,)
+    if not isinstance(loaded, dict) or not all(
+        isinstance(name, str) and isinstance(items, list) and all(type(item) in kinds for item in items)
+        for name, items in loaded.items()
+    ):
+        raise BuildError(f"{path} does not map server ids to {what}", f"write  host-a: [{example}]")
+    return {server_id: [str(item) for item in items] for server_id, items in loaded.items()}
+
+
+def parse_super_pods(texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Return the server ids of each super pod; raises BuildError, HostListError.
+
+    >>> parse_super_pods(["0=node[1-2];1=node3"])
+    {'0': ('node1', 'node2'), '1': ('node3',)}
+    """
+    pods: dict[str, tuple[str, ...]] = {}
+    for part in (part.strip() for text in texts for part in text.split(";")):
+        pod_id, equals, hosts = part.partition("=")
+        if not equals or not pod_id.strip():
+            raise BuildError(f"--super_pods: {part!r} has no id before its hosts", "write --super_pods 0=node[1-2]")
+        if pod_id.strip() in pods:
+            raise BuildError(f"--super_pods: super pod {pod_id.strip()!r} is given twice", "name all its hosts at once")
+        pods[pod_id.strip()] = tuple(parse_names(hosts, f"--super_pods {part!r}"))
+    return pods
 
 
 def _collect_answers(request: SourceRequest, path: str) -> CollectedHosts:
@@ -179,13 +237,12 @@ def _collect_answers(request: SourceRequest, path: str) -> CollectedHosts:
     else:
         files = find_host_files(path)
         listed = tuple(ListedHost(name, source=path) for name in files) if listed is None else listed
-        said = {host.name: read_host_answers(_files_of(host, files, path)) for host in listed}
+        said = {host.name: read_answers(*_files_of(host, files, path)) for host in listed}
     ids = None if request.devices is None else parse_device_ids(request.devices, "--devices")
     hosts = tuple(_answered_host(host, said[host.name], ids) for host in listed)
     strangers = len(files.keys() - said.keys())
-    notes = [f"{path}: {strangers} hosts that are not asked for are left out"] if strangers else []
-    notes += [note for answers in said.values() for note in answers.notes]
-    return CollectedHosts(hosts, notes=tuple(notes))
+    notes = (f"{path}: {strangers} hosts that are not asked for are left out",) if strangers else ()
+    return CollectedHosts(hosts, notes=notes)
 
 
 def _files_of(host: ListedHost, files: Mapping[str, list[Path]], path: str) -> list[Path]:
@@ -196,7 +253,7 @@ def _files_of(host: ListedHost, files: Mapping[str, list[Path]], path: str) -> l
 
 
 def _answered_host(host: ListedHost, answers: HostAnswers, ids: Sequence[int] | None) -> HostInventory:
-    devices = found_devices(answers, ids, host.name)
+    devices = answers.devices(ids, host.name)
     origin = next(iter(answers.addresses.values()), None)
     source = origin.source if origin else host.source
     # Inside one super pod devices need no address, so a host that tells SDIDs only is complete.

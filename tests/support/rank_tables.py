@@ -3,8 +3,8 @@
 import copy
 import json
 
+from ranktable.document import parse_document
 from ranktable.profile import build_profile
-from ranktable.reading.document import parse_document
 from ranktable.validate import validate_document
 
 

@@ -1,8 +1,8 @@
-"""Tables for property tests: any placement of ranks, with and without addresses, super pods, clusters, further keys."""
+"""Tables for property tests: any placement of ranks, with and without addresses, super pods, further keys."""
 
 from hypothesis import strategies as st
 
-from ranktable import Cluster, Device, Group, RankTable, Server, SuperPod
+from ranktable import Device, RankTable, Server, SuperPod
 
 SERVER_IDS = st.sampled_from([*(f"10.0.0.{number}" for number in (1, 2, 9, 10, 11)), "node9", "node10", "a", "b"])
 EXTRAS = st.dictionaries(
@@ -23,7 +23,7 @@ def tables(draw, dialect="1.0", scattered=True, max_servers=5):
     size = sum(map(len, device_ids))
     ranks = iter(draw(st.permutations(range(size))) if scattered else range(size))
     has_ips = draw(st.booleans())
-    has_pods = dialect in ("1.2", "volcano-job", "volcano-global")
+    has_pods = dialect == "1.2"
     number = iter(range(1, size + 1))
     servers = tuple(
         Server(
@@ -44,15 +44,12 @@ def tables(draw, dialect="1.0", scattered=True, max_servers=5):
         for server_id, ids in zip(server_ids, device_ids, strict=True)
     )
     pods = draw(_super_pods(server_ids)) if has_pods else ()
-    clusters = draw(_clusters(dialect, server_ids, [pod.super_pod_id for pod in pods]))
-    extra = {"data_version": 3} if dialect.startswith("volcano") else {}
     return RankTable(
         dialect,
         servers,
         declared_server_count=len(servers),
         super_pods=pods,
-        clusters=clusters,
-        extra=extra | draw(EXTRAS),
+        extra=draw(EXTRAS),
     )
 
 
@@ -67,20 +64,8 @@ def _super_pods(draw, server_ids):
 
 
 @st.composite
-def _clusters(draw, dialect, server_ids, pod_ids):
-    if dialect == "volcano-global":
-        return (
-            Cluster("east", (), tuple(pod_ids[:1])),
-            *([Cluster("west", (), tuple(pod_ids[1:]))] if pod_ids[1:] else []),
-        )
-    if dialect == "cross-cluster":
-        return (Cluster("east", tuple(server_ids), (), draw(EXTRAS)),)
-    return ()
-
-
-@st.composite
 def faulty_tables(draw):
-    """Return a table that may have servers, devices, ranks, pods and groups twice, in any order, unknown ones too."""
+    """Return a table that may have servers, devices, ranks and pods twice, in any order, unknown ones too."""
     device = st.builds(
         Device, st.integers(0, 2), st.integers(0, 2), st.none() | st.just("10.0.0.1"), st.none() | st.just("7"), EXTRAS
     )
@@ -99,7 +84,5 @@ def faulty_tables(draw):
         draw(st.sampled_from(["completed", "initializing"])),
         draw(st.none() | st.integers(0, 2)),
         tuple(draw(st.lists(st.builds(SuperPod, st.sampled_from(["0", "1"]), names, EXTRAS), max_size=2))),
-        tuple(draw(st.lists(st.builds(Cluster, st.just("x"), names, names), max_size=2))),
-        tuple(draw(st.lists(st.builds(Group, st.sampled_from(["g", "h"]), EXTRAS), max_size=2))),
         draw(EXTRAS),
     )

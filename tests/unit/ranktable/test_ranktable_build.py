@@ -195,14 +195,14 @@ def test_version_1_0_has_no_super_pods():
             None,
             "device 1 of server 'a': super_device_id = \"4294967296\": the id is no decimal number of 32 bits",
         ),
-        ([("a", "", 0)], None, "the id has 0 characters, it takes 1 to 127 (R25)"),
-        ([("a", "p" * 128, 0)], None, "the id has 128 characters, it takes 1 to 127 (R25)"),
+        ([("a", "", 0)], None, "the id is not of 1 to 127 characters (R25)"),
+        ([("a", "p" * 128, 0)], None, "the id is not of 1 to 127 characters (R25)"),
         ([("a", "0", 0)], {"1": ["a"]}, "server 'a' is assigned to super pod '1', but a.txt says '0'"),
         ([("a", None, 0)], {"1": ["a", "z"]}, "super pod '1': server_id = \"z\": the id is not in server_list (R25)"),
         (
             [("a", None, 0)],
             {"1": ["a"], "2": ["a"]},
-            "super pod '2': server_id = \"a\": the same server stands at super pod '1' (R25)",
+            "super pod '2': server_id = \"a\": it stands at super pod '1' already (R25)",
         ),
         (
             [("a", None, 0), ("b", None, 4)],

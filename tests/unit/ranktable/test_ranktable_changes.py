@@ -37,6 +37,6 @@ def test_a_changed_table_gets_exactly_the_expected_findings(sentence, case):
     table = copy.deepcopy(BASES[case["base"]])
     for path, value in case.get("set", {}).items():
         apply(table, path, value)
-    options = {key: case[key] for key in ("device_target", "chip", "reader", "network_plan") if key in case}
+    options = {key: case[key] for key in ("device_target", "chip", "reader") if key in case}
     found = [" ".join(finding).rstrip() for finding in findings(table, **options)]
     assert sorted(found) == sorted(case["found"]), sentence

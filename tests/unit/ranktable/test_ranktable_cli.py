@@ -63,10 +63,10 @@ def test_what_generate_writes_is_valid_and_shown(run):
     assert out.splitlines() == [
         "version 1.0, status completed, 2 servers, 4 devices",
         "rank  server_id  device_id  device_ip",
-        "   0  node01             0  -",
-        "   1  node01             1  -",
-        "   2  node02             0  -",
-        "   3  node02             1  -",
+        "0     node01     0          -",
+        "1     node01     1          -",
+        "2     node02     0          -",
+        "3     node02     1          -",
     ]
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ranktable import UnknownDialectError, read_table
+from ranktable.document import parse_document
+from ranktable.faults import name_compression
 from ranktable.kinds import detect_dialect, find_near_keys
-from ranktable.reading.document import parse_document
-from ranktable.reading.faults import name_compression
 from ranktable.tables import find_kind
 
 CATALOGUE = Path(__file__).parent / "catalogue"
@@ -19,7 +19,6 @@ KINDS = {
     "template2/good_cloud_two_pods.json": ("template2-cloud", True),
     "template2/good_lab_two_hosts.json": ("template2-lab", True),
     "heterogeneous/good_hosts_and_devices.json": ("1.1", True),
-    "heterogeneous/good_offline.json": ("1.1-offline", True),
     "v2_0/good_two_racks.json": ("2.0", True),
     "v2_0/draft.json": ("2.0-draft", False),
     "v2_0/optical_switches.json": ("2.0-oxc", False),

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ranktable import document as positions
+from ranktable.document import MAX_DEPTH, MAX_REPEATS, Lines, locate_paths, parse_document
 from ranktable.errors import JsonTextError, RankTableError
 from ranktable.problem import Position, join_index, join_key
-from ranktable.reading import positions
-from ranktable.reading.document import MAX_DEPTH, MAX_REPEATS, parse_document
-from ranktable.reading.positions import Lines, locate_paths
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

@@ -9,14 +9,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranktable import (
-    InvalidTableError,
-    build_table,
-    encode_table,
-)
-from ranktable.cli import main
-from ranktable.edit.fix import fix_table
-from ranktable.reading.document import read_document
+from ranktable import InvalidTableError, JsonTextError, build_table, encode_table
+from ranktable.document import parse_document, read_document
+from ranktable.fix import fix_table, parse_leniently, repair_text
 from ranktable.validate import validate_file
 
 CATALOGUE = Path(__file__).parent / "catalogue"
@@ -33,8 +28,8 @@ SERVER = '{"server_id": "a", "device": [{"device_id": "0", "rank_id": "0"}]}'
 BAD = f'{{"version": "1.0", "status": "completed", "server_list": [{SERVER.replace("server_id", "serverId")},]}}'
 
 
-def fix_text(text, **options):
-    fixed = fix_table(text.encode(), "t.json", **options)
+def fix_text(text):
+    fixed = fix_table(text.encode(), "t.json")
     return fixed.value, [str(repair) for repair in fixed.repairs]
 
 
@@ -69,14 +64,6 @@ def test_damage_of_hands_is_undone(data):
     assert fixed.value == good
     assert len(fixed.repairs) >= 1
     assert fix_table(json.dumps(fixed.value).encode()).repairs == ()
-
-
-SCALARS = st.none() | st.booleans() | st.integers() | st.sampled_from(["", " 1", "x", "00", "1.0", "completed"])
-LISTS = ["server_list", "device", "devices", "group_list", "instance_list", "cluster_list"]
-KEYS = st.sampled_from([*LISTS, "serverId", "rank_id", "version", "status", "device_id", "server_id", "server_count"])
-OBJECTS = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4), max_leaves=12
-)
 
 
 HEAD = '"version": "1.0", "status": "completed", "server_count": "1"'
@@ -128,20 +115,6 @@ def test_strings_of_version_2_0_become_numbers():
     assert value["rank_list"][0]["rank_id"] == 0
 
 
-@pytest.mark.parametrize(
-    ("servers", "reason"),
-    [
-        (f"{SERVER}, {SERVER}", "the server_id of server_list[1] is there twice"),
-        ('{"server_id": "a", "device": [{"device_id": "x"}]}', "the device ids of server_list[0] are not readable"),
-        ('{"server_id": "a"}', "server_list[0] has no usable"),
-    ],
-)
-def test_reorder_does_nothing_where_ids_cannot_be_read(servers, reason):
-    fixed = fix_table(f'{{"version": "1.0", "status": "completed", "server_list": [{servers}]}}'.encode(), reorder=True)
-    assert [repair.rule for repair in fixed.repairs] == ["R5"]
-    assert fixed.notes[0].startswith(f"the ranks are not reordered: {reason}")
-
-
 def test_ids_addresses_versions_and_status_are_never_made_up():
     text = '{"status": "initializing", "server_list": [{"server_id": "", "device": [{"rank_id": "7"}]}]}'
     value, repairs = fix_text(text)
@@ -155,28 +128,6 @@ def test_a_key_that_stands_twice_with_different_values_is_for_a_person():
         fix_text(text_of(device=f'{DEVICE}, "device_id": "1"'))
     with pytest.raises(InvalidTableError, match="1 more"):
         fix_text(text_of(f'{HEAD}, "x": 1, "x": true', device=f'{DEVICE}, "device_id": 0'))
-
-
-def test_reorder_numbers_in_the_string_order_of_the_ids():
-    table = build_table([("10.0.0.9", [1, 0]), ("10.0.0.10", 2)], order="given")
-    value, repairs = fix_text(encode_table(table), reorder=True)
-    assert [server["server_id"] for server in value["server_list"]] == ["10.0.0.10", "10.0.0.9"]
-    ids = [(d["device_id"], d["rank_id"]) for server in value["server_list"] for d in server["device"]]
-    assert ids == [("0", "0"), ("1", "1"), ("0", "2"), ("1", "3")]
-    assert repairs[0] == "R11 server_list: sorted by server_id as strings, devices by device_id"
-    assert fix_text(encode_table(table))[1] == []
-
-
-@pytest.fixture
-def run(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        status = main(list(arguments))
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return call
 
 
 def test_the_command_writes_lists_and_validates(run):
@@ -307,10 +258,87 @@ def test_a_table_in_which_nothing_can_be_repaired_is_copied_only_if_it_is_valid(
     assert not Path("other.json").exists()
 
 
-def test_help_says_what_is_never_changed(run):
-    status, out, err = run("validate", "--fix", "--help")
-    assert (status, err) == (0, "")
-    assert "Ids and addresses are never made up" in " ".join(out.split())
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-99, 99) | st.text("a1'\"\\/#*,]} \nTrue", max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab,'#/*]", max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
 
 
-NAMED = re.compile(r".*(_id|_ip|_addr|_name)$|^(pod_name|server_id|rank_id)$")
+@settings(deadline=None, max_examples=100)
+@given(st.dictionaries(st.text(max_size=3), VALUES, max_size=4), st.sampled_from([None, 2]))
+def test_json_is_read_as_the_strict_reader_reads_it(value, indent):
+    text = json.dumps(value, indent=indent)
+    assert repair_text(text) == (text, [])
+    document, repairs = parse_leniently(text.encode())
+    assert (document.value, repairs) == (parse_document(text.encode()).value, [])
+
+
+def write_by_hand(value):
+    """Return JSON with a comma after every item and comments that look like JSON between them."""
+    if isinstance(value, dict):
+        members = (f"{json.dumps(k)}: {write_by_hand(v)}, // it's, \"\n" for k, v in value.items())
+        return f"{{ /* }} */{''.join(members)}}}"
+    if isinstance(value, list):
+        return "[# ],\n" + "".join(f"{write_by_hand(item)} /* , */ ,\n" for item in value) + " ]"
+    return json.dumps(value)
+
+
+@settings(deadline=None, max_examples=100)
+@given(VALUES)
+def test_comments_and_last_commas_change_no_value(value):
+    text = write_by_hand({"key": value})
+    document, repairs = parse_leniently(text.encode())
+    assert document.value == {"key": value}
+    assert document.text.count("\n") == text.count("\n")
+    assert all(repair.change.endswith("-> taken out") for repair in repairs)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.text("{}[]\"'\\,:#/*\n01aTrue.", max_size=40) | st.binary(max_size=20))
+def test_any_text_gives_an_object_or_an_error_of_ours(data):
+    try:
+        document, _ = parse_leniently(data if isinstance(data, bytes) else data.encode())
+    except JsonTextError as error:
+        assert "\n" not in str(error)
+    else:
+        assert isinstance(document.value, dict)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('{"a": [1, 2, ], }', {"a": [1, 2]}),
+        ('# top\n{"a": "http://x/#y", "b": "/* kept */"}', {"a": "http://x/#y", "b": "/* kept */"}),
+        ("{'a': 'it\\'s \"b\"', 'c': True, 'd': None}", {"a": 'it\'s "b"', "c": True, "d": None}),
+        ('{"a": "True, None, \'b\',}"}', {"a": "True, None, 'b',}"}),
+        ('\ufeff{"a": 1,}', {"a": 1}),
+    ],
+)
+def test_what_hands_do_to_json_is_repaired(text, value):
+    document, repairs = parse_leniently(text.encode())
+    assert document.value == value
+    assert bool(repairs) == (not text.startswith('{"a": "True'))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{// one\n"a": [{}, ...]}', "2:11: an elision"),
+        ('{"a": 1 "b": 2}', "a comma or a closing bracket is missing"),
+        ('{"a": [1,,]}', "1:10: "),
+        ("{,}", "1:2: "),
+        ("{'a': 'b}", "quotation mark"),
+        ('{"a": 1 /* never closed', "comment"),
+        ("\xff", "not UTF-8"),
+    ],
+)
+def test_what_a_person_must_say_is_refused_at_its_place(text, says):
+    with pytest.raises(JsonTextError, match=says.replace(".", r"\.")):
+        parse_leniently(text.encode("latin-1"))
+
+
+@pytest.mark.parametrize("unit", ['"\\', "'\\'", ",/*", ",  ", "/*", "'", "//", ",#"])
+def test_hostile_text_is_read_in_linear_time(unit):
+    with pytest.raises(JsonTextError):
+        parse_leniently((unit * 100_000).encode())

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from ranktable import RankTableError
-from ranktable.edit.fix import fix_table
+from ranktable.document import parse_document
+from ranktable.fix import fix_table, parse_leniently
+from ranktable.kinds import written_names
 from ranktable.profile import CHIPS, READERS, Profile, build_profile
-from ranktable.reading.document import parse_document
-from ranktable.reading.lenient import parse_leniently
-from ranktable.report import render_report, verdict_as_json
+from ranktable.report import render_report, render_verdicts_json
 from ranktable.tables import decode_table, encode_table
 from ranktable.validate import validate_document
 
@@ -43,7 +43,7 @@ VALUES = [
 ]
 BYTES = [*(bytes([each]) for each in b'\0\xff"{}[],:-\n'), b"", b"//", b"...", b"NaN", b"1e999", b"\\u"]
 COUNTS = {"server_count", "rank_count", "group_count", "instance_count", "device_count", "device_num", "server_num"}
-IDENTITIES = {"server_id", "super_pod_id", "cluster_id", "group_id", "group_name", "pod_name", "node_addr", "node_id"}
+IDENTITIES = {"server_id", "super_pod_id", "cluster_id", "group_id", "group_name", "pod_name", "node_addr"}
 CASES_PER_BLOCK = 250
 
 
@@ -109,8 +109,10 @@ def use(data, profile):
     document = parse_document(data, "t.json")
     report = validate_document(document, profile)
     render_report(report)
-    json.dumps(verdict_as_json(report))
+    render_verdicts_json([report])
     table = decode_table(document)
+    if table.dialect not in written_names():
+        return
     text = encode_table(table)
     again = decode_table(parse_document(text.encode(), "t.json"))
     assert again == table

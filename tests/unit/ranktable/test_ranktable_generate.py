@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ranktable import BuildError, build_table, default_file_name, validate_table
 from ranktable.generate import SERVER_ORDERS
-from ranktable.sources.option_values import expand_pattern, read_device_ips
+from ranktable.sources.collect import expand_pattern, read_super_device_ids
 
 SERVER_IDS = st.from_regex(r"[a-z]{2,8}-[0-9]{1,3}", fullmatch=True) | st.ip_addresses(v=4).map(str).filter(
     lambda text: not text.startswith(("127.", "0.0.0.0"))
@@ -121,15 +121,15 @@ def test_an_unknown_field_of_a_pattern_is_refused(pattern):
         expand_pattern(pattern, [("a", [0])])
 
 
-def test_addresses_are_read_from_yaml(tmp_path):
+def test_lists_are_read_from_yaml(tmp_path):
     path = tmp_path / "ips.yaml"
-    path.write_text("a: [10.0.0.1, 10.0.0.2]\nb:\n  - 10.0.1.1\n")
-    assert read_device_ips(str(path)) == {"a": ["10.0.0.1", "10.0.0.2"], "b": ["10.0.1.1"]}
+    path.write_text("a: [7, '8']\nb:\n  - 9\n")
+    assert read_super_device_ids(str(path)) == {"a": ["7", "8"], "b": ["9"]}
 
 
-@pytest.mark.parametrize("text", ["a: 10.0.0.1", "- a", "a: [1]", "a: [", "", "\x00", "!!python/object:os.system {}"])
+@pytest.mark.parametrize("text", ["a: 10.0.0.1", "- a", "a: [1.5]", "a: [", "", "\x00", "!!python/object:os.system {}"])
 def test_a_file_that_is_no_map_of_addresses_is_refused(tmp_path, text):
     path = tmp_path / "ips.yaml"
     path.write_text(text)
     with pytest.raises(BuildError, match=r"ips\.yaml"):
-        read_device_ips(str(path))
+        read_super_device_ids(str(path))

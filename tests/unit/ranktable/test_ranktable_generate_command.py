@@ -172,17 +172,15 @@ def test_this_host_is_probed_below_a_root(run):
     for path, text in {
         "host/dev/davinci3": "",
         "host/etc/hccn.conf": "address_3=192.168.1.3\naddress_0=192.168.1.1\n",
-        "host/proc/sys/kernel/hostname": "node7\n",
     }.items():
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(text)
-    status, out, err = run("--probe", "--root", "host")
+    status, out, err = run("--probe", "--root", "host", "--server_id", "node7")
     assert status == 0
     assert devices_of(out) == [("node7", 3, "192.168.1.3", 0)]
     assert "asked this host: ascend, 1 device" in err
-    assert devices_of(run("--probe", "--root", "host", "--server_id", "10.0.0.7")[1])[0][0] == "10.0.0.7"
     Path("host/dev/davinci3").unlink()
-    _, out, err = run("--probe", "--root", "host", "--devices", "0-1")
+    _, out, err = run("--probe", "--root", "host", "--devices", "0-1", "--server_id", "node7")
     assert devices_of(out) == [("node7", 0, None, 0), ("node7", 1, None, 1)]
     assert "asked this host: cpu, 2 devices" in err
 
@@ -190,8 +188,6 @@ def test_this_host_is_probed_below_a_root(run):
 def test_host_ip_is_written_for_targets_without_device_ip(run):
     _, out, _ = run("--hosts", "10.0.0.1:1,node2:1", "--device_target", "GPU")
     assert [server.get("host_ip") for server in json.loads(out)["server_list"]] == ["10.0.0.1", None]
-    _, out, _ = run("--hosts", "localhost:1", "--device_target", "cpu", "--resolve")
-    assert json.loads(out)["server_list"][0]["host_ip"] in ("127.0.0.1", "::1")
 
 
 def test_force_replaces_the_default_file(run, capsys):
@@ -234,7 +230,6 @@ def test_what_only_ascend_would_refuse_is_said_when_no_target_is_named(run):
         (["--hosts", "a:1,b:1", "--chip", "a2"], "(R16 for a2"),
         (["--hosts", "a:2", "--include", "a:7"], "a has no device 7; its devices are 0-1"),
         (["--hostfile", "none"], "cannot read none"),
-        (["--hosts", "no..such..name:1", "--resolve"], "the name cannot be resolved"),
     ],
 )
 def test_a_mistake_is_one_line(run, arguments, says):

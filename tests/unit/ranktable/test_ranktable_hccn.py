@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranktable import RankTableError, ReadError, SourceError
-from ranktable.sources.answer import found_devices, join_answers
-from ranktable.sources.captures import find_host_files, parse_hccn_conf, parse_transcript, read_host_answers
+from ranktable.sources.captures import find_host_files, parse_hccn_conf, parse_transcript, read_answers
 
 CONF = """\
 # written by the installer
@@ -67,7 +66,6 @@ def test_ipv6_addresses_count_where_there_is_no_ipv4():
     assert values(answers.addresses) == {0: "fe80::1", 1: "10.0.0.1"}
     answers = parse_hccn_conf(b"address_0=10.0.0.1\nipv6address_0=fe80::1\n", "a")
     assert values(answers.addresses) == {0: "10.0.0.1"}
-    assert answers.notes == ("a: the IPv6 addresses of 1 devices are left out beside IPv4 ones",)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +75,7 @@ def test_ipv6_addresses_count_where_there_is_no_ipv4():
         ("netmask_0=255.255.255.0\n", "it has no address_N line"),
         (
             "address_0=10.0.0.1\naddress_0=10.0.0.2\n",
-            "a.conf:2: device 0 has address 10.0.0.2 here and 10.0.0.1 at a.conf:1",
+            "a.conf:2: the device_ip of device 0 is 10.0.0.2 here, but 10.0.0.1 at a.conf:1",
         ),
         ("address_0=-.-.-.-\n", "a.conf:1: the address '-.-.-.-' of device 0 is the mark of a tool"),
         ("address_0=10.0.0.256\n", "is not an IPv4 or IPv6 address"),
@@ -97,7 +95,6 @@ def test_a_transcript_gives_addresses_and_super_pods():
     assert values(answers.super_device_ids) == {0: "102563840", 1: "102563841"}
     assert answers.super_pod_id is not None
     assert (answers.super_pod_id.value, answers.super_pod_id.origin) == ("3", "a.txt:13")
-    assert answers.notes == ()
 
 
 def test_the_fabric_address_counts_where_no_other_was_asked_for():
@@ -105,7 +102,6 @@ def test_the_fabric_address_counts_where_no_other_was_asked_for():
     assert values(parse_transcript(text.encode(), "a").addresses) == {0: "10.1.0.1", 1: "fe80::2"}
     both = parse_transcript((text + "hccn_tool -i 0 -ip -g\nipaddr:10.0.0.1\n").encode(), "a")
     assert values(both.addresses) == {0: "10.0.0.1", 1: "fe80::2"}
-    assert both.notes == ("a: 1 answers to hccn_tool -vnic are left out beside those to a plainer question",)
 
 
 @pytest.mark.parametrize("said", ["hccn_tool: the device is not ready: error 7", ""])
@@ -113,9 +109,9 @@ def test_what_a_tool_says_in_place_of_an_address_is_quoted_and_never_taken(said)
     answers = parse_transcript(f"+ hccn_tool -i 0 -ip -g\n+ hccn_tool -i 3 -ip -g\n{said}\n".encode(), "a.txt")
     assert answers.addresses == {}
     with pytest.raises(SourceError) as caught:
-        found_devices(answers, [3], "node1")
+        answers.devices([3], "node1")
     assert "device 3 of 'node1' has no address" in str(caught.value)
-    assert (repr(said) if said else "the answer is empty") in str(caught.value)
+    assert f"the answer is {said!r}" in str(caught.value)
     assert str(caught.value).startswith(f"a.txt:{3 if said else 2}: ")
 
 
@@ -128,12 +124,12 @@ def test_what_a_tool_says_in_place_of_an_address_is_quoted_and_never_taken(said)
         ("hccn_tool -i 0 -ip -g\nipaddr:-.-.-.-\n", "a.txt:2: the address '-.-.-.-' of device 0"),
         (
             "hccn_tool -i 0 -ip -g\nipaddr:10.0.0.1\nhccn_tool -i 0 -ip -g\nipaddr:10.0.0.2\n",
-            "here and 10.0.0.1 at a.txt:2",
+            "here, but 10.0.0.1 at a.txt:2",
         ),
         ("npu-smi info -t spod-info\nSDID : 0\n", "without -i CARD and -c CHIP"),
         ("npu-smi info -t spod-info -i 0 -c 0\nSDID : 0\n", "the answer for device 0 has no Super Pod ID"),
         ("npu-smi info -t spod-info -i 0 -c 0\nSDID : 4294967296\nSuper Pod ID : 0\n", "no decimal number of 32 bits"),
-        (TWO_PODS, "a.txt:6: super pod id 1 here, but 0 at a.txt:3"),
+        (TWO_PODS, "a.txt:6: the super pod id is 1 here, but 0 at a.txt:3"),
     ],
 )
 def test_a_faulty_transcript_is_refused_with_its_line(text, says):
@@ -143,30 +139,18 @@ def test_a_faulty_transcript_is_refused_with_its_line(text, says):
     assert caught.value.remedy
 
 
-def test_a_device_without_a_super_pod_and_a_strange_sdid_are_worth_a_word():
-    text = (
-        "npu-smi info -t spod-info -i 1 -c 0\nThis device does not support querying spod-info.\n"
-        "npu-smi info -t spod-info -i 1 -c 1\nSDID : 5\nSuper Pod ID : 0\n"
-    )
-    answers = parse_transcript(text.encode(), "a")
-    assert values(answers.super_device_ids) == {3: "5"}
-    assert answers.notes == (
-        "a: npu-smi tells no super pod for 1 devices",
-        "warning: a:4: SDID 5 is that of device 5, not of device 3",
-    )
-
-
 def test_sources_that_disagree_are_named_both():
     conf = parse_hccn_conf(b"address_0=10.0.0.1\n", "a.conf")
     tool = parse_transcript(b"hccn_tool -i 0 -ip -g\nipaddr:10.0.0.2\n", "a.txt")
     with pytest.raises(SourceError) as caught:
-        join_answers([conf, tool])
+        conf.add(tool)
     message = "a.txt:2: the device_ip of device 0 is 10.0.0.2 here, but 10.0.0.1 at a.conf:1"
     assert str(caught.value).startswith(message)
     same = parse_transcript(
         b"hccn_tool -i 0 -ip -g\nipaddr:10.0.0.1\nhccn_tool -i 1 -ip -g\nipaddr:10.0.0.3\n", "a.txt"
     )
-    assert values(join_answers([conf, same]).addresses) == {0: "10.0.0.1", 1: "10.0.0.3"}
+    conf.add(same)
+    assert values(conf.addresses) == {0: "10.0.0.1", 1: "10.0.0.3"}
 
 
 def test_a_folder_has_files_by_host(tmp_path):
@@ -180,7 +164,7 @@ def test_a_folder_has_files_by_host(tmp_path):
         "10.0.0.1": ["10.0.0.1.conf", "10.0.0.1.txt"],
         "node2": ["hccn.conf"],
     }
-    assert values(read_host_answers(found["10.0.0.1"]).addresses) == {0: "192.168.1.1", 1: "192.168.1.2"}
+    assert values(read_answers(*found["10.0.0.1"]).addresses) == {0: "192.168.1.1", 1: "192.168.1.2"}
 
 
 def test_a_folder_without_hosts_is_refused(tmp_path):
@@ -201,7 +185,7 @@ LINES = st.sampled_from([*CONF.splitlines(), *CAPTURE.splitlines(), "ipaddr:", "
 def test_any_text_is_answers_or_an_error_in_words(text, parse):
     try:
         answers = parse(text.encode("utf-8", "surrogatepass"), "a")
-        found_devices(answers, None, "a")
+        answers.devices(None, "a")
     except RankTableError as error:
         assert error.remedy
         assert "\n" not in str(error)

@@ -1,0 +1,288 @@
+"""Merges tables of one job's hosts into one.
+
+What stands in the way is said in the words of the input: dialects, servers and ranks that stand twice, keys that
+differ. Super pods of equal ids are joined. The result is held to every rule.
+
+Source of the orders: HCCL and MindSpore ask for the string order of the server ids (rule R11); operators of clusters
+count by value.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Literal
+
+from ranktable.errors import EditError, MergeError, NotReadyError
+from ranktable.hosts.ranges import fold_numbers
+from ranktable.kinds import written_names
+from ranktable.model import COMPLETED, INITIALIZING, RankTable, Server, SuperPod, number_devices
+from ranktable.validate import describe, validate_table
+from ranktable.values import count_noun, parse_address, plain
+
+MergeOrder = Literal["server_id", "argument", "numeric", "host_file"]
+MERGE_ORDERS: tuple[MergeOrder, ...] = ("server_id", "argument", "numeric", "host_file")
+Source = tuple[str, RankTable]
+"""The name of a file and the table in it."""
+_MEANING = {
+    "server_id": "the string order of their ids",
+    "argument": "the order of the arguments",
+    "numeric": "the numeric order of their ids",
+    "host_file": "the order of the host list",
+}
+_SHOWN = 6
+_MAX_FOLDED = 40
+_DIGITS = re.compile(r"([0-9]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Edited:
+    """A new table and the lines that its user must know, in the order of their weight."""
+
+    table: RankTable
+    notes: tuple[str, ...] = ()
+
+
+def merge_tables(
+    tables: Iterable[RankTable],
+    *,
+    names: Sequence[str] | None = None,
+    order: MergeOrder = "server_id",
+    hosts: Sequence[str] | None = None,
+    allow_initializing: bool = False,
+    device_target: str = "ascend",
+    chip: str | None = None,
+) -> Edited:
+    """Return one table of all servers of `tables`, which messages call by `names` (table 1, table 2, ...).
+
+    `order` decides over the list of servers and the ranks, which become 0 to n-1: "server_id" sorts the ids as
+    strings, "numeric" by value, "host_file" as `hosts` (server ids or host addresses) says; there the devices of a
+    server keep the order of their ranks. "argument" keeps the order of the tables, and within each that of its ranks.
+
+    Super pods of equal ids are joined. The status is "completed" when that of every table is.
+    Raises MergeError with every conflict: of servers, ranks, keys, dialects, and what `validate_table` would call an
+    error in the result for `device_target` and `chip` (a missing device_ip apart where no device has one: such tables
+    are for CPU and GPU hosts). Raises NotReadyError for a table that is not completed unless `allow_initializing`,
+    EditError for an order or a dialect that cannot be merged.
+    """
+    listed = list(tables)
+    sources = list(zip(names or [f"table {number}" for number in range(1, len(listed) + 1)], listed, strict=True))
+    _check_sources(sources, order, hosts, allow_initializing=allow_initializing)
+    notes: list[str] = []
+    conflicts = list(_find_conflicts(sources))
+    extra = _join_extras(sources, conflicts, notes)
+    pods = _join_pods(sources, conflicts, notes)
+    if conflicts:
+        raise MergeError(conflicts)
+    given = [server for _, table in sources for server in table.servers]
+    ordered = _sort(given, order, hosts)
+    source_of = {server.server_id: number for number, (_, table) in enumerate(sources) for server in table.servers}
+    servers = number_devices(
+        ordered,
+        lambda place, device: (source_of[ordered[place].server_id] if order == "argument" else place, device.rank_id),
+    )
+    waiting = [source for source, table in sources if not table.is_ready]
+    if waiting:
+        notes.append(f'the status is "{INITIALIZING}": that of {waiting[0]} is not "{COMPLETED}"')
+    is_counted = any(table.declared_server_count is not None for _, table in sources)
+    merged = RankTable(
+        sources[0][1].dialect,
+        servers,
+        INITIALIZING if waiting else COMPLETED,
+        len(servers) if is_counted else None,
+        sort_pods(pods, servers),
+        extra,
+    )
+    order_notes = [*_describe_order(given, servers, order), *_describe_ranks(sources, servers)]
+    return Edited(merged, (*order_notes, *_check_result(merged, sources, device_target, chip), *notes))
+
+
+def numeric_key(server_id: str) -> tuple[int, int, tuple[str | int, ...]]:
+    """Return a sort key that compares addresses by value, and names by text and numbers in turn; addresses first."""
+    address = parse_address(server_id)
+    if address is not None:
+        return 0, address.version, (int(address),)
+    return 1, 0, tuple(int(part) if index % 2 else part for index, part in enumerate(_DIGITS.split(server_id)))
+
+
+def sort_pods(pods: Iterable[SuperPod], servers: Sequence[Server]) -> tuple[SuperPod, ...]:
+    """Return super pods, and the servers in them, in the order of a list of servers."""
+    place_of = {server.server_id: place for place, server in enumerate(servers)}
+    last = len(place_of)
+    sorted_within = [
+        replace(pod, server_ids=tuple(sorted(pod.server_ids, key=lambda name: place_of.get(name, last))))
+        for pod in pods
+    ]
+    return tuple(sorted(sorted_within, key=lambda pod: min([place_of.get(n, last) for n in pod.server_ids] or [last])))
+
+
+def _check_sources(
+    sources: Sequence[Source], order: str, hosts: Sequence[str] | None, *, allow_initializing: bool
+) -> None:
+    """Refuse what cannot be merged at all."""
+    if not sources:
+        raise EditError("no table is given", "give at least one")
+    if order not in MERGE_ORDERS:
+        raise EditError(f"order {order!r} is not known", f"choose one of {', '.join(MERGE_ORDERS)}")
+    if (order == "host_file") != (hosts is not None):
+        raise EditError("the order host_file and a list of hosts go together", "give both or neither")
+    for source, table in sources:
+        if table.world_size == 0:
+            raise EditError(f"{source} lists no device", "leave it out")
+        if table.dialect not in written_names():
+            message = f"{source}: a table of dialect {plain(table.dialect)} cannot be merged"
+            raise EditError(message, f"convert it to one of {', '.join(written_names())} first")
+        if not table.is_ready and not allow_initializing:
+            raise NotReadyError(source)
+
+
+def _find_conflicts(sources: Sequence[Source]) -> Iterator[str]:
+    """Yield a line for every dialect, server and rank that cannot be beside another.
+
+    What else the rules of one table forbid is found in the merged one.
+    """
+    first_source, first = sources[0]
+    source_of: dict[str, str] = {}
+    for source, table in sources:
+        device_of: dict[int, str] = {}
+        if table.dialect != first.dialect:
+            kinds = f"its dialect is {plain(table.dialect)}, that of {first_source} is {plain(first.dialect)}"
+            yield f"{source}: {kinds}; convert one of them first"
+        for server in table.servers:
+            if server.server_id in source_of:
+                where = source_of[server.server_id]
+                yield f"{source}: server {plain(server.server_id)} stands in {where} already; leave one out"
+                continue
+            source_of[server.server_id] = source
+            for device in server.devices:
+                name = f"device {device.device_id} of server {plain(server.server_id)}"
+                other = device_of.setdefault(device.rank_id, name)
+                if other != name:
+                    yield f"{source}: {name} has rank {device.rank_id}, as has {other} in {source}"
+
+
+def _join_pods(sources: Sequence[Source], conflicts: list[str], notes: list[str]) -> list[SuperPod]:
+    """Return the super pods in the order of their first appearance, each id once."""
+    gathered: dict[str, list[tuple[str, SuperPod]]] = {}
+    for source, table in sources:
+        for pod in table.super_pods:
+            gathered.setdefault(pod.super_pod_id, []).append((source, pod))
+    for name, found in gathered.items():
+        first_source, first = found[0]
+        conflicts += [
+            f"{source}: super pod {plain(name)!r} has other keys than in {first_source}"
+            for source, pod in found[1:]
+            if not _same_json(dict(first.extra), dict(pod.extra))
+        ]
+        if len(found) > 1:
+            places = list(dict.fromkeys(source for source, _ in found))
+            more = f" and {len(places) - 3} more" if len(places) > 3 else ""
+            notes.append(f"super pod {plain(name)} is joined out of {', '.join(places[:3])}{more}")
+    return [
+        replace(found[0][1], server_ids=tuple(name for _, pod in found for name in pod.server_ids))
+        for found in gathered.values()
+    ]
+
+
+def _join_extras(sources: Sequence[Source], conflicts: list[str], notes: list[str]) -> dict[str, object]:
+    """Return the other keys of all tables: equal values stay, others are in conflict."""
+    joined: dict[str, object] = {}
+    first_of: dict[str, str] = {}
+    for source, table in sources:
+        for key, value in table.extra.items():
+            first_of.setdefault(key, source)
+            if not _same_json(joined.setdefault(key, value), value):
+                conflicts.append(f"{source}: {plain(key)} is not what {first_of[key]} says")
+    notes += [
+        f"{plain(key)} is not in every table" for key in joined if any(key not in table.extra for _, table in sources)
+    ]
+    return joined
+
+
+def _same_json(first: object, second: object) -> bool:
+    """True when the two are the same JSON value; the order of keys does not count, and 1, 1.0 and true differ."""
+    return first is second or json.dumps(first, sort_keys=True) == json.dumps(second, sort_keys=True)
+
+
+def _sort(servers: Sequence[Server], order: MergeOrder, hosts: Sequence[str] | None) -> list[Server]:
+    place_of = {host: place for place, host in enumerate(hosts or ())}
+    missing = [server for server in servers if server.server_id not in place_of and server.host_ip not in place_of]
+    if order == "host_file" and missing:
+        more = f" (and {count_noun(len(missing) - 1, 'server')} more)" if len(missing) > 1 else ""
+        message = f"server {missing[0].server_id!r}{more} is not in the list of hosts"
+        raise EditError(message, "name every server there by its server_id or host_ip")
+    keys: dict[str, Callable[[Server], Any]] = {
+        "server_id": lambda server: server.server_id,
+        "numeric": lambda server: (numeric_key(server.server_id), server.server_id),
+        "host_file": lambda server: place_of.get(server.server_id, place_of.get(str(server.host_ip), 0)),
+        "argument": lambda _: 0,
+    }
+    return sorted(servers, key=keys[order])
+
+
+def _describe_order(given: Sequence[Server], ordered: Sequence[Server], order: MergeOrder) -> list[str]:
+    """Return which order was used, and where it is not what a reader or a user may take for granted."""
+    if len(ordered) < 2:
+        return []
+    by_rank = sorted(ordered, key=lambda server: server.ranks[:1])
+    notes = [f"servers follow {_MEANING[order]}; rank 0 is on {plain(by_rank[0].server_id)}"]
+    if [server.server_id for server in given] != [server.server_id for server in ordered]:
+        notes.append("that is not the order of the arguments")
+    for before, after in pairwise(server.server_id for server in ordered if order == "argument"):
+        if before < after and numeric_key(after) < numeric_key(before):
+            trap = f"{plain(before)} stands before {plain(after)}"
+            notes.append(f"{trap}, as a shell sorts names; by value it comes later")
+            break
+    if any(later.server_id < earlier.server_id for earlier, later in pairwise(by_rank)):
+        notes.append("warning: Ascend readers ask for the string order of the server ids (rule R11)")
+    return notes
+
+
+def _describe_ranks(sources: Sequence[Source], servers: Sequence[Server]) -> list[str]:
+    """Return a line per table whose ranks have changed, the first few of them, and what tables said wrongly."""
+    new_of = {server.server_id: server for server in servers}
+    lines, counts = [], []
+    for source, table in sources:
+        pairs = sorted(
+            (old.rank_id, new.rank_id)
+            for server in table.servers
+            for old, new in zip(server.devices, new_of[server.server_id].devices, strict=True)
+        )
+        before, after = [old for old, _ in pairs], [new for _, new in pairs]
+        if before != after:
+            where = "now" if after == sorted(after) else "now, in another order"
+            lines.append(f"{source}: its ranks {_fold(before)} are {_fold(after)} {where}")
+        if table.declared_server_count not in (None, len(table.servers)):
+            said = f"{source} said server_count {table.declared_server_count}"
+            counts.append(f"{said} and lists {count_noun(len(table.servers), 'server')}")
+    shown = lines if len(lines) <= _SHOWN else [*lines[: _SHOWN - 1], f"and {len(lines) - _SHOWN + 1} tables more"]
+    sizes = {len(server.devices) for server in servers}
+    if len(sizes) > 1:
+        counts.append(f"warning: the servers have different numbers of devices: {fold_numbers(sizes)}")
+    return [*shown, *counts]
+
+
+def _fold(ranks: list[int]) -> str:
+    text = fold_numbers(ranks)
+    return text if len(text) <= _MAX_FOLDED else f"{text[: _MAX_FOLDED - 3]}..."
+
+
+def _check_result(merged: RankTable, sources: Sequence[Source], device_target: str, chip: str | None) -> list[str]:
+    """Hold the result against every rule: refuse what no table alone shows, warn where the order broke another."""
+    source_of = {server.server_id: source for source, table in sources for server in table.servers}
+
+    def name_server(place: int) -> str:
+        server = merged.servers[place]
+        return f"server {plain(server.server_id)} in {source_of[server.server_id]}"
+
+    has_addresses = any(device.device_ip is not None for _, device in merged.placements)
+    passed_over = {"R3"} if has_addresses else {"R3", "R16"}  # the status is what was asked for
+    problems = validate_table(merged, device_target=device_target, chip=chip)
+    faults = [problem for problem in problems if problem.is_error and problem.rule not in passed_over]
+    if faults:
+        raise MergeError([f"{describe(fault, merged, name_server)} ({fault.rule})" for fault in faults])
+    warnings = {problem.rule: problem for problem in reversed(problems) if problem.rule in ("R10", "R26")}
+    return [f"warning: {rule}: {warnings[rule].subject}: {warnings[rule].message}" for rule in sorted(warnings)]

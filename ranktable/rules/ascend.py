@@ -1,0 +1,284 @@
+"""Rules R17 to R21, R24 to R26 and P1 to P3: what single chips ask for, and who reads which kind of table.
+
+R17 to R21 are HCCL's limits, and the CANN 5.0 documentation of the 910 (1, 2, 4 or 8 devices; 8 on each of several
+servers; two rings of four). Those of the 910A are left out when a device number shows that it is another chip.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from ranktable.kinds import DeviceEntry, ServerEntry, Survey, all_dialects, find_repeats
+from ranktable.problem import Problem, Severity, join_key
+from ranktable.profile import Profile
+from ranktable.rules import chip_of, citations, rule, severity_on
+from ranktable.rules.identity import MAX_DEVICE_ID, about_devices, check_cover
+from ranktable.values import count_noun, name_placeholder
+
+_QUADS_910A = {"0123", "4567", "0145", "0246", "0347", "1256", "1357", "2367"}
+"""Four devices that form a ring."""
+_MAX_DEVICES = {"910a": 8, "a2": 16, "a3": 16}
+_USUAL_DEVICES = {"a2": 8}
+"""Most A2 servers have 8 devices, a few have 16."""
+_NAMES = {"hccl": "HCCL", "mindspore": "MindSpore"}
+_CONCISE = (citations.CONCISE,)
+_SDID = "super_device_id"
+_HIGHEST_SDID = 2**32 - 1
+_MAX_POD_ID_LENGTH = 127
+_FIND_IT = "write the SDID of the device: npu-smi info -t spod-info -i CARD -c CHIP"
+
+
+def _severity_910a(survey: Survey, profile: Profile) -> Severity | None:
+    severity = severity_on(survey, profile, "910a")
+    if severity is None or profile.chip is not None:
+        return severity
+    is_larger = any((device.device_id or 0) > MAX_DEVICE_ID["910a"] for device in survey.devices)
+    return None if is_larger else severity
+
+
+@rule(
+    "R17",
+    "a 910A server has 1, 2, 4 or 8 devices, and 8 when it is not alone",
+    chips=("910a",),
+    sources=_CONCISE,
+)
+def check_device_count(survey: Survey, profile: Profile) -> Iterator[Problem]:
+    """More than eight devices are left to R21."""
+    severity = _severity_910a(survey, profile)
+    allowed = (8,) if survey.is_multi_server else (1, 2, 4, 8)
+    for server in survey.servers:
+        count = len(server.devices)
+        if severity and 0 < count < 8 and count not in allowed:
+            wanted = "8 devices on each of several servers" if survey.is_multi_server else "1, 2, 4 or 8 devices"
+            message = f"the server has {count_noun(count, 'device')}; a 910A takes {wanted}"
+            yield about_devices(server, "R17", severity, message, "list a number of devices that the chip takes")
+
+
+@rule("R18", "two devices of a 910A server are both of 0-3 or both of 4-7", severity="warning", chips=("910a",))
+def check_device_pair(survey: Survey, profile: Profile) -> Iterator[Problem]:
+    """The two rings of four are separate networks; HCCL's parser accepts such a pair, so this is a warning."""
+    for server in survey.servers if _severity_910a(survey, profile) else ():
+        ids = _device_ids(server, 2)
+        if len({number // 4 for number in ids}) == 2:
+            message = f"devices {ids[0]}, {ids[1]} are on two networks of a 910A"
+            yield about_devices(server, "R18", "warning", message, "take two devices of 0-3 or two of 4-7")
+
+
+@rule("R19", "four devices of a 910A server are one of eight sets", chips=("910a",), sources=_CONCISE)
+def check_device_quad(survey: Survey, profile: Profile) -> Iterator[Problem]:
+    """The sets are the rings that the links of the board can form."""
+    severity = _severity_910a(survey, profile)
+    for server in survey.servers:
+        ids = _device_ids(server, 4)
+        if severity and ids and "".join(map(str, ids)) not in _QUADS_910A:
+            message = f"devices {', '.join(map(str, ids))} form no ring on a 910A"
+            yield about_devices(server, "R19", severity, message, "take devices 0-3 or devices 4-7")
+
+
+@rule("R20", "every 910A server has the same number of devices", chips=("910a",), sources=_CONCISE)
+def check_equal_counts(survey: Survey, profile: Profile) -> Iterator[Problem]:
+    """The servers that differ from the most are reported. A2 and A3 take servers of different sizes."""
+    severity = _severity_910a(survey, profile)
+    counts = Counter(len(server.devices) for server in survey.servers)
+    usual = max(counts, key=lambda count: (counts[count], count), default=0)
+    for server in survey.servers:
+        if severity and len(server.devices) != usual:
+            message = f"the server has {len(server.devices)} devices, the others have {usual}"
+            yield about_devices(server, "R20", severity, message, f"list {usual} devices on every server")
+
+
+@rule(
+    "R21",
+    "a server has no more devices than its chip allows",
+    severity="error or warning",
+    chips=("910a", "a2", "a3"),
+    sources=_CONCISE,
+)
+def check_device_limit(survey: Survey, profile: Profile) -> Iterator[Problem]:
+    """8 on a 910A, 16 on A3, 16 on A2, where more than 8 are rare; R8 bounds the 300I Duo by its device numbers."""
+    chip = chip_of(survey, profile)
+    if not profile.is_ascend or chip in ("300i-duo", "a5"):
+        return
+    limit = _MAX_DEVICES[chip or "a3"]
+    usual = _USUAL_DEVICES.get(chip or "", limit)
+    for server in survey.servers:
+        count = len(server.devices)
+        if count > usual:
+            severity: Severity = "error" if chip and count > limit else "warning"
+            at_most = limit if count > limit else usual
+            message = f"the server has {count} devices, at most {at_most} are usual on one server"
+            yield about_devices(server, "R21", severity, message, "check that the server is not two")
+
+
+def _device_ids(server: ServerEntry, number: int) -> list[int]:
+    """Return the device ids of a server that has that number of devices, all different; else none."""
+    ids = sorted({device.device_id for device in server.devices if device.device_id is not None})
+    return ids if len(server.devices) == len(ids) == number else []
+
+
+@rule(
+    "R24",
+    "super_device_id is a number of 32 bits that is unique in its super pod",
+    chips=("a3",),
+    sources=(citations.CONCISE, citations.VERIFY_PAGE),
+)
+def check_super_device_ids(survey: Survey, _profile: Profile) -> Iterator[Problem]:
+    """Demanded of every device as soon as there is a super_pod_list; without one HCCL does not look at it."""
+    pods, is_demanded = _pods_of_servers(survey), survey.has("super_pod_list")
+    first_paths: dict[tuple[int, int], str] = {}
+    for place, server in enumerate(survey.servers):
+        # A server that no pod has is a pod of its own here, so that R25 is its only fault.
+        pod = pods.get(server.server_id or "", -1 - place)
+        for device in server.devices:
+            fault = _fault_of_number(device, pod, first_paths, is_demanded)
+            if fault:
+                yield device.complain(_SDID, "R24", fault, _FIND_IT)
+
+
+def _fault_of_number(device: DeviceEntry, pod: int, first_paths: dict[tuple[int, int], str], is_demanded: bool) -> str:
+    text = device.text(_SDID)
+    if text is None:
+        return (
+            "the key is missing; a table with super_pod_list needs it" if is_demanded and not device.has(_SDID) else ""
+        )
+    number = device.number(_SDID)
+    if number is None or number > _HIGHEST_SDID:
+        what = "empty" if not text.strip() else name_placeholder(text)
+        return f"the id is {what or 'no decimal number of 32 bits'}"
+    path = join_key(device.path, _SDID)
+    first = first_paths.setdefault((pod, number), path)
+    return "" if first == path else f"the same super_device_id stands at {first}"
+
+
+def _pods_of_servers(survey: Survey) -> dict[str, int]:
+    """Return the place of each server's pod in the list; pods with one id are one pod."""
+    places: dict[str, int] = {}
+    pods: dict[str, int] = {}
+    for place, pod in enumerate(survey.super_pods):
+        first = places.setdefault(pod.text("super_pod_id") or "", place)
+        for entry in pod.entries("server_list"):
+            pods.setdefault(entry.text("server_id") or "", first)
+    return pods
+
+
+@rule(
+    "R25",
+    "super_pod_list has unique pods that cover every server once, and no others",
+    severity="error or warning",
+    chips=("a3",),
+    sources=(citations.CONCISE, citations.A3_PAGE),
+)
+def check_super_pod_list(survey: Survey, _profile: Profile) -> Iterator[Problem]:
+    """Without the list HCCL takes the servers for ones without a super pod, which is odd when devices have numbers."""
+    if not survey.has("super_pod_list"):
+        if any(device.has(_SDID) for device in survey.devices):
+            message = "the key is missing, so HCCL sees no super pods, though devices have a super_device_id"
+            remedy = "list the super pods and their servers"
+            yield survey.complain("super_pod_list", "R25", message, remedy, "warning")
+        return
+    usable = []
+    for pod in survey.super_pods:
+        pod_id = pod.text("super_pod_id")
+        what = name_placeholder(pod_id or "")
+        if what or (pod_id is not None and not 1 <= len(pod_id) <= _MAX_POD_ID_LENGTH):
+            message = f"the id is {what or f'not of 1 to {_MAX_POD_ID_LENGTH} characters'}"
+            yield pod.complain("super_pod_id", "R25", message, "write the number of the super pod")
+        else:
+            usable.append(pod)
+    same, remedy = "the same super_pod_id stands at {}", "list the servers of one pod under one entry"
+    yield from find_repeats(usable, "super_pod_id", "R25", same, remedy)
+    members = [entry for pod in survey.super_pods for entry in pod.entries("server_list")]
+    yield from check_cover(members, survey.servers, "server_id", "server_list", "R25", "super pod of super_pod_list")
+
+
+@rule(
+    "R26",
+    "the servers of one super pod stand together in server_list",
+    severity="warning",
+    chips=("a3",),
+    sources=(citations.A3_PAGE,),
+)
+def check_pods_together(survey: Survey, _profile: Profile) -> Iterator[Problem]:
+    """A server that comes back to a pod after another one is reported."""
+    pods = _pods_of_servers(survey)
+    seen: set[int] = set()
+    before: int | None = None
+    for server in survey.servers:
+        pod = pods.get(server.server_id or "")
+        if pod is None:
+            continue
+        if pod != before and pod in seen:
+            message = "servers of another super pod stand between this one and the rest of its own"
+            yield server.complain("server_id", "R26", message, "order server_list by super pod", "warning")
+        seen.add(pod)
+        before = pod
+
+
+@rule("P3", "super_device_id agrees with device_id and its server", severity="warning", chips=("a3",))
+def check_sdids(survey: Survey, _profile: Profile) -> Iterator[Problem]:
+    """A warning, since HCCL does not take the number apart; numbers of another layout are left alone.
+
+    Bits 22-31 are the server (0-47), 18-21 the chip (0-7), 16-17 the die, 0-15 the device, which is 2 chip + die.
+    """
+    for server in survey.servers:
+        indexes = set()
+        for device in server.devices:
+            number = device.number(_SDID) or 0
+            index, inside = number >> 22, number & 0xFFFF
+            is_laid_out = number >> 16 > 0 and index < 48 and inside == 2 * (number >> 18 & 15) + (number >> 16 & 3)
+            if not is_laid_out or inside > 15 or not device.text(_SDID):
+                continue
+            indexes.add(index)
+            if device.device_id not in (None, inside):
+                message = f"as an SDID it is the number of device {inside}, not of device {device.device_id}"
+                yield device.complain(_SDID, "P3", message, _FIND_IT, "warning")
+        if len(indexes) > 1:
+            message = f"as SDIDs the super_device_ids of this server belong to servers {sorted(indexes)[:4]}"
+            remedy = "check that the devices are those of one server"
+            yield about_devices(server, "P3", "warning", message, remedy)
+
+
+@rule(
+    "P1",
+    "the reader reads tables of this kind",
+    severity="error or warning",
+    is_whole=True,
+    sources=(citations.VERSIONS,),
+)
+def check_reader(survey: Survey, profile: Profile) -> Iterator[Problem]:
+    """Versions 1.3 and 1.4 have producers and no reader in HCCL: a warning as long as no reader is named."""
+    version = survey.kind.refused_version
+    if profile.reader is None and version and profile.is_ascend:
+        message, remedy = (
+            f"HCCL refuses version {version} (EI0014)",
+            "write the job's table as version 1.0 or 1.2 for HCCL",
+        )
+        yield survey.complain("version", "P1", message, remedy, "warning")
+    elif profile.reader is not None and profile.reader not in survey.kind.readers:
+        known = sorted(kind.name for kind in all_dialects() if profile.reader in kind.readers)
+        message = f"{_NAMES[profile.reader]} does not read this kind of table"
+        yield survey.complain("version", "P1", message, f"give it one of the kinds {', '.join(known)}")
+
+
+@rule(
+    "P2",
+    "the chip reads tables of this version",
+    severity="error or warning",
+    is_whole=True,
+    sources=(citations.VERSIONS, citations.OPERATOR),
+)
+def check_chip(survey: Survey, profile: Profile) -> Iterator[Problem]:
+    """A5 reads version 2.0 only, which no other chip reads.
+
+    Versions 1.0 and 1.2 have one parser, so a super pod table for a chip without super pods is a warning.
+    """
+    if profile.chip is None:
+        return
+    if (profile.chip == "a5") != survey.kind.is_for_a5:
+        reads = "version 2.0 only" if profile.chip == "a5" else "versions 1.0 and 1.2, not 2.0"
+        remedy = "generate the table on its host" if profile.chip == "a5" else "name the chip a5, or use version 1.0"
+        yield survey.complain("version", "P2", f"chip {profile.chip} reads {reads} (EI0014)", remedy)
+    elif survey.kind.has_super_pods and profile.chip != "a3":
+        message = f"super pods belong to chip a3, the table is checked for {profile.chip}"
+        yield survey.complain("version", "P2", message, 'write "version": "1.0", or name the chip a3', "warning")

@@ -115,6 +115,16 @@ class Registry:
         self._requests[key] = self._by_node[request.node_rank] = request
         self.registered += request.local_worker_num
 
+    def check_late(self, request: HostRequest) -> None:
+        """Look at a host that comes while the job runs on others.
+
+        Raises:
+            Refused: it does not fit this job.
+        """
+        self._check_settings(request)
+        if request.local_worker_num > self._asked_num:
+            raise Refused(f"--local_worker_num {request.local_worker_num}: the job has {self._asked_num} workers")
+
     def remove(self, key: Hashable) -> HostRequest | None:
         """Forget a host that has gone before everybody had come; it may come again."""
         request = self._requests.pop(key, None)

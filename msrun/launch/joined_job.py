@@ -95,7 +95,9 @@ def run_joined_job(
             joined = JoinedHosts(spec, request(master_addr), job_id, place, listener, token, server, signals, tell)
             stack.enter_context(joined).meet()
             whole = joined.whole_spec()
-            return run_fleet_job(whole, caller, quiet=quiet, job_id=job_id, on_directory=on_directory, joined=joined)
+            result = run_fleet_job(whole, caller, quiet=quiet, job_id=job_id, on_directory=on_directory, joined=joined)
+            joined.call_off("the job has ended without this host", result.exit_code)
+            return result
 
         from msrun.launch.remote.dialled_part import DialledPart, dial
 
@@ -109,8 +111,11 @@ def run_joined_job(
         connection, silence_s = dial(place, greet, tls, signals, heed, tell, limit_s)
         part = stack.enter_context(DialledPart(spec, connection, silence_s, signals, place))
         tell("registered with the scheduler" + (f" through {connection.tls_version}" if tls else ""))
-        message = part.await_job(heed, tell)
-        return part.run(message, caller, quiet=quiet, on_directory=on_directory, say=tell)
+        while True:
+            own = part.await_part(heed, tell)
+            result = part.run(own, caller, quiet=quiet, on_directory=on_directory, say=tell)
+            if not result.goes_on:
+                return result
 
 
 def _open_tls(spec: LaunchSpec, side: Side) -> TlsIdentity | None:

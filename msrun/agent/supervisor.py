@@ -287,7 +287,7 @@ class Supervisor:
         elif kind == "absent" and is_now and not self._has_ended:
             self._on_absent(message["ranks"])
         elif kind == "over":
-            self.goes_on = message["goes_on"] and self._interrupt is None
+            self.goes_on = message.get("goes_on") is True and self._interrupt is None
             self._on_over(read_report(message["report"]) if message["report"] else None)
         elif kind == "lost":
             self._on_coordinator_lost(ClusterError(message["reason"]))

@@ -24,7 +24,7 @@ from msrun.cluster.rendezvous import UnresolvedName, resolve_address
 from msrun.errors import RendezvousTimeout, interruption
 from msrun.launch.console import say
 from msrun.launch.directory.jobs import new_job_id, of_job
-from msrun.launch.job import JobResult, check_part, job_signals, look_at_host
+from msrun.launch.job import JobResult, check_part, job_signals, look_at_host, plan_dry_run
 from msrun.launch.job_hosts import table_digest
 from msrun.launch.rendezvous import has_scheduler, open_port
 from msrun.planning.mindspore import settle_mindspore
@@ -111,11 +111,11 @@ def run_joined_job(
         connection, silence_s = dial(place, greet, tls, signals, heed, tell, limit_s)
         part = stack.enter_context(DialledPart(spec, connection, silence_s, signals, place))
         tell("registered with the scheduler" + (f" through {connection.tls_version}" if tls else ""))
-        while True:
-            own = part.await_part(heed, tell)
+        while (own := part.await_part(heed, tell)) is not None:
             result = part.run(own, caller, quiet=quiet, on_directory=on_directory, say=tell)
             if not result.goes_on:
                 return result
+        return JobResult(plan_dry_run(spec, caller), None, ())  # nobody has needed this host
 
 
 def _open_tls(spec: LaunchSpec, side: Side) -> TlsIdentity | None:

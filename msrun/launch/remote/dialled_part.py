@@ -155,8 +155,9 @@ class DialledPart:
         if self._server is not None:
             self._server.kill()
 
-    def await_part(self, heed_signals: Callable[[], None], say: Callable[[str], None]) -> HostPart:
-        """Return what the launcher says when all hosts have come, or come together again.
+    def await_part(self, heed_signals: Callable[[], None], say: Callable[[str], None]) -> HostPart | None:
+        """Return what the launcher says when all hosts have come, or come together again; None: the job has ended well
+        without this one.
 
         Raises:
             ClusterError: the scheduler has gone.
@@ -175,6 +176,9 @@ class DialledPart:
                         return decode_record(HostPart, message["part"])
                     if kind == "waiting":
                         say(message["text"])
+                    elif kind == "called_off" and not message["exit_code"]:
+                        say(message["reason"])
+                        return None
                     elif kind == "called_off":
                         raise PeerFailed(message["reason"], message["exit_code"])
                     elif kind == "gone":

@@ -21,6 +21,13 @@ class Refused(Exception):
     """A host cannot take part. The message is for the refused host and for the record."""
 
 
+class NoKey(Refused):
+    """This host does not know the key by which those of the job know each other, or not yet."""
+
+
+WRONG_KEY = "wrong token: give all hosts the same --token_file or MSRUN_TOKEN, or a --log_dir that they share"
+
+
 def other_protocol(spoken: object) -> str:
     """Return why one of another version cannot take part."""
     text = spoken if isinstance(spoken, int) else "?"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from asked_cases import one_fast
 from fleet import FleetRunner
-from job_runner import WORKER_IMPORTS, JobRunner, Running, wait_until
+from job_runner import WORKER_IMPORTS, JobRunner, Running
 from rehearsal import Rehearsals
 from ssh_net import SshNet
 

@@ -21,7 +21,7 @@ from msrun.agent.processes.server_handle import ForkServerHandle
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.connection import Connection
 from msrun.cluster.handshake import Caller
-from msrun.cluster.hosts import Refused
+from msrun.cluster.hosts import NoKey, Refused
 from msrun.errors import ClusterError, PeerFailed, RendezvousTimeout
 from msrun.launch.directory.jobs import of_job
 from msrun.launch.job import AgentPart, JobResult, open_display, run_part
@@ -53,6 +53,8 @@ def dial(
     heed_signals: Callable[[], None],
     say: Callable[[str], None],
     limit_s: float,
+    *,
+    retry_s: float = 0.0,
 ) -> tuple[Connection, float]:
     """Return a connection to a scheduler that has let this host in, and how long that may be silent.
 
@@ -63,6 +65,7 @@ def dial(
         greet: begins to speak over a connection; gets this host's address towards the scheduler, too.
         heed_signals: called when there are signals; may raise.
         limit_s: how long the scheduler may be absent; negative = for ever.
+        retry_s: how long the key of this host may be another than the scheduler's.
 
     Raises:
         ClusterError: it refuses this host, or is none.
@@ -70,7 +73,7 @@ def dial(
     """
     where = f"{place[0]}:{place[1]}"
     begin = time.monotonic()
-    next_line = begin + FIRST_LINE_S
+    next_line, unknown_since = begin + FIRST_LINE_S, 0.0
     with selectors.DefaultSelector() as selector:
         selector.register(signals, selectors.EVENT_READ)
         while True:
@@ -83,9 +86,14 @@ def dial(
                 with contextlib.ExitStack() as stack:
                     connection = Connection(stream, tls.open_session() if tls else None)
                     stack.callback(connection.close)
-                    caller = greet(connection, stream.getsockname()[0].partition("%")[0])
+                    silence_s = None
                     try:
+                        caller = greet(connection, stream.getsockname()[0].partition("%")[0])
                         silence_s = _await_answer(caller, selector, signals, heed_signals)
+                    except NoKey as error:
+                        why, unknown_since = str(error), unknown_since or time.monotonic()
+                        if time.monotonic() - unknown_since >= retry_s:
+                            raise ClusterError(why) from None
                     except Refused as error:
                         raise ClusterError(str(error)) from None
                     if silence_s is not None:

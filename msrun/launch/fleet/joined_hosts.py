@@ -125,6 +125,8 @@ class JoinedHosts:
         if error is not None and not self.agents.has_begun:
             code = error.exit_code if isinstance(error, MsrunError) else 1
             reason = str(error) if isinstance(error, PeerFailed) else f"the scheduler's host gave up: {error}"
+            self.agents.others += self.agents.links
+            self.agents.links = []
             self.call_off(reason, code)
         self._gate.close()
         self.agents.close()

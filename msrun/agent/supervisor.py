@@ -151,11 +151,13 @@ class Supervisor:
         self._report: FailureReport | None = None
         """How the last attempt failed, as the coordinator has it; None when it did not fail, or nobody could say."""
         self._own = OwnProcesses(plan, home)
+        self.goes_on = False
+        """The job goes on after this part of it, on other hosts: the fork server is kept for that."""
         self._restart_delay_s, self._fresh_store_of = 0.0, 0
         self._survivors: tuple[int, ...] = ()
         self._start_method = ""
         self.is_over = False
-        self._was_anything_started = self._server_finished = False
+        self._was_anything_started = self._server_finished = self._does_server_rest = False
         self._begins_idle = False
         """This attempt has failed elsewhere while this host prepares: it goes on, and starts no worker of it."""
         self._early_signals: list[int] = []
@@ -201,6 +203,10 @@ class Supervisor:
     def result(self) -> HostResult:
         """What has happened until now."""
         return HostResult((*self._past, self._attempt), self._survivors, self._report)
+
+    def take_server(self) -> ForkServerHandle | None:
+        """Return the fork server for the next part of the job, once this one is over; None: it has ended."""
+        return self._server if self._does_server_rest else None
 
     def _new_attempt(self) -> Attempt:
         return Attempt(len(self._past), Membership(worker.global_rank for worker in self._host.workers))
@@ -281,6 +287,7 @@ class Supervisor:
         elif kind == "absent" and is_now and not self._has_ended:
             self._on_absent(message["ranks"])
         elif kind == "over":
+            self.goes_on = message.get("goes_on") is True and self._interrupt is None
             self._on_over(read_report(message["report"]) if message["report"] else None)
         elif kind == "lost":
             self._on_coordinator_lost(ClusterError(message["reason"]))
@@ -431,7 +438,7 @@ class Supervisor:
 
     def _on_finished(self, message: Message) -> None:
         self._survivors = tuple(message["survivors"])
-        self._server_finished = True
+        self._server_finished, self._does_server_rest = True, self.goes_on
 
     def _on_told(self, message: Message) -> None:
         if message["attempt"] != self._attempt.number:  # all of that attempt had ended before they could be told
@@ -732,10 +739,12 @@ class Supervisor:
             self._server.kill()  # it may be deep in a long import, and has nothing to clean up
         elif not self._server_finished:
             self._hear_server(SCHEDULER_END_S, lambda: not self._own.scheduler_runs)  # for its last lines
-            self._server.send("finish")
+            self._server.send("rest" if self.goes_on else "finish")
             self._hear_server(2 * OVERDUE_S, lambda: self._server_finished)
-        self._server.end(OVERDUE_S)
-        left = process_control.kill_descendants(OVERDUE_S, self._strangers)
+        if self.take_server() is None:
+            self._server.end(OVERDUE_S)
+        kept = [*self._strangers, *([server.pid] if (server := self.take_server()) else [])]
+        left = process_control.kill_descendants(OVERDUE_S, kept)
         self._survivors = tuple(sorted({*self._survivors, *left}))
 
     def _hear_server(self, limit_s: float, is_done: Callable[[], bool]) -> None:

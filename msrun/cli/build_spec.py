@@ -71,6 +71,7 @@ def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
         no_restart_on=parse_statuses("--no_restart_on", options["no_restart_on"]),
         min_hosts=options["min_hosts"] or 0,
         join_window_s=options["join_window"],
+        rescale_now=options["rescale"] == "now",
         start_method=options["start_method"],
         mindspore=options["mindspore"],
         mindspore_semantics=options["mindspore_semantics"],

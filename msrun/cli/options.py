@@ -445,6 +445,15 @@ GROUPS: dict[str, list[click.Option]] = {
             help="How long more hosts may take to come once --min_hosts have.",
         ),
         option(
+            "rescale",
+            "WHEN",
+            type=click.Choice(["restart", "now"]),
+            default="restart",
+            show_default=True,
+            help="When a host is used that comes, or comes again, while a job with --min_hosts runs: from the next "
+            "restart on, or at once, by a restart.",
+        ),
+        option(
             "nnodes",
             "MIN:MAX",
             help="The same in torchrun's words, for a list of hosts: MAX of them run the job, the others are spare, "

@@ -7,7 +7,7 @@ to the agents of all hosts; to a host that is alone, `OwnLink` does.
     host -> coordinator   failed {attempt, report}    ended {attempt, can_continue, come, has_begun, report}
                           done {attempt, rank, has_come}    ready {attempt, clock_s}
     coordinator -> hosts  stop {attempt, report, goes_on}    absent {attempt, ranks}
-                          restart {attempt, delay_s, reason, ranks}    start {attempt}    over {report}
+                          restart {attempt, delay_s, reason, ranks}    start {attempt}    over {report, goes_on}
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from msrun.cluster.failure import FailureReport, JobFailure, fault_of_job, read_
 from msrun.cluster.membership import BEGUN_S, RestartPolicy, describe_absent
 from msrun.cluster.messages import Message
 from msrun.cluster.own_thread import Inbox
+from msrun.planning.hosts.assignment import HostPool
 from msrun.planning.ranks import fold_ranks, name_ranks
 from msrun.planning.record_json import encode_record
 
@@ -33,13 +34,31 @@ class Coordinator:
     """All hosts of a job. Owned by one thread; every method returns what all hosts are to be told."""
 
     def __init__(
-        self, job_id: str, ranks: Mapping[int, Sequence[int]], policy: RestartPolicy, *, has_begun: bool = False
+        self,
+        job_id: str,
+        ranks: Mapping[int, Sequence[int]],
+        policy: RestartPolicy,
+        *,
+        has_begun: bool = False,
+        pool: HostPool | None = None,
     ) -> None:
         """
         Args:
             ranks: node_rank -> global ranks there.
             has_begun: the job has run before, on other hosts.
+            pool: from whom the hosts of another start are chosen, and who has chosen these; None = there are no others.
         """
+        self._pool = pool
+        self.losses: dict[int, str] = {}
+        """Hosts that have gone without a result, cannot start again or leave, and why."""
+        self.leaving: set[int] = set()
+        """Those of them whose agent got a signal: a reboot, a drained node. They are not started on again."""
+        self.may_go_on = True
+        """Nobody wants the job to end."""
+        self.goes_on = False
+        """The job is over on these hosts, and goes on on those that the pool has chosen."""
+        self.begun = 0
+        """The last attempt that has workers."""
         self._job_id = job_id
         self._ranks = ranks
         self._nodes = set(ranks)
@@ -77,7 +96,11 @@ class Coordinator:
             return []
         own = self._ranks[node_rank]
         if kind == "failed":
-            return self.failed(attempt, replace(read_report(message.get("report")), node_rank=node_rank))
+            own_report = replace(read_report(message.get("report")), node_rank=node_rank)
+            if own_report.signum:
+                self.losses.setdefault(node_rank, own_report.failure.reason)
+                self.leaving.add(node_rank)
+            return self.failed(attempt, own_report)
         if kind == "done" and message.get("rank") in own:
             return self.done(node_rank, attempt, message["rank"], has_come=message.get("has_come") is not False)
         if kind == "ended":
@@ -102,6 +125,8 @@ class Coordinator:
             self._kept = self._kept or report
             return []
         self.report = report
+        if report.is_unfit and report.node_rank >= 0:
+            self.losses.setdefault(report.node_rank, report.failure.reason)
         code = report.failure.exit_code if report.failure.first_failure else None
         goes_on = not self._is_last and self._policy.delay_s(attempt, code) is not None
         return [{"type": "stop", "attempt": attempt, "report": encode_record(report), "goes_on": goes_on}]
@@ -109,10 +134,10 @@ class Coordinator:
     def _with_cause(self, report: FailureReport) -> FailureReport:
         return replace(report, failure=_after(self._cause, report.failure)) if self._cause else report
 
-    def unfit(self, reason: str) -> list[Message]:
+    def unfit(self, node_rank: int, reason: str) -> list[Message]:
         """A host may not take part in the attempt that is about to begin."""
         failure = fault_of_job(self._job_id, reason, contract.EXIT_CLUSTER)
-        return self.failed(self.attempt, FailureReport(failure, is_unfit=True))
+        return self.failed(self.attempt, FailureReport(failure, node_rank, is_unfit=True))
 
     def fail(self, reason: str, exit_code: int = contract.EXIT_CLUSTER) -> list[Message]:
         """The coordinator itself has seen why the job cannot go on, and cannot be started again."""
@@ -164,7 +189,15 @@ class Coordinator:
         if self.is_over or attempt != self.attempt or node_rank not in self._unready:
             return []
         self._unready.discard(node_rank)
-        return [] if self._unready else [{"type": "start", "attempt": attempt}]
+        if self._unready:
+            return []
+        self.begun = attempt
+        return [{"type": "start", "attempt": attempt}]
+
+    def regroup(self, reason: str) -> list[Message]:
+        """Start again at once, on the hosts that the pool chooses now."""
+        failure = fault_of_job(self._job_id, reason, contract.EXIT_CLUSTER)
+        return self.failed(self.attempt, FailureReport(failure, can_restart=True))
 
     def lost(self, node_rank: int, reason: str, exit_code: int = contract.EXIT_CLUSTER) -> list[Message]:
         """A host has gone without having been told that the job is over.
@@ -173,6 +206,7 @@ class Coordinator:
         """
         if self.is_over or node_rank not in self._nodes:
             return []
+        self.losses[node_rank] = reason
         report = self.report
         if report is not None and report.lost_peer and node_rank in self._busy - {report.node_rank}:
             self.report = FailureReport(replace(_after(reason, report.failure), exit_code=exit_code))
@@ -186,7 +220,9 @@ class Coordinator:
             return []
         report, delay_s = self.report or self._kept, None
         self.report = report
-        if report is not None and not self._is_last:
+        if self.losses:
+            self.goes_on = self.may_go_on and self._can_replace()
+        elif report is not None and not self._is_last:
             first = report.failure.first_failure
             code = report.failure.exit_code if first else None
             self._has_begun |= first is not None and first.run_time_s >= BEGUN_S
@@ -195,9 +231,10 @@ class Coordinator:
             self.report = report = replace(
                 report, failure=replace(report.failure, reason=f"{report.failure.reason}{why}")
             )
-        if report is None or delay_s is None:
+            self.goes_on = delay_s is not None and self._pool is not None and self._pool.grow()
+        if report is None or delay_s is None or self.goes_on:
             self.is_over = True
-            return [{"type": "over", "report": encode_record(report) if report else None}]
+            return [{"type": "over", "report": encode_record(report) if report else None, "goes_on": self.goes_on}]
         self.attempt += 1
         self.report, self._kept, self._cause = None, None, ""
         self._done.clear()
@@ -206,6 +243,14 @@ class Coordinator:
         self._busy, self._unready = set(self._nodes), set(self._nodes)
         cause = {"reason": report.failure.reason, "ranks": [worker.global_rank for worker in report.failure.guilty]}
         return [{"type": "restart", "attempt": self.attempt, "delay_s": delay_s, **cause}]
+
+    def _can_replace(self) -> bool:
+        """Choose hosts in the place of those that were lost; False when the job may not start again, or on too few."""
+        pool = self._pool
+        if pool is None or self.begun >= self._policy.max_restarts:
+            return False
+        hosts = pool.chosen
+        return pool.lose([hosts[node] for node in self.losses], [hosts[node] for node in self.leaving])
 
 
 class OwnLink:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from msrun.cluster.connection import Connection
-from msrun.cluster.hosts import HostRequest, Refused, other_protocol
+from msrun.cluster.hosts import WRONG_KEY, HostRequest, NoKey, Refused, other_protocol
 from msrun.cluster.messages import NotUnderstood
 from msrun.cluster.proof import PROTOCOL, NotProved, Seal, hello, new_nonce, read_hello
 from msrun.planning.record_json import encode_record
@@ -54,7 +54,7 @@ class Guest:
         try:
             message = self.connection.open(body)
         except NotProved:
-            raise Refused("wrong token: give all hosts the same --token_file or MSRUN_TOKEN, or none") from None
+            raise Refused(WRONG_KEY) from None
         self.knows_token = True
         return HostRequest.from_json(message.get("request"))
 
@@ -93,7 +93,8 @@ class Caller:
         """
         if body.startswith(REFUSED):
             reason = body.removeprefix(REFUSED).decode("utf-8", "replace")
-            raise Refused(f"the scheduler has refused this host: {_plain(reason)}")
+            kind = NoKey if reason == WRONG_KEY else Refused
+            raise kind(f"the scheduler has refused this host: {_plain(reason)}")
         try:
             if self._is_greeted:
                 silence_s = float(self.connection.open(body)["silence_s"])
@@ -103,7 +104,7 @@ class Caller:
             if said is None:
                 raise ValueError("it does not say hello")
         except NotProved:
-            raise Refused("the scheduler does not know this job's token: is it another job's?") from None
+            raise NoKey("the scheduler does not know this job's token: is it another job's?") from None
         except (ValueError, TypeError, KeyError) as error:
             raise Refused(f"what answers at {self.place} is no msrun scheduler: {error}") from None
         protocol, nonce = said

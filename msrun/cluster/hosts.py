@@ -21,6 +21,13 @@ class Refused(Exception):
     """A host cannot take part. The message is for the refused host and for the record."""
 
 
+class NoKey(Refused):
+    """This host does not know the key by which those of the job know each other, or not yet."""
+
+
+WRONG_KEY = "wrong token: give all hosts the same --token_file or MSRUN_TOKEN, or a --log_dir that they share"
+
+
 def other_protocol(spoken: object) -> str:
     """Return why one of another version cannot take part."""
     text = spoken if isinstance(spoken, int) else "?"
@@ -114,6 +121,16 @@ class Registry:
         self._check_gap(request, missing)
         self._requests[key] = self._by_node[request.node_rank] = request
         self.registered += request.local_worker_num
+
+    def check_late(self, request: HostRequest) -> None:
+        """Look at a host that comes while the job runs on others.
+
+        Raises:
+            Refused: it does not fit this job.
+        """
+        self._check_settings(request)
+        if request.local_worker_num > self._asked_num:
+            raise Refused(f"--local_worker_num {request.local_worker_num}: the job has {self._asked_num} workers")
 
     def remove(self, key: Hashable) -> HostRequest | None:
         """Forget a host that has gone before everybody had come; it may come again."""

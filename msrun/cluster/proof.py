@@ -4,9 +4,8 @@ Each side begins with a random nonce. Token and both nonces make two keys, one f
 every message carries an HMAC-SHA256 of its number and its bytes. So nothing is looked at that was not proved first, and
 a message is good for one connection, one direction and one place in the order.
 
-A token that the user gives (`--token_file`, MSRUN_TOKEN) keeps strangers out. Without one the token follows from what
-every host was told, the port: that keeps out mistakes, such as another program that uses the port, and nobody who
-means harm.
+The token is the user's (`--token_file`, MSRUN_TOKEN), or a random one that the scheduler's host leaves in the log
+directory for those that share it.
 """
 
 from __future__ import annotations
@@ -28,11 +27,6 @@ _HELLO = re.compile(rb'\{"type":"hello","protocol":([0-9]{1,9}),"nonce":"([0-9a-
 
 class NotProved(ValueError):
     """A message is not from one who knows the token, or is not the next of this connection."""
-
-
-def derived_token(master_port: int) -> bytes:
-    """Return the token of a job to which the user gave none."""
-    return hashlib.sha256(f"msrun job at port {master_port}".encode()).digest()
 
 
 def token_of_servers(token: str, job_id: str) -> str:

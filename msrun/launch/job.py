@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from msrun import contract
+from msrun.agent.attempt import keep_logs
 from msrun.agent.host.host_facts import read_host_facts
 from msrun.agent.logs.rotated_log import LogRotation
 from msrun.agent.observer import Observers, OwnFaults
@@ -60,6 +61,10 @@ class JobResult:
     failure: JobFailure | None
     survivors: tuple[int, ...]
     """Processes that could not be ended; empty but for hardware faults."""
+    goes_on: bool = False
+    """This was a host's part of a job that goes on on other hosts, of which it may be one."""
+    server: ForkServerHandle | None = None
+    """The fork server, for the next part; ended by the caller."""
 
     @property
     def exit_code(self) -> int:
@@ -141,6 +146,7 @@ def plan_part(
         UsageError: the rank table is wrong, or what `build_plan` raises.
     """
     node = f"-{fleet.node_rank}" if fleet else ""
+    node += f"-{spec.first_attempt}" if spec.first_attempt else ""  # what another host has left goes in its own time
     is_linked = spec.rank_table_file is not None and spec.rank_table_file.is_symlink()  # workers get a copy
     plan = build_plan(
         replace(spec, rank_table_file=None) if is_linked else spec,
@@ -248,6 +254,8 @@ def run_part(
         )
         stack.callback(shutil.rmtree, plan.run_dir, ignore_errors=True)  # made when the fork server is ready
         lock.take()
+        if spec.first_attempt:
+            keep_logs((path for path in plan.log_paths if Path(path).exists()), spec.first_attempt - 1)
         prepare_log_directory(plan)
         write_rank_table(plan, table_text)
         if spec.worker_log_dir and (spec.rank_table_file is None or table_text is not None):  # where workers read it
@@ -301,11 +309,11 @@ def run_part(
         adopt_orphans()
         result = supervisor.run(signals)
         failure = failure_of_job(plan, result)
-        problem = write_failure(plan, failure) if failure else ""
+        problem = write_failure(plan, failure) if failure and not supervisor.goes_on else ""
         if problem := describe_removed(Path(plan.log_dir), folder) or problem:
             display.say(problem)
         display.finish(failure, result.last.membership, len(result.attempts) - 1)
-        return JobResult(plan, failure, result.survivors)
+        return JobResult(plan, failure, result.survivors, supervisor.goes_on, supervisor.take_server())
 
 
 def _own_link(plan: LaunchPlan) -> OwnLink:

@@ -6,25 +6,29 @@ The host with the scheduler leads the job as a launcher over SSH does; every oth
 from __future__ import annotations
 
 import contextlib
+import secrets
 import selectors
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msrun import contract
+from msrun.agent.logs.own_file import read_end
 from msrun.agent.pause import stop_this_process
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.connection import Connection
 from msrun.cluster.handshake import Caller
-from msrun.cluster.hosts import HostRequest
-from msrun.cluster.proof import PROTOCOL, derived_token
+from msrun.cluster.hosts import HostRequest, NoKey
+from msrun.cluster.proof import PROTOCOL
 from msrun.cluster.rendezvous import UnresolvedName, resolve_address
-from msrun.errors import RendezvousTimeout, interruption
+from msrun.errors import RendezvousTimeout, UsageError, interruption
 from msrun.launch.console import say
 from msrun.launch.directory.jobs import new_job_id, of_job
-from msrun.launch.job import JobResult, check_part, job_signals, look_at_host
+from msrun.launch.directory.log_directory import write_private
+from msrun.launch.job import JobResult, check_part, job_signals, look_at_host, plan_dry_run
 from msrun.launch.job_hosts import table_digest
 from msrun.launch.rendezvous import has_scheduler, open_port
 from msrun.planning.mindspore import settle_mindspore
@@ -33,11 +37,10 @@ from msrun.planning.spec import LaunchSpec
 if TYPE_CHECKING:  # loaded for jobs with --tls_config
     from msrun.cluster.tls.identity import Side, TlsIdentity
 
-WEAK_KEY = (
-    "weak key: without --token_file, MSRUN_TOKEN or --tls_config it follows from port {port}, and whoever reaches that "
-    "could join or end the job"
-)
 NAME_RETRY_S = 1.0
+KEY_S = 5.0
+"""How long the key that a host has may be that of an earlier job, or none: a shared disk shows a new file late."""
+MAX_KEY_BYTES = 4096
 NAME_LINE_S = 5.0
 
 
@@ -72,7 +75,7 @@ def run_joined_job(
             tell(warning)
         master_addr = find_master(spec, signals, heed, tell)
         place = (master_addr, spec.meeting_port)
-        token = spec.token.encode() or derived_token(spec.meeting_port)
+        key = JobKey(spec)
 
         def request(address: str) -> HostRequest:
             own = spec.stands_for.address if spec.stands_for else address
@@ -84,8 +87,7 @@ def run_joined_job(
             from msrun.launch.fleet.joined_hosts import JoinedHosts
             from msrun.launch.fleet.starts import run_fleet_job
 
-            if not (spec.token or spec.tls):
-                tell(WEAK_KEY.format(port=spec.meeting_port))
+            token = stack.enter_context(key.made())
             job_id = job_id or new_job_id()
             server = _open_tls(spec, "server")
             for warning in server.warnings if server else ():
@@ -95,7 +97,9 @@ def run_joined_job(
             joined = JoinedHosts(spec, request(master_addr), job_id, place, listener, token, server, signals, tell)
             stack.enter_context(joined).meet()
             whole = joined.whole_spec()
-            return run_fleet_job(whole, caller, quiet=quiet, job_id=job_id, on_directory=on_directory, joined=joined)
+            result = run_fleet_job(whole, caller, quiet=quiet, job_id=job_id, on_directory=on_directory, joined=joined)
+            joined.call_off("the job has ended without this host", result.exit_code)
+            return result
 
         from msrun.launch.remote.dialled_part import DialledPart, dial
 
@@ -104,13 +108,69 @@ def run_joined_job(
             limit_s = max(0.0, limit_s - (time.monotonic() - begin))
 
         def greet(connection: Connection, own_address: str) -> Caller:
-            return Caller(connection, token, f"{place[0]}:{place[1]}", lambda: request(own_address))
+            return Caller(connection, key.read(), f"{place[0]}:{place[1]}", lambda: request(own_address))
 
-        connection, silence_s = dial(place, greet, tls, signals, heed, tell, limit_s)
+        retry_s = 0.0 if key.is_given else KEY_S
+        connection, silence_s = dial(place, greet, tls, signals, heed, tell, limit_s, retry_s=retry_s)
         part = stack.enter_context(DialledPart(spec, connection, silence_s, signals, place))
         tell("registered with the scheduler" + (f" through {connection.tls_version}" if tls else ""))
-        message = part.await_job(heed, tell)
-        return part.run(message, caller, quiet=quiet, on_directory=on_directory, say=tell)
+        while (own := part.await_part(heed, tell)) is not None:
+            result = part.run(own, caller, quiet=quiet, on_directory=on_directory, say=tell)
+            if not result.goes_on:
+                return result
+        return JobResult(plan_dry_run(spec, caller), None, ())  # nobody has needed this host
+
+
+class JobKey:
+    """What the hosts of a job know each other by: the user's token, or a random one in a log directory that they share.
+
+    With TLS alone their certificates say who they are.
+    """
+
+    def __init__(self, spec: LaunchSpec) -> None:
+        self._given = spec.token.encode() or (b"tls" if spec.tls else b"")
+        self.path = spec.log_dir / f".meeting_{spec.meeting_port}"
+
+    @property
+    def is_given(self) -> bool:
+        """Whether nothing has to be read."""
+        return bool(self._given)
+
+    @contextlib.contextmanager
+    def made(self) -> Iterator[bytes]:
+        """Give the key on the scheduler's host, where the others find it until the end.
+
+        Raises:
+            UsageError: the log directory cannot be written.
+        """
+        if self._given:
+            yield self._given
+            return
+        key = secrets.token_hex(32)
+        try:
+            self.path.parent.mkdir(mode=contract.DIRECTORY_MODE, parents=True, exist_ok=True)
+            write_private(self.path, key)
+        except OSError as error:
+            raise UsageError(f"--log_dir {self.path.parent}: cannot write {self.path} ({error.strerror})") from None
+        try:
+            yield key.encode()
+        finally:
+            if read_end(self.path, len(key)) == key.encode():
+                self.path.unlink(missing_ok=True)
+
+    def read(self) -> bytes:
+        """Return the key on another host.
+
+        Raises:
+            Refused: there is none, or not yet.
+        """
+        key = self._given or read_end(self.path, MAX_KEY_BYTES)
+        if not key:
+            raise NoKey(
+                f"no key of this job: {self.path} is not there; give --token_file or MSRUN_TOKEN on all hosts, or a "
+                "--log_dir that they share"
+            )
+        return key
 
 
 def _open_tls(spec: LaunchSpec, side: Side) -> TlsIdentity | None:

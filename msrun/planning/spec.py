@@ -299,6 +299,9 @@ class LaunchSpec(JobTerms):
     """How few hosts may run the job when some are lost; 0 = the job ends when it loses one."""
     join_window_s: float = 30.0
     """How long more hosts may take to come by themselves once `min_hosts` have."""
+    rescale_now: bool = False
+    """Whether the job starts again at once for a host that has come while it runs; else it is used from the next
+    restart on."""
     first_attempt: int = 0
     """How often the job was started before, on other hosts."""
     forward_env: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from asked_cases import one_fast
 from fleet import FleetRunner
-from job_runner import WORKER_IMPORTS, JobRunner, Running, wait_until
+from job_runner import WORKER_IMPORTS, JobRunner, Running
 from rehearsal import Rehearsals
 from ssh_net import SshNet
 
@@ -51,12 +51,9 @@ def records(rehearsals: Rehearsals, job: Running, attempt: int, count: int) -> l
     return [json.loads(path.read_text()) for path in paths]
 
 
-def kill_agent(rehearsals: Rehearsals, attempt: int, node_rank: int) -> None:
-    """Kill the agent of a host of this attempt."""
-    mark = f"r{attempt}" if attempt else ""
-    pattern = f"msrun-spool-*-????????{mark}-{node_rank}/agent.pid"
-    (path,) = wait_until(lambda: [*rehearsals.runner.temporary.glob(pattern)], "the agent")
-    os.kill(int(path.read_text().split()[0]), signal.SIGKILL)
+def kill_agent(rehearsals: Rehearsals, number: int) -> None:
+    """Kill an agent, by its number among all of the job: hosts that stay keep theirs."""
+    os.kill(rehearsals.agent(number), signal.SIGKILL)
 
 
 def test_spare_host_takes_the_place_of_a_lost_one(rehearsals: Rehearsals, script: Path) -> None:
@@ -64,10 +61,12 @@ def test_spare_host_takes_the_place_of_a_lost_one(rehearsals: Rehearsals, script
     job = rehearsals.start("3x1", "--spares=1", "--max_restarts=3", script)
     first = records(rehearsals, job, 0, 2)
     assert {tuple(record["hosts"]) for record in first} == {("127.0.0.2", "127.0.0.3")}
-    kill_agent(rehearsals, 0, 0)
+    stays = rehearsals.agent(1)
+    kill_agent(rehearsals, 0)
     second = records(rehearsals, job, 1, 2)
     assert {tuple(record["hosts"]) for record in second} == {("127.0.0.3", "127.0.0.4")}
     assert [record["TORCHELASTIC_MAX_RESTARTS"] for record in first + second] == ["3"] * 4
+    assert rehearsals.agent(1) == stays, "the agent of a host that is well stays"
     (rehearsals.cwd / "go_1").touch()
     ended = job.finish()
     assert ended.code == 0, ended.stderr
@@ -134,10 +133,10 @@ def test_host_that_leaves_ends_a_job_that_has_no_other(rehearsals: Rehearsals, s
 def test_host_that_fails_twice_is_left_out_and_the_others_go_on(rehearsals: Rehearsals, script: Path) -> None:
     job = rehearsals.start("3x1", "--min_hosts=2", "--max_restarts=2", script)
     records(rehearsals, job, 0, 3)
-    kill_agent(rehearsals, 0, 1)
+    kill_agent(rehearsals, 1)
     again = records(rehearsals, job, 1, 3)
     assert again[0]["hosts"] == ["127.0.0.2", "127.0.0.4", "127.0.0.3"], "one that was lost comes last"
-    kill_agent(rehearsals, 1, 2)
+    kill_agent(rehearsals, 3)
     last = records(rehearsals, job, 2, 2)
     assert [(record["WORLD_SIZE"], record["MS_WORKER_NUM"]) for record in last] == [("2", "2")] * 2
     assert last[0]["hosts"] == ["127.0.0.2", "127.0.0.4"]
@@ -158,7 +157,7 @@ def test_job_ends_when_restarts_are_used_up(rehearsals: Rehearsals, script: Path
     job = rehearsals.start("2x1", "--min_hosts=1", "--max_restarts=1", script)
     for attempt in range(2):
         records(rehearsals, job, attempt, 2)
-        kill_agent(rehearsals, attempt, 1)
+        kill_agent(rehearsals, 1 + attempt)
     ended = job.finish()
     assert ended.code == 3
     assert "the agent was ended by SIGKILL" in ended.errors[0]
@@ -202,7 +201,7 @@ def test_interrupted_job_does_not_start_again(rehearsals: Rehearsals, script: Pa
     job = rehearsals.start("2x1", "--min_hosts=1", "--max_restarts=1", script)
     records(rehearsals, job, 0, 2)
     job.send(signal.SIGTERM)
-    kill_agent(rehearsals, 0, 1)
+    kill_agent(rehearsals, 1)
     assert job.finish().code == 143
     assert not (rehearsals.cwd / "up_1_0").exists()
     rehearsals.runner.prove_nothing_left()

@@ -132,7 +132,7 @@ class FakeOpener:
         return self._pipes.pop(entry.name)
 
     def code(
-        self, entry: HostEntry, environment: Mapping[str, str], node_rank: int, sizes: Callable[[], Mapping[str, int]]
+        self, entry: HostEntry, environment: Mapping[str, str], number: int, sizes: Callable[[], Mapping[str, int]]
     ) -> AgentCode:
         return AgentCode(b"start", b"attach", lambda: b"salvage")
 
@@ -143,9 +143,9 @@ class FakeOpener:
 class FakeLink:
     """An `AgentLink` that notes what is asked of it."""
 
-    def __init__(self, node_rank: int) -> None:
-        self.node_rank = node_rank
-        self.entry = HostEntry(f"host{node_rank}", 1)
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.entry = HostEntry(f"host{number}", 1)
         self.is_over = self.is_open = self.is_salvaging = self.has_unseen = False
         self.done: list[Any] = []
         self.listened_s = 0.0

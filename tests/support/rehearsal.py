@@ -31,12 +31,12 @@ class Rehearsals:
         """Wait until workers/wait.py has begun everywhere."""
         job.wait_for(*(self.cwd / f"ready_{rank}" for rank in range(count)))
 
-    def agent(self, node_rank: int) -> int:
-        """Return the process id of a host's agent, as it has written it down."""
+    def agent(self, number: int) -> int:
+        """Return the process id of an agent, as it has written it down; those of a first start count as their hosts."""
 
         def find() -> int:
-            paths = [*self.runner.temporary.glob(f"msrun-spool-*-{node_rank}/agent.pid")]
+            paths = [*self.runner.temporary.glob(f"msrun-spool-*-{number}/agent.pid")]
             words = paths[0].read_text().split() if paths else []
             return int(words[0]) if words else 0
 
-        return int(wait_until(find, f"the agent of host{node_rank}"))
+        return int(wait_until(find, f"agent {number}"))

@@ -10,7 +10,7 @@ Protocol, over the channel to the agent:
                       prepare {preload, start_method, run_dir, blas_threads}
                       start {processes}      stop {signum, grace_s, attempt}      signal {process_ids, signum}
                       pause {}               resume {}
-                      sweep {}               finish {}
+                      sweep {}               finish {}           rest {}
     server -> agent   ready {start_method, reason, prepare_s}      started {process_id, pid, at}
                       killed {process_ids, grace_s}
                       exited {process_id, status, peak_bytes, at}  told {attempt, not_started}
@@ -240,12 +240,14 @@ class ForkServer:
             self._send(type="swept", survivors=self._end_leftovers())
         elif kind == "finish":
             self._finish()
+            self._finished = True
+        elif kind == "rest":
+            self._rest()
         return None
 
     def _begin(self, message: Message) -> None:
         """Take what belongs to the job alone."""
         _, descriptors, _, _ = socket.recv_fds(self._passing, 1, DESCRIPTORS + 1)
-        self._passing.close()
         if len(descriptors) < DESCRIPTORS:  # the agent has gone
             self._abandon()
             return
@@ -394,8 +396,20 @@ class ForkServer:
         self._end_leftovers()
         survivors = process_control.kill_descendants(KILL_DEADLINE_S)
         shutil.rmtree(self._run_dir, ignore_errors=True)  # the agent may be killed before it does
+        self._reap()
         self._send(type="finished", survivors=survivors)
-        self._finished = True
+
+    def _rest(self) -> None:
+        """End a part of the job, and wait for the next, which begins as the first did: with what is imported."""
+        self._finish()
+        for descriptor in (*self.scheduler_fds, self.stdin_fd):
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+        self._running.clear()
+        self._waiting.clear()
+        self._held.clear()
+        self.scheduler_fds, self.stdin_fd, self._run_dir = (-1, -1), -1, ""
+        self._is_paused = self._cannot_start = False
 
     def _end_leftovers(self) -> list[int]:
         """End what workers left behind, and the parameter servers, gently first; our own processes stay.

@@ -121,7 +121,7 @@ class ForkServerHandle:
         stopped_limit_s: float = 0.0,
         stdin_fd: int = -1,
     ) -> None:
-        """Give the server its job. Once, before anything is started.
+        """Give the server its job, or the next part of it after `rest`, before anything is started.
 
         Args:
             env: see `can_serve`.
@@ -135,7 +135,8 @@ class ForkServerHandle:
         """
         changes = self._changes(env)
         self.send("begin", environment=changes, stopped_limit_s=stopped_limit_s, open_files=open_files)
-        with self._passing, contextlib.suppress(OSError):  # a server that has ended is noticed by its closed channel
+        self._env = dict(env)
+        with contextlib.suppress(OSError):  # a server that has ended is noticed by its closed channel
             more = [stdin_fd] if stdin_fd >= 0 else []
             socket.send_fds(self._passing, [b"f"], [log_fd, scheduler_fd, listener_fd, *more])
 

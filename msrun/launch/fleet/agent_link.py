@@ -1,7 +1,7 @@
 """The launcher's end of its connection to one agent: opens it, opens it again when it breaks, and loses no message.
 
 The event loop moves the bytes of all hosts; what has to wait is done by its other threads, so that a slow or dead host
-holds up nobody. What the agent says goes into the launcher's inbox as `{"node": node_rank, ...message}`. Of its own a
+holds up nobody. What the agent says goes into the launcher's inbox as `{"node": number, ...message}`. Of its own a
 link posts
     opened {seconds, at}          the host is reached; `at` is this clock's time
     cut {reason} / resumed {}     the connection broke; a new one was made
@@ -44,7 +44,7 @@ class AgentLink:
 
     def __init__(
         self,
-        node_rank: int,
+        number: int,
         entry: HostEntry,
         open_pipe: Callable[[float | None], AgentPipe],
         code: AgentCode,
@@ -59,6 +59,7 @@ class AgentLink:
     ) -> None:
         """
         Args:
+            number: of this connection among all that the job makes.
             open_pipe: opens a pipe before a moment of `clock`, None = in the usual time; raises ClusterError.
             job: what the agent is told first; None where it waits for whatever comes.
             take_first: called by the loop's thread, with every message; True when it is done with.
@@ -67,7 +68,7 @@ class AgentLink:
         """
         self._has_dialled = has_dialled
         self._clock = clock
-        self.node_rank = node_rank
+        self.number = number
         self.entry = entry
         self.address = ""
         """Numeric, as it is reached from here; empty until it is known."""
@@ -211,7 +212,7 @@ class AgentLink:
         channel.stop(partial(channel.on_end, channel))
 
     def _post(self, kind: str, **fields: object) -> None:
-        self._inbox.post({"type": kind, "node": self.node_rank, **fields})
+        self._inbox.post({"type": kind, "node": self.number, **fields})
 
     def _end(self, reason: str, exit_status: int | None, stderr: str = "") -> None:
         with self._lock:
@@ -400,7 +401,7 @@ class AgentLink:
         elif self._ledger.take(message) and not self._take_first(message):
             turn = self._inbox.turns
             self._posted, self._turn = self._posted + 1 if turn == self._turn else 1, turn
-            self._inbox.post({**message, "node": self.node_rank})
+            self._inbox.post({**message, "node": self.number})
 
     def _has_room(self) -> bool:
         return self._posted < MAX_UNREAD or self._turn != self._inbox.turns

@@ -51,7 +51,13 @@ class Agents:
             silence_s: how long launcher and host may hear nothing of each other.
         """
         self._clock = clock
-        self.links: list[AgentLink] = []
+        self._links: list[AgentLink] = []
+        self._nodes: dict[int, int] = {}
+        """Number of a link -> node_rank."""
+        self.aside: dict[str, Callable[[int, Message], None]] = {}
+        """Message type -> what is called with the number of a link that is none of them."""
+        self.others: list[AgentLink] = []
+        """Of hosts that were of an earlier start, or wait for a later one."""
         self.has_begun = False
         """Agents have been told to start; a signal then is theirs to obey."""
         self.is_abandoned = False
@@ -71,29 +77,38 @@ class Agents:
         self.stop_self: Callable[[], None] = stop_this_process
         """What Ctrl-Z does to this process."""
 
+    @property
+    def links(self) -> list[AgentLink]:
+        """Those of the hosts of this start, in the order of their node_rank."""
+        return self._links
+
+    @links.setter
+    def links(self, links: list[AgentLink]) -> None:
+        self._links = links
+        self._nodes = {link.number: node for node, link in enumerate(links)}
+
+    def node_of(self, number: int) -> int:
+        """Return the node_rank of the host of a link; OF_LAUNCHER: it is none of this start. For any thread."""
+        return self._nodes.get(number, OF_LAUNCHER)
+
     def close(self) -> None:
         """Let all agents go, and wait a moment for them."""
         deadline = time.monotonic() + CLOSE_S
-        for link in self.links:
+        links = [*self.links, *self.others]
+        for link in links:
             link.dismiss()
         with contextlib.suppress(KeyboardInterrupt):
-            while time.monotonic() < deadline and any(link.is_open for link in self.links):
+            while time.monotonic() < deadline and any(link.is_open for link in links):
                 with selectors.DefaultSelector() as selector:
                     selector.register(self._inbox, selectors.EVENT_READ)
                     selector.select(max(0.0, deadline - time.monotonic()))
                 self._inbox.take()
             late = time.monotonic() + 2 * SALVAGE_S
-            while time.monotonic() < late and any(link.is_salvaging for link in self.links):
+            while time.monotonic() < late and any(link.is_salvaging for link in links):
                 time.sleep(0.01)
-        for link in self.links:
+        for link in links:
             link.close()
         self._loop.close(deadline + CLOSE_S)
-
-    def start(self, links: list[AgentLink]) -> None:
-        """Connect to all hosts, in the background."""
-        self.links = links
-        for link in links:
-            link.start()
 
     def tell_all(self, kind: str, **fields: object) -> None:
         """Tell every agent that runs."""
@@ -156,12 +171,12 @@ class Agents:
     @property
     def shares(self) -> int:
         """In how many shares the hosts get their signs of life."""
-        return max(1, -(-len(self.links) // SHARE_HOSTS))
+        return max(1, -(-(len(self.links) + len(self.others)) // SHARE_HOSTS))
 
     def beat_share(self) -> None:
         """Give the next share of the hosts a sign of life, and look for theirs."""
         self._turn = (self._turn + 1) % self.shares
-        for link in self.links[self._turn :: self.shares]:
+        for link in [*self.links, *self.others][self._turn :: self.shares]:
             link.beat(self._beat_s)
 
     def _deliver(
@@ -172,14 +187,19 @@ class Agents:
         on_fault: Callable[[Exception], None] | None,
     ) -> None:
         """Pass a message on; a host whose words cannot be understood is given up, and the others go on."""
-        kind, node = message["type"], message["node"]
+        kind, number = message["type"], message["node"]
+        node = self._nodes.get(number, OF_LAUNCHER)
+        if node == OF_LAUNCHER != number:
+            if handler := self.aside.get(kind):
+                handler(number, message)
+            return
         try:
             if handler := handlers.get(kind) or self.always.get(kind):
                 handler(node, message)
             elif kind in LOSSES and node == OF_LAUNCHER:
-                raise self.explain_loss(message)
+                raise self.explain_loss(message, node)
             elif kind in LOSSES and on_loss:
-                on_loss(node, self.explain_loss(message))
+                on_loss(node, self.explain_loss(message, node))
         except MsrunError:
             raise
         except Exception as error:
@@ -192,14 +212,14 @@ class Agents:
             why = f"its agent says what cannot be understood ({type(error).__name__}: {error})"
             link.give_up(f"{link.entry.name}: {why}; install the same msrun there")
 
-    def explain_loss(self, message: Message) -> MsrunError:
+    def explain_loss(self, message: Message, node: int) -> MsrunError:
         """Return why a host cannot take part: what its agent says, or how it has ended of which more was expected."""
         if message["type"] in ("error", "fault"):
             kind = UsageError if message.get("exit_code") == contract.EXIT_USAGE else ClusterError
             return kind(str(message.get("text")))
         if message.get("exit_status") is None:
             return ClusterError(str(message["reason"]))
-        entry = self.links[message["node"]].entry
+        entry = self.links[node].entry
         return explain_agent_end(message["exit_status"], message.get("stderr", ""), entry)
 
     def _heed_signals(self) -> None:

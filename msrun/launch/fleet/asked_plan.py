@@ -47,10 +47,10 @@ def ask_for_plan(spec: LaunchSpec, caller: Mapping[str, str], *, quiet: bool) ->
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(SignalPipe())
         opener = HostOpener(spec, job_id, tell)
-        preparation = Preparation(spec, caller, job_id, opener, signals, None, None, tell)
+        preparation = Preparation(spec, caller, job_id, opener, signals, None, tell)
         agents = stack.enter_context(preparation)
-        ready = preparation.run()
-        hosts, notes, target = _ask(spec, agents, ready)
+        ready = preparation.run(spec, None)
+        hosts, notes, target = _ask(spec, job_id, agents, ready)
         for warning in ready.warnings:
             tell(warning)
     forwarded = forwarded_environment(caller, spec.forward_env)
@@ -59,7 +59,9 @@ def ask_for_plan(spec: LaunchSpec, caller: Mapping[str, str], *, quiet: bool) ->
     return decode_record(LaunchPlan, json.loads(json.dumps(encode_record(plan)).replace(job_id, PLANNED_JOB)))
 
 
-def _ask(spec: LaunchSpec, agents: Agents, ready: ReadyHosts) -> tuple[dict[int, HostPlan], dict[int, list[str]], str]:
+def _ask(
+    spec: LaunchSpec, job_id: str, agents: Agents, ready: ReadyHosts
+) -> tuple[dict[int, HostPlan], dict[int, list[str]], str]:
     """Return what each host would run, what is to be known of that, and the device target."""
     hosts: dict[int, HostPlan] = {}
     notes: dict[int, list[str]] = {}
@@ -71,16 +73,15 @@ def _ask(spec: LaunchSpec, agents: Agents, ready: ReadyHosts) -> tuple[dict[int,
         notes[node] = [str(note) for note in message["notes"]]
         targets.append(str(message["target"]))
 
-    same = ready.told(spec, spec.master_port)
-    for link in agents.links:
-        link.send("plan", **same, use_shared=link.node_rank in ready.shared)
+    for link, part in zip(agents.links, ready.parts(spec, job_id, spec.master_port), strict=True):
+        link.send("plan", part=encode_record(part))
     agents.hear(
         lambda: len(hosts) == len(agents.links) or bool(faults),
         {"planned": take},
         deadline=time.monotonic() + ANSWER_S,
         on_loss=lambda _, error: faults.append(error),
     )
-    silent = [link.entry.name for link in agents.links if link.node_rank not in hosts]
+    silent = [link.entry.name for node, link in enumerate(agents.links) if node not in hosts]
     if faults or silent:
         raise faults[0] if faults else ClusterError(f"{silent[0]}: no plan of its part within {ANSWER_S:g} s")
     return hosts, notes, targets[0]
@@ -100,11 +101,9 @@ def check_fleet(spec: LaunchSpec, caller: Mapping[str, str], *, quiet: bool) -> 
         signals = stack.enter_context(SignalPipe())
         job_id = new_job_id()
         opener = HostOpener(spec, job_id, lambda text: say(text, quiet=quiet))
-        preparation = Preparation(
-            spec, caller, job_id, opener, signals, None, None, lambda text: say(text, quiet=quiet)
-        )
+        preparation = Preparation(spec, caller, job_id, opener, signals, None, lambda text: say(text, quiet=quiet))
         stack.enter_context(preparation)
-        preparation.look()
+        preparation.look(spec)
     findings = order_findings([*inspect_launcher(spec, caller), *preparation.findings])
     return exit_code_of_findings(findings), render_fleet_findings(findings, spec.host_entries, quiet=quiet)
 

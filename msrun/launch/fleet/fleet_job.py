@@ -16,7 +16,7 @@ from pathlib import Path
 from msrun import contract
 from msrun.agent.observer import Observers, OwnFaults
 from msrun.cluster.coordinator import REPORTS, Coordinator
-from msrun.cluster.failure import JobFailure, fault_of_job, merge_failures, read_failure, read_report
+from msrun.cluster.failure import JobFailure, fault_of_job, merge_failures, read_failure
 from msrun.cluster.membership import RestartPolicy
 from msrun.cluster.messages import Message
 from msrun.errors import ClusterError, MsrunError, UsageError
@@ -34,9 +34,10 @@ from msrun.launch.job_display import JobDisplay
 from msrun.launch.preflight.fleet_checks import FAR_SKEW_S, describe_skew
 from msrun.launch.rank_table_file import write_rank_table
 from msrun.launch.terminal import UserTerminal
+from msrun.planning.hosts.assignment import HostPool
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.ranks import count_workers
-from msrun.planning.record_json import decode_record
+from msrun.planning.record_json import decode_record, encode_record
 from msrun.planning.spec import LaunchSpec
 
 TICK_S = 0.2
@@ -60,6 +61,7 @@ class FleetRun:
         *,
         quiet: bool,
         earlier: Sequence[dict[str, int | float | str]] = (),
+        pool: HostPool | None = None,
         terminal: UserTerminal | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -67,6 +69,7 @@ class FleetRun:
         Args:
             forwarded: variables that the hosts got from here.
             earlier: the attempts on other hosts, as `JobFailure` has them.
+            pool: as `Coordinator`.
             terminal: it, or standard input, belongs to a rank; closed by the caller.
         """
         self.attempts = list(earlier)
@@ -86,17 +89,17 @@ class FleetRun:
         self._target = ""
         self._results: dict[int, JobFailure | None] = {}
         self._survivors: list[int] = []
-        self.lost: dict[int, str] = {}
-        """Hosts that have gone without a result, cannot start again or leave, and why."""
-        self.leaving: set[int] = set()
-        """Those of them whose agent got a signal: a reboot, a drained node. They are not started on again."""
+        self.late_losses: set[int] = set()
+        """Hosts that were lost when it was decided already on which ones the job goes on."""
+        self.end_reason = ""
+        """Why the job has ended on these hosts, where it goes on elsewhere."""
         self._ended: set[int] = set()
         """Hosts of which nothing more is to come."""
         self._fault: MsrunError | None = None
         """A host was lost, or the launcher could not do its part: the first of that."""
         self._give_up_at: float | None = None
-        self._begun, self._restarted_at = 0, 0.0
-        """The last attempt that has workers, and when hosts were told to begin the newest one (s since the epoch)."""
+        self._restarted_at = 0.0
+        """When hosts were told to begin the newest attempt (s since the epoch)."""
         self._plan: LaunchPlan | None = None
         self._started_at = self._clock()
         self._display: JobDisplay | None = None
@@ -104,7 +107,8 @@ class FleetRun:
         if terminal is not None:
             agents.stop_self = terminal.stop_process
         self._ranks = ranks_of_hosts(spec)
-        self._coordinator = Coordinator(job_id, self._ranks, RestartPolicy.of(spec), has_begun=spec.first_attempt > 0)
+        policy, has_begun = RestartPolicy.of(spec), spec.first_attempt > 0
+        self.coordinator = Coordinator(job_id, self._ranks, policy, has_begun=has_begun, pool=pool)
         self._observers = Observers([events], faults)
         self._record = FleetRecord(self._ranks, self._observers)
 
@@ -118,21 +122,16 @@ class FleetRun:
         self._on_directory = on_directory
         self._started_at = self._clock()
         address, port = ready.master
-        agents.has_begun, same = True, ready.told(self._spec, port)
-        for link in agents.links:
+        agents.has_begun, parts = True, ready.parts(self._spec, self._job_id, port)
+        for link, part in zip(agents.links, parts, strict=True):
             link.begin()
-            own = {"job_id": self._job_id, "node_rank": link.node_rank}
-            link.send("run", **same, **own, use_shared=link.node_rank in ready.shared)
+            link.send("run", part=encode_record(part))
         self._events.note("agents_started", {"hosts": len(agents.links), "master": f"{address}:{port}"})
 
-    def finish(self, can_go_on: Callable[[], bool] = lambda: False) -> JobResult | None:
-        """Wait until every host has ended its part, and return how the job ended; None when it goes on elsewhere.
-
-        Args:
-            can_go_on: asked when hosts are in `lost`: whether the job starts again without them.
-        """
+    def finish(self) -> JobResult | None:
+        """Wait until every host has ended its part, and return how the job ended; None when it goes on elsewhere."""
         self._hear(self._is_over)
-        if self.lost and self._agents.interrupt is None and can_go_on():
+        if self.coordinator.goes_on and self._agents.interrupt is None:
             self._end_attempt()
             return None
         return self._conclude()
@@ -145,7 +144,7 @@ class FleetRun:
     @property
     def restarts(self) -> int:
         """How often the job has started again, on other hosts before and on these."""
-        return self._spec.first_attempt + self._begun
+        return self._spec.first_attempt + self.coordinator.begun
 
     def set_logs_aside(self) -> None:
         """Rename the logs of an attempt after which the job goes on elsewhere, and keep the plan that names its ranks.
@@ -237,17 +236,10 @@ class FleetRun:
         orders = []
         if message["type"] == "ready" and (skew := self._describe_skew(float(message["clock_s"]))):
             name = self._spec.host_entries[node_rank].name
-            orders = self._coordinator.unfit(f"{name}: cannot start again: {skew}; start chrony or ntpd there")
-        orders = orders or self._coordinator.hear(node_rank, message)
-        report = self._coordinator.report
-        if orders and orders[0]["type"] == "stop" and report is not None and report.is_unfit:
-            self.lost[node_rank] = report.failure.reason
-        elif (
-            message["type"] == "failed" and (own := read_report(message["report"])).signum
-        ):  # several may leave at once
-            self.lost[node_rank] = own.failure.reason
-            self.leaving.add(node_rank)
-        self._give(orders)
+            reason = f"{name}: cannot start again: {skew}; start chrony or ntpd there"
+            orders = self.coordinator.unfit(node_rank, reason)
+        self.coordinator.may_go_on = self._agents.interrupt is None
+        self._give(orders or self.coordinator.hear(node_rank, message))
 
     def _describe_skew(self, clock_s: float) -> str:
         return describe_skew(clock_s - time.time(), clock_s - self._restarted_at, FAR_SKEW_S)
@@ -270,10 +262,7 @@ class FleetRun:
 
     def _on_broken(self, node_rank: int, message: Message) -> None:
         """The agent has ended before its time; what it has left is fetched before it is lost."""
-        loss = self._agents.explain_loss(message)
-        if node_rank not in self._ended and node_rank not in self._results:
-            self.lost[node_rank] = str(loss)
-        self._lose(node_rank, loss)
+        self._lose(node_rank, self._agents.explain_loss(message, node_rank))
 
     def _on_lost(self, node_rank: int, message: Message) -> None:
         self._on_broken(node_rank, message)
@@ -285,7 +274,9 @@ class FleetRun:
             return
         self._note_fault(fault)
         self._record.lost(node_rank)
-        self._give(self._coordinator.lost(node_rank, str(fault), fault.exit_code))
+        if self.coordinator.goes_on and node_rank not in self.coordinator.losses:
+            self.late_losses.add(node_rank)
+        self._give(self.coordinator.lost(node_rank, str(fault), fault.exit_code))
 
     # -- what hosts are told ------------------------------------------------------------------------------------------
 
@@ -295,8 +286,6 @@ class FleetRun:
             self._agents.tell_all(order["type"], **{name: order[name] for name in order if name != "type"})
             if order["type"] == "stop":
                 self._limit_end()
-            elif order["type"] == "start":
-                self._begun = order["attempt"]
             elif order["type"] == "restart":
                 self._give_up_at, self._restarted_at = None, time.time()
                 number = order["attempt"] + self._spec.first_attempt
@@ -305,10 +294,14 @@ class FleetRun:
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
+    def regroup(self, reason: str) -> None:
+        """Start again at once, on the hosts that have come by now."""
+        self._give(self.coordinator.regroup(reason))
+
     def _fail(self, fault: MsrunError) -> None:
         """The launcher cannot do its part."""
         self._note_fault(fault)
-        self._give(self._coordinator.fail(str(fault), fault.exit_code))
+        self._give(self.coordinator.fail(str(fault), fault.exit_code))
 
     def _note_fault(self, fault: MsrunError) -> None:
         if self._fault is None:
@@ -322,16 +315,17 @@ class FleetRun:
     def _tick(self) -> None:
         now = self._clock()
         if self._agents.interrupt is not None:
+            self.coordinator.may_go_on = False
             self._limit_end()
         if self._give_up_at is not None and now >= self._give_up_at:
             self._give_up()
         self._observers.tick(self._record.membership)
 
     def _give_up(self) -> None:
-        for link in self._agents.links:
-            if link.node_rank not in self._ended:
-                self._lose(link.node_rank, ClusterError(f"{link.entry.name}: did not end its part of the job in time"))
-                self._ended.add(link.node_rank)
+        for node, link in enumerate(self._agents.links):
+            if node not in self._ended:
+                self._lose(node, ClusterError(f"{link.entry.name}: did not end its part of the job in time"))
+                self._ended.add(node)
 
     def _note_attempt(self, number: int, reason: str) -> None:
         now = self._clock()
@@ -343,8 +337,12 @@ class FleetRun:
 
     def _end_attempt(self) -> None:
         """Say that the job goes on elsewhere."""
-        ranks = sorted(rank for node in self.lost for rank in self._ranks[node])
-        reason = "; ".join(self.lost.values())
+        lost, report = self.coordinator.losses, self.coordinator.report
+        ranks = sorted(rank for node in lost for rank in self._ranks[node])
+        reason = "; ".join(lost.values()) or (report.failure.reason if report else "")
+        if not lost and report:
+            ranks = [worker.global_rank for worker in report.failure.guilty]
+        self.end_reason = reason
         self._note_attempt(self.restarts, reason)
         self._events.note(
             "restarting", {"attempt": self.restarts + 1, "delay_s": 0.0, "reason": reason, "global_ranks": ranks}
@@ -371,7 +369,7 @@ class FleetRun:
 
     def _find_failure(self) -> JobFailure | None:
         """Return why the job failed; that the user has ended it comes before everything."""
-        interrupt, report = self._agents.interrupt, self._coordinator.report
+        interrupt, report = self._agents.interrupt, self.coordinator.report
         found = [failure for _, failure in sorted(self._results.items()) if failure is not None]
         if interrupt is not None:
             failure = fault_of_job(self._job_id, str(interrupt), interrupt.exit_code)

@@ -11,8 +11,8 @@ import itertools
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from msrun import __version__, contract
@@ -39,13 +39,15 @@ from msrun.launch.transport.event_loop import EventLoop
 from msrun.launch.transport.pipe import AgentPipe, LocalPipe, agent_argv
 from msrun.launch.transport.sealed import SealedPipe
 from msrun.planning.host_assignment import HostAssignment
+from msrun.planning.hosts.assignment import HostPool, assign_hosts
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.ranks import count_workers
 from msrun.planning.record_json import encode_record
 from msrun.planning.spec import LaunchSpec
 
-if TYPE_CHECKING:  # loaded for jobs with --tls_config
-    from msrun.cluster.tls.identity import TlsIdentity
+if TYPE_CHECKING:
+    from msrun.cluster.tls.identity import TlsIdentity  # loaded for jobs with --tls_config
+    from msrun.launch.fleet.fleet_job import FleetRun
 
 WAITING_LINE_S = 5.0
 LOOK_S = 0.5
@@ -88,9 +90,19 @@ class JoinedHosts:
             "knock": lambda _, message: self._on_knock(message["stranger"], message["request"]),
             "note": lambda _, message: self._on_note(message["text"]),
         }
+        self.agents.aside = {"lost": self._on_gone}
         self._registry = Registry(spec.worker_num, spec.max_restarts, spec.table_hosts, table_digest(spec.table_hosts))
-        self._links: dict[int, tuple[AgentLink, HostRequest]] = {}
-        """Hosts that have come, by the number that they get at first: the order of their coming."""
+        self._links: dict[int, AgentLink] = {}
+        """Those to hosts that have come, by their numbers: the order of their coming."""
+        self._places: dict[HostEntry, _Place] = {}
+        """Hosts of the job, and those that wait for its next start, once all have come."""
+        self._folders = itertools.count()
+        self.pool: HostPool
+        """Of the same hosts."""
+        self.run_of_job: FleetRun | None = None
+        """The start that runs now."""
+        self.failed_nodes: set[int] = set()
+        """Hosts of the start that `run` was to make ready which have gone."""
         self._numbers = itertools.count()
         self.hosts: tuple[HostAssignment, ...] = ()
         """All of them, in the order of their node_rank, once the last has come."""
@@ -113,7 +125,9 @@ class JoinedHosts:
         if error is not None and not self.agents.has_begun:
             code = error.exit_code if isinstance(error, MsrunError) else 1
             reason = str(error) if isinstance(error, PeerFailed) else f"the scheduler's host gave up: {error}"
-            self.agents.tell_all("called_off", reason=reason, exit_code=code)
+            self.agents.others += self.agents.links
+            self.agents.links = []
+            self.call_off(reason, code)
         self._gate.close()
         self.agents.close()
         if self._open_files:
@@ -133,7 +147,14 @@ class JoinedHosts:
         self._inbox.post({"type": "note", "node": OF_LAUNCHER, "text": text})
 
     def _take_first(self, link: AgentLink, message: Message) -> bool:
-        return self.logs is not None and self.logs.take(link.node_rank, link.entry.name, message)
+        node = self.agents.node_of(link.number)
+        return self.logs is not None and node != OF_LAUNCHER and self.logs.take(node, link.entry.name, message)
+
+    def call_off(self, reason: str, exit_code: int) -> None:
+        """Tell hosts that have no part in the job that they will have none."""
+        for link in self.agents.others:
+            if not link.is_over:
+                link.send("called_off", reason=reason, exit_code=exit_code)
 
     # -- until all have come ------------------------------------------------------------------------------------------
 
@@ -160,7 +181,7 @@ class JoinedHosts:
         try:
             is_all = self.agents.hear(
                 self._are_enough,
-                {"lost": self._on_gone},
+                {},
                 deadline=time.monotonic() + limit_s if limit_s >= 0 else None,
                 every=(min(WAITING_LINE_S, max(LOOK_S, spec.join_window_s)), self._tell_missing),
             )
@@ -187,13 +208,18 @@ class JoinedHosts:
     def _tell_missing(self) -> None:
         text = self._registry.describe()
         self._say(text)
-        self.agents.tell_all("waiting", text=text)
+        for link in self.agents.others:
+            link.send("waiting", text=text)
 
     def _on_knock(self, stranger: Stranger, request: HostRequest) -> None:
         """Somebody who knows the token wants to take part."""
         number = next(self._numbers)
+        is_late = bool(self.hosts)
         try:
-            self._registry.add(number, request)
+            if is_late and self._spec.min_hosts:
+                self._registry.check_late(request)
+            else:
+                self._registry.add(number, request)
         except Refused as error:
             self._gate.refuse(stranger, str(error))
             return
@@ -202,10 +228,19 @@ class JoinedHosts:
         self._say(f"{request.describe()} registered with {count_workers(request.local_worker_num)}")
         pipe = SealedPipe(stranger.guest.connection, request.address)
         entry = HostEntry(request.describe(), request.local_worker_num, address=request.address, has_come=True)
+        entry = replace(entry, device_ids=tuple(range(entry.slots)))
+        if is_late:
+            entry = replace(entry, name=f"host {number} {request.describe()}")
         link = self._link(number, entry, _given_once(pipe, entry.name), NO_CODE, None)
-        self._links[number] = link, request
-        self.agents.links.append(link)
+        self._links[number] = link
+        self.agents.others.append(link)
         link.start()
+        if is_late:
+            self._places[entry] = _Place(link, request.name, request.address, next(self._folders))
+            self.pool.add(entry)
+            link.send("waiting", text="the job runs; this host is used from its next start on")
+            if self._spec.rescale_now and self.run_of_job is not None and self.pool.can_grow:
+                self.run_of_job.regroup(f"{entry.name} has come (--rescale now)")
 
     def _link(
         self,
@@ -230,39 +265,32 @@ class JoinedHosts:
         return link
 
     def _on_gone(self, number: int, message: Message) -> None:
-        """A host has gone before all had come."""
-        if self._registry.remove(number) is not None:
+        """A host has gone that is not of the job, or not yet."""
+        link = self._links.pop(number, None)
+        if link is None:
+            return
+        self.agents.others.remove(link)
+        if self._registry.remove(number) is not None and not self.hosts:
             self._say(f"{message['reason']}; it may register again")
+        elif self._places.pop(link.entry, None) is not None:
+            self._say(f"{message['reason']}; the job did not use it")
+            self.pool.remove(link.entry)
 
     def _number(self) -> None:
-        """Give all hosts their node ranks, by which they are known from now on.
-
-        The loop's thread does it, so that what hosts say carries their old number before the mark, their new one after.
-        """
+        """Give all hosts their node ranks."""
         assignments = self._registry.assignments()
         self.hosts = tuple(sorted(assignments.values(), key=lambda assignment: assignment.node_rank))
         self.own = assignments[OWN]
         came = f"all {len(self.hosts)} hosts have come" if len(self.hosts) > 1 else "no other host has come"
         self._say(f"{came}; this is {self.own.describe()}")
-        found = [(self._links[key][0], one) for key, one in assignments.items() if isinstance(key, int)]
-
-        def number() -> None:
-            for link, assignment in found:
-                link.node_rank, link.entry = assignment.node_rank, _entry(assignment)
-            self._inbox.post({"type": "numbered", "node": OF_LAUNCHER})
-
-        is_numbered: list[bool] = []
-        gone: list[str] = []
-
-        def on_lost(_: int, message: Message) -> None:
-            gone.append(str(message["reason"]))
-
-        self._loop.call(number)
-        handlers = {"numbered": lambda *_: is_numbered.append(True), "lost": on_lost}
-        self.agents.hear(lambda: bool(is_numbered), handlers)
-        self.agents.links = [link for link, _ in sorted(found, key=lambda one: one[1].node_rank)]
-        if gone:
-            raise ClusterError(f"{gone[0]}, before the job began")
+        for key, one in sorted(assignments.items(), key=lambda item: item[1].node_rank):
+            entry, link = _entry(one), self._links[key] if isinstance(key, int) else None
+            if link is not None:
+                link.entry = entry
+            self._places[entry] = _Place(link, one.name, one.address, next(self._folders))
+        max_workers = self._spec.worker_num if self._spec.min_hosts else 0
+        own = _entry(self.own)
+        self.pool = HostPool([*self._places], (), self._spec.min_hosts, max_workers, needed=own)
 
     def whole_spec(self) -> LaunchSpec:
         """Return what is asked of all hosts together, once they have come."""
@@ -274,80 +302,104 @@ class JoinedHosts:
             master_port=spec.master_port if len(self.hosts) > 1 else 0,
             log_dir=folder_of(spec.log_dir, own.node_rank),
             host_entries=tuple(map(_entry, self.hosts)),
+            min_hosts=spec.min_hosts,
             table_hosts=self.hosts,
             server_token=token,
         )
 
-    def own_agent(self, spec: LaunchSpec, caller: Mapping[str, str], logs: LogCollector, events: EventLog) -> OwnAgent:
-        """Return this host's own agent, which is started when it is run.
+    def begin(self, caller: Mapping[str, str], events: EventLog) -> None:
+        """The log directory is known now: `events` is for whom the gate sends away, too."""
+        self._caller, self._events = caller, events
+        self._open_files = raise_open_files()
+
+    def run(self, spec: LaunchSpec, logs: LogCollector | None, lost: Collection[HostEntry] = ()) -> ReadyHosts:
+        """Return hosts that are ready, with this one's own agent.
 
         Args:
-            spec: from `whole_spec`.
-            events: of the job, whose log directory is known now: for whom the gate sends away, too.
+            spec: of this start, from `whole_spec`.
+            lost: hosts of the start before that are left.
+
+        Raises:
+            UsageError, ClusterError: the agent cannot do its part, or a host has gone; see `failed_nodes`.
+            Interrupted: a signal came.
         """
-        own, self.logs, self.folder = self.own, logs, spec.log_dir
-        self._events = events
-        self._open_files = raise_open_files()
+        agents, own, heard = self.agents, spec.node_rank, Message()
+        self.logs, self.folder, agents.has_begun, self.run_of_job = logs, spec.log_dir, False, None
+        for entry in lost:
+            if (place := self._places.pop(entry, None)) and place.link is not None:
+                self._links.pop(place.link.number, None)
+                place.link.dismiss()
+        entry = spec.host_entries[own]
+        if self._places[entry].link is None:
+            self._places[entry] = replace(self._places[entry], link=self._start_own(spec, own))
+        places = [self._places[entry] for entry in spec.host_entries]
+        known = {id(link): link for link in (*agents.links, *agents.others, *self._links.values())}
+        agents.links = [place.link for place in places if place.link is not None]
+        agents.others = [link for link in known.values() if link not in agents.links]
+        self.failed_nodes = {node for node, link in enumerate(agents.links) if link.is_over}
+        hosts = assign_hosts(spec.host_entries, spec.table_hosts)
+        hosts = tuple(
+            replace(host, name=place.name, address=place.address) for host, place in zip(hosts, places, strict=True)
+        )
+        folders = {node: place.folder for node, place in enumerate(places)}
+        if len(hosts) == 1:  # no others have come: its store serves this host alone
+            return ReadyHosts((LOOPBACK, 0), hosts, frozenset({own}), folders=folders)
+
+        def lose(node: int, error: MsrunError) -> None:
+            self.failed_nodes |= {node} if node != own else set()
+            raise error
+
+        if self.failed_nodes:
+            names = ", ".join(spec.host_entries[node].name for node in sorted(self.failed_nodes))
+            raise ClusterError(f"lost {names}, before the job began")
+        agents.links[own].send("listen", address=self.place[0], port=0)
+        handlers = {"listening": lambda node, message: heard.update(message if node == own else {})}
+        deadline = time.monotonic() + ANSWER_S
+        agents.hear(lambda: bool(heard), handlers, deadline=deadline, on_loss=lose)
+        if not heard.get("port"):
+            raise ClusterError(str(heard.get("error") or f"this host's agent says nothing for {ANSWER_S:g} s"))
+        return ReadyHosts((self.place[0], int(heard["port"])), hosts, frozenset({own}), folders=folders)
+
+    def _start_own(self, spec: LaunchSpec, node_rank: int) -> AgentLink:
+        """Start this host's own agent."""
+        number = next(self._numbers)
         job = HostJob(
             protocol=PROTOCOL,
             version=__version__,
             job_id=self._job_id,
-            node_rank=own.node_rank,
-            spec=replace(spec_of_host(spec, own), rank_table_file=spec.rank_table_file, settings=spec.settings),
-            environment=caller,
+            number=number,
+            spec=replace(spec_of_host(spec, self.own), rank_table_file=spec.rank_table_file, settings=spec.settings),
+            environment=self._caller,
             silence_s=spec.heartbeat_time_out_s,
             will_run=True,
             can_resume=False,
             is_launchers_host=True,
-            has_scheduler=True,
         )
+
+        def salvage() -> bytes:
+            return salvage_code({}, self._job_id, number, self.logs.sizes(node_rank) if self.logs else {})
+
         link = self._link(
-            own.node_rank,
-            spec.host_entries[own.node_rank],
+            number,
+            spec.host_entries[node_rank],
             lambda _: LocalPipe(agent_argv(sys.executable), "", None, self._open_files),
-            AgentCode(
-                start_code({}), b"", lambda: salvage_code({}, self._job_id, own.node_rank, logs.sizes(own.node_rank))
-            ),
+            AgentCode(start_code({}), b"", salvage),
             {"type": "job", "job": encode_record(job)},
         )
-        self.agents.links.insert(own.node_rank, link)
-        return OwnAgent(self, link)
+        link.start()
+        return link
 
 
-class OwnAgent:
-    """The agent of the host with the scheduler, with which all hosts are ready. A context that gives all agents."""
+@dataclass(frozen=True)
+class _Place:
+    """A host that has come."""
 
-    failed_nodes: frozenset[int] = frozenset()
-    """Hosts without which the job could start; none: it starts once."""
-
-    def __init__(self, joined: JoinedHosts, link: AgentLink) -> None:
-        self._joined, self._link = joined, link
-
-    def __enter__(self) -> Agents:
-        return self._joined.agents
-
-    def __exit__(self, *_: object) -> None:
-        """It ends with the other agents."""
-
-    def run(self) -> ReadyHosts:
-        """Start it, and return hosts that are ready.
-
-        Raises:
-            UsageError, ClusterError: the agent cannot do its part, or a host has gone.
-            Interrupted: a signal came.
-        """
-        joined, node_rank, heard = self._joined, self._link.node_rank, Message()
-        self._link.start()
-        if len(joined.hosts) == 1:  # no others have come: its store serves this host alone
-            return ReadyHosts((LOOPBACK, 0), joined.hosts, frozenset({node_rank}))
-        self._link.send("listen", address=joined.place[0], port=0)
-        handlers = {"listening": lambda node, message: heard.update(message if node == node_rank else {})}
-        deadline = time.monotonic() + ANSWER_S
-        joined.agents.hear(lambda: bool(heard), handlers, deadline=deadline, on_loss=lambda _, error: _raise(error))
-        if not heard.get("port"):
-            raise ClusterError(str(heard.get("error") or f"this host's agent says nothing for {ANSWER_S:g} s"))
-        master = (joined.place[0], int(heard["port"]))
-        return ReadyHosts(master, joined.hosts, frozenset({node_rank}))
+    link: AgentLink | None
+    """None: this host, whose agent has not been started."""
+    name: str
+    address: str
+    folder: int
+    """Number of its log directory."""
 
 
 def _given_once(pipe: AgentPipe, name: str) -> Callable[[float | None], AgentPipe]:
@@ -370,7 +422,3 @@ def _entry(assignment: HostAssignment) -> HostEntry:
         address=assignment.address,
         has_come=True,
     )
-
-
-def _raise(error: MsrunError) -> None:
-    raise error

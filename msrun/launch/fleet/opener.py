@@ -32,15 +32,16 @@ class HostOpener:
         self._job_id = job_id
         self._shares = share_machine(spec, os.environ) if spec.is_rehearsal else {}
         check_addresses(tuple(self._shares))
-        self._local = {entry for entry in spec.host_entries if entry.is_rehearsed or is_this_host(entry)}
+        entries = (*spec.host_entries, *spec.spares)
+        self._local = {entry for entry in entries if entry.is_rehearsed or is_this_host(entry)}
         self._shipped = pack_msrun() if spec.ship else ""
         self._connector = None
-        if len(self._local) < len(spec.host_entries):
+        if len(self._local) < len(entries):
             from msrun.launch.transport.ssh.askpass import ask_at_terminal
             from msrun.launch.transport.ssh.connector import SshConnector
 
             self._connector = SshConnector(spec.ssh, warn=warn, ask=ask_at_terminal if sys.stdin.isatty() else None)
-            self._connector.prepare(entry for entry in spec.host_entries if entry not in self._local)
+            self._connector.prepare(entry for entry in entries if entry not in self._local)
         self._open_files = raise_open_files()
 
     def can_resume(self, entry: HostEntry) -> bool:
@@ -63,19 +64,20 @@ class HostOpener:
         return self._connector.open(entry, agent_command(interpreter), deadline=end)
 
     def code(
-        self, entry: HostEntry, environment: Mapping[str, str], node_rank: int, sizes: Callable[[], Mapping[str, int]]
+        self, entry: HostEntry, environment: Mapping[str, str], number: int, sizes: Callable[[], Mapping[str, int]]
     ) -> AgentCode:
         """Return what the interpreter there runs.
 
         Args:
+            number: of the agent among all of the job.
             sizes: how much of its logs is here.
         """
         shipped = "" if entry in self._local else self._shipped
-        code = attach_code(environment, self._job_id, node_rank, shipped)
+        code = attach_code(environment, self._job_id, number, shipped)
         attach = code if self.can_resume(entry) else b""
 
         def salvage() -> bytes:
-            return salvage_code(environment, self._job_id, node_rank, sizes(), shipped)
+            return salvage_code(environment, self._job_id, number, sizes(), shipped)
 
         return AgentCode(start_code(environment, shipped), attach, salvage)
 

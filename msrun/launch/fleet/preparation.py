@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 
@@ -30,11 +31,12 @@ from msrun.launch.preflight.fleet_checks import (
 )
 from msrun.launch.preflight.host_look import ReachResult, read_sources, shown_word
 from msrun.launch.preflight.host_report import HostAnswer, HostReport
-from msrun.launch.remote.agent import HostJob
+from msrun.launch.remote.agent import HostJob, HostPart
 from msrun.launch.transport.event_loop import EventLoop
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.assignment import assign_hosts
 from msrun.planning.hosts.forwarded import explain_kept_secrets, forwarded_environment
+from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.record_json import encode_record
 from msrun.planning.spec import LaunchSpec, is_loopback
 from ranktable.files import MAX_BYTES, read_text
@@ -59,20 +61,39 @@ class ReadyHosts:
     shared: frozenset[int]
     """Node ranks of those that see the launcher's log directory."""
     warnings: tuple[str, ...] = field(default=())
+    folders: Mapping[int, int] = field(default_factory=dict)
+    """Node rank -> number of the log directory, of hosts where msrun was typed."""
 
-    def told(self, spec: LaunchSpec, master_port: int) -> dict[str, str | int]:
-        """Return what every host is told alike when it is to plan or to run its part."""
+    def parts(self, spec: LaunchSpec, job_id: str, master_port: int) -> Iterator[HostPart]:
+        """Yield what each host is told when it is to plan or to run its part, in the order of their node_rank."""
         table = None if spec.is_joined else spec.rank_table_file  # each of those has it
-        return {
-            "master_addr": self.master[0],
-            "master_port": master_port,
-            "hosts": pack_hosts(self.hosts if len(self.hosts) > 1 else ()),
-            "rank_table": pack_text(read_text(table, MAX_BYTES) if table else ""),
-        }
+        hosts = pack_hosts(self.hosts if len(self.hosts) > 1 else ())
+        text = pack_text(read_text(table, MAX_BYTES) if table else "")
+        for host, entry in zip(self.hosts, spec.host_entries, strict=True):
+            is_own = entry.has_come and host.node_rank == spec.node_rank
+            own = spec_of_host(spec, host) if is_own or not entry.has_come else None
+            if own is not None and is_own:
+                own = replace(own, rank_table_file=spec.rank_table_file, settings=spec.settings)
+            yield HostPart(
+                job_id,
+                host.node_rank,
+                own,
+                self.master[0],
+                master_port,
+                use_shared=host.node_rank in self.shared,
+                hosts=hosts,
+                rank_table=text,
+                first_attempt=spec.first_attempt,
+                max_restarts=spec.max_restarts,
+                folder=self.folders.get(host.node_rank, 0),
+            )
 
 
 class Preparation:
-    """The way to all hosts of a job. A context that gives its agents; leaving it ends them."""
+    """The way to all hosts of a job, for all of its starts. A context that gives their agents; leaving it ends them.
+
+    Whoever was of an earlier start, and is well, stays as it is.
+    """
 
     def __init__(
         self,
@@ -81,19 +102,18 @@ class Preparation:
         job_id: str,
         opener: HostOpener,
         signals: SignalPipe,
-        logs: LogCollector | None,
         events: EventLog | None,
         say: Callable[[str], None],
     ) -> None:
         """
         Args:
             opener: the way to each host; closed with the context.
-            logs: where logs go; None and `events` None for a look that starts nothing.
+            events: None for a look that starts nothing.
         """
         self._spec = spec
         self._caller = caller
         self._job_id = job_id
-        self._logs = logs
+        self._logs: LogCollector | None = None
         self._events = events
         self._say = say
         self._inbox = Inbox()
@@ -101,6 +121,9 @@ class Preparation:
         self._loop = EventLoop(spec.ssh.window, self._tell_fault)
         self._agents = Agents(self._inbox, self._loop, signals, spec.forward_signals, spec.heartbeat_time_out_s)
         self._opener = opener
+        self._numbers = itertools.count()
+        self._known: dict[HostEntry, tuple[AgentLink, HostAnswer]] = {}
+        """Hosts of this start, or of the last one."""
         self._answers: dict[int, HostAnswer | MsrunError] = {}
         self._sent_at: dict[int, float] = {}
         """When each host was reached (s since the epoch)."""
@@ -122,15 +145,22 @@ class Preparation:
             stack.callback(self._opener.close)  # calls off what is being connected
             stack.callback(self._agents.close)
 
-    def run(self) -> ReadyHosts:
+    def run(self, spec: LaunchSpec, logs: LogCollector | None, lost: Collection[HostEntry] = ()) -> ReadyHosts:
         """Return hosts that are ready.
+
+        Args:
+            spec: what is asked of the hosts of this start.
+            logs: where their logs go; None for a plan.
+            lost: those of the start before without whom it goes on; whoever is wanted again is reached anew.
 
         Raises:
             UsageError, ClusterError: what stands against it, first of all that was found.
             RendezvousTimeout: hosts did not answer in time.
             Interrupted: a signal came.
         """
-        ready = self.look()
+        for entry in lost:
+            self._known.pop(entry, None)
+        ready = self.look(spec, logs)
         error = fleet_error(self.findings, self._spec.host_entries)
         if error is not None:
             raise error
@@ -142,16 +172,23 @@ class Preparation:
         """The hosts because of which the job cannot start; empty when it is none of them."""
         return {node for finding in self.findings if finding.status == "fail" for node in finding.nodes}
 
-    def look(self) -> ReadyHosts | None:
-        """Ask all hosts, and fill `findings`; None when a job could not start.
+    def look(self, spec: LaunchSpec, logs: LogCollector | None = None) -> ReadyHosts | None:
+        """Ask all hosts that are new, and fill `findings`; None when a job could not start.
 
         Raises:
             Interrupted: a signal came.
         """
+        self._spec, self._logs = spec, logs
+        self._assignments = assign_hosts(spec.host_entries, spec.table_hosts)
+        self._reached, self._sent_at, self._listening = {}, {}, {}
+        self._begin, self._loss_counts_at, self._agents.has_begun = time.monotonic(), None, False
         with shown_word(self._spec.log_dir) as shown:
             self._connect({} if self._spec.is_rehearsal else shown)  # whose logs are sent, as without a shared disk
             self._await_answers()
-        spec, entries = self._spec, self._spec.host_entries
+        entries = spec.host_entries
+        for node, answer in self._answers.items():
+            if isinstance(answer, HostAnswer):
+                self._known[entries[node]] = self._agents.links[node], answer
         given = "" if is_loopback(spec.master_addr) else spec.master_addr
         facts = LauncherFacts(spec.program, __version__, given, self._own_sources(), spec.first_attempt > 0)
         self.findings = compare_hosts(entries, self._answers, facts)
@@ -191,45 +228,64 @@ class Preparation:
         spec = self._spec
         if kept := explain_kept_secrets(self._caller, spec.forward_env, dict(spec.env)):
             self._say(kept)
-        self._agents.start([self._link(job) for job in self.host_jobs(shown)])
+        known = {entry: kept for entry, kept in self._known.items() if kept[0].is_open}
+        links, new = [], []
+        self._answers = {}
+        for node, entry in enumerate(spec.host_entries):
+            if entry in known:
+                links.append(known[entry][0])
+                self._answers[node] = known[entry][1]
+            else:
+                new.append(self._link(node, entry, shown))
+                links.append(new[-1])
+        for link in self._agents.links:
+            if link not in links:
+                link.dismiss()
+                self._agents.others.append(link)
+        self._agents.links, self._known = links, {}
+        for link in new:
+            link.start()
 
-    def host_jobs(self, shown: Mapping[str, str]) -> Iterator[HostJob]:
-        """Yield what each host is told first, in the order of their node_rank; `shown` as in `HostJob`."""
+    def host_job(self, number: int, node: int, entry: HostEntry, shown: Mapping[str, str]) -> HostJob:
+        """Return what a host is told first; `shown` as in `HostJob`."""
         spec = self._spec
-        environment = forwarded_environment(self._caller, spec.forward_env)
-        for assignment, entry in zip(self._assignments, spec.host_entries, strict=True):
-            yield HostJob(
-                protocol=PROTOCOL,
-                version=__version__,
-                job_id=self._job_id,
-                node_rank=assignment.node_rank,
-                spec=spec_of_host(spec, assignment),
-                environment=environment,
-                silence_s=spec.heartbeat_time_out_s,
-                will_run=self._logs is not None,
-                can_resume=self._opener.can_resume(entry),
-                shown=shown,
-                has_scheduler=assignment.node_rank == 0,
-                master_name=spec.master_addr if assignment.node_rank == 0 and not is_loopback(spec.master_addr) else "",
-            )
+        return HostJob(
+            protocol=PROTOCOL,
+            version=__version__,
+            job_id=self._job_id,
+            number=number,
+            spec=spec_of_host(spec, self._assignments[node]),
+            environment=forwarded_environment(self._caller, spec.forward_env),
+            silence_s=spec.heartbeat_time_out_s,
+            will_run=self._logs is not None,
+            can_resume=self._opener.can_resume(entry),
+            shown=shown,
+            master_name=spec.master_addr if node == 0 and not is_loopback(spec.master_addr) else "",
+        )
 
-    def _link(self, job: HostJob) -> AgentLink:
-        node, entry = job.node_rank, self._spec.host_entries[job.node_rank]
+    def _link(self, node: int, entry: HostEntry, shown: Mapping[str, str]) -> AgentLink:
+        number = next(self._numbers)
+        job = self.host_job(number, node, entry, shown)
+
+        def sizes() -> Mapping[str, int]:
+            return self._logs.sizes(self._agents.node_of(number)) if self._logs else {}
+
         return AgentLink(
-            node,
+            number,
             entry,
             lambda deadline: self._opener.open(entry, deadline),
-            self._opener.code(entry, job.environment, node, lambda: self._logs.sizes(node) if self._logs else {}),
+            self._opener.code(entry, job.environment, number, sizes),
             {"type": "job", "job": encode_record(job)},
             self._inbox,
-            lambda message: self._take_first(node, message),
+            lambda message: self._take_first(number, entry.name, message),
             self._loop,
             silence_s=self._spec.heartbeat_time_out_s,
         )
 
-    def _take_first(self, node: int, message: Message) -> bool:
+    def _take_first(self, number: int, name: str, message: Message) -> bool:
         """Called by the event loop: logs are not to wait for the launcher's loop. True: it is done with."""
-        return self._logs is not None and self._logs.take(node, self._spec.host_entries[node].name, message)
+        node = self._agents.node_of(number)
+        return self._logs is not None and node != OF_LAUNCHER and self._logs.take(node, name, message)
 
     def _tell_fault(self, error: BaseException) -> None:
         """Called by a thread of the launcher in which something has failed."""
@@ -258,15 +314,15 @@ class Preparation:
             limit = self._loss_counts_at
             self._agents.hear(lambda: len(self._answers) == total, handlers, deadline=limit, on_loss=self._refuse)
         elif not is_all:
-            for link in self._agents.links:
+            for node, link in enumerate(self._agents.links):
                 why = "; connected, but its agent says nothing: it is slow to start, or stopped" if link.is_open else ""
                 late = RendezvousTimeout(f"--cluster_time_out {limit_s}: no answer in time{why}")
-                self._answers.setdefault(link.node_rank, late)
+                self._answers.setdefault(node, late)
 
     def _on_lost(self, node: int, message: Message) -> None:
         """A host has gone: that takes the place of its answer."""
         has_answered, is_run = isinstance(self._answers.get(node), HostAnswer), self._logs is not None
-        self._refuse(node, self._agents.explain_loss(message))
+        self._refuse(node, self._agents.explain_loss(message, node))
         if self._loss_counts_at is None and (has_answered or (is_run and node in self._sent_at)):  # --check shows all
             self._loss_counts_at = time.monotonic() + AFTER_LOSS_S
 
@@ -277,8 +333,8 @@ class Preparation:
 
     def _describe_answers(self) -> str:
         links = self._agents.links
-        missing = [link.entry.name for link in links if link.node_rank not in self._answers]
-        lost = [link.entry.name for link in links if isinstance(self._answers.get(link.node_rank), MsrunError)]
+        missing = [link.entry.name for node, link in enumerate(links) if node not in self._answers]
+        lost = [link.entry.name for node, link in enumerate(links) if isinstance(self._answers.get(node), MsrunError)]
         count = len(links) - len(missing) - len(lost)
         return f"{count} of {len(links)} hosts answered{_listed('missing', missing)}{_listed('failed', lost)}"
 
@@ -326,7 +382,7 @@ class Preparation:
             link.send("reach", address=address, port=port)
         is_done = lambda: len(self._reached) == len(links) - 1 or self._has_failed()  # noqa: E731
         self._agents.hear(is_done, handlers, deadline=deadline, on_loss=self._lose)
-        silent = tuple(link.node_rank for link in links[1:] if link.node_rank not in self._reached)
+        silent = tuple(node for node in range(1, len(links)) if node not in self._reached)
         if silent and not self._has_failed():
             self._add_failure("scheduler", f"did not say in {ANSWER_S:g} s whether it can be reached", silent)
         self.findings += check_reach(entries, self._reached, address, port)

@@ -2,7 +2,7 @@
 
 Messages (`remote.launcher_link` has those of the connection itself, `cluster.coordinator` those of the running job):
     launcher -> agent   job {HostJob}      listen {address, port}   reach {address, port}
-                        plan and run {master_addr, master_port, use_shared, hosts, rank_table}
+                        plan and run {part: HostPart}
                         signal {signum}    pause {}    resume {}    bye {}
                         input, input_end and window of `agent.processes.terminal`
     agent -> launcher   checked {report}   listening {port, error}   reached {result}
@@ -27,6 +27,7 @@ from msrun import contract
 from msrun.agent.host.host_facts import read_host_facts
 from msrun.agent.observer import Observer, OwnFaults
 from msrun.agent.processes.server_handle import ForkServerHandle, start_fork_server
+from msrun.agent.signals import SignalPipe
 from msrun.cluster.failure import JobFailure
 from msrun.cluster.membership import Membership
 from msrun.cluster.messages import Message, unpack_hosts, unpack_text
@@ -101,9 +102,10 @@ class HostJob:
     version: str
     """msrun's, at the launcher."""
     job_id: str
-    node_rank: int
+    number: int
+    """Of this agent among all of the job."""
     spec: LaunchSpec
-    """Of this host; its log_dir is the launcher's."""
+    """What is asked of this host, as far as it is known before all hosts are; its log_dir is the launcher's."""
     environment: Mapping[str, str]
     """What workers get beside this host's own environment; given in the command line's words, or forwarded."""
     silence_s: float
@@ -118,8 +120,33 @@ class HostJob:
     """What --master_addr says, for the host that has to know it."""
     is_launchers_host: bool = False
     """The launcher has looked at this host itself, and `environment` is all that workers get."""
-    has_scheduler: bool = False
-    """The scheduler of this host is the job's."""
+
+
+@dataclass(frozen=True)
+class HostPart:
+    """One host's part of one start of a job, once all hosts are known."""
+
+    job_id: str
+    node_rank: int
+    spec: LaunchSpec | None
+    """What is asked of this host; None where msrun was typed there, which knows that."""
+    master_addr: str
+    master_port: int
+    use_shared: bool
+    """The host sees the launcher's log directory."""
+    hosts: str
+    """All of them, from `pack_hosts`; empty where there is one."""
+    rank_table: str
+    """Text of the table that was given, from `pack_text`."""
+    first_attempt: int
+    max_restarts: int
+    folder: int
+    """Number of the log directory of a host where msrun was typed."""
+
+    def fleet(self, spec: LaunchSpec) -> Fleet | None:
+        """Return all hosts of the job as this one sees them; None when it is the only one."""
+        hosts = unpack_hosts(self.hosts)
+        return fleet_of(spec, self.node_rank, hosts, self.master_addr) if hosts else None
 
 
 class Agent:
@@ -135,6 +162,9 @@ class Agent:
         self._caller: dict[str, str] = {}
         self._server: ForkServerHandle | None = None
         self._logs: LogSender | None = None
+        self._signals: SignalPipe | None = None
+        """Of all parts of the job: one that comes between two of them is the next one's."""
+        self._open = contextlib.ExitStack()
 
     def run(self) -> None:
         """Do what the launcher wants until it wants nothing more, or has gone."""
@@ -142,6 +172,7 @@ class Agent:
             while (message := self._link.wait()) is not None and message["type"] != "bye":
                 self._heed(message)
         finally:
+            self._open.close()
             if self._listener is not None:
                 self._listener.close()
             if self._server is not None:
@@ -173,9 +204,9 @@ class Agent:
         elif kind == "reach":
             self._link.send("reached", result=encode_record(try_reach(message["address"], message["port"])))
         elif kind == "plan":
-            self._plan(message)
+            self._plan(decode_record(HostPart, message["part"]))
         elif kind == "run":
-            self._run_job(message)
+            self._run_job(decode_record(HostPart, message["part"]))
 
     def _prepare(self, message: Message) -> None:
         asked_at = time.time()
@@ -184,7 +215,7 @@ class Agent:
             raise ClusterError(f"msrun here speaks protocol {PROTOCOL}, the launcher {spoken}: install the same")
         job = self._job = decode_record(HostJob, message["job"])
         remove_old_spools(asked_at)
-        self._spool = make_spool(job.job_id, job.node_rank)
+        self._spool = make_spool(job.job_id, job.number)
         self._hold = hold_spool(self._spool)
         if job.can_resume:
             self._link.resume_at(listen_in(self._spool), job.silence_s)
@@ -199,6 +230,8 @@ class Agent:
             self._link.send("checked", report=encode_record(report))
 
     def _listen(self, message: Message) -> None:
+        if self._listener is not None:  # of an earlier start
+            self._listener.close()
         try:
             self._listener = listen(
                 message["address"], message["port"], "end who uses it, or leave --master_port out to take a free one"
@@ -207,48 +240,53 @@ class Agent:
         except UsageError as error:
             self._link.send("listening", port=0, error=str(error))
 
-    def _plan(self, message: Message) -> None:
+    def _plan(self, part: HostPart) -> None:
         """Decide what `run` would carry out."""
         assert self._job is not None and self._spool is not None
-        job, spec = self._job, _own_spec(self._job, self._spool, message)
+        job, spec = self._job, _own_spec(part, self._spool)
         plan = plan_part(
             spec,
             look_at_host(spec, self._caller),
             self._caller,
             job_id=job.job_id,
-            fleet=_fleet(job, message),
+            fleet=part.fleet(spec),
             master_port=0,
         )
         host, notes = encode_record(plan.hosts[0]), list(plan.notes)
         self._link.send("planned", host=host, notes=notes, target=plan.device_target, logs=[])
 
-    def _run_job(self, message: Message) -> None:
+    def _run_job(self, part: HostPart) -> None:
         assert self._job is not None and self._spool is not None
         job, link = self._job, self._link
-        spec = _own_spec(job, self._spool, message)
+        spec = _own_spec(part, self._spool)
+        has_scheduler = job.is_launchers_host or part.node_rank == 0
 
         def display(_spec: LaunchSpec, plan: LaunchPlan, _faults: OwnFaults) -> LauncherReport:
-            paths = _paths_to_send(plan, is_shared=message["use_shared"], has_scheduler=job.has_scheduler)
+            paths = _paths_to_send(plan, is_shared=part.use_shared, has_scheduler=has_scheduler)
             logs = self._logs = LogSender(paths, keep=_kept_files(plan), on_refused=self._tell_unfreed)
             link.send_logs(logs.next, logs.acknowledge)
             return LauncherReport(link, plan, logs)
 
         if self._listener is not None:
             forget_waiting(self._listener)
-        home = str(job.spec.log_dir) if job.has_scheduler else ""
-        with job_signals(spec, is_last=True) as signals:
-            part = AgentPart(
-                display,
-                signals,
-                link,
-                _fleet(job, message),
-                message["master_port"],
-                self._listener,
-                early_server=self._server,
-                home=home,
-                stopped_limit_s=STOPPED_SHARE * job.silence_s,
-            )
-            result = run_part(spec, self._caller, part, job_id=job.job_id)
+        home = str(job.spec.log_dir) if has_scheduler else ""
+        if self._logs is not None:
+            self._logs.close()
+        if self._signals is None:
+            self._signals = self._open.enter_context(job_signals(spec, is_last=True))
+        own = AgentPart(
+            display,
+            self._signals,
+            link,
+            part.fleet(spec),
+            part.master_port,
+            self._listener if has_scheduler else None,
+            early_server=self._server,
+            home=home,
+            stopped_limit_s=STOPPED_SHARE * job.silence_s,
+        )
+        result = run_part(spec, self._caller, own, job_id=job.job_id)
+        self._server = result.server
         tell_result(link, result)
 
 
@@ -273,21 +311,16 @@ def _start_early(spec: LaunchSpec, caller: Mapping[str, str], job_id: str) -> Fo
     return None
 
 
-def _fleet(job: HostJob, message: Message) -> Fleet | None:
-    """Return what the launcher has found out about the hosts of a job of several."""
-    hosts = unpack_hosts(message["hosts"])
-    return fleet_of(job.spec, job.node_rank, hosts, message["master_addr"]) if hosts else None
-
-
-def _own_spec(job: HostJob, spool: Path, message: Message) -> LaunchSpec:
-    """Return what this host is asked to do, with what a `plan` or a `run` settles."""
+def _own_spec(part: HostPart, spool: Path) -> LaunchSpec:
+    """Return what this host is asked to do."""
+    assert part.spec is not None, "an agent that has no command line of its own"
     return replace(
-        job.spec,
-        master_addr=message["master_addr"],
-        master_port=message["master_port"],
+        part.spec,
+        master_addr=part.master_addr,
+        master_port=part.master_port,
         log_dir=spool,
-        worker_log_dir=job.spec.log_dir if message["use_shared"] else None,
-        rank_table_file=_write_table(spool, unpack_text(message["rank_table"])) or job.spec.rank_table_file,
+        worker_log_dir=part.spec.log_dir if part.use_shared else None,
+        rank_table_file=_write_table(spool, unpack_text(part.rank_table)) or part.spec.rank_table_file,
     )
 
 

@@ -14,10 +14,10 @@ NO_AGENT = 69
 """Exit status when there is nothing to connect to; EX_UNAVAILABLE of sysexits.h."""
 
 
-def main(job_id: str, node_rank: int) -> None:
+def main(job_id: str, number: int) -> None:
     """Serve until one side closes."""
     try:
-        agent = connect_in(spool_path(job_id, node_rank))
+        agent = connect_in(spool_path(job_id, number))
     except OSError as error:
         sys.stderr.write(f"msrun agent: no agent of this job runs here any more ({error.strerror})\n")
         os._exit(NO_AGENT)

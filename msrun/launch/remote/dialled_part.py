@@ -11,25 +11,27 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msrun.agent.observer import OwnFaults
 from msrun.agent.pause import stop_this_process
+from msrun.agent.processes.server_handle import ForkServerHandle
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.connection import Connection
 from msrun.cluster.handshake import Caller
-from msrun.cluster.hosts import Refused
-from msrun.cluster.messages import Message, unpack_hosts
+from msrun.cluster.hosts import NoKey, Refused
 from msrun.errors import ClusterError, PeerFailed, RendezvousTimeout
 from msrun.launch.directory.jobs import of_job
 from msrun.launch.job import AgentPart, JobResult, open_display, run_part
 from msrun.launch.job_display import JobDisplay
-from msrun.launch.remote.agent import FETCH_S, STOPPED_SHARE, LauncherReport, tell_result, told_errors
+from msrun.launch.remote.agent import FETCH_S, STOPPED_SHARE, HostPart, LauncherReport, tell_result, told_errors
 from msrun.launch.remote.launcher_link import LauncherLink
-from msrun.launch.rendezvous import fleet_of, local_part
+from msrun.launch.rendezvous import folder_of, local_part
 from msrun.launch.transport.sealed import SealedPipe
 from msrun.planning.plan import LaunchPlan
+from msrun.planning.record_json import decode_record
 from msrun.planning.spec import LaunchSpec
 
 if TYPE_CHECKING:  # loaded for jobs with --tls_config
@@ -51,6 +53,8 @@ def dial(
     heed_signals: Callable[[], None],
     say: Callable[[str], None],
     limit_s: float,
+    *,
+    retry_s: float = 0.0,
 ) -> tuple[Connection, float]:
     """Return a connection to a scheduler that has let this host in, and how long that may be silent.
 
@@ -61,6 +65,7 @@ def dial(
         greet: begins to speak over a connection; gets this host's address towards the scheduler, too.
         heed_signals: called when there are signals; may raise.
         limit_s: how long the scheduler may be absent; negative = for ever.
+        retry_s: how long the key of this host may be another than the scheduler's.
 
     Raises:
         ClusterError: it refuses this host, or is none.
@@ -68,7 +73,7 @@ def dial(
     """
     where = f"{place[0]}:{place[1]}"
     begin = time.monotonic()
-    next_line = begin + FIRST_LINE_S
+    next_line, unknown_since = begin + FIRST_LINE_S, 0.0
     with selectors.DefaultSelector() as selector:
         selector.register(signals, selectors.EVENT_READ)
         while True:
@@ -81,9 +86,14 @@ def dial(
                 with contextlib.ExitStack() as stack:
                     connection = Connection(stream, tls.open_session() if tls else None)
                     stack.callback(connection.close)
-                    caller = greet(connection, stream.getsockname()[0].partition("%")[0])
+                    silence_s = None
                     try:
+                        caller = greet(connection, stream.getsockname()[0].partition("%")[0])
                         silence_s = _await_answer(caller, selector, signals, heed_signals)
+                    except NoKey as error:
+                        why, unknown_since = str(error), unknown_since or time.monotonic()
+                        if time.monotonic() - unknown_since >= retry_s:
+                            raise ClusterError(why) from None
                     except Refused as error:
                         raise ClusterError(str(error)) from None
                     if silence_s is not None:
@@ -132,6 +142,9 @@ class DialledPart:
         """`silence_s`: how long the scheduler may give no sign of life; `place`: where it is."""
         self._spec, self._signals = spec, signals
         self._silence_s = silence_s
+        self._server: ForkServerHandle | None = None
+        """The fork server of the part before, for the next."""
+        self._has_run = False
         pipe = SealedPipe(connection, place[0])
         where = f"the scheduler at {place[0]}:{place[1]}"
 
@@ -147,9 +160,12 @@ class DialledPart:
 
     def __exit__(self, *_: object) -> None:
         self._link.close()
+        if self._server is not None:
+            self._server.kill()
 
-    def await_job(self, heed_signals: Callable[[], None], say: Callable[[str], None]) -> Message:
-        """Return what the launcher says when all hosts have come.
+    def await_part(self, heed_signals: Callable[[], None], say: Callable[[str], None]) -> HostPart | None:
+        """Return what the launcher says when all hosts have come, or come together again; None: the job has ended well
+        without this one.
 
         Raises:
             ClusterError: the scheduler has gone.
@@ -165,28 +181,33 @@ class DialledPart:
                 while (message := self._link.take()) is not None:
                     kind = message["type"]
                     if kind == "run":
-                        return message
+                        return decode_record(HostPart, message["part"])
                     if kind == "waiting":
                         say(message["text"])
+                    elif kind == "called_off" and not message["exit_code"]:
+                        say(message["reason"])
+                        return None
                     elif kind == "called_off":
                         raise PeerFailed(message["reason"], message["exit_code"])
                     elif kind == "gone":
-                        raise ClusterError(f"{message['reason']}, before all hosts had come")
+                        moment = "the job went on" if self._has_run else "all hosts had come"
+                        raise ClusterError(f"{message['reason']}, before {moment}")
 
     def run(
         self,
-        message: Message,
+        part: HostPart,
         caller: Mapping[str, str],
         *,
         quiet: bool,
         on_directory: Callable[[str, Path], None],
         say: Callable[[str], None],
     ) -> JobResult:
-        """Run this host's part, from what `await_job` has returned. Other arguments and errors as `run_part`."""
-        link = self._link
-        hosts = unpack_hosts(message["hosts"])
-        fleet = fleet_of(self._spec, message["node_rank"], hosts, message["master_addr"])
-        say(f"all {len(hosts)} hosts have come; this is {fleet.own.describe()}")
+        """Run this host's part, from what `await_part` has returned. Other arguments and errors as `run_part`."""
+        link, self._has_run = self._link, True
+        fleet = part.fleet(self._spec)
+        assert fleet is not None, "a job of this host alone"
+        came = "come together again" if part.first_attempt else "come"
+        say(f"all {len(fleet.hosts)} hosts have {came}; this is {fleet.own.describe()}")
 
         def display(spec: LaunchSpec, plan: LaunchPlan, faults: OwnFaults) -> JobDisplay:
             shown = open_display(spec, plan, faults, None, quiet=quiet)
@@ -194,13 +215,24 @@ class DialledPart:
             return shown
 
         limit_s = STOPPED_SHARE * self._silence_s
-        part = AgentPart(display, self._signals, link, fleet, message["master_port"], stopped_limit_s=limit_s)
+        own = AgentPart(
+            display, self._signals, link, fleet, part.master_port, early_server=self._server, stopped_limit_s=limit_s
+        )
         with told_errors(link):
-            spec = local_part(of_job(self._spec, message["job_id"]), fleet)
-            result = run_part(spec, caller, part, job_id=message["job_id"], on_directory=on_directory)
+            spec = replace(
+                local_part(of_job(self._spec, part.job_id), fleet),
+                log_dir=folder_of(of_job(self._spec, part.job_id).log_dir, part.folder),
+                first_attempt=part.first_attempt,
+                max_restarts=part.max_restarts,
+            )
+            result = run_part(spec, caller, own, job_id=part.job_id, on_directory=on_directory)
+        self._server = result.server
         tell_result(link, result)
-        with contextlib.suppress(KeyboardInterrupt):
-            link.wait(FETCH_S)
+        if result.goes_on:
+            say(f"{result.failure.reason if result.failure else 'the job starts again'}; waiting for its next start")
+        else:
+            with contextlib.suppress(KeyboardInterrupt):
+                link.wait(FETCH_S)
         return result
 
     def _stop(self) -> None:

@@ -201,6 +201,7 @@ class LauncherLink:
             self._signals = signals
             for signum in self._early_signals:
                 signals.tell(signum)
+            self._early_signals.clear()
 
     def send_logs(
         self, next_log: Callable[[], Message | None], acknowledge: Callable[[int], None] = lambda _: None
@@ -213,7 +214,8 @@ class LauncherLink:
         """
 
         def begin() -> None:
-            self._next_log, self._acknowledge_logs = next_log, acknowledge
+            self._next_log, self._acknowledge_logs, self._has_logs = next_log, acknowledge, True
+            self._log_bytes.clear()  # of an earlier part of the job, all of whose logs have come
             self._send_logs()
 
         self.loop.call(begin)
@@ -223,6 +225,8 @@ class LauncherLink:
 
         def finish() -> None:
             self._has_logs = False
+            if self._next_log is _nothing:  # of an earlier part of the job
+                self._next_log = lambda: None
             self._send_logs()
 
         self.loop.call(finish)

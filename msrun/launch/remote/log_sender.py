@@ -92,6 +92,13 @@ class LogSender:
         self._old: list[_Entry] = []
         """Logs of attempts that are over and have not been read to their end."""
 
+    def close(self) -> None:
+        """Close what is open still, once all of it has been sent."""
+        with self._lock:
+            for _, _, reader in (*self._old, *self._readers):
+                reader.close()
+            self._old, self._readers = [], []
+
     @property
     def names(self) -> list[str]:
         """The files' names."""

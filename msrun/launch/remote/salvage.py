@@ -18,7 +18,7 @@ from msrun.launch.remote.spool import kill_agent, remove_spool, spool_path
 from msrun.launch.transport.pipe import MARKER
 
 
-def main(job_id: str, node_rank: int, offsets: Mapping[str, int]) -> None:
+def main(job_id: str, number: int, offsets: Mapping[str, int]) -> None:
     """Write what is missing to stdout.
 
     A log that is rotated is left where it is: how much of it has gone home cannot be told any more.
@@ -26,7 +26,7 @@ def main(job_id: str, node_rank: int, offsets: Mapping[str, int]) -> None:
     Args:
         offsets: names of the logs, and how many bytes of each are at home.
     """
-    spool = spool_path(job_id, node_rank)
+    spool = spool_path(job_id, number)
     if kill_agent(spool):
         end = time.monotonic() + SERVER_END_S
         while marked_processes(job_id) and time.monotonic() < end:  # its fork server ends what is below it

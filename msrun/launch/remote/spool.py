@@ -24,21 +24,21 @@ AGENT = "agent.pid"
 GIVEN_TABLE = "given_rank_table.json"
 KEEP_S = 86400.0
 """How long logs that nobody has fetched stay after the end of their agent."""
-_NAME = re.compile(r"msrun-spool-[0-9a-f-]+(?:r\d+)?-\d+")
+_NAME = re.compile(r"msrun-spool-[0-9a-f-]+-\d+")
 
 
-def spool_path(job_id: str, node_rank: int) -> Path:
+def spool_path(job_id: str, number: int) -> Path:
     """Return where the folder is; another process of the same user and host finds it by the job alone."""
-    return Path(tempfile.gettempdir(), f"msrun-spool-{job_id}-{node_rank}")
+    return Path(tempfile.gettempdir(), f"msrun-spool-{job_id}-{number}")
 
 
-def make_spool(job_id: str, node_rank: int) -> Path:
+def make_spool(job_id: str, number: int) -> Path:
     """Make the folder, for its owner alone.
 
     Raises:
         ClusterError: it cannot be made, or is there already, which a stranger may have done.
     """
-    path = spool_path(job_id, node_rank)
+    path = spool_path(job_id, number)
     try:
         path.mkdir(mode=contract.DIRECTORY_MODE)
         write_private(path / AGENT, f"{os.getpid()} {start_time(os.getpid())}\n")

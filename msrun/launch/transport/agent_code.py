@@ -62,8 +62,8 @@ del sys.path[:len(own)]
 """
 
 _START = "from msrun.launch.remote.agent import main\nmain()\n"
-_SALVAGE = "from msrun.launch.remote.salvage import main\nmain({job_id!r},{node_rank},{offsets})\n"
-_ATTACH = "from msrun.launch.remote.attach import main\nmain({job_id!r},{node_rank})\n"
+_SALVAGE = "from msrun.launch.remote.salvage import main\nmain({job_id!r},{number},{offsets})\n"
+_ATTACH = "from msrun.launch.remote.attach import main\nmain({job_id!r},{number})\n"
 
 
 @dataclass(frozen=True)
@@ -87,16 +87,16 @@ def start_code(environment: Mapping[str, str], shipped: str = "") -> bytes:
     return _prelude(environment, shipped) + _START.encode()
 
 
-def attach_code(environment: Mapping[str, str], job_id: str, node_rank: int, shipped: str = "") -> bytes:
+def attach_code(environment: Mapping[str, str], job_id: str, number: int, shipped: str = "") -> bytes:
     """Return what connects to an agent that runs already."""
-    return _prelude(environment, shipped) + _ATTACH.format(job_id=job_id, node_rank=node_rank).encode()
+    return _prelude(environment, shipped) + _ATTACH.format(job_id=job_id, number=number).encode()
 
 
 def salvage_code(
-    environment: Mapping[str, str], job_id: str, node_rank: int, offsets: Mapping[str, int], shipped: str = ""
+    environment: Mapping[str, str], job_id: str, number: int, offsets: Mapping[str, int], shipped: str = ""
 ) -> bytes:
     """Return what brings home the rest of the logs of an agent that was killed; see `remote.salvage`."""
-    text = _SALVAGE.format(job_id=job_id, node_rank=node_rank, offsets=ascii(dict(offsets)))
+    text = _SALVAGE.format(job_id=job_id, number=number, offsets=ascii(dict(offsets)))
     return _prelude(environment, shipped) + text.encode()
 
 

@@ -167,17 +167,27 @@ MAX_FAILURES = 2
 class HostPool:
     """The hosts of one job, from its first start to its last."""
 
-    def __init__(self, entries: Sequence[HostEntry], spares: Sequence[HostEntry], min_hosts: int) -> None:
+    def __init__(
+        self,
+        entries: Sequence[HostEntry],
+        spares: Sequence[HostEntry],
+        min_hosts: int,
+        max_workers: int = 0,
+        needed: HostEntry | None = None,
+    ) -> None:
         """
         Args:
             entries: the hosts that the job starts on.
-            min_hosts: how few of them may run it.
+            min_hosts: how few of them may run it; 0 = all.
+            max_workers: as many hosts are chosen as run so many; 0 = as many hosts as the job starts on.
+            needed: the one without which the job cannot run.
         """
+        self._needed = needed
         self.chosen = tuple(entries)
         """The hosts of the next start, in the order of their node_rank."""
         self._all = (*entries, *spares)
-        self._size = len(entries)
-        self._min_hosts = min_hosts
+        self._size, self._max_workers = len(entries), max_workers
+        self.min_hosts = min_hosts
         self._failures: Counter[HostEntry] = Counter()
         self.gone: set[HostEntry] = set()
         """Those that have left of their own accord."""
@@ -193,7 +203,7 @@ class HostPool:
         return tuple(entry for entry in self._all if not self._may_run(entry))
 
     def _may_run(self, entry: HostEntry) -> bool:
-        return entry not in self.gone and self._failures[entry] < MAX_FAILURES
+        return entry not in self.gone and self._failures[entry] < (1 if entry.has_come else MAX_FAILURES)
 
     def lose(self, lost: Collection[HostEntry], gone: Collection[HostEntry] = ()) -> bool:
         """Choose hosts for another start, after some have failed or, `gone`, have left; False when there are too few.
@@ -203,14 +213,44 @@ class HostPool:
         """
         self._failures.update(lost)
         self.gone.update(gone)
-        staying = [entry for entry in self.chosen if entry not in lost]
-        others = [entry for entry in self._all if entry not in staying and self._may_run(entry)]
-        others.sort(key=lambda entry: self._failures[entry])
-        chosen = (*staying, *others)[: self._size]
-        if len(chosen) < self._min_hosts:
+        chosen = self._choose(lost)
+        if not self.min_hosts or len(chosen) < self.min_hosts or (self._needed and self._needed not in chosen):
             return False
         self.chosen = chosen
         return True
+
+    def add(self, entry: HostEntry) -> None:
+        """Another host has come, for the next start."""
+        self._failures.pop(entry, None)
+        self.gone.discard(entry)
+        self._all = (*(other for other in self._all if other != entry), entry)
+
+    def remove(self, entry: HostEntry) -> None:
+        """A host that is not chosen has gone again."""
+        self._all = tuple(other for other in self._all if other != entry)
+
+    @property
+    def can_grow(self) -> bool:
+        """Whether more hosts have come than are chosen, and may run."""
+        return bool(self._max_workers) and self._choose(()) != self.chosen
+
+    def grow(self) -> bool:
+        """Choose more hosts for the next start, of those that have come; False when there are none."""
+        is_more = self.can_grow
+        if is_more:
+            self.chosen = self._choose(())
+        return is_more
+
+    def _choose(self, lost: Collection[HostEntry]) -> tuple[HostEntry, ...]:
+        staying = [entry for entry in self.chosen if entry not in lost and self._may_run(entry)]
+        others = [entry for entry in self._all if entry not in staying and self._may_run(entry)]
+        others.sort(key=lambda entry: self._failures[entry])
+        chosen: list[HostEntry] = []
+        for entry in (*staying, *others):
+            count = sum(one.slots for one in chosen) + entry.slots
+            if count <= self._max_workers if self._max_workers else len(chosen) < self._size:
+                chosen.append(entry)
+        return tuple(chosen)
 
 
 FIRST_ADDRESS = ipaddress.IPv4Address("127.0.0.2")

@@ -41,7 +41,7 @@ def test_job_is_over_when_the_last_host_has_ended() -> None:
     job = coordinator()
     assert job.ended(1, 0, can_continue=True) == []
     assert job.ended(1, 0, can_continue=True) == []
-    assert job.ended(0, 0, can_continue=True) == [{"type": "over", "report": None}]
+    assert job.ended(0, 0, can_continue=True) == [{"type": "over", "report": None, "goes_on": False}]
     assert job.is_over
 
 
@@ -52,7 +52,7 @@ def test_first_failure_stops_all_and_the_second_changes_nothing() -> None:
     assert job.failed(0, report(0)) == []
     assert job.ended(0, 0, can_continue=True) == []
     (over,) = job.ended(1, 0, can_continue=True)
-    assert over == {"type": "over", "report": encode_record(report(1))}
+    assert over == {"type": "over", "report": encode_record(report(1)), "goes_on": False}
 
 
 def test_ranks_of_other_hosts_that_had_ended_well_are_named_where_one_is_missed() -> None:
@@ -117,7 +117,7 @@ def test_ranks_that_all_join_nothing_end_well() -> None:
     for node in range(2):
         job.done(node, 0, node, has_come=False)
         orders = job.ended(node, 0, can_continue=True, come=[])
-    assert orders == [{"type": "over", "report": None}]
+    assert orders == [{"type": "over", "report": None, "goes_on": False}]
 
 
 def test_lost_host_stops_the_others_and_is_not_waited_for() -> None:

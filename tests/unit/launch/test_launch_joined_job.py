@@ -163,7 +163,7 @@ class Host(threading.Thread):
             part = DialledPart(spec_for(), connection, silence_s, no_signals, self._place)  # type: ignore[arg-type]
             try:
                 with part:
-                    part.await_job(lambda: None, self.said.append)
+                    part.await_part(lambda: None, self.said.append)
             except MsrunError as error:
                 self.error = error
 
@@ -216,7 +216,7 @@ def test_hosts_get_their_numbers_when_the_last_has_come_and_hear_why_nothing_beg
         hosts = [(one.node_rank, one.address, one.ranks) for one in joined.hosts]
         assert hosts == [(0, "10.0.0.0", (0,)), (1, "10.0.0.1", (1,))]
         assert joined.own is joined.hosts[0]
-        assert [(link.node_rank, link.entry.name) for link in joined.agents.links] == [(1, "node 1 (h1, 10.0.0.1)")]
+        assert [link.entry.name for link in joined.agents.others] == ["node 1 (h1, 10.0.0.1)"]
         raise UsageError("no room")
     wait_until(lambda: host.error, "the job is called off")
     assert isinstance(host.error, PeerFailed) and host.error.exit_code == 2
@@ -271,5 +271,5 @@ def test_host_that_goes_before_all_have_come_may_register_again(meeting: Meet, i
         joined.meet()
         goes.join(10)
         assert f"lost node 1 (h1, 10.0.0.1), which {why}" in "\n".join(here.said)
-        assert [link.node_rank for link in joined.agents.links] == [1, 2]
+        assert len(joined.agents.others) == 2
         raise UsageError("that is all")

@@ -31,7 +31,7 @@ class TwoAgents:
         made: Any = Agents(self.inbox, loop, signals, (signal.SIGUSR1,), SILENCE_S, self.clock)  # type: ignore[arg-type]
         self.agents: Agents = made
         self.links = [FakeLink(0), FakeLink(1)]
-        made.start(self.links)
+        made.links = self.links
         made._next_beat = self.clock.now
         self.heard: list[Message] = []
 

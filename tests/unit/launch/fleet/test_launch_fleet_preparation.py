@@ -97,14 +97,12 @@ class Hosts:
         """Have a node say something else to what it is told; nothing for an empty kind."""
         self.answers[node, told] = lambda pipe, _: self.say(pipe, node, kind, **fields) if kind else None
 
-    def preparation(self, do: Callable[[Preparation], Any] = Preparation.run) -> Any:
+    def preparation(self, do: Callable[[Preparation, LaunchSpec, Any], Any] = Preparation.run) -> Any:
         with self.signals:
             made: Any = self.opener
-            preparation = Preparation(
-                self.spec, {}, "JOB", made, self.signals, self.logs, self.events, self.said.append
-            )
+            preparation = Preparation(self.spec, {}, "JOB", made, self.signals, self.events, self.said.append)
             with preparation:
-                return do(preparation)
+                return do(preparation, self.spec, self.logs)
 
     def refused(self) -> MsrunError:
         with pytest.raises(MsrunError) as caught:
@@ -187,7 +185,7 @@ def test_every_host_is_told_its_own_part(make_hosts: Callable[..., Hosts]) -> No
     hosts.answer(0, "job", "checked", report=encode_record(hosts.report(0, master_address="10.0.0.1")))
     hosts.preparation()
     jobs = [pipe.heard_of("job")["job"] for pipe in hosts.pipes.values()]
-    assert [job["node_rank"] for job in jobs] == [0, 1]
+    assert [job["number"] for job in jobs] == [0, 1]
     assert [job["master_name"] for job in jobs] == ["h0.example.com", ""], "asked where the scheduler runs"
     assert [job["can_resume"] for job in jobs] == [True, True]
     assignments = [[assignment["ranks"] for assignment in job["spec"]["table_hosts"]] for job in jobs]
@@ -198,9 +196,10 @@ def test_every_host_is_told_its_own_part(make_hosts: Callable[..., Hosts]) -> No
 
 def test_what_a_host_is_told_does_not_grow_with_the_job(make_hosts: Callable[..., Hosts]) -> None:
     sizes = []
-    for count in (2, 200):
-        jobs = make_hosts(count).preparation(lambda preparation: list(preparation.host_jobs({})))
-        sizes.append(max(len(encode_message({"type": "job", "job": encode_record(job)})) for job in jobs))
+    for count in (2, 20):
+        hosts = make_hosts(count)
+        hosts.preparation()
+        sizes.append(max(len(encode_message(pipe.heard_of("job"))) for pipe in hosts.pipes.values()))
     assert sizes[1] - sizes[0] < 20, "the digits of its ranks"
 
 
@@ -309,9 +308,9 @@ def test_fault_of_a_thread_of_the_launcher_blames_no_host(make_hosts: Callable[.
     def slip() -> None:
         raise KeyError("slip")
 
-    def fail(preparation: Preparation) -> None:
+    def fail(preparation: Preparation, *_: object) -> None:
         hosts.answers[0, told] = lambda *_: preparation._loop.call(slip)
-        preparation.run()
+        preparation.run(hosts.spec, None)
 
     with pytest.raises(ClusterError) as caught:
         hosts.preparation(fail)
@@ -408,7 +407,7 @@ def test_host_that_does_not_say_whether_it_reaches_the_scheduler_is_named(
 def test_look_reports_and_raises_nothing(make_hosts: Callable[..., Hosts]) -> None:
     hosts = make_hosts(2)
     hosts.answer(1, "job", "checked", report=encode_record(hosts.report(1, msrun_version="0.0.9")))
-    looked, findings = hosts.preparation(lambda preparation: (preparation.look(), preparation.findings))
+    looked, findings = hosts.preparation(lambda made, spec, logs: (made.look(spec, logs), made.findings))
     assert looked is None
     assert [finding.status for finding in findings if finding.name == "msrun"] == ["fail", "ok"]
 
@@ -424,13 +423,11 @@ def test_logs_are_written_by_the_thread_that_reads_them(make_hosts: Callable[...
     hosts = make_hosts(2)
     hosts.logs = LogCollector(tmp_path, None, own_logs("worker", {0: (0,), 1: (1,)}))
 
-    def talk(preparation: Preparation) -> tuple[bool, ...]:
+    def talk(preparation: Preparation, spec: LaunchSpec, logs: Any) -> tuple[bool, ...]:
         planned: Message = {"type": "planned", "logs": ["worker_1.log"]}
-        taken = (
-            preparation._take_first(1, planned),
-            preparation._take_first(1, pack_piece("worker_1.log", 0, b"text\n")),
-        )
-        return (*taken, preparation._take_first(1, {"type": "event"}))
+        preparation.look(spec, logs)
+        said = (planned, pack_piece("worker_1.log", 0, b"text\n"), {"type": "event"})
+        return tuple(preparation._take_first(1, "h1", message) for message in said)
 
     assert hosts.preparation(talk) == (False, True, False)
     assert (tmp_path / "worker_1.log").read_bytes() == b"text\n"
@@ -442,9 +439,9 @@ def test_log_that_cannot_be_written_here_is_named_with_its_host(
     hosts = make_hosts(2)
     hosts.logs = LogCollector(tmp_path, None, own_logs("worker", {0: (0,), 1: (1,)}))
     (tmp_path / "worker_1.log").mkdir()
-    planned: Message = {"type": "planned", "logs": ["worker_1.log"]}
+    hosts.answer(1, "reach", "planned", logs=["worker_1.log"])
     with pytest.raises(ClusterError, match="cannot open the logs of h1 here: "):
-        hosts.preparation(lambda preparation: preparation._take_first(1, planned))
+        hosts.preparation()
 
 
 def test_job_that_runs_is_told_so(make_hosts: Callable[..., Hosts], tmp_path: Path) -> None:

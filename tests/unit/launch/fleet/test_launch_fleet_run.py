@@ -26,12 +26,14 @@ from msrun.launch.fleet.fleet_job import FleetRun
 from msrun.launch.fleet.log_collector import LogCollector, own_logs
 from msrun.launch.fleet.preparation import ReadyHosts
 from msrun.launch.job import JobResult
+from msrun.launch.remote.agent import HostPart
 from msrun.launch.transport.event_loop import EventLoop
 from msrun.planning.host_assignment import HostAssignment
+from msrun.planning.hosts.assignment import HostPool
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.plan import HostPlan, WorkerPlan
 from msrun.planning.program import Program
-from msrun.planning.record_json import encode_record
+from msrun.planning.record_json import decode_record, encode_record
 from msrun.planning.spec import LaunchSpec
 
 PROGRAM = Program("script", "/t.py")
@@ -66,7 +68,7 @@ class Fleet:
         )
         self.agents = Agents(self.inbox, EventLoop(1), self.signals, (), 60.0, self.clock)  # type: ignore[arg-type]
         self.links: list[Any] = [FakeLink(0), FakeLink(1)]
-        self.agents.start(self.links)
+        self.agents.links = self.links
         self.agents._next_beat = self.clock.now
         self.logs = LogCollector(folder, None, own_logs("worker", {0: (0,), 1: (1,)}), 1)
         self.events = EventLog(folder / "events.jsonl")
@@ -74,8 +76,19 @@ class Fleet:
         ready = ReadyHosts(("10.0.0.1", 4711), HOSTS, frozenset({1}))
         self.warnings: list[str] = []
         faults = OwnFaults(folder, self.warnings.append, found_in=str(folder))
+        self.pool = HostPool(self.spec.host_entries, (HostEntry("h2", 1, (0,)),), 0)
         self.run = FleetRun(
-            self.spec, "JOB", self.agents, ready, self.logs, self.events, {}, faults, quiet=True, clock=self.clock
+            self.spec,
+            "JOB",
+            self.agents,
+            ready,
+            self.logs,
+            self.events,
+            {},
+            faults,
+            quiet=True,
+            pool=self.pool,
+            clock=self.clock,
         )
         self.has_plan = 0
         self.run.start(self._on_directory)
@@ -95,7 +108,7 @@ class Fleet:
 
     def fail(self, node: int, report: FailureReport | None = None) -> None:
         """A worker of a host, or the host itself, fails."""
-        message = failed(self.run._coordinator.attempt, report or FailureReport(failure_of(node), can_restart=True))
+        message = failed(self.run.coordinator.attempt, report or FailureReport(failure_of(node), can_restart=True))
         self.say(node, message.pop("type"), **message)
 
     def stop(self, *nodes: int, attempt: int = 0, can_continue: bool = True) -> None:
@@ -147,11 +160,13 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 def test_agents_are_told_to_run_with_whom_and_where(fleet: Fleet) -> None:
     runs = [done for link in fleet.links for done in link.done if isinstance(done, dict)]
-    assert [(run.pop("type"), run.pop("use_shared")) for run in runs] == [("run", False), ("run", True)]
-    assert [run.pop("node_rank") for run in runs] == [0, 1]
-    assert runs[0] == runs[1]
-    assert unpack_hosts(runs[0].pop("hosts")) == HOSTS
-    assert runs[0] == {"job_id": "JOB", "master_addr": "10.0.0.1", "master_port": 4711, "rank_table": ""}
+    assert [run["type"] for run in runs] == ["run", "run"]
+    parts = [decode_record(HostPart, run["part"]) for run in runs]
+    assert [(part.node_rank, part.use_shared) for part in parts] == [(0, False), (1, True)]
+    for part in parts:
+        assert unpack_hosts(part.hosts) == HOSTS
+        assert (part.job_id, part.master_addr, part.master_port) == ("JOB", "10.0.0.1", 4711)
+        assert part.spec is not None and part.spec.local_worker_num == 1
     assert fleet.agents.has_begun
 
 
@@ -255,14 +270,14 @@ def restart(fleet: Fleet) -> None:
 @pytest.mark.parametrize("can_go_on", [True, False])
 def test_host_that_cannot_start_again_is_left_out_or_ends_the_job(fleet: Fleet, can_go_on: bool) -> None:
     """The attempt that it spoils does not count: none of its workers has run."""
+    fleet.pool.min_hosts = 2 if can_go_on else 0
     restart(fleet)
     report = fault_of(1, "node 1 (h1): cannot start again: the disk is full", 3)
     fleet.fail(1, replace(report, is_unfit=True))
     fleet.stop(0, 1, attempt=1, can_continue=False)
     fleet.end(0, 1)
-    asked: list[dict[int, str]] = []
-    result = fleet.run.finish(lambda: asked.append(dict(fleet.run.lost)) or can_go_on)  # type: ignore[func-returns-value]
-    assert asked == [{1: report.failure.reason}]
+    result = fleet.run.finish()
+    assert fleet.run.coordinator.losses == {1: report.failure.reason}
     assert fleet.run.restarts == 0
     if can_go_on:
         assert result is None
@@ -280,19 +295,20 @@ def test_host_whose_clock_is_far_off_does_not_start_again(fleet: Fleet, skew_s: 
     fleet.say(1, "ready", attempt=1, clock_s=time.time() + skew_s)
     fleet.hear()
     assert fleet.told(0) == ["stop", "restart", "stop"]
-    (reason,) = fleet.run.lost.values()
+    (reason,) = fleet.run.coordinator.losses.values()
     how = "400.0 s ahead of" if skew_s > 0 else "400.0 s behind"
     assert reason == f"h1: cannot start again: clock {how} the one here; start chrony or ntpd there"
 
 
 def test_job_that_goes_on_elsewhere_has_no_result_and_no_failure(fleet: Fleet) -> None:
+    fleet.pool.min_hosts = 2
     fleet.plan(0, 1)
     fleet.say(1, "lost", reason="h1: the connection broke")
     fleet.stop(0)
     fleet.end(0, failure=encode_record(failure_of(0)))
-    asked: list[dict[int, str]] = []
-    assert fleet.run.finish(lambda: asked.append(dict(fleet.run.lost)) or True) is None  # type: ignore[func-returns-value]
-    assert asked == [{1: "h1: the connection broke"}]
+    assert fleet.run.finish() is None
+    assert fleet.run.coordinator.losses == {1: "h1: the connection broke"}
+    assert [entry.name for entry in fleet.pool.chosen] == ["h0", "h2"]
     (event,) = fleet.noted("restarting")
     assert (event["attempt"], event["global_ranks"]) == (1, [1])
     assert not (fleet.folder / "failure.json").exists() and fleet.noted("over") == []

@@ -71,7 +71,7 @@ def test_folders_that_agents_left_behind_go_after_a_day(tmp_path: Path, monkeypa
     target = tmp_path / "elsewhere"
     names = (
         "msrun-spool-0a1f-0",
-        f"msrun-spool-{new_job_id()}r2-13",
+        f"msrun-spool-{new_job_id()}-13",
         "msrun-spool-0a1f-1",
         "msrun-spool-0a1f-2",
         "msrun-spool-x-1",

@@ -248,6 +248,10 @@ def flight_recorder_pipe(prefix: str, global_rank: int) -> str:
     return f"{prefix}_{global_rank}"
 
 
+DRAIN: Final = "drain"
+"""Folder in that of a job: a file for each host that `msrun drain` asks to leave, until the launcher has taken it."""
+
+
 def attempt_plan_name(attempt: int) -> str:
     """Return where the plan of an attempt on other hosts is kept: `plan.attempt_0.json`."""
     return f"{PLAN_JSON.removesuffix('.json')}.attempt_{attempt}.json"

@@ -1,4 +1,4 @@
-"""What starts no job: `msrun status`, `watch`, `logs`, `stop`, `trace`, `examples`, `estimate`, and completion."""
+"""What starts no job: `msrun status`, `watch`, `logs`, `stop`, `drain`, `list`, `trace`, `examples`, `estimate`, and completion."""
 
 from __future__ import annotations
 
@@ -227,6 +227,21 @@ def jobs_command(log_dir: Path, *, json: bool) -> str:
     return "\n".join(map(render_json, found)) if json else render_jobs(found)
 
 
+@click.command("drain", context_settings=_HELP, params=[click.Argument(["host"], metavar="HOST"), _JOB])
+def drain_command(host: str, log_dir: Path) -> int:
+    """Take HOST out of the job of LOG_DIR, as TERM to its agent does.
+
+    Its workers get TERM and --grace. The job starts again without it where --max_restarts and --spares, --min_hosts or
+    --nnodes allow, else it ends. LOG_DIR is log_output unless given.
+
+    `drain` is this command only as the first word; start a program of that name as `msrun ./drain`.
+    """
+    from msrun.launch.status.stop import drain_host
+
+    print_text(drain_host(log_dir, host))
+    return contract.EXIT_OK
+
+
 _COMMANDS = (
     examples_command,
     trace_command,
@@ -235,6 +250,7 @@ _COMMANDS = (
     watch_command,
     logs_command,
     stop_command,
+    drain_command,
     jobs_command,
 )
 

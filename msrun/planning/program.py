@@ -23,7 +23,7 @@ DEFAULT_ROLE = "default"
 ONCE = "-"
 """A script that can be read only once: from standard input, or a pipe."""
 PYTHON_WORDS = frozenset({"python", "python3"})
-COMMANDS = ("examples", "trace", "estimate", "status", "watch", "logs", "stop", "list")
+COMMANDS = ("examples", "trace", "estimate", "status", "watch", "logs", "stop", "drain", "list")
 """First words that are commands of msrun and no program."""
 PYTHON_FLAGS_WITHOUT_EFFECT = frozenset({"-u"})
 """Workers write whole lines at once, so `python -u x.py` is run as `python x.py`."""

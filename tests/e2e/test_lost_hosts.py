@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from asked_cases import one_fast
 from fleet import FleetRunner
-from job_runner import WORKER_IMPORTS, JobRunner, Running
+from job_runner import WORKER_IMPORTS, Finished, JobRunner, Running
 from rehearsal import Rehearsals
 from ssh_net import SshNet
 
@@ -102,6 +102,25 @@ def test_host_that_leaves_by_a_signal_is_replaced_and_its_workers_have_their_gra
     assert "host1, 127.0.0.3): stopped by SIGTERM\n" in ended.stderr
     assert "starting again on host0, host2; left by a signal: host1\n" in ended.stderr
     rehearsals.runner.prove_nothing_left()
+
+
+def test_a_host_is_taken_out_of_the_job_by_its_name(rehearsals: Rehearsals, script: Path) -> None:
+    job = rehearsals.start("3x1", "--max_restarts=1", "--min_hosts=2", script)
+    records(rehearsals, job, 0, 3)
+
+    def drain(host: str) -> Finished:
+        return rehearsals.runner.start("drain", host, cwd=rehearsals.cwd).finish()
+
+    stranger = drain("host7")
+    assert (stranger.code, len(stranger.errors)) == (2, 1)
+    assert "host7: the job has no such host" in stranger.stderr and "host0, host1, host2" in stranger.stderr
+    asked = drain("host1")
+    assert asked.code == 0 and b"host1 leaves job" in asked.stdout, asked.stderr
+    assert [seen["hosts"] for seen in records(rehearsals, job, 1, 2)] == [["127.0.0.2", "127.0.0.4"]] * 2
+    (rehearsals.cwd / "go_1").touch()
+    ended = job.finish()
+    assert ended.code == 0, ended.stderr
+    assert drain("host0").code == 2, "it is over"
 
 
 def test_hosts_that_leave_at_once_are_all_left_out(rehearsals: Rehearsals, script: Path) -> None:

@@ -172,8 +172,9 @@ def _remove_job(folder: Path) -> None:
         is_plain = stat.S_ISREG(path.lstat().st_mode)
         if is_plain and (path.name in known or log_of(path.name) in logs):
             path.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):
-        folder.rmdir()
+    for left in (folder / contract.DRAIN, folder):
+        with contextlib.suppress(OSError):
+            left.rmdir()
 
 
 _PLAN = re.compile(r"plan(\.attempt_\d+)?\.json")

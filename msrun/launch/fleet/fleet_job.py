@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import base64
 import json
+import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import unquote
 
 from msrun import contract
 from msrun.agent.observer import Observers, OwnFaults
@@ -319,7 +321,18 @@ class FleetRun:
             self._limit_end()
         if self._give_up_at is not None and now >= self._give_up_at:
             self._give_up()
+        self._let_hosts_leave()
         self._observers.tick(self._record.membership)
+
+    def _let_hosts_leave(self) -> None:
+        """Take what `msrun drain` has asked for."""
+        folder = self._spec.log_dir / contract.DRAIN
+        for request in folder.iterdir() if folder.exists() else ():
+            request.unlink(missing_ok=True)
+            for node, link in enumerate(self._agents.links):
+                own = self._hosts.get(node)
+                if not link.is_over and unquote(request.name) in (link.entry.name, own.name if own else ""):
+                    link.send("signal", signum=int(signal.SIGTERM))
 
     def _give_up(self) -> None:
         for node, link in enumerate(self._agents.links):

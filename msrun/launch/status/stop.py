@@ -1,4 +1,6 @@
-"""`msrun --stop LOG_DIR`: ends the job of a log directory as SIGTERM to its launcher does, and waits until it is gone.
+"""`msrun stop` and `msrun drain`: end a job, or take a host out of it.
+
+The first ends the job of a log directory as SIGTERM to its launcher does, and waits until it is gone.
 
 The process to signal is the one that holds the lock at that very moment: a pidfd is opened for it, then the lock is
 asked again. Only if the same process still holds it, the signal goes to the pidfd, so a pid that was given to another
@@ -16,10 +18,14 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote
 
-from msrun.errors import ClusterError
+from msrun import contract
+from msrun.agent.logs.own_file import create_own_file
+from msrun.errors import ClusterError, UsageError, near_miss
+from msrun.launch.directory.job_record import read_bytes
 from msrun.launch.directory.jobs import find_job
-from msrun.launch.directory.lock import read_lock
+from msrun.launch.directory.lock import parse_object, read_lock
 from msrun.launch.status.job_status import JobState, read_status
 
 DEFAULT_GRACE_S = 10.0
@@ -66,6 +72,40 @@ def stop_job(log_dir: Path, say: Callable[[str], None]) -> str:
     after = read_status(log_dir, "--stop")
     how = {JobState.ENDED: "finished successfully meanwhile"}.get(after.state, after.describe())
     return f"job {status.job_id} has ended: {how}"
+
+
+TAKEN_S = 15.0
+"""How long a launcher may take to see that a host is to leave."""
+
+
+def drain_host(log_dir: Path, host: str) -> str:
+    """Have a host leave the job of a log directory; return what was asked for once the launcher has taken it.
+
+    Raises:
+        UsageError: the directory is no job's, the job is over, or it has no such host, or no other.
+        ClusterError: the launcher does not take it.
+    """
+    log_dir = find_job(log_dir)
+    status = read_status(log_dir, "msrun drain")
+    if status.is_over:
+        raise UsageError(f"msrun drain {host}: job {status.job_id} is over: {status.describe()}")
+    plan = parse_object(read_bytes(log_dir / contract.PLAN_JSON) or b"")
+    names = [{one.get("name"), (one.get("agent") or {}).get("name")} - {None} for one in plan.get("hosts", ())]
+    known = sorted(set().union(*names))
+    if not any(host in own for own in names):
+        raise UsageError(f"msrun drain {host}: the job has no such host{near_miss(host, known)}; {', '.join(known)}")
+    if len(names) < 2:
+        raise UsageError(f"msrun drain {host}: the job has no other host; msrun stop {log_dir} ends it")
+    request = log_dir / contract.DRAIN / quote(host, safe="")
+    request.parent.mkdir(mode=contract.DIRECTORY_MODE, exist_ok=True)
+    os.close(create_own_file(request))
+    end = time.monotonic() + TAKEN_S
+    while request.exists():
+        if time.monotonic() > end:
+            request.unlink(missing_ok=True)
+            raise ClusterError(f"msrun drain {host}: the launcher (pid {status.launcher_pid}) does not answer")
+        time.sleep(POLL_S)
+    return f"{host} leaves job {status.job_id}; msrun status {log_dir} shows how it goes on"
 
 
 class Launcher:

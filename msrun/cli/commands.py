@@ -1,4 +1,4 @@
-"""What starts no job: `msrun status`, `watch`, `logs`, `stop`, `drain`, `list`, `trace`, `examples`, `estimate`, and completion."""
+"""What starts no job: the commands that look after one, `trace`, `examples`, `estimate`, and completion of options."""
 
 from __future__ import annotations
 

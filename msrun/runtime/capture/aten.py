@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from msrun.errors import CaptureError, ParallelError
@@ -61,6 +61,8 @@ def _common_shape(nodes: list[fx.Node]) -> list[int] | None:
     return shapes[0] if shapes and all(shape == shapes[0] for shape in shapes) else None
 
 
+_STACK = "msrun_stack"
+"""node.meta key of dynamo's nn_module_stack, by modules and not by their paths"""
 _NOTES = "custom"
 """node.meta key whose value torch copies from a traced node to what it becomes"""
 _IS_MARK = "msrun_mark"
@@ -81,13 +83,19 @@ def trace_aten(traced: TracedCall, root: nn.Module) -> fx.GraphModule:
     """
     paths = {str(id(module)): (path, type(module)) for path, module in root.named_modules()}
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    samples = [mode.from_tensor(value, static_shapes=True) for value in traced.inputs]
-    parameters = [index for index, value in enumerate(traced.inputs) if isinstance(value, nn.Parameter)]
+    tensors = {index: value for index, value in enumerate(traced.inputs) if isinstance(value, Tensor)}
+    samples = [mode.from_tensor(value, static_shapes=True) for value in tensors.values()]
     interpreter = _Interpreter(traced.graph, paths)
+
+    def run(*values: Tensor) -> list[Any]:
+        given = dict(zip(tensors, values, strict=True))
+        parameters = [index for index, value in tensors.items() if isinstance(value, nn.Parameter)]
+        return interpreter.run_flat(parameters, *(given.get(i, size) for i, size in enumerate(traced.inputs)))
+
     try:
         with mode, torch.enable_grad(), fx_traceback.preserve_node_meta():
             module = make_fx(
-                partial(interpreter.run_flat, parameters),
+                run,
                 tracing_mode="fake",
                 pre_dispatch=True,
                 _allow_non_fake_inputs=True,
@@ -134,7 +142,7 @@ class _Interpreter(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one node; its notes go to what is recorded for it."""
-        stack = n.meta.get("nn_module_stack") or {}
+        stack = n.meta.setdefault(_STACK, n.meta.get("nn_module_stack") or {})
         known = [self._paths[key.partition("@")[0]] for key in stack if key.partition("@")[0] in self._paths]
         n.meta["nn_module_stack"] = {path: (path, kind) for path, kind in known}
         n.meta[_NOTES] = dict(self._notes)
@@ -142,10 +150,9 @@ class _Interpreter(fx.Interpreter):
             n.meta[_NOTES][_IS_MARK] = n.args[1:]
         self._node = n
         for value in pytree.tree_leaves(n.meta.get("example_value")):
-            if isinstance(value, _NUMBERS):
-                raise self._refusal(_name(n.target), "makes a Python number from a tensor's values")
-            if isinstance(value, Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape):
-                raise self._refusal(_name(n.target), "makes a tensor whose size depends on values")
+            if isinstance(value, (*_NUMBERS, Tensor)) and free_unbacked_symbols(value):
+                what = "tensor whose size depends on" if isinstance(value, Tensor) else "Python number from a tensor's"
+                raise self._refusal(_name(n.target), f"makes a {what} values")
         return super().run_node(n)
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

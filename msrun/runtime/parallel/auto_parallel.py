@@ -316,12 +316,13 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):  # type:
         compilation.target = target
         reason = self._captured[0].why_not(target.call, args, kwargs, tensors) if self._captured else ""
         agreement.meet(world.get_rank(), world.get_group_size(), describe_batch(args, kwargs))
+        before = compilation.trace_count
         captured, compiled, self._plan = compile_call(compilation, args, kwargs)
+        self._capture_count += compilation.trace_count - before
         if isinstance(compiled, CompiledCall):
             compiled.arriving = self._arriving
         call = CapturedCall(target, tensors, captured, compiled)
         self._captured.insert(0, call)
-        self._capture_count += 1
         if len(self._captured) > self.settings.kept_captures:
             self._captured.pop()
             forget_shapes()
@@ -330,7 +331,7 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):  # type:
             if self.settings.strategies_to is not None and self._capture_count == 1:
                 write_operator_strategies(self.settings.strategies_to, self._plan.strategies())
             announce(self._plan, self._announced)
-            if (count := self._capture_count) in (8, 64, 512):
+            if (count := self._capture_count) in (8, 64, 512) and compilation.trace_count > before:
                 log.warning(
                     "captured %d times, the last time because of %s: keep what changes from call to call out of the "
                     "network's attributes and shapes, or make it a tensor",
@@ -361,6 +362,12 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):  # type:
             UnverifiableError: this network has no step of one process to compare with.
         """
         return verify_step(self, batch, kwargs, raises=raises, tolerance=tolerance)
+
+    @property
+    def captures(self) -> int:
+        """How many times the network's Python code has been followed: not again for batches of other sizes, unless it
+        does something else for them."""
+        return self._capture_count
 
     # -- telling ------------------------------------------------------------------------------------------------
 

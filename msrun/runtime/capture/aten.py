@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext, free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from msrun.errors import CaptureError, ParallelError
@@ -75,28 +76,36 @@ _autocast = torch.amp.autocast_mode
 _inference_mode = torch.autograd.grad_mode._enter_inference_mode, torch.autograd.grad_mode._exit_inference_mode
 
 
-def trace_aten(traced: TracedCall, root: nn.Module) -> fx.GraphModule:
+def trace_aten(traced: TracedCall, root: nn.Module, symbols: ShapeEnv | None = None) -> fx.GraphModule:
     """Return the same graph of aten operators; `nn_module_stack` holds paths in `root`, functions their objects.
+
+    Args:
+        symbols: gets one for every free size, in arguments and shapes of the operators; None: these are numbers.
 
     Raises:
         CaptureError: an operator that cannot stand in a captured graph.
     """
     paths = {str(id(module)): (path, type(module)) for path, module in root.named_modules()}
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols)
     tensors = {index: value for index, value in enumerate(traced.inputs) if isinstance(value, Tensor)}
-    samples = [mode.from_tensor(value, static_shapes=True) for value in tensors.values()]
+    samples = [_sample(mode, value, *traced.free.get(index, (0, ()))) for index, value in tensors.items()]
     interpreter = _Interpreter(traced.graph, paths)
 
     def run(*values: Tensor) -> list[Any]:
-        given = dict(zip(tensors, values, strict=True))
+        found = dict(zip(tensors, values, strict=True))
+        given = [found.get(index, value) for index, value in enumerate(traced.inputs)]
+        for index, value in enumerate(given if symbols is not None else ()):
+            if not isinstance(value, Tensor):
+                place, dimension = traced.size_of[index]
+                given[index] = found[place].shape[dimension]
         parameters = [index for index, value in tensors.items() if isinstance(value, nn.Parameter)]
-        return interpreter.run_flat(parameters, *(given.get(i, size) for i, size in enumerate(traced.inputs)))
+        return interpreter.run_flat(parameters, *given)
 
     try:
         with mode, torch.enable_grad(), fx_traceback.preserve_node_meta():
             module = make_fx(
                 run,
-                tracing_mode="fake",
+                tracing_mode="fake" if symbols is None else "symbolic",
                 pre_dispatch=True,
                 _allow_non_fake_inputs=True,
             )(*samples)
@@ -107,12 +116,34 @@ def trace_aten(traced: TracedCall, root: nn.Module) -> fx.GraphModule:
     for node in reversed(module.graph.nodes):  # regions of autocast are notes on operators
         if node.target in (_autocast._enter_autocast, _autocast._exit_autocast):
             module.graph.erase_node(node)
+    _put_sizes(module.graph)
     module.meta["functions"] = interpreter.functions  # operators name them by number alone
     for node in module.graph.nodes:
         node.meta |= node.meta.pop(_NOTES, None) or {}
         if _IS_MARK in node.meta:
             node.target, node.args = MARK, (node.args[0], *node.meta.pop(_IS_MARK))
     return module
+
+
+def _sample(mode: FakeTensorMode, value: Tensor, number: int, free: Sequence[int]) -> Tensor:
+    if mode.shape_env is None or not free:
+        return mode.from_tensor(value, static_shapes=True)
+    kinds = [DimDynamic.DYNAMIC if dimension in free else DimDynamic.STATIC for dimension in range(value.dim())]
+    context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
+    return mode.from_tensor(value, symbolic_context=context, source=ConstantSource(str(number)))
+
+
+def _put_sizes(graph: fx.Graph) -> None:
+    """Write sizes where they are read, in place of operators that make them."""
+    made = [node for node in graph.nodes if isinstance(node.meta.get("val"), _NUMBERS)]
+    numbers = {node: node.meta["val"] for node in made}
+    for node in graph.nodes:
+        if node not in numbers and not numbers.keys().isdisjoint(node.all_input_nodes):
+            if node.op == "output":
+                raise CaptureError("a result is a size")
+            node.args, node.kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: numbers.get(n, n))
+    for node in reversed(made):
+        graph.erase_node(node)
 
 
 class _Interpreter(fx.Interpreter):

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from msrun.errors import CaptureError, StrategyError
@@ -31,6 +32,7 @@ from msrun.runtime.capture.marked_calls import TOP, calls_of, erase_marks, marki
 from msrun.runtime.capture.writes import make_functional
 from msrun.runtime.sharding.operators.dropout import number_dropouts
 from msrun.runtime.sharding.operators.rule import line_of_use, user_line
+from msrun.runtime.sharding.sizes import Place, Sizes
 from msrun.runtime.sharding.strategies import OperatorStrategy
 
 GlobalShape = tuple[int, ...]
@@ -238,7 +240,8 @@ def capture(
     targets: Mapping[str, HostOrDevice] | None = None,
     wrappers: Sequence[Any] = (),
     known: Sequence[TracedCall] = (),
-    free: Collection[tuple[int, int]] = (),
+    free: Collection[Place] = (),
+    keeps_sizes: bool = False,
 ) -> CapturedGraph:
     """Trace `target` once, unless a known trace is of this call but for sizes.
 
@@ -250,7 +253,8 @@ def capture(
         targets: module path -> where the user wants it to run. Those of functions come with their calls.
         wrappers: those of the network that divide its batch, outermost first; one part of it is traced.
         known: earlier traces that hold for this call, but for sizes.
-        free: (tensor, dimension) whose size differs from call to call.
+        free: what differs from call to call.
+        keeps_sizes: the graph is for all of these sizes, with symbols in their places.
 
     Raises:
         CaptureError: a construct that cannot be captured; names it, its line and what to do.
@@ -270,13 +274,13 @@ def capture(
         call_args, call_kwargs = pytree.tree_unflatten(filled, spec)
         unguarded = fakes.ids | {id(table) for table, _ in marked.hooks}
         call = target.call, call_args, call_kwargs
-        varying = [(fakes.inputs[index], dimension) for index, dimension in free]
-        traced = next(filter(None, (each.of_other_sizes(*call) for each in known)), None)
-        reasons = [] if traced else list(filter(None, (each.sizes.why_not(*call) for each in known)))
+        traced = next(filter(None, (each.of_other_sizes(*call, fakes.inputs) for each in known)), None)
+        reasons = [] if traced else list(filter(None, (each.sizes.why_not(input_shapes) for each in known)))
         if traced is None:
-            traced = trace_call(*call, unguarded=unguarded, free=varying)
+            traced = trace_call(*call, unguarded=unguarded, given=fakes.inputs, free=free)
             traced.marked = marked
-        module = trace_aten(traced, root)
+        symbols = ShapeEnv() if keeps_sizes and traced.free else None
+        module = trace_aten(traced, root, symbols)
         roles = _Roles(traced, fakes, root, parameter_shapes)
     graph = roles.rewrite(module)
     _drop_bookkeeping(graph)
@@ -311,6 +315,7 @@ def capture(
         assigned=assigned,
         assignment=assignment,
         regions=regions,
+        sizes=[traced.sizes, Sizes(symbols)] if symbols else [],
     )
 
 

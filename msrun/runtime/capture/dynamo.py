@@ -19,7 +19,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import sympy
 import torch
 
 # Dynamo imports this at its first capture; here it is imported once for all workers of a host, before they are forked.
@@ -40,13 +39,14 @@ from torch._dynamo.variables.base import (
 )
 from torch._subclasses.fake_impls import register_op_impl
 from torch.fx.experimental import _config as symbol_config
-from torch.fx.experimental.symbolic_shapes import PendingUnbackedSymbolNotFound, ShapeEnv
+from torch.fx.experimental.symbolic_shapes import PendingUnbackedSymbolNotFound
 from torch.nn.modules import transformer
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from msrun.errors import CaptureError, ParallelError
 from msrun.runtime.capture.marked_calls import Marking, NotWhileCapturing
 from msrun.runtime.sharding.operators.rule import line_of_use
+from msrun.runtime.sharding.sizes import Place, Sizes
 
 Call = Callable[..., Any]
 _CONFIG: dict[str, Any] = {
@@ -123,8 +123,10 @@ class TracedCall:
     _backend_id: str
     _guards: Any
     sizes: Sizes
-    free: dict[int, list[int]] = field(default_factory=dict)
-    """input -> dimensions whose size is not that of the traced call alone"""
+    free: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
+    """input -> which tensor of the call it is, and the dimensions whose size is not that of the traced call alone"""
+    size_of: dict[int, Place] = field(default_factory=dict)
+    """input that is a size -> input and dimension that have it"""
     marked: Marking | None = None
     """What was marked while the call was traced."""
 
@@ -150,42 +152,26 @@ class TracedCall:
         """Return whether tables of hooks in which marks stood, which are not guarded, hold others by now."""
         return self.marked is not None and any(table != hooks for table, hooks in self.marked.hooks)
 
-    def of_other_sizes(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TracedCall | None:
+    def of_other_sizes(
+        self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any], given: Sequence[Tensor]
+    ) -> TracedCall | None:
         """Return what tracing another call would leave, if the traced one differs from it in free sizes alone.
 
         Args:
             args, kwargs: what stands for the arguments of a call for which `holds` is true.
+            given: the tensors in them.
         """
-        if self.sizes.why_not(function, args, kwargs):
+        if self.sizes.why_not([tensor.shape for tensor in given]):
             return None
         inputs = _given_to(self, function, args, kwargs)
-        kinds = ([_kind(value, self.free.get(i, ())) for i, value in enumerate(given)] for given in (self.inputs, inputs))
-        return dataclasses.replace(self, inputs=inputs) if next(kinds) == next(kinds) else None
+        free = {index: dimensions for index, (_, dimensions) in self.free.items()}
+        old, new = ([_kind(value, free.get(i, ())) for i, value in enumerate(each)] for each in (self.inputs, inputs))
+        return dataclasses.replace(self, inputs=inputs) if old == new else None
 
     def bind(self, run: Call) -> Call:
         """Return the call's own Python code around `run`, which is called in place of the graph."""
         globals_ = {"__builtins__": builtins, "__name__": __name__}
         return cast(Call, self._environment.forward_callable(self._backend_id, run, extra_globals=globals_))
-
-
-class Sizes:
-    """The sizes that a traced call leaves free, and what has to be true of them."""
-
-    def __init__(self, symbols: ShapeEnv | None) -> None:
-        self._found = {} if symbols is None else {s: found[0].name for s, found in symbols.var_to_sources.items()}
-        """symbol -> where a call has it, as Python text"""
-        self._guards = [] if symbols is None else [guard.expr for guard in symbols.guards]
-        self._guards += [symbol >= symbols.var_to_range[symbol].lower for symbol in self._found] if symbols else []
-
-    def why_not(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """Return what is not true of the sizes of a call, which would take the places of the traced ones."""
-        names = {"L": {"function": function, "args": args, "kwargs": kwargs}}
-        found = {symbol: sympy.Integer(eval(source, names)) for symbol, source in self._found.items()}
-        failed = next((guard for guard in self._guards if guard.xreplace(found) != sympy.true), None)
-        if failed is None:
-            return ""
-        words = {symbol: sympy.Symbol(_in_words(source)) for symbol, source in self._found.items()}
-        return str(failed.xreplace(words))
 
 
 def _kind(value: Tensor | int, free: Collection[int]) -> Any:
@@ -202,13 +188,15 @@ def trace_call(
     kwargs: dict[str, Any],
     *,
     unguarded: Collection[int],
-    free: Collection[tuple[Tensor, int]] = (),
+    given: Sequence[Tensor] = (),
+    free: Collection[Place] = (),
 ) -> TracedCall:
     """Trace one call.
 
     Args:
         unguarded: ids of objects that stand for others while the call is traced: nothing is guarded about them.
-        free: arguments with a dimension whose size stays free, where the Python code lets it.
+        given: the tensors in the arguments.
+        free: which of them, and the dimension, keep their size free, where the Python code lets them.
 
     Raises:
         CaptureError: a construct that dynamo cannot follow; names it, the user's line and what to do.
@@ -225,8 +213,8 @@ def trace_call(
         _without_shortcuts(),
         _without_tracebacks(),
     ):
-        for tensor, dimension in free:
-            maybe_mark_dynamic(tensor, dimension)
+        for index, dimension in free:
+            maybe_mark_dynamic(given[index], dimension)
         try:
             captured = convert_frame.fullgraph_capture(entry, (function, args, kwargs))
         except ParallelError:
@@ -255,14 +243,27 @@ def trace_call(
         environment,
         backend.backend_id,
         holds,
-        Sizes(backend.fake_mode.shape_env),
+        Sizes(),
     )
     traced.inputs = _given_to(traced, function, args, kwargs)
-    for index, value in enumerate(traced.inputs):
-        if dimensions := [dimension for tensor, dimension in free if tensor is value]:
-            traced.free[index] = dimensions
     traced.sources = [str(source.name) for source in _sources(backend.graph_module)]
+    names = {"L": {"function": function, "args": args, "kwargs": kwargs}}
+    number = {id(tensor): index for index, tensor in enumerate(given)}
+    traced.sizes = Sizes(backend.fake_mode.shape_env, lambda name: number[id(eval(name, names))])
+    _note_free_sizes(traced, number, free)
     return traced
+
+
+def _note_free_sizes(traced: TracedCall, number: Mapping[int, int], free: Collection[Place]) -> None:
+    """Write down which inputs have free sizes, and where inputs that are sizes are found in them."""
+    for index, value in enumerate(traced.inputs):
+        if dimensions := [dimension for tensor, dimension in free if number.get(id(value)) == tensor]:
+            traced.free[index] = number[id(value)], dimensions
+    values = [node.meta["example_value"] for node in traced.graph.graph.nodes if node.op == "placeholder"]
+    has = {str(values[i].shape[d]): (i, d) for i, (_, dimensions) in traced.free.items() for d in dimensions}
+    traced.size_of = {
+        index: has[str(size)] for index, size in enumerate(values) if not isinstance(size, Tensor) and str(size) in has
+    }
 
 
 def _config() -> dict[str, Any]:
@@ -292,9 +293,7 @@ class _Given(Exception):
         self.values = values
 
 
-def _given_to(
-    traced: TracedCall, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[Tensor | int]:
+def _given_to(traced: TracedCall, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor | int]:
     """Return what the call gives to its graph, by running its code up to there."""
 
     def stop(*values: Tensor | int) -> Any:

@@ -6,6 +6,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
@@ -244,6 +245,10 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):  # type:
         agreement.begin_call()
         args, kwargs, tensors = tuple(args), dict(kwargs), find_tensors(args, kwargs)
         if known is not None:
+            if known.is_of_new_sizes(tensors):
+                batch = describe_batch(args, kwargs)
+                agreement.meet(world.get_rank(), world.get_group_size(), batch)
+                self._compilations[id(target.root)].check_ranks_agree(batch, batch=batch)
             with contextlib.suppress(ParameterChanged):
                 return known.run(target.call, args, kwargs, tensors)
         call = self._capture(target, args, kwargs, tensors)
@@ -321,7 +326,7 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):  # type:
         self._capture_count += compilation.trace_count - before
         if isinstance(compiled, CompiledCall):
             compiled.arriving = self._arriving
-        call = CapturedCall(target, tensors, captured, compiled)
+        call = CapturedCall(target, tensors, captured, compiled, partial(compilation.shapes_of, parts=compiled.parts))
         self._captured.insert(0, call)
         if len(self._captured) > self.settings.kept_captures:
             self._captured.pop()

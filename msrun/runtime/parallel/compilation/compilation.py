@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -43,6 +44,7 @@ from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.schedule.replay import RecomputeSpec, find_regions
 from msrun.runtime.sharding.layout import Mesh, TensorLayout
 from msrun.runtime.sharding.named_layout import Layout, choose_mesh
+from msrun.runtime.sharding.sizes import settle
 from msrun.runtime.sharding.strategies import Entry, entry_numbers
 
 if TYPE_CHECKING:
@@ -92,6 +94,7 @@ class Compilation:
     traced: list[TracedCall] = field(default_factory=list)
     """Traces that leave sizes free, the one that was used last first."""
     trace_count: int = 0
+    _keeps_sizes: bool = True
     _varying: dict[Any, tuple[list[tuple[int, ...]], set[tuple[int, int]] | None]] = field(default_factory=dict)
     """types of a call's tensors -> sizes of the first such call, and which (tensor, dimension) has had others since;
     None: its Python code wants numbers"""
@@ -118,9 +121,21 @@ class Compilation:
         """
         parts = find_parts(wrappers)
         recompute = recomputed_in(self.target.root)
-        captured, divide = self.capture_program(args, kwargs, parts, wrappers)
         host_inputs = host_inputs_of(find_tensors(args, kwargs))
-        program = self._place(captured, divide, host_inputs, parts) if is_placed else divide()
+        needs_numbers = self.settings.device_limit or self.settings.activation_limit_bytes or self.settings.search
+        for keeps_sizes in (True, False) if self._keeps_sizes and is_placed and not needs_numbers else (False,):
+            try:
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", message="Raw Sym")  # until they are settled, no graph is run
+                    captured, divide = self.capture_program(args, kwargs, parts, wrappers, keeps_sizes=keeps_sizes)
+                    program = self._place(captured, divide, host_inputs, parts) if is_placed else divide()
+            except Exception:
+                if not keeps_sizes:
+                    raise
+                self._keeps_sizes = False  # something in it wants numbers
+            else:
+                break
+        self._keeps_sizes &= not captured.sizes or captured.sizes[-1].is_free
         return Draft(captured, program, parts, recompute)
 
     def build(self, draft: Draft) -> tuple[CompiledCall, ParallelPlan]:
@@ -211,14 +226,23 @@ class Compilation:
         )
 
     def capture_program(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], parts: BatchParts, wrappers: Sequence[DividedBatch]
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        parts: BatchParts,
+        wrappers: Sequence[DividedBatch],
+        *,
+        keeps_sizes: bool = False,
     ) -> tuple[CapturedGraph, Callable[[], LocalProgram]]:
-        """Return the graph of one copy of one micro batch, and what makes its local program."""
+        """Return the graph of one copy of one micro batch, and what makes its local program.
+
+        Args:
+            keeps_sizes: sizes that differ from call to call are symbols in the graph until the program is made.
+        """
         tensors = find_tensors(args, kwargs)
         strategies = strategies_of(self.target.root)
         self._settle_mesh(layout for strategy in strategies.values() for layout in strategy.layouts)
-        layouts = [self._input_layout(index, tensor) for index, tensor in enumerate(tensors)]
-        shapes = [self._global_shape(tensor, layout, parts) for tensor, layout in zip(tensors, layouts, strict=True)]
+        shapes = self.shapes_of(tensors, parts)
         precision = self.settings.precision
         targets = targets_in(self.target.root)
 
@@ -234,6 +258,7 @@ class Compilation:
                 wrappers=wrappers,
                 known=[each for each in self.traced if each.holds(self.target.call, tuple(args), dict(kwargs))],
                 free=free,
+                keeps_sizes=keeps_sizes,
             )
 
         with autocast(precision):
@@ -261,6 +286,9 @@ class Compilation:
 
         def divide() -> LocalProgram:
             program = lower(captured, decide(captured, self.mesh, replace(constraints, splits=chosen.splits)))
+            if captured.sizes:
+                settle(program.graph)
+                settle(captured.graph)
             program.notes += chosen.notes
             return program
 
@@ -382,6 +410,11 @@ class Compilation:
             if copies % self.mesh.extent((*outermost, axis)) == 0:
                 outermost.append(axis)
         return [*(axis for axis in self.mesh.axes if axis not in outermost), *outermost]
+
+    def shapes_of(self, tensors: Sequence[Tensor], parts: BatchParts) -> list[tuple[int, ...]]:
+        """Return the global shapes of what one part of a batch has of these tensors."""
+        layouts = [self._input_layout(index, tensor) for index, tensor in enumerate(tensors)]
+        return [self._global_shape(tensor, layout, parts) for tensor, layout in zip(tensors, layouts, strict=True)]
 
     def _global_shape(self, tensor: Tensor, layout: TensorLayout, parts: BatchParts) -> tuple[int, ...]:
         shape = [size * self.mesh.extent(axes) for size, axes in zip(tensor.shape, layout.split, strict=True)]

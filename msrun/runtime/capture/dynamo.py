@@ -208,7 +208,7 @@ def trace_call(
         get_metrics_context(),
         dynamo_timed("msrun_capture"),
         config.patch(_config()),
-        symbol_config.patch(use_duck_shape=False),  # else sizes that are equal by chance would have to stay so
+        symbol_config.patch(use_duck_shape=False),  # type: ignore[attr-defined]  # else sizes that are equal by chance would have to stay so
         _watching_stores(found),
         _without_shortcuts(),
         _without_tracebacks(),
@@ -247,10 +247,12 @@ def trace_call(
     )
     traced.inputs = _given_to(traced, function, args, kwargs)
     traced.sources = [str(source.name) for source in _sources(backend.graph_module)]
-    names = {"L": {"function": function, "args": args, "kwargs": kwargs}}
-    number = {id(tensor): index for index, tensor in enumerate(given)}
-    traced.sizes = Sizes(backend.fake_mode.shape_env, lambda name: number[id(eval(name, names))])
-    _note_free_sizes(traced, number, free)
+    if free:
+        names = {"L": {"function": function, "args": args, "kwargs": kwargs}}
+        number = {id(tensor): index for index, tensor in enumerate(given)}
+        symbols = backend.fake_mode.shape_env
+        traced.sizes = Sizes(symbols, lambda name: number[id(eval(name, names))])  # noqa: S307 - torch's own text
+        _note_free_sizes(traced, number, free)
     return traced
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
-import sympy
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, fx
+from torch._dynamo.source import TensorPropertySource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
@@ -33,10 +34,10 @@ class Sizes:
         number_of: how torch calls a tensor -> which one of the call it is.
         """
         self._symbols = symbols or ShapeEnv()
-        self._symbol_of: dict[Place, sympy.Symbol] = {
+        self._symbol_of: dict[Any, sympy.Symbol] = {
             (number_of(source.base.name), source.idx): symbol
             for symbol, sources in self._symbols.var_to_sources.items()
-            for source in sources
+            for source in cast("list[TensorPropertySource]", sources)
         }
 
     def find(self, shapes: Sequence[Sequence[int]]) -> dict[sympy.Symbol, sympy.Integer]:
@@ -62,7 +63,7 @@ class Sizes:
 
 def hint(number: Any) -> Any:
     """Return a number, of a symbol the one of the captured call; nothing is noted about it."""
-    return number.node.hint if isinstance(number, torch.SymInt | torch.SymFloat) else number
+    return number.node.hint if type(number) in (torch.SymInt, torch.SymFloat) else number
 
 
 def hints(shape: Iterable[int]) -> tuple[int, ...]:
@@ -72,7 +73,7 @@ def hints(shape: Iterable[int]) -> tuple[int, ...]:
 
 def common_divisor(a: int, b: int) -> int:
     """Return the greatest common divisor; of symbols one of both, where it divides the other."""
-    if isinstance(a, torch.SymInt) or isinstance(b, torch.SymInt):
+    if not type(a) is type(b) is int:
         if a % b == 0:
             return b
         if b % a == 0:

@@ -44,9 +44,7 @@ class CapturedCall:
         self._captured = captured
         self._kinds = kinds_of(tensors)
         self._shapes_of = shapes_of
-        self._free = {
-            place for index, places in captured.traced.free.values() for place in ((index, d) for d in places)
-        }
+        self._free = {(index, dim) for index, dims in captured.traced.free.values() for dim in dims}
         self._of_any_size = self._without_free_sizes(self._kinds)
         self._sizes: dict[str, SizesOfCall] = {}
         """shapes of a call -> its sizes, of those that have run"""

@@ -9,7 +9,8 @@ this number alone. So code that knows nothing of symbols is right, and only cost
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import sympy  # type: ignore[import-untyped]
@@ -121,6 +122,20 @@ def settle(graph: fx.Graph) -> None:
             node.meta["val"] = pytree.tree_map_only(Tensor, lambda value: _of_the_call(value, mode), node.meta["val"])
         if node.op == "call_function":
             node.args, node.kwargs = fx.node.map_aggregate((node.args, node.kwargs), _number)
+
+
+@contextmanager
+def settled(graph: fx.Graph) -> Iterator[None]:
+    """Let a graph have numbers of the captured call in the places of symbols for a while: to be priced."""
+    before = [(node, node.meta.get("val"), node.args, node.kwargs) for node in graph.nodes]
+    settle(graph)
+    try:
+        yield
+    finally:
+        for node, value, args, kwargs in before:
+            node.args, node.kwargs = args, kwargs
+            if "val" in node.meta:
+                node.meta["val"] = value
 
 
 def _of_the_call(value: Tensor, mode: FakeTensorMode) -> Tensor:

@@ -7,7 +7,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +44,7 @@ from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.schedule.replay import RecomputeSpec, find_regions
 from msrun.runtime.sharding.layout import Mesh, TensorLayout
 from msrun.runtime.sharding.named_layout import Layout, choose_mesh
-from msrun.runtime.sharding.sizes import settle
+from msrun.runtime.sharding.sizes import settle, settled
 from msrun.runtime.sharding.strategies import Entry, entry_numbers
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class Compilation:
         parts = find_parts(wrappers)
         recompute = recomputed_in(self.target.root)
         host_inputs = host_inputs_of(find_tensors(args, kwargs))
-        needs_numbers = self.settings.device_limit or self.settings.activation_limit_bytes or self.settings.search
+        needs_numbers = self.settings.device_limit is not None or self.settings.activation_limit_bytes is not None
         for keeps_sizes in (True, False) if self._keeps_sizes and is_placed and not needs_numbers else (False,):
             try:
                 with warnings.catch_warnings():
@@ -280,7 +280,8 @@ class Compilation:
             stored=self.storage.layouts,
             is_strict=self.settings.is_strict,
         )
-        chosen = choose_strategies(captured, self.mesh, constraints, self.settings, self.target.root, self._fewest)
+        with settled(captured.graph) if captured.sizes else nullcontext():
+            chosen = choose_strategies(captured, self.mesh, constraints, self.settings, self.target.root, self._fewest)
         self.settings, self.price = chosen.settings, chosen.price
         self.storage.use_hsdp(chosen.settings.hsdp)
 

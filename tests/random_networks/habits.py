@@ -8,6 +8,7 @@
 ("recompute", i)            msrun's recompute of block i
 ("evaluate", step)          the loss without gradients, in evaluation, before this step
 ("smaller", step)           this step's batch has half of the rows
+("sizes", step, rows, n)    this step's batch has other rows, and sequences of n tokens
 ("factor",)                 a plain argument of the call changes from step to step
 ("backward_twice",)         two backward passes for each step of the optimizer
 ("keep_zeros",)             zero_grad(set_to_none=False)

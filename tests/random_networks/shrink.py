@@ -46,7 +46,7 @@ def simpler(case: Case) -> Iterator[Case]:
         yield changed.changed(has_tied_head=False) if name == "from_words" else changed
     if case.steps > 1:
         last = case.steps - 1
-        kept = tuple(habit for habit in case.habits if habit[0] not in ("change", "evaluate", "smaller", "eval_block", "weights", "read") or habit[1] < last)  # fmt: skip  # noqa: E501
+        kept = tuple(habit for habit in case.habits if habit[0] not in ("change", "evaluate", "smaller", "sizes", "eval_block", "weights", "read") or habit[1] < last)  # fmt: skip  # noqa: E501
         yield case.changed(steps=last, habits=kept)
     for index, piece in enumerate(case.pieces):
         if piece.wire != "chain":

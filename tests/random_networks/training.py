@@ -233,6 +233,8 @@ def loop(
         named = habits.call_arguments(case, step)
         if ("smaller", step) in case.habits:
             x, y = x[: len(x) // 2], y[: len(y) // 2]
+        for rows, tokens in [habit[2:] for habit in case.habits if habit[:2] == ("sizes", step)]:
+            x, y = (resized(case, value, rows, tokens) for value in (x, y))
         x, y = feed(x), feed(y)
         if ("evaluate", step) in case.habits:
             found.losses.append(number(evaluate(case, training, called, x, y)))
@@ -274,6 +276,12 @@ def loop(
     found.buffers = {name: value.detach().clone() for name, value in training.named_buffers()}
     found.state = whole_state(case, copies.take(training), folder)
     return found
+
+
+def resized(case: Case, value: Tensor, rows: int, tokens: int) -> Tensor:
+    """Return a batch with other rows, and of sequences with other tokens."""
+    value = value[torch.arange(rows) % len(value)]
+    return value[:, torch.arange(tokens) % value.shape[1]] if case.family == "sequences" else value
 
 
 class Copies:

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext, free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from msrun.errors import CaptureError, ParallelError
@@ -61,6 +62,8 @@ def _common_shape(nodes: list[fx.Node]) -> list[int] | None:
     return shapes[0] if shapes and all(shape == shapes[0] for shape in shapes) else None
 
 
+_STACK = "msrun_stack"
+"""node.meta key of dynamo's nn_module_stack, by modules and not by their paths"""
 _NOTES = "custom"
 """node.meta key whose value torch copies from a traced node to what it becomes"""
 _IS_MARK = "msrun_mark"
@@ -73,22 +76,36 @@ _autocast = torch.amp.autocast_mode
 _inference_mode = torch.autograd.grad_mode._enter_inference_mode, torch.autograd.grad_mode._exit_inference_mode
 
 
-def trace_aten(traced: TracedCall, root: nn.Module) -> fx.GraphModule:
+def trace_aten(traced: TracedCall, root: nn.Module, symbols: ShapeEnv | None = None) -> fx.GraphModule:
     """Return the same graph of aten operators; `nn_module_stack` holds paths in `root`, functions their objects.
+
+    Args:
+        symbols: gets one for every free size, in arguments and shapes of the operators; None: these are numbers.
 
     Raises:
         CaptureError: an operator that cannot stand in a captured graph.
     """
     paths = {str(id(module)): (path, type(module)) for path, module in root.named_modules()}
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    samples = [mode.from_tensor(value, static_shapes=True) for value in traced.inputs]
-    parameters = [index for index, value in enumerate(traced.inputs) if isinstance(value, nn.Parameter)]
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols)
+    tensors = {index: value for index, value in enumerate(traced.inputs) if isinstance(value, Tensor)}
+    samples = [_sample(mode, value, *traced.free.get(index, (0, ()))) for index, value in tensors.items()]
     interpreter = _Interpreter(traced.graph, paths)
+
+    def run(*values: Tensor) -> list[Any]:
+        found = dict(zip(tensors, values, strict=True))
+        given = [found.get(index, value) for index, value in enumerate(traced.inputs)]
+        for index, value in enumerate(given if symbols is not None else ()):
+            if not isinstance(value, Tensor):
+                place, dimension = traced.size_of[index]
+                given[index] = found[place].shape[dimension]
+        parameters = [index for index, value in tensors.items() if isinstance(value, nn.Parameter)]
+        return interpreter.run_flat(parameters, *given)
+
     try:
         with mode, torch.enable_grad(), fx_traceback.preserve_node_meta():
             module = make_fx(
-                partial(interpreter.run_flat, parameters),
-                tracing_mode="fake",
+                run,
+                tracing_mode="fake" if symbols is None else "symbolic",
                 pre_dispatch=True,
                 _allow_non_fake_inputs=True,
             )(*samples)
@@ -99,12 +116,34 @@ def trace_aten(traced: TracedCall, root: nn.Module) -> fx.GraphModule:
     for node in reversed(module.graph.nodes):  # regions of autocast are notes on operators
         if node.target in (_autocast._enter_autocast, _autocast._exit_autocast):
             module.graph.erase_node(node)
+    _put_sizes(module.graph)
     module.meta["functions"] = interpreter.functions  # operators name them by number alone
     for node in module.graph.nodes:
         node.meta |= node.meta.pop(_NOTES, None) or {}
         if _IS_MARK in node.meta:
             node.target, node.args = MARK, (node.args[0], *node.meta.pop(_IS_MARK))
     return module
+
+
+def _sample(mode: FakeTensorMode, value: Tensor, number: int, free: Sequence[int]) -> Tensor:
+    if mode.shape_env is None or not free:
+        return mode.from_tensor(value, static_shapes=True)
+    kinds = [DimDynamic.DYNAMIC if dimension in free else DimDynamic.STATIC for dimension in range(value.dim())]
+    context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
+    return mode.from_tensor(value, symbolic_context=context, source=ConstantSource(str(number)))
+
+
+def _put_sizes(graph: fx.Graph) -> None:
+    """Write sizes where they are read, in place of operators that make them."""
+    made = [node for node in graph.nodes if isinstance(node.meta.get("val"), _NUMBERS)]
+    numbers = {node: node.meta["val"] for node in made}
+    for node in graph.nodes:
+        if node not in numbers and not numbers.keys().isdisjoint(node.all_input_nodes):
+            if node.op == "output":
+                raise CaptureError("a result is a size")
+            node.args, node.kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: numbers.get(n, n))
+    for node in reversed(made):
+        graph.erase_node(node)
 
 
 class _Interpreter(fx.Interpreter):
@@ -134,7 +173,7 @@ class _Interpreter(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one node; its notes go to what is recorded for it."""
-        stack = n.meta.get("nn_module_stack") or {}
+        stack = n.meta.setdefault(_STACK, n.meta.get("nn_module_stack") or {})
         known = [self._paths[key.partition("@")[0]] for key in stack if key.partition("@")[0] in self._paths]
         n.meta["nn_module_stack"] = {path: (path, kind) for path, kind in known}
         n.meta[_NOTES] = dict(self._notes)
@@ -142,10 +181,9 @@ class _Interpreter(fx.Interpreter):
             n.meta[_NOTES][_IS_MARK] = n.args[1:]
         self._node = n
         for value in pytree.tree_leaves(n.meta.get("example_value")):
-            if isinstance(value, _NUMBERS):
-                raise self._refusal(_name(n.target), "makes a Python number from a tensor's values")
-            if isinstance(value, Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape):
-                raise self._refusal(_name(n.target), "makes a tensor whose size depends on values")
+            if isinstance(value, (*_NUMBERS, Tensor)) and free_unbacked_symbols(value):
+                what = "tensor whose size depends on" if isinstance(value, Tensor) else "Python number from a tensor's"
+                raise self._refusal(_name(n.target), f"makes a {what} values")
         return super().run_node(n)
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

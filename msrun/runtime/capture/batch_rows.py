@@ -35,7 +35,7 @@ def trace_batch_rows(graph: fx.Graph, inputs: Collection[str]) -> None:
     Random numbers that are made of nothing belong to rows of the batch where dimension 0 has their number; where
     another size is a multiple of it, nobody knows.
     """
-    rows: set[int] = set()
+    rows: list[int] = []
     for node in graph.nodes:
         value = node.meta.get("val")
         if node.op == "placeholder":
@@ -43,7 +43,7 @@ def trace_batch_rows(graph: fx.Graph, inputs: Collection[str]) -> None:
                 0 if node.name in inputs and isinstance(value, torch.Tensor) and value.dim() else None
             )
             if node.meta[BATCH_DIM] == 0:
-                rows.add(value.shape[0])
+                rows.append(value.shape[0])
         elif node.op == "call_function":
             tensors = node.all_input_nodes if node.target is operator.getitem else operator_call(node).tensors
             is_like = isinstance(find_rule(node.target), LikeInType)

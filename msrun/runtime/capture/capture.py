@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from msrun.errors import CaptureError, StrategyError
@@ -31,6 +32,7 @@ from msrun.runtime.capture.marked_calls import TOP, calls_of, erase_marks, marki
 from msrun.runtime.capture.writes import make_functional
 from msrun.runtime.sharding.operators.dropout import number_dropouts
 from msrun.runtime.sharding.operators.rule import line_of_use, user_line
+from msrun.runtime.sharding.sizes import Place, Sizes
 from msrun.runtime.sharding.strategies import OperatorStrategy
 
 GlobalShape = tuple[int, ...]
@@ -237,8 +239,11 @@ def capture(
     strategies: Mapping[str, OperatorStrategy] | None = None,
     targets: Mapping[str, HostOrDevice] | None = None,
     wrappers: Sequence[Any] = (),
+    known: Sequence[TracedCall] = (),
+    free: Collection[Place] = (),
+    keeps_sizes: bool = False,
 ) -> CapturedGraph:
-    """Trace `target` once.
+    """Trace `target` once, unless a known trace is of this call but for sizes.
 
     Args:
         args, kwargs: one call's arguments; tensors become inputs of the graph, everything else is guarded.
@@ -247,6 +252,9 @@ def capture(
         strategies: module path -> the user's strategy. Those of functions come with their calls.
         targets: module path -> where the user wants it to run. Those of functions come with their calls.
         wrappers: those of the network that divide its batch, outermost first; one part of it is traced.
+        known: earlier traces that hold for this call, but for sizes.
+        free: what differs from call to call.
+        keeps_sizes: the graph is for all of these sizes, with symbols in their places.
 
     Raises:
         CaptureError: a construct that cannot be captured; names it, its line and what to do.
@@ -265,19 +273,27 @@ def capture(
         filled = [next(fake) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         call_args, call_kwargs = pytree.tree_unflatten(filled, spec)
         unguarded = fakes.ids | {id(table) for table, _ in marked.hooks}
-        traced = trace_call(target.call, call_args, call_kwargs, unguarded=unguarded)
-        traced.hooks = marked.hooks
-        module = trace_aten(traced, root)
+        call = target.call, call_args, call_kwargs
+        traced = next(filter(None, (each.of_other_sizes(*call, fakes.inputs) for each in known)), None)
+        reasons = [] if traced else list(filter(None, (each.sizes.why_not(input_shapes) for each in known)))
+        if traced is None:
+            traced = trace_call(*call, unguarded=unguarded, given=fakes.inputs, free=free)
+            traced.marked = marked
+        symbols = ShapeEnv() if keeps_sizes and traced.free else None
+        module = trace_aten(traced, root, symbols)
         roles = _Roles(traced, fakes, root, parameter_shapes)
     graph = roles.rewrite(module)
     _drop_bookkeeping(graph)
     note_functions(graph)
-    regions = number_calls(graph, marked.names)
+    names = traced.marked.names if traced.marked else {}
+    regions = number_calls(graph, names)
     check_wrappers(graph, wrappers, roles.inputs, traced.stores.results)
     assignment = assign_strategies(graph, regions, roles.parameters, root)
-    missing = sorted({name for name, _ in marked.names.values()} - {region.name for region in regions})
+    missing = sorted({name for name, _ in names.values()} - {region.name for region in regions})
     if missing:
         assignment.notes.append(f"strategies of modules that the graph does not call: {', '.join(missing)}")
+    assignment.notes += [f"tensor {i} may have any size in dimension {dimension}" for i, dimension in sorted(free)]
+    assignment.notes += [f"captured again for a size, as {reason} is no longer true" for reason in reasons[:1]]
     outputs, assigned, updates = _settle_outputs(graph, traced, roles, root)
     unflatten_linears(graph)
     number_dropouts(graph)
@@ -299,6 +315,7 @@ def capture(
         assigned=assigned,
         assignment=assignment,
         regions=regions,
+        sizes=[traced.sizes, Sizes(symbols)] if symbols else [],
     )
 
 
@@ -313,7 +330,7 @@ class _Roles:
         self.constants: dict[str, Tensor] = {}
         self.inputs = [f"input_{index}" for index in range(len(fakes.inputs))]
         self._fake_inputs = fakes.inputs
-        self._given = traced.inputs
+        self._given = [value for value in traced.inputs if isinstance(value, Tensor)]
         self.placeholders: list[str | None] = []
         of_inputs = {id(fake): name for fake, name in zip(fakes.inputs, self.inputs, strict=True)}
         parameters = {id(value): name for name, value in root.named_parameters()}
@@ -321,6 +338,9 @@ class _Roles:
         names = {name for name, _ in root.named_buffers(remove_duplicate=False)}
         nodes = [node for node in traced.graph.graph.nodes if node.op == "placeholder"]
         for value, source, node in zip(traced.inputs, traced.sources, nodes, strict=True):
+            if not isinstance(value, Tensor):
+                self.placeholders.append(None)
+                continue
             if id(value) in of_inputs:
                 name = of_inputs[id(value)]
             elif isinstance(value, nn.Parameter) and (path := fakes.names.get(id(value))) is not None:
@@ -355,8 +375,7 @@ class _Roles:
             made[of_input] = _placeholder(graph, of_input)
             made[of_input].meta["val"] = fake
         copies: dict[fx.Node, Any] = {}
-        for node, name, value in zip(old, self.placeholders, self._given, strict=True):
-            assert name is not None
+        for node, name, value in zip(old, filter(None, self.placeholders), self._given, strict=True):
             node.meta["val"].requires_grad_(value.requires_grad)  # make_fx keeps what it saw detached
             if name not in made:
                 made[name] = _placeholder(graph, name)

@@ -17,6 +17,7 @@ from msrun.errors import CaptureError
 from msrun.runtime.capture.assignment import Assignment
 from msrun.runtime.capture.dynamo import TracedCall
 from msrun.runtime.capture.marked_calls import MarkedCall
+from msrun.runtime.sharding.sizes import Sizes
 
 
 @dataclass(frozen=True)
@@ -106,5 +107,7 @@ class CapturedGraph:
     """index of an output that the call assigns to a buffer -> the buffer's name"""
     assignment: Assignment = field(default_factory=Assignment)
     """what the user's strategies mean, beside what is written on the operators"""
+    sizes: list[Sizes] = field(default_factory=list)
+    """what has to be true of other sizes than those of the captured call; empty: it is for these alone"""
     regions: list[MarkedCall] = field(default_factory=list)
     """calls that have a strategy of the user"""

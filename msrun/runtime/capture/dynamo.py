@@ -25,7 +25,7 @@ import torch
 import torch._functorch.aot_autograd
 from torch import Tensor, fx, nn
 from torch._dynamo import config, convert_frame, guards
-from torch._dynamo.decorators import substitute_in_graph
+from torch._dynamo.decorators import maybe_mark_dynamic, substitute_in_graph
 from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.hooks import Hooks
 from torch._dynamo.output_graph import OutputGraph
@@ -38,13 +38,15 @@ from torch._dynamo.variables.base import (
     VariableTracker,
 )
 from torch._subclasses.fake_impls import register_op_impl
+from torch.fx.experimental import _config as symbol_config
 from torch.fx.experimental.symbolic_shapes import PendingUnbackedSymbolNotFound
 from torch.nn.modules import transformer
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from msrun.errors import CaptureError, ParallelError
-from msrun.runtime.capture.marked_calls import NotWhileCapturing
+from msrun.runtime.capture.marked_calls import Marking, NotWhileCapturing
 from msrun.runtime.sharding.operators.rule import line_of_use
+from msrun.runtime.sharding.sizes import Place, Sizes
 
 Call = Callable[..., Any]
 _CONFIG: dict[str, Any] = {
@@ -112,30 +114,59 @@ class TracedCall:
 
     graph: fx.GraphModule
     """Of torch functions."""
-    inputs: list[Tensor]
-    """What the graph's placeholders stood for, in order: objects of the call, of modules, of closures."""
+    inputs: list[Tensor | int]
+    """What the graph's placeholders stood for, in order: objects of the call, of modules, of closures, and sizes."""
     sources: list[str]
     """Where the call found them, as Python text: `function.fc.weight`, `args[0]`."""
     stores: Stores
     _environment: Any
     _backend_id: str
     _guards: Any
-    hooks: Sequence[tuple[Mapping[int, Any], Mapping[int, Any]]] = ()
-    """Tables of hooks that held others, too, while the call was traced: what has to be in them, instead of guards."""
+    sizes: Sizes
+    free: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
+    """input -> which tensor of the call it is, and the dimensions whose size is not that of the traced call alone"""
+    size_of: dict[int, Place] = field(default_factory=dict)
+    """input that is a size -> input and dimension that have it"""
+    marked: Marking | None = None
+    """What was marked while the call was traced."""
 
     def holds(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Return whether a call does what the traced one did; shapes of given tensors are the caller's to compare."""
-        if any(table != hooks for table, hooks in self.hooks):
+        if self._has_other_hooks():
             return False
         return bool(self._guards.check({"function": function, "args": args, "kwargs": kwargs}))
 
     def why_not(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return the first guard that does not hold, as text; empty when all hold."""
-        if any(table != hooks for table, hooks in self.hooks):
+        if self._has_other_hooks():
             return "the hooks of a module with a strategy are the same"
         failed = self._guards.check_verbose({"function": function, "args": args, "kwargs": kwargs})
         parts = [] if failed.result else failed.verbose_code_parts
         return _in_words(parts[0].partition("  #")[0].strip()) if parts else ""
+
+    def is_of(self, other: TracedCall) -> bool:
+        """Return whether both come from one run of dynamo."""
+        return self.graph is other.graph
+
+    def _has_other_hooks(self) -> bool:
+        """Return whether tables of hooks in which marks stood, which are not guarded, hold others by now."""
+        return self.marked is not None and any(table != hooks for table, hooks in self.marked.hooks)
+
+    def of_other_sizes(
+        self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any], given: Sequence[Tensor]
+    ) -> TracedCall | None:
+        """Return what tracing another call would leave, if the traced one differs from it in free sizes alone.
+
+        Args:
+            args, kwargs: what stands for the arguments of a call for which `holds` is true.
+            given: the tensors in them.
+        """
+        if self.sizes.why_not([tensor.shape for tensor in given]):
+            return None
+        inputs = _given_to(self, function, args, kwargs)
+        free = {index: dimensions for index, (_, dimensions) in self.free.items()}
+        old, new = ([_kind(value, free.get(i, ())) for i, value in enumerate(each)] for each in (self.inputs, inputs))
+        return dataclasses.replace(self, inputs=inputs) if old == new else None
 
     def bind(self, run: Call) -> Call:
         """Return the call's own Python code around `run`, which is called in place of the graph."""
@@ -143,13 +174,29 @@ class TracedCall:
         return cast(Call, self._environment.forward_callable(self._backend_id, run, extra_globals=globals_))
 
 
+def _kind(value: Tensor | int, free: Collection[int]) -> Any:
+    """Return what of an input is the same in calls that a trace is for."""
+    if not isinstance(value, Tensor):
+        return int
+    sizes = [None if dimension in free else size for dimension, size in enumerate(value.shape)]
+    return sizes, value.dtype, value.device, value.requires_grad
+
+
 def trace_call(
-    function: Call, args: tuple[Any, ...], kwargs: dict[str, Any], *, unguarded: Collection[int]
+    function: Call,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    unguarded: Collection[int],
+    given: Sequence[Tensor] = (),
+    free: Collection[Place] = (),
 ) -> TracedCall:
     """Trace one call.
 
     Args:
         unguarded: ids of objects that stand for others while the call is traced: nothing is guarded about them.
+        given: the tensors in the arguments.
+        free: which of them, and the dimension, keep their size free, where the Python code lets them.
 
     Raises:
         CaptureError: a construct that dynamo cannot follow; names it, the user's line and what to do.
@@ -161,10 +208,13 @@ def trace_call(
         get_metrics_context(),
         dynamo_timed("msrun_capture"),
         config.patch(_config()),
+        symbol_config.patch(use_duck_shape=False),  # type: ignore[attr-defined]  # else sizes that are equal by chance would have to stay so
         _watching_stores(found),
         _without_shortcuts(),
         _without_tracebacks(),
     ):
+        for index, dimension in free:
+            maybe_mark_dynamic(given[index], dimension)
         try:
             captured = convert_frame.fullgraph_capture(entry, (function, args, kwargs))
         except ParallelError:
@@ -193,10 +243,29 @@ def trace_call(
         environment,
         backend.backend_id,
         holds,
+        Sizes(),
     )
     traced.inputs = _given_to(traced, function, args, kwargs)
     traced.sources = [str(source.name) for source in _sources(backend.graph_module)]
+    if free:
+        names = {"L": {"function": function, "args": args, "kwargs": kwargs}}
+        number = {id(tensor): index for index, tensor in enumerate(given)}
+        symbols = backend.fake_mode.shape_env
+        traced.sizes = Sizes(symbols, lambda name: number[id(eval(name, names))])  # noqa: S307 - torch's own text
+        _note_free_sizes(traced, number, free)
     return traced
+
+
+def _note_free_sizes(traced: TracedCall, number: Mapping[int, int], free: Collection[Place]) -> None:
+    """Write down which inputs have free sizes, and where inputs that are sizes are found in them."""
+    for index, value in enumerate(traced.inputs):
+        if dimensions := [dimension for tensor, dimension in free if number.get(id(value)) == tensor]:
+            traced.free[index] = number[id(value)], dimensions
+    values = [node.meta["example_value"] for node in traced.graph.graph.nodes if node.op == "placeholder"]
+    has = {str(values[i].shape[d]): (i, d) for i, (_, dimensions) in traced.free.items() for d in dimensions}
+    traced.size_of = {
+        index: has[str(size)] for index, size in enumerate(values) if not isinstance(size, Tensor) and str(size) in has
+    }
 
 
 def _config() -> dict[str, Any]:
@@ -222,14 +291,14 @@ def _with_names(environment: Any, globals_: Mapping[str, Any]) -> Any:
 
 
 class _Given(Exception):
-    def __init__(self, values: tuple[Tensor, ...]) -> None:
+    def __init__(self, values: tuple[Tensor | int, ...]) -> None:
         self.values = values
 
 
-def _given_to(traced: TracedCall, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+def _given_to(traced: TracedCall, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor | int]:
     """Return what the call gives to its graph, by running its code up to there."""
 
-    def stop(*values: Tensor) -> Any:
+    def stop(*values: Tensor | int) -> Any:
         raise _Given(values)
 
     try:
@@ -258,7 +327,12 @@ def _filter(unguarded: Collection[int]) -> Callable[[Sequence[Any]], list[bool]]
             if isinstance(entry.orig_guard.originating_source, NumpyTensorSource):
                 entry.orig_guard.obj_weakref = None
         left_out = {str(e.name) for e in entries if e.has_value and id(e.value) in unguarded and e.name}
-        return [not any(own in e.name for own in _OWN_NAMES) and left_out.isdisjoint(_wholes(e.name)) for e in entries]
+        return [
+            e.guard_type != "SHAPE_ENV"  # is about stand-ins; `Sizes` looks after it
+            and not any(own in e.name for own in _OWN_NAMES)
+            and left_out.isdisjoint(_wholes(e.name))
+            for e in entries
+        ]
 
     return keep
 

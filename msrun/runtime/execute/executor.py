@@ -36,6 +36,7 @@ from msrun.runtime.schedule.replay import Region, Replay, plan_replays
 from msrun.runtime.schedule.segments import Name, Segment, plan_buffers
 from msrun.runtime.sharding.layout import Mesh
 from msrun.runtime.sharding.operators.rule import DRAW, PLACE
+from msrun.runtime.sharding.sizes import SizesOfCall
 
 AHEAD = 2
 """Groups gathered ahead of their use when gathered parts are freed again (level3)."""
@@ -138,6 +139,7 @@ class Executor:
         self._rank = rank
         self.buffers = dict(buffers)
         self._input_names = [node.name for node in program.inputs]
+        self._sizes: SizesOfCall = {}
         self._asked = {PLACE, DRAW} & {name for segment in self.segments for name in segment.reads}
         self._buffer_plan = plan_buffers(program, self.segments)
         self.runner = SegmentRunner(
@@ -159,6 +161,13 @@ class Executor:
             {r.last for r in self.replays if r.segments},
             self._buffer_plan.spans,
         )
+
+    def use(self, sizes: SizesOfCall) -> None:
+        """Run calls of these sizes from now on."""
+        if sizes is not self._sizes:
+            self._sizes = sizes
+            for segment in self.segments:
+                segment.use(sizes)
 
     def set_buffer(self, name: Name, value: Tensor) -> None:
         """Use another tensor as a buffer or constant from the next step on."""
@@ -192,6 +201,7 @@ class Executor:
         copies = [self._begin(batch, needs_grad) for batch in batches]
         self._give(copies)
         step = Step(copies, gathered or self.begin())
+        step.sizes = self._sizes
         # Autograd may keep what a segment read, and the module's buffer is written when all is done.
         step.buffers = {name: (buffers or self.buffers)[name].clone() for name in self._buffer_plan.written}
         step.first_buffers = dict(step.buffers)
@@ -267,6 +277,7 @@ class Executor:
         Returns:
             Parameter name -> gradient of its stored part; empty unless `reduces`, and with `hand_out`.
         """
+        self.use(step.sizes)
         forget_deferred_weights()
         leaving = LeavingGradients(hand_out)
         for copy, given in zip(step.copies, gradients, strict=True):

@@ -25,6 +25,7 @@ from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.schedule.replay import Replay, SavedResults, forgetting
 from msrun.runtime.schedule.segments import BufferPlan, Crossing, Name, Segment
 from msrun.runtime.sharding.layout import Mesh
+from msrun.runtime.sharding.sizes import SizesOfCall
 
 
 @dataclass
@@ -123,6 +124,7 @@ class Step:
     """group of parameters -> what reads them on the host and may not be done yet"""
     tasks: list[HostTask] = field(default_factory=list)
     """Of the backward pass, on the host."""
+    sizes: SizesOfCall = field(default_factory=dict)
     is_verified: bool = field(default_factory=is_verifying.get)
     """Run for verification: it counts as none. Autograd may run the backward pass in a thread without this context."""
 

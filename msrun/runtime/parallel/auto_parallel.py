@@ -6,6 +6,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
@@ -244,6 +245,10 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):  # type:
         agreement.begin_call()
         args, kwargs, tensors = tuple(args), dict(kwargs), find_tensors(args, kwargs)
         if known is not None:
+            if known.is_of_new_sizes(tensors):
+                batch = describe_batch(args, kwargs)
+                agreement.meet(world.get_rank(), world.get_group_size(), batch)
+                self._compilations[id(target.root)].check_ranks_agree(batch, batch=batch)
             with contextlib.suppress(ParameterChanged):
                 return known.run(target.call, args, kwargs, tensors)
         call = self._capture(target, args, kwargs, tensors)
@@ -316,12 +321,13 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):  # type:
         compilation.target = target
         reason = self._captured[0].why_not(target.call, args, kwargs, tensors) if self._captured else ""
         agreement.meet(world.get_rank(), world.get_group_size(), describe_batch(args, kwargs))
+        before = compilation.trace_count
         captured, compiled, self._plan = compile_call(compilation, args, kwargs)
+        self._capture_count += compilation.trace_count - before
         if isinstance(compiled, CompiledCall):
             compiled.arriving = self._arriving
-        call = CapturedCall(target, tensors, captured, compiled)
+        call = CapturedCall(target, tensors, captured, compiled, partial(compilation.shapes_of, parts=compiled.parts))
         self._captured.insert(0, call)
-        self._capture_count += 1
         if len(self._captured) > self.settings.kept_captures:
             self._captured.pop()
             forget_shapes()
@@ -330,7 +336,7 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):  # type:
             if self.settings.strategies_to is not None and self._capture_count == 1:
                 write_operator_strategies(self.settings.strategies_to, self._plan.strategies())
             announce(self._plan, self._announced)
-            if (count := self._capture_count) in (8, 64, 512):
+            if (count := self._capture_count) in (8, 64, 512) and compilation.trace_count > before:
                 log.warning(
                     "captured %d times, the last time because of %s: keep what changes from call to call out of the "
                     "network's attributes and shapes, or make it a tensor",
@@ -361,6 +367,12 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):  # type:
             UnverifiableError: this network has no step of one process to compare with.
         """
         return verify_step(self, batch, kwargs, raises=raises, tolerance=tolerance)
+
+    @property
+    def captures(self) -> int:
+        """How many times the network's Python code has been followed: not again for batches of other sizes, unless it
+        does something else for them."""
+        return self._capture_count
 
     # -- telling ------------------------------------------------------------------------------------------------
 

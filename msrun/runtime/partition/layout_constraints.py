@@ -55,7 +55,7 @@ def layouts_of_outputs(captured: CapturedGraph, mesh: Mesh, axes: Axes) -> list[
     None: no value. What the call stores in attributes is whole as well.
     """
     inputs = [node for node in captured.graph.nodes if node.op == "placeholder" and node.name in captured.inputs]
-    rows = {node.meta["val"].shape[0] for node in inputs if node.meta["val"].dim()}
+    rows = [node.meta["val"].shape[0] for node in inputs if node.meta["val"].dim()]
 
     def layout(index: int, node: fx.Node) -> TensorLayout:
         shape = node.meta["val"].shape

@@ -66,6 +66,7 @@ class Reads:
         layout, is_new = held[best], False
         for index, step in enumerate(chains[best]):
             after = step.after(layout)
+            assert after.fits(self._mesh, value.shape), "of every size that the program is for"
             if index == len(chains[best]) - 1 and step.kind == "gather" and entered and set(step.axes) <= set(entered):
                 # gather then enter along the same axes: the way back is one reduce-scatter
                 steps.append((Collective("gather_enter", step.axes, step.dim), None))

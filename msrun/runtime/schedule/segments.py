@@ -25,6 +25,7 @@ from torch import fx, nn
 from msrun.runtime.partition.program import ON_HOST, LocalProgram
 from msrun.runtime.sharding.collective import Collective
 from msrun.runtime.sharding.operators.rule import PLACE, apply_collective
+from msrun.runtime.sharding.sizes import FreeNumber, SizesOfCall
 
 aten = torch.ops.aten
 _PRODUCTS = frozenset({aten.linear.default, aten.matmul.default, aten.mm.default, aten.bmm.default})
@@ -166,11 +167,17 @@ class Segment:
     level: int = 0
     on_host: bool = False
     """Whether its operators run on the host, beside those of the device of its level."""
+    free: dict[str, FreeNumber] = field(default_factory=dict)
+    """attribute of the module -> what it is in calls of other sizes"""
     run: Callable[..., Any] = field(init=False)
     """What computes it: its module, or that compiled."""
 
     def __post_init__(self) -> None:
         self.run = self.module
+
+    def use(self, sizes: SizesOfCall) -> None:
+        """Compute for a call of these sizes from now on."""
+        vars(self.module).update({name: number.at(sizes) for name, number in self.free.items()})
 
     @property
     def is_empty(self) -> bool:
@@ -337,12 +344,26 @@ def _segment(nodes: list[fx.Node], kept: set[fx.Node]) -> Segment:
             if read not in inside and read not in mapping:
                 mapping[read] = graph.placeholder(read.name)
                 reads.append(read)
+    free: dict[str, FreeNumber] = {}
+    root = nn.Module()
+
+    def argument(value: Any) -> Any:
+        if not isinstance(value, FreeNumber):
+            return mapping[value] if isinstance(value, fx.Node) else value
+        name = next((name for name, other in free.items() if other.expression == value.expression), f"size_{len(free)}")
+        if name not in free:
+            free[name] = value
+            setattr(root, name, value)
+        return graph.get_attr(name)
+
     for node in nodes:
+        args, kwargs = fx.node.map_aggregate((node.args, node.kwargs), argument)
         mapping[node] = graph.node_copy(node, lambda n: mapping[n])
+        mapping[node].args, mapping[node].kwargs = args, kwargs
     writes = [node for node in nodes if node in kept]
     graph.output(tuple(mapping[node] for node in writes))
-    module = fx.GraphModule(nn.Module(), graph)
-    return Segment(module, [n.name for n in reads], [n.name for n in writes])
+    module = fx.GraphModule(root, graph)
+    return Segment(module, [n.name for n in reads], [n.name for n in writes], free=free)
 
 
 def render_segment(number: int, segment: Segment, note: str = "") -> list[str]:

@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Literal
 
 from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout
+from msrun.runtime.sharding.sizes import hints
 
 MAX_PIECES = 3
 """Every chain is tried while no more axes, or runs of axes that always stand together, take part in a move. With more,
@@ -59,6 +60,10 @@ class Move:
     """Count the way back of the gradient too."""
     kept_axes: Axes = ()
     """Axes that no move may use, because values differ along them."""
+
+    def __post_init__(self) -> None:
+        """Price it by the sizes of the captured call: which chain is cheapest does not bind other calls."""
+        object.__setattr__(self, "shape", hints(self.shape))
 
     def elements(self, step: Step, layout: TensorLayout) -> int:
         """Return how many elements a rank receives for one move of a tensor of `layout`.

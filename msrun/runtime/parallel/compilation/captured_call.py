@@ -8,12 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from msrun.errors import CaptureError
+from msrun.errors import CaptureError, StrategyError
 from msrun.runtime.capture.captured_graph import CapturedGraph, Target
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
+from msrun.runtime.sharding.sizes import SizesOfCall
 from msrun.runtime.tensors.plain_tensors import plain_tensors
 
+_MOST_SIZES = 4096
+"""Kinds of batches that are known to fit; others are looked at again."""
 Kind = tuple[tuple[int, ...], torch.dtype, torch.device, bool]
 
 
@@ -30,14 +33,21 @@ class CapturedCall:
         tensors: Sequence[Tensor],
         captured: CapturedGraph,
         compiled: CompiledCall | PipelinedCall,
+        shapes_of: Callable[[Sequence[Tensor]], Sequence[Sequence[int]]],
     ) -> None:
         """Args:
         tensors: those of the captured call.
+        shapes_of: returns the global shapes of what one part of a batch has of each tensor.
         """
         self.root = target.root
         self.compiled = compiled
         self._captured = captured
         self._kinds = kinds_of(tensors)
+        self._shapes_of = shapes_of
+        self._free = {(index, dim) for index, dims in captured.traced.free.values() for dim in dims}
+        self._of_any_size = self._without_free_sizes(self._kinds)
+        self._sizes: dict[str, SizesOfCall] = {}
+        """shapes of a call -> its sizes, of those that have run"""
         self._tensors: Sequence[Tensor] = ()
         self._run = captured.traced.bind(self._run_graph)
         own = dict(target.root.named_parameters())
@@ -60,13 +70,36 @@ class CapturedCall:
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Tensor]
     ) -> bool:
         """Return whether a call does what the captured one did."""
-        return self._kinds == kinds_of(tensors) and self._captured.traced.holds(function, args, kwargs)
+        return self._fits(tensors) and self._captured.traced.holds(function, args, kwargs)
+
+    def _fits(self, tensors: Sequence[Tensor]) -> bool:
+        kinds = kinds_of(tensors)
+        if kinds == self._kinds or str(kinds) in self._sizes:
+            return True
+        if not self._captured.sizes or self._without_free_sizes(kinds) != self._of_any_size:
+            return False
+        try:
+            shapes = self._shapes_of(tensors)
+        except StrategyError:  # cannot be divided; who captures it says so
+            return False
+        return not any(sizes.why_not(shapes) for sizes in self._captured.sizes)
+
+    def _without_free_sizes(self, kinds: Sequence[Kind]) -> list[Any]:
+        return [
+            ([None if (i, d) in self._free else size for d, size in enumerate(shape)], *rest)
+            for i, (shape, *rest) in enumerate(kinds)
+        ]
+
+    def is_of_new_sizes(self, tensors: Sequence[Tensor]) -> bool:
+        """Return whether no call of these sizes, for which `holds` is true, has run yet."""
+        kinds = kinds_of(tensors)
+        return kinds != self._kinds and str(kinds) not in self._sizes
 
     def why_not(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Tensor]
     ) -> str:
         """Return why a call is another one."""
-        if self._kinds != kinds_of(tensors):
+        if not self._fits(tensors):
             return "tensors of other shapes or types"
         return self._captured.traced.why_not(function, args, kwargs)
 
@@ -96,6 +129,13 @@ class CapturedCall:
             ParameterChanged: before anything is computed.
         """
         self._tensors = tensors
+        if self._captured.sizes:
+            key = str(kinds_of(tensors))
+            if key not in self._sizes:
+                self._sizes = dict(list(self._sizes.items())[-_MOST_SIZES:])
+                self._sizes[key] = self._captured.sizes[-1].find(self._shapes_of(tensors))
+            assert isinstance(self.compiled, CompiledCall), "no stage of a pipeline has symbols"
+            self.compiled.executor.use(self._sizes[key])
         try:
             return self._run(function, args, kwargs)
         finally:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from msrun.runtime.capture.autocast import apply_autocast
 from msrun.runtime.capture.batch_rows import refuse_lost_rows
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import CapturedGraph, Target
+from msrun.runtime.capture.dynamo import TracedCall
 from msrun.runtime.parallel.batch.divided_batch import DividedBatch, find_parts, find_wrappers
 from msrun.runtime.parallel.batch.parts import BatchParts, find_tensors
 from msrun.runtime.parallel.compilation.build_call import activations_of, build_compiled_call
@@ -42,6 +44,7 @@ from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.schedule.replay import RecomputeSpec, find_regions
 from msrun.runtime.sharding.layout import Mesh, TensorLayout
 from msrun.runtime.sharding.named_layout import Layout, choose_mesh
+from msrun.runtime.sharding.sizes import settle, settled
 from msrun.runtime.sharding.strategies import Entry, entry_numbers
 
 if TYPE_CHECKING:
@@ -88,6 +91,13 @@ class Compilation:
     """Named layouts that the user gave, in order: their names are those of the plan."""
     price: PriceSummary | None = None
     """Of the strategies that were searched for last."""
+    traced: list[TracedCall] = field(default_factory=list)
+    """Traces that leave sizes free, the one that was used last first."""
+    trace_count: int = 0
+    _keeps_sizes: bool = True
+    _varying: dict[Any, tuple[list[tuple[int, ...]], set[tuple[int, int]] | None]] = field(default_factory=dict)
+    """types of a call's tensors -> sizes of the first such call, and which (tensor, dimension) has had others since;
+    None: its Python code wants numbers"""
     _told: ParallelError | None = None
     """What every rank has heard of already."""
 
@@ -111,9 +121,21 @@ class Compilation:
         """
         parts = find_parts(wrappers)
         recompute = recomputed_in(self.target.root)
-        captured, divide = self.capture_program(args, kwargs, parts, wrappers)
         host_inputs = host_inputs_of(find_tensors(args, kwargs))
-        program = self._place(captured, divide, host_inputs, parts) if is_placed else divide()
+        needs_numbers = self.settings.device_limit is not None or self.settings.activation_limit_bytes is not None
+        for keeps_sizes in (True, False) if self._keeps_sizes and is_placed and not needs_numbers else (False,):
+            try:
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", message="Raw Sym")  # until they are settled, no graph is run
+                    captured, divide = self.capture_program(args, kwargs, parts, wrappers, keeps_sizes=keeps_sizes)
+                    program = self._place(captured, divide, host_inputs, parts) if is_placed else divide()
+            except Exception:
+                if not keeps_sizes:
+                    raise
+                self._keeps_sizes = False  # something in it wants numbers
+            else:
+                break
+        self._keeps_sizes &= not captured.sizes or captured.sizes[-1].is_free
         return Draft(captured, program, parts, recompute)
 
     def build(self, draft: Draft) -> tuple[CompiledCall, ParallelPlan]:
@@ -204,26 +226,43 @@ class Compilation:
         )
 
     def capture_program(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], parts: BatchParts, wrappers: Sequence[DividedBatch]
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        parts: BatchParts,
+        wrappers: Sequence[DividedBatch],
+        *,
+        keeps_sizes: bool = False,
     ) -> tuple[CapturedGraph, Callable[[], LocalProgram]]:
-        """Return the graph of one copy of one micro batch, and what makes its local program."""
+        """Return the graph of one copy of one micro batch, and what makes its local program.
+
+        Args:
+            keeps_sizes: sizes that differ from call to call are symbols in the graph until the program is made.
+        """
         tensors = find_tensors(args, kwargs)
         strategies = strategies_of(self.target.root)
         self._settle_mesh(layout for strategy in strategies.values() for layout in strategy.layouts)
-        layouts = [self._input_layout(index, tensor) for index, tensor in enumerate(tensors)]
-        shapes = [self._global_shape(tensor, layout, parts) for tensor, layout in zip(tensors, layouts, strict=True)]
+        shapes = self.shapes_of(tensors, parts)
         precision = self.settings.precision
-        with autocast(precision):
-            captured = capture(
+        targets = targets_in(self.target.root)
+
+        def traced(free: Collection[tuple[int, int]]) -> CapturedGraph:
+            return capture(
                 self.target,
                 args,
                 kwargs,
                 input_shapes=shapes,
                 parameter_shapes=self.storage.shapes,
                 strategies=strategies,
-                targets=targets_in(self.target.root),
+                targets=targets,
                 wrappers=wrappers,
+                known=[each for each in self.traced if each.holds(self.target.call, tuple(args), dict(kwargs))],
+                free=free,
+                keeps_sizes=keeps_sizes,
             )
+
+        with autocast(precision):
+            captured = self._traced_once(traced, tensors, shapes)
         if captured.stored and parts.total > 1:
             raise CaptureError(
                 f"the network stores tensors in attributes, and {parts.total} parts of the batch would each store "
@@ -241,16 +280,56 @@ class Compilation:
             stored=self.storage.layouts,
             is_strict=self.settings.is_strict,
         )
-        chosen = choose_strategies(captured, self.mesh, constraints, self.settings, self.target.root, self._fewest)
+        with settled(captured.graph) if captured.sizes else nullcontext():
+            chosen = choose_strategies(captured, self.mesh, constraints, self.settings, self.target.root, self._fewest)
         self.settings, self.price = chosen.settings, chosen.price
         self.storage.use_hsdp(chosen.settings.hsdp)
 
         def divide() -> LocalProgram:
             program = lower(captured, decide(captured, self.mesh, replace(constraints, splits=chosen.splits)))
+            if captured.sizes:
+                settle(program.graph)
+                settle(captured.graph)
             program.notes += chosen.notes
             return program
 
         return captured, divide
+
+    def _traced_once(
+        self,
+        traced: Callable[[Collection[tuple[int, int]]], CapturedGraph],
+        tensors: Sequence[Tensor],
+        shapes: list[tuple[int, ...]],
+    ) -> CapturedGraph:
+        """Return the graph of a call; what has been traced for other sizes is not traced again.
+
+        Args:
+            traced: returns it, with a trace that leaves sizes of (tensor, dimension) free if there has to be a new one.
+        """
+        key = tuple((tensor.dtype, tensor.dim()) for tensor in tensors)
+        first, varying = self._varying.setdefault(key, (shapes, set()))
+        graph = None
+        if varying is not None:
+            for index, (before, now) in enumerate(zip(first, shapes, strict=True)):
+                varying |= {(index, dimension) for dimension in getattr(tensors[index], "_dynamo_dynamic_indices", ())}
+                varying |= {(index, dimension) for dimension in range(len(now)) if now[dimension] != before[dimension]}
+            try:
+                graph = traced(varying)
+            except Exception:
+                if not varying:
+                    raise
+                self._varying[key] = first, None
+        graph = graph or traced(())
+        trace = next((each for each in self.traced if each.is_of(graph.traced)), None)
+        if trace is None:
+            self.trace_count += 1
+            trace = graph.traced
+        else:
+            self.traced.remove(trace)
+        if trace.free:
+            self.traced.insert(0, trace)
+            del self.traced[self.settings.kept_captures :]
+        return graph
 
     def _place(
         self, captured: CapturedGraph, divide: Callable[[], LocalProgram], host_inputs: list[int], parts: BatchParts
@@ -332,6 +411,11 @@ class Compilation:
             if copies % self.mesh.extent((*outermost, axis)) == 0:
                 outermost.append(axis)
         return [*(axis for axis in self.mesh.axes if axis not in outermost), *outermost]
+
+    def shapes_of(self, tensors: Sequence[Tensor], parts: BatchParts) -> list[tuple[int, ...]]:
+        """Return the global shapes of what one part of a batch has of these tensors."""
+        layouts = [self._input_layout(index, tensor) for index, tensor in enumerate(tensors)]
+        return [self._global_shape(tensor, layout, parts) for tensor, layout in zip(tensors, layouts, strict=True)]
 
     def _global_shape(self, tensor: Tensor, layout: TensorLayout, parts: BatchParts) -> tuple[int, ...]:
         shape = [size * self.mesh.extent(axes) for size, axes in zip(tensor.shape, layout.split, strict=True)]

@@ -202,7 +202,7 @@ class _ForwardAgain:
 
     def __init__(self, compiled: CompiledCall, batches: Sequence[Sequence[Tensor]], first: Step) -> None:
         self._compiled, self._batches = compiled, batches
-        self._buffers, self._is_verified = first.first_buffers, first.is_verified
+        self._buffers, self._is_verified, self._sizes = first.first_buffers, first.is_verified, first.sizes
         self._draw = current_draw.get()
         self._number = 0 if self._draw is None else self._draw.stream.step
         self._versions: list[int] | None = None
@@ -223,6 +223,7 @@ class _ForwardAgain:
                 "last one, or call the network again"
             )
         compiled, draw = self._compiled, self._draw
+        compiled.executor.use(self._sizes)
         again = None if draw is None else replace(draw, stream=replace(draw.stream, step=self._number))
         token = current_draw.set(again)
         try:

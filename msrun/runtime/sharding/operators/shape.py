@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from msrun.runtime.sharding.operators.rule import (
     dimension_labels,
     sizes_of,
 )
+from msrun.runtime.sharding.sizes import common_divisor
 
 aten = torch.ops.aten
 
@@ -92,7 +92,7 @@ class Reshape(_ToShape):
                 if first_in is not None and first_out is not None:
                     label = f"r{number}"
                     inputs[first_in] = output[first_out] = label
-                    sizes[label] = math.gcd(source[first_in], target[first_out])
+                    sizes[label] = common_divisor(source[first_in], target[first_out])
         return Form((tuple(inputs),), tuple(output), sizes)
 
 

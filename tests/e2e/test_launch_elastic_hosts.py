@@ -6,6 +6,7 @@ import socket
 import sys
 from pathlib import Path
 
+import pytest
 from job_runner import JobRunner, Running, wait_until
 
 FRONT_END = (sys.executable, "-m", "msrun.torchrun")
@@ -45,6 +46,7 @@ def test_those_that_have_come_run_the_job_and_a_later_one_is_sent_away(msrun: Jo
     assert ended.read_json("plan.json")["world_size"] == 2
 
 
+@pytest.mark.slow
 def test_the_most_begin_at_once_also_on_one_machine(msrun: JobRunner, tmp_path: Path) -> None:
     port = free_port()
     (tmp_path / "go").touch()

@@ -105,6 +105,7 @@ def test_host_that_leaves_by_a_signal_is_replaced_and_its_workers_have_their_gra
     rehearsals.runner.prove_nothing_left()
 
 
+@pytest.mark.slow
 def test_hosts_that_leave_at_once_are_all_left_out(rehearsals: Rehearsals, script: Path) -> None:
     job = rehearsals.start("4x1", "--min_hosts=2", "--max_restarts=3", script)
     records(rehearsals, job, 0, 4)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
@@ -25,7 +26,6 @@ from required_wings import (  # noqa: F401 - hooks
     pytest_runtest_makereport,
     pytest_sessionstart,
 )
-from slow_share import keep_share
 
 from msrun import contract
 
@@ -87,6 +87,24 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     keep_share(config, items)
     draw_few_examples(items)
+
+
+def keep_share(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """MSRUN_SLOW_SHARE=12 keeps one of twelve slow tests, MSRUN_SLOW_SEED says which; who draws its cases stays."""
+    share, seed = (
+        int(os.environ.get(f"MSRUN_SLOW_{name}") or default) for name, default in (("SHARE", 1), ("SEED", 0))
+    )
+    left = [
+        item
+        for item in items
+        if item.get_closest_marker("slow")
+        and not item.get_closest_marker("random")
+        and (zlib.crc32(item.nodeid.encode()) - seed) % share
+    ]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        gone = {*left}
+        items[:] = [item for item in items if item not in gone]
 
 
 def pytest_collection_finish() -> None:

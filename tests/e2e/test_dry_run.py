@@ -115,6 +115,7 @@ def test_script_with_nothing_to_look_at_gets_one_clear_line(msrun: JobRunner, tm
     assert not (tmp_path / "log_output" / "simulation.json").exists()
 
 
+@pytest.mark.slow
 def test_scripts_that_cannot_be_looked_at_are_told_what_to_call(msrun: JobRunner, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("import torch\n\ntorch.distributed.init_process_group('gloo')\n")
     done = msrun.run("--sim_level=1", "--worker_num=8", "own.py", cwd=tmp_path)

@@ -162,6 +162,7 @@ def test_killed_agent_ends_the_job_and_its_host_is_named(fleet: FleetRunner, job
     fleet.prove_nothing_left()
 
 
+@pytest.mark.slow
 def test_job_goes_on_when_the_server_of_its_connection_is_killed(fleet: FleetRunner, job: Running) -> None:
     for session in fleet.net.sessions(1):
         os.kill(session, signal.SIGKILL)

@@ -70,6 +70,7 @@ def on_terminal(fleet: FleetRunner) -> Iterator[OnTerminal]:
     fleet.prove_nothing_left()
 
 
+@pytest.mark.slow
 def test_breakpoint_on_another_host_prompts_and_obeys(on_terminal: OnTerminal, tmp_path: Path) -> None:
     terminal = on_terminal(DEBUGGED)
     terminal.read_until(b"(Pdb) ")

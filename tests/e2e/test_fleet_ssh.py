@@ -31,6 +31,7 @@ def fleet(msrun: JobRunner, net: SshNet, tmp_path: Path) -> FleetRunner:
     return FleetRunner(msrun, net, tmp_path)
 
 
+@pytest.mark.slow
 def test_job_behind_two_jump_hosts_is_one_world(fleet: FleetRunner, workers: Path, tmp_path: Path) -> None:
     (tmp_path / "config").write_text(
         f"Host host2\n ProxyJump host0,host1\n Port 2222\nHost host1\n ProxyJump host0\n"

@@ -23,6 +23,7 @@ def fleet(msrun: JobRunner, net: SshNet, tmp_path: Path) -> FleetRunner:
     return FleetRunner(msrun, net, tmp_path)
 
 
+@pytest.mark.slow
 def test_files_for_tls_are_not_used_and_no_password_leaves_the_launcher(
     fleet: FleetRunner, workers: Path, tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ def assert_named(job: Finished, absent: str, come: str) -> None:
     assert job.read_json("failure.json")["exit_code"] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", one_fast("runtime", "plain", "late_import"))
 @pytest.mark.parametrize("late_s", ["0", pytest.param("1", marks=pytest.mark.slow)])
 def test_rank_that_ends_with_0_before_it_joins_is_named(

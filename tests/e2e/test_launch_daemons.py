@@ -41,7 +41,7 @@ def test_daemon_ends_when_launcher_and_fork_server_are_killed_together(
     prove_gone(msrun, daemon)
 
 
-@pytest.mark.parametrize("killed", ["", "launcher", "fork server"])
+@pytest.mark.parametrize("killed", one_fast("", "launcher", "fork server"))
 def test_daemon_is_gone_at_every_end(msrun: JobRunner, tmp_path: Path, killed: str) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     job = msrun.start("--worker_num=1", "train.py", cwd=tmp_path)

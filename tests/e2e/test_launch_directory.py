@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from asked_cases import one_fast
 from job_runner import JobRunner, latest_job, wait_until
 
 
@@ -17,7 +18,7 @@ def snapshot(folder: Path) -> dict[str, tuple[int, int, int]]:
     return {name: (status.st_ino, status.st_size, status.st_mtime_ns) for name, status in found.items()}
 
 
-@pytest.mark.parametrize("where", ["--worker_num=1", "--rehearse=1x1"])
+@pytest.mark.parametrize("where", one_fast("--worker_num=1", "--rehearse=1x1"))
 def test_a_second_job_touches_nothing_of_the_first_which_runs(
     msrun: JobRunner, workers: Path, tmp_path: Path, where: str
 ) -> None:
@@ -75,7 +76,7 @@ def test_links_to_files_that_only_an_earlier_job_has_go_and_old_jobs_do_when_the
     assert set(os.listdir(root)) == own | {"latest", third.log_dir.name}
 
 
-@pytest.mark.parametrize("where", ["--worker_num=1", "--rehearse=1x1"])
+@pytest.mark.parametrize("where", one_fast("--worker_num=1", "--rehearse=1x1"))
 def test_log_directory_that_is_removed_during_the_job_is_told_and_the_status_stays(
     msrun: JobRunner, tmp_path: Path, where: str
 ) -> None:
@@ -86,7 +87,7 @@ def test_log_directory_that_is_removed_during_the_job_is_told_and_the_status_sta
     assert finished.stderr.count(" was removed while the job ran") == 1
 
 
-@pytest.mark.parametrize("where", ["--worker_num=1", "--rehearse=1x1"])
+@pytest.mark.parametrize("where", one_fast("--worker_num=1", "--rehearse=1x1"))
 def test_log_directory_that_is_removed_before_the_workers_have_started_is_told(
     msrun: JobRunner, tmp_path: Path, where: str
 ) -> None:

@@ -73,6 +73,7 @@ def test_those_that_have_come_run_the_job_and_a_later_one_waits_until_it_is_need
     assert unused.code == 0 and "the job has ended without this host" in unused.stderr
 
 
+@pytest.mark.slow
 def test_the_most_begin_at_once_also_on_one_machine(hosts: Hosts) -> None:
     hosts.go(0)
     jobs = [hosts.start("1:2", window="600", workers=2) for _ in range(2)]

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from asked_cases import one_fast
 from job_runner import Finished, JobRunner, wait_until
 
 HEAD = "import os, sys, time\nimport msrun\n"
@@ -74,7 +75,7 @@ except Exception as error:
     assert "caught UsageError <function work" in caught[4] and "cannot be sent to another process" in caught[4]
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("signum", one_fast(signal.SIGINT, signal.SIGKILL))
 def test_nothing_is_left_when_the_caller_ends(msrun: JobRunner, tmp_path: Path, signum: int) -> None:
     (tmp_path / "program.py").write_text(
         HEAD + "def work():\n    open('ready_' + os.environ['RANK'], 'w').close()\n    time.sleep(600)\n"

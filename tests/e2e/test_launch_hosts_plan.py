@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asked_cases import one_fast
 from job_runner import JobRunner
 
 HOSTFILE = """\
@@ -163,7 +164,7 @@ def test_wrong_hosts_are_refused_in_one_line_and_nothing_happens(
     assert re.search(WRONG[name][1], said), said
 
 
-@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize("form", one_fast("text", "json"))
 def test_dry_run_opens_no_socket_resolves_no_name_and_writes_nothing(msrun: JobRunner, cwd: Path, form: str) -> None:
     before = sorted(os.listdir(cwd))
     command = [sys.executable, "-c", DRY_RUN]

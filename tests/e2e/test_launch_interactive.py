@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from asked_cases import one_fast
 from job_runner import JobRunner, wait_until
 from terminal import Terminal
 
@@ -129,7 +130,7 @@ def test_control_c_is_the_ranks(on_terminal: OnTerminal) -> None:
     assert b"interrupted" in terminal.text
 
 
-@pytest.mark.parametrize("way", ["keys", "SIGTERM"])
+@pytest.mark.parametrize("way", one_fast("keys", "SIGTERM"))
 def test_the_terminal_comes_back_when_the_job_is_ended(on_terminal: OnTerminal, way: str) -> None:
     terminal = on_terminal(ASKING, "--worker_num=2", "--interactive", "--grace=0")
     terminal.read_until(b"? ")
@@ -207,7 +208,7 @@ def test_a_rank_on_another_host_has_the_terminal(on_terminal: OnTerminal, tmp_pa
     assert not terminal.is_raw
 
 
-@pytest.mark.parametrize("kind", ["pipe", "file"])
+@pytest.mark.parametrize("kind", one_fast("pipe", "file"))
 def test_standard_input_reaches_the_rank(msrun: JobRunner, tmp_path: Path, kind: str) -> None:
     (tmp_path / "train.py").write_text(READING)
     data = os.urandom(1 << 20)
@@ -254,7 +255,7 @@ def test_standard_input_that_nobody_reads_is_said(msrun: JobRunner, tmp_path: Pa
     assert NOTICE not in run_with(msrun, tmp_path, subprocess.DEVNULL, "--worker_num=1", "true")[2]
 
 
-@pytest.mark.parametrize("statement", ["breakpoint()", "input()"])
+@pytest.mark.parametrize("statement", one_fast("breakpoint()", "input()"))
 def test_the_report_of_a_rank_that_wanted_input_says_how(msrun: JobRunner, tmp_path: Path, statement: str) -> None:
     (tmp_path / "train.py").write_text(f"{statement}\nprint()\n")
     job = msrun.run("--worker_num=1", "train.py", cwd=tmp_path)

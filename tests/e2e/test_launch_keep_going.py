@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from asked_cases import one_fast
 from job_runner import JobRunner, wait_until
 
 TRAIN = """
@@ -29,7 +30,7 @@ def cwd(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("where", ["--worker_num=4", "--rehearse=2x2"])
+@pytest.mark.parametrize("where", one_fast("--worker_num=4", "--rehearse=2x2"))
 def test_others_run_to_their_end_and_the_first_failure_is_reported(msrun: JobRunner, cwd: Path, where: str) -> None:
     job = msrun.start(where, "--keep_going", "train.py", cwd=cwd)
     wait_until(
@@ -49,7 +50,7 @@ def test_others_run_to_their_end_and_the_first_failure_is_reported(msrun: JobRun
     assert states.pop(other).startswith("failed") and states == {0: "done", 3: "done"}
 
 
-@pytest.mark.parametrize("where", ["--worker_num=4", "--rehearse=2x2"])
+@pytest.mark.parametrize("where", one_fast("--worker_num=4", "--rehearse=2x2"))
 def test_a_signal_ends_all_after_a_failure_too(msrun: JobRunner, cwd: Path, where: str) -> None:
     job = msrun.start(where, "--keep_going", "train.py", cwd=cwd)
     wait_until(

@@ -8,6 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
 from job_runner import JobRunner
 
 
@@ -78,6 +79,7 @@ def test_limit_on_address_space_that_ends_the_import_of_torch_is_named(msrun: Jo
     assert "restart 1" not in finished.stderr, "it would end in the same way"
 
 
+@pytest.mark.slow
 def test_limit_on_cpu_time_is_named(msrun: JobRunner, tmp_path: Path) -> None:
     short = ["sh", "-c", 'ulimit -t 2 && exec "$@"', "sh"]
     finished = msrun.run("--worker_num=1", "sh", "-c", "while :; do :; done", cwd=tmp_path, prefix=short)

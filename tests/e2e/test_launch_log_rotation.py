@@ -194,6 +194,7 @@ def test_late_log_writer_gets_its_moment_when_launcher_and_fork_server_are_kille
     assert whole_log(latest_job(job.log_dir), 0) == "".join(f"words {number}\n" for number in range(1000)).encode()
 
 
+@pytest.mark.slow
 def test_scheduler_ends_what_a_launcher_that_is_killed_meanwhile_leaves(msrun: JobRunner, tmp_path: Path) -> None:
     (tmp_path / "late.py").write_text(LATE_WORDS)
     job = msrun.start("--worker_num=1", "--log_max_bytes=4K", "--log_keep=50", "late.py", cwd=tmp_path)

@@ -72,6 +72,7 @@ def test_every_loss_uses_a_restart_up_and_the_last_one_ends_the_job(
     assert earlier["reason"].startswith("the scheduler ended (signal SIGKILL)")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("lost", "host"), one_fast(("fork server", 1), ("scheduler", 0), ("scheduler", 1)))
 def test_host_that_has_lost_it_starts_again_with_the_others(
     msrun: JobRunner, workers: Path, tmp_path: Path, lost: str, host: int

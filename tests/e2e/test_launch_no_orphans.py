@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from asked_cases import one_fast
 from job_runner import JobRunner, Running, is_alive, wait_until
 
 
@@ -102,7 +103,7 @@ def test_killed_worker_takes_its_children_with_it(msrun: JobRunner, workers: Pat
     assert not [pid for pid in family if is_alive(pid)]
 
 
-@pytest.mark.parametrize("target", ["launcher", "fork server"])
+@pytest.mark.parametrize("target", one_fast("launcher", "fork server"))
 def test_kill_while_modules_are_imported_leaves_nothing(msrun: JobRunner, tmp_path: Path, target: str) -> None:
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "slow_import.py").write_text(

@@ -45,7 +45,9 @@ def test_the_script_has_its_own_where_workers_start_by_exec(msrun: JobRunner, pr
     assert "package" not in job.stderr
 
 
-@pytest.mark.parametrize("env", [path(".", str(REPOSITORY)), path(str(REPOSITORY))], ids=["PYTHONPATH", "beside"])
+@pytest.mark.parametrize(
+    "env", one_fast(path(".", str(REPOSITORY)), path(str(REPOSITORY))), ids=["PYTHONPATH", "beside"]
+)
 def test_one_line_says_where_it_cannot(msrun: JobRunner, project: Path, env: dict[str, str]) -> None:
     job = msrun.run("--worker_num=1", "theirs.py", cwd=project, command=COMMAND, env=env)
     assert job.code == 1

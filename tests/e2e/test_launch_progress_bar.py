@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from asked_cases import one_fast
 from job_runner import MARK, JobRunner
 from terminal import DEADLINE_S, Terminal
 
@@ -40,7 +41,7 @@ def test_bar_on_a_terminal_is_redrawn_in_place_and_stays_with_its_last_state(msr
         assert terminal.text.count(b"100%|###|\r\n") == 1
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", one_fast(1, 2))
 def test_raw_bytes_come_unchanged_and_at_once(msrun: JobRunner, tmp_path: Path, count: int) -> None:
     (tmp_path / "bar.py").write_text(BAR)
     reader, writer = os.pipe()
@@ -60,7 +61,7 @@ def test_raw_bytes_come_unchanged_and_at_once(msrun: JobRunner, tmp_path: Path, 
     assert job.wait(DEADLINE_S) == 0
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", one_fast(1, 2))
 def test_bar_in_a_pipe_is_a_line_now_and_then(msrun: JobRunner, tmp_path: Path, count: int) -> None:
     (tmp_path / "bar.py").write_text(BAR)
     words = [sys.executable, "-c", SHORT_STATES, *hosts(count), "--quiet", "bar.py"]

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from asked_cases import one_fast
 from job_runner import JobRunner, latest_job
 
 PROGRAM = "import os, sys\nprint(os.environ['RANK'], sys.argv[1:], __name__)\n"
@@ -58,7 +59,7 @@ def test_what_cannot_be_is_refused_in_one_line(
     assert not (tmp_path / "log_output").exists()
 
 
-@pytest.mark.parametrize("how", ["fork", "exec"])
+@pytest.mark.parametrize("how", one_fast("fork", "exec"))
 def test_arguments_are_the_ranks_own_when_that_is_asked_for(msrun: JobRunner, tmp_path: Path, how: str) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     options = ["--rehearse=2x1", "--rank_args", "--pass_local_rank", f"--start_method={how}"]

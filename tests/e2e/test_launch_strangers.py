@@ -112,6 +112,7 @@ def store_port(job: Running) -> int:
     return int(plan["hosts"][0]["env"]["MASTER_PORT"])
 
 
+@pytest.mark.slow
 def test_workers_that_meet_in_the_folder_of_the_job_do_not_depend_on_the_store(
     msrun: JobRunner, tmp_path: Path
 ) -> None:

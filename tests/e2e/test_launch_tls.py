@@ -53,6 +53,7 @@ def cluster(msrun: JobRunner, net: HostNet, tmp_path: Path) -> Cluster:
     return Cluster(msrun, net, tmp_path)
 
 
+@pytest.mark.slow
 def test_strangers_are_refused_and_the_job_starts_again_through_tls(
     cluster: Cluster, files: Path, workers: Path, tmp_path: Path
 ) -> None:

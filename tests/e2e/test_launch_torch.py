@@ -78,6 +78,7 @@ def line_of(name: str, seen: Path) -> list[str]:
     return LINES[name].format(script=seen, python=sys.executable).split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", one_fast("standalone", *(name for name in LINES if name != "standalone")))
 def test_line_of_torchrun_gives_the_workers_what_torchrun_gives_them(
     msrun: JobRunner, tmp_path: Path, seen: Path, name: str

@@ -141,6 +141,7 @@ def test_what_cannot_be_given_later_takes_another_server(warm: Warm, monkeypatch
     wait_until(lambda: not is_alive(server), "it has ended")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", one_fast("fork server", "launcher", "warm server"))
 def test_kill_leaves_nothing_of_the_job(warm: Warm, killed: str) -> None:
     warm.run(warm.script())

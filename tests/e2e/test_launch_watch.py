@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from asked_cases import one_fast
 from job_runner import DEADLINE_S, JobRunner, Running
 
 SCRIPT = """
@@ -170,14 +171,14 @@ def test_reader_that_has_enough_is_no_error(msrun: JobRunner, job: Running, tmp_
 
 @pytest.mark.parametrize(
     ("words", "pattern"),
-    [
+    one_fast(
         (["--watch"], "--watch: shows a job that was started before; give its --status LOG_DIR, too"),
         (["--json", "train.py"], "--json: shows a job that was started before; give its --status LOG_DIR, too"),
         (["--status", "--json"], "--status --json: give the --log_dir of a job after --status"),
         (["--status", ".", "--watch=never"], "--watch: 'never': give a number of seconds, 0.1 to 86400"),
         (["--status", ".", "--watch=0"], "--watch: '0': give a number of seconds, 0.1 to 86400"),
         (["--status", "nowhere", "--watch"], r"--status \S*/nowhere: no such directory; give the --log_dir of a job"),
-    ],
+    ),
 )
 def test_wrong_words_are_an_error_in_one_line(msrun: JobRunner, tmp_path: Path, words: list[str], pattern: str) -> None:
     finished = msrun.run(*words, cwd=tmp_path)

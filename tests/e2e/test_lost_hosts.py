@@ -123,6 +123,7 @@ def test_a_host_is_taken_out_of_the_job_by_its_name(rehearsals: Rehearsals, scri
     assert drain("host0").code == 2, "it is over"
 
 
+@pytest.mark.slow
 def test_hosts_that_leave_at_once_are_all_left_out(rehearsals: Rehearsals, script: Path) -> None:
     job = rehearsals.start("4x1", "--min_hosts=2", "--max_restarts=3", script)
     records(rehearsals, job, 0, 4)

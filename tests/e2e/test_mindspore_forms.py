@@ -36,7 +36,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("mode", slow_but(["data_parallel", "semi_auto_parallel"], MODES))
+@pytest.mark.parametrize("mode", slow_but(["data_parallel"], MODES))
 def test_two_ranks_hold_the_weights_of_one_process_or_are_refused(found: Any, mode: str, form: str) -> None:
     (one,), two = found[1], found[2]
     if (mode, form) in REFUSED:

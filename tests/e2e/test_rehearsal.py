@@ -83,6 +83,7 @@ def test_first_failed_worker_ends_the_job_on_every_host(
         assert "  | RuntimeError: the loss is gone" in job.stderr
 
 
+@pytest.mark.slow
 def test_job_starts_again_on_all_hosts_and_keeps_the_logs_of_each_attempt(
     rehearsals: Rehearsals, workers: Path
 ) -> None:
@@ -120,6 +121,7 @@ def test_killed_launcher_takes_every_host_with_it(rehearsals: Rehearsals, worker
     rehearsals.runner.prove_nothing_left(deadline_s=30.0)
 
 
+@pytest.mark.slow
 def test_host_keeps_no_second_copy_of_what_the_launcher_has_and_loses_nothing_when_it_dies(
     rehearsals: Rehearsals, workers: Path
 ) -> None:

@@ -157,6 +157,7 @@ def test_rank_table_of_a_config_map_is_awaited_and_copied(
     assert "this is node 0" in jobs[1].stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["jobset", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind != "jobset")]
 )

@@ -137,10 +137,10 @@ def test_parameter_servers_by_hand_train_as_one_process_and_end_with_the_job(
 
 @pytest.mark.parametrize(
     ("says", "text"),
-    [
+    one_fast(
         ("rank 1 has failed", "the scheduler at 127.0.0.1:{port} ends the job: rank 1 has failed"),
         (None, "lost the scheduler at 127.0.0.1:{port}"),
-    ],
+    ),
     ids=["another fails", "scheduler dies"],
 )
 def test_worker_ends_with_the_scheduler_or_when_another_has_failed(
@@ -231,6 +231,7 @@ def test_cut_cable_is_noticed_on_both_sides(msrun: JobRunner, net: HostNet) -> N
     assert worker.returncode == -signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_ranks_on_the_keepers_host_use_the_address_that_other_hosts_reach(msrun: JobRunner, net: HostNet) -> None:
     """Of several addresses, of which the first leads others nowhere, as with the networks of mpirun's host."""
     words = (f"127.0.0.1,{net.address(0)}", "2")

@@ -22,7 +22,7 @@ BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:gloo"}
 Outcomes = dict[str, list[dict[str, Any]]]
 """Name of a case -> what each rank returned, or its traceback as "error"."""
 LOSSES = [name for name in device_cases.CASES if name != "init"]
-FAST = ("init", "attention in blocks")
+FAST = ("init",)
 
 pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
 

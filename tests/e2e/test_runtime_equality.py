@@ -291,6 +291,7 @@ class MatMul(nn.Module):
         return x @ self.weight
 
 
+@pytest.mark.slow
 @on_ranks(RANKS)
 def test_second_loss_of_functional_train_is_the_one_that_mindspore_publishes() -> None:
     first, second = MatMul(torch.full((32, 8), 0.03)), MatMul(torch.full((8, 16), 0.04))

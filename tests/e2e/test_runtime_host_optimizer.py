@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -354,36 +353,6 @@ def resume(dtype: torch.dtype, places: list[bool], levels: list[str | None]) -> 
     return {"through": through, "resumed": resumed}
 
 
-def round_trip() -> Result:
-    """Give a new optimizer, and one that was there, the state dict of another."""
-    net, optimizer, call = _start(torch.bfloat16, "level1")
-    other, fresh, again = _start(torch.bfloat16, "level1")
-    data = batches(torch.bfloat16)
-    for x, y in data[:2]:
-        for network, opt in ((call, optimizer), (again, fresh)):
-            network(x if opt is optimizer else -x, y).backward()
-            opt.step()
-            opt.zero_grad()
-    other.load_state_dict(net.state_dict())
-    fresh.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    losses = []
-    for x, y in data[2:5]:
-        for network, opt in ((call, optimizer), (again, fresh)):
-            loss = network(x, y)
-            loss.backward()
-            opt.step()
-            opt.zero_grad()
-            losses.append(loss.item())
-    left, right = (opt.state_dict()["state"] for opt in (optimizer, fresh))
-    pairs = [(left[i][key], right[i][key]) for i in left for key in ("master_weight", "exp_avg", "exp_avg_sq")]
-    return {
-        "left": losses[::2],
-        "right": losses[1::2],
-        "equal": [torch.equal(_whole(a), _whole(b)) for a, b in pairs],
-        "types": sorted({str(a.dtype) for a, _ in pairs}),
-    }
-
-
 def refusals() -> Result:
     """Return what is said to those who ask for what cannot be."""
     net = make_net(torch.float64)
@@ -429,7 +398,6 @@ CASES: dict[str, Callable[[], Result]] = {
     "resume/narrow": lambda: resume(torch.bfloat16, [True, True], ["level1", "level1"]),
     "resume/layouts": lambda: resume(torch.bfloat16, [True, True, True], ["level1", None, "level3"]),
     "resume/places": lambda: resume(torch.float64, [True, False, True], ["level1", "level1", None]),
-    "round trip": round_trip,
     "refusals": refusals,
 }
 
@@ -482,20 +450,12 @@ def test_device_holds_a_third_of_float32_adam_and_an_eighth_of_the_mixed_recipe(
         assert host["copied"] == streamed["copied"] == [2, 2], "gradients there, weights back"
 
 
+@pytest.mark.slow
 @often
 @pytest.mark.parametrize("case", rows(["resume/narrow", "resume/layouts", "resume/places"]))
 def test_training_goes_on_from_a_checkpoint_in_other_layouts_and_places(ranks: Ranks, case: str) -> None:
     for rank in outcomes(case):
         assert rank["resumed"] == pytest.approx(rank["through"], rel=0 if "narrow" in case else DEVICE, abs=0)
-
-
-@pytest.mark.slow
-@on_ranks(2)
-def test_state_dict_carries_masters_and_moments_whole() -> None:
-    for rank in outcomes("round trip"):
-        assert rank["left"] == rank["right"]
-        assert set(rank["equal"]) == {True}
-        assert rank["types"] == ["torch.float32"]
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from asked_cases import one_fast
 from local_parts import local
 from mode_networks import STEPS
 from on_ranks import on_all_ranks, on_ranks
@@ -308,7 +309,7 @@ on_four = on_ranks(4)
 
 
 @on_ranks(4, pytest.param(8, marks=pytest.mark.slow))
-@pytest.mark.parametrize("case", ["hybrid/module", "hybrid/step", "hybrid/semi-auto"])
+@pytest.mark.parametrize("case", one_fast("hybrid/module", "hybrid/step", "hybrid/semi-auto"))
 def test_hand_cut_network_of_the_document_equals_its_semi_auto_twin_and_one_process(case: str) -> None:
     for rank in outcomes(case):
         assert rank["losses"] == pytest.approx(rank["right"], rel=EXACT, abs=0)

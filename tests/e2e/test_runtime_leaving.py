@@ -19,7 +19,9 @@ def test_no_thread_of_the_world_outlives_it(
     msrun: JobRunner, workers: Path, tmp_path: Path, start: str, how: str
 ) -> None:
     script = workers / "runtime" / "leave.py"
-    finished = msrun.run("--worker_num=2", f"--start_method={start}", script, how, cwd=tmp_path, env=ON_GLOO)
+    finished = msrun.run(
+        "--worker_num=2", f"--start_method={start}", script, how, cwd=tmp_path, env={**ON_GLOO, **msrun.warm()}
+    )
     assert finished.code == 0, finished.stderr
     assert [finished.log(rank).decode().splitlines()[-1] for rank in range(2)] == ["group threads: []"] * 2
 

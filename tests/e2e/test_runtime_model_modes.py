@@ -127,6 +127,7 @@ def assert_close(values: dict[str, float], expected: dict[str, float]) -> None:
         assert abs(value - expected[name]) < 1e-9, (name, value, expected[name])
 
 
+@pytest.mark.slow
 @on_two
 def test_layouts_are_those_of_training() -> None:
     """Without a step before: `infer_train_layout` cuts the network as training does, and takes no data away."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from local_parts import weight_difference
-from mode_networks import adam, batches, make_network, mine, momentum, serial, step_function, train
+from mode_networks import batches, make_network, mine, momentum, serial, step_function, train
 from on_ranks import on_all_ranks, on_ranks
 from torch import nn
 
@@ -20,10 +19,8 @@ from msrun.runtime import (
     WithLoss,
     get_group_size,
     get_rank,
-    load_checkpoint,
     no_init_parameters,
     reset_auto_parallel_context,
-    save_checkpoint,
     set_auto_parallel_context,
     value_and_grad,
 )
@@ -169,20 +166,6 @@ def two_functions_of_one_step() -> Result:
         "of_unused": float(sum(gradient.abs().sum() for gradient in gradients[-2:])),
         "is_finite": bool(loss.isfinite()),
     }
-
-
-def input_gradients() -> Result:
-    """The gradient of a rank's inputs is its part of the global loss's."""
-    network, right = make_network(), make_network()
-    images, labels = next(batches())
-    step = AutoParallel(WithLoss(network, F.cross_entropy), "data_parallel")
-    part = mine(images).requires_grad_()
-    step(part, mine(labels)).backward()
-    whole = images.clone().requires_grad_()
-    F.cross_entropy(right(whole), labels).backward()
-    assert whole.grad is not None
-    assert part.grad is not None
-    return {"difference": float((part.grad - mine(whole.grad)).abs().max())}
 
 
 def value_and_grad_of_a_parallel_module() -> Result:
@@ -351,7 +334,6 @@ def cases() -> dict[str, Callable[[], Result]]:
         "unused": unused_parameters,
         "buffers": buffers_of_every_form,
         "two-functions": two_functions_of_one_step,
-        "input-gradients": input_gradients,
         "value-and-grad-of-module": value_and_grad_of_a_parallel_module,
         "context/model": model_obeys_the_context,
         "context/hsdp": context_cuts_the_optimizer,
@@ -364,39 +346,6 @@ def cases() -> dict[str, Callable[[], Result]]:
         found[f"train/fsdp-{level}-late"] = lambda level=level: optimizer_between_the_passes(level)
         found[f"accumulate/{level}"] = lambda level=level: accumulated(optimizer_level=level)
     return found
-
-
-BEFORE, AFTER = 3, 3
-LAYOUTS: dict[str, Callable[[nn.Module], AutoParallel]] = {
-    "fsdp": lambda whole: AutoParallel(whole, "data_parallel").hsdp(threshold=1, optimizer_level="level3"),
-    "fsdp-in-pairs": lambda whole: AutoParallel(whole, "data_parallel").hsdp(shard_size=2, threshold=0),
-    "semi-auto": lambda whole: AutoParallel(whole).hsdp(threshold=1),
-    "data-parallel": lambda whole: AutoParallel(whole, "data_parallel"),
-}
-
-
-class Run:
-    """A network in one layout, with its optimizer."""
-
-    def __init__(self, layout: str | None, seed: float = 0.0) -> None:
-        self.network = make_network()
-        with torch.no_grad():
-            for parameter in self.network.parameters():
-                parameter += seed
-        self.optimizer = adam(self.network)
-        whole = WithLoss(self.network, F.cross_entropy)
-        self.step: Any = whole if layout is None else LAYOUTS[layout](whole)
-        self._part = (lambda tensor: tensor) if layout is None else mine
-
-    def train(self, given: list[Any]) -> list[float]:
-        losses = []
-        for images, labels in given:
-            loss = self.step(self._part(images), self._part(labels))
-            loss.backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-            losses.append(float(loss.detach()))
-        return losses
 
 
 EXACT, SINGLE = 1e-10, 1e-5
@@ -517,7 +466,7 @@ def test_gradients_of_two_backward_passes_are_those_of_both_batches(case: str) -
 
 
 @on_four
-@pytest.mark.parametrize("case", ["two-functions", "input-gradients", "value-and-grad-of-module", "unused"])
+@pytest.mark.parametrize("case", ["two-functions", "value-and-grad-of-module", "unused"])
 def test_gradients_without_capture_are_those_of_one_process(case: str) -> None:
     assert all(rank["difference"] <= EXACT for rank in outcomes(case))
 
@@ -543,30 +492,3 @@ def test_context_turns_on_optimizer_parallel_and_full_batch() -> None:
     assert plan["optimizer_parallel"].startswith("hsdp level2")
     assert [p["shard_ranks"] for p in plan["parameters"] if p["name"] == "layer1.weight"] == [4]
     assert any("gradients_mean changes nothing" in note for note in plan["notes"])
-
-
-PAIRS = [("fsdp", "fsdp-in-pairs"), ("fsdp", "semi-auto"), ("semi-auto", "fsdp"), ("fsdp-in-pairs", "data-parallel")]
-
-
-@pytest.mark.slow
-@on_four
-@pytest.mark.parametrize("is_placed", [False, True], ids=["fresh", "placed"])
-@pytest.mark.parametrize(("source", "target"), PAIRS)
-def test_checkpoints_of_fsdp_go_on_in_other_layouts_and_the_other_way_round(
-    tmp_path: Path, source: str, target: str, is_placed: bool
-) -> None:
-    """Saved in one layout, loaded in another, before or after its first call."""
-    given = list(batches(steps=BEFORE + AFTER))
-    right = Run(None)
-    expected = right.train(given)
-    first = Run(source)
-    first.train(given[:BEFORE])
-    save_checkpoint(first.step, tmp_path / "saved", optimizer=first.optimizer)
-    second = Run(target, seed=1.0)
-    if is_placed:
-        second.train(given[:1])
-    load_checkpoint(tmp_path / "saved", second.step, second.optimizer)
-    losses = second.train(given[BEFORE:])
-    assert losses == pytest.approx(expected[BEFORE:], rel=EXACT, abs=0)
-    assert weight_difference(second.network, right.network) <= EXACT
-    assert losses[0] != losses[-1]

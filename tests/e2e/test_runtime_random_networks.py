@@ -1,7 +1,7 @@
 """Random networks, strategies and habits: equal to one process, or refused by name on every rank; nothing else.
 
 MSRUN_FUZZ_CASES and MSRUN_FUZZ_SEED (by default 15 and 1) say how many and which; a failure names the command that
-repeats it alone, and with --shrink finds a smaller one.
+repeats it alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import torch
 from job_runner import WORKER_PATH, JobRunner
 from random_networks.case import Case, Piece, parse_case
 from random_networks.grammar import draw_case
-from random_networks.shrink import shrink, simpler
 from random_networks.training import Trained
 from random_networks.verdict import GOOD, judge
 from random_networks.worlds import Report
@@ -56,10 +55,7 @@ def results(
 @pytest.mark.random
 def test_every_case_is_equal_to_one_process_or_refused_by_name(results: list[dict[str, Any]]) -> None:
     bad = [entry for entry in results if entry["kind"] not in GOOD]
-    told = [
-        f"{e['kind']}: {e['message']}\n  {e['case']}\n  python tests/workers/runtime/{e['command']} --shrink"
-        for e in bad
-    ]
+    told = [f"{e['kind']}: {e['message']}\n  {e['case']}\n  python tests/workers/runtime/{e['command']}" for e in bad]
     assert not bad, f"{len(bad)} of {CASES} cases of seed {SEED}:\n" + "\n".join(told)
 
 
@@ -161,12 +157,3 @@ def test_grammar_draws_every_feature() -> None:
     assert [word for word in words.split() if word not in text] == []
     assert sum(case.pipeline is not None for case in cases) > 50
     assert sum(bool(case.cuts) for case in cases) > 60
-
-
-def test_shrinking_keeps_what_matters_alone() -> None:
-    cases = (draw_case(5, number) for number in range(1000))
-    found = next(case for case in cases if case.hsdp and case.habits and any(p.kind == "Fused" for p in case.pieces))
-    smallest = shrink(found, lambda case: case.hsdp is not None and any(p.kind == "Fused" for p in case.pieces))
-    assert [piece.kind for piece in smallest.pieces] == ["Fused"]
-    assert (smallest.habits, smallest.wrappers, smallest.cuts, smallest.steps) == ((), (), (), 1)
-    assert all(case.hsdp is None or case.pieces[0].kind != "Fused" for case in simpler(smallest)) or smallest.hsdp

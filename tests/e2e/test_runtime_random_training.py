@@ -228,6 +228,7 @@ def losses_of(name: str, way: Way, take: Callable[[Tensor], Tensor]) -> list[flo
     return losses
 
 
+@pytest.mark.slow
 @on_ranks(2)
 def test_stream_is_a_step_further_on_every_rank_of_a_pipeline_also_where_nothing_is_drawn() -> None:
     """After a call without gradients and two steps of a network whose last stage alone draws."""

@@ -43,22 +43,3 @@ def test_captured_modes_have_the_batch_statistics_of_the_whole_batch(losses: dic
 def test_modes_without_capture_have_those_of_each_ranks_part(losses: dict[str, list[float]], mode: str) -> None:
     assert losses[mode] == pytest.approx(losses["alone in parts"], rel=1e-9)
     assert losses[mode][0] != pytest.approx(losses["alone"][0], rel=1e-3), "else the test would tell nothing"
-
-
-def test_training_resumes_on_other_numbers_of_ranks_with_the_same_losses(
-    msrun: JobRunner, workers: Path, tmp_path: Path
-) -> None:
-    """Weights, momentum, batch statistics and the place in the data, from a checkpoint in the middle of an epoch."""
-    program = workers / "runtime" / "resnet_resume.py"
-
-    def train(name: str, ranks: int, steps: int) -> list[float]:
-        checkpoints, result = tmp_path / name, tmp_path / "losses.json"
-        msrun.run_world(ranks, program, EXAMPLE, checkpoints, result, str(steps), cwd=tmp_path, deadline_s=DEADLINE_S)
-        found: list[float] = json.loads(result.read_text())
-        return found
-
-    whole = train("whole", 2, 5)
-    begun = train("cut", 8, 2)
-    assert begun == pytest.approx(whole[:2], rel=1e-9)
-    for ranks in (2, 4, 8):
-        assert train("cut", ranks, 5) == pytest.approx(whole[2:], rel=1e-9)

@@ -118,6 +118,7 @@ def test_what_torch_asks_of_gloo_is_done(workers: Path, tmp_path: Path, what: st
         assert json.loads((tmp_path / f"{rank}.json").read_text())[0] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "number", "rank"),
     [("pidfd_open", PIDFD_OPEN, 1), pytest.param("memfd_create", MEMFD_CREATE, 0, marks=pytest.mark.slow)],

@@ -328,9 +328,7 @@ on_four = on_ranks(RANKS, dtype="float64")
 
 
 @on_four
-@pytest.mark.parametrize(
-    ("case", "dtype"), slow_but(["fresh-closures/float64", "recompute-level3-accumulation/float64"], RUNS)
-)
+@pytest.mark.parametrize(("case", "dtype"), slow_but(["recompute-level3-accumulation/float64"], RUNS))
 def test_losses_gradients_weights_and_number_of_messages_are_those_of_one_process(
     ranks: Ranks, case: StepCase, dtype: str
 ) -> None:

@@ -54,6 +54,7 @@ def values_of_all(shape: tuple[int, ...], dtype: torch.dtype, size: int, *, tran
     return made
 
 
+@pytest.mark.slow
 @on_ranks(3, *slow(2, 4), env={"MSRUN_CPU_BACKEND": "shm"})
 def test_sums_on_shared_memory(ranks: Ranks) -> None:
     groups = groups_of_both_kinds()

@@ -191,6 +191,7 @@ def test_weights_by_columns(build: Build) -> None:
     train(step, right, ours, theirs)
 
 
+@pytest.mark.slow
 @tool("stages", "stages+hsdp", "fsdp2", fast=("hsdp-level2",))
 def test_steps_in_backward(build: Build) -> None:
     """Every message of gradients is used and dropped when it arrives; the loop's own optimizer.step() finds none."""

@@ -23,7 +23,7 @@ def test_the_users_line_comes_first_in_log_and_report(
     msrun: JobRunner, workers: Path, tmp_path: Path, method: str
 ) -> None:
     script = workers / "runtime" / "user_error.py"
-    finished = msrun.run("--worker_num=2", "--start_method", method, script, "forward", cwd=tmp_path)
+    finished = msrun.run("--worker_num=2", "--start_method", method, script, "forward", cwd=tmp_path, env=msrun.warm())
     assert finished.code == 1
     *lines, left_out = finished.log(0).decode().splitlines()
     assert lines == [line.format(script=script) for line in FORWARD]

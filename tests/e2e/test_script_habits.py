@@ -20,7 +20,6 @@ import sys
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,15 +98,6 @@ class Scripts:
         status = 128 - code if code < 0 else code
         said = b"".join(log.read_bytes() for log in logs)
         return Outcome(status, readable(said, home), files_of(home / "work"))
-
-    def torchrun(self, home: Path, *words: str | Path, world_size: int = 1) -> list[Outcome]:
-        """Return what is left of each rank, stdout first; the exit status is torchrun's."""
-        launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world_size}")
-        status = self.python(home, *launcher, f"--log_dir={home / 'logs'}", "--redirects=3", *words).status
-        [attempt] = (home / "logs").glob("*/attempt_0")
-        ranks = [attempt / str(rank) for rank in range(world_size)]
-        said = [(rank / "stdout.log").read_bytes() + (rank / "stderr.log").read_bytes() for rank in ranks]
-        return [Outcome(status, readable(text, home), files_of(home / "work")) for text in said]
 
     def msrun(
         self,
@@ -190,8 +180,7 @@ class Facts:
         if how == "python":
             outcome = self.scripts.python(home, *words)
         else:
-            run = self.scripts.torchrun if how == "torchrun" else partial(self.scripts.msrun, how)
-            [outcome] = run(home, *words)
+            [outcome] = self.scripts.msrun(how, home, *words)
         assert outcome.status == 0, outcome.said
         return dict(json.loads(outcome.files["facts.json"].decode().replace(str(home), "HOME")))
 
@@ -252,13 +241,6 @@ def test_a_script_finds_what_python_gives_it(facts: Facts, start: str, name: str
         assert found == expected
 
 
-@pytest.mark.slow
-def test_a_script_finds_under_torchrun_what_python_gives_it(facts: Facts) -> None:
-    """But for the words of its command: torchrun runs `python -u x.py`."""
-    found, expected = facts.of("torchrun"), facts.of("python")
-    assert {name for name in FACTS if found[name] != expected[name]} == {"command_line", "orig_argv"}
-
-
 # Programs that end well: one job, each of whose ranks is another one
 
 
@@ -277,8 +259,6 @@ class GoodEnds:
         if how.startswith("python"):
             ranks = [{"RANK": str(rank)} for rank in range(len(names))]
             outcomes = [self.scripts.python(home, *words, env=env, is_apart="apart" in how) for env in ranks]
-        elif how == "torchrun":
-            outcomes = self.scripts.torchrun(home, *words, world_size=len(names))
         else:
             outcomes = self.scripts.msrun(how, home, *words, world_size=len(names))
         return {name: own_files(outcome, name) for name, outcome in zip(names, outcomes, strict=True)}
@@ -339,12 +319,6 @@ def good_ends(scripts: Scripts) -> GoodEnds:
 @pytest.mark.parametrize("name", GOOD_ENDS)
 def test_a_program_that_ends_well_leaves_what_it_leaves_under_python(good_ends: GoodEnds, name: str) -> None:
     assert_equal("fork", name, good_ends.of("fork")[name], good_ends.of("python")[name])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", GOOD_ENDS)
-def test_a_program_that_ends_well_leaves_the_same_under_torchrun(good_ends: GoodEnds, name: str) -> None:
-    assert good_ends.of("torchrun")[name] == good_ends.of("python, apart")[name]
 
 
 # Programs that get a Ctrl-C
@@ -423,20 +397,6 @@ def test_a_program_says_writes_and_returns_what_it_does_under_python(scripts: Sc
     expected = scripts.python(homes[0], homes[0] / f"{program}.py", *words, env=env)
     [found] = scripts.msrun(start, homes[1], homes[1] / f"{program}.py", *words)
     assert_equal(start, name, found, expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(ALONE) - set(GOOD_ENDS)))
-def test_a_program_does_under_torchrun_what_it_does_under_python(scripts: Scripts, name: str) -> None:
-    """But for the exit status of one that fails, which is 1: torchrun's own."""
-    program, words = ALONE[name]
-    homes = [scripts.place(f"{how}, {name}", **{program: PROGRAMS[program]}) for how in ("apart", "torchrun")]
-    for home in homes:
-        (home / "settings.py").write_text("import os\nos.environ['OMP_NUM_THREADS'] = '2'\n")
-    env = {**OF_A_JOB, "MASTER_PORT": str(free_port())}
-    expected = scripts.python(homes[0], homes[0] / f"{program}.py", *words, env=env, is_apart=True)
-    [found] = scripts.torchrun(homes[1], homes[1] / f"{program}.py", *words)
-    assert found == replace(expected, status=min(expected.status, 1))
 
 
 def free_port() -> int:

@@ -25,7 +25,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained and how. Every field but the first few is a feature that the shrinker may take away."""
+    """What is trained and how. Every field but the first few may be left out."""
 
     world_size: int
     family: str

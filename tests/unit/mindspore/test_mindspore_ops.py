@@ -233,6 +233,7 @@ def test_no_longer_path_takes_the_place_of_a_module_of_ours() -> None:
     assert not [path for path, file in files.items() if file.is_dir() or file.with_suffix(".py").exists()]
 
 
+@pytest.mark.slow
 def test_script_with_mindspores_imports_runs_unchanged(tmp_path: Path) -> None:
     paths = sorted({path.rpartition(".")[0] or path for path in import_paths.ALIASES})
     (tmp_path / "beside.py").write_text("from mindspore.ops import functional\n")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from asked_cases import every_third_fast
 from torch import Tensor, fx, nn
 from torch.nn.utils import parametrizations, rnn
 from torch.utils.checkpoint import checkpoint_sequential
@@ -569,7 +570,7 @@ def process_state() -> tuple[Any, ...]:
     )
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", every_third_fast(REFUSED))
 def test_refused_habit_is_named_with_its_line_and_leaves_the_process_as_it_was(name: str) -> None:
     call, words = REFUSED[name]
     network, good = Net(call), Net(lambda net, x: net.head(net.layer(x)))

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from asked_cases import every_third_fast
 from torch import nn
 
 import msrun
@@ -156,7 +157,9 @@ DIRECTORIES: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DIRECTORIES.values(), ids=[name.replace(" ", "_") for name in DIRECTORIES])
+@pytest.mark.parametrize(
+    "damage", every_third_fast(DIRECTORIES.values()), ids=[name.replace(" ", "_") for name in DIRECTORIES]
+)
 def test_directory_that_says_what_cannot_be_is_one_line_and_runs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], None]
 ) -> None:

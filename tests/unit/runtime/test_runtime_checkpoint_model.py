@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from asked_cases import every_third_fast
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -81,7 +82,7 @@ class Losses(Callback):
 
 
 @pytest.mark.parametrize("dies_after", [1, 3, 4, 7, 8, 11])
-@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize("data", every_third_fast(DATA))
 def test_run_cut_after_any_step_goes_on_with_the_same_losses(tmp_path: Path, data: str, dies_after: int) -> None:
     right = Losses()
     model().train(EPOCHS, DATA[data](), right)

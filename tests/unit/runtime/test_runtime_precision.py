@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from asked_cases import one_fast
 from torch import Tensor, fx, nn
 
 from msrun.errors import StrategyError
@@ -64,7 +65,7 @@ def run_graph(found: CapturedGraph, network: nn.Module, inputs: list[Tensor]) ->
     return fx.Interpreter(fx.GraphModule(nn.Module(), found.graph)).run(*arguments)[0]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", one_fast(torch.bfloat16, torch.float16))
 def test_casts_in_the_graph_give_bit_by_bit_what_autocast_gives(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     network = Mixture()

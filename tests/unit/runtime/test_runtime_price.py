@@ -131,6 +131,7 @@ def test_optimizer_parallel_divides_parameters_and_state_and_level3_gathers_twic
     assert len(price(graph, decisions, DEVICE, StepSpec({weight: (0, 1)}, regathers=True)).gathers) == 2
 
 
+@pytest.mark.slow
 def test_the_update_takes_what_the_memory_takes_and_bytes_do_not_depend_on_the_device() -> None:
     graph, given, _ = transformer(2, 2)
     decisions = decide(graph, MESH, given)

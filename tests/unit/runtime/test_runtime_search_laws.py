@@ -164,6 +164,7 @@ def test_exact_searches_find_the_best_of_all_plans_and_the_others_come_near(
         assert gap <= 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", one_fast(H100, SLOW_LINKS), ids=lambda device: device.name)
 def test_the_other_searches_come_near_the_optimum_of_a_stack_that_is_longer_than_a_window(
     device: DeviceProfile,

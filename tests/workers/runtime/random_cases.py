@@ -1,9 +1,9 @@
 """Runs random networks on forked ranks and compares each with one process.
 
 usage: random_cases.py --seed S [--cases N] [--first I] [--world W ...] [--jobs J] [--result FILE.jsonl]
-                       [--shrink] [--having TEXT ...]
-       random_cases.py --seed S --case I [--world W ...] [--shrink]
-       random_cases.py --json CASE [--shrink]
+                       [--having TEXT ...]
+       random_cases.py --seed S --case I [--world W ...]
+       random_cases.py --json CASE, which may be shortened by hand
 """
 
 import argparse
@@ -18,7 +18,6 @@ from pathlib import Path
 
 from random_networks.case import parse_case
 from random_networks.grammar import draw_case
-from random_networks.shrink import shrink
 from random_networks.verdict import judge
 from random_networks.worlds import prepare_process, run_case
 
@@ -35,26 +34,10 @@ def show(case, verdict):
         print(verdict.trace)
 
 
-def run_one(case, *, with_shrink):
+def run_one(case):
     verdict = run(case)
     show(case, verdict)
-    if with_shrink and not verdict.is_good:
-        smallest = smallest_of(case, verdict)
-        print("smallest:")
-        show(smallest, run(smallest))
     return 0 if verdict.is_good else 1
-
-
-def smallest_of(case, verdict):
-    """Return a smaller case that fails in the same way."""
-
-    def way(found):
-        return found.kind, found.reason[:40] if found.kind == "internal error" else ""
-
-    def still_fails(smaller):
-        return way(run(smaller)) == way(verdict)
-
-    return shrink(case, still_fails)
 
 
 def run_many(options, numbers, result):
@@ -75,14 +58,10 @@ def run_many(options, numbers, result):
             "command": f"random_cases.py --seed {options.seed} --case {number}{worlds}",
             "seconds": round(time.monotonic() - begin, 2),
         }
-        if options.shrink and not verdict.is_good:
-            found["smallest"] = smallest_of(case, verdict).to_json()
         with result.open("a") as file:
             file.write(json.dumps(found) + "\n")
         if not verdict.is_good:
             print(f"{number}: {verdict.kind}: {verdict.message[:300]}", flush=True)
-            if "smallest" in found:
-                print("   ", found["smallest"], flush=True)
 
 
 def main():
@@ -96,12 +75,11 @@ def main():
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--result", type=Path, default=Path("random_cases.jsonl"))
     parser.add_argument("--having", nargs="+", help="run only cases that contain all these texts")
-    parser.add_argument("--shrink", action="store_true")
     options = parser.parse_args()
     prepare_process()
     if options.json or options.case is not None:
         case = parse_case(options.json) if options.json else draw_case(options.seed, options.case, options.world)
-        sys.exit(run_one(case, with_shrink=options.shrink))
+        sys.exit(run_one(case))
     options.result.unlink(missing_ok=True)
     numbers = range(options.first, options.first + options.cases)
     children = []

@@ -69,6 +69,7 @@ def test_usage_chooses_files_of_a_folder(tmp_path: Path) -> None:
     assert len(CriteoDataset(tmp_path / "test.txt", num_shards=1)) == 10
 
 
+@pytest.mark.slow
 def test_worker_processes_read_the_same(tmp_path: Path) -> None:
     folder = write_clicks(tmp_path, num_train=64, num_test=1)
     own, other = (CriteoDataset(folder, num_shards=1, num_parallel_workers=count).batch(16) for count in (0, 1))

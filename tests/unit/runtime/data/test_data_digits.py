@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pytest
+from asked_cases import one_fast
 
 from msrun.errors import DataError
 from msrun.runtime.data import MnistDataset, digits, read_idx, write_idx
@@ -85,7 +86,7 @@ def test_a_target_that_cannot_be_a_folder_is_a_data_error(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-@pytest.mark.parametrize("is_existing", [False, True])
+@pytest.mark.parametrize("is_existing", one_fast(*(False, True)))
 def test_eight_processes_at_once_leave_one_complete_set(folder, tmp_path, is_existing):
     target = tmp_path / "digits"
     if is_existing:

@@ -40,6 +40,7 @@ HOST_COUNTS = ("--num_machines", "--num_nodes")
 """Beside torchrun's --nnodes, which is msrun's, too, for a list of hosts."""
 SWITCHES = {
     "--cpu": ("--device_target=cpu",),
+    "--detach": ("--join=False",),
     "--tag_output": ("--tail_worker_log=all",),
     "-tag-output": ("--tail_worker_log=all",),
     "--label": ("--tail_worker_log=all",),

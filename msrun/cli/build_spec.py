@@ -78,7 +78,7 @@ def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
         device_target=options["device_target"],
         virtual_local_rank=options["virtual_local_rank"],
         is_warm=options["warm"],
-        warm_time_min=options["warm_time"],
+        warm_time_s=options["warm_time"],
         preload=tuple(options["preload"]),
         env=(
             *of_terminal,

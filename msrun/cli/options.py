@@ -9,7 +9,7 @@ import click
 from msrun import contract
 from msrun.cli.option_types import Boolean, Interval, OneRank, PlanForm, PlanPlace, Warm, WorkerCount, option
 from msrun.cli.sources import read_sources
-from msrun.planning.spec import CONNECT_TIME_OUT_S, HOST_KEY_POLICIES, SSH_CLIENTS, WARM_TIME_MIN, WINDOW
+from msrun.planning.spec import CONNECT_TIME_OUT_S, HOST_KEY_POLICIES, SSH_CLIENTS, WARM_TIME_S, WINDOW
 
 OPTIONAL_VALUES = {"--join": "true", "--bind_core": "true", "--bind_numa": "true", "--dry_run": "text"}
 OPTIONAL_VALUES |= {"--ssh": "true", "--ship": "true", "--check": "true", "--quiet": "true", "--debug": "true"}
@@ -86,7 +86,7 @@ GROUPS: dict[str, list[click.Option]] = {
             "=False",
             type=Boolean(),
             default=True,
-            help="Start the job in the background. The default, --join=True, waits for it.",
+            help="--join=False, or --detach: start the job in the background. The default, --join=True, waits for it.",
         ),
         option(
             "interactive",
@@ -223,11 +223,11 @@ GROUPS: dict[str, list[click.Option]] = {
         ),
         option(
             "warm_time",
-            "MIN",
+            "S",
             type=float,
-            default=WARM_TIME_MIN,
+            default=WARM_TIME_S,
             show_default=True,
-            help="How many minutes it waits for the next job.",
+            help="How many seconds it waits for the next job.",
         ),
     ],
     "Hosts": [

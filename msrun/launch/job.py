@@ -283,7 +283,7 @@ def run_part(
             listener,
             has_store=fleet is None or part.store_listener is not None,
             early=part.early_server,
-            warm=WarmStart(early_imports(spec, caller), 60 * spec.warm_time_min) if spec.is_warm else None,
+            warm=WarmStart(early_imports(spec, caller), spec.warm_time_s) if spec.is_warm else None,
             stdin_fd=terminal.stdin_fd if terminal is not None else -1,
             open_files=open_files,
             stopped_limit_s=part.stopped_limit_s,

@@ -175,7 +175,7 @@ MAX_SECONDS = 1e9
 MEETING_PORT = 8118
 """Where several hosts meet when no port is given: MindSpore's default."""
 MIN_HEARTBEAT_S = 1.0
-WARM_TIME_MIN = 10.0
+WARM_TIME_S = 600.0
 FORWARDABLE = ("USR1", "USR2", "WINCH", "URG", "CONT", "ALRM", "VTALRM", "PROF", "IO")
 """Signals that msrun may pass on to workers; the others end msrun, or belong to it."""
 
@@ -248,8 +248,8 @@ class LaunchSpec(JobTerms):
     """Whether each worker sees its device alone, as number 0, and LOCAL_RANK is 0 for all."""
     is_warm: bool = False
     """Whether the job starts from a warm server, and leaves one."""
-    warm_time_min: float = WARM_TIME_MIN
-    """Minutes for which a warm server waits for the next job."""
+    warm_time_s: float = WARM_TIME_S
+    """Seconds for which a warm server waits for the next job."""
     preload: tuple[str, ...] = ()
     """Modules that the fork server imports beside the script's own."""
     env: tuple[tuple[str, str], ...] = ()
@@ -373,8 +373,8 @@ def check_spec(spec: LaunchSpec) -> None:
         raise UsageError(f"--time_limit {spec.time_limit_s:g}: must be 0 or more seconds; 0 = no limit")
     if spec.time_limit_s and signal.SIGALRM in spec.forward_signals:
         raise UsageError("--signals ALRM and --time_limit: msrun's own timer sends ALRM; leave it out of --signals")
-    if not 0 < spec.warm_time_min < MAX_SECONDS:
-        raise UsageError(f"--warm_time {spec.warm_time_min:g}: must be more than 0 minutes")
+    if not 0 < spec.warm_time_s < MAX_SECONDS:
+        raise UsageError(f"--warm_time {spec.warm_time_s:g}: must be more than 0 seconds")
     if spec.max_restarts < 0:
         raise UsageError(f"--max_restarts {spec.max_restarts}: must be 0 or more; 0 = no restart")
     check_statuses(spec.restart_on, spec.no_restart_on, spec.max_restarts)

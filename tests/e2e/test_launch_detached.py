@@ -49,7 +49,7 @@ def test_detached_job_that_fails_tells_so_in_its_log(msrun: JobRunner, workers: 
 
 @pytest.mark.slow
 def test_detached_job_outlives_a_hangup_of_its_terminal(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
-    job = msrun.start("--worker_num=1", "--join=False", workers / "wait.py", cwd=tmp_path)
+    job = msrun.start("--worker_num=1", "--detach", workers / "wait.py", cwd=tmp_path)
     begun = job.finish()
     assert begun.code == 0
     pid = begun.read_json("job.lock")["pid"]

@@ -181,7 +181,7 @@ def test_failure_is_reported_as_of_any_job(warm: Warm) -> None:
 
 @pytest.mark.slow
 def test_server_that_nobody_asks_ends(warm: Warm) -> None:
-    warm.run("--warm_time=0.005", warm.script())
+    warm.run("--warm_time=0.3", warm.script())
     wait_until(lambda: not warm.servers(), "0.3 s are over")
     assert not [*warm.folder.glob("run*/*/*.sock")]
 
@@ -202,7 +202,7 @@ def test_folder_that_others_may_open_is_refused(warm: Warm) -> None:
 def test_words_that_make_no_sense_are_refused(warm: Warm) -> None:
     for words, error in {
         ("--warm=stop", "x.py"): "--warm=stop: ends what earlier jobs have left; leave SCRIPT out",
-        ("--warm_time=0", "x.py"): "--warm_time 0: must be more than 0 minutes",
+        ("--warm_time=0", "x.py"): "--warm_time 0: must be more than 0 seconds",
     }.items():
         warm.script().with_name("x.py").write_text("")
         job = warm.runner.run(*words, cwd=warm.cwd, env=warm.env)

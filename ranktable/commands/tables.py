@@ -38,18 +38,16 @@ _HOSTFILE = "hostfile"
 @click.option(
     "--order",
     type=click.Choice(MERGE_ORDERS),
-    help="Order of servers and ranks; Ascend readers ask for server_id, the string order.  [default: server_id]",
-)
-@click.option(
-    "--hostfile", metavar="FILE", help="Host list, a host per line, whose order is taken (--order host_file)."
+    default="server_id",
+    show_default=True,
+    help="Order of servers and ranks; Ascend readers ask for server_id, the string order.",
 )
 @click.option("--allow_initializing", is_flag=True, help='Merge also tables whose status is not "completed".')
 @profile_options
 def merge(
     files: tuple[str, ...],
     output: str | None,
-    order: MergeOrder | None,
-    hostfile: str | None,
+    order: MergeOrder,
     allow_initializing: bool,
     device_target: str,
     chip: str | None,
@@ -61,20 +59,14 @@ def merge(
     """
     from ranktable.document import read_document
     from ranktable.merge import merge_tables
-    from ranktable.sources.collect import read_hostfile
     from ranktable.tables import decode_table
 
-    chosen = order or ("host_file" if hostfile is not None else "server_id")
-    if (chosen == "host_file") != (hostfile is not None):
-        raise click.UsageError("--order host_file and --hostfile FILE go together; give both, or neither")
-    hosts = None if hostfile is None else [host.name for host in read_hostfile(hostfile)]
     build_profile(device_target, chip)  # refuses a chip of another target
     try:
         edited = merge_tables(
             [decode_table(read_document(name)) for name in files],
             names=files,
-            order=chosen,
-            hosts=hosts,
+            order=order,
             allow_initializing=allow_initializing,
             device_target=device_target,
             chip=chip,
@@ -122,8 +114,9 @@ def convert(
 
     Says on standard error what the format cannot hold.
     """
+    from ranktable.commands.generate import read_super_device_ids
     from ranktable.files import write_bytes
-    from ranktable.sources.collect import parse_super_pods, read_super_device_ids
+    from ranktable.generate import parse_super_pods
     from ranktable.tables import read_table
 
     for name in ("super_pods", "super_device_ids"):

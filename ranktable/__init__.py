@@ -17,7 +17,6 @@ TYPE_CHECKING = False  # type checkers take it for True; importing typing would 
 
 if TYPE_CHECKING:
     from ranktable.convert import Converted as Converted
-    from ranktable.convert import ConvertWishes as ConvertWishes
     from ranktable.convert import convert_table as convert_table
     from ranktable.errors import BuildError as BuildError
     from ranktable.errors import HostListError as HostListError
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
     from ranktable.validate import validate_table as validate_table
 
 _HOMES = {
-    "convert": "ConvertWishes Converted convert_table",
+    "convert": "Converted convert_table",
     "errors": (
         "BuildError HostListError InvalidTableError JsonTextError MergeError NotReadyError ProfileError "
         "RankNotFoundError RankTableError ReadError SourceError UnknownDialectError UnsupportedDialectError WriteError"

@@ -45,7 +45,6 @@ _skip_value = json.JSONDecoder().raw_decode
 Step = tuple[str, int, bool]
 """The path of a member or an item, where it stands, and whether its object has had the key before."""
 _MAX_DIGITS = 400
-_NOT_STRUCTURE = bytes(set(range(256)) - set(b'{}[]"'))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +103,7 @@ def parse_document(data: bytes, source: str = "<bytes>") -> Document:
     value = _load(text, source, build_object)
     if not isinstance(value, dict):
         _refuse(text, source, _wrong_top(value))
-    if not _is_surely_shallow(data):
-        _check_depth(value, text, source)
+    _check_depth(value, text, source)
     found = find_repeated_keys(text, MAX_REPEATS) if has_repeats else ()
     repeats = tuple(RepeatedKey(path, position) for path, position in found)
     return Document(source, text, value, has_bom, repeats, len(data))
@@ -172,22 +170,6 @@ def _parse_int(literal: str) -> int:
 def _find_literal(text: str, literal: str) -> int:
     outside_strings = re.compile(rf'"(?:[^"\\]|\\.)*"|({re.escape(literal[:_MAX_DIGITS])})', re.DOTALL)
     return next((match.start() for match in outside_strings.finditer(text) if match.group(1)), 0)
-
-
-def _is_surely_shallow(data: bytes) -> bool:
-    """Return True when the brackets alone show a depth in bounds; False when the value itself has to be walked.
-
-    Only brackets and quotes are kept. Where neither stands inside a string, taking out the innermost pairs as many
-    times as levels are allowed leaves nothing; a bracket or an escape inside a string leaves a quote over.
-    """
-    if b"\\" in data:
-        return False
-    skeleton = data.translate(None, _NOT_STRUCTURE).replace(b'""', b"")
-    for _ in range(MAX_DEPTH):
-        if not skeleton:
-            return True
-        skeleton = skeleton.replace(b"{}", b"").replace(b"[]", b"")
-    return not skeleton
 
 
 def _check_depth(value: object, text: str, source: str) -> None:

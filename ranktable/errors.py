@@ -1,21 +1,5 @@
 """The exceptions of this package, each with the exit code that the command line gives it.
 
-    RankTableError                 2   base of all; never raised itself
-        ReadError                  2   a file that cannot be opened, is a folder, or is too large
-        WriteError                 2   a file that cannot be written
-        JsonTextError              1   text that is not UTF-8 JSON with an object at the top; has line and column
-        UnsupportedDialectError    2   a known kind of table that this package does not read yet
-        UnknownDialectError        1   JSON that is no rank table of any known kind
-        InvalidTableError          1   a table whose structure is wrong; carries every problem found
-        NotReadyError              3   a table whose status is still "initializing"
-        BuildError                 2   wrong input to the generator (also a ValueError)
-        HostListError              2   hosts that a list, an option or a file gives wrongly (also a ValueError)
-        ProfileError               2   an unknown device target, chip or profile (also a ValueError)
-        SourceError                2   hosts, devices or addresses that a source gives wrongly (also a ValueError)
-        RankNotFoundError          2   a rank that the table does not have (also a LookupError)
-        EditError                  2   a wish that has no meaning for this table, or leaves nothing (also a ValueError)
-        MergeError                 1   tables that do not fit together; carries every conflict found
-
 The exit codes are 0 valid (warnings allowed), 1 problems, 2 wrong usage or unreadable, 3 not ready.
 """
 
@@ -82,7 +66,6 @@ class UnsupportedDialectError(RankTableError):
 
     def __init__(self, source: str, dialect: str, evidence: str, remedy: str) -> None:
         super().__init__(f"{source} is {dialect} (it has {evidence}), not a table that is read here", remedy)
-        self.source = source
         self.dialect = dialect
         self.evidence = evidence
 
@@ -93,14 +76,10 @@ class UnknownDialectError(RankTableError):
     exit_code = EXIT_PROBLEMS
 
     def __init__(self, source: str, keys: Sequence[str], remedy: str) -> None:
-        shown = (
-            ", ".join(key if key.isidentifier() and len(key) < 60 else show_value(key) for key in keys[:6])
-            if keys
-            else "none"
-        )
+        names = [key if key.isidentifier() and len(key) < 60 else show_value(key) for key in keys[:6]]
+        shown = ", ".join(names) or "none"
         super().__init__(f"{source} is not a rank table of any known kind (top-level keys: {shown})", remedy)
         self.source = source
-        self.keys = tuple(keys)
 
 
 class InvalidTableError(RankTableError):
@@ -112,7 +91,6 @@ class InvalidTableError(RankTableError):
         first = problems[0]
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         super().__init__(f"{source} is not a valid rank table: {first.subject}: {first.message}{more}", first.remedy)
-        self.source = source
         self.problems = tuple(problems)
 
 
@@ -122,15 +100,38 @@ class NotReadyError(RankTableError):
     exit_code = EXIT_NOT_READY
 
     def __init__(self, source: str) -> None:
-        super().__init__(
-            f'{source} is not ready: its status is "initializing"',
-            'wait until its producer sets the status to "completed"',
-        )
-        self.source = source
+        message = f'{source} is not ready: its status is "initializing"'
+        super().__init__(message, 'wait until its producer sets the status to "completed"')
 
 
 class BuildError(RankTableError, ValueError):
-    """Servers, devices or addresses that make no valid table."""
+    """Servers, devices, addresses or wishes that make no valid table."""
+
+
+class ProfileError(RankTableError, ValueError):
+    """A device target, a chip or a profile that is not known, or that do not go together."""
+
+
+class SourceError(RankTableError, ValueError):
+    """hccn.conf or the answer of a tool that cannot be taken; `source` names it, `line` counts from 1, or is None."""
+
+    def __init__(self, source: str, line: int | None, message: str, remedy: str) -> None:
+        super().__init__(f"{source}{f':{line}' if line else ''}: {message}", remedy)
+
+
+class RankNotFoundError(RankTableError, LookupError):
+    """A rank that no device of the table has, or several groups."""
+
+
+class MergeError(RankTableError):
+    """Tables that do not fit together; `conflicts` holds a line for everything that is wrong, each with its file."""
+
+    exit_code = EXIT_PROBLEMS
+
+    def __init__(self, conflicts: Sequence[str]) -> None:
+        more = f" (and {len(conflicts) - 1} more)" if len(conflicts) > 1 else ""
+        super().__init__(f"{conflicts[0]}{more}")
+        self.conflicts = tuple(conflicts)
 
 
 class HostListError(RankTableError, ValueError):
@@ -155,38 +156,3 @@ def near_miss(word: str, known: Iterable[str]) -> str:
     """Return ' (did you mean X?)' when a word is close to a known one, else an empty string."""
     near = get_close_matches(word, list(known), n=1)
     return f" (did you mean {near[0]}?)" if near else ""
-
-
-class SourceError(RankTableError, ValueError):
-    """A host file, a copy of hccn.conf, a list of pods or the answer of a tool that cannot be taken.
-
-    `source` names it, `line` is the line in it, counted from 1, or None.
-    """
-
-    def __init__(self, source: str, line: int | None, message: str, remedy: str) -> None:
-        super().__init__(f"{source}{f':{line}' if line else ''}: {message}", remedy)
-        self.source = source
-        self.line = line
-
-
-class ProfileError(RankTableError, ValueError):
-    """A device target, a chip, a profile or a network plan that is not known, or that do not go together."""
-
-
-class RankNotFoundError(RankTableError, LookupError):
-    """A rank that no device of the table has, or several groups."""
-
-
-class EditError(RankTableError, ValueError):
-    """A wish that has no meaning for the table at hand, or that leaves nothing of it."""
-
-
-class MergeError(RankTableError):
-    """Tables that do not fit together; `conflicts` holds a line for everything that is wrong, each with its file."""
-
-    exit_code = EXIT_PROBLEMS
-
-    def __init__(self, conflicts: Sequence[str]) -> None:
-        more = f" (and {len(conflicts) - 1} more)" if len(conflicts) > 1 else ""
-        super().__init__(f"{conflicts[0]}{more}")
-        self.conflicts = tuple(conflicts)

@@ -283,11 +283,11 @@ def _fix_values(value: Members, schema: Schema) -> Iterator[Repair]:
 
 def _retype(value: object, kind: str, key: str) -> str | int | None:
     """Return a number as a string, and a decimal string as a number or without leading zeros and blanks."""
-    if kind in ("text", "number", "device_number") and not isinstance(value, str | bool):
+    if kind in ("text", "number") and not isinstance(value, str | bool):
         is_written = isinstance(value, int) or (isinstance(value, float) and key == "version")
         return str(value) if is_written else None
     match = _DECIMAL.fullmatch(value) if isinstance(value, str) else None
-    if match is None or kind not in ("number", "device_number", "integer"):
+    if match is None or kind not in ("number", "integer"):
         return None
     return int(match[1]) if kind == "integer" else str(int(match[1]))
 

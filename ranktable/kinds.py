@@ -22,12 +22,12 @@ from ranktable.problem import Problem, Severity, join_key, show_value
 from ranktable.schema import Members, Schema, check_tree, check_version, find_near, walk_objects
 from ranktable.values import parse_number
 
-_MODULES = ("foreign", "v2_0", "older", "server_list")
+_MODULES = ("foreign", "v2_0", "template2", "server_list")
 """In the order in which kinds are looked for: the rarer and more telling keys first."""
 _MAX_KEYS = 100
 """How many keys of a strange object are looked at."""
 _DEVICE_ROLES = frozenset({"device_id", "device_ip", "rank_id", "super_device_id"})
-_SERVER_ROLES = frozenset({"server_id", "host_ip", "pod_ip", "devices"})
+_SERVER_ROLES = frozenset({"server_id", "host_ip", "pod_ip", "device"})
 _Result = TypeVar("_Result")
 _Entry = TypeVar("_Entry", bound="Entry")
 
@@ -164,10 +164,11 @@ def find_repeats(
 
 
 def survey_device(device: Members, path: str, schema: Schema) -> DeviceEntry:
-    """Return what can be read of a device. Number -1 is that of no device: any number of ranks on the host have it."""
-    members, places = schema.rename(device, path)
-    numbers = parse_number(members.get("device_id")), parse_number(members.get("rank_id"))
-    return DeviceEntry(path, members, *numbers, places=places)
+    """Return what can be read of a device."""
+    address = schema.by_role.get("device_ip")
+    if address is not None and address.empty_is_none and device.get("device_ip") == "":
+        device = {key: value for key, value in device.items() if key != "device_ip"}
+    return DeviceEntry(path, device, parse_number(device.get("device_id")), parse_number(device.get("rank_id")))
 
 
 def survey_lists(value: Members, kind: Dialect) -> Survey:
@@ -191,12 +192,11 @@ def _survey_servers(holder: Members, path: str, schema: Schema) -> tuple[ServerE
     group = holder.get("group_id")
     found = []
     for server_path, server in walk_objects(holder, path, key):
-        members, places = server_schema.rename(server, server_path)
         devices = tuple(
             survey_device(device, device_path, device_schema)
             for device_path, device in walk_objects(server, server_path, listed)
         )
-        found.append(ServerEntry(server_path, members, devices, None if group is None else str(group), places=places))
+        found.append(ServerEntry(server_path, server, devices, None if group is None else str(group)))
     return tuple(found)
 
 

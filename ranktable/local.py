@@ -9,14 +9,22 @@ from pathlib import Path
 
 from ranktable.document import read_document
 from ranktable.errors import JsonTextError, UnknownDialectError
-from ranktable.files import STDIN_NAME
+from ranktable.files import STDIN_NAME, read_bytes
 from ranktable.hosts.this_host import find_this_host
 from ranktable.kinds import DeviceEntry, ServerEntry, Survey, dialect_of
+from ranktable.local_host import (
+    NODE_NAMES,
+    DeviceTools,
+    HostAnswers,
+    LocalHost,
+    Said,
+    find_device_ids,
+    parse_hccn_conf,
+    read_local_host,
+)
 from ranktable.problem import Problem, Severity, join_key
 from ranktable.profile import build_profile
 from ranktable.rules.network import read_device_addresses
-from ranktable.sources.captures import HostAnswers, Said, read_answers
-from ranktable.sources.local_host import NODE_NAMES, DeviceTools, LocalHost, find_device_ids, read_local_host
 from ranktable.validate import Report, locate, validate_document, validate_file
 from ranktable.values import is_loopback, parse_address
 
@@ -243,6 +251,6 @@ def read_local_facts(survey: Survey, device_target: str, root: Path, environment
     return replace(
         facts,
         tool=tools.ask_addresses(asked) if has_addresses else None,
-        conf=read_answers(conf) if has_addresses and conf.is_file() else None,
+        conf=parse_hccn_conf(read_bytes(str(conf)), str(conf)) if has_addresses and conf.is_file() else None,
         super_pod=tools.ask_super_pod(asked) if has_numbers else None,
     )

@@ -3,39 +3,34 @@
 What stands in the way is said in the words of the input: dialects, servers and ranks that stand twice, keys that
 differ. Super pods of equal ids are joined. The result is held to every rule.
 
-Source of the orders: HCCL and MindSpore ask for the string order of the server ids (rule R11); operators of clusters
-count by value.
+Source of the order: HCCL and MindSpore ask for the string order of the server ids (rule R11).
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
-from ranktable.errors import EditError, MergeError, NotReadyError
+from ranktable.errors import BuildError, MergeError, NotReadyError
 from ranktable.hosts.ranges import fold_numbers
 from ranktable.kinds import written_names
 from ranktable.model import COMPLETED, INITIALIZING, RankTable, Server, SuperPod, number_devices
-from ranktable.validate import describe, validate_table
-from ranktable.values import count_noun, parse_address, plain
+from ranktable.problem import Problem
+from ranktable.validate import validate_table
+from ranktable.values import count_noun, plain
 
-MergeOrder = Literal["server_id", "argument", "numeric", "host_file"]
-MERGE_ORDERS: tuple[MergeOrder, ...] = ("server_id", "argument", "numeric", "host_file")
+MergeOrder = Literal["server_id", "argument"]
+MERGE_ORDERS: tuple[MergeOrder, ...] = ("server_id", "argument")
 Source = tuple[str, RankTable]
 """The name of a file and the table in it."""
-_MEANING = {
-    "server_id": "the string order of their ids",
-    "argument": "the order of the arguments",
-    "numeric": "the numeric order of their ids",
-    "host_file": "the order of the host list",
-}
+_MEANING = {"server_id": "the string order of their ids", "argument": "the order of the arguments"}
+_SERVER = re.compile(r"server_list\[(\d+)\]")
 _SHOWN = 6
 _MAX_FOLDED = 40
-_DIGITS = re.compile(r"([0-9]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +46,6 @@ def merge_tables(
     *,
     names: Sequence[str] | None = None,
     order: MergeOrder = "server_id",
-    hosts: Sequence[str] | None = None,
     allow_initializing: bool = False,
     device_target: str = "ascend",
     chip: str | None = None,
@@ -59,18 +53,18 @@ def merge_tables(
     """Return one table of all servers of `tables`, which messages call by `names` (table 1, table 2, ...).
 
     `order` decides over the list of servers and the ranks, which become 0 to n-1: "server_id" sorts the ids as
-    strings, "numeric" by value, "host_file" as `hosts` (server ids or host addresses) says; there the devices of a
-    server keep the order of their ranks. "argument" keeps the order of the tables, and within each that of its ranks.
+    strings, and the devices of a server keep the order of their ranks. "argument" keeps the order of the tables, and
+    within each that of its ranks.
 
     Super pods of equal ids are joined. The status is "completed" when that of every table is.
     Raises MergeError with every conflict: of servers, ranks, keys, dialects, and what `validate_table` would call an
     error in the result for `device_target` and `chip` (a missing device_ip apart where no device has one: such tables
     are for CPU and GPU hosts). Raises NotReadyError for a table that is not completed unless `allow_initializing`,
-    EditError for an order or a dialect that cannot be merged.
+    BuildError for an order or a dialect that cannot be merged.
     """
     listed = list(tables)
     sources = list(zip(names or [f"table {number}" for number in range(1, len(listed) + 1)], listed, strict=True))
-    _check_sources(sources, order, hosts, allow_initializing=allow_initializing)
+    _check_sources(sources, order, allow_initializing=allow_initializing)
     notes: list[str] = []
     conflicts = list(_find_conflicts(sources))
     extra = _join_extras(sources, conflicts, notes)
@@ -78,7 +72,7 @@ def merge_tables(
     if conflicts:
         raise MergeError(conflicts)
     given = [server for _, table in sources for server in table.servers]
-    ordered = _sort(given, order, hosts)
+    ordered = given if order == "argument" else sorted(given, key=lambda server: server.server_id)
     source_of = {server.server_id: number for number, (_, table) in enumerate(sources) for server in table.servers}
     servers = number_devices(
         ordered,
@@ -100,14 +94,6 @@ def merge_tables(
     return Edited(merged, (*order_notes, *_check_result(merged, sources, device_target, chip), *notes))
 
 
-def numeric_key(server_id: str) -> tuple[int, int, tuple[str | int, ...]]:
-    """Return a sort key that compares addresses by value, and names by text and numbers in turn; addresses first."""
-    address = parse_address(server_id)
-    if address is not None:
-        return 0, address.version, (int(address),)
-    return 1, 0, tuple(int(part) if index % 2 else part for index, part in enumerate(_DIGITS.split(server_id)))
-
-
 def sort_pods(pods: Iterable[SuperPod], servers: Sequence[Server]) -> tuple[SuperPod, ...]:
     """Return super pods, and the servers in them, in the order of a list of servers."""
     place_of = {server.server_id: place for place, server in enumerate(servers)}
@@ -119,22 +105,18 @@ def sort_pods(pods: Iterable[SuperPod], servers: Sequence[Server]) -> tuple[Supe
     return tuple(sorted(sorted_within, key=lambda pod: min([place_of.get(n, last) for n in pod.server_ids] or [last])))
 
 
-def _check_sources(
-    sources: Sequence[Source], order: str, hosts: Sequence[str] | None, *, allow_initializing: bool
-) -> None:
+def _check_sources(sources: Sequence[Source], order: str, *, allow_initializing: bool) -> None:
     """Refuse what cannot be merged at all."""
     if not sources:
-        raise EditError("no table is given", "give at least one")
+        raise BuildError("no table is given", "give at least one")
     if order not in MERGE_ORDERS:
-        raise EditError(f"order {order!r} is not known", f"choose one of {', '.join(MERGE_ORDERS)}")
-    if (order == "host_file") != (hosts is not None):
-        raise EditError("the order host_file and a list of hosts go together", "give both or neither")
+        raise BuildError(f"order {order!r} is not known", f"choose one of {', '.join(MERGE_ORDERS)}")
     for source, table in sources:
         if table.world_size == 0:
-            raise EditError(f"{source} lists no device", "leave it out")
+            raise BuildError(f"{source} lists no device", "leave it out")
         if table.dialect not in written_names():
             message = f"{source}: a table of dialect {plain(table.dialect)} cannot be merged"
-            raise EditError(message, f"convert it to one of {', '.join(written_names())} first")
+            raise BuildError(message, f"convert it to one of {', '.join(written_names())} first")
         if not table.is_ready and not allow_initializing:
             raise NotReadyError(source)
 
@@ -207,22 +189,6 @@ def _same_json(first: object, second: object) -> bool:
     return first is second or json.dumps(first, sort_keys=True) == json.dumps(second, sort_keys=True)
 
 
-def _sort(servers: Sequence[Server], order: MergeOrder, hosts: Sequence[str] | None) -> list[Server]:
-    place_of = {host: place for place, host in enumerate(hosts or ())}
-    missing = [server for server in servers if server.server_id not in place_of and server.host_ip not in place_of]
-    if order == "host_file" and missing:
-        more = f" (and {count_noun(len(missing) - 1, 'server')} more)" if len(missing) > 1 else ""
-        message = f"server {missing[0].server_id!r}{more} is not in the list of hosts"
-        raise EditError(message, "name every server there by its server_id or host_ip")
-    keys: dict[str, Callable[[Server], Any]] = {
-        "server_id": lambda server: server.server_id,
-        "numeric": lambda server: (numeric_key(server.server_id), server.server_id),
-        "host_file": lambda server: place_of.get(server.server_id, place_of.get(str(server.host_ip), 0)),
-        "argument": lambda _: 0,
-    }
-    return sorted(servers, key=keys[order])
-
-
 def _describe_order(given: Sequence[Server], ordered: Sequence[Server], order: MergeOrder) -> list[str]:
     """Return which order was used, and where it is not what a reader or a user may take for granted."""
     if len(ordered) < 2:
@@ -231,11 +197,6 @@ def _describe_order(given: Sequence[Server], ordered: Sequence[Server], order: M
     notes = [f"servers follow {_MEANING[order]}; rank 0 is on {plain(by_rank[0].server_id)}"]
     if [server.server_id for server in given] != [server.server_id for server in ordered]:
         notes.append("that is not the order of the arguments")
-    for before, after in pairwise(server.server_id for server in ordered if order == "argument"):
-        if before < after and numeric_key(after) < numeric_key(before):
-            trap = f"{plain(before)} stands before {plain(after)}"
-            notes.append(f"{trap}, as a shell sorts names; by value it comes later")
-            break
     if any(later.server_id < earlier.server_id for earlier, later in pairwise(by_rank)):
         notes.append("warning: Ascend readers ask for the string order of the server ids (rule R11)")
     return notes
@@ -274,15 +235,17 @@ def _check_result(merged: RankTable, sources: Sequence[Source], device_target: s
     """Hold the result against every rule: refuse what no table alone shows, warn where the order broke another."""
     source_of = {server.server_id: source for source, table in sources for server in table.servers}
 
-    def name_server(place: int) -> str:
-        server = merged.servers[place]
-        return f"server {plain(server.server_id)} in {source_of[server.server_id]}"
+    def describe(problem: Problem) -> str:
+        place = _SERVER.match(problem.path)
+        server_id = merged.servers[int(place[1])].server_id if place else None
+        where = f"{source_of[server_id]}: server {plain(server_id)}: " if server_id is not None else ""
+        return f"{where}{problem.subject}: {problem.message}"
 
     has_addresses = any(device.device_ip is not None for _, device in merged.placements)
     passed_over = {"R3"} if has_addresses else {"R3", "R16"}  # the status is what was asked for
     problems = validate_table(merged, device_target=device_target, chip=chip)
     faults = [problem for problem in problems if problem.is_error and problem.rule not in passed_over]
     if faults:
-        raise MergeError([f"{describe(fault, merged, name_server)} ({fault.rule})" for fault in faults])
+        raise MergeError([f"{describe(fault)} ({fault.rule})" for fault in faults])
     warnings = {problem.rule: problem for problem in reversed(problems) if problem.rule in ("R10", "R26")}
     return [f"warning: {rule}: {warnings[rule].subject}: {warnings[rule].message}" for rule in sorted(warnings)]

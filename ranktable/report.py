@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, zip_longest
+from itertools import zip_longest
 
 from ranktable.errors import RankNotFoundError
 from ranktable.hosts.ranges import fold_numbers
@@ -15,11 +15,7 @@ from ranktable.tables import FileKind
 from ranktable.validate import Report
 from ranktable.values import count_noun, plain, render_json
 
-MAX_ROWS = 40
-"""Most lines of servers; equal neighbours are folded when there are more, then the middle is left out."""
 _SHOWN_REPEATS = 3
-_ROWS_AT_END = 4
-_MAX_CELL = 44
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,29 +193,26 @@ def overview_as_json(table: RankTable) -> dict[str, object]:
     }
 
 
-def render_overview(table: RankTable, *, width: int | None = None, show_all: bool = False) -> str:
-    """Return the table as lines of at most `width` characters (None: any), a line per server in the order of rank.
-
-    More than 40 servers are folded: neighbours with the same devices are one line. `show_all` folds nothing.
-    """
-    rows = [[place] for place in list_servers(table)]
-    if len(rows) > MAX_ROWS and not show_all:
-        rows = [[place for row in alike for place in row] for _, alike in groupby(rows, key=_shape)]
-    left_out = len(rows) - (MAX_ROWS - 1) if len(rows) > MAX_ROWS and not show_all else 0
-    shown = rows if not left_out else [*rows[: MAX_ROWS - 1 - _ROWS_AT_END], *rows[-_ROWS_AT_END:]]
+def render_overview(table: RankTable) -> str:
+    """Return the table as lines, one per server in the order of rank."""
     has = {
         "super pod": bool(table.super_pods),
         "group": any(server.group for server in table.servers),
         "device_ip": any(device.device_ip for _, device in table.placements),
     }
     headings = ["server", "ranks", "devices", *(heading for heading, is_there in has.items() if is_there)]
-    lines = _columns([headings, *([_cells(row)[heading] for heading in headings] for row in shown)])
-    if left_out:
-        number = sum(map(len, rows)) - sum(map(len, shown))
-        lines.insert(len(lines) - _ROWS_AT_END, f"... {count_noun(number, 'server')} more; --all lists every one")
-    pods = [f"{count_noun(len(table.super_pods), 'super pod')}"] if table.super_pods else []
-    head = f"{_head(table)}{''.join(f', {text}' for text in pods)}"
-    return "\n".join(_cut(line, width) for line in [head, *(["", *lines] if rows else [])])
+    rows = [headings]
+    for place in list_servers(table):
+        cells = {
+            "server": plain(place.server.server_id),
+            "ranks": fold_numbers(place.server.ranks, ",") or "-",
+            "devices": fold_numbers((device.device_id for device in place.server.devices), ",") or "-",
+            "super pod": plain(place.super_pod_id or "-"),
+            "group": plain(place.server.group or "-"),
+            "device_ip": ", ".join(plain(device.device_ip or "-") for device in place.server.devices),
+        }
+        rows.append([cells[heading] for heading in headings])
+    return "\n".join([_head(table), *(["", *_columns(rows)] if rows[1:] else [])])
 
 
 def render_table(table: RankTable) -> str:
@@ -239,34 +232,6 @@ def _head(table: RankTable) -> str:
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(f"{cell:<{size}}" for cell, size in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
-def _shape(row: list[Place]) -> tuple[object, ...]:
-    """Servers that differ in name, ranks and addresses only are alike."""
-    place = row[0]
-    return tuple(device.device_id for device in place.server.devices), place.super_pod_id, place.server.group
-
-
-def _cells(row: list[Place]) -> dict[str, str]:
-    names = [_cut(plain(place.server.server_id), _MAX_CELL) for place in (row[0], row[-1])]
-    addresses = [plain(device.device_ip or "-") for place in row for device in place.server.devices]
-    is_one = len(row) == 1
-    return {
-        "server": names[0] if is_one else f"{names[0]} .. {names[1]} ({len(row)})",
-        "ranks": _fold(rank for place in row for rank in place.server.ranks),
-        "devices": _fold(device.device_id for device in row[0].server.devices),
-        "super pod": plain(row[0].super_pod_id or "-"),
-        "group": plain(row[0].server.group or "-"),
-        "device_ip": ", ".join(addresses) if is_one or not addresses else f"{addresses[0]} .. {addresses[-1]}",
-    }
-
-
-def _fold(numbers: Iterable[int]) -> str:
-    return _cut(fold_numbers(numbers, ","), _MAX_CELL) or "-"
-
-
-def _cut(text: str, width: int | None) -> str:
-    return text if width is None or len(text) <= width else text[: max(0, width - 3)] + "..."
 
 
 def render_kind(kind: FileKind) -> str:

@@ -14,12 +14,12 @@ from functools import cached_property
 from typing import Literal
 
 from ranktable.problem import Problem, Severity, join_index, join_key, show_value
-from ranktable.values import MAX_INTEGER, is_decimal, is_device_number, name_placeholder, parse_number, read_integer
+from ranktable.values import MAX_INTEGER, is_decimal, name_placeholder, parse_number, read_integer
 
-Kind = Literal["text", "number", "device_number", "list", "any_list", "integer", "texts", "entries", "object", "unread"]
+Kind = Literal["text", "number", "list", "any_list", "integer", "texts", "entries", "object", "unread"]
 """How a value is written.
 
-`text`, `number` and `device_number` are strings; a number has decimal digits, a device number may be "-1" too.
+`text` and `number` are strings; a number has decimal digits.
 `list` is an array of objects that is not empty, `any_list` and `entries` may be empty. `integer` is a JSON integer of
 32 bits from 0 on, `texts` an array of strings. `unread` may hold anything and is read in another version only.
 """
@@ -33,14 +33,10 @@ _MAX_NEAR = 64
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """What a key counts: the arrays that lead to it, and the noun for messages.
-
-    The last step is an array whose entries are counted, or with `distinct` a key whose different texts are.
-    """
+    """What a key counts: the entries of the array that the steps lead to, and the noun for messages."""
 
     steps: tuple[str, ...]
     noun: str
-    distinct: bool = False
 
     def of(self, members: Members) -> int | None:
         """Return how many `members` list; None where the array itself is missing."""
@@ -51,8 +47,6 @@ class Count:
         for key in arrays:
             holders = [item for holder in holders for item in list_objects(holder, key)]
         values = [holder.get(last) for holder in holders]
-        if self.distinct:
-            return len({str(value) for value in values})
         return sum(len(value) for value in values if isinstance(value, list))
 
 
@@ -116,29 +110,11 @@ class Schema:
         """The keys whose absence is reported."""
         return frozenset(field.name for field in self.fields if field.missing)
 
-    @cached_property
-    def _renamed(self) -> tuple[tuple[str, Field], ...]:
-        return tuple((role, field) for role, field in self.by_role.items() if role != field.name or field.empty_is_none)
-
     def within(self, key: str) -> Schema:
         """Return the schema of the objects in `key`."""
         found = self.by_name[key].of
         assert found is not None, f"{key} holds no objects"
         return found
-
-    def rename(self, members: Members, path: str) -> tuple[Members, dict[str, str] | None]:
-        """Return the members under the names of their roles, and the paths of those that are called otherwise."""
-        if not self._renamed:
-            return members, None
-        renamed, places = dict(members), {}
-        for role, field in self._renamed:
-            if role != field.name:
-                places[role] = join_key(path, field.name)
-            if field.name in members and not (field.empty_is_none and members[field.name] == ""):
-                renamed[role] = renamed.pop(field.name)
-            elif role == field.name:
-                renamed.pop(role, None)
-        return renamed, places or None
 
 
 def fits_kind(value: object, kind: Kind | Literal["unknown"] | None) -> bool:
@@ -154,8 +130,6 @@ def fits_kind(value: object, kind: Kind | Literal["unknown"] | None) -> bool:
     if kind in ("texts", "entries"):
         wanted = str if kind == "texts" else dict
         return isinstance(value, list) and all(isinstance(item, wanted) for item in value)
-    if kind == "device_number":
-        return type(value) is str and is_device_number(value) is not None
     return isinstance(value, dict) if kind == "object" else kind is None
 
 
@@ -330,8 +304,7 @@ def _check_value(value: object, path: str, field: Field) -> Iterator[Problem]:
         yield _wrong_type(value, path, "a JSON string", remedy)
     else:
         what = name_placeholder(value)
-        wanted = "a plain decimal number" + (" or -1" if kind == "device_number" else "")
-        message = f"the value is {what}, not a number" if what else f"the value is not {wanted}"
+        message = f"the value is {what}, not a number" if what else "the value is not a plain decimal number"
         remedy = 'write a decimal number as a string, such as "0"'
         yield Problem(path, field.rule, "error", message, remedy, show_value(value), is_form=True)
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from ranktable.document import Document, locate_paths, read_document
@@ -16,10 +15,6 @@ from ranktable.problem import Position, Problem
 from ranktable.profile import ANY_TARGET, Profile, build_profile
 from ranktable.rules import EVERYWHERE, registered_rules
 from ranktable.tables import describe_repeat, detect_table, encode_document
-
-_PLACE = re.compile(
-    r"super_pod_list\[(\d+)\](?:\.server_list\[\d+\])?[.\w]*|server_list\[(\d+)\](?:\.device\[(\d+)\])?[.\w]*"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,38 +175,17 @@ def _by_place(problem: Problem) -> tuple[int, int]:
     return problem.position.line, problem.position.column
 
 
-def describe(problem: Problem, table: RankTable, name_server: Callable[[int], str]) -> str:
-    """Return what is wrong as `device 3 of server 'a': device_ip = "x": message`, without a path in it.
-
-    `name_server` says what to call the server at a place of the list.
-    """
-
-    def name(match: re.Match[str]) -> str:
-        pod, place, index = match.groups()
-        if pod is not None:
-            return f"super pod {table.super_pods[int(pod)].super_pod_id!r}"
-        server = name_server(int(place))
-        device = "" if index is None else f"device {table.servers[int(place)].devices[int(index)].device_id} of "
-        return f"{device}{server}"
-
-    where = _PLACE.sub(name, problem.path) if _PLACE.match(problem.path) else "the table"
-    key = problem.path.rpartition(".")[2]
-    said = key if problem.value is None else f"{key} = {problem.value}"
-    return f"{where}: {said}: {_PLACE.sub(name, problem.message)}"
-
-
 def hold_to_rules(table: RankTable, profile: Profile, *, only: Collection[str] | None = None) -> tuple[Problem, ...]:
     """Return the warnings that validation gives of a table that was just made; `only` names the rules that count.
 
-    Raises BuildError with the rule for the first error, in words: servers and devices, not paths.
+    Raises BuildError with the rule for the first error, and the path that it has in the file of the table.
     """
     problems = tuple(problem for problem in judge_table(table, profile) if only is None or problem.rule in only)
     errors = [problem for problem in problems if problem.is_error]
     if not errors:
         return problems
     first = errors[0]
-    what = describe(first, table, lambda place: f"server {table.servers[place].server_id!r}")
     rules = ", ".join(dict.fromkeys(problem.rule for problem in errors[1:]))
     more = f" and {len(errors) - 1} more of {rules}" if len(errors) > 1 else ""
     target = "" if profile is ANY_TARGET else f" for {profile.chip or profile.device_target}"
-    raise BuildError(f"{what} ({first.rule}{target}{more})", first.remedy)
+    raise BuildError(f"{first.subject}: {first.message} ({first.rule}{target}{more})", first.remedy)

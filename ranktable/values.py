@@ -18,8 +18,6 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 MAX_INTEGER = 2**32 - 1
 is_decimal = re.compile(r"0|[1-9][0-9]{0,9}").fullmatch
-is_device_number = re.compile(r"-1|0|[1-9][0-9]{0,9}").fullmatch
-"""Matches the number of a device, and -1 for a rank on the host."""
 _MAX_LENGTH = 256
 """Longer texts are no masks; it also bounds the time that the patterns take."""
 _FAILED_TOOL = re.compile(r"[-.\s]*-[-.\s]*")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
 from collections.abc import Sequence
 
 import click
@@ -19,11 +16,10 @@ from ranktable.commands import (
     reader_option,
     target_option,
 )
-from ranktable.convert import Converted, ConvertWishes, convert_table, write_hostfile
+from ranktable.convert import Converted, convert_table, write_hostfile
 from ranktable.errors import EXIT_PROBLEMS, MergeError
 from ranktable.kinds import read_names, written_names
 from ranktable.merge import MERGE_ORDERS, MergeOrder
-from ranktable.model import RankTable
 from ranktable.profile import build_profile
 from ranktable.rules import registered_rules
 from ranktable.values import count_noun, render_json
@@ -38,18 +34,16 @@ _HOSTFILE = "hostfile"
 @click.option(
     "--order",
     type=click.Choice(MERGE_ORDERS),
-    help="Order of servers and ranks; Ascend readers ask for server_id, the string order.  [default: server_id]",
-)
-@click.option(
-    "--hostfile", metavar="FILE", help="Host list, a host per line, whose order is taken (--order host_file)."
+    default="server_id",
+    show_default=True,
+    help="Order of servers and ranks; Ascend readers ask for server_id, the string order.",
 )
 @click.option("--allow_initializing", is_flag=True, help='Merge also tables whose status is not "completed".')
 @profile_options
 def merge(
     files: tuple[str, ...],
     output: str | None,
-    order: MergeOrder | None,
-    hostfile: str | None,
+    order: MergeOrder,
     allow_initializing: bool,
     device_target: str,
     chip: str | None,
@@ -61,20 +55,14 @@ def merge(
     """
     from ranktable.document import read_document
     from ranktable.merge import merge_tables
-    from ranktable.sources.collect import read_hostfile
     from ranktable.tables import decode_table
 
-    chosen = order or ("host_file" if hostfile is not None else "server_id")
-    if (chosen == "host_file") != (hostfile is not None):
-        raise click.UsageError("--order host_file and --hostfile FILE go together; give both, or neither")
-    hosts = None if hostfile is None else [host.name for host in read_hostfile(hostfile)]
     build_profile(device_target, chip)  # refuses a chip of another target
     try:
         edited = merge_tables(
             [decode_table(read_document(name)) for name in files],
             names=files,
-            order=chosen,
-            hosts=hosts,
+            order=order,
             allow_initializing=allow_initializing,
             device_target=device_target,
             chip=chip,
@@ -100,7 +88,6 @@ def _list_conflicts(conflicts: Sequence[str]) -> tuple[str, ...]:
 )
 @click.option("-o", "--output", metavar="OUT", default="-", help="Where to write.  [default: standard output]")
 @click.option("--strict", is_flag=True, help="Write nothing and exit with 1 when the format cannot hold everything.")
-@click.option("--renumber", is_flag=True, help="For a host file: number the ranks anew, host by host.")
 @click.option(
     "--super_pods", multiple=True, metavar="ID=SERVERS", help="For 1.2: the servers of a super pod: 0=node[1-4]."
 )
@@ -113,7 +100,6 @@ def convert(
     to: str,
     output: str,
     strict: bool,
-    renumber: bool,
     super_pods: tuple[str, ...],
     super_device_ids: str | None,
     device_target: str,
@@ -122,8 +108,9 @@ def convert(
 
     Says on standard error what the format cannot hold.
     """
+    from ranktable.commands.generate import read_super_device_ids
     from ranktable.files import write_bytes
-    from ranktable.sources.collect import parse_super_pods, read_super_device_ids
+    from ranktable.generate import parse_super_pods
     from ranktable.tables import read_table
 
     for name in ("super_pods", "super_device_ids"):
@@ -131,27 +118,22 @@ def convert(
         if is_given and to != written_names()[-1]:
             raise click.UsageError(f"--{name} means nothing to {to}, only to {written_names()[-1]}; leave it out")
     table = read_table(file)
-    text = ""
     if to == _HOSTFILE:
-        text, result = write_hostfile(table, renumber=renumber)
+        text, lost = write_hostfile(table)
+        notes = tuple(f"left out: {what}" for what in lost)
     else:
         numbers = read_super_device_ids(super_device_ids) if super_device_ids is not None else {}
-        pods = list(parse_super_pods(super_pods).items())
-        result = convert_table(table, to, ConvertWishes(pods, numbers))
-    notes = (*_notes_on(result), *([] if text else _check(result, device_target)))
-    if strict and result.lost:
+        result = convert_table(table, to, super_pods=parse_super_pods(super_pods), super_device_ids=numbers)
+        lost = result.lost
+        notes = (*(f"left out: {what}" for what in lost), *_check(result, device_target))
+    if strict and lost:
         return Outcome(notes=(*notes, "nothing is written, because of --strict"), exit_code=EXIT_PROBLEMS)
-    if not text:
+    if to != _HOSTFILE:
         return deliver_table(result.table, notes, output)
     if output == "-":
         return Outcome(text, notes)
     write_bytes(output, text.encode())
     return Outcome(notes=(f"wrote {output}", *notes))
-
-
-def _notes_on(result: Converted) -> tuple[str, ...]:
-    renumbered = ("the ranks are numbered anew, host by host",) if result.is_renumbered else ()
-    return (*(f"left out: {what}" for what in result.lost), *renumbered)
 
 
 def _check(result: Converted, device_target: str) -> tuple[str, ...]:
@@ -170,55 +152,32 @@ def _check(result: Converted, device_target: str) -> tuple[str, ...]:
 @click.argument("file", metavar="FILE")
 @click.option("--ranks", is_flag=True, help="A line per rank.")
 @click.option("--rank", type=click.IntRange(0), metavar="N", help="Who is rank N: its server, device, addresses.")
-@click.option("--all", "show_all", is_flag=True, help="A line per server, however many there are.")
 @FORMAT
-def show(file: str, ranks: bool, rank: int | None, show_all: bool, form: str) -> Outcome:
+def show(file: str, ranks: bool, rank: int | None, form: str) -> Outcome:
     """Print the servers of FILE with their ranks and devices, also while its producer works on it; - is stdin.
 
     Of a file that is known and is no table for a job of training it says what it is, who reads it, and what to do.
     """
     from ranktable.document import parse_document
     from ranktable.files import read_source
-    from ranktable.report import render_kind
+    from ranktable.report import list_ranks, overview_as_json, render_kind, render_overview, render_rank, render_table
     from ranktable.tables import decode_table, find_kind
 
-    if (rank is not None) + ranks + show_all > 1:
-        raise click.UsageError("--ranks, --rank and --all exclude each other; give one of them")
-    if form == "json" and show_all:
-        raise click.UsageError("--format json goes with --ranks and --rank only; by itself it lists every server")
+    if rank is not None and ranks:
+        raise click.UsageError("--ranks and --rank exclude each other; give one of them")
     source, data = read_source(file)
     kind = find_kind(data, source)
     if kind is not None:
         return Outcome(render_json(kind.facts) if form == "json" else render_kind(kind) + "\n")
     table = decode_table(parse_document(data, source))
+    is_by_rank = ranks or rank is not None
+    found = list_ranks(table, rank) if is_by_rank else []
     if form == "json":
-        return Outcome(render_json(_as_json(table, ranks=ranks, rank=rank)))
-    return Outcome(_as_text(table, ranks=ranks, rank=rank, show_all=show_all) + "\n")
-
-
-def _as_json(table: RankTable, *, ranks: bool, rank: int | None) -> object:
-    from ranktable.report import list_ranks, overview_as_json
-
-    if rank is None and not ranks:
-        return overview_as_json(table)
-    return [place.describe(device) for place, device in list_ranks(table, rank)]
-
-
-def _as_text(table: RankTable, *, ranks: bool, rank: int | None, show_all: bool) -> str:
-    from ranktable.report import list_ranks, render_overview, render_rank, render_table
-
+        value: object = [place.describe(device) for place, device in found] if is_by_rank else overview_as_json(table)
+        return Outcome(render_json(value))
     if rank is not None:
-        return "\n\n".join(render_rank(*found) for found in list_ranks(table, rank))
-    if ranks:
-        return render_table(table)
-    return render_overview(table, width=_terminal_width(), show_all=show_all)
-
-
-def _terminal_width() -> int | None:
-    """Return the width of the terminal, or COLUMNS; None when the output goes to a file or a pipe."""
-    if not os.environ.get("COLUMNS") and not sys.stdout.isatty():
-        return None
-    return shutil.get_terminal_size().columns
+        return Outcome("\n\n".join(render_rank(*each) for each in found) + "\n")
+    return Outcome((render_table(table) if ranks else render_overview(table)) + "\n")
 
 
 @click.command(short_help="List the rules of validate.")

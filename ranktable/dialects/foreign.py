@@ -68,11 +68,6 @@ def _is_tor(value: Members) -> str:
     return "tor_ip in its devices and no rank_id" if is_it else ""
 
 
-def _is_offline(value: Members) -> str:
-    keys = {key for node in list_objects(value, "node_list") for key in node}
-    return next((f"node_list with {key}" for key in ("rank_list", "node_id") if key in keys), "")
-
-
 def _device_keys(value: Members) -> set[str]:
     servers = list_objects(value, "server_list")
     return {key for server in servers for device in list_objects(server, "device") for key in device}
@@ -130,12 +125,13 @@ DIALECTS = (
         instead=f"it is no rank table: pass it as the option of that name, and {_TRAINING}",
     ),
     Dialect(
-        name="1.1-offline",
-        title="a heterogeneous rank table for offline compilation (version 1.1)",
-        consumer="HCCL without devices",
-        recognise=_is_offline,
-        sources=(citations.OFFLINE,),
-        instead=f"it is for compiling a model without devices: give it to HCCL as it is, or {_TRAINING}",
+        name="1.1",
+        title="a heterogeneous rank table (version 1.1)",
+        consumer="HCCL groups of hosts and devices",
+        recognise=has_any("node_list", "collective_id"),
+        keys=("node_list", "collective_id"),
+        sources=(citations.HETEROGENEOUS, citations.OFFLINE),
+        instead=f"give it to HCCL as it is; for devices alone {_TRAINING}",
     ),
     Dialect(
         name="roles",

@@ -25,7 +25,7 @@ from ranktable.schema import Count, Field, Members, Schema
 PLAIN, SUPER_PODS = "1.0", "1.2"
 _LISTED = "R6 R7 R8 R9 R10 R12 R13 R14 R15 R16 R21 R22 R27"
 """What holds for every list of servers and their devices."""
-_SUPER_PODS = "R24 R25 R26 P3"
+_SUPER_PODS = "R24 R25 R26"
 _ORDER = "R11 P1 P2 P6"
 _OF_910A = "R17 R18 R19 R20"
 _CONTROL = ("0", "1")
@@ -189,7 +189,7 @@ def check_groups(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     yield from find_repeats(groups, "group_id", "P5", "the same group_id stands at {}", "give each group its own id")
     for server in survey.servers:
         for key in ("server_id", "device") if server.group not in _CONTROL else ():
-            if not server.has("devices" if key == "device" else key):
+            if not server.has(key):
                 path = join_key(server.path, key)
                 yield Problem(path, "P5", "error", "the key is missing; an instance has it", f"add {key!r}")
 

@@ -1,4 +1,4 @@
-"""Rules R17 to R21, R24 to R26 and P1 to P3: what single chips ask for, and who reads which kind of table.
+"""Rules R17 to R21, R24 to R26, P1 and P2: what single chips ask for, and who reads which kind of table.
 
 R17 to R21 are HCCL's limits, and the CANN 5.0 documentation of the 910 (1, 2, 4 or 8 devices; 8 on each of several
 servers; two rings of four). Those of the 910A are left out when a device number shows that it is another chip.
@@ -213,30 +213,6 @@ def check_pods_together(survey: Survey, _profile: Profile) -> Iterator[Problem]:
             yield server.complain("server_id", "R26", message, "order server_list by super pod", "warning")
         seen.add(pod)
         before = pod
-
-
-@rule("P3", "super_device_id agrees with device_id and its server", severity="warning", chips=("a3",))
-def check_sdids(survey: Survey, _profile: Profile) -> Iterator[Problem]:
-    """A warning, since HCCL does not take the number apart; numbers of another layout are left alone.
-
-    Bits 22-31 are the server (0-47), 18-21 the chip (0-7), 16-17 the die, 0-15 the device, which is 2 chip + die.
-    """
-    for server in survey.servers:
-        indexes = set()
-        for device in server.devices:
-            number = device.number(_SDID) or 0
-            index, inside = number >> 22, number & 0xFFFF
-            is_laid_out = number >> 16 > 0 and index < 48 and inside == 2 * (number >> 18 & 15) + (number >> 16 & 3)
-            if not is_laid_out or inside > 15 or not device.text(_SDID):
-                continue
-            indexes.add(index)
-            if device.device_id not in (None, inside):
-                message = f"as an SDID it is the number of device {inside}, not of device {device.device_id}"
-                yield device.complain(_SDID, "P3", message, _FIND_IT, "warning")
-        if len(indexes) > 1:
-            message = f"as SDIDs the super_device_ids of this server belong to servers {sorted(indexes)[:4]}"
-            remedy = "check that the devices are those of one server"
-            yield about_devices(server, "P3", "warning", message, remedy)
 
 
 @rule(

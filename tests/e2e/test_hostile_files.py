@@ -35,7 +35,6 @@ READERS: dict[str, tuple[str, ...]] = {
     "from": (*RENDER, "--from", "FILE", *END),
     "lint": ("launch-template", "lint", "FILE"),
     "validate": ("ranktable", "validate", "FILE"),
-    "pods": ("ranktable", "generate", "--pod_annotations", "FILE"),
     "device_ips": (*GENERATE, "--device_ips", "FILE"),
 }
 WRITERS: dict[str, tuple[str, ...]] = {

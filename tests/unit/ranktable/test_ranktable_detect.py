@@ -17,8 +17,6 @@ CATALOGUE = Path(__file__).parent / "catalogue"
 KINDS = {
     "concise/good_16pcs.json": ("1.0", True),
     "template2/good_cloud_two_pods.json": ("template2-cloud", True),
-    "template2/good_lab_two_hosts.json": ("template2-lab", True),
-    "heterogeneous/good_hosts_and_devices.json": ("1.1", True),
     "v2_0/good_two_racks.json": ("2.0", True),
     "v2_0/draft.json": ("2.0-draft", False),
     "v2_0/optical_switches.json": ("2.0-oxc", False),
@@ -26,6 +24,8 @@ KINDS = {
     "not_hccl/local_comm_res.json": ("local-comm-res", False),
     "not_hccl/local_endpoints.json": ("local-comm-res", False),
     "not_hccl/tor_list.json": ("tor-list", False),
+    "not_hccl/heterogeneous.json": ("1.1", False),
+    "not_hccl/lab.json": ("template2-lab", False),
     "not_hccl/roles.json": ("roles", False),
     "not_hccl/config_map.json": ("configmap", False),
     "not_hccl/config_map_compressed.json": ("configmap", False),

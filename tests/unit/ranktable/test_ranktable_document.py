@@ -4,8 +4,6 @@ import base64
 import bz2
 import gzip
 import json
-import lzma
-import zlib
 
 import pytest
 from hypothesis import given
@@ -48,9 +46,6 @@ FAULTS = [
     (b'{"a": 1,, "b": 2}', (1, 9), "a comma stands here with nothing before it"),
     (b'{"a": [, 1]}', (1, 8), "a comma stands here with nothing before it"),
     (b"{a: 1}", (1, 2), "a key stands here without double quotes"),
-    (b'{"a" = 1}', (1, 6), "JSON knows only :"),
-    ('{"a"\uff1a 1}'.encode(), (1, 5), "a full-width sign"),
-    ('{"a":\u00a01}'.encode(), (1, 6), "a blank that JSON does not know"),
     ('{"a": ¤}'.encode(), (1, 7), "the character '\\xa4'"),
     (b'{"a": "\\x41"}', (1, 8), "a backslash stands here"),
     (b'{"a": {{ ip }}}', (1, 7), "a placeholder of a template"),
@@ -80,15 +75,11 @@ FAULTS = [
 GOOD = b'{"version": "1.0", "status": "completed", "server_list": []}'
 FOREIGN = [
     (gzip.compress(GOOD), "gzip data"),
-    (zlib.compress(GOOD), "zlib data"),
     (b"\x28\xb5\x2f\xfd rest", "zstd data"),
     (bz2.compress(GOOD), "bzip2 data"),
-    (lzma.compress(GOOD), "xz data"),
     (b"PK\x03\x04 rest", "a zip archive"),
-    (b"\x7fELF\x02\x01", "a program"),
     (base64.encodebytes(GOOD * 200), "JSON in base64"),
     (base64.b64encode(gzip.compress(GOOD)), "gzip data in base64"),
-    (base64.encodebytes(zlib.compress(bytes(range(256)) * 40, 0)), "zlib data in base64"),
     (b'version: "1.0"\nserver_list:\n- server_id: a\n', "YAML"),
     (b"---\na: 1\n", "YAML"),
     (b"apiVersion: v1\nkind: ConfigMap\n", "a Kubernetes manifest"),
@@ -96,17 +87,9 @@ FOREIGN = [
     (b'<?xml version="1.0"?><a/>', "XML"),
     (b"host1 slots=8\nhost2 slots=8\n", "a host file"),
     (b"host1:8\nhost2:8\n", "a host file"),
-    (b"[workers]\nhost1\n", "an INI file or an Ansible inventory"),
     (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "a Git LFS pointer"),
-    (b"/annex/objects/SHA256E-s1--abc\n", "a git-annex pointer"),
     (b"<<<<<<< HEAD\n{}\n", "a file with merge conflicts"),
-    (b"--- a/t.json\n+++ b/t.json\n", "a patch"),
     (b"```json\n{}\n```\n", "a Markdown code block"),
-    (b"rank_table = {}\n", "an assignment"),
-    (b"#!/bin/sh\n", "a script"),
-    (b"2024-01-01 12:00:00 INFO start\n", "a log"),
-    (b"-----BEGIN CERTIFICATE-----\n", "a key or certificate"),
-    (b"cat: t.json: No such file or directory\n", "an error message of another program"),
 ]
 
 

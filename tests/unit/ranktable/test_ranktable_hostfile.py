@@ -15,7 +15,6 @@ from ranktable.errors import HostListError
 from ranktable.hosts.brackets import MAX_HOSTS
 from ranktable.hosts.host_list import ListedHost
 from ranktable.hosts.hostfile import FAMILIES, parse_hostfile
-from ranktable.hosts.slurm import parse_task_counts, read_slurm_hosts
 from ranktable.hosts.this_host import find_this_host
 
 FORMS = [
@@ -210,43 +209,3 @@ def test_both_commands_read_the_same_of_a_file(tmp_path, capsys, lines: list[str
 )
 def test_a_host_finds_itself_by_address_and_else_by_name(hosts, found) -> None:
     assert find_this_host(hosts, "trainer-7.dc", ["10.0.0.7", "fd00::7%eth0"]) == found
-
-
-@pytest.mark.parametrize(
-    ("variables", "hosts"),
-    [
-        (
-            {"SLURM_JOB_NODELIST": "rack[1-2]n[08-09],login", "SLURM_TASKS_PER_NODE": "8(x4),4"},
-            [("rack1n08", 8), ("rack1n09", 8), ("rack2n08", 8), ("rack2n09", 8), ("login", 4)],
-        ),
-        ({"SLURM_NODELIST": "a", "SLURM_TASKS_PER_NODE": "2"}, [("a", 2)]),
-        ({"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NTASKS_PER_NODE": "8"}, [("n1", 8), ("n2", 8)]),
-        ({"SLURM_JOB_NODELIST": "n[1-2]"}, [("n1", 0), ("n2", 0)]),
-    ],
-)
-def test_the_hosts_of_a_slurm_job_are_read_from_its_environment(variables, hosts):
-    assert [(host.name, host.slots) for host in read_slurm_hosts(variables)] == hosts
-
-
-@pytest.mark.parametrize(
-    ("variables", "says"),
-    [
-        ({}, "SLURM_JOB_NODELIST: the variable is not set"),
-        ({"SLURM_JOB_NODELIST": "n[1-"}, "SLURM_JOB_NODELIST: 'n[1-' has a [ without its other half"),
-        ({"SLURM_JOB_NODELIST": "n1:8"}, "'n1' has slots or a user here"),
-        ({"SLURM_JOB_NODELIST": "n1", "SLURM_TASKS_PER_NODE": "8(x2)"}, "counts 2 hosts, SLURM_JOB_NODELIST names 1"),
-        ({"SLURM_JOB_NODELIST": "n1", "SLURM_TASKS_PER_NODE": "8(2)"}, "'8(2)' is no count of tasks"),
-        ({"SLURM_JOB_NODELIST": "n1", "SLURM_TASKS_PER_NODE": "8(x999999)"}, "counts more than"),
-    ],
-)
-def test_variables_of_slurm_that_do_not_fit_are_named(variables, says):
-    with pytest.raises(HostListError) as caught:
-        read_slurm_hosts(variables)
-    assert says in str(caught.value)
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.lists(st.tuples(st.integers(1, 999), st.integers(1, 9)), min_size=1, max_size=6))
-def test_folded_counts_are_unfolded(groups):
-    text = ",".join(f"{count}(x{repeats})" if repeats > 1 else str(count) for count, repeats in groups)
-    assert parse_task_counts(text) == [count for count, repeats in groups for _ in range(repeats)]

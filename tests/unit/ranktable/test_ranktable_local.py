@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ranktable import BuildError, SourceError, build_table, local, write_table
+from ranktable import BuildError, SourceError, build_table, local, local_host, write_table
 from ranktable.cli import main
 from ranktable.generate import HostInventory
+from ranktable.local_host import DeviceTools, LocalHost, Probe, find_device_ids, read_local_host
 from ranktable.model import Device
-from ranktable.sources import local_host
-from ranktable.sources.local_host import DeviceTools, LocalHost, Probe, find_device_ids, read_local_host
 
 ADDRESSES = tuple(map(ipaddress.ip_address, ("10.0.0.5", "172.17.0.1", "fd00::2")))
 NODE = LocalHost("node1", ADDRESSES, ADDRESSES[0])
@@ -86,7 +85,6 @@ def test_a_probe_asks_the_tools(root, tool):
         (Device(0, -1, "192.168.1.5", "0"), Device(1, -1, "192.168.2.5", "65537")),
         "10.0.0.5",
         super_pod_id="3",
-        origin="this host",
     )
     assert probed.device_target == "ascend"
     assert "asked this host: ascend, 2 devices" in probed.notes

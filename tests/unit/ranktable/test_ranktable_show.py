@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from ranktable import Device, RankNotFoundError, RankTable, Server, SuperPod, build_table, write_table
 from ranktable.cli import main
 from ranktable.report import (
-    MAX_ROWS,
     list_ranks,
     overview_as_json,
     render_overview,
@@ -45,35 +44,6 @@ def test_a_line_per_server_in_the_order_of_rank():
         "b       0-1    0-1      10.0.0.1, 10.1.0.1",
         "a       2-3    4-5      -, -",
     ]
-
-
-def test_many_servers_are_folded_unless_all_are_asked_for():
-    table = build_table([(f"n{i:05d}", 8) for i in range(1000)] + [("odd", 4)])
-    lines = render_overview(table).splitlines()
-    assert lines[-2:] == ["n00000 .. n00999 (1000)  0-7999     0-7", "odd                      8000-8003  0-3"]
-    everything = render_overview(table, show_all=True).splitlines()
-    assert len(everything) == 3 + 1001
-    assert everything[-2].split() == ["n00999", "7992-7999", "0-7"]
-
-
-def test_many_unlike_servers_are_left_out_in_the_middle():
-    table = build_table([(f"n{i:03d}", 1 + i % 2) for i in range(100)])
-    lines = render_overview(table).splitlines()
-    assert len(lines) == 3 + MAX_ROWS
-    assert lines[-5] == f"... {100 - MAX_ROWS + 1} servers more; --all lists every one"
-    assert lines[-1].startswith("n099")
-    assert (
-        len(render_overview(build_table([(f"n{i:03d}", 1 + i % 2) for i in range(MAX_ROWS)])).splitlines())
-        == 3 + MAX_ROWS
-    )
-
-
-@pytest.mark.parametrize("width", [40, 80, 200])
-def test_the_width_is_kept(width):
-    table = table_of(*[[f"10.{device}.0.{i}" for device in range(8)] for i in range(1, 4)])
-    lines = render_overview(table, width=width).splitlines()
-    assert max(map(len, lines)) <= width
-    assert ("..." in lines[-1]) == (width < 110)
 
 
 def test_a_rank_is_described_with_all_that_is_known_of_it():
@@ -160,8 +130,7 @@ def run(capsys, tmp_path, monkeypatch):
     return call
 
 
-def test_the_command_prints_servers_ranks_one_rank_or_json(run, monkeypatch):
-    monkeypatch.delenv("COLUMNS", raising=False)
+def test_the_command_prints_servers_ranks_one_rank_or_json(run):
     assert run("show", "t.json")[1].splitlines()[-1] == "b       2-3    0-1"
     assert run("show", "t.json", "--ranks")[1].splitlines()[-1].split() == ["3", "b", "1", "-"]
     assert "server_id   b\n" in run("show", "t.json", "--rank", "3")[1]
@@ -170,8 +139,6 @@ def test_the_command_prints_servers_ranks_one_rank_or_json(run, monkeypatch):
         *range(4)
     ]
     assert json.loads(run("show", "t.json", "--rank", "2", "--format", "json")[1])[0]["node_rank"] == 1
-    monkeypatch.setenv("COLUMNS", "30")
-    assert max(map(len, run("show", "t.json")[1].splitlines())) <= 30
 
 
 def test_a_table_in_the_making_is_shown_as_far_as_it_can_be_read(run):

@@ -3,7 +3,10 @@
 Device nodes and hccn.conf are read below a root folder, which is `/`, or where a container has mounted the root of its
 host. On a host with GPUs or without accelerators there is no device address. The tools are asked with a time limit.
 
-Source: the device nodes of the Ascend (`/dev/davinciN`) and NVIDIA (`/dev/nvidiaN`) drivers.
+Source: the device nodes of the Ascend (`/dev/davinciN`) and NVIDIA (`/dev/nvidiaN`) drivers; the network configuration
+pages of the Ascend driver (`address_N=` lines among others, in any order, with gaps in the ids); the hccn_tool and
+npu-smi pages: `ipaddr:A` lines; `SDID : N` and `Super Pod ID : N` lines, or a sentence that the device does not support
+the question. An A3 card has two dies: device id 2 CARD + CHIP.
 """
 
 from __future__ import annotations
@@ -14,19 +17,25 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
 from ranktable.errors import BuildError, SourceError
+from ranktable.files import read_bytes
 from ranktable.generate import HostInventory
 from ranktable.model import Device
-from ranktable.sources.captures import DIES_PER_CARD, HostAnswers, Said, read_address, read_answers
-from ranktable.values import Address, count_noun, parse_address
+from ranktable.values import Address, count_noun, name_placeholder, parse_address
 
 TIME_LIMIT_S = 10.0
+_IP = re.compile(r"(?:vnic\s+)?ip(?:v6)?\s*_?addr(?:ess)?\s*[:=]\s*(\S.*)", re.IGNORECASE)
+_SDID = re.compile(r"SDID\s*:\s*(\S+)", re.IGNORECASE)
+_POD = re.compile(r"Super\s*Pod\s*ID\s*:\s*(\S+)", re.IGNORECASE)
+_ADDRESS = re.compile(r"(?:ipv6)?address_([0-9]{1,4})", re.IGNORECASE)
+_LINE = re.compile(r"([^=\s]+)\s*=\s*(.*)")
+_DIES_PER_CARD = 2
 _HOMES = {
     "hccn_tool": ("usr/local/Ascend/driver/tools/hccn_tool", "usr/bin/hccn_tool"),
     "npu-smi": ("usr/local/sbin/npu-smi", "usr/local/bin/npu-smi", "usr/local/Ascend/driver/tools/npu-smi"),
@@ -35,6 +44,145 @@ _NODES = {"ascend": re.compile(r"davinci(\d{1,4})"), "gpu": re.compile(r"nvidia(
 NODE_NAMES = {"ascend": "/dev/davinciN", "gpu": "/dev/nvidiaN"}
 _ANY_HOST = ("192.0.2.1", 9)
 """Of the block for documentation: which way packets to it would leave by, is asked, and nothing is sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A value and where it stands."""
+
+    value: str
+    source: str
+    line: int | None = None
+
+    @property
+    def origin(self) -> str:
+        """`FILE:LINE`, or the name of what was asked."""
+        return self.source if self.line is None else f"{self.source}:{self.line}"
+
+    def refuse(self, message: str, remedy: str) -> SourceError:
+        """Return the error that this value cannot be taken."""
+        return SourceError(self.source, self.line, message, remedy)
+
+
+@dataclass(slots=True)
+class HostAnswers:
+    """What one source, or several together, say about the devices of one host."""
+
+    addresses: dict[int, Said] = field(default_factory=dict)
+    """`device_ip` by device id."""
+    super_device_ids: dict[int, Said] = field(default_factory=dict)
+    super_pod_id: Said | None = None
+    failed: dict[int, Said] = field(default_factory=dict)
+    """Devices whose address was asked for and not given; the value is what the tool said instead."""
+
+    def add_address(self, device_id: int, said: Said) -> None:
+        """Add the address of a device; raises SourceError for what is none, or another one than is known."""
+        address = parse_address(said.value)
+        what = name_placeholder(said.value) or ("not an IPv4 or IPv6 address" if address is None else None)
+        if what:
+            message = f"the address {said.value!r} of device {device_id} is {what}"
+            raise said.refuse(message, f"set one with hccn_tool -i {device_id} -ip -s address A netmask M")
+        _agree(self.addresses.setdefault(device_id, said), said, f"device_ip of device {device_id}")
+
+    def add_super_pod(self, device_id: int, lines: Iterable[Said]) -> None:
+        """Add what npu-smi says in the lines of an answer about a device, if it says that it is in a super pod.
+
+        Raises SourceError for an SDID that is not of 32 bits, for an answer that has one of the two only, and when two
+        devices are in two super pods.
+        """
+        found: list[Said | None] = [None, None]
+        for line in lines:
+            for place, pattern in enumerate((_SDID, _POD)):
+                match = pattern.search(line.value)
+                if match and found[place] is None:
+                    found[place] = Said(match.group(1), line.source, line.line)
+        number, pod = found
+        if number is None or pod is None:
+            if number or pod:
+                missing = "SDID" if number is None else "Super Pod ID"
+                message = f"the answer for device {device_id} has no {missing}"
+                raise (number or pod).refuse(message, "capture it once more")  # type: ignore[union-attr]
+            return
+        if not re.fullmatch(r"[0-9]{1,10}", number.value) or int(number.value) >= 2**32:
+            raise number.refuse(f"SDID {number.value!r} is no decimal number of 32 bits", "capture it once more")
+        _agree(self.super_device_ids.setdefault(device_id, number), number, f"super_device_id of device {device_id}")
+        self.super_pod_id = self.super_pod_id or pod
+        _agree(self.super_pod_id, pod, "super pod id")
+
+    def add(self, other: HostAnswers) -> None:
+        """Add what another source says; raises SourceError with both places when they disagree."""
+        for device_id, said in other.addresses.items():
+            self.add_address(device_id, said)
+        for device_id, said in other.super_device_ids.items():
+            _agree(self.super_device_ids.setdefault(device_id, said), said, f"super_device_id of device {device_id}")
+        if other.super_pod_id is not None:
+            self.super_pod_id = self.super_pod_id or other.super_pod_id
+            _agree(self.super_pod_id, other.super_pod_id, "super pod id")
+        self.failed.update(other.failed)
+
+    def devices(self, device_ids: Iterable[int] | None, server_id: str) -> tuple[Device, ...]:
+        """Return the devices that the answers speak of, or those of `device_ids`.
+
+        A device whose address a tool failed to give is an error that quotes the tool, never a device without address.
+        Raises SourceError.
+        """
+        known = sorted({*self.addresses, *self.super_device_ids, *self.failed})
+        chosen = known if device_ids is None else list(device_ids)
+        for device_id in chosen:
+            failure = self.failed.get(device_id)
+            if failure is not None and device_id not in self.addresses:
+                message = f"device {device_id} of {server_id!r} has no address: the answer is {failure.value!r}"
+                raise failure.refuse(message, "set its address with hccn_tool, or leave the device out with --devices")
+        return tuple(
+            Device(number, -1, _value(self.addresses, number), _value(self.super_device_ids, number))
+            for number in chosen
+        )
+
+
+def _value(said: Mapping[int, Said], device_id: int) -> str | None:
+    found = said.get(device_id)
+    return None if found is None else found.value
+
+
+def _agree(first: Said, second: Said, what: str) -> None:
+    if (parse_address(first.value) or first.value) != (parse_address(second.value) or second.value):
+        message = f"the {what} is {second.value} here, but {first.value} at {first.origin}"
+        raise second.refuse(message, "one of the two is stale: correct it, the device itself (hccn_tool) is right")
+
+
+def read_address(answer: list[Said]) -> tuple[Said, bool]:
+    """Return the address in the lines of an answer and True, or what it says instead and False.
+
+    The first of the lines is the question.
+    """
+    question, *lines = answer
+    for line in lines:
+        match = _IP.search(line.value)
+        if match:
+            return Said(match.group(1).split()[0].partition("/")[0], line.source, line.line), True
+    words = next((line for line in lines if line.value), Said("", question.source, question.line))
+    return Said(words.value[:120], words.source, words.line), False
+
+
+def parse_hccn_conf(data: bytes, source: str) -> HostAnswers:
+    """Return the addresses in a copy of hccn.conf; an IPv6 address counts where a device has no other.
+
+    Raises SourceError with the line for an address that is none, for a device with two, and for a file without any.
+    """
+    by_version = {6: HostAnswers(), 4: HostAnswers()}
+    for number, text in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
+        line = text.partition("#")[0].strip()
+        match = _LINE.fullmatch(line)
+        if line and match is None:
+            raise SourceError(source, number, f"{line[:60]!r} is not key=value", "give a copy of /etc/hccn.conf")
+        key = _ADDRESS.fullmatch(match.group(1)) if match else None
+        if match is not None and key is not None:
+            said = Said(match.group(2).strip().partition("/")[0], source, number)
+            by_version[6 if ":" in said.value else 4].add_address(int(key.group(1)), said)
+    found = HostAnswers(by_version[6].addresses | by_version[4].addresses)
+    if not found.addresses:
+        raise SourceError(source, None, "it has no address_N line", "give a copy of /etc/hccn.conf, or of hccn_tool")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +254,7 @@ class DeviceTools:
             return None
         found = HostAnswers()
         for device_id in device_ids:
-            card, chip = divmod(device_id, DIES_PER_CARD)
+            card, chip = divmod(device_id, _DIES_PER_CARD)
             found.add_super_pod(device_id, self._ask(tool, f"npu-smi info -t spod-info -i {card} -c {chip}"))
         return found
 
@@ -183,7 +331,7 @@ class Probe:
             notes += (f"server_id is {server_id}, one of {len(local.addresses)} addresses; choose with --server_id",)
         elif self.server_id is None and address is None:
             notes += (f"server_id is the name {server_id}: this host has no address but loopback",)
-        host = HostInventory(server_id, devices, address, super_pod_id=pod_id, origin="this host")
+        host = HostInventory(server_id, devices, address, super_pod_id=pod_id)
         return Probed(host, target, (f"asked this host: {target}, {count_noun(len(devices), 'device')}", *notes))
 
     def _choose_devices(self, target: str, asked: Sequence[int] | None) -> Sequence[int]:
@@ -207,7 +355,7 @@ class Probe:
         tools, conf = self.tools or DeviceTools(self.root), self.root / "etc/hccn.conf"
         found = tools.ask_addresses(device_ids) or HostAnswers()
         if conf.is_file():
-            for device_id, said in read_answers(conf).addresses.items():
+            for device_id, said in parse_hccn_conf(read_bytes(str(conf)), str(conf)).addresses.items():
                 if device_id in device_ids:  # in a container hccn.conf lists all of the host's
                     found.add_address(device_id, said)
         found.add((tools.ask_super_pod(device_ids) if self.asks_super_pod else None) or HostAnswers())

@@ -11,7 +11,7 @@ from typing import Any
 
 from launch_templates.errors import BadFile
 from launch_templates.lint.document import Document
-from launch_templates.value_types import plain_copy
+from launch_templates.values import plain_copy
 
 _KEYS = {"volumeMounts": "mountPath", "ports": "containerPort"}
 """Lists whose items are not told apart by their name alone."""

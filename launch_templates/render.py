@@ -10,23 +10,13 @@ from typing import Any
 
 from launch_templates.emit import dump_documents
 from launch_templates.errors import BadFile, BadValue, MissingValue, UnknownName
-from launch_templates.fill import fill
-from launch_templates.job import DERIVED, mpirun_args, pod_args
-from launch_templates.kinds import Kind, load_fragment, load_kind, takers
+from launch_templates.kinds import Kind, load_kind, takers
 from launch_templates.lint.document import Document
 from launch_templates.lint.workload import read_workloads
 from launch_templates.names import MAX_LABEL_LENGTH
 from launch_templates.patch import apply_patch
 from launch_templates.spec import JobSpec, settings_of_spec
 from launch_templates.spec_checks import check_together
-
-_POD_FACTS = {
-    "container": "msrun",
-    "command": ["msrun"],
-    "port_name": "rendezvous",
-    **dict.fromkeys(("subdomain", "component", "scheduler", "kueue_topology", "pod_affinity", "node_rank")),
-}
-"""What a pod is unless its kind says something else."""
 
 
 def render_manifest(
@@ -48,11 +38,13 @@ def render_manifest(
     """
     kind = load_kind(kind_name)
     spec = read_spec(kind, {**values, "script": list(script)} if script else values)
-    if kind.write is None:
-        return f"{_head(kind)}{dump_documents(apply_patch(build_documents(kind, spec), list(patch)))}"
+    if kind.build is not None:
+        documents = kind.build(spec)
+        _check_names(documents, spec.name)
+        return f"{_head(kind, documents)}{dump_documents(apply_patch(documents, list(patch)))}"
     if patch:
         raise BadFile(patch[0].source, f"a {kind.name} is no manifest of Kubernetes", "change its text, or the values")
-    text = kind.write(spec)
+    text = kind.write(spec) if kind.write else ""
     first, newline, rest = text.partition("\n") if text.startswith("#!") else ("", "", text)
     return f"{first}{newline}{_head(kind)}{rest}"
 
@@ -80,35 +72,11 @@ def read_spec(kind: Kind, given: Mapping[str, Any]) -> JobSpec:
         raise MissingValue(kind.name, missing)
     spec = JobSpec(**values)
     check_together(spec, own)
-    targets = kind.facts.get("device_targets")
-    if targets and spec.device_target not in targets:
-        remedy = f"add --set device_target={targets[0]}"
-        raise BadValue("device_target", spec.device_target, f"{' or '.join(targets)} with {kind.name}", remedy)
+    if "device_target" in own and spec.device_target not in kind.device_targets:
+        targets = " or ".join(kind.device_targets)
+        remedy = f"add --set device_target={kind.device_targets[0]}"
+        raise BadValue("device_target", spec.device_target, f"{targets} with {kind.name}", remedy)
     return spec
-
-
-def build_documents(kind: Kind, spec: JobSpec) -> list[dict[str, Any]]:
-    """The objects of a manifest.
-
-    Raises:
-        BadValue: a name would be too long.
-    """
-    values = {**vars(spec), **{name: derived.build(spec) for name, derived in DERIVED.items()}}
-    values |= {name: _build_pod(facts, values, spec) for name, facts in kind.facts["pods"].items()}
-    filled = [fill(document, values) for document in kind.documents]
-    documents = [document for document in filled if document is not None]
-    _check_names(documents, spec.name)
-    return documents
-
-
-def _build_pod(facts: Mapping[str, Any], values: Mapping[str, Any], spec: JobSpec) -> Any:
-    """The pod template of a kind: fragments/pod.yaml with the kind's own facts."""
-    own = {**_POD_FACTS, **fill({name: fact for name, fact in facts.items() if name != "args"}, values)}
-    args = pod_args(spec, master_addr=own["master_addr"], node_rank=own["node_rank"]) if "master_addr" in own else []
-    if "args" in facts:
-        args = fill(facts["args"], {**values, "mpirun_args": mpirun_args(spec, args)})
-    own["args"] = args
-    return fill(load_fragment("pod"), {**values, **own})
 
 
 def _check_names(documents: list[Any], name: str) -> None:
@@ -121,14 +89,14 @@ def _check_names(documents: list[Any], name: str) -> None:
             raise BadValue("name", name, constraint, "choose a shorter name")
 
 
-def _head(kind: Kind) -> str:
+def _head(kind: Kind, documents: Sequence[Mapping[str, Any]] = ()) -> str:
     from launch_templates.version import own_version
 
     head = f"# {kind.name}: {kind.summary}\n# Written by launch-template {own_version()}"
-    if kind.write is not None:
+    if not documents:
         return f"{head}\n"
     return (
-        f"{head} for {', '.join(kind.api_versions)}\n"
+        f"{head} for {', '.join(dict.fromkeys(body['apiVersion'] for body in documents))}\n"
         "# After an edit by hand run: launch-template lint FILE\n"
         "# Start: kubectl apply -f FILE    Stop: kubectl delete -f FILE\n"
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from launch_templates.errors import BadFile, BadValue
 from launch_templates.spec import settings_of_spec
-from launch_templates.value_types import Argv, Table
+from launch_templates.values import Argv, Table
 from ranktable.bounded_text import TextError, load_yaml
 from ranktable.files import decode_text
 from ranktable.files import read_text as file_text

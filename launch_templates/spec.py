@@ -7,6 +7,7 @@ meaning, and whether there is a default.
 # ruff: noqa: RUF009 - _asked makes the fields
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -14,7 +15,7 @@ from typing import Any
 
 from launch_templates import names
 from launch_templates.errors import BadValue
-from launch_templates.value_types import (
+from launch_templates.values import (
     Amount,
     Argv,
     Choice,
@@ -51,12 +52,33 @@ def _is_log_dir(text: str) -> bool:
     return names.is_absolute_path(text) and text.count("/") >= 2
 
 
+def _is_free_label(name: str) -> bool:
+    return names.is_qualified_name(name) and not name.startswith("app.kubernetes.io/")
+
+
+def _is_long_option(name: str) -> bool:
+    return re.fullmatch(r"[a-z][a-z0-9-]*", name) is not None
+
+
+def _is_short_option(name: str) -> bool:
+    return re.fullmatch(r"[A-Za-z][a-z]{0,9}", name) is not None
+
+
+def _is_line(text: str) -> bool:
+    return text.isprintable() and is_process_text(text)
+
+
 def _is_resource(text: str) -> bool:
     return "/" in text and names.is_qualified_name(text)
 
 
 _NAME = Text(names.is_service_name, "a DNS label: at most 63 of a-z, 0-9 and -, first a letter, last no -")
 _SUBDOMAIN = Text(names.is_subdomain, "a DNS name of a-z, 0-9, - and .")
+_LABELS = Table(_is_free_label, names.is_label_value, "label keys with label values")
+_LINE = "names of options with what stands behind them, on one line; empty = no value"
+_LONG_OPTIONS = Table(_is_long_option, _is_line, _LINE)
+_SHORT_OPTIONS = Table(_is_short_option, _is_line, _LINE)
+_CONTAINERS = Tree(list, "a YAML list of containers, each with a name and an image")
 _RESOURCE = Text(_is_resource, "DOMAIN/NAME")
 _OWN_VARIABLE = f"a variable name of A-Z, a-z, 0-9 and _, none of {', '.join(names.RANK_VARIABLES)}"
 
@@ -123,8 +145,19 @@ class JobSpec:
         _SUBDOMAIN, "service account of the pods; its token is not mounted", default=None
     )
     pull_secret: str | None = _asked(_SUBDOMAIN, "Secret with which to pull the image", default=None)
+    pull_policy: str | None = _asked(
+        Choice(("Always", "IfNotPresent", "Never")),
+        "when the image is pulled; left out: as Kubernetes has it",
+        default=None,
+    )
+    labels: dict[str, str] = _asked(_LABELS, "labels of the job and of its pods: --set labels.KEY=VALUE", {})
+    annotations: dict[str, str] = _asked(
+        Table(names.is_qualified_name, is_process_text, "annotation keys with texts"),
+        "annotations of the pods, such as networks of Multus: --set annotations.KEY=VALUE",
+        {},
+    )
     node_selector: dict[str, str] = _asked(
-        Table(names.is_qualified_name, names.is_label_value, "label keys with label values"),
+        _LABELS,
         "labels that a node must have: --set node_selector.KEY=VALUE",
         {},
     )
@@ -155,6 +188,23 @@ class JobSpec:
         "other volumes: paths with what a pod's volume says, but for its name",
         {},
     )
+    resource_claims: dict[str, str] = _asked(
+        Table(names.is_label, names.is_subdomain, "names with names of ResourceClaimTemplates"),
+        "devices by dynamic resource allocation, not by device_resource: --set resource_claims.NAME=TEMPLATE",
+        {},
+    )
+    init_containers: list[Any] = _asked(_CONTAINERS, "containers that end before msrun starts", [])
+    sidecars: list[Any] = _asked(_CONTAINERS, "containers that run beside msrun and end with it (Kubernetes 1.29)", [])
+    requeue: bool = _asked(
+        Flag(),
+        "the scheduler runs the job again after a preemption, a lost node or, with Slurm, "
+        "the deadline; the program continues from its checkpoint",
+        default=False,
+    )
+    sbatch: dict[str, str] = _asked(_LONG_OPTIONS, "lines of #SBATCH: --set sbatch.account=x", {})
+    srun: dict[str, str] = _asked(_LONG_OPTIONS, "options of srun: --set srun.container-image=x", {})
+    qsub: dict[str, str] = _asked(_SHORT_OPTIONS, "lines of #PBS: --set qsub.A=x", {})
+    bsub: dict[str, str] = _asked(_SHORT_OPTIONS, "lines of #BSUB: --set bsub.P=x", {})
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container
 from difflib import get_close_matches
 from pathlib import PurePosixPath
 
 from launch_templates import names
 from launch_templates.errors import BadValue
-from launch_templates.job import TABLE_FILE, pod_log_dir
 from launch_templates.msrun_options import NAMES, read_options
-from launch_templates.quantity import parse_quantity
+from launch_templates.pod import TABLE_FILE, log_dir
 from launch_templates.spec import JobSpec
+from launch_templates.values import parse_quantity
 
 OWNED_OPTIONS: dict[str, str] = {
     "worker_num": "nodes and local_worker_num",
@@ -61,12 +61,7 @@ def _check_restarts(spec: JobSpec) -> None:
         raise BadValue("no_restart_on", min(both), "another status than in restart_on", "give it in one of the two")
     if spec.restart_on and not spec.max_restarts:
         constraint = "left out with max_restarts=0, because nothing starts again"
-        raise BadValue("restart_on", join_statuses(spec.restart_on), constraint, "set max_restarts to 1 or more")
-
-
-def join_statuses(statuses: Iterable[int]) -> str:
-    """Return exit statuses as the options of msrun take them."""
-    return ",".join(map(str, statuses))
+        raise BadValue("restart_on", ",".join(map(str, spec.restart_on)), constraint, "set max_restarts to 1 or more")
 
 
 def _check_script(script: tuple[str, ...]) -> None:
@@ -115,11 +110,11 @@ def _check_mounts(spec: JobSpec) -> None:
             raise BadValue(f"volumes.{path}", source, constraint)
         mounts[f"volumes.{path}"] = path
     places = [path.removesuffix(":ro") for path in mounts.values()]
-    log_dir = pod_log_dir(spec)
+    log_place = log_dir(spec)
     for name, path in mounts.items():
         place = path.removesuffix(":ro")
         if place in _OWN_PATHS or places.count(place) > 1:
             raise BadValue(name, path, "a path that nothing else is mounted at", "choose another path")
-        if path.endswith(":ro") and PurePosixPath(place) in PurePosixPath(log_dir).parents:
+        if path.endswith(":ro") and PurePosixPath(place) in PurePosixPath(log_place).parents:
             remedy = "drop :ro or set another log_dir"
-            raise BadValue(name, path, f"writable, because log_dir={log_dir} is on it", remedy)
+            raise BadValue(name, path, f"writable, because log_dir={log_place} is on it", remedy)

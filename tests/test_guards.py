@@ -296,7 +296,6 @@ def test_files_are_moved_into_place_by_one_module_but_for_the_listed_ones() -> N
 
 READS_OWN_YAML = {
     "ranktable/bounded_text.py": "the one reader of foreign YAML",
-    "launch_templates/kinds.py": "reads the package's own manifests",
 }
 UNPICKLES = ("msrun/runtime/data/inert_pickle.py", "msrun/runtime/checkpoint/", "msrun/launch/function.py")
 """Unpicklers that run nothing."""
@@ -334,7 +333,6 @@ READS_WHOLE_FILES = {
     "msrun/cluster/scheduler.py": "files of the system",
     "msrun/planning/imports.py": "the script",
     "msrun/planning/plan_page.py": "the script",
-    "launch_templates/kinds.py": "the package's own manifests",
     "launch_templates/lint/keys.py": "the package's own table",
 }
 

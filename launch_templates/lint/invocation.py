@@ -11,7 +11,7 @@ from itertools import pairwise
 from launch_templates.lint.document import dig, sequence, text
 from launch_templates.lint.workload import Container, Workload
 from launch_templates.msrun_options import read_options
-from launch_templates.reference import find_reference
+from launch_templates.names import find_reference
 
 _SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh"})
 _STARTERS = frozenset({"mpirun", "mpiexec"})

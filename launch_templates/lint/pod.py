@@ -15,7 +15,7 @@ from launch_templates.lint.gang import ROLES
 from launch_templates.lint.invocation import find_invocations
 from launch_templates.lint.workload import Container, PodSet, Workload
 from launch_templates.names import MAX_LABEL_LENGTH, is_label, is_service_name
-from launch_templates.quantity import find_quantity
+from launch_templates.values import find_quantity
 
 _DEVICE = re.compile(r"(nvidia\.com/(gpu|mig-.+)|amd\.com/gpu|huawei\.com/(Ascend.*|npu))")
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a mount point inside the pod

@@ -13,8 +13,7 @@ from launch_templates.lint.finding import Problem, Rule, Severity
 from launch_templates.lint.invocation import Invocation, find_invocations
 from launch_templates.lint.workload import PodSet, Workload
 from launch_templates.msrun_options import NAMES
-from launch_templates.names import RANK_VARIABLES
-from launch_templates.reference import find_reference
+from launch_templates.names import RANK_VARIABLES, find_reference
 
 _NEEDED = ("worker_num", "local_worker_num", "master_addr", "master_port", "node_rank")
 _INDEX_FIELD = "batch.kubernetes.io/job-completion-index"

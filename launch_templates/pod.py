@@ -51,14 +51,14 @@ def kueue_label(spec: JobSpec) -> dict[str, str]:
     return {"kueue.x-k8s.io/queue-name": spec.queue} if spec.queue else {}
 
 
-def network_policy(spec: JobSpec) -> list[Body]:
+def network_policy(spec: JobSpec, labels: Body | None = None) -> list[Body]:
     """Open all ports between the pods of the job, and close them all to others.
 
     The rendezvous port is fixed, but the collective libraries choose theirs.
     """
     if not spec.network_policy:
         return []
-    selector = {"matchLabels": own_labels(spec)}
+    selector = {"matchLabels": labels or own_labels(spec)}
     rules = {"podSelector": selector, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": selector}]}]}
     return [{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata(spec), "spec": rules}]
 

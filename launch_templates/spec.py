@@ -56,6 +56,12 @@ def _is_free_label(name: str) -> bool:
     return names.is_qualified_name(name) and not name.startswith("app.kubernetes.io/")
 
 
+def _are_containers(items: list[Any]) -> bool:
+    known = [(item.get("name"), item.get("image")) for item in items if isinstance(item, dict)]
+    is_each = all(isinstance(name, str) and names.is_label(name) and isinstance(image, str) for name, image in known)
+    return is_each and len({name for name, _ in known}) == len(items)
+
+
 def _is_long_option(name: str) -> bool:
     return re.fullmatch(r"[a-z][a-z0-9-]*", name) is not None
 
@@ -78,7 +84,7 @@ _LABELS = Table(_is_free_label, names.is_label_value, "label keys with label val
 _LINE = "names of options with what stands behind them, on one line; empty = no value"
 _LONG_OPTIONS = Table(_is_long_option, _is_line, _LINE)
 _SHORT_OPTIONS = Table(_is_short_option, _is_line, _LINE)
-_CONTAINERS = Tree(list, "a YAML list of containers, each with a name and an image")
+_CONTAINERS = Tree(list, "a YAML list of containers, each with a name of its own and an image", _are_containers)
 _RESOURCE = Text(_is_resource, "DOMAIN/NAME")
 _OWN_VARIABLE = f"a variable name of A-Z, a-z, 0-9 and _, none of {', '.join(names.RANK_VARIABLES)}"
 
@@ -102,6 +108,9 @@ class JobSpec:
         Text(names.is_label, "a DNS label"), "namespace; left out: that of kubectl", default=None
     )
     nodes: int = _asked(Whole(1, 100_000), "number of hosts: pods, containers or nodes, one msrun each", 2)
+    min_nodes: int | None = _asked(
+        Whole(1, 100_000), "hosts with which an elastic job may begin; left out: it waits for all", default=None
+    )
     local_worker_num: int = _asked(Whole(1, 1024), "workers on one host; with a device target also devices", 8)
     device_target: str = _asked(Choice(tuple(DEVICE_RESOURCES)), "which device each worker gets", "CPU")
     device_resource: str | None = _asked(
@@ -133,7 +142,7 @@ class JobSpec:
     no_restart_on: tuple[int, ...] = _asked(Statuses(), "never start again after these", ())
     spares: int = _asked(Whole(0, 100_000), "hosts beyond nodes that wait; each takes the place of a lost one", 0)
     deadline_s: int | None = _asked(Whole(1), "seconds after which the job is ended; left out: never", default=None)
-    grace_s: int = _asked(Whole(1), "seconds between SIGTERM and SIGKILL: time to save a checkpoint", 120)
+    grace_s: int = _asked(Whole(2), "seconds between SIGTERM and SIGKILL: time to save a checkpoint", 120)
     ttl_s: int = _asked(Whole(60), "seconds that the finished job, and so its logs, stay", 86400)
     queue: str | None = _asked(
         _SUBDOMAIN, "queue: Kueue LocalQueue, queue of Volcano, or partition of Slurm", default=None
@@ -195,6 +204,14 @@ class JobSpec:
     )
     init_containers: list[Any] = _asked(_CONTAINERS, "containers that end before msrun starts", [])
     sidecars: list[Any] = _asked(_CONTAINERS, "containers that run beside msrun and end with it (Kubernetes 1.29)", [])
+    runtime: str | None = _asked(
+        _SUBDOMAIN, "ClusterTrainingRuntime of the cluster; left out: the job brings a runtime of its own", default=None
+    )
+    resources: dict[str, Any] = _asked(
+        Tree(dict, "a YAML mapping"),
+        "resources as SkyPilot has them, such as {accelerators: H100:8, use_spot: true}",
+        {},
+    )
     requeue: bool = _asked(
         Flag(),
         "the scheduler runs the job again after a preemption, a lost node or, with Slurm, "

@@ -203,6 +203,7 @@ class Tree:
     shape: type
     """list or dict."""
     constraint: str
+    accepts: Callable[[Any], bool] = lambda _: True
     type_name: str = "yaml"
 
     def read(self, given: Any) -> Any:
@@ -211,7 +212,7 @@ class Tree:
                 given = load_yaml(given)
             except TextError:
                 raise ValueError from None
-        if not isinstance(given, self.shape):
+        if not isinstance(given, self.shape) or not self.accepts(given):
             raise ValueError
         return plain_copy(given)
 

@@ -15,6 +15,7 @@ from launch_templates.kinds import (
     compose,
     indexed_job,
     jobset,
+    leaderworkerset,
     mpijob,
     pytorchjob,
     run,
@@ -32,10 +33,10 @@ class Kind:
     """What it is; the first line is `NAME: summary`."""
     takes: tuple[str, ...]
     """Fields of JobSpec that it has a place for."""
-    build: Callable[[JobSpec], list[dict[str, Any]]] | None = None
-    """Objects of a manifest; None for a script."""
-    write: Callable[[JobSpec], str] | None = None
-    """Text of a script; None for a manifest."""
+    build: Callable[[JobSpec], list[dict[str, Any]] | str]
+    """The objects of a manifest, the documents of another YAML file, or the text of a script."""
+    is_manifest: bool = True
+    """Whether its objects are those of Kubernetes."""
     device_targets: tuple[str, ...] = ("CPU", "GPU", "Ascend")
 
     @property
@@ -54,21 +55,28 @@ class Kind:
 
 
 _ANY_BUT_ASCEND = ("CPU", "GPU")
-_MODULES: tuple[Any, ...] = (indexed_job, jobset, mpijob, pytorchjob, trainjob, volcano)
+
+
+def _module(module: Any, **more: Any) -> Kind:
+    return Kind(inspect.cleandoc(module.__doc__), module.TAKES, module.build, **more)
+
+
+def _script(comment: str, takes: tuple[str, ...], build: Callable[[JobSpec], Any], *targets: str) -> Kind:
+    return Kind(comment, takes, build, is_manifest=False, device_targets=targets or Kind.device_targets)
+
+
 _KINDS = (
-    *(Kind(inspect.cleandoc(module.__doc__), module.TAKES, module.build) for module in _MODULES),
-    Kind(inspect.cleandoc(ascendjob.__doc__ or ""), ascendjob.TAKES, ascendjob.build, device_targets=("Ascend",)),
-    Kind(
-        inspect.cleandoc(compose.__doc__ or ""),
-        compose.TAKES,
-        write=compose.write,
-        device_targets=_ANY_BUT_ASCEND,
-    ),
-    Kind(run.RUN, run.RUN_TAKES, write=run.write_run),
-    Kind(run.CLUSTER, run.CLUSTER_TAKES, write=run.write_run_cluster),
-    Kind(batch.SLURM, batch.SLURM_TAKES, write=batch.write_slurm, device_targets=_ANY_BUT_ASCEND),
-    Kind(batch.PBS, batch.PBS_TAKES, write=batch.write_pbs, device_targets=_ANY_BUT_ASCEND),
-    Kind(batch.LSF, batch.LSF_TAKES, write=batch.write_lsf, device_targets=_ANY_BUT_ASCEND),
+    *map(_module, (indexed_job, jobset, leaderworkerset, mpijob, pytorchjob, volcano)),
+    Kind(trainjob.JOB, trainjob.JOB_TAKES, trainjob.build_job),
+    Kind(trainjob.RUNTIME, trainjob.RUNTIME_TAKES, trainjob.build_runtime),
+    _module(ascendjob, device_targets=("Ascend",)),
+    _module(compose, is_manifest=False, device_targets=_ANY_BUT_ASCEND),
+    _script(run.RUN, run.RUN_TAKES, run.write_run),
+    _script(run.CLUSTER, run.CLUSTER_TAKES, run.write_run_cluster),
+    _script(run.SKYPILOT, run.SKYPILOT_TAKES, run.build_skypilot, *_ANY_BUT_ASCEND),
+    _script(batch.SLURM, batch.SLURM_TAKES, batch.write_slurm, *_ANY_BUT_ASCEND),
+    _script(batch.PBS, batch.PBS_TAKES, batch.write_pbs, *_ANY_BUT_ASCEND),
+    _script(batch.LSF, batch.LSF_TAKES, batch.write_lsf, *_ANY_BUT_ASCEND),
 )
 
 

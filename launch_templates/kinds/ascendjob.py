@@ -16,7 +16,8 @@ from launch_templates import pod
 from launch_templates.kinds.pytorchjob import roles, run_policy
 from launch_templates.spec import JobSpec
 
-TAKES = (*pod.POD_FIELDS, "rank_table", "deadline_s")
+# its definition is older than containers that restart by themselves
+TAKES = (*(name for name in pod.POD_FIELDS if name not in ("sidecars", "resource_claims")), "rank_table", "deadline_s")
 
 
 def build(spec: JobSpec) -> list[pod.Body]:

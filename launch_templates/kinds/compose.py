@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from launch_templates.emit import dump_documents
 from launch_templates.kinds.run import BY_MSRUN, restart_options
 from launch_templates.pod import log_dir, log_mount, msrun_options
 from launch_templates.spec import JobSpec
@@ -18,8 +17,8 @@ TAKES = (*BY_MSRUN, "name", "image", "nodes", "device_target", "cpu", "memory", 
          "cluster_time_out", "user_id", "claims")  # fmt: skip
 
 
-def write(spec: JobSpec) -> str:
-    """Return the file."""
+def build(spec: JobSpec) -> list[dict[str, Any]]:
+    """Return the one document of the file."""
     mount = log_mount(spec)
     volumes = [f"{claim}:{path}" for claim, path in spec.claims.items()]
     service: dict[str, Any] = {
@@ -40,7 +39,7 @@ def write(spec: JobSpec) -> str:
     document: dict[str, Any] = {"name": spec.name, "services": services}
     if spec.claims:
         document["volumes"] = {claim: {"external": True} for claim in spec.claims}
-    return dump_documents([document])
+    return [document]
 
 
 def _node(spec: JobSpec, rank: int) -> dict[str, Any]:

@@ -6,6 +6,8 @@ workers; msrun gives every worker the true ones. The operator wants the containe
 pytorchjob-port.
 A pod that fails fails the job, and the pods that still run are removed (cleanPodPolicy Running). The operator can
 only start single pods again, which cannot join a job whose peers have stopped: for restarts use jobset or volcano.
+With min_nodes the job is elastic: it has workers alone, msrun of worker 0 is known as NAME-worker-0, and the job begins
+with min_nodes or more hosts when no others have come for 30 s. Then their number stays.
 """
 
 from __future__ import annotations
@@ -13,19 +15,28 @@ from __future__ import annotations
 from launch_templates import pod
 from launch_templates.spec import JobSpec
 
-TAKES = (*pod.POD_FIELDS, "deadline_s")
+TAKES = (*pod.POD_FIELDS, "deadline_s", "min_nodes")
 
 
 def build(spec: JobSpec) -> list[pod.Body]:
     """Return the NetworkPolicy and the PyTorchJob."""
     args = pod.pod_args(spec, master_addr=f"{spec.name}-master-0", node_rank="$(PET_NODE_RANK)")
+    elastic = {}
+    if spec.min_nodes:  # the operator tells pods of an elastic job no rank, and PET_NNODES as MIN:MAX
+        own = ["--discover=false", f"--min_hosts={spec.min_nodes}"]
+        args = [*own, *pod.pod_args(spec, master_addr=f"{spec.name}-worker-0")]
+        elastic = {"minReplicas": spec.min_nodes, "maxReplicas": spec.nodes, "rdzvBackend": "c10d"}
     # the operator itself sets PYTHONUNBUFFERED
     template = pod.pod_template(spec, args, container="pytorch", port_name="pytorchjob-port", env=pod.user_env(spec))
     body = {
         "apiVersion": "kubeflow.org/v1",
         "kind": "PyTorchJob",
         "metadata": pod.metadata(spec, labels=pod.kueue_label(spec)),
-        "spec": {"runPolicy": run_policy(spec), "pytorchReplicaSpecs": roles(spec, template, template)},
+        "spec": pod.lean(
+            elasticPolicy=elastic,
+            runPolicy=run_policy(spec),
+            pytorchReplicaSpecs={"Worker": role(spec.nodes, template)} if elastic else roles(spec, template, template),
+        ),
     }
     return [*pod.network_policy(spec), body]
 

@@ -1,15 +1,19 @@
-"""Kinds that a person starts: shell scripts for one host, and for each of several. Pure.
+"""Kinds that a person starts: shell scripts for one host and for each of several, and a task of SkyPilot. Pure.
 
 Every word of the user is quoted for the shell.
 """
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterable
+from typing import Any
 
+from launch_templates.errors import BadValue
 from launch_templates.pod import grace_s, msrun_options
 from launch_templates.spec import JobSpec
+from launch_templates.values import parse_quantity
 
 SHELL = "#!/usr/bin/env bash\n"
 BY_MSRUN = (
@@ -25,6 +29,22 @@ CLUSTER = """run-cluster: shell script to start by hand on every host, with MAST
 Ranks: bash run_cluster.sh MASTER_ADDR NODE_RANK, where MASTER_ADDR is an address of the host with
 NODE_RANK 0 that all others reach. msrun restarts workers itself."""
 CLUSTER_TAKES = (*BY_MSRUN, "nodes", "master_port", "cluster_time_out")
+
+SKYPILOT = """skypilot: task of SkyPilot; one msrun on each of num_nodes machines of a cloud or cluster
+
+Ranks: msrun takes node rank, nodes, master and port from SkyPilot's variables. It restarts workers itself; machines
+that are taken away start the task again where SkyPilot runs it as a managed job (sky jobs launch)."""
+SKYPILOT_TAKES = (
+    *BY_MSRUN,
+    "name",
+    "image",
+    "nodes",
+    "device_target",
+    "cpu",
+    "memory",
+    "cluster_time_out",
+    "resources",
+)
 
 
 def write_run(spec: JobSpec) -> str:
@@ -68,3 +88,16 @@ def join_statuses(statuses: Iterable[int]) -> str:
 def exports(spec: JobSpec) -> str:
     """Return the lines of a shell that set the user's variables."""
     return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in spec.env.items())
+
+
+def build_skypilot(spec: JobSpec) -> list[dict[str, Any]]:
+    """Return the task of SkyPilot."""
+    if spec.device_target == "GPU" and "accelerators" not in spec.resources:
+        remedy = f'add --set resources="{{accelerators: H100:{spec.local_worker_num}}}"'
+        raise BadValue("resources", spec.resources, "SkyPilot's, with accelerators, with device_target=GPU", remedy)
+    cores, gib = math.ceil(parse_quantity(spec.cpu)), math.ceil(parse_quantity(spec.memory) / 2**30)
+    amounts = {"cpus": f"{cores}+", "memory": f"{gib}+", "image_id": f"docker:{spec.image}", **spec.resources}
+    count = f"--local_worker_num={spec.local_worker_num}"
+    words = ["msrun", count, f"--cluster_time_out={spec.cluster_time_out}", *own_options(spec), *spec.script]
+    task = {"name": spec.name, "num_nodes": spec.nodes, "resources": amounts, "run": f"exec {shlex.join(words)}\n"}
+    return [{**task, "envs": spec.env} if spec.env else task]

@@ -33,7 +33,7 @@ VALUES: dict[str, Any] = {
     "cluster_time_out": 60,
     "grace_s": 20,
 }
-KINDS = ("indexed-job", "jobset", "pytorchjob", "trainjob", "volcano", "ascendjob")
+KINDS = ("indexed-job", "jobset", "pytorchjob", "trainjob", "volcano", "ascendjob", "leaderworkerset")
 RESTARTING = ("jobset", "trainjob", "volcano")
 """Kinds whose controller starts all pods again."""
 LOSS_LINE = re.compile(r"^epoch: \d+, step: 0, loss is (\S+)$", re.MULTILINE)

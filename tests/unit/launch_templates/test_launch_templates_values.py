@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch_templates import names
-from launch_templates.emit import dump_documents
 from launch_templates.names import escape_references, find_reference
+from launch_templates.render import dump_documents
 from launch_templates.settings import merge_settings, parse_settings
 from launch_templates.values import find_quantity, parse_quantity
 

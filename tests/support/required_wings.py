@@ -1,4 +1,4 @@
-"""REQUIRE=hosts,mpirun,slurm,cgroup,zoo,mindspore,helm,kubectl: tests of these wings that would be skipped fail instead.
+"""REQUIRE=hosts,mpirun,slurm,cgroup,zoo,mindspore,helm,kubectl: tests of these wings fail instead of being skipped.
 
 A machine without network namespaces, mpirun, Slurm or a memory cgroup skips what needs them. CI sets REQUIRE, so that a
 wing cannot drop out of its tests unnoticed.

@@ -1,4 +1,4 @@
-"""The Helm chart and the kustomize base: rendered by helm and kubectl, they are the job that launch-template renders."""
+"""The Helm chart and the kustomize base, as helm and kubectl render them, are the job that launch-template renders."""
 
 from __future__ import annotations
 

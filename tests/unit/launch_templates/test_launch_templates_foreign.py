@@ -95,7 +95,8 @@ spec:
     - name: driver
       template:
         spec:
-          template: {spec: {restartPolicy: Never, containers: [{name: d, image: "r.example/d:1", command: [python, d.py]}]}}
+          template:
+            spec: {restartPolicy: Never, containers: [{name: d, image: "r.example/d:1", command: [python, d.py]}]}
     - name: node
       template:
         spec:
@@ -131,14 +132,14 @@ Change = Callable[[dict[str, Any]], Any]
 BROKEN: list[tuple[str, Change, set[str]]] = [
     (VOLCANO, lambda spec: spec["tasks"].append({**copy.deepcopy(spec["tasks"][1]), "name": "extras"}), {"extra-task"}),
     (VOLCANO, lambda spec: spec["tasks"][0].update(replicas=2), {"replica-types", "min-available"}),
-    (VOLCANO, lambda spec: spec["tasks"][0].update(name="chief"), {"replica-types", "extra-task", "min-available"}),
+    (VOLCANO, lambda spec: spec["tasks"][0].update(name="chief"), {"replica-types", "extra-task"}),
     (VOLCANO, lambda spec: spec.update(plugins={"env": [], "ssh": []}), {"index-once", "volcano-plugins"}),
     (VOLCANO, lambda spec: box(spec["tasks"][1])["command"].insert(1, "--master_port=29500"), {"port"}),
     (VOLCANO, lambda spec: box(spec["tasks"][1])["command"].insert(1, "--node_rank=$(VC_TASK_INDEX)"), {"node-rank"}),
     (VOLCANO, lambda spec: spec.update(maxRetry="3"), {"wrong-type"}),
     (VOLCANO, lambda spec: spec["tasks"][0].update(polices=[]), {"unknown-key"}),
     (ELASTIC, lambda spec: spec["elasticPolicy"].update(minReplicas=2), {"elastic"}),
-    (ELASTIC, lambda spec: spec["elasticPolicy"].update(rdzvBackend="gloo"), {"wrong-value"}),
+    (ELASTIC, lambda spec: spec["elasticPolicy"].update(maxReplicas="2"), {"wrong-type"}),
     (ELASTIC, lambda spec: spec.pop("elasticPolicy"), {"replica-types", "master-address"}),
     (TRAIN_JOB, lambda spec: spec["trainer"]["command"].insert(1, "--node_rank=0"), {"node-rank"}),
     (TRAIN_JOB, lambda spec: spec["runtimeRef"].update(kind="TrainingRuntime"), {"pods"}),
@@ -149,7 +150,7 @@ BROKEN: list[tuple[str, Change, set[str]]] = [
     (GROUPS, lambda spec: group(spec)["command"].insert(1, "--worker_num=16"), {"world-size"}),
     (GROUPS, lambda spec: spec["leaderWorkerTemplate"].update(restartPolicy="Never"), {"wrong-value"}),
     (DRIVER, lambda spec: spec["replicatedJobs"][1].update(replicas=2), {"index-once", "world-size"}),
-    (DRIVER, lambda spec: spec["replicatedJobs"][1]["template"]["spec"].update(completions=3), {"completions", "world-size"}),
+    (DRIVER, lambda spec: spec["replicatedJobs"][1]["template"]["spec"].update(backoffLimit=6), {"backoff-limit"}),
     (DRIVER, lambda spec: spec.update(failurePolicy={"maxRestart": 3}), {"unknown-key"}),
     (DRIVER, lambda spec: spec.update(network={"enableDNSHostnames": "yes"}), {"wrong-type"}),
 ]  # fmt: skip

@@ -22,10 +22,10 @@ def build(spec: JobSpec) -> list[pod.Body]:
     """Return the NetworkPolicy and the PyTorchJob."""
     args = pod.pod_args(spec, master_addr=f"{spec.name}-master-0", node_rank="$(PET_NODE_RANK)")
     elastic = {}
-    if spec.min_nodes:  # the operator tells pods of an elastic job no rank, and PET_NNODES as MIN:MAX
-        own = ["--discover=false", f"--min_hosts={spec.min_nodes}"]
-        args = [*own, *pod.pod_args(spec, master_addr=f"{spec.name}-worker-0")]
-        elastic = {"minReplicas": spec.min_nodes, "maxReplicas": spec.nodes, "rdzvBackend": "c10d"}
+    if spec.min_nodes:  # msrun finds hosts and master in the operator's PET_NNODES=MIN:MAX and PET_RDZV_ENDPOINT
+        args = [word for word in args if not word.startswith(("--worker_num", "--master", "--node_rank"))]
+        port = {"rdzvBackend": "c10d", "rdzvPort": spec.master_port}
+        elastic = {"minReplicas": spec.min_nodes, "maxReplicas": spec.nodes, **port}
     # the operator itself sets PYTHONUNBUFFERED
     template = pod.pod_template(spec, args, container="pytorch", port_name="pytorchjob-port", env=pod.user_env(spec))
     body = {

@@ -14,7 +14,6 @@ from launch_templates.lint.documents import (
     Document,
     Workload,
     dig,
-    is_elastic,
     mapping,
     number,
     pytorch_roles,
@@ -283,17 +282,6 @@ def check_rank_table_mount(workload: Workload, _documents: Sequence[Document]) -
                 yield f"{container.path}.volumeMounts", message, "mount the whole ConfigMap at the folder"
 
 
-def check_elastic(workload: Workload, _documents: Sequence[Document]) -> Iterator[Problem]:
-    """An elastic PyTorchJob has a worker type, and its msrun knows with how few hosts it may begin."""
-    if not is_elastic(workload.document):
-        return
-    least = number(workload.document.body, "spec", "elasticPolicy", "minReplicas")
-    for _, container, call in workload.calls:
-        if least is not None and call.value("min_hosts") != str(least) and call.value("nnodes") is None:
-            message = f"elasticPolicy.minReplicas is {least}, but msrun waits for all pods"
-            yield _place(container, call), message, f"add --min_hosts={least}"
-
-
 RULES = rules_of((
     ("msrun-option", Severity.ERROR, check_option_names),
     ("msrun-command", Severity.WARNING, check_command),
@@ -308,5 +296,4 @@ RULES = rules_of((
     ("index-once", Severity.ERROR, check_index_once),
     ("extra-task", Severity.WARNING, check_extra_task),
     ("rank-table-mount", Severity.ERROR, check_rank_table_mount),
-    ("elastic", Severity.WARNING, check_elastic),
 ))  # fmt: skip

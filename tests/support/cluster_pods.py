@@ -171,7 +171,11 @@ def _pytorch_job(body: dict[str, Any], _bodies: list[Any]) -> Iterator[Pod]:
     elastic = body["spec"].get("elasticPolicy")
     if elastic:  # elastic.go: no rank
         counts = f"{elastic['minReplicas']}:{elastic['maxReplicas']}"
-        pet = {"PET_NNODES": counts, "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": f"{replicas[0][0]}:23456"}
+        pet = {
+            "PET_NNODES": counts,
+            "PET_RDZV_BACKEND": "c10d",
+            "PET_RDZV_ENDPOINT": f"{replicas[0][0]}:{elastic['rdzvPort']}",
+        }
         for name, template in replicas:
             yield Pod(template["spec"], name, "", {**pet, "PYTHONUNBUFFERED": "1"}, (name, f"{name}.{DOMAIN}"))
         return

@@ -56,8 +56,7 @@ spec:
           containers:
             - name: pytorch
               image: r.example/t:1
-              command: [msrun, --worker_num=2, --local_worker_num=1, --min_hosts=1, --discover=false]
-              args: [--master_addr=elastic-worker-0, train.py]
+              command: [msrun, --local_worker_num=1, train.py]
 """
 # kubeflow/trainer: docs, a job of the runtime torch-distributed
 TRAIN_JOB = """
@@ -138,9 +137,8 @@ BROKEN: list[tuple[str, Change, set[str]]] = [
     (VOLCANO, lambda spec: box(spec["tasks"][1])["command"].insert(1, "--node_rank=$(VC_TASK_INDEX)"), {"node-rank"}),
     (VOLCANO, lambda spec: spec.update(maxRetry="3"), {"wrong-type"}),
     (VOLCANO, lambda spec: spec["tasks"][0].update(polices=[]), {"unknown-key"}),
-    (ELASTIC, lambda spec: spec["elasticPolicy"].update(minReplicas=2), {"elastic"}),
     (ELASTIC, lambda spec: spec["elasticPolicy"].update(maxReplicas="2"), {"wrong-type"}),
-    (ELASTIC, lambda spec: spec.pop("elasticPolicy"), {"replica-types", "master-address"}),
+    (ELASTIC, lambda spec: spec.pop("elasticPolicy"), {"replica-types"}),
     (TRAIN_JOB, lambda spec: spec["trainer"]["command"].insert(1, "--node_rank=0"), {"node-rank"}),
     (TRAIN_JOB, lambda spec: spec["runtimeRef"].update(kind="TrainingRuntime"), {"pods"}),
     (TRAIN_JOB, lambda spec: spec["runtimeRef"].pop("name"), {"missing-key"}),

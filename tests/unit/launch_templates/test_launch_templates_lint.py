@@ -292,7 +292,7 @@ def test_rule_names_are_unique_and_every_rule_is_tested() -> None:
         name for *_, rules in OTHER_FAULTS for name in rules
     }
     assert len(set(names)) == len(names)
-    assert set(names) == tested | {"not-read", "no-job", "no-schemas", "extra-task", "elastic"}
+    assert set(names) == tested | {"not-read", "no-job", "no-schemas", "extra-task"}
 
 
 def test_files_without_a_job_get_one_warning() -> None:

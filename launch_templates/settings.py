@@ -19,7 +19,7 @@ from launch_templates.kinds import Kind, takers
 from launch_templates.msrun_options import NAMES, read_options
 from launch_templates.pod import TABLE_FILE, log_dir
 from launch_templates.spec import JobSpec, settings_of_spec
-from launch_templates.values import Argv, Table, parse_quantity
+from launch_templates.values import ARGV, parse_quantity
 from ranktable.bounded_text import TextError, load_json, load_yaml
 from ranktable.files import decode_text
 from ranktable.files import read_text as file_text
@@ -57,11 +57,11 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
 def _check_shape(name: str, entry: str, key: str, text: str) -> None:
     known = settings_of_spec()
     value_type = known[name].value_type if name in known else None
-    if isinstance(value_type, Argv):
+    if value_type is ARGV:
         raise BadValue("--set", text, "another name: a script has several words", "end the command with -- SCRIPT ARGS")
-    if isinstance(value_type, Table) and not entry:
+    if value_type is not None and value_type.type_name == "table" and not entry:
         raise BadValue("--set", text, f"{name}.KEY=VALUE", f"write --set {name}.KEY=VALUE, once for each key")
-    if entry and value_type is not None and not isinstance(value_type, Table):
+    if entry and value_type is not None and value_type.type_name != "table":
         raise BadValue("--set", text, f"{name}=VALUE, because {name} has no parts", f"remove {key[len(name) :]}")
 
 

@@ -1,7 +1,4 @@
-"""The types that the fields of a job spec can have, and Kubernetes quantities ("500m", "32Gi") as numbers. Pure.
-
-Each type reads a value given either as text (`--set`) or as YAML (`--values`) and says its constraint in words.
-"""
+"""The types that the fields of a job spec can have, and Kubernetes quantities ("500m", "32Gi") as numbers. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Protocol
+from typing import Any
 
 from ranktable.bounded_text import TextError, load_yaml
 
@@ -50,171 +47,131 @@ def find_quantity(value: object) -> Decimal | None:
         return None
 
 
-class ValueType(Protocol):
-    """How a value is read and checked."""
-
-    @property
-    def type_name(self) -> str:
-        """One word for tables."""
-
-    @property
-    def constraint(self) -> str:
-        """The rule, to be read after "must be"."""
-
-    def read(self, given: Any) -> Any:
-        """The value; raises ValueError (with no text, or with a more exact constraint) when `given` breaks the rule."""
-
-
 @dataclass(frozen=True)
-class Whole:
-    """An integer within limits, both included."""
+class ValueType:
+    """How a value, given as text (`--set`) or as YAML (`--values`), is read and checked."""
 
-    minimum: int
-    maximum: int = 2**31 - 1
-    type_name: str = "int"
-
-    @property
-    def constraint(self) -> str:
-        if self.maximum == 2**31 - 1:
-            return f"an integer of at least {self.minimum}"
-        return f"an integer from {self.minimum} to {self.maximum}"
-
-    def read(self, given: Any) -> int:
-        if isinstance(given, str) and given.isascii() and given.isdigit() and len(given) < 20:
-            given = int(given)
-        if type(given) is not int or not self.minimum <= given <= self.maximum:
-            raise ValueError
-        return given
+    type_name: str
+    """One word for tables."""
+    constraint: str
+    """The rule, to be read after "must be"."""
+    read: Callable[[Any], Any]
+    """The value; raises ValueError (with no text, or with a more exact constraint) when it breaks the rule."""
 
 
-@dataclass(frozen=True)
-class Flag:
-    """true or false."""
-
-    type_name: str = "bool"
-    constraint: str = "true or false"
-
-    def read(self, given: Any) -> bool:
-        words = {"true": True, "false": False}
-        if isinstance(given, str):
-            given = words.get(given.lower())
-        if not isinstance(given, bool):
-            raise ValueError
-        return given
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One of a few words; upper and lower case do not matter."""
-
-    options: tuple[str, ...]
-    type_name: str = "choice"
-
-    @property
-    def constraint(self) -> str:
-        return f"one of {', '.join(self.options)}"
-
-    def read(self, given: Any) -> str:
-        for option in self.options:
-            if isinstance(given, str) and given.lower() == option.lower():
-                return option
+def _check(*, is_right: bool) -> None:
+    if not is_right:
         raise ValueError
 
 
-@dataclass(frozen=True)
-class Text:
+def whole(minimum: int, maximum: int = 2**31 - 1) -> ValueType:
+    """An integer within limits, both included."""
+
+    def read(given: Any) -> int:
+        if isinstance(given, str) and given.isascii() and given.isdigit() and len(given) < 20:
+            given = int(given)
+        _check(is_right=type(given) is int and minimum <= given <= maximum)
+        return int(given)
+
+    limits = f"of at least {minimum}" if maximum == 2**31 - 1 else f"from {minimum} to {maximum}"
+    return ValueType("int", f"an integer {limits}", read)
+
+
+def choice(*options: str) -> ValueType:
+    """One of a few words; upper and lower case do not matter."""
+
+    def read(given: Any) -> str:
+        found = [option for option in options if isinstance(given, str) and given.lower() == option.lower()]
+        _check(is_right=bool(found))
+        return found[0]
+
+    return ValueType("choice", f"one of {', '.join(options)}", read)
+
+
+def text(accepts: Callable[[str], bool], constraint: str) -> ValueType:
     """Text that a predicate accepts."""
 
-    accepts: Callable[[str], bool]
-    constraint: str
-    type_name: str = "text"
+    def read(given: Any) -> str:
+        _check(is_right=isinstance(given, str) and accepts(given))
+        return str(given)
 
-    def read(self, given: Any) -> str:
-        if not isinstance(given, str) or not self.accepts(given):
-            raise ValueError
-        return given
+    return ValueType("text", constraint, read)
 
 
-@dataclass(frozen=True)
-class Statuses:
-    """Exit statuses and signals, `75,137,SIGTERM`, as the options of msrun take them; a signal is 128 + its number."""
-
-    type_name: str = "statuses"
-    constraint: str = "a list of exit statuses from 1 to 255 and signals, such as 75,137,SIGTERM"
-
-    def read(self, given: Any) -> tuple[int, ...]:
-        words = given.split(",") if isinstance(given, str) else [given] if type(given) is int else given
-        if not isinstance(words, list | tuple):
-            raise ValueError
-        return tuple(dict.fromkeys(self._status(str(word).strip()) for word in words if word != ""))
-
-    @staticmethod
-    def _status(word: str) -> int:
-        name = f"SIG{word.upper().removeprefix('SIG')}"
-        if name in signal.Signals.__members__:
-            return 128 + signal.Signals[name]
-        if not (word.isascii() and word.isdigit() and len(word) < 4 and 0 < int(word) < 256):
-            raise ValueError
-        return int(word)
+def _read_flag(given: Any) -> bool:
+    words = {"true": True, "false": False}
+    found = words.get(given.lower()) if isinstance(given, str) else given
+    _check(is_right=isinstance(found, bool))
+    return bool(found)
 
 
-@dataclass(frozen=True)
-class Amount:
-    """A Kubernetes quantity above zero; numbers of a YAML file are taken as they are written."""
-
-    type_name: str = "quantity"
-    constraint: str = "a Kubernetes quantity above zero, such as 8, 500m or 32Gi"
-
-    def read(self, given: Any) -> str:
-        text = str(given) if type(given) in (int, float) else given
-        if not isinstance(text, str) or parse_quantity(text) <= 0:
-            raise ValueError
-        return text
+def _read_statuses(given: Any) -> tuple[int, ...]:
+    words = given.split(",") if isinstance(given, str) else [given] if type(given) is int else given
+    _check(is_right=isinstance(words, list | tuple))
+    return tuple(dict.fromkeys(_status(str(word).strip()) for word in words if word != ""))
 
 
-@dataclass(frozen=True)
-class Table:
+def _status(word: str) -> int:
+    """An exit status; a signal is 128 + its number, as the options of msrun take it."""
+    name = f"SIG{word.upper().removeprefix('SIG')}"
+    if name in signal.Signals.__members__:
+        return 128 + signal.Signals[name]
+    _check(is_right=word.isascii() and word.isdigit() and len(word) < 4 and 0 < int(word) < 256)
+    return int(word)
+
+
+def _read_amount(given: Any) -> str:
+    text = str(given) if type(given) in (int, float) else given
+    _check(is_right=isinstance(text, str) and parse_quantity(text) > 0)
+    return str(text)
+
+
+def table(accepts_key: Callable[[str], bool], accepts_value: Callable[[str], bool], constraint: str) -> ValueType:
     """Names mapped to texts: `--set name.KEY=VALUE`."""
 
-    accepts_key: Callable[[str], bool]
-    accepts_value: Callable[[str], bool]
-    constraint: str
-    type_name: str = "table"
-
-    def read(self, given: Any) -> dict[str, str]:
+    def read(given: Any) -> dict[str, str]:
         if not isinstance(given, dict):
-            raise ValueError(f"a table of {self.constraint}")
+            raise ValueError(f"a table of {constraint}")
         for key, value in given.items():
             if not isinstance(value, str):
-                raise ValueError(f"{self.constraint}, all as text, but {key!s} is {value!r}: put it in quotes")
-            if not isinstance(key, str) or not self.accepts_key(key) or not self.accepts_value(value):
-                raise ValueError(f"{self.constraint}, which {key!s} is not")
+                raise ValueError(f"{constraint}, all as text, but {key!s} is {value!r}: put it in quotes")
+            if not isinstance(key, str) or not accepts_key(key) or not accepts_value(value):
+                raise ValueError(f"{constraint}, which {key!s} is not")
         return dict(given)
 
-
-_MAX_DEPTH = 30
-"""Deeper than any part of a pod; what contains itself ends here."""
+    return ValueType("table", constraint, read)
 
 
-@dataclass(frozen=True)
-class Tree:
+def tree(shape: type, constraint: str, accepts: Callable[[Any], bool] = lambda _: True) -> ValueType:
     """A piece of a pod's own YAML, as YAML text or parsed: lists, mappings with text keys, texts, numbers."""
 
-    shape: type
-    """list or dict."""
-    constraint: str
-    accepts: Callable[[Any], bool] = lambda _: True
-    type_name: str = "yaml"
-
-    def read(self, given: Any) -> Any:
+    def read(given: Any) -> Any:
         if isinstance(given, str):
             try:
                 given = load_yaml(given)
             except TextError:
                 raise ValueError from None
-        if not isinstance(given, self.shape) or not self.accepts(given):
-            raise ValueError
+        _check(is_right=isinstance(given, shape) and accepts(given))
         return plain_copy(given)
+
+    return ValueType("yaml", constraint, read)
+
+
+def _read_argv(given: Any) -> tuple[str, ...]:
+    _check(is_right=isinstance(given, list | tuple) and bool(given) and bool(given[0]))
+    _check(is_right=all(isinstance(item, str) and is_process_text(item) for item in given))
+    return tuple(given)
+
+
+FLAG = ValueType("bool", "true or false", _read_flag)
+STATUSES = ValueType(
+    "statuses", "a list of exit statuses from 1 to 255 and signals, such as 75,137,SIGTERM", _read_statuses
+)
+AMOUNT = ValueType("quantity", "a Kubernetes quantity above zero, such as 8, 500m or 32Gi", _read_amount)
+ARGV = ValueType("argv", "a list of one or more texts in UTF-8 without NUL, the first not empty", _read_argv)
+
+_MAX_DEPTH = 30
+"""Deeper than any part of a pod; what contains itself ends here."""
 
 
 def plain_copy(node: Any, depth: int = _MAX_DEPTH) -> Any:
@@ -234,21 +191,6 @@ def plain_copy(node: Any, depth: int = _MAX_DEPTH) -> Any:
     if node is None or type(node) in (bool, int) or (isinstance(node, float) and math.isfinite(node)):
         return node
     raise ValueError
-
-
-@dataclass(frozen=True)
-class Argv:
-    """A program's argument list, taken byte for byte."""
-
-    type_name: str = "argv"
-    constraint: str = "a list of one or more texts in UTF-8 without NUL, the first not empty"
-
-    def read(self, given: Any) -> tuple[str, ...]:
-        if not isinstance(given, list | tuple) or not given or not given[0]:
-            raise ValueError
-        if not all(isinstance(item, str) and is_process_text(item) for item in given):
-            raise ValueError
-        return tuple(given)
 
 
 def is_process_text(text: str) -> bool:

@@ -31,7 +31,7 @@ ClusterName=tests
 SlurmctldHost={first}({address})
 SlurmUser=root
 AuthInfo=socket={short}/munge.socket
-ProctrackType=proctrack/linuxproc
+ProctrackType=proctrack/pgid
 TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory

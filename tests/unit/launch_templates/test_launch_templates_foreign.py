@@ -14,7 +14,7 @@ from launch_templates import lint_texts
 STYLE = ("shared-memory",)
 """What documents leave out for brevity."""
 
-# volcano-sh/volcano: docs/user-guide/how_to_use_pytorch_plugin.md, with msrun in place of the script
+# volcano-sh/volcano: the guide of the plugin pytorch, with msrun in place of the script
 VOLCANO = """
 apiVersion: batch.volcano.sh/v1alpha1
 kind: Job
@@ -39,7 +39,7 @@ spec:
           containers: [{image: "r.example/t:1", name: worker, command: [msrun, train.py]}]
           restartPolicy: Never
 """
-# kubeflow/training-operator: examples/pytorch/elastic/imagenet/imagenet.yaml, shortened
+# kubeflow/training-operator: its example elastic/imagenet, shortened
 ELASTIC = """
 apiVersion: kubeflow.org/v1
 kind: PyTorchJob
@@ -70,7 +70,7 @@ spec:
     command: [msrun, train.py]
   runtimeRef: {name: torch-distributed}
 """
-# kubernetes-sigs/lws: docs/examples/sample/lws.yaml
+# kubernetes-sigs/lws: the sample of its first page
 GROUPS = """
 apiVersion: leaderworkerset.x-k8s.io/v1
 kind: LeaderWorkerSet
@@ -84,7 +84,7 @@ spec:
         containers:
           - {name: msrun, image: "r.example/t:1", command: [msrun, --local_worker_num=8, train.py]}
 """
-# kubernetes-sigs/jobset: examples/client-node-separation, as a driver beside the workers
+# kubernetes-sigs/jobset: a driver beside the workers
 DRIVER = """
 apiVersion: jobset.x-k8s.io/v1alpha2
 kind: JobSet

@@ -318,7 +318,7 @@ def shape_of(text: str, kind: str) -> list[str]:
     if kind in MANIFESTS:
         return [document["kind"] for document in yaml.safe_load_all(text)]
     if kind in ("compose", "skypilot"):
-        return [*yaml.safe_load(text)]
+        return [key for key in yaml.safe_load(text) if key != "envs"]
     return [line.partition("=")[0] for line in text.splitlines() if line.startswith("exec")][:1]
 
 

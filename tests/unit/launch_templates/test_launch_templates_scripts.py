@@ -13,6 +13,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from job_runner import JobRunner
 
 from launch_templates import BadValue, render_manifest
 
@@ -27,14 +28,14 @@ def started(script: str, folder: Path, *args: str) -> tuple[list[str], str | Non
         (folder / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -c {shlex.quote(RECORD)} "$@"\n')
         (folder / name).chmod(0o755)
     (folder / "job.sh").write_text(script)
-    env = {"PATH": f"{folder}:/usr/bin:/bin", "LC_ALL": "C.UTF-8", "PYTHONUTF8": "1"}
+    env = {"PBS_O_WORKDIR": str(folder), "PATH": f"{folder}:/usr/bin:/bin", "LC_ALL": "C.UTF-8", "PYTHONUTF8": "1"}
     done = subprocess.run(["bash", "job.sh", *args], cwd=folder, env=env, capture_output=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     words, setting = json.loads(done.stdout)
     return words, setting
 
 
-@pytest.mark.parametrize("kind", ["slurm", "run", "run-cluster"])
+@pytest.mark.parametrize("kind", ["slurm", "pbs", "lsf", "run", "run-cluster"])
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(arguments=st.lists(word, max_size=3), setting=word)
 def test_script_and_variables_come_through_the_shell_byte_for_byte(
@@ -105,3 +106,60 @@ def test_compose_starts_every_host_with_its_rank_and_escapes_dollars() -> None:
         assert service["deploy"]["resources"]["reservations"]["devices"][0]["count"] == 8
         assert service["volumes"] == ["data:/data:ro"]
     assert body["volumes"] == {"data": {"external": True}}
+
+
+def test_any_line_of_slurm_goes_over_that_of_the_kind() -> None:
+    more = {"sbatch": {"account": "ml", "mem": "0", "exclusive": ""}, "srun": {"container-image": "a b"}}
+    text = render_manifest("slurm", {"name": "t", **more}, ["train.py"])
+    assert "#SBATCH --mem=0\n" in text and "#SBATCH --account=ml\n" in text and "#SBATCH --exclusive\n" in text
+    assert "32768M" not in text and " '--container-image=a b' msrun " in text
+
+
+@pytest.mark.parametrize("key", ["account x", "-A", "", "a\nb"])
+def test_lines_that_are_no_options_are_refused(key: str) -> None:
+    with pytest.raises(BadValue, match="sbatch"):
+        render_manifest("slurm", {"name": "t", "sbatch": {key: "x"}}, ["train.py"])
+    with pytest.raises(BadValue, match="sbatch"):
+        render_manifest("slurm", {"name": "t", "sbatch": {"account": "x\n#SBATCH --uid=0"}}, ["train.py"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "variable", "own", "line"),
+    [
+        ("pbs", "PBS_NODEFILE", {"qsub": {"A": "ml"}}, "#PBS -A ml"),
+        ("lsf", "LSB_DJOB_HOSTFILE", {"bsub": {"P": "ml"}}, "#BSUB -P ml"),
+    ],
+)
+def test_scripts_of_pbs_and_lsf_plan_a_job_on_the_hosts_of_their_file(
+    kind: str, variable: str, own: dict[str, Any], line: str, tmp_path: Path
+) -> None:
+    values = {"name": "t", "nodes": 2, "local_worker_num": 4, "spares": 1, "max_restarts": 1, "deadline_s": 3661}
+    text = render_manifest(kind, {**values, **own}, ["train.py"])
+    assert line in text.splitlines() and ("walltime=01:01:01" in text or "#BSUB -W 62" in text)
+    (tmp_path / "hosts").write_text("h1\nh2\nh3\n")
+    (tmp_path / "train.py").touch()
+    (tmp_path / "msrun").write_text(f'#!/bin/sh\nexec {sys.executable} -m msrun --dry_run=json "$@"\n')
+    (tmp_path / "msrun").chmod(0o755)
+    with JobRunner() as runner:
+        path = f"{tmp_path}:/usr/bin:/bin"
+        env = runner.environ({"PATH": path, variable: str(tmp_path / "hosts"), "PBS_O_WORKDIR": str(tmp_path)})
+        (tmp_path / "job.sh").write_text(text)
+        done = subprocess.run(["bash", "job.sh"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert plan["world_size"] == 8 and [len(host["workers"]) for host in plan["hosts"]][:2] == [4, 4]
+
+
+def test_task_of_skypilot_starts_msrun_on_each_machine() -> None:
+    values = {
+        **VALUES,
+        "nodes": 3,
+        "device_target": "GPU",
+        "resources": {"accelerators": "H100:8"},
+        "env": {"A": "b c"},
+    }
+    body = yaml.safe_load(render_manifest("skypilot", values, ["train.py", "a b"]))
+    assert (body["num_nodes"], body["envs"], body["resources"]["accelerators"]) == (3, {"A": "b c"}, "H100:8")
+    assert shlex.split(body["run"])[:2] == ["exec", "msrun"] and shlex.split(body["run"])[-2:] == ["train.py", "a b"]
+    with pytest.raises(BadValue, match="accelerators: H100:8"):
+        render_manifest("skypilot", {**VALUES, "device_target": "GPU"}, ["train.py"])

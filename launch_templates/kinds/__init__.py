@@ -18,6 +18,7 @@ from launch_templates.kinds import (
     leaderworkerset,
     mpijob,
     pytorchjob,
+    rayjob,
     run,
     trainjob,
     volcano,
@@ -66,7 +67,7 @@ def _script(comment: str, takes: tuple[str, ...], build: Callable[[JobSpec], Any
 
 
 _KINDS = (
-    *map(_module, (indexed_job, jobset, leaderworkerset, mpijob, pytorchjob, volcano)),
+    *map(_module, (indexed_job, jobset, leaderworkerset, mpijob, pytorchjob, rayjob, volcano)),
     Kind(trainjob.JOB, trainjob.JOB_TAKES, trainjob.build_job),
     Kind(trainjob.RUNTIME, trainjob.RUNTIME_TAKES, trainjob.build_runtime),
     _module(ascendjob, device_targets=("Ascend",)),

@@ -92,8 +92,9 @@ def check_restart_policy(workload: Workload, _documents: Sequence[Document]) -> 
         if workload.kind in ROLES:
             _, key, role, _ = pod_set.path.split(".")
             path = f"spec.{key}.{role}.restartPolicy"
-            policy = mapping(workload.document.body, "spec", key, role).get("restartPolicy", "Never")
-        if policy != "Never":
+            default = "OnFailure" if workload.kind == "PyTorchJob" else "Never"
+            policy = mapping(workload.document.body, "spec", key, role).get("restartPolicy", default)
+        if policy != "Never" and workload.num_pods != 1:
             message = f"restartPolicy is {policy}: one pod restarts alone while its peers hang or stop"
             yield path, message, "set restartPolicy: Never"
 

@@ -110,7 +110,20 @@ spec:
                   image: r.example/t:1
                   command: [msrun, --worker_num=4, --local_worker_num=2, --master_addr=train-node-0-0.train, train.py]
 """
-RIGHT = {"elastic": ELASTIC, "train job": TRAIN_JOB, "groups": GROUPS, "driver": DRIVER}
+# kubeflow/training-operator: its example simple, of one pod, which may restart alone
+SINGLE = """
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {name: pytorch-simple}
+spec:
+  nprocPerNode: "4"
+  pytorchReplicaSpecs:
+    Master:
+      replicas: 1
+      restartPolicy: OnFailure
+      template: {spec: {containers: [{name: pytorch, image: "r.example/t:1", command: [msrun, train.py]}]}}
+"""
+RIGHT = {"single": SINGLE, "elastic": ELASTIC, "train job": TRAIN_JOB, "groups": GROUPS, "driver": DRIVER}
 
 
 def rules(text: str) -> set[str]:
@@ -139,6 +152,10 @@ BROKEN: list[tuple[str, Change, set[str]]] = [
     (VOLCANO, lambda spec: spec["tasks"][0].update(polices=[]), {"unknown-key"}),
     (ELASTIC, lambda spec: spec["elasticPolicy"].update(maxReplicas="2"), {"wrong-type"}),
     (ELASTIC, lambda spec: spec.pop("elasticPolicy"), {"replica-types"}),
+    (SINGLE, lambda spec: spec.update(nprocPerNode=4), {"wrong-type"}),
+    (SINGLE, lambda spec: role(spec).update(replicas=2), {"replica-types", "restart-policy", "backoff-limit"}),
+    (SINGLE, lambda spec: role(spec)["template"]["spec"]["containers"][0].update(name="main"), {"replica-types"}),
+    (ELASTIC, lambda spec: spec["pytorchReplicaSpecs"]["Worker"].pop("restartPolicy"), {"restart-policy"}),
     (TRAIN_JOB, lambda spec: spec["trainer"]["command"].insert(1, "--node_rank=0"), {"node-rank"}),
     (TRAIN_JOB, lambda spec: spec["runtimeRef"].update(kind="TrainingRuntime"), {"pods"}),
     (TRAIN_JOB, lambda spec: spec["runtimeRef"].pop("name"), {"missing-key"}),
@@ -157,6 +174,10 @@ BROKEN: list[tuple[str, Change, set[str]]] = [
 def box(task: dict[str, Any]) -> dict[str, Any]:
     [container] = task["template"]["spec"]["containers"]
     return container
+
+
+def role(spec: dict[str, Any]) -> dict[str, Any]:
+    return spec["pytorchReplicaSpecs"]["Master"]
 
 
 def group(spec: dict[str, Any]) -> dict[str, Any]:

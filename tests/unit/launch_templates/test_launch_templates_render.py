@@ -32,6 +32,8 @@ from launch_templates.spec import settings_of_spec
 
 KINDS = list_kinds()
 MANIFESTS = [kind for kind in KINDS if load_kind(kind).is_manifest]
+NO_MSRUN = ("clustertrainingruntime", "rayjob")
+"""Kinds whose pods do not run msrun as they are."""
 SCRIPTS = [kind for kind in KINDS if kind not in MANIFESTS]
 FEW_FIRST = [
     pytest.param(kind, marks=() if kind in ("jobset", "slurm") else pytest.mark.slow, id=kind) for kind in KINDS
@@ -139,7 +141,7 @@ def test_pods_satisfy_the_schemas_of_kubernetes_validate(kind: str, case: str) -
     for document in yaml.safe_load_all(text):
         if document["apiVersion"] in ("v1", "batch/v1", "networking.k8s.io/v1"):
             kubernetes_validate.validate(document, "1.37", strict=True)
-    for pods in workload_of(text).all_pod_sets if kind != "clustertrainingruntime" else ():
+    for pods in workload_of(text).all_pod_sets if kind not in NO_MSRUN else ():
         kubernetes_validate.validate({"apiVersion": "v1", "kind": "Pod", **pods.template}, "1.37", strict=True)
 
 
@@ -206,7 +208,7 @@ def test_all_kinds_start_the_same_pod_but_for_rank_address_and_names(kind: str) 
         kept = {key: value for key, value in spec.items() if key not in other}
         return re.sub(r"--(master_addr|node_rank)=\S+", r"--\1=X", yaml.safe_dump(kept))
 
-    if kind not in ("mpijob", "clustertrainingruntime"):  # the pods of one run an SSH server, of the other nothing yet
+    if kind not in ("mpijob", *NO_MSRUN):  # the pods of an MPIJob run an SSH server
         assert neutral(kind) == neutral("jobset")
 
 
@@ -267,7 +269,7 @@ HOSTILE = [
 process_text = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), max_size=30)
 hostile_text = st.one_of(st.sampled_from(HOSTILE), process_text, st.text("$(){}AB:- \n\"'#", max_size=12))
 ARGUMENTS_BEFORE_SCRIPT = 8
-PLAIN = [kind for kind in MANIFESTS if kind not in ("mpijob", "ascendjob", "clustertrainingruntime")]
+PLAIN = [kind for kind in MANIFESTS if kind not in ("mpijob", "ascendjob", *NO_MSRUN)]
 
 
 @pytest.mark.parametrize("template", one_fast(*PLAIN))
@@ -295,7 +297,7 @@ def test_variables_get_their_value_byte_for_byte(value: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=10, deadline=None)
-@given(name=st.sampled_from([name for name in settings_of_spec() if name != "script"]), value=hostile_text)
+@given(name=st.sampled_from([name for name in settings_of_spec() if name not in ("script", "runtime")]), value=hostile_text)
 def test_hostile_settings_are_refused_on_one_line_or_change_no_structure(kind: str, name: str, value: str) -> None:
     given_value: Any = {"KEY": value} if settings_of_spec()[name].value_type.type_name == "table" else value
     try:
@@ -390,7 +392,7 @@ def test_any_spec_renders_without_a_finding_or_is_refused_on_one_line(
         return
     if kind in MANIFESTS:
         assert lint_texts([("-", rendered)]) == []
-        if kind == "clustertrainingruntime":
+        if kind in NO_MSRUN:
             return
         workload = workload_of(rendered)
         assert len(workload.longest_pod_name) <= 63

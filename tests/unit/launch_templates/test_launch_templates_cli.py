@@ -142,6 +142,17 @@ def test_definitions_of_a_cluster_go_over_those_of_the_package(
     assert run.code == 1 and "error unknown-key: 'spec' is no key of JobSet" in run.out
 
 
+def test_lint_without_jsonschema_says_what_it_does_not_check(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "jsonschema", None)
+    path = tmp_path / "job.yaml"
+    run = Run(capsys, "render", "jobset", *REQUIRED, "-o", str(path), "--", "t.py")
+    assert (run.code, run.err) == (0, "")
+    run = Run(capsys, "lint", str(path))
+    assert run.code == 0 and "warning no-schemas" in run.out and "pip install 'msrun[templates]'" in run.out
+
+
 def test_schemas_are_listed_with_their_source(capsys: pytest.CaptureFixture[str]) -> None:
     words = [line.split() for line in Run(capsys, "schemas").out.splitlines()]
     assert ["batch/v1", "Job", "kubernetes/kubernetes@v1.37.0", "(kubernetes-validate)"] in words

@@ -163,3 +163,49 @@ def test_task_of_skypilot_starts_msrun_on_each_machine() -> None:
     assert shlex.split(body["run"])[:2] == ["exec", "msrun"] and shlex.split(body["run"])[-2:] == ["train.py", "a b"]
     with pytest.raises(BadValue, match="accelerators: H100:8"):
         render_manifest("skypilot", {**VALUES, "device_target": "GPU"}, ["train.py"])
+
+
+FAKE_RAY = """
+import sys, types
+def get(found): return [get(one) for one in found] if isinstance(found, list) else found
+def ready(): return None
+group = types.SimpleNamespace(ready=ready)
+def placement_group(bundles, strategy):
+    assert strategy == "STRICT_SPREAD" and bundles == [{"CPU": 8}] * 2, bundles
+    return group
+def remote(**amounts):
+    def wrap(kind):
+        def start():
+            one = kind()
+            calls = {name: types.SimpleNamespace(remote=getattr(one, name)) for name in ("address", "run")}
+            return types.SimpleNamespace(**calls)
+        return types.SimpleNamespace(options=lambda scheduling_strategy: types.SimpleNamespace(remote=start))
+    return wrap
+ray = types.ModuleType("ray")
+ray.init, ray.get, ray.remote = (lambda: None), get, remote
+ray.util = types.SimpleNamespace(get_node_ip_address=lambda: "10.0.0.7")
+groups = types.ModuleType("ray.util.placement_group"); groups.placement_group = placement_group
+strategies = types.ModuleType("ray.util.scheduling_strategies")
+strategies.PlacementGroupSchedulingStrategy = lambda group, placement_group_bundle_index: placement_group_bundle_index
+sys.modules.update({"ray": ray, "ray.util": types.ModuleType("ray.util"), groups.__name__: groups,
+                    strategies.__name__: strategies})
+"""
+"""As much of Ray as the entrypoint calls, on this host."""
+
+
+def test_entrypoint_of_a_rayjob_starts_msrun_on_each_node_and_ends_with_its_status(tmp_path: Path) -> None:
+    text = render_manifest("rayjob", {**VALUES, "local_worker_num": 4}, ["train.py", "a b"])
+    entrypoint = next(body for body in yaml.safe_load_all(text) if body["kind"] == "RayJob")["spec"]["entrypoint"]
+    (tmp_path / "sitecustomize.py").write_text(FAKE_RAY)
+    (tmp_path / "msrun").write_text('#!/bin/sh\nprintf "%s|" "$@"; echo\n[ "$1" = --node_rank=0 ] || exit 9\n')
+    (tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    for name in ("msrun", "python"):
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[3]}"}
+    done = subprocess.run(["sh", "-c", entrypoint], env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 9, done.stderr
+    lines = [line.split("|") for line in done.stdout.splitlines()]
+    assert [line[:3] for line in lines] == [
+        [f"--node_rank={rank}", "--master_addr=10.0.0.7", "--worker_num=8"] for rank in range(2)
+    ]
+    assert all(line[-3:] == ["train.py", "a b", ""] for line in lines)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from launch_templates.errors import BadFile, BadValue, LaunchTemplateError, MissingValue, UnknownName
     from launch_templates.kinds import Kind, list_kinds, load_kind
+    from launch_templates.lint import has_errors, lint_texts
     from launch_templates.lint.finding import Finding, Severity
-    from launch_templates.lint.linter import has_errors, lint_texts
     from launch_templates.render import render_manifest
     from launch_templates.spec import JobSpec, Setting
 
@@ -30,8 +30,8 @@ _HOMES = {
     "Setting": "spec",
     "Severity": "lint.finding",
     "UnknownName": "errors",
-    "has_errors": "lint.linter",
-    "lint_texts": "lint.linter",
+    "has_errors": "lint",
+    "lint_texts": "lint",
     "list_kinds": "kinds",
     "load_kind": "kinds",
     "render_manifest": "render",
@@ -54,6 +54,16 @@ __all__ = [
     "load_kind",
     "render_manifest",
 ]
+
+
+def own_version() -> str:
+    """That of the installed distribution msrun, of which this is a part; `unknown` when it is only on Python's path."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("msrun")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def __getattr__(name: str) -> Any:

@@ -33,7 +33,7 @@ class Outcome:
 def _print_version(context: click.Context, _option: click.Parameter, is_asked: bool) -> None:
     """All packages of the distribution msrun have one version, that of its metadata."""
     if is_asked and not context.resilient_parsing:
-        from launch_templates.version import own_version
+        from launch_templates import own_version
 
         found = own_version()
         why = ": msrun is not installed, only on Python's path" if found == "unknown" else ""
@@ -82,6 +82,7 @@ def explain(kind: str) -> Outcome:
 @click.option("--values", metavar="FILE", multiple=True, help="YAML mapping of fields; --set goes over it.")
 @click.option("--from", "plan", metavar="FILE", help="Plan of msrun --dry_run=json; - is stdin. All others go over it.")
 @click.option("--patch", metavar="FILE", multiple=True, help="YAML to merge in: null removes, lists merge by name.")
+@click.option("--ignore", metavar="RULE", multiple=True, help="Leave out a rule of the lint; may be repeated.")
 @click.option("-o", "--output", metavar="FILE", help="Write there instead of to stdout.")
 @click.argument("script", nargs=-1, type=click.UNPROCESSED)
 def render(
@@ -90,6 +91,7 @@ def render(
     values: tuple[str, ...],
     plan: str | None,
     patch: tuple[str, ...],
+    ignore: tuple[str, ...],
     output: str | None,
     script: tuple[str, ...],
 ) -> Outcome:
@@ -100,46 +102,50 @@ def render(
     """
     from launch_templates import settings as reading
     from launch_templates.kinds import load_kind
-    from launch_templates.lint.document import read_documents
-    from launch_templates.lint.linter import has_errors, lint_texts
+    from launch_templates.lint import check_rule_names, has_errors, lint_texts
+    from launch_templates.lint.documents import read_documents
     from launch_templates.render import render_manifest
 
     given: dict[str, Any] = {}
     if plan is not None:
-        from launch_templates.from_plan import read_plan
-
-        given = read_plan(_read(plan), plan)
+        given = reading.read_plan(_read(plan), plan)
     for path in values:
         given = reading.merge_settings(given, reading.read_values_file(path))
     given = reading.merge_settings(given, reading.parse_settings(settings))
     patches = [document for path in patch for document in read_documents(_read(path), path)]
     text = render_manifest(kind, given, script, patches)
-    findings = lint_texts([(output or "-", text)]) if load_kind(kind).write is None else []
+    check_rule_names(ignore)
+    known = ignore if patches else (*ignore, "no-schemas")  # tests have held what is rendered against the schemas
+    findings = lint_texts([(output or "-", text)], known) if load_kind(kind).is_manifest else []
     notes = "".join(f"launch-template: {finding}\n" for finding in findings)
     return Outcome(text, notes, int(has_errors(findings)), output=output)
 
 
 @cli.command(short_help="Check manifests, rendered or written by hand.")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
+@click.option("--ignore", metavar="RULE", multiple=True, help="Leave out a rule; may be repeated.")
 @click.option(
-    "--format",
-    "style",
-    type=click.Choice(["text", "sarif", "github"]),
-    default="text",
-    help="sarif: for code scanning; github: annotations of a workflow.  [default: text]",
+    "--crd", metavar="FILE", multiple=True, help="Definitions of your cluster, in place of the package's own."
 )
-def lint(files: tuple[str, ...], style: str) -> Outcome:
+def lint(files: tuple[str, ...], ignore: tuple[str, ...], crd: tuple[str, ...]) -> Outcome:
     """Check manifests that belong together, rendered or written by hand; - is stdin.
 
     Every finding is one line: file, object, path, severity, rule, what is wrong, what to do.
     """
-    from launch_templates.lint.linter import has_errors, lint_texts
-    from launch_templates.lint.reports import write_report
+    from launch_templates.lint import has_errors, lint_texts
 
-    findings = lint_texts([(path, _read(path)) for path in files])
+    findings = lint_texts([(path, _read(path)) for path in files], ignore, [(path, _read(path)) for path in crd])
     num_errors = sum(finding.severity == "error" for finding in findings)
     notes = f"launch-template: {num_errors} errors, {len(findings) - num_errors} warnings\n" if findings else ""
-    return Outcome(write_report(findings, style), notes, int(has_errors(findings)))
+    return Outcome("".join(f"{finding}\n" for finding in findings), notes, int(has_errors(findings)))
+
+
+@cli.command(short_help="List the schemas that the lint checks objects against.")
+def schemas() -> Outcome:
+    """List the kinds of objects whose keys and types the lint checks, and where each schema is from."""
+    from launch_templates.lint.schemas import load_table
+
+    return Outcome("".join(f"{kind:<52}  {source}\n" for kind, source in load_table()["sources"].items()))
 
 
 def main(argv: Sequence[str] | None = None) -> None:

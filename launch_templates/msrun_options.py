@@ -1,20 +1,27 @@
-"""The options of the msrun command, as a manifest may give them. Pure.
+"""The msrun command as a manifest gives it: its options, however a container spells them. Pure.
 
 A test holds them against the command itself, which this package does not import.
 """
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from launch_templates.names import find_reference
 
 _VALUE_MAY_BE_LEFT_OUT = """
-bind_core bind_numa check debug discover dry_run install_completion interactive join json keep_going pass_local_rank
+bind_core bind_numa check debug discover dry_run install_completion interactive join json keep_going log_once log_split
+log_time pass_local_rank
 plan progress quiet rank_args raw ship ssh trace warm watch
 """
 _VALUE = """
 chdir cluster_time_out config device_target env env_file exclude exit_time_out forward_env grace hang_time_out
-heartbeat_time_out hostfile hosts include join_window local_worker_num log_dir log_keep log_keep_jobs log_max_bytes
+heartbeat_time_out hostfile hosts include join_window local_worker_num log_dir log_keep log_keep_jobs log_max_bytes role
 master_addr master_port max_restarts metrics_file min_hosts mindspore mindspore_semantics nnodes no_restart_on
 node_rank preload python rank_table_file rehearse restart_on server_num signals sim_device sim_level sim_rank_id
 spares ssh_client ssh_config ssh_connect_time_out ssh_host_keys ssh_identity ssh_port ssh_user ssh_window start_method
@@ -54,3 +61,92 @@ def read_options(words: Sequence[str]) -> CommandLine:
         options[name] = value
         written[name] = f"--{text}"
     return CommandLine(options, written, list(words[position:]))
+
+
+_SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh"})
+_STARTERS = frozenset({"mpirun", "mpiexec"})
+"""Commands that start another one, which stands somewhere among their words."""
+_KUBELET_REFERENCE = re.compile(r"\$\(([^()]+)\)")
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """One msrun command line in a container."""
+
+    container: dict[str, Any]
+    key: str
+    """Key of the container under which its options stand: args or command."""
+    line: CommandLine
+    is_under_shell: bool
+    """A shell stands between the container and msrun: SIGTERM stops there."""
+
+    @property
+    def options(self) -> dict[str, str]:
+        return self.line.options
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Environment variables of the container that have a literal text value."""
+        env = self.container.get("env")
+        items = [item for item in env if isinstance(item, dict)] if isinstance(env, list) else []
+        return {str(item.get("name")): item["value"] for item in items if isinstance(item.get("value"), str)}
+
+    def value(self, name: str) -> str | None:
+        """Text of an option with literal variables of the container put in; None when absent or still unknown."""
+        given = self.options.get(name)
+        if given is None:
+            return None
+        variables = self.variables
+        whole = find_reference(given)
+        if whole in variables:
+            return variables[whole]
+        known = _KUBELET_REFERENCE.sub(lambda match: variables.get(match[1], match[0]), given)
+        return None if "$" in known else known
+
+    def whole_number(self, name: str) -> int | None:
+        """Integer of an option; None when absent, unknown or no integer."""
+        given = self.value(name)
+        return int(given) if given is not None and re.fullmatch(r"[0-9]{1,9}", given) else None
+
+
+def read_invocation(container: dict[str, Any]) -> Invocation | None:
+    """The msrun command of a container: as argument list or inside `sh -c TEXT`; None when it runs something else."""
+    lists = [container.get(key) for key in ("command", "args")]
+    words = [str(word) for one in lists if isinstance(one, list) for word in one]
+    is_shell = bool(words) and words[0].rpartition("/")[2] in _SHELLS
+    if is_shell:
+        words = _shell_words(words)
+    start = _find_msrun(words)
+    if start is None:
+        return None
+    is_under_shell = is_shell and "exec" not in words[:start]
+    return Invocation(
+        container, "args" if "args" in container else "command", read_options(words[start:]), is_under_shell
+    )
+
+
+def _shell_words(words: list[str]) -> list[str]:
+    scripts = [word for flag, word in pairwise(words) if flag.startswith("-") and flag.endswith("c")]
+    # a line end separates commands as ; does, unless it is escaped
+    one_line = scripts[0].replace("\\\n", " ").replace("\n", "\n;\n") if scripts else ""
+    lexer = shlex.shlex(one_line, posix=True, punctuation_chars=";&|")
+    lexer.whitespace_split = True
+    try:
+        return list(lexer)
+    except ValueError:
+        return []
+
+
+def _find_msrun(words: list[str]) -> int | None:
+    """Position after the command name."""
+    for position, word in enumerate(words):
+        if word.rpartition("/")[2] == "msrun":
+            is_command = (
+                position == 0
+                or words[position - 1] in ("exec", "&&", ";", "-m", "--")
+                or "=" in words[position - 1]
+                or words[0].rpartition("/")[2] in _STARTERS
+            )
+            if is_command:
+                return position + 1
+    return None

@@ -1,32 +1,31 @@
-"""A spec for a kind -> a manifest or a script. Pure.
+"""A spec for a kind -> a manifest or a script, with patches merged in, as YAML that every parser reads alike. Pure.
 
 What `render_manifest` returns passes this package's own lint without an error; tests hold that.
+
+A patch is merged as `kubectl patch` and kustomize merge it (strategic merge): mappings are merged and `null` removes a
+key. Items of a list are merged by name (of volumeMounts by mountPath), an item with `$patch: delete` is removed; other
+lists are replaced.
+
+YAML 1.1 and 1.2 and the parsers of kubectl disagree on plain scalars such as `y`, `on`, `1e3` or `0o17`. So a text is
+written plain only when it cannot be anything but a text, and in double quotes otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from launch_templates.emit import dump_documents
-from launch_templates.errors import BadFile, BadValue, MissingValue, UnknownName
-from launch_templates.fill import fill
-from launch_templates.job import DERIVED, mpirun_args, pod_args
-from launch_templates.kinds import Kind, load_fragment, load_kind, takers
-from launch_templates.lint.document import Document
-from launch_templates.lint.workload import read_workloads
-from launch_templates.names import MAX_LABEL_LENGTH
-from launch_templates.patch import apply_patch
-from launch_templates.spec import JobSpec, settings_of_spec
-from launch_templates.spec_checks import check_together
+import yaml
 
-_POD_FACTS = {
-    "container": "msrun",
-    "command": ["msrun"],
-    "port_name": "rendezvous",
-    **dict.fromkeys(("subdomain", "component", "scheduler", "kueue_topology", "pod_affinity", "node_rank")),
-}
-"""What a pod is unless its kind says something else."""
+from launch_templates import own_version
+from launch_templates.errors import BadFile, BadValue
+from launch_templates.kinds import Kind, load_kind
+from launch_templates.lint.documents import Document, read_workloads
+from launch_templates.names import MAX_LABEL_LENGTH
+from launch_templates.settings import read_spec
+from launch_templates.values import plain_copy
 
 
 def render_manifest(
@@ -48,67 +47,15 @@ def render_manifest(
     """
     kind = load_kind(kind_name)
     spec = read_spec(kind, {**values, "script": list(script)} if script else values)
-    if kind.write is None:
-        return f"{_head(kind)}{dump_documents(apply_patch(build_documents(kind, spec), list(patch)))}"
+    built = kind.build(spec)
+    if kind.is_manifest and not isinstance(built, str):
+        _check_names(built, spec.name)
+        return f"{_head(kind, built)}{dump_documents(apply_patch(built, list(patch)))}"
     if patch:
         raise BadFile(patch[0].source, f"a {kind.name} is no manifest of Kubernetes", "change its text, or the values")
-    text = kind.write(spec)
+    text = built if isinstance(built, str) else dump_documents(built)
     first, newline, rest = text.partition("\n") if text.startswith("#!") else ("", "", text)
     return f"{first}{newline}{_head(kind)}{rest}"
-
-
-def read_spec(kind: Kind, given: Mapping[str, Any]) -> JobSpec:
-    """The checked spec, defaults filled in.
-
-    Raises:
-        UnknownName: `given` has a name that no spec has.
-        MissingValue: a field that the kind requires is not given.
-        BadValue: a value breaks its constraint, or the kind has no place for it.
-    """
-    known = settings_of_spec()
-    own = {setting.name: setting for setting in kind.settings}
-    for name in given:
-        if name not in known:
-            raise UnknownName("setting", name, own)
-    values: dict[str, Any] = {name: known[name].read(value) for name, value in given.items()}
-    for name, value in values.items():
-        if name not in own and value != known[name].default and name not in ("name", "image"):
-            remedy = f"remove it, or choose {', '.join(takers(name))}"
-            raise BadValue(name, given[name], f"left out: a job of the kind {kind.name} has no place for it", remedy)
-    missing = [name for name, setting in own.items() if setting.is_required and name not in given]
-    if missing:
-        raise MissingValue(kind.name, missing)
-    spec = JobSpec(**values)
-    check_together(spec, own)
-    targets = kind.facts.get("device_targets")
-    if targets and spec.device_target not in targets:
-        remedy = f"add --set device_target={targets[0]}"
-        raise BadValue("device_target", spec.device_target, f"{' or '.join(targets)} with {kind.name}", remedy)
-    return spec
-
-
-def build_documents(kind: Kind, spec: JobSpec) -> list[dict[str, Any]]:
-    """The objects of a manifest.
-
-    Raises:
-        BadValue: a name would be too long.
-    """
-    values = {**vars(spec), **{name: derived.build(spec) for name, derived in DERIVED.items()}}
-    values |= {name: _build_pod(facts, values, spec) for name, facts in kind.facts["pods"].items()}
-    filled = [fill(document, values) for document in kind.documents]
-    documents = [document for document in filled if document is not None]
-    _check_names(documents, spec.name)
-    return documents
-
-
-def _build_pod(facts: Mapping[str, Any], values: Mapping[str, Any], spec: JobSpec) -> Any:
-    """The pod template of a kind: fragments/pod.yaml with the kind's own facts."""
-    own = {**_POD_FACTS, **fill({name: fact for name, fact in facts.items() if name != "args"}, values)}
-    args = pod_args(spec, master_addr=own["master_addr"], node_rank=own["node_rank"]) if "master_addr" in own else []
-    if "args" in facts:
-        args = fill(facts["args"], {**values, "mpirun_args": mpirun_args(spec, args)})
-    own["args"] = args
-    return fill(load_fragment("pod"), {**values, **own})
 
 
 def _check_names(documents: list[Any], name: str) -> None:
@@ -121,14 +68,114 @@ def _check_names(documents: list[Any], name: str) -> None:
             raise BadValue("name", name, constraint, "choose a shorter name")
 
 
-def _head(kind: Kind) -> str:
-    from launch_templates.version import own_version
-
+def _head(kind: Kind, documents: Sequence[Mapping[str, Any]] = ()) -> str:
     head = f"# {kind.name}: {kind.summary}\n# Written by launch-template {own_version()}"
-    if kind.write is not None:
+    if not documents:
         return f"{head}\n"
     return (
-        f"{head} for {', '.join(kind.api_versions)}\n"
+        f"{head} for {', '.join(dict.fromkeys(body['apiVersion'] for body in documents))}\n"
         "# After an edit by hand run: launch-template lint FILE\n"
         "# Start: kubectl apply -f FILE    Stop: kubectl delete -f FILE\n"
+    )
+
+
+_KEYS = {"volumeMounts": "mountPath", "ports": "containerPort"}
+"""Lists whose items are not told apart by their name alone."""
+
+
+def apply_patch(bodies: list[Any], patch: list[Document]) -> list[Any]:
+    """Return the manifest with each document of a patch merged into the object of its kind and, if given, name.
+
+    Raises:
+        BadFile: a document of the patch fits no object, or several.
+    """
+    patched = [Document("", body) for body in copy.deepcopy(bodies)]
+    for document in patch:
+        try:
+            over = plain_copy(document.body)
+        except ValueError:
+            problem = (
+                f"the patch of {document.label} holds what is no Kubernetes YAML, such as a date, or contains itself"
+            )
+            raise BadFile(document.source, problem, "put dates into quotes, and write aliases out") from None
+        fits = [
+            number
+            for number, one in enumerate(patched)
+            if one.kind == document.kind and document.name in ("", one.name)
+        ]
+        if len(fits) != 1:
+            seen = ", ".join(one.label for one in patched)
+            problem = f"a patch of {document.label} fits {len(fits)} of the rendered objects"
+            raise BadFile(document.source, problem, f"give kind and metadata.name of one of: {seen}")
+        patched[fits[0]] = Document("", _merge(patched[fits[0]].body, over, ""))
+    return [one.body for one in patched]
+
+
+def _merge(base: Any, over: Any, field: str) -> Any:
+    if isinstance(base, dict) and isinstance(over, dict):
+        merged = dict(base)
+        for key, value in over.items():
+            if value is None:
+                merged.pop(key, None)
+            else:
+                merged[key] = _merge(base.get(key), value, key)
+        return merged
+    if isinstance(over, list):
+        key = _KEYS.get(field, "name")
+        if all(isinstance(item, dict) and key in item for item in [*over, *(base if isinstance(base, list) else [])]):
+            return _merge_items(base if isinstance(base, list) else [], over, key)
+    return _without_nulls(over)
+
+
+def _merge_items(base: list[Any], over: list[Any], key: str) -> list[Any]:
+    items = {item[key]: item for item in base}
+    for item in over:
+        if item.get("$patch") == "delete":
+            items.pop(item[key], None)
+        else:
+            items[item[key]] = _merge(items.get(item[key], {}), item, "")
+    return list(items.values())
+
+
+def _without_nulls(node: Any) -> Any:
+    if isinstance(node, dict):
+        return {key: _without_nulls(value) for key, value in node.items() if value is not None}
+    if isinstance(node, list):
+        return [_without_nulls(item) for item in node]
+    return node
+
+
+_PLAIN = re.compile(r"[A-Za-z]+([-_./]?[A-Za-z0-9]+)*")
+_WORDS_WITH_A_MEANING = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"})
+_ENDLESS = 2**31
+"""Line width: lines are never folded, so that a search for an argument finds it."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Block style, keys in the given order, no aliases, sequences indented below their key."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the signature is PyYAML's
+        return True
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002
+        super().increase_indent(flow, False)  # noqa: FBT003 - PyYAML takes it by position
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    is_plain = _PLAIN.fullmatch(text) is not None and text.lower() not in _WORDS_WITH_A_MEANING
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if is_plain else '"')
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
+def dump_documents(documents: Iterable[Any]) -> str:
+    """YAML text of one or more documents, ending with a newline.
+
+    Raises:
+        yaml.YAMLError: a document holds something else than mappings, lists, texts, numbers, booleans and None.
+    """
+    return "---\n".join(
+        yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=_ENDLESS)
+        for document in documents
     )

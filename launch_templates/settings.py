@@ -1,16 +1,26 @@
-"""Reading what the user sets: `--set` texts and values files. Files are read here, values are checked elsewhere."""
+"""From what the user gives to a checked spec: `--set` texts, values files and plans of `msrun --dry_run=json`.
+
+A plan gives hosts, workers, devices, the script and options of msrun. Addresses, node ranks, log folders and ways to
+reach hosts are those of that plan; a kind has its own.
+"""
 
 from __future__ import annotations
 
 import errno
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import PurePosixPath
 from typing import Any
 
-from launch_templates.errors import BadFile, BadValue
-from launch_templates.spec import settings_of_spec
-from launch_templates.value_types import Argv, Table
-from ranktable.bounded_text import TextError, load_yaml
+from launch_templates import names
+from launch_templates.errors import BadFile, BadValue, MissingValue, UnknownName
+from launch_templates.kinds import Kind, takers
+from launch_templates.msrun_options import NAMES, read_options
+from launch_templates.pod import TABLE_FILE, log_dir
+from launch_templates.spec import JobSpec, settings_of_spec
+from launch_templates.values import ARGV, parse_quantity
+from ranktable.bounded_text import TextError, load_json, load_yaml
 from ranktable.files import decode_text
 from ranktable.files import read_text as file_text
 
@@ -47,11 +57,11 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
 def _check_shape(name: str, entry: str, key: str, text: str) -> None:
     known = settings_of_spec()
     value_type = known[name].value_type if name in known else None
-    if isinstance(value_type, Argv):
+    if value_type is ARGV:
         raise BadValue("--set", text, "another name: a script has several words", "end the command with -- SCRIPT ARGS")
-    if isinstance(value_type, Table) and not entry:
+    if value_type is not None and value_type.type_name == "table" and not entry:
         raise BadValue("--set", text, f"{name}.KEY=VALUE", f"write --set {name}.KEY=VALUE, once for each key")
-    if entry and value_type is not None and not isinstance(value_type, Table):
+    if entry and value_type is not None and value_type.type_name != "table":
         raise BadValue("--set", text, f"{name}=VALUE, because {name} has no parts", f"remove {key[len(name) :]}")
 
 
@@ -94,3 +104,221 @@ def read_text(path: str) -> str:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise BadFile(path, f"cannot be read: {reason}", _REMEDIES.get(getattr(error, "errno", 0), _CHECK)) from None
+
+
+def read_spec(kind: Kind, given: Mapping[str, Any]) -> JobSpec:
+    """The checked spec, defaults filled in.
+
+    Raises:
+        UnknownName: `given` has a name that no spec has.
+        MissingValue: a field that the kind requires is not given.
+        BadValue: a value breaks its constraint, or the kind has no place for it.
+    """
+    known = settings_of_spec()
+    own = {setting.name: setting for setting in kind.settings}
+    for name in given:
+        if name not in known:
+            raise UnknownName("setting", name, own)
+    values: dict[str, Any] = {name: known[name].read(value) for name, value in given.items()}
+    for name, value in values.items():
+        if name not in own and value != known[name].default and name not in ("name", "image", "script"):
+            remedy = f"remove it, or choose {', '.join(takers(name))}"
+            raise BadValue(name, given[name], f"left out: a job of the kind {kind.name} has no place for it", remedy)
+    missing = [name for name, setting in own.items() if setting.is_required and name not in given]
+    if missing:
+        raise MissingValue(kind.name, missing)
+    spec = JobSpec(**values)
+    check_together(spec, own)
+    if "device_target" in own and spec.device_target not in kind.device_targets:
+        targets = " or ".join(kind.device_targets)
+        remedy = f"add --set device_target={kind.device_targets[0]}"
+        raise BadValue("device_target", spec.device_target, f"{targets} with {kind.name}", remedy)
+    return spec
+
+
+OWNED_OPTIONS: dict[str, str] = {
+    "worker_num": "nodes and local_worker_num",
+    "local_worker_num": "local_worker_num",
+    "master_addr": "name",
+    "master_port": "master_port",
+    "node_rank": "nodes",
+    "cluster_time_out": "cluster_time_out",
+    "log_dir": "log_dir",
+    "rank_table_file": "rank_table",
+    "spares": "spares",
+    "restart_on": "restart_on",
+    "no_restart_on": "no_restart_on",
+    **dict.fromkeys(("hosts", "hostfile", "include", "exclude", "min_hosts", "rehearse"), "nodes"),
+}
+"""Options of msrun that a manifest gives itself, with the field that decides them."""
+
+_OWN_PATHS = ("/dev/shm", str(PurePosixPath(TABLE_FILE).parent))  # noqa: S108 - a mount point inside the pod
+
+
+def check_together(spec: JobSpec, taken: Container[str]) -> None:
+    """Check the rules across fields.
+
+    Args:
+        taken: names of the fields that the kind has a place for.
+
+    Raises:
+        BadValue: the first rule that is broken.
+    """
+    _check_script(spec.script)
+    if "shm_size" in taken:
+        _check_shared_memory(spec)
+    _check_device_resource(spec)
+    if spec.spares and not spec.max_restarts:
+        constraint = "0 with max_restarts=0, because a spare host joins when the job starts again"
+        raise BadValue("spares", spec.spares, constraint, "set max_restarts to 1 or more")
+    for container in spec.init_containers:
+        if container["name"] in [other["name"] for other in spec.sidecars]:
+            raise BadValue("sidecars", container["name"], "a name that no init container has", "call it otherwise")
+    if spec.min_nodes and spec.min_nodes > spec.nodes:
+        raise BadValue("min_nodes", spec.min_nodes, f"at most nodes={spec.nodes}", "lower it, or raise nodes")
+    _check_restarts(spec)
+    _check_environment(spec)
+    _check_mounts(spec)
+    if spec.topology and "podAffinity" in spec.affinity:
+        raise BadValue("topology", spec.topology, "left out, because affinity has a podAffinity", "give one of the two")
+
+
+def _check_restarts(spec: JobSpec) -> None:
+    both = {*spec.restart_on} & {*spec.no_restart_on}
+    if both:
+        raise BadValue("no_restart_on", min(both), "another status than in restart_on", "give it in one of the two")
+    if spec.restart_on and not spec.max_restarts:
+        constraint = "left out with max_restarts=0, because nothing starts again"
+        raise BadValue("restart_on", ",".join(map(str, spec.restart_on)), constraint, "set max_restarts to 1 or more")
+
+
+def _check_script(script: tuple[str, ...]) -> None:
+    """Options of msrun may stand before SCRIPT (`-- --bind_core=true train.py`), but not those the manifest gives."""
+    line = read_options(script)
+    for option, word in line.words.items():
+        if option in OWNED_OPTIONS:
+            remedy = f"remove it and set {OWNED_OPTIONS[option]}"
+            raise BadValue("script", word, f"without --{option}, which the manifest gives itself", remedy)
+        if option not in NAMES:
+            near = get_close_matches(option, NAMES, n=1)
+            remedy = f"did you mean --{near[0]}?" if near else "see msrun --help; options of the script follow its name"
+            raise BadValue("script", word, "an option of msrun, as it stands before the script", remedy)
+    if line.words and line.rest[:1] in (["true"], ["false"]):
+        last = list(line.words.values())[-1]
+        constraint = f"the script to start, and would be taken for it: {last} takes a value after = only"
+        raise BadValue("script", line.rest[0], constraint, f"write {last}={line.rest[0]}")
+
+
+def _check_shared_memory(spec: JobSpec) -> None:
+    if parse_quantity(spec.shm_size) >= parse_quantity(spec.memory):
+        constraint = f"below memory={spec.memory}, because /dev/shm counts against it"
+        raise BadValue("shm_size", spec.shm_size, constraint, "lower shm_size or raise memory")
+
+
+def _check_device_resource(spec: JobSpec) -> None:
+    if spec.device_resource and spec.device_target == "CPU":
+        constraint = "left out with device_target=CPU"
+        raise BadValue("device_resource", spec.device_resource, constraint, "add --set device_target=GPU or Ascend")
+
+
+def _check_environment(spec: JobSpec) -> None:
+    for name in spec.env:
+        if name in spec.secret_env:
+            raise BadValue(f"env.{name}", "...", "set once, but secret_env has it too", "remove one of the two")
+        if names.is_secret_variable(name):
+            remedy = f"create a Secret and use --set secret_env.{name}=SECRET:KEY"
+            raise BadValue(f"env.{name}", "...", "no secret, because anyone who reads the manifest reads it", remedy)
+
+
+def _check_mounts(spec: JobSpec) -> None:
+    mounts = {f"claims.{claim}": path for claim, path in spec.claims.items()}
+    for path, source in spec.volumes.items():
+        if not names.is_absolute_path(path) or not isinstance(source, dict) or not source or "name" in source:
+            constraint = "an absolute path with a volume source, such as {nfs: {...}}, without a name"
+            raise BadValue(f"volumes.{path}", source, constraint)
+        mounts[f"volumes.{path}"] = path
+    places = [path.removesuffix(":ro") for path in mounts.values()]
+    log_place = log_dir(spec)
+    for name, path in mounts.items():
+        place = path.removesuffix(":ro")
+        if place in _OWN_PATHS or places.count(place) > 1:
+            raise BadValue(name, path, "a path that nothing else is mounted at", "choose another path")
+        if path.endswith(":ro") and PurePosixPath(place) in PurePosixPath(log_place).parents:
+            remedy = "drop :ro or set another log_dir"
+            raise BadValue(name, path, f"writable, because log_dir={log_place} is on it", remedy)
+
+
+_FIELDS = {
+    "max_restarts": "max_restarts",
+    "cluster_time_out": "cluster_time_out",
+    "master_port": "master_port",
+    "spares": "spares",
+    "restart_on": "restart_on",
+    "no_restart_on": "no_restart_on",
+}
+"""Options of msrun that are fields of a spec."""
+_PLACE = """
+worker_num local_worker_num node_rank master_addr hosts hostfile rehearse min_hosts include exclude rank_table_file
+log_dir join ssh ssh_client ssh_config ssh_connect_time_out ssh_host_keys ssh_identity ssh_port ssh_user ssh_window ship
+discover chdir python config device_target token_file tls_config metrics_file progress quiet
+"""
+_OF_PLACE = frozenset(_PLACE.split())
+"""Options that say where and how this one run takes place."""
+_HIDDEN = "********"
+_TARGETS = {"gpu": "GPU", "ascend": "Ascend", "cpu": "CPU"}
+
+
+def read_plan(text: str, path: str) -> dict[str, Any]:
+    """Fields of JobSpec that a plan says: nodes, workers, devices, script and options of msrun.
+
+    Raises:
+        BadFile: no plan of msrun, hosts of different size, or a word that the plan hides.
+    """
+    try:
+        plan = load_json(text)
+        return dict(_fields(plan, path))
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+        problem = "is no plan of msrun"
+        raise BadFile(path, problem, "give the output of msrun --dry_run=json ... SCRIPT") from None
+
+
+def _fields(plan: dict[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+    sizes = {len(host["workers"]) for host in plan["hosts"]}
+    size = max(sizes)
+    if len(sizes) > 1 or size < 1 or plan["world_size"] % size:
+        problem = f"its hosts have {', '.join(map(str, sorted(sizes)))} of {plan['world_size']} workers"
+        raise BadFile(path, problem, "plan a job with as many workers on every host")
+    yield "nodes", plan["world_size"] // size
+    yield "local_worker_num", size
+    if plan["device_target"] in _TARGETS:
+        yield "device_target", _TARGETS[plan["device_target"]]
+    options: list[str] = []
+    for setting in plan["settings"]:
+        name, value = setting["name"], setting["value"]
+        if name in _FIELDS:
+            yield _FIELDS[name], value
+        elif name == "grace":
+            yield "grace_s", max(1, round(value))
+        elif name not in _OF_PLACE:
+            options += [f"--{name}={_word(item)}" for item in (value if isinstance(value, list) else [value])]
+    script = [*options, *_program(plan["hosts"][0])]
+    hidden = next((word for word in script if _HIDDEN in word), None)
+    if hidden is not None:
+        raise BadFile(path, f"hides a secret in {hidden!r}", "leave it out of the plan, and use secret_env")
+    yield "script", script
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _program(host: dict[str, Any]) -> list[str]:
+    """The program with its path as from the working directory, so that it is found in an image with the same files."""
+    program = host["program"]
+    target = program["target"]
+    folder = PurePosixPath(host["working_directory"])
+    if program["kind"] == "module":
+        return ["-m", target, *program["args"]]
+    if PurePosixPath(target).is_relative_to(folder):
+        target = str(PurePosixPath(target).relative_to(folder))
+    return [target, *program["args"]]

@@ -296,7 +296,6 @@ def test_files_are_moved_into_place_by_one_module_but_for_the_listed_ones() -> N
 
 READS_OWN_YAML = {
     "ranktable/bounded_text.py": "the one reader of foreign YAML",
-    "launch_templates/kinds.py": "reads the package's own manifests",
 }
 UNPICKLES = ("msrun/runtime/data/inert_pickle.py", "msrun/runtime/checkpoint/", "msrun/launch/function.py")
 """Unpicklers that run nothing."""
@@ -324,7 +323,7 @@ def test_files_of_json_are_read_with_limits() -> None:
         and ast.unparse(call.func) in ("json.load", "json.loads")
         and (ast.unparse(call.func) == "json.load" or whole.search(ast.unparse(call)))
     }
-    own = ("launch_templates/lint/keys.py", "msrun/runtime/checkpoint/")  # the latter has limits of its own
+    own = ("launch_templates/lint/schemas.py", "msrun/runtime/checkpoint/")  # the latter has limits of its own
     assert {name for name in guilty if not name.startswith(own)} == set()
 
 
@@ -334,8 +333,7 @@ READS_WHOLE_FILES = {
     "msrun/cluster/scheduler.py": "files of the system",
     "msrun/planning/imports.py": "the script",
     "msrun/planning/plan_page.py": "the script",
-    "launch_templates/kinds.py": "the package's own manifests",
-    "launch_templates/lint/keys.py": "the package's own table",
+    "launch_templates/lint/schemas.py": "the package's own table",
 }
 
 

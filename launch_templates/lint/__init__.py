@@ -1,5 +1,82 @@
-"""Lint of rendered or hand-edited manifests.
+"""Lint of rendered or hand-edited manifests: all rules over all documents, all findings in one run. Pure.
 
-document -> workload -> invocation read a manifest; rendezvous, gang, pod and security hold the rules; linter runs
-them. A finding has a rule id, a severity, a path, a message and a remedy; a rule never raises on a malformed manifest.
+documents reads a manifest; schemas, rendezvous and gang hold the rules. A rule never raises on a malformed manifest.
 """
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from launch_templates.errors import UnknownName
+from launch_templates.lint import gang, rendezvous, schemas
+from launch_templates.lint.documents import Document, read_documents, read_workloads
+from launch_templates.lint.finding import Finding, Rule, Severity
+
+NOT_READ = ("RayCluster", "TFJob", "XGBoostJob", "PaddleJob", "JAXJob")
+"""Kinds that start training jobs, and that no rule reads."""
+READ = "Job, JobSet, PyTorchJob, TrainJob, MPIJob, AscendJob, LeaderWorkerSet, RayJob and Volcano Job"
+_NOT_READ = Rule("not-read", Severity.WARNING, "A training job of a kind that no rule reads.")
+_NO_JOB = Rule("no-job", Severity.WARNING, "There is no training job in the files given.")
+RULES: tuple[Rule, ...] = (*schemas.RULES, _NOT_READ, *rendezvous.RULES, *gang.RULES, _NO_JOB)
+"""Every rule, in the order in which its findings appear."""
+
+
+def check_rule_names(names: Iterable[str]) -> None:
+    """Raise UnknownName unless there are rules of these names."""
+    known = [rule.rule_id for rule in RULES]
+    for name in names:
+        if name not in known:
+            raise UnknownName("rule", name, known)
+
+
+def lint_documents(
+    documents: Sequence[Document], definitions: Mapping[str, schemas.Schema] | None = None
+) -> list[Finding]:
+    """Findings over documents that belong together: a Job and its Service may stand in different files.
+
+    Args:
+        definitions: schemas of kinds, by "APIVERSION KIND", in place of the package's own.
+    """
+    workloads = read_workloads(documents)
+    found = schemas.find_faults(documents, definitions or {})
+    found += [
+        _NOT_READ.found(one, "", f"a {one.kind} is not checked", f"give jobs of the kinds {READ}")
+        for one in documents
+        if one.kind in NOT_READ
+    ]
+    for workload in workloads:
+        rules = rendezvous.RULES if workload.is_partial else RULES
+        found += [finding for rule in rules for finding in rule.apply(workload, documents)]
+    if not workloads and not any(one.kind in (*NOT_READ, "RayJob", *_RUNTIMES) for one in documents):
+        seen = ", ".join(document.label for document in documents) or "no documents"
+        message = f"no job here ({seen}), so nothing was checked; read are {READ}"
+        source = documents[0].source if documents else "-"
+        found.append(Finding(_NO_JOB.rule_id, _NO_JOB.severity, source, "", "", message, "give the file of the job"))
+    return found
+
+
+_RUNTIMES = ("TrainingRuntime", "ClusterTrainingRuntime")
+
+
+def lint_texts(
+    texts: Iterable[tuple[str, str]], ignore: Collection[str] = (), definitions: Iterable[tuple[str, str]] = ()
+) -> list[Finding]:
+    """Findings over (file name, YAML text) pairs that belong together, but for those of the rules in `ignore`.
+
+    Args:
+        definitions: (file name, YAML text) pairs of CustomResourceDefinitions, in place of the package's own.
+
+    Raises:
+        BadFile: a text is not YAML, or one of its documents is no mapping.
+        UnknownName: `ignore` names no rule.
+    """
+    check_rule_names(ignore)
+    documents = [document for source, content in texts for document in read_documents(content, source)]
+    crds = [document for source, content in definitions for document in read_documents(content, source)]
+    found = lint_documents(documents, schemas.schemas_of_definitions(crds))
+    return [finding for finding in found if finding.rule_id not in ignore]
+
+
+def has_errors(findings: Iterable[Finding]) -> bool:
+    """Whether a finding has the severity error."""
+    return any(finding.severity is Severity.ERROR for finding in findings)

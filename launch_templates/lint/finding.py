@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from launch_templates.lint.document import Document
-from launch_templates.lint.workload import Workload
+from launch_templates.lint.documents import Document, Workload
 
 
 class Severity(StrEnum):
-    """ERROR: the job is refused, hangs, computes with wrong ranks or is open to attack. WARNING: it may work."""
+    """ERROR: the job is refused, hangs or computes with wrong ranks. WARNING: it may work."""
 
     ERROR = "error"
     WARNING = "warning"
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What one check saw at one place."""
-
-    path: str
-    """Path in the document, as in kubectl explain, with [i] for list items."""
-    message: str
-    remedy: str
 
 
 @dataclass(frozen=True)
@@ -38,6 +27,7 @@ class Finding:
     document: str
     """Kind/name of the document; empty when the finding is about the whole file."""
     path: str
+    """Path in the document, as in kubectl explain, with [i] for list items."""
     message: str
     remedy: str
 
@@ -46,6 +36,8 @@ class Finding:
         return f"{self.source}: {place}: {self.severity} {self.rule_id}: {self.message}; {self.remedy}"
 
 
+Problem = tuple[str, str, str]
+"""What one check saw at one place: path, message, remedy."""
 Check = Callable[[Workload, Sequence[Document]], Iterator[Problem]]
 """Problems of one workload; the second argument holds all documents given together."""
 
@@ -56,17 +48,21 @@ class Rule:
 
     rule_id: str
     severity: Severity
-    check: Check
+    meaning: str
+    """What it holds against a manifest, in a line of the page."""
+    check: Check | None = None
+    """None where the finding comes from elsewhere."""
+
+    def found(self, document: Document, path: str, message: str, remedy: str) -> Finding:
+        return Finding(self.rule_id, self.severity, document.source, document.label, path, message, remedy)
 
     def apply(self, workload: Workload, documents: Sequence[Document]) -> Iterator[Finding]:
-        document = workload.document
-        for problem in self.check(workload, documents):
-            yield Finding(
-                self.rule_id,
-                self.severity,
-                document.source,
-                document.label,
-                problem.path,
-                problem.message,
-                problem.remedy,
-            )
+        for path, message, remedy in self.check(workload, documents) if self.check else ():
+            yield self.found(workload.document, path, message, remedy)
+
+
+def rules_of(severities: Iterable[tuple[str, Severity, Check]]) -> tuple[Rule, ...]:
+    """Rules whose meaning is the docstring of their check."""
+    return tuple(
+        Rule(name, severity, " ".join((check.__doc__ or "").split()), check) for name, severity, check in severities
+    )

@@ -33,7 +33,7 @@ VALUES: dict[str, Any] = {
     "cluster_time_out": 60,
     "grace_s": 20,
 }
-KINDS = ("indexed-job", "jobset", "pytorchjob", "trainjob", "volcano", "ascendjob")
+KINDS = ("indexed-job", "jobset", "pytorchjob", "trainjob", "volcano", "ascendjob", "leaderworkerset")
 RESTARTING = ("jobset", "trainjob", "volcano")
 """Kinds whose controller starts all pods again."""
 LOSS_LINE = re.compile(r"^epoch: \d+, step: 0, loss is (\S+)$", re.MULTILINE)
@@ -211,6 +211,18 @@ def test_a_job_starts_again_after_statuses_that_a_restart_may_repair(kind: str) 
     assert fate_of(other, [1]) == "failed"
 
 
+@pytest.mark.slow
+def test_elastic_job_begins_with_the_pods_that_have_come(cluster: Start, workers: Path, tmp_path: Path) -> None:
+    words = ["--join_window=2", workers / "record.py"]
+    pods = cluster("pytorchjob", *words, nodes=3, min_nodes=2)
+    jobs = pods.start(tmp_path, {}, num_pods=2)
+    pods.publish_names()
+    ended = [job.finish() for job in jobs]
+    assert [job.code for job in ended] == [0, 0], ended
+    sizes = {json.loads(path.read_text())["env"]["WORLD_SIZE"] for path in tmp_path.glob("record_*.json")}
+    assert sizes == {"4"}
+
+
 def test_batch_script_of_slurm_starts_one_world_on_all_nodes(
     msrun: JobRunner, net: HostNet, workers: Path, tmp_path: Path
 ) -> None:
@@ -270,6 +282,29 @@ def test_batch_script_trains_under_slurm_itself_as_one_process_does(
     assert code == 0, (tmp_path / "job.log").read_text()
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["losses"] == pytest.approx(found["expected"], rel=1e-9)
+
+
+@pytest.mark.slow
+def test_job_of_slurm_saves_before_its_deadline_and_runs_again(
+    slurm: SlurmCluster, msrun: JobRunner, tmp_path: Path
+) -> None:
+    """Slurm sends the signal up to a minute early, and only with the time that it has."""
+    worker = tmp_path / "save.py"
+    worker.write_text(
+        "import os, signal, sys, time\nfrom pathlib import Path\n"
+        "place = Path(f\"saved_{os.environ['RANK']}\")\nif place.exists():\n    sys.exit()\n"
+        "def save(*_):\n    place.touch()\n    sys.exit(143)\n"
+        "signal.signal(signal.SIGTERM, save)\nPath(f\"up_{os.environ['RANK']}\").touch()\n"
+        "while True:\n    time.sleep(0.02)\n"
+    )
+    script = batch_script(tmp_path, worker, requeue=True, deadline_s=3600)
+    env = msrun.environ({"PATH": command_path(tmp_path, {"msrun": "-m msrun"}), "PYTHONPATH": WORKER_PATH})
+    log = tmp_path / "job.log"
+    job = slurm.start_batch(script, log, env)
+    wait_until(lambda: all((tmp_path / f"up_{rank}").exists() for rank in range(4)), "all workers run")
+    slurm.warn(job)
+    wait_until(lambda: all((tmp_path / f"saved_{rank}").exists() for rank in range(4)), "all workers have saved")
+    assert slurm.finish_batch(job, is_requeued=True) == 0, log.read_text()
 
 
 @pytest.mark.slow

@@ -83,8 +83,9 @@ def _action(spec: dict[str, Any], code: int) -> str:
     spec = spec.get("template", {}).get("spec", spec) if "mlPolicy" in spec else spec
     for job in spec.get("replicatedJobs", []):
         rules = job["template"]["spec"]["podFailurePolicy"]["rules"]
-        if any(rule["action"] == "FailJob" and code in rule["onExitCodes"]["values"] for rule in rules):
-            [own] = spec["failurePolicy"]["rules"]
+        codes = [rule["onExitCodes"]["values"] for rule in rules if "onExitCodes" in rule]
+        if any(code in values for values in codes):
+            *_, own = spec["failurePolicy"]["rules"]  # before it stands that for evictions, which are told otherwise
             assert (own["action"], own["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
             return "end"
     return "restart" if spec.get("failurePolicy", {}).get("maxRestarts", 0) else "end"
@@ -131,6 +132,20 @@ def _train_job(body: dict[str, Any], bodies: list[Any]) -> Iterator[Pod]:
     yield from _indexed(template, f"{name}-{job['name']}-0", name, trainer["numNodes"], **pet)
 
 
+def _leader_worker_set(body: dict[str, Any], _bodies: list[Any]) -> Iterator[Pod]:
+    """kubernetes-sigs/lws: pkg/utils/pod/pod_utils.go."""
+    name, group = body["metadata"]["name"], body["spec"]["leaderWorkerTemplate"]
+    for index in range(group["size"]):
+        own = f"{name}-0-{index}" if index else f"{name}-0"
+        env = {
+            "LWS_LEADER_ADDRESS": f"{name}-0.{name}.default",
+            "LWS_GROUP_SIZE": str(group["size"]),
+            "LWS_WORKER_INDEX": str(index),
+        }
+        known = tuple(f"{own}.{name}{more}" for more in ("", ".default", f".{DOMAIN}"))
+        yield Pod(group["workerTemplate"]["spec"], own, name, env, known)
+
+
 def _volcano(body: dict[str, Any], _bodies: list[Any]) -> Iterator[Pod]:
     name = body["metadata"]["name"]
     for task in body["spec"]["tasks"]:
@@ -153,6 +168,17 @@ def _replicas(body: dict[str, Any], key: str) -> list[tuple[str, dict[str, Any]]
 def _pytorch_job(body: dict[str, Any], _bodies: list[Any]) -> Iterator[Pod]:
     """kubeflow/training-operator 1.9: pkg/controller.v1/pytorch/envvar.go."""
     replicas = _replicas(body, "pytorchReplicaSpecs")
+    elastic = body["spec"].get("elasticPolicy")
+    if elastic:  # elastic.go: no rank
+        counts = f"{elastic['minReplicas']}:{elastic['maxReplicas']}"
+        pet = {
+            "PET_NNODES": counts,
+            "PET_RDZV_BACKEND": "c10d",
+            "PET_RDZV_ENDPOINT": f"{replicas[0][0]}:{elastic['rdzvPort']}",
+        }
+        for name, template in replicas:
+            yield Pod(template["spec"], name, "", {**pet, "PYTHONUNBUFFERED": "1"}, (name, f"{name}.{DOMAIN}"))
+        return
     for rank, (name, template) in enumerate(replicas):
         place = {"RANK": str(rank), "WORLD_SIZE": str(len(replicas)), "PYTHONUNBUFFERED": "1"}
         pet = {"PET_NODE_RANK": str(rank), "PET_NNODES": str(len(replicas)), "PET_NPROC_PER_NODE": "auto"}
@@ -208,6 +234,7 @@ _MAKERS: dict[tuple[str, str], Maker] = {
     ("TrainJob", "trainer.kubeflow.org/v1alpha1"): _train_job,
     ("Job", "batch.volcano.sh/v1alpha1"): _volcano,
     ("PyTorchJob", "kubeflow.org/v1"): _pytorch_job,
+    ("LeaderWorkerSet", "leaderworkerset.x-k8s.io/v1"): _leader_worker_set,
     ("AscendJob", "mindxdl.gitee.com/v1"): _ascend_job,
     ("MPIJob", "kubeflow.org/v2beta1"): _mpi_job,
 }

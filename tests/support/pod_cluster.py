@@ -40,8 +40,10 @@ class PodCluster:
         volumes = [volume for pod in self.pods for volume in pod.spec["volumes"]]
         return {volume["configMap"]["name"] for volume in volumes if "configMap" in volume}
 
-    def start(self, working_directory: Path, env: Mapping[str, str]) -> list[Running]:
-        """Start all pods; each knows its own address, and nobody's name until `publish_names`."""
+    def start(self, working_directory: Path, env: Mapping[str, str], num_pods: int | None = None) -> list[Running]:
+        """Start all pods, or the first few; each knows its own address, and nobody's name until `publish_names`."""
+        if num_pods is not None:
+            del self.pods[num_pods:]
         return [self._start(rank, pod, working_directory, env) for rank, pod in enumerate(self.pods)]
 
     def publish_names(self) -> None:

@@ -1,4 +1,4 @@
-"""REQUIRE=hosts,mpirun,slurm,cgroup,zoo,mindspore: tests of these wings that would be skipped fail instead.
+"""REQUIRE=hosts,mpirun,slurm,cgroup,zoo,mindspore,helm,kubectl: tests of these wings fail instead of being skipped.
 
 A machine without network namespaces, mpirun, Slurm or a memory cgroup skips what needs them. CI sets REQUIRE, so that a
 wing cannot drop out of its tests unnoticed.
@@ -18,6 +18,8 @@ WINGS = {
     "slurm": r"no slurm",
     "cgroup": r"no memory cgroup",
     "zoo": r"not installed: pip install .*zoo",
+    "helm": r"no helm",
+    "kubectl": r"no kubectl",
     "mindspore": r"MindSpore is not there",
 }
 """Wing -> what its tests say when they are skipped."""

@@ -31,7 +31,7 @@ ClusterName=tests
 SlurmctldHost={first}({address})
 SlurmUser=root
 AuthInfo=socket={short}/munge.socket
-ProctrackType=proctrack/linuxproc
+ProctrackType=proctrack/pgid
 TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
@@ -93,11 +93,19 @@ class SlurmCluster:
         """Submit a batch script and return the id of the job."""
         return self._run(["sbatch", "--parsable", f"--output={log}", str(script)], script.parent, env).strip()
 
-    def finish_batch(self, job: str) -> int:
+    def warn(self, job: str) -> None:
+        """Send the batch script the signal that Slurm sends before the deadline (--signal=B:USR1@S)."""
+        self._run(["scancel", "--batch", "--signal=USR1", job])
+
+    def finish_batch(self, job: str, *, is_requeued: bool = False) -> int:
         """Wait for the end of a batch script, not for what Slurm does on its nodes after it; return its exit status."""
 
         def status() -> str | None:
             told = dict(word.partition("=")[::2] for word in self._run(["scontrol", "show", "-o", "job", job]).split())
+            if is_requeued and (told["Restarts"] == "0" or told["JobState"] == "COMPLETING"):
+                return None
+            if is_requeued and told.get("Reason") == "BeginTime":  # by itself it waits two minutes
+                self._run(["scontrol", "update", f"JobId={job}", "StartTime=now"])
             return None if told["JobState"] in ("PENDING", "RUNNING") else told["ExitCode"]
 
         return int(wait_until(status, f"job {job} of Slurm has ended", DEADLINE_S).partition(":")[0])

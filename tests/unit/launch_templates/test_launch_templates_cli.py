@@ -99,14 +99,64 @@ def test_findings_go_to_stdout_and_an_error_exits_with_1(capsys: pytest.CaptureF
     assert run.err == "launch-template: 1 errors, 0 warnings\n"
 
 
-def test_warnings_alone_exit_with_0(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    path = tmp_path / "job.yaml"
-    run = Run(capsys, "render", "jobset", "--set", "name=a", "--set", "image=t:latest", "-o", str(path), "--", "t.py")
-    assert run.code == 0
-    assert "warning image-version" in run.err
+HOST_NETWORK = """
+kind: JobSet
+spec:
+  replicatedJobs:
+    - name: node
+      template: {spec: {template: {spec: {hostNetwork: true, dnsPolicy: ClusterFirstWithHostNet}}}}
+"""
+
+
+def test_warnings_alone_exit_with_0_and_can_be_left_out(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path, patch = tmp_path / "job.yaml", tmp_path / "patch.yaml"
+    patch.write_text(HOST_NETWORK)
+    words = ["render", "jobset", *REQUIRED, "--patch", str(patch), "-o", str(path)]
+    run = Run(capsys, *words, "--", "t.py")
+    assert run.code == 0 and "warning host-network" in run.err
     run = Run(capsys, "lint", str(path))
-    assert run.code == 0
-    assert "warning image-version" in run.out
+    assert run.code == 0 and "warning host-network" in run.out
+    run = Run(capsys, "lint", "--ignore", "host-network", str(path))
+    assert (run.code, run.out, run.err) == (0, "", "")
+    assert Run(capsys, *words, "--ignore", "host-network", "--", "t.py").err == ""
+
+
+def test_an_error_that_is_left_out_is_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    Run(capsys, "render", "jobset", *REQUIRED, "-o", str(path), "--", "t.py")
+    path.write_text(path.read_text().replace("--worker_num=16", "--worker_num=9"))
+    assert Run(capsys, "lint", str(path)).code == 1
+    assert Run(capsys, "lint", "--ignore=world-size", str(path)).code == 0
+
+
+def test_definitions_of_a_cluster_go_over_those_of_the_package(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path, crd = tmp_path / "job.yaml", tmp_path / "crd.yaml"
+    Run(capsys, "render", "jobset", *REQUIRED, "-o", str(path), "--", "t.py")
+    schema = {"type": "object", "properties": {"kind": {}, "apiVersion": {}, "metadata": {"type": "object"}}}
+    version = {"name": "v1alpha2", "schema": {"openAPIV3Schema": schema}}
+    spec = {"group": "jobset.x-k8s.io", "names": {"kind": "JobSet"}, "versions": [version]}
+    crd.write_text(yaml.safe_dump({"kind": "CustomResourceDefinition", "spec": spec}))
+    run = Run(capsys, "lint", "--crd", str(crd), str(path))
+    assert run.code == 1 and "error unknown-key: 'spec' is no key of JobSet" in run.out
+
+
+def test_lint_without_jsonschema_says_what_it_does_not_check(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "jsonschema", None)
+    path = tmp_path / "job.yaml"
+    run = Run(capsys, "render", "jobset", *REQUIRED, "-o", str(path), "--", "t.py")
+    assert (run.code, run.err) == (0, "")
+    run = Run(capsys, "lint", str(path))
+    assert run.code == 0 and "warning no-schemas" in run.out and "pip install 'msrun[templates]'" in run.out
+
+
+def test_schemas_are_listed_with_their_source(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [line.split() for line in Run(capsys, "schemas").out.splitlines()]
+    assert ["batch/v1", "Job", "kubernetes/kubernetes@v1.37.0", "(kubernetes-validate)"] in words
+    assert all("@" in line[2] for line in words)
 
 
 @pytest.mark.parametrize(
@@ -130,6 +180,10 @@ def test_warnings_alone_exit_with_0(capsys: pytest.CaptureFixture[str], tmp_path
         (["render", "jobset", *REQUIRED, "-o", "/nowhere/a.yaml", "--", "t.py"], ["cannot be written"]),
         (["lint"], ["Missing argument"]),
         (["lint", "/nowhere.yaml"], ["/nowhere.yaml: cannot be read: No such file"]),
+        (
+            ["lint", "--ignore=host-netwrk", "/nowhere.yaml"],
+            ["'host-netwrk'; did you mean 'host-network'?|cannot be read"],
+        ),
         (["lint", "/"], ["/: cannot be read: Is a directory"]),
     ],
 )

@@ -15,7 +15,7 @@ from job_runner import JobRunner
 
 from launch_templates import BadFile
 from launch_templates.cli import main
-from launch_templates.from_plan import read_plan
+from launch_templates.settings import read_plan
 
 
 def plan_of(folder: Path, *words: str) -> str:
@@ -93,8 +93,8 @@ def test_other_texts_are_no_plan(content: Any) -> None:
 
 
 def test_every_option_of_msrun_is_a_field_or_goes_before_the_script_or_is_of_one_run() -> None:
-    from launch_templates.from_plan import _FIELDS, _OF_PLACE
     from launch_templates.msrun_options import NAMES
+    from launch_templates.settings import _FIELDS, _OF_PLACE
 
     assert _OF_PLACE | _FIELDS.keys() <= NAMES
     assert json.dumps(sorted(_OF_PLACE & _FIELDS.keys())) == "[]"

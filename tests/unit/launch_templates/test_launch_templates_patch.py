@@ -10,7 +10,7 @@ import yaml
 
 from launch_templates import BadFile, render_manifest
 from launch_templates.cli import main
-from launch_templates.lint.document import read_documents
+from launch_templates.lint.documents import read_documents
 
 VALUES = {"name": "train", "image": "r.example/t:1"}
 

@@ -13,9 +13,9 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from job_runner import JobRunner
 
-from launch_templates import BadValue, Finding, Severity, render_manifest
-from launch_templates.lint.reports import write_report
+from launch_templates import BadValue, render_manifest
 
 VALUES: dict[str, Any] = {"name": "train", "image": "r.example/t:1"}
 RECORD = "import json, os, sys; print(json.dumps([sys.argv[1:], os.environ.get('SETTING')]))"
@@ -28,14 +28,14 @@ def started(script: str, folder: Path, *args: str) -> tuple[list[str], str | Non
         (folder / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -c {shlex.quote(RECORD)} "$@"\n')
         (folder / name).chmod(0o755)
     (folder / "job.sh").write_text(script)
-    env = {"PATH": f"{folder}:/usr/bin:/bin", "LC_ALL": "C.UTF-8", "PYTHONUTF8": "1"}
+    env = {"PBS_O_WORKDIR": str(folder), "PATH": f"{folder}:/usr/bin:/bin", "LC_ALL": "C.UTF-8", "PYTHONUTF8": "1"}
     done = subprocess.run(["bash", "job.sh", *args], cwd=folder, env=env, capture_output=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     words, setting = json.loads(done.stdout)
     return words, setting
 
 
-@pytest.mark.parametrize("kind", ["slurm", "run", "run-cluster"])
+@pytest.mark.parametrize("kind", ["slurm", "pbs", "lsf", "run", "run-cluster"])
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(arguments=st.lists(word, max_size=3), setting=word)
 def test_script_and_variables_come_through_the_shell_byte_for_byte(
@@ -81,7 +81,9 @@ def test_spares_of_slurm_are_more_nodes_for_one_msrun_that_outlives_them(tmp_pat
 def test_spares_that_could_never_join_are_refused() -> None:
     with pytest.raises(BadValue, match="spares=1: must be 0 with max_restarts=0"):
         render_manifest("slurm", {"name": "t", "spares": 1}, ["train.py"])
-    with pytest.raises(BadValue, match="a job of the kind jobset has no place for it; remove it, or choose slurm"):
+    with pytest.raises(
+        BadValue, match="a job of the kind jobset has no place for it; remove it, or choose lsf, pbs, slurm"
+    ):
         render_manifest("jobset", {**VALUES, "spares": 1, "max_restarts": 1}, ["train.py"])
 
 
@@ -106,21 +108,104 @@ def test_compose_starts_every_host_with_its_rank_and_escapes_dollars() -> None:
     assert body["volumes"] == {"data": {"external": True}}
 
 
-FINDINGS = [
-    Finding("port", Severity.ERROR, "a,b.yaml", "Job/train", "spec", "100% wrong\nhere", "change it"),
-    Finding("no-job", Severity.WARNING, "c.yaml", "", "", "nothing", "give a job"),
-]
+def test_any_line_of_slurm_goes_over_that_of_the_kind() -> None:
+    more = {"sbatch": {"account": "ml", "mem": "0", "exclusive": ""}, "srun": {"container-image": "a b"}}
+    text = render_manifest("slurm", {"name": "t", **more}, ["train.py"])
+    assert "#SBATCH --mem=0\n" in text and "#SBATCH --account=ml\n" in text and "#SBATCH --exclusive\n" in text
+    assert "32768M" not in text and " '--container-image=a b' msrun " in text
 
 
-def test_findings_as_annotations_of_github() -> None:
-    assert write_report(FINDINGS, "github").splitlines() == [
-        "::error file=a%2Cb.yaml,title=port::Job/train spec: 100%25 wrong%0Ahere; change it",
-        "::warning file=c.yaml,title=no-job::: nothing; give a job",
+@pytest.mark.parametrize("key", ["account x", "-A", "", "a\nb"])
+def test_lines_that_are_no_options_are_refused(key: str) -> None:
+    with pytest.raises(BadValue, match="sbatch"):
+        render_manifest("slurm", {"name": "t", "sbatch": {key: "x"}}, ["train.py"])
+    with pytest.raises(BadValue, match="sbatch"):
+        render_manifest("slurm", {"name": "t", "sbatch": {"account": "x\n#SBATCH --uid=0"}}, ["train.py"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "variable", "own", "line"),
+    [
+        ("pbs", "PBS_NODEFILE", {"qsub": {"A": "ml"}}, "#PBS -A ml"),
+        ("lsf", "LSB_DJOB_HOSTFILE", {"bsub": {"P": "ml"}}, "#BSUB -P ml"),
+    ],
+)
+def test_scripts_of_pbs_and_lsf_plan_a_job_on_the_hosts_of_their_file(
+    kind: str, variable: str, own: dict[str, Any], line: str, tmp_path: Path
+) -> None:
+    values = {"name": "t", "nodes": 2, "local_worker_num": 4, "spares": 1, "max_restarts": 1, "deadline_s": 3661}
+    text = render_manifest(kind, {**values, **own}, ["train.py"])
+    assert line in text.splitlines() and ("walltime=01:01:01" in text or "#BSUB -W 62" in text)
+    (tmp_path / "hosts").write_text("h1\nh2\nh3\n")
+    (tmp_path / "train.py").touch()
+    (tmp_path / "msrun").write_text(f'#!/bin/sh\nexec {sys.executable} -m msrun --dry_run=json "$@"\n')
+    (tmp_path / "msrun").chmod(0o755)
+    with JobRunner() as runner:
+        path = f"{tmp_path}:/usr/bin:/bin"
+        env = runner.environ({"PATH": path, variable: str(tmp_path / "hosts"), "PBS_O_WORKDIR": str(tmp_path)})
+        (tmp_path / "job.sh").write_text(text)
+        done = subprocess.run(["bash", "job.sh"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert plan["world_size"] == 8 and [len(host["workers"]) for host in plan["hosts"]][:2] == [4, 4]
+
+
+def test_task_of_skypilot_starts_msrun_on_each_machine() -> None:
+    values = {
+        **VALUES,
+        "nodes": 3,
+        "device_target": "GPU",
+        "resources": {"accelerators": "H100:8"},
+        "env": {"A": "b c"},
+    }
+    body = yaml.safe_load(render_manifest("skypilot", values, ["train.py", "a b"]))
+    assert (body["num_nodes"], body["envs"], body["resources"]["accelerators"]) == (3, {"A": "b c"}, "H100:8")
+    assert shlex.split(body["run"])[:2] == ["exec", "msrun"] and shlex.split(body["run"])[-2:] == ["train.py", "a b"]
+    with pytest.raises(BadValue, match="accelerators: H100:8"):
+        render_manifest("skypilot", {**VALUES, "device_target": "GPU"}, ["train.py"])
+
+
+FAKE_RAY = """
+import sys, types
+def get(found): return [get(one) for one in found] if isinstance(found, list) else found
+def ready(): return None
+group = types.SimpleNamespace(ready=ready)
+def placement_group(bundles, strategy):
+    assert strategy == "STRICT_SPREAD" and bundles == [{"CPU": 8}] * 2, bundles
+    return group
+def remote(**amounts):
+    def wrap(kind):
+        def start():
+            one = kind()
+            calls = {name: types.SimpleNamespace(remote=getattr(one, name)) for name in ("address", "run")}
+            return types.SimpleNamespace(**calls)
+        return types.SimpleNamespace(options=lambda scheduling_strategy: types.SimpleNamespace(remote=start))
+    return wrap
+ray = types.ModuleType("ray")
+ray.init, ray.get, ray.remote = (lambda: None), get, remote
+ray.util = types.SimpleNamespace(get_node_ip_address=lambda: "10.0.0.7")
+groups = types.ModuleType("ray.util.placement_group"); groups.placement_group = placement_group
+strategies = types.ModuleType("ray.util.scheduling_strategies")
+strategies.PlacementGroupSchedulingStrategy = lambda group, placement_group_bundle_index: placement_group_bundle_index
+sys.modules.update({"ray": ray, "ray.util": types.ModuleType("ray.util"), groups.__name__: groups,
+                    strategies.__name__: strategies})
+"""
+"""As much of Ray as the entrypoint calls, on this host."""
+
+
+def test_entrypoint_of_a_rayjob_starts_msrun_on_each_node_and_ends_with_its_status(tmp_path: Path) -> None:
+    text = render_manifest("rayjob", {**VALUES, "local_worker_num": 4}, ["train.py", "a b"])
+    entrypoint = next(body for body in yaml.safe_load_all(text) if body["kind"] == "RayJob")["spec"]["entrypoint"]
+    (tmp_path / "sitecustomize.py").write_text(FAKE_RAY)
+    (tmp_path / "msrun").write_text('#!/bin/sh\nprintf "%s|" "$@"; echo\n[ "$1" = --node_rank=0 ] || exit 9\n')
+    (tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    for name in ("msrun", "python"):
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[3]}"}
+    done = subprocess.run(["sh", "-c", entrypoint], env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 9, done.stderr
+    lines = [line.split("|") for line in done.stdout.splitlines()]
+    assert [line[:3] for line in lines] == [
+        [f"--node_rank={rank}", "--master_addr=10.0.0.7", "--worker_num=8"] for rank in range(2)
     ]
-
-
-def test_findings_as_sarif() -> None:
-    [run] = json.loads(write_report(FINDINGS, "sarif"))["runs"]
-    assert [rule["id"] for rule in run["tool"]["driver"]["rules"]] == ["port", "no-job"]
-    assert [(one["ruleId"], one["level"]) for one in run["results"]] == [("port", "error"), ("no-job", "warning")]
-    assert run["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "a,b.yaml"
+    assert all(line[-3:] == ["train.py", "a b", ""] for line in lines)

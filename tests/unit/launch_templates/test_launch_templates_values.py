@@ -1,4 +1,4 @@
-"""The small pure parts: names, quantities, references, placeholder filling, YAML writing."""
+"""The small pure parts: names, quantities, references, YAML writing."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch_templates import names
-from launch_templates.emit import dump_documents
-from launch_templates.fill import fill, find_placeholders
-from launch_templates.quantity import find_quantity, parse_quantity
-from launch_templates.reference import escape_references, find_reference
+from launch_templates.names import escape_references, find_reference
+from launch_templates.render import dump_documents
 from launch_templates.settings import merge_settings, parse_settings
+from launch_templates.values import find_quantity, parse_quantity
 
 
 @pytest.mark.parametrize(
@@ -112,39 +111,6 @@ def test_references_to_variables_are_recognised(text: str, name: str | None) -> 
 @given(st.text("$()A", max_size=10))
 def test_only_text_that_the_kubelet_would_change_is_escaped(text: str) -> None:
     assert (escape_references(text) == text) == ("$(" not in text and "$$" not in text)
-
-
-VALUES = {"x": 3, "items": ["a", "b"], "none": None, "empty": {}, "yes": True, "no": False, "text": "${x}"}
-
-
-@pytest.mark.parametrize(
-    ("node", "expected"),
-    [
-        ({"a": "${x}"}, {"a": 3}),
-        ({"a": "v${x}-${yes}"}, {"a": "v3-true"}),
-        ({"a": "${none}", "b": "${empty}"}, {}),
-        (["0", "${items}", "${x}", "${none}"], ["0", "a", "b", 3]),
-        ({"a": "${items}"}, {"a": ["a", "b"]}),
-        ({"a": "${text}", "b": "-${text}"}, {"a": "${x}", "b": "-${x}"}),
-        ({"$if": "yes", "a": 1}, {"a": 1}),
-        ({"$if": "no", "a": 1}, None),
-        ([{"$if": "no"}, {"$if": "yes"}], [{}]),
-        ({"a": {"$if": "no"}, "b": []}, {"b": []}),
-        ({"a": "$(x) $x {x}"}, {"a": "$(x) $x {x}"}),
-    ],
-)
-def test_placeholders_are_filled_in_by_structure(node: Any, expected: Any) -> None:
-    assert fill(node, VALUES) == expected
-
-
-def test_filling_shares_nothing_with_its_values() -> None:
-    filled = fill({"a": "${items}"}, VALUES)
-    filled["a"].append("c")
-    assert VALUES["items"] == ["a", "b"]
-
-
-def test_placeholders_are_found_in_keys_of_any_depth() -> None:
-    assert list(find_placeholders({"$if": "a", "b": ["${c}", {"d": "x${e}${f}"}]})) == ["a", "c", "e", "f"]
 
 
 trees = st.recursive(

@@ -18,7 +18,7 @@ def view(pod: Pod) -> HostView:
     return HostView(pod.name, f"{pod.subdomain}.{DOMAIN}" if pod.subdomain else "")
 
 
-@pytest.mark.parametrize("kind", ["indexed-job", "jobset", "trainjob", "volcano", "pytorchjob"])
+@pytest.mark.parametrize("kind", ["indexed-job", "jobset", "trainjob", "volcano", "pytorchjob", "leaderworkerset"])
 def test_pods_find_the_places_that_their_manifest_gives(kind: str) -> None:
     pods = pods_of(render_manifest(kind, VALUES, ["train.py"]))
     assert len(pods) == NODES
@@ -29,7 +29,7 @@ def test_pods_find_the_places_that_their_manifest_gives(kind: str) -> None:
         options = {"node_rank": -1, "master_addr": "127.0.0.1", "master_port": 0, **numbers}
         found = find_host_options(job, options, set(numbers), lambda: 0).options
         assert found["node_rank"] == rank == int(pod.args["node_rank"])
-        assert str(found["master_addr"]).removesuffix(f".{DOMAIN}") == pod.args["master_addr"]
+        assert str(found["master_addr"]).removesuffix(f".{DOMAIN}").removesuffix(".default") == pod.args["master_addr"]
 
 
 @pytest.mark.parametrize("kind", ["volcano", "pytorchjob", "trainjob"])

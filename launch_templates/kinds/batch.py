@@ -1,0 +1,139 @@
+"""Kinds that are batch scripts, of Slurm, PBS and LSF: directives in comments, then the command. Pure.
+
+What stands in a directive has been checked to be one line; every other word of the user is quoted for the shell.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from typing import Any
+
+from launch_templates.kinds.run import BY_MSRUN, SHELL, exports, own_options
+from launch_templates.spec import JobSpec
+from launch_templates.values import parse_quantity
+
+_TAKES = (*BY_MSRUN, "name", "nodes", "device_target", "cpu", "memory", "cluster_time_out", "spares", "deadline_s",
+          "queue", "requeue")  # fmt: skip
+SLURM_TAKES = (*_TAKES, "priority", "sbatch", "srun")
+PBS_TAKES = (*_TAKES, "qsub")
+LSF_TAKES = (*_TAKES, "bsub")
+
+SLURM = """slurm: batch script of Slurm; srun starts one msrun on each node
+
+Ranks: msrun takes node rank, nodes, master and port from the variables of the job step.
+A failed node ends the step (kill-on-bad-exit), with its exit status. msrun restarts workers itself. With a
+deadline, processes get SIGTERM grace_s seconds before it.
+With requeue=true Slurm runs the job again after a preemption or a lost node, and the script has it run again after the
+deadline: the program has to continue from its checkpoint.
+With spares, one msrun on the first node starts the workers of all by SSH, which the cluster must allow in
+an allocation (pam_slurm_adopt). A lost node then costs a restart; the first node cannot be replaced."""
+PBS = """pbs: batch script of PBS Professional and OpenPBS; msrun starts the workers of all nodes by SSH
+
+Ranks: msrun on the first node reads the nodes from $PBS_NODEFILE, one line for each. The nodes must accept SSH of the
+user inside a job. msrun restarts workers itself; a spare node takes the place of a lost one, but for the first."""
+LSF = """lsf: batch script of IBM Spectrum LSF; msrun starts the workers of all hosts by SSH
+
+Ranks: msrun on the first host reads the hosts from $LSB_DJOB_HOSTFILE, one line for each. The hosts must accept SSH of
+the user inside a job. msrun restarts workers itself; a spare host takes the place of a lost one, but for the first."""
+
+
+def write_slurm(spec: JobSpec) -> str:
+    """Return the script of Slurm."""
+    cpus, memory = _amounts(spec)
+    ends_by_script = spec.requeue and spec.deadline_s is not None
+    # steps get TERM; msrun in place of the batch script is no step, and a script that requeues is told by USR1
+    signal = "B:USR1" if ends_by_script else "B:TERM" if spec.spares else "TERM"
+    directives: dict[str, Any] = {
+        "job-name": spec.name,
+        "nodes": spec.nodes + spec.spares,
+        "ntasks-per-node": 1,
+        "cpus-per-task": cpus,
+        "mem": f"{memory}M",
+        "gpus-per-node": spec.local_worker_num if spec.device_target == "GPU" else None,
+        "partition": spec.queue,
+        "qos": spec.priority,
+        "time": f"{spec.deadline_s // 60}:{spec.deadline_s % 60:02}" if spec.deadline_s else None,
+        "signal": f"{signal}@{spec.grace_s}" if spec.deadline_s else None,
+        **({"requeue": "", "open-mode": "append"} if spec.requeue else {"no-requeue": ""}),
+        "no-kill": "" if spec.spares else None,
+        **spec.sbatch,
+    }
+    lines = [
+        f"#SBATCH --{name}{'=' if value != '' else ''}{value}\n"
+        for name, value in directives.items()
+        if value is not None
+    ]
+    if spec.spares:
+        command = _over_ssh(spec, '"--hosts=$SLURM_JOB_NODELIST"')
+    else:
+        step = {"ntasks-per-node": 1, "cpus-per-task": cpus, "kill-on-bad-exit": 1, **spec.srun}
+        words = [f"--{name}={value}" if value != "" else f"--{name}" for name, value in step.items()]
+        command = shlex.join(["srun", *words, "msrun", *_options(spec), *spec.script])
+    run = f"exec {command}\n"
+    if ends_by_script:
+        stop = 'kill -TERM "$step"' if spec.spares else 'scancel --signal=TERM "$SLURM_JOB_ID"'
+        run = (
+            f"trap 'is_over=yes; {stop}' USR1\n{command} &\nstep=$!\nwait \"$step\"\nstatus=$?\n"
+            '[ -z "${is_over:-}" ] || { wait "$step"; status=$?; }\n'
+            '[ -z "${is_over:-}" ] || [ "$status" = 0 ] || scontrol requeue "$SLURM_JOB_ID"\nexit "$status"\n'
+        )
+    return f"{SHELL}{''.join(lines)}{exports(spec)}{run}"
+
+
+def write_pbs(spec: JobSpec) -> str:
+    """Return the script of PBS."""
+    cpus, memory = _amounts(spec)
+    devices = f":ngpus={spec.local_worker_num}" if spec.device_target == "GPU" else ""
+    directives = [
+        f"-N {spec.name}",
+        f"-l select={spec.nodes + spec.spares}:ncpus={cpus}:mem={memory}mb:mpiprocs=1{devices}",
+        "-l place=scatter",
+        *([f"-l walltime={_clock(spec.deadline_s)}"] if spec.deadline_s else []),
+        *([f"-q {spec.queue}"] if spec.queue else []),
+        f"-r {'y' if spec.requeue else 'n'}",
+        *(f"-{name} {value}".rstrip() for name, value in spec.qsub.items()),
+    ]
+    lines = "".join(f"#PBS {line}\n" for line in directives)
+    where = 'cd "$PBS_O_WORKDIR" || exit\n'
+    command = _over_ssh(spec, '"--hostfile=$PBS_NODEFILE"')
+    return f"{SHELL}{lines}{where}{exports(spec)}exec {command}\n"
+
+
+def write_lsf(spec: JobSpec) -> str:
+    """Return the script of LSF."""
+    cpus, memory = _amounts(spec)
+    directives = [
+        f"-J {spec.name}",
+        f"-n {spec.nodes + spec.spares}",
+        f'-R "span[ptile=1] affinity[core({cpus})] rusage[mem={memory}MB]"',
+        *([f'-gpu "num={spec.local_worker_num}"'] if spec.device_target == "GPU" else []),
+        *([f"-W {math.ceil(spec.deadline_s / 60)}"] if spec.deadline_s else []),
+        *([f"-q {spec.queue}"] if spec.queue else []),
+        *(["-r"] if spec.requeue else []),
+        *(f"-{name} {value}".rstrip() for name, value in spec.bsub.items()),
+    ]
+    lines = "".join(f"#BSUB {line}\n" for line in directives)
+    command = _over_ssh(spec, '"--hostfile=$LSB_DJOB_HOSTFILE"')
+    return f"{SHELL}{lines}{exports(spec)}exec {command}\n"
+
+
+def _amounts(spec: JobSpec) -> tuple[int, int]:
+    """Cores and MiB of a node, which are asked for in whole numbers."""
+    return math.ceil(parse_quantity(spec.cpu)), math.ceil(parse_quantity(spec.memory) / 2**20)
+
+
+def _clock(seconds: int) -> str:
+    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+
+
+def _options(spec: JobSpec) -> list[str]:
+    count = f"--local_worker_num={spec.local_worker_num}"
+    return [count, f"--cluster_time_out={spec.cluster_time_out}", *own_options(spec)]
+
+
+def _over_ssh(spec: JobSpec, hosts: str) -> str:
+    """One msrun that starts the workers of all hosts, to which SSH brings no variables of its own."""
+    spares = [f"--spares={spec.spares}"] if spec.spares else []
+    words = shlex.join([*_options(spec), *spares, *(f"--env={name}" for name in spec.env), *spec.script])
+    return f"msrun {hosts} {words}"

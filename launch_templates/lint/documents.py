@@ -1,0 +1,398 @@
+"""Manifests as the lint reads them: objects, and what each job starts. Pure.
+
+How many pods of which template a job has, how they are called, where their index is: one reader for each kind; the
+naming rules are those of the kind's controller, written at its reader.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from launch_templates.errors import BadFile
+from launch_templates.msrun_options import Invocation, read_invocation
+from ranktable.bounded_text import TextError, load_yaml_documents
+
+
+@dataclass(frozen=True)
+class Document:
+    """One Kubernetes object."""
+
+    source: str
+    """File it comes from."""
+    body: dict[str, Any]
+
+    @property
+    def group(self) -> str:
+        """API group; empty for the core group."""
+        return text(self.body, "apiVersion").rpartition("/")[0]
+
+    @property
+    def kind(self) -> str:
+        return text(self.body, "kind")
+
+    @property
+    def name(self) -> str:
+        return text(self.body, "metadata", "name")
+
+    @property
+    def namespace(self) -> str:
+        """Namespace; empty = that of kubectl."""
+        return text(self.body, "metadata", "namespace")
+
+    @property
+    def label(self) -> str:
+        """Kind/name, as kubectl writes it."""
+        return f"{self.kind or '?'}/{self.name or '?'}"
+
+
+def read_documents(content: str, source: str) -> list[Document]:
+    """All Kubernetes objects in a YAML text; the items of a List count one by one.
+
+    Raises:
+        BadFile: the text is not YAML, or one of its documents is no mapping.
+    """
+    try:
+        bodies = [body for body in load_yaml_documents(content) if body is not None]
+    except TextError as error:
+        raise BadFile(source, f"{error.place}{error.problem}", error.remedy) from None
+    return [document for body in bodies for document in _unfold(body, source)]
+
+
+def _unfold(body: Any, source: str) -> Iterator[Document]:
+    if not isinstance(body, dict):
+        raise BadFile(source, f"a document is {type(body).__name__}, not a mapping", "give Kubernetes manifests")
+    if body.get("kind") == "List":
+        for item in sequence(body, "items"):
+            yield from _unfold(item, source)
+    else:
+        yield Document(source, body)
+
+
+def dig(node: Any, *path: str) -> Any:
+    """Value at a path of keys; None when a step is missing or no mapping."""
+    for key in path:
+        if not isinstance(node, dict):
+            return None
+        node = node.get(key)
+    return node
+
+
+def mapping(node: Any, *path: str) -> dict[str, Any]:
+    """Mapping at a path; empty when there is none."""
+    found = dig(node, *path)
+    return found if isinstance(found, dict) else {}
+
+
+def sequence(node: Any, *path: str) -> list[Any]:
+    """List at a path; empty when there is none."""
+    found = dig(node, *path)
+    return found if isinstance(found, list) else []
+
+
+def text(node: Any, *path: str) -> str:
+    """Text at a path; empty when there is none."""
+    found = dig(node, *path)
+    return found if isinstance(found, str) else ""
+
+
+def number(node: Any, *path: str) -> int | None:
+    """Integer at a path; None when there is none."""
+    found = dig(node, *path)
+    return found if type(found) is int else None
+
+
+@dataclass(frozen=True)
+class Container:
+    """One container and where it stands in the document."""
+
+    path: str
+    body: dict[str, Any]
+    is_init: bool = False
+
+
+@dataclass(frozen=True)
+class PodSet:
+    """Pods of one template."""
+
+    path: str
+    """Path of the pod template in the document."""
+    template: dict[str, Any]
+    replicas: int | None
+    """Number of pods; None when the manifest does not say it as an integer."""
+    stem: str
+    """Pod i is called STEM-i."""
+    job_path: str = ""
+    """Path of the batch/v1 Job spec around the template; empty when there is none."""
+    job_spec: dict[str, Any] | None = None
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        return mapping(self.template, "spec")
+
+    @property
+    def containers(self) -> list[Container]:
+        """Init containers and containers, malformed ones left out."""
+        return [
+            Container(f"{self.path}.spec.{key}[{position}]", body, key == "initContainers")
+            for key in ("initContainers", "containers")
+            for position, body in enumerate(sequence(self.spec, key))
+            if isinstance(body, dict)
+        ]
+
+    @property
+    def call(self) -> tuple[Container, Invocation] | None:
+        """The msrun of its containers."""
+        found = ((one, read_invocation(one.body)) for one in self.containers if not one.is_init)
+        return next(((one, call) for one, call in found if call is not None), None)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One training job of a known kind."""
+
+    document: Document
+    kind: str
+    """Kind of its document; VolcanoJob for that of Volcano."""
+    pod_sets: tuple[PodSet, ...]
+    """Pods with workers."""
+    rank_variable: str
+    """Variable in which the controller tells each pod its index; empty where it is not told so."""
+    master_name: str
+    """DNS name of the pod with index 0, as other pods of the namespace know it; empty when it has none."""
+    starter: PodSet | None = None
+    """The pods of a launcher that starts msrun in the others, as mpirun does."""
+    others: tuple[PodSet, ...] = ()
+    """Pods of the job that have no workers."""
+    is_partial: bool = False
+    """The pods are those of a runtime of the cluster, of which only the command is here."""
+
+    @property
+    def num_pods(self) -> int | None:
+        """Pods with workers of the whole job; None when one count is unknown."""
+        counts = [pod_set.replicas for pod_set in self.pod_sets]
+        return None if None in counts or not counts else sum(count for count in counts if count)
+
+    @property
+    def calls(self) -> list[tuple[PodSet, Container, Invocation]]:
+        """Each msrun of the job."""
+        sets = self.pod_sets if self.starter is None else (self.starter,)
+        return [(one, *one.call) for one in sets if one.call is not None]
+
+    @property
+    def all_pod_sets(self) -> tuple[PodSet, ...]:
+        """Also those without workers."""
+        return (*([self.starter] if self.starter else []), *self.pod_sets, *self.others)
+
+    @property
+    def longest_pod_name(self) -> str:
+        """Host name of the pod with the longest one."""
+        names = [f"{pod_set.stem}-{max((pod_set.replicas or 1) - 1, 0)}" for pod_set in self.all_pod_sets]
+        return max(names, key=len, default=self.document.name)
+
+
+def read_workloads(documents: Iterable[Document]) -> list[Workload]:
+    """The training jobs among the documents; documents of other kinds are passed over."""
+    known = list(documents)
+    return [
+        _READERS[document.group, document.kind](document, known)
+        for document in known
+        if (document.group, document.kind) in _READERS
+    ]
+
+
+def _split(pod_sets: Iterable[PodSet]) -> tuple[tuple[PodSet, ...], tuple[PodSet, ...]]:
+    """Pod sets that run msrun, and the others; all are taken to have workers where none runs it."""
+    found = tuple(pod_sets)
+    own = tuple(one for one in found if one.call is not None)
+    return (own, tuple(one for one in found if one not in own)) if own else (found, ())
+
+
+def _read_job(document: Document, _documents: list[Document]) -> Workload:
+    """Pod i has the host name JOB-i and, with `subdomain`, the DNS name JOB-i.SUBDOMAIN."""
+    spec = mapping(document.body, "spec")
+    pod_set = _job_pod_set("spec", spec, document.name, 1)
+    subdomain = text(pod_set.spec, "subdomain")
+    master = f"{document.name}-0.{subdomain}" if subdomain else ""
+    return Workload(document, "Job", (pod_set,), "JOB_COMPLETION_INDEX", master)
+
+
+def _job_pod_set(path: str, spec: dict[str, Any], name: str, num_jobs: int | None) -> PodSet:
+    pods = number(spec, "completions") if "completions" in spec else number(spec, "parallelism")
+    replicas = None if pods is None or num_jobs is None else pods * num_jobs
+    return PodSet(f"{path}.template", mapping(spec, "template"), replicas, name, path, spec)
+
+
+def _read_job_set(document: Document, _documents: list[Document]) -> Workload:
+    """Pod i of job j of replicated job R is called SET-R-j-i; the subdomain is SET or network.subdomain."""
+    jobs = list(_mappings(document.body, "spec", "replicatedJobs"))
+    pod_sets, others = _split(_replicated_job(document, position, job) for position, job in enumerate(jobs))
+    subdomain = text(document.body, "spec", "network", "subdomain") or document.name
+    has_names = dig(document.body, "spec", "network", "enableDNSHostnames") is not False
+    stem = re.sub("[0-9]+$", "0", pod_sets[0].stem) if pod_sets else ""
+    first = f"{stem}-0.{subdomain}" if stem and has_names else ""
+    return Workload(document, "JobSet", pod_sets, "JOB_COMPLETION_INDEX", first, others=others)
+
+
+def _replicated_job(document: Document, position: int, job: dict[str, Any]) -> PodSet:
+    num_jobs = number(job, "replicas") if "replicas" in job else 1
+    stem = f"{document.name}-{text(job, 'name')}-{max((num_jobs or 1) - 1, 0)}"
+    path = f"spec.replicatedJobs[{position}].template.spec"
+    return _job_pod_set(path, mapping(job, "template", "spec"), stem, num_jobs)
+
+
+def _mappings(node: Any, *path: str) -> Iterator[dict[str, Any]]:
+    return (item for item in sequence(node, *path) if isinstance(item, dict))
+
+
+def _read_volcano_job(document: Document, _documents: list[Document]) -> Workload:
+    """Pod i of task T is called JOB-T-i, in the subdomain JOB that the svc plugin makes.
+
+    The plugin pytorch numbers the pods of its two tasks, first the master's, in RANK.
+    """
+    pod_sets = [
+        PodSet(
+            f"spec.tasks[{position}].template",
+            mapping(task, "template"),
+            number(task, "replicas") if "replicas" in task else 1,
+            f"{document.name}-{text(task, 'name')}",
+        )
+        for position, task in enumerate(_mappings(document.body, "spec", "tasks"))
+    ]
+    roles = pytorch_roles(document)
+    if roles:
+        stems = [f"{document.name}-{role}" for role in roles[:2]]
+        own = tuple(one for stem in stems for one in pod_sets if one.stem == stem)
+        others = tuple(one for one in pod_sets if one not in own)
+        return Workload(document, "VolcanoJob", own, "RANK", f"{stems[0]}-0.{document.name}", others=others)
+    own, others = _split(pod_sets)
+    first = f"{own[0].stem}-0.{document.name}" if own else ""
+    return Workload(document, "VolcanoJob", own, "VC_TASK_INDEX", first, others=others)
+
+
+def pytorch_roles(document: Document) -> tuple[str, str, str] | None:
+    """Names of the master's and the workers' task, and the port, of Volcano's plugin pytorch; None without it."""
+    if "pytorch" not in mapping(document.body, "spec", "plugins"):
+        return None
+    words = [str(word).lstrip("-").partition("=") for word in sequence(document.body, "spec", "plugins", "pytorch")]
+    given = {name: value for name, _, value in words}
+    return given.get("master", "master"), given.get("worker", "worker"), given.get("port", "23456")
+
+
+def _read_pytorch_job(document: Document, _documents: list[Document]) -> Workload:
+    """Pod i of a replica type is called JOB-TYPE-i and has a Service of that name; an elastic job needs no master."""
+    pod_sets = tuple(_replica_specs(document, "pytorchReplicaSpecs"))
+    first = "worker" if is_elastic(document) and len(pod_sets) == 1 else "master"
+    return Workload(document, "PyTorchJob", pod_sets, "PET_NODE_RANK", f"{document.name}-{first}-0")
+
+
+def is_elastic(document: Document) -> bool:
+    """Whether a PyTorchJob has pods that may be fewer."""
+    return document.kind == "PyTorchJob" and bool(mapping(document.body, "spec", "elasticPolicy"))
+
+
+def _replica_specs(document: Document, key: str) -> Iterator[PodSet]:
+    for role, spec in mapping(document.body, "spec", key).items():
+        replicas = number(spec, "replicas") if "replicas" in mapping(spec) else 1
+        path = f"spec.{key}.{role}.template"
+        yield PodSet(path, mapping(spec, "template"), replicas, f"{document.name}-{str(role).lower()}")
+
+
+def _read_ascend_job(document: Document, documents: list[Document]) -> Workload:
+    """Pod i of a replica type is called JOB-TYPE-i.
+
+    The operator's Service has an address of its own, so the master is known by a headless Service that selects it: the
+    first one given whose selector fits no worker.
+    """
+    pod_sets = tuple(_replica_specs(document, "replicaSpecs"))
+    master = next((pod_set for pod_set in pod_sets if pod_set.stem != f"{document.name}-worker"), None)
+    labels = [mapping(pod_set.template, "metadata", "labels").items() for pod_set in pod_sets if pod_set is not master]
+    own = mapping(master.template if master else {}, "metadata", "labels").items()
+    for service in documents:
+        wanted = mapping(service.body, "spec", "selector").items()
+        is_headless = service.kind == "Service" and text(service.body, "spec", "clusterIP") == "None"
+        if is_headless and wanted and wanted <= own and not any(wanted <= other for other in labels):
+            return Workload(document, "AscendJob", pod_sets, "RANK", service.name)
+    return Workload(document, "AscendJob", pod_sets, "RANK", "")
+
+
+def _read_mpi_job(document: Document, _documents: list[Document]) -> Workload:
+    """Worker pod i is called JOB-worker-i, in the subdomain JOB; msrun stands in the launcher, behind mpirun."""
+    pod_sets = tuple(_replica_specs(document, "mpiReplicaSpecs"))
+    workers = tuple(one for one in pod_sets if one.stem == f"{document.name}-worker")
+    starter = next((one for one in pod_sets if one not in workers), None)
+    master = f"{document.name}-worker-0.{document.name}"
+    return Workload(document, "MPIJob", workers, "", master, starter)
+
+
+def _read_leader_worker_set(document: Document, _documents: list[Document]) -> Workload:
+    """Of group g the leader is called SET-g and worker i SET-g-i, in the subdomain SET; a group is a job."""
+    group = mapping(document.body, "spec", "leaderWorkerTemplate")
+    size = number(group, "size") if "size" in group else 1
+    path, stem = "spec.leaderWorkerTemplate", f"{document.name}-0"
+    workers = PodSet(f"{path}.workerTemplate", mapping(group, "workerTemplate"), size, stem)
+    pod_sets = [workers]
+    if "leaderTemplate" in group:
+        leader = PodSet(f"{path}.leaderTemplate", mapping(group, "leaderTemplate"), 1, document.name)
+        pod_sets = [leader, PodSet(workers.path, workers.template, None if size is None else size - 1, stem)]
+    return Workload(document, "LeaderWorkerSet", tuple(pod_sets), "LWS_WORKER_INDEX", f"{stem}.{document.name}")
+
+
+def _read_train_job(document: Document, documents: list[Document]) -> Workload:
+    """Pod i is called JOB-node-0-i, in the subdomain JOB.
+
+    The trainer makes a JobSet of the runtime that the job names, with the job's numNodes, and with its image, command
+    and args in the container `node`.
+    """
+    name = text(document.body, "spec", "runtimeRef", "name")
+    runtime = next((one for one in documents if one.kind in _RUNTIMES and one.name == name), None)
+    master = f"{document.name}-node-0-0.{document.name}"
+    trainer = mapping(document.body, "spec", "trainer")
+    if runtime is None:
+        if text(document.body, "spec", "runtimeRef", "kind") == "TrainingRuntime":
+            return Workload(document, "TrainJob", (), "PET_NODE_RANK", master)
+        alone = PodSet("spec.trainer", _with_trainer(_TRAINER, trainer), number(trainer, "numNodes"), document.name)
+        return Workload(document, "TrainJob", (alone,) if alone.call else (), "PET_NODE_RANK", master, is_partial=True)
+    nodes = number(trainer, "numNodes") or number(runtime.body, "spec", "mlPolicy", "numNodes")
+    pod_sets: list[PodSet] = []
+    others: list[PodSet] = []
+    for position, job in enumerate(_mappings(runtime.body, "spec", "template", "spec", "replicatedJobs")):
+        spec = mapping(job, "template", "spec")
+        step = text(job, "template", "metadata", "labels", "trainer.kubeflow.org/trainjob-ancestor-step")
+        path = f"{runtime.label} spec.template.spec.replicatedJobs[{position}].template.spec"
+        count = nodes if nodes is not None else number(spec, "completions")
+        template = _with_trainer(mapping(spec, "template"), trainer)
+        found = PodSet(f"{path}.template", template, count, f"{document.name}-{text(job, 'name')}-0", path, spec)
+        (pod_sets if step in ("", "trainer") else others).append(found)
+    return Workload(document, "TrainJob", tuple(pod_sets), "PET_NODE_RANK", master, others=tuple(others))
+
+
+_RUNTIMES = ("TrainingRuntime", "ClusterTrainingRuntime")
+_TRAINER = {"spec": {"containers": [{"name": "node"}]}}
+
+
+def _with_trainer(template: dict[str, Any], trainer: dict[str, Any]) -> dict[str, Any]:
+    own = {key: value for key, value in trainer.items() if key in ("image", "command", "args")}
+    if not own:
+        return template
+    containers = [
+        {**container, **own} if isinstance(container, dict) and text(container, "name") == "node" else container
+        for container in sequence(template, "spec", "containers")
+    ]
+    return {**template, "spec": {**mapping(template, "spec"), "containers": containers}}
+
+
+Reader = Callable[[Document, list[Document]], Workload]
+
+_READERS: dict[tuple[str, str], Reader] = {
+    ("batch", "Job"): _read_job,
+    ("jobset.x-k8s.io", "JobSet"): _read_job_set,
+    ("batch.volcano.sh", "Job"): _read_volcano_job,
+    ("kubeflow.org", "PyTorchJob"): _read_pytorch_job,
+    ("kubeflow.org", "MPIJob"): _read_mpi_job,
+    ("mindxdl.gitee.com", "AscendJob"): _read_ascend_job,
+    ("trainer.kubeflow.org", "TrainJob"): _read_train_job,
+    ("leaderworkerset.x-k8s.io", "LeaderWorkerSet"): _read_leader_worker_set,
+}

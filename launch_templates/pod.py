@@ -1,0 +1,281 @@
+"""The objects that kinds of Kubernetes have in common: the pod of every kind, metadata, Services, policies. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+from launch_templates.names import escape_references
+from launch_templates.spec import DEVICE_RESOURCES, JobSpec
+
+Body = dict[str, Any]
+
+POD_LOG_DIR = "/logs/log_output"
+TABLE_FILE = "/user/serverid/devindex/config/hccl.json"
+"""Where MindCluster's programs look for the rank table of their pod."""
+ATLAS_LABEL = {"ring-controller.atlas": "ascend-910b"}
+
+POD_FIELDS = (
+    "name", "image", "script", "namespace", "nodes", "local_worker_num", "device_target", "device_resource", "rdma",
+    "cpu", "memory", "shm_size", "master_port", "cluster_time_out", "log_dir", "grace_s", "ttl_s", "queue", "priority",
+    "network_policy", "user_id", "service_account", "pull_secret", "pull_policy", "node_selector", "tolerations",
+    "affinity", "topology", "labels", "annotations", "env", "secret_env", "claims", "volumes", "resource_claims",
+    "init_containers", "sidecars",
+)  # fmt: skip
+"""Fields that every kind of Kubernetes takes."""
+
+
+def lean(**parts: Any) -> Body:
+    """A mapping without what is None, an empty list or an empty mapping."""
+    return {name: part for name, part in parts.items() if part is not None and part not in ([], {})}
+
+
+def own_labels(spec: JobSpec) -> dict[str, str]:
+    """The labels by which the objects of a job are found."""
+    return {"app.kubernetes.io/name": "msrun", "app.kubernetes.io/instance": spec.name}
+
+
+def metadata(spec: JobSpec, name: str = "", *, labels: Body | None = None, annotations: Body | None = None) -> Body:
+    """Metadata of an object of the job."""
+    return lean(
+        name=name or spec.name,
+        namespace=spec.namespace,
+        labels={**own_labels(spec), **(labels or {}), **spec.labels},
+        annotations=annotations,
+    )
+
+
+def kueue_label(spec: JobSpec) -> dict[str, str]:
+    """The label that gives a job to a queue of Kueue."""
+    return {"kueue.x-k8s.io/queue-name": spec.queue} if spec.queue else {}
+
+
+def network_policy(spec: JobSpec, labels: Body | None = None) -> list[Body]:
+    """Open all ports between the pods of the job, and close them all to others.
+
+    The rendezvous port is fixed, but the collective libraries choose theirs.
+    """
+    if not spec.network_policy:
+        return []
+    selector = {"matchLabels": labels or own_labels(spec)}
+    rules = {"podSelector": selector, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": selector}]}]}
+    return [{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata(spec), "spec": rules}]
+
+
+def headless_service(spec: JobSpec, name: str, selector: Body) -> Body:
+    """The Service under which pods are known before they are ready."""
+    port = {"name": "rendezvous", "port": spec.master_port}
+    body = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": selector, "ports": [port]}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata(spec, name), "spec": body}
+
+
+def rank_table_map(spec: JobSpec) -> list[Body]:
+    """The ConfigMap that the operator fills in when all pods have their devices; its status is completed then."""
+    if not spec.rank_table:
+        return []
+    labels = {"app.kubernetes.io/instance": spec.name, **ATLAS_LABEL}
+    head = lean(name=f"rings-config-{spec.name}", namespace=spec.namespace, labels=labels)
+    data = {"hccl.json": '{"status":"initializing"}'}
+    return [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": head, "data": data}]
+
+
+def pod_template(
+    spec: JobSpec,
+    args: Sequence[str],
+    *,
+    container: str = "msrun",
+    command: Sequence[str] = ("msrun",),
+    port_name: str = "rendezvous",
+    env: list[Body] | None = None,
+    labels: Body | None = None,
+    subdomain: str | None = None,
+    scheduler: str | None = None,
+    amounts: Body | None = None,
+    restart_policy: str = "Never",
+    topology: str = "kueue",
+) -> Body:
+    """The pod of every kind.
+
+    Args:
+        env: variables; None = those of the user, unbuffered.
+        amounts: what the container asks for; None = what the workers of a host need.
+        topology: how pods come to one value of the label `topology`: "kueue" by Kueue where the job has a queue and by
+            affinity elsewhere; "affinity" always so; "controller" by Kueue or by the kind itself.
+    """
+    by_kueue = topology != "affinity" and spec.queue is not None
+    by_affinity = spec.topology if topology != "controller" and not by_kueue else None
+    return {
+        "metadata": {
+            "labels": {**own_labels(spec), **(labels or {}), **spec.labels},
+            "annotations": {
+                "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+                **({"kueue.x-k8s.io/podset-required-topology": spec.topology} if by_kueue and spec.topology else {}),
+                **spec.annotations,
+            },
+        },
+        "spec": lean(
+            subdomain=subdomain,
+            restartPolicy=restart_policy,
+            schedulerName=scheduler,
+            serviceAccountName=spec.service_account,
+            automountServiceAccountToken=False,
+            enableServiceLinks=False,
+            terminationGracePeriodSeconds=spec.grace_s,
+            priorityClassName=spec.priority,
+            nodeSelector=spec.node_selector,
+            tolerations=spec.tolerations,
+            affinity=affinity(spec, by_affinity),
+            imagePullSecrets=[{"name": spec.pull_secret}] if spec.pull_secret else [],
+            resourceClaims=[
+                {"name": name, "resourceClaimTemplateName": template} for name, template in spec.resource_claims.items()
+            ],
+            securityContext={
+                "runAsNonRoot": True,
+                "runAsUser": spec.user_id,
+                "runAsGroup": spec.user_id,
+                "fsGroup": spec.user_id,
+                "fsGroupChangePolicy": "OnRootMismatch",
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            # a container that restarts by itself is a sidecar: it ends with the pod's last other container
+            initContainers=[*spec.init_containers, *({**one, "restartPolicy": "Always"} for one in spec.sidecars)],
+            containers=[
+                lean(
+                    name=container,
+                    image=spec.image,
+                    imagePullPolicy=spec.pull_policy,
+                    command=list(command),
+                    args=list(args),
+                    ports=[{"name": port_name, "containerPort": spec.master_port}],
+                    env=unbuffered_env(spec) if env is None else env,
+                    resources={
+                        "requests": resources(spec) if amounts is None else amounts,
+                        "limits": resources(spec) if amounts is None else amounts,
+                        **lean(claims=[{"name": name} for name in spec.resource_claims]),
+                    },
+                    securityContext={
+                        "privileged": False,
+                        "allowPrivilegeEscalation": False,
+                        "capabilities": lean(drop=["ALL"], add=["IPC_LOCK"] if spec.rdma else []),
+                    },
+                    volumeMounts=_mounts(spec),
+                )
+            ],
+            volumes=_volumes(spec),
+        ),
+    }
+
+
+def _mounts(spec: JobSpec) -> list[Body]:
+    table = {"name": "ranktable", "mountPath": str(PurePosixPath(TABLE_FILE).parent), "readOnly": True}
+    place = log_mount(spec)
+    return [
+        {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - a mount point inside the pod
+        *([{"name": "logs", "mountPath": place}] if place else []),
+        *([table] if spec.rank_table else []),
+        *(
+            {"name": f"claim-{number}", "mountPath": path.removesuffix(":ro"), "readOnly": path.endswith(":ro")}
+            for number, path in enumerate(spec.claims.values())
+        ),
+        *({"name": f"volume-{number}", "mountPath": path} for number, path in enumerate(spec.volumes)),
+    ]
+
+
+def _volumes(spec: JobSpec) -> list[Body]:
+    table = {"name": "ranktable", "configMap": {"name": f"rings-config-{spec.name}"}}
+    return [
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": spec.shm_size}},
+        *([{"name": "logs", "emptyDir": {}}] if log_mount(spec) else []),
+        *([table] if spec.rank_table else []),
+        *(
+            {"name": f"claim-{number}", "persistentVolumeClaim": {"claimName": claim}}
+            for number, claim in enumerate(spec.claims)
+        ),
+        *({"name": f"volume-{number}", **source} for number, source in enumerate(spec.volumes.values())),
+    ]
+
+
+def log_dir(spec: JobSpec) -> str:
+    """Where msrun writes its logs in a container."""
+    return spec.log_dir or POD_LOG_DIR
+
+
+def log_mount(spec: JobSpec) -> str | None:
+    """Where the pod's own log volume goes: the parent, so that msrun itself creates (and owns) the log directory."""
+    parent = PurePosixPath(log_dir(spec)).parent
+    mounted = {PurePosixPath(path.removesuffix(":ro")) for path in (*spec.claims.values(), *spec.volumes)}
+    return None if mounted & {parent, *parent.parents} else str(parent)
+
+
+def resources(spec: JobSpec) -> Body:
+    """What the workers of one host ask for, and their limits."""
+    amounts: Body = {"cpu": spec.cpu, "memory": spec.memory}
+    device = spec.device_resource or DEVICE_RESOURCES[spec.device_target]
+    if device and spec.device_target != "CPU" and not spec.resource_claims:
+        amounts[device] = spec.local_worker_num
+    if spec.rdma:
+        amounts[spec.rdma] = 1
+    return amounts
+
+
+def user_env(spec: JobSpec) -> list[Body]:
+    """The variables of env and secret_env."""
+    found: list[Body] = [{"name": name, "value": escape_references(value)} for name, value in spec.env.items()]
+    for name, source in spec.secret_env.items():
+        secret, _, key = source.partition(":")
+        found.append({"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}})
+    return found
+
+
+def unbuffered_env(spec: JobSpec) -> list[Body]:
+    """The variables of the user, and one with which Python's output is seen at once."""
+    is_set = "PYTHONUNBUFFERED" in spec.env or "PYTHONUNBUFFERED" in spec.secret_env
+    return [*([] if is_set else [{"name": "PYTHONUNBUFFERED", "value": "1"}]), *user_env(spec)]
+
+
+def ascend_env(spec: JobSpec) -> list[Body]:
+    """With the devices that Volcano has chosen, which the Ascend container runtime reads from this variable."""
+    resource = spec.device_resource or DEVICE_RESOURCES["Ascend"]
+    source = {"fieldRef": {"fieldPath": f"metadata.annotations['{resource}']"}}
+    devices = [{"name": "ASCEND_VISIBLE_DEVICES", "valueFrom": source}] if spec.device_target == "Ascend" else []
+    return [*devices, *unbuffered_env(spec)]
+
+
+def affinity(spec: JobSpec, topology: str | None) -> Body:
+    """The affinity asked for, and that of all pods of the job to one value of the label `topology`."""
+    if topology is None:
+        return dict(spec.affinity)
+    selector = {"matchLabels": {"app.kubernetes.io/instance": spec.name}}
+    term = {"labelSelector": selector, "topologyKey": topology}
+    return {**spec.affinity, "podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+
+
+def grace_s(spec: JobSpec) -> int:
+    """Seconds that msrun leaves its workers after SIGTERM: a tenth, at most 10, stay for msrun's own end."""
+    return max(1, spec.grace_s - max(1, min(10, spec.grace_s // 10)))
+
+
+def msrun_options(spec: JobSpec, *, master_addr: str, node_rank: str | None = None) -> list[str]:
+    """Options with which a job starts msrun on every host.
+
+    Args:
+        node_rank: None = msrun finds it out by itself.
+    """
+    place = [f"--master_addr={master_addr}", *([f"--node_rank={node_rank}"] if node_rank else [])]
+    return [
+        f"--worker_num={spec.nodes * spec.local_worker_num}",
+        f"--local_worker_num={spec.local_worker_num}",
+        *([f"--rank_table_file={TABLE_FILE}"] if spec.rank_table else place),
+        f"--master_port={spec.master_port}",
+        f"--cluster_time_out={spec.cluster_time_out}",
+        *([f"--log_dir={spec.log_dir}"] if spec.log_dir else []),
+        f"--grace={grace_s(spec)}",
+    ]
+
+
+def pod_args(spec: JobSpec, *, master_addr: str, node_rank: str | None = None) -> list[str]:
+    """Arguments of msrun in a pod: its options, then the user's words, as the kubelet turns them back."""
+    here = JobSpec(**{**vars(spec), "log_dir": log_dir(spec)})
+    options = msrun_options(here, master_addr=master_addr, node_rank=node_rank)
+    return [*options, *map(escape_references, spec.script)]

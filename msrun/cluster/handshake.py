@@ -14,7 +14,8 @@ from collections.abc import Callable
 from msrun.cluster.connection import Connection
 from msrun.cluster.hosts import WRONG_KEY, HostRequest, NoKey, Refused, other_protocol
 from msrun.cluster.messages import NotUnderstood
-from msrun.cluster.proof import PROTOCOL, NotProved, Seal, hello, new_nonce, read_hello
+from msrun.cluster.proof import NotProved, Seal, hello, new_nonce, read_hello
+from msrun.cluster.protocol import protocol
 from msrun.planning.record_json import encode_record
 
 REFUSED = b"refused "
@@ -45,9 +46,9 @@ class Guest:
             said = read_hello(body)
             if said is None:
                 raise Refused("no msrun host: it did not say hello")
-            protocol, nonce = said
-            if protocol != PROTOCOL:
-                raise Refused(other_protocol(protocol))
+            spoken, nonce = said
+            if spoken != protocol():
+                raise Refused(other_protocol(spoken))
             self.connection.agree(Seal(self._token, self._nonce, nonce, is_scheduler=True))
             self._is_greeted = True
             return None
@@ -107,10 +108,10 @@ class Caller:
             raise NoKey("the scheduler does not know this job's token: is it another job's?") from None
         except (ValueError, TypeError, KeyError) as error:
             raise Refused(f"what answers at {self.place} is no msrun scheduler: {error}") from None
-        protocol, nonce = said
-        if protocol != PROTOCOL:
+        spoken, nonce = said
+        if spoken != protocol():
             raise Refused(
-                f"the scheduler's msrun speaks protocol {protocol}, this one {PROTOCOL}: install the same version on "
+                f"the scheduler's msrun speaks protocol {spoken}, this one {protocol()}: install the same version on "
                 "all hosts"
             )
         self._is_greeted = True

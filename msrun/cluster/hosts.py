@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from msrun.cluster.proof import PROTOCOL
+from msrun.cluster.protocol import protocol
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.ranks import count_workers, fold_ranks, name_ranks
 from msrun.planning.spec import is_loopback
@@ -31,7 +31,7 @@ WRONG_KEY = "wrong token: give all hosts the same --token_file or MSRUN_TOKEN, o
 def other_protocol(spoken: object) -> str:
     """Return why one of another version cannot take part."""
     text = spoken if isinstance(spoken, int) else "?"
-    return f"its msrun speaks protocol {text}, this one {PROTOCOL}: install the same version on all hosts"
+    return f"its msrun speaks protocol {text}, this one {protocol()}: install the same version on all hosts"
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class HostRequest:
         """
         if not isinstance(value, Mapping):
             raise Refused("it does not say who it is")
-        if value.get("protocol") != PROTOCOL:
+        if value.get("protocol") != protocol():
             raise Refused(other_protocol(value.get("protocol")))
         numbers = [value.get(name) for name in ("worker_num", "local_worker_num", "node_rank", "max_restarts")]
         texts = [value.get(name) for name in ("name", "address", "table")]

@@ -16,8 +16,8 @@ import re
 import secrets
 import struct
 
-PROTOCOL = 7
-"""Of what hosts, launcher and coordinator say; raised when those of an older msrun would not understand it any more."""
+from msrun.cluster.protocol import protocol
+
 PROOF_BYTES = hashlib.sha256().digest_size
 _CLIENT, _SERVER = b"msrun host", b"msrun scheduler"
 _NUMBER = struct.Struct("!Q")
@@ -41,7 +41,7 @@ def new_nonce() -> str:
 
 def hello(nonce: str) -> bytes:
     """Return the first words of either side."""
-    return f'{{"type":"hello","protocol":{PROTOCOL},"nonce":"{nonce}"}}'.encode()
+    return f'{{"type":"hello","protocol":{protocol()},"nonce":"{nonce}"}}'.encode()
 
 
 def read_hello(body: bytes) -> tuple[int, str] | None:

@@ -22,7 +22,7 @@ from msrun.agent.signals import SignalPipe
 from msrun.cluster.connection import Connection
 from msrun.cluster.handshake import Caller
 from msrun.cluster.hosts import HostRequest, NoKey
-from msrun.cluster.proof import PROTOCOL
+from msrun.cluster.protocol import protocol
 from msrun.cluster.rendezvous import UnresolvedName, resolve_address
 from msrun.errors import RendezvousTimeout, UsageError, interruption
 from msrun.launch.console import say
@@ -80,7 +80,7 @@ def run_joined_job(
         def request(address: str) -> HostRequest:
             own = spec.stands_for.address if spec.stands_for else address
             numbers = spec.worker_num, spec.local_worker_num, spec.node_rank
-            return HostRequest(PROTOCOL, *numbers, facts.name, own, spec.max_restarts, table_digest(spec.table_hosts))
+            return HostRequest(protocol(), *numbers, facts.name, own, spec.max_restarts, table_digest(spec.table_hosts))
 
         listener = open_port(spec, place) if has_scheduler(spec, master_addr) else None
         if listener is not None:

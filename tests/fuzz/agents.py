@@ -31,6 +31,7 @@ from msrun.launch.remote.log_sender import pack_piece
 from msrun.launch.transport.agent_code import AgentCode
 from msrun.launch.transport.event_loop import EventLoop
 from msrun.launch.transport.pipe import MARKER, SocketPipe
+from msrun.planning.hosts.assignment import assign_hosts
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.plan import HostPlan, WorkerPlan
 from msrun.planning.program import Program
@@ -160,7 +161,7 @@ class Links:
                 code,
                 {"type": "job"},
                 inbox,
-                lambda message, node=node: take_first(node, message),
+                lambda message, node=node: take_first(node, f"h{node}", message),
                 loop,
                 silence_s=15.0,
             )
@@ -249,7 +250,8 @@ def launchers(rng_of: Iterator[Random], folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _prepared(spec: LaunchSpec, signals: Any, logs: LogCollector, events: EventLog) -> Iterator[Preparation]:
-    preparation = Preparation(spec, {}, "J", mock.Mock(), signals, logs, events, lambda _: None)
+    preparation = Preparation(spec, {}, "J", mock.Mock(), signals, events, lambda _: None)
+    preparation._logs, preparation._assignments = logs, assign_hosts(spec.host_entries)
     with contextlib.closing(preparation._inbox):
         yield preparation
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from msrun.cluster.protocol import Finding, HostAddress, HostReport
 from msrun.errors import MsrunError
-from msrun.launch.preflight.finding import Finding
 from msrun.launch.preflight.fleet_checks import LauncherFacts
-from msrun.launch.preflight.host_report import HostAddress, HostAnswer, HostReport
+from msrun.launch.preflight.host_report import HostAnswer
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.program import Program
 

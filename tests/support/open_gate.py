@@ -14,7 +14,7 @@ from msrun.cluster.connection import Connection
 from msrun.cluster.handshake import Caller
 from msrun.cluster.hosts import HostRequest, Refused, Registry
 from msrun.cluster.own_thread import Inbox
-from msrun.cluster.proof import PROTOCOL
+from msrun.cluster.protocol import protocol
 from msrun.cluster.rendezvous import listen
 from msrun.cluster.tls.identity import TlsIdentity
 from msrun.errors import ClusterError
@@ -27,7 +27,7 @@ SILENCE_S = 30.0
 
 
 def host_request(node_rank: int, worker_num: int = 2) -> HostRequest:
-    return HostRequest(PROTOCOL, worker_num, 1, node_rank, f"h{node_rank}", f"10.0.0.{node_rank}", 0)
+    return HostRequest(protocol(), worker_num, 1, node_rank, f"h{node_rank}", f"10.0.0.{node_rank}", 0)
 
 
 def dial_as(

@@ -26,7 +26,7 @@ from msrun.launch.transport.event_loop import ByteChannel, EventLoop, Incoming
 from msrun.launch.transport.pipe import AgentPipe, opening
 from msrun.planning.hosts.host_entry import HostEntry
 
-OF_LINKS = ("opened", "cut", "resumed", "broken", "lost")
+NOT_UNDERSTOOD = "its agent says what cannot be understood ({}); install the same msrun there"
 RETRY_S = 0.5
 SALVAGE_S = 10.0
 """How long the host of a lost agent may take to let somebody else in."""
@@ -62,7 +62,8 @@ class AgentLink:
             number: of this connection among all that the job makes.
             open_pipe: opens a pipe before a moment of `clock`, None = in the usual time; raises ClusterError.
             job: what the agent is told first; None where it waits for whatever comes.
-            take_first: called by the loop's thread, with every message; True when it is done with.
+            take_first: called by the loop's thread, with every message; True when it is done with. A ValueError: no
+                agent says this.
             silence_s: how long nothing may be heard.
             has_dialled: the agent runs already, and is msrun on a host where it was typed.
         """
@@ -365,8 +366,7 @@ class AgentLink:
             try:
                 self._take_bytes(channel, data)
             except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
-                said = f"says what cannot be understood ({type(error).__name__}: {error})"
-                self.give_up(f"{self.entry.name}: its agent {said}; install the same msrun there")
+                self.give_up(f"{self.entry.name}: {NOT_UNDERSTOOD.format(error)}")
             except Exception as error:  # noqa: BLE001 - one host, and not the loop of all
                 self._fail(error)
 
@@ -396,8 +396,6 @@ class AgentLink:
                     self._is_attached = True
                     self._send_unseen()
                     self._post("resumed")
-        elif kind in OF_LINKS:
-            raise ValueError(f"{kind} is not for it to say")
         elif self._ledger.take(message) and not self._take_first(message):
             turn = self._inbox.turns
             self._posted, self._turn = self._posted + 1 if turn == self._turn else 1, turn

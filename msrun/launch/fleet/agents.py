@@ -14,8 +14,8 @@ from msrun.agent.signals import SignalPipe
 from msrun.cluster.messages import Message
 from msrun.cluster.own_thread import Inbox
 from msrun.errors import ClusterError, Interrupted, MsrunError, UsageError, interruption
-from msrun.launch.fleet.agent_link import SALVAGE_S, AgentLink
-from msrun.launch.fleet.record import NotUnderstood, is_understood
+from msrun.launch.fleet.agent_link import NOT_UNDERSTOOD, SALVAGE_S, AgentLink
+from msrun.launch.fleet.record import NotUnderstood
 from msrun.launch.preflight.host_report import explain_agent_end
 from msrun.launch.transport.event_loop import EventLoop
 
@@ -202,15 +202,12 @@ class Agents:
                 on_loss(node, self.explain_loss(message, node))
         except MsrunError:
             raise
+        except NotUnderstood as error:
+            self.links[node].give_up(f"{self.links[node].entry.name}: {NOT_UNDERSTOOD.format(error)}")
         except Exception as error:
-            if not isinstance(error, NotUnderstood) and is_understood(message):
-                if on_fault is None:
-                    raise
-                on_fault(error)
-                return
-            link = self.links[node]
-            why = f"its agent says what cannot be understood ({type(error).__name__}: {error})"
-            link.give_up(f"{link.entry.name}: {why}; install the same msrun there")
+            if on_fault is None:
+                raise
+            on_fault(error)
 
     def explain_loss(self, message: Message, node: int) -> MsrunError:
         """Return why a host cannot take part: what its agent says, or how it has ended of which more was expected."""

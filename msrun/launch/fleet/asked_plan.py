@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.messages import Message
+from msrun.cluster.protocol import Finding
 from msrun.errors import ClusterError, MsrunError
 from msrun.launch.console import say
 from msrun.launch.directory.jobs import new_job_id
@@ -18,12 +19,7 @@ from msrun.launch.fleet.fleet_plan import assemble_plan
 from msrun.launch.fleet.opener import HostOpener
 from msrun.launch.fleet.preparation import ANSWER_S, Preparation, ReadyHosts
 from msrun.launch.preflight.checks import CHECKS
-from msrun.launch.preflight.finding import (
-    Finding,
-    exit_code_of_findings,
-    order_findings,
-    render_fleet_findings,
-)
+from msrun.launch.preflight.finding import exit_code_of_findings, order_findings, render_fleet_findings
 from msrun.planning.hosts.forwarded import forwarded_environment
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.record_json import decode_record, encode_record

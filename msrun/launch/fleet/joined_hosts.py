@@ -22,7 +22,8 @@ from msrun.agent.signals import SignalPipe
 from msrun.cluster.hosts import HostRequest, Refused, Registry
 from msrun.cluster.messages import Message
 from msrun.cluster.own_thread import Inbox, describe_fault, traceback_of
-from msrun.cluster.proof import PROTOCOL, token_of_servers
+from msrun.cluster.proof import token_of_servers
+from msrun.cluster.protocol import HostJob, check_said, protocol
 from msrun.errors import ClusterError, Interrupted, MsrunError, PeerFailed
 from msrun.launch.directory.log_directory import EventLog, record_fault
 from msrun.launch.fleet.agent_link import AgentLink
@@ -32,7 +33,6 @@ from msrun.launch.fleet.gate import Gate, Stranger
 from msrun.launch.fleet.log_collector import LogCollector
 from msrun.launch.fleet.preparation import ANSWER_S, ReadyHosts
 from msrun.launch.job_hosts import table_digest
-from msrun.launch.remote.agent import HostJob
 from msrun.launch.rendezvous import folder_of, of_hosts
 from msrun.launch.transport.agent_code import AgentCode, salvage_code, start_code
 from msrun.launch.transport.event_loop import EventLoop
@@ -147,6 +147,7 @@ class JoinedHosts:
         self._inbox.post({"type": "note", "node": OF_LAUNCHER, "text": text})
 
     def _take_first(self, link: AgentLink, message: Message) -> bool:
+        check_said(message)
         node = self.agents.node_of(link.number)
         return self.logs is not None and node != OF_LAUNCHER and self.logs.take(node, link.entry.name, message)
 
@@ -364,7 +365,7 @@ class JoinedHosts:
         """Start this host's own agent."""
         number = next(self._numbers)
         job = HostJob(
-            protocol=PROTOCOL,
+            protocol=protocol(),
             version=__version__,
             job_id=self._job_id,
             number=number,

@@ -13,15 +13,15 @@ from msrun import __version__, contract
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.messages import Message, pack_hosts, pack_text
 from msrun.cluster.own_thread import Inbox, describe_fault, traceback_of
-from msrun.cluster.proof import PROTOCOL
-from msrun.errors import ClusterError, MsrunError, RendezvousTimeout
+from msrun.cluster.protocol import Finding, HostJob, HostPart, HostReport, ReachResult, check_said, protocol
+from msrun.errors import MsrunError, RendezvousTimeout
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.agent_link import AgentLink
 from msrun.launch.fleet.agents import CLOSE_S, OF_LAUNCHER, Agents
 from msrun.launch.fleet.fleet_plan import spec_of_host
 from msrun.launch.fleet.log_collector import LogCollector
 from msrun.launch.fleet.opener import HostOpener
-from msrun.launch.preflight.finding import Finding, describe_finding, fleet_error
+from msrun.launch.preflight.finding import describe_finding, fleet_error
 from msrun.launch.preflight.fleet_checks import (
     LOOPBACK,
     LauncherFacts,
@@ -29,15 +29,14 @@ from msrun.launch.preflight.fleet_checks import (
     choose_master_address,
     compare_hosts,
 )
-from msrun.launch.preflight.host_look import ReachResult, read_sources, shown_word
-from msrun.launch.preflight.host_report import HostAnswer, HostReport
-from msrun.launch.remote.agent import HostJob, HostPart
+from msrun.launch.preflight.host_look import read_sources, shown_word
+from msrun.launch.preflight.host_report import HostAnswer, printable_record
 from msrun.launch.transport.event_loop import EventLoop
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.assignment import assign_hosts
 from msrun.planning.hosts.forwarded import explain_kept_secrets, forwarded_environment
 from msrun.planning.hosts.host_entry import HostEntry
-from msrun.planning.record_json import encode_record
+from msrun.planning.record_json import decode_record, encode_record
 from msrun.planning.spec import LaunchSpec, is_loopback
 from ranktable.files import MAX_BYTES, read_text
 from ranktable.hosts.brackets import fold
@@ -250,7 +249,7 @@ class Preparation:
         """Return what a host is told first; `shown` as in `HostJob`."""
         spec = self._spec
         return HostJob(
-            protocol=PROTOCOL,
+            protocol=protocol(),
             version=__version__,
             job_id=self._job_id,
             number=number,
@@ -284,6 +283,7 @@ class Preparation:
 
     def _take_first(self, number: int, name: str, message: Message) -> bool:
         """Called by the event loop: logs are not to wait for the launcher's loop. True: it is done with."""
+        check_said(message)
         node = self._agents.node_of(number)
         return self._logs is not None and node != OF_LAUNCHER and self._logs.take(node, name, message)
 
@@ -343,14 +343,13 @@ class Preparation:
         self._note("connected", node_rank=node, host=self._spec.host_entries[node].name, connect_s=message["seconds"])
 
     def _on_checked(self, node: int, message: Message) -> None:
-        try:
-            report = HostReport.from_json(message.get("report"))
-        except ClusterError as error:
-            self._answers[node] = error
-            return
+        report = decode_record(HostReport, printable_record(message["report"]))
         address = self._agents.links[node].address
         self._answers[node] = HostAnswer(report, self._sent_at[node], time.time(), address)
         self._note("agent_up", node_rank=node)
+
+    def _on_reached(self, node: int, message: Message) -> None:
+        self._reached[node] = decode_record(ReachResult, printable_record(message["result"]))
 
     def _own_sources(self) -> tuple[tuple[str, str], ...]:
         try:
@@ -365,7 +364,7 @@ class Preparation:
         entries, links = self._spec.host_entries, self._agents.links
         handlers = {
             "listening": lambda node, m: self._listening.update({} if node else m),
-            "reached": lambda node, m: self._reached.__setitem__(node, ReachResult.from_json(m.get("result"))),
+            "reached": self._on_reached,
         }
         links[0].send("listen", address=address, port=self._spec.master_port)
         deadline = time.monotonic() + ANSWER_S

@@ -19,9 +19,9 @@ from pathlib import Path
 from msrun import contract
 from msrun.agent.host.cgroups import group_folders
 from msrun.agent.host.host_facts import LOOPBACK, installed_version, read_host_facts
+from msrun.cluster.protocol import Finding
 from msrun.cluster.rendezvous import listen
 from msrun.errors import ClusterError, MsrunError, UsageError
-from msrun.launch.preflight.finding import Finding
 from msrun.planning.masking import mask_words
 from msrun.planning.placement.host import DevicePlacement, place_devices
 from msrun.planning.ranks import count_workers

@@ -5,25 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from msrun import contract
+from msrun.cluster.protocol import Finding
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.planning.hosts.host_entry import HostEntry
 from ranktable.hosts.brackets import fold
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of --check: about one host, some hosts of a job, or all of them together."""
-
-    status: Literal["ok", "warn", "fail"]
-    name: str
-    text: str
-    """One line; for `fail` the error that a run would end with."""
-    exit_code: int = contract.EXIT_OK
-    nodes: tuple[int, ...] = ()
-    """Of several hosts, the node ranks of those that it is said of; empty: the job as a whole."""
 
 
 def render_finding(finding: Finding) -> str:

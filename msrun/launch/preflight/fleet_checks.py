@@ -8,15 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from msrun import contract
+from msrun.cluster.protocol import Finding, ReachResult
 from msrun.errors import MsrunError, UsageError
-from msrun.launch.preflight.finding import (
-    Finding,
-    find_majority,
-    fold_findings,
-    name_hosts,
-    order_findings,
-)
-from msrun.launch.preflight.host_look import ReachResult
+from msrun.launch.preflight.finding import find_majority, fold_findings, name_hosts, order_findings
 from msrun.launch.preflight.host_report import HostAnswer, is_numeric
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.program import Program

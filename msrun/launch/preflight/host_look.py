@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -23,6 +23,7 @@ from typing import TypeVar
 
 from msrun import __version__, contract
 from msrun.agent.host.host_facts import installed_version
+from msrun.cluster.protocol import Finding, HostAddress, HostReport, ReachResult
 from msrun.cluster.rendezvous import own_addresses
 from msrun.errors import ClusterError, MsrunError
 from msrun.launch.preflight.checks import (
@@ -34,8 +35,7 @@ from msrun.launch.preflight.checks import (
     free_disk_bytes,
     place_own_devices,
 )
-from msrun.launch.preflight.finding import Finding
-from msrun.launch.preflight.host_report import MAX_ADDRESSES, HostAddress, HostReport, is_numeric, printable
+from msrun.launch.preflight.host_report import is_numeric
 from msrun.planning.program import Program
 from msrun.planning.spec import LaunchSpec
 
@@ -81,28 +81,6 @@ def sees_word(shown: Mapping[str, str]) -> bool:
 
 
 REACH_S = 3.0
-
-
-@dataclass(frozen=True)
-class ReachResult:
-    """How it went on one host."""
-
-    error: str = ""
-    """Why it cannot be reached: "refused", "timed out after 3 s", ...; empty: it can."""
-    source: str = ""
-    """Own address that the way there begins with; empty: there is no way."""
-    interface: str = ""
-    """Name of the network interface that has `source`."""
-    is_own: bool = False
-    """The address belongs to the host that tried, so it came nowhere else."""
-
-    @classmethod
-    def from_json(cls, value: object) -> ReachResult:
-        """Return the result in a message; what is no result is a failure."""
-        if not isinstance(value, Mapping) or not isinstance(value.get("error"), str):
-            return cls(error="its answer cannot be read")
-        texts = {name: printable(str(value.get(name, ""))) for name in ("error", "source", "interface")}
-        return cls(**texts, is_own=value.get("is_own") is True)
 
 
 def try_reach(address: str, port: int, time_out_s: float = REACH_S) -> ReachResult:
@@ -278,7 +256,8 @@ OF_LOG_DIR = frozenset({"log_dir", "disk"})
 """Of a host that writes its logs where the launcher does; another keeps them until they are sent."""
 ONLY_WHEN_DOUBTFUL = frozenset({"program", "torch"})
 """The launcher compares these between hosts, and says that they are well."""
-NEEDED_PACKAGES = ("psutil",)
+NEEDED_PACKAGES = ("msgspec", "psutil")
+MAX_ADDRESSES = 64
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 SSH_CONNECTION = "SSH_CONNECTION"
 """Set by sshd: address and port of the client, address and port of the server. Source: ssh(1)."""

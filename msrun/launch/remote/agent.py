@@ -19,7 +19,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from msrun.cluster.failure import JobFailure
 from msrun.cluster.membership import Membership
 from msrun.cluster.messages import Message, unpack_hosts, unpack_text
 from msrun.cluster.own_thread import describe_fault, print_fault, traceback_of
-from msrun.cluster.proof import PROTOCOL
+from msrun.cluster.protocol import HostJob, HostPart, protocol
 from msrun.cluster.rendezvous import forget_waiting, listen
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.directory.log_directory import write_private
@@ -94,59 +94,10 @@ FETCH_S = 20.0
 """How long the launcher may take to fetch the last of the logs while its connection is broken."""
 
 
-@dataclass(frozen=True)
-class HostJob:
-    """What a launcher asks of one host."""
-
-    protocol: int
-    version: str
-    """msrun's, at the launcher."""
-    job_id: str
-    number: int
-    """Of this agent among all of the job."""
-    spec: LaunchSpec
-    """What is asked of this host, as far as it is known before all hosts are; its log_dir is the launcher's."""
-    environment: Mapping[str, str]
-    """What workers get beside this host's own environment; given in the command line's words, or forwarded."""
-    silence_s: float
-    """How long launcher and agent may hear nothing of each other."""
-    will_run: bool
-    """Not only look at the host; what takes long may be begun before all hosts have been looked at."""
-    can_resume: bool
-    """Whether a broken connection may be replaced."""
-    shown: Mapping[str, str] = field(default_factory=dict)
-    """From `log_share.shown_word`: what a host sees that shares the launcher's log directory."""
-    master_name: str = ""
-    """What --master_addr says, for the host that has to know it."""
-    is_launchers_host: bool = False
-    """The launcher has looked at this host itself, and `environment` is all that workers get."""
-
-
-@dataclass(frozen=True)
-class HostPart:
-    """One host's part of one start of a job, once all hosts are known."""
-
-    job_id: str
-    node_rank: int
-    spec: LaunchSpec | None
-    """What is asked of this host; None where msrun was typed there, which knows that."""
-    master_addr: str
-    master_port: int
-    use_shared: bool
-    """The host sees the launcher's log directory."""
-    hosts: str
-    """All of them, from `pack_hosts`; empty where there is one."""
-    rank_table: str
-    """Text of the table that was given, from `pack_text`."""
-    first_attempt: int
-    max_restarts: int
-    folder: int
-    """Number of the log directory of a host where msrun was typed."""
-
-    def fleet(self, spec: LaunchSpec) -> Fleet | None:
-        """Return all hosts of the job as this one sees them; None when it is the only one."""
-        hosts = unpack_hosts(self.hosts)
-        return fleet_of(spec, self.node_rank, hosts, self.master_addr) if hosts else None
+def fleet_of_part(part: HostPart, spec: LaunchSpec) -> Fleet | None:
+    """Return all hosts of the job as one sees them; None when it is the only one."""
+    hosts = unpack_hosts(part.hosts)
+    return fleet_of(spec, part.node_rank, hosts, part.master_addr) if hosts else None
 
 
 class Agent:
@@ -211,8 +162,8 @@ class Agent:
     def _prepare(self, message: Message) -> None:
         asked_at = time.time()
         spoken = message["job"].get("protocol")  # first of all: another msrun's has other fields
-        if spoken != PROTOCOL:
-            raise ClusterError(f"msrun here speaks protocol {PROTOCOL}, the launcher {spoken}: install the same")
+        if spoken != protocol():
+            raise ClusterError(f"msrun here speaks protocol {protocol()}, the launcher {spoken}: install the same")
         job = self._job = decode_record(HostJob, message["job"])
         remove_old_spools(asked_at)
         self._spool = make_spool(job.job_id, job.number)
@@ -249,7 +200,7 @@ class Agent:
             look_at_host(spec, self._caller),
             self._caller,
             job_id=job.job_id,
-            fleet=part.fleet(spec),
+            fleet=fleet_of_part(part, spec),
             master_port=0,
         )
         host, notes = encode_record(plan.hosts[0]), list(plan.notes)
@@ -278,7 +229,7 @@ class Agent:
             display,
             self._signals,
             link,
-            part.fleet(spec),
+            fleet_of_part(part, spec),
             part.master_port,
             self._listener if has_scheduler else None,
             early_server=self._server,

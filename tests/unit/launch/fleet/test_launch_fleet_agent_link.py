@@ -187,16 +187,6 @@ def test_gap_in_the_messages_is_filled_on_another_connection(host: Host) -> None
     assert [kind for kind in host.posts() if kind in ("second", "third")] == ["second", "third"]
 
 
-def test_agent_that_says_what_only_the_link_may_say_is_lost(host: Host) -> None:
-    host.begin().say("lost", seq=2, reason="x")
-    reason = host.await_post("lost")["reason"]
-    assert reason == (
-        "host0: its agent says what cannot be understood (ValueError: lost is not for it to say); install the same "
-        "msrun there"
-    )
-    assert host.link.is_over
-
-
 def test_what_the_agent_has_seen_is_not_kept(host: Host) -> None:
     pipe = host.begin()
     assert host.link.has_unseen

@@ -11,7 +11,8 @@ from job_runner import wait_until
 from open_gate import TOKEN, OpenGate, host_request
 
 from msrun.cluster.messages import HEADER, FrameBuffer, decode_body, encode_body, encode_message, frame
-from msrun.cluster.proof import PROTOCOL, Seal, hello, new_nonce, read_hello
+from msrun.cluster.proof import Seal, hello, new_nonce, read_hello
+from msrun.cluster.protocol import protocol
 from msrun.launch.fleet import gate as module
 from msrun.launch.transport.sealed import SealedPipe
 from msrun.planning.record_json import encode_record
@@ -31,7 +32,7 @@ class Peer:
         self._frames = FrameBuffer(1 << 20)
         self._bodies: list[bytes] = []
         greeting = read_hello(self.read())
-        assert greeting is not None and greeting[0] == PROTOCOL
+        assert greeting is not None and greeting[0] == protocol()
         own = new_nonce()
         self.seal = Seal(TOKEN, greeting[1], own, is_scheduler=False)
         self.hello = frame(hello(own))
@@ -93,9 +94,9 @@ def test_stranger_is_refused_and_hosts_come_in(gate: OpenGate, said: bytes) -> N
         b"[]",
         NESTED,
         b'{"type":"register"}',
-        b'{"type":"register","request":{"protocol":%d,"name":%s}}' % (PROTOCOL, b"[" * 20 + b"]" * 20),
+        b'{"type":"register","request":{"protocol":%d,"name":%s}}' % (protocol(), b"[" * 20 + b"]" * 20),
         b'{"type":"register","request":{"protocol":%s}}' % (b"9" * 4000),
-        b'{"type":"register","request":{"protocol":%d,"worker_num":true}}' % PROTOCOL,
+        b'{"type":"register","request":{"protocol":%d,"worker_num":true}}' % protocol(),
     ],
 )
 def test_one_who_knows_the_token_and_registers_as_nothing_is_refused(gate: OpenGate, said: bytes) -> None:

@@ -20,6 +20,7 @@ from fleet_reports import make_report
 from msrun import __version__
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.messages import Message, encode_message
+from msrun.cluster.protocol import HostReport, protocol
 from msrun.errors import ClusterError, Interrupted, MsrunError, UsageError
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet import agents
@@ -28,8 +29,6 @@ from msrun.launch.fleet.log_collector import LogCollector, own_logs
 from msrun.launch.fleet.opener import HostOpener
 from msrun.launch.fleet.preparation import Preparation, ReadyHosts
 from msrun.launch.preflight.host_look import read_sources
-from msrun.launch.preflight.host_report import HostReport
-from msrun.launch.remote.log_sender import pack_piece
 from msrun.launch.transport.pipe import AgentPipe
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.program import Program
@@ -191,7 +190,7 @@ def test_every_host_is_told_its_own_part(make_hosts: Callable[..., Hosts]) -> No
     assignments = [[assignment["ranks"] for assignment in job["spec"]["table_hosts"]] for job in jobs]
     assert assignments == [[[0]], [[1]]], "its own part alone, however many hosts there are"
     assert [job["will_run"] for job in jobs] == [False, False], "without logs nothing is started"
-    assert {job["protocol"] for job in jobs} == {module.PROTOCOL}
+    assert {job["protocol"] for job in jobs} == {protocol()}
 
 
 def test_what_a_host_is_told_does_not_grow_with_the_job(make_hosts: Callable[..., Hosts]) -> None:
@@ -237,12 +236,6 @@ def test_host_that_does_not_fit_is_named_and_no_port_is_opened(make_hosts: Calla
     error = hosts.refused()
     assert error.exit_code == 3 and "msrun 0.0.9 there" in str(error)
     assert "listen" not in hosts.pipes["h0"].heard_kinds
-
-
-def test_report_that_cannot_be_read_is_that_hosts_error(make_hosts: Callable[..., Hosts]) -> None:
-    hosts = make_hosts(2)
-    hosts.answer(1, "job", "checked", report="?")
-    assert str(hosts.refused()) == "h1: its report cannot be read; install the same msrun on all hosts"
 
 
 def test_host_that_cannot_be_reached_is_named_first(make_hosts: Callable[..., Hosts]) -> None:
@@ -310,7 +303,7 @@ def test_fault_of_a_thread_of_the_launcher_blames_no_host(make_hosts: Callable[.
 
     def fail(preparation: Preparation, *_: object) -> None:
         hosts.answers[0, told] = lambda *_: preparation._loop.call(slip)
-        preparation.run(hosts.spec, None)
+        preparation.run(hosts.spec, hosts.logs)
 
     with pytest.raises(ClusterError) as caught:
         hosts.preparation(fail)
@@ -362,7 +355,7 @@ def test_what_an_agent_refuses_is_said_in_its_words(
 
 def test_port_that_cannot_be_opened_is_the_users_to_change(make_hosts: Callable[..., Hosts]) -> None:
     hosts = make_hosts(2)
-    hosts.answer(0, "listen", "listening", error="--master_port 80: in use")
+    hosts.answer(0, "listen", "listening", port=0, error="--master_port 80: in use")
     error = hosts.refused()
     assert error.exit_code == 2 and str(error) == "h0: --master_port 80: in use"
     assert "reach" not in hosts.pipes["h1"].heard_kinds
@@ -417,31 +410,6 @@ def test_signal_ends_the_wait_for_hosts(make_hosts: Callable[..., Hosts]) -> Non
     hosts.answers[1, "job"] = lambda *_: hosts.signals.tell(signal.SIGTERM)
     assert isinstance(hosts.refused(), Interrupted)
     assert hosts.pipes["h0"].is_closed and hosts.opener.is_closed
-
-
-def test_logs_are_written_by_the_thread_that_reads_them(make_hosts: Callable[..., Hosts], tmp_path: Path) -> None:
-    hosts = make_hosts(2)
-    hosts.logs = LogCollector(tmp_path, None, own_logs("worker", {0: (0,), 1: (1,)}))
-
-    def talk(preparation: Preparation, spec: LaunchSpec, logs: Any) -> tuple[bool, ...]:
-        planned: Message = {"type": "planned", "logs": ["worker_1.log"]}
-        preparation.look(spec, logs)
-        said = (planned, pack_piece("worker_1.log", 0, b"text\n"), {"type": "event"})
-        return tuple(preparation._take_first(1, "h1", message) for message in said)
-
-    assert hosts.preparation(talk) == (False, True, False)
-    assert (tmp_path / "worker_1.log").read_bytes() == b"text\n"
-
-
-def test_log_that_cannot_be_written_here_is_named_with_its_host(
-    make_hosts: Callable[..., Hosts], tmp_path: Path
-) -> None:
-    hosts = make_hosts(2)
-    hosts.logs = LogCollector(tmp_path, None, own_logs("worker", {0: (0,), 1: (1,)}))
-    (tmp_path / "worker_1.log").mkdir()
-    hosts.answer(1, "reach", "planned", logs=["worker_1.log"])
-    with pytest.raises(ClusterError, match="cannot open the logs of h1 here: "):
-        hosts.preparation()
 
 
 def test_job_that_runs_is_told_so(make_hosts: Callable[..., Hosts], tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from msrun.agent.observer import OwnFaults
 from msrun.cluster.failure import FailureReport
 from msrun.cluster.messages import unpack_hosts
 from msrun.cluster.own_thread import Inbox
+from msrun.cluster.protocol import HostPart
 from msrun.errors import Interrupted
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet import fleet_job
@@ -26,7 +27,6 @@ from msrun.launch.fleet.fleet_job import FleetRun
 from msrun.launch.fleet.log_collector import LogCollector, own_logs
 from msrun.launch.fleet.preparation import ReadyHosts
 from msrun.launch.job import JobResult
-from msrun.launch.remote.agent import HostPart
 from msrun.launch.transport.event_loop import EventLoop
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.assignment import HostPool
@@ -353,13 +353,6 @@ def test_restart_forgets_the_limit_of_the_end(fleet: Fleet) -> None:
     assert not fleet.run._is_over()
 
 
-def test_host_whose_words_are_no_report_is_given_up(fleet: Fleet) -> None:
-    fleet.plan(0, 1)
-    fleet.say(1, "failed", attempt=0, report={"failure": 7})
-    fleet.hear()
-    assert "its agent says what cannot be understood" in str(fleet.links[1].done)
-
-
 def test_slip_of_a_handler_ends_the_job_under_the_name_of_msrun(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     fleet.plan(0, 1)
     monkeypatch.setattr(fleet.run._record, "note", lambda *_: {}["slip"])
@@ -446,13 +439,6 @@ def test_first_fault_is_the_reason(fleet: Fleet) -> None:
     result = fleet.finish()
     assert result.failure is not None and result.failure.reason == "h0: cannot start"
     assert len(fleet.noted("fault")) == 1
-
-
-def test_result_that_cannot_be_read_gives_the_host_up(fleet: Fleet) -> None:
-    fleet.plan(0, 1)
-    fleet.end(0, failure={"job_id": 7})
-    fleet.hear()
-    assert "its agent says what cannot be understood" in str(fleet.links[0].done)
 
 
 def test_breaks_of_connections_are_in_the_record(fleet: Fleet) -> None:

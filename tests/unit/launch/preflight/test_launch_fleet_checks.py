@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from fleet_reports import LAUNCHER, make_answer, make_answers, make_entries
 
+from msrun.cluster.protocol import Finding, HostAddress, ReachResult
 from msrun.errors import ClusterError, MsrunError, RendezvousTimeout, UsageError
-from msrun.launch.preflight.finding import Finding, exit_code_of_findings, render_fleet_findings
+from msrun.launch.preflight.finding import exit_code_of_findings, render_fleet_findings
 from msrun.launch.preflight.fleet_checks import LauncherFacts, check_reach, clock_skew, compare_hosts
-from msrun.launch.preflight.host_look import ReachResult
-from msrun.launch.preflight.host_report import HostAddress, HostAnswer
+from msrun.launch.preflight.host_report import HostAnswer
 
 Odd = Mapping[int, Mapping[str, Any] | MsrunError]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from fleet_reports import make_entries
 
+from msrun.cluster.protocol import Finding
 from msrun.errors import ClusterError, UsageError
 from msrun.launch.preflight.finding import (
-    Finding,
     describe_finding,
     exit_code_of_findings,
     fleet_error,

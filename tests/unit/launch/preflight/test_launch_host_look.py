@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from msrun import __version__
+from msrun.cluster.protocol import Finding, HostReport
 from msrun.launch.preflight import checks, host_look
-from msrun.launch.preflight.finding import Finding
 from msrun.launch.preflight.host_look import make_host_report, shown_word
-from msrun.launch.preflight.host_report import HostReport
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.program import Program
+from msrun.planning.record_json import decode_record
 from msrun.planning.spec import LaunchSpec
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -30,7 +30,7 @@ import json, os, sys, time
 from pathlib import Path
 from msrun.launch.preflight.host_look import make_host_report
 from msrun.planning.program import Program
-from msrun.planning.record_json import encode_record
+from msrun.planning.record_json import decode_record, encode_record
 from msrun.planning.spec import LaunchSpec
 folder = Path(sys.argv[1])
 spec = LaunchSpec(program=Program("script", str(folder / "train.py")), worker_num=4, local_worker_num=2,
@@ -75,7 +75,7 @@ def test_agent_of_its_own_process_says_what_its_host_is(folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", MAKE, str(folder)],
         cwd="/",
-        env={"PYTHONPATH": str(ROOT), "SSH_CONNECTION": "10.0.0.1 50000 10.0.0.7 22"},
+        env={"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "SSH_CONNECTION": "10.0.0.1 50000 10.0.0.7 22"},
         capture_output=True,
         text=True,
         timeout=60,
@@ -83,7 +83,7 @@ def test_agent_of_its_own_process_says_what_its_host_is(folder: Path) -> None:
     )
     text, imported = done.stdout.splitlines()
     assert imported == "[]"
-    report = HostReport.from_json(json.loads(text))
+    report = decode_record(HostReport, json.loads(text))
     assert report.host_name == socket.gethostname()
     assert report.python_version == ".".join(map(str, sys.version_info[:3]))
     assert report.msrun_version == __version__

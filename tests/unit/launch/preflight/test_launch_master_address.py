@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from fleet_reports import make_entries, make_report
 
+from msrun.cluster.protocol import HostAddress
 from msrun.errors import UsageError
 from msrun.launch.preflight.fleet_checks import choose_master_address
-from msrun.launch.preflight.host_report import HostAddress, HostAnswer
+from msrun.launch.preflight.host_report import HostAnswer
 
 ETH = HostAddress("10.0.0.1", "eth0", 24)
 MANAGEMENT = HostAddress("192.168.7.1", "eth1", 24)

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
+from msrun.cluster.protocol import Finding
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.preflight import checks as preflight
 from msrun.launch.preflight.checks import CHECKS, GIB, MIB, check_host, check_port, inspect_host
-from msrun.launch.preflight.finding import Finding, exit_code_of_findings, render_finding
+from msrun.launch.preflight.finding import exit_code_of_findings, render_finding
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.program import Program, ProgramKind
 from msrun.planning.spec import LaunchSpec

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from host_net import HostNet
 
-from msrun.launch.preflight.host_look import ReachResult, try_reach
-from msrun.planning.record_json import encode_record
+from msrun.cluster.protocol import ReachResult
+from msrun.launch.preflight.host_look import try_reach
 
 ROOT = Path(__file__).resolve().parents[4]
 PORT = 41233
@@ -50,17 +50,6 @@ def test_closed_port_is_refused() -> None:
 )
 def test_what_is_no_place_is_an_answer_and_no_exception(address: str, port: int, error: str) -> None:
     assert error in try_reach(address, port).error
-
-
-@pytest.mark.parametrize("value", [None, [], {}, {"error": 3}, "timed out"])
-def test_answer_that_is_none_counts_as_unreachable(value: object) -> None:
-    assert ReachResult.from_json(value).error == "its answer cannot be read"
-
-
-def test_answer_comes_as_it_went_and_is_printable() -> None:
-    result = ReachResult("timed out after 3 s", "10.0.0.3", "eth1", is_own=True)
-    assert ReachResult.from_json(json.loads(json.dumps(encode_record(result)))) == result
-    assert ReachResult.from_json({"error": "\x1b[2J"}).error == "\\x1b[2J"
 
 
 @pytest.fixture(scope="module")

@@ -14,12 +14,10 @@ import pytest
 
 from msrun import __version__, contract
 from msrun.cluster.messages import Message
-from msrun.cluster.proof import PROTOCOL
+from msrun.cluster.protocol import HostJob, HostReport, ReachResult, protocol
 from msrun.errors import ClusterError, MsrunError, UsageError
-from msrun.launch.preflight.host_look import ReachResult
-from msrun.launch.preflight.host_report import HostReport
 from msrun.launch.remote import agent as module
-from msrun.launch.remote.agent import Agent, HostJob
+from msrun.launch.remote.agent import Agent
 from msrun.launch.remote.spool import AGENT, SOCKET, spool_path
 from msrun.planning.program import Program
 from msrun.planning.record_json import encode_record
@@ -32,7 +30,7 @@ SPEC = LaunchSpec(
     working_directory=Path("/"),
     log_dir=Path("/logs"),
 )
-JOB = HostJob(PROTOCOL, __version__, "f00d", 1, SPEC, {"GIVEN": "yes"}, 60.0, will_run=False, can_resume=False)
+JOB = HostJob(protocol(), __version__, "f00d", 1, SPEC, {"GIVEN": "yes"}, 60.0, will_run=False, can_resume=False)
 
 
 class Link:
@@ -141,7 +139,7 @@ def test_workers_get_the_host_s_environment_without_the_connection_s(
 
 def test_launcher_of_another_protocol_is_refused(served: Serve) -> None:
     with pytest.raises(
-        ClusterError, match=rf"msrun here speaks protocol {PROTOCOL}, the launcher 99: install the same"
+        ClusterError, match=rf"msrun here speaks protocol {protocol()}, the launcher 99: install the same"
     ):
         served({"type": "job", "job": {**job()["job"], "protocol": 99, "made_up_since": 1}})
     assert not spool_path("f00d", 1).exists()

@@ -1,0 +1,408 @@
+"""What launcher and agents say to each other: a form for each message, and a version that follows from all of them."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import ipaddress
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from msrun import contract
+from msrun.cluster.failure import FailureReport, JobFailure
+from msrun.cluster.messages import Message
+from msrun.planning.plan import HostPlan
+from msrun.planning.spec import LaunchSpec
+
+MAX_ITEMS = 1 << 16
+MAX_NUMBER = 1 << 40
+Number = Annotated[int, msgspec.Meta(gt=-MAX_NUMBER, lt=MAX_NUMBER)]
+Seconds = Annotated[float, msgspec.Meta(gt=-float(MAX_NUMBER), lt=float(MAX_NUMBER))]
+Numbers = Annotated[list[Number], msgspec.Meta(max_length=MAX_ITEMS)]
+Texts = Annotated[list[str], msgspec.Meta(max_length=MAX_ITEMS)]
+State = Literal["planned", "running", "done", "failed", "stopped by msrun"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of --check: about one host, some hosts of a job, or all of them together."""
+
+    status: Literal["ok", "warn", "fail"]
+    name: str
+    text: str
+    """One line; for `fail` the error that a run would end with."""
+    exit_code: int = contract.EXIT_OK
+    nodes: tuple[int, ...] = ()
+    """Of several hosts, the node ranks of those that it is said of; empty: the job as a whole."""
+
+    def __post_init__(self) -> None:
+        if self.status == "fail" and not 0 < self.exit_code < 256:
+            raise ValueError(f"a failure with exit code {self.exit_code}")
+
+
+@dataclass(frozen=True)
+class HostAddress:
+    """One numeric address of a host."""
+
+    address: str
+    interface: str
+    prefix_bits: int
+    """Length of its network's prefix; 0 = not known."""
+
+    def __post_init__(self) -> None:
+        ipaddress.ip_network(f"{self.address}/{self.prefix_bits}", strict=False)
+
+    @property
+    def is_routable(self) -> bool:
+        """Whether another host could reach it: neither loopback nor of one link only."""
+        address = ipaddress.ip_address(self.address)
+        return not (address.is_loopback or address.is_link_local or address.is_unspecified)
+
+    @property
+    def network(self) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
+        """The network that it is in; None when that is not known."""
+        return ipaddress.ip_network(f"{self.address}/{self.prefix_bits}", strict=False) if self.prefix_bits else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostReport:
+    """One host as its agent sees it. Empty text: not known there."""
+
+    host_name: str = ""
+    python_version: str = ""
+    msrun_version: str = ""
+    torch_version: str = ""
+    """Empty: not installed."""
+    numpy_version: str = ""
+    architecture: str = ""
+    """As the kernel calls it: x86_64, aarch64."""
+    boot_id: str = ""
+    """Of the running kernel; equal on what is one machine."""
+    device_target: str = ""
+    """What the workers would use: cpu, gpu or ascend."""
+    ssh_client: str = ""
+    """The launcher's address as sshd there saw it."""
+    ssh_server: str = ""
+    """The host's own address in the same connection."""
+    master_address: str = ""
+    """What the name of the scheduler's host stands for there, if that was asked."""
+    received_at: float = 0.0
+    """The host's clock (s since the epoch) when it was asked."""
+    made_at: float = 0.0
+    """The same when the report was made."""
+    sees_log_dir: bool = False
+    """Whether the launcher's log directory is on a file system that this host sees, too."""
+    sources: tuple[tuple[str, str], ...] = ()
+    """Name and SHA-256 of the program, then of the modules beside it that it imports."""
+    addresses: tuple[HostAddress, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    """What the checks of one host have found."""
+
+    @property
+    def routable(self) -> tuple[HostAddress, ...]:
+        """The addresses that another host could reach."""
+        return tuple(entry for entry in self.addresses if entry.is_routable)
+
+
+@dataclass(frozen=True)
+class ReachResult:
+    """How it went on one host."""
+
+    error: str = ""
+    """Why it cannot be reached: "refused", "timed out after 3 s", ...; empty: it can."""
+    source: str = ""
+    """Own address that the way there begins with; empty: there is no way."""
+    interface: str = ""
+    """Name of the network interface that has `source`."""
+    is_own: bool = False
+    """The address belongs to the host that tried, so it came nowhere else."""
+
+
+@dataclass(frozen=True)
+class HostJob:
+    """What a launcher asks of one host."""
+
+    protocol: int
+    version: str
+    """msrun's, at the launcher."""
+    job_id: str
+    number: int
+    """Of this agent among all of the job."""
+    spec: LaunchSpec
+    """What is asked of this host, as far as it is known before all hosts are; its log_dir is the launcher's."""
+    environment: Mapping[str, str]
+    """What workers get beside this host's own environment; given in the command line's words, or forwarded."""
+    silence_s: float
+    """How long launcher and agent may hear nothing of each other."""
+    will_run: bool
+    """Not only look at the host; what takes long may be begun before all hosts have been looked at."""
+    can_resume: bool
+    """Whether a broken connection may be replaced."""
+    shown: Mapping[str, str] = field(default_factory=dict)
+    """From `log_share.shown_word`: what a host sees that shares the launcher's log directory."""
+    master_name: str = ""
+    """What --master_addr says, for the host that has to know it."""
+    is_launchers_host: bool = False
+    """The launcher has looked at this host itself, and `environment` is all that workers get."""
+
+
+@dataclass(frozen=True)
+class HostPart:
+    """One host's part of one start of a job, once all hosts are known."""
+
+    job_id: str
+    node_rank: int
+    spec: LaunchSpec | None
+    """What is asked of this host; None where msrun was typed there, which knows that."""
+    master_addr: str
+    master_port: int
+    use_shared: bool
+    """The host sees the launcher's log directory."""
+    hosts: str
+    """All of them, from `pack_hosts`; empty where there is one."""
+    rank_table: str
+    """Text of the table that was given, from `pack_text`."""
+    first_attempt: int
+    max_restarts: int
+    folder: int
+    """Number of the log directory of a host where msrun was typed."""
+
+
+class _Form(msgspec.Struct, tag_field="type", tag=lambda name: re.sub("(?<!^)(?=[A-Z])", "_", name).lower()):
+    """A message; its class is its type. What else is in one is left out."""
+
+
+# What an agent says.
+
+
+class Checked(_Form):
+    report: HostReport
+
+
+class Listening(_Form):
+    port: Number
+    error: str = ""
+
+
+class Reached(_Form):
+    result: ReachResult
+
+
+class Planned(_Form):
+    host: HostPlan
+    notes: Texts
+    target: str
+    logs: Texts
+
+
+class Event(_Form):
+    moment: str
+    fields: dict[str, Any]
+
+
+class Failed(_Form):
+    attempt: Number
+    report: FailureReport
+
+
+class Ended(_Form):
+    attempt: Number
+    can_continue: bool
+    come: Numbers
+    has_begun: bool
+    report: FailureReport | None
+
+
+class Done(_Form):
+    attempt: Number
+    rank: Number
+    has_come: bool
+
+
+class Ready(_Form):
+    attempt: Number
+    clock_s: Seconds
+
+
+class Log(_Form):
+    name: str
+    attempt: Number | None
+    data: str
+
+
+class LogsEnd(_Form):
+    """All logs have been sent."""
+
+
+class Result(_Form):
+    failure: JobFailure | None
+    survivors: Numbers
+
+
+class Error(_Form):
+    text: str
+    exit_code: Number
+    traceback: str = ""
+
+
+class Fault(_Form):
+    text: str
+    traceback: str
+
+
+class Shown(_Form):
+    data: str
+
+
+class Taken(_Form):
+    count: Number
+
+
+class Beat(_Form):
+    seen: Number
+
+
+class Attached(_Form):
+    seen: Number
+
+
+AgentSays = (
+    Checked
+    | Listening
+    | Reached
+    | Planned
+    | Event
+    | Failed
+    | Ended
+    | Done
+    | Ready
+    | Log
+    | LogsEnd
+    | Result
+    | Error
+    | Fault
+    | Shown
+    | Taken
+    | Beat
+    | Attached
+)
+
+# What it is told, beside signals and what a terminal says.
+
+
+class Job(_Form):
+    job: HostJob
+
+
+class Listen(_Form):
+    address: str
+    port: Number
+
+
+class Reach(_Form):
+    address: str
+    port: Number
+
+
+class Plan(_Form):
+    part: HostPart
+
+
+class Run(_Form):
+    part: HostPart
+
+
+class Stop(_Form):
+    attempt: Number
+    report: FailureReport
+    goes_on: bool
+
+
+class Absent(_Form):
+    attempt: Number
+    ranks: Numbers
+
+
+class Restart(_Form):
+    attempt: Number
+    delay_s: Seconds
+    reason: str
+    ranks: Numbers
+
+
+class Start(_Form):
+    attempt: Number
+
+
+class Over(_Form):
+    report: FailureReport | None
+    goes_on: bool
+
+
+class Waiting(_Form):
+    text: str
+
+
+class CalledOff(_Form):
+    reason: str
+    exit_code: Number
+
+
+LauncherSays = Job | Listen | Reach | Plan | Run | Stop | Absent | Restart | Start | Over | Waiting | CalledOff
+
+MOMENTS: Mapping[str, Mapping[str, Any]] = {
+    "preparing": {"preload": Texts},
+    "ready": {"start_method": str, "reason": str, "prepare_s": Seconds},
+    "scheduler": {"pid": Number},
+    "server": {"index": Number, "pid": Number},
+    "started": {"global_rank": Number, "pid": Number},
+    "running": {"world_size": Number},
+    "exited": {"global_rank": Number, "how": str, "status": Number, "state": State},
+    "signal": {"name": str, "global_ranks": Numbers},
+    "hang": {"reason": str, "lagging": Numbers},
+    "log_lost": {"reason": str, "lost_bytes": dict[str, Number]},
+    "note": {"text": str},
+    "lingering": {"global_rank": Number, "what": str},
+    "waiting": {"text": str},
+    "stopping": {"reason": str},
+    "restarting": {"attempt": Number, "delay_s": Seconds, "reason": str, "global_ranks": Numbers},
+    "over": {"reason": str},
+}
+"""Moment -> its fields, as `agent.supervisor` tells them."""
+
+
+def check_said(message: Message) -> None:
+    """Look at a message of an agent.
+
+    Raises:
+        ValueError: no msrun of this version says this; names the field.
+    """
+    msgspec.convert(message, AgentSays, str_keys=True, dec_hook=lambda hint, item: hint(item))
+
+
+def read_moment(kind: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a moment that a host has told of; those that do not belong to it are left out.
+
+    Raises:
+        ValueError: one is missing, or is of another type.
+    """
+    found = {}
+    for name, form in MOMENTS[kind].items():
+        try:
+            found[name] = msgspec.convert(value.get(name), form, str_keys=True)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"{kind}: {name}: {error}") from None
+    return found
+
+
+@functools.cache
+def protocol() -> int:
+    """Return the version of what hosts, launcher and coordinator say: it changes with any form."""
+    forms = msgspec.json.schema_components([AgentSays, LauncherSays], schema_hook=lambda _: {"type": "string"})
+    text = json.dumps([forms, {kind: sorted(map(str, fields.items())) for kind, fields in MOMENTS.items()}])
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:3])

@@ -10,6 +10,7 @@ import functools
 import json
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -107,11 +108,9 @@ def load_yaml_documents(text: str) -> list[Any]:
     """
     import yaml
 
-    measure_yaml(text)
-    try:
+    with _named_faults():
+        _measure(yaml.parse(text, Loader=_loader()), MAX_DEPTH, takes_aliases=True)
         return list(yaml.load_all(text, Loader=_unique_key_loader()))
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        raise _text_error(error) from None
 
 
 def compose_yaml(text: str, *, max_depth: int) -> yaml.Node | None:
@@ -122,29 +121,25 @@ def compose_yaml(text: str, *, max_depth: int) -> yaml.Node | None:
     """
     import yaml
 
-    measure_yaml(text, max_depth=max_depth, takes_aliases=False)
-    try:
+    with _named_faults():
+        _measure(yaml.parse(text, Loader=_loader()), max_depth, takes_aliases=False)
         node: yaml.Node | None = yaml.compose(text, Loader=_loader())
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise _text_error(error) from None
-    return node
+        return node
 
 
-def measure_yaml(text: str, *, max_depth: int = MAX_DEPTH, takes_aliases: bool = True) -> None:
-    """Refuse YAML that stands for too much, event by event, before any of it is built.
-
-    Raises:
-        TextError: it does, or is no YAML.
-    """
+@contextmanager
+def _named_faults() -> Iterator[None]:
+    """Let what is no YAML be a TextError."""
     import yaml
 
     try:
-        _measure(yaml.parse(text, Loader=_loader()), max_depth, takes_aliases)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        yield
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         raise _text_error(error) from None
 
 
-def _measure(events: Iterator[Any], max_depth: int, takes_aliases: bool) -> None:
+def _measure(events: Iterator[Any], max_depth: int, *, takes_aliases: bool) -> None:
+    """Refuse YAML that stands for too much, event by event, before any of it is built."""
     import yaml
 
     opened: list[tuple[str | None, int]] = []

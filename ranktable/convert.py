@@ -15,9 +15,8 @@ from ranktable.hosts.names import check_host_name
 from ranktable.kinds import dialect_of, written_names
 from ranktable.model import NOTHING, RankTable, Server, SuperPod
 from ranktable.profile import ANY_TARGET
-from ranktable.tables import encode_document, parse_table
 from ranktable.validate import hold_to_rules
-from ranktable.values import count_noun, plain, render_json
+from ranktable.values import count_noun, plain
 
 _OWN = ("cluster_list", "data_version")
 """Keys at the top that belong to the dialect that is left."""
@@ -53,7 +52,7 @@ def convert_table(
     has_pods = dialect_of(to).reads_super_pods
     keeps_others = "server_count" in dialect_of(table.dialect).known_schema.by_name
     if has_pods:
-        table = _add_super_pods(_read_raw_super_pods(table), super_pods, super_device_ids)
+        table = _add_super_pods(table, super_pods, super_device_ids)
     servers = tuple(
         replace(
             server,
@@ -162,11 +161,3 @@ def _add_super_pods(
         held = RankTable(written_names()[-1], plain_servers, super_pods=added.super_pods)
         hold_to_rules(held, ANY_TARGET, only=("R24", "R25"))
     return added
-
-
-def _read_raw_super_pods(table: RankTable) -> RankTable:
-    """Read super pods that stand in a table whose version does not have them: there they are kept, but not read."""
-    if "super_pod_list" not in table.extra or table.dialect not in written_names():
-        return table
-    value = {**encode_document(table), "version": written_names()[-1]}
-    return parse_table(render_json(value), "the table with its super pods")

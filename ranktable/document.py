@@ -72,11 +72,7 @@ class Document:
 
 
 class _ForeignValueError(ValueError):
-    """Raised inside the JSON parser for a number that JSON does not have; `literal` is its text."""
-
-    def __init__(self, literal: str, message: str) -> None:
-        super().__init__(message)
-        self.literal = literal
+    """Raised inside the JSON parser for a number that JSON does not have."""
 
 
 def parse_document(data: bytes, source: str = "<bytes>") -> Document:
@@ -145,31 +141,26 @@ def _load(text: str, source: str, build_object: object) -> object:
     except json.JSONDecodeError as error:
         _refuse(text, source, explain_fault(text, error))
     except _ForeignValueError as error:
-        _refuse(text, source, Fault(max(0, _find_literal(text, error.literal)), str(error), "write a plain value"))
+        _refuse(text, source, Fault(0, str(error), "write a plain value"))
     except RecursionError:
-        _refuse(text, source, _too_deep(text))
+        _refuse(text, source, _too_deep())
 
 
 def _refuse_constant(literal: str) -> NoReturn:
-    raise _ForeignValueError(literal, f"{literal} is no JSON value")
+    raise _ForeignValueError(f"{literal} is no JSON value")
 
 
 def _parse_float(literal: str) -> float:
     number = float(literal)
     if not math.isfinite(number):
-        raise _ForeignValueError(literal, "the number is too large to be kept")
+        raise _ForeignValueError("the number is too large to be kept")
     return number
 
 
 def _parse_int(literal: str) -> int:
     if len(literal) > _MAX_DIGITS:
-        raise _ForeignValueError(literal, f"the number has more than {_MAX_DIGITS} digits")
+        raise _ForeignValueError(f"the number has more than {_MAX_DIGITS} digits")
     return int(literal)
-
-
-def _find_literal(text: str, literal: str) -> int:
-    outside_strings = re.compile(rf'"(?:[^"\\]|\\.)*"|({re.escape(literal[:_MAX_DIGITS])})', re.DOTALL)
-    return next((match.start() for match in outside_strings.finditer(text) if match.group(1)), 0)
 
 
 def _check_depth(value: object, text: str, source: str) -> None:
@@ -178,7 +169,7 @@ def _check_depth(value: object, text: str, source: str) -> None:
         level = [child for holder in level for child in _children(holder)]
         if not level:
             return
-    _refuse(text, source, _too_deep(text))
+    _refuse(text, source, _too_deep())
 
 
 def _children(holder: object) -> list[object]:
@@ -186,12 +177,7 @@ def _children(holder: object) -> list[object]:
     return [value for value in values if isinstance(value, dict | list)]
 
 
-def _too_deep(text: str) -> Fault:
-    depth = 0
-    for match in re.finditer(r'"(?:[^"\\]|\\.)*"|[{}\[\]]', text):
-        depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(match.group(), 0)
-        if depth > MAX_DEPTH:
-            return Fault(match.start(), f"the text is nested deeper than {MAX_DEPTH} levels", "write a plain table")
+def _too_deep() -> Fault:
     return Fault(0, f"the text is nested deeper than {MAX_DEPTH} levels", "write a plain table")
 
 

@@ -1,7 +1,7 @@
 """Repairs the mechanical faults of a table: those whose right form follows from what stands there.
 
 Never made up: ids, addresses, versions. Never changed: the status, because only the producer of a table knows whether
-it is complete; a value that stands twice with different contents, because only a person knows which one is right.
+it is complete; a key that stands twice, because only a person knows which one is right.
 
 Text: comments, commas after the last item, single quotes, True, False and None, a byte order mark. Not repaired,
 because a person must say what belongs there: elisions (...), text that ends in the middle, missing commas and brackets.
@@ -13,7 +13,6 @@ stay as they are. Counts (R6, R28, R30) are set to what is listed.
 from __future__ import annotations
 
 import codecs
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -79,11 +78,12 @@ class Fixed:
 def fix_table(data: bytes, source: str = "<bytes>") -> Fixed:
     """Return the table in `data` with its mechanical faults repaired, in the order: text, keys, values, counts.
 
-    Raises JsonTextError for text that cannot be repaired, InvalidTableError for keys that stand twice with different
-    values, UnknownDialectError and UnsupportedDialectError.
+    Raises JsonTextError for text that cannot be repaired, InvalidTableError for keys that stand twice,
+    UnknownDialectError and UnsupportedDialectError.
     """
     document, repairs = parse_leniently(data, source)
-    repairs += _drop_repeats(document)
+    if document.repeated_keys:  # which one is meant is for a person to say
+        raise InvalidTableError(source, [describe_repeat(repeat.path) for repeat in document.repeated_keys])
     value = document.value
     near = find_near_keys(value)
     for written, meant in near.items():
@@ -154,50 +154,6 @@ def _right_token(match: re.Match[str]) -> str:
 
 def _shorten(text: str) -> str:
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
-
-
-class _Members(dict[str, object]):
-    """An object that remembers which of its keys stood there with different values."""
-
-    __slots__ = ("differing",)
-    differing: frozenset[str]
-
-
-def _drop_repeats(document: Document) -> list[Repair]:
-    """Return a repair for each repeated key; the value of `document` has each key once already.
-
-    Raises InvalidTableError with every key whose values differ: which one is meant cannot be known.
-    """
-    if not document.repeated_keys:
-        return []
-    differing = list(_find_differing(json.loads(document.text, object_pairs_hook=_build), ""))
-    if differing:
-        raise InvalidTableError(document.source, [describe_repeat(path) for path in differing])
-    return [
-        Repair("R32", repeat.path, "stood twice with the same value, is there once", repeat.position)
-        for repeat in document.repeated_keys
-    ]
-
-
-def _build(pairs: list[tuple[str, object]]) -> _Members:
-    built = _Members(pairs)
-    # JSON texts are compared: 1, 1.0 and true are three values.
-    built.differing = frozenset(
-        key
-        for key, value in pairs
-        if len(built) < len(pairs) and json.dumps(built[key], sort_keys=True) != json.dumps(value, sort_keys=True)
-    )
-    return built
-
-
-def _find_differing(value: object, path: str) -> Iterator[str]:
-    if isinstance(value, _Members):
-        yield from (join_key(path, key) for key in value if key in value.differing)
-        for key, member in value.items():
-            yield from _find_differing(member, join_key(path, key))
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _find_differing(item, join_index(path, index))
 
 
 def _rename(members: Members, names: Mapping[str, str]) -> None:

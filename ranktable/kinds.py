@@ -301,8 +301,6 @@ class Dialect:
     """Whether its version says that there are super pods; None where only the table tells."""
     reads_super_pods: bool = False
     """It has a place for super pods."""
-    max_bytes: int = 40 * 1024 * 1024
-    """Largest file of this kind that HCCL reads."""
     is_written: bool = False
     """Tables are generated, merged and converted in it; the others are read and validated."""
     ranks_by_position: bool = False

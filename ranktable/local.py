@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ranktable.document import read_document
@@ -17,7 +17,6 @@ from ranktable.local_host import (
     DeviceTools,
     HostAnswers,
     LocalHost,
-    Said,
     find_device_ids,
     parse_hccn_conf,
     read_local_host,
@@ -29,23 +28,19 @@ from ranktable.validate import Report, locate, validate_document, validate_file
 from ranktable.values import is_loopback, parse_address
 
 _NAME_KEYS = ("server_id", "host_ip", "pod_ip", "server_ip", "container_ip")
-_NO_ANSWERS = HostAnswers()
 
 
 @dataclass(frozen=True, slots=True)
 class LocalFacts:
-    """What this host says about itself."""
+    """What this host says about itself; None for a source that is not here."""
 
     host: LocalHost
-    device_target: str = "ascend"
-    device_ids: tuple[int, ...] = ()
+    device_target: str
+    device_ids: tuple[int, ...]
+    environment: Mapping[str, str]
     tool: HostAnswers | None = None
-    """Answers of hccn_tool, None without it."""
     conf: HostAnswers | None = None
-    """What /etc/hccn.conf says, None without it."""
     super_pod: HostAnswers | None = None
-    """Answers of npu-smi, None without it."""
-    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def find_local_servers(survey: Survey, host: LocalHost) -> list[ServerEntry]:
@@ -65,7 +60,11 @@ def check_local(survey: Survey, facts: LocalFacts, path: str) -> list[Problem]:
     if not servers:
         known = ", ".join([facts.host.name, *map(str, facts.host.addresses[:4])])
         message = f"no server of the table is this host ({known})"
-        return [*problems, _about_list(survey, message, "add this host, or use the table of the job that runs here")]
+        where, remedy = survey.servers[0].path.rpartition("[")[0] if survey.servers else "", "add this host"
+        return [
+            *problems,
+            Problem(where, "L1", "error", message, f"{remedy}, or use the table of the job of this host"),
+        ]
     if len(servers) > 1:
         message = f"{len(servers)} servers of the table are this host; two pods on one host make one server"
         problems += [server.complain("server_id", "L1", message, "join them") for server in servers[1:]]
@@ -73,14 +72,7 @@ def check_local(survey: Survey, facts: LocalFacts, path: str) -> list[Problem]:
         problems += _check_nodes(server, facts)
         if facts.device_target == "ascend":
             problems += [*_check_addresses(server, facts), *_check_super_devices(server, facts)]
-    if facts.device_target == "ascend":
-        problems += _check_conf(servers, facts)
     return [*problems, *_check_variables(survey, servers, facts.environment)]
-
-
-def _about_list(survey: Survey, message: str, remedy: str) -> Problem:
-    path = survey.servers[0].path.rpartition("[")[0] if survey.servers else ""
-    return Problem(path, "L1", "error", message, remedy)
 
 
 def _check_file(path: str, environment: Mapping[str, str]) -> Iterator[Problem]:
@@ -123,41 +115,33 @@ def _check_nodes(server: ServerEntry, facts: LocalFacts) -> Iterator[Problem]:
 
 
 def _check_addresses(server: ServerEntry, facts: LocalFacts) -> Iterator[Problem]:
+    """Rules L3 and L4."""
     with_address = [device for device in server.devices if device.text("device_ip") is not None]
     asked = facts.tool or facts.conf
     if with_address and asked is None:
         message = "neither hccn_tool nor /etc/hccn.conf is here, so device_ip cannot be compared"
         yield Problem(server.path, "L3", "warning", message, "mount /etc/hccn.conf and the driver into the container")
     for device in with_address if asked is not None else ():
-        if device.device_id is None or device.device_id not in facts.device_ids:
+        number = device.device_id
+        if number is None or number not in facts.device_ids or asked is None:
             continue
-        said = (asked or _NO_ANSWERS).addresses.get(device.device_id)
+        said, stale = asked.addresses.get(number), facts.conf and facts.conf.addresses.get(number)
         if said is None:
-            failed = (asked or _NO_ANSWERS).failed.get(device.device_id)
+            failed = asked.failed.get(number)
             what = f"hccn_tool says {failed.value!r}" if failed else "/etc/hccn.conf has no line for it"
-            remedy = f"set it with hccn_tool -i {device.device_id} -ip -s, or leave device_ip out"
+            remedy = f"set it with hccn_tool -i {number} -ip -s, or leave device_ip out"
             yield device.complain("device_ip", "L3", f"the device has no address here: {what}", remedy)
-        elif parse_address(said.value) not in read_device_addresses(device):
+            continue
+        if parse_address(said.value) not in read_device_addresses(device):
             message = f"the device has another address here: {said.value} ({said.origin})"
             yield device.complain("device_ip", "L3", message, f'write "{said.value}"')
-
-
-def _check_conf(servers: list[ServerEntry], facts: LocalFacts) -> Iterator[Problem]:
-    devices = {device.device_id for server in servers for device in server.devices}
-    tool, conf = facts.tool or _NO_ANSWERS, facts.conf or _NO_ANSWERS
-    for device_id, said in tool.addresses.items():
-        stale = conf.addresses.get(device_id)
-        if device_id in devices and stale and not _is_same(stale, said):
-            message = f"{stale.origin} has {stale.value} for device {device_id}, {said.origin} says {said.value}"
+        if stale and parse_address(stale.value) != parse_address(said.value):
+            message = f"{stale.origin} has {stale.value} for device {number}, {said.origin} says {said.value}"
             yield Problem("", "L4", "warning", message, "write the address in use into hccn.conf")
 
 
-def _is_same(first: Said, second: Said) -> bool:
-    return parse_address(first.value) == parse_address(second.value)
-
-
 def _check_super_devices(server: ServerEntry, facts: LocalFacts) -> Iterator[Problem]:
-    numbers = (facts.super_pod or _NO_ANSWERS).super_device_ids
+    numbers = facts.super_pod.super_device_ids if facts.super_pod else {}
     for device in server.devices:
         text = device.text("super_device_id")
         said = None if device.device_id is None else numbers.get(device.device_id)
@@ -188,19 +172,12 @@ def _check_variables(survey: Survey, servers: list[ServerEntry], environment: Ma
 
 
 @dataclass(frozen=True, slots=True)
-class LocalServer:
-    """A server of the table that is this host, with its ranks in ascending order."""
-
-    server_id: str
-    ranks: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class LocalReport:
-    """What validation and the look at this host found, and which server this host is: one, when all is well."""
+    """What validation and the look at this host found."""
 
     report: Report
-    servers: tuple[LocalServer, ...] = ()
+    servers: tuple[ServerEntry, ...] = ()
+    """Which server this host is: one, when all is well."""
 
 
 def check_file(
@@ -231,9 +208,7 @@ def check_file(
         survey, checked_for.device_target, Path(root), os.environ if environment is None else environment
     )
     problems = locate([*report.problems, *check_local(survey, facts, os.fspath(path))], document)
-    found = find_local_servers(survey, facts.host)
-    servers = tuple(LocalServer(server.server_id or "", tuple(server.ranks)) for server in found)
-    return LocalReport(replace(report, problems=problems), servers)
+    return LocalReport(replace(report, problems=problems), tuple(find_local_servers(survey, facts.host)))
 
 
 def read_local_facts(survey: Survey, device_target: str, root: Path, environment: Mapping[str, str]) -> LocalFacts:
@@ -242,15 +217,13 @@ def read_local_facts(survey: Survey, device_target: str, root: Path, environment
     present = find_device_ids(device_target, root)
     devices = [device for server in find_local_servers(survey, host) for device in server.devices]
     asked = [number for device in devices if (number := device.device_id) in present and number is not None]
-    facts = LocalFacts(host, device_target, tuple(present), environment=environment)
+    facts = LocalFacts(host, device_target, tuple(present), environment)
     if device_target != "ascend":
         return facts
     tools, conf = DeviceTools(root), root / "etc/hccn.conf"
-    has_addresses = any(device.has("device_ip") for device in devices)
-    has_numbers = any(device.has("super_device_id") for device in devices)
-    return replace(
-        facts,
-        tool=tools.ask_addresses(asked) if has_addresses else None,
-        conf=parse_hccn_conf(read_bytes(str(conf)), str(conf)) if has_addresses and conf.is_file() else None,
-        super_pod=tools.ask_super_pod(asked) if has_numbers else None,
-    )
+    if any(device.has("device_ip") for device in devices):
+        said = parse_hccn_conf(read_bytes(str(conf)), str(conf)) if conf.is_file() else None
+        facts = replace(facts, tool=tools.ask_addresses(asked), conf=said)
+    if any(device.has("super_device_id") for device in devices):
+        facts = replace(facts, super_pod=tools.ask_super_pod(asked))
+    return facts

@@ -17,7 +17,7 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -66,7 +66,7 @@ class Said:
 
 @dataclass(slots=True)
 class HostAnswers:
-    """What one source, or several together, say about the devices of one host."""
+    """What sources say about the devices of one host."""
 
     addresses: dict[int, Said] = field(default_factory=dict)
     """`device_ip` by device id."""
@@ -109,17 +109,6 @@ class HostAnswers:
         self.super_pod_id = self.super_pod_id or pod
         _agree(self.super_pod_id, pod, "super pod id")
 
-    def add(self, other: HostAnswers) -> None:
-        """Add what another source says; raises SourceError with both places when they disagree."""
-        for device_id, said in other.addresses.items():
-            self.add_address(device_id, said)
-        for device_id, said in other.super_device_ids.items():
-            _agree(self.super_device_ids.setdefault(device_id, said), said, f"super_device_id of device {device_id}")
-        if other.super_pod_id is not None:
-            self.super_pod_id = self.super_pod_id or other.super_pod_id
-            _agree(self.super_pod_id, other.super_pod_id, "super pod id")
-        self.failed.update(other.failed)
-
     def devices(self, device_ids: Iterable[int] | None, server_id: str) -> tuple[Device, ...]:
         """Return the devices that the answers speak of, or those of `device_ids`.
 
@@ -133,15 +122,8 @@ class HostAnswers:
             if failure is not None and device_id not in self.addresses:
                 message = f"device {device_id} of {server_id!r} has no address: the answer is {failure.value!r}"
                 raise failure.refuse(message, "set its address with hccn_tool, or leave the device out with --devices")
-        return tuple(
-            Device(number, -1, _value(self.addresses, number), _value(self.super_device_ids, number))
-            for number in chosen
-        )
-
-
-def _value(said: Mapping[int, Said], device_id: int) -> str | None:
-    found = said.get(device_id)
-    return None if found is None else found.value
+        found = [(number, self.addresses.get(number), self.super_device_ids.get(number)) for number in chosen]
+        return tuple(Device(n, -1, ip.value if ip else None, sdid.value if sdid else None) for n, ip, sdid in found)
 
 
 def _agree(first: Said, second: Said, what: str) -> None:
@@ -247,12 +229,12 @@ class DeviceTools:
                 found.failed.setdefault(device_id, said)
         return found
 
-    def ask_super_pod(self, device_ids: Iterable[int]) -> HostAnswers | None:
-        """Return SDIDs and super pod of the devices as npu-smi says; None without the tool. Raises SourceError."""
+    def ask_super_pod(self, device_ids: Iterable[int], found: HostAnswers | None = None) -> HostAnswers | None:
+        """Add SDIDs and super pod of the devices as npu-smi says; None without the tool. Raises SourceError."""
         tool = self._find("npu-smi")
         if tool is None:
             return None
-        found = HostAnswers()
+        found = found or HostAnswers()
         for device_id in device_ids:
             card, chip = divmod(device_id, _DIES_PER_CARD)
             found.add_super_pod(device_id, self._ask(tool, f"npu-smi info -t spod-info -i {card} -c {chip}"))
@@ -358,7 +340,8 @@ class Probe:
             for device_id, said in parse_hccn_conf(read_bytes(str(conf)), str(conf)).addresses.items():
                 if device_id in device_ids:  # in a container hccn.conf lists all of the host's
                     found.add_address(device_id, said)
-        found.add((tools.ask_super_pod(device_ids) if self.asks_super_pod else None) or HostAnswers())
+        if self.asks_super_pod:
+            tools.ask_super_pod(device_ids, found)
         notes: tuple[str, ...] = ()
         missing = [device_id for device_id in device_ids if device_id not in found.addresses]
         if not found.addresses:

@@ -16,6 +16,9 @@ from ranktable.profile import ANY_TARGET, Profile, build_profile
 from ranktable.rules import EVERYWHERE, registered_rules
 from ranktable.tables import describe_repeat, detect_table, encode_document
 
+_MAX_BYTES = 40 * 1024 * 1024
+"""Largest file that HCCL reads."""
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -111,7 +114,7 @@ def validate_document(document: Document, profile: Profile) -> Report:
     detection = detect_table(document)
     kind = detection.dialect
     survey = kind.survey(document.value)
-    problems, found = _check_text(document, profile, kind.max_bytes), _apply_rules(survey, profile)
+    problems, found = _check_text(document, profile), _apply_rules(survey, profile)
     is_ready = survey.text("status") != INITIALIZING
     if is_ready:
         problems += [*kind.check_structure(document.value), *found]
@@ -141,15 +144,14 @@ def _apply_rules(survey: Survey, profile: Profile) -> list[Problem]:
     ]
 
 
-def _check_text(document: Document, profile: Profile, limit: int) -> list[Problem]:
+def _check_text(document: Document, profile: Profile) -> list[Problem]:
     """Return the findings of R1 and R32 that do not keep the text from being read."""
     problems = []
     if document.has_bom:
         message = "the file starts with a byte order mark, which many JSON readers refuse"
         problems.append(Problem("", "R1", "warning", message, "save the file as UTF-8 without it"))
-    if profile.is_ascend and document.size_bytes > limit:
-        shown = f"{limit // 1024**2} MiB" if limit >= 1024**2 else f"{limit // 1024} KiB"
-        message = f"the file is larger than {shown}, the most that HCCL reads"
+    if profile.is_ascend and document.size_bytes > _MAX_BYTES:
+        message = f"the file is larger than {_MAX_BYTES // 1024**2} MiB, the most that HCCL reads"
         problems.append(Problem("", "R1", "error", message, "write it without indentation"))
     if profile.is_ascend and document.source != STDIN_NAME and not document.source.endswith(".json"):
         message = "the file name does not end in .json, which HCCL demands"

@@ -16,7 +16,8 @@ import click
 from ranktable.commands import FORMAT, Outcome, chip_option, judge_each, reader_option, target_option, worst_of
 from ranktable.errors import EXIT_VALID, ReadError
 from ranktable.fix import Repair
-from ranktable.local import LocalServer, check_file
+from ranktable.kinds import ServerEntry
+from ranktable.local import check_file
 from ranktable.report import Unjudged, Verdict, render_report, render_unjudged, render_verdicts_json
 from ranktable.validate import Report, validate_document, validate_file
 
@@ -110,7 +111,7 @@ def _check_local(file: str | None, root: str, form: str, *, strict: bool, option
     return Outcome(text, tuple(map(_describe_server, found.servers)), report.exit_code(strict=strict))
 
 
-def _describe_server(server: LocalServer) -> str:
+def _describe_server(server: ServerEntry) -> str:
     ranks = server.ranks
     row = f"ranks {ranks[0]} to {ranks[-1]}" if ranks else "no rank"
     return f"this host is server {server.server_id} of the table, with {row}"

@@ -1,44 +1,12 @@
-"""Kinds of files that are found where a rank table is looked for, are known by name, and have no codec here."""
+"""Kinds of files that are found where a rank table is looked for, are known by name, and have no schema here."""
 
 from __future__ import annotations
 
-from itertools import islice
-
-from ranktable.document import parse_document
-from ranktable.errors import JsonTextError
-from ranktable.faults import name_compression
-from ranktable.kinds import Dialect, detect_dialect, has_any
+from ranktable.kinds import Dialect, has_any
 from ranktable.rules import citations
 from ranktable.schema import Members, list_objects
 
-_MAX_KEYS, _MAX_KEY = 100, 64
 _TRAINING = "make a table for training with ranktable generate"
-
-
-def _is_config_map(value: Members) -> str:
-    if value.get("kind") != "ConfigMap":
-        return ""
-    for section in ("data", "binaryData"):
-        entries = value.get(section)
-        for key, text in islice(entries.items() if isinstance(entries, dict) else (), _MAX_KEYS):
-            found = _name_payload(text)
-            if found:
-                return f'{section}["{key[:_MAX_KEY]}"], {found}'
-    return ""
-
-
-def _name_payload(text: object) -> str:
-    """Return what a value of a ConfigMap is, empty when it has to do with no rank table."""
-    if not isinstance(text, str):
-        return ""
-    compression = name_compression(text[:1024].encode("utf-8", "surrogatepass"))
-    if compression:
-        return f"which is compressed ({compression})"
-    try:
-        detection = detect_dialect(parse_document(text.encode("utf-8", "surrogatepass")).value)
-    except JsonTextError:
-        return ""
-    return f"which holds {detection.dialect.title}" if detection and detection.dialect is not CONFIG_MAP else ""
 
 
 def _is_draft(value: Members) -> str:
@@ -77,7 +45,7 @@ CONFIG_MAP = Dialect(
     name="configmap",
     title="a Kubernetes ConfigMap",
     consumer="kubectl; a pod sees each of its keys as a file",
-    recognise=_is_config_map,
+    recognise=lambda value: "kind ConfigMap" if value.get("kind") == "ConfigMap" else "",
     instead="write the value of that key to a file of its own",
 )
 COMPRESSED = Dialect(
@@ -123,6 +91,14 @@ DIALECTS = (
         recognise=_is_local,
         short_keys=("endpoint_list",),
         instead=f"it is no rank table: pass it as the option of that name, and {_TRAINING}",
+    ),
+    Dialect(
+        name="volcano-global",
+        title="a Volcano global table (version 1.4)",
+        consumer="HyperJob over several clusters",
+        recognise=lambda value: 'version "1.4"' if value.get("version") == "1.4" and "server_list" in value else "",
+        sources=(citations.VOLCANO,),
+        instead="HCCL refuses the version (EI0014): take the tables of its jobs, of version 1.0 or 1.2",
     ),
     Dialect(
         name="1.1",

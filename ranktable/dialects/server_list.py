@@ -5,7 +5,6 @@
 - 1.2: 1.0 with super pods, read by HCCL on A3 with the same parser.
 - volcano-job: what Volcano's plugin configmap1980 writes with version 1.3. It counts its writings in `data_version` and
   names the switch above each device. With versions 1.0 and 1.2 it adds the same keys, which are known there too.
-- volcano-global: version 1.4, one job over several clusters: 1.2 with `cluster_list[].super_pod_list`.
 - cross-cluster: version 1.0 with `cluster_list[].server_list`, for MindSpore, which goes by that key.
 - mindie-global: `server_group_list[]` of such lists for an inference service of MindIE. Group 0 holds the coordinators
   and group 1 the controllers, which have no devices; every other group holds instances with ranks from 0.
@@ -75,7 +74,6 @@ _PLAIN_SERVER = _server(_device(Field("super_device_id", "unread")))
 _POD_DEVICE = _device(Field("super_device_id", role="super_device_id"))
 _POD_SERVER = _server(_POD_DEVICE)
 _NAMED_SERVER = Schema((Field("server_id", missing="error"),), _MEMBER_EXTRAS)
-_NAMED_POD = Schema((Field("super_pod_id", missing="error"),), _MEMBER_EXTRAS)
 _SUPER_POD = Schema(
     (
         Field("super_pod_id", missing="error", rule="R25", role="super_pod_id"),
@@ -93,19 +91,14 @@ def _schema(server: Schema, *more: Field) -> Schema:
     return Schema((Field("version"), Field("status", missing="error"), _COUNT, servers, *more), _EXTRAS)
 
 
-def _clusters(demanded: str) -> Field:
-    """Return the key of clusters, each of which must have the list `demanded`."""
-    lists = (("server_list", _NAMED_SERVER), ("super_pod_list", _NAMED_POD))
-    cluster = Schema(
-        (
-            Field("cluster_id", missing="error", role="cluster_id"),
-            *(Field(name, "list", missing="error" if name == demanded else None, of=of) for name, of in lists),
-        ),
-        frozenset({"network_type", "az_id", "region_id"}),
-    )
-    return Field("cluster_list", "list", missing="error", of=cluster)
-
-
+_CLUSTER = Schema(
+    (
+        Field("cluster_id", missing="error", role="cluster_id"),
+        Field("server_list", "list", missing="error", of=_NAMED_SERVER),
+    ),
+    frozenset({"super_pod_list", "network_type", "az_id", "region_id"}),
+)
+_CLUSTERS = Field("cluster_list", "list", missing="error", of=_CLUSTER)
 _GROUP = Schema(
     (
         Field("group_id", missing="error", role="group"),
@@ -159,22 +152,17 @@ def _is_plain(value: Members) -> str:
 
 @rule(
     "P4",
-    "cluster_list has unique clusters that cover every server or super pod once, and no others",
+    "cluster_list has unique clusters that cover every server once, and no others",
     is_whole=True,
-    sources=(citations.MINDSPORE, citations.VOLCANO),
+    sources=(citations.MINDSPORE,),
 )
 def check_clusters(survey: Survey, _profile: Profile) -> Iterator[Problem]:
-    """Clusters that name servers must cover all servers, clusters that name super pods all super pods."""
+    """HCCL skips the key, MindSpore goes by it."""
     clusters = survey.entries("cluster_list")
     same, remedy = "the same cluster_id stands at {}", "give each cluster its own id"
     yield from find_repeats(clusters, "cluster_id", "P4", same, remedy)
-    for key, where, listed in (
-        ("server_id", "server_list", survey.servers),
-        ("super_pod_id", "super_pod_list", survey.super_pods),
-    ):
-        members = [entry for cluster in clusters for entry in cluster.entries(where)]
-        if members:
-            yield from check_cover(members, listed, key, where, "P4", "cluster of cluster_list")
+    members = [entry for cluster in clusters for entry in cluster.entries("server_list")]
+    yield from check_cover(members, survey.servers, "server_id", "server_list", "P4", "cluster of cluster_list")
 
 
 @rule(
@@ -220,19 +208,6 @@ DIALECTS = (
         reads_super_pods=True,
     ),
     Dialect(
-        name="volcano-global",
-        title="a Volcano global table (version 1.4)",
-        consumer="HyperJob over several clusters",
-        recognise=_has_version("1.4"),
-        sources=(citations.VOLCANO,),
-        schema=_schema(_POD_SERVER, _POD_LIST, _clusters("super_pod_list"), _DATA_VERSION),
-        versions=("1.4",),
-        rules=rule_ids(_LISTED, _ORDER, _SUPER_PODS, "P4"),
-        refused_version="1.4",
-        has_super_pods=True,
-        reads_super_pods=True,
-    ),
-    Dialect(
         name=SUPER_PODS,
         title="a super pod rank table (version 1.2)",
         consumer="HCCL on A3 super pods",
@@ -253,7 +228,7 @@ DIALECTS = (
         consumer="MindSpore on Ascend",
         recognise=_is_cross_cluster,
         sources=(citations.MINDSPORE,),
-        schema=_schema(_PLAIN_SERVER, _UNREAD_PODS, _clusters("server_list")),
+        schema=_schema(_PLAIN_SERVER, _UNREAD_PODS, _CLUSTERS),
         versions=(PLAIN,),
         rules=rule_ids(_LISTED, _ORDER, _OF_910A, "P4"),
         readers=frozenset({"hccl", "mindspore"}),

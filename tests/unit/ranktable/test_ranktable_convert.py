@@ -1,6 +1,5 @@
 """Between dialects: ranks, ids and addresses survive, the rest is told, and nothing is made up that machines know."""
 
-import json
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -96,7 +95,7 @@ def test_what_only_one_dialect_says_is_listed():
     device = Device(0, 0, "10.0.0.1", "7", {"device_port": "16666", "pod_name": "p"})
     server = Server("a", (device,), "172.0.0.1", "172.1.0.1", extra={"container_ip": "172.1.0.1"})
     pods = (SuperPod("0", ("a",)),)
-    table = RankTable("volcano-global", (server,), super_pods=pods, extra={"data_version": 3})
+    table = RankTable("volcano-job", (server,), super_pods=pods, extra={"data_version": 3})
     to_1_2 = convert_table(table, "1.2")
     assert to_1_2.lost == ("data_version of the table",)
     assert to_1_2.table == RankTable("1.2", (server,), declared_server_count=1, super_pods=pods)
@@ -106,11 +105,8 @@ def test_what_only_one_dialect_says_is_listed():
     assert convert_table(to_1_0.table, "1.0").table is to_1_0.table
 
 
-def test_super_pods_that_version_1_0_keeps_unread_are_read():
+def test_super_pods_of_a_table_are_not_given_again():
     there = convert_table(TABLE, "1.2", super_pods=PODS, super_device_ids=IDS).table
-    unread = parse_table(json.dumps(json.loads(encode_table(there)) | {"version": "1.0"}))
-    assert unread.super_pods == ()
-    assert convert_table(unread, "1.2").table == there
     with pytest.raises(BuildError, match="leave --super_pods out"):
         convert_table(replace(there, dialect="volcano-job"), "1.2", super_pods=PODS)
 

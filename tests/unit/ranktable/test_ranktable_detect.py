@@ -32,7 +32,6 @@ KINDS = {
     "not_hccl/compressed_payload.json": ("compressed", False),
     "not_hccl/near_miss.json": (None, False),
     "not_hccl/other_json.json": (None, False),
-    "not_hccl/config_map_without_table.json": (None, False),
 }
 
 
@@ -54,8 +53,7 @@ def test_a_file_is_known_by_its_keys(name, expected):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("config_map.json", 'data["hccl.json"], which holds a version 1.0 rank table'),
-        ("config_map_compressed.json", 'data["jobstart_hccl.json"], which is compressed (gzip in base64)'),
+        ("config_map.json", "kind ConfigMap"),
         ("compressed_payload.json", "the first bytes of gzip in base64"),
     ],
 )
@@ -105,13 +103,6 @@ TABLE = b'{"version": "1.0"}'
 )
 def test_compressed_text_is_recognised_by_its_first_bytes(data, name):
     assert name_compression(data) == name
-
-
-@pytest.mark.parametrize("inner", [{"kind": "ConfigMap", "data": {"a": "{}"}}, {"data": 3}, {"data": {"a": 3}}])
-def test_a_config_map_inside_a_config_map_is_none_of_ours(tmp_path, inner):
-    path = tmp_path / "map.json"
-    path.write_text(json.dumps({"kind": "ConfigMap", "data": {"x": json.dumps(inner)}}))
-    assert kind_of(path) == (None, False)
 
 
 def test_misspelt_keys_are_looked_for_among_the_first_and_short_ones():

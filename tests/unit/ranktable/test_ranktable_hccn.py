@@ -72,8 +72,8 @@ def test_an_answer_is_an_address_or_what_the_tool_says_in_place_of_it():
 def test_sources_that_disagree_are_named_both():
     conf = parse_hccn_conf(b"address_0=10.0.0.1\n", "a.conf")
     with pytest.raises(SourceError, match=r"the device_ip of device 0 is 10\.0\.0\.2 here, but 10\.0\.0\.1 at a"):
-        conf.add(HostAnswers({0: Said("10.0.0.2", "hccn_tool")}))
-    conf.add(HostAnswers({1: Said("10.0.0.3", "hccn_tool")}))
+        conf.add_address(0, Said("10.0.0.2", "hccn_tool"))
+    conf.add_address(1, Said("10.0.0.3", "hccn_tool"))
     assert values(conf.addresses) == {0: "10.0.0.1", 1: "10.0.0.3"}
 
 

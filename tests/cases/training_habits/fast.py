@@ -7,6 +7,8 @@ _BY_MODE = {
         "adversarial pair (GAN)",
         "inputs that require gradients",
         "write: the head of a detector",
+        "draw: dropout",
+        "codebook that follows the batch (VQ-EMA)",
         "backward with create_graph, then a penalty on the gradients",
     ),
     "hsdp level1": ("loss outside", "clip_grad_norm_"),

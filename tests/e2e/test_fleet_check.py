@@ -130,6 +130,7 @@ def test_good_hosts_are_said_to_be_good_and_nothing_is_started_or_written(
     assert {host: {path.name for path in net.path(host, own).iterdir()} for host in range(6)} == before
 
 
+@pytest.mark.slow
 def test_host_that_cannot_reach_the_scheduler_is_named_before_anything_starts(
     fleet: FleetRunner, net: SshNet, own: Path
 ) -> None:

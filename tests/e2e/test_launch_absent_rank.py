@@ -83,6 +83,7 @@ def test_rank_of_another_host_is_named_on_all_hosts(
         assert f"rank {absent} ended with exit code 0 without joining the world" in ended.errors[0]
 
 
+@pytest.mark.slow
 def test_ranks_of_two_hosts_that_join_nothing_may_end_when_they_like(
     msrun: JobRunner, net: HostNet, workers: Path, tmp_path: Path
 ) -> None:

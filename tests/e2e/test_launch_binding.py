@@ -87,6 +87,7 @@ def test_spellings_of_true(msrun: JobRunner, workers: Path, tmp_path: Path, form
     assert [place["cpus"] for place in places(tmp_path, 2)] == [[FIRST], [SECOND]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", one_fast([], ["--bind_core=False", "--bind_numa=False"]))
 def test_unbound_workers_have_all_processors(
     msrun: JobRunner, workers: Path, tmp_path: Path, options: list[str]

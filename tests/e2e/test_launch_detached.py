@@ -41,6 +41,7 @@ def test_detached_job_runs_and_ends_with_term(msrun: JobRunner, workers: Path, t
     assert (tmp_path / "log_output" / "failure.json").exists()
 
 
+@pytest.mark.slow
 def test_detached_job_that_fails_tells_so_in_its_log(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     pid = start_detached(msrun, tmp_path, workers / "end.py", "1", "5")
     wait_until(lambda: not is_alive(pid), "the launcher's end")
@@ -132,6 +133,7 @@ def test_quiet_says_nothing(msrun: JobRunner, workers: Path, tmp_path: Path) -> 
     assert msrun.start("--stop", "log_output", cwd=tmp_path).finish().code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signum", one_fast(signal.SIGKILL, signal.SIGINT))
 def test_command_that_is_ended_before_its_job_began_takes_the_job_along(
     msrun: JobRunner, workers: Path, tmp_path: Path, signum: int

@@ -50,6 +50,7 @@ def test_jobs_at_once_in_one_directory_all_run(msrun: JobRunner, workers: Path, 
     assert all((tmp_path / "log_output" / name).exists() for name in ("latest", "worker_0.log", "plan.json"))
 
 
+@pytest.mark.slow
 def test_directory_of_a_killed_launcher_is_free(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     first = msrun.start("--worker_num=2", workers / "wait.py", cwd=tmp_path)
     first.wait_for(tmp_path / "ready_0", tmp_path / "ready_1")

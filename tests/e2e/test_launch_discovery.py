@@ -172,6 +172,7 @@ def test_mpirun_starts_one_msrun_per_host(hosts: NamedHosts, tmp_path: Path) -> 
     assert json.loads((tmp_path / "record_0.json").read_text())["sum"] == 6.0
 
 
+@pytest.mark.slow
 def test_one_task_of_an_allocation_is_a_job_on_one_host(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     ended = msrun.run("--worker_num=2", workers / "record.py", cwd=tmp_path, env=slurm_step(0, 1))
     assert ended.code == 0

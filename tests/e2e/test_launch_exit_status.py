@@ -155,6 +155,7 @@ def test_traceback_is_the_scripts_own_and_is_in_the_report(
     assert excerpt[-1] == "RuntimeError: outer wrong"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", one_fast(["broken.py"], ["-m", "broken"]))
 def test_syntax_error_is_reported_by_the_worker(msrun: JobRunner, tmp_path: Path, form: list[str]) -> None:
     (tmp_path / "broken.py").write_text("import os\nif:\n")
@@ -254,6 +255,7 @@ def test_two_failures_in_a_row_are_both_listed_in_their_order(msrun: JobRunner, 
     assert "rank 1 on " in finished.errors[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", one_fast("fork", "exec"))
 def test_what_runs_at_exit_can_see_that_the_script_has_failed(msrun: JobRunner, tmp_path: Path, method: str) -> None:
     (tmp_path / "w.py").write_text(

@@ -32,6 +32,7 @@ def test_values_of_all_ranks_come_back_in_their_order(msrun: JobRunner, tmp_path
     assert lines[-2:] == ["[('aa', 0), ('aa', 1), ('aa', 2)]", str([str(done.log_dir)])]
 
 
+@pytest.mark.slow
 def test_modules_are_found_where_the_caller_finds_them(msrun: JobRunner, tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "tasks.py").write_text("def double(x):\n    return 2 * x\n")

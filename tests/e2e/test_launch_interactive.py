@@ -176,6 +176,7 @@ def test_nobody_is_impatient_with_a_user(on_terminal: OnTerminal) -> None:
     assert b"got late" in terminal.text
 
 
+@pytest.mark.slow
 def test_a_rank_that_starts_again_has_a_terminal_again(on_terminal: OnTerminal, tmp_path: Path) -> None:
     terminal = on_terminal(FAILING_ONCE, "--worker_num=1", "--interactive", "--max_restarts=1")
     terminal.read_until(b"attempt 0? ")
@@ -187,6 +188,7 @@ def test_a_rank_that_starts_again_has_a_terminal_again(on_terminal: OnTerminal, 
     assert b"got two" in (tmp_path / "log_output" / "worker_0.log").read_bytes()
 
 
+@pytest.mark.slow
 def test_logs_of_an_interactive_rank_are_rotated(on_terminal: OnTerminal, tmp_path: Path) -> None:
     terminal = on_terminal("for i in range(3000): print(i)", "--worker_num=2", "--interactive", "--log_max_bytes=4K")
     assert terminal.finish() == 0
@@ -238,6 +240,7 @@ def test_standard_input_reaches_a_rank_on_another_host(msrun: JobRunner, tmp_pat
     assert stdout.split()[-3:] == [b"1", b"%d" % len(data), hashlib.sha256(data).hexdigest().encode()]
 
 
+@pytest.mark.slow
 def test_standard_input_that_nobody_reads_is_said(msrun: JobRunner, tmp_path: Path) -> None:
     (tmp_path / "data").write_text("words\n")
     with (tmp_path / "data").open() as file:

@@ -20,6 +20,7 @@ def test_rotated_logs_need_two_descriptors_for_each_worker(msrun: JobRunner, wor
     assert "72 open files allowed for each process, 40 workers with --log_max_bytes need 112; raise the hard " in line
 
 
+@pytest.mark.slow
 def test_msrun_raises_its_own_limit_and_workers_keep_that_of_the_user(msrun: JobRunner, tmp_path: Path) -> None:
     """40 workers with rotated logs need more descriptors than they may have themselves."""
     program = tmp_path / "limit.py"
@@ -30,6 +31,7 @@ def test_msrun_raises_its_own_limit_and_workers_keep_that_of_the_user(msrun: Job
     assert {job.log(rank) for rank in range(40)} == {b"(72, 200)\n"}
 
 
+@pytest.mark.slow
 def test_pipes_of_logs_that_cannot_be_made_are_named(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     options = ("--worker_num=2", "--max_restarts=1", "--log_max_bytes=1M", workers / "wait.py")
     job = msrun.start(*options, cwd=tmp_path)
@@ -44,6 +46,7 @@ def test_pipes_of_logs_that_cannot_be_made_are_named(msrun: JobRunner, workers: 
     assert words in ended.errors[0]
 
 
+@pytest.mark.slow
 def test_job_runs_with_more_inherited_descriptors_than_select_can_take(msrun: JobRunner, tmp_path: Path) -> None:
     many = (
         "import os, resource, sys\n"
@@ -55,6 +58,7 @@ def test_job_runs_with_more_inherited_descriptors_than_select_can_take(msrun: Jo
     assert finished.code == 0, finished.stderr
 
 
+@pytest.mark.slow
 def test_worker_that_cuts_off_the_progress_board_hurts_nobody_but_itself(msrun: JobRunner, tmp_path: Path) -> None:
     (tmp_path / "cut.py").write_text(
         "import os, sys, time\n"

@@ -147,6 +147,7 @@ def test_second_job_in_the_same_directory_starts_with_empty_logs(
         assert [event["event"] for event in finished.events].count("over") == 1
 
 
+@pytest.mark.slow
 def test_two_jobs_side_by_side_with_logs_of_their_own_do_not_meet(
     msrun: JobRunner, workers: Path, tmp_path: Path
 ) -> None:
@@ -179,6 +180,7 @@ def test_last_line_of_a_worker_that_ends_hard_is_there_unless_blocks_were_asked_
     assert finished.log(0) == (b"" if is_lost else b"the last line\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", one_fast("fork", "exec"))
 def test_lines_written_in_blocks_are_all_there_at_the_end(msrun: JobRunner, tmp_path: Path, method: str) -> None:
     (tmp_path / "w.py").write_text("for number in range(20000): print('line', number)\n")

@@ -58,6 +58,7 @@ def test_job_that_has_lost_it_starts_again(
     msrun.prove_nothing_left()
 
 
+@pytest.mark.slow
 def test_every_loss_uses_a_restart_up_and_the_last_one_ends_the_job(
     msrun: JobRunner, workers: Path, tmp_path: Path
 ) -> None:

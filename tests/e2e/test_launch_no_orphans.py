@@ -46,6 +46,7 @@ def test_killed_launcher_takes_everything_with_it(msrun: JobRunner, workers: Pat
     wait_until(lambda: not [pid for pid in family if is_alive(pid)], "children and daemons gone", 10)
 
 
+@pytest.mark.slow
 def test_launcher_and_fork_server_killed_together_leave_nothing(
     msrun: JobRunner, workers: Path, tmp_path: Path
 ) -> None:
@@ -88,6 +89,7 @@ def test_stuck_fork_server_does_not_keep_the_job_alive(msrun: JobRunner, workers
     assert not [pid for pid in family if is_alive(pid)]
 
 
+@pytest.mark.slow
 def test_stuck_scheduler_does_not_keep_the_job_alive(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     job = msrun.start("--worker_num=1", workers / "wait.py", cwd=tmp_path)
     job.wait_for(tmp_path / "ready_0")
@@ -96,6 +98,7 @@ def test_stuck_scheduler_does_not_keep_the_job_alive(msrun: JobRunner, workers: 
     assert job.finish().code == 130
 
 
+@pytest.mark.slow
 def test_killed_worker_takes_its_children_with_it(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     job, family = start_family(msrun, workers, tmp_path)
     os.kill(job.pid_of("0"), signal.SIGKILL)

@@ -37,6 +37,7 @@ def test_jobs_run(msrun: JobRunner, project: Path, method: str, options: list[st
     assert job.log(1) == b"begins\n"
 
 
+@pytest.mark.slow
 def test_the_script_has_its_own_where_workers_start_by_exec(msrun: JobRunner, project: Path) -> None:
     words = ["--worker_num=1", "--start_method=exec", "theirs.py"]
     job = msrun.run(*words, cwd=project, command=COMMAND, env=path(".", str(REPOSITORY)))

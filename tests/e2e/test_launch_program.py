@@ -49,6 +49,7 @@ def test_hostile_arguments_arrive_unchanged(msrun: JobRunner, workers: Path, odd
     assert not (odd_path / "x").exists()
 
 
+@pytest.mark.slow
 def test_hostile_arguments_arrive_unchanged_at_a_shell_script(msrun: JobRunner, workers: Path, odd_path: Path) -> None:
     finished = msrun.run("--worker_num=2", workers / "record.sh", *HOSTILE, cwd=odd_path)
     assert finished.code == 0, finished.stderr
@@ -97,6 +98,7 @@ def test_every_form_of_a_python_program_runs_with_its_arguments(
         assert record["name"] == "__main__"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", one_fast("fork", "exec"))
 def test_module_sees_what_python_m_gives(msrun: JobRunner, workers: Path, tmp_path: Path, method: str) -> None:
     (tmp_path / "pkg").mkdir()

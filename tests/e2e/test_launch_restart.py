@@ -74,6 +74,7 @@ def test_worker_can_say_that_a_restart_would_not_help(
     assert finished.read_json("failure.json")["attempts"] == []
 
 
+@pytest.mark.slow
 def test_program_that_cannot_start_is_not_started_again(msrun: JobRunner, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import argparse\nargparse.ArgumentParser().error('--lr is missing')\n")
     finished = msrun.run("--worker_num=2", "--max_restarts=3", "train.py", cwd=tmp_path)
@@ -103,6 +104,7 @@ def test_what_an_attempt_left_behind_is_gone_before_the_next_one_starts(
     assert all(record["left is gone"] for record in records(tmp_path, 1))
 
 
+@pytest.mark.slow
 def test_stuck_job_is_ended_and_starts_again(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     finished = run(msrun, workers, tmp_path, "stop", "--max_restarts=1", "--hang_time_out=2")
     assert finished.code == 0, finished.stderr
@@ -111,6 +113,7 @@ def test_stuck_job_is_ended_and_starts_again(msrun: JobRunner, workers: Path, tm
     assert (finished.log_dir / "worker_1.attempt_0.log").is_file()
 
 
+@pytest.mark.slow
 def test_interrupt_between_two_attempts_ends_the_job(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     job = msrun.start("--worker_num=3", "--max_restarts=9", workers / "attempt.py", "code=7:9", cwd=tmp_path)
     job.wait_for(tmp_path / "log_output" / "latest" / "worker_1.attempt_1.log")

@@ -21,6 +21,7 @@ def pipe_into(msrun: JobRunner, cwd: Path, *words: str, text: str = PROGRAM) -> 
     )
 
 
+@pytest.mark.slow
 def test_a_script_from_standard_input_runs_on_all_ranks_and_stays_with_the_logs(
     msrun: JobRunner, tmp_path: Path
 ) -> None:

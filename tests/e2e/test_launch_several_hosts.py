@@ -188,6 +188,7 @@ def test_extra_host_is_refused_and_an_interrupt_on_one_host_ends_all(hosts: Host
     assert "an extra host" in jobs[0].stderr
 
 
+@pytest.mark.slow
 def test_first_failure_is_named_on_every_host(hosts: Hosts, workers: Path) -> None:
     jobs = hosts.start_all([1, 2], workers / "end.py", "2", "7")
     for ended in finish_all(jobs):

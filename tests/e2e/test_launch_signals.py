@@ -95,6 +95,7 @@ def test_interrupt_that_a_worker_ignores_is_followed_by_term(msrun: JobRunner, w
     assert {event["how"] for event in finished.events if event["event"] == "exited"} == {"signal SIGTERM"}
 
 
+@pytest.mark.slow
 def test_workers_on_other_hosts_get_the_signal_that_came(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     job = start_waiting(msrun, tmp_path, workers / "save_when_ended.py", "--rehearse=2x1", "SIGINT")
     job.send(signal.SIGINT)

@@ -64,6 +64,7 @@ def test_signal_at_the_start_waits_for_the_handlers_of_the_workers(
     assert finished.code == 0, finished.stderr
 
 
+@pytest.mark.slow
 def test_quit_ends_the_job_in_order(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     job = msrun.start("--worker_num=2", workers / "wait.py", cwd=tmp_path)
     job.wait_for(tmp_path / "ready_0", tmp_path / "ready_1")

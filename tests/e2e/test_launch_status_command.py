@@ -129,6 +129,7 @@ def test_interrupted_job_tells_by_which_signal(msrun: JobRunner, tmp_path: Path)
     assert re.match(rb"job \S+: interrupted: stopped by SIGINT\n", shown.stdout)
 
 
+@pytest.mark.slow
 def test_job_whose_launcher_was_killed_died_without_a_word(msrun: JobRunner, tmp_path: Path) -> None:
     job = start_ready(msrun, tmp_path, STEPS)
     wait_until(lambda: b": running\n" in status(msrun, tmp_path).stdout, "running")
@@ -177,6 +178,7 @@ def test_wrong_words_are_refused_in_one_line(
     assert os.listdir(tmp_path) == ["train.py"]
 
 
+@pytest.mark.slow
 def test_damaged_files_are_one_line_of_the_status(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     finished = msrun.run("--worker_num=1", workers / "end.py", "all", "0", cwd=tmp_path)
     for name in ("plan.json", "events.jsonl"):
@@ -229,6 +231,7 @@ def test_terminal_shows_a_table_in_colour(msrun: JobRunner, workers: Path, tmp_p
     assert re.sub(rb"\x1b\[[\d;]*m", b"", text).count(b"  done ") == 2
 
 
+@pytest.mark.slow
 def test_job_that_was_started_again_tells_of_its_newest_start(msrun: JobRunner, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import os, sys\nsys.exit(5 if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' else 0)\n"

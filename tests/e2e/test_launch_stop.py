@@ -84,6 +84,7 @@ def test_stop_ends_the_job_as_term_does_and_waits_until_it_is_gone(
     assert job.finish().code == 128 + signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_workers_that_ignore_term_are_killed_after_the_grace(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     job = start_waiting(msrun, workers, tmp_path, "--grace=0.3", "ignore-term")
     stopped = stop(msrun, tmp_path, "--quiet")
@@ -111,6 +112,7 @@ def test_several_at_once_all_see_the_end(msrun: JobRunner, workers: Path, tmp_pa
     assert job.finish().code == 128 + signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_job_that_is_still_importing_ends_too(msrun: JobRunner, tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     (tmp_path / "endless.py").write_text("import time\nopen('importing', 'w').close()\ntime.sleep(600)\n")
@@ -154,6 +156,7 @@ def test_only_the_job_of_that_directory_is_ended(msrun: JobRunner, workers: Path
     assert jobs["two"].finish().code == 128 + signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_pid_in_a_stale_record_is_never_signalled(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     finished = msrun.run("--worker_num=1", workers / "end.py", "all", "0", cwd=tmp_path)
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as innocent:

@@ -233,6 +233,7 @@ def test_stopped_worker_is_ended_when_another_one_fails(msrun: JobRunner, worker
     assert finished.read_json("failure.json")["first_failure"]["global_rank"] == 0
 
 
+@pytest.mark.slow
 def test_stopped_children_and_daemons_of_workers_are_ended(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     job = msrun.start("--worker_num=1", "--grace=0.3", workers / "leave_children.py", "wait", cwd=tmp_path)
     job.wait_for(tmp_path / "child_0", tmp_path / "daemon_0", tmp_path / "ready_0")
@@ -308,6 +309,7 @@ def test_status_of_a_worker_that_msrun_also_uses_is_told_from_its_own(
 ENDS = ["worker killed", "fork server killed", "scheduler killed", "launcher killed", "launcher told to end"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", one_fast(*ENDS))
 def test_end_of_one_job_does_not_touch_the_one_beside_it(
     msrun: JobRunner, workers: Path, tmp_path: Path, how: str

@@ -41,6 +41,7 @@ def terminal(msrun: JobRunner, tmp_path: Path) -> Iterator[Terminal]:
     shown.close()
 
 
+@pytest.mark.slow
 def test_live_line_shows_ranks_and_loss_and_leaves_at_the_end(terminal: Terminal, tmp_path: Path) -> None:
     terminal.read_until(b"2 of 2 up, 2 running, 0 done")
     terminal.read_until(b"loss 0.5")
@@ -90,6 +91,7 @@ def test_paused_and_continued_the_launcher_goes_on(terminal: Terminal, tmp_path:
     assert terminal.process.wait(DEADLINE_S) == 0
 
 
+@pytest.mark.slow
 def test_a_paused_launcher_is_stopped_by_its_directory(terminal: Terminal, msrun: JobRunner, tmp_path: Path) -> None:
     terminal.read_until(b"2 of 2 up")
     terminal.process.send_signal(signal.SIGSTOP)
@@ -108,6 +110,7 @@ def test_control_c_stops_the_job(terminal: Terminal) -> None:
     assert b"msrun: error: stopped by SIGINT" in terminal.text
 
 
+@pytest.mark.slow
 def test_closing_the_terminal_ends_the_job(terminal: Terminal, msrun: JobRunner) -> None:
     terminal.read_until(b"2 of 2 up")
     terminal.hang_up()

@@ -95,6 +95,7 @@ def test_line_of_torchrun_gives_the_workers_what_torchrun_gives_them(
     assert told[0] and all(one == told[0] for one in told)
 
 
+@pytest.mark.slow
 def test_an_exception_that_a_script_records_is_in_the_report(msrun: JobRunner, tmp_path: Path) -> None:
     """Also where the script hides it from its log, and never that of another attempt."""
     (tmp_path / "train.py").write_text(

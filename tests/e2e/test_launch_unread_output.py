@@ -88,6 +88,7 @@ def start(msrun: JobRunner, tmp_path: Path) -> Iterator[Start]:
         job.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", one_fast("stdout", "stderr", "terminal"))
 def test_a_signal_ends_the_job(start: Start, where: str) -> None:
     job = start(where, "flood.py", "0")
@@ -104,6 +105,7 @@ def test_the_job_ends_by_itself_with_its_own_status(start: Start, where: str, tm
     assert job.process.wait(DEADLINE_S) == 7
 
 
+@pytest.mark.slow
 def test_stop_ends_the_job(start: Start, msrun: JobRunner, tmp_path: Path) -> None:
     job = start("stdout", "flood.py", "0")
     job.wait_for_workers()
@@ -135,6 +137,7 @@ def test_a_flood_is_shown_whole(msrun: JobRunner, tmp_path: Path) -> None:
     assert finished.stdout == finished.log(0)
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_enough_does_not_end_the_job(start: Start, tmp_path: Path) -> None:
     job = start("stdout", "flood.py", "7")
     job.wait_for_workers()

@@ -68,6 +68,7 @@ def watch_on_terminal(msrun: JobRunner, cwd: Path, terminal: int) -> subprocess.
     )
 
 
+@pytest.mark.slow
 def test_terminal_shows_one_table_until_the_job_fails_and_keeps_the_last_one(
     msrun: JobRunner, job: Running, tmp_path: Path
 ) -> None:
@@ -131,6 +132,7 @@ def read_growing(path: Path, has_come: Callable[[str], bool]) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_json_is_one_object_a_line_and_the_last_one_tells_the_end(
     msrun: JobRunner, job: Running, tmp_path: Path
 ) -> None:

@@ -81,6 +81,7 @@ def test_spare_host_takes_the_place_of_a_lost_one(rehearsals: Rehearsals, script
     rehearsals.runner.prove_nothing_left()
 
 
+@pytest.mark.slow
 def test_host_that_leaves_by_a_signal_is_replaced_and_its_workers_have_their_grace(
     rehearsals: Rehearsals, script: Path
 ) -> None:

@@ -51,6 +51,7 @@ def test_import_mindspore_finds_ours_where_there_is_no_other(msrun: JobRunner, s
     assert all(f"rank {rank} of 2 sum 3.0" in log_of(script.parent, rank) for rank in (0, 1))
 
 
+@pytest.mark.slow
 def test_ranks_go_on_when_the_first_pytest_ends_without_a_test(msrun: JobRunner, script: Path, tmp_path: Path) -> None:
     with script.open("a") as file:
         file.write(

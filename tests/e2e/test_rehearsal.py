@@ -149,6 +149,7 @@ os.read = read_but_one
 """What the Python of every agent runs first: a disk that does not give back one log."""
 
 
+@pytest.mark.slow
 def test_log_that_cannot_be_read_on_a_host_ends_the_job_under_the_name_of_msrun(
     rehearsals: Rehearsals, workers: Path
 ) -> None:
@@ -169,6 +170,7 @@ def test_log_that_cannot_be_read_on_a_host_ends_the_job_under_the_name_of_msrun(
     shutil.rmtree(spool)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("node_rank", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_killed_agent_ends_the_job_and_its_host_is_named(rehearsals: Rehearsals, workers: Path, node_rank: int) -> None:
     job = rehearsals.start("2x1", workers / "wait.py")

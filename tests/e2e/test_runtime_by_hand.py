@@ -217,6 +217,7 @@ def net() -> Iterator[HostNet]:
         yield hosts
 
 
+@pytest.mark.slow
 def test_cut_cable_is_noticed_on_both_sides(msrun: JobRunner, net: HostNet) -> None:
     words = (net.address(0), "1")
     scheduler = start_on(net, msrun, 0, SCHEDULER, *words)

@@ -327,6 +327,7 @@ def test_sparse_layers_cut_by_the_user_train_as_in_one_process() -> None:
         assert_same(step, right)
 
 
+@pytest.mark.slow
 @on_two_and_four
 def test_a_cache_changes_no_bit() -> None:
     """Each row is copied once for all lookups between two steps that change it."""

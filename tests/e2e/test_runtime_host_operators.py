@@ -250,7 +250,7 @@ OTHERS = ("dropout", "function", "data-parallel-mode", "pipeline-limit", "limit-
 TRAINED = [*PLACEMENTS, *(name for name in WAYS if name not in OTHERS)]
 
 
-FAST = ("everything", "limit")
+FAST = ("everything",)
 outcome = on_all_ranks(CASES)
 often = on_ranks(2, pytest.param(4, marks=pytest.mark.slow))
 

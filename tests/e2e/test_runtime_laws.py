@@ -121,10 +121,10 @@ def arrangements(case, mesh, given):
 
 RUNS = [(size, *run) for size in WORLDS for run in runs_of(size)]
 FAST = {
-    "operator_cases": ["linear-bias", "mean-dims-kept"],
+    "operator_cases": ["linear-bias"],
     "operator_cases_bags": ["bags-offsets-mean-padding"],
     "operator_cases_conv": ["max-pool2d-overlapping"],
-    "operator_cases_transformer": ["attention", "nll-cut-classes-weights-ignore"],
+    "operator_cases_transformer": ["nll-cut-classes-weights-ignore"],
 }
 """What has collectives, halos or a place of its own in more than one dimension."""
 FAST_KEYS = [f"4/{module}/{name}" for module, names in FAST.items() for name in names]

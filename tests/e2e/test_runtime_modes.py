@@ -483,6 +483,7 @@ def test_model_runs_in_the_mode_of_the_context() -> None:
     assert {rank["mode"] for rank in ranks} == {"data_parallel"}
 
 
+@pytest.mark.slow
 @on_four
 def test_context_turns_on_optimizer_parallel_and_full_batch() -> None:
     ranks = outcomes("context/hsdp")

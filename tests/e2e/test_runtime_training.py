@@ -590,9 +590,7 @@ def far(case, mine, right):
 
 FAST = [
     "bags-pipeline",
-    "border-parts-read-far-apart-zbv",
     "unread-tied-beside-the-loss-accumulated-level3",
-    "statistics-micro-batches-of-copies",
 ]
 
 

@@ -190,7 +190,9 @@ def facts(scripts: Scripts) -> Facts:
     return Facts(scripts)
 
 
-FACTS = re.findall(r"@fact\ndef (\w+)", (HABITS / "at_start.py").read_text())
+FACTS = re.findall(
+    r'^(?:def |FACTS\[")(\w+)', (HABITS / "at_start.py").read_text().split("FACTS = {}")[1], re.MULTILINE
+)[1:]
 FACTS_BY_DESIGN: dict[str, Callable[[Any, Any], bool]] = {
     # killed with its parent, so that no worker stays behind
     "death_signal": lambda found, _: found == 9,

@@ -113,6 +113,7 @@ def configure(net: SshNet, host: int, text: str) -> None:
     wait_until(lambda: net.server_log(host).count("SIGHUP") > before and listens(), "it has read that")
 
 
+@pytest.mark.slow
 def test_host_is_known_by_the_certificate_of_an_authority(net: SshNet, launcher: Launcher, tmp_path: Path) -> None:
     public = next(line for line in (net.client / "known_hosts").read_text().splitlines() if line.startswith("host2"))
     (tmp_path / "host_key_2.pub").write_text(public.partition(" ")[2] + "\n")

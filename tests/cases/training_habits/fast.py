@@ -11,12 +11,8 @@ _BY_MODE = {
         "codebook that follows the batch (VQ-EMA)",
         "backward with create_graph, then a penalty on the gradients",
     ),
-    "hsdp level1": ("loss outside", "EMA copied before the first call", "clip_grad_norm_"),
-    "hsdp level3": (
-        "a row set through .data",
-        "GRU evaluated before it is trained, and sequences of another length",
-        "optimizer: of the script: by the number of rows",
-    ),
+    "hsdp level1": ("loss outside", "clip_grad_norm_"),
+    "hsdp level3": ("a row set through .data",),
     "shard": ("write: view of blocks",),
     "pipeline": ("gradient accumulation by hand",),
     "data_parallel": (
@@ -25,13 +21,11 @@ _BY_MODE = {
         "mask of uneven rows, mean over what is left",
         "trainable head on detached results",
         "part of the network unused in some steps",
-        "batch norm",
         "gradients of a head outside, by torch.autograd.grad",
     ),
     "data_parallel hsdp": (
         "hidden state handed on with its graph: two calls, one backward pass",
         "trainable head outside of the step",
-        "rows scaled by a slice",
         "deepcopy of what is wrapped, after a step, and both go on",
     ),
 }

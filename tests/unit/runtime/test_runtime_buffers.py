@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from asked_cases import every_third_fast
 from placed_parameters import placed
 from torch import Tensor, fx, nn
 
@@ -109,7 +110,7 @@ def compiled(network: nn.Module, x: Tensor, copies: int) -> CompiledCall:
     return build_compiled_call(graph, program, stored, buffers, mesh=build_mesh(1), rank=0, parts=parts)
 
 
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+@pytest.mark.parametrize("form", every_third_fast(FORMS), ids=lambda form: form.__name__)
 @pytest.mark.parametrize("copies", [1, 2])
 def test_buffers_and_results_are_those_of_copies_run_one_after_the_other(
     form: Callable[[Any, Tensor], Tensor], copies: int

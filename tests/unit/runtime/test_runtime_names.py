@@ -11,7 +11,6 @@ import pytest
 from job_runner import REPOSITORY
 
 import msrun.runtime
-from msrun.errors import CaptureError, ParallelError, StrategyError, WorldError
 from msrun.runtime import nn, parallel, train
 from msrun.runtime.public_names import names_below
 
@@ -45,19 +44,6 @@ def test_help_about_checkpoints_does_not_import_torch() -> None:
     )
 
 
-@pytest.mark.slow
-def test_first_name_taken_loads_no_more_than_it_needs() -> None:
-    run_python(
-        "import sys\nfrom msrun.runtime import init, get_rank\n"
-        "assert 'msrun.runtime.parallel.auto_parallel' not in sys.modules\n"
-    )
-
-
-def test_every_name_leads_to_what_its_home_defines() -> None:
-    for name, home in names_below("msrun.runtime").items():
-        assert getattr(msrun.runtime, name) is getattr(importlib.import_module(home), name)
-
-
 def test_rooms_hold_the_names_that_are_defined_in_them() -> None:
     """Whatever has been imported before: no module of a room has the name of a function."""
     for room in (nn, parallel, train):
@@ -67,18 +53,6 @@ def test_rooms_hold_the_names_that_are_defined_in_them() -> None:
             assert name in dir(room)
     with pytest.raises(AttributeError, match=r"train' has no name 'model_'; its names are AUC, Accuracy, CSVLogger, "):
         _ = train.model_
-
-
-def test_every_room_is_a_package() -> None:
-    for room in msrun.runtime._ROOMS:
-        assert inspect.ismodule(getattr(msrun.runtime, room))
-
-
-@pytest.mark.slow
-def test_star_import_gives_every_name() -> None:
-    run_python(
-        "from msrun.runtime import *\nimport msrun.runtime\nassert set(msrun.runtime.__all__) <= set(globals())\n"
-    )
 
 
 def test_unknown_name_is_refused_with_the_list() -> None:
@@ -91,9 +65,3 @@ def test_every_name_has_a_docstring() -> None:
         value = getattr(msrun.runtime, name)
         documented = value if inspect.ismodule(value) or inspect.isroutine(value) else type(value)
         assert inspect.getdoc(value if inspect.isclass(value) else documented), name
-
-
-def test_errors_of_the_runtime_form_one_tree() -> None:
-    for kind in (StrategyError, CaptureError, WorldError):
-        assert issubclass(kind, ParallelError)
-    assert issubclass(StrategyError, ValueError)

@@ -101,6 +101,7 @@ def transformer(data: int, model: int) -> tuple[CapturedGraph, Constraints, torc
     return graph, Constraints([TensorLayout((MESH.axes, ()))] * 2), network
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("data", "model"), one_fast((2, 2), (4, 1), (1, 4)))
 def test_a_transformers_messages_are_exact_and_its_activations_within_a_tenth(data: int, model: int) -> None:
     graph, given, network = transformer(data, model)

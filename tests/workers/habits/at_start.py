@@ -47,14 +47,10 @@ def fact(function):
     return function
 
 
-@fact
-def names_of_main():
-    return {name: text for name, text in START.items() if name not in ("__builtins__", "__loader__", "__cached__")}
-
-
-@fact
-def keys_of_main():
-    return sorted(START)
+FACTS["names_of_main"] = lambda: {
+    name: text for name, text in START.items() if name not in ("__builtins__", "__loader__", "__cached__")
+}
+FACTS["keys_of_main"] = lambda: sorted(START)
 
 
 @fact
@@ -63,19 +59,9 @@ def loader_of_main():
     return type(loader).__name__, getattr(loader, "name", None), getattr(loader, "path", None)
 
 
-@fact
-def builtins_of_main():
-    return globals()["__builtins__"] is builtins
-
-
-@fact
-def cached_of_main():
-    return __cached__ if "__cached__" in globals() else "missing"
-
-
-@fact
-def doc_of_main():
-    return __doc__
+FACTS["builtins_of_main"] = lambda: globals()["__builtins__"] is builtins
+FACTS["cached_of_main"] = lambda: __cached__ if "__cached__" in globals() else "missing"
+FACTS["doc_of_main"] = lambda: __doc__
 
 
 @fact
@@ -85,74 +71,20 @@ def main_is_in_sys_modules():
     return __main__ is sys.modules["__main__"], vars(__main__) is globals(), __main__.FACTS is FACTS
 
 
-@fact
-def spec_of_main():
-    return repr(__spec__), __package__
-
-
-@fact
-def repr_of_main():
-    return repr(sys.modules["__main__"])
-
-
-@fact
-def file_of_main():
-    return __file__
-
-
-@fact
-def argv():
-    return sys.argv
-
-
-@fact
-def orig_argv():
-    return sys.orig_argv
-
-
-@fact
-def path_0():
-    return sys.path[0]
-
-
-@fact
-def path():
-    return sys.path
-
-
-@fact
-def meta_path():
-    return [getattr(finder, "__name__", type(finder).__name__) for finder in sys.meta_path]
-
-
-@fact
-def path_hooks():
-    return [getattr(hook, "__qualname__", "") for hook in sys.path_hooks]
-
-
-@fact
-def working_directory():
-    return os.getcwd()
-
-
-@fact
-def flags():
-    return str(sys.flags)
-
-
-@fact
-def x_options():
-    return sys._xoptions
-
-
-@fact
-def warn_options():
-    return sys.warnoptions
-
-
-@fact
-def warning_filters():
-    return [repr(entry) for entry in warnings.filters]
+FACTS["spec_of_main"] = lambda: (repr(__spec__), __package__)
+FACTS["repr_of_main"] = lambda: repr(sys.modules["__main__"])
+FACTS["file_of_main"] = lambda: __file__
+FACTS["argv"] = lambda: sys.argv
+FACTS["orig_argv"] = lambda: sys.orig_argv
+FACTS["path_0"] = lambda: sys.path[0]
+FACTS["path"] = lambda: sys.path
+FACTS["meta_path"] = lambda: [getattr(finder, "__name__", type(finder).__name__) for finder in sys.meta_path]
+FACTS["path_hooks"] = lambda: [getattr(hook, "__qualname__", "") for hook in sys.path_hooks]
+FACTS["working_directory"] = lambda: os.getcwd()
+FACTS["flags"] = lambda: str(sys.flags)
+FACTS["x_options"] = lambda: sys._xoptions
+FACTS["warn_options"] = lambda: sys.warnoptions
+FACTS["warning_filters"] = lambda: [repr(entry) for entry in warnings.filters]
 
 
 @fact
@@ -169,14 +101,8 @@ def warning_is_shown_once_a_line():
     return seen
 
 
-@fact
-def executable():
-    return sys.executable, sys.prefix, sys.base_prefix, sys.exec_prefix, sys.platlibdir
-
-
-@fact
-def implementation():
-    return sys.version, sys.implementation.cache_tag, platform.python_implementation()
+FACTS["executable"] = lambda: (sys.executable, sys.prefix, sys.base_prefix, sys.exec_prefix, sys.platlibdir)
+FACTS["implementation"] = lambda: (sys.version, sys.implementation.cache_tag, platform.python_implementation())
 
 
 @fact
@@ -184,14 +110,12 @@ def dont_write_bytecode():
     return sys.dont_write_bytecode, sys.pycache_prefix
 
 
-@fact
-def encodings():
-    return sys.getfilesystemencoding(), sys.getfilesystemencodeerrors(), sys.getdefaultencoding()
-
-
-@fact
-def locale_settings():
-    return locale.setlocale(locale.LC_ALL), locale.getpreferredencoding(False), locale.getencoding()
+FACTS["encodings"] = lambda: (sys.getfilesystemencoding(), sys.getfilesystemencodeerrors(), sys.getdefaultencoding())
+FACTS["locale_settings"] = lambda: (
+    locale.setlocale(locale.LC_ALL),
+    locale.getpreferredencoding(False),
+    locale.getencoding(),
+)
 
 
 @fact
@@ -200,57 +124,27 @@ def codec_of_files():
         return file.encoding, file.errors
 
 
-@fact
-def stream_classes():
-    return [
+FACTS["stream_classes"] = lambda: (
+    [
         (type(s).__name__, type(s.buffer).__name__, type(getattr(s.buffer, "raw", s.buffer)).__name__)
         for s in (sys.stdin, sys.stdout, sys.stderr)
     ]
-
-
-@fact
-def stream_modes():
-    return [s.mode for s in (sys.stdin, sys.stdout, sys.stderr)]
-
-
-@fact
-def stream_names():
-    return [s.name for s in (sys.stdin, sys.stdout, sys.stderr)]
-
-
-@fact
-def stream_encodings():
-    return [(s.encoding, s.errors, s.newlines) for s in (sys.stdin, sys.stdout, sys.stderr)]
-
-
-@fact
-def stream_buffering():
-    return [(s.line_buffering, s.write_through) for s in (sys.stdin, sys.stdout, sys.stderr)]
-
-
-@fact
-def stream_descriptors():
-    return [s.fileno() for s in (sys.stdin, sys.stdout, sys.stderr)]
-
-
-@fact
-def streams_are_terminals():
-    return [s.isatty() for s in (sys.stdin, sys.stdout, sys.stderr)]
-
-
-@fact
-def streams_are_the_first_ones():
-    return sys.stdin is sys.__stdin__, sys.stdout is sys.__stdout__, sys.stderr is sys.__stderr__
-
-
-@fact
-def stdin_is_empty():
-    return sys.stdin.read()
-
-
-@fact
-def closing_the_streams_closes_descriptors():
-    return [s.buffer.raw.closefd if hasattr(s.buffer, "raw") else None for s in (sys.stdin, sys.stdout, sys.stderr)]
+)
+FACTS["stream_modes"] = lambda: [s.mode for s in (sys.stdin, sys.stdout, sys.stderr)]
+FACTS["stream_names"] = lambda: [s.name for s in (sys.stdin, sys.stdout, sys.stderr)]
+FACTS["stream_encodings"] = lambda: [(s.encoding, s.errors, s.newlines) for s in (sys.stdin, sys.stdout, sys.stderr)]
+FACTS["stream_buffering"] = lambda: [(s.line_buffering, s.write_through) for s in (sys.stdin, sys.stdout, sys.stderr)]
+FACTS["stream_descriptors"] = lambda: [s.fileno() for s in (sys.stdin, sys.stdout, sys.stderr)]
+FACTS["streams_are_terminals"] = lambda: [s.isatty() for s in (sys.stdin, sys.stdout, sys.stderr)]
+FACTS["streams_are_the_first_ones"] = lambda: (
+    sys.stdin is sys.__stdin__,
+    sys.stdout is sys.__stdout__,
+    sys.stderr is sys.__stderr__,
+)
+FACTS["stdin_is_empty"] = lambda: sys.stdin.read()
+FACTS["closing_the_streams_closes_descriptors"] = lambda: [
+    s.buffer.raw.closefd if hasattr(s.buffer, "raw") else None for s in (sys.stdin, sys.stdout, sys.stderr)
+]
 
 
 @fact
@@ -266,14 +160,10 @@ def access_of_descriptors():
     return [fcntl.fcntl(n, fcntl.F_GETFL) & os.O_ACCMODE for n in (0, 1, 2)]
 
 
-@fact
-def descriptors_are_blocking():
-    return [os.get_blocking(n) for n in (0, 1, 2)]
-
-
-@fact
-def open_descriptors():
-    return sorted(int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}"))
+FACTS["descriptors_are_blocking"] = lambda: [os.get_blocking(n) for n in (0, 1, 2)]
+FACTS["open_descriptors"] = lambda: sorted(
+    int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")
+)
 
 
 @fact
@@ -283,19 +173,15 @@ def umask():
     return mask
 
 
-@fact
-def resource_limits():
-    return {name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")}
-
-
-@fact
-def limit_of_file_locks():
-    return resource.getrlimit(10)[1]
-
-
-@fact
-def priority():
-    return os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0), sorted(os.sched_getaffinity(0))
+FACTS["resource_limits"] = lambda: {
+    name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")
+}
+FACTS["limit_of_file_locks"] = lambda: resource.getrlimit(10)[1]
+FACTS["priority"] = lambda: (
+    os.getpriority(os.PRIO_PROCESS, 0),
+    os.sched_getscheduler(0),
+    sorted(os.sched_getaffinity(0)),
+)
 
 
 @fact
@@ -304,9 +190,7 @@ def scheduling_of_memory():
         return file.read()
 
 
-@fact
-def identity():
-    return os.getuid(), os.geteuid(), os.getgid(), os.getegid(), os.getgroups()
+FACTS["identity"] = lambda: (os.getuid(), os.geteuid(), os.getgid(), os.getegid(), os.getgroups())
 
 
 @fact
@@ -359,18 +243,16 @@ def environment_reaches_c():
     return getenv(b"SET_BY_SCRIPT"), [getenv(n.encode()) == os.environb.get(n.encode()) for n in ("PATH", "HOME")]
 
 
-@fact
-def signal_handlers():
-    return {
+FACTS["signal_handlers"] = lambda: (
+    {
         signal.Signals(n).name if n in set(signal.Signals) else n: repr(signal.getsignal(n))
         for n in sorted(signal.valid_signals())
         if n < 32
     }
-
-
-@fact
-def real_time_signal_handlers():
-    return {n: repr(signal.getsignal(n)) for n in sorted(signal.valid_signals()) if n >= 32}
+)
+FACTS["real_time_signal_handlers"] = lambda: {
+    n: repr(signal.getsignal(n)) for n in sorted(signal.valid_signals()) if n >= 32
+}
 
 
 @fact
@@ -379,19 +261,11 @@ def kernels_view_of_signals():
         return [line for line in file if line.startswith(("SigBlk", "SigIgn", "SigCgt", "SigPnd", "ShdPnd"))]
 
 
-@fact
-def blocked_signals():
-    return sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
-
-
-@fact
-def wakeup_descriptor():
-    return signal.set_wakeup_fd(-1)
-
-
-@fact
-def timers():
-    return [signal.getitimer(which) for which in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)]
+FACTS["blocked_signals"] = lambda: sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+FACTS["wakeup_descriptor"] = lambda: signal.set_wakeup_fd(-1)
+FACTS["timers"] = lambda: [
+    signal.getitimer(which) for which in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+]
 
 
 @fact
@@ -399,22 +273,21 @@ def alternate_signal_stack():
     return faulthandler.is_enabled()
 
 
-@fact
-def hooks():
-    return [
+FACTS["hooks"] = lambda: (
+    [
         (name, getattr(sys, name) is getattr(sys, f"__{name}__"), repr(getattr(sys, name)))
         for name in ("excepthook", "displayhook", "unraisablehook", "breakpointhook")
     ]
-
-
-@fact
-def threading_hook():
-    return threading.excepthook is threading.__excepthook__, threading.gettrace(), threading.getprofile()
-
-
-@fact
-def last_error():
-    return [hasattr(sys, name) for name in ("last_type", "last_value", "last_traceback", "last_exc")], sys.exc_info()
+)
+FACTS["threading_hook"] = lambda: (
+    threading.excepthook is threading.__excepthook__,
+    threading.gettrace(),
+    threading.getprofile(),
+)
+FACTS["last_error"] = lambda: (
+    [hasattr(sys, name) for name in ("last_type", "last_value", "last_traceback", "last_exc")],
+    sys.exc_info(),
+)
 
 
 @fact
@@ -450,44 +323,18 @@ def recursion():
     return sys.getrecursionlimit(), depth()
 
 
-@fact
-def switch_interval():
-    return sys.getswitchinterval()
-
-
-@fact
-def int_digits():
-    return sys.get_int_max_str_digits()
-
-
-@fact
-def tracing():
-    return sys.gettrace(), sys.getprofile(), tracemalloc.is_tracing()
-
-
-@fact
-def coroutine_hooks():
-    return sys.get_coroutine_origin_tracking_depth(), repr(sys.get_asyncgen_hooks())
-
-
-@fact
-def collector():
-    return gc.isenabled(), gc.get_threshold(), gc.get_debug()
-
-
-@fact
-def frozen_objects():
-    return gc.get_freeze_count()
-
-
-@fact
-def collector_callbacks():
-    return [repr(callback) for callback in gc.callbacks]
-
-
-@fact
-def threads():
-    return threading.active_count(), threading.current_thread() is threading.main_thread(), threading.main_thread().name
+FACTS["switch_interval"] = lambda: sys.getswitchinterval()
+FACTS["int_digits"] = lambda: sys.get_int_max_str_digits()
+FACTS["tracing"] = lambda: (sys.gettrace(), sys.getprofile(), tracemalloc.is_tracing())
+FACTS["coroutine_hooks"] = lambda: (sys.get_coroutine_origin_tracking_depth(), repr(sys.get_asyncgen_hooks()))
+FACTS["collector"] = lambda: (gc.isenabled(), gc.get_threshold(), gc.get_debug())
+FACTS["frozen_objects"] = lambda: gc.get_freeze_count()
+FACTS["collector_callbacks"] = lambda: [repr(callback) for callback in gc.callbacks]
+FACTS["threads"] = lambda: (
+    threading.active_count(),
+    threading.current_thread() is threading.main_thread(),
+    threading.main_thread().name,
+)
 
 
 @fact
@@ -496,9 +343,7 @@ def thread_identities():
     return main.native_id == os.getpid() == threading.get_native_id(), main.ident == threading.get_ident()
 
 
-@fact
-def tasks_of_the_kernel():
-    return len(os.listdir("/proc/self/task"))
+FACTS["tasks_of_the_kernel"] = lambda: len(os.listdir("/proc/self/task"))
 
 
 @fact
@@ -528,39 +373,22 @@ def multiprocessing_start():
     return multiprocessing.get_start_method(allow_none=True), multiprocessing.get_all_start_methods()
 
 
-@fact
-def functions_at_exit():
-    return atexit._ncallbacks()
-
-
-@fact
-def finalizers():
-    return len(getattr(weakref.finalize, "_registry", ()))
-
-
-@fact
-def loggers():
-    return sorted(logging.root.manager.loggerDict), logging.root.level, logging.root.handlers, logging.lastResort.level
-
-
-@fact
-def logging_state():
-    return logging.raiseExceptions, logging.getLogRecordFactory().__name__, logging.getLoggerClass().__name__
-
-
-@fact
-def decimal_context():
-    return str(decimal.getcontext())
-
-
-@fact
-def context_variables():
-    return len(contextvars.copy_context())
-
-
-@fact
-def event_loop():
-    return type(asyncio.get_event_loop_policy()).__name__, asyncio._get_running_loop()
+FACTS["functions_at_exit"] = lambda: atexit._ncallbacks()
+FACTS["finalizers"] = lambda: len(getattr(weakref.finalize, "_registry", ()))
+FACTS["loggers"] = lambda: (
+    sorted(logging.root.manager.loggerDict),
+    logging.root.level,
+    logging.root.handlers,
+    logging.lastResort.level,
+)
+FACTS["logging_state"] = lambda: (
+    logging.raiseExceptions,
+    logging.getLogRecordFactory().__name__,
+    logging.getLoggerClass().__name__,
+)
+FACTS["decimal_context"] = lambda: str(decimal.getcontext())
+FACTS["context_variables"] = lambda: len(contextvars.copy_context())
+FACTS["event_loop"] = lambda: (type(asyncio.get_event_loop_policy()).__name__, asyncio._get_running_loop())
 
 
 @fact
@@ -573,39 +401,23 @@ def child_watcher():
     return asyncio.run(run())
 
 
-@fact
-def processor_time_begins_with_the_process():
-    return time.process_time() < 5
-
-
-@fact
-def temporary_folder():
-    return tempfile.gettempdir() == os.environ["TMPDIR"], tempfile.tempdir == os.environ["TMPDIR"]
-
-
-@fact
-def names_of_temporary_files():
-    return tempfile._name_sequence is None
-
-
-@fact
-def random_state_is_its_own():
-    return random.getstate()[1][0] == random.Random(0).getstate()[1][0]
-
-
-@fact
-def hash_of_text():
-    return hash("text") if os.environ.get("PYTHONHASHSEED") else "random"
-
-
-@fact
-def site_packages():
-    return site.ENABLE_USER_SITE, site.getsitepackages(), "sitecustomize" in LOADED, "usercustomize" in LOADED
-
-
-@fact
-def site_builtins():
-    return [hasattr(builtins, name) for name in ("exit", "quit", "copyright", "help", "_", "__build_class__")]
+FACTS["processor_time_begins_with_the_process"] = lambda: time.process_time() < 5
+FACTS["temporary_folder"] = lambda: (
+    tempfile.gettempdir() == os.environ["TMPDIR"],
+    tempfile.tempdir == os.environ["TMPDIR"],
+)
+FACTS["names_of_temporary_files"] = lambda: tempfile._name_sequence is None
+FACTS["random_state_is_its_own"] = lambda: random.getstate()[1][0] == random.Random(0).getstate()[1][0]
+FACTS["hash_of_text"] = lambda: hash("text") if os.environ.get("PYTHONHASHSEED") else "random"
+FACTS["site_packages"] = lambda: (
+    site.ENABLE_USER_SITE,
+    site.getsitepackages(),
+    "sitecustomize" in LOADED,
+    "usercustomize" in LOADED,
+)
+FACTS["site_builtins"] = lambda: [
+    hasattr(builtins, name) for name in ("exit", "quit", "copyright", "help", "_", "__build_class__")
+]
 
 
 @fact
@@ -613,9 +425,7 @@ def interactive():
     return hasattr(sys, "ps1"), sys.flags.interactive, bool(sys.flags.inspect)
 
 
-@fact
-def modules_loaded_that_would_not_be():
-    return [name for name in LOADED if "." not in name]
+FACTS["modules_loaded_that_would_not_be"] = lambda: [name for name in LOADED if "." not in name]
 
 
 @fact
@@ -644,19 +454,12 @@ def future_features():
     return hex(sys._getframe(0).f_code.co_flags)
 
 
-@fact
-def annotations_of_main():
-    return globals().get("__annotations__", "missing")
-
-
-@fact
-def distributions():
-    return importlib.metadata.version("pytest"), importlib.metadata.distribution("msrun").metadata["Name"]
-
-
-@fact
-def default_sockets():
-    return socket.getdefaulttimeout(), ssl.OPENSSL_VERSION
+FACTS["annotations_of_main"] = lambda: globals().get("__annotations__", "missing")
+FACTS["distributions"] = lambda: (
+    importlib.metadata.version("pytest"),
+    importlib.metadata.distribution("msrun").metadata["Name"],
+)
+FACTS["default_sockets"] = lambda: (socket.getdefaulttimeout(), ssl.OPENSSL_VERSION)
 
 
 @fact
@@ -668,14 +471,8 @@ def default_open_flags():
         return stat.S_IMODE(os.stat(path).st_mode)
 
 
-@fact
-def terminal_size():
-    return shutil.get_terminal_size()
-
-
-@fact
-def caches():
-    return re._MAXCACHE, codecs.lookup("utf-8").name
+FACTS["terminal_size"] = lambda: shutil.get_terminal_size()
+FACTS["caches"] = lambda: (re._MAXCACHE, codecs.lookup("utf-8").name)
 
 
 @fact
@@ -690,9 +487,7 @@ def command_line():
         return file.read().split("\0")[:-1]
 
 
-@fact
-def process_groups():
-    return os.getsid(0) == os.getpid(), os.getpgrp() == os.getpid()
+FACTS["process_groups"] = lambda: (os.getsid(0) == os.getpid(), os.getpgrp() == os.getpid())
 
 
 @fact
@@ -704,9 +499,7 @@ def controlling_terminal():
     return "there"
 
 
-@fact
-def root_folder_and_executable():
-    return os.readlink("/proc/self/root"), os.readlink("/proc/self/exe")
+FACTS["root_folder_and_executable"] = lambda: (os.readlink("/proc/self/root"), os.readlink("/proc/self/exe"))
 
 
 @fact

@@ -120,6 +120,7 @@ def test_missing_scikit_learn_is_told_with_the_remedy(tmp_path, monkeypatch, cap
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_module_runs_as_a_program(folder):
     command = [sys.executable, "-m", "msrun.runtime.data.digits", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)

@@ -207,6 +207,58 @@ def test_norms_in_a_pipeline_are_those_of_one_process_by_torchs_clipping_and_our
             assert_close(nn.utils.clip_grad_norm_(step.parameters(), 1e9, norm_type), expected)
 
 
+# -- parts of unequal size --------------------------------------------------------------------------------------------
+
+
+@on_ranks(3)
+def test_rows_that_do_not_divide_are_cut_in_unequal_parts_and_train_as_one_process(tmp_path: Path) -> None:
+    class Odd(nn.Module):
+        """Of 7, 4 and 2 rows on 3 ranks: 3 + 3 + 1, 2 + 2 + 0 and 1 + 1 + 0."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.a, self.b, self.c = nn.Linear(8, 7), nn.Linear(7, 4), nn.Linear(4, 2)
+            self.double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.c(self.b(self.a(x).tanh()).tanh())
+
+    generator = torch.Generator().manual_seed(1)
+    x, y = (torch.randn(12, width, generator=generator, dtype=torch.float64) for width in (8, 2))
+    mine = slice(4 * get_rank(), 4 * get_rank() + 4)
+    sizes = {7: (3, 3, 1), 4: (2, 2, 0), 2: (1, 1, 0)}
+    for number, (mode, level) in enumerate(itertools.product(("semi_auto", "data_parallel"), ("level1", "level3"))):
+        network, right = Odd(), Odd()
+        call = WithLoss(network, F.mse_loss)
+        if mode == "semi_auto" and level == "level3":  # gradients are sent after every micro batch
+            call = GradAccumulation(call, 2)
+        step = AutoParallel(call, mode).hsdp(threshold=0, optimizer_level=level)
+        ours, theirs = (torch.optim.AdamW(net.parameters(), 0.01) for net in (step, right))
+        for _ in range(3):
+            step(x[mine], y[mine]).backward()
+            F.mse_loss(right(x), y).backward()
+            expected = nn.utils.clip_grad_norm_(right.parameters(), 0.3)
+            assert_close(clip_grad_norm_(step, 0.3), expected)
+            for optimizer in (ours, theirs):
+                optimizer.step()
+                optimizer.zero_grad()
+        for value in step.parameters():
+            assert value.to_local().shape[0] == sizes[value.shape[0]][get_rank()]  # type: ignore[operator]
+        assert_state(step.state_dict(), right.state_dict())
+        path = tmp_path / str(number)
+        save_checkpoint(step, path, ours)
+        again = AutoParallel(WithLoss(Odd(), F.mse_loss), "semi_auto").hsdp(threshold=0)
+        other = torch.optim.AdamW(again.parameters(), 0.01)
+        again(x[mine], y[mine]).backward()
+        again.zero_grad()
+        load_checkpoint(path, again, optimizer=other)
+        assert_state(again.state_dict(), right.state_dict())
+        for state in (found.state_dict()["state"] for found in (other, ours)):
+            for value, whole in zip(state.values(), theirs.state_dict()["state"].values(), strict=True):
+                assert_close(value["exp_avg"].full_tensor(), whole["exp_avg"])
+
+
 # -- optimizers -----------------------------------------------------------------------------------------------------
 
 

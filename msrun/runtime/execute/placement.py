@@ -15,6 +15,12 @@ from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout
 from msrun.runtime.tensors.plain_tensors import plain
 
 
+def chunk_bounds(rows: int, parts: int) -> tuple[int, ...]:
+    """Return where the parts begin that torch.chunk makes of rows, and the end: the last ones are smaller, or empty."""
+    size = -(-rows // parts)
+    return tuple(min(rows, size * place) for place in range(parts + 1))
+
+
 @dataclass(frozen=True)
 class Placement:
     """How a parameter is stored; holds whoever calls its network, with its loss or without, to the same."""
@@ -102,8 +108,7 @@ class Placement:
         """Whether the parts are those that torch makes of a tensor: of equal size, the last ones smaller."""
         if not self.bounds:
             return True
-        rows, size = self.shape[0], -(-self.shape[0] // (len(self.bounds) - 1))
-        return self.bounds == tuple(min(rows, size * place) for place in range(len(self.bounds)))
+        return self.bounds == chunk_bounds(self.shape[0], len(self.bounds) - 1)
 
     def describe(self) -> str:
         """Return what this rank holds, for messages."""
@@ -134,6 +139,13 @@ class PlacedParameter:
     def part(self) -> Tensor:
         """This rank's part as a plain tensor that shares the parameter's memory."""
         return plain(self.parameter)
+
+    @cached_property
+    def sent_numel(self) -> int:
+        """Elements of a part in messages, which are equally large on all ranks: those of the largest part."""
+        placed = self.placement
+        largest = (placed.bounds[1], *placed.shape[1:]) if placed.bounds and placed.shard_axes else placed.local_shape
+        return math.prod(largest)
 
 
 placements: WeakTensorKeyDictionary = WeakTensorKeyDictionary()

@@ -299,7 +299,7 @@ def test_step_that_fails_leaves_the_checks_on() -> None:
 
 @pytest.mark.slow
 @on_two
-def test_optimizer_of_all_parameters_as_one_vector_trains_as_one_process_or_is_refused() -> None:
+def test_optimizer_of_all_parameters_as_one_vector_trains_as_one_process() -> None:
     def fit(step: Any, optimizer: torch.optim.Optimizer, rows: slice = slice(None)) -> list[float]:
         def closure() -> Tensor:
             optimizer.zero_grad()
@@ -317,9 +317,12 @@ def test_optimizer_of_all_parameters_as_one_vector_trains_as_one_process_or_is_r
         assert_close(torch.tensor(found), torch.tensor(expected))
     rows = slice(2 * get_rank(), 2 * get_rank() + 2)
     step = AutoParallel(WithLoss(Net(), F.mse_loss), "data_parallel").hsdp(threshold=0)
-    for _ in range(2):  # made before the first call, and after it
-        optimizer = torch.optim.LBFGS(step.parameters())
-        refused(partial(fit, step, optimizer, rows), "LBFGS", "semi_auto", kind=StrategyError)
+    for whole in (right, WithLoss(Net(), F.mse_loss)):  # made before the first call, and after it
+        if whole is not right:
+            step.load_state_dict(whole.network.state_dict())  # type: ignore[operator, union-attr]
+            fit(whole, torch.optim.LBFGS(whole.parameters(), 0.5, max_iter=4))
+        fit(step, torch.optim.LBFGS(step.parameters(), 0.5, max_iter=4), rows)
+        assert_state(step.state_dict(), whole.network.state_dict())  # type: ignore[operator, union-attr]
 
 
 @pytest.mark.slow

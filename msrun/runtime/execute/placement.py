@@ -161,12 +161,6 @@ def placement_of(parameter: Tensor) -> Placement | None:
     return found
 
 
-def find_placement(parameter: Tensor) -> tuple[tuple[int, ...], TensorLayout, Mesh] | None:
-    """Return a parameter's global shape, its layout at rest and the mesh of it; None before AutoParallel placed it."""
-    placed = placement_of(parameter)
-    return None if placed is None else (placed.shape, placed.stored, placed.mesh)
-
-
 def find_stages(parameter: Tensor) -> tuple[int, ...]:
     """Return the stages of a pipeline that hold a parameter; () when every rank does."""
     placed = placement_of(parameter)

@@ -120,6 +120,11 @@ reads = _build_reads()
 """Functions that a tensor answers by itself."""
 
 
+def is_of_object(func: Function) -> bool:
+    """Return whether a DTensor answers by itself: what it is, its shape, its hooks, the graph that it is in."""
+    return func in reads or func in _OF_AUTOGRAD or _name_of(func) in _OF_SHAPE or func == Tensor.register_hook
+
+
 class PlacedTensor(StandIn, Tensor):
     """A tensor that is this rank's part of a whole one, as torch's functions see it; `Part` is the one that is made."""
 
@@ -286,6 +291,16 @@ def _whole_of(local: Tensor, placed: Placement) -> Tensor:
     return part.full_tensor()
 
 
+def whole_of(part: PlacedTensor) -> Tensor:
+    """Return the whole of a part, which has a gradient if the part has. All ranks call it together."""
+    if not _wants_gradient([part]):
+        return part.full_tensor()
+    with plain_tensors():
+        local = part.as_subclass(Tensor)
+    whole: Tensor = _Gather.apply(local, part.placement)
+    return whole
+
+
 def _wants_gradient(values: Any) -> bool:
     return torch.is_grad_enabled() and any(part.requires_grad for part in _parts_in([values]))
 
@@ -352,17 +367,9 @@ class _OnWholes:
     def _whole(self, part: PlacedTensor, view: WholeView | None = None) -> Tensor:
         key = id(part) if view is None else id(view.whole)
         if key not in self._wholes:
-            follows = _wants_gradient([part])
-            if view is not None:
-                whole = view.whole
-                if not follows:
-                    plain(whole).copy_(_whole_of(part, part.placement))  # as it is by now
-            elif follows:
-                with plain_tensors():
-                    local = part.as_subclass(Tensor)
-                whole = _Gather.apply(local, part.placement)
-            else:
-                whole = _whole_of(part, part.placement)
+            whole = whole_of(part) if view is None else view.whole
+            if view is not None and not _wants_gradient([part]):
+                plain(whole).copy_(_whole_of(part, part.placement))  # as it is by now
             self._wholes[key] = part, whole
         return self._wholes[key][1]
 

@@ -21,8 +21,8 @@ from msrun.runtime.parallel.parameters.fusion import fusion_id_of
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, choose_shard_axes
 from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.partition.program import LocalProgram, ParameterUse
+from msrun.runtime.parts.dtensors import exchange_state
 from msrun.runtime.parts.part import become_part
-from msrun.runtime.parts.state_dicts import exchange_state
 from msrun.runtime.progress import waiting_in
 from msrun.runtime.sharding.layout import Mesh, TensorLayout
 from msrun.runtime.sharding.named_layout import Layout

@@ -9,7 +9,6 @@ import itertools
 import warnings
 import weakref
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any

@@ -133,7 +133,8 @@ class CutTensor(DTensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CutTensor:
         if id(self) not in memo:
-            memo[id(self)] = as_dtensor(self._part().detach().clone(), is_everywhere=self.is_everywhere, like=self)
+            copied: Any = self._part().detach().clone()
+            memo[id(self)] = as_dtensor(copied, is_everywhere=self.is_everywhere, like=self)
         found: CutTensor = memo[id(self)]
         return found
 

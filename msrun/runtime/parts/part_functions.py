@@ -27,7 +27,7 @@ from msrun.runtime.execute.gradients import coalesced
 from msrun.runtime.execute.placement import Placement
 from msrun.runtime.execute.transfers import traffic
 from msrun.runtime.progress import waiting_in
-from msrun.runtime.tensors.plain_tensors import StandIn, plain, plain_tensors
+from msrun.runtime.tensors.plain_tensors import StandIn, local_part, plain, plain_tensors
 
 Function = Callable[..., Any]
 
@@ -553,71 +553,59 @@ def norms_of_wholes(tensors: Sequence[Tensor], power: Any = 2, dtype: torch.dtyp
         raise ParallelError(
             f"{_refusal('a norm with a gradient', tensors, {})}; for a norm as a number use torch.no_grad() or detach()"
         )
-    is_max = math.isinf(power)
-    norms = [_own_norm(tensor, power, dtype) for tensor in tensors]
-    cut = [index for index, tensor in enumerate(tensors) if isinstance(tensor, PlacedTensor)]
-    wide = torch.float32 if world.device().type == "npu" else torch.float64
-    totals = torch.stack([norms[index].to(world.device(), wide) for index in cut])  # also of gradients on the host
-    shares = _shares([tensors[index].placement for index in cut]).to(totals)  # type: ignore[attr-defined]
-    totals = totals if is_max else totals**power * shares
-    for index in cut:
-        tensors[index].placement.check_world("a norm")  # type: ignore[attr-defined]
-    traffic.add("all_reduce", totals)
-    with waiting_in(lambda: "the all_reduce of norms of parts"):
-        dist.all_reduce(totals, dist.ReduceOp.MAX if is_max else dist.ReduceOp.SUM)
-    totals = totals if is_max else totals ** (1.0 / power)
-    for index, total in zip(cut, totals, strict=True):
-        norms[index] = total.to(norms[index])
-    return norms
+    norms = norms_of_each(tensors, tensors, power, dtype)
+    return [
+        norm.to(tensor.device, dtype or tensor.dtype.to_real()) for norm, tensor in zip(norms, tensors, strict=True)
+    ]
 
 
-def norms_of_each(owners: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> list[Tensor]:
+def norms_of_each(
+    owners: Sequence[Tensor],
+    tensors: Sequence[Tensor | None],
+    power: float = 2.0,
+    dtype: torch.dtype | None = None,
+) -> list[Tensor]:
     """Return the norm of each tensor, of parts that of its whole, in a pipeline too. All ranks call it together.
 
     Args:
         owners: the parameters, the same ones on every rank.
         tensors: what lies as its parameter does; None where this rank has nothing. One all-reduce for all of them.
     """
+    is_max = math.isinf(power)
     wide = torch.float32 if world.device().type == "npu" else torch.float64
     zero = torch.zeros((), dtype=wide, device=world.device())
+    known = ((i, getattr(owner, "placement", None)) for i, owner in enumerate(owners))
+    placed = {i: placement for i, placement in known if isinstance(placement, Placement)}
     norms = [
-        zero if tensor is None else _full(torch.linalg.vector_norm(_elements(tensor))).to(zero) for tensor in tensors
+        zero if tensor is None else _own_norm(_elements(tensor, is_placed=i in placed), power, dtype).to(zero)
+        for i, tensor in enumerate(tensors)
     ]
-    cut = [index for index, owner in enumerate(owners) if isinstance(owner, PlacedTensor)]
-    if cut:
-        parts = [owners[index].placement for index in cut]  # type: ignore[attr-defined]
-        shares = _shares(parts).to(zero)
-        totals = torch.stack([norms[index] for index in cut]) ** 2 * shares
-        parts[0].check_world("norms")
-        traffic.add("all_reduce", totals)
-        with waiting_in(lambda: "the all_reduce of norms of parts"):
-            dist.all_reduce(totals)
-        for index, total in zip(cut, totals.sqrt(), strict=True):
-            norms[index] = total
+    if not placed:
+        return norms
+    for part in placed.values():
+        part.check_world("a norm")
+    totals = torch.stack([norms[index] for index in placed])  # also of gradients on the host
+    shares = torch.tensor([1.0 / part.copies if part.is_held else 0.0 for part in placed.values()])
+    totals = totals if is_max else totals**power * shares.to(zero)  # what a rank adds to the sum over all of them
+    traffic.add("all_reduce", totals)
+    with waiting_in(lambda: "the all_reduce of norms of parts"):
+        dist.all_reduce(totals, dist.ReduceOp.MAX if is_max else dist.ReduceOp.SUM)
+    for index, total in zip(placed, totals if is_max else totals ** (1.0 / power), strict=True):
+        norms[index] = total
     return norms
 
 
-def _own_norm(tensor: Tensor, power: float, dtype: torch.dtype | None) -> Tensor:
-    """Return the norm of this rank's elements; 0 of none, which torch refuses of the largest."""
-    elements = _elements(tensor)
+def _own_norm(elements: Tensor, power: float, dtype: torch.dtype | None) -> Tensor:
+    """Return the norm of elements; 0 of none, which torch refuses of the largest."""
     if not elements.numel():
         return torch.linalg.vector_norm(elements, dtype=dtype)
     return torch.linalg.vector_norm(elements, power, dtype=dtype)
 
 
-def _shares(parts: Sequence[Placement]) -> Tensor:
-    """Return how much of each sum a rank adds to the sum over all of them."""
-    return torch.tensor([1.0 / part.copies if part.is_held else 0.0 for part in parts])
-
-
-def _elements(tensor: Tensor) -> Tensor:
-    """Return this rank's elements; of a sparse gradient those of its rows, as the others are 0."""
-    local = plain(tensor)
+def _elements(tensor: Tensor, *, is_placed: bool) -> Tensor:
+    """Return this rank's elements, of a user's own DTensor all; of a sparse gradient those of its rows alone."""
+    local = tensor.full_tensor() if isinstance(tensor, DTensor) and not is_placed else local_part(tensor)
     return coalesced(local).values() if local.is_sparse else local
-
-
-def _full(norm: Tensor) -> Tensor:
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 _OF_AUTOGRAD = {

@@ -56,7 +56,7 @@ REFUSALS = (
         "StrategyError",
         "use it inside the network",
         "its gradient outside is that of one rank's rows",
-        {"parameter used again outside of the call": ("semi_auto", "data_parallel hsdp")},
+        {"parameter used again outside of the call": ("semi_auto",)},
     ),
     Refusal(
         "StrategyError",

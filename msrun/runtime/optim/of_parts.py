@@ -7,12 +7,13 @@ import functools
 import inspect
 import itertools
 import types
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.optim.optimizer import _foreach_supported_types as _types_of_optimizers
@@ -25,7 +26,7 @@ from msrun.runtime.optim.host_steps import LOOK_AT_WHOLES, find_offload, stand_i
 from msrun.runtime.parts.dtensors import Cut, CutTensor, as_cut, as_dtensor, lying_as, part_of
 from msrun.runtime.parts.part import Part, PartParameter
 from msrun.runtime.parts.part_functions import as_part
-from msrun.runtime.tensors.plain_tensors import plain_tensors
+from msrun.runtime.tensors.plain_tensors import local_part, plain_tensors
 
 _ELEMENTWISE = (
     torch.optim.SGD,
@@ -73,6 +74,8 @@ def step_parameters(optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
         some, chosen_ones = host.stand_in(some, optimizer), some
     elif isinstance(optimizer, LOOK_AT_WHOLES):
         some = stand_in_with_wholes(some)
+    elif step in _elementwise_steps():
+        some = _stand_in_with_parts(some)
     with plain_tensors() if step in _elementwise_steps() else contextlib.nullcontext():
         step(some)
     if host is not None:
@@ -89,7 +92,54 @@ def _before_step(
         may_be_cut = len(args) > 1 or kwargs  # by a closure whose call is AutoParallel's first
         if may_be_cut or any(isinstance(parameter, Cut) for parameter in parameters):
             return (stand_in_with_wholes(optimizer), *args[1:]), kwargs
+        return None
+    is_plain = len(args) == 1 and not kwargs and inspect.unwrap(type(optimizer).step) in _elementwise_steps()
+    if is_plain and any(isinstance(part, CutTensor) for part in _parts_of(optimizer)):
+        return (_stand_in_with_parts(optimizer),), kwargs
     return None
+
+
+def _stand_in_with_parts(optimizer: Optimizer) -> Optimizer:
+    """Return what steps in an optimizer's place, once, on ordinary tensors where it has DTensors: torch's operators
+    take several times as long on those, and some refuse them.
+    """
+    stand_in: Optimizer = object.__new__(type(optimizer))
+    vars(stand_in).update(vars(optimizer), param_groups=_groups_of_parts(optimizer, stand_in))
+    return stand_in
+
+
+def _groups_of_parts(optimizer: Optimizer, stand_in: Optimizer) -> Iterator[dict[str, Any]]:
+    stand_in.state = state = defaultdict(dict)
+    for group in optimizer.param_groups:
+        pairs = [(value, _own_of(value)) for value in group["params"] if value.grad is not None]
+        before: dict[Tensor, dict[str, Any]] = {}
+        for value, own in pairs:
+            known = optimizer.state[value]
+            state[own] = known if own is value else {key: _local(kept) for key, kept in known.items()}
+            before[own] = dict(state[own])
+        yield {**group, "params": [own for _, own in pairs]}
+        for value, own in pairs:
+            for key, kept in state[own].items() if own is not value else ():
+                if key not in before[own] or before[own][key] is not kept:
+                    is_part = isinstance(kept, Tensor) and tuple(kept.shape) == value.placement.local_shape
+                    optimizer.state[value][key] = lying_as(value, kept) if is_part else kept
+
+
+_KNOWN = ("placement", "is_everywhere", "_is_param")
+
+
+def _own_of(parameter: Tensor) -> Tensor:
+    """Return this rank's part of a DTensor as a parameter, with its gradient and the user's marks."""
+    if not isinstance(parameter, CutTensor):
+        return parameter
+    own = nn.Parameter(local_part(parameter), requires_grad=False)
+    vars(own).update({mark: value for mark, value in vars(parameter).items() if mark not in _KNOWN})
+    own.grad = _local(parameter.grad)
+    return own
+
+
+def _local(value: Any) -> Any:
+    return local_part(value) if isinstance(value, DTensor) else value
 
 
 def settle(optimizer: Optimizer) -> None:
@@ -117,7 +167,8 @@ def settle(optimizer: Optimizer) -> None:
         optimizer.register_state_dict_pre_hook(_know_parts)
         optimizer.register_state_dict_post_hook(_hand_out)
         optimizer.register_load_state_dict_post_hook(_forget)
-        if inspect.unwrap(type(optimizer).step) in _elementwise_steps():
+        has_own = any(isinstance(part, Part) for part in parts)
+        if has_own and inspect.unwrap(type(optimizer).step) in _elementwise_steps():
             _step_plainly(optimizer)
     _settled[optimizer] = len(parts)
 

@@ -72,10 +72,10 @@ class LateLoss(StandIn, Tensor):
         self._kind = kind
         return self
 
-    def constructed_by(self, construct: Callable[[], Any]) -> Any:
+    def constructed_by(self, construct: Callable[[Any], Any]) -> Any:
         """Return what `torch.tensor` and the like make of the value, when it has arrived."""
         self._become_plain()()
-        return construct()
+        return construct(self)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         self._become_plain()()

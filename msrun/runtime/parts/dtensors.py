@@ -23,15 +23,15 @@ from msrun.errors import ParallelError
 from msrun.runtime import world
 from msrun.runtime.execute.placement import Placement
 from msrun.runtime.groups import ranks_group
-from msrun.runtime.parts.part import Part, become_part
+from msrun.runtime.parts.part import Part, become_part, see_parts
 from msrun.runtime.parts.part_functions import as_part, is_of_object, run_on_parts, whole_of
 from msrun.runtime.sharding.layout import Mesh, TensorLayout
-from msrun.runtime.tensors.plain_tensors import plain, plain_tensors
+from msrun.runtime.tensors.plain_tensors import StandIn, plain, plain_tensors
 
 _GRADIENT: Any = Tensor.grad
 
 
-class CutTensor(DTensor):
+class CutTensor(StandIn, DTensor):
     """A DTensor that knows its part: torch's functions do with it what they do with a `Part`."""
 
     __slots__ = ()
@@ -90,6 +90,11 @@ class CutTensor(DTensor):
     @grad.deleter
     def grad(self) -> None:
         self.grad = None
+
+    def constructed_by(self, construct: Callable[[Any], Any]) -> Any:
+        """Return what `torch.tensor` and the like make of it: a DTensor of the same parts."""
+        made = as_part(construct(plain(self._part())), self.placement)
+        return as_dtensor(made, is_everywhere=self.is_everywhere, like=self)
 
     def full_tensor(self, *, grad_placements: Any = None) -> Tensor:
         """Return the whole tensor, on all ranks that have it in their state dict; they call it together."""
@@ -155,6 +160,7 @@ _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 
 def as_cut(tensor: DTensor, placement: Placement, *, is_everywhere: bool = True) -> CutTensor:
     """Make a DTensor know its part; returns it, the same object."""
+    see_parts()
     tensor.__class__ = CutTensor
     tensor.placement, tensor.is_everywhere = placement, is_everywhere  # type: ignore[attr-defined]
     return tensor  # type: ignore[return-value]

@@ -136,9 +136,9 @@ class PlacedTensor(StandIn, Tensor):
         """Return the whole tensor, a copy on every rank. All ranks call it together."""
         raise NotImplementedError
 
-    def constructed_by(self, construct: Callable[[], Any]) -> Any:
+    def constructed_by(self, construct: Callable[[Any], Any]) -> Any:
         """Return what `torch.tensor` and the like make of it: a part."""
-        return _wrap(construct(), self.placement)
+        return _wrap(construct(self), self.placement)
 
     @classmethod
     def __torch_function__(
@@ -158,10 +158,10 @@ class WholeView(StandIn, Tensor):
     origin: PlacedTensor
     whole: Tensor
 
-    def constructed_by(self, construct: Callable[[], Any]) -> Any:
+    def constructed_by(self, construct: Callable[[Any], Any]) -> Any:
         """Return what `torch.tensor` and the like make of the present values."""
         plain(self.whole).copy_(_whole_of(self.origin, self.origin.placement))
-        return construct()
+        return construct(self)
 
     @classmethod
     def __torch_function__(
@@ -172,7 +172,8 @@ class WholeView(StandIn, Tensor):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run a function of torch on the whole."""
-        del types
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # which brings parts
         if func in reads or _name_of(func) in _OF_SHAPE:
             return _run_plain(func, args, kwargs or {})
         return _OnWholes(func, _name_of(func)).run(args, dict(kwargs or {}))
@@ -219,7 +220,19 @@ def run_on_parts(func: Function, types: Iterable[type], args: tuple[Any, ...], k
         return norms_of_wholes(args[0], *args[1:], **{"power" if key == "ord" else key: v for key, v in kwargs.items()})
     if func in _OF_AUTOGRAD:
         return _differentiate(func, args, kwargs)
+    if name in _OF_SCALERS:
+        return _unscale(func, *args)
     return _OnWholes(func, name).run(args, kwargs)
+
+
+def _unscale(func: Function, gradients: Any, found_inf: Tensor, factor: Tensor) -> Any:
+    """Unscale parts of gradients; all ranks know of a number that is none, and skip the same steps."""
+    result = _run_plain(func, (gradients, found_inf, factor), {})
+    _parts_in([gradients])[0].placement.check_world("GradScaler")
+    traffic.add("all_reduce", found_inf)
+    with waiting_in(lambda: "the all_reduce of whether gradients are finite"):
+        dist.all_reduce(found_inf, dist.ReduceOp.MAX)
+    return result
 
 
 def _name_of(func: Any) -> str:
@@ -327,7 +340,7 @@ class _OnWholes:
         if torch.is_grad_enabled() and getattr(self._func, "__module__", "") == "torch.nn.init":
             with torch.no_grad():
                 return self.run(args, kwargs)
-        if name in _OF_NETWORKS or name in _OF_SCALERS or name in _OF_MEMORY:
+        if name in _OF_NETWORKS or name in _OF_MEMORY:
             raise ParallelError(_refusal(name, args, kwargs))
         if name == "__iter__":
             return iter(_OnWholes(torch.unbind, "unbind").run(args, kwargs))
@@ -674,8 +687,6 @@ def _refusal(name: str, args: Iterable[Any], kwargs: Mapping[str, Any]) -> str:
             f"{found}: call the AutoParallel; for other uses load its state_dict(), called on all ranks, into a "
             "network of its own"
         )
-    if name in _OF_SCALERS:
-        return f'{found}, so each rank would skip other steps: use AutoParallel.mixed_precision(loss_scale="dynamic")'
     return (
         f"{found}, whose memory is not the whole's: full_tensor() gives a copy of the whole, on all ranks together; "
         "to_local() gives this rank's part; with whole_parameters(net) holds wholes for a while"

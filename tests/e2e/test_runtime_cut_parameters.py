@@ -485,7 +485,7 @@ READS: list[Callable[[Tensor], Any]] = [
 @pytest.mark.slow
 @on_two
 def test_what_is_read_of_parts_is_that_of_the_whole() -> None:
-    for build in (hsdp, columns):
+    for build in (hsdp, columns, fsdp2):
         step, network, right = pair(build)
         backward(step, right)
         weight, other = network.a.weight, right.a.weight
@@ -529,7 +529,7 @@ WRITES: list[Callable[[nn.Module], Any]] = [
 @pytest.mark.slow
 @on_two
 def test_what_is_written_to_parts_is_that_of_one_process() -> None:
-    for build in (hsdp, columns):
+    for build in (hsdp, columns, fsdp2):
         step, network, right = pair(build)
         backward(step, right)
         for number, write in enumerate(WRITES):

@@ -109,7 +109,8 @@ def _stand_in_with_parts(optimizer: Optimizer) -> Optimizer:
 
 
 def _groups_of_parts(optimizer: Optimizer, stand_in: Optimizer) -> Iterator[dict[str, Any]]:
-    stand_in.state = state = defaultdict(dict)
+    state: defaultdict[Any, Any] = defaultdict(dict)
+    stand_in.state = state
     for group in optimizer.param_groups:
         pairs = [(value, _own_of(value)) for value in group["params"] if value.grad is not None]
         before: dict[Tensor, dict[str, Any]] = {}

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from local_parts import local
 from on_ranks import on_ranks
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -212,7 +213,7 @@ def test_norms_in_a_pipeline_are_those_of_one_process_by_torchs_clipping_and_our
 @on_ranks(3)
 def test_rows_that_do_not_divide_are_cut_in_unequal_parts_and_train_as_one_process(tmp_path: Path) -> None:
     class Odd(nn.Module):
-        """Of 7, 4 and 2 rows on 3 ranks: 3 + 3 + 1, 2 + 2 + 0 and 1 + 1 + 0."""
+        """Of 7, 4 and 2 rows on 3 ranks: 3 + 3 + 1, 2 + 2 + 0, and whole."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -226,7 +227,7 @@ def test_rows_that_do_not_divide_are_cut_in_unequal_parts_and_train_as_one_proce
     generator = torch.Generator().manual_seed(1)
     x, y = (torch.randn(12, width, generator=generator, dtype=torch.float64) for width in (8, 2))
     mine = slice(4 * get_rank(), 4 * get_rank() + 4)
-    sizes = {7: (3, 3, 1), 4: (2, 2, 0), 2: (1, 1, 0)}
+    sizes = {7: (3, 3, 1), 4: (2, 2, 0), 2: (2, 2, 2)}
     for number, (mode, level) in enumerate(itertools.product(("semi_auto", "data_parallel"), ("level1", "level3"))):
         network, right = Odd(), Odd()
         call = WithLoss(network, F.mse_loss)
@@ -243,7 +244,7 @@ def test_rows_that_do_not_divide_are_cut_in_unequal_parts_and_train_as_one_proce
                 optimizer.step()
                 optimizer.zero_grad()
         for value in step.parameters():
-            assert value.to_local().shape[0] == sizes[value.shape[0]][get_rank()]  # type: ignore[operator]
+            assert local(value).shape[0] == sizes[value.shape[0]][get_rank()]  # type: ignore[operator]
         assert_state(step.state_dict(), right.state_dict())
         path = tmp_path / str(number)
         save_checkpoint(step, path, ours)

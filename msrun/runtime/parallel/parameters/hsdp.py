@@ -3,7 +3,7 @@
 The rule is MindSpore's (`TensorLayout::GenerateOptShardSliceShape` and AutoParallel.hsdp): a parameter of at least
 `threshold` KB is cut along dimension 0 over its copies, in groups of `shard_size` if given. Where that dimension cannot
 be cut evenly, MindSpore leaves it whole; here the last parts are smaller, or empty, as torch.chunk and FSDP2 cut. What
-operators have cut already is cut evenly or not at all. What stays whole says why in the plan.
+operators have cut already, and fewer rows than ranks, are cut evenly or not at all. What stays whole says why in the plan.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def choose_shard_axes(
     if axes is None:
         return (), f"shard_size {spec.shard_size} cannot be made of its {mesh.extent(copies)} copies"
     rows, parts = layout.local_shape(mesh, shape)[0], mesh.extent(axes)
-    if rows % parts and (layout.split[0] or rows < 2):
+    if rows % parts and (layout.split[0] or rows < parts):
         return (), f"its {rows} rows cannot be cut into {parts} equal parts"
     ordered = (*(a for a in axes if a not in partial_axes), *(a for a in axes if a in partial_axes))
     return ordered, f"rows cut over {parts} ranks{', in unequal parts' if rows % parts else ''}"

@@ -3,7 +3,7 @@
 The rule is MindSpore's (`TensorLayout::GenerateOptShardSliceShape` and AutoParallel.hsdp): a parameter of at least
 `threshold` KB is cut along dimension 0 over its copies, in groups of `shard_size` if given. Where that dimension cannot
 be cut evenly, MindSpore leaves it whole; here the last parts are smaller, or empty, as torch.chunk and FSDP2 cut. What
-operators have cut already, and fewer rows than ranks, are cut evenly or not at all. What stays whole says why in the plan.
+operators have cut already, and fewer rows than ranks, are cut evenly or not at all. The plan says why.
 """
 
 from __future__ import annotations

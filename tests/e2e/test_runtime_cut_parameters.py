@@ -210,6 +210,7 @@ def test_norms_in_a_pipeline_are_those_of_one_process_by_torchs_clipping_and_our
 # -- parts of unequal size --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @on_ranks(3)
 def test_rows_that_do_not_divide_are_cut_in_unequal_parts_and_train_as_one_process(tmp_path: Path) -> None:
     class Odd(nn.Module):

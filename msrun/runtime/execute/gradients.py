@@ -254,7 +254,7 @@ class PendingGradients:
             flat = self._future.wait()
             flat = flat if self._before is None else flat + self._before
             members = self._group.members
-            pieces = [flat] if flat.is_sparse else flat.reshape(-1).split([m.sent_numel for m in members])
+            pieces = [flat] if flat.is_sparse else flat.reshape(-1).split([m.placement.sent_numel for m in members])
             self._ready = [
                 piece if piece.is_sparse else piece[: part.numel()].view(part.shape)
                 for piece, part in zip(pieces, (m.part for m in members), strict=True)
@@ -340,7 +340,9 @@ def _as_type(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _join_rows(grads: Sequence[Tensor], members: Sequence[PlacedParameter], count: int) -> Tensor:
     """Return (count, elements of one part); without a copy where there is one gradient of equal parts."""
-    rows = [filled_up(g, count * m.sent_numel).reshape(count, -1) for g, m in zip(grads, members, strict=True)]
+    rows = [
+        filled_up(g, count * m.placement.sent_numel).reshape(count, -1) for g, m in zip(grads, members, strict=True)
+    ]
     return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
 
 

@@ -77,7 +77,7 @@ class GatheredGroup:
         """Start gathering; nothing moves for parameters that are stored as they are used."""
         group = self.group
         if group.shard_axes and self._future is None and not self._is_present():
-            parts = [filled_up(group.read(m), m.sent_numel) for m in group.members]
+            parts = [filled_up(group.read(m), m.placement.sent_numel) for m in group.members]
             self._future = start_gather_of(parts, axes_group(group.mesh, group.shard_axes))
 
     def wait(self) -> None:
@@ -97,7 +97,7 @@ class GatheredGroup:
         gathered = self._future.wait()
         self._future = None
         with plain_tensors():
-            parts = gathered.split([m.sent_numel for m in group.members], dim=1)
+            parts = gathered.split([m.placement.sent_numel for m in group.members], dim=1)
             for name, member, part in zip(group.placeholders, group.members, parts, strict=True):
                 self._fill(name, part, member)
 

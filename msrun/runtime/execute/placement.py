@@ -71,6 +71,12 @@ class Placement:
         """Of this rank's part; without rows, but of as many dimensions, where another stage holds it."""
         return tuple(part.stop - part.start for part in self.slices) if self.is_held else (0, *self.shape[1:])
 
+    @cached_property
+    def sent_numel(self) -> int:
+        """Elements of a part in messages, which are equally large on all ranks: those of the largest part."""
+        largest = (self.bounds[1], *self.shape[1:]) if self.bounds and self.shard_axes else self.local_shape
+        return math.prod(largest)
+
     @property
     def is_cut(self) -> bool:
         """True when some rank holds less than the whole."""
@@ -140,12 +146,11 @@ class PlacedParameter:
         """This rank's part as a plain tensor that shares the parameter's memory."""
         return plain(self.parameter)
 
-    @cached_property
+    @property
     def sent_numel(self) -> int:
-        """Elements of a part in messages, which are equally large on all ranks: those of the largest part."""
+        """Elements of this rank's part in messages; of the whole before it is cut."""
         placed = self.placement
-        largest = (placed.bounds[1], *placed.shape[1:]) if placed.bounds and placed.shard_axes else placed.local_shape
-        return math.prod(largest)
+        return placed.sent_numel if placed.bounds and placed.shard_axes else self.part.numel()
 
 
 placements: WeakTensorKeyDictionary = WeakTensorKeyDictionary()

@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from msrun.runtime import get_rank
-from msrun.runtime.execute.placement import find_placement
+from msrun.runtime.execute.placement import placement_of
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -16,11 +15,8 @@ def local(tensor: Tensor) -> Tensor:
 
 def part_of(whole: Tensor, parameter: Tensor) -> Tensor:
     """Return what this rank should hold of the whole value of a parameter."""
-    placed = find_placement(parameter)
-    if placed is None:
-        return whole.detach()
-    shape, layout, mesh = placed
-    return whole.detach()[layout.slices(mesh, shape, get_rank())]
+    placed = placement_of(parameter)
+    return whole.detach() if placed is None else placed.cut(whole.detach())
 
 
 def difference(mine: Tensor, right: Tensor, parameter: Tensor | None = None) -> float:
@@ -29,7 +25,8 @@ def difference(mine: Tensor, right: Tensor, parameter: Tensor | None = None) -> 
     Args:
         parameter: whose gradient `mine` is.
     """
-    found = mine.detach().full_tensor() if isinstance(mine, DTensor) else local(mine)
+    is_foreign = isinstance(mine, DTensor) and placement_of(mine) is None
+    found = mine.detach().full_tensor() if is_foreign else local(mine)  # type: ignore[attr-defined]
     part = part_of(right, mine if parameter is None else parameter)
     assert found.shape == part.shape, (found.shape, part.shape)
     return float((found - part).abs().max() / right.detach().abs().max()) if found.numel() else 0.0

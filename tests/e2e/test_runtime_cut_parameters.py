@@ -9,7 +9,6 @@ import itertools
 import warnings
 import weakref
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from local_parts import local
 from on_ranks import on_ranks
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -207,6 +207,60 @@ def test_norms_in_a_pipeline_are_those_of_one_process_by_torchs_clipping_and_our
             assert_close(nn.utils.clip_grad_norm_(step.parameters(), 1e9, norm_type), expected)
 
 
+# -- parts of unequal size --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@on_ranks(3)
+def test_rows_that_do_not_divide_are_cut_in_unequal_parts_and_train_as_one_process(tmp_path: Path) -> None:
+    class Odd(nn.Module):
+        """Of 7, 4 and 2 rows on 3 ranks: 3 + 3 + 1, 2 + 2 + 0, and whole."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.a, self.b, self.c = nn.Linear(8, 7), nn.Linear(7, 4), nn.Linear(4, 2)
+            self.double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.c(self.b(self.a(x).tanh()).tanh())
+
+    generator = torch.Generator().manual_seed(1)
+    x, y = (torch.randn(12, width, generator=generator, dtype=torch.float64) for width in (8, 2))
+    mine = slice(4 * get_rank(), 4 * get_rank() + 4)
+    sizes = {7: (3, 3, 1), 4: (2, 2, 0), 2: (2, 2, 2)}
+    for number, (mode, level) in enumerate(itertools.product(("semi_auto", "data_parallel"), ("level1", "level3"))):
+        network, right = Odd(), Odd()
+        call = WithLoss(network, F.mse_loss)
+        if mode == "semi_auto" and level == "level3":  # gradients are sent after every micro batch
+            call = GradAccumulation(call, 2)
+        step = AutoParallel(call, mode).hsdp(threshold=0, optimizer_level=level)
+        ours, theirs = (torch.optim.AdamW(net.parameters(), 0.01) for net in (step, right))
+        for _ in range(3):
+            step(x[mine], y[mine]).backward()
+            F.mse_loss(right(x), y).backward()
+            expected = nn.utils.clip_grad_norm_(right.parameters(), 0.3)
+            assert_close(clip_grad_norm_(step, 0.3), expected)
+            for optimizer in (ours, theirs):
+                optimizer.step()
+                optimizer.zero_grad()
+        for value in step.parameters():
+            assert local(value).shape[0] == sizes[value.shape[0]][get_rank()]  # type: ignore[operator]
+        assert_state(step.state_dict(), right.state_dict())
+        path = tmp_path / str(number)
+        save_checkpoint(step, path, ours)
+        again = AutoParallel(WithLoss(Odd(), F.mse_loss), "semi_auto").hsdp(threshold=0)
+        other = torch.optim.AdamW(again.parameters(), 0.01)
+        again(x[mine], y[mine]).backward()
+        again.zero_grad()
+        load_checkpoint(path, again, optimizer=other)
+        assert_state(again.state_dict(), right.state_dict())
+        for state in (found.state_dict()["state"] for found in (other, ours)):
+            for value, whole in zip(state.values(), theirs.state_dict()["state"].values(), strict=True):
+                mean = value["exp_avg"]
+                assert_close(mean.full_tensor() if hasattr(mean, "full_tensor") else mean, whole["exp_avg"])
+
+
 # -- optimizers -----------------------------------------------------------------------------------------------------
 
 
@@ -247,7 +301,7 @@ def test_step_that_fails_leaves_the_checks_on() -> None:
 
 @pytest.mark.slow
 @on_two
-def test_optimizer_of_all_parameters_as_one_vector_trains_as_one_process_or_is_refused() -> None:
+def test_optimizer_of_all_parameters_as_one_vector_trains_as_one_process() -> None:
     def fit(step: Any, optimizer: torch.optim.Optimizer, rows: slice = slice(None)) -> list[float]:
         def closure() -> Tensor:
             optimizer.zero_grad()
@@ -265,9 +319,12 @@ def test_optimizer_of_all_parameters_as_one_vector_trains_as_one_process_or_is_r
         assert_close(torch.tensor(found), torch.tensor(expected))
     rows = slice(2 * get_rank(), 2 * get_rank() + 2)
     step = AutoParallel(WithLoss(Net(), F.mse_loss), "data_parallel").hsdp(threshold=0)
-    for _ in range(2):  # made before the first call, and after it
-        optimizer = torch.optim.LBFGS(step.parameters())
-        refused(partial(fit, step, optimizer, rows), "LBFGS", "semi_auto", kind=StrategyError)
+    for whole in (right, WithLoss(Net(), F.mse_loss)):  # made before the first call, and after it
+        if whole is not right:
+            step.load_state_dict(whole.network.state_dict())  # type: ignore[operator, union-attr]
+            fit(whole, torch.optim.LBFGS(whole.parameters(), 0.5, max_iter=4))
+        fit(step, torch.optim.LBFGS(step.parameters(), 0.5, max_iter=4), rows)
+        assert_state(step.state_dict(), whole.network.state_dict())  # type: ignore[operator, union-attr]
 
 
 @pytest.mark.slow
@@ -431,7 +488,7 @@ READS: list[Callable[[Tensor], Any]] = [
 @pytest.mark.slow
 @on_two
 def test_what_is_read_of_parts_is_that_of_the_whole() -> None:
-    for build in (hsdp, columns):
+    for build in (hsdp, columns, fsdp2):
         step, network, right = pair(build)
         backward(step, right)
         weight, other = network.a.weight, right.a.weight
@@ -475,7 +532,7 @@ WRITES: list[Callable[[nn.Module], Any]] = [
 @pytest.mark.slow
 @on_two
 def test_what_is_written_to_parts_is_that_of_one_process() -> None:
-    for build in (hsdp, columns):
+    for build in (hsdp, columns, fsdp2):
         step, network, right = pair(build)
         backward(step, right)
         for number, write in enumerate(WRITES):

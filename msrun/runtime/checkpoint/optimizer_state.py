@@ -18,12 +18,11 @@ from msrun.errors import CheckpointError
 from msrun.runtime.agreement import gather
 from msrun.runtime.checkpoint.index import TensorKey, key_of
 from msrun.runtime.checkpoint.reader import CheckpointReader
-from msrun.runtime.execute.placement import find_placement, find_stages, is_held
+from msrun.runtime.execute.placement import find_stages, is_held, placement_of
 from msrun.runtime.nn.replaced import current, follow
 from msrun.runtime.optim.host_steps import LOOK_AT_WHOLES
 from msrun.runtime.parallel.parameters.network_state import Chunk, NetworkState, find_box, find_chunk, find_share
-from msrun.runtime.parts.part import Part
-from msrun.runtime.parts.part_functions import as_part
+from msrun.runtime.parts.dtensors import lying_as
 from msrun.runtime.server.remote import RemoteParameter, find_remote
 from msrun.runtime.server.stepping import before_remote_steps
 from msrun.runtime.tensors.plain_tensors import local_part
@@ -153,7 +152,7 @@ def _reader_of(
                 full_key, box = key_of(network, name, key), find_box(parameter)
                 part = torch.empty(box.sizes, dtype=reader.tensors[full_key].dtype)
                 parts[full_key] = Chunk(part, box)
-                values[key] = _like(parameter, part)
+                values[key] = lying_as(parameter, part)
             if values:
                 state[index] = values
         reader.fill(parts)
@@ -186,24 +185,8 @@ def _read_remote(
     remote.write_numbers(numbers)
 
 
-def _like(parameter: Tensor, part: Tensor) -> Tensor:
-    """Return a part of the state as the parameter has its own; it shares the part's memory."""
-    if isinstance(parameter, Part):
-        return as_part(part.view_as(part), parameter.placement)
-    if not isinstance(parameter, DTensor):
-        return part
-    return DTensor.from_local(
-        part,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
-
-
 def _is_in_place(parameter: Tensor) -> bool:
-    return world().world_size == 1 or isinstance(parameter, DTensor) or find_placement(parameter) is not None
+    return world().world_size == 1 or isinstance(parameter, DTensor) or placement_of(parameter) is not None
 
 
 def finish_waiting(optimizer: torch.optim.Optimizer) -> None:

@@ -77,9 +77,6 @@ class DeviceProfile:
     fsdp_s: float = 0.0
     """Added in a dry run to every collective of torch's FSDP2: what its Python takes around it, and what ranks that
     come at different times wait, where nothing hides that."""
-    dtensor_s: float = 0.0
-    """Added in a dry run to every operator of an optimizer on FSDP2's DTensors, where nothing hides what torch takes
-    to hand it to this rank's part."""
     operators: Mapping[str, Sequence[Point]] = field(default_factory=dict)
     """"aten.mm.default float32" -> operations, bytes, seconds: measured, see `msrun.runtime.cost.operators`"""
     collectives: Mapping[str, Sequence[Point]] = field(default_factory=dict)
@@ -90,7 +87,7 @@ class DeviceProfile:
         numbers |= {"devices_per_host": self.devices_per_host}
         numbers |= {f"peak_flops[{name!r}]": value for name, value in self.peak_flops.items()}
         least: dict[str, float] = {"launch_s": self.launch_s, "overhead_s": self.overhead_s, "wait_s": self.wait_s}
-        least |= {"fsdp_s": self.fsdp_s, "dtensor_s": self.dtensor_s}
+        least |= {"fsdp_s": self.fsdp_s}
         for name, link in self.links.items():
             numbers[f"{name}.bytes_per_s"] = link.bytes_per_s
             least |= {f"{name}.alpha_s": link.alpha_s, f"{name}.start_s": link.start_s}

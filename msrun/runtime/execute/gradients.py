@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from msrun.runtime.execute.parameters import GatheredGroup, ParameterGroup, flatten, split_like
+from msrun.runtime.execute.parameters import GatheredGroup, ParameterGroup, filled_up, flatten
 from msrun.runtime.execute.placement import PlacedParameter
 from msrun.runtime.execute.transfers import TensorFuture, start_all_reduce, start_gather, start_reduce_scatter
 from msrun.runtime.groups import axes_group
@@ -253,8 +253,12 @@ class PendingGradients:
         if self._future is not None:
             flat = self._future.wait()
             flat = flat if self._before is None else flat + self._before
-            parts = [m.part for m in self._group.members]
-            self._ready = [flat] if flat.is_sparse else split_like(flat.reshape(-1), parts)
+            members = self._group.members
+            pieces = [flat] if flat.is_sparse else flat.reshape(-1).split([m.placement.sent_numel for m in members])
+            self._ready = [
+                piece if piece.is_sparse else piece[: part.numel()].view(part.shape)
+                for piece, part in zip(pieces, (m.part for m in members), strict=True)
+            ]
             self._future = None
 
     def wait(self) -> dict[str, Tensor]:
@@ -334,11 +338,12 @@ def _as_type(value: Tensor, dtype: torch.dtype) -> Tensor:
     return value if value.dtype == dtype else value.to(dtype)  # once per parameter and step: `to` takes longer to ask
 
 
-def _join_rows(grads: Sequence[Tensor], count: int) -> Tensor:
-    """Return (count, elements of one part); without a copy where there is one gradient."""
-    if len(grads) == 1:
-        return grads[0].reshape(count, -1)
-    return torch.cat([grad.reshape(count, -1) for grad in grads], dim=1)
+def _join_rows(grads: Sequence[Tensor], members: Sequence[PlacedParameter], count: int) -> Tensor:
+    """Return (count, elements of one part); without a copy where there is one gradient of equal parts."""
+    rows = [
+        filled_up(g, count * m.placement.sent_numel).reshape(count, -1) for g, m in zip(grads, members, strict=True)
+    ]
+    return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
 
 
 def _start_sharded(group: GradientGroup, grads: list[Tensor]) -> TensorFuture:
@@ -348,7 +353,7 @@ def _start_sharded(group: GradientGroup, grads: list[Tensor]) -> TensorFuture:
     one slice and one reduce-scatter do.
     """
     count = group.mesh.extent(group.shard_axes)
-    rows = _join_rows(grads, count)
+    rows = _join_rows(grads, group.members, count)
     grads.clear()  # copied, or held by the rows: the message needs the memory
     same = tuple(axis for axis in group.shard_axes if axis not in group.partial_axes)
     summed = tuple(axis for axis in group.shard_axes if axis in group.partial_axes)

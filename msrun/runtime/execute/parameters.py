@@ -7,12 +7,13 @@ over its shard axes to the part that `placement.used` says. How gradients come b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch._utils import _flatten_dense_tensors
 
 from msrun.runtime.execute.placement import PlacedParameter
 from msrun.runtime.execute.transfers import TensorFuture, start_gather_of
@@ -56,7 +57,7 @@ class ParameterGroup:
 
     def gathered_bytes(self) -> int:
         """Return the bytes that gathering takes on top of the stored parts; 0 when they are used as they are stored."""
-        count = sum(m.part.numel() for m in self.members)
+        count = sum(m.sent_numel for m in self.members)
         item = (self.dtype or self.members[0].parameter.dtype).itemsize
         return count * item * self.mesh.extent(self.shard_axes) if self.shard_axes else 0
 
@@ -76,7 +77,7 @@ class GatheredGroup:
         """Start gathering; nothing moves for parameters that are stored as they are used."""
         group = self.group
         if group.shard_axes and self._future is None and not self._is_present():
-            parts = [group.read(m) for m in group.members]
+            parts = [filled_up(group.read(m), m.placement.sent_numel) for m in group.members]
             self._future = start_gather_of(parts, axes_group(group.mesh, group.shard_axes))
 
     def wait(self) -> None:
@@ -96,7 +97,7 @@ class GatheredGroup:
         gathered = self._future.wait()
         self._future = None
         with plain_tensors():
-            parts = gathered.split([m.parameter.numel() for m in group.members], dim=1)
+            parts = gathered.split([m.placement.sent_numel for m in group.members], dim=1)
             for name, member, part in zip(group.placeholders, group.members, parts, strict=True):
                 self._fill(name, part, member)
 
@@ -108,6 +109,8 @@ class GatheredGroup:
     def _fill(self, name: str, part: Tensor, member: PlacedParameter) -> None:
         """Put a gathered part, (ranks, elements of one), into the leaf: one copy, or none where the part will do."""
         leaf = self.leaves.get(name)
+        if member.placement.bounds:
+            part = part.reshape(-1)[: math.prod(member.placement.shape)]
         if leaf is None:
             shape = member.placement.used.local_shape(self.group.mesh, member.placement.shape)
             is_own = part.untyped_storage().nbytes() == part.numel() * part.element_size()
@@ -151,8 +154,7 @@ def flatten(tensors: Sequence[Tensor]) -> Tensor:
     return flat
 
 
-def split_like(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return views of a row made by `flatten`, of the tensors' shapes."""
-    parts: Sequence[Tensor] = _unflatten_dense_tensors(flat, tensors)
-    # torch gives what has no elements the shape (0,)
-    return [part if part.numel() else part.view(like.shape) for part, like in zip(parts, tensors, strict=True)]
+def filled_up(value: Tensor, count: int) -> Tensor:
+    """Return a tensor, or its elements in one row of `count` that zeros fill up."""
+    missing = count - value.numel()
+    return value if not missing else torch.cat([value.reshape(-1), value.new_zeros(missing)])

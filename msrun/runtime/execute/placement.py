@@ -15,6 +15,12 @@ from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout
 from msrun.runtime.tensors.plain_tensors import plain
 
 
+def chunk_bounds(rows: int, parts: int) -> tuple[int, ...]:
+    """Return where the parts begin that torch.chunk makes of rows, and the end: the last ones are smaller, or empty."""
+    size = -(-rows // parts)
+    return tuple(min(rows, size * place) for place in range(parts + 1))
+
+
 @dataclass(frozen=True)
 class Placement:
     """How a parameter is stored; holds whoever calls its network, with its loss or without, to the same."""
@@ -65,6 +71,12 @@ class Placement:
         """Of this rank's part; without rows, but of as many dimensions, where another stage holds it."""
         return tuple(part.stop - part.start for part in self.slices) if self.is_held else (0, *self.shape[1:])
 
+    @cached_property
+    def sent_numel(self) -> int:
+        """Elements of a part in messages, which are equally large on all ranks: those of the largest part."""
+        largest = (self.bounds[1], *self.shape[1:]) if self.bounds and self.shard_axes else self.local_shape
+        return math.prod(largest)
+
     @property
     def is_cut(self) -> bool:
         """True when some rank holds less than the whole."""
@@ -102,8 +114,7 @@ class Placement:
         """Whether the parts are those that torch makes of a tensor: of equal size, the last ones smaller."""
         if not self.bounds:
             return True
-        rows, size = self.shape[0], -(-self.shape[0] // (len(self.bounds) - 1))
-        return self.bounds == tuple(min(rows, size * place) for place in range(len(self.bounds)))
+        return self.bounds == chunk_bounds(self.shape[0], len(self.bounds) - 1)
 
     def describe(self) -> str:
         """Return what this rank holds, for messages."""
@@ -135,6 +146,12 @@ class PlacedParameter:
         """This rank's part as a plain tensor that shares the parameter's memory."""
         return plain(self.parameter)
 
+    @property
+    def sent_numel(self) -> int:
+        """Elements of this rank's part in messages; of the whole before it is cut."""
+        placed = self.placement
+        return placed.sent_numel if placed.bounds and placed.shard_axes else self.part.numel()
+
 
 placements: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """parameter -> its placement"""
@@ -147,12 +164,6 @@ def placement_of(parameter: Tensor) -> Placement | None:
         return own
     found: Placement | None = placements.get(parameter)
     return found
-
-
-def find_placement(parameter: Tensor) -> tuple[tuple[int, ...], TensorLayout, Mesh] | None:
-    """Return a parameter's global shape, its layout at rest and the mesh of it; None before AutoParallel placed it."""
-    placed = placement_of(parameter)
-    return None if placed is None else (placed.shape, placed.stored, placed.mesh)
 
 
 def find_stages(parameter: Tensor) -> tuple[int, ...]:

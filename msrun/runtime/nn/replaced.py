@@ -101,8 +101,9 @@ def follow(optimizer: torch.optim.Optimizer) -> None:
             if new is not old:
                 group["params"][index] = new
                 if old in optimizer.state:
-                    state = optimizer.state.pop(old)
-                    optimizer.state[new] = {key: _cut_like(value, new) for key, value in state.items()}
+                    state = optimizer.state.pop(old)  # stays the same object: a step that is running may hold it
+                    state.update({key: _cut_like(value, new) for key, value in state.items()})
+                    optimizer.state[new] = state
 
 
 def _cut_like(value: Any, parameter: Tensor) -> Any:

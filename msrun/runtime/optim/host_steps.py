@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from msrun.errors import StrategyError
@@ -34,8 +34,8 @@ from msrun.runtime.optim.host_weights import (
     wide_type,
 )
 from msrun.runtime.optim.named_rows import changed_rows
+from msrun.runtime.parts.dtensors import Cut, lying_as
 from msrun.runtime.parts.part import Part
-from msrun.runtime.parts.part_functions import as_part
 from msrun.runtime.tensors.plain_tensors import local_part, plain
 
 CHUNK_BYTES = 1 << 20
@@ -237,9 +237,9 @@ def _one_at_a_time(optimizer: torch.optim.Optimizer, stand_in: torch.optim.Optim
     stand_in.state = optimizer.state  # and a hook of the optimizer's own may have loaded other state
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            if parameter.grad is None or (isinstance(parameter, Part) and not parameter.placement.is_held):
+            if parameter.grad is None or (isinstance(parameter, Cut) and not parameter.placement.is_held):
                 continue
-            if not isinstance(parameter, Part | DTensor):
+            if not isinstance(parameter, Cut):
                 yield {**group, "params": [parameter]}
                 continue
             whole = nn.Parameter(_whole(parameter).clone(), requires_grad=False)
@@ -257,20 +257,16 @@ def _one_at_a_time(optimizer: torch.optim.Optimizer, stand_in: torch.optim.Optim
 def _whole(value: Any) -> Any:
     if isinstance(value, Part):
         return value.gather_in_stage()
-    return value.full_tensor().detach() if isinstance(value, DTensor) else value
+    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def _cut_whole(value: Any, parameter: Tensor) -> Any:
     """Return this rank's part of what has the parameter's shape; everything else as it is."""
-    if not (isinstance(value, Tensor) and value.dim()):
+    assert isinstance(parameter, Cut)
+    placed = parameter.placement
+    if not (isinstance(value, Tensor) and value.dim() and tuple(value.shape) == placed.shape):
         return value
-    if isinstance(parameter, Part):
-        placed = parameter.placement
-        return as_part(placed.cut(value).clone(), placed) if tuple(value.shape) == placed.shape else value
-    assert isinstance(parameter, DTensor)
-    if value.shape != parameter.shape:
-        return value
-    return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    return lying_as(parameter, placed.cut(value).clone())
 
 
 _log = logging.getLogger("msrun.runtime")
@@ -366,7 +362,7 @@ class Offload:
             StrategyError: the step looks at whole tensors of which this rank holds parts.
         """
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        if isinstance(optimizer, LOOK_AT_WHOLES) and any(isinstance(value, Part | DTensor) for value in parameters):
+        if isinstance(optimizer, LOOK_AT_WHOLES) and any(isinstance(value, Cut) for value in parameters):
             raise StrategyError(
                 f"{type(optimizer).__name__} on the host looks at whole tensors, and of {len(parameters)} parameters "
                 "some are cut: let it work on the device, or use an element-wise optimizer such as AdamW"

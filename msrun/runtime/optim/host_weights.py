@@ -17,7 +17,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from msrun.runtime.execute.gradients import coalesced
-from msrun.runtime.parts.part import Part, become_part
+from msrun.runtime.parts.dtensors import lying_as, parameter_like
+from msrun.runtime.parts.part import Part
 from msrun.runtime.parts.part_functions import as_part
 from msrun.runtime.tensors.plain_tensors import local_part, plain, plain_tensors
 
@@ -186,7 +187,7 @@ class HostWeights:
         """
         local = local_part(parameter)
         if not on_host and not is_narrow(local):
-            return _like(parameter, local)
+            return parameter_like(parameter, local)
         kept: _Kept | None = self._kept.get(parameter)
         copy = local_part(master) if isinstance(master, Tensor) else kept.copy if kept is not None else None
         place = HOST if on_host else local.device
@@ -198,7 +199,7 @@ class HostWeights:
         assert copy is not None
         if self.keeps:
             self._kept[parameter] = _Kept(copy, _mark(local))
-        return _like(parameter, copy)
+        return parameter_like(parameter, copy)
 
     def give(self, parameter: Tensor, stepped: Tensor, rows: Tensor | None = None, *, on_host: bool) -> None:
         """Copy a stepped copy back into its parameter.
@@ -327,22 +328,7 @@ def tensor_bytes(value: Any) -> int:
 
 def put_gradient(stepped: nn.Parameter, gradient: Tensor) -> None:
     """Give a copy its gradient, of this rank's part."""
-    stepped.grad = _around(stepped, gradient) if isinstance(stepped, DTensor) else gradient
-
-
-def _like(parameter: Tensor, copy: Tensor) -> nn.Parameter:
-    """Return a copy as what its parameter is: a part, a DTensor or an ordinary one; it shares the copy's memory."""
-    if isinstance(parameter, DTensor):
-        return nn.Parameter(_around(parameter, copy), requires_grad=False)
-    found = nn.Parameter(copy, requires_grad=False)
-    if isinstance(parameter, Part):
-        become_part(found, parameter.placement)
-    return found
-
-
-def _around(owner: DTensor, local: Tensor) -> DTensor:
-    mesh, placements = owner.device_mesh, owner.placements
-    return DTensor.from_local(local, mesh, placements, run_check=False, shape=owner.shape, stride=owner.stride())
+    stepped.grad = lying_as(stepped, gradient) if isinstance(stepped, DTensor) else gradient
 
 
 def _empty(like: Tensor, dtype: torch.dtype) -> Tensor:

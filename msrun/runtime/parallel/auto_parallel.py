@@ -19,6 +19,7 @@ from msrun.runtime.capture import marked_calls
 from msrun.runtime.capture.capture import forget_shapes
 from msrun.runtime.capture.captured_graph import Target, find_target
 from msrun.runtime.execute.phase import is_verifying, running_alone, runs_alone
+from msrun.runtime.execute.placement import Placement
 from msrun.runtime.nn.deferred_init import init_parameters
 from msrun.runtime.nn.random_calls import RandomCalls
 from msrun.runtime.nn.random_stream import drawing, part_of_batch
@@ -35,7 +36,6 @@ from msrun.runtime.parallel.fluent_settings import FluentSettings
 from msrun.runtime.parallel.gradients_in_backward import ArrivingGradients, GradientsInBackward
 from msrun.runtime.parallel.host_operators import moved_at_borders
 from msrun.runtime.parallel.modes.data_parallel import Replicas
-from msrun.runtime.parallel.modes.fsdp import Decision
 from msrun.runtime.parallel.modes.own_gradients import check_captured
 from msrun.runtime.parallel.modes.replica_plan import build_lone_plan, build_replica_plan
 from msrun.runtime.parallel.network_module import NetworkModule
@@ -262,7 +262,7 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):  # type:
             self._is_warned = True
             log.warning("%s has no effect in one process, where nothing is captured", ", ".join(self.settings.limits))
 
-    def _note_placed(self, root: nn.Module, decisions: Mapping[int, Decision], notes: list[str]) -> None:
+    def _note_placed(self, root: nn.Module, decisions: Mapping[int, Placement], notes: list[str]) -> None:
         self._plan = build_replica_plan(root, self.settings, decisions, notes)
         self._write_layouts(root)
         if world.get_rank() == 0:

@@ -72,10 +72,10 @@ class LateLoss(StandIn, Tensor):
         self._kind = kind
         return self
 
-    def constructed_by(self, construct: Callable[[], Any]) -> Any:
+    def constructed_by(self, construct: Callable[[Any], Any]) -> Any:
         """Return what `torch.tensor` and the like make of the value, when it has arrived."""
         self._become_plain()()
-        return construct()
+        return construct(self)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         self._become_plain()()
@@ -196,7 +196,6 @@ class WholeResults:
         Raises:
             StrategyError: some ranks' losses use a result that those of others do not.
         """
-        gradients = [g.full_tensor() if isinstance(g, DTensor) else g for g in gradients]
         is_pretended = world.simulation_level() is not None or any(isinstance(g, FakeTensor) for g in gradients)
         if self._differ is None and not is_pretended:
             with torch.no_grad():
@@ -287,23 +286,12 @@ def leave_step(result: Tensor, begin_backward: Callable[[], None]) -> None:
 
     Args:
         begin_backward: called when a gradient comes in at it.
-
-    Raises:
-        StrategyError: in that pass, where rows of this rank have met a parameter that FSDP2 has cut.
     """
     assert result.grad_fn is not None
     metadata: Any = result.grad_fn.metadata
     metadata[_IS_RESULT] = True
 
-    def begin(gradient: Tensor) -> None:
-        if isinstance(gradient, DTensor):  # it has taken the rows for a tensor that is the same on every rank
-            raise StrategyError(
-                f"a loss outside of the step computes with a result of shape {tuple(result.shape)}, which is of this "
-                "rank's rows, and with a parameter that FSDP2 has cut: use it inside the network"
-            )
-        begin_backward()
-
-    result.register_hook(begin)
+    result.register_hook(lambda _: begin_backward())
 
 
 def _note_pass(passes: set[int], number: int) -> bool:

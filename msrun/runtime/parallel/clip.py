@@ -27,9 +27,8 @@ from msrun.runtime.nn.replaced import current
 from msrun.runtime.parallel.auto_parallel import AutoParallel
 from msrun.runtime.parallel.modes.own_gradients import is_layerwise
 from msrun.runtime.parts.on_servers import refuse_on_servers
-from msrun.runtime.parts.part import Part
 from msrun.runtime.progress import waiting_in
-from msrun.runtime.tensors.plain_tensors import plain
+from msrun.runtime.tensors.plain_tensors import local_part
 
 _EPSILON = 1e-6
 _weight_of: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
@@ -110,7 +109,7 @@ def note_weight(gradient: Tensor, weight: Tensor) -> None:
 
 
 def _find(index: int, gradient: Tensor) -> Tensor:
-    if isinstance(gradient, Part):
+    if placement_of(gradient) is not None:
         return gradient
     weight = _weight_of.get(gradient)
     if weight is not None:
@@ -124,7 +123,7 @@ def _find(index: int, gradient: Tensor) -> Tensor:
 
 
 def _scale_(gradient: Tensor, factor: Tensor) -> None:
-    local = gradient.to_local() if isinstance(gradient, DTensor) else plain(gradient)
+    local = local_part(gradient)
     local = local._values() if local.is_sparse else local  # the memory itself
     local.mul_(factor.to(device=local.device, dtype=factor.dtype if local.dtype == torch.float64 else torch.float32))
 
@@ -162,21 +161,19 @@ def _copies(parameter: Tensor, ranks: int) -> int:
     """Return how many ranks hold each element of a parameter."""
     if is_layerwise(parameter):
         return 1
-    if isinstance(parameter, DTensor):
+    placed = placement_of(parameter)
+    if placed is None and isinstance(parameter, DTensor):
         mesh = parameter.device_mesh
         shards = math.prod(mesh.size(dim) for dim, place in enumerate(parameter.placements) if place.is_shard())
         return ranks // shards
-    placed = placement_of(parameter)
     return ranks if placed is None else placed.copies
 
 
 def _whole_sums(gradient: Any) -> Tensor:
     """Return this rank's elements; of a DTensor with partial sums the sums first."""
-    if not isinstance(gradient, DTensor):
-        local = plain(gradient)
-        return coalesced(local).values() if local.is_sparse else local
-    if any(isinstance(place, Partial) for place in gradient.placements):
+    if isinstance(gradient, DTensor) and any(isinstance(place, Partial) for place in gradient.placements):
         raise StrategyError(
             "a gradient is a DTensor of partial sums: redistribute it, gradient.redistribute(placements=...), first"
         )
-    return gradient.to_local()
+    local = local_part(gradient)
+    return coalesced(local).values() if local.is_sparse else local

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from msrun.errors import StrategyError
@@ -91,7 +91,7 @@ class NetworkModule(nn.Module):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load whole tensors, of which each rank takes its part; as of one process' network, under the user's names."""
-        return super().load_state_dict(distribute_state(self._module("state"), state_dict), strict, assign)
+        return super().load_state_dict(state_dict, strict, assign)
 
     def _load_from_state_dict(
         self,
@@ -166,17 +166,6 @@ def collect_state(network: nn.Module, destination: Any, prefix: str, *, keep_var
             if name.startswith(prefix) and isinstance(value, Tensor):
                 state[name] = (value.full_tensor() if isinstance(value, Part | DTensor) else value).detach()
     return state
-
-
-def distribute_state(network: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state dict in which whole tensors of what torch has cut (FSDP2) are cut likewise."""
-    own = unwrap(network).state_dict(keep_vars=True)
-    return {
-        name: distribute_tensor(value.detach(), mine.device_mesh, mine.placements, src_data_rank=None)
-        if isinstance(mine := own.get(name), DTensor) and not isinstance(value, DTensor)
-        else value
-        for name, value in state.items()
-    }
 
 
 def _losses(network: nn.Module) -> dict[str, nn.Module]:

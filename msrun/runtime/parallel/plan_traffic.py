@@ -185,7 +185,7 @@ def gather_messages(group: ParameterGroup, micro_batches: int) -> list[Message]:
     if not group.shard_axes:
         return []
     item = (group.dtype or group.members[0].parameter.dtype).itemsize
-    size = item * sum(member.part.numel() for member in group.members)
+    size = item * sum(member.sent_numel for member in group.members)
     times = 2 * micro_batches if group.regathers else 1
     return [gathers_of_parameter(size, group.shard_axes, group.mesh)] * times
 
@@ -195,6 +195,6 @@ def sum_messages(group: GradientGroup, micro_batches: int) -> list[Message]:
     if not group.members[0].parameter.requires_grad or group.may_be_rows:
         return []
     item = (group.sum_dtype or group.members[0].parameter.dtype).itemsize
-    size = item * sum(member.part.numel() for member in group.members)
+    size = item * sum(member.sent_numel for member in group.members)
     times = micro_batches if group.shard_axes and group.scatters_each else 1
     return [message for message, _ in sums_of_gradient(size, group.shard_axes, group.partial_axes, group.mesh)] * times

@@ -147,7 +147,7 @@ def become_part(parameter: nn.Parameter, placement: Placement) -> None:
     """Make a parameter that holds this rank's part know it; the object and everything that refers to it stay."""
     if not isinstance(parameter, Part):
         parameter.__class__ = _part_class(type(parameter))
-    _see_parts()
+    see_parts()
     parameter.placement = placement  # type: ignore[attr-defined]
     placements[parameter] = placement
     with plain_tensors():
@@ -157,14 +157,15 @@ def become_part(parameter: nn.Parameter, placement: Placement) -> None:
 
 
 @functools.cache
-def _see_parts() -> None:
+def see_parts() -> None:
     """Let those functions of torch see parts that pass `__torch_function__` by; once in a process."""
     for module, name in _WRAPPERS:
         vars(module)[name] = _of_wholes(vars(module)[name])
     exported = vars(dlpack)["to_dlpack"]
 
     def to_dlpack(tensor: Tensor) -> Any:
-        return exported(tensor.__dlpack__() if isinstance(tensor, Part) else tensor)  # which is refused by name
+        is_part = isinstance(getattr(tensor, "placement", None), Placement)
+        return exported(tensor.__dlpack__() if is_part else tensor)  # which is refused by name
 
     vars(dlpack)["to_dlpack"] = vars(torch)["to_dlpack"] = to_dlpack
 
@@ -177,7 +178,7 @@ def _of_wholes(wrap: Callable[..., Any]) -> Callable[..., Any]:
     """Return the same of the whole of a part."""
 
     def wrap_whole(value: Any, *rest: Any) -> Any:
-        if isinstance(value, Part):
+        if isinstance(getattr(value, "placement", None), Placement):
             with temporarily_clear_interpreter_stack():  # what is made inside a transform is wrapped already
                 value = value.full_tensor()
         return wrap(value, *rest)

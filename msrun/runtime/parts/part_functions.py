@@ -27,7 +27,7 @@ from msrun.runtime.execute.gradients import coalesced
 from msrun.runtime.execute.placement import Placement
 from msrun.runtime.execute.transfers import traffic
 from msrun.runtime.progress import waiting_in
-from msrun.runtime.tensors.plain_tensors import StandIn, plain, plain_tensors
+from msrun.runtime.tensors.plain_tensors import StandIn, local_part, plain, plain_tensors
 
 Function = Callable[..., Any]
 
@@ -120,6 +120,11 @@ reads = _build_reads()
 """Functions that a tensor answers by itself."""
 
 
+def is_of_object(func: Function) -> bool:
+    """Return whether a DTensor answers by itself: what it is, its shape, its hooks, the graph that it is in."""
+    return func in reads or func in _OF_AUTOGRAD or _name_of(func) in _OF_SHAPE or func == Tensor.register_hook
+
+
 class PlacedTensor(StandIn, Tensor):
     """A tensor that is this rank's part of a whole one, as torch's functions see it; `Part` is the one that is made."""
 
@@ -131,9 +136,9 @@ class PlacedTensor(StandIn, Tensor):
         """Return the whole tensor, a copy on every rank. All ranks call it together."""
         raise NotImplementedError
 
-    def constructed_by(self, construct: Callable[[], Any]) -> Any:
+    def constructed_by(self, construct: Callable[[Any], Any]) -> Any:
         """Return what `torch.tensor` and the like make of it: a part."""
-        return _wrap(construct(), self.placement)
+        return _wrap(construct(self), self.placement)
 
     @classmethod
     def __torch_function__(
@@ -153,10 +158,10 @@ class WholeView(StandIn, Tensor):
     origin: PlacedTensor
     whole: Tensor
 
-    def constructed_by(self, construct: Callable[[], Any]) -> Any:
+    def constructed_by(self, construct: Callable[[Any], Any]) -> Any:
         """Return what `torch.tensor` and the like make of the present values."""
         plain(self.whole).copy_(_whole_of(self.origin, self.origin.placement))
-        return construct()
+        return construct(self)
 
     @classmethod
     def __torch_function__(
@@ -167,7 +172,8 @@ class WholeView(StandIn, Tensor):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run a function of torch on the whole."""
-        del types
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # which brings parts
         if func in reads or _name_of(func) in _OF_SHAPE:
             return _run_plain(func, args, kwargs or {})
         return _OnWholes(func, _name_of(func)).run(args, dict(kwargs or {}))
@@ -214,7 +220,19 @@ def run_on_parts(func: Function, types: Iterable[type], args: tuple[Any, ...], k
         return norms_of_wholes(args[0], *args[1:], **{"power" if key == "ord" else key: v for key, v in kwargs.items()})
     if func in _OF_AUTOGRAD:
         return _differentiate(func, args, kwargs)
+    if name in _OF_SCALERS:
+        return _unscale(func, *args)
     return _OnWholes(func, name).run(args, kwargs)
+
+
+def _unscale(func: Function, gradients: Any, found_inf: Tensor, factor: Tensor) -> Any:
+    """Unscale parts of gradients; all ranks know of a number that is none, and skip the same steps."""
+    result = _run_plain(func, (gradients, found_inf, factor), {})
+    _parts_in([gradients])[0].placement.check_world("GradScaler")
+    traffic.add("all_reduce", found_inf)
+    with waiting_in(lambda: "the all_reduce of whether gradients are finite"):
+        dist.all_reduce(found_inf, dist.ReduceOp.MAX)
+    return result
 
 
 def _name_of(func: Any) -> str:
@@ -286,6 +304,16 @@ def _whole_of(local: Tensor, placed: Placement) -> Tensor:
     return part.full_tensor()
 
 
+def whole_of(part: PlacedTensor) -> Tensor:
+    """Return the whole of a part, which has a gradient if the part has. All ranks call it together."""
+    if not _wants_gradient([part]):
+        return part.full_tensor()
+    with plain_tensors():
+        local = part.as_subclass(Tensor)
+    whole: Tensor = _Gather.apply(local, part.placement)
+    return whole
+
+
 def _wants_gradient(values: Any) -> bool:
     return torch.is_grad_enabled() and any(part.requires_grad for part in _parts_in([values]))
 
@@ -312,7 +340,7 @@ class _OnWholes:
         if torch.is_grad_enabled() and getattr(self._func, "__module__", "") == "torch.nn.init":
             with torch.no_grad():
                 return self.run(args, kwargs)
-        if name in _OF_NETWORKS or name in _OF_SCALERS or name in _OF_MEMORY:
+        if name in _OF_NETWORKS or name in _OF_MEMORY:
             raise ParallelError(_refusal(name, args, kwargs))
         if name == "__iter__":
             return iter(_OnWholes(torch.unbind, "unbind").run(args, kwargs))
@@ -352,17 +380,9 @@ class _OnWholes:
     def _whole(self, part: PlacedTensor, view: WholeView | None = None) -> Tensor:
         key = id(part) if view is None else id(view.whole)
         if key not in self._wholes:
-            follows = _wants_gradient([part])
-            if view is not None:
-                whole = view.whole
-                if not follows:
-                    plain(whole).copy_(_whole_of(part, part.placement))  # as it is by now
-            elif follows:
-                with plain_tensors():
-                    local = part.as_subclass(Tensor)
-                whole = _Gather.apply(local, part.placement)
-            else:
-                whole = _whole_of(part, part.placement)
+            whole = whole_of(part) if view is None else view.whole
+            if view is not None and not _wants_gradient([part]):
+                plain(whole).copy_(_whole_of(part, part.placement))  # as it is by now
             self._wholes[key] = part, whole
         return self._wholes[key][1]
 
@@ -546,71 +566,59 @@ def norms_of_wholes(tensors: Sequence[Tensor], power: Any = 2, dtype: torch.dtyp
         raise ParallelError(
             f"{_refusal('a norm with a gradient', tensors, {})}; for a norm as a number use torch.no_grad() or detach()"
         )
-    is_max = math.isinf(power)
-    norms = [_own_norm(tensor, power, dtype) for tensor in tensors]
-    cut = [index for index, tensor in enumerate(tensors) if isinstance(tensor, PlacedTensor)]
-    wide = torch.float32 if world.device().type == "npu" else torch.float64
-    totals = torch.stack([norms[index].to(world.device(), wide) for index in cut])  # also of gradients on the host
-    shares = _shares([tensors[index].placement for index in cut]).to(totals)  # type: ignore[attr-defined]
-    totals = totals if is_max else totals**power * shares
-    for index in cut:
-        tensors[index].placement.check_world("a norm")  # type: ignore[attr-defined]
-    traffic.add("all_reduce", totals)
-    with waiting_in(lambda: "the all_reduce of norms of parts"):
-        dist.all_reduce(totals, dist.ReduceOp.MAX if is_max else dist.ReduceOp.SUM)
-    totals = totals if is_max else totals ** (1.0 / power)
-    for index, total in zip(cut, totals, strict=True):
-        norms[index] = total.to(norms[index])
-    return norms
+    norms = norms_of_each(tensors, tensors, power, dtype)
+    return [
+        norm.to(tensor.device, dtype or tensor.dtype.to_real()) for norm, tensor in zip(norms, tensors, strict=True)
+    ]
 
 
-def norms_of_each(owners: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> list[Tensor]:
+def norms_of_each(
+    owners: Sequence[Tensor],
+    tensors: Sequence[Tensor | None],
+    power: float = 2.0,
+    dtype: torch.dtype | None = None,
+) -> list[Tensor]:
     """Return the norm of each tensor, of parts that of its whole, in a pipeline too. All ranks call it together.
 
     Args:
         owners: the parameters, the same ones on every rank.
         tensors: what lies as its parameter does; None where this rank has nothing. One all-reduce for all of them.
     """
+    is_max = math.isinf(power)
     wide = torch.float32 if world.device().type == "npu" else torch.float64
     zero = torch.zeros((), dtype=wide, device=world.device())
+    known = ((i, getattr(owner, "placement", None)) for i, owner in enumerate(owners))
+    placed = {i: placement for i, placement in known if isinstance(placement, Placement)}
     norms = [
-        zero if tensor is None else _full(torch.linalg.vector_norm(_elements(tensor))).to(zero) for tensor in tensors
+        zero if tensor is None else _own_norm(_elements(tensor, is_placed=i in placed), power, dtype).to(zero)
+        for i, tensor in enumerate(tensors)
     ]
-    cut = [index for index, owner in enumerate(owners) if isinstance(owner, PlacedTensor)]
-    if cut:
-        parts = [owners[index].placement for index in cut]  # type: ignore[attr-defined]
-        shares = _shares(parts).to(zero)
-        totals = torch.stack([norms[index] for index in cut]) ** 2 * shares
-        parts[0].check_world("norms")
-        traffic.add("all_reduce", totals)
-        with waiting_in(lambda: "the all_reduce of norms of parts"):
-            dist.all_reduce(totals)
-        for index, total in zip(cut, totals.sqrt(), strict=True):
-            norms[index] = total
+    if not placed:
+        return norms
+    for part in placed.values():
+        part.check_world("a norm")
+    totals = torch.stack([norms[index] for index in placed])  # also of gradients on the host
+    shares = torch.tensor([1.0 / part.copies if part.is_held else 0.0 for part in placed.values()])
+    totals = totals if is_max else totals**power * shares.to(zero)  # what a rank adds to the sum over all of them
+    traffic.add("all_reduce", totals)
+    with waiting_in(lambda: "the all_reduce of norms of parts"):
+        dist.all_reduce(totals, dist.ReduceOp.MAX if is_max else dist.ReduceOp.SUM)
+    for index, total in zip(placed, totals if is_max else totals ** (1.0 / power), strict=True):
+        norms[index] = total
     return norms
 
 
-def _own_norm(tensor: Tensor, power: float, dtype: torch.dtype | None) -> Tensor:
-    """Return the norm of this rank's elements; 0 of none, which torch refuses of the largest."""
-    elements = _elements(tensor)
+def _own_norm(elements: Tensor, power: float, dtype: torch.dtype | None) -> Tensor:
+    """Return the norm of elements; 0 of none, which torch refuses of the largest."""
     if not elements.numel():
         return torch.linalg.vector_norm(elements, dtype=dtype)
     return torch.linalg.vector_norm(elements, power, dtype=dtype)
 
 
-def _shares(parts: Sequence[Placement]) -> Tensor:
-    """Return how much of each sum a rank adds to the sum over all of them."""
-    return torch.tensor([1.0 / part.copies if part.is_held else 0.0 for part in parts])
-
-
-def _elements(tensor: Tensor) -> Tensor:
-    """Return this rank's elements; of a sparse gradient those of its rows, as the others are 0."""
-    local = plain(tensor)
+def _elements(tensor: Tensor, *, is_placed: bool) -> Tensor:
+    """Return this rank's elements, of a user's own DTensor all; of a sparse gradient those of its rows alone."""
+    local = tensor.full_tensor() if isinstance(tensor, DTensor) and not is_placed else local_part(tensor)
     return coalesced(local).values() if local.is_sparse else local
-
-
-def _full(norm: Tensor) -> Tensor:
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 _OF_AUTOGRAD = {
@@ -679,8 +687,6 @@ def _refusal(name: str, args: Iterable[Any], kwargs: Mapping[str, Any]) -> str:
             f"{found}: call the AutoParallel; for other uses load its state_dict(), called on all ranks, into a "
             "network of its own"
         )
-    if name in _OF_SCALERS:
-        return f'{found}, so each rank would skip other steps: use AutoParallel.mixed_precision(loss_scale="dynamic")'
     return (
         f"{found}, whose memory is not the whole's: full_tensor() gives a copy of the whole, on all ranks together; "
         "to_local() gives this rank's part; with whole_parameters(net) holds wholes for a while"

@@ -101,9 +101,9 @@ def calibrate(
         collectives["send"] = _message_points(place.global_rank, place.world_size)
         profile = replace(profile, collectives=collectives, in_host=_link(collectives["all_reduce"]))
         message_s = partial(_message_s, profile)
-        fsdp_s, dtensor_s = map(_mean, measure_fsdp_s(message_s))
+        fsdp_s = _mean(measure_fsdp_s(message_s))
         wait_s = _mean(measure_wait_s(message_s))
-        profile = replace(profile, wait_s=wait_s, fsdp_s=fsdp_s, dtensor_s=dtensor_s)
+        profile = replace(profile, wait_s=wait_s, fsdp_s=fsdp_s)
     if path is not None and place.global_rank == 0:
         try:
             write_whole(path, (json.dumps(profile.to_json(), indent=1) + "\n").encode())

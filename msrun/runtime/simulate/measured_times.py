@@ -31,7 +31,6 @@ from msrun.runtime.parallel.parameters.storage import ParameterStorage
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.sharding.layout import build_mesh
 from msrun.runtime.simulate.recording import operator_name, work_of
-from msrun.runtime.tensors.plain_tensors import local_part
 
 WARM_STEPS, TIMED_STEPS = 1, 5
 _TINY_LAYERS, _TINY_STEPS = 20, 50
@@ -220,9 +219,8 @@ def measure_wait_s(message_s: MessageSeconds) -> float:
     return max(0.0, added / (calls - own_calls) - message_s("all_reduce", batch.nbytes))
 
 
-def measure_fsdp_s(message_s: MessageSeconds) -> tuple[float, float]:
-    """Return what a collective of torch's FSDP2 adds to a step beside its own seconds and the copies around it, and
-    what an operator of the optimizer takes longer on FSDP2's DTensors than on this rank's parts of them.
+def measure_fsdp_s(message_s: MessageSeconds) -> float:
+    """Return what a collective of torch's FSDP2 adds to a step beside its own seconds and the copies around it.
 
     All ranks call it together. It is measured as `measure_wait_s` does it, with layers whose weights are cut and whose
     biases are whole.
@@ -248,29 +246,7 @@ def measure_fsdp_s(message_s: MessageSeconds) -> tuple[float, float]:
     of_cut, of_whole = zip(*((_step_s(run, batch), _step_s(run_whole, batch)) for _ in range(ROUNDS)), strict=True)
     sent_s = sum(message_s(operation, nbytes) for operation, nbytes in messages)
     around_s = (added_s(of_cut, of_whole, _ranks_per_core()) - copies_s - sent_s) / len(messages)
-    return max(0.0, around_s), max(0.0, _dtensor_s(list(cut.parameters())))
-
-
-def _dtensor_s(parameters: Sequence[nn.Parameter]) -> float:
-    """Return how much longer an operator of AdamW takes on DTensors that have gradients."""
-    parts = [nn.Parameter(torch.zeros_like(local_part(parameter))) for parameter in parameters]
-    for part in parts:
-        part.grad = torch.zeros_like(part)
-    optimizers = [torch.optim.AdamW(values, lr=0.0) for values in (parameters, parts)]
-    for optimizer in optimizers:
-        optimizer.step()
-    with OperatorTimes() as times:
-        optimizers[1].step()
-    operators = sum(total.count for total in times.found.values())
-    took = [[_call_s(optimizer.step) for optimizer in optimizers] for _ in range(ROUNDS)]
-    longer, shorter = map(statistics.median, zip(*took, strict=True))
-    return (longer - shorter) / operators
-
-
-def _call_s(call: Callable[[], object]) -> float:
-    begin_s = time.perf_counter()
-    call()
-    return time.perf_counter() - begin_s
+    return max(0.0, around_s)
 
 
 def _ranks_per_core() -> float:

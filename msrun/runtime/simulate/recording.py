@@ -165,7 +165,6 @@ class Recording(TorchDispatchMode):
     ) -> None:
         super().__init__()
         self._around_s = around_s
-        self._more_s = 0.0
         self._beside = beside
         self.device = device
         self.memory = Memory()
@@ -189,15 +188,6 @@ class Recording(TorchDispatchMode):
             yield
         finally:
             self.phase = before
-
-    @contextmanager
-    def each_takes(self, more_s: float) -> Iterator[None]:
-        """Let operators inside take so much longer."""
-        self._more_s = more_s
-        try:
-            yield
-        finally:
-            self._more_s = 0.0
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -247,7 +237,7 @@ class Recording(TorchDispatchMode):
         work = work_of(func, args, kwargs, result, made)
         if work.launches:
             seconds = operator_seconds(operator_name(func, work), work, self.device)
-            self._take(func.__name__, seconds + self._more_s)
+            self._take(func.__name__, seconds)
 
     def _take(self, name: str, seconds: float) -> None:
         if seconds:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.tensor import DTensor
 
 from msrun.errors import StrategyError
 from msrun.runtime.cost.devices import DeviceProfile
@@ -221,9 +220,7 @@ def finish_record(
     at_peak = {kind: nbytes for kind, nbytes in recording.memory.at_peak().items() if kind != HOST}
     trained = {name: local_part(value) for name, value in parameters.items() if value.grad is not None}
     optimizers = find_optimizers(root)
-    is_distributed = any(isinstance(value, DTensor) for value in parameters.values())
-    with recording.each_takes(recording.device.dtensor_s if is_distributed else 0.0):
-        states = [step_optimizer(optimizer, trained, root, recording, on_host) for optimizer in optimizers]
+    states = [step_optimizer(optimizer, trained, root, recording, on_host) for optimizer in optimizers]
     return StepRecord(
         recording,
         sum(_nbytes(local_part(value)) for value in parameters.values()),

@@ -30,8 +30,12 @@ class StandIn:
 
     __slots__ = ()
 
-    def constructed_by(self, construct: Callable[[], Any]) -> Any:
-        """Return what a function of torch makes of the value, of which it would see the memory alone."""
+    def constructed_by(self, construct: Callable[[Any], Any]) -> Any:
+        """Return what a function of torch makes of the value, of which it would see the memory alone.
+
+        Args:
+            construct: gets what the function is to see.
+        """
         raise NotImplementedError
 
 
@@ -48,7 +52,8 @@ def _asking(function: Callable[..., Any], place: int) -> Callable[..., Any]:
     def construct(*args: Any, **kwargs: Any) -> Any:
         data = args[place] if len(args) > place else kwargs.get("data", kwargs.get("obj"))
         if isinstance(data, StandIn):
-            return data.constructed_by(lambda: function(*args, **kwargs))
+            named = {key: value for key, value in kwargs.items() if key not in ("data", "obj")}
+            return data.constructed_by(lambda seen: function(*args[:place], seen, *args[place + 1 :], **named))
         return function(*args, **kwargs)
 
     return construct

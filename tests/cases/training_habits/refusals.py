@@ -56,7 +56,7 @@ REFUSALS = (
         "StrategyError",
         "use it inside the network",
         "its gradient outside is that of one rank's rows",
-        {"parameter used again outside of the call": ("semi_auto", "data_parallel hsdp")},
+        {"parameter used again outside of the call": ("semi_auto",)},
     ),
     Refusal(
         "StrategyError",
@@ -340,14 +340,6 @@ REFUSALS = (
         },
     ),
     Refusal(
-        "ParallelError",
-        "each rank would skip other steps",
-        "a loss scale belongs to AutoParallel.mixed_precision",
-        {
-            "optimizer: GradScaler that is on": (*CUT, "pipeline"),
-        },
-    ),
-    Refusal(
         "StrategyError",
         "has no operator",
         "an automatic cut of so small a network leaves a stage empty",
@@ -399,14 +391,6 @@ REFUSALS = (
         {
             "hook: of a parameter": ("data_parallel hsdp",),
             "hook: of a parameter, clipping by its norm": ("data_parallel hsdp",),
-        },
-    ),
-    Refusal(
-        "StrategyError",
-        "torch.optim.LBFGS reads all",
-        "the optimizer reads all parameters as one",
-        {
-            "optimizer: LBFGS with a closure": ("data_parallel hsdp",),
         },
     ),
     Refusal(

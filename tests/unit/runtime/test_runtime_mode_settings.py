@@ -108,7 +108,7 @@ def test_weight_of_72_kb_is_cut_up_to_a_threshold_of_72(threshold: int, parts: i
         (None, TensorLayout.replicated(2), (64, 64), {}, "hsdp is off"),
         (HsdpSpec(-1, 0), TensorLayout.replicated(2), (64, 64), {"opted_out": True}, "parallel_optimizer is False"),
         (HsdpSpec(-1, 0), TensorLayout(((0, 1, 2, 3, 4), ())), (64, 64), {}, "no rank holds a copy of it"),
-        (HsdpSpec(-1, 0), TensorLayout.replicated(2), (48, 64), {}, "its 48 rows cannot be cut into 32 equal parts"),
+        (HsdpSpec(-1, 0), TensorLayout.replicated(2), (1, 64), {}, "its 1 rows cannot be cut into 32 equal parts"),
         (HsdpSpec(-1, 0), FIRST, (48, 64), {}, "its 6 rows cannot be cut into 4 equal parts"),
         (HsdpSpec(3, 0), TensorLayout.replicated(2), (48, 64), {}, "shard_size 3 cannot be made of its 32 copies"),
         (HsdpSpec(-1, 0), TensorLayout(()), (), {}, "it is a single number"),

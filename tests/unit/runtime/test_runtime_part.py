@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils import dlpack
 
 from msrun.errors import ParallelError
-from msrun.runtime.execute.placement import Placement, find_placement
+from msrun.runtime.execute.placement import Placement, placement_of
 from msrun.runtime.execute.transfers import TensorFuture
 from msrun.runtime.parts import part as part_module
 from msrun.runtime.parts.part import Part, PartParameter, become_part
@@ -98,7 +98,7 @@ def test_parameter_becomes_a_part_and_stays_the_object_that_it_is() -> None:
         assert made.shape == made.size() == (4, 6)
         assert (made.size(0), len(made), made.stride(), made.nbytes) == (4, 4, (6, 1), 96)
         assert made.numel() == torch.numel(made) == made.nelement() == 24
-        assert find_placement(made) is not None
+        assert placement_of(made) is not None
 
 
 def test_results_element_by_element_are_parts() -> None:

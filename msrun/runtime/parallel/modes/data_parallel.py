@@ -24,6 +24,7 @@ from msrun.errors import StrategyError
 from msrun.runtime import world
 from msrun.runtime.capture.captured_graph import Target
 from msrun.runtime.execute.phase import is_verifying
+from msrun.runtime.execute.placement import Placement
 from msrun.runtime.execute.transfers import start_all_reduce
 from msrun.runtime.nn.deferred_init import init_parameters
 from msrun.runtime.parallel.batch.divided_batch import GradAccumulation, find_wrappers
@@ -36,7 +37,7 @@ from msrun.runtime.parallel.border import (
     tensors_in,
 )
 from msrun.runtime.parallel.host_operators import refusing_targets
-from msrun.runtime.parallel.modes.fsdp import Decision, ShardedNetwork, called_modules
+from msrun.runtime.parallel.modes.fsdp import ShardedNetwork, called_modules
 from msrun.runtime.parallel.modes.own_gradients import (
     average_rows,
     check_no_layerwise,
@@ -55,7 +56,7 @@ from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.progress import waiting_in
 
-Placed = Callable[[nn.Module, Mapping[int, Decision], list[str]], None]
+Placed = Callable[[nn.Module, Mapping[int, Placement], list[str]], None]
 replicas_called: ContextVar[list[Replicas] | None] = ContextVar("replicas_called", default=None)
 """A list while `value_and_grad` runs its function: who must hand out the gradients of what was called."""
 
@@ -227,7 +228,7 @@ class Replicas:
         notes = list(self._settings.precision.notes) if self._settings.precision else []
         notes += self._agree(root)
         average_rows(root)
-        decisions: Mapping[int, Decision] = {}
+        decisions: Mapping[int, Placement] = {}
         if self._settings.hsdp is not None and not all(isinstance(p, DTensor) for p in root.parameters()):
             self._sharded[id(root)] = sharded = ShardedNetwork(
                 target, self._settings.hsdp, sums_wide=self._settings.gradient_fp32_sync

@@ -16,7 +16,6 @@ import functools
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -28,40 +27,29 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState  # a test looks after this name
 from torch.distributed.tensor import DTensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from msrun.errors import ParallelError, StrategyError
 from msrun.runtime import world
 from msrun.runtime.capture.captured_graph import Target
+from msrun.runtime.execute.placement import Placement, chunk_bounds, placements
 from msrun.runtime.execute.transfers import start_all_reduce
 from msrun.runtime.nn.replaced import follow_now, replace_parameter, replaced_for_now, stand_for
 from msrun.runtime.parallel.border import leaves_of, map_tensors, share_leaves
-from msrun.runtime.parallel.modes.dtensors import mend_dtensors
 from msrun.runtime.parallel.modes.own_gradients import has_own_gradient
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, choose_shard_axes
 from msrun.runtime.parallel.parameters.storage import digest
+from msrun.runtime.parallel.user_name import user_name
+from msrun.runtime.parts.dtensors import as_cut, exchange_state
 from msrun.runtime.sharding.layout import Mesh, TensorLayout, build_mesh
 
 try:  # a private place: tests fail loudly when it moves
     from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo, ShardPlacementResult
 except ImportError:  # torch before 2.12 shards all parameters of a module alike
     HSDPMeshInfo = ShardPlacementResult = None  # type: ignore[assignment,misc]
-_cut = WeakTensorKeyDictionary()
-"""Parameters that FSDP2 has made."""
 _CALLS_THAT_LOOK = 2
 """How many calls of a block are looked at for values that change without a new version."""
 LEAVES_WHOLE = ShardPlacementResult is not None
 """Whether single parameters of a module can stay whole."""
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What becomes of one parameter."""
-
-    shape: tuple[int, ...]
-    shard_ranks: int
-    """1 = left whole."""
-    reason: str
 
 
 class ShardedNetwork:
@@ -89,11 +77,10 @@ class ShardedNetwork:
         for number in numbers:
             if number.requires_grad:
                 Tensor.register_hook(number, _mean_of_ranks)
-        self.decisions = {id(p): _decide(p, spec, mesh) for p in root.parameters() if id(p) not in own}
+        self.decisions = {id(p): _decide(n, p, spec, mesh) for n, p in root.named_parameters() if id(p) not in own}
         self._slots: dict[tuple[int, str], Any] = {}
         """(id of a module, name of a parameter in it) -> FSDP2's record of the parameter"""
         self._is_looked = False
-        mend_dtensors()
         self._roots = [self._shard(module, ranks) for module in called_modules(target)]
 
     @property
@@ -113,9 +100,9 @@ class ShardedNetwork:
         before = dict(self.decisions)
         size = self._spec.shard_size
         device = world.device().type
-        is_flat = size == -1 or size >= ranks or not any(d.shard_ranks > 1 for d in before.values())
+        is_flat = size == -1 or size >= ranks or not any(d.shard_axes for d in before.values())
         mesh = _mesh(device, (ranks,)) if is_flat else _mesh(device, (ranks // size, size))
-        leaves_whole = any(decision.shard_ranks == 1 and decision.shape for decision in before.values())
+        leaves_whole = any(decision.shape and not decision.shard_axes for decision in before.values())
         if leaves_whole and not LEAVES_WHOLE:
             raise StrategyError(
                 f"hsdp(threshold={self._spec.threshold}) leaves parameters whole, for which "
@@ -128,7 +115,7 @@ class ShardedNetwork:
             whole = HSDPMeshInfo(_mesh(device, (ranks, 1)), shard_mesh_dim=1, replicate_mesh_dim=0)
 
         def place(parameter: nn.Parameter) -> ShardPlacementResult | None:
-            if whole is None or before[id(parameter)].shard_ranks > 1:
+            if whole is None or before[id(parameter)].shard_axes:
                 return None
             return ShardPlacementResult(None, whole)
 
@@ -164,9 +151,11 @@ class ShardedNetwork:
                 new._post_accumulate_grad_hooks = old._post_accumulate_grad_hooks
                 new._backward_hooks = old._backward_hooks
                 replace_parameter(old, new)
-                _cut[new] = True
+                placements[new] = before[id(old)]
+                as_cut(new, before[id(old)])  # type: ignore[arg-type]
                 if old.requires_grad:
                     Tensor.register_hook(old, _refuse_stale)
+        exchange_state(root)
         follow_now()
         _refuse_gradients_by_name()
         for module in root.modules():
@@ -324,7 +313,7 @@ def _refuse_gradients_by_name() -> None:
     run = functions["_engine_run_backward"]  # a test looks after the name
 
     def checked(outputs: Any, gradients: Any, retains: bool, creates: bool, inputs: Any, *args: Any, **kw: Any) -> Any:
-        if any(isinstance(one, DTensor) and one in _cut for one in inputs):
+        if any(isinstance(one, DTensor) and one in placements for one in inputs):
             raise StrategyError(
                 "torch.autograd.grad and backward(inputs=) of parameters that FSDP2 has cut, which gathers others for "
                 'each call: use backward() and .grad, or parallel_mode="semi_auto" with hsdp'
@@ -418,21 +407,24 @@ def _mesh(device: str, shape: tuple[int, ...]) -> DeviceMesh:
     return init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
 
 
-def _decide(parameter: nn.Parameter, spec: HsdpSpec, mesh: Mesh) -> Decision:
-    shape = tuple(parameter.shape)
+def _decide(name: str, parameter: nn.Parameter, spec: HsdpSpec, mesh: Mesh) -> Placement:
+    shape, used = tuple(parameter.shape), TensorLayout.replicated(parameter.dim())
     axes, reason = choose_shard_axes(
         spec,
         mesh,
-        TensorLayout.replicated(len(shape)),
+        used,
         shape,
         parameter.element_size(),
         opted_out=getattr(parameter, "parallel_optimizer", True) is False,
         partial_axes=mesh.axes,
     )
-    return Decision(shape, mesh.extent(axes), reason)
+    parts = mesh.extent(axes)
+    bounds = chunk_bounds(shape[0], parts) if axes and shape[0] % parts else ()
+    rank, ranks = world.get_rank(), world.get_group_size()
+    return Placement(user_name(name), shape, used, axes, reason, mesh, rank, ranks, bounds=bounds)
 
 
-def _blocks(root: nn.Module, decisions: dict[int, Decision]) -> list[nn.Module]:
+def _blocks(root: nn.Module, decisions: dict[int, Placement]) -> list[nn.Module]:
     """Return the modules that travel on their own: outermost members of lists and sequences that hold cut parameters.
 
     A parameter that two of them share, or one of them and the rest, travels with the root.
@@ -455,7 +447,7 @@ def _blocks(root: nn.Module, decisions: dict[int, Decision]) -> list[nn.Module]:
     return [
         block
         for block in dict.fromkeys(found)
-        if any(id(p) in decisions and decisions[id(p)].shard_ranks > 1 for p in block.parameters())
+        if any(id(p) in decisions and decisions[id(p)].shard_axes for p in block.parameters())
         and all(len(holders[id(p)]) == 1 for p in block.parameters())
     ]
 

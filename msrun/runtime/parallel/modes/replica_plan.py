@@ -8,7 +8,8 @@ from dataclasses import replace
 from torch import nn
 
 from msrun.runtime import world
-from msrun.runtime.parallel.modes.fsdp import Decision, local_shape
+from msrun.runtime.execute.placement import Placement
+from msrun.runtime.parallel.modes.fsdp import local_shape
 from msrun.runtime.parallel.modes.own_gradients import ON_SERVERS, is_layerwise
 from msrun.runtime.parallel.parameters.hsdp import ZERO_WORDS
 from msrun.runtime.parallel.plan import HSDP_OFF, OWN_PART, ParallelPlan, ParameterPlan
@@ -20,7 +21,7 @@ from msrun.runtime.server.remote import find_remote
 
 
 def build_replica_plan(
-    root: nn.Module, settings: ParallelSettings, decisions: Mapping[int, Decision], notes: Sequence[str]
+    root: nn.Module, settings: ParallelSettings, decisions: Mapping[int, Placement], notes: Sequence[str]
 ) -> ParallelPlan:
     """Return the plan of a network that runs as it is.
 
@@ -64,7 +65,7 @@ def build_lone_plan(root: nn.Module, settings: ParallelSettings) -> ParallelPlan
     )
 
 
-def _parameter(name: str, parameter: nn.Parameter, decision: Decision | None) -> ParameterPlan:
+def _parameter(name: str, parameter: nn.Parameter, decision: Placement | None) -> ParameterPlan:
     shape, local = tuple(parameter.shape), local_shape(parameter)
     item = parameter.element_size()
     reason = decision.reason if decision else OWN_PART if is_layerwise(parameter) else HSDP_OFF
@@ -72,7 +73,7 @@ def _parameter(name: str, parameter: nn.Parameter, decision: Decision | None) ->
     if remote is not None:
         reason = ON_SERVERS
         local = (0, *shape[1:]) if remote.is_table else local
-    ranks = decision.shard_ranks if decision else 1
+    ranks = decision.mesh.extent(decision.shard_axes) if decision else 1
     count = 1
     for size in local:
         count *= size

@@ -166,7 +166,7 @@ def group_parameters(
     reduced = 0
     for index, (stored, partial_axes) in enumerate(parameters):
         value, is_trained = stored.part, stored.parameter.requires_grad
-        size = value.numel() * value.element_size()
+        size = stored.sent_numel * value.element_size()
         rule = _rule_of(stored, way, config)
         is_large = stored.name in alone or (stored.fusion_id is None and _is_large(value, size, rule))
         is_alone = not config.is_open or stored.fusion_id == NEVER_FUSE or is_large

@@ -1,8 +1,9 @@
 """Optimizer parallel (hsdp): which parameters are stored cut over the ranks that hold copies of them.
 
 The rule is MindSpore's (`TensorLayout::GenerateOptShardSliceShape` and AutoParallel.hsdp): a parameter of at least
-`threshold` KB is cut along dimension 0 over its copies, in groups of `shard_size` if given, when that dimension can be
-cut evenly; otherwise it stays whole, and the plan says why.
+`threshold` KB is cut along dimension 0 over its copies, in groups of `shard_size` if given. Where that dimension cannot
+be cut evenly, MindSpore leaves it whole; here the last parts are smaller, or empty, as torch.chunk and FSDP2 cut. What
+operators have cut already, and fewer rows than ranks, are cut evenly or not at all. The plan says why.
 """
 
 from __future__ import annotations
@@ -87,11 +88,11 @@ def choose_shard_axes(
     axes = copies if spec.shard_size == -1 else _subset(mesh, copies, spec.shard_size)
     if axes is None:
         return (), f"shard_size {spec.shard_size} cannot be made of its {mesh.extent(copies)} copies"
-    rows = layout.local_shape(mesh, shape)[0]
-    if rows % mesh.extent(axes):
-        return (), f"its {rows} rows cannot be cut into {mesh.extent(axes)} equal parts"
+    rows, parts = layout.local_shape(mesh, shape)[0], mesh.extent(axes)
+    if rows % parts and (layout.split[0] or rows < parts):
+        return (), f"its {rows} rows cannot be cut into {parts} equal parts"
     ordered = (*(a for a in axes if a not in partial_axes), *(a for a in axes if a in partial_axes))
-    return ordered, f"rows cut over {mesh.extent(axes)} ranks"
+    return ordered, f"rows cut over {parts} ranks{', in unequal parts' if rows % parts else ''}"
 
 
 def _subset(mesh: Mesh, axes: Axes, size: int) -> Axes | None:

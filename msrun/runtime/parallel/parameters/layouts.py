@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from msrun.errors import CheckpointError, near_miss
-from msrun.runtime.execute.placement import Placement, placement_of
+from msrun.runtime.execute.placement import Placement, chunk_bounds, placement_of
 from msrun.runtime.parallel.parameters.network_state import find_box, find_network_state
 from msrun.runtime.sharding.layout import Box
 from msrun.runtime.world import world
@@ -103,9 +103,9 @@ class ParameterLayout:
             offsets.append(self._index(rank, split) * size)
             sizes.append(size)
         count, index = self._optimizer_shard(rank)
-        if count > 1:
-            sizes[0] //= count
-            offsets[0] += index * sizes[0]
+        if count > 1:  # as torch.chunk, where they cannot be equal
+            begin, end = chunk_bounds(sizes[0], count)[index : index + 2]
+            offsets[0], sizes[0] = offsets[0] + begin, end - begin
         return Box(self.tensor_shape, tuple(offsets), tuple(sizes))
 
     def _optimizer_shard(self, rank: int) -> tuple[int, int]:
@@ -201,7 +201,7 @@ def _find_layout(name: str, tensor: Tensor, stages: int) -> ParameterLayout:
 
 
 def _layout_of(placed: Placement) -> ParameterLayout:
-    if placed.bounds:
+    if not placed.is_even:
         raise CheckpointError(
             f"{placed.name}: its {placed.shape[0]} rows are not cut evenly, which a strategy file cannot say: "
             "load_checkpoint needs none"

@@ -58,10 +58,10 @@ def find_box(tensor: Tensor) -> Box:
     remote = find_remote(tensor)
     if remote is not None and remote.is_table and remote.is_placed:
         return find_share(remote.shape)
-    if isinstance(tensor, DTensor):
+    placed = placement_of(tensor)
+    if placed is None and isinstance(tensor, DTensor):
         sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
         return Box(tuple(tensor.shape), tuple(offsets), tuple(sizes))
-    placed = placement_of(tensor)
     if placed is None:
         return whole(tensor.shape)
     shape, mesh = placed.shape, placed.mesh

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 from msrun.errors import StrategyError
 from msrun.runtime import world
-from msrun.runtime.execute.placement import PlacedParameter, Placement, placement_of, placements
+from msrun.runtime.execute.placement import PlacedParameter, Placement, chunk_bounds, placement_of, placements
 from msrun.runtime.nn.deferred_init import deferred_tensors, replay_deferred, tape_states
 from msrun.runtime.parallel.parameters.fusion import fusion_id_of
 from msrun.runtime.parallel.parameters.hsdp import HsdpSpec, choose_shard_axes
 from msrun.runtime.parallel.user_name import user_name
 from msrun.runtime.partition.program import LocalProgram, ParameterUse
+from msrun.runtime.parts.dtensors import exchange_state
 from msrun.runtime.parts.part import become_part
-from msrun.runtime.parts.state_dicts import exchange_state
 from msrun.runtime.progress import waiting_in
 from msrun.runtime.sharding.layout import Mesh, TensorLayout
 from msrun.runtime.sharding.named_layout import Layout
@@ -219,6 +219,7 @@ class ParameterStorage:
             self._stages.ranks(name),
             self._stages.is_held(name),
             on_host,
+            chunk_bounds(shape[0], parts) if axes and shape[0] % (parts := self._mesh.extent(axes)) else (),
         )
         return PlacedParameter(name, parameter, placed, fusion_id_of(parameter))
 

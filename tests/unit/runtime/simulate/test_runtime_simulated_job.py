@@ -247,7 +247,7 @@ def test_processors_wait_for_every_message_of_fsdp2_and_devices_reduce_beside_op
         release()
 
 
-def test_what_python_takes_around_messages_and_dtensors_counts_under_fsdp2_alone(simulate: Simulate) -> None:
+def test_what_python_takes_around_messages_counts_under_fsdp2_alone(simulate: Simulate) -> None:
     def step_s(hsdp: str, **more_s: float) -> float:
         job = simulate(mode="data_parallel", hsdp=hsdp, device=replace(PROFILES["cpu"], **more_s))
         release()
@@ -257,10 +257,7 @@ def test_what_python_takes_around_messages_and_dtensors_counts_under_fsdp2_alone
 
     plain_s = step_s("level3")
     assert step_s("level3", fsdp_s=1.0) - plain_s == pytest.approx(step_s.messages)  # type: ignore[attr-defined]
-    operators = step_s("level3", dtensor_s=1.0) - plain_s
-    assert operators == pytest.approx(10 * round(operators / 10)), "each of the 10 parameters has the same operators"
-    assert operators > 10
-    assert step_s("", fsdp_s=1.0, dtensor_s=1.0) < 1.0
+    assert step_s("", fsdp_s=1.0) < 1.0
 
 
 def test_ranks_that_stand_alone_send_nothing(simulate: Simulate) -> None:

@@ -17,6 +17,8 @@ from msrun import contract
 from msrun.cluster.coordinator import ORDERS, REPORTS, Coordinator
 from msrun.cluster.failure import FailureReport, read_report
 from msrun.cluster.membership import RestartPolicy
+from msrun.planning.hosts.assignment import HostPool
+from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.record_json import encode_record
 
 
@@ -196,7 +198,6 @@ GOOD = encode_record(report(3))
         None,
         [],
         {"failure": {"reason": "r"}},
-        {**GOOD, "made_up": 1},
         {**GOOD, "failure": {**GOOD["failure"], "first_failure": {"global_rank": 2}}},
         {**GOOD, "failure": {**GOOD["failure"], "others": [{"state": "failed"}]}},
         {**GOOD, "lost_peer": "yes"},
@@ -213,16 +214,6 @@ def test_report_is_cut_to_size_and_is_that_of_the_host_which_tells_it() -> None:
     job.hear(1, {"type": "failed", "attempt": 0, "report": long})
     assert job.report is not None and job.report.node_rank == 1
     assert len(job.report.failure.reason) == 4096 and job.report.failure.exit_code == contract.EXIT_CLUSTER
-
-
-def test_host_speaks_of_its_own_ranks_alone_and_of_this_attempt() -> None:
-    job = coordinator(restarts=1)
-    assert job.hear(1, {"type": "done", "attempt": 0, "rank": 3, "has_come": False}) == [], "rank 3 is on node 0"
-    assert kinds(job.hear(1, {"type": "done", "attempt": 0, "rank": 13, "has_come": False})) == ["absent"]
-    job.hear(1, {"type": "ended", "attempt": 0, "can_continue": True, "come": [3, 14, "x"]})
-    assert job._come == {14}
-    for message in ({"type": "failed"}, {"type": "ended", "attempt": "0"}, {"type": "beat", "attempt": 0}, {}):
-        assert job.hear(0, message) == []
 
 
 def test_report_of_a_host_survives_the_wire() -> None:
@@ -332,3 +323,47 @@ def test_hosts_that_obey_end_together_however_late_what_they_say_is_heard(
     assert len({tuple(host.stops) for host in living}) <= 1, "all hear of the same failures in the same order"
     if job.report is not None and living:
         assert living[0].stops[-1] == job.report.failure.reason == reason_of(overs[0])
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_any_life_with_losses_goes_on_while_hosts_and_restarts_are_left(seed: int) -> None:
+    """Hosts fail, leave and are lost at any moment; the model counts hosts and restarts, and knows nothing else."""
+    rng = random.Random(seed)
+    entries = [HostEntry(f"h{number}", 1, (0,)) for number in range(rng.randint(1, 5))]
+    size, restarts = rng.randint(1, len(entries)), rng.randint(0, 2)
+    pool = HostPool(entries[:size], entries[size:], rng.randint(0, size))
+    ranks = {node: (node,) for node in range(size)}
+    job = Coordinator("JOB", ranks, RestartPolicy(restarts), pool=pool)
+    left, can_continue = set(ranks), True
+    lost: set[int] = set()
+    leaves: set[int] = set()
+    while not job.is_over:
+        node, event = rng.choice(sorted(left)), rng.choice(("end", "end", "fail", "lose", "leave"))
+        if event == "fail":
+            job.hear(node, {"type": "failed", "attempt": job.attempt, "report": encode_record(report(0))})
+            can_continue = can_continue and rng.random() < 0.8
+        elif event == "leave":
+            by_signal = replace(report(0, can_restart=False), signum=15)
+            job.hear(node, {"type": "failed", "attempt": job.attempt, "report": encode_record(by_signal)})
+            lost.add(node)
+            leaves.add(node)
+        elif event == "lose":
+            orders = job.lost(node, f"h{node} is lost")
+            lost.add(node)
+            left.discard(node)
+        if event in ("end", "leave") and not job.is_over and node in left:
+            said = {"type": "ended", "attempt": job.attempt, "can_continue": can_continue, "come": [], "report": None}
+            orders = job.hear(node, said)
+            left.discard(node)
+            if kinds(orders)[-1:] == ["restart"]:
+                assert not lost, "no host has gone"
+                left, can_continue = set(ranks), True
+                for other in ranks:
+                    job.ready(other, job.attempt)
+    may = bool(lost) and job.begun < restarts and pool.min_hosts > 0
+    enough = len(entries) - len(leaves) >= pool.min_hosts
+    assert job.goes_on == (may and enough), (lost, leaves, restarts, job.begun)
+    assert set(job.losses) == lost and job.leaving == leaves
+    if job.goes_on:
+        assert not {entries[node] for node in leaves} & set(pool.chosen) and len(pool.chosen) >= pool.min_hosts

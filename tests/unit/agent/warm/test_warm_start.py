@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from job_runner import wait_until
 
 from msrun.agent.warm import warm_start as module
-from msrun.agent.warm.warm_start import WarmProcess, WarmStart, importing, start_warm, stop_warm_servers, warm_folder
+from msrun.agent.warm.warm_start import WarmProcess, WarmStart, start_warm, stop_warm_servers, warm_folder
 from msrun.cluster.messages import Channel, Message
 from msrun.errors import UsageError
 
@@ -134,61 +133,6 @@ def start(folder: Path, **env: str) -> Any:
     return start_warm(
         WARM, env=env, working_directory=str(folder), job_id="f00d", caller={"XDG_RUNTIME_DIR": str(folder.parent)}
     )
-
-
-def test_job_gets_the_fork_server_that_was_forked_for_it(
-    folder: Path, serving: Callable[..., Server], sleeper: subprocess.Popen[bytes]
-) -> None:
-    server = serving({"type": "started", "pid": sleeper.pid})
-    handle = start(folder, A="1")
-    assert handle.pid == sleeper.pid
-    assert server.asked == [
-        {"type": "start", "job_id": "f00d", "agent_pid": os.getpid(), "environment": {"A": "1"}, "imports": ["torch"]}
-    ]
-    assert server.directories == [str(folder)]
-    handle._process.close()
-    handle.channel.close()
-    handle._passing.close()
-
-
-@pytest.mark.parametrize("answer", [{"type": "stale", "path": "x.py"}, None])
-def test_server_that_cannot_serve_is_none(
-    folder: Path, serving: Callable[..., Server], answer: Message | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[Path] = []
-    monkeypatch.setattr(module, "_start_server", lambda path, *_: started.append(path))
-    serving(answer)
-    assert start(folder) is None and started == []
-
-
-def test_one_is_started_for_the_next_job_where_none_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[Any] = []
-    monkeypatch.setattr(module, "_start_server", lambda *words: started.append(words))
-    assert start(folder, A="1") is None
-    assert started == [(folder / "like.sock", WARM, {"A": "1"}, str(folder))]
-
-
-def test_one_that_still_imports_is_waited_for_by_nobody(
-    folder: Path, serving: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[Any] = []
-    monkeypatch.setattr(module, "_start_server", lambda *words: started.append(words))
-    serving(None, importing(folder / "like.sock").name)
-    assert start(folder) is None and started == []
-
-
-def test_server_is_started_as_nobodys_child_with_its_socket_and_log(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "BOOT", "import sys; print(sys.argv[2:], flush=True); {module!r}")
-    importing(folder / "like.sock").touch()
-    module._start_server(folder / "like.sock", WARM, {"SECRET": "x", "PATH": "/bin"}, str(folder))
-    log = folder / "like.log"
-    wait_until(lambda: log.read_text().endswith("]\n"), "what the server was given")
-    _, path, idle_s, *imports = eval(log.read_text())
-    assert (path, idle_s, imports) == (f"{folder}/like.sock", "600.0", ["torch"])
-    assert importing(folder / "like.sock").is_socket()
-    assert importing(folder / "like.sock").stat().st_mode & 0o077 == 0
 
 
 def test_all_servers_are_stopped_and_what_a_killed_one_left_is_removed(

@@ -93,14 +93,6 @@ def test_longer_log_of_one_worker_keeps_the_job_alive(job: Job) -> None:
     assert job.look_on(watchdog, 3 * LIMIT_S, write) is None
 
 
-def test_processor_time_of_a_worker_without_the_runtime_is_progress(job: Job) -> None:
-    watchdog = job.start(SLEEPING, BUSY)
-    job.now = time.monotonic()
-    watchdog.interval_s = 0.05
-    watchdog._limit_s = 0.5  # short, as the work is real
-    assert job.look_on(watchdog, 2.0, lambda: await_work(job, watchdog.interval_s)) is None
-
-
 def test_processor_time_does_not_count_while_a_worker_waits_in_a_collective(job: Job) -> None:
     watchdog = job.start(BUSY, BUSY)
     for rank in range(2):
@@ -128,19 +120,6 @@ def test_rank_that_computes_for_ever_while_the_others_wait_is_the_one_behind(job
     assert hang.lagging == (1,)
     assert "behind: rank 1 (step 41)" in hang.describe()
     assert "ranks 0, 2 (step 41, waits in all_reduce of 3 ranks for" in hang.describe()
-
-
-def test_rank_that_computes_in_its_first_step_is_left_alone_while_the_others_wait(job: Job) -> None:
-    watchdog = job.start(SLEEPING, BUSY)
-    for rank in range(2):
-        record = job.record(rank)
-        record.enter_phase(contract.PHASE_JOINED)
-        record.begin_step()
-    job.record(0).begin_wait("the comparison of graphs by 2 ranks")
-    job.now = time.monotonic()
-    watchdog.interval_s = 0.05
-    watchdog._limit_s = 0.5  # short, as the work is real
-    assert job.look_on(watchdog, 2.0, lambda: await_work(job, watchdog.interval_s)) is None
 
 
 def await_work(job: Job, interval_s: float) -> None:

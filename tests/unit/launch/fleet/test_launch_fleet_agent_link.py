@@ -6,7 +6,6 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from fake_agents import FakeClock, FakePipe
@@ -20,7 +19,6 @@ from msrun.launch.fleet.agent_link import AgentLink
 from msrun.launch.transport import event_loop
 from msrun.launch.transport.agent_code import AgentCode
 from msrun.launch.transport.event_loop import EventLoop
-from msrun.launch.transport.pipe import MARKER
 from msrun.planning.hosts.host_entry import HostEntry
 
 SILENCE_S = 60.0
@@ -206,81 +204,6 @@ def test_connection_that_breaks_is_made_again_until_the_silence_is_too_long(host
     assert not host.link.is_over and host.link.is_open
 
 
-def test_agent_that_cannot_be_reached_again_is_lost_and_what_it_left_is_fetched(host: Host) -> None:
-    pipe = host.begin()
-    host.refuse()
-    pipe.end()
-    host.await_post("cut")
-    host.link.beat(SILENCE_S)
-    assert "lost" not in host.posts()
-    host.link.beat(1.0)
-    host._left = host.pipes[1:]
-    lost = host.await_post("lost")
-    assert lost["exit_status"] is None
-    assert "host0: no sign of life for 61 s: the host or the network is down" in lost["reason"]
-    salvage = host.pipes[1]
-    wait_until(lambda: salvage.code == b"salvage" and host.link.is_salvaging, "its logs are fetched")
-    salvage.say("log", seq=2, data="x")
-    wait_until(lambda: host.taken_first[-1]["type"] == "log", "its log has come")
-    salvage.end(0)
-    wait_until(lambda: not host.link.is_salvaging, "nothing is left there")
-    assert host.deadlines[-1] == host.clock.now + agent_link.SALVAGE_S
-
-
-def test_what_a_lost_agent_has_left_is_fetched_though_all_are_dismissed_meanwhile(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pipe, is_dismissed = host.begin(), threading.Event()
-
-    def open_late(deadline: float | None) -> FakePipe:
-        if host.link.is_salvaging:
-            is_dismissed.wait(30)
-        return host._open(deadline)
-
-    monkeypatch.setattr(host.link, "_open_pipe", open_late)
-    host.refuse()
-    pipe.end()
-    host.await_post("cut")
-    host.link.beat(SILENCE_S + 1)
-    host._left = host.pipes[1:]
-    host.await_post("lost")
-    host.link.dismiss()
-    is_dismissed.set()
-    salvage = host.pipes[1]
-    wait_until(lambda: salvage.code == b"salvage", "its logs are fetched")
-    salvage.end(0)
-    wait_until(lambda: not host.link.is_salvaging, "nothing is left there")
-
-
-def test_nobody_waits_for_what_is_not_fetched_any_more(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    pipe = host.begin()
-
-    def open_too_late(deadline: float | None) -> FakePipe:
-        if host.link.is_salvaging:
-            host.link.close()
-        return host._open(deadline)
-
-    monkeypatch.setattr(host.link, "_open_pipe", open_too_late)
-    host.refuse()
-    pipe.end()
-    host.await_post("cut")
-    host.link.beat(SILENCE_S + 1)
-    host._left = host.pipes[1:]
-    host.await_post("lost")
-    wait_until(lambda: not host.link.is_salvaging, "it is given up")
-    wait_until(lambda: host.pipes[1].is_closed, "the connection is closed")
-
-
-def test_nothing_is_fetched_where_the_launcher_has_left(host: Host) -> None:
-    pipe = host.begin()
-    host.link.silent_s = SILENCE_S + 1
-    host.link._is_closed = True
-    pipe.end()
-    wait_until(lambda: pipe.is_closed, "it has ended")
-    assert host.deadlines == [None]
-    assert "lost" not in host.posts()
-
-
 def test_quiet_connection_is_replaced_and_closed_only_when_the_new_one_stands(host: Host) -> None:
     first = host.begin()
     host.link.beat(SILENCE_S / 3)
@@ -291,38 +214,6 @@ def test_quiet_connection_is_replaced_and_closed_only_when_the_new_one_stands(ho
     assert second.code == b"attach"
     host.attach(second, seen=1)
     assert host.deadlines == [None, 1000.0 + SILENCE_S * 2 / 3 - 1.0]
-
-
-def test_connection_that_was_only_slow_is_kept(host: Host) -> None:
-    first = host.begin()
-    take = host.link._open_pipe
-
-    def open_slowly(deadline: float | None) -> Any:
-        first.say("event", seq=2)
-        host.await_post("event")
-        return take(deadline)
-
-    host.link._open_pipe = open_slowly
-    host.link.beat(SILENCE_S / 3 + 1)
-    wait_until(lambda: host.pipes[1].is_closed, "the new one is of no use")
-    assert not first.is_closed and host.link.is_open
-    assert host.pipes[1].code == b"", "the agent has heard nothing of it"
-
-
-def test_second_look_at_a_quiet_connection_makes_no_third_one(host: Host) -> None:
-    host.begin()
-    take, is_let_in = host.link._open_pipe, threading.Event()
-
-    def open_slowly(deadline: float | None) -> Any:
-        assert is_let_in.wait(30)
-        return take(deadline)
-
-    host.link._open_pipe = open_slowly
-    host.link.beat(SILENCE_S / 3 + 1)
-    host.link.beat(1.0)
-    is_let_in.set()
-    host.attach(host.pipes[1], seen=1)
-    assert len(host.deadlines) == 2
 
 
 def test_new_connection_has_the_time_of_the_old_one_to_say_something(host: Host) -> None:
@@ -339,54 +230,12 @@ def test_new_connection_has_the_time_of_the_old_one_to_say_something(host: Host)
     host.attach(host.pipes[2], seen=1)
 
 
-def test_quiet_connection_that_breaks_while_another_is_made_gets_that_one(host: Host) -> None:
-    first = host.begin()
-    take, is_let_in = host.link._open_pipe, threading.Event()
-
-    def open_slowly(deadline: float | None) -> Any:
-        assert is_let_in.wait(30)
-        return take(deadline)
-
-    host.link._open_pipe = open_slowly
-    host.link.beat(SILENCE_S / 3 + 1)
-    first.end()
-    host.await_post("cut")
-    is_let_in.set()
-    host.attach(host.pipes[1], seen=1)
-    assert len(host.deadlines) == 2 and host.posts().count("cut") == 1
-
-
 def test_silent_connection_is_broken_off(host: Host) -> None:
     first = host.begin()
     host.refuse()
     host.link.beat(SILENCE_S + 1)
     wait_until(lambda: first.is_closed, "it is broken off")
     assert "no sign of life for 61 s" in host.await_post("lost")["reason"]
-
-
-def test_agent_that_cannot_be_reached_otherwise_is_given_up_after_a_silence(local_host: Host) -> None:
-    pipe = local_host.begin()
-    local_host.link.beat(SILENCE_S)
-    assert not local_host.link._is_silent
-    local_host.link.beat(1.0)
-    wait_until(lambda: pipe.is_closed, "it is given up")
-    assert "no sign of life for 61 s" in local_host.await_post("lost")["reason"]
-
-
-def test_answer_to_a_beat_ends_the_silence(local_host: Host) -> None:
-    pipe = local_host.begin()
-    local_host.link.beat(SILENCE_S)
-    pipe.say("beat", seen=1)
-    wait_until(lambda: not local_host.link.has_unseen, "it has answered")
-    local_host.link.beat(SILENCE_S)
-    assert not local_host.link._is_silent
-
-
-def test_agent_that_has_not_spoken_yet_is_not_silent(local_host: Host) -> None:
-    local_host.link.start()
-    wait_until(lambda: local_host.link.is_open, "it is open")
-    local_host.link.beat(SILENCE_S + 1)
-    assert not local_host.link._is_silent and not local_host.pipes[0].is_closed
 
 
 def test_launcher_that_was_stopped_reaches_its_agents_again(host: Host) -> None:
@@ -423,29 +272,6 @@ def test_agent_that_ends_well_leaves_nothing(local_host: Host) -> None:
     local_host.begin().end(0)
     assert local_host.await_post("lost")["exit_status"] == 0
     assert local_host.deadlines == [None]
-
-
-def test_connection_that_breaks_before_the_job_is_told_with_what_came_instead(host: Host) -> None:
-    pipe = host.pipes[0] = host._left[0] = FakePipe(noise=b"This account is \x1b[1mclosed\n")
-    host.link.start()
-    host.await_post("opened")
-    pipe.end()
-    reason = host.await_post("lost")["reason"]
-    assert reason.startswith(r"host0: the connection to it broke before the job began (This account is \x1b[1mclosed")
-    assert "sshd" in reason
-
-
-def test_noise_of_a_login_shell_is_passed_over(host: Host) -> None:
-    host._left[0] = host.pipes[0] = FakePipe(noise=b"Welcome!\n" + MARKER[:5])
-    host.pipes[0].put(MARKER[5:])
-    host.begin()
-
-
-def test_one_who_makes_noise_for_ever_is_no_agent(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_loop, "MAX_NOISE_BYTES", 100)
-    host._left[0] = host.pipes[0] = FakePipe(noise=b"y\n" * 51)
-    host.link.start()
-    assert "broke before the job began" in host.await_post("lost")["reason"]
 
 
 def test_logs_are_acknowledged_so_that_more_are_sent(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,14 +113,6 @@ def test_signs_of_life_are_given_at_intervals(two: TwoAgents) -> None:
     assert [link.done.count("beat") for link in two.links] == [2, 2]
 
 
-def test_short_silence_asks_for_signs_of_life_more_often() -> None:
-    inbox, signals, loop = Inbox(), FakeSignals(), EventLoop(1)
-    assert Agents(inbox, loop, signals, (), 6.0)._beat_s == 1.0  # type: ignore[arg-type]
-    assert Agents(inbox, loop, signals, (), 600.0)._beat_s == module.MAX_BEAT_S  # type: ignore[arg-type]
-    inbox.close()
-    signals.close()
-
-
 def test_something_is_done_at_intervals(two: TwoAgents) -> None:
     begin, ticks = two.clock.now, list[float]()
 

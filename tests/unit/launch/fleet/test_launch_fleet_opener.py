@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from fake_agents import FakePipe
 
-from msrun.launch.fleet import opener as module
 from msrun.launch.fleet.opener import HostOpener
 from msrun.launch.transport.pipe import LocalPipe, agent_command
 from msrun.planning.hosts.host_entry import HostEntry
@@ -87,18 +86,3 @@ def test_agent_of_this_host_cannot_be_attached_to_again(opener: HostOpener) -> N
     codes = [opener.code(entry, {}, 0, dict) for entry in (HERE, THERE)]
     assert [bool(code.attach) for code in codes] == [False, True]
     assert all(code.start and code.salvage() for code in codes)
-
-
-def test_job_on_this_host_alone_loads_no_ssh(tmp_path: Path) -> None:
-    spec = LaunchSpec(
-        program=Program("script", "/t.py"),
-        worker_num=1,
-        local_worker_num=0,
-        working_directory=tmp_path,
-        log_dir=tmp_path,
-        host_entries=(HERE,),
-    )
-    opener = HostOpener(spec, "JOB", lambda _: None)
-    assert opener._connector is None
-    opener.close()
-    assert module.is_this_host(HERE)

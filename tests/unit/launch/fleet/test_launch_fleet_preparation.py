@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import signal
@@ -26,7 +25,6 @@ from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet import agents
 from msrun.launch.fleet import preparation as module
 from msrun.launch.fleet.log_collector import LogCollector, own_logs
-from msrun.launch.fleet.opener import HostOpener
 from msrun.launch.fleet.preparation import Preparation, ReadyHosts
 from msrun.launch.preflight.host_look import read_sources
 from msrun.launch.transport.pipe import AgentPipe
@@ -125,13 +123,6 @@ def make_hosts(tmp_path: Path) -> Iterator[Callable[..., Hosts]]:
         hosts.events.close()
         if hosts.logs is not None:
             hosts.logs.close()
-
-
-@pytest.mark.parametrize(("fake", "real"), [(FakePipe, AgentPipe), (FakeOpener, HostOpener)])
-def test_fakes_have_the_interface_of_what_they_stand_for(fake: type, real: type) -> None:
-    for name, value in vars(real).items():
-        if inspect.isfunction(value) and not name.startswith("_"):
-            assert inspect.signature(getattr(fake, name)) == inspect.signature(value), name
 
 
 def test_connection_that_is_being_made_is_called_off_at_the_end(
@@ -238,15 +229,6 @@ def test_host_that_does_not_fit_is_named_and_no_port_is_opened(make_hosts: Calla
     assert "listen" not in hosts.pipes["h0"].heard_kinds
 
 
-def test_host_that_cannot_be_reached_is_named_first(make_hosts: Callable[..., Hosts]) -> None:
-    hosts = make_hosts(3, cluster_time_out_s=1)
-    hosts.answer(1, "job", "")
-    del hosts.opener._pipes["h2"]
-    error = hosts.refused()
-    assert error.exit_code == 3
-    assert str(error) == "h2: connection refused (and 1 more; --check shows all)"
-
-
 def test_host_that_says_nothing_in_time_is_named(make_hosts: Callable[..., Hosts]) -> None:
     hosts = make_hosts(2, cluster_time_out_s=1)
     hosts.answer(1, "job", "")
@@ -293,24 +275,6 @@ def test_fault_of_msrun_itself_on_a_host_is_the_reason_and_its_traceback_is_kept
     assert (hosts.spec.log_dir / "scheduler.log").read_text() == record, "the host of the scheduler begins later"
 
 
-@pytest.mark.parametrize("told", ["job", "listen"])
-def test_fault_of_a_thread_of_the_launcher_blames_no_host(make_hosts: Callable[..., Hosts], told: str) -> None:
-    hosts = make_hosts(2)
-    hosts.logs = LogCollector(hosts.spec.log_dir, None, own_logs("worker", {0: (0,), 1: (1,)}))
-
-    def slip() -> None:
-        raise KeyError("slip")
-
-    def fail(preparation: Preparation, *_: object) -> None:
-        hosts.answers[0, told] = lambda *_: preparation._loop.call(slip)
-        preparation.run(hosts.spec, hosts.logs)
-
-    with pytest.raises(ClusterError) as caught:
-        hosts.preparation(fail)
-    assert str(caught.value) == "msrun itself failed: KeyError: 'slip'; its traceback is in scheduler.log"
-    assert "in slip" in (hosts.spec.log_dir / "scheduler.log").read_text()
-
-
 @pytest.mark.parametrize("node", [0, 1])
 def test_host_that_dies_after_its_answer_is_lost_though_another_one_is_slow(
     make_hosts: Callable[..., Hosts], node: int, monkeypatch: pytest.MonkeyPatch
@@ -329,17 +293,6 @@ def test_host_that_dies_after_its_answer_is_lost_though_another_one_is_slow(
     assert str(error).startswith(f"h{node}: the agent was ended by SIGKILL")
     assert "more" not in str(error), "who is slow is not blamed"
     assert "listen" not in hosts.pipes["h0"].heard_kinds
-
-
-def test_host_that_has_died_is_not_counted_among_those_that_answered(
-    make_hosts: Callable[..., Hosts], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "WAITING_LINE_S", 0.1)
-    hosts = make_hosts(3, cluster_time_out_s=1)
-    hosts.answer(2, "job", "")
-    del hosts.opener._pipes["h1"]
-    hosts.refused()
-    assert hosts.said[-1] == "1 of 3 hosts answered, missing: h2, failed: h1"
 
 
 @pytest.mark.parametrize(("exit_code", "kind"), [(2, UsageError), (3, ClusterError)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,9 +18,7 @@ from msrun.cluster.failure import FailureReport
 from msrun.cluster.messages import unpack_hosts
 from msrun.cluster.own_thread import Inbox
 from msrun.cluster.protocol import HostPart
-from msrun.errors import Interrupted
 from msrun.launch.directory.log_directory import EventLog
-from msrun.launch.fleet import fleet_job
 from msrun.launch.fleet.agents import Agents
 from msrun.launch.fleet.fleet_job import FleetRun
 from msrun.launch.fleet.log_collector import LogCollector, own_logs
@@ -188,18 +185,6 @@ def test_job_whose_hosts_all_end_well_is_well(fleet: Fleet) -> None:
     assert not (fleet.folder / "failure.json").exists()
 
 
-def test_plan_is_written_when_the_last_host_has_said_what_it_will_run(fleet: Fleet) -> None:
-    fleet.plan(1)
-    fleet.hear()
-    assert fleet.has_plan == 0 and not (fleet.folder / "plan.json").exists()
-    fleet.plan(0)
-    fleet.hear()
-    assert fleet.has_plan == 1
-    assert json.loads((fleet.folder / "plan.json").read_text())["world_size"] == 2
-    assert (fleet.folder / "rank_table.json").exists()
-    assert fleet.run._observers.tick_s is not None, "the console is told now"
-
-
 @pytest.mark.parametrize("plan", [host_plan(0, 1), host_plan(1, 0), host_plan(0, 7), host_plan(0, 0, node_rank=1)])
 def test_host_that_speaks_for_another_is_given_up(fleet: Fleet, plan: dict[str, Any]) -> None:
     fleet.say(0, "planned", host=plan, notes=[], target="cpu")
@@ -315,71 +300,6 @@ def test_job_that_goes_on_elsewhere_has_no_result_and_no_failure(fleet: Fleet) -
     (fleet.folder / "worker_1.log").write_text("old")
     fleet.run.set_logs_aside()
     assert (fleet.folder / "worker_1.attempt_0.log").read_text() == "old"
-
-
-def test_job_is_not_over_before_what_a_broken_agent_has_left_was_fetched(fleet: Fleet) -> None:
-    fleet.plan(0, 1)
-    fleet.say(1, "broken", reason="gone")
-    fleet.stop(0)
-    fleet.end(0)
-    fleet.hear()
-    assert not fleet.run._is_over()
-    fleet.say(1, "lost", reason="gone")
-    fleet.hear()
-    assert fleet.run._is_over()
-
-
-def test_host_that_does_not_end_in_time_is_given_up(fleet: Fleet) -> None:
-    fleet.plan(0, 1)
-    fleet.fail(0)
-    fleet.stop(0)
-    fleet.end(0, failure=encode_record(failure_of(0)))
-    fleet.hear()
-    fleet.tick(5.0 + fleet_job.END_S - 0.1)
-    assert not fleet.run._is_over()
-    fleet.tick(0.1)
-    assert fleet.run._is_over()
-    result = fleet.finish()
-    assert result.exit_code == 7, "the worker is the reason"
-    assert fleet.noted("fault")[0]["reason"] == "host1: did not end its part of the job in time"
-
-
-def test_restart_forgets_the_limit_of_the_end(fleet: Fleet) -> None:
-    fleet.plan(0, 1)
-    fleet.fail(0)
-    fleet.stop(0, 1)
-    fleet.hear()
-    fleet.tick(1000.0)
-    assert not fleet.run._is_over()
-
-
-def test_slip_of_a_handler_ends_the_job_under_the_name_of_msrun(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    fleet.plan(0, 1)
-    monkeypatch.setattr(fleet.run._record, "note", lambda *_: {}["slip"])
-    fleet.moment(0, "note", text="hello")
-    fleet.hear()
-    assert not any("understood" in str(done) for link in fleet.links for done in link.done)
-    fleet.stop(0, 1)
-    fleet.end(0, 1)
-    result = fleet.finish()
-    assert result.exit_code == 3 and result.failure is not None
-    log = fleet.folder / "scheduler.log"
-    assert result.failure.reason == f"msrun itself failed: KeyError: 'slip'; traceback in {log}; report it"
-    assert "Traceback" in log.read_text()
-
-
-def test_interrupt_limits_the_time_of_the_end(fleet: Fleet) -> None:
-    fleet.plan(0, 1)
-    fleet.hear()
-    fleet.tick(100.0)
-    fleet.agents.interrupt = Interrupted("stopped by SIGINT", signal.SIGINT)
-    fleet.tick(0.0)
-    fleet.tick(5.0 + fleet_job.END_S - 0.1)
-    assert not fleet.run._is_over()
-    fleet.tick(0.1)
-    assert fleet.run._is_over()
-    result = fleet.finish()
-    assert result.exit_code == 130
 
 
 def test_host_that_is_lost_after_its_result_is_no_loss(fleet: Fleet) -> None:

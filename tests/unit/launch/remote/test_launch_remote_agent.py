@@ -15,7 +15,7 @@ import pytest
 from msrun import __version__, contract
 from msrun.cluster.messages import Message
 from msrun.cluster.protocol import HostJob, HostReport, ReachResult, protocol
-from msrun.errors import ClusterError, MsrunError, UsageError
+from msrun.errors import ClusterError
 from msrun.launch.remote import agent as module
 from msrun.launch.remote.agent import Agent
 from msrun.launch.remote.spool import AGENT, SOCKET, spool_path
@@ -127,16 +127,6 @@ def test_logs_of_workers_that_nobody_has_stay_where_they_are(served: Serve, unse
     assert spool_path("f00d", 1).exists() is stays
 
 
-def test_workers_get_the_host_s_environment_without_the_connection_s(
-    served: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("SSH_CONNECTION", "MSRUN_TOKEN", "OF_THE_HOST", "GIVEN"):
-        monkeypatch.setenv(name, "here")
-    caller = served(job())[0]._caller
-    assert (caller["OF_THE_HOST"], caller["GIVEN"]) == ("here", "yes")
-    assert not [name for name in caller if name.startswith(("SSH_", "MSRUN_"))]
-
-
 def test_launcher_of_another_protocol_is_refused(served: Serve) -> None:
     with pytest.raises(
         ClusterError, match=rf"msrun here speaks protocol {protocol()}, the launcher 99: install the same"
@@ -168,40 +158,3 @@ def test_port_is_listened_on_until_the_end_and_one_that_is_taken_is_named(served
     (listening,) = link.answers
     assert (listening["type"], listening["port"]) == ("listening", 0)
     assert str(port) in listening["error"] and "leave --master_port out" in listening["error"]
-
-
-@pytest.mark.parametrize(
-    ("error", "text", "code"),
-    [
-        (UsageError("no such program"), "no such program", contract.EXIT_USAGE),
-        (KeyError("x"), "msrun itself failed: KeyError: 'x'; its traceback is in scheduler.log", contract.EXIT_CLUSTER),
-    ],
-)
-def test_error_is_told_and_the_launcher_has_time_to_fetch_the_logs(
-    monkeypatch: pytest.MonkeyPatch, error: MsrunError | KeyError, text: str, code: int
-) -> None:
-    link = Link()
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise error
-
-    def end(status: int) -> None:
-        raise SystemExit(status)
-
-    monkeypatch.setattr(module, "StdioPipe", lambda: None)
-    monkeypatch.setattr(module, "LauncherLink", lambda _: link)
-    monkeypatch.setattr(Agent, "run", fail)
-    monkeypatch.setattr(Agent, "clean_up", lambda _: link.heard.append({"type": "cleaned up"}))
-    monkeypatch.setattr(module.os, "_exit", end)
-    with pytest.raises(SystemExit) as ended:
-        module.main()
-    assert ended.value.code == 0
-    trace = link.heard[1].pop("traceback", "")
-    assert ("in fail" in trace) == isinstance(error, KeyError), "a mistake of the user's has none"
-    assert link.heard == [
-        {"type": "link started"},
-        {"type": "error", "text": text, "exit_code": code},
-        {"type": "waited", "limit_s": module.FETCH_S},
-        {"type": "link closed"},
-        {"type": "cleaned up"},
-    ]

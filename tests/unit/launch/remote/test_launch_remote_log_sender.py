@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from msrun.cluster.messages import Message
-from msrun.launch.remote import log_sender
 from msrun.launch.remote.log_sender import KEPT_BYTES, PIECE_BYTES, STEP_BYTES, LogSender, unpack_piece
 
 SIZE = 5 * STEP_BYTES
@@ -71,31 +69,3 @@ def test_log_that_was_renamed_meanwhile_takes_no_disk_either(sender: Sender) -> 
     sender.path = sender.path.rename(sender.path.with_name("worker_0.attempt_0.log"))
     sender.logs.acknowledge(len(pieces))
     assert sender.disk_bytes <= KEPT_BYTES + STEP_BYTES
-
-
-def test_file_system_that_cannot_free_a_part_of_a_file_is_told_of_once(
-    sender: Sender, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: int) -> None:
-        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-
-    monkeypatch.setattr(log_sender, "_punch", refuse)
-    for _ in sender.send_all():
-        sender.logs.acknowledge(1)
-    assert sender.refused == [os.strerror(errno.EOPNOTSUPP)]
-    assert sender.path.read_bytes() == sender.data
-
-
-def test_log_that_cannot_be_read_is_named_and_left_out(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: int) -> bytes:
-        raise OSError(errno.EIO, "Input/output error")
-
-    sender.other.write_bytes(b"other")
-    monkeypatch.setattr(sender.logs._readers[0][2], "read", fail)
-    said: list[Message] = []
-    with pytest.raises(OSError, match="Input/output") as raised:
-        said += iter(sender.logs.next, None)
-    assert raised.value.__notes__ == ["while it read worker_0.log"]
-    said += sender.send_all()
-    assert [unpack_piece(piece) for piece in said] == [b"other"]
-    assert sender.logs.unreadable == {"worker_0.log"}

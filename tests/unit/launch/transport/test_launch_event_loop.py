@@ -12,7 +12,7 @@ import pytest
 from job_runner import wait_until
 
 from msrun.errors import ClusterError
-from msrun.launch.transport.event_loop import PIECE_BYTES, ByteChannel, EventLoop, TaskThreads
+from msrun.launch.transport.event_loop import ByteChannel, EventLoop, TaskThreads
 from msrun.launch.transport.pipe import ReadyFlag
 
 MUCH = 8 << 20
@@ -183,32 +183,6 @@ def test_channel_that_is_stopped_in_the_midst_of_writing_may_be_closed(hosts: Ho
     wait_until(lambda: again.came == b"here", "the next one is served")
 
 
-def test_host_that_takes_nothing_for_too_long_is_over(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    host = hosts.add()
-    monkeypatch.setattr(host.channel._output, "_limit_bytes", MUCH)
-    host.channel.send(bytes(MUCH))
-    host.channel.send(bytes(MUCH))
-    wait_until(lambda: host.ends, "it is given up")
-
-
-def test_host_is_read_before_others_have_written_all_they_have(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
-    a, b, reader = hosts.add(), hosts.add(), hosts.add()
-    hosts.turn()
-    for name, host in (("a", a), ("b", b)):
-        monkeypatch.setattr(host.pipe, "write", lambda data, name=name: order.append(name) or len(data))
-    monkeypatch.setattr(reader.channel, "_on_bytes", lambda *_: order.append("read"))
-    is_held, begun = threading.Event(), threading.Event()
-    hosts.loop.call(lambda: (is_held.set(), begun.wait(60))[0])
-    assert is_held.wait(60)
-    for host in (a, b):
-        host.channel.send(bytes(4 * PIECE_BYTES))
-    reader.stream.sendall(b"x")
-    begun.set()
-    wait_until(lambda: len(order) == 9, "all is done")
-    assert order == ["read", *("a", "b") * 4], "and they take turns"
-
-
 def test_connection_that_fails_in_an_unknown_way_ends_alone(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> bytes:
         raise EOFError("no more")
@@ -263,22 +237,6 @@ def test_what_was_called_for_after_a_fault_is_done_without_another_word() -> Non
 
 def fail_again(_: Exception) -> None:
     raise OSError("no one to tell")
-
-
-def test_channel_in_which_msrun_fails_is_over_and_the_other_hosts_are_served(
-    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise RuntimeError("slip")
-
-    told = list[BaseException]()
-    monkeypatch.setattr(hosts.loop._thread, "_on_fault", told.append)
-    bad, good = hosts.add(), hosts.add()
-    monkeypatch.setattr(bad.channel, "_on_bytes", fail)
-    bad.stream.sendall(b"x")
-    wait_until(lambda: bad.ends and told, "it has ended, and that is told")
-    good.stream.sendall(b"here")
-    wait_until(lambda: good.came == b"here", "the other is served")
 
 
 def test_tasks_are_done_so_many_at_a_time_and_their_errors_told() -> None:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,9 +23,7 @@ from ssh_server import SshServer, add_key, running_agent, running_server
 
 from msrun.errors import ClusterError, UsageError
 from msrun.launch.transport.pipe import AgentPipe, LocalPipe, agent_command
-from msrun.launch.transport.ssh import connector as module
 from msrun.launch.transport.ssh.connector import SshConnector
-from msrun.launch.transport.ssh.fault import SshFault
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.spec import SshSettings
 
@@ -393,28 +390,3 @@ def test_files_of_the_command_line_are_looked_at_before_anything(
         SshConnector(SshSettings(identity_files=(tmp_path / "key",)), warn=print)
     with pytest.raises(UsageError, match=r"--ssh_config .*/gone: is no file that can be read; give an"):
         SshConnector(SshSettings(config_file=tmp_path / "gone"), warn=print)
-
-
-@pytest.mark.parametrize(
-    ("faults", "within_s", "text"),
-    [
-        ([SshFault("hung up", is_temporary=True)] * 99, 0.2, r"hung up \(in \d+ tr(y|ies)\)"),
-        ([SshFault("hung up", is_temporary=True), SshFault("no key fits")], 60.0, "no key fits"),
-        ([SshFault("hung up", is_temporary=True), SshFault("late", is_late=True)], 60.0, r"hung up \(in 2 tries\)"),
-        ([SshFault("late", is_late=True)], 60.0, "late"),
-    ],
-)
-def test_login_is_tried_again_while_that_may_help(
-    monkeypatch: pytest.MonkeyPatch, faults: list[SshFault], within_s: float, text: str
-) -> None:
-    left = iter(faults)
-
-    def fail(*_: object) -> None:
-        raise next(left)
-
-    monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(module, "_choose_client", lambda *_: SimpleNamespace(connect=fail, close=lambda: None))
-    connector = SshConnector(SshSettings(), warn=print)
-    with pytest.raises(ClusterError, match=f"^h1: {text}$"):
-        connector.open(HostEntry("h1"), "echo", deadline=time.monotonic() + within_s)
-    connector.close()

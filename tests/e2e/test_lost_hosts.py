@@ -151,25 +151,23 @@ def test_host_that_leaves_ends_a_job_that_has_no_other(rehearsals: Rehearsals, s
 
 
 @pytest.mark.slow
-def test_host_that_fails_twice_is_left_out_and_the_others_go_on(rehearsals: Rehearsals, script: Path) -> None:
-    job = rehearsals.start("3x1", "--min_hosts=2", "--max_restarts=2", script)
+def test_host_that_has_failed_may_be_back_and_one_that_fails_twice_is_left_out(rehearsals: Rehearsals, script: Path) -> None:
+    job = rehearsals.start("3x1", "--min_hosts=2", "--max_restarts=3", script)
     records(rehearsals, job, 0, 3)
     kill_agent(rehearsals, 1)
-    again = records(rehearsals, job, 1, 3)
-    assert again[0]["hosts"] == ["127.0.0.2", "127.0.0.4", "127.0.0.3"], "one that was lost comes last"
-    kill_agent(rehearsals, 3)
+    again = records(rehearsals, job, 1, 2)
+    assert again[0]["hosts"] == ["127.0.0.2", "127.0.0.4"], "it is not waited for"
+    kill_agent(rehearsals, 2)
     last = records(rehearsals, job, 2, 2)
     assert [(record["WORLD_SIZE"], record["MS_WORKER_NUM"]) for record in last] == [("2", "2")] * 2
-    assert last[0]["hosts"] == ["127.0.0.2", "127.0.0.4"]
-    (rehearsals.cwd / "go_2").touch()
+    assert last[0]["hosts"] == ["127.0.0.2", "127.0.0.3"], "it may be back, and is needed"
+    kill_agent(rehearsals, 3)
+    assert records(rehearsals, job, 3, 2)[0]["hosts"] == ["127.0.0.2", "127.0.0.4"]
+    (rehearsals.cwd / "go_3").touch()
     ended = job.finish()
     assert ended.code == 0, ended.stderr
     assert "starting again on host0, host2; left out, failed 2 times: host1\n" in ended.stderr
-    assert {path.name for path in ended.log_dir.glob("worker_2*")} == {
-        "worker_2.attempt_0.log",
-        "worker_2.attempt_1.log",
-    }
-    assert len(json.loads((ended.log_dir / "plan.attempt_1.json").read_text())["hosts"]) == 3
+    assert len(json.loads((ended.log_dir / "plan.attempt_1.json").read_text())["hosts"]) == 2
     rehearsals.runner.prove_nothing_left()
 
 

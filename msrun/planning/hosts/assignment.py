@@ -208,12 +208,14 @@ class HostPool:
     def lose(self, lost: Collection[HostEntry], gone: Collection[HostEntry] = ()) -> bool:
         """Choose hosts for another start, after some have failed or, `gone`, have left; False when there are too few.
 
-        Hosts that run well stay, in their order. Behind them come spare ones, then those that have failed once, which
-        may be back.
+        Hosts that run well stay, in their order. Behind them come spare ones, then those that have failed once before,
+        which may be back. One that has failed now is not waited for where the others are enough.
         """
         self._failures.update(lost)
         self.gone.update(gone)
-        chosen = self._choose(lost)
+        chosen = self._choose(lost, lost)
+        if len(chosen) < self.min_hosts:
+            chosen = self._choose(lost)
         if not self.min_hosts or len(chosen) < self.min_hosts or (self._needed and self._needed not in chosen):
             return False
         self.chosen = chosen
@@ -241,9 +243,9 @@ class HostPool:
             self.chosen = self._choose(())
         return is_more
 
-    def _choose(self, lost: Collection[HostEntry]) -> tuple[HostEntry, ...]:
+    def _choose(self, lost: Collection[HostEntry], without: Collection[HostEntry] = ()) -> tuple[HostEntry, ...]:
         staying = [entry for entry in self.chosen if entry not in lost and self._may_run(entry)]
-        others = [entry for entry in self._all if entry not in staying and self._may_run(entry)]
+        others = [entry for entry in self._all if entry not in (*staying, *without) and self._may_run(entry)]
         others.sort(key=lambda entry: self._failures[entry])
         chosen: list[HostEntry] = []
         for entry in (*staying, *others):

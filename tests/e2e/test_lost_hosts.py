@@ -151,7 +151,7 @@ def test_host_that_leaves_ends_a_job_that_has_no_other(rehearsals: Rehearsals, s
 
 
 @pytest.mark.slow
-def test_host_that_has_failed_may_be_back_and_one_that_fails_twice_is_left_out(rehearsals: Rehearsals, script: Path) -> None:
+def test_host_that_fails_may_be_back_and_one_that_fails_twice_is_left_out(rehearsals: Rehearsals, script: Path) -> None:
     job = rehearsals.start("3x1", "--min_hosts=2", "--max_restarts=3", script)
     records(rehearsals, job, 0, 3)
     kill_agent(rehearsals, 1)

@@ -26,6 +26,7 @@ from msrun.launch.console import say
 from msrun.launch.directory.jobs import publish
 from msrun.launch.directory.log_directory import EventLog, describe_removed, write_private
 from msrun.launch.failure import at_home, hide_secrets, write_failure
+from msrun.launch.fleet.agent_link import SALVAGE_S
 from msrun.launch.fleet.agents import OF_LAUNCHER, Agents
 from msrun.launch.fleet.fleet_plan import assemble_plan, keep_attempt, ranks_of_hosts
 from msrun.launch.fleet.log_collector import LogCollector
@@ -134,9 +135,16 @@ class FleetRun:
         """Wait until every host has ended its part, and return how the job ended; None when it goes on elsewhere."""
         self._hear(self._is_over)
         if self.coordinator.goes_on and self._agents.interrupt is None:
+            self._await_salvage()
             self._end_attempt()
             return None
         return self._conclude()
+
+    def _await_salvage(self) -> None:
+        """Wait until what silent hosts have left is here: afterwards their logs are those of another attempt."""
+        links, end = self._agents.links, time.monotonic() + 2 * SALVAGE_S
+        while any(link.is_salvaging for link in links) and time.monotonic() < end:
+            self._agents.hear(lambda: False, {}, deadline=self._clock() + TICK_S)
 
     @property
     def plan(self) -> LaunchPlan | None:

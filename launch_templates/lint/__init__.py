@@ -20,6 +20,9 @@ _NO_JOB = Rule("no-job", Severity.WARNING, "There is no training job in the file
 RULES: tuple[Rule, ...] = (*schemas.RULES, _NOT_READ, *rendezvous.RULES, *gang.RULES, _NO_JOB)
 """Every rule, in the order in which its findings appear."""
 
+_OF_ANY_JOB = tuple(rule for rule in RULES if rule.rule_id in ("msrun-command", "pods"))
+"""Rules for a job that does not run msrun, which may have its reasons for the rest."""
+
 
 def check_rule_names(names: Iterable[str]) -> None:
     """Raise UnknownName unless there are rules of these names."""
@@ -45,7 +48,7 @@ def lint_documents(
         if one.kind in NOT_READ
     ]
     for workload in workloads:
-        rules = rendezvous.RULES if workload.is_partial else RULES
+        rules = rendezvous.RULES if workload.is_partial else RULES if workload.calls else _OF_ANY_JOB
         found += [finding for rule in rules for finding in rule.apply(workload, documents)]
     if not workloads and not any(one.kind in (*NOT_READ, "RayJob", *_RUNTIMES) for one in documents):
         seen = ", ".join(document.label for document in documents) or "no documents"

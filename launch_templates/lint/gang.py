@@ -124,7 +124,7 @@ def check_failure_policy(workload: Workload, _documents: Sequence[Document]) -> 
         if len(rules) > _MAX_FAILURE_RULES:
             yield f"{path}.rules", f"{len(rules)} rules, at most {_MAX_FAILURE_RULES} are allowed", "merge some"
         for position, rule in enumerate(rules):
-            if ("onExitCodes" in mapping(rule)) == ("onPodConditions" in mapping(rule)):
+            if bool(mapping(rule).get("onExitCodes")) == bool(mapping(rule).get("onPodConditions")):
                 message = "needs exactly one of onExitCodes and onPodConditions"
                 yield f"{path}.rules[{position}]", message, "split or complete the rule"
             statuses = sequence(rule, "onExitCodes", "values")
@@ -258,17 +258,6 @@ def _shared_memory_problems(pod_set: PodSet, container: Container) -> Iterator[P
         yield path, message, "lower the sizeLimit or raise the memory limit"
 
 
-def check_volumes(workload: Workload, _documents: Sequence[Document]) -> Iterator[Problem]:
-    """Each volume that a container mounts is one of the pod's; the API server refuses others."""
-    for pod_set in workload.all_pod_sets:
-        known = {text(item, "name") for item in sequence(pod_set.spec, "volumes")}
-        for container in pod_set.containers:
-            for position, mount in enumerate(sequence(container.body, "volumeMounts")):
-                if text(mount, "name") not in known:
-                    message = f"volume {text(mount, 'name')!r} is not among the pod's volumes"
-                    yield f"{container.path}.volumeMounts[{position}].name", message, "add it to volumes"
-
-
 def check_shell(workload: Workload, _documents: Sequence[Document]) -> Iterator[Problem]:
     """A shell as process 1 keeps SIGTERM to itself: no checkpoint is saved before the pod is killed."""
     for _, container, call in workload.calls:
@@ -301,7 +290,6 @@ RULES = rules_of((
     ("resources", Severity.ERROR, check_extended_resources),
     ("device-count", Severity.WARNING, check_device_count),
     ("shared-memory", Severity.WARNING, check_shared_memory),
-    ("volumes", Severity.ERROR, check_volumes),
     ("shell", Severity.WARNING, check_shell),
     ("grace", Severity.WARNING, check_grace),
 ))  # fmt: skip

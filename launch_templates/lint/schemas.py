@@ -52,6 +52,9 @@ def compact(schema: Schema) -> Schema:
     if schema.get("x-kubernetes-int-or-string") is True:
         return {"type": ["integer", "string"]}
     made: Schema = {key: schema[key] for key in _KEPT & schema.keys()}
+    if "required" in made:  # the API server fills in defaults first
+        inner = schema.get("properties", {})
+        made["required"] = [name for name in made["required"] if "default" not in inner.get(name, {})]
     if "properties" in schema:
         made["properties"] = {name: compact(inner) for name, inner in schema["properties"].items() if name != "status"}
         if "status" in schema["properties"]:

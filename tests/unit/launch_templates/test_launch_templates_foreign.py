@@ -123,11 +123,28 @@ spec:
       restartPolicy: OnFailure
       template: {spec: {containers: [{name: pytorch, image: "r.example/t:1", command: [msrun, train.py]}]}}
 """
-RIGHT = {"single": SINGLE, "elastic": ELASTIC, "train job": TRAIN_JOB, "groups": GROUPS, "driver": DRIVER}
+# kubernetes-sigs/jobset: its webhook names the rules; defaults of the definition are filled in
+DEFAULTS = DRIVER.replace(
+    "spec:\n  replicated", "spec:\n  failurePolicy: {rules: [{action: FailJobSet}]}\n  replicated", 1
+)
+RIGHT = {
+    "defaults": DEFAULTS,
+    "single": SINGLE,
+    "elastic": ELASTIC,
+    "train job": TRAIN_JOB,
+    "groups": GROUPS,
+    "driver": DRIVER,
+}
 
 
 def rules(text: str) -> set[str]:
     return {finding.rule_id for finding in lint_texts([("f.yaml", text)], STYLE)}
+
+
+def test_job_that_does_not_run_msrun_gets_a_warning_alone() -> None:
+    pod = '{restartPolicy: OnFailure, containers: [{name: a, image: "b:1", command: [tar, xf, a.tar]}]}'
+    text = "{apiVersion: batch/v1, kind: Job, metadata: {name: unpack}, spec: {template: {spec: %s}}}"
+    assert rules(text % pod) == {"msrun-command"}
 
 
 @pytest.mark.parametrize("name", RIGHT)

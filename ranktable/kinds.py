@@ -278,8 +278,6 @@ class Dialect:
     """Returns the keys of an object that give the dialect away; empty for another kind."""
     keys: tuple[str, ...] = ()
     """Its telling keys, of which a misspelt one is to be recognised."""
-    short_keys: tuple[str, ...] = ()
-    """Telling keys that are too short or too rare to be guessed out of a misspelt one."""
     sources: tuple[str, ...] = ()
     """Where its keys can be read up (`ranktable.rules.citations`)."""
     instead: str = ""
@@ -316,8 +314,7 @@ class Dialect:
 
     def check_structure(self, value: Members) -> list[Problem]:
         """Return every fault that keeps an object from being decoded (errors), and what is odd in it (warnings)."""
-        otherwise = f"it is no version of {self.title}, and HCCL goes by the version"
-        return [*check_version(value, self.versions, otherwise), *check_tree(value, self.known_schema)]
+        return [*check_version(value, self.versions), *check_tree(value, self.known_schema)]
 
     def survey(self, value: Members) -> Survey:
         """Return what can be read of an object, however faulty it is."""

@@ -220,20 +220,20 @@ def _fits(members: Members, schema: Schema) -> bool:
     return True
 
 
-def check_version(value: Members, versions: tuple[str, ...], otherwise: str) -> Iterator[Problem]:
-    """Rule R2: `version` is one of `versions`, or absent without any; `otherwise` says what another one means."""
+def check_version(value: Members, versions: tuple[str, ...]) -> Iterator[Problem]:
+    """Rule R2: `version` is one of `versions`, or absent without any."""
     found = value.get("version")
     if not versions:
         if "version" in value:
-            yield Problem("version", "R2", "error", otherwise, "remove the key", show_value(found))
+            message = "this kind of table has no version; HCCL would look for server_list in it"
+            yield Problem("version", "R2", "error", message, "remove the key", show_value(found))
         return
     remedy = f'write "version": "{versions[0]}"'
     if "version" not in value:
         yield Problem("version", "R2", "error", "the key is missing, so HCCL takes the table for an older kind", remedy)
     elif isinstance(found, str) and found not in versions:
-        what = name_placeholder(found)
-        message = f"the version is {what}" if what else otherwise
-        yield Problem("version", "R2", "error", message, remedy, show_value(found))
+        what = name_placeholder(found) or "not known for a table with these keys"
+        yield Problem("version", "R2", "error", f"the version is {what}", remedy, show_value(found))
 
 
 def _check_object(members: Members, schema: Schema, path: str) -> Iterator[Problem]:

@@ -81,7 +81,6 @@ DIALECTS = (
         title="an optical-switch rank table (2.0 OXC variant)",
         consumer="HCCL, experimental",
         recognise=_is_oxc,
-        short_keys=("oxc_group_list",),
         instead="give it to HCCL as it is, or write the job as version 1.2",
     ),
     Dialect(
@@ -89,7 +88,6 @@ DIALECTS = (
         title="a LocalCommRes description of one server",
         consumer="llm_datadist and HIXL, for inference",
         recognise=_is_local,
-        short_keys=("endpoint_list",),
         instead=f"it is no rank table: pass it as the option of that name, and {_TRAINING}",
     ),
     Dialect(
@@ -114,7 +112,6 @@ DIALECTS = (
         title="a parameter-server role table",
         consumer="HCCL heterogeneous groups",
         recognise=has_any("Servers", "Clients"),
-        short_keys=("Servers", "Clients"),
         sources=(citations.ROLES,),
         instead="it lists servers and clients and has no ranks; give it to HCCL as it is",
     ),

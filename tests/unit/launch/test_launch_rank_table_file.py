@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import stat
+import sys
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
@@ -120,3 +122,19 @@ def test_table_behind_a_link_is_read_for_a_copy_and_no_other(tmp_path: Path) -> 
     plain.unlink()
     with pytest.raises(UsageError, match="cannot be read"):
         linked_table(link)
+
+
+def test_the_table_of_a_job_is_written_by_few_functions_of_ranktable(tmp_path: Path) -> None:
+    """No dialect, schema or rule is looked at where there is nothing that could break one."""
+    seen: set[tuple[str, str]] = set()
+
+    def count(frame: FrameType, event: str, _argument: object) -> None:
+        if event == "call" and "/ranktable/" in frame.f_code.co_filename:
+            seen.add((frame.f_code.co_filename, frame.f_code.co_qualname))
+
+    sys.setprofile(count)
+    try:
+        write_table(tmp_path, 4)
+    finally:
+        sys.setprofile(None)
+    assert 0 < len(seen) <= 30, sorted(seen)

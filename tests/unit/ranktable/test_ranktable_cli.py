@@ -22,35 +22,11 @@ def test_generate_writes_the_default_file_and_says_so(run):
     assert "ranks follow the string order of the server ids; rank 0 is on node1" in err
 
 
-def test_generate_does_not_replace_a_file_that_was_not_named(run):
-    Path("rank_table_1pcs.json").write_text("mine")
-    status, _, err = run("generate", "--hosts", "a:1")
-    assert status == 2
-    assert "is there already; name it with -o" in err
-    assert Path("rank_table_1pcs.json").read_text() == "mine"
-    assert run("generate", "--hosts", "a:1", "-o", "rank_table_1pcs.json")[0] == 0
-
-
 def test_generate_prints_to_standard_output(run):
     status, out, err = run("generate", "--hosts", "10.0.0.9:1,10.0.0.10:1", "--order", "given", "-o", "-")
     assert status == 0
     assert [server["server_id"] for server in json.loads(out)["server_list"]] == ["10.0.0.9", "10.0.0.10"]
     assert "Ascend readers demand --order server_id" in err
-
-
-@pytest.mark.parametrize("option", ["--device_ips", "--device-ips"])
-def test_generate_fills_a_pattern_of_addresses(run, option):
-    status, out, _ = run("generate", "--hosts", "a,b", "--devices", "4-5", option, "10.1.{server}.{device}", "-o", "-")
-    assert status == 0
-    devices = [device for server in json.loads(out)["server_list"] for device in server["device"]]
-    assert [device["device_ip"] for device in devices] == ["10.1.0.4", "10.1.0.5", "10.1.1.4", "10.1.1.5"]
-
-
-def test_generate_reads_addresses_from_a_file(run):
-    Path("ips.yaml").write_text("a: [10.0.0.1]\n")
-    status, out, err = run("generate", "--hosts", "a:1", "--device_ips", "ips.yaml", "-o", "-")
-    assert (status, err) == (0, "")
-    assert json.loads(out)["server_list"][0]["device"][0]["device_ip"] == "10.0.0.1"
 
 
 def test_what_generate_writes_is_valid_and_shown(run):
@@ -170,13 +146,6 @@ def test_a_mistake_of_the_user_is_one_line(run, arguments, status, says):
     assert err.startswith("ranktable: error: ")
     assert err.count("\n") == 1
     assert says in err
-
-
-def test_another_dialect_is_named(run):
-    Path("t.json").write_text('{"version": "1.2", "prefill_device_list": [], "server_list": [{}]}')
-    status, _, err = run("validate", "t.json")
-    assert status == 2
-    assert "a vLLM-Ascend prefill and decode table" in err
 
 
 @pytest.mark.parametrize("command", [[], ["generate"], ["validate"], ["show"]])

@@ -14,25 +14,6 @@ from ranktable.kinds import detect_dialect, find_near_keys
 from ranktable.tables import find_kind
 
 CATALOGUE = Path(__file__).parent / "catalogue"
-KINDS = {
-    "concise/good_16pcs.json": ("1.0", True),
-    "template2/good_cloud_two_pods.json": ("template2-cloud", True),
-    "v2_0/good_two_racks.json": ("2.0", True),
-    "v2_0/draft.json": ("2.0-draft", False),
-    "v2_0/optical_switches.json": ("2.0-oxc", False),
-    "not_hccl/vllm_prefill_decode.json": ("vllm-pd", False),
-    "not_hccl/local_comm_res.json": ("local-comm-res", False),
-    "not_hccl/local_endpoints.json": ("local-comm-res", False),
-    "not_hccl/tor_list.json": ("tor-list", False),
-    "not_hccl/heterogeneous.json": ("1.1", False),
-    "not_hccl/lab.json": ("template2-lab", False),
-    "not_hccl/roles.json": ("roles", False),
-    "not_hccl/config_map.json": ("configmap", False),
-    "not_hccl/config_map_compressed.json": ("configmap", False),
-    "not_hccl/compressed_payload.json": ("compressed", False),
-    "not_hccl/near_miss.json": (None, False),
-    "not_hccl/other_json.json": (None, False),
-}
 
 
 def kind_of(path):
@@ -43,11 +24,6 @@ def kind_of(path):
         return kind.dialect.name, False
     detection = detect_dialect(parse_document(data).value)
     return (detection.dialect.name, True) if detection else (None, False)
-
-
-@pytest.mark.parametrize(("name", "expected"), KINDS.items(), ids=list(KINDS))
-def test_a_file_is_known_by_its_keys(name, expected):
-    assert kind_of(CATALOGUE / name) == expected
 
 
 @pytest.mark.parametrize(

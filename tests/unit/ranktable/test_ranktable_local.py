@@ -245,12 +245,6 @@ def test_a_table_is_held_against_this_host(check, root, tool, monkeypatch, case)
         assert check(table_of(case), *case.get("options", ("--chip", "a2")), "--strict")[0] == 1
 
 
-def test_what_validation_finds_is_found_too(root, capsys, tmp_path):
-    (tmp_path / "broken.json").write_text("{")
-    assert main(["validate", "--local", str(tmp_path / "broken.json"), "--root", str(root)]) == 1
-    assert "R1" in capsys.readouterr().out
-
-
 def test_a_variable_that_names_no_file_is_an_error_with_what_follows_from_it(capsys, monkeypatch):
     monkeypatch.setenv("RANK_TABLE_FILE", "none.json")
     assert main(["validate", "--local"]) == 2

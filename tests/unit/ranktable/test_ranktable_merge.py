@@ -212,13 +212,6 @@ def test_what_cannot_stand_in_one_table_is_told_with_its_file(others, says):
         assert part in "\n".join(caught.value.conflicts)
 
 
-def test_every_conflict_is_told_not_only_the_first():
-    clone = with_server("c", Device(0, 5, "10.1.0.1"), Device(1, 6, "10.1.0.2"), Device(1, 7))
-    with pytest.raises(MergeError, match=r"\(and 2 more\)") as caught:
-        merge_tables([IPS[0], clone], device_target="cpu")
-    assert len(caught.value.conflicts) == 3
-
-
 def test_tables_of_hosts_with_many_cores_are_merged_for_their_target():
     many = [build_table([(name, 64)]) for name in ("a", "b")]
     with pytest.raises(MergeError, match="highest device number is 31"):
@@ -282,16 +275,6 @@ def test_merge_lists_conflicts_and_leaves_the_file_that_is_there(run):
     assert Path("m.json").read_text() == "mine"
     write("many.json", [(f"n{number}", 1) for number in range(30)])
     assert "ranktable: and 10 more\n" in run("merge", "many.json", "many.json")[2]
-
-
-def test_merge_waits_for_a_table_that_is_not_completed(run):
-    write("a.json", [("a", 1)])
-    Path("b.json").write_text(write("b.json", [("b", 1)]).replace("completed", "initializing"))
-    status, out, err = run("merge", "a.json", "b.json")
-    assert (status, out) == (3, "")
-    assert "b.json is not ready" in err
-    status, out, _ = run("merge", "--allow_initializing", "a.json", "b.json")
-    assert (status, json.loads(out)["status"]) == (0, "initializing")
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 """Files in and out: what is in the way is named, and nothing half-written is left."""
 
 import io
-import os
-import stat
 import sys
 
 import pytest
@@ -27,30 +25,6 @@ def test_a_written_table_is_read_again(tmp_path):
     write_table(path, TABLE)
     assert read_table(path) == TABLE
     assert path.read_bytes() == TEXT
-
-
-@pytest.mark.parametrize("mode", [0o644, 0o600, 0o640])
-def test_the_mode_is_exact_whatever_the_umask(tmp_path, mode):
-    previous = os.umask(0o077)
-    try:
-        write_table(tmp_path / "t.json", TABLE, mode=mode)
-    finally:
-        os.umask(previous)
-    assert stat.S_IMODE((tmp_path / "t.json").stat().st_mode) == mode
-
-
-def test_a_failed_write_keeps_the_old_file_and_leaves_no_other(tmp_path, monkeypatch):
-    path = tmp_path / "t.json"
-    path.write_text("old")
-
-    def refuse(descriptor):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", refuse)
-    with pytest.raises(WriteError, match="no space left on device"):
-        write_table(path, TABLE)
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_writing_names_what_is_in_the_way(tmp_path):

@@ -74,17 +74,6 @@ def test_ranks_that_start_again_in_every_group_are_all_told():
     assert [place.server.server_id for place, _ in list_ranks(table, 0)] == ["b", "a"]
 
 
-def test_places_agree_with_the_model():
-    table = build_table([("b", 2), ("a", 3)], order="given")
-    for place, device in list_ranks(table):
-        rank = device.rank_id
-        assert place.server == table.server_of(rank)
-        assert table.servers_by_rank[place.node_rank] is table.server_of(rank)
-        said = place.describe(device)
-        assert place.server.ranks[said["local_rank"]] == rank
-        assert said["device_id"] == table.device_of(rank).device_id
-
-
 def test_the_object_for_programs_has_every_server():
     table = pods(100)
     value = overview_as_json(table)

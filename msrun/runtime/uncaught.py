@@ -27,10 +27,6 @@ _LIBRARY = str(Path(os.__file__).parent) + os.sep
 _INSTALLED = (f"{_LIBRARY}site-packages{os.sep}", f"{_LIBRARY}dist-packages{os.sep}")
 _AS_EVER = (KeyboardInterrupt, SyntaxError, BaseExceptionGroup)
 """What the interpreter's own words are best for."""
-_BESIDE_CUT_ONES = (
-    "  parameters under FSDP2 are DTensors: make the other one of one (torch.zeros_like(p), p.detach().clone()), cut "
-    "it with torch.distributed.tensor.distribute_tensor(value, p.device_mesh, p.placements), or work on p.full_tensor()"
-)
 _WITHOUT_VALUES = (
     "  in a dry run parameters have no values: do not use them before the first call of AutoParallel, or start with "
     "--sim_level 3"
@@ -77,8 +73,6 @@ def render_uncaught(error: BaseException, trace: TracebackType | None, *, is_deb
         lines += _source(frames)
         if contract.MSRUN_SIM_LEVEL in os.environ and "meta" in str(error):
             lines.append(_WITHOUT_VALUES)
-        if "mixed torch.Tensor and DTensor" in str(error):
-            lines.append(_BESIDE_CUT_ONES)
         for cause in _causes(error):
             lines += [_headline("caused by ", cause, cause.__traceback__)]
             lines += _source(list(traceback.extract_tb(cause.__traceback__)))

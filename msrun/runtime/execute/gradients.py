@@ -10,6 +10,7 @@ Every rank runs the same graph, so that is the same on all of them; beside other
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
@@ -253,12 +254,14 @@ class PendingGradients:
         if self._future is not None:
             flat = self._future.wait()
             flat = flat if self._before is None else flat + self._before
-            members = self._group.members
-            pieces = [flat] if flat.is_sparse else flat.reshape(-1).split([m.placement.sent_numel for m in members])
-            self._ready = [
-                piece if piece.is_sparse else piece[: part.numel()].view(part.shape)
-                for piece, part in zip(pieces, (m.part for m in members), strict=True)
-            ]
+            placed = [m.placement for m in self._group.members]
+            if flat.is_sparse:
+                self._ready = [flat]
+            else:
+                rows = flat.reshape(-1).split([place.sent_numel for place in placed])
+                pairs = zip(rows, placed, strict=True)
+                own = [row[: math.prod(place.local_shape)] if place.bounds else row for row, place in pairs]
+                self._ready = [row.view(place.local_shape) for row, place in zip(own, placed, strict=True)]
             self._future = None
 
     def wait(self) -> dict[str, Tensor]:

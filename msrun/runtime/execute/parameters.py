@@ -77,7 +77,10 @@ class GatheredGroup:
         """Start gathering; nothing moves for parameters that are stored as they are used."""
         group = self.group
         if group.shard_axes and self._future is None and not self._is_present():
-            parts = [filled_up(group.read(m), m.placement.sent_numel) for m in group.members]
+            parts = [
+                filled_up(group.read(m), m.placement.sent_numel) if m.placement.bounds else group.read(m)
+                for m in group.members
+            ]
             self._future = start_gather_of(parts, axes_group(group.mesh, group.shard_axes))
 
     def wait(self) -> None:

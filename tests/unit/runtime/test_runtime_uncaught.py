@@ -72,12 +72,6 @@ def test_a_dry_run_says_why_there_are_no_values(raised_by: Callable[..., str], m
     assert text.splitlines()[-1].endswith("before the first call of AutoParallel, or start with --sim_level 3")
 
 
-def test_an_ordinary_tensor_beside_a_cut_parameter_is_told_what_to_do(raised_by: Callable[..., str]) -> None:
-    said = "aten.add.Tensor got mixed torch.Tensor and DTensor, need to convert all torch.Tensor to DTensor"
-    text = raised_by(f"raise RuntimeError({said!r})")
-    assert "distribute_tensor(value, p.device_mesh, p.placements)" in text.splitlines()[-1]
-
-
 def test_an_error_of_msrun_is_one_line_without_a_traceback(raised_by: Callable[..., str]) -> None:
     text = raised_by("", "AutoParallel(net).dataset_strategy('full')", AutoParallel=AutoParallel, net=nn.Linear(1, 1))
     assert text.startswith(

@@ -3,9 +3,9 @@
     python benchmarks/start.py                    2 and 16 layers on 2 ranks
     python benchmarks/start.py --layers 2,16,32
 
-Both train the same transformer, tensor parallel, in the same processes; a line has the seconds of the processor that a
-rank spent on a step: the first, the second of another length, later ones of new lengths (median), and one that is known.
-The losses of all steps must be equal.
+Both train the same transformer, tensor parallel, in the same processes; a line has the seconds of the processor that
+a rank spent on a step: the first, the second of another length, later ones of new lengths (median), and one that is
+known. The losses of all steps must be equal.
 """
 
 from __future__ import annotations
@@ -107,11 +107,16 @@ def main() -> None:
         run_job(depths[0], options.result)
         return
     with kept(options.json):
-        print(f"{'layers':>6} {'':6} {'first':>8} {'second length':>14} {'new length':>11} {'known':>8}   CPU s of a rank")
+        print(
+            f"{'layers':>6} {'':6} {'first':>8} {'second length':>14} {'new length':>11} {'known':>8}   CPU s of a rank"
+        )
         for layers in depths:
             for name, row in measure(layers).items():
                 record("start", layers=layers, way=name, **row)
-                print(f"{layers:>6} {name:6} " + " ".join(f"{row[k]:>{w}.3f}" for k, w in zip(row, (8, 14, 11, 8))))
+                print(
+                    f"{layers:>6} {name:6} "
+                    + " ".join(f"{row[k]:>{w}.3f}" for k, w in zip(row, (8, 14, 11, 8), strict=True))
+                )
 
 
 if __name__ == "__main__":

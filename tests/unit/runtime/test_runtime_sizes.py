@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
 
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
@@ -42,7 +43,7 @@ def captured(network: nn.Module | None = None, free: Any = ((0, 0), (0, 1))) -> 
 def symbols_of(graph: fx.Graph) -> list[str]:
     found: list[Any] = []
     for node in graph.nodes:
-        fx.node.map_aggregate((node.args, node.kwargs), lambda value: found.append(value) or value)  # type: ignore[func-returns-value]
+        found += pytree.tree_leaves((node.args, node.kwargs))
         if isinstance(node.meta.get("val"), Tensor):
             found += node.meta["val"].shape
     return [str(value) for value in found if isinstance(value, torch.SymInt | torch.SymFloat)]

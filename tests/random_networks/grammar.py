@@ -361,7 +361,7 @@ def draw_habits(rng: random.Random, case: Case) -> tuple[tuple[Any, ...], ...]:
         found.append(("weights", rng.choice([1, 2]), rng.choice(places), rng.choice(WEIGHT_WRITES)))
     if rng.random() < 0.1 and case.pipeline is None:
         found.append(("read", rng.choice([0, 1]), rng.choice(places), rng.choice(WEIGHT_READS)))
-    least = case.data_ranks * case.parts
+    least = case.world_size * case.parts  # an uneven mean is each rank's own in the modes without capture
     for step in range(1, case.steps):
         if rng.random() < 0.5 and not case.hidden:
             found.append(("sizes", step, least * rng.randint(1, max(1, 20 // least)), rng.choice([2, 3, 4, 5, 6, 7])))

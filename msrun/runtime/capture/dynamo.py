@@ -30,17 +30,19 @@ from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.hooks import Hooks
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.side_effects import SideEffects
-from torch._dynamo.source import NumpyTensorSource, RandomValueSource
+from torch._dynamo.source import RandomValueSource
 from torch._dynamo.utils import dynamo_timed, get_metrics_context
 from torch._dynamo.variables.base import (
     AttributeMutationExisting,
     ValueMutationExisting,
     VariableTracker,
 )
+from torch._guards import GuardsSet
 from torch._subclasses.fake_impls import register_op_impl
 from torch.fx.experimental import _config as symbol_config
 from torch.fx.experimental.symbolic_shapes import PendingUnbackedSymbolNotFound
 from torch.nn.modules import transformer
+from torch.utils._ordered_set import OrderedSet
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from msrun.errors import CaptureError, ParallelError
@@ -230,10 +232,11 @@ def trace_call(
                 f"{name_of(function)} computes nothing with tensors: there is nothing to run in parallel"
             )
         _refuse_python_draws(backend.graph_module, function)
+        _leave_out(output.output_graph, unguarded)
         with _untimed():
-            guards = output.build_guards(entry.__code__, Hooks(guard_filter_fn=_filter(unguarded)))
-    holds = guards.guard_manager
-    del guards.guard_manager  # for as long as a parameter lives, torch would keep every capture's guards and graph
+            built = output.build_guards(entry.__code__, Hooks())
+    holds = built.guard_manager
+    del built.guard_manager  # for as long as a parameter lives, torch would keep every capture's guards and graph
     environment = _with_names(output.get_runtime_env(), output.f_globals)
     traced = TracedCall(
         backend.graph_module,
@@ -248,10 +251,10 @@ def trace_call(
     traced.inputs = _given_to(traced, function, args, kwargs)
     traced.sources = [str(source.name) for source in _sources(backend.graph_module)]
     if free:
-        names = {"L": {"function": function, "args": args, "kwargs": kwargs}}
+        value_of = _reader({"L": {"function": function, "args": args, "kwargs": kwargs}, "G": {}})
         number = {id(tensor): index for index, tensor in enumerate(given)}
         symbols = backend.fake_mode.shape_env
-        traced.sizes = Sizes(symbols, lambda name: number[id(eval(name, names))])  # noqa: S307 - torch's own text
+        traced.sizes = Sizes(symbols, lambda source: number[id(value_of(source))])
         _note_free_sizes(traced, number, free)
     return traced
 
@@ -319,22 +322,33 @@ def _refuse_python_draws(graph: fx.GraphModule, function: Call) -> None:
             raise _cannot(function, _DRAWS, line_of_use(node))
 
 
-def _filter(unguarded: Collection[int]) -> Callable[[Sequence[Any]], list[bool]]:
-    """Return what tells dynamo which guards to keep."""
+def _reader(scope: dict[str, Any]) -> Call:
+    """Return what finds the value of a source, of the guards or symbols of a call."""
+    known: dict[Any, Any] = {}
+    return lambda source: source.get_value(scope, guards._get_closure_vars(), known)
 
-    def keep(entries: Sequence[Any]) -> list[bool]:
-        for entry in entries:  # dynamo builds every guard twice, and compares the tensors that show an array meanwhile
-            if isinstance(entry.orig_guard.originating_source, NumpyTensorSource):
-                entry.orig_guard.obj_weakref = None
-        left_out = {str(e.name) for e in entries if e.has_value and id(e.value) in unguarded and e.name}
-        return [
-            e.guard_type != "SHAPE_ENV"  # is about stand-ins; `Sizes` looks after it
-            and not any(own in e.name for own in _OWN_NAMES)
-            and left_out.isdisjoint(_wholes(e.name))
-            for e in entries
-        ]
 
-    return keep
+def _leave_out(found: Any, unguarded: Collection[int]) -> None:
+    """Take out the guards of stand-ins and of sizes, and of what they hold, before they are built."""
+    value_of = _reader({"L": found.local_scope, "G": found.global_scope})
+
+    def is_unguarded(source: Any) -> bool:
+        try:
+            return id(value_of(source)) in unguarded
+        except Exception:  # noqa: BLE001  # what it says is that there is no such thing
+            return False
+
+    sources = {guard.name: guard.originating_source for guard in found.guards if guard.name}
+    left_out = {name for name, source in sources.items() if is_unguarded(source)}
+    found._guards = GuardsSet(
+        OrderedSet(
+            guard
+            for guard in found.guards
+            if guard.create_fn_name() != "SHAPE_ENV"  # `Sizes` looks after it
+            and not any(own in guard.name for own in _OWN_NAMES)
+            and left_out.isdisjoint(_wholes(guard.name))
+        )
+    )
 
 
 def _in_words(guard: str) -> str:

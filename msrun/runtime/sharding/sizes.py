@@ -30,13 +30,13 @@ _PLAIN = (int, float, bool, complex, str, type(None), torch.dtype, torch.device,
 class Sizes:
     """The sizes of a call that torch's symbols stand for, and what has to be true of them."""
 
-    def __init__(self, symbols: ShapeEnv | None = None, number_of: Callable[[str], int] = int) -> None:
+    def __init__(self, symbols: ShapeEnv | None = None, number_of: Callable[[Any], int] | None = None) -> None:
         """Args:
-        number_of: how torch calls a tensor -> which one of the call it is.
+        number_of: where torch finds a tensor -> which one of the call it is; None: its name is the number.
         """
         self._symbols = symbols or ShapeEnv()
         self._symbol_of: dict[Any, sympy.Symbol] = {
-            (number_of(source.base.name), source.idx): symbol
+            (number_of(source.base) if number_of else int(source.base.name), source.idx): symbol
             for symbol, sources in self._symbols.var_to_sources.items()
             for source in cast("list[TensorPropertySource]", sources)
         }

@@ -122,20 +122,23 @@ class Compilation:
         parts = find_parts(wrappers)
         recompute = recomputed_in(self.target.root)
         host_inputs = host_inputs_of(find_tensors(args, kwargs))
-        needs_numbers = self.settings.device_limit is not None or self.settings.activation_limit_bytes is not None
-        for keeps_sizes in (True, False) if self._keeps_sizes and is_placed and not needs_numbers else (False,):
+        settings = self.settings
+        limits = (settings.device_limit, settings.activation_limit_bytes, settings.compiler)
+        may_keep = self._keeps_sizes and is_placed and limits == (None, None, None)  # whose answers need numbers
+        for keeps_sizes in (True, False) if may_keep else (False,):
             try:
                 with warnings.catch_warnings():
                     warnings.filterwarnings("ignore", message="Raw Sym")  # until they are settled, no graph is run
                     captured, divide = self.capture_program(args, kwargs, parts, wrappers, keeps_sizes=keeps_sizes)
                     program = self._place(captured, divide, host_inputs, parts) if is_placed else divide()
-            except Exception:
-                if not keeps_sizes:
+            except Exception as error:
+                has_symbols = keeps_sizes and any(varying for _, varying in self._varying.values())
+                if not has_symbols or error is self._told:
                     raise
-                self._keeps_sizes = False  # something in it wants numbers
             else:
                 break
-        self._keeps_sizes &= not captured.sizes or captured.sizes[-1].is_free
+        if may_keep:  # else something in it wants numbers
+            self._keeps_sizes = keeps_sizes and (not captured.sizes or captured.sizes[-1].is_free)
         return Draft(captured, program, parts, recompute)
 
     def build(self, draft: Draft) -> tuple[CompiledCall, ParallelPlan]:
@@ -262,7 +265,7 @@ class Compilation:
             )
 
         with autocast(precision):
-            captured = self._traced_once(traced, tensors, shapes)
+            captured = self._traced_once(traced, tensors, shapes, keeps_sizes=keeps_sizes)
         if captured.stored and parts.total > 1:
             raise CaptureError(
                 f"the network stores tensors in attributes, and {parts.total} parts of the batch would each store "
@@ -300,26 +303,30 @@ class Compilation:
         traced: Callable[[Collection[tuple[int, int]]], CapturedGraph],
         tensors: Sequence[Tensor],
         shapes: list[tuple[int, ...]],
+        *,
+        keeps_sizes: bool,
     ) -> CapturedGraph:
         """Return the graph of a call; what has been traced for other sizes is not traced again.
 
         Args:
             traced: returns it, with a trace that leaves sizes of (tensor, dimension) free if there has to be a new one.
+            keeps_sizes: who calls this tries it without symbols, too.
         """
         key = tuple((tensor.dtype, tensor.dim()) for tensor in tensors)
         first, varying = self._varying.setdefault(key, (shapes, set()))
-        graph = None
-        if varying is not None:
+        if varying is None:
+            graph = traced(())
+        else:
             for index, (before, now) in enumerate(zip(first, shapes, strict=True)):
                 varying |= {(index, dimension) for dimension in getattr(tensors[index], "_dynamo_dynamic_indices", ())}
                 varying |= {(index, dimension) for dimension in range(len(now)) if now[dimension] != before[dimension]}
             try:
                 graph = traced(varying)
             except Exception:
-                if not varying:
+                if not varying or keeps_sizes:
                     raise
-                self._varying[key] = first, None
-        graph = graph or traced(())
+                graph = traced(())
+                self._varying[key] = first, None  # its Python code wants numbers
         trace = next((each for each in self.traced if each.is_of(graph.traced)), None)
         if trace is None:
             self.trace_count += 1

@@ -186,6 +186,10 @@ def _spec(options: dict[str, Any], sources: Sources) -> LaunchSpec:
         spares=spares,
     )
     check_spec(spec)
+    if spec.is_several:
+        from msrun.launch.host_discovery import is_under_scheduler
+
+        spec = replace(spec, is_under_scheduler=is_under_scheduler(os.environ))
     return spec
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import socket
@@ -12,10 +13,11 @@ from typing import Any
 
 from msrun.agent.host.host_facts import read_gpus, read_npus
 from msrun.cluster.rendezvous import own_addresses
+from msrun.errors import UsageError
 from msrun.planning.discovery.host_options import HostOptions, find_host_options, is_place_open
-from msrun.planning.discovery.schedulers import HOSTS_FILE, find_surroundings, read_domain
+from msrun.planning.discovery.schedulers import HOSTS_FILE, IN_POD, TORCHRUN, find_surroundings, read_domain
 from msrun.planning.discovery.surroundings import HostView
-from msrun.planning.discovery.variables import PBS_HOSTS
+from msrun.planning.discovery.variables import BY_HAND, PBS_HOSTS
 from msrun.planning.placement.host import ASCEND_VARIABLE, CUDA_VARIABLE, visible_ascend, visible_cuda
 
 
@@ -36,6 +38,16 @@ def discover_host(options: Mapping[str, Any], given: Collection[str], environ: M
     found = find_host_options(job, options, given, lambda: count_devices(options["device_target"], environ))
     is_node_0 = {**options, **found.options}["node_rank"] == 0
     return with_own_address(found) if is_node_0 and "master_addr" in found.options else found
+
+
+def is_under_scheduler(environ: Mapping[str, str]) -> bool:
+    """Return whether a cluster manager or another launcher has started msrun here, and nobody by hand."""
+    if environ.get(IN_POD):
+        return True
+    with contextlib.suppress(UsageError):
+        job = find_surroundings(environ, view_host(environ))
+        return job is not None and job.name not in (BY_HAND, TORCHRUN)
+    return False
 
 
 def with_own_address(found: HostOptions) -> HostOptions:

@@ -88,6 +88,8 @@ def run_joined_job(
             from msrun.launch.fleet.starts import run_fleet_job
 
             token = stack.enter_context(key.made())
+            if spec.is_under_scheduler and not (spec.token or spec.tls):
+                tell(f"no --token_file or MSRUN_TOKEN: whoever reaches {place[0]}:{place[1]} can join this job")
             job_id = job_id or new_job_id()
             server = _open_tls(spec, "server")
             for warning in server.warnings if server else ():
@@ -124,11 +126,14 @@ def run_joined_job(
 class JobKey:
     """What the hosts of a job know each other by: the user's token, or a random one in a log directory that they share.
 
-    With TLS alone their certificates say who they are.
+    With TLS alone their certificates say who they are. Under a scheduler, whose pods may share no directory, it is the
+    place where they meet: whoever reaches that is taken as one of the job's.
     """
 
     def __init__(self, spec: LaunchSpec) -> None:
-        self._given = spec.token.encode() or (b"tls" if spec.tls else b"")
+        place = f"{spec.master_addr}:{spec.meeting_port}"
+        known = b"tls" if spec.tls else place.encode() if spec.is_under_scheduler else b""
+        self._given = spec.token.encode() or known
         self.path = spec.log_dir / f".meeting_{spec.meeting_port}"
 
     @property

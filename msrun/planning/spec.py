@@ -280,6 +280,8 @@ class LaunchSpec(JobTerms):
     """Whether each worker stays on one NUMA node, its memory included."""
     token: str = field(default="", repr=False)
     """What the hosts of a job of several know each other by; empty = none was given."""
+    is_under_scheduler: bool = False
+    """Whether a cluster manager has started msrun on each host: its network is taken as the job's own."""
     server_token: str = field(default="", repr=False)
     """What workers and parameter servers of all hosts know each other by; empty = none was made yet."""
     heartbeat_time_out_s: float = 15.0

@@ -36,6 +36,7 @@ PORTS = ("PET_MASTER_PORT", "MASTER_PORT")
 POD_RANK = "RANK"
 POD_NUM = "WORLD_SIZE"
 IN_POD = "KUBERNETES_SERVICE_HOST"
+TORCHRUN = "torchrun's variables"
 OF_WORKER = ("TORCHELASTIC_RUN_ID", "LOCAL_RANK")
 """Set for a worker: what else it carries is the place of its launcher."""
 
@@ -95,7 +96,7 @@ def find_pytorch_pods(environ: Mapping[str, str], host: HostView) -> Surrounding
 
 
 def _name(environ: Mapping[str, str], host: HostView) -> str:
-    return f"Kubernetes pod {host.name}" if environ.get(IN_POD) else "torchrun's variables"
+    return f"Kubernetes pod {host.name}" if environ.get(IN_POD) else TORCHRUN
 
 
 def _node_num(environ: Mapping[str, str]) -> tuple[Told[int], Told[int]]:

@@ -26,6 +26,8 @@ from msrun.planning.discovery.surroundings import (
 )
 
 LISTED = "number of hosts in "
+BY_HAND = "NODE_RANK and MASTER_ADDR"
+"""What people export themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +106,7 @@ TABLE = (
         remedy="add --master_addr ADDRESS of the host of rank 0: mpiexec -ppn 1 msrun --master_addr ADDRESS ...",
     ),
     Variables(
-        name="NODE_RANK and MASTER_ADDR",
+        name=BY_HAND,
         node_rank="NODE_RANK",
         needed=("MASTER_ADDR",),
         node_num=("NNODES", "NUM_NODES", "NODE_COUNT"),

@@ -9,7 +9,7 @@ import pytest
 
 from msrun.agent.host import host_facts
 from msrun.launch import host_discovery
-from msrun.launch.host_discovery import count_devices, discover_host, view_host, with_own_address
+from msrun.launch.host_discovery import count_devices, discover_host, is_under_scheduler, view_host, with_own_address
 from msrun.planning.discovery.host_options import HostOptions
 from msrun.planning.placement.host import Device
 from msrun.planning.settings import FoundSetting
@@ -84,3 +84,17 @@ def test_other_nodes_and_given_names_stay(
     environ = {"PET_NNODES": "2", "PET_NODE_RANK": rank, "PET_MASTER_ADDR": "n1"}
     found = discover_host({**OPTIONS, **given}, set(given), environ)
     assert found.options.get("master_addr") == address
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, True),
+        ({"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": "a\nb"}, True),
+        ({"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "n1"}, False),
+        ({"NODE_RANK": "0", "NNODES": "2", "MASTER_ADDR": "n1"}, False),
+        ({}, False),
+    ],
+)
+def test_what_people_export_themselves_is_no_scheduler(environ: dict[str, str], expected: bool) -> None:
+    assert is_under_scheduler(environ) is expected

@@ -172,8 +172,8 @@ class JobKey:
         key = self._given or read_end(self.path, MAX_KEY_BYTES)
         if not key:
             raise NoKey(
-                f"no key of this job: {self.path} is not there; give --token_file or MSRUN_TOKEN on all hosts, or a "
-                "--log_dir that they share"
+                f"no key of this job: {self.path} is not there; give all hosts the same --token_file, MSRUN_TOKEN or "
+                "--tls_config, or a --log_dir that they share"
             )
         return key
 

@@ -62,7 +62,7 @@ def test_strangers_are_refused_and_the_job_starts_again_through_tls(
     script = (workers / "attempt.py", "code=7")
     jobs = [cluster.start(0, *words, *script, node=0, MSRUN_TLS_SERVER_PASSWORD="")]
     wait_until(lambda: "registered with 1 worker" in jobs[0].stderr, "the first host has come")
-    plain = cluster.start(2, "--max_restarts=1", *script, node=1)
+    plain = cluster.start(2, "--max_restarts=1", *script, node=1, MSRUN_TOKEN="of no TLS")
     other = TlsFolder(tmp_path / "other", Authority("another CA")).config()
     foreign = cluster.start(2, f"--tls_config={other}", "--max_restarts=1", *script, node=1, **PASSWORDS)
     ends: list[Finished] = [plain.finish(), foreign.finish()]

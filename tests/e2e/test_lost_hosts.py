@@ -174,9 +174,9 @@ def test_host_that_fails_may_be_back_and_one_that_fails_twice_is_left_out(rehear
 @pytest.mark.slow
 def test_job_ends_when_restarts_are_used_up(rehearsals: Rehearsals, script: Path) -> None:
     job = rehearsals.start("2x1", "--min_hosts=1", "--max_restarts=1", script)
-    for attempt in range(2):
-        records(rehearsals, job, attempt, 2)
-        kill_agent(rehearsals, 1 + attempt)
+    for attempt, node in ((0, 1), (1, 0)):
+        records(rehearsals, job, attempt, 2 - attempt)
+        kill_agent(rehearsals, node)
     ended = job.finish()
     assert ended.code == 3
     assert "the agent was ended by SIGKILL" in ended.errors[0]
@@ -229,7 +229,7 @@ def test_interrupted_job_does_not_start_again(rehearsals: Rehearsals, script: Pa
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_training_goes_on_with_fewer_ranks_to_the_losses_of_one_process(rehearsals: Rehearsals, workers: Path) -> None:
-    """Four ranks on two hosts, of which one fails twice: two ranks end the training from the checkpoint of step 8."""
+    """Four ranks on two hosts, of which one fails: two ranks end the training from the checkpoint of step 4."""
     program = workers / "runtime" / "losing_hosts.py"
     alone = rehearsals.runner.run("--worker_num=1", program, "alone", cwd=rehearsals.cwd, deadline_s=150.0)
     assert alone.code == 0, alone.stderr
@@ -241,7 +241,7 @@ def test_training_goes_on_with_fewer_ranks_to_the_losses_of_one_process(rehearsa
     assert job.code == 0, job.stderr
     assert job.read_json("plan.json")["world_size"] == 2
     found = [float(loss) for _, _, loss in LOSS.findall(job.log(0))]
-    assert found == pytest.approx(right[8:], rel=1e-9)
+    assert found == pytest.approx(right[4:], rel=1e-9)
     rehearsals.runner.prove_nothing_left()
 
 
@@ -254,7 +254,7 @@ def net() -> Iterator[SshNet]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("min_hosts", "code"), [(2, 0), (3, 3)])
-def test_host_whose_cable_is_out_is_tried_again_and_left_out(
+def test_host_whose_cable_is_out_is_left_out_and_tried_again_where_it_is_needed(
     msrun: JobRunner, net: SshNet, tmp_path: Path, script: Path, min_hosts: int, code: int
 ) -> None:
     fleet = FleetRunner(msrun, net, tmp_path)
@@ -271,8 +271,8 @@ def test_host_whose_cable_is_out_is_tried_again_and_left_out(
     finally:
         net.mend(1)
     assert ended.code == code, ended.stderr
-    assert "left out, failed 2 times: host1" in ended.stderr
     if code:
+        assert "left out, failed 2 times: host1" in ended.stderr
         reason = ended.read_json("failure.json")["reason"]
         assert re.search(r"host1: no sign of life for .*; then .*host1.*; fewer than 3 hosts are left", reason)
         assert reason in ended.errors[0]

@@ -86,7 +86,7 @@ GROUPS: dict[str, list[click.Option]] = {
             "=False",
             type=Boolean(),
             default=True,
-            help="--join=False, or --detach: start the job in the background. The default, --join=True, waits for it.",
+            help="Start the job in the background, also as --detach. The default, --join=True, waits for it.",
         ),
         option(
             "interactive",

@@ -456,8 +456,8 @@ GROUPS: dict[str, list[click.Option]] = {
         option(
             "nnodes",
             "MIN:MAX",
-            help="The same in torchrun's words, for a list of hosts: MAX of them run the job, the others are spare, "
-            "MIN are enough to start again.",
+            help="In torchrun's words: of a list of hosts MAX run the job, the others are spare, and MIN are enough to "
+            "start again.",
         ),
         option(
             "hang_time_out",

@@ -576,11 +576,17 @@ def whole(part, like):
     """Return a parameter or its gradient as one tensor; parts are rows of consecutive ranks."""
     if local(part).shape == like.shape:
         return part.detach()
-    part = local(part)
+    part = local(part).detach()
     if not part.numel():
         return None
+    rows = [piece.shape[0] for piece in torch.chunk(like, get_group_size())] if like.dim() else []
+    is_uneven = len(set(rows)) > 1 and part.shape == (rows[get_rank()], *like.shape[1:])
+    if is_uneven:
+        part = torch.cat([part, part.new_zeros(rows[0] - part.shape[0], *part.shape[1:])])
     parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(get_group_size())]
-    dist.all_gather(parts, part.detach().contiguous())
+    dist.all_gather(parts, part.contiguous())
+    if is_uneven:
+        return torch.cat([piece[:count] for piece, count in zip(parts, rows, strict=True)])
     return next((torch.cat(parts, dim) for dim in range(part.dim()) if torch.cat(parts, dim).shape == like.shape), None)
 
 

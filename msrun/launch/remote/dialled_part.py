@@ -135,7 +135,7 @@ def _await_answer(
 
 
 class DialledPart:
-    """This host's part from the moment in which the scheduler has let it in. A context."""
+    """This host's part after the scheduler has let it in. A context."""
 
     def __init__(
         self, spec: LaunchSpec, connection: Connection, silence_s: float, signals: SignalPipe, place: tuple[str, int]

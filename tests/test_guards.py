@@ -29,7 +29,7 @@ ALLOWED = {
     "agent": {"planning", "cluster", "agent"} | _FOUNDATION,
     "launch": {"planning", "cluster", "agent", "launch"} | _FOUNDATION,
     "cli": {"planning", "cluster", "agent", "launch", "cli"} | _FOUNDATION,
-    "__main__": {"agent", "cli", "torchrun"},
+    "__main__": {"agent", "cli", "planning", "torchrun"},
     "torchrun": {"agent", "cli"},
     "__init__": {"launch"},  # msrun.run, when it is asked for
     "runtime": {"runtime"} | _FOUNDATION,

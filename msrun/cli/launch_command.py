@@ -98,7 +98,8 @@ def command(**options: Any) -> int:
     if options["sim_level"] is not None:
         return _simulate(options)
     spec = _spec(options, sources)
-    _say_hint(describe_late_options(spec.program), options)
+    for program in spec.program.all:
+        _say_hint(describe_late_options(program), options)
     caller = without_option_variables(os.environ, option_shapes(command.params))
     from msrun.launch.preflight.checks import check_host
 

@@ -74,8 +74,9 @@ class Program:
     def role_of(self, global_rank: int, world_size: int) -> tuple[str, int, int]:
         """Return the name of a worker's role, its number among the workers that have it, and how many these are."""
         name = self.of_rank(global_rank).role
-        ranks = [rank for one, ranks in self.ranks(world_size).items() if one.role == name for rank in ranks]
-        return name, ranks.index(global_rank), len(ranks)
+        alike = [ranks for one, ranks in self.ranks(world_size).items() if one.role == name]
+        before = sum(min(len(ranks), max(0, global_rank - ranks.start)) for ranks in alike)
+        return name, before, sum(map(len, alike))
 
     def of_worker(self, global_rank: int, local_rank: int, node_rank: int) -> Program:
         """Return what one worker runs, with its own arguments."""

@@ -55,3 +55,5 @@ def test_msrun_itself_has_these_defaults_where_the_environment_says_so(msrun: Jo
     plan = json.loads(msrun.run(*words, cwd=tmp_path, env={"MSRUN_AS_TORCHRUN": "1"}).stdout)
     assert (plan["world_size"], plan["tail_ranks"]) == (3, [0, 1, 2])
     assert msrun.run(*words, cwd=tmp_path).code == 2, "a name that is cut short is torchrun's alone"
+    listed = msrun.run("list", cwd=tmp_path, env={"MSRUN_AS_TORCHRUN": "1"})
+    assert "no job has used it" in listed.stderr, "commands stay commands"

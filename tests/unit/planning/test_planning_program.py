@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msrun.errors import UsageError
-from msrun.planning.program import Program, parse_program
+from msrun.planning.program import Program, join_programs, parse_program
 from msrun.planning.record_json import decode_record, encode_record
 
 
@@ -99,3 +99,11 @@ def test_command_of_each_kind() -> None:
 def test_program_survives_json(kind: str, target: str, args: list[str]) -> None:
     program = Program(kind, target, tuple(args))  # type: ignore[arg-type]
     assert decode_record(Program, encode_record(program)) == program
+
+
+def test_roles_are_counted_over_all_programs_that_have_them() -> None:
+    roles = ("a", "b", "a")
+    job = join_programs([(Program("script", f"{i}.py", role=role), 2) for i, role in enumerate(roles)])
+    assert [job.role_of(rank, 6) for rank in range(6)] == [
+        ("a", 0, 4), ("a", 1, 4), ("b", 0, 2), ("b", 1, 2), ("a", 2, 4), ("a", 3, 4),
+    ]  # fmt: skip

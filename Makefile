@@ -44,12 +44,12 @@ $(VENV)/.docs: pyproject.toml constraints.txt | $(VENV)/.torch
 	@touch $@
 
 demo: $(VENV)/.demo
-	$(RUN) EPOCHS=5 bash examples/optimizer_parallel/run.sh
+	$(RUN) EPOCHS=5 bash examples/torch/mnist/run.sh
 	@echo
-	@echo "logs: examples/optimizer_parallel/log_output"
-	@ls examples/optimizer_parallel/log_output
+	@echo "logs: examples/torch/mnist/log_output"
+	@ls examples/torch/mnist/log_output
 	@echo "last losses of worker 0:"
-	@tail -n 3 examples/optimizer_parallel/log_output/worker_0.log
+	@tail -n 3 examples/torch/mnist/log_output/worker_0.log
 
 # Files in the order of their names: those that take long, in tests/e2e, begin first. Many tests wait, so that there are
 # more of them at a time than cores.

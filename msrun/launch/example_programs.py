@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 LEFT_BY_RUNS = ("log_output", "checkpoints", "data", "__pycache__")
 PROGRAMS = ("train.py", "*_training.py", "*_parallel.py")
 """What the program of an example is called: of one, its first line says what the example shows."""
-NEEDED = {"distributed_training": ("startup_methods",)}
+NEEDED = {"torch/distributed_training": ("torch/startup_methods",)}
 """Example -> those whose scripts it runs."""
 
 
@@ -24,7 +24,7 @@ def list_examples() -> dict[str, str]:
         ClusterError: the examples are not there.
     """
     root = _folder()
-    programs = [path for place in ("*", "mindspore/*") for name in PROGRAMS for path in root.glob(f"{place}/{name}")]
+    programs = [path for name in PROGRAMS for path in root.glob(f"*/*/{name}")]
     named = {path.parent.relative_to(root).as_posix(): _first_line(path) for path in programs}
     return dict(sorted(named.items()))
 
@@ -61,7 +61,7 @@ def how_to_run(example: Path) -> str:
 
 def _folder() -> Path:
     for folder in (PACKAGE / "examples", PACKAGE.parent / "examples"):
-        if (folder / "data_parallel" / "train.py").is_file():
+        if (folder / "torch" / "mnist" / "train.py").is_file():
             return folder
     raise ClusterError(f"there are no examples in {PACKAGE / 'examples'}; install msrun again")
 

@@ -17,12 +17,14 @@ import numpy as np
 import pytest
 import torch
 from fleet import FleetRunner
-from job_runner import REPOSITORY, JobRunner, wait_until
+from job_runner import REPOSITORY, WORKER_PATH, JobRunner, wait_until
 from ssh_net import SshNet
+from zoo.packages import missing
 
 from msrun.runtime.data import write_idx
 
 DEADLINE_S = 240.0
+MNIST = REPOSITORY / "examples" / "torch" / "mnist"
 GPT_LINE = re.compile(r"^step: (\d+), loss is (\d+\.\d+)$", re.MULTILINE)
 STEP_LINE = re.compile(r"^epoch: (\d+), step: (\d+), loss is (\d+\.\d+)$", re.MULTILINE)
 MONITOR_LINE = re.compile(r"^epoch: (\d+) step: (\d+), loss is (\d+\.\d+)$", re.MULTILINE)
@@ -41,16 +43,9 @@ def examples(tmp_path: Path) -> Path:
     return tmp_path / "examples"
 
 
-@pytest.fixture
-def with_digits(examples: Path, digits: Path) -> Path:
-    """The same after a first run, which has written the data."""
-    shutil.copytree(digits, examples / "data" / "digits")
-    return examples
-
-
 def run_example(msrun: JobRunner, folder: Path, *args: str, **env: str) -> str:
     """Run an example's run.sh and return the log of worker 0."""
-    path = f"{folder.parent.parent / 'bin'}:{os.environ['PATH']}"
+    path = f"{folder.parents[2] / 'bin'}:{os.environ['PATH']}"
     job = msrun.start("run.sh", *args, cwd=folder, env={"PATH": path, **msrun.warm(), **env}, command=("bash",))
     done = job.finish(DEADLINE_S)
     assert done.code == 0, done.stderr
@@ -78,103 +73,6 @@ def losses(pattern: re.Pattern[str], text: str) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def one_epoch_alone(msrun_of_module: JobRunner, tmp_path_factory: pytest.TempPathFactory, digits: Path) -> np.ndarray:
-    """Losses of the example optimizer_parallel in one process."""
-    folder = tmp_path_factory.mktemp("alone") / "optimizer_parallel"
-    shutil.copytree(REPOSITORY / "examples" / "optimizer_parallel", folder)
-    return losses(STEP_LINE, run_alone(msrun_of_module, folder, DATA_PATH=str(digits), EPOCHS="1"))
-
-
-@pytest.mark.slow
-def test_optimizer_parallel_trains_on_8_workers_and_equals_one_process(
-    msrun: JobRunner, with_digits: Path, one_epoch_alone: np.ndarray
-) -> None:
-    folder = with_digits / "optimizer_parallel"
-    text = run_example(msrun, folder, EPOCHS="5")
-    parallel = losses(STEP_LINE, text)
-    assert len(parallel) == 25
-    assert parallel[-1, 2] < parallel[0, 2] / 3
-    assert "hsdp level1" in text.splitlines()[0]
-    files = {path.name for path in (folder / "log_output").iterdir()}
-    assert {"scheduler.log", "rank_table.json", *(f"worker_{rank}.log" for rank in range(8))} <= files
-    assert len(one_epoch_alone) == 5
-    np.testing.assert_allclose(parallel[: len(one_epoch_alone)], one_epoch_alone, rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_optimizer_parallel_over_four_hosts_equals_one_process(
-    msrun: JobRunner, with_digits: Path, one_epoch_alone: np.ndarray
-) -> None:
-    with SshNet(4) as net:
-        folder = with_digits / "optimizer_parallel"
-        fleet = FleetRunner(msrun, net, folder)
-        done = fleet.start("host[0-3]:2", "--env=EPOCHS=1", "train.py").finish(DEADLINE_S)
-        fleet.prove_nothing_left()
-    assert done.code == 0, done.stderr
-    parallel = losses(STEP_LINE, done.log(0).decode())
-    np.testing.assert_allclose(parallel, one_epoch_alone, rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_multiple_copy_trains_on_8_workers_and_equals_one_process(msrun: JobRunner, with_digits: Path) -> None:
-    folder = with_digits / "multiple_copy"
-    settings = {"EPOCHS": "3", "PRINT_EVERY": "48"}
-    text = run_example(msrun, folder, **settings)
-    parallel = losses(MONITOR_LINE, text)
-    assert [tuple(line) for line in parallel[:2, :2]] == [(1, 48), (2, 48)]
-    assert parallel[0, 2] == pytest.approx(2 * np.log(10), rel=0.05), "the sum of two copies' losses"
-    assert parallel[-1, 2] < parallel[0, 2]
-    assert "2 copies" in text.splitlines()[0]
-    alone = losses(MONITOR_LINE, run_alone(msrun, folder, **settings))
-    np.testing.assert_allclose(parallel[:2], alone[:2], rtol=1e-5)
-    np.testing.assert_allclose(parallel, alone, rtol=1e-3)  # rounding grows with the steps, most where the loss falls
-
-
-@pytest.mark.slow
-def test_examples_read_the_mnist_files_of_data_path(msrun: JobRunner, examples: Path, tmp_path: Path) -> None:
-    data = tmp_path / "mnist"
-    data.mkdir()
-    rng = np.random.default_rng(0)
-    write_idx(data / "train-images-idx3-ubyte", rng.integers(0, 256, (64, 28, 28), dtype=np.uint8))
-    write_idx(data / "train-labels-idx1-ubyte", rng.integers(0, 10, 64, dtype=np.uint8))
-    text = run_example(msrun, examples / "optimizer_parallel", str(data), EPOCHS="1")
-    assert len(losses(STEP_LINE, text)) == 1, "64 samples are two batches of 32"
-    assert not (examples / "data").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("start", ["fork", "exec", "torchrun"])
-def test_example_trains_alike_however_its_workers_start(
-    msrun: JobRunner, examples: Path, start: str, one_epoch_alone: np.ndarray
-) -> None:
-    """Without data at first: the workers write it."""
-    folder = examples / "optimizer_parallel"
-    if start == "torchrun":
-        command = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-        logs = ("--redirects", "3", "--log-dir", str(folder / "torchrun"))  # its console mixes ranks within a line
-        job = msrun.start(*logs, "train.py", cwd=folder, env={"EPOCHS": "1"}, command=command).finish(DEADLINE_S)
-        text = next((folder / "torchrun").glob("*/attempt_0/0/stdout.log")).read_text()
-    else:
-        options = ["--worker_num=2", f"--start_method={start}"]
-        job = msrun.start(*options, "train.py", cwd=folder, env={"EPOCHS": "1"}).finish(DEADLINE_S)
-        text = job.log(0).decode()
-    assert job.code == 0, job.stderr
-    np.testing.assert_allclose(losses(STEP_LINE, text), one_epoch_alone, rtol=1e-5)
-
-
-PARALLEL = [
-    # example, words in the log of worker 0
-    ("data_parallel", "data_parallel, hsdp is off"),
-    ("operator_parallel", "(None, mp)"),
-    ("hybrid_parallel", "hybrid_parallel"),
-    ("pipeline_parallel", "bubble 20.0 %"),
-    ("recompute", "MB computed again"),
-    ("comm_fusion", "messages of a step: "),
-    ("gradient_accumulation", "hsdp level2"),
-]
-
-
-@pytest.fixture(scope="module")
 def few_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eleven batches of 32 in MNIST's form."""
     folder = tmp_path_factory.mktemp("images")
@@ -184,29 +82,146 @@ def few_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def mnist_alone(msrun_of_module: JobRunner, tmp_path_factory: pytest.TempPathFactory, few_images: Path) -> np.ndarray:
+    """Losses of the example mnist in one process."""
+    folder = tmp_path_factory.mktemp("alone") / "mnist"
+    shutil.copytree(MNIST, folder)
+    return losses(STEP_LINE, run_alone(msrun_of_module, folder, DATA_PATH=str(few_images), EPOCHS="2"))
+
+
+MODES = [
+    # mode, words in the log of worker 0
+    ("data", "data_parallel, hsdp is off"),
+    ("optimizer", "hsdp level1: weights and optimizer state sharded"),
+    ("operator", "blocks.0.up"),
+    ("pipeline", "bubble 20.0 %"),
+    ("accumulate", "hsdp level2"),
+    ("copies", "2 copies"),
+    ("recompute", "MB kept and"),
+    ("fusion", "hsdp level1"),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "words"), [pytest.param(*row, id=row[0]) for row in PARALLEL])
-def test_every_way_to_train_in_parallel_equals_one_process(
-    msrun: JobRunner, examples: Path, few_images: Path, name: str, words: str
+@pytest.mark.parametrize(("mode", "words"), [pytest.param(*row, id=row[0]) for row in MODES])
+def test_mnist_in_every_mode_equals_one_process(
+    msrun: JobRunner, examples: Path, few_images: Path, mnist_alone: np.ndarray, mode: str, words: str
 ) -> None:
-    text = run_example(msrun, examples / name, str(few_images), EPOCHS="2")
+    text = run_example(msrun, examples / "torch" / "mnist", str(few_images), mode, EPOCHS="2")
     assert words in text
     parallel = losses(STEP_LINE, text)
-    alone = losses(STEP_LINE, run_alone(msrun, examples / name, DATA_PATH=str(few_images), EPOCHS="2"))
-    assert len(parallel) == len(alone) == 4
-    np.testing.assert_allclose(parallel, alone, rtol=1e-3)
-    np.testing.assert_allclose(parallel[0], alone[0], rtol=1e-5)
+    assert len(parallel) == len(mnist_alone) == 4
+    np.testing.assert_allclose(parallel, mnist_alone, rtol=1e-3)
+    np.testing.assert_allclose(parallel[0], mnist_alone[0], rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_mnist_learns_the_digits_that_it_writes_and_leaves_every_log(msrun: JobRunner, examples: Path) -> None:
+    folder = examples / "torch" / "mnist"
+    found = losses(STEP_LINE, run_example(msrun, folder, EPOCHS="3"))
+    assert len(found) == 15
+    assert found[-1, 2] < found[0, 2] / 3
+    files = {path.name for path in (folder / "log_output").iterdir()}
+    assert {"scheduler.log", "rank_table.json", *(f"worker_{rank}.log" for rank in range(8))} <= files
+
+
+@pytest.mark.slow
+def test_mnist_over_four_hosts_equals_one_process(
+    msrun: JobRunner, examples: Path, few_images: Path, mnist_alone: np.ndarray
+) -> None:
+    with SshNet(4) as net:
+        fleet = FleetRunner(msrun, net, examples / "torch" / "mnist")
+        words = ("--env=EPOCHS=2", f"--env=DATA_PATH={few_images}", "train.py")
+        done = fleet.start("host[0-3]:2", *words).finish(DEADLINE_S)
+        fleet.prove_nothing_left()
+    assert done.code == 0, done.stderr
+    np.testing.assert_allclose(losses(STEP_LINE, done.log(0).decode())[0], mnist_alone[0], rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["fork", "exec", "torchrun"])
+def test_mnist_trains_alike_however_its_workers_start(
+    msrun: JobRunner, examples: Path, few_images: Path, mnist_alone: np.ndarray, start: str
+) -> None:
+    folder, env = examples / "torch" / "mnist", {"EPOCHS": "1", "DATA_PATH": str(few_images)}
+    if start == "torchrun":
+        command = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+        logs = ("--redirects", "3", "--log-dir", str(folder / "torchrun"))  # its console mixes ranks within a line
+        job = msrun.start(*logs, "train.py", cwd=folder, env=env, command=command).finish(DEADLINE_S)
+        text = next((folder / "torchrun").glob("*/attempt_0/0/stdout.log")).read_text()
+    else:
+        options = ["--worker_num=2", f"--start_method={start}"]
+        job = msrun.start(*options, "train.py", cwd=folder, env=env).finish(DEADLINE_S)
+        text = job.log(0).decode()
+    assert job.code == 0, job.stderr
+    np.testing.assert_allclose(losses(STEP_LINE, text)[0], mnist_alone[0], rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_fsdp2_script_of_torch_runs_under_both_launchers(msrun: JobRunner, examples: Path) -> None:
+    folder, env = examples / "torch" / "fsdp2", {"STEPS": "31"}
+    found = losses(GPT_LINE, run_example(msrun, folder, **env))
+    command = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    other = msrun.start("train.py", cwd=folder, env=env, command=command).finish(DEADLINE_S)
+    np.testing.assert_array_equal(found, losses(GPT_LINE, other.stdout.decode()))
+    assert found[-1, 1] < found[0, 1]
+
+
+@pytest.mark.slow
+def test_finetuned_gpt2_of_transformers_equals_one_process(msrun: JobRunner, examples: Path, tmp_path: Path) -> None:
+    if absent := missing():
+        pytest.skip(absent)
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(
+        "from zoo.packages import prepare_torchvision\n\nprepare_torchvision()\n"
+    )
+    path = f"{tmp_path / 'site'}:{WORKER_PATH}"
+    folder, env = examples / "torch" / "finetune", {"STEPS": "21", "PYTHONPATH": path}
+    text = run_example(msrun, folder, **env)
+    found, alone = losses(GPT_LINE, text), losses(GPT_LINE, run_alone(msrun, folder, **env))
+    assert "may have any size in dimension 1" in text
+    np.testing.assert_allclose(found, alone, rtol=1e-5)
+    assert found[-1, 1] < found[0, 1] / 1.2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["left", "lost"])
+def test_elastic_job_ends_with_the_numbers_of_one_that_nobody_disturbed(
+    msrun: JobRunner, examples: Path, way: str
+) -> None:
+    """One host of three is taken away, by `msrun drain` or by the death of its agent; the spare one takes its place."""
+    folder = examples / "torch" / "elastic"
+    path = f"{examples.parent / 'bin'}:{os.environ['PATH']}"
+    env = {"PATH": path, "EPOCHS": "3", "SAVE_EVERY": "5", "PRINT_EVERY": "1"}
+    job = msrun.start("run.sh", cwd=folder, env=env, command=("bash",))
+    log = folder / "log_output" / "worker_0.log"
+    wait_until(lambda: log.is_file() and "epoch: 2 step: 1," in log.read_text(), "the first epoch is over", DEADLINE_S)
+    if way == "left":
+        subprocess.run(["msrun", "drain", "host1"], cwd=folder, env=msrun.environ(env), check=True, capture_output=True)
+    else:
+        (record,) = msrun.temporary.glob("msrun-spool-*-1/agent.pid")
+        os.kill(int(record.read_text().split()[0]), signal.SIGKILL)
+    done = job.finish(DEADLINE_S)
+    assert done.code == 0, done.stderr
+    assert "starting again on host0, host2" in done.stderr
+    last = losses(MONITOR_LINE, done.log(0).decode())
+    alone = losses(MONITOR_LINE, run_alone(msrun, folder, EPOCHS="3", PRINT_EVERY="1")) if way == "left" else None
+    assert [tuple(line) for line in last[-1:, :2]] == [(3, 48)]
+    assert last[0, 0] > 1, "it went on from a checkpoint"
+    if alone is not None:
+        np.testing.assert_allclose(last[-1], alone[-1], rtol=1e-3)
 
 
 @pytest.mark.slow
 def test_gpt_on_four_dimensions_learns_and_equals_one_process(msrun: JobRunner, examples: Path, tmp_path: Path) -> None:
     poem = tmp_path / "poem.txt"
     poem.write_text("the quick brown fox jumps over the lazy dog. " * 20)
-    text = run_example(msrun, examples / "gpt", str(poem), STEPS="21")
+    text = run_example(msrun, examples / "torch" / "gpt", str(poem), STEPS="21")
     parallel = losses(GPT_LINE, text)
     assert parallel[-1, 1] < parallel[0, 1] / 1.2
     assert "8 ranks in 2 stages (1f1b, 4 micro batches, 4 ranks each) as 2 x 2" in text
-    alone = losses(GPT_LINE, run_alone(msrun, examples / "gpt", TEXT=str(poem), STEPS="21"))
+    alone = losses(GPT_LINE, run_alone(msrun, examples / "torch" / "gpt", TEXT=str(poem), STEPS="21"))
     np.testing.assert_allclose(parallel, alone, rtol=1e-3)
     np.testing.assert_allclose(parallel[0], alone[0], rtol=1e-5)
 
@@ -217,7 +232,7 @@ AUC_LINE = re.compile(r"^epoch: (\d+), test: auc (\d)(\.\d+)$", re.MULTILINE)
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["device", "host", "lookup", "server"])
 def test_wide_and_deep_learns_wherever_its_tables_are(msrun: JobRunner, examples: Path, way: str) -> None:
-    folder = examples / "wide_and_deep"
+    folder = examples / "torch" / "wide_and_deep"
     text = run_example(msrun, folder, "", way, EPOCHS="2")
     aucs = [float(whole + rest) for _, whole, rest in AUC_LINE.findall(text)]
     assert (0.7 if way == "lookup" else 0.75) < aucs[0] < aucs[1]  # LazyAdam leaves moments of other rows as they are
@@ -233,14 +248,14 @@ def test_heterogeneous_gpt_holds_an_eighth_on_the_device_and_learns_as_in_float3
 ) -> None:
     found, tables = {}, {}
     for place in ("host", "device"):
-        text = run_example(msrun, examples / "heterogeneous", STEPS="51", PLACE=place)
+        text = run_example(msrun, examples / "torch" / "heterogeneous", STEPS="51", PLACE=place)
         found[place] = losses(GPT_LINE, text)
         rows = [line.split() for line in text.splitlines() if line.startswith(("weights", "total"))]
         tables[place] = [[word.strip("(") for word in row if word.startswith("(")] for row in rows]
     assert tables == {"host": [["2.00", "4.00"], ["2.00", "16.00"]], "device": [["4.00", "0.00"], ["16.00", "0.00"]]}
     assert found["host"][-1, 1] < found["host"][0, 1] / 1.5
     np.testing.assert_allclose(found["host"], found["device"], rtol=0.03)
-    alone = losses(GPT_LINE, run_alone(msrun, examples / "heterogeneous", STEPS="51"))
+    alone = losses(GPT_LINE, run_alone(msrun, examples / "torch" / "heterogeneous", STEPS="51"))
     np.testing.assert_allclose(found["host"], alone, rtol=0.03)
 
 
@@ -251,7 +266,7 @@ SMALL = {"IMAGE_SIZE": "32", "SAMPLES": "32", "BATCH_SIZE": "8", "EPOCHS": "1", 
 @pytest.mark.slow
 def test_distributed_training_runs_per_device_as_the_document_does(msrun: JobRunner, examples: Path) -> None:
     """By pytest as there, in a folder per device, and under msrun: the same losses."""
-    folder = examples / "distributed_training"
+    folder = examples / "torch" / "distributed_training"
     env = {"PATH": f"{examples.parent / 'bin'}:{os.environ['PATH']}", "PYTHON": sys.executable, **SMALL}
     runner = {"RUNNER": f"{sys.executable} -m pytest -s -v -p no:cacheprovider"}
     job = msrun.start("run.sh", "", "2", cwd=folder, env={**env, **runner}, command=("bash",))
@@ -271,7 +286,7 @@ def test_distributed_training_runs_per_device_as_the_document_does(msrun: JobRun
 
 @pytest.mark.slow
 def test_distributed_training_in_other_modes_and_with_accumulation(msrun: JobRunner, examples: Path) -> None:
-    folder = examples / "distributed_training"
+    folder = examples / "torch" / "distributed_training"
     env = {"PATH": f"{examples.parent / 'bin'}:{os.environ['PATH']}", **SMALL}
     found = {}
     scripts = {"accumulation": {"SCRIPT": "resnet50_distributed_training_grad_accu.py", "MINI_STEPS": "2"}}
@@ -302,7 +317,7 @@ def test_train_cifar_of_the_document_with_auto_parallel_has_the_losses_of_one_pr
     msrun: JobRunner, examples: Path, workers: Path
 ) -> None:
     """The document's function word for word; one process has the whole batch."""
-    folder, program = examples / "distributed_training", workers / "runtime" / "document_cifar.py"
+    folder, program = examples / "torch" / "distributed_training", workers / "runtime" / "document_cifar.py"
     found, notes = {}, ""
     for ranks in (1, 2):
         words = (f"--worker_num={ranks}", program, folder, str(16 // ranks))
@@ -321,7 +336,9 @@ def test_distributed_training_starts_by_mpirun_too(msrun: JobRunner, examples: P
     if shutil.which("mpirun") is None:
         pytest.skip("mpirun is not installed")
     env = {"PYTHON": sys.executable, "DEVICE_TARGET": "CPU", "OMP_NUM_THREADS": "1", **SMALL}
-    job = msrun.start("run_gpu.sh", "", "2", cwd=examples / "distributed_training", env=env, command=("bash",))
+    job = msrun.start(
+        "run_gpu.sh", "", "2", cwd=examples / "torch" / "distributed_training", env=env, command=("bash",)
+    )
     done = job.finish(DEADLINE_S)
     assert done.code == 0, done.stdout.decode() + done.stderr
     assert len(losses(MONITOR_LINE, done.stdout.decode())) >= 1
@@ -329,7 +346,7 @@ def test_distributed_training_starts_by_mpirun_too(msrun: JobRunner, examples: P
 
 @pytest.mark.slow
 def test_trained_network_answers_on_other_numbers_of_ranks(msrun: JobRunner, examples: Path) -> None:
-    folder = examples / "distributed_training"
+    folder = examples / "torch" / "distributed_training"
     env = {"PATH": f"{examples.parent / 'bin'}:{os.environ['PATH']}", **SMALL, "CHECKPOINTS": "ckpt"}
     job = msrun.start("run_msrun.sh", "", "2", cwd=folder, env=env, command=("bash",))
     assert job.finish(DEADLINE_S).code == 0
@@ -349,11 +366,11 @@ def test_trained_network_answers_on_other_numbers_of_ranks(msrun: JobRunner, exa
 @pytest.mark.slow
 def test_cut_network_answers_requests(msrun: JobRunner, examples: Path) -> None:
     """Two ranks compute the answers that one does."""
-    folder = examples / "distributed_training"
+    folder = examples / "torch" / "distributed_training"
     env = {"PATH": f"{examples.parent / 'bin'}:{os.environ['PATH']}", **SMALL, "CHECKPOINTS": "ckpt"}
     job = msrun.start("run_msrun.sh", "", "2", cwd=folder, env=env, command=("bash",))
     assert job.finish(DEADLINE_S).code == 0
-    images = (examples / "data" / "cifar10_digits" / "test_batch.bin").read_bytes()
+    images = (examples / "torch" / "data" / "cifar10_digits" / "test_batch.bin").read_bytes()
     one, two = (ask(msrun, folder, env, ranks, images) for ranks in (1, 2))
     assert one == two
     assert all(b'"class": ' in answer for answer in one)

@@ -89,7 +89,7 @@ def test_wheel_holds_the_licence_the_examples_and_typing_marks(wheel: Path) -> N
         names = set(archive.namelist())
     assert {f"{part}/py.typed" for part in ("msrun", "ranktable", "launch_templates")} <= names
     assert f"{DISTRIBUTION}-{package.__version__}.dist-info/licenses/LICENSE" in names
-    programs = {f"msrun/examples/{path.parent.name}/train.py" for path in (REPOSITORY / "examples").glob("*/train.py")}
+    programs = {f"msrun/{path.relative_to(REPOSITORY)}" for path in (REPOSITORY / "examples").glob("*/*/train.py")}
     assert programs and programs <= names
     assert not {name for name in names if name.startswith("tests/") or "log_output" in name}
 
@@ -149,11 +149,11 @@ def test_torch_of_another_python_meets_without_msruns_help(
 def test_examples_are_copied_from_the_installed_package_and_start(msrun: JobRunner, bare: Path, tmp_path: Path) -> None:
     listed = run(bare / "msrun", "examples", "list", cwd=tmp_path).stdout
     assert len(listed.splitlines()) == len(list((REPOSITORY / "examples").rglob("run.sh")))
-    copied = run(bare / "msrun", "examples", "copy", "data_parallel", cwd=tmp_path)
+    copied = run(bare / "msrun", "examples", "copy", "torch/mnist", cwd=tmp_path)
     assert copied.returncode == 0, copied.stderr
     script = shlex.split(copied.stdout.splitlines()[-1].removeprefix("to run it: "))
     env = {"PYTHONPATH": "", "PATH": f"{bare}:/usr/bin:/bin"}
-    log_dir = "msrun_examples/data_parallel/log_output"
+    log_dir = "msrun_examples/torch/mnist/log_output"
     done = msrun.run(*script[1:], cwd=tmp_path, env=env, command=script[:1], log_dir=log_dir)
     assert done.code == 1, "torch is missing, which the program says"
     assert b"No module named 'torch'" in done.log(0)

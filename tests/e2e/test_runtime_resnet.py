@@ -11,7 +11,7 @@ from job_runner import REPOSITORY, JobRunner
 
 DEADLINE_S = 400.0
 STEPS = 3
-EXAMPLE = REPOSITORY / "examples" / "distributed_training"
+EXAMPLE = REPOSITORY / "examples" / "torch" / "distributed_training"
 CAPTURED, WITHOUT_CAPTURE = ["semi_auto_parallel", "auto_parallel"], ["data_parallel", "hybrid_parallel"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(DEADLINE_S + 10)]

@@ -1,4 +1,4 @@
-"""Every way to start the example of examples/startup_methods: the same losses, and scripts that leave nothing."""
+"""Every way to start the example of examples/torch/startup_methods: the same losses, and scripts that leave nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Example:
 
     def __init__(self, runner: JobRunner, folder: Path, data: Path) -> None:
         shutil.copytree(
-            REPOSITORY / "examples" / "startup_methods",
+            REPOSITORY / "examples" / "torch" / "startup_methods",
             folder / "startup_methods",
             ignore=shutil.ignore_patterns("log_output"),
         )
@@ -99,7 +99,7 @@ def net() -> Iterator[HostNet]:
 def alone(msrun_of_module: JobRunner, data: Path) -> np.ndarray:
     """The losses of `python train.py`."""
     done = subprocess.run(
-        [sys.executable, REPOSITORY / "examples" / "startup_methods" / "train.py"],
+        [sys.executable, REPOSITORY / "examples" / "torch" / "startup_methods" / "train.py"],
         env=msrun_of_module.environ({"DATA_PATH": str(data), "EPOCHS": "1", "OMP_NUM_THREADS": "1"}),
         capture_output=True,
         text=True,

@@ -1,1 +1,1 @@
-../../distributed_training/resnet.py
+../../torch/distributed_training/resnet.py

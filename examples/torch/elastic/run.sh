@@ -5,4 +5,5 @@ set -e
 [ -n "$1" ] && export DATA_PATH="$(realpath "$1")"
 cd "$(dirname "$0")"
 
-exec msrun --worker_num=4 --local_worker_num=4 --join=True --log_dir=./log_output train.py
+exec msrun --rehearse 3x2 --spares 1 --max_restarts 3 \
+  --forward_env DATA_PATH --forward_env EPOCHS --forward_env SAVE_EVERY --forward_env PRINT_EVERY train.py

@@ -1,9 +1,10 @@
-"""A job that survives: it writes checkpoints, and started again it goes on from the newest complete one.
+"""A job that survives a lost host: it writes checkpoints, and the next attempt goes on from the newest complete one.
 
-Start with `bash run.sh [DATA_PATH]`. DATA_PATH holds the four MNIST idx files; without it the program trains on
-scikit-learn's handwritten digits. Kill a worker while it runs, or the whole job and start it again: the losses go on
-where the newest checkpoint was written, and end with the number of a run that nobody disturbed. It may also go on with
-another number of workers, or as one process: `python train.py`. Remove the folder `checkpoints` to begin anew.
+`bash run.sh [DATA_PATH]` rehearses three hosts of two workers on this machine, of which one is a spare. DATA_PATH holds
+the four MNIST idx files; without it the program trains on scikit-learn's handwritten digits. Take a host away while
+it runs, with `msrun drain host1` here in another terminal, or kill its agent or a worker: the losses go on where the
+newest checkpoint was written, and end with the number of a run that nobody disturbed. It may also go on with another
+number of workers, or as one process: `python train.py`. Remove the folder `checkpoints` to begin anew.
 """
 
 import os

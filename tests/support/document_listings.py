@@ -67,11 +67,15 @@ def listings(document: str) -> list[Listing]:
     return sorted(found, key=lambda listing: listing.number)
 
 
-def table(document: str, workers: tuple[int, ...]) -> tuple[str, str]:
-    """Return a document's page as it is, and with the table made anew: what differs is kept, the rest is found."""
-    page = (PAGES / f"{document}.md").read_text(encoding="utf-8")
-    match = _TABLE.search(page)
-    assert match is not None, f"docs/documents/{document}.md has no table of listings"
-    differs = {int(row[2 : row.index(":")]): row.rstrip(" |\n").rpartition(" | ")[2] for row in match[0].splitlines()}
-    rows = [listing.row(workers, differs.get(listing.number, "?")) for listing in listings(document)]
-    return page, page[: match.start()] + "".join(rows) + page[match.end() :]
+def table(document: str, workers: tuple[int, ...]) -> tuple[Path, str, str]:
+    """Return the page of a document, its text, and that with the table made anew: what differs is kept, the rest is
+    found."""
+    for path in PAGES.glob("*.md"):
+        page = path.read_text(encoding="utf-8")
+        for match in _TABLE.finditer(page):
+            if f"/mindspore/{document}/" in match[0]:
+                old = match[0].splitlines()
+                differs = {int(row[2 : row.index(":")]): row.rstrip(" |\n").rpartition(" | ")[2] for row in old}
+                rows = [listing.row(workers, differs.get(listing.number, "?")) for listing in listings(document)]
+                return path, page, page[: match.start()] + "".join(rows) + page[match.end() :]
+    raise AssertionError(f"no page of docs/documents has a table of the listings of {document}")

@@ -1,6 +1,6 @@
 """Heterogeneous training: the optimizer's operators and a table's look-up on the host.
 
-The listings of MindSpore's document, in its order and word for word: docs/documents/heterogeneous.md. The document leaves
+The listings of MindSpore's document, in its order and word for word: docs/documents/parallelism.md. The document leaves
 open what they train: see left_open.py.
 """
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 import doc_pages
+import pytest
 import yaml
 from doc_pages import DIRECTIVES, DOCS, LANGUAGES, Block
 from job_runner import REPOSITORY
@@ -29,6 +32,7 @@ USERS_OWN = {"API_KEY"}
 """Given by --env in the plan of tests/golden."""
 UNDERSCORED = ranktable.context_settings["token_normalize_func"]
 README_LINES = 150
+OF_A_WORKER = contract.RANK_VARIABLES | contract.JOB_VARIABLES | {contract.MS_TOPO_TIMEOUT, contract.TORCH_FR_BUFFER_SIZE}
 LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^)\s]+)\)")
 
 
@@ -167,7 +171,7 @@ def find_usage_error(words: list[str]) -> str:
 def test_names_and_exit_statuses_of_the_contract_are_explained() -> None:
     constants = {name: value for name, value in vars(contract).items() if name.isupper()}
     explained = {
-        "environment": contract.RANK_VARIABLES | contract.JOB_VARIABLES | contract.WORKER_SETTINGS | set_by_default(),
+        "environment": OF_A_WORKER | contract.WORKER_SETTINGS | set_by_default(),
         "files": {value for value in constants.values() if isinstance(value, str) and Path(value).suffix},
         "exit_status": {str(value) for name, value in constants.items() if name.startswith("EXIT_")},
     }
@@ -176,6 +180,53 @@ def test_names_and_exit_statuses_of_the_contract_are_explained() -> None:
         text = (DOCS / "reference" / f"{page}.md").read_text(encoding="utf-8")
         missing += [f"{page}: {name}" for name in sorted(names) if not re.search(rf"\b{re.escape(name)}\b", text)]
     assert missing == []
+
+
+def meanings() -> dict[tuple[str, ...], str]:
+    """Return the names of the contract that one docstring explains, and the docstring."""
+    found: dict[tuple[str, ...], str] = {}
+    names: list[str] = []
+    for node in ast.parse(inspect.getsource(contract)).body:
+        match node:
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                names.append(name)
+            case ast.Expr(value=ast.Constant(value=str(text))) if names:
+                found[tuple(names)] = " ".join(text.split())
+                names = []
+            case _:
+                names = []
+    return found
+
+
+def contract_table(kept: Callable[[str], bool]) -> str:
+    """Return a row for each meaning of the constants of the contract that are `kept`."""
+    rows = []
+    for names, text in meanings().items():
+        values = [str(getattr(contract, name)) for name in names if kept(name)]
+        rows += [f"| {', '.join(values)} | {text.removesuffix('.')} |\n"] if values else []
+    return "".join(rows)
+
+
+@pytest.mark.parametrize(
+    ("page", "table", "kept"),
+    [
+        ("environment", "of a worker", OF_A_WORKER.__contains__),
+        ("environment", "set by you", contract.WORKER_SETTINGS.__contains__),
+        ("exit_status", "exit statuses", lambda name: name.startswith("EXIT_")),
+    ],
+)
+def test_tables_of_the_contract_are_its_docstrings(
+    page: str, table: str, kept: Callable[[str], bool], request: pytest.FixtureRequest
+) -> None:
+    path = DOCS / "reference" / f"{page}.md"
+    head = re.compile(rf"(?<=<!-- {table}: made by pytest --update-golden -->\n)(\| .+\n\| --- .+\n)(?:\| .+\n)*")
+    text = path.read_text(encoding="utf-8")
+    made = head.sub(lambda match: match[1] + contract_table(kept), text)
+    if request.config.getoption("--update-golden"):
+        path.write_text(made, encoding="utf-8")
+        text = made
+    assert head.search(text)
+    assert text == made, "run pytest --update-golden"
 
 
 def test_every_room_is_in_the_architecture() -> None:

@@ -1,4 +1,4 @@
-"""The listings of MindSpore's documents, as examples/mindspore has them, and their tables in docs/documents.
+"""The listings of MindSpore's documents, as examples/mindspore has them, and their tables in docs/reference.
 
 A listing begins at a comment `# Listing N: what it is` and ends at the next one, or at `# Left open by the document`;
 files that cannot have comments are listings as a whole.
@@ -14,7 +14,7 @@ from pathlib import Path
 from job_runner import REPOSITORY
 
 DOCUMENTS = REPOSITORY / "examples" / "mindspore"
-PAGES = REPOSITORY / "docs" / "documents"
+PAGE = REPOSITORY / "docs" / "reference" / "mindspore_documents.md"
 
 _MARK = re.compile(r"^# (?:Listing (?P<number>\d+): (?P<title>.+)|Left open by the document(?::.*)?)$")
 _WHOLE = {
@@ -67,15 +67,10 @@ def listings(document: str) -> list[Listing]:
     return sorted(found, key=lambda listing: listing.number)
 
 
-def table(document: str, workers: tuple[int, ...]) -> tuple[Path, str, str]:
-    """Return the page of a document, its text, and that with the table made anew: what differs is kept, the rest is
-    found."""
-    for path in PAGES.glob("*.md"):
-        page = path.read_text(encoding="utf-8")
-        for match in _TABLE.finditer(page):
-            if f"/mindspore/{document}/" in match[0]:
-                old = match[0].splitlines()
-                differs = {int(row[2 : row.index(":")]): row.rstrip(" |\n").rpartition(" | ")[2] for row in old}
-                rows = [listing.row(workers, differs.get(listing.number, "?")) for listing in listings(document)]
-                return path, page, page[: match.start()] + "".join(rows) + page[match.end() :]
-    raise AssertionError(f"no page of docs/documents has a table of the listings of {document}")
+def table(document: str, workers: tuple[int, ...]) -> tuple[str, str]:
+    """Return the page as it is, and with the table of a document made anew: what differs is kept, the rest is found."""
+    page = PAGE.read_text(encoding="utf-8")
+    match = next(found for found in _TABLE.finditer(page) if f"/mindspore/{document}/" in found[0])
+    differs = {int(row[2 : row.index(":")]): row.rstrip(" |\n").rpartition(" | ")[2] for row in match[0].splitlines()}
+    rows = [listing.row(workers, differs.get(listing.number, "?")) for listing in listings(document)]
+    return page, page[: match.start()] + "".join(rows) + page[match.end() :]

@@ -123,7 +123,7 @@ def pages_with_commands() -> list[object]:
     found = []
     for page in doc_pages.pages():
         has_commands = any(b.language in ("sh", "console") and b.is_run for b in doc_pages.blocks(page))
-        if has_commands and page not in (README, doc_pages.DOCS / "how-to" / "tls.md"):
+        if has_commands and page not in (README, doc_pages.DOCS / "how-to" / "security.md"):
             marks = () if page.parent.name == "tutorials" else pytest.mark.slow
             found.append(pytest.param(page, id=str(page.relative_to(REPOSITORY)), marks=marks))
     return found

@@ -32,7 +32,9 @@ USERS_OWN = {"API_KEY"}
 """Given by --env in the plan of tests/golden."""
 UNDERSCORED = ranktable.context_settings["token_normalize_func"]
 README_LINES = 150
-OF_A_WORKER = contract.RANK_VARIABLES | contract.JOB_VARIABLES | {contract.MS_TOPO_TIMEOUT, contract.TORCH_FR_BUFFER_SIZE}
+OF_A_WORKER = (
+    contract.RANK_VARIABLES | contract.JOB_VARIABLES | {contract.MS_TOPO_TIMEOUT, contract.TORCH_FR_BUFFER_SIZE}
+)
 LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^)\s]+)\)")
 
 

@@ -28,7 +28,12 @@ PICTURES = {
         ("msrun --worker_num 4 --join=False --quiet train.py", "sleep 2.5"),
         "msrun status",
     ),
-    "plan": ("a plan", "tutorials/failing_job.md", (), "msrun --rehearse 2x2 --dry_run train.py | grep -vE '=|environment|note'"),
+    "plan": (
+        "a plan",
+        "tutorials/failing_job.md",
+        (),
+        "msrun --rehearse 2x2 --dry_run train.py | grep -vE '=|environment|note'",
+    ),
 }
 COLUMNS = 96
 STATUS_LINE = re.compile(r"[^\n]*\r\x1b\[K")

@@ -25,8 +25,8 @@ _VERSION = re.compile(r"\b\d+(\.\d+)+(\+\w+)?\b")
 _TEXT = """\
 # Models of other packages
 
-{models} models of torchvision, timm, transformers and torch, as their packages ship them, in small sizes and with random
-weights; {trained} of them train in semi_auto. Measured on CPU (gloo) with {versions}.
+{models} models of torchvision, timm, transformers and torch, as their packages ship them, in small sizes and with
+random weights; {trained} of them train in semi_auto. Measured on CPU (gloo) with {versions}.
 
 <!-- not run: installs the packages -->
 ```sh

@@ -122,9 +122,7 @@ def test_commands_have_options_that_exist() -> None:
                 if problem and not any(": error: " in said for said in shown):
                     faults.append(f"{block.place}: {shlex.join(words)}: {problem}")
     for page in doc_pages.pages():
-        for span in re.findall(
-            r"`([^`]*\b(?:msrun|ranktable|launch-template) [^`]*)`", page.read_text(encoding="utf-8")
-        ):
+        for span in re.findall(r"`([^`]*\b(?:msrun|ranktable|launch-template) [^`]*)`", doc_pages.prose(page)):
             for words in own_commands(span):
                 problem = find_usage_error(words)
                 if "no such option" in problem.lower():

@@ -55,16 +55,18 @@ def test_every_link_and_anchor_leads_somewhere() -> None:
     assert dead == []
 
 
-def test_every_page_of_the_site_is_in_its_table_of_contents() -> None:
+def test_every_page_of_the_site_is_in_the_sidebar_and_described_in_the_index() -> None:
+    index = DOCS / "index.md"
     listed = {
         (DOCS / line).resolve()
-        for block in doc_pages.blocks(DOCS / "index.md")
+        for block in doc_pages.blocks(index)
         if block.language == "{toctree}"
         for line in block.text.splitlines()
         if line and not line.startswith(":")
     }
-    pages = {page.with_suffix("") for page in doc_pages.pages() if page.is_relative_to(DOCS)}
-    assert pages - {DOCS / "index"} == listed
+    described = re.findall(r"^- \[[^]]+\]\((\S+)\.md\): \S", doc_pages.prose(index), re.MULTILINE)
+    pages = {page.with_suffix("") for page in doc_pages.pages() if page.is_relative_to(DOCS)} - {DOCS / "index"}
+    assert pages == listed == {(DOCS / name).resolve() for name in described}
 
 
 def test_files_named_in_sources_exist() -> None:

@@ -28,37 +28,47 @@ from typing import Final
 # -- worker environment: torch's words ------------------------------------------------------------------------------
 RANK: Final = "RANK"
 LOCAL_RANK: Final = "LOCAL_RANK"
+"""Rank in the job, and on this host."""
 WORLD_SIZE: Final = "WORLD_SIZE"
 LOCAL_WORLD_SIZE: Final = "LOCAL_WORLD_SIZE"
+"""Workers of the job, and on this host."""
 GROUP_RANK: Final = "GROUP_RANK"
 GROUP_WORLD_SIZE: Final = "GROUP_WORLD_SIZE"
+"""Number of this host, and how many hosts there are."""
 ROLE_RANK: Final = "ROLE_RANK"
 ROLE_WORLD_SIZE: Final = "ROLE_WORLD_SIZE"
 ROLE_NAME: Final = "ROLE_NAME"
+"""As RANK and WORLD_SIZE within the role of --role, and its name."""
 TORCH_NCCL_ASYNC_ERROR_HANDLING: Final = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 """1 as under torchrun, unless the user says otherwise."""
 MASTER_ADDR: Final = "MASTER_ADDR"
 MASTER_PORT: Final = "MASTER_PORT"
+"""A live TCPStore for `init_process_group()`."""
 TORCHELASTIC_RUN_ID: Final = "TORCHELASTIC_RUN_ID"
 TORCHELASTIC_RESTART_COUNT: Final = "TORCHELASTIC_RESTART_COUNT"
 TORCHELASTIC_MAX_RESTARTS: Final = "TORCHELASTIC_MAX_RESTARTS"
 TORCHELASTIC_USE_AGENT_STORE: Final = "TORCHELASTIC_USE_AGENT_STORE"
+"""As torchrun sets them."""
 TORCHELASTIC_ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
-"""Where `torch.distributed.elastic.multiprocessing.errors.record` leaves a worker's exception, for the report."""
+"""Where torch's `@record` leaves a worker's exception, for the report."""
 
 # -- MindSpore's words ----------------------------------------------------------------------------------------------
 MS_ROLE: Final = "MS_ROLE"
 MS_WORKER_NUM: Final = "MS_WORKER_NUM"
-MS_SERVER_NUM: Final = "MS_SERVER_NUM"
 MS_SCHED_HOST: Final = "MS_SCHED_HOST"
 MS_SCHED_PORT: Final = "MS_SCHED_PORT"
-MS_TOPO_TIMEOUT: Final = "MS_TOPO_TIMEOUT"
 MS_NODE_ID: Final = "MS_NODE_ID"
 MS_NODE_RANK: Final = "MS_NODE_RANK"
+"""As MindSpore's msrun sets them; the port is that of torch's store, for real MindSpore that of its scheduler."""
+MS_TOPO_TIMEOUT: Final = "MS_TOPO_TIMEOUT"
+"""`--cluster_time_out`; for real MindSpore only."""
 RANK_ID: Final = "RANK_ID"
 RANK_SIZE: Final = "RANK_SIZE"
 DEVICE_ID: Final = "DEVICE_ID"
 RANK_TABLE_FILE: Final = "RANK_TABLE_FILE"
+"""As MindSpore's scripts read them; the table is generated if none is given."""
+MS_SERVER_NUM: Final = "MS_SERVER_NUM"
+"""How many parameter servers there are; with --server_num only."""
 ROLE_WORKER: Final = "MS_WORKER"
 ROLE_SCHEDULER: Final = "MS_SCHED"
 ROLE_SERVER: Final = "MS_PSERVER"
@@ -66,23 +76,25 @@ ROLE_SERVER: Final = "MS_PSERVER"
 # -- ours -----------------------------------------------------------------------------------------------------------
 MSRUN_JOB_ID: Final = "MSRUN_JOB_ID"
 MSRUN_LOG_DIR: Final = "MSRUN_LOG_DIR"
+"""Id of the job, and its log directory."""
 MSRUN_RENDEZVOUS: Final = "MSRUN_RENDEZVOUS"
 """`file:///path` of the FileStore that the workers of a one-host job meet on; `env://` for those of several hosts."""
 MSRUN_DEVICE_TARGET: Final = "MSRUN_DEVICE_TARGET"
-"""cpu, gpu or ascend."""
+"""`cpu`, `gpu` or `ascend`."""
 
 MSRUN_EXIT_TIME_OUT: Final = "MSRUN_EXIT_TIME_OUT"
-"""--exit_time_out, in seconds; 0 = no limit."""
+"""`--exit_time_out` in seconds, if it was given; 0: no limit."""
 DEFAULT_EXIT_TIME_OUT_S: Final = 300.0
 """Its default."""
 MSRUN_PROGRESS: Final = "MSRUN_PROGRESS"
-"""Path of the job's progress board: one record of `PROGRESS_RECORD_BYTES` per global rank, mapped by every worker."""
+"""File through which the runtime reports steps and collectives: one record for each rank."""
 MSRUN_TRACE_DIR: Final = "MSRUN_TRACE_DIR"
+"""Directory in which every worker writes its part of the trace; with --trace only."""
 MSRUN_FLIGHT_RECORDER: Final = "MSRUN_FLIGHT_RECORDER"
 TORCH_FR_BUFFER_SIZE: Final = "TORCH_FR_BUFFER_SIZE"
-"""Directory in which every worker writes its part of the job's trace; not set without --trace."""
+"""Where a worker is asked for torch's flight recorder, and how much it keeps; with --hang_time_out only."""
 MSRUN_SIM_LEVEL: Final = "MSRUN_SIM_LEVEL"
-"""0 to 3 in a dry run: this process stands for a rank of a world that does not exist."""
+"""0 to 3, in a dry run only: this process stands for a rank of a world that does not exist."""
 MSRUN_SIM_DEVICE: Final = "MSRUN_SIM_DEVICE"
 """Name of the device profile of a dry run, or a JSON file of one."""
 SIM_DEVICES: Final = ("ascend910a", "ascend910b", "a100", "h100", "h200", "cpu")
@@ -95,14 +107,14 @@ MSRUN_SERVER_TOKEN: Final = "MSRUN_SERVER_TOKEN"  # noqa: S105 - the name of a v
 MSRUN_SERVER_ADDRESS: Final = "MSRUN_SERVER_ADDRESS"
 """Address on which a parameter server listens."""
 MSRUN_VERIFY: Final = "MSRUN_VERIFY"
-"""1: the first training step of every AutoParallel is compared with one process; 0: of none. The user sets it."""
+"""1: the first training step of every AutoParallel is compared with one process; 0: of none; not set: where cheap."""
 MSRUN_CPU_BACKEND: Final = "MSRUN_CPU_BACKEND"
+"""gloo: gloo where shared memory is the default."""
 MSRUN_DEBUG: Final = "MSRUN_DEBUG"
-"""1: tracebacks in the logs hold every frame, also those inside msrun and torch's capture. The user sets it."""
+"""1: tracebacks in the logs show every frame, also those inside msrun and torch."""
 
 MSRUN_MINDSPORE_SEMANTICS: Final = "MSRUN_MINDSPORE_SEMANTICS"
-"""mindspore (default) or torch: what a process that imports msrun.mindspore means by its defaults. The user sets it, or
---mindspore_semantics."""
+"""torch: defaults in MindSpore's words mean torch's, as with --mindspore_semantics."""
 
 WORKER_SETTINGS: Final = frozenset({MSRUN_VERIFY, MSRUN_CPU_BACKEND, MSRUN_DEBUG, MSRUN_MINDSPORE_SEMANTICS})
 """What the user sets for the workers, so they inherit it."""
@@ -169,7 +181,7 @@ FAILURE_JSON: Final = "failure.json"
 TRACE_JSON: Final = "trace.json"
 """What `msrun trace` writes."""
 SIMULATION_JSON: Final = "simulation.json"
-"""What a dry run found out; docs/reference/simulation.md has its fields."""
+"""What a dry run found out; docs/how-to/dry_run.md has its fields."""
 SIMULATION_HTML: Final = "simulation.html"
 SIMULATION_TRACE: Final = "simulation_trace.json"
 """The simulated step for Perfetto."""
@@ -206,16 +218,21 @@ PHASE_PLAIN_TORCH: Final = 4
 
 # -- torch ----------------------------------------------------------------------------------------------------------
 TORCH_VERSIONS: Final = ("2.12", "2.15")
-"""The oldest and the newest that msrun is meant for and tested with; docs/reference/versions.md has the table."""
+"""The oldest and the newest that msrun is meant for and tested with; docs/reference/devices.md has the table."""
 
 # -- exit status ----------------------------------------------------------------------------------------------------
 EXIT_OK: Final = 0
+"""All workers ended with exit code 0."""
 EXIT_USAGE: Final = 2
+"""Invalid input: a one-line error; no process is started."""
 EXIT_CLUSTER: Final = 3
+"""A fault of the cluster or of msrun: an unreachable host, a killed scheduler, a worker that never joined."""
 EXIT_DO_NOT_RESTART: Final = 93
-"""A worker ends with this to say that starting the job again would not help; --max_restarts then does not."""
+"""A worker says with it that starting the job again would not help; --max_restarts then does not."""
 EXIT_TIMEOUT: Final = 124
+"""A limit: --cluster_time_out, --hang_time_out, --time_limit, workers that do not end."""
 EXIT_SIGNAL_BASE: Final = 128
+"""This + n: the first failed worker, or msrun, was ended by signal n: 137 SIGKILL, 143 TERM, 130 Ctrl-C."""
 
 
 def worker_log_name(stem: str, global_rank: int) -> str:

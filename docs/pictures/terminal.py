@@ -1,4 +1,4 @@
-"""Run the script of tutorials/failing_job.md under msrun and save what the terminal shows as failing_job.svg.
+"""Run jobs under msrun and save what the terminal shows: failing_job.svg, running_job.svg, plan.svg.
 
 python docs/pictures/terminal.py
 """
@@ -9,6 +9,7 @@ import os
 import pty
 import re
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -17,9 +18,23 @@ from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 HERE = Path(__file__).resolve().parent
-TUTORIAL = HERE.parent / "tutorials" / "failing_job.md"
 SCRIPT = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-COMMAND = "msrun --worker_num 4 train.py"
+PICTURES = {
+    # name: title, page whose first script is train.py, commands that are not shown, the command that is
+    "failing_job": ("a failing job", "tutorials/failing_job.md", (), "msrun --worker_num 4 train.py"),
+    "running_job": (
+        "a running job",
+        "how-to/watch_a_job.md",
+        ("msrun --worker_num 4 --join=False --quiet train.py", "sleep 2.5"),
+        "msrun status",
+    ),
+    "plan": (
+        "a plan",
+        "tutorials/failing_job.md",
+        (),
+        "msrun --rehearse 2x2 --dry_run train.py | grep -vE '=|environment|note'",
+    ),
+}
 COLUMNS = 96
 STATUS_LINE = re.compile(r"[^\n]*\r\x1b\[K")
 """What msrun shows for a moment and then erases."""
@@ -32,14 +47,14 @@ THEME = TerminalTheme(
 )
 
 
-def shown_on_a_terminal(words: list[str], folder: Path) -> str:
+def shown_on_a_terminal(command: str, folder: Path) -> str:
     """Return what a command writes to a terminal; it may fail.
 
     Raises:
-        OSError: there is no such command, or no terminal to be had.
+        OSError: there is no terminal to be had.
     """
     terminal, end = pty.openpty()
-    process = subprocess.Popen(words, cwd=folder, stdin=end, stdout=end, stderr=end)
+    process = subprocess.Popen(["bash", "-c", command], cwd=folder, stdin=end, stdout=end, stderr=end)
     os.close(end)
     parts = []
     while True:
@@ -55,24 +70,29 @@ def shown_on_a_terminal(words: list[str], folder: Path) -> str:
     return STATUS_LINE.sub("", b"".join(parts).decode().replace("\r\n", "\n"))
 
 
-def main() -> None:
-    """Write the picture."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name, "job")
+def draw(name: str, title: str, page: str, before: tuple[str, ...], command: str) -> None:
+    """Write a picture."""
+    with tempfile.TemporaryDirectory() as root:
+        folder = Path(root, "job")
         folder.mkdir()
-        (folder / "train.py").write_text(SCRIPT.findall(TUTORIAL.read_text(encoding="utf-8"))[0], encoding="utf-8")
-        text = shown_on_a_terminal(COMMAND.split(), folder).replace(str(folder), "/home/you/job")
+        script = SCRIPT.findall((HERE.parent / page).read_text(encoding="utf-8"))[0]
+        (folder / "train.py").write_text(script, encoding="utf-8")
+        for earlier in before:
+            shown_on_a_terminal(earlier, folder)
+        text = shown_on_a_terminal(command, folder)
+        text = text.replace(str(folder), "/home/you/job").replace(sys.executable, "/home/you/.venv/bin/python")
     with Path(os.devnull).open("w") as nowhere:
         console = Console(record=True, width=COLUMNS, file=nowhere, force_terminal=True, color_system="truecolor")
-        console.print(Text.assemble(("$ ", "green"), (COMMAND, "bold")))
+        console.print(Text.assemble(("$ ", "green"), (command, "bold")))
         for line in text.splitlines():
             styled = Text.from_ansi(line)
             styled.highlight_regex(r"^msrun: error:", "bold red")
             styled.highlight_regex(r"\w+Error: .*$", "bold")
             console.print(styled)
-        picture = console.export_svg(title="a failing job", theme=THEME, unique_id="failing_job")
-    (HERE / "failing_job.svg").write_text(FONT_FACES.sub("", picture), encoding="utf-8")
+        picture = console.export_svg(title=title, theme=THEME, unique_id=name)
+    (HERE / f"{name}.svg").write_text(FONT_FACES.sub("", picture), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    for picture, settings in PICTURES.items():
+        draw(picture, *settings)

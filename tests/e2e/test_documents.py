@@ -1,6 +1,6 @@
 """The listings of MindSpore's documents in examples/mindspore: word for word, and they print what the documents print.
 
-docs/documents has a table for each, which these tests make: --update-golden writes it anew.
+docs/reference/mindspore_documents.md has a table for each, which these tests make: --update-golden writes it anew.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from document_listings import DOCUMENTS, PAGES, listings, table
+from document_listings import DOCUMENTS, PAGE, listings, table
 from job_runner import REPOSITORY, JobRunner, wait_until
 
 from msrun.runtime.data.digits import build_digits
@@ -47,7 +47,7 @@ def test_listings_are_those_of_the_documents(golden: Callable[[str, str], None])
 def test_page_of_a_document_has_a_row_for_each_listing(document: str, request: pytest.FixtureRequest) -> None:
     page, made = table(document, WORKERS)
     if request.config.getoption("--update-golden"):
-        (PAGES / f"{document}.md").write_text(made, encoding="utf-8")
+        PAGE.write_text(made, encoding="utf-8")
     assert page == made, "if meant, run pytest --update-golden"
     assert "| ? |" not in made, "say what differs, or nothing"
 

@@ -14,7 +14,7 @@ from host_net import HostNet
 from job_runner import REPOSITORY, Finished, JobRunner, Running, wait_until
 from tls_files import PASSWORDS, Authority, TlsFolder
 
-DOCUMENT = REPOSITORY / "docs" / "how-to" / "tls.md"
+DOCUMENT = REPOSITORY / "docs" / "how-to" / "security.md"
 
 
 @pytest.fixture(scope="module")

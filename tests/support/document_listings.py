@@ -1,4 +1,4 @@
-"""The listings of MindSpore's documents, as examples/mindspore has them, and their tables in docs/documents.
+"""The listings of MindSpore's documents, as examples/mindspore has them, and their tables in docs/reference.
 
 A listing begins at a comment `# Listing N: what it is` and ends at the next one, or at `# Left open by the document`;
 files that cannot have comments are listings as a whole.
@@ -14,7 +14,7 @@ from pathlib import Path
 from job_runner import REPOSITORY
 
 DOCUMENTS = REPOSITORY / "examples" / "mindspore"
-PAGES = REPOSITORY / "docs" / "documents"
+PAGE = REPOSITORY / "docs" / "reference" / "mindspore_documents.md"
 
 _MARK = re.compile(r"^# (?:Listing (?P<number>\d+): (?P<title>.+)|Left open by the document(?::.*)?)$")
 _WHOLE = {
@@ -68,10 +68,9 @@ def listings(document: str) -> list[Listing]:
 
 
 def table(document: str, workers: tuple[int, ...]) -> tuple[str, str]:
-    """Return a document's page as it is, and with the table made anew: what differs is kept, the rest is found."""
-    page = (PAGES / f"{document}.md").read_text(encoding="utf-8")
-    match = _TABLE.search(page)
-    assert match is not None, f"docs/documents/{document}.md has no table of listings"
+    """Return the page as it is, and with the table of a document made anew: what differs is kept, the rest is found."""
+    page = PAGE.read_text(encoding="utf-8")
+    match = next(found for found in _TABLE.finditer(page) if f"/mindspore/{document}/" in found[0])
     differs = {int(row[2 : row.index(":")]): row.rstrip(" |\n").rpartition(" | ")[2] for row in match[0].splitlines()}
     rows = [listing.row(workers, differs.get(listing.number, "?")) for listing in listings(document)]
     return page, page[: match.start()] + "".join(rows) + page[match.end() :]

@@ -25,8 +25,8 @@ _VERSION = re.compile(r"\b\d+(\.\d+)+(\+\w+)?\b")
 _TEXT = """\
 # Models of other packages
 
-{models} models of torchvision, timm, transformers and torch; {trained} of them train in semi_auto. `make test-all` runs
-them, or:
+{models} models of torchvision, timm, transformers and torch, as their packages ship them, in small sizes and with
+random weights; {trained} of them train in semi_auto. Measured on CPU (gloo) with {versions}.
 
 <!-- not run: installs the packages -->
 ```sh
@@ -34,22 +34,16 @@ pip install -e '.[test,zoo]'
 pytest tests/zoo                       # with --update-golden it writes this page
 ```
 
-The models are as their packages ship them, in small sizes and with random weights, inside a wrapper that returns the
-loss. Measured on CPU (gloo) with {versions}.
-
 A number is the largest relative difference, on any rank, of the losses of {steps} optimizer steps from those of one
-process that trains on the same batch of {rows} samples. Models marked "fp64" run in float64, where {float64:.0e} is
-allowed; the others in float32, where {float32:.0e} is allowed. "refused" is an error that every rank raises at the
-first call; its number refers to the text at the end of the page.
+process on the same batch of {rows} samples. Models marked "fp64" run in float64, where {float64:.0e} is allowed; the
+others in float32, where {float32:.0e} is. "refused" is an error at the first call; its text is at the end.
 
-- hsdp cuts every parameter (`threshold=0`). Tensor-parallel strategies cut layers in two; on 4 ranks the batch is cut
-  in two as well. The pipeline has {stages} stages and {micro_batches} micro batches.
-- Models that draw random numbers in forward (dropout, drop path, noise) are compared with `AutoParallel` in one
-  process, whose draws do not depend on the number of ranks. All others are compared with torch alone.
-- Batch norm has its own statistics in each micro batch of a pipeline, and on each rank in data_parallel. Such a
-  model is compared with one process that divides the batch in the same way (`Pipeline`, `GradAccumulation`).
-- The GPT with tied weights trains with two parameter groups, clipping and a cosine learning rate; GPT-2 and Llama with
-  AdamW; all others with SGD and momentum."""
+- hsdp cuts every parameter. Tensor-parallel strategies cut layers in two; on 4 ranks the batch is cut in two as well.
+  The pipeline has {stages} stages and {micro_batches} micro batches.
+- Models with random numbers in forward are compared with `AutoParallel` in one process; those with batch norm in a
+  pipeline or data_parallel with one process that divides the batch in the same way; all others with torch alone.
+- Optimizers: AdamW for GPT-2 and Llama, else SGD with momentum; the GPT with tied weights has two parameter groups,
+  clipping and a cosine learning rate."""
 
 
 def render(found: Mapping[int, Mapping[Case, Outcome]]) -> str:

@@ -1,6 +1,6 @@
 """Saving and loading of the parameters of distributed training, in the modes of the document.
 
-The listings of MindSpore's document, in its order and word for word: docs/documents/distributed_training.md.
+The listings of MindSpore's document, in its order and word for word: docs/reference/mindspore_documents.md.
 """
 
 # Left open by the document: see left_open.py

@@ -1,6 +1,6 @@
 """Hybrid parallel and semi auto parallel: the same network, cut by hand and by a strategy.
 
-The listings of MindSpore's document, in its order and word for word: docs/documents/distributed_training.md.
+The listings of MindSpore's document, in its order and word for word: docs/reference/mindspore_documents.md.
 """
 
 # Left open by the document: see left_open.py

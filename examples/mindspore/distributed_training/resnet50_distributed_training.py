@@ -1,6 +1,6 @@
 """ResNet-50 on CIFAR-10, with strategies that are searched for: AUTO_PARALLEL.
 
-The listings of MindSpore's document, in its order and word for word: docs/documents/distributed_training.md.
+The listings of MindSpore's document, in its order and word for word: docs/reference/mindspore_documents.md.
 """
 
 # Listing 2: calling the collective communication library

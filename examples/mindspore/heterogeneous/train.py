@@ -1,7 +1,7 @@
 """Heterogeneous training: the optimizer's operators and a table's look-up on the host.
 
-The listings of MindSpore's document, in its order and word for word: docs/documents/heterogeneous.md. The document leaves
-open what they train: see left_open.py.
+The listings of MindSpore's document, in its order and word for word: docs/reference/mindspore_documents.md. The
+document leaves open what they train: see left_open.py.
 """
 
 # Listing 1: the optimizer on the host

@@ -1,6 +1,6 @@
 """Multi-copy parallel: two halves of the batch take turns, one computes while the other's data travels.
 
-The listings of MindSpore's document, in its order and word for word: docs/documents/multi_copy.md.
+The listings of MindSpore's document, in its order and word for word: docs/reference/mindspore_documents.md.
 """
 
 # Left open by the document: see left_open.py

@@ -1,6 +1,6 @@
 """Optimizer parallel: weights and optimizer state are stored cut over the ranks (MindSpore's hsdp, ZeRO).
 
-The listings of MindSpore's document, in its order and word for word: docs/documents/optimizer_parallel.md.
+The listings of MindSpore's document, in its order and word for word: docs/reference/mindspore_documents.md.
 """
 
 # Listing 1: the environment

@@ -1,4 +1,4 @@
-"""The report of a dry run, as JSON and as a trace. docs/reference/simulation.md has the fields."""
+"""The report of a dry run, as JSON and as a trace. docs/how-to/dry_run.md has the fields."""
 
 from __future__ import annotations
 

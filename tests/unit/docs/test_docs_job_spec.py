@@ -21,7 +21,17 @@ def row(setting: Setting) -> str:
     )
     found = list(takers(setting.name))
     missing = [kind for kind in list_kinds() if kind not in found]
-    kinds = "all" if not missing else f"all but {', '.join(missing)}" if len(missing) < 6 else ", ".join(found)
+    pods = list(takers("labels"))
+    others = [kind for kind in found if kind not in pods]
+    without = [kind for kind in pods if kind not in found]
+    if not missing:
+        kinds = "all"
+    elif len(missing) < 6:
+        kinds = f"all but {', '.join(missing)}"
+    elif len(without) < 4:
+        kinds = ", ".join(["Kubernetes" + (f" (not {', '.join(without)})" if without else ""), *others])
+    else:
+        kinds = ", ".join(found)
     words = (
         f"`{setting.name}`",
         setting.value_type.type_name,

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 import doc_pages
+import pytest
 import yaml
 from doc_pages import DIRECTIVES, DOCS, LANGUAGES, Block
 from job_runner import REPOSITORY
@@ -29,6 +32,9 @@ USERS_OWN = {"API_KEY"}
 """Given by --env in the plan of tests/golden."""
 UNDERSCORED = ranktable.context_settings["token_normalize_func"]
 README_LINES = 150
+OF_A_WORKER = (
+    contract.RANK_VARIABLES | contract.JOB_VARIABLES | {contract.MS_TOPO_TIMEOUT, contract.TORCH_FR_BUFFER_SIZE}
+)
 LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^)\s]+)\)")
 
 
@@ -49,16 +55,18 @@ def test_every_link_and_anchor_leads_somewhere() -> None:
     assert dead == []
 
 
-def test_every_page_of_the_site_is_in_its_table_of_contents() -> None:
+def test_every_page_of_the_site_is_in_the_sidebar_and_described_in_the_index() -> None:
+    index = DOCS / "index.md"
     listed = {
         (DOCS / line).resolve()
-        for block in doc_pages.blocks(DOCS / "index.md")
+        for block in doc_pages.blocks(index)
         if block.language == "{toctree}"
         for line in block.text.splitlines()
         if line and not line.startswith(":")
     }
-    pages = {page.with_suffix("") for page in doc_pages.pages() if page.is_relative_to(DOCS)}
-    assert pages - {DOCS / "index"} == listed
+    described = re.findall(r"^- \[[^]]+\]\((\S+)\.md\): \S", doc_pages.prose(index), re.MULTILINE)
+    pages = {page.with_suffix("") for page in doc_pages.pages() if page.is_relative_to(DOCS)} - {DOCS / "index"}
+    assert pages == listed == {(DOCS / name).resolve() for name in described}
 
 
 def test_files_named_in_sources_exist() -> None:
@@ -75,11 +83,13 @@ def test_files_named_in_sources_exist() -> None:
     assert missing == []
 
 
-def test_the_readme_is_short_and_its_second_command_runs_the_tests() -> None:
+def test_the_readme_is_short_and_its_order_is_a_reader_s() -> None:
+    """Install, run; then each kind of reader; what is run from a clone comes last, as .ci/run runs it."""
     readme = REPOSITORY / "README.md"
     assert len(readme.read_text(encoding="utf-8").splitlines()) <= README_LINES
-    first = next(block for block in doc_pages.blocks(readme) if block.language == "sh")
-    assert first.text.split("\n")[:2] == ["make demo", "make test"]
+    first, *_, last = (block for block in doc_pages.blocks(readme) if block.language == "sh")
+    assert "pip install" in first.text
+    assert [line.split("#")[0].strip() for line in last.text.split("\n")[:2]] == ["make demo", "make test"]
     commands = [line.partition(" ||")[0] for line in (REPOSITORY / ".ci" / "run").read_text().splitlines()]
     assert commands.index("make test") < commands.index("make test-share")
 
@@ -114,9 +124,7 @@ def test_commands_have_options_that_exist() -> None:
                 if problem and not any(": error: " in said for said in shown):
                     faults.append(f"{block.place}: {shlex.join(words)}: {problem}")
     for page in doc_pages.pages():
-        for span in re.findall(
-            r"`([^`]*\b(?:msrun|ranktable|launch-template) [^`]*)`", page.read_text(encoding="utf-8")
-        ):
+        for span in re.findall(r"`([^`]*\b(?:msrun|ranktable|launch-template) [^`]*)`", doc_pages.prose(page)):
             for words in own_commands(span):
                 problem = find_usage_error(words)
                 if "no such option" in problem.lower():
@@ -167,15 +175,61 @@ def find_usage_error(words: list[str]) -> str:
 def test_names_and_exit_statuses_of_the_contract_are_explained() -> None:
     constants = {name: value for name, value in vars(contract).items() if name.isupper()}
     explained = {
-        "environment": contract.RANK_VARIABLES | contract.JOB_VARIABLES | contract.WORKER_SETTINGS | set_by_default(),
+        "environment": OF_A_WORKER | contract.WORKER_SETTINGS | set_by_default(),
         "files": {value for value in constants.values() if isinstance(value, str) and Path(value).suffix},
-        "exit_status": {str(value) for name, value in constants.items() if name.startswith("EXIT_")},
     }
     missing = []
     for page, names in explained.items():
         text = (DOCS / "reference" / f"{page}.md").read_text(encoding="utf-8")
         missing += [f"{page}: {name}" for name in sorted(names) if not re.search(rf"\b{re.escape(name)}\b", text)]
     assert missing == []
+
+
+def meanings() -> dict[tuple[str, ...], str]:
+    """Return the names of the contract that one docstring explains, and the docstring."""
+    found: dict[tuple[str, ...], str] = {}
+    names: list[str] = []
+    for node in ast.parse(inspect.getsource(contract)).body:
+        match node:
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                names.append(name)
+            case ast.Expr(value=ast.Constant(value=str(text))) if names:
+                found[tuple(names)] = " ".join(text.split())
+                names = []
+            case _:
+                names = []
+    return found
+
+
+def contract_table(kept: Callable[[str], bool]) -> str:
+    """Return a row for each meaning of the constants of the contract that are `kept`."""
+    rows = []
+    for names, text in meanings().items():
+        values = [str(getattr(contract, name)) for name in names if kept(name)]
+        rows += [f"| {', '.join(values)} | {text.removesuffix('.')} |\n"] if values else []
+    return "".join(rows)
+
+
+@pytest.mark.parametrize(
+    ("page", "table", "kept"),
+    [
+        ("environment", "of a worker", OF_A_WORKER.__contains__),
+        ("environment", "set by you", contract.WORKER_SETTINGS.__contains__),
+        ("files", "exit statuses", lambda name: name.startswith("EXIT_")),
+    ],
+)
+def test_tables_of_the_contract_are_its_docstrings(
+    page: str, table: str, kept: Callable[[str], bool], request: pytest.FixtureRequest
+) -> None:
+    path = DOCS / "reference" / f"{page}.md"
+    head = re.compile(rf"(?<=<!-- {table}: made by pytest --update-golden -->\n)(\| .+\n\| --- .+\n)(?:\| .+\n)*")
+    text = path.read_text(encoding="utf-8")
+    made = head.sub(lambda match: match[1] + contract_table(kept), text)
+    if request.config.getoption("--update-golden"):
+        path.write_text(made, encoding="utf-8")
+        text = made
+    assert head.search(text)
+    assert text == made, "run pytest --update-golden"
 
 
 def test_every_room_is_in_the_architecture() -> None:

@@ -122,9 +122,7 @@ _BINARY = [
     OperatorCase("index-apart", lambda x, i, j: x[i, :, j], ((4, 2, 4), (4,), (4,)), ".b.,i,i", "", (), "fcc", 4),
     OperatorCase("index-outer", lambda x, i, j: x[:, i, j], ((2, 4, 4), (4, 1), (2,)), "a..,i.,j", "", (), "fcc", 4),
     OperatorCase("attention", _attention(), ((2, 4, 4, 4),) * 3, "bhle,bhle,bhlv", "e"),
-    OperatorCase(
-        "attention-causal", _attention(is_causal=True, scale=0.3), ((2, 2, 4, 4),) * 3, "bhle,bhle,bhlv", "e"
-    ),
+    OperatorCase("attention-causal", _attention(is_causal=True, scale=0.3), ((2, 2, 4, 4),) * 3, "bhle,bhle,bhlv", "e"),
     OperatorCase("attention-ring", _attention(), ((1, 3, 8, 2),) * 3, "bhle,bhle,bhlv", "e"),
     OperatorCase(
         "attention-ring-causal",

@@ -12,17 +12,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, fx
 
+from msrun.errors import StrategyError
 from msrun.runtime.nn.dropout import attend
 from msrun.runtime.nn.random_bits import keep_mask
 from msrun.runtime.sharding.collective import Collective, Ring
 from msrun.runtime.sharding.layout import Axes, Mesh
 from msrun.runtime.sharding.operators.dropout import CALL, CutShape, PlainCutShape, batch_dim_of, key_of_part
-from msrun.runtime.sharding.operators.ring_attention import RING, ring_attention
+from msrun.runtime.sharding.operators.ring_attention import RING, ULYSSES, ring_attention
 from msrun.runtime.sharding.operators.rule import (
     INSIDE,
     Form,
     Labels,
     LabelSplit,
+    Limit,
     LocalBuilder,
     OperatorCall,
     Rule,
@@ -72,8 +74,13 @@ class Attention(Rule):
         is_causal = bool(call.argument("is_causal", default=False))
         if is_one:
             del sizes["s"]
-            sizes[RING] = sizes["l"]
-            return Form(tuple(inputs), (*batch, "l", "v"), sizes, frozenset({"e"}), ways={RING: "l"})
+            ways = (RING,) if self._is_mask_of_heads_alone(inputs) else (RING, ULYSSES)
+            sizes |= dict.fromkeys(ways, sizes["l"])
+            heads = Limit(lambda parts: sizes[batch[-1]] % parts == 0, f"and {sizes[batch[-1]]} heads to exchange")
+            whole, limits = frozenset({"e"}), {ULYSSES: heads}
+            return Form(
+                tuple(inputs), (*batch, "l", "v"), sizes, whole, limits=limits, ways=dict.fromkeys(ways, "l")
+            )
         whole = frozenset({"s", "e", "l"} if is_causal else {"s", "e"})
         return Form(tuple(inputs), (*batch, "l", "v"), sizes, whole)
 
@@ -82,10 +89,16 @@ class Attention(Rule):
     ) -> fx.Node:
         """Run torch's own attention on the local part; with dropout the composed one, with masks of its own."""
         p = call.argument("dropout_p", 0.0)
-        axes = split.get(RING) or split.get("l", ()) if form.ways else ()
-        if axes:
-            by_heads = RING not in split and self._exchanges(form, split, build.mesh, axes)
-            if by_heads:
+        way = next((way for way in (*form.ways, "l") if split.get(way)), "") if form.ways else ""
+        if way:
+            axes = split[way]
+            can_exchange = self._can_exchange(form, split, build.mesh, axes)
+            if way == ULYSSES and not can_exchange:
+                raise StrategyError(
+                    f"{call.operator} in module {call.module_path or '(top)'}: {build.mesh.extent(axes)} ranks cannot "
+                    "share out the heads that each has; cut the heads into fewer parts, or use ring"
+                )
+            if can_exchange and way != RING:
                 return self._by_heads(call, form, build, inputs, axes)
             return self._in_ring(call, form, build, inputs, split, axes)
         if p == 0:
@@ -106,7 +119,6 @@ class Attention(Rule):
             **words,
         )
 
-
     @staticmethod
     def _is_one_sequence(call: OperatorCall) -> bool:
         query, key, value = call.shapes[:3]
@@ -115,14 +127,18 @@ class Attention(Rule):
         return bool(is_alike and heads and query[-2] == key[-2] and call.argument("dropout_p", 0.0) == 0)
 
     @staticmethod
-    def _exchanges(form: Form, split: LabelSplit, mesh: Mesh, axes: Axes) -> bool:
-        """Return whether every rank gets some heads whole, with what a mask has for them."""
+    def _is_mask_of_heads_alone(inputs: Sequence[Labels]) -> bool:
+        """Return whether a mask has rows for heads, but none for queries: nothing to exchange these for."""
+        mask = inputs[3][-3:] if len(inputs) > 3 else ()
+        return len(mask) == 3 and mask[0] is not None and mask[1] is None
+
+    @staticmethod
+    def _can_exchange(form: Form, split: LabelSplit, mesh: Mesh, axes: Axes) -> bool:
+        """Return whether every rank gets some heads whole."""
         head = form.output[-3]
         assert head is not None
-        mask = form.inputs[3][-3:] if len(form.inputs) > 3 else ()
-        is_of_heads_alone = len(mask) == 3 and mask[0] is not None and mask[1] is None
         own = form.sizes[head] // mesh.extent(split.get(head, ()))
-        return own % mesh.extent(axes) == 0 and not is_of_heads_alone
+        return ULYSSES in form.ways and own % mesh.extent(axes) == 0
 
     def _by_heads(
         self, call: OperatorCall, form: Form, build: LocalBuilder, inputs: Sequence[fx.Node], axes: Axes
@@ -172,7 +188,7 @@ class Attention(Rule):
             axes=axes,
         )
         ring = Ring(heads, width, key_heads, value_width, is_balanced)
-        result.meta[INSIDE] = Collective(RING, axes, len(form.output) - 2, ring=ring)
+        result.meta[INSIDE] = Collective("ring", axes, len(form.output) - 2, ring=ring)
         return result
 
 

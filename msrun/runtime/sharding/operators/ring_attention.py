@@ -25,7 +25,8 @@ from msrun.runtime.sharding.layout import Axes, Mesh
 from msrun.runtime.sharding.operators import row_exchange
 from msrun.runtime.sharding.operators.rule import numbers_given
 
-RING = "ring"
+RING, ULYSSES = "ring", "ulysses"
+"""The ways to attend to a sequence that is cut."""
 
 
 def ring_attention(
@@ -157,9 +158,7 @@ class _Attend(torch.autograd.Function):
         if is_balanced:
             gradient, delta = place.balance(gradient), place.balance(delta)
         blocks = _Blocks(keys_values, query, mask, place, width, is_causal, is_balanced, scale)
-        of_keys, of_query, of_mask = _backward(
-            blocks, gradient, delta, lse, mask if ctx.needs_input_grad[2] else None
-        )
+        of_keys, of_query, of_mask = _backward(blocks, gradient, delta, lse, mask if ctx.needs_input_grad[2] else None)
         of_keys, of_query = of_keys.to(keys_values.dtype), of_query.reshape(query.shape).to(query.dtype)
         if is_balanced:
             of_keys, of_query = place.balance(of_keys, back=True), place.balance(of_query, back=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -11,7 +9,6 @@ from asked_cases import slow_but
 from on_ranks import Ranks, on_ranks
 from torch import Tensor, nn
 
-from msrun.errors import StrategyError
 from msrun.runtime import AutoParallel, WithLoss, parallelize
 from msrun.runtime.execute.transfers import traffic
 

@@ -74,8 +74,8 @@ def expert_load(network: nn.Module) -> dict[str, list[int]]:
     loads: dict[str, list[int]] = {}
     for path, number in found.items():
         experts = experts_of(number)
-        whole = torch.zeros(experts.count, dtype=torch.int64, device=experts.load.device)
-        begin = world.get_rank() * len(experts.load)
+        whole = torch.zeros(experts.count, dtype=torch.int64, device=world.device())
+        begin = (world.get_rank() - experts.first_rank) * len(experts.load)
         whole[begin : begin + len(experts.load)] = experts.load
         if world.get_group_size() > 1:
             dist.all_reduce(whole)

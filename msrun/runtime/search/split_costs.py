@@ -39,7 +39,8 @@ def find_splits(form: Form, mesh: Mesh) -> list[LabelSplit]:
         for axes, label in zip(pieces, places, strict=True):
             if label is not None:
                 split[label] = (*split.get(label, ()), *axes)
-        if sum(way in split for way in form.ways) < 2 and all(form.can_split(label, mesh.extent(axes)) for label, axes in split.items()):
+        is_one_way = sum(way in split for way in form.ways) < 2
+        if is_one_way and all(form.can_split(label, mesh.extent(axes)) for label, axes in split.items()):
             found.setdefault(tuple(sorted(split.items())), split)
     return list(found.values())
 

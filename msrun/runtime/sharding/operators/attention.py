@@ -76,11 +76,9 @@ class Attention(Rule):
             del sizes["s"]
             ways = (RING,) if self._is_mask_of_heads_alone(inputs) else (RING, ULYSSES)
             sizes |= dict.fromkeys(ways, sizes["l"])
-            heads = Limit(lambda parts: sizes[batch[-1]] % parts == 0, f"and {sizes[batch[-1]]} heads to exchange")
-            whole, limits = frozenset({"e"}), {ULYSSES: heads}
-            return Form(
-                tuple(inputs), (*batch, "l", "v"), sizes, whole, limits=limits, ways=dict.fromkeys(ways, "l")
-            )
+            of_heads = Limit(lambda parts: sizes[batch[-1]] % parts == 0, f"and {sizes[batch[-1]]} heads to exchange")
+            whole, limits = frozenset({"e"}), {ULYSSES: of_heads}
+            return Form(tuple(inputs), (*batch, "l", "v"), sizes, whole, limits=limits, ways=dict.fromkeys(ways, "l"))
         whole = frozenset({"s", "e", "l"} if is_causal else {"s", "e"})
         return Form(tuple(inputs), (*batch, "l", "v"), sizes, whole)
 

@@ -25,7 +25,6 @@ from msrun.runtime.sharding.operators.rule import (
     LocalBuilder,
     OperatorCall,
     Rule,
-    numbers_given,
 )
 
 WEIGHTS = ("gate_up_proj", "up_proj", "down_proj", "gate_up_proj_bias", "up_proj_bias", "down_proj_bias")
@@ -44,6 +43,8 @@ class RoutedExperts:
     """Of its weights, in the order in which the operator gets them."""
     count: int
     """Of all experts."""
+    first_rank: int = 0
+    """The rank that has the first of them."""
     load: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     """Tokens that each expert of this rank got in the newest forward pass."""
 
@@ -73,7 +74,7 @@ def register_experts(module: nn.Module) -> int:
     shell = copy.copy(module)
     vars(shell)["_parameters"] = {}
     number = next(_numbers)
-    _known[number] = RoutedExperts(shell, names, len(getattr(module, "down_proj")))
+    _known[number] = RoutedExperts(shell, names, len(module.down_proj))  # type: ignore[arg-type]
     return number
 
 
@@ -82,14 +83,12 @@ def experts_of(number: int) -> RoutedExperts:
     return _known[number]
 
 
-@torch.library.custom_op("msrun::routed_experts", mutates_args=())
-def _operator(tokens: Tensor, chosen: Tensor, shares: Tensor, weights: list[Tensor], number: int) -> Tensor:
+def _shape(tokens: Tensor, chosen: Tensor, shares: Tensor, weights: list[Tensor], number: int) -> Tensor:  # noqa: ARG001
     return torch.empty_like(tokens)
 
 
-@_operator.register_fake
-def _(tokens: Tensor, chosen: Tensor, shares: Tensor, weights: list[Tensor], number: int) -> Tensor:
-    return torch.empty_like(tokens)
+_operator = torch.library.custom_op("msrun::routed_experts", _shape, mutates_args=())
+_operator.register_fake(_shape)
 
 
 def _no_backward(ctx: Any, *gradients: Any) -> Any:  # noqa: ARG001
@@ -104,7 +103,7 @@ def route(
     tokens: Tensor,
     chosen: Tensor,
     shares: Tensor,
-    *weights_and_place: Tensor,
+    *weights: Tensor,
     number: int,
     mesh_shape: tuple[int, ...],
     first_rank: int,
@@ -116,10 +115,9 @@ def route(
         tokens: (t, width).
         chosen: (t, k), the experts of each token.
         shares: (t, k), how much of each expert's result it gets.
-        weights_and_place: of this rank's experts; this rank's number in the mesh.
+        weights: of this rank's experts.
         same: axes along which ranks have the same tokens.
     """
-    *weights, place = weights_and_place
     experts = _known[number]
     if isinstance(tokens, FakeTensor):
         result: Tensor = _OnFakes.apply(tokens, chosen, shares, *weights)
@@ -128,7 +126,7 @@ def route(
     copies = mesh.extent(tuple(same))
     whole = [_Divided.apply(weight, copies) if copies > 1 else weight for weight in weights]
     own = dict(zip(experts.names, whole, strict=True))
-    return _route(experts, tokens, chosen, shares, own, mesh, first_rank + numbers_given(place)[0])
+    return _route(experts, tokens, chosen, shares, own, mesh)
 
 
 def _route(
@@ -138,7 +136,6 @@ def _route(
     shares: Tensor,
     weights: dict[str, Tensor],
     mesh: Mesh,
-    rank: int,
 ) -> Tensor:
     ranks, here, each = mesh.size, experts.count // mesh.size, chosen.shape[-1]
     expert_of = chosen.reshape(-1)
@@ -150,7 +147,7 @@ def _route(
     rows = _Exchange.apply(tokens.index_select(0, order // each), wire, sent, received)
     by_expert = torch.arange(here, device=rows.device).repeat(ranks).repeat_interleave(arriving.reshape(-1))
     sorting = by_expert.argsort(stable=True)
-    experts.load = arriving.sum(0)
+    experts.load, experts.first_rank = arriving.sum(0), mesh.first_rank
     parts = rows.index_select(0, sorting).split(experts.load.tolist())
     made = torch.cat([experts.compute(part, weights, expert) for expert, part in enumerate(parts)])
     back = torch.empty_like(sorting).scatter_(0, sorting, torch.arange(len(sorting), device=sorting.device))
@@ -211,7 +208,7 @@ class _OnFakes(torch.autograd.Function):
         return torch.empty_like(tokens)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, _gradient: Tensor) -> tuple[Tensor | None, ...]:
         tokens, _, shares, *rest = ctx.saved_tensors
         return (
             torch.empty_like(tokens),
@@ -228,20 +225,19 @@ class Experts(Rule):
 
     def form(self, call: OperatorCall) -> Form:
         """Return a label for tokens alone."""
-        tokens, chosen, _, *weights = call.shapes
+        tokens, _, _, *weights = call.shapes
         inputs = (*((("t", None),) * 3), *((None,) * len(shape) for shape in weights))
         shared_out = dict.fromkeys(range(3, len(inputs)), 0)
         return Form(inputs, ("t", None), {"t": tokens[0]}, shared_out=shared_out)
 
     def lower(
-        self, call: OperatorCall, form: Form, build: LocalBuilder, inputs: Sequence[fx.Node], split: LabelSplit
+        self, call: OperatorCall, _form: Form, build: LocalBuilder, inputs: Sequence[fx.Node], split: LabelSplit
     ) -> fx.Node:
         """Add the operator on this rank's tokens and experts."""
         used = {axis for axes in split.values() for axis in axes}
         return build.call(
             route,
             *inputs,
-            build.place(),
             number=call.argument("number"),
             mesh_shape=build.mesh.shape,
             first_rank=build.mesh.first_rank,

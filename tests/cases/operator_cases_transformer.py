@@ -197,6 +197,7 @@ _BINARY = [
         "se",
     ),
     OperatorCase("cat", lambda x, y: torch.cat([x, y], 1), ((4, 2), (4, 4)), "a.,a.", parameters=(1,)),
+    OperatorCase("cat-empty", lambda x, y: torch.cat([x, y], 1), ((0,), (4, 4)), ".,ab"),
     OperatorCase("cat-first", lambda x, y: torch.cat([x, y, x]), ((4, 4), (2, 4)), ".b,.b", parameters=(1,)),
     OperatorCase("stack", lambda x, y: torch.stack([x, y], 1), ((4, 4), (4, 4)), "ab,ab", parameters=(1,)),
     OperatorCase("hstack", lambda x, y: torch.hstack([x, y]), ((4, 2), (4, 4)), "a.,a."),

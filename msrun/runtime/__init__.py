@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from msrun.runtime.parallel.context import get_auto_parallel_context as get_auto_parallel_context
     from msrun.runtime.parallel.context import reset_auto_parallel_context as reset_auto_parallel_context
     from msrun.runtime.parallel.context import set_auto_parallel_context as set_auto_parallel_context
+    from msrun.runtime.parallel.experts import expert_load as expert_load
     from msrun.runtime.parallel.given_strategies import shard as shard
     from msrun.runtime.parallel.gradient import value_and_grad as value_and_grad
     from msrun.runtime.parallel.host_operators import set_target as set_target

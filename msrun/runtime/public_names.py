@@ -23,6 +23,7 @@ HOMES = {
     "parallel.pipeline.pipeline": "Pipeline",
     "parallel.gradient": "value_and_grad",
     "parallel.given_strategies": "shard",
+    "parallel.experts": "expert_load",
     "parallel.named_plan": "parallelize",
     "parallel.clip": "clip_grad_norm_ clip_by_global_norm",
     "parallel.context": "ParallelMode set_auto_parallel_context get_auto_parallel_context reset_auto_parallel_context",

@@ -15,7 +15,8 @@ from torch import Tensor
 EVERY_CASE_IN = 2
 ON_FOUR = """
 embedding-2d embedding-padding gather gather-some index-select index-first index-outer attention attention-bias
-attention-grouped cat einsum einsum-heads baddbmm-scaled outer nll-cut-classes-weights-ignore
+attention-causal attention-ring-causal attention-ring-causal-odd attention-ring-mask attention-ring-bias
+attention-heads-bias attention-grouped cat einsum einsum-heads baddbmm-scaled outer nll-cut-classes-weights-ignore
 ce-none-smoothing-weights-ignore ce-sum-spatial-probabilities ce-of-large-scores split unbind tril triu
 repeat-interleave movedim softmax-first softmax-of-masked log-softmax-of-large-values logsumexp-of-two topk
 """.split()  # noqa: SIM905 - quotes would hide the names
@@ -120,20 +121,57 @@ _BINARY = [
     OperatorCase("index-pair", lambda x, i, j: x[i, j], ((4, 4, 2), (4,), (4,)), "..c,i,i", "", (), "fcc", 4),
     OperatorCase("index-apart", lambda x, i, j: x[i, :, j], ((4, 2, 4), (4,), (4,)), ".b.,i,i", "", (), "fcc", 4),
     OperatorCase("index-outer", lambda x, i, j: x[:, i, j], ((2, 4, 4), (4, 1), (2,)), "a..,i.,j", "", (), "fcc", 4),
-    OperatorCase("attention", _attention(), ((2, 4, 4, 4),) * 3, "bhle,bhse,bhsv", "se"),
+    OperatorCase("attention", _attention(), ((2, 4, 4, 4),) * 3, "bhle,bhle,bhlv", "e"),
+    OperatorCase("attention-causal", _attention(is_causal=True, scale=0.3), ((2, 2, 4, 4),) * 3, "bhle,bhle,bhlv", "e"),
+    OperatorCase("attention-ring", _attention(), ((1, 3, 8, 2),) * 3, "bhle,bhle,bhlv", "e"),
     OperatorCase(
-        "attention-causal", _attention(is_causal=True, scale=0.3), ((2, 2, 4, 4),) * 3, "bhle,bhse,bhsv", "lse"
+        "attention-ring-causal",
+        _attention(is_causal=True, enable_gqa=True),
+        ((1, 3, 16, 2), (1, 1, 16, 2), (1, 1, 16, 4)),
+        "bhle,b.le,b.lv",
+        "e",
+    ),
+    OperatorCase(
+        "attention-ring-causal-odd",
+        _attention(is_causal=True, enable_gqa=True),
+        ((1, 6, 12, 2), (1, 3, 12, 2), (1, 3, 12, 2)),
+        "bhle,bhle,bhlv",
+        "e",
+    ),
+    OperatorCase(
+        "attention-ring-mask",
+        _attention(),
+        ((2, 3, 8, 2), (2, 3, 8, 2), (2, 3, 8, 2), (2, 1, 8, 8)),
+        "bhle,bhle,bhlv,b.l.",
+        "e",
+        kinds="fffb",
+    ),
+    OperatorCase(
+        "attention-ring-bias",
+        _attention(enable_gqa=True),
+        ((1, 6, 8, 2), (1, 3, 8, 2), (1, 3, 8, 2), (6, 1, 8)),
+        "bhle,bhle,bhlv,h..",
+        "e",
+        parameters=(3,),
+    ),
+    OperatorCase(
+        "attention-heads-bias",
+        _attention(enable_gqa=True),
+        ((1, 8, 4, 2), (1, 4, 4, 2), (1, 4, 4, 2), (8, 4, 4)),
+        "bhle,bhle,bhlv,hl.",
+        "e",
+        parameters=(3,),
     ),
     OperatorCase(
         "attention-of-other-lengths", _attention(), ((2, 2, 4, 8), (2, 2, 6, 8), (2, 2, 6, 4)), "bhle,bhse,bhsv", "se"
     ),
-    OperatorCase("attention-3d", _attention(), ((4, 4, 2),) * 3, "hle,hse,hsv", "se"),
+    OperatorCase("attention-3d", _attention(), ((4, 4, 2),) * 3, "hle,hle,hlv", "e"),
     OperatorCase(
         "attention-mask",
         _attention(),
         ((2, 2, 4, 4), (2, 2, 4, 4), (2, 2, 4, 4), (4, 4)),
-        "bhle,bhse,bhsv,ls",
-        "se",
+        "bhle,bhle,bhlv,l.",
+        "e",
         kinds="fffb",
     ),
     OperatorCase(
@@ -159,6 +197,7 @@ _BINARY = [
         "se",
     ),
     OperatorCase("cat", lambda x, y: torch.cat([x, y], 1), ((4, 2), (4, 4)), "a.,a.", parameters=(1,)),
+    OperatorCase("cat-empty", lambda x, y: torch.cat([x, y], 1), ((0,), (4, 4)), ".,ab"),
     OperatorCase("cat-first", lambda x, y: torch.cat([x, y, x]), ((4, 4), (2, 4)), ".b,.b", parameters=(1,)),
     OperatorCase("stack", lambda x, y: torch.stack([x, y], 1), ((4, 4), (4, 4)), "ab,ab", parameters=(1,)),
     OperatorCase("hstack", lambda x, y: torch.hstack([x, y]), ((4, 2), (4, 4)), "a.,a."),

@@ -82,8 +82,9 @@ def assign_strategies(
         if not marks[number]:
             assignment.notes.append(f"strategy of {region.name}: nothing of it is left in the graph")
             continue
-        mains = _candidates(inside[number])
-        if not has_inner[number] and _is_meant_for_one(region, mains):
+        is_of_attention = region.strategy.named is not None and not region.strategy.named.weight
+        mains = _attentions(inside[number]) if is_of_attention else _candidates(inside[number])
+        if (is_of_attention or not has_inner[number]) and _is_meant_for_one(region, mains):
             mains[0].meta[STRATEGY] = region.strategy
         else:
             _check_region(region, mains)
@@ -140,6 +141,11 @@ def _candidates(nodes: Sequence[fx.Node]) -> list[fx.Node]:
     return next((found for found in classes if found), [])
 
 
+def _attentions(nodes: Sequence[fx.Node]) -> list[fx.Node]:
+    """Return the operators that a word about an attention's sequence may mean."""
+    return [node for node in nodes if node.target is torch.ops.aten.scaled_dot_product_attention.default]
+
+
 def _is_meant_for_one(region: MarkedCall, mains: Sequence[fx.Node]) -> bool:
     strategy = region.strategy
     if strategy.named is not None:
@@ -151,6 +157,12 @@ def _is_meant_for_one(region: MarkedCall, mains: Sequence[fx.Node]) -> bool:
 
 def _check_region(region: MarkedCall, mains: Sequence[fx.Node]) -> None:
     given = len(region.strategy.inputs)
+    if region.strategy.named is not None and not region.strategy.named.weight:
+        raise StrategyError(
+            f"plan: {region.name} is to attend by {region.strategy.named.side}, but it calls scaled_dot_product_"
+            f"attention {len(mains)} times itself; name the module that does so once, and give a model of transformers "
+            'attn_implementation="sdpa"'
+        )
     if region.strategy.named is not None:
         raise StrategyError(
             f"plan: {region.name} is to be cut {region.strategy.named.side}, but it calls {len(mains)} operators that "

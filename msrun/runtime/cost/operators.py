@@ -12,6 +12,7 @@ import torch
 from msrun.runtime.cost.devices import DeviceProfile, Link, Point
 from msrun.runtime.sharding.layout import Axes, Mesh
 from msrun.runtime.sharding.operators.attention import attend_part
+from msrun.runtime.sharding.operators.ring_attention import ring_attention
 
 aten = torch.ops.aten
 Shape = tuple[int, ...]
@@ -74,7 +75,8 @@ def operations(target: Any, shapes: Sequence[Shape], elements: int) -> float:
     if per_element is not None:
         return 2.0 * elements * per_element(shapes)
     if target in _ATTENTION:
-        return 4.0 * elements * shapes[1][-2]  # two products of (length, head size) with the keys
+        keys = shapes[0 if target is ring_attention else 1]
+        return 4.0 * elements * keys[-2]  # two products of (length, head size) with the keys
     return 0.0 if is_view(target) else float(elements)
 
 
@@ -151,7 +153,7 @@ _PRODUCTS: Mapping[Any, Callable[[Sequence[Shape]], int]] = {
     aten.conv3d.padding: _of_convolution,
     aten.convolution.default: _of_convolution,
 }
-_ATTENTION = {aten.scaled_dot_product_attention.default, attend_part}
+_ATTENTION = {aten.scaled_dot_product_attention.default, attend_part, ring_attention}
 _LOOKUPS = {aten.embedding.default, aten.embedding_bag.default, aten.embedding_bag.padding_idx}
 
 
@@ -171,7 +173,7 @@ def collective_seconds(operation: str, nbytes: float, ranks: int, link: Link) ->
 
     Args:
         operation: a word of the run-time counter: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, halo,
-            send, receive.
+            ring, send, receive.
         nbytes: of the input on this rank; of a halo, what the rank sends.
 
     Raises:
@@ -193,6 +195,8 @@ def collective_seconds(operation: str, nbytes: float, ranks: int, link: Link) ->
             seconds = min(_seconds(tree, tree * nbytes, link), _seconds(tree + steps, 2 * passed, link))
         case "halo":  # with the neighbours on both sides
             seconds = _seconds(min(steps, 2), nbytes, link)
+        case "ring":  # from one neighbour to the other, a rank's part at a time
+            seconds = _seconds(steps, nbytes, link)
         case "send" | "receive":
             seconds = _seconds(1, nbytes, link)
         case _:

@@ -19,7 +19,8 @@ from msrun.runtime.groups import axes_group, carries_by_gloo
 from msrun.runtime.progress import begin_collective, waiting_in
 from msrun.runtime.sharding.collective import Collective
 from msrun.runtime.sharding.halo import Message, Window, add_gradients, gradient_message, join_window, window_message
-from msrun.runtime.sharding.layout import Mesh
+from msrun.runtime.sharding.layout import Axes, Mesh
+from msrun.runtime.sharding.operators import row_exchange
 
 
 class Traffic:
@@ -32,9 +33,13 @@ class Traffic:
 
     def add(self, name: str, value: Tensor) -> None:
         """Count one collective."""
+        self.add_bytes(name, value.numel() * value.element_size())
+
+    def add_bytes(self, name: str, nbytes: int) -> None:
+        """Count one collective of so many bytes."""
         begin_collective()
         self.calls[name] += 1
-        self.bytes[name] += value.numel() * value.element_size()
+        self.bytes[name] += nbytes
 
     def add_copy(self, name: str, value: Tensor) -> None:
         """Count one copy between the memories of the host and the device; in any thread."""
@@ -274,6 +279,24 @@ def start_row_exchange(
     arrived = rows.new_empty(sum(received), *rows.shape[1:])
     work = dist.all_to_all_single(arrived, rows.contiguous(), [*received], [*sent], group=group, async_op=True)
     return TensorFuture(arrived, work, name=name_of("all_to_all", group))
+
+
+class _RowsOfOperators:
+    """Rows that operators send while they compute."""
+
+    def start(
+        self, rows: Tensor, sent: Sequence[int], received: Sequence[int], mesh: Mesh, axes: Axes, what: str
+    ) -> TensorFuture:
+        group = axes_group(mesh, axes)
+        arrived = rows.new_empty(sum(received), *rows.shape[1:])
+        work = dist.all_to_all_single(arrived, rows, [*received], [*sent], group=group, async_op=True)
+        return TensorFuture(arrived, work, name=name_of(what, group))
+
+    def count(self, what: str, nbytes: int) -> None:
+        traffic.add_bytes(what, nbytes)
+
+
+row_exchange.carrier = _RowsOfOperators()
 
 
 def _parts(value: Tensor, count: int, dim: int) -> Tensor:

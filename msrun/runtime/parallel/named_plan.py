@@ -15,14 +15,19 @@ from torch import nn
 
 from msrun.errors import StrategyError, near_miss
 from msrun.runtime import world
+from msrun.runtime.parallel.experts import EXPERT, share_out_experts
 from msrun.runtime.parallel.given_strategies import give_strategy
+from msrun.runtime.sharding.operators.ring_attention import RING, ULYSSES
 from msrun.runtime.sharding.strategies import NamedCut, OperatorStrategy
 
 OUTPUTS, INPUTS = "colwise", "rowwise"
+OF_ATTENTION = (RING, ULYSSES)
+"""Words for a module that attends: how it does where its sequence is cut."""
 WORDS = {
     **dict.fromkeys(("colwise", "colwise_rep", "colwise_gather_output", "packed_colwise"), OUTPUTS),
     **dict.fromkeys(("rowwise", "rowwise_rep", "packed_rowwise", "vocab", "embedding_rowwise"), INPUTS),
     **dict.fromkeys(("replicated", "sequence_parallel"), ""),
+    **{word: word for word in (*OF_ATTENTION, EXPERT)},
 }
 """What a plan may say of a module -> by which side of its weight that cuts it; empty = not at all."""
 _STYLES = {
@@ -43,7 +48,9 @@ def parallelize(network: Network, plan: Mapping[str, Any] | None = None, *, tens
 
     A name is a module's path; `*` stands for any part of it, and prefixes such as `model.` may be left out. `colwise`
     cuts a layer by its outputs, `rowwise` by its inputs, of which it sums; of an embedding `colwise` cuts the columns
-    and `rowwise` or `vocab` the rows. It does not matter how the layer stores its weight.
+    and `rowwise` or `vocab` the rows. It does not matter how the layer stores its weight. `ring` and `ulysses` say how
+    an attention computes whose sequence is cut; `expert` shares a module's experts out over all ranks and sends tokens
+    to them.
 
     Args:
         plan: name -> word, or -> one of torch's `ColwiseParallel()`, `RowwiseParallel()`, ...; None for the plan that
@@ -77,6 +84,12 @@ def parallelize(network: Network, plan: Mapping[str, Any] | None = None, *, tens
                 f"{', '.join(list(modules)[:12])}{', ...' if len(modules) > 12 else ''}"
             )
         for path in found if side else ():
+            if side == EXPERT:
+                share_out_experts(path, modules[path], ranks)
+                continue
+            if side in OF_ATTENTION:
+                give_strategy(modules[path], OperatorStrategy(named=NamedCut(side, tensor_parallel, ())))
+                continue
             weight = getattr(modules[path], "weight", None)
             if not isinstance(weight, nn.Parameter) or weight.dim() < 2:
                 raise StrategyError(

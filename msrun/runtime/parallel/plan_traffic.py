@@ -29,6 +29,7 @@ from msrun.runtime.partition.local_values import (
 )
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.sharding.collective import Collective
+from msrun.runtime.sharding.operators.rule import collective_of
 
 if TYPE_CHECKING:
     from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
@@ -160,6 +161,11 @@ def _again(compiled: CompiledCall, values: LocalValues, rank: int) -> list[Messa
                 value = by_name[crossing.source]
                 mesh = compiled.program.mesh
                 found.append(forward_message(crossing.collective, value.shape, value.dtype, mesh, rank))
+        again = [compiled.executor.segments[index].module.graph for index in replay.segments]
+        for node in [node for graph in again for node in graph.nodes]:
+            if (collective := collective_of(node)) is not None:  # which the operator runs itself
+                value = by_name[node.args[0].name]
+                found.append(forward_message(collective, value.shape, value.dtype, compiled.program.mesh, rank))
     return [message for message in found if message is not None]
 
 
@@ -169,7 +175,7 @@ def collective_traffic(
     """Return what the collectives at these nodes move for one copy of the batch."""
     found = []
     for node in nodes:
-        collective, value = cast(Collective, node.kwargs["collective"]), values[cast(fx.Node, node.args[0])]
+        collective, value = cast(Collective, collective_of(node)), values[cast(fx.Node, node.args[0])]
         back = (
             backward_message(collective, value.shape, value.dtype, program.mesh, rank)
             if node in with_gradient

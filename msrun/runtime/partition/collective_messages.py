@@ -24,7 +24,7 @@ class Message:
     """One operation of one rank."""
 
     operation: str
-    """all_reduce, all_gather, reduce_scatter, all_to_all, halo, to_host or to_device: the counter's words."""
+    """all_reduce, all_gather, reduce_scatter, all_to_all, halo, ring, to_host or to_device: the counter's words."""
     bytes: int
     """Of the input on this rank."""
     ranks: int
@@ -90,7 +90,7 @@ def result_shape(collective: Collective, shape: Shape, mesh: Mesh) -> tuple[int,
         case "halo":
             assert collective.window is not None
             result[collective.dim] = collective.window.length
-        case "all_reduce" | "enter" | "to_host" | "to_device":
+        case "all_reduce" | "enter" | "ring" | "to_host" | "to_device":
             pass
         case _:
             assert_never(collective.kind)
@@ -110,6 +110,8 @@ def forward_message(collective: Collective, shape: Shape, dtype: torch.dtype, me
             operation = "all_to_all"
         case "halo":
             return _halo(collective, shape, dtype, mesh, rank, is_gradient=False)
+        case "ring":
+            return _ring(collective, shape, dtype, mesh, is_gradient=False)
         case _:
             assert_never(collective.kind)
     return Message(operation, math.prod(shape) * dtype.itemsize, mesh.extent(collective.axes))
@@ -134,6 +136,8 @@ def backward_message(collective: Collective, shape: Shape, dtype: torch.dtype, m
             operation = "to_host"
         case "halo":
             return _halo(collective, shape, dtype, mesh, rank, is_gradient=True)
+        case "ring":
+            return _ring(collective, shape, dtype, mesh, is_gradient=True)
         case _:
             assert_never(collective.kind)
     gradient = result_shape(collective, shape, mesh)
@@ -194,6 +198,15 @@ def sums_of_gradient(nbytes: int, shard_axes: Axes, partial_axes: Axes, mesh: Me
     if rest:
         sums.append((Message("all_reduce", nbytes, mesh.extent(rest)), rest))
     return sums
+
+
+def _ring(collective: Collective, shape: Shape, dtype: torch.dtype, mesh: Mesh, *, is_gradient: bool) -> Message:
+    """Return what this rank sends of its keys and values, and of others that it passes on."""
+    ranks = mesh.extent(collective.axes)
+    assert collective.ring is not None
+    wide = max(1, 4 // dtype.itemsize)  # gradients of 16 bits travel in float32
+    sent = collective.ring.elements(math.prod(shape), ranks, is_gradient=is_gradient, gradient_bytes=wide)
+    return Message("ring", sent * dtype.itemsize, ranks)
 
 
 def _halo(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -32,6 +32,7 @@ from msrun.runtime.sharding.operators.rule import (
     OperatorCall,
     Rule,
     apply_collective,
+    collective_of,
     fake_given,
 )
 
@@ -247,17 +248,20 @@ class _Run:
         """Return what the run has shown."""
         forward, backward, collectives = [], [], []
         for node in self._graph.nodes:
+            if (crossed := collective_of(node)) is not None:
+                collectives.append(self._collective(node, crossed))
             if node.target is apply_collective:
-                collectives.append(self._collective(node))
-            elif node.op == "call_function" and node.target is not operator.getitem:
+                continue
+            if node.op == "call_function" and node.target is not operator.getitem:
                 given: list[fx.Node] = []
                 fx.node.map_arg((node.args, node.kwargs), given.append)
                 sources = [n for n in given if isinstance(self._values[n], Tensor)]
                 specs = [_spec(self._values[n]) for n in sources]
                 made = [_spec(value) for value in _tensors(self._values[node])]
-                forward.append(forward_work(node.target, specs, made))
                 needed = [i for i, n in enumerate(sources) if self._values[n].requires_grad and node in self._reached]
-                backward.append(backward_work(node.target, specs, made, needed))
+                rounds = 1 if crossed is None else self._mesh.extent(crossed.axes)  # each with another rank's part
+                forward.append(_times(forward_work(node.target, specs, made), rounds))
+                backward.append(_times(backward_work(node.target, specs, made, needed), rounds))
         of_input = {_storage(self._values[n]): index for index, n in enumerate(inputs)}
         made_here = [v for result in results for v in _tensors(self._values[result])]
         of_result = {_storage(value): index for index, value in reversed(list(enumerate(made_here)))}
@@ -278,9 +282,13 @@ class _Run:
             any(value.requires_grad for value in made_here),
         )
 
-    def _collective(self, node: fx.Node) -> LocalCollective:
-        collective, source = cast(Collective, node.kwargs["collective"]), cast(fx.Node, node.args[0])
+    def _collective(self, node: fx.Node, collective: Collective) -> LocalCollective:
+        source = cast(fx.Node, node.args[0])
         return LocalCollective(collective, _spec(self._values[source]), node in self._reached)
+
+
+def _times(work: Work, rounds: int) -> Work:
+    return work if rounds == 1 else replace(work, operations=work.operations * rounds)
 
 
 def _is_plain(graph: fx.Graph, inputs: int) -> bool:

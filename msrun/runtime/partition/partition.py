@@ -20,7 +20,7 @@ from msrun.runtime.sharding.collective import Collective
 from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout
 from msrun.runtime.sharding.operators.registry import REPLICATED, find_rule
 from msrun.runtime.sharding.operators.row_gradients import gives_rows
-from msrun.runtime.sharding.operators.rule import LocalBuilder, OperatorCall, Rule, apply_collective, operator_call
+from msrun.runtime.sharding.operators.rule import LocalBuilder, OperatorCall, Rule, collective_of, operator_call
 from msrun.runtime.sharding.strategies import OperatorStrategy
 
 
@@ -192,7 +192,7 @@ class _Lowering:
     # -- for the plan -------------------------------------------------------------------------------------------
 
     def _collectives_since(self, count: int) -> list[fx.Node]:
-        return [node for node in list(self._graph.nodes)[count:] if node.target is apply_collective]
+        return [node for node in list(self._graph.nodes)[count:] if collective_of(node) is not None]
 
     def _record(
         self, call: OperatorCall, decision: OperatorDecision, layouts: Sequence[TensorLayout], before: int
@@ -219,7 +219,7 @@ class _Lowering:
 
 
 def _texts(collectives: Sequence[fx.Node]) -> tuple[str, ...]:
-    return tuple(str(node.kwargs["collective"]) for node in collectives)
+    return tuple(str(collective_of(node)) for node in collectives)
 
 
 def partition(

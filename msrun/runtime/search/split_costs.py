@@ -39,7 +39,8 @@ def find_splits(form: Form, mesh: Mesh) -> list[LabelSplit]:
         for axes, label in zip(pieces, places, strict=True):
             if label is not None:
                 split[label] = (*split.get(label, ()), *axes)
-        if all(form.can_split(label, mesh.extent(axes)) for label, axes in split.items()):
+        is_one_way = sum(way in split for way in form.ways) < 2
+        if is_one_way and all(form.can_split(label, mesh.extent(axes)) for label, axes in split.items()):
             found.setdefault(tuple(sorted(split.items())), split)
     return list(found.values())
 
@@ -51,9 +52,10 @@ def parts_of(form: Form, split: LabelSplit, mesh: Mesh) -> tuple[tuple[int, ...]
 
 def _labels(form: Form) -> list[str]:
     """Return the labels that may be cut at all, in order of appearance."""
-    rows = (*form.inputs, form.output, *form.others)
+    rows = (*form.inputs, form.output, *form.others, tuple(form.ways))
     seen = dict.fromkeys(label for labels in rows for label in labels if label is not None)
-    return [label for label in seen if label not in form.whole and form.sizes[label] > 1]
+    uncut = {*form.whole, *form.ways.values()}
+    return [label for label in seen if label not in uncut and form.sizes[label] > 1]
 
 
 def _placements(mesh: Mesh, labels: Sequence[str]) -> Iterator[tuple[tuple[Axes, ...], tuple[str | None, ...]]]:

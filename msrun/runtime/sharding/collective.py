@@ -12,6 +12,7 @@ gradient on the way back. The pairs follow from one convention: the gradient of 
     reduce_scatter  reduce-scatter   all-gather         all_reduce, then slice
     exchange        all-to-all       all-to-all
     halo            all-to-all       all-to-all         borders of neighbours' parts; their gradients are added
+    ring            all-to-all       all-to-all         keys and values passed round inside an attention
     to_host         copy to host     copy to device     between the memories of one rank, over no axes
     to_device       copy to device   copy to host
 """
@@ -33,9 +34,39 @@ Kind = Literal[
     "reduce_scatter",
     "exchange",
     "halo",
+    "ring",
     "to_host",
     "to_device",
 ]
+
+
+@dataclass(frozen=True)
+class Ring:
+    """What attention passes round while it computes: the keys and values of one rank after the other."""
+
+    heads: int
+    """Of the queries on one rank."""
+    width: int
+    """Of a query and a key."""
+    key_heads: int
+    value_width: int
+    is_balanced: bool
+    """Causal: every rank computes for rows of the beginning and of the end, which are exchanged first."""
+
+    def elements(self, sent: int, ranks: int, *, is_gradient: bool, gradient_bytes: int) -> int:
+        """Return the elements that a rank sends, of the type of the keys.
+
+        Args:
+            sent: elements of its keys and values.
+            gradient_bytes: size of an element of the gradients that travel, divided by that of a key.
+        """
+        rows = sent // (self.key_heads * (self.width + self.value_width))
+        query, result = rows * self.heads * self.width, rows * self.heads * self.value_width
+        to_balance = 0 if not self.is_balanced else query + sent + result
+        if not is_gradient:
+            return (ranks - 1) * sent + to_balance
+        delta = rows * self.heads * gradient_bytes if self.is_balanced else 0
+        return (ranks - 1) * sent + ranks * sent * gradient_bytes + to_balance + delta
 
 
 @dataclass(frozen=True)
@@ -48,6 +79,7 @@ class Collective:
     from_dim: int = 0
     window: Window | None = None
     """What each rank reads; of a halo."""
+    ring: Ring | None = None
 
     def __str__(self) -> str:
         if self.is_copy:
@@ -57,7 +89,13 @@ class Collective:
             where = f" dim {self.from_dim} -> {self.dim}"
         if self.window is not None:
             where += f", {self.window.length} rows from {self.window.offset} every {self.window.step}"
+        if self.ring is not None:
+            where += f", the next keys and values travel while a block is computed{self._balanced}"
         return f"{self.kind}{where} over axes {','.join(map(str, self.axes))}"
+
+    @property
+    def _balanced(self) -> str:
+        return ", causal work balanced" if self.ring is not None and self.ring.is_balanced else ""
 
     @property
     def is_copy(self) -> bool:

@@ -28,9 +28,10 @@ class NamedCut:
     """How one weight is cut, in words that do not depend on the operator that reads it."""
 
     side: str
-    """colwise: by the dimension that the result has, too; rowwise: by the one that is summed over."""
+    """colwise: by the dimension that the result has, too; rowwise: by the one that is summed over; ring or ulysses: the
+    sequence of an attention, in that way."""
     parts: int
-    """0 = as many as there are ranks."""
+    """0 = as many as there are ranks; of an attention into how many its heads are cut, 0 = not at all."""
     weight: tuple[int, ...]
     """Its global shape."""
 
@@ -85,12 +86,12 @@ def choose_split(
         if followed or follows or IS_CAST in call.node.meta:
             return followed, "follows"
     cut = _data_parallel(call, form, mesh, layouts)
-    if all(layout is not None for layout in layouts):
-        # of activations alone, as in attention: what is cut over as many ranks already need not move
-        followed = _follow(form, mesh, layouts)
-        is_as_cut = _parts(mesh, followed) >= _parts(mesh, cut) > 1
-        if followed != cut and is_as_cut and not any(label in followed for label in form.summed):
-            return followed, "follows"
+    followed = _follow(form, mesh, layouts)
+    # what is cut over more ranks than share the batch stays so; of activations alone, as in attention, over as many
+    least = max(2, _parts(mesh, cut) + any(layout is None for layout in layouts))
+    may_follow = not any(label in followed for label in (*form.summed, *form.limits))
+    if followed != cut and _parts(mesh, followed) >= least and may_follow:
+        return followed, "follows"
     return cut, "data parallel"
 
 
@@ -135,6 +136,8 @@ def _from_user(
 
 def _parts_of_named(name: str, call: OperatorCall, form: Form, mesh: Mesh, cut: NamedCut) -> dict[str, int]:
     """Return the number of parts of the label that a word means, and of the batch's rows over the other ranks."""
+    if not cut.weight:
+        return _parts_of_sequence(name, form, mesh, cut)
     places = [i for i, shape in enumerate(call.shapes) if tuple(shape) == cut.weight]
     if not places:
         raise StrategyError(f"{name}: {cut.side} of a weight {cut.weight}, which it does not read; name another module")
@@ -162,6 +165,27 @@ def _parts_of_named(name: str, call: OperatorCall, form: Form, mesh: Mesh, cut: 
     if rest > 1 and batch is not None and form.can_split(batch, rest):
         found[batch] = rest
     return found
+
+
+def _parts_of_sequence(name: str, form: Form, mesh: Mesh, cut: NamedCut) -> dict[str, int]:
+    """Return the number of parts of an attention's sequence, and of its heads over the other ranks."""
+    if cut.side not in form.ways:
+        raise StrategyError(
+            f"{name}: {cut.side} is for self attention (as many queries as keys, no dropout) whose mask has rows for "
+            f"queries; here {' and '.join(form.ways) or 'only samples and heads can be cut'}"
+        )
+    head, heads = str(form.output[-3]), max(1, cut.parts)
+    parts = mesh.size // heads
+    for label, number in ((cut.side, parts), (head, heads)):
+        if not form.can_split(label, number):
+            limit, size = form.limits.get(label), form.sizes[label]
+            why = f" {limit.text}" if limit is not None and size % number == 0 else ""
+            legal = max(n for n in range(1, number + 1) if number % n == 0 and form.can_split(label, n))
+            raise StrategyError(
+                f"{name}: {cut.side} cuts a size of {size}{why} into {number}; the nearest legal number is {legal}"
+                f"{', or use ring' if label == 'ulysses' else ''}"
+            )
+    return {label: number for label, number in ((cut.side, parts), (head, heads)) if number > 1}
 
 
 def _parts_of_labels(

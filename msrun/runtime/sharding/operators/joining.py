@@ -10,20 +10,24 @@ aten = torch.ops.aten
 
 
 class Join(Rule):
-    """cat, concat and hstack: the dimension joined along stays whole, the others are cut alike in all inputs."""
+    """cat, concat and hstack: the dimension joined along stays whole, the others are cut alike in all inputs.
+
+    Empty 1-D inputs join nothing: the keys of a cache that is still empty.
+    """
 
     follows = True
 
     def form(self, call: OperatorCall) -> Form:
-        """Return equal labels; the joined dimension has none. Empty 1-D inputs, which cat takes, have none either."""
+        """Return equal labels; the joined dimension of several inputs has none, nor have empty 1-D ones."""
         shape = call.output_shape
         labels = dimension_labels("d", len(shape))
         if call.node.target is aten.hstack.default:
             dim = min(1, len(shape) - 1)
         else:
             dim = call.argument("dim", 0) % max(1, len(shape))
-        free: Labels = tuple(None if i == dim else label for i, label in enumerate(labels))
-        inputs = tuple(free if len(given) == len(shape) else (None,) * len(given) for given in call.shapes)
+        joined = sum(given != (0,) for given in call.shapes) > 1
+        free: Labels = tuple(None if joined and i == dim else label for i, label in enumerate(labels))
+        inputs = tuple(free if len(given) == len(shape) and given != (0,) else (None,) * len(given) for given in call.shapes)
         return Form(inputs, free, sizes_of((free, shape)))
 
 

@@ -16,7 +16,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -41,6 +41,8 @@ _NOT_THE_USERS = (f"{os.sep}torch{os.sep}", f"{os.sep}msrun{os.sep}runtime{os.se
 PLACE = "msrun_place"
 DRAW = "msrun_draw"
 """Values of a local graph that come from the executor."""
+INSIDE = "msrun_inside"
+"""Key of a local operator's meta: the collective that it runs itself, on its first input and while it computes."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,8 @@ class Form:
     shared_out: Mapping[int, int] = field(default_factory=dict)
     """Input -> its dimension that is cut over all ranks, whatever the split: the operator exchanges what it reads of it
     and the gradient."""
+    ways: Mapping[str, str] = field(default_factory=dict)
+    """Label of no dimension -> the label whose dimensions it cuts: the operator then computes in another way."""
 
     @property
     def summed(self) -> tuple[str, ...]:
@@ -90,6 +94,7 @@ class Form:
         if index in self.shared_out:
             return ()
         own = {*self.inputs[index], *(self.summed if index in self.added else ())}
+        own |= {way for way, label in self.ways.items() if label in own}
         return tuple(sorted(axis for label, axes in split.items() if label not in own for axis in axes))
 
     def layout_of_input(self, index: int, split: LabelSplit, mesh: Mesh) -> TensorLayout:
@@ -101,6 +106,9 @@ class Form:
 
     def layout(self, labels: Labels, split: LabelSplit) -> TensorLayout:
         """Return the layout of a tensor with these labels."""
+        for way, label in self.ways.items():
+            if way in split:
+                split = {**split, label: split[way]}
         return TensorLayout(tuple(split.get(label, ()) if label is not None else () for label in labels))
 
 
@@ -238,6 +246,12 @@ class LocalBuilder:
             value = self.collective(Collective("reduce_scatter", cut, dim), value)
             axes = tuple(axis for axis in axes if axis not in cut)
         return self.collective(Collective("all_reduce", axes), value) if axes else value
+
+
+def collective_of(node: fx.Node) -> Collective | None:
+    """Return the collective that a local node is, or runs inside."""
+    found = node.kwargs["collective"] if node.target is apply_collective else node.meta.get(INSIDE)
+    return cast("Collective | None", found)
 
 
 def apply_collective(_value: torch.Tensor, *, collective: Collective) -> torch.Tensor:

@@ -14,10 +14,10 @@ from msrun.cluster.protocol import Finding
 from msrun.errors import ClusterError, MsrunError
 from msrun.launch.console import say
 from msrun.launch.directory.jobs import new_job_id
-from msrun.launch.fleet.agents import Agents
+from msrun.launch.fleet.agents import ANSWER_S, Agents
 from msrun.launch.fleet.fleet_plan import assemble_plan
 from msrun.launch.fleet.opener import HostOpener
-from msrun.launch.fleet.preparation import ANSWER_S, Preparation, ReadyHosts
+from msrun.launch.fleet.preparation import Preparation, ReadyHosts
 from msrun.launch.preflight.checks import CHECKS
 from msrun.launch.preflight.finding import exit_code_of_findings, order_findings, render_fleet_findings
 from msrun.planning.hosts.forwarded import forwarded_environment

@@ -23,7 +23,6 @@ from msrun.cluster.protocol import HostReport, protocol
 from msrun.errors import ClusterError, Interrupted, MsrunError, UsageError
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet import agents
-from msrun.launch.fleet import agents
 from msrun.launch.fleet import preparation as module
 from msrun.launch.fleet.log_collector import LogCollector, own_logs
 from msrun.launch.fleet.preparation import Preparation, ReadyHosts

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import itertools
 import socket
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msrun import __version__, contract
 from msrun.agent.host.host_facts import LOOPBACK
-from msrun.agent.processes.process_control import raise_open_files, set_open_files
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.hosts import HostRequest, Refused, Registry
 from msrun.cluster.messages import Message
@@ -30,11 +29,12 @@ from msrun.launch.fleet.agents import ANSWER_S, OF_LAUNCHER, Agents
 from msrun.launch.fleet.fleet_plan import spec_of_host
 from msrun.launch.fleet.gate import Gate, Stranger
 from msrun.launch.fleet.log_collector import LogCollector
+from msrun.launch.fleet.opener import HostOpener
 from msrun.launch.fleet.preparation import ReadyHosts
 from msrun.launch.job_hosts import table_digest
 from msrun.launch.rendezvous import folder_of, of_hosts
-from msrun.launch.transport.agent_code import AgentCode, salvage_code, start_code
-from msrun.launch.transport.pipe import AgentPipe, LocalPipe, agent_argv
+from msrun.launch.transport.agent_code import AgentCode
+from msrun.launch.transport.pipe import AgentPipe
 from msrun.launch.transport.sealed import SealedPipe
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.assignment import HostPool, assign_hosts
@@ -105,8 +105,8 @@ class JoinedHosts:
         self.own: HostAssignment
         """This one, then."""
         self._events: EventLog | None = None
-        self._open_files = 0
-        """How many this process might open before."""
+        self._opener: HostOpener | None = None
+        """Of this host's own agent."""
 
     def __enter__(self) -> JoinedHosts:
         self._gate.open()
@@ -121,8 +121,8 @@ class JoinedHosts:
             self.call_off(reason, code)
         self._gate.close()
         self.agents.close()
-        if self._open_files:
-            set_open_files(self._open_files)
+        if self._opener is not None:
+            self._opener.close()
         self.agents.inbox.close()
 
     # -- of the loop's thread -----------------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ class JoinedHosts:
     def begin(self, caller: Mapping[str, str], events: EventLog) -> None:
         """The log directory is known now: `events` is for whom the gate sends away, too."""
         self._caller, self._events = caller, events
-        self._open_files = raise_open_files()
+        self._opener = HostOpener(self.whole_spec(), self._job_id, self._say)
 
     def run(self, spec: LaunchSpec, logs: LogCollector | None, lost: Collection[HostEntry] = ()) -> ReadyHosts:
         """Return hosts that are ready, with this one's own agent.
@@ -334,15 +334,10 @@ class JoinedHosts:
             is_launchers_host=True,
         )
 
-        link = self.agents.make_link(
-            spec.host_entries[node_rank],
-            lambda _: LocalPipe(agent_argv(sys.executable), "", None, self._open_files),
-            AgentCode(
-                start_code({}), b"", lambda: salvage_code({}, self._job_id, number, self.agents.sizes_of(number))
-            ),
-            job,
-            number,
-        )
+        assert self._opener is not None, "begun"
+        entry = spec.host_entries[node_rank]
+        code = self._opener.code(entry, {}, number, partial(self.agents.sizes_of, number))
+        link = self.agents.make_link(entry, partial(self._opener.open, entry), code, job, number)
         link.start()
         return link
 

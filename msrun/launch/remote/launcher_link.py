@@ -1,7 +1,7 @@
 """An agent's end of its connection to the launcher, which is the coordinator of its job.
 
 A thread: gives signs of life, passes signals, orders and wishes on, and sends what the job says and writes, however
-slowly the launcher reads. A connection that breaks may be replaced within a limit (`remote.attach`); messages are
+slowly the launcher reads. A connection that breaks may be replaced within a limit (`remote.spool`); messages are
 numbered, so nothing is lost or doubled. When no launcher comes any more, the agent's part of the job is told so, and
 ends. A launcher that is stopped (Ctrl-Z) says so first, and may be silent for longer.
 

@@ -72,7 +72,7 @@ class Agents:
         self._links: list[AgentLink] = []
         self._nodes: dict[int, int] = {}
         """Number of a link -> node_rank."""
-        self.aside: dict[str, Callable[[int, Message], None]] = {}
+        self.aside: dict[str, Callable[[int, Message], object]] = {}
         """Message type -> what is called with the number of a link that is none of them."""
         self.others: list[AgentLink] = []
         """Of hosts that were of an earlier start, or wait for a later one."""
@@ -86,7 +86,7 @@ class Agents:
         self._forward = forward
         self._beat_s = min(silence_s / 6, MAX_BEAT_S)
         self._next_beat = 0.0
-        self.always: dict[str, Callable[[int, Message], None]] = {}
+        self.always: dict[str, Callable[[int, Message], object]] = {}
         """Message type -> what is called whatever `hear` waits for."""
         self._turn = -1
         self._interrupts = 0
@@ -194,7 +194,7 @@ class Agents:
     def hear(
         self,
         is_done: Callable[[], bool],
-        handlers: Mapping[str, Callable[[int, Message], None]],
+        handlers: Mapping[str, Callable[[int, Message], object]],
         *,
         deadline: float | None = None,
         every: tuple[float, Callable[[], None]] | None = None,
@@ -257,7 +257,7 @@ class Agents:
     def _deliver(
         self,
         message: Message,
-        handlers: Mapping[str, Callable[[int, Message], None]],
+        handlers: Mapping[str, Callable[[int, Message], object]],
         on_loss: Callable[[int, MsrunError], None] | None,
         on_fault: Callable[[Exception], None] | None,
     ) -> None:

@@ -38,7 +38,7 @@ def describe_port_owner(port: int) -> str:
     import psutil
 
     listening = (one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN)
-    pid = min((one.pid for one in listening if one.laddr.port == port and one.pid), default=None)
+    pid = min((one.pid for one in listening if getattr(one.laddr, "port", 0) == port and one.pid), default=None)
     if pid is None:
         return ""
     text = ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import threading
@@ -10,6 +9,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from msrun.cluster.messages import Message
 
@@ -79,35 +79,44 @@ def traceback_of(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))
 
 
-class Inbox:
+Item = TypeVar("Item")
+
+
+class WakingQueue(Generic[Item]):
     """Any thread posts, one thread reads. Posting never waits, so that a reader who is held up holds up nobody."""
 
     def __init__(self) -> None:
-        self._messages: deque[Message] = deque()
-        self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        """Open nothing: the pipe is made by `fileno`."""
+        self._messages: deque[Item] = deque()
+        self._pipe: tuple[int, int] | None = None
         self._lock = threading.Lock()
         self._is_closed = False
         self.turns = 0
         """How often the messages were taken: who posts for a stranger posts so many a turn."""
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable while there are messages."""
-        return self._reader
+        """Return a descriptor that is readable while there are messages; -1 once it is closed."""
+        with self._lock:
+            if self._pipe is None and not self._is_closed:
+                self._pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+                if self._messages:
+                    os.write(self._pipe[1], b"!")
+            return self._pipe[0] if self._pipe else -1
 
-    def post(self, message: Message) -> None:
+    def post(self, message: Item) -> None:
         """Leave a message; nobody gets it when the inbox is closed."""
         with self._lock:
             if self._is_closed:
                 return
             self._messages.append(message)
-            if len(self._messages) == 1:
-                os.write(self._writer, b"!")
+            if self._pipe and len(self._messages) == 1:
+                os.write(self._pipe[1], b"!")
 
-    def take(self) -> list[Message]:
+    def take(self) -> list[Item]:
         """Return the messages that are there."""
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._reader, 1 << 16)
         with self._lock:
+            if self._pipe and self._messages:
+                os.read(self._pipe[0], 1)
             found = list(self._messages)
             self._messages.clear()
             self.turns += 1
@@ -117,5 +126,10 @@ class Inbox:
         """Close the pipe."""
         with self._lock:
             self._is_closed = True
-            os.close(self._reader)
-            os.close(self._writer)
+            for descriptor in self._pipe or ():
+                os.close(descriptor)
+            self._pipe = None
+
+
+Inbox = WakingQueue[Message]
+"""Of messages."""

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import selectors
-import signal
-import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -17,31 +14,27 @@ from typing import TYPE_CHECKING
 
 from msrun import contract
 from msrun.agent.logs.own_file import read_end
-from msrun.agent.pause import stop_this_process
-from msrun.agent.signals import SignalPipe
 from msrun.cluster.connection import Connection
 from msrun.cluster.handshake import Caller
 from msrun.cluster.hosts import HostRequest, NoKey
 from msrun.cluster.protocol import protocol
 from msrun.cluster.rendezvous import UnresolvedName, resolve_address
-from msrun.errors import RendezvousTimeout, UsageError, interruption
+from msrun.errors import UsageError
 from msrun.launch.console import say
 from msrun.launch.directory.jobs import new_job_id, of_job
 from msrun.launch.directory.log_directory import write_private
 from msrun.launch.job import JobResult, check_part, job_signals, look_at_host, plan_dry_run
 from msrun.launch.job_hosts import table_digest
-from msrun.launch.rendezvous import has_scheduler, open_port
+from msrun.launch.rendezvous import Patience, has_scheduler, open_port
 from msrun.planning.mindspore import settle_mindspore
 from msrun.planning.spec import LaunchSpec
 
 if TYPE_CHECKING:  # loaded for jobs with --tls_config
     from msrun.cluster.tls.identity import Side, TlsIdentity
 
-NAME_RETRY_S = 1.0
 KEY_S = 5.0
 """How long the key that a host has may be that of an earlier job, or none: a shared disk shows a new file late."""
 MAX_KEY_BYTES = 4096
-NAME_LINE_S = 5.0
 
 
 def run_joined_job(
@@ -65,15 +58,14 @@ def run_joined_job(
     spec = settle_mindspore(spec, facts)
     check_part(spec, facts)
     tell = partial(say, quiet=quiet)
-    begin = time.monotonic()
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(job_signals(spec, is_last=is_last))
-        heed = partial(_heed_signals, spec, signals)
+        patience = Patience(spec, signals, tell)
         tls = _open_tls(spec, "client")
         warnings = tls.warnings if tls else ()
         for warning in warnings:
             tell(warning)
-        master_addr = find_master(spec, signals, heed, tell)
+        master_addr = find_master(spec, patience)
         place = (master_addr, spec.meeting_port)
         key = JobKey(spec)
 
@@ -105,18 +97,14 @@ def run_joined_job(
 
         from msrun.launch.remote.dialled_part import DialledPart, dial
 
-        limit_s = float(spec.cluster_time_out_s)
-        if limit_s > 0:
-            limit_s = max(0.0, limit_s - (time.monotonic() - begin))
-
         def greet(connection: Connection, own_address: str) -> Caller:
             return Caller(connection, key.read(), f"{place[0]}:{place[1]}", lambda: request(own_address))
 
         retry_s = 0.0 if key.is_given else KEY_S
-        connection, silence_s = dial(place, greet, tls, signals, heed, tell, limit_s, retry_s=retry_s)
+        connection, silence_s = dial(place, greet, tls, patience, retry_s=retry_s)
         part = stack.enter_context(DialledPart(spec, connection, silence_s, signals, place))
         tell("registered with the scheduler" + (f" through {connection.tls_version}" if tls else ""))
-        while (own := part.await_part(heed, tell)) is not None:
+        while (own := part.await_part(patience)) is not None:
             result = part.run(own, caller, quiet=quiet, on_directory=on_directory, say=tell)
             if not result.goes_on:
                 return result
@@ -186,43 +174,18 @@ def _open_tls(spec: LaunchSpec, side: Side) -> TlsIdentity | None:
     return open_identity(spec.tls, side)
 
 
-def find_master(spec: LaunchSpec, signals: SignalPipe, heed: Callable[[], None], tell: Callable[[str], None]) -> str:
+def find_master(spec: LaunchSpec, patience: Patience) -> str:
     """Return the numeric address of the scheduler's host.
 
     Its name may become known only when its host, or pod, has come up.
 
-    Args:
-        heed: called when there are signals; may raise.
-
     Raises:
-        RendezvousTimeout: it has not become known in time.
+        RendezvousTimeout, Interrupted: it has not become known in time, or a signal came.
         UsageError: it stands for this host's own loopback address here.
     """
-    if spec.stands_for:
-        return spec.master_addr
-    limit_s = spec.cluster_time_out_s
-    begin = next_line = time.monotonic()
-    with selectors.DefaultSelector() as selector:
-        selector.register(signals, selectors.EVENT_READ)
-        while True:
-            try:
-                return resolve_address(spec.master_addr)
-            except UnresolvedName as error:
-                now = time.monotonic()
-                if 0 <= limit_s <= now - begin:
-                    raise RendezvousTimeout(f"--cluster_time_out {limit_s:g}: {error}") from None
-                if now >= next_line:
-                    next_line = now + NAME_LINE_S
-                    tell(f"{error}; trying again")
-            if selector.select(NAME_RETRY_S):
-                heed()
-
-
-def _heed_signals(spec: LaunchSpec, signals: SignalPipe) -> None:
-    for signum in signals.read():
-        if signum == signal.SIGTSTP:
-            stop_this_process()
-        elif signum != signal.SIGCONT and signum not in spec.forward_signals:
-            error = interruption(signum, spec.time_limit_s)
-            error.args = (f"{error} before all hosts had come",)
-            raise error
+    while not spec.stands_for:
+        try:
+            return resolve_address(spec.master_addr)
+        except UnresolvedName as error:
+            patience.wait(str(error))
+    return spec.master_addr

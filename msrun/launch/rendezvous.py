@@ -2,17 +2,67 @@
 
 from __future__ import annotations
 
+import signal
 import socket
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from msrun.agent.host.host_facts import LOOPBACK
+from msrun.agent.pause import stop_this_process
+from msrun.agent.signals import SignalPipe
+from msrun.cluster.messages import await_input
 from msrun.cluster.rendezvous import listen, own_addresses
-from msrun.errors import UsageError
+from msrun.errors import RendezvousTimeout, UsageError, interruption
 from msrun.planning.host_assignment import Fleet, HostAssignment
 from msrun.planning.placement.host import HostFacts
 from msrun.planning.spec import LaunchSpec, is_loopback
+
+RETRY_S = 0.5
+FIRST_LINE_S = 2.0
+LINE_S = 5.0
+
+
+class Patience:
+    """A host's wait for the others of its job: it tells from time to time what is missing, and has a limit."""
+
+    def __init__(self, spec: LaunchSpec, signals: SignalPipe, tell: Callable[[str], None]) -> None:
+        self._spec, self.signals, self.tell = spec, signals, tell
+        self._begin = time.monotonic()
+        self._next_line = self._begin + FIRST_LINE_S
+
+    def wait(self, why: str, remedy: str = "") -> None:
+        """Wait before another try.
+
+        Raises:
+            RendezvousTimeout: --cluster_time_out is over.
+            Interrupted: a signal came.
+        """
+        now, limit_s = time.monotonic(), self._spec.cluster_time_out_s
+        if 0 <= limit_s <= now - self._begin:
+            raise RendezvousTimeout(f"--cluster_time_out {limit_s:g}: {why}{remedy}")
+        if now >= self._next_line:
+            self._next_line = now + LINE_S
+            self.tell(f"{why}; trying again")
+        if await_input(self.signals, RETRY_S):
+            self.heed_signals()
+
+    def heed_signals(self) -> None:
+        """Stop as Ctrl-Z wants, and end by what ends a job.
+
+        Raises:
+            Interrupted: such a signal came.
+        """
+        spec = self._spec
+        for signum in self.signals.read():
+            if signum == signal.SIGTSTP:
+                stop_this_process()
+            elif signum != signal.SIGCONT and signum not in spec.forward_signals:
+                error = interruption(signum, spec.time_limit_s)
+                error.args = (f"{error} before all hosts had come",)
+                raise error
+
 
 UNKNOWN = "?"
 """Name and address of a host that a dry run cannot know."""

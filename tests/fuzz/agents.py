@@ -19,17 +19,14 @@ from fuzz.mutation import change_bytes, change_value, encode_any
 from msrun.agent.observer import OwnFaults
 from msrun.cluster.failure import FailureReport
 from msrun.cluster.messages import encode_message, frame
-from msrun.cluster.own_thread import Inbox
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet import fleet_job
-from msrun.launch.fleet.agent_link import AgentLink
 from msrun.launch.fleet.agents import Agents
 from msrun.launch.fleet.log_collector import LogCollector, own_logs
 from msrun.launch.fleet.preparation import Preparation, ReadyHosts
 from msrun.launch.remote.launcher_link import LauncherLink
 from msrun.launch.remote.log_sender import pack_piece
 from msrun.launch.transport.agent_code import AgentCode
-from msrun.launch.transport.event_loop import EventLoop
 from msrun.launch.transport.pipe import MARKER, SocketPipe
 from msrun.planning.hosts.assignment import assign_hosts
 from msrun.planning.hosts.host_entry import HostEntry
@@ -149,22 +146,10 @@ def messages_of(node: int) -> list[dict[str, Any]]:
 class Links:
     """Two links whose agents have said everything already."""
 
-    def __init__(
-        self, spec: LaunchSpec, inbox: Inbox, said: Mapping[int, bytes], take_first: Any, loop: EventLoop
-    ) -> None:
+    def __init__(self, agents: Agents, spec: LaunchSpec, said: Mapping[int, bytes]) -> None:
         code = AgentCode(b"", b"", lambda: b"")
         self.all = [
-            AgentLink(
-                node,
-                entry,
-                lambda _, node=node: FakePipe(said[node]),
-                code,
-                {"type": "job"},
-                inbox,
-                lambda message, node=node: take_first(node, f"h{node}", message),
-                loop,
-                silence_s=15.0,
-            )
+            agents.make_link(entry, lambda _, node=node: FakePipe(said[node]), code, None, node)
             for node, entry in enumerate(spec.host_entries)
         ]
 
@@ -198,22 +183,19 @@ def launchers(rng_of: Iterator[Random], folder: Path) -> Iterator[None]:
     for rng in _batches(rng_of):
         spec = spec_in(folder)
         with contextlib.ExitStack() as stack:
-            signals, inbox = NoSignals(), Inbox()
+            signals = NoSignals()
             stack.callback(signals.close)
-            stack.callback(inbox.close)
             logs = LogCollector(folder, None, own_logs("worker", {0: (0,), 1: (1,)}), spec.max_restarts)
             stack.callback(logs.close)
             events = EventLog(folder / "events.jsonl")
             stack.callback(events.close)
             preparation = stack.enter_context(_prepared(spec, signals, logs, events))
             numbers = iter(range(1, 10_000))
-            loop = EventLoop(2)
-            stack.callback(loop.close, time.monotonic() + 30)
+            agents = preparation._agents
+            stack.callback(agents.loop.close, time.monotonic() + 30)
             said = {node: _said(rng, node, numbers) for node in range(2)}
-            links = Links(spec, inbox, said, preparation._take_first, loop)
-            agents = Agents(inbox, loop, signals, (), 15.0)  # type: ignore[arg-type]
+            links = Links(agents, spec, said)
             agents.links = links.all
-            preparation._agents, preparation._inbox = agents, inbox
             if rng.random() < 0.3:
                 links.read()
                 preparation._await_answers()
@@ -251,8 +233,8 @@ def launchers(rng_of: Iterator[Random], folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _prepared(spec: LaunchSpec, signals: Any, logs: LogCollector, events: EventLog) -> Iterator[Preparation]:
     preparation = Preparation(spec, {}, "J", mock.Mock(), signals, events, lambda _: None)
-    preparation._logs, preparation._assignments = logs, assign_hosts(spec.host_entries)
-    with contextlib.closing(preparation._inbox):
+    preparation._agents.logs, preparation._assignments = logs, assign_hosts(spec.host_entries)
+    with contextlib.closing(preparation._agents.inbox):
         yield preparation
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from msrun.cluster.messages import Message, MessageBuffer, encode_message
-from msrun.cluster.own_thread import Inbox
+from msrun.cluster.own_thread import Inbox, WakingQueue
 from msrun.errors import ClusterError
 from msrun.launch.transport.agent_code import AgentCode
-from msrun.launch.transport.pipe import MARKER, AgentPipe, ReadyFlag
+from msrun.launch.transport.pipe import MARKER, AgentPipe
 from msrun.planning.hosts.host_entry import HostEntry
 
 
@@ -44,7 +44,7 @@ class FakePipe:
         """How many more bytes it takes; None = all."""
         self._answer = answer
         self._said: deque[bytes] = deque()
-        self._flag = ReadyFlag()
+        self._wake = WakingQueue[None]()
         if noise:
             self.put(noise)
         self._bytes = b""
@@ -53,7 +53,7 @@ class FakePipe:
     def put(self, data: bytes) -> None:
         """The agent writes bytes; empty ones are its end."""
         self._said.append(data)
-        self._flag.set()
+        self._wake.post(None)
 
     def say(self, kind: str, **fields: Any) -> None:
         self.put(encode_message({"type": kind, **fields}))
@@ -64,13 +64,13 @@ class FakePipe:
         self.put(b"")
 
     def fileno(self) -> int:
-        return self._flag.fileno()
+        return self._wake.fileno()
 
     def read(self) -> bytes | None:
-        self._flag.clear()
+        self._wake.take()
         data = self._said.popleft() if self._said else None
         if self._said:
-            self._flag.set()
+            self._wake.post(None)
         return data
 
     def write(self, data: bytes | memoryview) -> int:
@@ -88,7 +88,7 @@ class FakePipe:
 
     def close(self) -> None:
         self.is_closed = True
-        self._flag.close()
+        self._wake.close()
 
     def stderr_text(self) -> str:
         return self.stderr

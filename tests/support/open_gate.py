@@ -7,6 +7,7 @@ import socket
 import time
 from types import TracebackType
 from typing import Self
+from unittest import mock
 
 from job_runner import wait_until
 
@@ -20,6 +21,7 @@ from msrun.cluster.tls.identity import TlsIdentity
 from msrun.errors import ClusterError
 from msrun.launch.fleet.gate import Gate, Stranger
 from msrun.launch.remote.dialled_part import dial
+from msrun.launch.rendezvous import Patience
 from msrun.launch.transport.event_loop import EventLoop
 
 TOKEN = b"secret"
@@ -44,7 +46,8 @@ def dial_as(
 
     say = (said if said is not None else []).append
     with contextlib.closing(Inbox()) as no_signals:
-        return dial(place, greet, tls, no_signals, lambda: None, say, 20)  # type: ignore[arg-type]
+        patience = Patience(mock.Mock(cluster_time_out_s=20), no_signals, say)  # type: ignore[arg-type]
+        return dial(place, greet, tls, patience)
 
 
 class OpenGate:

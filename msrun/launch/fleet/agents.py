@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import selectors
 import signal
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from msrun import contract
 from msrun.agent.pause import stop_this_process
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.messages import Message
-from msrun.cluster.own_thread import Inbox
+from msrun.cluster.own_thread import Inbox, describe_fault, traceback_of
+from msrun.cluster.protocol import HostJob, check_said
 from msrun.errors import ClusterError, Interrupted, MsrunError, UsageError, interruption
+from msrun.launch.directory.log_directory import record_fault
 from msrun.launch.fleet.agent_link import NOT_UNDERSTOOD, SALVAGE_S, AgentLink
+from msrun.launch.fleet.log_collector import LogCollector
 from msrun.launch.fleet.record import NotUnderstood
 from msrun.launch.preflight.host_report import explain_agent_end
+from msrun.launch.transport.agent_code import AgentCode
 from msrun.launch.transport.event_loop import EventLoop
+from msrun.launch.transport.pipe import AgentPipe
+from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.record_json import encode_record
 
 CLOSE_S = 3.0
+ANSWER_S = 60.0
+"""How long hosts may take to answer once one has."""
 MAX_BEAT_S = 2.0
 SHARE_HOSTS = 64
 """So many hosts get a sign of life at a time, so that their answers do not come all at once."""
@@ -37,24 +48,31 @@ class Agents:
 
     def __init__(
         self,
-        inbox: Inbox,
-        loop: EventLoop,
         signals: SignalPipe,
         forward: tuple[int, ...],
         silence_s: float,
+        connects_at_a_time: int = 1,
+        folder: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
-            loop: of the links; closed with them.
             forward: signals that workers get; the others end the job.
             silence_s: how long launcher and host may hear nothing of each other.
+            folder: where a fault of this process is kept as long as there are no `logs`; None = nowhere.
         """
-        self._clock = clock
+        self._clock, self._silence_s = clock, silence_s
+        self.inbox = Inbox()
+        self.loop = EventLoop(connects_at_a_time, self._tell_fault)
+        self.numbers = itertools.count()
+        """Of links, in the order in which they are made."""
+        self.logs: LogCollector | None = None
+        """Where the logs of the hosts of this start go."""
+        self.folder = folder
         self._links: list[AgentLink] = []
         self._nodes: dict[int, int] = {}
         """Number of a link -> node_rank."""
-        self.aside: dict[str, Callable[[int, Message], None]] = {}
+        self.aside: dict[str, Callable[[int, Message], object]] = {}
         """Message type -> what is called with the number of a link that is none of them."""
         self.others: list[AgentLink] = []
         """Of hosts that were of an earlier start, or wait for a later one."""
@@ -64,13 +82,11 @@ class Agents:
         """The user does not want to wait for hosts any more."""
         self.interrupt: Interrupted | None = None
         """The first signal that is to end the job."""
-        self._inbox = inbox
-        self._loop = loop
         self._signals = signals
         self._forward = forward
         self._beat_s = min(silence_s / 6, MAX_BEAT_S)
         self._next_beat = 0.0
-        self.always: dict[str, Callable[[int, Message], None]] = {}
+        self.always: dict[str, Callable[[int, Message], object]] = {}
         """Message type -> what is called whatever `hear` waits for."""
         self._turn = -1
         self._interrupts = 0
@@ -91,6 +107,65 @@ class Agents:
         """Return the node_rank of the host of a link; OF_LAUNCHER: it is none of this start. For any thread."""
         return self._nodes.get(number, OF_LAUNCHER)
 
+    def make_link(
+        self,
+        entry: HostEntry,
+        open_pipe: Callable[[float | None], AgentPipe],
+        code: AgentCode,
+        job: HostJob | None,
+        number: int,
+        *,
+        has_dialled: bool = False,
+    ) -> AgentLink:
+        """Return a link to a host, whose logs go where those of its start go; arguments as `AgentLink`."""
+
+        def take_first(message: Message) -> bool:  # by the event loop: logs are not to wait for the launcher's loop
+            check_said(message)
+            node = self.node_of(number)
+            return self.logs is not None and node != OF_LAUNCHER and self.logs.take(node, link.entry.name, message)
+
+        link = AgentLink(
+            number,
+            entry,
+            open_pipe,
+            code,
+            None if job is None else {"type": "job", "job": encode_record(job)},
+            self.inbox,
+            take_first,
+            self.loop,
+            silence_s=self._silence_s,
+            has_dialled=has_dialled,
+        )
+        return link
+
+    def sizes_of(self, number: int) -> Mapping[str, int]:
+        """Return how much of the logs of a link's host is here."""
+        return self.logs.sizes(self.node_of(number)) if self.logs else {}
+
+    def _tell_fault(self, error: BaseException) -> None:
+        """Called by a thread of the launcher in which something has failed."""
+        text, trace = describe_fault(error), traceback_of(error)
+        if self.logs is not None:
+            self.logs.record_fault(text, trace)
+        elif self.folder is not None:
+            record_fault(self.folder, text, trace)
+        self.inbox.post({"type": "fault", "node": OF_LAUNCHER, "text": text})
+
+    def open_store(
+        self,
+        node: int,
+        address: str,
+        port: int,
+        on_loss: Callable[[int, MsrunError], None],
+        has_failed: Callable[[], bool],
+    ) -> Message:
+        """Have a host listen for the workers' store; return what it says, nothing when it says nothing in time."""
+        heard = Message()
+        handlers = {"listening": lambda who, message: heard.update(message if who == node else {})}
+        self.links[node].send("listen", address=address, port=port)
+        self.hear(lambda: bool(heard) or has_failed(), handlers, deadline=self._clock() + ANSWER_S, on_loss=on_loss)
+        return heard
+
     def close(self) -> None:
         """Let all agents go, and wait a moment for them."""
         deadline = time.monotonic() + CLOSE_S
@@ -100,15 +175,15 @@ class Agents:
         with contextlib.suppress(KeyboardInterrupt):
             while time.monotonic() < deadline and any(link.is_open for link in links):
                 with selectors.DefaultSelector() as selector:
-                    selector.register(self._inbox, selectors.EVENT_READ)
+                    selector.register(self.inbox, selectors.EVENT_READ)
                     selector.select(max(0.0, deadline - time.monotonic()))
-                self._inbox.take()
+                self.inbox.take()
             late = time.monotonic() + 2 * SALVAGE_S
             while time.monotonic() < late and any(link.is_salvaging for link in links):
                 time.sleep(0.01)
         for link in links:
             link.close()
-        self._loop.close(deadline + CLOSE_S)
+        self.loop.close(deadline + CLOSE_S)
 
     def tell_all(self, kind: str, **fields: object) -> None:
         """Tell every agent that runs."""
@@ -119,7 +194,7 @@ class Agents:
     def hear(
         self,
         is_done: Callable[[], bool],
-        handlers: Mapping[str, Callable[[int, Message], None]],
+        handlers: Mapping[str, Callable[[int, Message], object]],
         *,
         deadline: float | None = None,
         every: tuple[float, Callable[[], None]] | None = None,
@@ -142,7 +217,7 @@ class Agents:
         tick_s, tick = every or (MAX_BEAT_S, lambda: None)
         next_tick = self._clock() + tick_s
         with selectors.DefaultSelector() as selector:
-            selector.register(self._inbox, selectors.EVENT_READ)
+            selector.register(self.inbox, selectors.EVENT_READ)
             selector.register(self._signals, selectors.EVENT_READ)
             while not is_done() and not self.is_abandoned:
                 now = self._clock()
@@ -150,7 +225,7 @@ class Agents:
                     return False
                 moments = [self._next_beat, next_tick, *([deadline] if deadline is not None else [])]
                 selector.select(max(0.0, min(moments) - now))
-                for message in self._inbox.take():
+                for message in self.inbox.take():
                     self._deliver(message, handlers, on_loss, on_fault)
                 self._heed_signals()
                 now = self._clock()
@@ -182,7 +257,7 @@ class Agents:
     def _deliver(
         self,
         message: Message,
-        handlers: Mapping[str, Callable[[int, Message], None]],
+        handlers: Mapping[str, Callable[[int, Message], object]],
         on_loss: Callable[[int, MsrunError], None] | None,
         on_fault: Callable[[Exception], None] | None,
     ) -> None:

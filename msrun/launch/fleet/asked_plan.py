@@ -9,19 +9,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from msrun.agent.signals import SignalPipe
-from msrun.cluster.messages import Message
 from msrun.cluster.protocol import Finding
 from msrun.errors import ClusterError, MsrunError
 from msrun.launch.console import say
 from msrun.launch.directory.jobs import new_job_id
-from msrun.launch.fleet.agents import Agents
-from msrun.launch.fleet.fleet_plan import assemble_plan
+from msrun.launch.fleet.agents import ANSWER_S, Agents
+from msrun.launch.fleet.fleet_plan import HostPlans
 from msrun.launch.fleet.opener import HostOpener
-from msrun.launch.fleet.preparation import ANSWER_S, Preparation, ReadyHosts
+from msrun.launch.fleet.preparation import Preparation, ReadyHosts
 from msrun.launch.preflight.checks import CHECKS
 from msrun.launch.preflight.finding import exit_code_of_findings, order_findings, render_fleet_findings
 from msrun.planning.hosts.forwarded import forwarded_environment
-from msrun.planning.plan import HostPlan, LaunchPlan
+from msrun.planning.plan import LaunchPlan
 from msrun.planning.record_json import decode_record, encode_record
 from msrun.planning.spec import LaunchSpec
 
@@ -46,41 +45,28 @@ def ask_for_plan(spec: LaunchSpec, caller: Mapping[str, str], *, quiet: bool) ->
         preparation = Preparation(spec, caller, job_id, opener, signals, None, tell)
         agents = stack.enter_context(preparation)
         ready = preparation.run(spec, None)
-        hosts, notes, target = _ask(spec, job_id, agents, ready)
+        plans = HostPlans(spec, job_id, forwarded_environment(caller, spec.forward_env))
+        _ask(spec, job_id, agents, ready, plans)
         for warning in ready.warnings:
             tell(warning)
-    forwarded = forwarded_environment(caller, spec.forward_env)
-    master = (ready.master[0], spec.master_port)
-    plan = assemble_plan(spec, job_id, master, hosts, notes, target, forwarded)
+    plan = plans.assemble((ready.master[0], spec.master_port))
     return decode_record(LaunchPlan, json.loads(json.dumps(encode_record(plan)).replace(job_id, PLANNED_JOB)))
 
 
-def _ask(
-    spec: LaunchSpec, job_id: str, agents: Agents, ready: ReadyHosts
-) -> tuple[dict[int, HostPlan], dict[int, list[str]], str]:
-    """Return what each host would run, what is to be known of that, and the device target."""
-    hosts: dict[int, HostPlan] = {}
-    notes: dict[int, list[str]] = {}
-    targets: list[str] = []
+def _ask(spec: LaunchSpec, job_id: str, agents: Agents, ready: ReadyHosts, plans: HostPlans) -> None:
+    """Have each host say what it would run."""
     faults: list[MsrunError] = []
-
-    def take(node: int, message: Message) -> None:
-        hosts[node] = decode_record(HostPlan, message["host"])
-        notes[node] = [str(note) for note in message["notes"]]
-        targets.append(str(message["target"]))
-
     for link, part in zip(agents.links, ready.parts(spec, job_id, spec.master_port), strict=True):
         link.send("plan", part=encode_record(part))
     agents.hear(
-        lambda: len(hosts) == len(agents.links) or bool(faults),
-        {"planned": take},
+        lambda: plans.is_whole or bool(faults),
+        {"planned": plans.take},
         deadline=time.monotonic() + ANSWER_S,
         on_loss=lambda _, error: faults.append(error),
     )
-    silent = [link.entry.name for node, link in enumerate(agents.links) if node not in hosts]
+    silent = [link.entry.name for node, link in enumerate(agents.links) if node not in plans.hosts]
     if faults or silent:
         raise faults[0] if faults else ClusterError(f"{silent[0]}: no plan of its part within {ANSWER_S:g} s")
-    return hosts, notes, targets[0]
 
 
 OF_LAUNCHER = frozenset({"log_dir", "disk"})

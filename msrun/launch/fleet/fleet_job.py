@@ -28,7 +28,7 @@ from msrun.launch.directory.log_directory import EventLog, describe_removed, wri
 from msrun.launch.failure import at_home, hide_secrets, write_failure
 from msrun.launch.fleet.agent_link import SALVAGE_S
 from msrun.launch.fleet.agents import OF_LAUNCHER, Agents
-from msrun.launch.fleet.fleet_plan import assemble_plan, keep_attempt, ranks_of_hosts
+from msrun.launch.fleet.fleet_plan import HostPlans, keep_attempt, ranks_of_hosts
 from msrun.launch.fleet.log_collector import LogCollector
 from msrun.launch.fleet.preparation import ReadyHosts
 from msrun.launch.fleet.record import FleetRecord, NotUnderstood
@@ -40,7 +40,7 @@ from msrun.launch.terminal import UserTerminal
 from msrun.planning.hosts.assignment import HostPool
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.ranks import count_workers
-from msrun.planning.record_json import decode_record, encode_record
+from msrun.planning.record_json import encode_record
 from msrun.planning.spec import LaunchSpec
 
 TICK_S = 0.2
@@ -79,7 +79,6 @@ class FleetRun:
         """Those that are over, of other hosts and of these."""
         self._clock = clock
         self._spec = spec
-        self._forwarded = forwarded
         self._job_id = job_id
         self._agents = agents
         self._ready = ready
@@ -87,9 +86,7 @@ class FleetRun:
         self._events = events
         self._faults = faults
         self._quiet = quiet
-        self._hosts: dict[int, HostPlan] = {}
-        self._notes: dict[int, list[str]] = {}
-        self._target = ""
+        self._plans = HostPlans(spec, job_id, forwarded, self._check_own)
         self._results: dict[int, JobFailure | None] = {}
         self._survivors: list[int] = []
         self.late_losses: set[int] = set()
@@ -163,7 +160,7 @@ class FleetRun:
             ClusterError: one cannot be renamed.
         """
         traces = [contract.trace_file_name(rank) for ranks in self._ranks.values() for rank in ranks]
-        logs = [Path(path).name for host in self._hosts.values() for path in host.log_paths]
+        logs = [Path(path).name for host in self._plans.hosts.values() for path in host.log_paths]
         keep_attempt(self._spec.log_dir, self.restarts, self._plan, [*traces, *logs, contract.SCHEDULER_LOG])
 
     def _hear(self, is_done: Callable[[], bool]) -> None:
@@ -195,12 +192,8 @@ class FleetRun:
     # -- what hosts say -----------------------------------------------------------------------------------------------
 
     def _on_planned(self, node_rank: int, message: Message) -> None:
-        host = decode_record(HostPlan, message["host"])
-        self._check_own(node_rank, host)
-        self._hosts[node_rank] = host
-        self._notes[node_rank] = [str(note) for note in message["notes"]]
-        self._target = self._target or str(message["target"])
-        if len(self._hosts) == len(self._agents.links):
+        self._plans.take(node_rank, message)
+        if self._plans.is_whole:
             self._write_plan()
 
     def _check_own(self, node_rank: int, host: HostPlan) -> None:
@@ -213,9 +206,7 @@ class FleetRun:
             raise NotUnderstood("its plan names the logs of another host")
 
     def _write_plan(self) -> None:
-        plan = self._plan = assemble_plan(
-            self._spec, self._job_id, self._ready.master, self._hosts, self._notes, self._target, self._forwarded
-        )
+        plan = self._plan = self._plans.assemble(self._ready.master)
         try:
             write_private(self._spec.log_dir / contract.PLAN_JSON, json.dumps(plan.to_json(), indent=2) + "\n")
             if self._spec.rank_table_file is None:
@@ -338,7 +329,7 @@ class FleetRun:
         for request in folder.iterdir() if folder.exists() else ():
             request.unlink(missing_ok=True)
             for node, link in enumerate(self._agents.links):
-                own = self._hosts.get(node)
+                own = self._plans.hosts.get(node)
                 if not link.is_over and unquote(request.name) in (link.entry.name, own.name if own else ""):
                     link.send("signal", signum=int(signal.SIGTERM))
 
@@ -373,9 +364,7 @@ class FleetRun:
 
     def _conclude(self) -> JobResult:
         failure, problem = self._find_failure(), ""
-        plan = self._plan or assemble_plan(
-            self._spec, self._job_id, self._ready.master, self._hosts, self._notes, self._target, self._forwarded
-        )
+        plan = self._plan or self._plans.assemble(self._ready.master)
         self._events.note("over", {"reason": failure.reason if failure else "all workers ended with exit code 0"})
         if failure is not None:
             failure = hide_secrets(replace(failure, attempts=self.attempts), plan.secrets)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from msrun import contract
 from msrun.agent.attempt import keep_logs
+from msrun.cluster.messages import Message
 from msrun.errors import ClusterError
 from msrun.launch.directory.log_directory import write_private
 from msrun.launch.transport.pipe import agent_command
@@ -18,6 +19,7 @@ from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.assignment import assign_hosts
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.plan import HostPlan, LaunchPlan
+from msrun.planning.record_json import decode_record
 from msrun.planning.remote_plan import plan_agent
 from msrun.planning.spec import LaunchSpec
 
@@ -45,41 +47,61 @@ def ranks_of_hosts(spec: LaunchSpec) -> dict[int, tuple[int, ...]]:
     return {assignment.node_rank: assignment.ranks for assignment in assign_hosts(spec.host_entries, spec.table_hosts)}
 
 
-def assemble_plan(
-    spec: LaunchSpec,
-    job_id: str,
-    master: tuple[str, int],
-    hosts: Mapping[int, HostPlan],
-    notes: Mapping[int, Sequence[str]],
-    target: str,
-    forwarded: Mapping[str, str],
-) -> LaunchPlan:
-    """Return the plan of the whole job as this launcher shows it: every log by its name here.
+class HostPlans:
+    """What each host of a start has decided to run."""
 
-    Args:
-        hosts: node_rank -> what the host has decided.
-        notes: node_rank -> what a user should know of that; what several hosts say is said once.
-        forwarded: variables that they got from here.
-    """
-    entries = spec.host_entries
-    assignments = [
-        assignment for assignment in assign_hosts(entries, spec.table_hosts) if assignment.node_rank in hosts
-    ]
-    fleet = tuple(
-        replace(assignment, name=hosts[assignment.node_rank].name, address=hosts[assignment.node_rank].address)
-        for assignment in assignments
-    )
-    return plan_job(
-        spec,
-        [_at_home(hosts[node], entries[node], spec.log_dir) for node in sorted(hosts)],
-        job_id=job_id,
-        run_dir=str(Path(tempfile.gettempdir(), f"msrun-{job_id}{f'-{spec.node_rank}' if spec.is_joined else ''}")),
-        master=master,
-        target=(target, f"as found on {hosts[0].name}" if 0 in hosts else ""),
-        notes=_merge_notes(notes, entries),
-        fleet=fleet if len(entries) > 1 else (),
-        forwarded=forwarded,
-    )
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        job_id: str,
+        forwarded: Mapping[str, str],
+        check: Callable[[int, HostPlan], None] = lambda _node, _host: None,
+    ) -> None:
+        """
+        Args:
+            forwarded: variables that the hosts got from here.
+            check: called with each host's plan before it counts; raises what speaks against it.
+        """
+        self._check = check
+        self._spec, self._job_id, self._forwarded = spec, job_id, forwarded
+        self.hosts: dict[int, HostPlan] = {}
+        """By node_rank."""
+        self._notes: dict[int, list[str]] = {}
+        self._target = ""
+
+    def take(self, node_rank: int, message: Message) -> None:
+        """Take the `planned` of a host."""
+        host = decode_record(HostPlan, message["host"])
+        self._check(node_rank, host)
+        self.hosts[node_rank] = host
+        self._notes[node_rank] = [str(note) for note in message["notes"]]
+        self._target = self._target or str(message["target"])
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all hosts have said it."""
+        return len(self.hosts) == len(self._spec.host_entries)
+
+    def assemble(self, master: tuple[str, int]) -> LaunchPlan:
+        """Return the plan of the whole job as this launcher shows it: every log by its name here."""
+        spec, hosts = self._spec, self.hosts
+        entries, job_id = spec.host_entries, self._job_id
+        fleet = tuple(
+            replace(assignment, name=hosts[assignment.node_rank].name, address=hosts[assignment.node_rank].address)
+            for assignment in assign_hosts(entries, spec.table_hosts)
+            if assignment.node_rank in hosts
+        )
+        return plan_job(
+            spec,
+            [_at_home(hosts[node], entries[node], spec.log_dir) for node in sorted(hosts)],
+            job_id=job_id,
+            run_dir=str(Path(tempfile.gettempdir(), f"msrun-{job_id}{f'-{spec.node_rank}' if spec.is_joined else ''}")),
+            master=master,
+            target=(self._target, f"as found on {hosts[0].name}" if 0 in hosts else ""),
+            notes=_merge_notes(self._notes, entries),
+            fleet=fleet if len(entries) > 1 else (),
+            forwarded=self._forwarded,
+        )
 
 
 def _at_home(host: HostPlan, entry: HostEntry, log_dir: Path) -> HostPlan:

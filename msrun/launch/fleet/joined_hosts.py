@@ -9,40 +9,37 @@ from __future__ import annotations
 
 import itertools
 import socket
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msrun import __version__, contract
 from msrun.agent.host.host_facts import LOOPBACK
-from msrun.agent.processes.process_control import raise_open_files, set_open_files
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.hosts import HostRequest, Refused, Registry
 from msrun.cluster.messages import Message
-from msrun.cluster.own_thread import Inbox, describe_fault, traceback_of
 from msrun.cluster.proof import token_of_servers
-from msrun.cluster.protocol import HostJob, check_said, protocol
+from msrun.cluster.protocol import HostJob, protocol
 from msrun.errors import ClusterError, Interrupted, MsrunError, PeerFailed
-from msrun.launch.directory.log_directory import EventLog, record_fault
+from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.agent_link import AgentLink
-from msrun.launch.fleet.agents import OF_LAUNCHER, Agents
+from msrun.launch.fleet.agents import ANSWER_S, OF_LAUNCHER, Agents
 from msrun.launch.fleet.fleet_plan import spec_of_host
 from msrun.launch.fleet.gate import Gate, Stranger
 from msrun.launch.fleet.log_collector import LogCollector
-from msrun.launch.fleet.preparation import ANSWER_S, ReadyHosts
+from msrun.launch.fleet.opener import HostOpener
+from msrun.launch.fleet.preparation import ReadyHosts
 from msrun.launch.job_hosts import table_digest
 from msrun.launch.rendezvous import folder_of, of_hosts
-from msrun.launch.transport.agent_code import AgentCode, salvage_code, start_code
-from msrun.launch.transport.event_loop import EventLoop
-from msrun.launch.transport.pipe import AgentPipe, LocalPipe, agent_argv
+from msrun.launch.transport.agent_code import AgentCode
+from msrun.launch.transport.pipe import AgentPipe
 from msrun.launch.transport.sealed import SealedPipe
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.assignment import HostPool, assign_hosts
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.ranks import count_workers
-from msrun.planning.record_json import encode_record
 from msrun.planning.spec import LaunchSpec
 
 if TYPE_CHECKING:
@@ -82,10 +79,8 @@ class JoinedHosts:
         self._spec, self._request, self._job_id, self._say = spec, request, job_id, say
         self.signals = signals
         self.place = place
-        self._inbox = Inbox()
-        self._loop = EventLoop(1, self._tell_fault)
-        self._gate = Gate(self._loop, listener, token, tls, self._pass_on, self._note)
-        self.agents = Agents(self._inbox, self._loop, signals, spec.forward_signals, spec.heartbeat_time_out_s)
+        self.agents = Agents(signals, spec.forward_signals, spec.heartbeat_time_out_s, folder=spec.log_dir)
+        self._gate = Gate(self.agents.loop, listener, token, tls, self._pass_on, self._note)
         self.agents.always = {
             "knock": lambda _, message: self._on_knock(message["stranger"], message["request"]),
             "note": lambda _, message: self._on_note(message["text"]),
@@ -103,19 +98,15 @@ class JoinedHosts:
         """The start that runs now."""
         self.failed_nodes: set[int] = set()
         """Hosts of the start that `run` was to make ready which have gone."""
-        self._numbers = itertools.count()
         self.hosts: tuple[HostAssignment, ...] = ()
         """All of them, in the order of their node_rank, once the last has come."""
         self._window_end = 0.0
         """Until when more may come; 0 while those that have are too few."""
         self.own: HostAssignment
         """This one, then."""
-        self.logs: LogCollector | None = None
         self._events: EventLog | None = None
-        self._open_files = 0
-        """How many this process might open before."""
-        self.folder = spec.log_dir
-        """The log directory, which may be another one once this host knows its number."""
+        self._opener: HostOpener | None = None
+        """Of this host's own agent."""
 
     def __enter__(self) -> JoinedHosts:
         self._gate.open()
@@ -130,26 +121,17 @@ class JoinedHosts:
             self.call_off(reason, code)
         self._gate.close()
         self.agents.close()
-        if self._open_files:
-            set_open_files(self._open_files)
-        self._inbox.close()
+        if self._opener is not None:
+            self._opener.close()
+        self.agents.inbox.close()
 
     # -- of the loop's thread -----------------------------------------------------------------------------------------
 
-    def _tell_fault(self, error: BaseException) -> None:
-        record_fault(self.folder, describe_fault(error), traceback_of(error))
-        self._inbox.post({"type": "fault", "node": OF_LAUNCHER, "text": describe_fault(error)})
-
     def _pass_on(self, stranger: Stranger, request: HostRequest) -> None:
-        self._inbox.post({"type": "knock", "node": OF_LAUNCHER, "stranger": stranger, "request": request})
+        self.agents.inbox.post({"type": "knock", "node": OF_LAUNCHER, "stranger": stranger, "request": request})
 
     def _note(self, text: str) -> None:
-        self._inbox.post({"type": "note", "node": OF_LAUNCHER, "text": text})
-
-    def _take_first(self, link: AgentLink, message: Message) -> bool:
-        check_said(message)
-        node = self.agents.node_of(link.number)
-        return self.logs is not None and node != OF_LAUNCHER and self.logs.take(node, link.entry.name, message)
+        self.agents.inbox.post({"type": "note", "node": OF_LAUNCHER, "text": text})
 
     def call_off(self, reason: str, exit_code: int) -> None:
         """Tell hosts that have no part in the job that they will have none."""
@@ -214,7 +196,7 @@ class JoinedHosts:
 
     def _on_knock(self, stranger: Stranger, request: HostRequest) -> None:
         """Somebody who knows the token wants to take part."""
-        number = next(self._numbers)
+        number = next(self.agents.numbers)
         is_late = bool(self.hosts)
         try:
             if is_late and self._spec.min_hosts:
@@ -232,7 +214,7 @@ class JoinedHosts:
         entry = replace(entry, device_ids=tuple(range(entry.slots)))
         if is_late:
             entry = replace(entry, name=f"host {number} {request.describe()}")
-        link = self._link(number, entry, _given_once(pipe, entry.name), NO_CODE, None)
+        link = self.agents.make_link(entry, _given_once(pipe, entry.name), NO_CODE, None, number, has_dialled=True)
         self._links[number] = link
         self.agents.others.append(link)
         link.start()
@@ -242,28 +224,6 @@ class JoinedHosts:
             link.send("waiting", text="the job runs; this host is used from its next start on")
             if self._spec.rescale_now and self.run_of_job is not None and self.pool.can_grow:
                 self.run_of_job.regroup(f"{entry.name} has come (--rescale now)")
-
-    def _link(
-        self,
-        number: int,
-        entry: HostEntry,
-        open_pipe: Callable[[float | None], AgentPipe],
-        code: AgentCode,
-        job: Message | None,
-    ) -> AgentLink:
-        link = AgentLink(
-            number,
-            entry,
-            open_pipe,
-            code,
-            job,
-            self._inbox,
-            lambda message: self._take_first(link, message),
-            self._loop,
-            silence_s=self._spec.heartbeat_time_out_s,
-            has_dialled=code is NO_CODE,
-        )
-        return link
 
     def _on_gone(self, number: int, message: Message) -> None:
         """A host has gone that is not of the job, or not yet."""
@@ -311,7 +271,7 @@ class JoinedHosts:
     def begin(self, caller: Mapping[str, str], events: EventLog) -> None:
         """The log directory is known now: `events` is for whom the gate sends away, too."""
         self._caller, self._events = caller, events
-        self._open_files = raise_open_files()
+        self._opener = HostOpener(self.whole_spec(), self._job_id, self._say)
 
     def run(self, spec: LaunchSpec, logs: LogCollector | None, lost: Collection[HostEntry] = ()) -> ReadyHosts:
         """Return hosts that are ready, with this one's own agent.
@@ -324,8 +284,8 @@ class JoinedHosts:
             UsageError, ClusterError: the agent cannot do its part, or a host has gone; see `failed_nodes`.
             Interrupted: a signal came.
         """
-        agents, own, heard = self.agents, spec.node_rank, Message()
-        self.logs, self.folder, agents.has_begun, self.run_of_job = logs, spec.log_dir, False, None
+        agents, own = self.agents, spec.node_rank
+        agents.logs, agents.folder, agents.has_begun, self.run_of_job = logs, spec.log_dir, False, None
         for entry in lost:
             if (place := self._places.pop(entry, None)) and place.link is not None:
                 self._links.pop(place.link.number, None)
@@ -353,17 +313,14 @@ class JoinedHosts:
         if self.failed_nodes:
             names = ", ".join(spec.host_entries[node].name for node in sorted(self.failed_nodes))
             raise ClusterError(f"lost {names}, before the job began")
-        agents.links[own].send("listen", address=self.place[0], port=0)
-        handlers = {"listening": lambda node, message: heard.update(message if node == own else {})}
-        deadline = time.monotonic() + ANSWER_S
-        agents.hear(lambda: bool(heard), handlers, deadline=deadline, on_loss=lose)
+        heard = agents.open_store(own, self.place[0], 0, lose, lambda: False)
         if not heard.get("port"):
             raise ClusterError(str(heard.get("error") or f"this host's agent says nothing for {ANSWER_S:g} s"))
         return ReadyHosts((self.place[0], int(heard["port"])), hosts, frozenset({own}), folders=folders)
 
     def _start_own(self, spec: LaunchSpec, node_rank: int) -> AgentLink:
         """Start this host's own agent."""
-        number = next(self._numbers)
+        number = next(self.agents.numbers)
         job = HostJob(
             protocol=protocol(),
             version=__version__,
@@ -377,16 +334,10 @@ class JoinedHosts:
             is_launchers_host=True,
         )
 
-        def salvage() -> bytes:
-            return salvage_code({}, self._job_id, number, self.logs.sizes(node_rank) if self.logs else {})
-
-        link = self._link(
-            number,
-            spec.host_entries[node_rank],
-            lambda _: LocalPipe(agent_argv(sys.executable), "", None, self._open_files),
-            AgentCode(start_code({}), b"", salvage),
-            {"type": "job", "job": encode_record(job)},
-        )
+        assert self._opener is not None, "begun"
+        entry = spec.host_entries[node_rank]
+        code = self._opener.code(entry, {}, number, partial(self.agents.sizes_of, number))
+        link = self.agents.make_link(entry, partial(self._opener.open, entry), code, job, number)
         link.start()
         return link
 

@@ -33,7 +33,7 @@ class HostOpener:
         self._shares = share_machine(spec, os.environ) if spec.is_rehearsal else {}
         check_addresses(tuple(self._shares))
         entries = (*spec.host_entries, *spec.spares)
-        self._local = {entry for entry in entries if entry.is_rehearsed or is_this_host(entry)}
+        self._local = {entry for entry in entries if entry.is_rehearsed or entry.has_come or is_this_host(entry)}
         self._shipped = pack_msrun() if spec.ship else ""
         self._connector = None
         if len(self._local) < len(entries):

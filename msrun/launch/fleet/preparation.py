@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import TracebackType
 
 from msrun import __version__, contract
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.messages import Message, pack_hosts, pack_text
-from msrun.cluster.own_thread import Inbox, describe_fault, traceback_of
-from msrun.cluster.protocol import Finding, HostJob, HostPart, HostReport, ReachResult, check_said, protocol
+from msrun.cluster.protocol import Finding, HostJob, HostPart, HostReport, ReachResult, protocol
 from msrun.errors import MsrunError, RendezvousTimeout
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.agent_link import AgentLink
-from msrun.launch.fleet.agents import CLOSE_S, OF_LAUNCHER, Agents
+from msrun.launch.fleet.agents import ANSWER_S, CLOSE_S, Agents
 from msrun.launch.fleet.fleet_plan import spec_of_host
 from msrun.launch.fleet.log_collector import LogCollector
 from msrun.launch.fleet.opener import HostOpener
@@ -31,19 +30,16 @@ from msrun.launch.preflight.fleet_checks import (
 )
 from msrun.launch.preflight.host_look import read_sources, shown_word
 from msrun.launch.preflight.host_report import HostAnswer, printable_record
-from msrun.launch.transport.event_loop import EventLoop
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.assignment import assign_hosts
 from msrun.planning.hosts.forwarded import explain_kept_secrets, forwarded_environment
 from msrun.planning.hosts.host_entry import HostEntry
-from msrun.planning.record_json import decode_record, encode_record
+from msrun.planning.record_json import decode_record
 from msrun.planning.spec import LaunchSpec, is_loopback
 from ranktable.files import MAX_BYTES, read_text
 from ranktable.hosts.brackets import fold
 
 WAITING_LINE_S = 5.0
-ANSWER_S = 60.0
-"""How long hosts may take to answer once one has."""
 AFTER_LOSS_S = 1.0
 """How long the others may take to answer once a host that was reached has gone: what ends one often ends several."""
 SHOWN_NAMES = 6
@@ -112,15 +108,11 @@ class Preparation:
         self._spec = spec
         self._caller = caller
         self._job_id = job_id
-        self._logs: LogCollector | None = None
         self._events = events
         self._say = say
-        self._inbox = Inbox()
         self._assignments = assign_hosts(spec.host_entries, spec.table_hosts)
-        self._loop = EventLoop(spec.ssh.window, self._tell_fault)
-        self._agents = Agents(self._inbox, self._loop, signals, spec.forward_signals, spec.heartbeat_time_out_s)
+        self._agents = Agents(signals, spec.forward_signals, spec.heartbeat_time_out_s, spec.ssh.window)
         self._opener = opener
-        self._numbers = itertools.count()
         self._known: dict[HostEntry, tuple[AgentLink, HostAnswer]] = {}
         """Hosts of this start, or of the last one."""
         self._answers: dict[int, HostAnswer | MsrunError] = {}
@@ -129,7 +121,6 @@ class Preparation:
         self._loss_counts_at: float | None = None
         """When the first loss of a host that was reached counts, whoever has not answered (s of `time.monotonic`)."""
         self._reached: dict[int, ReachResult] = {}
-        self._listening: Message = {}
         self._begin = time.monotonic()
         self.findings: list[Finding] = []
         """What was found, in the order in which it is to be told."""
@@ -139,8 +130,8 @@ class Preparation:
 
     def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
         with contextlib.ExitStack() as stack:
-            stack.callback(self._inbox.close)
-            stack.callback(self._loop.opening.join, CLOSE_S)
+            stack.callback(self._agents.inbox.close)
+            stack.callback(self._agents.loop.opening.join, CLOSE_S)
             stack.callback(self._opener.close)  # calls off what is being connected
             stack.callback(self._agents.close)
 
@@ -177,9 +168,9 @@ class Preparation:
         Raises:
             Interrupted: a signal came.
         """
-        self._spec, self._logs = spec, logs
+        self._spec, self._agents.logs = spec, logs
         self._assignments = assign_hosts(spec.host_entries, spec.table_hosts)
-        self._reached, self._sent_at, self._listening = {}, {}, {}
+        self._reached, self._sent_at = {}, {}
         self._begin, self._loss_counts_at, self._agents.has_begun = time.monotonic(), None, False
         with shown_word(self._spec.log_dir) as shown:
             self._connect({} if self._spec.is_rehearsal else shown)  # whose logs are sent, as without a shared disk
@@ -256,42 +247,17 @@ class Preparation:
             spec=spec_of_host(spec, self._assignments[node]),
             environment=forwarded_environment(self._caller, spec.forward_env),
             silence_s=spec.heartbeat_time_out_s,
-            will_run=self._logs is not None,
+            will_run=self._agents.logs is not None,
             can_resume=self._opener.can_resume(entry),
             shown=shown,
             master_name=spec.master_addr if node == 0 and not is_loopback(spec.master_addr) else "",
         )
 
     def _link(self, node: int, entry: HostEntry, shown: Mapping[str, str]) -> AgentLink:
-        number = next(self._numbers)
+        number = next(self._agents.numbers)
         job = self.host_job(number, node, entry, shown)
-
-        def sizes() -> Mapping[str, int]:
-            return self._logs.sizes(self._agents.node_of(number)) if self._logs else {}
-
-        return AgentLink(
-            number,
-            entry,
-            lambda deadline: self._opener.open(entry, deadline),
-            self._opener.code(entry, job.environment, number, sizes),
-            {"type": "job", "job": encode_record(job)},
-            self._inbox,
-            lambda message: self._take_first(number, entry.name, message),
-            self._loop,
-            silence_s=self._spec.heartbeat_time_out_s,
-        )
-
-    def _take_first(self, number: int, name: str, message: Message) -> bool:
-        """Called by the event loop: logs are not to wait for the launcher's loop. True: it is done with."""
-        check_said(message)
-        node = self._agents.node_of(number)
-        return self._logs is not None and node != OF_LAUNCHER and self._logs.take(node, name, message)
-
-    def _tell_fault(self, error: BaseException) -> None:
-        """Called by a thread of the launcher in which something has failed."""
-        if self._logs is not None:
-            self._logs.record_fault(describe_fault(error), traceback_of(error))
-        self._inbox.post({"type": "fault", "node": OF_LAUNCHER, "text": describe_fault(error)})
+        code = self._opener.code(entry, job.environment, number, partial(self._agents.sizes_of, number))
+        return self._agents.make_link(entry, partial(self._opener.open, entry), code, job, number)
 
     def _await_answers(self) -> None:
         handlers = {
@@ -321,7 +287,7 @@ class Preparation:
 
     def _on_lost(self, node: int, message: Message) -> None:
         """A host has gone: that takes the place of its answer."""
-        has_answered, is_run = isinstance(self._answers.get(node), HostAnswer), self._logs is not None
+        has_answered, is_run = isinstance(self._answers.get(node), HostAnswer), self._agents.logs is not None
         self._refuse(node, self._agents.explain_loss(message, node))
         if self._loss_counts_at is None and (has_answered or (is_run and node in self._sent_at)):  # --check shows all
             self._loss_counts_at = time.monotonic() + AFTER_LOSS_S
@@ -362,25 +328,22 @@ class Preparation:
     def _open_scheduler(self, address: str) -> int:
         """Return the port on which node 0 listens, once all others have reached it; 0 when that failed."""
         entries, links = self._spec.host_entries, self._agents.links
-        handlers = {
-            "listening": lambda node, m: self._listening.update({} if node else m),
-            "reached": self._on_reached,
-        }
-        links[0].send("listen", address=address, port=self._spec.master_port)
-        deadline = time.monotonic() + ANSWER_S
-        is_done: Callable[[], bool] = lambda: bool(self._listening or self._has_failed())  # noqa: E731
-        self._agents.hear(is_done, handlers, deadline=deadline, on_loss=self._lose)
-        if not self._listening.get("port"):
-            text = self._listening.get("error")
+        said = self._agents.open_store(0, address, self._spec.master_port, self._lose, self._has_failed)
+        if not said.get("port"):
+            text = said.get("error")
             code = contract.EXIT_USAGE if text else contract.EXIT_CLUSTER
             if not self._has_failed():
                 self._add_failure("master_port", text or "does not open the scheduler's port", (0,), code)
             return 0
-        port = int(self._listening["port"])
+        port, deadline = int(said["port"]), time.monotonic() + ANSWER_S
         for link in links[1:]:
             link.send("reach", address=address, port=port)
-        is_done = lambda: len(self._reached) == len(links) - 1 or self._has_failed()  # noqa: E731
-        self._agents.hear(is_done, handlers, deadline=deadline, on_loss=self._lose)
+        self._agents.hear(
+            lambda: len(self._reached) == len(links) - 1 or self._has_failed(),
+            {"reached": self._on_reached},
+            deadline=deadline,
+            on_loss=self._lose,
+        )
         silent = tuple(node for node in range(1, len(links)) if node not in self._reached)
         if silent and not self._has_failed():
             self._add_failure("scheduler", f"did not say in {ANSWER_S:g} s whether it can be reached", silent)

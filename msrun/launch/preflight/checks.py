@@ -27,48 +27,25 @@ from msrun.planning.placement.host import DevicePlacement, place_devices
 from msrun.planning.ranks import count_workers
 from msrun.planning.spec import LaunchSpec
 
-LISTENING = "0A"
-"""State TCP_LISTEN in /proc/net/tcp (proc(5), include/net/tcp_states.h)."""
 MAX_COMMAND_CHARS = 80
 
 
-def describe_port_owner(port: int, root: Path = Path("/proc")) -> str:
+def describe_port_owner(port: int) -> str:
     """Return `pid 4711 (python serve.py)`, or an empty string when the owner is not visible, as another user's.
 
     Secrets in its command line are hidden.
     """
-    wanted = {f"socket:[{inode}]" for inode in _listening_inodes(port, root)}
-    if wanted:
-        for entry in sorted(root.glob("[0-9]*"), key=lambda path: int(path.name)):
-            if wanted & set(_links(entry / "fd")):
-                command = _command(entry)
-                return f"pid {entry.name}{f' ({command})' if command else ''}"
-    return ""
+    import psutil
 
-
-def _listening_inodes(port: int, root: Path) -> Iterator[str]:
-    for name in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError):
-            for line in (root / "net" / name).read_text().splitlines()[1:]:
-                fields = line.split()
-                if fields[3] == LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
-                    yield fields[9]
-
-
-def _links(folder: Path) -> Iterator[str]:
-    with contextlib.suppress(OSError):  # the process has gone, or is another user's
-        for entry in folder.iterdir():
-            with contextlib.suppress(OSError):
-                yield str(os.readlink(entry))  # noqa: PTH115 - socket:[1] is no path
-
-
-def _command(process: Path) -> str:
-    try:
-        words = (process / "cmdline").read_bytes().decode("utf-8", "backslashreplace").split("\0")
-    except OSError:
+    listening = (one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN)
+    pid = min((one.pid for one in listening if getattr(one.laddr, "port", 0) == port and one.pid), default=None)
+    if pid is None:
         return ""
-    text = " ".join(mask_words(words)).strip()
-    return text if len(text) <= MAX_COMMAND_CHARS else text[:MAX_COMMAND_CHARS] + "..."
+    text = ""
+    with contextlib.suppress(psutil.Error):
+        text = " ".join(mask_words(psutil.Process(pid).cmdline()))
+    text = text if len(text) <= MAX_COMMAND_CHARS else text[:MAX_COMMAND_CHARS] + "..."
+    return f"pid {pid}{f' ({text})' if text else ''}"
 
 
 MIB = 1 << 20
@@ -132,19 +109,15 @@ def free_processes(root: Path = Path("/")) -> int | None:
             free.append(int((folder / "pids.max").read_text()) - int((folder / "pids.current").read_text()))
     soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     if soft != resource.RLIM_INFINITY and os.geteuid() != 0:  # root is not held to it
-        free.append(soft - _threads_of_user(root))
+        free.append(soft - _threads_of_user())
     return max(0, min(free)) if free else None
 
 
-def _threads_of_user(root: Path) -> int:
-    uid = os.geteuid()
-    count = 0
-    for entry in (root / "proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # a process that has gone
-            if entry.stat().st_uid == uid:
-                match = re.search(r"^Threads:\s+(\d+)$", (entry / "status").read_text(), re.MULTILINE)
-                count += int(match[1]) if match else 1
-    return count
+def _threads_of_user() -> int:
+    import psutil
+
+    found = (process.info for process in psutil.process_iter(["uids", "num_threads"]))
+    return sum(one["num_threads"] or 1 for one in found if one["uids"] and one["uids"].real == os.getuid())
 
 
 def look_at_tls(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
@@ -271,14 +244,19 @@ def _look_at_log_dir(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
 
 
 def _look_at_disk(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
-    existing = _existing(spec.log_dir)
-    free = free_disk_bytes(existing)
+    full = UsageError(f"--log_dir {spec.log_dir}: the disk is full; make room or give a directory on another one")
+    return look_at_room(_existing(spec.log_dir), "logs", full)
+
+
+def look_at_room(folder: Path, what: str, full: MsrunError) -> Finding:
+    """Return how much room is left in a folder, for `what`; raises `full` where there is none."""
+    free = free_disk_bytes(folder)
     if free is None:
-        return Finding("ok", "disk", f"{existing}: its file system does not count free space")
+        return Finding("ok", "disk", f"{folder}: its file system does not count free space")
     if free < FULL_DISK_BYTES:
-        raise UsageError(f"--log_dir {spec.log_dir}: the disk is full; make room or give a directory on another one")
+        raise full
     is_low = free < LOW_DISK_BYTES
-    return Finding("warn" if is_low else "ok", "disk", f"{format_bytes(free)} free for logs in {existing}")
+    return Finding("warn" if is_low else "ok", "disk", f"{format_bytes(free)} free for {what} in {folder}")
 
 
 def _existing(path: Path) -> Path:

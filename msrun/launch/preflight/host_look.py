@@ -28,11 +28,8 @@ from msrun.cluster.rendezvous import own_addresses
 from msrun.errors import ClusterError, MsrunError
 from msrun.launch.preflight.checks import (
     CHECKS,
-    FULL_DISK_BYTES,
-    LOW_DISK_BYTES,
     Check,
-    format_bytes,
-    free_disk_bytes,
+    look_at_room,
     place_own_devices,
 )
 from msrun.launch.preflight.host_report import is_numeric
@@ -369,13 +366,8 @@ def _check_folder(spec: LaunchSpec, look: _Look) -> None:
 def _look_at_spool_disk() -> Finding:
     """Look at where logs wait until the launcher has them: behind a slow link that may be all of them."""
     folder = Path(tempfile.gettempdir())
-    free = free_disk_bytes(folder)
-    if free is None:
-        return Finding("ok", "disk", f"{folder}: its file system does not count free space")
-    if free < FULL_DISK_BYTES:
-        raise ClusterError(f"the disk of {folder}, where logs wait to be sent, is full; make room, or set TMPDIR there")
-    is_low = free < LOW_DISK_BYTES
-    return Finding("warn" if is_low else "ok", "disk", f"{format_bytes(free)} free for logs on their way in {folder}")
+    full = f"the disk of {folder}, where logs wait to be sent, is full; make room, or set TMPDIR there"
+    return look_at_room(folder, "logs on their way", ClusterError(full))
 
 
 def _refuse(look: _Look, name: str, text: str) -> None:

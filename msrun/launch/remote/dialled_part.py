@@ -23,13 +23,13 @@ from msrun.cluster.connection import Connection
 from msrun.cluster.handshake import Caller
 from msrun.cluster.hosts import NoKey, Refused
 from msrun.cluster.protocol import HostPart
-from msrun.errors import ClusterError, PeerFailed, RendezvousTimeout
+from msrun.errors import ClusterError, PeerFailed
 from msrun.launch.directory.jobs import of_job
 from msrun.launch.job import AgentPart, JobResult, open_display, run_part
 from msrun.launch.job_display import JobDisplay
 from msrun.launch.remote.agent import FETCH_S, STOPPED_SHARE, LauncherReport, fleet_of_part, tell_result, told_errors
 from msrun.launch.remote.launcher_link import LauncherLink
-from msrun.launch.rendezvous import folder_of, local_part
+from msrun.launch.rendezvous import Patience, folder_of, local_part
 from msrun.launch.transport.sealed import SealedPipe
 from msrun.planning.plan import LaunchPlan
 from msrun.planning.record_json import decode_record
@@ -39,9 +39,6 @@ if TYPE_CHECKING:  # loaded for jobs with --tls_config
     from msrun.cluster.tls.identity import TlsIdentity
 
 CONNECT_S = 3.0
-RETRY_S = 0.5
-FIRST_LINE_S = 2.0
-LINE_S = 5.0
 GREETING_S = 15.0
 """How long the scheduler may take to answer."""
 
@@ -50,10 +47,7 @@ def dial(
     place: tuple[str, int],
     greet: Callable[[Connection, str], Caller],
     tls: TlsIdentity | None,
-    signals: SignalPipe,
-    heed_signals: Callable[[], None],
-    say: Callable[[str], None],
-    limit_s: float,
+    patience: Patience,
     *,
     retry_s: float = 0.0,
 ) -> tuple[Connection, float]:
@@ -64,74 +58,54 @@ def dial(
     Args:
         place: numeric address and port of the scheduler.
         greet: begins to speak over a connection; gets this host's address towards the scheduler, too.
-        heed_signals: called when there are signals; may raise.
-        limit_s: how long the scheduler may be absent; negative = for ever.
         retry_s: how long the key of this host may be another than the scheduler's.
 
     Raises:
         ClusterError: it refuses this host, or is none.
-        RendezvousTimeout: nobody was there in time.
+        RendezvousTimeout, Interrupted: nobody was there in time, or a signal came.
     """
-    where = f"{place[0]}:{place[1]}"
-    begin = time.monotonic()
-    next_line, unknown_since = begin + FIRST_LINE_S, 0.0
-    with selectors.DefaultSelector() as selector:
-        selector.register(signals, selectors.EVENT_READ)
-        while True:
-            why = "it closed the connection"
-            try:
-                stream = socket.create_connection(place, timeout=CONNECT_S)
-            except OSError as error:
-                why = error.strerror or str(error) or type(error).__name__
-            else:
-                with contextlib.ExitStack() as stack:
-                    connection = Connection(stream, tls.open_session() if tls else None)
-                    stack.callback(connection.close)
-                    silence_s = None
-                    try:
-                        caller = greet(connection, stream.getsockname()[0].partition("%")[0])
-                        silence_s = _await_answer(caller, selector, signals, heed_signals)
-                    except NoKey as error:
-                        why, unknown_since = str(error), unknown_since or time.monotonic()
-                        if time.monotonic() - unknown_since >= retry_s:
-                            raise ClusterError(why) from None
-                    except Refused as error:
-                        raise ClusterError(str(error)) from None
-                    if silence_s is not None:
+    unknown_since = 0.0
+    while True:
+        why = "it closed the connection"
+        try:
+            stream = socket.create_connection(place, timeout=CONNECT_S)
+        except OSError as error:
+            why = error.strerror or str(error) or type(error).__name__
+        else:
+            with contextlib.ExitStack() as stack:
+                connection = Connection(stream, tls.open_session() if tls else None)
+                stack.callback(connection.close)
+                try:
+                    caller = greet(connection, stream.getsockname()[0].partition("%")[0])
+                    if (silence_s := _await_answer(caller, patience)) is not None:
                         stack.pop_all()
                         return connection, silence_s
-            now, what = time.monotonic(), f"no scheduler at {where} ({why})"
-            if 0 <= limit_s <= now - begin:
-                raise RendezvousTimeout(
-                    f"--cluster_time_out {limit_s:g}: {what}; start msrun there, and check --master_addr, "
-                    "--master_port and firewalls"
-                )
-            if now >= next_line:
-                next_line = now + LINE_S
-                say(what)
-            if selector.select(RETRY_S):
-                heed_signals()
+                except NoKey as error:
+                    why, unknown_since = str(error), unknown_since or time.monotonic()
+                    if time.monotonic() - unknown_since >= retry_s:
+                        raise ClusterError(why) from None
+                except Refused as error:
+                    raise ClusterError(str(error)) from None
+        remedy = "; start msrun there, and check --master_addr, --master_port and firewalls"
+        patience.wait(f"no scheduler at {place[0]}:{place[1]} ({why})", remedy)
 
 
-def _await_answer(
-    caller: Caller, selector: selectors.BaseSelector, signals: SignalPipe, heed_signals: Callable[[], None]
-) -> float | None:
+def _await_answer(caller: Caller, patience: Patience) -> float | None:
     """Return how long the scheduler may be silent, which lets this host in; None when it has hung up."""
     end, connection = time.monotonic() + GREETING_S, caller.connection
-    selector.register(connection, selectors.EVENT_READ)
-    try:
+    with selectors.DefaultSelector() as selector:
+        for source in (patience.signals, connection):
+            selector.register(source, selectors.EVENT_READ)
         while not connection.is_closed:
             if time.monotonic() >= end:
                 raise Refused(f"the scheduler at {caller.place} does not answer: is it another program?")
-            if any(key.fileobj is signals for key, _ in selector.select(max(0.0, end - time.monotonic()))):
-                heed_signals()
+            if any(key.fileobj is patience.signals for key, _ in selector.select(max(0.0, end - time.monotonic()))):
+                patience.heed_signals()
             connection.flush()
             while bodies := caller.receive():
                 if (silence_s := caller.take(bodies[0])) is not None:
                     return silence_s
-        return None
-    finally:
-        selector.unregister(connection)
+    return None
 
 
 class DialledPart:
@@ -164,7 +138,7 @@ class DialledPart:
         if self._server is not None:
             self._server.kill()
 
-    def await_part(self, heed_signals: Callable[[], None], say: Callable[[str], None]) -> HostPart | None:
+    def await_part(self, patience: Patience) -> HostPart | None:
         """Return what the launcher says when all hosts have come, or come together again; None: the job has ended well
         without this one.
 
@@ -178,15 +152,15 @@ class DialledPart:
             while True:
                 for key, _ in selector.select():
                     if key.fileobj is self._signals:
-                        heed_signals()
+                        patience.heed_signals()
                 while (message := self._link.take()) is not None:
                     kind = message["type"]
                     if kind == "run":
                         return decode_record(HostPart, message["part"])
                     if kind == "waiting":
-                        say(message["text"])
+                        patience.tell(message["text"])
                     elif kind == "called_off" and not message["exit_code"]:
-                        say(message["reason"])
+                        patience.tell(message["reason"])
                         return None
                     elif kind == "called_off":
                         raise PeerFailed(message["reason"], message["exit_code"])

@@ -1,7 +1,7 @@
 """An agent's end of its connection to the launcher, which is the coordinator of its job.
 
 A thread: gives signs of life, passes signals, orders and wishes on, and sends what the job says and writes, however
-slowly the launcher reads. A connection that breaks may be replaced within a limit (`remote.attach`); messages are
+slowly the launcher reads. A connection that breaks may be replaced within a limit (`remote.spool`); messages are
 numbered, so nothing is lost or doubled. When no launcher comes any more, the agent's part of the job is told so, and
 ends. A launcher that is stopped (Ctrl-Z) says so first, and may be silent for longer.
 
@@ -34,11 +34,10 @@ from msrun.launch.transport.pipe import MARKER, AgentPipe, SocketPipe
 READ_BYTES = 1 << 16
 
 
-class StdioPipe:
+class StdioPipe(AgentPipe):
     """What was stdin and stdout of this process; see `AgentPipe`."""
 
     address = ""
-    exit_status: int | None = None
 
     def __init__(self) -> None:
         """Take them: what is printed from now on goes to stderr, what is read is empty."""
@@ -72,10 +71,6 @@ class StdioPipe:
         """Close both."""
         os.close(self._reader)
         os.close(self.writer)
-
-    def stderr_text(self) -> str:
-        """Nothing: it is this process's own."""
-        return ""
 
 
 CLOSED = "has closed its connection: msrun was killed there, or the host went down"

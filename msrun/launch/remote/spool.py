@@ -1,4 +1,7 @@
-"""An agent's own folder on its host: logs on their way to the launcher, the job's records there, its socket."""
+"""An agent's own folder on its host: logs on their way to the launcher, the job's records there, its socket.
+
+Who comes to that host again runs `attach` where the agent lives, and `salvage` where it is lost.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,26 @@ import contextlib
 import fcntl
 import os
 import re
+import selectors
 import shutil
 import signal
 import socket
+import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from msrun import contract
-from msrun.agent.processes.process_control import Pid, signal_processes, start_time
+from msrun.agent.logs.own_file import open_own_file
+from msrun.agent.logs.rotated_log import rotated_path
+from msrun.agent.processes.job_mark import SERVER_END_S, marked_processes
+from msrun.agent.processes.process_control import POLL_S, Pid, signal_processes, start_time
+from msrun.cluster.messages import encode_message
 from msrun.errors import ClusterError
 from msrun.launch.directory.log_directory import write_private
+from msrun.launch.remote.log_sender import PIECE_BYTES, pack_piece
+from msrun.launch.transport.pipe import MARKER
 
 SOCKET = "agent.sock"
 AGENT = "agent.pid"
@@ -153,3 +165,65 @@ def kill_agent(spool: Path) -> bool:
 def remove_spool(path: Path) -> None:
     """Remove the folder and all that is in it."""
     shutil.rmtree(path, ignore_errors=True)
+
+
+READ_BYTES = 1 << 16
+NO_AGENT = 69
+"""Exit status when there is nothing to connect to; EX_UNAVAILABLE of sysexits.h."""
+
+
+def attach(job_id: str, number: int) -> None:
+    """Pass bytes between stdin and stdout and the socket of an agent that runs, until one side closes."""
+    try:
+        agent = connect_in(spool_path(job_id, number))
+    except OSError as error:
+        sys.stderr.write(f"msrun agent: no agent of this job runs here any more ({error.strerror})\n")
+        os._exit(NO_AGENT)
+    with selectors.PollSelector() as selector:  # epoll refuses a stdin that is a plain file
+        for source in (0, agent):
+            selector.register(source, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                data = agent.recv(READ_BYTES) if key.fileobj is agent else os.read(0, READ_BYTES)
+                if not data:
+                    os._exit(0)
+                _write(data) if key.fileobj is agent else agent.sendall(data)
+
+
+def salvage(job_id: str, number: int, offsets: Mapping[str, int]) -> None:
+    """End a lost agent that is only stopped, write what is missing of its logs to stdout, and remove its folder.
+
+    A log that is rotated is left where it is: how much of it has gone home cannot be told any more.
+
+    Args:
+        offsets: names of the logs, and how many bytes of each are at home.
+    """
+    spool = spool_path(job_id, number)
+    if kill_agent(spool):
+        end = time.monotonic() + SERVER_END_S
+        while marked_processes(job_id) and time.monotonic() < end:  # its fork server ends what is below it
+            time.sleep(POLL_S)
+    with contextlib.suppress(BrokenPipeError):  # the launcher has gone: the logs stay for another one
+        _write(MARKER)
+        rotated = [name for name in offsets if os.path.lexists(rotated_path(str(spool / name), 1))]
+        for name in [name for name in offsets if name not in rotated]:
+            _send_log(spool / name, offsets[name])
+        if not rotated:
+            remove_spool(spool)
+    os._exit(0)
+
+
+def _send_log(path: Path, offset: int) -> None:
+    try:
+        file = os.fdopen(open_own_file(path, os.O_RDONLY), "rb")
+    except OSError:  # it was never made
+        return
+    with file:
+        file.seek(offset)
+        while data := file.read(PIECE_BYTES):
+            _write(encode_message(pack_piece(path.name, None, data)))
+
+
+def _write(data: bytes) -> None:
+    while data:
+        data = data[os.write(1, data) :]

@@ -62,8 +62,8 @@ del sys.path[:len(own)]
 """
 
 _START = "from msrun.launch.remote.agent import main\nmain()\n"
-_SALVAGE = "from msrun.launch.remote.salvage import main\nmain({job_id!r},{number},{offsets})\n"
-_ATTACH = "from msrun.launch.remote.attach import main\nmain({job_id!r},{number})\n"
+_SALVAGE = "from msrun.launch.remote.spool import salvage\nsalvage({job_id!r},{number},{offsets})\n"
+_ATTACH = "from msrun.launch.remote.spool import attach\nattach({job_id!r},{number})\n"
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def attach_code(environment: Mapping[str, str], job_id: str, number: int, shippe
 def salvage_code(
     environment: Mapping[str, str], job_id: str, number: int, offsets: Mapping[str, int], shipped: str = ""
 ) -> bytes:
-    """Return what brings home the rest of the logs of an agent that was killed; see `remote.salvage`."""
+    """Return what brings home the rest of the logs of an agent that was killed; see `remote.spool`."""
     text = _SALVAGE.format(job_id=job_id, number=number, offsets=ascii(dict(offsets)))
     return _prelude(environment, shipped) + text.encode()
 

@@ -17,9 +17,9 @@ from functools import partial
 
 from msrun.cluster.connection import MAX_UNSENT_BYTES
 from msrun.cluster.messages import Message, MessageBuffer
-from msrun.cluster.own_thread import OwnThread, print_fault
+from msrun.cluster.own_thread import OwnThread, WakingQueue, print_fault
 from msrun.errors import ClusterError
-from msrun.launch.transport.pipe import MARKER, MAX_NOISE_BYTES, AgentPipe, ReadyFlag
+from msrun.launch.transport.pipe import MARKER, MAX_NOISE_BYTES, AgentPipe
 
 
 class Incoming:
@@ -60,44 +60,6 @@ class Incoming:
 
 
 PIECE_BYTES = 1 << 18
-
-
-class OutputBuffer:
-    """Bytes in their order, each kept as it was given. Guarded by its owner."""
-
-    def __init__(self, limit_bytes: int = MAX_UNSENT_BYTES) -> None:
-        """`limit_bytes`: so much may wait."""
-        self._limit_bytes = limit_bytes
-        self._pieces: deque[memoryview] = deque()
-        self._size = 0
-
-    def __len__(self) -> int:
-        return self._size
-
-    def put(self, data: bytes) -> bool:
-        """Add bytes; False, and nothing is added, when more would wait than may."""
-        if self._size + len(data) > self._limit_bytes:
-            return False
-        if data:
-            self._pieces.append(memoryview(data))
-            self._size += len(data)
-        return True
-
-    def head(self) -> memoryview:
-        """Return the next bytes, at most PIECE_BYTES; empty when there are none."""
-        return self._pieces[0][:PIECE_BYTES] if self._pieces else memoryview(b"")
-
-    def drop(self, count: int) -> None:
-        """Forget so many bytes of `head`: they are on their way."""
-        first = self._pieces.popleft()
-        if count < len(first):
-            self._pieces.appendleft(first[count:])
-        self._size -= count
-
-    def clear(self) -> None:
-        """Forget all."""
-        self._pieces.clear()
-        self._size = 0
 
 
 class TaskThreads:
@@ -186,8 +148,9 @@ class EventLoop:
         self.ending = TaskThreads(ENDS_AT_A_TIME, "msrun-disconnect", on_fault)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._flag = ReadyFlag()
+        self._called = WakingQueue[Callable[[], object]]()
         self._calls: deque[Callable[[], object]] = deque()
+        """Those that the thread has taken and not made."""
         self._later: list[tuple[float, int, Callable[[], None]]] = []
         """A heap of moments of the clock; the number keeps those of one moment in order."""
         self._numbers = itertools.count()
@@ -215,14 +178,13 @@ class EventLoop:
 
     def call(self, function: Callable[[], object]) -> None:
         """Have the loop's thread call a function, which raises nothing and waits for nothing."""
-        self._calls.append(function)
-        self._flag.set()
+        self._called.post(function)
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> None:
         """Have it called after a time."""
         with self._lock:
             heapq.heappush(self._later, (self._clock() + seconds, next(self._numbers), function))
-        self._flag.set()
+        self.call(_nothing)
 
     def close(self, deadline: float) -> None:
         """Do what was called for, and end the thread and those of `ending`; what hangs after a moment is left.
@@ -235,14 +197,14 @@ class EventLoop:
         with self._lock:
             self._is_closing = True
             thread = self._thread
-        self._flag.set()
+        self.call(_nothing)
         if thread is not None:
             thread.join(max(0.0, deadline - time.monotonic()))
         self.ending.join(deadline - time.monotonic())
         if self.has_ended:
             if "selector" in vars(self):
                 self.selector.close()
-            self._flag.close()
+            self._called.close()
 
     @property
     def has_ended(self) -> bool:
@@ -250,25 +212,25 @@ class EventLoop:
         return self._thread is None or not self._thread.is_alive()
 
     def _run(self) -> None:
-        if self._flag.fileno() not in self.selector.get_map():  # not after a fault
-            self.selector.register(self._flag, READ)
-        while not self._is_closing or self._calls:
+        if self._called.fileno() not in self.selector.get_map():  # not after a fault
+            self.selector.register(self._called, READ)
+        while not self._is_closing or self._take_calls():
             self.turn(self._until_due())
 
     def turn(self, limit_s: float | None) -> None:
         """Do what can be done, and wait for it as long as the limit allows; for the thread, or who plays it."""
-        for key, mask in self.selector.select(limit_s):
+        for key, mask in self.selector.select(0.0 if self._calls else limit_s):
             if key.data is not None:
                 key.data.handle(mask)
-        self._flag.clear()
-        try:
-            for _ in range(len(self._calls)):  # what they call for has its turn after the hosts'
-                self._calls.popleft()()
-        except BaseException:
-            self._flag.set()  # for those that are left
-            raise
+        self._take_calls()
+        while self._calls:  # what they call for has its turn after the hosts'
+            self._calls.popleft()()
         while (function := self._take_due()) is not None:
             function()
+
+    def _take_calls(self) -> bool:
+        self._calls += self._called.take()
+        return bool(self._calls)
 
     def _until_due(self) -> float | None:
         with self._lock:
@@ -278,6 +240,10 @@ class EventLoop:
         with self._lock:
             is_due = bool(self._later) and self._later[0][0] <= self._clock()
             return heapq.heappop(self._later)[2] if is_due else None
+
+
+def _nothing() -> None:
+    """Wake up the loop."""
 
 
 class ByteChannel:
@@ -305,7 +271,7 @@ class ByteChannel:
         self._ends = [(pipe, READ | WRITE)] if writer is None else [(pipe, READ), (writer, WRITE)]
         self._on_bytes, self.on_end, self._has_room = on_bytes, on_end, has_room
         self._lock = threading.Lock()
-        self._output = OutputBuffer()
+        self._output = bytearray()
         self._is_asked = False
         """The loop has been asked to write."""
         self._is_deaf = False
@@ -323,7 +289,8 @@ class ByteChannel:
         with self._lock:
             if self._is_stopped or self._is_deaf:
                 return
-            is_too_much = not self._output.put(data)
+            is_too_much = len(self._output) + len(data) > MAX_UNSENT_BYTES
+            self._output += b"" if is_too_much else data
             if self._is_asked and not is_too_much:
                 return
             self._is_asked = True
@@ -404,19 +371,19 @@ class ByteChannel:
     def _flush(self) -> None:
         with self._lock:
             self._is_asked = False
-            piece = self._output.head()
+            piece = bytes(self._output[:PIECE_BYTES])
         if self._is_stopped:
             return
         count = self._write(piece)
         with self._lock:
             if count and not self._is_deaf:
-                self._output.drop(count)
+                del self._output[:count]
             if self._output and count == len(piece):
                 self._is_asked = True
                 self._loop.call(self._flush)  # after the others have had their turn
         self._watch(self._events & ~WRITE | (WRITE if count < len(piece) else 0))
 
-    def _write(self, piece: memoryview) -> int:
+    def _write(self, piece: bytes) -> int:
         try:
             return self.pipe.write(piece) if piece else 0
         except Exception:  # noqa: BLE001 - as in `_read`

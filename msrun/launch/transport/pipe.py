@@ -10,7 +10,6 @@ import shlex
 import socket
 import subprocess
 import tempfile
-import threading
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -66,9 +65,11 @@ class AgentPipe(Protocol):
     @property
     def exit_status(self) -> int | None:
         """After the end: the agent's exit status, 128 + N for signal N; None when the connection broke. May wait."""
+        return None
 
     def stderr_text(self) -> str:
         """Return the last lines that the agent, or its shell, wrote to stderr."""
+        return ""
 
 
 def agent_argv(interpreter: str) -> list[str]:
@@ -101,7 +102,7 @@ MAX_STDERR_BYTES = 16 * 1024
 END_S = 2.0
 
 
-class SocketPipe:
+class SocketPipe(AgentPipe):
     """One end of a socket pair, or of a connection on this host; see `AgentPipe`."""
 
     def __init__(self, address: str = "", ours: socket.socket | None = None) -> None:
@@ -143,15 +144,6 @@ class SocketPipe:
     def close(self) -> None:
         """End the connection."""
         self._socket.close()
-
-    @property
-    def exit_status(self) -> int | None:
-        """Not known: what is at the other end is no child of this process."""
-        return None
-
-    def stderr_text(self) -> str:
-        """Return nothing."""
-        return ""
 
     def wait_for_login(self, time_left: Callable[[], float], end: int | None = None) -> bool | None:
         """Wait for the line of a login shell, and drop it and what came before; any noise without it is kept.
@@ -273,43 +265,3 @@ class LocalPipe(ChildPipe):
             code = self.process.wait(END_S)
             return code if code >= 0 else 128 - code
         return None
-
-
-class ReadyFlag:
-    """Readable while it is set. Any thread sets it; one waits for it and clears it."""
-
-    def __init__(self) -> None:
-        """Open nothing: the descriptor is made by `fileno`."""
-        self._lock = threading.Lock()
-        self._descriptor = -1
-        self._is_set = self._is_closed = False
-
-    def fileno(self) -> int:
-        """Return a descriptor for a selector; -1 once it is closed."""
-        with self._lock:
-            if self._descriptor < 0 and not self._is_closed:
-                self._descriptor = os.eventfd(int(self._is_set), os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-            return self._descriptor
-
-    def set(self) -> None:
-        """Wake up whoever waits."""
-        with self._lock:
-            if not self._is_set and self._descriptor >= 0:
-                os.eventfd_write(self._descriptor, 1)
-            self._is_set = True
-
-    def clear(self) -> None:
-        """Take the flag back, before looking at what it stands for: what comes later sets it again."""
-        with self._lock:
-            if self._is_set and self._descriptor >= 0:
-                with contextlib.suppress(BlockingIOError):
-                    os.eventfd_read(self._descriptor)
-            self._is_set = False
-
-    def close(self) -> None:
-        """Close the descriptor, when no selector has it any more."""
-        with self._lock:
-            self._is_closed = True
-            if self._descriptor >= 0:
-                os.close(self._descriptor)
-                self._descriptor = -1

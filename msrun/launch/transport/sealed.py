@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from msrun.cluster.connection import Connection
+from msrun.launch.transport.pipe import AgentPipe
 
 RECORD_BYTES = 1 << 17
 
 
-class SealedPipe:
+class SealedPipe(AgentPipe):
     """Bytes go as sealed records. A `write` that was held up has to be given the same bytes again, as TLS has it."""
 
     def __init__(self, connection: Connection, address: str) -> None:
@@ -56,11 +57,6 @@ class SealedPipe:
     def close(self) -> None:
         """End the connection."""
         self._connection.close()
-
-    @property
-    def exit_status(self) -> None:
-        """Not known: it is no child of this process."""
-        return
 
     def stderr_text(self) -> str:
         """Return why what it has sent cannot be read; empty where it can."""

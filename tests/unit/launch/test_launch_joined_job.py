@@ -23,10 +23,12 @@ from msrun.cluster.protocol import protocol
 from msrun.cluster.rendezvous import UnresolvedName, listen
 from msrun.errors import ClusterError, Interrupted, MsrunError, PeerFailed, RendezvousTimeout, UsageError
 from msrun.launch import joined_job as module
+from msrun.launch import rendezvous
 from msrun.launch.fleet import joined_hosts
 from msrun.launch.fleet.joined_hosts import JoinedHosts
 from msrun.launch.joined_job import find_master
 from msrun.launch.remote.dialled_part import DialledPart
+from msrun.launch.rendezvous import Patience
 from msrun.launch.transport.pipe import MARKER
 from msrun.launch.transport.sealed import SealedPipe
 from msrun.planning.program import Program
@@ -54,7 +56,7 @@ def never_resolves(name: str) -> str:
 
 def find(spec: LaunchSpec, said: list[str]) -> str:
     with SignalPipe() as signals:
-        return find_master(spec, signals, lambda: module._heed_signals(spec, signals), said.append)
+        return find_master(spec, Patience(spec, signals, said.append))
 
 
 def test_name_that_becomes_known_later_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +67,8 @@ def test_name_that_becomes_known_later_is_waited_for(monkeypatch: pytest.MonkeyP
         return never_resolves(name) if len(answers) < 3 else "10.0.0.8"
 
     monkeypatch.setattr(module, "resolve_address", resolve)
-    monkeypatch.setattr(module, "NAME_RETRY_S", 0.0)
+    monkeypatch.setattr(rendezvous, "RETRY_S", 0.0)
+    monkeypatch.setattr(rendezvous, "FIRST_LINE_S", 0.0)
     said: list[str] = []
     assert find(spec_for(), said) == "10.0.0.8"
     assert said == ["train-0.train: not known; trying again"]
@@ -135,14 +138,14 @@ def test_host_does_not_trust_whoever_answers(answer: bytes, reason: str) -> None
 
 
 def test_host_shows_another_nonce_at_every_try_and_says_that_nobody_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("msrun.launch.remote.dialled_part.RETRY_S", 0.0)
-    monkeypatch.setattr("msrun.launch.remote.dialled_part.FIRST_LINE_S", 0.0)
+    monkeypatch.setattr(rendezvous, "RETRY_S", 0.0)
+    monkeypatch.setattr(rendezvous, "FIRST_LINE_S", 0.0)
     said: list[str] = []
     with answering(b"", b"", frame(b"refused no")) as (place, heard), pytest.raises(ClusterError, match=r"host: no$"):
         dial_as(host_request(0), place, said=said)
     nonces = {read_hello(body) for body in heard}
     assert None not in nonces and len(nonces) == 3
-    assert said == [f"no scheduler at 127.0.0.1:{place[1]} (it closed the connection)"]
+    assert said == [f"no scheduler at 127.0.0.1:{place[1]} (it closed the connection); trying again"]
 
 
 # -- hosts that come in -----------------------------------------------------------------------------------------------
@@ -164,7 +167,7 @@ class Host(threading.Thread):
             part = DialledPart(spec_for(), connection, silence_s, no_signals, self._place)  # type: ignore[arg-type]
             try:
                 with part:
-                    part.await_part(lambda: None, self.said.append)
+                    part.await_part(Patience(spec_for(), no_signals, self.said.append))  # type: ignore[arg-type]
             except MsrunError as error:
                 self.error = error
 

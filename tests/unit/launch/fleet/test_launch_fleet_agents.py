@@ -12,12 +12,10 @@ import pytest
 from fake_agents import FakeClock, FakeLink, FakeSignals
 
 from msrun.cluster.messages import Message
-from msrun.cluster.own_thread import Inbox
 from msrun.errors import Interrupted
 from msrun.launch.fleet import agents as module
 from msrun.launch.fleet.agent_link import AgentLink
 from msrun.launch.fleet.agents import Agents
-from msrun.launch.transport.event_loop import EventLoop
 
 SILENCE_S = 60.0
 
@@ -26,10 +24,10 @@ class TwoAgents:
     """The launcher and two agents."""
 
     def __init__(self) -> None:
-        self.clock, self.inbox, self.signals = FakeClock(), Inbox(), FakeSignals()
-        loop, signals = EventLoop(1), self.signals
-        made: Any = Agents(self.inbox, loop, signals, (signal.SIGUSR1,), SILENCE_S, self.clock)  # type: ignore[arg-type]
+        self.clock, self.signals = FakeClock(), FakeSignals()
+        made: Any = Agents(self.signals, (signal.SIGUSR1,), SILENCE_S, clock=self.clock)  # type: ignore[arg-type]
         self.agents: Agents = made
+        self.inbox = self.agents.inbox
         self.links = [FakeLink(0), FakeLink(1)]
         made.links = self.links
         made._next_beat = self.clock.now

@@ -317,7 +317,7 @@ def test_port_that_cannot_be_opened_is_the_users_to_change(make_hosts: Callable[
 def test_node_0_that_does_not_open_the_port_is_named(
     make_hosts: Callable[..., Hosts], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "ANSWER_S", 0.2)
+    monkeypatch.setattr(agents, "ANSWER_S", 0.2)
     hosts = make_hosts(2)
     hosts.answer(0, "listen", "")
     error = hosts.refused()

@@ -16,7 +16,6 @@ from fake_agents import FakeClock, FakeLink, FakeSignals
 from msrun.agent.observer import OwnFaults
 from msrun.cluster.failure import FailureReport
 from msrun.cluster.messages import unpack_hosts
-from msrun.cluster.own_thread import Inbox
 from msrun.cluster.protocol import HostPart
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.agents import Agents
@@ -24,7 +23,6 @@ from msrun.launch.fleet.fleet_job import FleetRun
 from msrun.launch.fleet.log_collector import LogCollector, own_logs
 from msrun.launch.fleet.preparation import ReadyHosts
 from msrun.launch.job import JobResult
-from msrun.launch.transport.event_loop import EventLoop
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.assignment import HostPool
 from msrun.planning.hosts.host_entry import HostEntry
@@ -52,7 +50,7 @@ class Fleet:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.clock, self.inbox, self.signals = FakeClock(), Inbox(), FakeSignals()
+        self.clock, self.signals = FakeClock(), FakeSignals()
         self.spec = LaunchSpec(
             program=PROGRAM,
             worker_num=2,
@@ -63,7 +61,8 @@ class Fleet:
             grace_s=5.0,
             host_entries=(HostEntry("h0", 1, (0,)), HostEntry("h1", 1, (0,))),
         )
-        self.agents = Agents(self.inbox, EventLoop(1), self.signals, (), 60.0, self.clock)  # type: ignore[arg-type]
+        self.agents = Agents(self.signals, (), 60.0, clock=self.clock)  # type: ignore[arg-type]
+        self.inbox = self.agents.inbox
         self.links: list[Any] = [FakeLink(0), FakeLink(1)]
         self.agents.links = self.links
         self.agents._next_beat = self.clock.now

@@ -97,19 +97,15 @@ def test_processes_of_a_group_are_counted(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_threads_of_the_user_count_against_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, {"proc/11/status": "Name:\tx\nThreads:\t3\n", "proc/12/status": "Threads:\t4\n", "proc/x/y": ""})
-    uid = (tmp_path / "proc/11").stat().st_uid or 1000
-    os_stat = Path.stat
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (10, 10))
-    monkeypatch.setattr(os, "geteuid", lambda: uid)
-    monkeypatch.setattr(Path, "stat", lambda self, **rest: _owned(os_stat(self, **rest), uid))
-    assert free_processes(tmp_path) == 3
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert free_processes(tmp_path) is None
-
-
-def _owned(status: os.stat_result, uid: int) -> os.stat_result:
-    return os.stat_result((*status[:4], uid, *status[5:]))
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE):
+        monkeypatch.setattr(os, "geteuid", lambda: 1000)
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (1 << 22, 1 << 22))
+        free = free_processes(tmp_path)
+        assert free is not None and free <= (1 << 22) - 2
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (1, 1))
+        assert free_processes(tmp_path) == 0
+        monkeypatch.setattr(os, "geteuid", lambda: 0)
+        assert free_processes(tmp_path) is None
 
 
 def test_limits_of_open_files_are_those_of_workers_and_of_msrun() -> None:

@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -48,18 +47,3 @@ def test_command_is_shown_without_secrets_and_cut() -> None:
         process.stdin.close()
     assert text.startswith(f"pid {process.pid} ({sys.executable} -c ")
     assert "hunter2" not in text and len(text) < 120
-
-
-def test_owner_that_is_not_visible_gives_nothing(tmp_path: Path) -> None:
-    assert describe_port_owner(80, tmp_path) == ""
-    (tmp_path / "net").mkdir()
-    (tmp_path / "net" / "tcp").write_text(
-        "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
-        "   0: 0100007F:0050 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000        0 4242 1 0\n"
-    )
-    assert describe_port_owner(80, tmp_path) == ""
-    (tmp_path / "7" / "fd").mkdir(parents=True)
-    (tmp_path / "7" / "fd" / "3").symlink_to("socket:[4242]")
-    (tmp_path / "7" / "cmdline").write_bytes(b"nginx\0-g\0")
-    assert describe_port_owner(80, tmp_path) == "pid 7 (nginx -g)"
-    assert describe_port_owner(81, tmp_path) == ""

@@ -13,13 +13,12 @@ from job_runner import REPOSITORY, wait_until
 
 from msrun.agent.processes.process_control import start_time
 from msrun.cluster.messages import Message, MessageBuffer, encode_message
-from msrun.launch.remote.attach import NO_AGENT
 from msrun.launch.remote.log_sender import unpack_piece
-from msrun.launch.remote.spool import AGENT, listen_in
+from msrun.launch.remote.spool import AGENT, NO_AGENT, listen_in
 from msrun.launch.transport.pipe import MARKER
 
-SALVAGE = "from msrun.launch.remote.salvage import main; main('JOB', 3, {sizes!r})"
-ATTACH = "from msrun.launch.remote.attach import main; main('JOB', 3)"
+SALVAGE = "from msrun.launch.remote.spool import salvage; salvage('JOB', 3, {sizes!r})"
+ATTACH = "from msrun.launch.remote.spool import attach; attach('JOB', 3)"
 
 
 @pytest.fixture

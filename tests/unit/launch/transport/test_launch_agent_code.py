@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from msrun.launch.remote.attach import NO_AGENT
+from msrun.launch.remote.spool import NO_AGENT
 from msrun.launch.transport.agent_code import attach_code, pack_msrun
 
 CODE = attach_code({}, "0" * 16, 0, pack_msrun())

@@ -13,7 +13,6 @@ from job_runner import wait_until
 
 from msrun.errors import ClusterError
 from msrun.launch.transport.event_loop import ByteChannel, EventLoop, TaskThreads
-from msrun.launch.transport.pipe import ReadyFlag
 
 MUCH = 8 << 20
 
@@ -267,12 +266,3 @@ def test_thread_that_cannot_be_started_is_told_of(monkeypatch: pytest.MonkeyPatc
     assert isinstance(errors[0], ClusterError) and "raise ulimit -u" in str(errors[0])
     with pytest.raises(ClusterError, match=r"can't start new thread here; raise ulimit -u"):
         EventLoop(1).start()
-
-
-def test_flag_that_was_set_before_somebody_waits_is_seen() -> None:
-    flag = ReadyFlag()
-    flag.set()
-    assert os.eventfd_read(flag.fileno()) == 1
-    flag.close()
-    assert flag.fileno() == -1
-    flag.set()

@@ -6,7 +6,7 @@ import pytest
 
 from msrun.cluster.messages import encode_message
 from msrun.launch.transport import event_loop as module
-from msrun.launch.transport.event_loop import PIECE_BYTES, Incoming, OutputBuffer
+from msrun.launch.transport.event_loop import Incoming
 from msrun.launch.transport.pipe import MARKER
 
 SAID = [{"type": "hello", "seq": 1}, {"type": "log", "data": "x" * 300}]
@@ -28,18 +28,3 @@ def test_noise_without_an_agent_is_kept_as_far_as_it_is_quoted(monkeypatch: pyte
     assert incoming.feed(b"not found") == [] and not incoming.is_noise
     incoming.feed(b"!!" * 1000)
     assert incoming.is_noise and incoming.noise == "!" * 10
-
-
-def test_bytes_wait_in_their_order_up_to_a_limit() -> None:
-    buffer = OutputBuffer(PIECE_BYTES + 10)
-    assert buffer.put(b"ab") and buffer.put(b"") and buffer.put(bytes(PIECE_BYTES + 8))
-    assert not buffer.put(b"c") and len(buffer) == PIECE_BYTES + 10
-    assert buffer.head() == b"ab"
-    buffer.drop(1)
-    assert buffer.head() == b"b"
-    buffer.drop(1)
-    assert len(buffer.head()) == PIECE_BYTES
-    buffer.drop(PIECE_BYTES)
-    assert buffer.head() == bytes(8) and len(buffer) == 8
-    buffer.drop(8)
-    assert not buffer and buffer.head() == b""

@@ -27,7 +27,9 @@ class Join(Rule):
             dim = call.argument("dim", 0) % max(1, len(shape))
         joined = sum(given != (0,) for given in call.shapes) > 1
         free: Labels = tuple(None if joined and i == dim else label for i, label in enumerate(labels))
-        inputs = tuple(free if len(given) == len(shape) and given != (0,) else (None,) * len(given) for given in call.shapes)
+        inputs = tuple(
+            free if len(given) == len(shape) and given != (0,) else (None,) * len(given) for given in call.shapes
+        )
         return Form(inputs, free, sizes_of((free, shape)))
 
 

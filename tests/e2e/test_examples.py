@@ -206,11 +206,10 @@ def test_elastic_job_ends_with_the_numbers_of_one_that_nobody_disturbed(
     assert done.code == 0, done.stderr
     assert "starting again on host0, host2" in done.stderr
     last = losses(MONITOR_LINE, done.log(0).decode())
-    alone = losses(MONITOR_LINE, run_alone(msrun, folder, EPOCHS="3", PRINT_EVERY="1")) if way == "left" else None
-    assert [tuple(line) for line in last[-1:, :2]] == [(3, 48)]
     assert tuple(last[0, :2]) > (1, 40), "it went on from a checkpoint"
-    if alone is not None:
-        np.testing.assert_allclose(last[-1], alone[-1], rtol=1e-3)
+    shutil.rmtree(folder / "checkpoints")
+    alone = losses(MONITOR_LINE, run_alone(msrun, folder, EPOCHS="3", PRINT_EVERY="1"))
+    np.testing.assert_allclose(last[-1], alone[-1], rtol=1e-3)
 
 
 @pytest.mark.slow

@@ -89,3 +89,30 @@ def test_batches_of_other_lengths_are_told_with_both_shapes_and_what_to_do(ranks
         AutoParallel(Net())(torch.ones(3 + ranks.rank, 8))
     assert "rank 1 got a batch of 4x8, rank 0 a batch of 3x8" in str(error.value)
     assert "give every rank batches of one shape (pad to one length, drop the last, smaller one)" in str(error.value)
+
+
+class Halved(nn.Module):
+    """Writes into `flatten` of what a convolution makes: a view of it, or, of channels_last, a copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.weight = nn.Conv2d(4, 4, 3, padding=1), nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.conv(x)
+        made.flatten(1)[:, ::2].mul_(0.5)
+        scaled = x * self.weight
+        scaled.flatten(1)[:, ::2].mul_(0.5)
+        return made.square().mean() + scaled.square().mean()
+
+
+@two_ranks
+@pytest.mark.parametrize("of_weights", [torch.contiguous_format, torch.channels_last])
+def test_write_goes_where_the_order_of_memory_lets_it_go(ranks: Ranks, of_weights: torch.memory_format) -> None:
+    net = Halved().to(memory_format=of_weights)
+    images = torch.randn(8, 4, 6, 6)
+    batches = [images, images.contiguous(memory_format=torch.channels_last), images]
+    right = [net(batch).item() for batch in batches]
+    step = AutoParallel(net).dataset_strategy("full_batch")
+    assert [step(batch).item() for batch in batches] == pytest.approx(right, rel=1e-12)

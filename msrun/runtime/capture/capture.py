@@ -26,7 +26,7 @@ from msrun.runtime.capture.assignment import assign_strategies
 from msrun.runtime.capture.aten import trace_aten, unflatten_linears
 from msrun.runtime.capture.batch_rows import trace_batch_rows
 from msrun.runtime.capture.captured_graph import CapturedGraph, Target
-from msrun.runtime.capture.dynamo import TracedCall, trace_call
+from msrun.runtime.capture.dynamo import TracedCall, order_in_memory, trace_call
 from msrun.runtime.capture.host_calls import HostOrDevice, assign_targets, note_functions
 from msrun.runtime.capture.marked_calls import TOP, calls_of, erase_marks, marking, number_calls, skip_marks
 from msrun.runtime.capture.writes import make_functional
@@ -114,7 +114,8 @@ def _device_of(tensors: Sequence[Tensor]) -> torch.device:
 
 
 def _like(value: Tensor, shape: GlobalShape, device: torch.device) -> Tensor:
-    fake = torch.empty(shape, dtype=value.dtype, device=device)
+    order = order_in_memory(value) if value.dim() == len(shape) else ()
+    fake = torch.empty_permuted(shape, order or tuple(range(len(shape))), dtype=value.dtype, device=device)
     if isinstance(value, nn.Parameter):
         return nn.Parameter(fake, value.requires_grad)
     return fake.requires_grad_(value.requires_grad)

@@ -181,7 +181,17 @@ def _kind(value: Tensor | int, free: Collection[int]) -> Any:
     if not isinstance(value, Tensor):
         return int
     sizes = [None if dimension in free else size for dimension, size in enumerate(value.shape)]
-    return sizes, value.dtype, value.device, value.requires_grad
+    return sizes, order_in_memory(value), value.dtype, value.device, value.requires_grad
+
+
+def order_in_memory(value: Tensor) -> tuple[int, ...]:
+    """Return the dimensions from the outermost inwards, as of channels_last; empty where they are so in their order.
+
+    By it `flatten` and `reshape` are views, through which a write goes, or copies.
+    """
+    order = sorted(range(value.dim()), key=lambda dimension: -value.stride(dimension))
+    real = [dimension for dimension in order if value.shape[dimension] != 1]
+    return () if real == sorted(real) else tuple(order)
 
 
 def trace_call(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime.capture.captured_graph import CapturedGraph, Target
+from msrun.runtime.capture.dynamo import order_in_memory
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
 from msrun.runtime.sharding.sizes import SizesOfCall
@@ -17,7 +18,7 @@ from msrun.runtime.tensors.plain_tensors import plain_tensors
 
 _MOST_SIZES = 4096
 """Kinds of batches that are known to fit; others are looked at again."""
-Kind = tuple[tuple[int, ...], torch.dtype, torch.device, bool]
+Kind = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device, bool]
 
 
 class ParameterChanged(Exception):
@@ -165,4 +166,7 @@ class CapturedCall:
 
 def kinds_of(tensors: Sequence[Tensor]) -> list[Kind]:
     """Return what of given tensors belongs to the kind of a call."""
-    return [(tuple(tensor.shape), tensor.dtype, tensor.device, tensor.requires_grad) for tensor in tensors]
+    return [
+        (tuple(tensor.shape), order_in_memory(tensor), tensor.dtype, tensor.device, tensor.requires_grad)
+        for tensor in tensors
+    ]

@@ -189,7 +189,8 @@ def order_in_memory(value: Tensor) -> tuple[int, ...]:
 
     By it `flatten` and `reshape` are views, through which a write goes, or copies.
     """
-    order = sorted(range(value.dim()), key=lambda dimension: -value.stride(dimension))
+    strides = value.stride()
+    order = sorted(range(value.dim()), key=lambda dimension: -strides[dimension])
     real = [dimension for dimension in order if value.shape[dimension] != 1]
     return () if real == sorted(real) else tuple(order)
 

@@ -21,7 +21,7 @@ from torch._dynamo.variables import invoke_subgraph as regions
 from torch._dynamo.variables.functions import UserFunctionVariable
 from torch._dynamo.variables.higher_order_ops import TorchHigherOrderOperatorVariable
 from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable, record_nn_module_stack
-from torch._guards import Guard, GuardsSet, Source
+from torch._guards import Guard, GuardsSet, InvokeSubgraphCache, Source
 from torch.fx.experimental.proxy_tensor import (
     disable_proxy_modes_tracing,
     get_proxy_mode,
@@ -197,6 +197,7 @@ def _in_block(source: Source, known: dict[Source, Source]) -> Source:
 def repeating(blocks: Collection[int], repeated: Repeated) -> Iterator[None]:
     """Let dynamo trace blocks with these ids once, where they are equal."""
     call, is_reusable = UnspecializedNNModuleVariable.call_function, regions.is_reusable
+    find_same = InvokeSubgraphCache.get_dynamo_installed_submodules
 
     def call_block(self: Any, tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         is_region = id(self.value) in blocks and self.source and tx.output.current_tracer.parent is None
@@ -205,18 +206,20 @@ def repeating(blocks: Collection[int], repeated: Repeated) -> Iterator[None]:
         stack = str(id(self.value)), self.get_nn_module_stack_source(), tx, self.value
         with record_nn_module_stack(*stack):
             operator = TorchHigherOrderOperatorVariable.make(REGION)
-            result = operator.call_function(tx, [UserFunctionVariable(_call_block), self, *args], kwargs)
+            result = operator.call_function(tx, [UserFunctionVariable(cast(Any, _call_block)), self, *args], kwargs)
         node = next(node for node in reversed(tx.output.graph.nodes) if node.target is REGION)
         tx.output.nn_modules[node.args[1]].meta.setdefault(_BLOCK, stack[0])
         return result
 
     UnspecializedNNModuleVariable.call_function = call_block  # type: ignore[method-assign]
     regions.is_reusable = functools.partial(repeated.fits, is_reusable)
+    InvokeSubgraphCache.get_dynamo_installed_submodules = lambda *_: []  # type: ignore[method-assign]  # takes 1 for 1.0
     try:
         yield
     finally:
         UnspecializedNNModuleVariable.call_function = call  # type: ignore[method-assign]
         regions.is_reusable = is_reusable
+        InvokeSubgraphCache.get_dynamo_installed_submodules = find_same  # type: ignore[method-assign]
 
 
 # -- while operators are recorded --------------------------------------------------------------------------------------

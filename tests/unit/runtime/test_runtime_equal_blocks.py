@@ -145,7 +145,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "another argument": (lambda: Pairs([1, 2, 1, 2]), 2),
     "another attribute": (lambda: nn.Sequential(Block(), Block(), Block(scale=2.0), Block()), 2),
     "an attribute of another type": (lambda: nn.Sequential(Block(), Block(scale=1), Block()), 2),
-    "a frozen weight": (lambda: nn.Sequential(*blocks()[:3], blocks(count=1)[0].requires_grad_(False)), 2),
+    "a frozen weight": (lambda: nn.Sequential(*blocks()[:3], blocks()[0].requires_grad_(requires_grad=False)), 2),
     "tied weights": (with_tied_weights, 1),
     "a side effect": (lambda: blocks(Numbered), 4),
 }

@@ -9,7 +9,7 @@ regions of autocast and of gradient modes become notes on operators and `detach`
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 from msrun.errors import CaptureError, ParallelError
 from msrun.runtime.capture.autocast import AUTOCAST_REGION
 from msrun.runtime.capture.dynamo import TracedCall
+from msrun.runtime.capture.equal_blocks import REGION, RecordedBlock, block_of, kind_of
 from msrun.runtime.capture.marked_calls import MARK
 from msrun.runtime.sharding.operators.custom import CustomFunction, hook_as_function, without_gradient_modes
 from msrun.runtime.sharding.operators.rule import CHECKPOINT, user_line
@@ -62,6 +63,8 @@ def _common_shape(nodes: list[fx.Node]) -> list[int] | None:
     return shapes[0] if shapes and all(shape == shapes[0] for shape in shapes) else None
 
 
+Stack = dict[str, tuple[str, type]]
+"""Path -> path and class of every module around an operator, outermost first."""
 _STACK = "msrun_stack"
 """node.meta key of dynamo's nn_module_stack, by modules and not by their paths"""
 _NOTES = "custom"
@@ -146,6 +149,21 @@ def _put_sizes(graph: fx.Graph) -> None:
         graph.erase_node(node)
 
 
+def _moved(path: str, stack: Stack) -> Callable[[Stack], Stack]:
+    """Return what makes of the modules around an operator in the block at a path those in another block.
+
+    Args:
+        stack: the other block, and the modules around it.
+    """
+
+    def moved(around: Stack) -> Stack:
+        inside = [(name.removeprefix(path), kind) for name, kind in around.values() if name.startswith(f"{path}.")]
+        named = [(next(reversed(stack)) + name, kind) for name, kind in inside]
+        return stack | {name: (name, kind) for name, kind in named}
+
+    return moved
+
+
 class _Interpreter(fx.Interpreter):
     """Runs dynamo's graph on fake tensors while make_fx records."""
 
@@ -164,6 +182,9 @@ class _Interpreter(fx.Interpreter):
         self._notes: dict[str, Any] = dict(outer._notes) if outer else {}
         self._counter: list[int] = outer._counter if outer else [0]
         self.functions: list[CustomFunction] = outer.functions if outer else []
+        self._blocks: dict[Any, RecordedBlock] = outer._blocks if outer else {}
+        self._moved: Callable[[Stack], Stack] = outer._moved if outer else dict
+        """modules of the block that was traced -> those of the one that runs"""
 
     def run_flat(self, parameters: Sequence[int], *values: Any) -> list[Any]:
         """Run, and return the results as a list; `parameters` are the indexes of those among the values."""
@@ -175,7 +196,7 @@ class _Interpreter(fx.Interpreter):
         """Run one node; its notes go to what is recorded for it."""
         stack = n.meta.setdefault(_STACK, n.meta.get("nn_module_stack") or {})
         known = [self._paths[key.partition("@")[0]] for key in stack if key.partition("@")[0] in self._paths]
-        n.meta["nn_module_stack"] = {path: (path, kind) for path, kind in known}
+        n.meta["nn_module_stack"] = self._moved({path: (path, kind) for path, kind in known})
         n.meta[_NOTES] = dict(self._notes)
         if n.target is MARK:
             n.meta[_NOTES][_IS_MARK] = n.args[1:]
@@ -287,6 +308,9 @@ class _Interpreter(fx.Interpreter):
         if target.name() == "register_hook":
             tensor, body, *freevars = args
             return self._apply(hook_as_function(body, len(freevars)), [tensor, *freevars])[0]
+        if target is REGION:
+            body, _, *given = args
+            return self._block(body, given)
         if target is _higher.wrap:
             body, *given = args
             return self._body(body, given)
@@ -318,6 +342,31 @@ class _Interpreter(fx.Interpreter):
         finally:
             if is_outermost:
                 del self._notes[CHECKPOINT]
+
+    def _block(self, body: fx.GraphModule, given: Sequence[Any]) -> list[Any]:
+        """Run one of several equal blocks, or repeat what another one has recorded."""
+        assert self._node is not None, "a node runs"
+        stack: Stack = self._node.meta["nn_module_stack"]
+        inner = _Interpreter(body, self._paths, self)
+        inner._moved = _moved(self._paths[block_of(body)][0], stack)
+        key = id(body), self._is_grad_enabled, str(self._notes), *map(kind_of, given)
+        if key not in self._blocks:
+            recorded = RecordedBlock(next(reversed(stack)), given, lambda: inner.run(*given))
+            self._blocks[key] = recorded
+            return recorded.results
+        recorded, numbers = self._blocks[key], dict[int, int]()
+        moved = _moved(recorded.path, stack)
+
+        def meta_of(node: fx.Node) -> dict[str, Any]:
+            notes = dict(node.meta.get(_NOTES) or {})
+            if CHECKPOINT in notes:
+                if notes[CHECKPOINT] not in numbers:
+                    self._counter[0] += 1
+                    numbers[notes[CHECKPOINT]] = self._counter[0]
+                notes[CHECKPOINT] = numbers[notes[CHECKPOINT]]
+            return {**node.meta, "nn_module_stack": moved(node.meta.get("nn_module_stack", {})), _NOTES: notes}
+
+        return recorded.again(given, meta_of) or list(inner.run(*given))
 
     def _body(self, body: fx.GraphModule, given: Sequence[Any]) -> Any:
         return _Interpreter(body, self._paths, self).run(*given)

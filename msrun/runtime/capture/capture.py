@@ -27,6 +27,7 @@ from msrun.runtime.capture.aten import trace_aten, unflatten_linears
 from msrun.runtime.capture.batch_rows import trace_batch_rows
 from msrun.runtime.capture.captured_graph import CapturedGraph, Target
 from msrun.runtime.capture.dynamo import TracedCall, order_in_memory, trace_call
+from msrun.runtime.capture.equal_blocks import find_equal_blocks
 from msrun.runtime.capture.host_calls import HostOrDevice, assign_targets, note_functions
 from msrun.runtime.capture.marked_calls import TOP, calls_of, erase_marks, marking, number_calls, skip_marks
 from msrun.runtime.capture.writes import make_functional
@@ -274,11 +275,12 @@ def capture(
         filled = [next(fake) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         call_args, call_kwargs = pytree.tree_unflatten(filled, spec)
         unguarded = fakes.ids | {id(table) for table, _ in marked.hooks}
+        blocks = find_equal_blocks(root)
         call = target.call, call_args, call_kwargs
         traced = next(filter(None, (each.of_other_sizes(*call, fakes.inputs) for each in known)), None)
         reasons = [] if traced else list(filter(None, (each.sizes.why_not(input_shapes) for each in known)))
         if traced is None:
-            traced = trace_call(*call, unguarded=unguarded, given=fakes.inputs, free=free)
+            traced = trace_call(*call, unguarded=unguarded, given=fakes.inputs, free=free, blocks=blocks)
             traced.marked = marked
         symbols = ShapeEnv() if keeps_sizes and traced.free else None
         module = trace_aten(traced, root, symbols)

@@ -46,6 +46,7 @@ from torch.utils._ordered_set import OrderedSet
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from msrun.errors import CaptureError, ParallelError
+from msrun.runtime.capture.equal_blocks import Repeated, repeating
 from msrun.runtime.capture.marked_calls import Marking, NotWhileCapturing
 from msrun.runtime.sharding.operators.rule import line_of_use
 from msrun.runtime.sharding.sizes import Place, Sizes
@@ -203,6 +204,7 @@ def trace_call(
     unguarded: Collection[int],
     given: Sequence[Tensor] = (),
     free: Collection[Place] = (),
+    blocks: Collection[int] = (),
 ) -> TracedCall:
     """Trace one call.
 
@@ -210,13 +212,30 @@ def trace_call(
         unguarded: ids of objects that stand for others while the call is traced: nothing is guarded about them.
         given: the tensors in the arguments.
         free: which of them, and the dimension, keep their size free, where the Python code lets them.
+        blocks: ids of modules that are traced once where they are equal.
 
     Raises:
         CaptureError: a construct that dynamo cannot follow; names it, the user's line and what to do.
     """
+    if blocks:
+        with contextlib.suppress(Exception):  # what cannot be repeated, or traced: the errors are those without blocks
+            return _trace_call(function, args, kwargs, unguarded, given, free, blocks)
+    return _trace_call(function, args, kwargs, unguarded, given, free, ())
+
+
+def _trace_call(
+    function: Call,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    unguarded: Collection[int],
+    given: Sequence[Tensor],
+    free: Collection[Place],
+    blocks: Collection[int],
+) -> TracedCall:
     own_globals = {"__builtins__": builtins, "__name__": __name__}
     entry = types.FunctionType(_call.__code__, own_globals)
     found: list[Stores] = []
+    repeated = Repeated(lambda output: _reader({"L": output.local_scope, "G": output.global_scope}))
     with (
         get_metrics_context(),
         dynamo_timed("msrun_capture"),
@@ -225,6 +244,7 @@ def trace_call(
         _watching_stores(found),
         _without_shortcuts(),
         _without_tracebacks(),
+        repeating(blocks, repeated),
     ):
         for index, dimension in free:
             maybe_mark_dynamic(given[index], dimension)
@@ -244,6 +264,7 @@ def trace_call(
             )
         _refuse_python_draws(backend.graph_module, function)
         _leave_out(output.output_graph, unguarded)
+        repeated.add_guards(output.output_graph)
         with _untimed():
             built = output.build_guards(entry.__code__, Hooks())
     holds = built.guard_manager

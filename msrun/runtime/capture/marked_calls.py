@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from msrun.runtime.sharding.operators.rule import operator_call
 from msrun.runtime.sharding.strategies import OperatorStrategy
 
 TOP = "(top)"
@@ -140,14 +141,26 @@ def mark_call(function: Callable[..., Any], number: int, args: tuple[Any, ...], 
 class Marking:
     """A capture that marks calls."""
 
-    names: dict[int, tuple[str, OperatorStrategy]]
-    """number -> path and strategy of every marked module"""
+    names: dict[str, tuple[str, OperatorStrategy]]
+    """path -> name and strategy of every marked module"""
     hooks: list[tuple[Mapping[int, Any], Mapping[int, Any]]]
     """the tables of hooks of these modules that marks stand in, and the user's hooks there"""
 
 
-_MARKED_TABLES = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks")
-"""Attributes of a module that hold its marks while it is captured."""
+_OF_MODULE = -1
+"""Number of the marks of all modules, and key of their hooks: equal modules differ in nothing."""
+
+
+def _enter_module(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    return _mark_arguments(args, kwargs, _OF_MODULE)
+
+
+def _leave_module(_module: nn.Module, _args: tuple[Any, ...], result: Any) -> Any:
+    return mark(result, _OF_MODULE, leaves=True)
+
+
+_HOOKS = {"_forward_pre_hooks": _enter_module, "_forward_pre_hooks_with_kwargs": True, "_forward_hooks": _leave_module}
+"""Attribute of a module that holds its marks while it is captured -> what stands there."""
 
 
 @contextlib.contextmanager
@@ -155,54 +168,51 @@ def marking(root: nn.Module, strategies: Mapping[str, OperatorStrategy]) -> Iter
     """Mark the calls of functions, and of the modules of `root` at these paths, that have a strategy."""
     global MSRUN_CAPTURING
 
-    def hooks(number: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        return (
-            lambda _, args, kwargs: _mark_arguments(args, kwargs, number),
-            lambda _module, _args, result: mark(result, number, leaves=True),
-        )
-
     found = Marking({}, [])
-    handles = []
+    paths = {module: path for path, module in root.named_modules()}
+    tables: list[Any] = []
     for name, strategy in strategies.items():
-        number = new_number()
-        found.names[number] = name or TOP, strategy
-        before, after = hooks(number)
         module = root.get_submodule(name)
-        found.hooks += [(table, dict(table)) for table in map(vars(module).__getitem__, _MARKED_TABLES)]
-        # around those of the user: what enters and leaves the module as its callers see it
-        handles.append(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
-        handles.append(module.register_forward_hook(after))
+        found.names[paths[module]] = name or TOP, strategy
+        for attribute, hook in _HOOKS.items():
+            table = vars(module)[attribute]
+            tables.append(table)
+            found.hooks.append((table, dict(table)))
+            table[_OF_MODULE] = hook
+            if attribute != "_forward_hooks":  # around those of the user: as its callers see the module
+                table.move_to_end(_OF_MODULE, last=False)
     MSRUN_CAPTURING = True
     try:
         yield found
     finally:
         MSRUN_CAPTURING = False
-        for handle in handles:
-            handle.remove()
+        for table in tables:
+            table.pop(_OF_MODULE, None)
 
 
-def number_calls(graph: fx.Graph, names: Mapping[int, tuple[str, OperatorStrategy]]) -> list[MarkedCall]:
+def number_calls(graph: fx.Graph, names: Mapping[str, tuple[str, OperatorStrategy]]) -> list[MarkedCall]:
     """Return the calls that have a strategy, in order, and write the number of its call on every mark of one.
 
     Args:
-        names: number -> path and strategy of every marked module; functions are known.
+        names: path -> name and strategy of every marked module; functions are known.
     """
     regions: list[MarkedCall] = []
-    open_: dict[int, tuple[int, bool]] = {}
-    """number -> its newest call, and whether something has left it"""
+    open_: dict[int | str, tuple[int, bool]] = {}
+    """function or module -> its newest call, and whether something has left it"""
     for node in graph.nodes:
         found = read_mark(node)
         if found is None:
             continue
         function = _functions.get(found.number)
-        if function is None and found.number not in names:
+        if function is None and found.number != _OF_MODULE:
             continue
-        call, has_left = open_.get(found.number, (-1, True))
+        path = operator_call(node).module_path
+        key = path if function is None else found.number
+        call, has_left = open_.get(key, (-1, True))
         if call < 0 or (has_left and not found.leaves):
             call = len(regions)
-            name, strategy = (function.name, function.strategy) if function is not None else names[found.number]
-            regions.append(MarkedCall(name, strategy))
-        open_[found.number] = call, found.leaves
+            regions.append(MarkedCall(*names[path] if function is None else (function.name, function.strategy)))
+        open_[key] = call, found.leaves
         if found.leaves:
             regions[call].outputs = found.count
         else:

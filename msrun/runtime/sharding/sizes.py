@@ -8,6 +8,7 @@ this number alone. So code that knows nothing of symbols is right, and only cost
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -117,9 +118,10 @@ def settle(graph: fx.Graph) -> None:
         TypeError: an argument in which symbols could hide.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
+    of_the_call = functools.cache(lambda value: _of_the_call(value, mode))  # equal blocks have theirs in common
     for node in graph.nodes:
         if "val" in node.meta:
-            node.meta["val"] = pytree.tree_map_only(Tensor, lambda value: _of_the_call(value, mode), node.meta["val"])
+            node.meta["val"] = pytree.tree_map_only(Tensor, of_the_call, node.meta["val"])
         if node.op == "call_function":
             node.args, node.kwargs = fx.node.map_aggregate((node.args, node.kwargs), _number)
 

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from msrun.errors import StrategyError
 from msrun.runtime.sharding.layout import Axes, Mesh
 from msrun.runtime.sharding.operators import row_exchange
 from msrun.runtime.sharding.operators.rule import (
@@ -233,12 +234,22 @@ class Experts(Rule):
     def lower(
         self, call: OperatorCall, _form: Form, build: LocalBuilder, inputs: Sequence[fx.Node], split: LabelSplit
     ) -> fx.Node:
-        """Add the operator on this rank's tokens and experts."""
+        """Add the operator on this rank's tokens and experts.
+
+        Raises:
+            StrategyError: the ranks do not divide the experts.
+        """
+        number = call.argument("number")
+        if _known[number].count % build.mesh.size:
+            raise StrategyError(
+                f"experts in module {call.module_path}: {_known[number].count} of them cannot be shared out over "
+                f"{build.mesh.size} ranks; give a number of ranks that divides them"
+            )
         used = {axis for axes in split.values() for axis in axes}
         return build.call(
             route,
             *inputs,
-            number=call.argument("number"),
+            number=number,
             mesh_shape=build.mesh.shape,
             first_rank=build.mesh.first_rank,
             same=tuple(axis for axis in build.mesh.axes if axis not in used),

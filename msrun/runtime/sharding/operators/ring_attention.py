@@ -217,9 +217,9 @@ class _Blocks:
         return (slice(half, rows), every, False) if source > own else (every, slice(0, half), False)
 
     def pieces(self, rows: slice) -> Iterator[slice]:
-        """Yield rows so few that their scores take about as much memory as the keys and values."""
+        """Yield rows so few that their scores take about half of the memory of the keys and values."""
         groups = self.query.shape[-3] // self.keys_values.shape[-3]
-        step = max(1, self.keys_values.shape[-1] // groups)
+        step = max(1, self.keys_values.shape[-1] // (2 * groups))
         for begin in range(rows.start, rows.stop, step):
             yield slice(begin, min(begin + step, rows.stop))
 

@@ -10,7 +10,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from msrun.cli.words import options_with_value, underscored
+from msrun.cli.options import TAKING_VALUE
+from msrun.cli.words import underscored
 from msrun.errors import UsageError
 
 SAME_VALUE = {
@@ -161,7 +162,7 @@ def _take(name: str, plain: str, value: str, word: str, done: Translation, found
         done.words.append("--bind_numa=True")
     elif plain == "--start_method" and value in _OF_TORCH:
         done.words.append("--start_method=exec")
-    elif plain in options_with_value() and word == value:  # of msrun's own
+    elif plain in TAKING_VALUE and word == value:  # of msrun's own
         done.words += [name, value]
     else:
         done.words.append(word)
@@ -169,7 +170,7 @@ def _take(name: str, plain: str, value: str, word: str, done: Translation, found
 
 def _takes_value(plain: str) -> bool:
     foreign = (*SAME_VALUE, *PER_HOST, *HOST_COUNTS, *WITHOUT_EFFECT, *OF_CONSOLE, *OTHERS)
-    return plain in foreign or plain in options_with_value()
+    return plain in foreign or plain in TAKING_VALUE
 
 
 def _end_of_options(words: Sequence[str]) -> int:

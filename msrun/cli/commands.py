@@ -15,11 +15,12 @@ import click
 from click.shell_completion import get_completion_class
 
 from msrun import contract
-from msrun.cli.option_types import Interval, option
+from msrun.cli.options import PATH, ClickOption
 from msrun.errors import UsageError
 from msrun.launch import output
 from msrun.launch.printable import printable
 from msrun.planning.program import parse_program
+from msrun.planning.settings import make_option
 from msrun.planning.simulation import Simulation
 
 
@@ -40,8 +41,8 @@ def print_text(text: str) -> None:
 
 
 @click.command("trace", context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("log_dir", metavar="LOG_DIR", type=click.Path(path_type=Path))
-@click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="[default: LOG_DIR/trace.json]")
+@click.argument("log_dir", metavar="LOG_DIR", type=PATH)
+@click.option("-o", "--output", metavar="FILE", type=PATH, help="[default: LOG_DIR/trace.json]")
 def trace_command(log_dir: Path, output: Path | None) -> str:
     """Write what happened in the job of LOG_DIR as a trace for Perfetto or chrome://tracing.
 
@@ -79,7 +80,7 @@ def list_command() -> str:
 
 @examples_command.command("copy")
 @click.argument("name", metavar="[NAME]", default=ALL)
-@click.argument("directory", metavar="[DIR]", type=click.Path(path_type=Path), default=DIRECTORY)
+@click.argument("directory", metavar="[DIR]", type=PATH, default=DIRECTORY)
 def copy_command(name: str, directory: Path) -> str:
     """Copy example NAME, or all of them, to DIR/NAME.
 
@@ -94,22 +95,20 @@ def copy_command(name: str, directory: Path) -> str:
 _LEVEL = 2
 
 
+_ESTIMATED = [
+    make_option("device", "PROFILE  Device profile, or a JSON file of one.", default="cpu"),
+    make_option("worker_num", "N  Ranks of the job.", kind="whole number", default=8),
+    make_option("hosts", "N  Hosts that they fill.  [default: 8 ranks on each]", kind="whole number"),
+    make_option("log_dir", "DIR  Directory of the report.", kind="path", default="log_output"),
+]
+
+
 @click.command(
     "estimate",
     context_settings={"help_option_names": ["-h", "--help"]},
     params=[
         click.Argument(["words"], metavar="SCRIPT [ARGS]...", nargs=-1, type=click.UNPROCESSED),
-        option("device", "PROFILE", default="cpu", show_default=True, help="Device profile, or a JSON file of one."),
-        option("worker_num", "N", type=int, default=8, show_default=True, help="Ranks of the job."),
-        option("hosts", "N", type=int, help="Hosts that they fill.  [default: 8 ranks on each]"),
-        option(
-            "log_dir",
-            "DIR",
-            type=click.Path(path_type=Path),
-            default="log_output",
-            show_default=True,
-            help="Directory of the report.",
-        ),
+        *map(ClickOption, _ESTIMATED),
     ],
 )
 def estimate_command(words: tuple[str, ...], device: str, worker_num: int, hosts: int | None, log_dir: Path) -> int:
@@ -139,7 +138,7 @@ def estimate_command(words: tuple[str, ...], device: str, worker_num: int, hosts
     return run_simulation(simulation, dict(os.environ), quiet=False)
 
 
-_JOB = click.Argument(["log_dir"], metavar="[LOG_DIR]", default="log_output", type=click.Path(path_type=Path))
+_JOB = click.Argument(["log_dir"], metavar="[LOG_DIR]", default="log_output", type=PATH)
 _HELP = {"help_option_names": ["-h", "--help"]}
 _NOTHING_ASKED: dict[str, Any] = {
     "status": None,
@@ -165,7 +164,7 @@ def status_command(log_dir: Path, *, json: bool) -> int:
     context_settings=_HELP,
     params=[
         _JOB,
-        option("every", "S", type=Interval(), default="auto", help="Seconds between two looks."),
+        ClickOption(make_option("every", "S  Seconds between two looks.", kind="interval", default="auto")),
         click.Option(["--json"], is_flag=True, help="As lines of JSON."),
     ],
 )

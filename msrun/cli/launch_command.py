@@ -16,7 +16,7 @@ from click.core import ParameterSource
 
 from msrun import __version__, contract
 from msrun.cli.aliases import translate, workers_here
-from msrun.cli.build_spec import MINDSPORE_WORKER_NUM, build_simulation, build_spec, read_directory
+from msrun.cli.build_spec import MINDSPORE_WORKER_NUM, build_simulation, build_spec, read_directory, refuse_pairs
 from msrun.cli.commands import (
     command_named,
     end_warm_servers,
@@ -25,10 +25,9 @@ from msrun.cli.commands import (
     look_after,
     print_text,
 )
-from msrun.cli.option_types import TRUE_WORDS
-from msrun.cli.options import HOST_OPTIONS, OPTIONS
+from msrun.cli.options import HOST_OPTIONS, OPTIONS, SETTABLE, TRUE_WORDS
 from msrun.cli.programs import take_programs
-from msrun.cli.sources import Sources, apply_sources, option_shapes
+from msrun.cli.sources import Sources, apply_sources
 from msrun.cli.words import LaunchCommand, ScriptWords, describe_late_options, describe_separate_value, own_options
 from msrun.errors import MsrunError, UsageError, describe_limit, is_limit, near_miss
 from msrun.launch import output
@@ -92,6 +91,7 @@ def command(**options: Any) -> int:
     options = apply_sources(context, options)
     sources = context.ensure_object(Sources)
     _say_hint(sources.hint, options)
+    refuse_pairs(options)
     options = take_programs(_read_script(options))
     if options["check"]:
         return _check(options)
@@ -100,7 +100,7 @@ def command(**options: Any) -> int:
     spec = _spec(options, sources)
     for program in spec.program.all:
         _say_hint(describe_late_options(program), options)
-    caller = without_option_variables(os.environ, option_shapes(command.params))
+    caller = without_option_variables(os.environ, SETTABLE)
     from msrun.launch.preflight.checks import check_host
 
     check_host(spec, is_dry_run=bool(options["dry_run"] or options["plan"]))
@@ -131,8 +131,6 @@ def _plan(spec: LaunchSpec, caller: dict[str, str], options: dict[str, Any]) -> 
     from msrun.launch.job import plan_dry_run
     from msrun.planning.plan_text import render_plan
 
-    if options["dry_run"] and options["plan"]:
-        raise UsageError("--dry_run and --plan: give one of the two; the second asks the hosts")
     if options["plan"] and spec.is_remote:
         from msrun.launch.fleet.asked_plan import ask_for_plan
 
@@ -271,14 +269,12 @@ def _simulate(options: dict[str, Any]) -> int:
 
 def _check(options: dict[str, Any]) -> int:
     """--check: look at everything that a job needs, say it line by line and start nothing."""
-    if other := next((name for name in ("dry_run", "plan") if options[name]), ""):
-        raise UsageError(f"--check and --{other}: give one of the two")
     from msrun.launch.preflight.checks import inspect_host
     from msrun.launch.preflight.finding import exit_code_of_findings, render_finding
 
     sources = click.get_current_context().ensure_object(Sources)
     spec = _spec(options, sources)
-    caller = without_option_variables(os.environ, option_shapes(command.params))
+    caller = without_option_variables(os.environ, SETTABLE)
     if spec.is_remote:
         from msrun.launch.fleet.asked_plan import check_fleet
 

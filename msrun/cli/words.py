@@ -11,8 +11,7 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-from msrun.cli.option_types import FALSE_WORDS, TRUE_WORDS
-from msrun.cli.options import GROUPS, MOST_USED, OPTIONAL_VALUES, OPTIONS
+from msrun.cli.options import FALSE_WORDS, GROUPS, LONG_OPTIONS, MOST_USED, OPTIONAL_VALUES, TAKING_VALUE, TRUE_WORDS
 from msrun.errors import UsageError, near_miss
 from msrun.planning.program import COMMANDS, Program
 
@@ -50,34 +49,17 @@ def script_index(words: Sequence[str]) -> int:
 
 
 def _walk(words: Sequence[str]) -> tuple[list[int], int]:
-    takes_value = options_with_value()
     found: list[int] = []
     index = 0
     while index < len(words) and words[index].startswith("-") and words[index] not in ("--", "-m"):
         found.append(index)
-        index += 2 if underscored(words[index]) in takes_value else 1
+        index += 2 if underscored(words[index]) in TAKING_VALUE else 1
     return found, index
 
 
 def underscored(word: str) -> str:
     """Return an option as it is declared: --log-dir as --log_dir, a single dash as it is."""
     return "--" + word[2:].replace("-", "_") if word.startswith("--") else word
-
-
-def long_options() -> set[str]:
-    """Return the long options, spelled with underscores."""
-    return {underscored(spelling) for parameter in OPTIONS for spelling in parameter.opts if spelling.startswith("--")}
-
-
-def options_with_value() -> set[str]:
-    """Return the long options that take the word after them, spelled with underscores."""
-    return {
-        underscored(spelling)
-        for parameter in OPTIONS
-        if isinstance(parameter, click.Option) and not parameter.is_flag
-        for spelling in parameter.opts
-        if spelling.startswith("--")
-    } - set(OPTIONAL_VALUES)
 
 
 _HOSTS = "--hosts h1:8,h2:8 (with the number of workers on each)"
@@ -162,7 +144,7 @@ def describe_separate_value(words: Sequence[str]) -> str:
 def describe_late_options(program: Program) -> str:
     """Return a hint when options of msrun's stand after a script that does not speak of them, else nothing."""
     names = [underscored(word.partition("=")[0]) for word in program.args if word.startswith("--") and word != "--"]
-    late = [name for name in dict.fromkeys(names) if name in long_options() - SHARED]
+    late = [name for name in dict.fromkeys(names) if name in LONG_OPTIONS - SHARED]
     if not late or program.kind != "script":
         return ""
     try:

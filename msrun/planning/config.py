@@ -20,9 +20,10 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from msrun.errors import UsageError, near_miss
+from msrun.planning.settings import Option
 from ranktable.bounded_text import TextError, compose_yaml
 
 if TYPE_CHECKING:
@@ -34,31 +35,20 @@ MAX_DEPTH = 16
 """A job needs two levels; YAML readers call themselves for every further one."""
 PROGRAM_KEYS = ("script", "args", "module")
 
-Kind = Literal["whole number", "number", "truth value", "text", "word", "JSON"]
-"""What an option takes. A `word` has a meaning of its own (a choice, or True), so any scalar is passed on; where the
-option takes a JSON object, a mapping is, too."""
-
-_WANTED: dict[Kind, str] = {
+_WANTED = {
     "whole number": "a whole number such as 8",
     "number": "a number such as 2.5",
     "truth value": "true or false",
     "text": "text",
-    "word": "a single value",
+    "path": "text",
     "JSON": "a single value or a mapping",
 }
+"""What an option takes -> in words. Any other kind, a choice say, is a single value: any scalar is passed on."""
 _WHOLE = re.compile(r"[-+]?(0|[1-9][0-9]*)\Z")
 _NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\Z")
 _YAML = "tag:yaml.org,2002:"
 _SCALAR_TAGS = frozenset(("bool", "int", "float", "str", "timestamp", "value"))
 _TRUE_WORDS = frozenset(("true", "yes", "on"))
-
-
-@dataclass(frozen=True)
-class OptionShape:
-    """What an option takes."""
-
-    kind: Kind
-    is_repeatable: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,25 +69,25 @@ class JobConfig:
         return f"--config {self.source}, line {self.lines[name]}: {name}"
 
 
-def parse_config(text: str, source: str, shapes: Mapping[str, OptionShape]) -> JobConfig:
+def parse_config(text: str, source: str, options: Mapping[str, Option]) -> JobConfig:
     """Read a file of settings.
 
     Args:
         source: path of the file, for messages.
-        shapes: the options that a file may hold, by name.
+        options: those that a file may hold, by name.
 
     Raises:
         UsageError: naming file, line, key, value and what is expected.
     """
-    return _Reader(source, shapes).read(text)
+    return _Reader(source, options).read(text)
 
 
 class _Reader:
     """Reads one file; knows its name for messages."""
 
-    def __init__(self, source: str, shapes: Mapping[str, OptionShape]) -> None:
+    def __init__(self, source: str, options: Mapping[str, Option]) -> None:
         self._source = source
-        self._shapes = shapes
+        self._known = options
 
     def read(self, text: str) -> JobConfig:
         root = self._compose(text)
@@ -107,8 +97,8 @@ class _Reader:
         self._check_version(entries)
         options: dict[str, str | list[str]] = {}
         for key, (line, node) in entries.items():
-            if key in self._shapes:
-                options[key] = self._option(key, line, node, self._shapes[key])
+            if key in self._known:
+                options[key] = self._option(key, line, node, self._known[key])
             elif key not in (*PROGRAM_KEYS, "env", "version"):
                 self._refuse_key(key, line)
         return JobConfig(
@@ -154,15 +144,15 @@ class _Reader:
     def _refuse_key(self, key: str, line: int) -> NoReturn:
         if key == "config":
             self._fail(line, "config: a file cannot name another one; give --config on the command line")
-        hint = near_miss(key, [*self._shapes, *PROGRAM_KEYS, "env", "version"])
+        hint = near_miss(key, [*self._known, *PROGRAM_KEYS, "env", "version"])
         self._fail(line, f"{key}: no such setting{hint}; msrun --help lists the options")
 
-    def _option(self, key: str, line: int, node: yaml.Node, shape: OptionShape) -> str | list[str]:
-        if not shape.is_repeatable:
-            return self._scalar(key, line, node, shape.kind)
-        return self._list(key, line, node, shape.kind)
+    def _option(self, key: str, line: int, node: yaml.Node, option: Option) -> str | list[str]:
+        if not option.is_repeatable:
+            return self._scalar(key, line, node, option.kind)
+        return self._list(key, line, node, option.kind)
 
-    def _list(self, key: str, line: int, node: yaml.Node, kind: Kind) -> list[str]:
+    def _list(self, key: str, line: int, node: yaml.Node, kind: str) -> list[str]:
         import yaml
 
         if not isinstance(node, yaml.SequenceNode):
@@ -185,14 +175,14 @@ class _Reader:
                 self._fail(entries[key][0], f"{key}: there is no script that it belongs to; add script: train.py")
         return ()
 
-    def _scalar(self, key: str, line: int, node: yaml.Node, kind: Kind) -> str:
+    def _scalar(self, key: str, line: int, node: yaml.Node, kind: str) -> str:
         """Return the letters of a value, which has to be of this kind."""
         import yaml
 
         if kind == "JSON" and isinstance(node, yaml.MappingNode):
             return json.dumps(self._plain(key, node))
         if not (isinstance(node, yaml.ScalarNode) and _is_of(node, kind)):
-            self._fail(line, f"{key}: {_found(node)}; give {_WANTED[kind]}{_remedy(node, kind)}")
+            self._fail(line, f"{key}: {_found(node)}; give {_WANTED.get(kind, 'a single value')}{_remedy(node, kind)}")
         if not _can_be_passed_on(node.value):
             self._fail(line, f"{key}: holds a character that no command line can; remove it")
         return str(node.value)
@@ -221,7 +211,7 @@ def _line(node: yaml.Node) -> int:
     return int(mark.line) + 1 if mark is not None else 1
 
 
-def _is_of(node: yaml.ScalarNode, kind: Kind) -> bool:
+def _is_of(node: yaml.ScalarNode, kind: str) -> bool:
     """Tell by tag and letters; `1e3`, 010 and 1:30 are not what they seem in YAML 1.1, so letters decide on numbers."""
     tag = node.tag.removeprefix(_YAML)
     if kind in ("whole number", "number"):
@@ -229,7 +219,7 @@ def _is_of(node: yaml.ScalarNode, kind: Kind) -> bool:
         return not node.style and tag in ("int", "float", "str") and bool(pattern.match(node.value))
     if kind == "truth value":
         return tag == "bool"
-    return tag in _SCALAR_TAGS and not (kind == "text" and tag == "bool")
+    return tag in _SCALAR_TAGS and not (kind in ("text", "path") and tag == "bool")
 
 
 def _found(node: yaml.Node) -> str:
@@ -249,10 +239,10 @@ def _found(node: yaml.Node) -> str:
     return f"{text!r} is {'a truth value' if tag == 'bool' else 'a number' if tag in ('int', 'float') else 'text'}"
 
 
-def _remedy(node: yaml.Node, kind: Kind) -> str:
+def _remedy(node: yaml.Node, kind: str) -> str:
     if node.tag == _YAML + "null":
-        return " or remove the line" if kind != "word" else ", '' for an empty one"
-    if node.tag == _YAML + "bool" and kind == "text":
+        return " or remove the line" if kind in _WANTED else ", '' for an empty one"
+    if node.tag == _YAML + "bool" and kind in ("text", "path"):
         return " in quotes"
     if getattr(node, "style", None) in ("'", '"') and kind in ("whole number", "number"):
         return " without quotes"

@@ -87,19 +87,3 @@ def _parse_cpus(key: str, items: object) -> tuple[int, ...]:
         except ValueError as error:
             raise UsageError(f"--bind_core: {key!r}: {error}; {remedy}") from None
     return tuple(sorted(numbers))
-
-
-def parse_bind_numa(text: str) -> bool:
-    """Turn True or False into a truth value.
-
-    Raises:
-        UsageError: another word; MindSpore's newer dict and file are not taken.
-    """
-    word = text.strip().lower()
-    if word in ("true", "1", "yes", "on"):
-        return True
-    if word in ("false", "0", "no", "off"):
-        return False
-    raise UsageError(
-        f"--bind_numa {text}: give True or False; each worker gets one NUMA node, its cores are named by --bind_core"
-    )

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msrun.cli.aliases import MODULE, SAME_VALUE, SWITCHES, WITHOUT_EFFECT, translate
-from msrun.cli.words import FOREIGN_OPTIONS, long_options, options_with_value
+from msrun.cli.options import LONG_OPTIONS, TAKING_VALUE
+from msrun.cli.words import FOREIGN_OPTIONS
 from msrun.errors import UsageError
 
 
@@ -117,9 +118,9 @@ def test_what_changes_nothing_is_said() -> None:
 
 def test_no_alias_hides_an_option_of_ours_and_each_leads_to_one() -> None:
     aliases = {*SAME_VALUE, *SWITCHES, *WITHOUT_EFFECT, "--module"}
-    assert not aliases & (long_options() | FOREIGN_OPTIONS.keys())
-    assert {f"--{name}" for name in SAME_VALUE.values()} <= options_with_value()
-    assert {word.partition("=")[0] for words in SWITCHES.values() for word in words} <= long_options()
+    assert not aliases & (LONG_OPTIONS | FOREIGN_OPTIONS.keys())
+    assert {f"--{name}" for name in SAME_VALUE.values()} <= TAKING_VALUE
+    assert {word.partition("=")[0] for words in SWITCHES.values() for word in words} <= LONG_OPTIONS
     assert "-m" in MODULE
 
 

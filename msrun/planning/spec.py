@@ -452,6 +452,16 @@ class LaunchSpec(JobTerms):
         return next((assignment.device_ids for assignment in own), ())
 
     @property
+    def log_folder(self) -> Path:
+        """Where the workers' logs go."""
+        return self.worker_log_dir or self.log_dir
+
+    @property
+    def rank_table_path(self) -> str:
+        """The path of the user's table, or of the one that is generated."""
+        return str(self.rank_table_file or self.log_folder / contract.RANK_TABLE_JSON)
+
+    @property
     def meeting_port(self) -> int:
         """Port on which several hosts meet."""
         return self.master_port or MEETING_PORT

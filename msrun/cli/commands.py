@@ -21,7 +21,6 @@ from msrun.launch import output
 from msrun.launch.printable import printable
 from msrun.planning.program import parse_program
 from msrun.planning.settings import make_option
-from msrun.planning.simulation import Simulation
 
 
 def print_text(text: str) -> None:
@@ -120,6 +119,7 @@ def estimate_command(words: tuple[str, ...], device: str, worker_num: int, hosts
     `estimate` is this command only as the first word; start a program of that name as `msrun ./estimate`.
     """
     from msrun.launch.simulation import run_simulation
+    from msrun.planning.simulation import Simulation
 
     if hosts is not None and (hosts < 1 or worker_num % hosts):
         raise UsageError(f"--hosts {hosts}: must divide --worker_num {worker_num}; give another number")

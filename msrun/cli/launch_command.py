@@ -16,7 +16,6 @@ from click.core import ParameterSource
 
 from msrun import __version__, contract
 from msrun.cli.aliases import translate, workers_here
-from msrun.cli.build_spec import MINDSPORE_WORKER_NUM, build_simulation, build_spec, read_directory, refuse_pairs
 from msrun.cli.commands import (
     command_named,
     end_warm_servers,
@@ -26,7 +25,6 @@ from msrun.cli.commands import (
     print_text,
 )
 from msrun.cli.options import HOST_OPTIONS, OPTIONS, SETTABLE, TRUE_WORDS
-from msrun.cli.programs import take_programs
 from msrun.cli.sources import Sources, apply_sources
 from msrun.cli.words import LaunchCommand, ScriptWords, describe_late_options, describe_separate_value, own_options
 from msrun.errors import MsrunError, UsageError, describe_limit, is_limit, near_miss
@@ -34,7 +32,6 @@ from msrun.launch import output
 from msrun.launch.printable import one_line
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.host_entry import HostEntry
-from msrun.planning.imports import imports_package
 from msrun.planning.program import COMMANDS, ONCE, parse_program
 from msrun.planning.settings import FoundSetting, without_option_variables
 from msrun.planning.spec import LaunchSpec, check_spec, is_loopback
@@ -87,6 +84,9 @@ def command(**options: Any) -> int:
         return look_after(options)
     if options["warm"] == "stop":
         return end_warm_servers(options)
+    from msrun.cli.build_spec import refuse_pairs
+    from msrun.cli.programs import take_programs
+
     context = click.get_current_context()
     options = apply_sources(context, options)
     sources = context.ensure_object(Sources)
@@ -148,6 +148,8 @@ def _plan(spec: LaunchSpec, caller: dict[str, str], options: dict[str, Any]) -> 
 
 
 def _spec(options: dict[str, Any], sources: Sources) -> LaunchSpec:
+    from msrun.cli.build_spec import build_spec
+
     assignments: tuple[HostAssignment, ...] = ()
     entries: tuple[HostEntry, ...] = ()
     spares: tuple[HostEntry, ...] = ()
@@ -206,6 +208,9 @@ def _with_worker_num(options: dict[str, Any], sources: Sources) -> dict[str, Any
     Raises:
         UsageError: the job has other hosts, so that nobody knows.
     """
+    from msrun.cli.build_spec import MINDSPORE_WORKER_NUM, read_directory
+    from msrun.planning.imports import imports_package
+
     directory = read_directory(options)
     program = parse_program(options["words"], is_module=options["module"], working_directory=directory)
     is_among_others = options["node_rank"] > 0 or not is_loopback(options["master_addr"])
@@ -262,6 +267,7 @@ def _discover(options: dict[str, Any], given: Collection[str], sources: Sources)
 
 def _simulate(options: dict[str, Any]) -> int:
     """--sim_level: run the script in one process that stands for a rank."""
+    from msrun.cli.build_spec import build_simulation
     from msrun.launch.simulation import run_simulation
 
     return run_simulation(build_simulation(options, dict(os.environ)), dict(os.environ), quiet=options["quiet"])

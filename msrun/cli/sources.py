@@ -20,8 +20,7 @@ from click.core import ParameterSource
 from msrun.cli.options import SETTABLE
 from msrun.errors import UsageError
 from msrun.planning.config import JobConfig, parse_config
-from msrun.planning.environment import masked
-from msrun.planning.masking import mask_url, mask_words
+from msrun.planning.masking import mask_url, mask_words, masked
 from msrun.planning.settings import COMMAND_LINE, Setting, option_variables, variable_name
 from ranktable.files import read_text
 

@@ -7,7 +7,6 @@ import signal
 from collections.abc import Collection, Mapping
 
 from msrun import contract
-from msrun.planning.masking import MASK, SECRET_NAME, mask_url
 from msrun.planning.mindspore import mindspore_port
 from msrun.planning.placement.host import ASCEND_VARIABLE, CUDA_VARIABLE
 from msrun.planning.program import DEFAULT_ROLE, with_numbers
@@ -177,11 +176,6 @@ def overridden_names(caller: Mapping[str, str], planned: Mapping[str, str]) -> l
         for name, value in planned.items()
         if name in caller and caller[name] != value and not value.startswith(f"{caller[name]}{os.pathsep}")
     )
-
-
-def masked(env: Mapping[str, str]) -> dict[str, str]:
-    """Return `env` with the values of secret-looking names and passwords in URLs hidden, for plans, logs and events."""
-    return {name: MASK if SECRET_NAME.search(name) else mask_url(value) for name, value in env.items()}
 
 
 def server_environment(caller: Mapping[str, str], common_env: Mapping[str, str]) -> dict[str, str]:

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
 from msrun import contract
-from msrun.planning.environment import masked
 from msrun.planning.host_assignment import HostAssignment
-from msrun.planning.masking import mask_words, secret_values
+from msrun.planning.masking import mask_words, masked, secret_values
 from msrun.planning.program import Program, StartMethod
 from msrun.planning.record_json import encode_record
 from msrun.planning.spec import JobTerms
@@ -166,12 +165,15 @@ class LaunchPlan(JobTerms):
         """Return a JSON-able dict with secret-looking values masked."""
         told = {one.name: encode_record(getattr(self, one.name)) for one in fields(self)}
         master = {"address": told.pop("master_addr"), "port": told.pop("master_port")}
-        argv = [{"argv": mask_words(host.argv), **one} for host, one in zip(self.hosts, told["hosts"], strict=True)]
+        hosts = [
+            {"argv": mask_words(host.argv), **{name: value for name, value in one.items() if name != "place"}}
+            for host, one in zip(self.hosts, told["hosts"], strict=True)
+        ]
         signals = [signal.Signals(signum).name for signum in self.forward_signals]
         fleet = [assignment.to_json() for assignment in self.fleet]
         return cast(
             "dict[str, Any]",
-            _shown({**told, "master": master, "forward_signals": signals, "hosts": argv, "fleet": fleet}),
+            _shown({**told, "master": master, "forward_signals": signals, "hosts": hosts, "fleet": fleet}),
         )
 
 

@@ -7,9 +7,8 @@ import shlex
 import signal
 from collections.abc import Collection, Mapping, Sequence
 
-from msrun.planning.environment import masked
 from msrun.planning.hosts.assignment import UNKNOWN
-from msrun.planning.masking import mask_words
+from msrun.planning.masking import mask_words, masked
 from msrun.planning.placement.host import format_cpu_list
 from msrun.planning.plan import HostPlan, LaunchPlan, WorkerPlan
 from msrun.planning.ranks import count_workers, fold_ranks

@@ -3,7 +3,6 @@ is checked here."""
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import signal
 from collections.abc import Sequence
@@ -580,6 +579,8 @@ def explain_no_tests(program: Program, exit_code: int) -> str:
 
 def is_loopback(address: str) -> bool:
     """Return True for 127.0.0.0/8, ::1 and localhost."""
+    import ipaddress  # not for --help
+
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:

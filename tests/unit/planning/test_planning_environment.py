@@ -9,16 +9,15 @@ import pytest
 
 from msrun import contract
 from msrun.planning.environment import (
-    MASK,
     blas_threads,
     common_environment,
-    masked,
     of_rank,
     overridden_names,
     rank_environment,
     restored_environment,
     server_environment,
 )
+from msrun.planning.masking import MASK, masked
 from msrun.planning.program import Program
 from msrun.planning.spec import LaunchSpec
 

@@ -26,7 +26,7 @@ from msrun.cli.commands import (
 )
 from msrun.cli.options import HOST_OPTIONS, OPTIONS, SETTABLE, TRUE_WORDS
 from msrun.cli.sources import Sources, apply_sources
-from msrun.cli.words import LaunchCommand, ScriptWords, describe_late_options, describe_separate_value, own_options
+from msrun.cli.words import LaunchCommand, ScriptWords, describe_late_options, describe_separate_value, read_options
 from msrun.errors import MsrunError, UsageError, describe_limit, is_limit, near_miss
 from msrun.launch import output
 from msrun.launch.printable import one_line
@@ -374,8 +374,7 @@ def _place(error: click.BadParameter) -> str:
 
 
 def _wants_tracebacks(words: Sequence[str], sources: Sources) -> bool:
-    for word in [words[index] for index in own_options(words)]:
-        name, _, value = word.partition("=")
+    for _, name, value in read_options(words)[0]:
         if name == "--debug":
             return not value or value.lower() in TRUE_WORDS
     return sources.raw("debug").lower() in TRUE_WORDS
@@ -388,14 +387,6 @@ def _has_directory() -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-def _in_own_words(words: list[str]) -> tuple[list[str], str]:
-    """Return a command line without the words of other launchers, and which of those change nothing."""
-
-    told = translate(words, os.environ, _count_devices)
-    text = f"{', '.join(told.without_effect)}: taken, and without effect here" if told.without_effect else ""
-    return told.words, text
 
 
 def _start(words: list[str], sources: Sources, hint: str = "") -> int:
@@ -417,7 +408,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     words = list(sys.argv[1:] if argv is None else argv)
     sources = Sources()
     try:
-        words, hint = _in_own_words(words)
+        words, without_effect = translate(words, os.environ, _count_devices)
+        hint = f"{', '.join(without_effect)}: taken, and without effect here" if without_effect else ""
         status = _start(words, sources, hint)
     except MsrunError as error:
         if _wants_tracebacks(words, sources):

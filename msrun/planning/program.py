@@ -14,6 +14,7 @@ from msrun.errors import UsageError, near_miss
 
 ProgramKind = Literal["script", "module", "executable"]
 StartMethod = Literal["auto", "fork", "exec"]
+DeviceTarget = Literal["auto", "cpu", "gpu", "ascend"]
 MindSporeKind = Literal["auto", "real", "torch", "none"]
 MindSporeSemantics = Literal["mindspore", "torch"]
 

@@ -17,8 +17,7 @@ from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.forwarded import check_patterns
 from msrun.planning.hosts.host_entry import HostEntry, blamed_on
 from msrun.planning.placement.bind_options import CoreBinding, parse_bind_core
-from msrun.planning.placement.host import DeviceTarget
-from msrun.planning.program import MindSporeKind, MindSporeSemantics, Program, StartMethod
+from msrun.planning.program import DeviceTarget, MindSporeKind, MindSporeSemantics, Program, StartMethod
 from msrun.planning.settings import Setting, check_ranges, field_options, option, refuse_together
 from msrun.planning.tls_spec import TlsSpec
 from ranktable.hosts.brackets import shorten

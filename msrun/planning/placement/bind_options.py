@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from msrun.errors import UsageError
-from msrun.planning.placement.host import parse_cpu_range
 
 SCHEDULER_KEY = "scheduler"
 
@@ -75,6 +74,8 @@ def _device_number(key: str) -> int:
 
 
 def _parse_cpus(key: str, items: object) -> tuple[int, ...]:
+    from msrun.planning.placement.host import parse_cpu_range  # not for --help
+
     remedy = f'give a list of strings, e.g. "{key}": ["0-3", "8"]'
     if not isinstance(items, list):
         raise UsageError(f"--bind_core: {key!r} has {json.dumps(items)}, which is no list; {remedy}")

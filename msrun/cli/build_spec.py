@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +59,13 @@ def build_spec(options: dict[str, Any], caller: dict[str, str]) -> LaunchSpec:
 
 
 def _fields(spec: type, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a spec that are options, from the words of these."""
-    return {name: _value(one, options[one.name]) for name, one in field_options(spec).items()}
+    """Return the fields of a spec that are options and are not left at its defaults, from the words of these."""
+    required = {one.name for one in fields(spec) if one.default is MISSING}
+    return {
+        name: _value(one, options[one.name])
+        for name, one in field_options(spec).items()
+        if name in required or options[one.name] not in (one.default, ())
+    }
 
 
 def _value(option: Option, asked: Any) -> Any:

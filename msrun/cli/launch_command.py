@@ -6,7 +6,7 @@ import errno
 import functools
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -90,7 +90,7 @@ def command(**options: Any) -> int:
     context = click.get_current_context()
     options = apply_sources(context, options)
     sources = context.ensure_object(Sources)
-    _say_hint(sources.hint, options)
+    _say(sources.hint, options)
     refuse_pairs(options)
     options = take_programs(_read_script(options))
     if options["check"]:
@@ -99,7 +99,7 @@ def command(**options: Any) -> int:
         return _simulate(options)
     spec = _spec(options, sources)
     for program in spec.program.all:
-        _say_hint(describe_late_options(program), options)
+        _say(describe_late_options(program), options)
     caller = without_option_variables(os.environ, SETTABLE)
     from msrun.launch.preflight.checks import check_host
 
@@ -158,7 +158,10 @@ def _spec(options: dict[str, Any], sources: Sources) -> LaunchSpec:
         options = _count_here(options)
         given = given ^ {"worker_num", "local_worker_num"}
     if options["rank_table_file"] is not None and not (options["dry_run"] or options["plan"] or options["check"]):
-        _await_table(options)
+        from msrun.launch.rank_table_file import await_rank_table
+
+        path, limit_s = options["rank_table_file"].absolute(), options["cluster_time_out"]
+        await_rank_table(path, limit_s, functools.partial(_say, options=options))
     named = [name for name in HOST_OPTIONS if options[name] not in (None, False, 0, ())]
     if not named and options["min_hosts"] == 0:
         raise UsageError("--min_hosts 0: must be 1 or more hosts; leave it out to need all")
@@ -176,7 +179,13 @@ def _spec(options: dict[str, Any], sources: Sources) -> LaunchSpec:
             assignments = host_list.hosts
             options = host_list.apply(options, given)
     elif options["discover"]:
-        options = _discover(options, given, sources)
+        from msrun.launch.host_discovery import discover_host
+
+        found = discover_host(options, given, os.environ)
+        sources.settings = (*sources.settings, *found.settings)
+        for line in found.lines:
+            _say(line, options)
+        options = {**options, **found.options}
     if options["worker_num"] is None:
         options = _with_worker_num(options, sources)
     spec = replace(
@@ -219,7 +228,7 @@ def _with_worker_num(options: dict[str, Any], sources: Sources) -> dict[str, Any
         source = "--local_worker_num" if "local_worker_num" in {s.name for s in sources.settings} else "counted here"
     elif any(imports_package(file, "mindspore") for file in program.files(directory)):
         number, source = MINDSPORE_WORKER_NUM, "MindSpore's default"
-        _say_hint(f"{number} workers, as of MindSpore's msrun; --worker_num N starts N", options)
+        _say(f"{number} workers, as of MindSpore's msrun; --worker_num N starts N", options)
     elif options["local_worker_num"] is not None:
         raise UsageError(
             "--worker_num: is left out, but --master_addr or --node_rank says that there are other hosts; give the "
@@ -238,31 +247,11 @@ def _count_devices(target: str = "auto") -> int:
     return count_devices(target, os.environ)
 
 
-def _await_table(options: dict[str, Any]) -> None:
-    from msrun.launch.console import say
-    from msrun.launch.rank_table_file import await_rank_table
-
-    path, limit_s = options["rank_table_file"].absolute(), options["cluster_time_out"]
-    await_rank_table(path, limit_s, lambda text: say(text, quiet=options["quiet"]))
-
-
-def _say_hint(text: str, options: dict[str, Any]) -> None:
+def _say(text: str, options: dict[str, Any]) -> None:
     if text:
         from msrun.launch.console import say
 
         say(text, quiet=options["quiet"])
-
-
-def _discover(options: dict[str, Any], given: Collection[str], sources: Sources) -> dict[str, Any]:
-    """Return the options with this host's place in a job that a cluster manager or another launcher has started."""
-    from msrun.launch.console import say
-    from msrun.launch.host_discovery import discover_host
-
-    found = discover_host(options, given, os.environ)
-    sources.settings = (*sources.settings, *found.settings)
-    for line in found.lines:
-        say(line, quiet=options["quiet"])
-    return {**options, **found.options}
 
 
 def _simulate(options: dict[str, Any]) -> int:
@@ -303,7 +292,7 @@ def _run(spec: LaunchSpec, caller: dict[str, str], *, quiet: bool, join: bool) -
     from msrun.launch.terminal import describe_unread_input, is_in_background
 
     if spec.interactive_rank is None:
-        _say_hint(describe_unread_input(), {"quiet": quiet})
+        _say(describe_unread_input(), {"quiet": quiet})
     elif not join:
         raise UsageError(f"--interactive={spec.interactive_rank} and --join=False: a job in the background has no user")
     elif spec.has_terminal and is_in_background():
@@ -312,15 +301,12 @@ def _run(spec: LaunchSpec, caller: dict[str, str], *, quiet: bool, join: bool) -
     spec = spec if spec.is_several else of_job(spec, job_id)  # that of node 0 counts, when hosts come together
     if spec.script_source:
         spec = write_script(spec)
-    run = functools.partial(run_job, spec, caller, quiet=quiet, is_last=True, job_id=job_id)
+    start = run_job
     if spec.is_remote:
-        from msrun.launch.fleet.starts import run_fleet_job
-
-        run = functools.partial(run_fleet_job, spec, caller, quiet=quiet, is_last=True, job_id=job_id)
+        from msrun.launch.fleet.starts import run_fleet_job as start
     elif spec.is_several:
-        from msrun.launch.joined_job import run_joined_job
-
-        run = functools.partial(run_joined_job, spec, caller, quiet=quiet, is_last=True, job_id=job_id)
+        from msrun.launch.joined_job import run_joined_job as start
+    run = functools.partial(start, spec, caller, quiet=quiet, is_last=True, job_id=job_id)
     if join:
         result = run()
     else:

@@ -31,7 +31,6 @@ from __future__ import annotations
 import errno
 import signal
 from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import Any
 
 
@@ -207,6 +206,8 @@ def near_miss(word: str, allowed: Iterable[str], *, cutoff: float = 0.6) -> str:
     Args:
         cutoff: how close, from 0 to 1 (the ratio of `difflib.SequenceMatcher`).
     """
+    from difflib import get_close_matches  # not for --help
+
     bare = {name.lstrip("-"): name for name in allowed}
     asked = word.lstrip("-")
     longer = [name for name in bare if len(asked) > 2 and name.startswith(asked)]

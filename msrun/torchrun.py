@@ -44,9 +44,10 @@ def words_of(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
 
 def takes_value(name: str) -> bool:
     """Return whether an option that is not torchrun's, but msrun's, takes the word after it."""
-    from msrun.cli.words import options_with_value, underscored
+    from msrun.cli.options import TAKING_VALUE
+    from msrun.cli.words import underscored
 
-    return underscored(name) in options_with_value()
+    return underscored(name) in TAKING_VALUE
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

@@ -8,57 +8,44 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
-from msrun.cli.words import options_with_value, underscored
+from msrun.cli.options import TAKING_VALUE
+from msrun.cli.words import read_options, underscored
 from msrun.errors import UsageError
 
-SAME_VALUE = {
-    "-n": "worker_num",
-    "-np": "worker_num",
-    "--np": "worker_num",
-    "--ntasks": "worker_num",
-    "--num_processes": "worker_num",
-    "-H": "hosts",
-    "--host": "hosts",
-    "-hostfile": "hostfile",
-    "--machinefile": "hostfile",
-    "-machinefile": "hostfile",
-    "--machine_rank": "node_rank",
-    "--main_process_ip": "master_addr",
-    "--main_process_port": "master_port",
-    "-x": "env",
-    "-wd": "chdir",
-    "-wdir": "chdir",
-    "--output_filename": "log_dir",
-    "--shutdown_timeout": "grace",
+ALIASES = {
+    **dict.fromkeys(("-n", "-np", "--np", "--ntasks", "--num_processes"), "--worker_num={}"),
+    **dict.fromkeys(("-H", "--host"), "--hosts={}"),
+    **dict.fromkeys(("-hostfile", "--machinefile", "-machinefile"), "--hostfile={}"),
+    "--machine_rank": "--node_rank={}",
+    "--main_process_ip": "--master_addr={}",
+    "--main_process_port": "--master_port={}",
+    "-x": "--env={}",
+    **dict.fromkeys(("-wd", "-wdir"), "--chdir={}"),
+    "--output_filename": "--log_dir={}",
+    "--shutdown_timeout": "--grace={}",
+    "--cpu": "--device_target=cpu",
+    "--detach": "--join=False",
+    **dict.fromkeys(("--tag_output", "-tag-output", "--label", "-l"), "--tail_worker_log=all"),
+    **dict.fromkeys(("--standalone", "--no_python", "--run_path", "--use_env", "--multi_gpu"), ""),
+    **dict.fromkeys(("--oversubscribe", "--allow_run_as_root", "--report_bindings"), ""),
 }
-"""Option, dashes as underscores -> that of msrun which takes its value."""
-HOST_LISTS = ("--hosts", "--hostfile", "--rehearse")
+"""Option, dashes as underscores -> that of msrun, {} its value; none where what it asks for is so anyhow."""
 PER_HOST = ("--nproc_per_node", "--num_gpus", "--ntasks_per_node", "--npernode", "-npernode")
-HOST_COUNTS = ("--num_machines", "--num_nodes")
-"""Beside torchrun's --nnodes, which is msrun's, too, for a list of hosts."""
-SWITCHES = {
-    "--cpu": ("--device_target=cpu",),
-    "--detach": ("--join=False",),
-    "--tag_output": ("--tail_worker_log=all",),
-    "-tag-output": ("--tail_worker_log=all",),
-    "--label": ("--tail_worker_log=all",),
-    "-l": ("--tail_worker_log=all",),
-    "--standalone": (),
-    "--no_python": (),
-    "--run_path": (),
-    "--use_env": (),
-    "--multi_gpu": (),
-    "--oversubscribe": (),
-    "--allow_run_as_root": (),
-    "--report_bindings": (),
-}
-"""Switch -> words of msrun; none: what it asks for is so anyhow."""
-MODULE = ("--module", "-m")
-"""torchrun takes it anywhere among its options; msrun's own stands before the name of the module."""
+HOST_COUNTS = ("--num_machines", "--num_nodes", "--nnodes")
+"""Of these --nnodes is msrun's, too, for a list of hosts."""
 WITHOUT_EFFECT = ("--rdzv_id", "--monitor_interval", "--event_log_handler")
 """Taken with their value, and said to change nothing."""
+ONLY = {
+    "--rdzv_backend": (("static", "c10d"), "", "msrun has a store of its own; leave it out, or give c10d or static"),
+    "--logs_specs": (("default",), "", "every worker has a log of its own; leave it out, or give default"),
+    "--numa_binding": (
+        ("node",),
+        "--bind_numa=True",
+        "msrun binds to nodes; give node, or see --bind_core and --bind_numa",
+    ),
+}
+"""Option -> the values that have a meaning here, what this is, and what to say to another one."""
 OF_CONSOLE = {
     "-t": "tee",
     "--tee": "tee",
@@ -66,33 +53,20 @@ OF_CONSOLE = {
     "--redirects": "redirects",
     "--local_ranks_filter": "only",
 }
-OTHERS = ("--rdzv_backend", "--rdzv_endpoint", "--rdzv_conf", "--numa_binding", "--logs_specs")
 OF_RENDEZVOUS = {"last_call_timeout": "join_window", "join_timeout": "cluster_time_out"}
 """Of --rdzv_conf, in whole seconds; the others change nothing."""
+HOST_LISTS = ("--hosts", "--hostfile", "--rehearse")
+_TAKING = TAKING_VALUE.union(
+    (name for name, own in ALIASES.items() if "{}" in own),
+    (*PER_HOST, *HOST_COUNTS, *WITHOUT_EFFECT, *ONLY, *OF_CONSOLE, "--rdzv_endpoint", "--rdzv_conf"),
+)
 _COUNT = re.compile(r"[1-9]\d{0,6}\Z")
-_OF_TORCH = ("spawn", "forkserver")
-"""Start methods of torchrun that give every worker an interpreter of its own, as msrun's exec does."""
 
 
-@dataclass
-class Translation:
-    """A command line in msrun's words."""
-
-    words: list[str]
-    without_effect: list[str] = field(default_factory=list)
-    """Options, as they were typed, that change nothing here."""
-
-
-@dataclass
-class _Found:
-    per_host: tuple[str, str] | None = None
-    hosts: tuple[str, str] | None = None
-    endpoint: str = ""
-    console: dict[str, str] = field(default_factory=dict)
-
-
-def translate(argv: Sequence[str], environ: Mapping[str, str], count_devices: Callable[[], int]) -> Translation:
-    """Return a command line with every alias before the script in msrun's own words.
+def translate(
+    argv: Sequence[str], environ: Mapping[str, str], count_devices: Callable[[], int]
+) -> tuple[list[str], list[str]]:
+    """Return a command line with every alias before the script in msrun's own words, and what of it changes nothing.
 
     Args:
         environ: PET_NNODES there stands for a --nnodes that is not given, as for torchrun.
@@ -101,93 +75,55 @@ def translate(argv: Sequence[str], environ: Mapping[str, str], count_devices: Ca
     Raises:
         UsageError: a value that its option cannot have, or that msrun has no meaning for.
     """
-    end = _end_of_options(argv)
-    done = Translation([])
-    found = _Found()
-    index = 0
-    is_module = False
-    while index < end:
-        name, has_value, value = argv[index].partition("=")
+    given, end = read_options(argv, _TAKING)
+    words: list[str] = []
+    without_effect: list[str] = []
+    counts: dict[str, tuple[str, str]] = {}
+    console: dict[str, str] = {}
+    module: list[str] = []
+    for index, name, value in given:
         plain = underscored(name)
-        if name in MODULE:
-            is_module = True
-            index += 1
-            continue
-        if _takes_value(plain) and not has_value:
-            index += 1
-            if index >= end:
-                raise UsageError(f"{name}: no value after it; msrun --help says what it takes")
-            value = argv[index]
-        _take(name, plain, value, argv[index], done, found)
-        index += 1
-    if _is_listed(done.words) and found.hosts is not None and found.hosts[0] == "--nnodes":
-        done.words.append(f"--nnodes={found.hosts[1]}")
-        found.hosts = None
-    counts = _counts(found, environ, count_devices, is_listed=_is_listed(done.words), words=done.words)
-    module = ["-m"] if is_module else []
-    return Translation([*_console(found.console), *done.words, *counts, *module, *argv[end:]], done.without_effect)
-
-
-def _take(name: str, plain: str, value: str, word: str, done: Translation, found: _Found) -> None:
-    """Take one option, with its value where it has one."""
-    if plain in SAME_VALUE:
-        done.words.append(f"--{SAME_VALUE[plain]}={value}")
-    elif plain in SWITCHES:
-        done.words += SWITCHES[plain]
-    elif plain in PER_HOST:
-        found.per_host = name, value
-    elif plain in (*HOST_COUNTS, "--nnodes"):
-        found.hosts = plain if plain == "--nnodes" else name, value
-    elif plain in WITHOUT_EFFECT:
-        done.without_effect.append(name)
-    elif plain in OF_CONSOLE:
-        found.console[OF_CONSOLE[plain]] = value
-    elif plain == "--rdzv_backend":
-        if value not in ("static", "c10d"):
-            raise UsageError(f"{name} {value}: msrun has a store of its own; leave it out, or give c10d or static")
-    elif plain == "--rdzv_conf":
-        given = dict(part.split("=", 1) for part in value.strip("'\"").split(",") if "=" in part)
-        done.words += [f"--{own}={given[key]}" for key, own in OF_RENDEZVOUS.items() if key in given]
-        if given.keys() - OF_RENDEZVOUS.keys() or not given:
-            done.without_effect.append(name)
-    elif plain == "--logs_specs":
-        if value != "default":
-            raise UsageError(f"{name} {value}: every worker has a log of its own; leave it out, or give default")
-    elif plain == "--rdzv_endpoint":
-        found.endpoint = value
-    elif plain == "--numa_binding":
-        if value != "node":
-            raise UsageError(f"{name} {value}: msrun binds to nodes; give node, or see --bind_core and --bind_numa")
-        done.words.append("--bind_numa=True")
-    elif plain == "--start_method" and value in _OF_TORCH:
-        done.words.append("--start_method=exec")
-    elif plain in options_with_value() and word == value:  # of msrun's own
-        done.words += [name, value]
-    else:
-        done.words.append(word)
-
-
-def _takes_value(plain: str) -> bool:
-    foreign = (*SAME_VALUE, *PER_HOST, *HOST_COUNTS, *WITHOUT_EFFECT, *OF_CONSOLE, *OTHERS)
-    return plain in foreign or plain in options_with_value()
-
-
-def _end_of_options(words: Sequence[str]) -> int:
-    index = 0
-    while index < len(words) and words[index].startswith("-") and words[index] not in ("-", "--"):
-        if words[index] == "-m" and not "".join(words[index + 1 : index + 2]).startswith("-"):
-            break
-        index += 2 if "=" not in words[index] and _takes_value(underscored(words[index])) else 1
-    return min(index, len(words))
-
-
-def _is_listed(words: Sequence[str]) -> bool:
-    """Return whether hosts are given by a list."""
-    return any(underscored(word.partition("=")[0]) in HOST_LISTS for word in words)
+        if value is None and plain in _TAKING:
+            raise UsageError(f"{name}: no value after it; msrun --help says what it takes")
+        text = value or ""
+        if name in ("--module", "-m"):  # torchrun takes it anywhere among its options
+            module = ["-m"]
+        elif plain in ALIASES:
+            words += [ALIASES[plain].format(text)] if ALIASES[plain] else []
+        elif plain in PER_HOST:
+            counts["local"] = name, text
+        elif plain in HOST_COUNTS:
+            counts["hosts"] = plain if plain == "--nnodes" else name, text
+        elif plain == "--rdzv_endpoint":
+            counts["endpoint"] = name, text
+        elif plain in WITHOUT_EFFECT:
+            without_effect.append(name)
+        elif plain in OF_CONSOLE:
+            console[OF_CONSOLE[plain]] = text
+        elif plain in ONLY:
+            values, own, why = ONLY[plain]
+            if text not in values:
+                raise UsageError(f"{name} {text}: {why}")
+            words += [own] if own else []
+        elif plain == "--rdzv_conf":
+            settings = dict(part.split("=", 1) for part in text.strip("'\"").split(",") if "=" in part)
+            words += [f"--{own}={settings[key]}" for key, own in OF_RENDEZVOUS.items() if key in settings]
+            if settings.keys() - OF_RENDEZVOUS.keys() or not settings:
+                without_effect.append(name)
+        elif plain == "--start_method" and text in ("spawn", "forkserver"):  # an interpreter for each worker
+            words.append("--start_method=exec")
+        else:
+            words += argv[index : index + (2 if value is not None and "=" not in argv[index] else 1)]
+    is_listed = any(underscored(word.partition("=")[0]) in HOST_LISTS for word in words)
+    if is_listed and "hosts" in counts and counts["hosts"][0] == "--nnodes":
+        words.append(f"--nnodes={counts.pop('hosts')[1]}")
+    words += _counts(counts, environ, count_devices, is_listed=is_listed, words=words)
+    shown = _console(console) if console else []
+    return [*shown, *words, *module, *argv[end:]], without_effect
 
 
 def _counts(
-    found: _Found,
+    given: Mapping[str, tuple[str, str]],
     environ: Mapping[str, str],
     count_devices: Callable[[], int],
     *,
@@ -196,32 +132,31 @@ def _counts(
 ) -> list[str]:
     """Return how many workers there are, from the number on each host and the number of hosts."""
     hosts, least = 1, "1"
-    is_told = found.per_host is not None and environ.get("PET_NNODES")  # else discovery reads it with all the others
-    where = found.hosts or (("PET_NNODES", environ["PET_NNODES"]) if is_told else None)
+    local, where = given.get("local"), given.get("hosts")
+    if where is None and local is not None and environ.get("PET_NNODES"):  # else discovery reads it with all the others
+        where = ("PET_NNODES", environ["PET_NNODES"])
     if where is not None and not is_listed:
         least, has_most, most = where[1].partition(":")
         hosts = _count(where[0], most if has_most else least)
         if _count(where[0], least) > hosts:
             raise UsageError(f"{where[0]} {where[1]}: give MIN:MAX, such as 2:4, or one number")
     result = [f"--min_hosts={least}"] if int(least) < hosts else []
-    if found.endpoint and hosts > 1:
-        address, _, port = found.endpoint.rpartition(":") if ":" in found.endpoint else (found.endpoint, "", "")
+    endpoint = given.get("endpoint", ("", ""))[1]
+    if endpoint and hosts > 1:
+        address, _, port = endpoint.rpartition(":") if ":" in endpoint else (endpoint, "", "")
         result += [f"--master_addr={address.strip('[]')}", *([f"--master_port={port}"] if port else [])]
-    if found.per_host is not None:
-        each = workers_here(*found.per_host, count_devices)
-        if hosts > 1:
-            result.append(f"--worker_num={hosts * each}")
-        result.append(f"--local_worker_num={each}")
-    elif hosts > 1 and found.hosts is not None and not is_listed:
-        total = next((w.partition("=")[2] for w in words if w.startswith("--worker_num=")), "")
-        if not total:
-            each = max(1, count_devices())
-            result += [f"--worker_num={hosts * each}", f"--local_worker_num={each}"]
-        elif _count("--worker_num", total) % hosts:
-            raise UsageError(f"{found.hosts[0]} {hosts}: does not divide the {total} workers; give another number")
-        else:
-            result.append(f"--local_worker_num={int(total) // hosts}")
-    return result
+    if local is not None:
+        each = workers_here(*local, count_devices)
+        return [*result, *([f"--worker_num={hosts * each}"] if hosts > 1 else []), f"--local_worker_num={each}"]
+    if hosts == 1 or where is None:
+        return result
+    total = next((word.partition("=")[2] for word in words if word.startswith("--worker_num=")), "")
+    if not total:
+        each = max(1, count_devices())
+        return [*result, f"--worker_num={hosts * each}", f"--local_worker_num={each}"]
+    if _count("--worker_num", total) % hosts:
+        raise UsageError(f"{where[0]} {hosts}: does not divide the {total} workers; give another number")
+    return [*result, f"--local_worker_num={int(total) // hosts}"]
 
 
 def workers_here(name: str, value: str, count_devices: Callable[[], int]) -> int:
@@ -256,8 +191,6 @@ def _count(name: str, value: str) -> int:
 
 def _console(given: Mapping[str, str]) -> list[str]:
     """Return which ranks are shown here: every worker has a log of its own in any case."""
-    if not given:
-        return []
     shown, hidden = _streams(given, "tee"), _streams(given, "redirects")
     if hidden not in (set(), None) and shown is not None:
         raise UsageError(

@@ -15,12 +15,12 @@ import click
 from click.shell_completion import get_completion_class
 
 from msrun import contract
-from msrun.cli.option_types import Interval, option
+from msrun.cli.options import PATH, ClickOption
 from msrun.errors import UsageError
 from msrun.launch import output
 from msrun.launch.printable import printable
 from msrun.planning.program import parse_program
-from msrun.planning.simulation import Simulation
+from msrun.planning.settings import make_option
 
 
 def print_text(text: str) -> None:
@@ -39,9 +39,14 @@ def print_text(text: str) -> None:
             raise UsageError(f"stdout: cannot write ({error.strerror}); give it another place") from None
 
 
-@click.command("trace", context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("log_dir", metavar="LOG_DIR", type=click.Path(path_type=Path))
-@click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="[default: LOG_DIR/trace.json]")
+_HELP = {"help_option_names": ["-h", "--help"]}
+_JOB = click.Argument(["log_dir"], metavar="[LOG_DIR]", default="log_output", type=PATH)
+_JSON = click.Option(["--json"], is_flag=True, help="As JSON.")
+
+
+@click.command("trace", context_settings=_HELP)
+@click.argument("log_dir", metavar="LOG_DIR", type=PATH)
+@click.option("-o", "--output", metavar="FILE", type=PATH, help="[default: LOG_DIR/trace.json]")
 def trace_command(log_dir: Path, output: Path | None) -> str:
     """Write what happened in the job of LOG_DIR as a trace for Perfetto or chrome://tracing.
 
@@ -57,7 +62,7 @@ def trace_command(log_dir: Path, output: Path | None) -> str:
 ALL, DIRECTORY = "all", "msrun_examples"
 
 
-@click.group("examples", invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("examples", invoke_without_command=True, context_settings=_HELP)
 @click.pass_context
 def examples_command(context: click.Context) -> str:
     """List or copy the example programs that are installed with msrun.
@@ -79,7 +84,7 @@ def list_command() -> str:
 
 @examples_command.command("copy")
 @click.argument("name", metavar="[NAME]", default=ALL)
-@click.argument("directory", metavar="[DIR]", type=click.Path(path_type=Path), default=DIRECTORY)
+@click.argument("directory", metavar="[DIR]", type=PATH, default=DIRECTORY)
 def copy_command(name: str, directory: Path) -> str:
     """Copy example NAME, or all of them, to DIR/NAME.
 
@@ -94,22 +99,20 @@ def copy_command(name: str, directory: Path) -> str:
 _LEVEL = 2
 
 
+_ESTIMATED = [
+    make_option("device", "PROFILE  Device profile, or a JSON file of one.", default="cpu"),
+    make_option("worker_num", "N  Ranks of the job.", kind="whole number", default=8),
+    make_option("hosts", "N  Hosts that they fill.  [default: 8 ranks on each]", kind="whole number"),
+    make_option("log_dir", "DIR  Directory of the report.", kind="path", default="log_output"),
+]
+
+
 @click.command(
     "estimate",
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=_HELP,
     params=[
         click.Argument(["words"], metavar="SCRIPT [ARGS]...", nargs=-1, type=click.UNPROCESSED),
-        option("device", "PROFILE", default="cpu", show_default=True, help="Device profile, or a JSON file of one."),
-        option("worker_num", "N", type=int, default=8, show_default=True, help="Ranks of the job."),
-        option("hosts", "N", type=int, help="Hosts that they fill.  [default: 8 ranks on each]"),
-        option(
-            "log_dir",
-            "DIR",
-            type=click.Path(path_type=Path),
-            default="log_output",
-            show_default=True,
-            help="Directory of the report.",
-        ),
+        *map(ClickOption, _ESTIMATED),
     ],
 )
 def estimate_command(words: tuple[str, ...], device: str, worker_num: int, hosts: int | None, log_dir: Path) -> int:
@@ -121,6 +124,7 @@ def estimate_command(words: tuple[str, ...], device: str, worker_num: int, hosts
     `estimate` is this command only as the first word; start a program of that name as `msrun ./estimate`.
     """
     from msrun.launch.simulation import run_simulation
+    from msrun.planning.simulation import Simulation
 
     if hosts is not None and (hosts < 1 or worker_num % hosts):
         raise UsageError(f"--hosts {hosts}: must divide --worker_num {worker_num}; give another number")
@@ -139,25 +143,13 @@ def estimate_command(words: tuple[str, ...], device: str, worker_num: int, hosts
     return run_simulation(simulation, dict(os.environ), quiet=False)
 
 
-_JOB = click.Argument(["log_dir"], metavar="[LOG_DIR]", default="log_output", type=click.Path(path_type=Path))
-_HELP = {"help_option_names": ["-h", "--help"]}
-_NOTHING_ASKED: dict[str, Any] = {
-    "status": None,
-    "stop": None,
-    "watch": None,
-    "json": False,
-    "words": (),
-    "quiet": False,
-}
-
-
-@click.command("status", context_settings=_HELP, params=[_JOB, click.Option(["--json"], is_flag=True, help="As JSON.")])
+@click.command("status", context_settings=_HELP, params=[_JOB, _JSON])
 def status_command(log_dir: Path, *, json: bool) -> int:
     """Show the job of LOG_DIR, running or ended; as --status. LOG_DIR is log_output unless given.
 
     `status` is this command only as the first word; start a program of that name as `msrun ./status`.
     """
-    return look_after({**_NOTHING_ASKED, "status": log_dir, "json": json})
+    return show_status(log_dir, as_json=json)
 
 
 @click.command(
@@ -165,19 +157,19 @@ def status_command(log_dir: Path, *, json: bool) -> int:
     context_settings=_HELP,
     params=[
         _JOB,
-        option("every", "S", type=Interval(), default="auto", help="Seconds between two looks."),
+        ClickOption(make_option("every", "S  Seconds between two looks.", kind="interval", default="auto")),
         click.Option(["--json"], is_flag=True, help="As lines of JSON."),
     ],
 )
 def watch_command(log_dir: Path, *, every: Any, json: bool) -> int:
     """Show the job of LOG_DIR until it has ended; as --status LOG_DIR --watch. LOG_DIR is log_output unless given."""
-    return look_after({**_NOTHING_ASKED, "status": log_dir, "watch": every, "json": json})
+    return watch_job(log_dir, every, as_json=json)
 
 
 @click.command("stop", context_settings=_HELP, params=[_JOB])
 def stop_command(log_dir: Path) -> int:
     """End the job of LOG_DIR and wait for its end; as --stop. LOG_DIR is log_output unless given."""
-    return look_after({**_NOTHING_ASKED, "stop": log_dir})
+    return stop(log_dir)
 
 
 @click.command(
@@ -213,7 +205,7 @@ def logs_command(log_dir: Path, *, follow: bool, ranks: str, lines: int) -> int:
         return contract.EXIT_SIGNAL_BASE + signal.SIGINT
 
 
-@click.command("list", context_settings=_HELP, params=[_JOB, click.Option(["--json"], is_flag=True, help="As JSON.")])
+@click.command("list", context_settings=_HELP, params=[_JOB, _JSON])
 def jobs_command(log_dir: Path, *, json: bool) -> str:
     """List the jobs of LOG_DIR, the oldest first. LOG_DIR is log_output unless given."""
     from msrun.launch.directory.jobs import list_jobs
@@ -322,25 +314,40 @@ def look_after(options: dict[str, Any]) -> int:
         if options[name] is not None and options[name].name.startswith("--"):  # the next option
             raise UsageError(f"--{name} {options[name].name}: give the --log_dir of a job after --{name}")
     if options["stop"] is not None:
-        from msrun.launch.status.stop import stop_job
-
-        say = (lambda _: None) if options["quiet"] else output.say_lines
-        print_text(stop_job(options["stop"], say))
-        return contract.EXIT_OK
+        return stop(options["stop"], quiet=options["quiet"])
     if options["watch"] is not None:
-        return _watch(options)
+        return watch_job(options["status"], options["watch"], as_json=options["json"])
+    return show_status(options["status"], as_json=options["json"])
+
+
+def stop(log_dir: Path, *, quiet: bool = False) -> int:
+    """End the job of a log directory and wait for its end."""
+    from msrun.launch.status.stop import stop_job
+
+    print_text(stop_job(log_dir, (lambda _: None) if quiet else output.say_lines))
+    return contract.EXIT_OK
+
+
+def show_status(log_dir: Path, *, as_json: bool) -> int:
+    """Print the state of a job and return the exit status that tells it."""
     from msrun.launch.status.job_status import read_status
+    from msrun.launch.status.status_text import render_json, render_status
 
-    status = read_status(options["status"])
-    if options["json"]:
-        from msrun.launch.status.status_text import render_json
-
-        print_text(render_json(status))
-    else:
-        from msrun.launch.status.status_text import render_status
-
-        print_text(render_status(status, shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
+    status = read_status(log_dir)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print_text(render_json(status) if as_json else render_status(status, width))
     return status.status_code
+
+
+def watch_job(log_dir: Path, every: float | str, *, as_json: bool) -> int:
+    """Show the state of a job until it has ended."""
+    from msrun.launch.status.watch import watch_status
+
+    try:
+        return watch_status(log_dir, None if isinstance(every, str) else every, as_json=as_json)
+    except BrokenPipeError:  # `msrun --status DIR --watch | head` has enough
+        output.discard_output(sys.stdout)
+        return contract.EXIT_OK
 
 
 def end_warm_servers(options: dict[str, Any]) -> int:
@@ -353,15 +360,3 @@ def end_warm_servers(options: dict[str, Any]) -> int:
     if not options["quiet"]:
         print_text(f"stopped {count} warm server{'' if count == 1 else 's'}")
     return contract.EXIT_OK
-
-
-def _watch(options: dict[str, Any]) -> int:
-    from msrun.launch.status.watch import watch_status
-
-    try:
-        return watch_status(
-            options["status"], None if options["watch"] == "auto" else options["watch"], as_json=options["json"]
-        )
-    except BrokenPipeError:  # `msrun --status DIR --watch | head` has enough
-        output.discard_output(sys.stdout)
-        return contract.EXIT_OK

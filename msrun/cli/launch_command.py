@@ -6,7 +6,7 @@ import errno
 import functools
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,7 +16,6 @@ from click.core import ParameterSource
 
 from msrun import __version__, contract
 from msrun.cli.aliases import translate, workers_here
-from msrun.cli.build_spec import MINDSPORE_WORKER_NUM, build_simulation, build_spec, read_directory
 from msrun.cli.commands import (
     command_named,
     end_warm_servers,
@@ -25,17 +24,14 @@ from msrun.cli.commands import (
     look_after,
     print_text,
 )
-from msrun.cli.option_types import TRUE_WORDS
-from msrun.cli.options import HOST_OPTIONS, OPTIONS
-from msrun.cli.programs import take_programs
-from msrun.cli.sources import Sources, apply_sources, option_shapes
-from msrun.cli.words import LaunchCommand, ScriptWords, describe_late_options, describe_separate_value, own_options
+from msrun.cli.options import HOST_OPTIONS, OPTIONS, SETTABLE, TRUE_WORDS
+from msrun.cli.sources import Sources, apply_sources
+from msrun.cli.words import LaunchCommand, ScriptWords, describe_late_options, describe_separate_value, read_options
 from msrun.errors import MsrunError, UsageError, describe_limit, is_limit, near_miss
 from msrun.launch import output
 from msrun.launch.printable import one_line
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.host_entry import HostEntry
-from msrun.planning.imports import imports_package
 from msrun.planning.program import COMMANDS, ONCE, parse_program
 from msrun.planning.settings import FoundSetting, without_option_variables
 from msrun.planning.spec import LaunchSpec, check_spec, is_loopback
@@ -88,10 +84,14 @@ def command(**options: Any) -> int:
         return look_after(options)
     if options["warm"] == "stop":
         return end_warm_servers(options)
+    from msrun.cli.build_spec import refuse_pairs
+    from msrun.cli.programs import take_programs
+
     context = click.get_current_context()
     options = apply_sources(context, options)
     sources = context.ensure_object(Sources)
-    _say_hint(sources.hint, options)
+    _say(sources.hint, options)
+    refuse_pairs(options)
     options = take_programs(_read_script(options))
     if options["check"]:
         return _check(options)
@@ -99,8 +99,8 @@ def command(**options: Any) -> int:
         return _simulate(options)
     spec = _spec(options, sources)
     for program in spec.program.all:
-        _say_hint(describe_late_options(program), options)
-    caller = without_option_variables(os.environ, option_shapes(command.params))
+        _say(describe_late_options(program), options)
+    caller = without_option_variables(os.environ, SETTABLE)
     from msrun.launch.preflight.checks import check_host
 
     check_host(spec, is_dry_run=bool(options["dry_run"] or options["plan"]))
@@ -131,8 +131,6 @@ def _plan(spec: LaunchSpec, caller: dict[str, str], options: dict[str, Any]) -> 
     from msrun.launch.job import plan_dry_run
     from msrun.planning.plan_text import render_plan
 
-    if options["dry_run"] and options["plan"]:
-        raise UsageError("--dry_run and --plan: give one of the two; the second asks the hosts")
     if options["plan"] and spec.is_remote:
         from msrun.launch.fleet.asked_plan import ask_for_plan
 
@@ -150,6 +148,8 @@ def _plan(spec: LaunchSpec, caller: dict[str, str], options: dict[str, Any]) -> 
 
 
 def _spec(options: dict[str, Any], sources: Sources) -> LaunchSpec:
+    from msrun.cli.build_spec import build_spec
+
     assignments: tuple[HostAssignment, ...] = ()
     entries: tuple[HostEntry, ...] = ()
     spares: tuple[HostEntry, ...] = ()
@@ -158,7 +158,10 @@ def _spec(options: dict[str, Any], sources: Sources) -> LaunchSpec:
         options = _count_here(options)
         given = given ^ {"worker_num", "local_worker_num"}
     if options["rank_table_file"] is not None and not (options["dry_run"] or options["plan"] or options["check"]):
-        _await_table(options)
+        from msrun.launch.rank_table_file import await_rank_table
+
+        path, limit_s = options["rank_table_file"].absolute(), options["cluster_time_out"]
+        await_rank_table(path, limit_s, functools.partial(_say, options=options))
     named = [name for name in HOST_OPTIONS if options[name] not in (None, False, 0, ())]
     if not named and options["min_hosts"] == 0:
         raise UsageError("--min_hosts 0: must be 1 or more hosts; leave it out to need all")
@@ -176,7 +179,13 @@ def _spec(options: dict[str, Any], sources: Sources) -> LaunchSpec:
             assignments = host_list.hosts
             options = host_list.apply(options, given)
     elif options["discover"]:
-        options = _discover(options, given, sources)
+        from msrun.launch.host_discovery import discover_host
+
+        found = discover_host(options, given, os.environ)
+        sources.settings = (*sources.settings, *found.settings)
+        for line in found.lines:
+            _say(line, options)
+        options = {**options, **found.options}
     if options["worker_num"] is None:
         options = _with_worker_num(options, sources)
     spec = replace(
@@ -208,6 +217,9 @@ def _with_worker_num(options: dict[str, Any], sources: Sources) -> dict[str, Any
     Raises:
         UsageError: the job has other hosts, so that nobody knows.
     """
+    from msrun.cli.build_spec import MINDSPORE_WORKER_NUM, read_directory
+    from msrun.planning.imports import imports_package
+
     directory = read_directory(options)
     program = parse_program(options["words"], is_module=options["module"], working_directory=directory)
     is_among_others = options["node_rank"] > 0 or not is_loopback(options["master_addr"])
@@ -216,7 +228,7 @@ def _with_worker_num(options: dict[str, Any], sources: Sources) -> dict[str, Any
         source = "--local_worker_num" if "local_worker_num" in {s.name for s in sources.settings} else "counted here"
     elif any(imports_package(file, "mindspore") for file in program.files(directory)):
         number, source = MINDSPORE_WORKER_NUM, "MindSpore's default"
-        _say_hint(f"{number} workers, as of MindSpore's msrun; --worker_num N starts N", options)
+        _say(f"{number} workers, as of MindSpore's msrun; --worker_num N starts N", options)
     elif options["local_worker_num"] is not None:
         raise UsageError(
             "--worker_num: is left out, but --master_addr or --node_rank says that there are other hosts; give the "
@@ -235,35 +247,16 @@ def _count_devices(target: str = "auto") -> int:
     return count_devices(target, os.environ)
 
 
-def _await_table(options: dict[str, Any]) -> None:
-    from msrun.launch.console import say
-    from msrun.launch.rank_table_file import await_rank_table
-
-    path, limit_s = options["rank_table_file"].absolute(), options["cluster_time_out"]
-    await_rank_table(path, limit_s, lambda text: say(text, quiet=options["quiet"]))
-
-
-def _say_hint(text: str, options: dict[str, Any]) -> None:
+def _say(text: str, options: dict[str, Any]) -> None:
     if text:
         from msrun.launch.console import say
 
         say(text, quiet=options["quiet"])
 
 
-def _discover(options: dict[str, Any], given: Collection[str], sources: Sources) -> dict[str, Any]:
-    """Return the options with this host's place in a job that a cluster manager or another launcher has started."""
-    from msrun.launch.console import say
-    from msrun.launch.host_discovery import discover_host
-
-    found = discover_host(options, given, os.environ)
-    sources.settings = (*sources.settings, *found.settings)
-    for line in found.lines:
-        say(line, quiet=options["quiet"])
-    return {**options, **found.options}
-
-
 def _simulate(options: dict[str, Any]) -> int:
     """--sim_level: run the script in one process that stands for a rank."""
+    from msrun.cli.build_spec import build_simulation
     from msrun.launch.simulation import run_simulation
 
     return run_simulation(build_simulation(options, dict(os.environ)), dict(os.environ), quiet=options["quiet"])
@@ -271,14 +264,12 @@ def _simulate(options: dict[str, Any]) -> int:
 
 def _check(options: dict[str, Any]) -> int:
     """--check: look at everything that a job needs, say it line by line and start nothing."""
-    if other := next((name for name in ("dry_run", "plan") if options[name]), ""):
-        raise UsageError(f"--check and --{other}: give one of the two")
     from msrun.launch.preflight.checks import inspect_host
     from msrun.launch.preflight.finding import exit_code_of_findings, render_finding
 
     sources = click.get_current_context().ensure_object(Sources)
     spec = _spec(options, sources)
-    caller = without_option_variables(os.environ, option_shapes(command.params))
+    caller = without_option_variables(os.environ, SETTABLE)
     if spec.is_remote:
         from msrun.launch.fleet.asked_plan import check_fleet
 
@@ -301,7 +292,7 @@ def _run(spec: LaunchSpec, caller: dict[str, str], *, quiet: bool, join: bool) -
     from msrun.launch.terminal import describe_unread_input, is_in_background
 
     if spec.interactive_rank is None:
-        _say_hint(describe_unread_input(), {"quiet": quiet})
+        _say(describe_unread_input(), {"quiet": quiet})
     elif not join:
         raise UsageError(f"--interactive={spec.interactive_rank} and --join=False: a job in the background has no user")
     elif spec.has_terminal and is_in_background():
@@ -310,15 +301,12 @@ def _run(spec: LaunchSpec, caller: dict[str, str], *, quiet: bool, join: bool) -
     spec = spec if spec.is_several else of_job(spec, job_id)  # that of node 0 counts, when hosts come together
     if spec.script_source:
         spec = write_script(spec)
-    run = functools.partial(run_job, spec, caller, quiet=quiet, is_last=True, job_id=job_id)
+    start = run_job
     if spec.is_remote:
-        from msrun.launch.fleet.starts import run_fleet_job
-
-        run = functools.partial(run_fleet_job, spec, caller, quiet=quiet, is_last=True, job_id=job_id)
+        from msrun.launch.fleet.starts import run_fleet_job as start
     elif spec.is_several:
-        from msrun.launch.joined_job import run_joined_job
-
-        run = functools.partial(run_joined_job, spec, caller, quiet=quiet, is_last=True, job_id=job_id)
+        from msrun.launch.joined_job import run_joined_job as start
+    run = functools.partial(start, spec, caller, quiet=quiet, is_last=True, job_id=job_id)
     if join:
         result = run()
     else:
@@ -372,8 +360,7 @@ def _place(error: click.BadParameter) -> str:
 
 
 def _wants_tracebacks(words: Sequence[str], sources: Sources) -> bool:
-    for word in [words[index] for index in own_options(words)]:
-        name, _, value = word.partition("=")
+    for _, name, value in read_options(words)[0]:
         if name == "--debug":
             return not value or value.lower() in TRUE_WORDS
     return sources.raw("debug").lower() in TRUE_WORDS
@@ -386,14 +373,6 @@ def _has_directory() -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-def _in_own_words(words: list[str]) -> tuple[list[str], str]:
-    """Return a command line without the words of other launchers, and which of those change nothing."""
-
-    told = translate(words, os.environ, _count_devices)
-    text = f"{', '.join(told.without_effect)}: taken, and without effect here" if told.without_effect else ""
-    return told.words, text
 
 
 def _start(words: list[str], sources: Sources, hint: str = "") -> int:
@@ -415,7 +394,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     words = list(sys.argv[1:] if argv is None else argv)
     sources = Sources()
     try:
-        words, hint = _in_own_words(words)
+        words, without_effect = translate(words, os.environ, _count_devices)
+        hint = f"{', '.join(without_effect)}: taken, and without effect here" if without_effect else ""
         status = _start(words, sources, hint)
     except MsrunError as error:
         if _wants_tracebacks(words, sources):

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from msrun.cli.aliases import SAME_VALUE
+from msrun.cli.aliases import ALIASES
 from msrun.cli.words import underscored
 from msrun.errors import UsageError
 from msrun.planning.program import DEFAULT_ROLE, Program, join_programs, parse_program
 
 COLON = ":"
 """Begins another program where one of its options follows."""
-_OPTIONS = {**{name: own for name, own in SAME_VALUE.items() if own == "worker_num"}, "--worker_num": "worker_num"}
-_OPTIONS |= {"--role": "role"}
+_OPTIONS = {name: "worker_num" for name, own in ALIASES.items() if own == "--worker_num={}"}
+_OPTIONS |= {"--worker_num": "worker_num", "--role": "role"}
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,12 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from msrun.cli.options import SETTABLE
 from msrun.errors import UsageError
-from msrun.planning.config import JobConfig, Kind, OptionShape, parse_config
-from msrun.planning.environment import masked
-from msrun.planning.masking import mask_url, mask_words
+from msrun.planning.config import JobConfig, parse_config
+from msrun.planning.masking import mask_url, mask_words, masked
 from msrun.planning.settings import COMMAND_LINE, Setting, option_variables, variable_name
 from ranktable.files import read_text
-
-OF_ONE_COMMAND = frozenset({"module", "status", "watch", "json", "stop", "install_completion", "version", "help"})
-"""Options that neither a variable nor a file may set; -m is a mark on the word after it."""
 
 
 @dataclass
@@ -39,6 +36,21 @@ class Sources:
     """What holds in the end, and where it came from."""
     hint: str = ""
     """What the user should know of the words as they were given; empty for nothing."""
+
+    def read(self, context: click.Context, path: Path | None) -> None:
+        """Read environment and --config file, and make what they set the defaults of the other options.
+
+        Raises:
+            UsageError: a misspelled variable, or a file that is wrong.
+        """
+        self.variables = option_variables(os.environ, SETTABLE)
+        if path is not None:
+            may_hold = {name: one for name, one in SETTABLE.items() if name not in ("config", "env")}
+            self.config = parse_config(read_given("--config", path, "a readable YAML file"), str(path), may_hold)
+        context.default_map = dict(self.config.options)
+        for name, text in self.variables.items():
+            if name != "env":
+                context.default_map[name] = _split(name, text) if SETTABLE[name].is_repeatable else text
 
     def raw(self, name: str) -> str:
         """Return the letters that a variable or the file holds for an option; empty for none."""
@@ -60,23 +72,16 @@ class Sources:
         return f"{message} ({', '.join(f'{name} is set by {source}' for name, source in dict(places).items())})"
 
 
-def read_sources(context: click.Context, _option: click.Parameter, path: Path | None) -> Path | None:
-    """Read environment and --config file, and make what they set the defaults of the other options.
+def read_given(name: str, path: Path, wanted: str = "a readable text file") -> str:
+    """Return the text of a file that an option names.
 
     Raises:
-        UsageError: a misspelled variable, or a file that is wrong.
+        UsageError: it cannot be read.
     """
-    sources = context.ensure_object(Sources)
-    shapes = option_shapes(context.command.params)
-    sources.variables = option_variables(os.environ, shapes)
-    if path is not None:
-        may_hold = {name: shape for name, shape in shapes.items() if name not in ("config", "env")}
-        sources.config = parse_config(_read_config(path), str(path), may_hold)
-    context.default_map = dict(sources.config.options)
-    for name, text in sources.variables.items():
-        if name != "env":
-            context.default_map[name] = _split(name, text) if shapes[name].is_repeatable else text
-    return path
+    try:
+        return read_text(path)
+    except OSError as error:
+        raise UsageError(f"{name} {path}: cannot be read ({error.strerror}); give {wanted}") from None
 
 
 def _split(name: str, text: str) -> list[str]:
@@ -85,34 +90,6 @@ def _split(name: str, text: str) -> list[str]:
         return shlex.split(text)
     except ValueError:
         raise UsageError(f"{variable_name(name)}: a quote in it does not close; quote as in a shell") from None
-
-
-def _read_config(path: Path) -> str:
-    try:
-        return read_text(path)
-    except OSError as error:
-        raise UsageError(f"--config {path}: cannot be read ({error.strerror}); give a readable YAML file") from None
-
-
-def option_shapes(parameters: Sequence[click.Parameter]) -> dict[str, OptionShape]:
-    """Return what a variable or a file may set: all options but those that are a command of their own, and -m."""
-    return {
-        str(option.name): OptionShape(_kind(option), option.multiple)
-        for option in parameters
-        if isinstance(option, click.Option) and option.name not in OF_ONE_COMMAND
-    }
-
-
-def _kind(option: click.Option) -> Kind:
-    if isinstance(option.type, type(click.INT)):
-        return "whole number"
-    if isinstance(option.type, type(click.FLOAT)):
-        return "number"
-    if option.type.name == "true|false":
-        return "truth value"
-    if "True" in (option.metavar or ""):
-        return "JSON" if "DICT" in (option.metavar or "") else "word"
-    return "text" if isinstance(option.type, click.Path | type(click.STRING)) else "word"
 
 
 def apply_sources(context: click.Context, options: dict[str, Any]) -> dict[str, Any]:
@@ -151,7 +128,7 @@ def _settings(
     config = sources.config
     if config.program and options["words"] is config.program:
         yield Setting("script", mask_words(config.program), config.source)
-    for name in option_shapes(context.command.params):
+    for name in SETTABLE:
         variable = variable_name(name)
         if name == "env":
             yield from _env_setting([f"{key}={value}" for key, value in config.env], config.source)

@@ -5,79 +5,59 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import click
 from click.shell_completion import CompletionItem
 
-from msrun.cli.option_types import FALSE_WORDS, TRUE_WORDS
-from msrun.cli.options import GROUPS, MOST_USED, OPTIONAL_VALUES, OPTIONS
+from msrun.cli.options import FALSE_WORDS, GROUPS, LONG_OPTIONS, MOST_USED, OPTIONAL_VALUES, TAKING_VALUE, TRUE_WORDS
 from msrun.errors import UsageError, near_miss
 from msrun.planning.program import COMMANDS, Program
 
 
 def normalise(argv: Sequence[str]) -> list[str]:
-    """Give options with an optional value their value, up to the script, so that they never swallow its name."""
+    """Give options with an optional value their value, up to the script, so that they never swallow its name.
+
+    --help, where it is msrun's, gets the topic that follows it, or the first screen.
+    """
     words = list(argv)
-    for index in own_options(words):
-        plain = underscored(words[index])
-        if plain in OPTIONAL_VALUES:
-            words[index] = f"{plain}={OPTIONAL_VALUES[plain]}"
-    _name_help(words)
+    for index, name, value in read_options(words)[0]:
+        if value is None and (alone := OPTIONAL_VALUES.get(underscored(name))):
+            words[index] = f"{underscored(name)}={alone}"
+        elif value is None and name in HELP_WORDS:
+            topic = words[index + 1].lower() if index + 1 < len(words) else ""
+            known = [topic] if topic in TOPICS else []
+            return [*words[:index], f"--help={topic if known else FIRST_SCREEN}", *words[index + 1 + len(known) :]]
     return words
 
 
-def _name_help(words: list[str]) -> None:
-    """Give --help, where it is msrun's, the topic that follows it, or the first screen."""
-    for index in own_options(words):
-        if words[index] in HELP_WORDS:
-            topic = words[index + 1].lower() if index + 1 < len(words) else ""
-            words[index] = f"--help={topic if topic in TOPICS else FIRST_SCREEN}"
-            if topic in TOPICS:
-                del words[index + 1]
-            return
+def read_options(
+    words: Sequence[str], taking: Collection[str] = TAKING_VALUE
+) -> tuple[list[tuple[int, str, str | None]], int]:
+    """Return the options before the script with where each stands and its value, and where the script begins.
 
+    That is the place of SCRIPT, of -m or of --, or the number of words. No value is None.
 
-def own_options(words: Sequence[str]) -> list[int]:
-    """Return where msrun's own options stand: all before the script, values of options left out."""
-    return _walk(words)[0]
-
-
-def script_index(words: Sequence[str]) -> int:
-    """Return where the options end: the place of SCRIPT, of -m or of --, or the number of words."""
-    return _walk(words)[1]
-
-
-def _walk(words: Sequence[str]) -> tuple[list[int], int]:
-    takes_value = options_with_value()
-    found: list[int] = []
+    Args:
+        taking: the options that take the word after them, dashes as underscores.
+    """
+    found: list[tuple[int, str, str | None]] = []
     index = 0
-    while index < len(words) and words[index].startswith("-") and words[index] not in ("--", "-m"):
-        found.append(index)
-        index += 2 if underscored(words[index]) in takes_value else 1
-    return found, index
+    while index < len(words) and words[index].startswith("-") and words[index] not in ("-", "--"):
+        name, has_value, value = words[index].partition("=")
+        if name == "-m" and not "".join(words[index + 1 : index + 2]).startswith("-"):
+            break
+        takes_next = not has_value and underscored(name) in taking
+        after = words[index + 1] if takes_next and index + 1 < len(words) else None
+        found.append((index, name, value if has_value else after))
+        index += 2 if takes_next else 1
+    return found, min(index, len(words))
 
 
 def underscored(word: str) -> str:
     """Return an option as it is declared: --log-dir as --log_dir, a single dash as it is."""
     return "--" + word[2:].replace("-", "_") if word.startswith("--") else word
-
-
-def long_options() -> set[str]:
-    """Return the long options, spelled with underscores."""
-    return {underscored(spelling) for parameter in OPTIONS for spelling in parameter.opts if spelling.startswith("--")}
-
-
-def options_with_value() -> set[str]:
-    """Return the long options that take the word after them, spelled with underscores."""
-    return {
-        underscored(spelling)
-        for parameter in OPTIONS
-        if isinstance(parameter, click.Option) and not parameter.is_flag
-        for spelling in parameter.opts
-        if spelling.startswith("--")
-    } - set(OPTIONAL_VALUES)
 
 
 _HOSTS = "--hosts h1:8,h2:8 (with the number of workers on each)"
@@ -133,8 +113,7 @@ def reject_foreign_options(words: Sequence[str]) -> None:
     Raises:
         UsageError: there is one.
     """
-    for word in [words[index] for index in own_options(words)]:
-        name = word.partition("=")[0]
+    for _, name, _ in read_options(words)[0]:
         if underscored(name) in FOREIGN_OPTIONS:
             whose, here = FOREIGN_OPTIONS[underscored(name)]
             answer = here if here.startswith(LEAVE_OUT) else f"did you mean {here}?"
@@ -143,7 +122,7 @@ def reject_foreign_options(words: Sequence[str]) -> None:
 
 def describe_separate_value(words: Sequence[str]) -> str:
     """Return a hint when what is taken for SCRIPT looks like a value of the option before it, else nothing."""
-    index = script_index(words)
+    index = read_options(words)[1]
     if not 0 < index < len(words):
         return ""
     option, word = words[index - 1], words[index]
@@ -162,7 +141,7 @@ def describe_separate_value(words: Sequence[str]) -> str:
 def describe_late_options(program: Program) -> str:
     """Return a hint when options of msrun's stand after a script that does not speak of them, else nothing."""
     names = [underscored(word.partition("=")[0]) for word in program.args if word.startswith("--") and word != "--"]
-    late = [name for name in dict.fromkeys(names) if name in long_options() - SHARED]
+    late = [name for name in dict.fromkeys(names) if name in LONG_OPTIONS - SHARED]
     if not late or program.kind != "script":
         return ""
     try:

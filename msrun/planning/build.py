@@ -14,7 +14,6 @@ from msrun.planning.environment import (
     interface_defaults,
     of_rank,
     overridden_names,
-    parameter_server_environment,
     rank_environment,
     role_environment,
     server_environment,
@@ -25,7 +24,6 @@ from msrun.planning.imports import OF_OPTIMIZERS, SAFE_PACKAGES, ScriptImports, 
 from msrun.planning.mindspore import (
     mindspore_environment,
     mindspore_note,
-    mindspore_port,
     mindspore_scheduler,
     settle_mindspore,
 )
@@ -75,28 +73,19 @@ def plan_job(
         run_dir=run_dir,
         device_target=target[0],
         device_reason=target[1],
-        rank_table_file=rank_table_path(spec),
+        rank_table_file=spec.rank_table_path,
         hosts=tuple(hosts),
-        notes=(*notes, *_note_of_spares(spec)),
+        notes=(*notes, *([_describe_spares(spec)] if spec.min_hosts and spec.is_remote else [])),
         fleet=tuple(fleet),
         forwarded=dict(forwarded or {}),
         **{term.name: getattr(spec, term.name) for term in fields(JobTerms)},
     )
 
 
-def _note_of_spares(spec: LaunchSpec) -> list[str]:
-    if not spec.min_hosts or not spec.is_remote:
-        return []
+def _describe_spares(spec: LaunchSpec) -> str:
     spares = f"spare hosts: {', '.join(entry.name for entry in spec.spares)}" if spec.spares else "no spare hosts"
-    count = len(spec.host_entries)
-    return [
-        f"{spares}; {spec.min_hosts} of {count} hosts are enough to start again; restarts left: {spec.max_restarts}"
-    ]
-
-
-def rank_table_path(spec: LaunchSpec) -> str:
-    """Return the path of the user's table, or of the one that is generated."""
-    return str(spec.rank_table_file or (spec.worker_log_dir or spec.log_dir) / contract.RANK_TABLE_JSON)
+    count = f"{spec.min_hosts} of {len(spec.host_entries)} hosts"
+    return f"{spares}; {count} are enough to start again; restarts left: {spec.max_restarts}"
 
 
 SERVER_IMPORTS = ("msrun.runtime.server.serving", OF_OPTIMIZERS)
@@ -136,29 +125,31 @@ def build_plan(
         UsageError: more workers than devices, a binding that this host does not allow, or servers without torch.
     """
     spec = settle_mindspore(spec, host)
-    _check_servers(spec, host)
-    assignment = fleet.own if fleet else _only_assignment(spec, host)
-    wanted = assignment.device_ids if fleet or spec.table_hosts else ()
-    devices = place_devices(spec.device_target, spec.local_worker_num, host, wanted)
-    topology = host.known_topology()
-    binding = bind_workers(topology, devices.physical, target=devices.target, core=spec.bind_core, numa=spec.bind_numa)
-    threads = threads_per_worker(topology, binding.workers)
-    common = _environment_of_all(
+    if spec.server_num and not host.has_torch:
+        raise UsageError(
+            f"--server_num {spec.server_num}: parameter servers need torch, which this Python does not have: "
+            "pip install 'msrun[runtime]'"
+        )
+    ranks = tuple(range(spec.local_worker_num))
+    listed = spec.table_hosts[0].device_ids if spec.table_hosts else ()
+    assignment = fleet.own if fleet else HostAssignment(0, host.name, host.address, ranks, listed or ranks)
+    devices, binding, threads = _place(spec, host, assignment.device_ids if fleet else listed)
+    common = common_environment(
         spec,
-        host,
-        fleet,
-        caller,
+        caller=caller,
+        extra=_set_by_user(spec, caller),
         job_id=job_id,
         run_dir=run_dir,
-        master_port=master_port,
+        local_world_size=spec.local_worker_num,
+        master=(fleet.master_addr if fleet else host.address, master_port),
         target=devices.target,
         threads=min(threads),
+        group_world_size=len(fleet.hosts) if fleet else 1,
+        rendezvous="env://" if fleet else f"file://{run_dir}/store",
+        interfaces=interface_defaults(fleet.interface) if fleet else LOOPBACK_DEFAULTS,
+        has_store=host.has_torch or fleet is not None,
+        server_token=server_token,
     )
-    if spec.exit_time_out_s != contract.DEFAULT_EXIT_TIME_OUT_S:
-        common[contract.MSRUN_EXIT_TIME_OUT] = f"{spec.exit_time_out_s:g}"
-    if spec.mindspore == "real":
-        common[contract.MS_SCHED_PORT] = str(mindspore_port(master_port))
-    common |= parameter_server_environment(spec.server_num, server_token)
     has_threads = THREADS_VARIABLE in {**caller, **dict(spec.env)}
     own_threads = ["" if has_threads or count == min(threads) else str(count) for count in threads]
     workers = tuple(
@@ -169,27 +160,16 @@ def build_plan(
     notes = (
         *settings_note(spec.settings),
         *environment_notes(spec, caller, {**common, **workers[0].env}),
-        *([] if has_threads else [thread_note(topology, binding.workers)]),
+        *([] if has_threads else [thread_note(host.known_topology(), binding.workers)]),
         *devices.notes,
         *binding.notes,
-        *_notes_of_several(spec, fleet),
+        *_notes_of_hosts(spec, fleet),
         *mindspore_note(spec, host),
     )
+    place = assignment.describe() if fleet else ""
     return plan_job(
         spec,
-        [
-            host_plan(
-                spec,
-                host,
-                caller,
-                common,
-                workers,
-                assignment,
-                assignment.describe() if fleet else "",
-                binding,
-                servers,
-            )
-        ],
+        [host_plan(spec, host, caller, common, workers, assignment, place, binding, servers)],
         job_id=job_id,
         run_dir=run_dir,
         master=(common[contract.MASTER_ADDR], master_port),
@@ -199,56 +179,26 @@ def build_plan(
     )
 
 
-def _environment_of_all(
-    spec: LaunchSpec,
-    host: HostFacts,
-    fleet: Fleet | None,
-    caller: Mapping[str, str],
-    *,
-    job_id: str,
-    run_dir: str,
-    master_port: int,
-    target: str,
-    threads: int,
-) -> dict[str, str]:
-    """Return the variables that are equal for all workers of a job on one host or on several."""
-    return common_environment(
-        caller=caller,
-        extra={**dict(spec.env), **mindspore_environment(spec, caller)},
-        job_id=job_id,
-        world_size=spec.worker_num,
-        local_world_size=spec.local_worker_num,
-        master_addr=fleet.master_addr if fleet else host.address,
-        master_port=master_port,
-        log_dir=str(spec.worker_log_dir or spec.log_dir),
-        rank_table_file=rank_table_path(spec),
-        rendezvous="env://" if fleet else f"file://{run_dir}/store",
-        progress=f"{run_dir}/progress",
-        flight_recorder=f"{run_dir}/flight_recorder" if spec.hang_time_out_s else "",
-        trace_dir=str(spec.worker_log_dir or spec.log_dir) if spec.has_trace else "",
-        max_restarts=spec.max_restarts,
-        first_attempt=spec.first_attempt,
-        device_target=target,
-        threads=threads,
-        group_world_size=len(fleet.hosts) if fleet else 1,
-        interfaces=interface_defaults(fleet.interface) if fleet else LOOPBACK_DEFAULTS,
-        has_store=host.has_torch or fleet is not None,
-    )
+def _place(
+    spec: LaunchSpec, host: HostFacts, wanted: tuple[int, ...]
+) -> tuple[DevicePlacement, HostBinding, tuple[int, ...]]:
+    """Return the devices of a host's workers, their processors, and their numbers of threads."""
+    devices = place_devices(spec.device_target, spec.local_worker_num, host, wanted)
+    topology = host.known_topology()
+    binding = bind_workers(topology, devices.physical, target=devices.target, core=spec.bind_core, numa=spec.bind_numa)
+    return devices, binding, threads_per_worker(topology, binding.workers)
 
 
-def _only_assignment(spec: LaunchSpec, host: HostFacts) -> HostAssignment:
-    ranks = tuple(range(spec.local_worker_num))
-    device_ids = spec.table_hosts[0].device_ids if spec.table_hosts else ranks
-    return HostAssignment(0, host.name, host.address, ranks, device_ids)
+def _set_by_user(spec: LaunchSpec, caller: Mapping[str, str]) -> dict[str, str]:
+    return {**dict(spec.env), **mindspore_environment(spec, caller)}
 
 
-def _notes_of_several(spec: LaunchSpec, fleet: Fleet | None) -> list[str]:
-    if fleet is None:
-        loopback_only = f"--master_addr {spec.master_addr} is not used: a job on one host meets on loopback only"
-        return [] if is_loopback(spec.master_addr) else [loopback_only]
-    if fleet.is_assumed:
-        return ["the other hosts are not known before they register; here each is taken to run as many workers"]
-    return []
+def _notes_of_hosts(spec: LaunchSpec, fleet: Fleet | None) -> list[str]:
+    if fleet is not None:
+        assumed = "the other hosts are not known before they register; here each is taken to run as many workers"
+        return [assumed] if fleet.is_assumed else []
+    loopback_only = f"--master_addr {spec.master_addr} is not used: a job on one host meets on loopback only"
+    return [] if is_loopback(spec.master_addr) else [loopback_only]
 
 
 def host_plan(
@@ -319,7 +269,7 @@ def worker_plan(
     env |= of_rank(spec.env, {"rank": rank, "local_rank": index, "node_rank": assignment.node_rank})
     stem = spec.worker_log_name.replace("{ip}", host.address).replace("{hostname}", host.name)
     check_server_logs(stem, spec.server_num)
-    folder, log_name = spec.worker_log_dir or spec.log_dir, contract.worker_log_name(stem, rank)
+    folder, log_name = spec.log_folder, contract.worker_log_name(stem, rank)
     return WorkerPlan(
         global_rank=rank,
         local_rank=index,
@@ -332,14 +282,6 @@ def worker_plan(
         memory_nodes=bound.memory_nodes,
         binding=bound.reason,
     )
-
-
-def _check_servers(spec: LaunchSpec, host: HostFacts) -> None:
-    if spec.server_num and not host.has_torch:
-        raise UsageError(
-            f"--server_num {spec.server_num}: parameter servers need torch, which this Python does not have: "
-            "pip install 'msrun[runtime]'"
-        )
 
 
 def server_plans(spec: LaunchSpec, assignment: HostAssignment, hosts: int, address: str) -> tuple[ServerPlan, ...]:
@@ -356,7 +298,7 @@ def server_plans(spec: LaunchSpec, assignment: HostAssignment, hosts: int, addre
             contract.MS_NODE_ID: name,
             contract.MSRUN_SERVER_ADDRESS: address if hosts > 1 else LOOPBACK,
         }
-        found.append(ServerPlan(index, env, str((spec.worker_log_dir or spec.log_dir) / f"{name}.log")))
+        found.append(ServerPlan(index, env, str(spec.log_folder / f"{name}.log")))
     return tuple(found)
 
 
@@ -428,12 +370,7 @@ def plan_early_server(spec: LaunchSpec, host: HostFacts, caller: Mapping[str, st
     imports = early_imports(spec, caller)
     if not imports:
         return None
-    devices = place_devices(spec.device_target, spec.local_worker_num, host, spec.own_device_ids)
-    topology = host.known_topology()
-    binding = bind_workers(topology, devices.physical, target=devices.target, core=spec.bind_core, numa=spec.bind_numa)
-    threads = min(threads_per_worker(topology, binding.workers))
-    known = early_environment(
-        caller=caller, extra={**dict(spec.env), **mindspore_environment(spec, caller)}, threads=threads
-    )
+    threads = min(_place(spec, host, spec.own_device_ids)[2])
+    known = early_environment(caller=caller, extra=_set_by_user(spec, caller), threads=threads)
     environment = server_environment(caller, {**known, contract.MSRUN_JOB_ID: job_id})
     return EarlyServer(environment, str(spec.working_directory), imports)

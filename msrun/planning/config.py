@@ -20,9 +20,10 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from msrun.errors import UsageError, near_miss
+from msrun.planning.settings import Option, make_option
 from ranktable.bounded_text import TextError, compose_yaml
 
 if TYPE_CHECKING:
@@ -32,33 +33,21 @@ VERSION = 1
 MAX_SHOWN_CHARS = 60
 MAX_DEPTH = 16
 """A job needs two levels; YAML readers call themselves for every further one."""
-PROGRAM_KEYS = ("script", "args", "module")
 
-Kind = Literal["whole number", "number", "truth value", "text", "word", "JSON"]
-"""What an option takes. A `word` has a meaning of its own (a choice, or True), so any scalar is passed on; where the
-option takes a JSON object, a mapping is, too."""
-
-_WANTED: dict[Kind, str] = {
+_WANTED = {
     "whole number": "a whole number such as 8",
     "number": "a number such as 2.5",
     "truth value": "true or false",
     "text": "text",
-    "word": "a single value",
+    "path": "text",
     "JSON": "a single value or a mapping",
 }
+"""What an option takes -> in words. Any other kind, a choice say, is a single value: any scalar is passed on."""
 _WHOLE = re.compile(r"[-+]?(0|[1-9][0-9]*)\Z")
 _NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\Z")
 _YAML = "tag:yaml.org,2002:"
 _SCALAR_TAGS = frozenset(("bool", "int", "float", "str", "timestamp", "value"))
 _TRUE_WORDS = frozenset(("true", "yes", "on"))
-
-
-@dataclass(frozen=True)
-class OptionShape:
-    """What an option takes."""
-
-    kind: Kind
-    is_repeatable: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,122 +68,103 @@ class JobConfig:
         return f"--config {self.source}, line {self.lines[name]}: {name}"
 
 
-def parse_config(text: str, source: str, shapes: Mapping[str, OptionShape]) -> JobConfig:
+def parse_config(text: str, source: str, options: Mapping[str, Option]) -> JobConfig:
     """Read a file of settings.
 
     Args:
         source: path of the file, for messages.
-        shapes: the options that a file may hold, by name.
+        options: those that a file may hold, by name.
 
     Raises:
         UsageError: naming file, line, key, value and what is expected.
     """
-    return _Reader(source, shapes).read(text)
+    reader = _Reader(source)
+    try:
+        root = compose_yaml(text, max_depth=MAX_DEPTH)
+    except TextError as error:
+        reader.fail(error.line or 1, f"{error.problem}; {error.remedy}")
+    known = {**options, **_OWN}
+    values: dict[str, Any] = {}
+    lines: dict[str, int] = {}
+    for key, line, node in reader.entries(root, "the file", dashes=True) if root is not None else ():
+        if key == "config":
+            reader.fail(line, "config: a file cannot name another one; give --config on the command line")
+        if key not in known:
+            reader.fail(line, f"{key}: no such setting{near_miss(key, known)}; msrun --help lists the options")
+        values[key], lines[key] = reader.value(key, line, node, known[key]), line
+    if int(values.get("version", VERSION)) != VERSION:
+        message = f"version {values['version']}: this msrun reads version {VERSION}; change the file or msrun"
+        reader.fail(lines["version"], message)
+    if alone := next((key for key in ("args", "module") if key in values and "script" not in values), ""):
+        reader.fail(lines[alone], f"{alone}: there is no script that it belongs to; add script: train.py")
+    return JobConfig(
+        source=source,
+        options={key: value for key, value in values.items() if key in options},
+        lines=lines,
+        env=values.get("env", ()),
+        program=(values["script"], *values.get("args", ())) if "script" in values else (),
+        is_module=values.get("module", "no").lower() in _TRUE_WORDS,
+    )
+
+
+_OWN = {
+    "version": make_option("version", "N  Of this form of file.", kind="whole number"),
+    "script": make_option("script", "FILE  The program."),
+    "args": make_option("args", "LIST  Its arguments.", kind="word", is_repeatable=True),
+    "module": make_option("module", "The script is a module."),
+    "env": make_option("env", "NAMES  Variables of the workers.", kind="variables"),
+}
+"""What a file may hold beside options."""
 
 
 class _Reader:
-    """Reads one file; knows its name for messages."""
+    """Reads the nodes of one file; knows its name for messages."""
 
-    def __init__(self, source: str, shapes: Mapping[str, OptionShape]) -> None:
+    def __init__(self, source: str) -> None:
         self._source = source
-        self._shapes = shapes
 
-    def read(self, text: str) -> JobConfig:
-        root = self._compose(text)
-        if root is None:
-            return JobConfig(self._source)
-        entries = {key: (line, node) for key, line, node in self._entries(root, "the file", dashes=True)}
-        self._check_version(entries)
-        options: dict[str, str | list[str]] = {}
-        for key, (line, node) in entries.items():
-            if key in self._shapes:
-                options[key] = self._option(key, line, node, self._shapes[key])
-            elif key not in (*PROGRAM_KEYS, "env", "version"):
-                self._refuse_key(key, line)
-        return JobConfig(
-            source=self._source,
-            options=options,
-            lines={key: line for key, (line, _) in entries.items()},
-            env=self._env(*entries["env"]) if "env" in entries else (),
-            program=self._program(entries),
-            is_module="module" in entries and self._is_true("module", *entries["module"]),
-        )
-
-    def _compose(self, text: str) -> yaml.Node | None:
-        try:
-            return compose_yaml(text, max_depth=MAX_DEPTH)
-        except TextError as error:
-            self._fail(error.line or 1, f"{error.problem}; {error.remedy}")
-
-    def _entries(self, node: yaml.Node, what: str, *, dashes: bool = False) -> Iterator[tuple[str, int, yaml.Node]]:
+    def entries(self, node: yaml.Node, what: str, *, dashes: bool = False) -> Iterator[tuple[str, int, yaml.Node]]:
         """Yield key, line and value of a mapping; a key may stand there once."""
         import yaml
 
         if not isinstance(node, yaml.MappingNode):
-            self._fail(_line(node), f"{what}: {_found(node)}; give lines of NAME: value")
+            self.fail(_line(node), f"{what}: {_found(node)}; give lines of NAME: value")
         seen: dict[str, int] = {}
         for key_node, value_node in node.value:
             line = _line(key_node)
             if not isinstance(key_node, yaml.ScalarNode) or key_node.tag == _YAML + "merge":
-                self._fail(line, f"{what}: {_found(key_node)} instead of a name; give NAME: value")
+                self.fail(line, f"{what}: {_found(key_node)} instead of a name; give NAME: value")
             key = key_node.value.replace("-", "_") if dashes else key_node.value
             if key in seen:
-                self._fail(line, f"{key}: given twice, first in line {seen[key]}; keep one")
+                self.fail(line, f"{key}: given twice, first in line {seen[key]}; keep one")
             seen[key] = line
             yield key, line, value_node
 
-    def _check_version(self, entries: Mapping[str, tuple[int, yaml.Node]]) -> None:
-        if "version" not in entries:
-            return
-        line, node = entries["version"]
-        version = self._scalar("version", line, node, "whole number")
-        if int(version) != VERSION:
-            self._fail(line, f"version {version}: this msrun reads version {VERSION}; change the file or msrun")
-
-    def _refuse_key(self, key: str, line: int) -> NoReturn:
-        if key == "config":
-            self._fail(line, "config: a file cannot name another one; give --config on the command line")
-        hint = near_miss(key, [*self._shapes, *PROGRAM_KEYS, "env", "version"])
-        self._fail(line, f"{key}: no such setting{hint}; msrun --help lists the options")
-
-    def _option(self, key: str, line: int, node: yaml.Node, shape: OptionShape) -> str | list[str]:
-        if not shape.is_repeatable:
-            return self._scalar(key, line, node, shape.kind)
-        return self._list(key, line, node, shape.kind)
-
-    def _list(self, key: str, line: int, node: yaml.Node, kind: Kind) -> list[str]:
+    def value(self, key: str, line: int, node: yaml.Node, option: Option) -> Any:
+        """Return the letters of a setting, of each item of a list, or of pairs of name and value."""
         import yaml
 
+        if option.kind == "variables":
+            if not isinstance(node, yaml.MappingNode):
+                self.fail(line, f"{key}: {_found(node)}; give {{NAME: value}}")
+            found = self.entries(node, key)
+            return tuple((name, self._scalar(f"{key} {name}", at, value, "word")) for name, at, value in found)
+        if not option.is_repeatable:
+            return self._scalar(key, line, node, option.kind)
         if not isinstance(node, yaml.SequenceNode):
-            self._fail(line, f"{key}: {_found(node)}; give a list such as [a, b]")
-        return [self._scalar(key, _line(item), item, kind) for item in node.value]
+            self.fail(line, f"{key}: {_found(node)}; give a list such as [a, b]")
+        return [self._scalar(key, _line(item), item, option.kind) for item in node.value]
 
-    def _env(self, line: int, node: yaml.Node) -> tuple[tuple[str, str], ...]:
-        import yaml
-
-        if not isinstance(node, yaml.MappingNode):
-            self._fail(line, f"env: {_found(node)}; give {{NAME: value}}")
-        return tuple((n, self._scalar(f"env {n}", at, value, "word")) for n, at, value in self._entries(node, "env"))
-
-    def _program(self, entries: Mapping[str, tuple[int, yaml.Node]]) -> tuple[str, ...]:
-        if "script" in entries:
-            args = self._list("args", *entries["args"], "word") if "args" in entries else []
-            return (self._scalar("script", *entries["script"], "text"), *args)
-        for key in PROGRAM_KEYS:
-            if key in entries:
-                self._fail(entries[key][0], f"{key}: there is no script that it belongs to; add script: train.py")
-        return ()
-
-    def _scalar(self, key: str, line: int, node: yaml.Node, kind: Kind) -> str:
+    def _scalar(self, key: str, line: int, node: yaml.Node, kind: str) -> str:
         """Return the letters of a value, which has to be of this kind."""
         import yaml
 
         if kind == "JSON" and isinstance(node, yaml.MappingNode):
             return json.dumps(self._plain(key, node))
         if not (isinstance(node, yaml.ScalarNode) and _is_of(node, kind)):
-            self._fail(line, f"{key}: {_found(node)}; give {_WANTED[kind]}{_remedy(node, kind)}")
+            self.fail(line, f"{key}: {_found(node)}; give {_WANTED.get(kind, 'a single value')}{_remedy(node, kind)}")
         if not _can_be_passed_on(node.value):
-            self._fail(line, f"{key}: holds a character that no command line can; remove it")
+            self.fail(line, f"{key}: holds a character that no command line can; remove it")
         return str(node.value)
 
     def _plain(self, key: str, node: yaml.Node) -> Any:
@@ -202,16 +172,13 @@ class _Reader:
         import yaml
 
         if isinstance(node, yaml.MappingNode):
-            return {name: self._plain(key, value) for name, _, value in self._entries(node, key)}
+            return {name: self._plain(key, value) for name, _, value in self.entries(node, key)}
         if isinstance(node, yaml.SequenceNode):
             return [self._plain(key, item) for item in node.value]
         letters = self._scalar(key, _line(node), node, "word")
         return int(letters) if _WHOLE.match(letters) and not getattr(node, "style", None) else letters
 
-    def _is_true(self, key: str, line: int, node: yaml.Node) -> bool:
-        return self._scalar(key, line, node, "truth value").lower() in _TRUE_WORDS
-
-    def _fail(self, line: int, message: str) -> NoReturn:
+    def fail(self, line: int, message: str) -> NoReturn:
         raise UsageError(f"--config {self._source}, line {line}: {message}")
 
 
@@ -221,7 +188,7 @@ def _line(node: yaml.Node) -> int:
     return int(mark.line) + 1 if mark is not None else 1
 
 
-def _is_of(node: yaml.ScalarNode, kind: Kind) -> bool:
+def _is_of(node: yaml.ScalarNode, kind: str) -> bool:
     """Tell by tag and letters; `1e3`, 010 and 1:30 are not what they seem in YAML 1.1, so letters decide on numbers."""
     tag = node.tag.removeprefix(_YAML)
     if kind in ("whole number", "number"):
@@ -229,7 +196,7 @@ def _is_of(node: yaml.ScalarNode, kind: Kind) -> bool:
         return not node.style and tag in ("int", "float", "str") and bool(pattern.match(node.value))
     if kind == "truth value":
         return tag == "bool"
-    return tag in _SCALAR_TAGS and not (kind == "text" and tag == "bool")
+    return tag in _SCALAR_TAGS and not (kind in ("text", "path") and tag == "bool")
 
 
 def _found(node: yaml.Node) -> str:
@@ -249,10 +216,10 @@ def _found(node: yaml.Node) -> str:
     return f"{text!r} is {'a truth value' if tag == 'bool' else 'a number' if tag in ('int', 'float') else 'text'}"
 
 
-def _remedy(node: yaml.Node, kind: Kind) -> str:
+def _remedy(node: yaml.Node, kind: str) -> str:
     if node.tag == _YAML + "null":
-        return " or remove the line" if kind != "word" else ", '' for an empty one"
-    if node.tag == _YAML + "bool" and kind == "text":
+        return " or remove the line" if kind in _WANTED else ", '' for an empty one"
+    if node.tag == _YAML + "bool" and kind in ("text", "path"):
         return " in quotes"
     if getattr(node, "style", None) in ("'", '"') and kind in ("whole number", "number"):
         return " without quotes"

@@ -7,9 +7,10 @@ import signal
 from collections.abc import Collection, Mapping
 
 from msrun import contract
-from msrun.planning.masking import MASK, SECRET_NAME, mask_url
+from msrun.planning.mindspore import mindspore_port
 from msrun.planning.placement.host import ASCEND_VARIABLE, CUDA_VARIABLE
 from msrun.planning.program import DEFAULT_ROLE, with_numbers
+from msrun.planning.spec import LaunchSpec
 
 STACK_SIGNAL = signal.SIGRTMIN + 8
 """On this signal a worker writes the stacks of all its threads."""
@@ -43,79 +44,73 @@ FLIGHT_RECORDER_SIZE = "2000"
 
 
 def common_environment(
+    spec: LaunchSpec,
     *,
     caller: Mapping[str, str],
     extra: Mapping[str, str],
     job_id: str,
-    world_size: int,
+    run_dir: str,
     local_world_size: int,
-    master_addr: str,
-    master_port: int,
-    log_dir: str,
-    rank_table_file: str,
-    rendezvous: str,
-    progress: str,
-    max_restarts: int,
-    device_target: str,
+    master: tuple[str, int],
+    target: str,
     threads: int,
     group_world_size: int = 1,
+    rendezvous: str = "env://",
     interfaces: Mapping[str, str] = LOOPBACK_DEFAULTS,
     has_store: bool = True,
-    trace_dir: str = "",
-    flight_recorder: str = "",
-    first_attempt: int = 0,
+    server_token: str = "",
 ) -> dict[str, str]:
     """Return what every worker of a host gets beside the caller's environment; equal for all of them.
 
     Args:
+        extra: what the user, and the kind of the script's `mindspore`, set for them.
+        run_dir: the job's temporary folder on the host; empty = not known yet.
+        master: address and port of the store.
         group_world_size: number of hosts.
-        first_attempt: how often the job was started before on other hosts; `max_restarts` is what is left.
-        trace_dir: where workers write their parts of a trace; empty = they write none.
-        flight_recorder: where pipes are at which workers wait to be asked for dumps; empty = they are not asked.
         interfaces: variables that choose network interfaces.
         has_store: the scheduler serves torch's store; else rank 0 of a torch program opens it itself.
+        server_token: what workers and parameter servers know each other by.
     """
     env = {name: value for name, value in interfaces.items() if name not in caller}
-    env.update(early_environment(caller=caller, extra=extra, threads=threads))
-    env.update(
-        {
-            contract.WORLD_SIZE: str(world_size),
-            contract.LOCAL_WORLD_SIZE: str(local_world_size),
-            contract.GROUP_WORLD_SIZE: str(group_world_size),
-            contract.ROLE_WORLD_SIZE: str(world_size),
-            contract.ROLE_NAME: DEFAULT_ROLE,
-            contract.MASTER_ADDR: master_addr,
-            contract.MASTER_PORT: str(master_port),
-            contract.TORCHELASTIC_RUN_ID: job_id,
-            contract.TORCHELASTIC_RESTART_COUNT: str(first_attempt),
-            contract.TORCHELASTIC_MAX_RESTARTS: str(first_attempt + max_restarts),
-            contract.TORCHELASTIC_USE_AGENT_STORE: str(has_store),
-            contract.MS_WORKER_NUM: str(world_size),
-            contract.MS_SCHED_HOST: master_addr,
-            contract.MS_SCHED_PORT: str(master_port),
-            contract.RANK_SIZE: str(world_size),
-            contract.RANK_TABLE_FILE: rank_table_file,
-            contract.MSRUN_JOB_ID: job_id,
-            contract.MSRUN_LOG_DIR: log_dir,
-            contract.MSRUN_RENDEZVOUS: rendezvous,
-            contract.MSRUN_DEVICE_TARGET: device_target,
-            contract.MSRUN_PROGRESS: progress,
-            **({contract.MSRUN_TRACE_DIR: trace_dir} if trace_dir else {}),
-            contract.MSRUN_STACK_SIGNAL: str(int(STACK_SIGNAL)),
-        }
-    )
-    if flight_recorder:
-        env[contract.MSRUN_FLIGHT_RECORDER] = flight_recorder
+    env |= early_environment(caller=caller, extra=extra, threads=threads)
+    world_size, port = str(spec.worker_num), str(master[1])
+    env |= {
+        contract.WORLD_SIZE: world_size,
+        contract.LOCAL_WORLD_SIZE: str(local_world_size),
+        contract.GROUP_WORLD_SIZE: str(group_world_size),
+        contract.ROLE_WORLD_SIZE: world_size,
+        contract.ROLE_NAME: DEFAULT_ROLE,
+        contract.MASTER_ADDR: master[0],
+        contract.MASTER_PORT: port,
+        contract.TORCHELASTIC_RUN_ID: job_id,
+        contract.TORCHELASTIC_RESTART_COUNT: str(spec.first_attempt),
+        contract.TORCHELASTIC_MAX_RESTARTS: str(spec.first_attempt + spec.max_restarts),
+        contract.TORCHELASTIC_USE_AGENT_STORE: str(has_store),
+        contract.MS_WORKER_NUM: world_size,
+        contract.MS_SCHED_HOST: master[0],
+        contract.MS_SCHED_PORT: str(mindspore_port(master[1])) if spec.mindspore == "real" else port,
+        contract.RANK_SIZE: world_size,
+        contract.RANK_TABLE_FILE: spec.rank_table_path,
+        contract.MSRUN_JOB_ID: job_id,
+        contract.MSRUN_LOG_DIR: str(spec.log_folder),
+        contract.MSRUN_RENDEZVOUS: rendezvous,
+        contract.MSRUN_DEVICE_TARGET: target,
+        contract.MSRUN_PROGRESS: f"{run_dir}/progress",
+        contract.MSRUN_STACK_SIGNAL: str(int(STACK_SIGNAL)),
+    }
+    if not run_dir:
+        return env
+    if spec.exit_time_out_s != contract.DEFAULT_EXIT_TIME_OUT_S:
+        env[contract.MSRUN_EXIT_TIME_OUT] = f"{spec.exit_time_out_s:g}"
+    if spec.has_trace:
+        env[contract.MSRUN_TRACE_DIR] = str(spec.log_folder)
+    if spec.hang_time_out_s:  # pipes at which workers wait to be asked for dumps
+        env[contract.MSRUN_FLIGHT_RECORDER] = f"{run_dir}/flight_recorder"
         size = contract.TORCH_FR_BUFFER_SIZE
         env[size] = extra.get(size, caller.get(size, FLIGHT_RECORDER_SIZE))
+    if spec.server_num:
+        env |= {contract.MS_SERVER_NUM: str(spec.server_num), contract.MSRUN_SERVER_TOKEN: server_token}
     return env
-
-
-def parameter_server_environment(server_num: int, token: str) -> dict[str, str]:
-    """Return what workers and parameter servers get beside `common_environment`; nothing in a job without servers."""
-    if not server_num:
-        return {}
-    return {contract.MS_SERVER_NUM: str(server_num), contract.MSRUN_SERVER_TOKEN: token}
 
 
 def early_environment(*, caller: Mapping[str, str], extra: Mapping[str, str], threads: int) -> dict[str, str]:
@@ -181,11 +176,6 @@ def overridden_names(caller: Mapping[str, str], planned: Mapping[str, str]) -> l
         for name, value in planned.items()
         if name in caller and caller[name] != value and not value.startswith(f"{caller[name]}{os.pathsep}")
     )
-
-
-def masked(env: Mapping[str, str]) -> dict[str, str]:
-    """Return `env` with the values of secret-looking names and passwords in URLs hidden, for plans, logs and events."""
-    return {name: MASK if SECRET_NAME.search(name) else mask_url(value) for name, value in env.items()}
 
 
 def server_environment(caller: Mapping[str, str], common_env: Mapping[str, str]) -> dict[str, str]:

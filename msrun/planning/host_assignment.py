@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from msrun.planning.ranks import fold_ranks
 from ranktable.hosts.ranges import runs_of
 
 
@@ -68,23 +67,6 @@ class Fleet:
     def own(self) -> HostAssignment:
         """The assignment of this host."""
         return next(assignment for assignment in self.hosts if assignment.node_rank == self.node_rank)
-
-
-def render_assignments(hosts: Sequence[HostAssignment]) -> list[str]:
-    """Return one line for each host, in columns."""
-    rows = [("node", "name", "address", "ranks", "devices")]
-    rows += [
-        (
-            str(assignment.node_rank),
-            assignment.name,
-            assignment.address,
-            fold_ranks(assignment.ranks),
-            fold_ranks(assignment.device_ids),
-        )
-        for assignment in hosts
-    ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _runs(numbers: Iterable[int]) -> list[list[int]]:

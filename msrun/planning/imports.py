@@ -63,6 +63,8 @@ def read_imports(script: Path, root: Path | None = None, *, poses: bool = False)
     tree = _parse(script)
     if tree is None or any(_is_own(name, script.parent) for name in SAFE_PACKAGES):
         return ScriptImports()
+    if not any(_safe_names(statement, poses=poses) for statement in _statements(tree.body)):
+        return ScriptImports()
     found: dict[str, None] = {}
     setter = _Setter(root or script.parent, poses)
     packages = script.parent.relative_to(root).parts if root else ()

@@ -42,6 +42,11 @@ def mask_url(text: str) -> str:
     return _URL_PASSWORD.sub(rf"\1:{MASK}@", text) if "://" in text else text
 
 
+def masked(env: Mapping[str, str]) -> dict[str, str]:
+    """Return `env` with the values of secret-looking names and passwords in URLs hidden, for plans, logs and events."""
+    return {name: MASK if SECRET_NAME.search(name) else mask_url(value) for name, value in env.items()}
+
+
 def mask_words(words: Sequence[str]) -> list[str]:
     """Return the words of a command line with secret-looking values hidden."""
     return [shown for shown, _ in _masked(words)]

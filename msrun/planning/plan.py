@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, cast
 
 from msrun import contract
-from msrun.planning.environment import masked
 from msrun.planning.host_assignment import HostAssignment
-from msrun.planning.masking import mask_words, secret_values
+from msrun.planning.masking import mask_words, masked, secret_values
 from msrun.planning.program import Program, StartMethod
 from msrun.planning.record_json import encode_record
 from msrun.planning.spec import JobTerms
@@ -164,68 +163,45 @@ class LaunchPlan(JobTerms):
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able dict with secret-looking values masked."""
-        return {
-            "job_id": self.job_id,
-            "world_size": self.world_size,
-            "master": {"address": self.master_addr, "port": self.master_port},
-            "log_dir": self.log_dir,
-            "run_dir": self.run_dir,
-            "device_target": self.device_target,
-            "device_reason": self.device_reason,
-            **self._terms_json(),
-            "rank_table_file": self.rank_table_file,
-            "settings": [asdict(setting) for setting in self.settings],
-            "notes": list(self.notes),
-            "hosts": [_host_json(host) for host in self.hosts],
-            **({"fleet": [assignment.to_json() for assignment in self.fleet]} if self.fleet else {}),
-            **({"forwarded": masked(self.forwarded)} if self.hosts[0].agent else {}),
-        }
-
-    def _terms_json(self) -> dict[str, Any]:
-        terms = {one.name: encode_record(getattr(self, one.name)) for one in fields(JobTerms)}
-        del terms["settings"]
-        if self.interactive_rank is None:
-            del terms["interactive_rank"]
-        return {**terms, "forward_signals": [signal.Signals(signum).name for signum in self.forward_signals]}
+        told = {one.name: encode_record(getattr(self, one.name)) for one in fields(self)}
+        master = {"address": told.pop("master_addr"), "port": told.pop("master_port")}
+        hosts = [
+            {"argv": mask_words(host.argv), **{name: value for name, value in one.items() if name != "place"}}
+            for host, one in zip(self.hosts, told["hosts"], strict=True)
+        ]
+        signals = [signal.Signals(signum).name for signum in self.forward_signals]
+        fleet = [assignment.to_json() for assignment in self.fleet]
+        return cast(
+            "dict[str, Any]",
+            _shown({**told, "master": master, "forward_signals": signals, "hosts": hosts, "fleet": fleet}),
+        )
 
 
-def _program_json(program: Program) -> dict[str, Any]:
-    others = [_program_json(one) for one in program.others]
-    return {**encode_record(program), "args": mask_words(program.args), "others": others}
+_NAMES = {"log_path": "log", "error_log_path": "error_log", "common_env": "env"}
+"""Fields that plan.json has by other names."""
+_UNLESS_EMPTY = (
+    "error_log",
+    "agent",
+    "mindspore_scheduler",
+    "servers",
+    "fleet",
+    "forwarded",
+    "interactive_rank",
+    "place",
+)
+_VARIABLES = ("env", "forwarded", "mindspore_scheduler")
 
 
-def _host_json(host: HostPlan) -> dict[str, Any]:
-    return {
-        "node_rank": host.node_rank,
-        "name": host.name,
-        "address": host.address,
-        **({"agent": encode_record(host.agent)} if host.agent else {}),
-        "argv": mask_words(host.argv),
-        "program": _program_json(host.program),
-        "working_directory": host.working_directory,
-        "start_method": host.start_method,
-        "preload": list(host.preload),
-        "env": masked(host.common_env),
-        "scheduler_cpus": list(host.scheduler_cpus),
-        "workers": [
-            {
-                "global_rank": worker.global_rank,
-                "local_rank": worker.local_rank,
-                "device_id": worker.device_id,
-                "physical_device": worker.physical_device,
-                "cpus": list(worker.cpus),
-                "memory_nodes": list(worker.memory_nodes),
-                "binding": worker.binding,
-                "env": masked(worker.env),
-                "log": worker.log_path,
-                **({"error_log": worker.error_log_path} if worker.error_log_path else {}),
-            }
-            for worker in host.workers
-        ],
-        **({"mindspore_scheduler": host.mindspore_scheduler} if host.mindspore_scheduler else {}),
-        **({"servers": [_server_json(server) for server in host.servers]} if host.servers else {}),
-    }
-
-
-def _server_json(server: ServerPlan) -> dict[str, Any]:
-    return {"index": server.index, "env": masked(server.env), "log": server.log_path}
+def _shown(record: Any) -> Any:
+    """Return a record as plan.json has it: with its names, without secrets, and without what says nothing."""
+    if isinstance(record, list | tuple):
+        return [_shown(item) for item in record]
+    if not isinstance(record, dict):
+        return record
+    found = {}
+    for field_name, value in record.items():
+        name = _NAMES.get(field_name, field_name)
+        if name in _UNLESS_EMPTY and value in (None, "", [], (), {}):
+            continue
+        found[name] = masked(value) if name in _VARIABLES else mask_words(value) if name == "args" else _shown(value)
+    return found

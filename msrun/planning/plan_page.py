@@ -9,8 +9,7 @@ from html import escape
 from pathlib import Path
 
 from msrun import __version__
-from msrun.planning.environment import masked
-from msrun.planning.masking import mask_words
+from msrun.planning.masking import mask_words, masked
 from msrun.planning.placement.host import format_cpu_list
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.plan_text import common_to_all, describe_job

@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from msrun.errors import UsageError
+from msrun.errors import UsageError, near_miss
 
 ProgramKind = Literal["script", "module", "executable"]
 StartMethod = Literal["auto", "fork", "exec"]
+DeviceTarget = Literal["auto", "cpu", "gpu", "ascend"]
 MindSporeKind = Literal["auto", "real", "torch", "none"]
 MindSporeSemantics = Literal["mindspore", "torch"]
 
@@ -172,6 +172,8 @@ def _python_program(word: str, rest: tuple[str, ...], working_directory: Path) -
 
 
 def _file_program(name: str, args: tuple[str, ...], working_directory: Path, *, as_python: bool = False) -> Program:
+    import zipfile  # not for --help
+
     path = working_directory / name
     if path.is_dir() and not (as_python and (path / "__main__.py").is_file()):
         raise UsageError(f"{name}: is a directory; name the script inside it")
@@ -195,8 +197,6 @@ def _executable_file(name: str, path: Path, args: tuple[str, ...]) -> Program:
 
 
 def _script_hint(name: str, working_directory: Path) -> str:
-    from msrun.errors import near_miss
-
     folder = (working_directory / name).parent
     if not folder.is_dir():
         return f": the folder {folder} does not exist; check the path or --chdir"

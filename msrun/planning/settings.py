@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Any
 
 from msrun import contract
@@ -63,6 +64,115 @@ class FoundSetting(Setting):
 def _plain(value: Any) -> str:
     text = f"{value:g}" if isinstance(value, float) else str(value)
     return shlex.quote(text) if any(letter.isspace() for letter in text) else text
+
+
+KINDS = {
+    "int": "whole number",
+    "float": "number",
+    "bool": "truth value",
+    "str": "text",
+    "Path | None": "path",
+    "tuple[str, ...]": "text",
+    "tuple[Path, ...]": "path",
+}
+"""Type of a field -> what its option takes."""
+_MAX = 1e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """A setting as it is asked for: --name, MSRUN_<NAME>, `name:` in a --config file, and its line in --help."""
+
+    name: str
+    shown: str
+    """The word for its value in --help: ` N`, or `[=json]` for one that may be left out; empty for a switch."""
+    help: str
+    kind: str = "text"
+    """What it takes: one of `KINDS`, `word` for one of `choices`, or a kind of its own."""
+    default: Any = None
+    """As the command line has it."""
+    alone: str = ""
+    """What it means without a value; empty = it takes the word after it."""
+    choices: tuple[str, ...] = ()
+    is_repeatable: bool = False
+    least: float = 0
+    most: float = _MAX
+    must: str = ""
+    """The range, with what to do, in words; empty = any number is taken."""
+    parse: Callable[[Any], Any] | None = None
+    """From what the command line has to what the spec has."""
+
+
+def make_option(name: str, text: str, **settings: Any) -> Option:
+    """Return an option.
+
+    Args:
+        text: its line in --help: the word for its value, two blanks, and what it does; the latter alone for a switch.
+    """
+    word, blanks, what = text.partition("  ")
+    if not blanks:
+        word, what = "", text
+    may_be_alone = not word or word.startswith(("=", "[="))
+    usual = {
+        "kind": "word" if "choices" in settings else "text" if word else "truth value",
+        "alone": "true" if may_be_alone else "",
+        "default": None if word else False,
+    }
+    return Option(name=name, shown=word if may_be_alone else f" {word}", help=what, **{**usual, **settings})
+
+
+def option(default: Any, text: str, **settings: Any) -> Any:
+    """Return a field of a spec with its option, see `make_option`.
+
+    Args:
+        default: of the field; `asked`: what the command line has in its place.
+        name: of the option, where it is not that of the field without its unit.
+    """
+    return field(default=default, metadata={"option": (text, {"asked": default, **settings})})
+
+
+@cache
+def field_options(spec: type) -> dict[str, Option]:
+    """Return name of a field -> option, for those of a spec that have one."""
+    found = {}
+    for one in fields(spec):
+        if "option" in one.metadata:
+            text, settings = one.metadata["option"]
+            kind, is_repeatable = str(one.type), str(one.type) in ("tuple[str, ...]", "tuple[Path, ...]")
+            settings = {
+                "name": one.name.removesuffix("_s"),
+                **({"kind": KINDS[kind]} if kind in KINDS else {}),
+                "default": None if is_repeatable else settings["asked"],
+                "is_repeatable": is_repeatable,
+                **settings,
+            }
+            del settings["asked"]
+            found[one.name] = make_option(text=text, **settings)
+    return found
+
+
+def check_ranges(spec: Any) -> None:
+    """Refuse numbers out of the range that their options say.
+
+    Raises:
+        UsageError: naming the option, its value, the constraint and the remedy.
+    """
+    known: dict[str, Option] = field_options(spec.__class__)
+    for name, one in known.items():
+        value = getattr(spec, name)
+        if one.must and not one.least <= value <= one.most:
+            raise UsageError(f"--{one.name} {_plain(value)}: must be {one.must}")
+
+
+def refuse_together(given: Collection[str], exclusive: Iterable[tuple[str, str, str]]) -> None:
+    """Refuse options of which one takes away the other's meaning.
+
+    Raises:
+        UsageError: two of a row's are given; the third is why, or what to do.
+    """
+    for first, second, why in exclusive:
+        if first in given and second in given:
+            raise UsageError(f"--{first} and --{second}: {why}")
 
 
 def option_variables(environ: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:

@@ -1,24 +1,24 @@
-"""LaunchSpec: what the user asked for, checked for everything that needs no look at the machine."""
+"""LaunchSpec: what the user asked for, each setting declared once with its option; what needs no look at the machine
+is checked here."""
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from msrun import contract
 from msrun.errors import UsageError, near_miss
 from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.hosts.forwarded import check_patterns
 from msrun.planning.hosts.host_entry import HostEntry, blamed_on
-from msrun.planning.placement.bind_options import CoreBinding
-from msrun.planning.placement.host import DeviceTarget
-from msrun.planning.program import MindSporeKind, MindSporeSemantics, Program, StartMethod
-from msrun.planning.settings import Setting
+from msrun.planning.placement.bind_options import CoreBinding, parse_bind_core
+from msrun.planning.program import DeviceTarget, MindSporeKind, MindSporeSemantics, Program, StartMethod
+from msrun.planning.settings import Setting, check_ranges, field_options, option, refuse_together
 from msrun.planning.tls_spec import TlsSpec
 from ranktable.hosts.brackets import shorten
 from ranktable.hosts.host_list import MAX_PORT, check_user
@@ -27,6 +27,23 @@ from ranktable.hosts.ranges import RangeError, read_range
 MAX_STATUS = 255
 _NO_TESTS = 5
 """Of pytest (its reference, "Exit codes")."""
+MIN_LOG_BYTES = 4096
+"""A smaller file would be exchanged at almost every line."""
+NO_CONFIG = "none"
+"""In place of a file: no ssh_config is read; ssh -F has the same word."""
+MAX_SECONDS = 1e9
+MORE_THAN_0 = 1e-9
+MEETING_PORT = 8118
+"""Where several hosts meet when no port is given: MindSpore's default."""
+FORWARDABLE = ("USR1", "USR2", "WINCH", "URG", "CONT", "ALRM", "VTALRM", "PROF", "IO")
+"""Signals that msrun may pass on to workers; the others end msrun, or belong to it."""
+
+_SIZE = re.compile(r"([0-9]+)\s*([KMGT]?)(?:I?B)?\Z", re.IGNORECASE)
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:_-]*\Z|::1\Z")
+_LOG_STEM = re.compile(r"[A-Za-z0-9._{}-]+\Z")
+_PLACEHOLDERS = ("{ip}", "{hostname}")
 
 
 def parse_statuses(option: str, text: str) -> tuple[int, ...]:
@@ -50,33 +67,6 @@ def _parse_status(option: str, text: str, word: str) -> int:
     )
 
 
-def check_statuses(restart_on: tuple[int, ...], no_restart_on: tuple[int, ...], max_restarts: int) -> None:
-    """Refuse lists that contradict each other, or that nothing asks.
-
-    Raises:
-        UsageError: one of both.
-    """
-    if both := sorted({*restart_on} & {*no_restart_on}):
-        raise UsageError(f"--restart_on and --no_restart_on: both name {both[0]}; give it in one of the two")
-    if restart_on and not max_restarts:
-        raise UsageError("--restart_on: starts nothing again with --max_restarts 0; give --max_restarts 1 or more")
-
-
-def explain_no_tests(program: Program, exit_code: int) -> str:
-    """Return why pytest has failed though the file that it was given ran to its end; empty when that is not why."""
-    if exit_code != _NO_TESTS or (program.kind, program.target) != ("module", "pytest"):
-        return ""
-    return "pytest found no test there; it had run the file to look for some: name it to msrun without pytest"
-
-
-MIN_LOG_BYTES = 4096
-"""A smaller file would be exchanged at almost every line."""
-MAX_LOG_KEEP = 1000
-
-_SIZE = re.compile(r"([0-9]+)\s*([KMGT]?)(?:I?B)?\Z", re.IGNORECASE)
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-
-
 def parse_size(option: str, text: str) -> int:
     """Turn `100M`, `1G`, `64KiB` or plain bytes into bytes; units are powers of 1024.
 
@@ -97,123 +87,164 @@ def format_size(size_bytes: int) -> str:
     return f"{size_bytes} bytes"
 
 
-def check_log_rotation(max_bytes: int, keep: int) -> None:
-    """Refuse what cannot be done.
+def parse_signals(text: str) -> tuple[int, ...]:
+    """Turn `USR1,SIGUSR2` or `none` into signal numbers.
 
     Raises:
-        UsageError: naming the option, its value, the constraint and the remedy.
+        UsageError: no such signal, or one that cannot be passed on.
     """
-    if max_bytes < 0 or 0 < max_bytes < MIN_LOG_BYTES:
-        raise UsageError(
-            f"--log_max_bytes {max_bytes}: must be {MIN_LOG_BYTES} bytes or more, e.g. 100M; 0 never rotates"
-        )
-    if not 1 <= keep <= MAX_LOG_KEEP:
-        raise UsageError(
-            f"--log_keep {keep}: must be 1 to {MAX_LOG_KEEP} older files per worker; "
-            "to keep everything in one file leave --log_max_bytes out"
-        )
-
-
-HostKeyPolicy = Literal["strict", "accept-new", "off"]
-HOST_KEY_POLICIES: tuple[HostKeyPolicy, ...] = ("strict", "accept-new", "off")
-SshClientName = Literal["auto", "openssh", "paramiko"]
-SSH_CLIENTS: tuple[SshClientName, ...] = ("auto", "openssh", "paramiko")
-NO_CONFIG = "none"
-"""In place of a file: no ssh_config is read; ssh -F has the same word."""
-CONNECT_TIME_OUT_S = 30.0
-WINDOW = 32
-MAX_WINDOW = 1024
-MAX_CONNECT_TIME_OUT_S = 3600.0
-
-
-@dataclass(frozen=True)
-class SshSettings:
-    """What holds for all hosts; what a host list says of one host wins, ssh_config fills in the rest."""
-
-    config_file: Path | None = None
-    """Read in place of ~/.ssh/config and /etc/ssh/ssh_config; `NO_CONFIG` for none."""
-    user: str = ""
-    port: int = 0
-    """0 = that of ssh_config, else 22."""
-    identity_files: tuple[Path, ...] = ()
-    """Private keys: these, and those that ssh_config names, are tried, and no others."""
-    host_keys: HostKeyPolicy | None = None
-    """What to do with the host key of an unknown host; None = as ssh_config says, else strict."""
-    connect_time_out_s: float = CONNECT_TIME_OUT_S
-    """For one host, from its name to its agent, with all tries."""
-    window: int = WINDOW
-    """How many hosts are being connected at a time."""
-    client: SshClientName = "auto"
-    """openssh = the system's ssh, auto = paramiko where there is none."""
-
-
-def check_ssh_settings(settings: SshSettings) -> None:
-    """Refuse what can be seen to be wrong in the words alone.
-
-    Raises:
-        UsageError: naming the option, its value, the constraint and the remedy.
-    """
-    if settings.user:
-        with blamed_on():
-            check_user(settings.user, "--ssh_user")
-    if not 0 <= settings.port <= MAX_PORT:
-        raise UsageError(f"--ssh_port {settings.port}: must be 1 to {MAX_PORT}; leave it out for that of ssh_config")
-    if not 0 < settings.connect_time_out_s <= MAX_CONNECT_TIME_OUT_S:
-        raise UsageError(
-            f"--ssh_connect_time_out {settings.connect_time_out_s:g}: "
-            f"must be more than 0 and up to {MAX_CONNECT_TIME_OUT_S:g} seconds"
-        )
-    if not 1 <= settings.window <= MAX_WINDOW:
-        raise UsageError(f"--ssh_window {settings.window}: must be 1 to {MAX_WINDOW} hosts at a time")
-
-
-_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-_HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:_-]*\Z|::1\Z")
-_LOG_STEM = re.compile(r"[A-Za-z0-9._{}-]+\Z")
-_PLACEHOLDERS = ("{ip}", "{hostname}")
-MAX_SECONDS = 1e9
-MEETING_PORT = 8118
-"""Where several hosts meet when no port is given: MindSpore's default."""
-MIN_HEARTBEAT_S = 1.0
-WARM_TIME_S = 600.0
-FORWARDABLE = ("USR1", "USR2", "WINCH", "URG", "CONT", "ALRM", "VTALRM", "PROF", "IO")
-"""Signals that msrun may pass on to workers; the others end msrun, or belong to it."""
+    if text.strip().lower() in ("none", ""):
+        return ()
+    found: dict[int, None] = {}
+    for piece in text.upper().split(","):
+        name = piece.strip().removeprefix("SIG")
+        if name not in FORWARDABLE:
+            hint = "" if f"SIG{name}" in signal.Signals.__members__ else near_miss(name, FORWARDABLE)
+            raise UsageError(
+                f"--signals {text}: {piece.strip()} cannot be passed on{hint}; "
+                f"give none or some of {', '.join(FORWARDABLE)}"
+            )
+        found[int(signal.Signals[f"SIG{name}"])] = None
+    return tuple(found)
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobTerms:
     """What is asked of a job and holds for all of it: the same in the spec and in the plan."""
 
-    cluster_time_out_s: int = 600
-    """How long all workers may take to start; negative = for ever."""
-    grace_s: float = 10.0
-    """Seconds between TERM and KILL."""
-    forward_signals: tuple[int, ...] = (int(signal.SIGUSR1), int(signal.SIGUSR2))
-    """Passed on to the workers; they do not end the job."""
-    hang_time_out_s: float = 0.0
-    """How long the job may go without any progress; 0 = for ever."""
-    exit_time_out_s: float = contract.DEFAULT_EXIT_TIME_OUT_S
-    """How long a worker may take to end, without a sign of life, once its program has ended; 0 = no limit."""
-    keep_going: bool = False
-    """Whether the other ranks go on when one has failed; the job fails when all have ended."""
-    time_limit_s: float = 0.0
-    """How long the job may run, with all its attempts; 0 = for ever."""
-    max_restarts: int = 0
-    """How often the whole job is started again after a failure."""
-    restart_on: tuple[int, ...] = ()
-    """Exit statuses after which alone, and always, it is; empty = after all but some."""
-    no_restart_on: tuple[int, ...] = ()
-    """Those after which it never is."""
-    log_max_bytes: int = 0
-    """Size at which a worker's log is exchanged for a new one; 0 = never."""
-    log_keep: int = 5
-    """How many older files of each log stay."""
-    tail_ranks: tuple[int, ...] = field(default=(0,))
+    cluster_time_out_s: int = option(
+        600, "S  Limit for all hosts to register and all workers to start; negative: no limit."
+    )
+    grace_s: float = option(
+        10.0,
+        "S  Time between the signal that ends the job and KILL; TERM comes before KILL.",
+        must="0 or more seconds; 0 kills at once",
+    )
+    forward_signals: tuple[int, ...] = option(
+        (int(signal.SIGUSR1), int(signal.SIGUSR2)),
+        "NAMES  Signals that are passed on to the workers and do not end the job, or none.",
+        name="signals",
+        asked="USR1,USR2",
+        parse=parse_signals,
+    )
+    hang_time_out_s: float = option(
+        0.0,
+        "S  Without progress for so long, write stacks to the logs and end the job; 0: no limit.",
+        must="0 or more seconds; 0 = no limit",
+    )
+    exit_time_out_s: float = option(
+        contract.DEFAULT_EXIT_TIME_OUT_S,
+        "S  End a worker whose program has ended and whose process shows no sign of life for so long, and ranks that "
+        "wait in a collective for one that has ended; 0: no limit.",
+        must="0 or more seconds; 0 = no limit",
+    )
+    keep_going: bool = option(
+        False, "Let the other ranks go on when one has failed. The job fails when all have ended."
+    )
+    time_limit_s: float = option(
+        0.0,
+        "S  End the job after so long, all attempts together, with status 124: TERM, --grace, KILL; 0: no limit.",
+        must="0 or more seconds; 0 = no limit",
+    )
+    max_restarts: int = option(
+        0, "N  How often to start the whole job again after a failure.", must="0 or more; 0 = no restart"
+    )
+    restart_on: tuple[int, ...] = option(
+        (),
+        "LIST  Start again after these exit statuses or signals of the first failed worker alone, as 75,KILL.",
+        asked="",
+        parse=partial(parse_statuses, "--restart_on"),
+    )
+    no_restart_on: tuple[int, ...] = option(
+        (),
+        "LIST  Never start again after these, such as 1,2.",
+        asked="",
+        parse=partial(parse_statuses, "--no_restart_on"),
+    )
+    log_max_bytes: int = option(
+        0,
+        "SIZE  Rotate a worker's log at this size, e.g. 100M or 1G; 0: never.  [default: 0]",
+        asked="0",
+        kind="text",
+        parse=partial(parse_size, "--log_max_bytes"),
+    )
+    log_keep: int = option(
+        5,
+        "N  Rotated files to keep for each worker.",
+        least=1,
+        most=1000,
+        must="1 to 1000 older files per worker; to keep everything in one file leave --log_max_bytes out",
+    )
+    tail_ranks: tuple[int, ...] = (0,)
     """Global ranks whose log is copied to the console."""
-    interactive_rank: int | None = None
-    """The global rank that standard input, and the terminal where there is one, belongs to; None = to none."""
+    interactive_rank: int | None = option(
+        None,
+        "[=RANK]  The terminal and standard input belong to this rank, by default 0: for breakpoint(), input() and "
+        "`... | msrun`. Its output is shown as it comes, and nobody is impatient.",
+        name="interactive",
+        kind="rank",
+        alone="0",
+    )
     settings: tuple[Setting, ...] = ()
     """What is not a default, and where it came from; to be shown only."""
+
+
+HostKeyPolicy = Literal["strict", "accept-new", "off"]
+SshClientName = Literal["auto", "openssh", "paramiko"]
+
+
+@dataclass(frozen=True)
+class SshSettings:
+    """What holds for all hosts; what a host list says of one host wins, ssh_config fills in the rest."""
+
+    config_file: Path | None = option(
+        None,
+        "FILE  Read this in place of ~/.ssh/config and /etc/ssh/ssh_config; none: read no file.",
+        name="ssh_config",
+    )
+    user: str = option("", "NAME  User on the hosts.  [default: that of ssh_config, or yours]", name="ssh_user")
+    port: int = option(
+        0,
+        "PORT  Port of sshd.  [default: that of ssh_config, or 22]",
+        name="ssh_port",
+        most=MAX_PORT,
+        must=f"1 to {MAX_PORT}; leave it out for that of ssh_config",
+    )
+    identity_files: tuple[Path, ...] = option(
+        (),
+        "FILE  Private key to try, beside those that ssh_config names; may be repeated.",
+        name="ssh_identity",
+    )
+    host_keys: HostKeyPolicy | None = option(
+        None,
+        "POLICY  For a host that is not in known_hosts: strict rejects it, accept-new adds its key, off checks none.  "
+        "[default: StrictHostKeyChecking of ssh_config, or strict]",
+        name="ssh_host_keys",
+        choices=get_args(HostKeyPolicy),
+    )
+    connect_time_out_s: float = option(
+        30.0,
+        "S  Limit for connecting to a host, with all attempts.",
+        name="ssh_connect_time_out",
+        least=MORE_THAN_0,
+        most=3600.0,
+        must="more than 0 and up to 3600 seconds",
+    )
+    window: int = option(
+        32,
+        "N  Number of hosts to connect to at the same time.",
+        name="ssh_window",
+        least=1,
+        most=1024,
+        must="1 to 1024 hosts at a time",
+    )
+    client: SshClientName = option(
+        "auto",
+        "CLIENT  What logs in: openssh, the ssh of this host; paramiko, no program, but less of ssh_config; auto: "
+        "paramiko where there is no ssh.",
+        name="ssh_client",
+        choices=get_args(SshClientName),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,71 +252,131 @@ class LaunchSpec(JobTerms):
     """One `msrun` command, translated once by the command line. Every field was checked by `check_spec`."""
 
     program: Program
-    worker_num: int
-    """World size: workers over all hosts."""
-    local_worker_num: int
-    """Workers on this host."""
+    worker_num: int = option(
+        MISSING,
+        "N  Workers of the job, over all hosts; on one host also gpu or cpu (one each), or auto (one for each "
+        "accelerator, else processor).  [default: one for each accelerator, else 1; 8 for a MindSpore script]",
+        asked=None,
+        kind="count",
+    )
+    local_worker_num: int = option(MISSING, "N  Workers on each host.  [default: worker_num on one host]", asked=None)
     script_source: str = field(default="", repr=False)
     """Of a script that can be read only once, for which `program.target` is - until a job has written it."""
     working_directory: Path
     """Absolute; every worker starts in it."""
-    log_dir: Path
-    """Absolute; logs, plan and events of the job."""
-    master_addr: str = "127.0.0.1"
-    master_port: int = 0
-    """Port on the master, of the store or, with several hosts, of the scheduler; 0 = a free one, or MEETING_PORT."""
-    node_rank: int = -1
-    """Index of this host; -1 = not given."""
-    server_num: int = 0
-    """Parameter servers beside the workers, on the one host of the job."""
-    start_method: StartMethod = "auto"
-    mindspore: MindSporeKind = "auto"
-    """Which `mindspore` the workers import: MindSpore itself, msrun.mindspore, or whatever Python finds (none)."""
-    mindspore_semantics: MindSporeSemantics = "mindspore"
-    """What defaults mean in scripts of msrun.mindspore."""
-    device_target: DeviceTarget = "auto"
-    virtual_local_rank: bool = False
-    """Whether each worker sees its device alone, as number 0, and LOCAL_RANK is 0 for all."""
-    is_warm: bool = False
-    """Whether the job starts from a warm server, and leaves one."""
-    warm_time_s: float = WARM_TIME_S
-    """Seconds for which a warm server waits for the next job."""
-    preload: tuple[str, ...] = ()
-    """Modules that the fork server imports beside the script's own."""
+    log_dir: Path = option(
+        MISSING, "DIR  Directory of logs, with a folder for each job.", asked="log_output", kind="text", parse=Path
+    )
+    master_addr: str = option("127.0.0.1", "ADDRESS  Address of the scheduler.")
+    master_port: int = option(
+        0,
+        "PORT  Its port; 0 is a free one.  [default: 0; several hosts: 8118]",
+        most=MAX_PORT,
+        must=f"0 to {MAX_PORT}; 0 takes a free port",
+    )
+    node_rank: int = option(-1, "N  Index of this host.  [default: by its address]")
+    server_num: int = option(
+        0,
+        "N  Parameter servers beside the workers; of several hosts each gets one in turn.",
+        must="0 or more; 0 = no parameter servers",
+    )
+    start_method: StartMethod = option(
+        "auto",
+        "METHOD  fork: from a process that has imported what the script imports. exec: as new programs. auto: fork "
+        "where that is safe.",
+        choices=get_args(StartMethod),
+    )
+    mindspore: MindSporeKind = option(
+        "auto",
+        "WHICH  What `import mindspore` finds. real: MindSpore, whose scheduler msrun starts too. torch: "
+        "msrun.mindspore, its words on torch. none: what Python finds. auto: for a script that imports mindspore the "
+        "first of them that this Python has.",
+        choices=get_args(MindSporeKind),
+    )
+    mindspore_semantics: MindSporeSemantics = option(
+        "mindspore",
+        "WHOSE  What defaults mean in scripts of msrun.mindspore. mindspore: gradients, losses of copies and micro "
+        "batches are summed, each rank reads whole data sets and has its own loss. torch: means, and each rank reads "
+        "its part.",
+        choices=get_args(MindSporeSemantics),
+    )
+    device_target: DeviceTarget = option(
+        "auto",
+        "KIND  Devices of the workers, one for each: auto, cpu, gpu or ascend.",
+        choices=get_args(DeviceTarget),
+    )
+    virtual_local_rank: bool = option(False, "Show each worker its device alone, as number 0; LOCAL_RANK is 0 for all.")
+    is_warm: bool = option(
+        False,
+        "[=stop]  Keep a process that has imported torch for the next job with --warm, which starts from it. stop: end "
+        "such processes.",
+        name="warm",
+        kind="warm",
+    )
+    warm_time_s: float = option(
+        600.0,
+        "S  How many seconds it waits for the next job.",
+        least=MORE_THAN_0,
+        must="more than 0 seconds",
+    )
+    preload: tuple[str, ...] = option(
+        (), "MODULE  Import this before forking, too, besides torch, numpy and msrun; may be repeated."
+    )
     env: tuple[tuple[str, str], ...] = ()
     """Variables set for every worker."""
-    rank_table_file: Path | None = None
-    worker_log_name: str = "worker"
-    splits_logs: bool = False
-    """Whether each worker's stderr has a log of its own."""
-    log_keep_jobs: int = 10
-    """How many jobs stay in the log directory, with this one."""
+    rank_table_file: Path | None = option(None, "FILE  Rank table of the job.  [default: generated]")
+    worker_log_name: str = option("worker", "STEM  Logs are named STEM_RANK.log; {ip} and {hostname} are replaced.")
+    splits_logs: bool = option(
+        False,
+        "Write stderr to STEM_RANK.stderr.log, apart from stdout; here they are stderr and stdout, too.",
+        name="log_split",
+    )
+    log_keep_jobs: int = option(
+        10,
+        "N  Jobs whose folders stay in the log directory, with this one.",
+        least=1,
+        must="1 or more jobs, with this one",
+    )
     has_terminal: bool = False
     """With `interactive_rank`: whether the user's standard input is a terminal."""
-    is_raw_tail: bool = False
-    """Copied byte for byte, with the control sequences in it."""
-    has_times: bool = False
-    """Whether lines of workers are shown with the time."""
-    merges_lines: bool = False
-    """Whether a line that all workers that are shown write is shown once."""
-    has_progress_line: bool = False
-    """Whether a terminal shows how far the first rank is."""
-    has_trace: bool = False
-    """Whether workers write down when their steps and their waits in collectives begin and end."""
-    metrics_file: Path | None = None
-    """Where the launcher writes the job in numbers, for Prometheus."""
-    bind_core: CoreBinding | None = None
-    """Which processors each worker gets; None = all."""
-    bind_numa: bool = False
-    """Whether each worker stays on one NUMA node, its memory included."""
+    is_raw_tail: bool = option(
+        False,
+        "Show workers' output byte for byte, with control sequences, which can change the terminal.",
+        name="raw",
+    )
+    has_times: bool = option(False, "Show the time before each line of a worker.", name="log_time")
+    merges_lines: bool = option(
+        False, "Show a line that all ranks of --tail_worker_log write once: [x8] line.", name="log_once"
+    )
+    has_progress_line: bool = option(
+        False, "On a terminal, show step, speed, loss and time left of rank 0 in one line.", name="progress"
+    )
+    has_trace: bool = option(
+        False, "Record steps and waits in collectives of every rank for `msrun trace LOG_DIR`.", name="trace"
+    )
+    metrics_file: Path | None = option(None, "FILE  Write the job in numbers to FILE.prom, for Prometheus.")
+    bind_core: CoreBinding | None = option(
+        None,
+        "[=JSON]  Give each worker cores of its own, near its device, or those of a JSON object such as "
+        "{'device0': ['0-3']}.",
+        asked="false",
+        kind="JSON",
+        alone="true",
+        parse=parse_bind_core,
+    )
+    bind_numa: bool = option(False, "Keep each worker and its memory on one NUMA node.")
     token: str = field(default="", repr=False)
     """What the hosts of a job of several know each other by; empty = none was given."""
     is_under_scheduler: bool = False
     """Whether a cluster manager has started msrun on each host: its network is taken as the job's own."""
     server_token: str = field(default="", repr=False)
     """What workers and parameter servers of all hosts know each other by; empty = none was made yet."""
-    heartbeat_time_out_s: float = 15.0
-    """How long a host of a job of several may give no sign of life."""
+    heartbeat_time_out_s: float = option(
+        15.0,
+        "S  The job ends when a host, or a process of msrun, is silent or stopped for so long.",
+        least=1.0,
+        must="1 or more seconds",
+    )
     tls: TlsSpec | None = None
     """How the hosts of a job of several encrypt what they and the scheduler say; None = not at all."""
     table_hosts: tuple[HostAssignment, ...] = ()
@@ -297,19 +388,36 @@ class LaunchSpec(JobTerms):
     """The hosts that this command starts the job on, in the order of their node_rank; empty = it runs on this host."""
     spares: tuple[HostEntry, ...] = ()
     """Hosts that take the place of lost ones."""
-    min_hosts: int = 0
-    """How few hosts may run the job when some are lost; 0 = the job ends when it loses one."""
-    join_window_s: float = 30.0
-    """How long more hosts may take to come by themselves once `min_hosts` have."""
-    rescale_now: bool = False
-    """Whether the job starts again at once for a host that has come while it runs; else it is used from the next
-    restart on."""
+    min_hosts: int = option(
+        0,
+        "M  Start again on as few as M hosts when others are lost.  [default: with --spares all but these] Where msrun "
+        "is started on each host: begin with M hosts when no others have come within --join_window.",
+        asked=None,
+        parse=lambda number: number or 0,
+    )
+    join_window_s: float = option(
+        30.0,
+        "S  How long more hosts may take to come once --min_hosts have.",
+        must="0 or more seconds, and less than 1e+09",
+    )
+    rescale_now: bool = option(
+        False,
+        "WHEN  When a host is used that comes, or comes again, while a job with --min_hosts runs: from the next "
+        "restart on, or at once, by a restart.",
+        name="rescale",
+        asked="restart",
+        kind="word",
+        choices=("restart", "now"),
+        parse=lambda word: word == "now",
+    )
     first_attempt: int = 0
     """How often the job was started before, on other hosts."""
-    forward_env: tuple[str, ...] = ()
-    """Patterns of names: variables that go to these hosts beside those that always do, see `hosts.forwarded`."""
-    ship: bool = False
-    """Whether msrun's own code is sent to these hosts."""
+    forward_env: tuple[str, ...] = option(
+        (),
+        "PATTERN  Variables that the hosts get from here, e.g. 'FOO_*', besides the usual ones (PATH, PYTHONPATH, "
+        "OMP_*, NCCL_*, ...; --dry_run lists them). none: not the usual ones. May be repeated.",
+    )
+    ship: bool = option(False, "Send msrun's code to hosts that have none.")
     ssh: SshSettings = field(default_factory=SshSettings)
     """How they are reached."""
     stands_for: HostEntry | None = None
@@ -342,9 +450,29 @@ class LaunchSpec(JobTerms):
         return next((assignment.device_ids for assignment in own), ())
 
     @property
+    def log_folder(self) -> Path:
+        """Where the workers' logs go."""
+        return self.worker_log_dir or self.log_dir
+
+    @property
+    def rank_table_path(self) -> str:
+        """The path of the user's table, or of the one that is generated."""
+        return str(self.rank_table_file or self.log_folder / contract.RANK_TABLE_JSON)
+
+    @property
     def meeting_port(self) -> int:
         """Port on which several hosts meet."""
         return self.master_port or MEETING_PORT
+
+
+_LINES = "a rank's terminal shows all as it comes; give one"
+_BYTES = "that shows bytes, not lines; give one of the two"
+EXCLUSIVE = (
+    ("log_split", "log_max_bytes", "a log that is rotated has both streams; give one of the two"),
+    *((name, "interactive", _LINES) for name in ("log_split", "log_time", "log_once")),
+    *((name, "raw", _BYTES) for name in ("log_time", "log_once")),
+)
+"""Settings that contradict each other, and why."""
 
 
 def check_spec(spec: LaunchSpec) -> None:
@@ -353,80 +481,47 @@ def check_spec(spec: LaunchSpec) -> None:
     Raises:
         UsageError: naming the option, its value, the constraint and the remedy.
     """
+    check_ranges(spec)
+    check_ranges(spec.ssh)
+    defaults = {one.name: one.default for one in fields(spec)}
+    known = field_options(LaunchSpec)
+    refuse_together({one.name for name, one in known.items() if getattr(spec, name) != defaults[name]}, EXCLUSIVE)
     _check_counts(spec)
-    _check_address(spec)
+    if not _HOST_NAME.match(spec.master_addr):
+        raise UsageError(f"--master_addr {spec.master_addr!r}: not an address or host name; give e.g. 127.0.0.1")
     for name, value in spec.env:
         check_env(name, value)
     check_patterns(spec.forward_env)
-    check_ssh_settings(spec.ssh)
-    _check_logs(spec)
-    if not 0 <= spec.join_window_s < MAX_SECONDS:
+    if spec.ssh.user:
+        with blamed_on():
+            check_user(spec.ssh.user, "--ssh_user")
+    _check_log_name(spec.worker_log_name)
+    check_server_logs(spec.worker_log_name, spec.server_num)
+    if spec.log_max_bytes < 0 or 0 < spec.log_max_bytes < MIN_LOG_BYTES:
         raise UsageError(
-            f"--join_window {spec.join_window_s:g}: must be 0 or more seconds, and less than {MAX_SECONDS:g}"
+            f"--log_max_bytes {spec.log_max_bytes}: must be {MIN_LOG_BYTES} bytes or more, e.g. 100M; 0 never rotates"
         )
-    _check_min_hosts(spec)
-    if spec.grace_s < 0:
-        raise UsageError(f"--grace {spec.grace_s:g}: must be 0 or more seconds; 0 kills at once")
-    if not 0 <= spec.hang_time_out_s < MAX_SECONDS:
-        raise UsageError(f"--hang_time_out {spec.hang_time_out_s:g}: must be 0 or more seconds; 0 = no limit")
-    if not 0 <= spec.exit_time_out_s < MAX_SECONDS:
-        raise UsageError(f"--exit_time_out {spec.exit_time_out_s:g}: must be 0 or more seconds; 0 = no limit")
-    if not 0 <= spec.time_limit_s < MAX_SECONDS:
-        raise UsageError(f"--time_limit {spec.time_limit_s:g}: must be 0 or more seconds; 0 = no limit")
     if spec.time_limit_s and signal.SIGALRM in spec.forward_signals:
         raise UsageError("--signals ALRM and --time_limit: msrun's own timer sends ALRM; leave it out of --signals")
-    if not 0 < spec.warm_time_s < MAX_SECONDS:
-        raise UsageError(f"--warm_time {spec.warm_time_s:g}: must be more than 0 seconds")
-    if spec.max_restarts < 0:
-        raise UsageError(f"--max_restarts {spec.max_restarts}: must be 0 or more; 0 = no restart")
     check_statuses(spec.restart_on, spec.no_restart_on, spec.max_restarts)
-    if spec.server_num < 0:
-        raise UsageError(f"--server_num {spec.server_num}: must be 0 or more; 0 = no parameter servers")
     if spec.server_num and spec.is_several and not spec.token:
         raise UsageError(
             f"--server_num {spec.server_num}: workers and parameter servers on several hosts know each other by the "
             "job's token: give --token_file or MSRUN_TOKEN on all hosts, or start the job with --hosts"
         )
-    _check_interactive(spec)
-    for rank in spec.tail_ranks:
-        if not 0 <= rank < spec.worker_num:
-            raise UsageError(
-                f"--tail_worker_log {rank}: no such rank; the ranks of this job are 0 to {spec.worker_num - 1}"
-            )
-
-
-def _check_logs(spec: LaunchSpec) -> None:
-    _check_log_name(spec.worker_log_name)
-    check_server_logs(spec.worker_log_name, spec.server_num)
-    check_log_rotation(spec.log_max_bytes, spec.log_keep)
-    if spec.log_keep_jobs < 1:
-        raise UsageError(f"--log_keep_jobs {spec.log_keep_jobs}: must be 1 or more jobs, with this one")
-    if spec.splits_logs and spec.log_max_bytes:
-        raise UsageError("--log_split and --log_max_bytes: a log that is rotated has both streams; give one of the two")
-    asked = {"log_split": spec.splits_logs, "log_time": spec.has_times, "log_once": spec.merges_lines}
-    for name in (name for name, is_asked in asked.items() if is_asked):
-        if spec.interactive_rank is not None:
-            raise UsageError(f"--{name} and --interactive: a rank's terminal shows all as it comes; give one")
-        if spec.is_raw_tail and name != "log_split":
-            raise UsageError(f"--{name} and --raw: that shows bytes, not lines; give one of the two")
-
-
-def _check_interactive(spec: LaunchSpec) -> None:
-    rank = spec.interactive_rank
-    if rank is None:
-        return
-    if not 0 <= rank < spec.worker_num:
-        raise UsageError(f"--interactive={rank}: no such rank; the ranks of this job are 0 to {spec.worker_num - 1}")
-    if spec.is_several:
+    if spec.interactive_rank is not None and spec.is_several:
         raise UsageError(
-            f"--interactive={rank}: not where msrun is started on each host, as each has a terminal of its own; start "
-            "the job from one with --hosts"
+            f"--interactive={spec.interactive_rank}: not where msrun is started on each host, as each has a terminal "
+            "of its own; start the job from one with --hosts"
         )
+    shown = [("--interactive=", spec.interactive_rank), *(("--tail_worker_log ", rank) for rank in spec.tail_ranks)]
+    for option_name, rank in shown:
+        if rank is not None and not 0 <= rank < spec.worker_num:
+            raise UsageError(f"{option_name}{rank}: no such rank; the ranks of this job are 0 to {spec.worker_num - 1}")
 
 
 def _check_counts(spec: LaunchSpec) -> None:
     if spec.is_remote:
-        _check_heartbeat(spec)
         return
     if spec.worker_num < 1:
         raise UsageError(
@@ -439,27 +534,18 @@ def _check_counts(spec: LaunchSpec) -> None:
             f"--local_worker_num {spec.local_worker_num}: more than --worker_num {spec.worker_num}; "
             "a host cannot run more workers than the job has"
         )
-    if spec.is_several:
-        _check_several(spec)
-    elif spec.node_rank not in (-1, 0):
-        raise UsageError(f"--node_rank {spec.node_rank}: a job on one host has only node 0; leave it out")
-
-
-def _check_min_hosts(spec: LaunchSpec) -> None:
-    """Of hosts that come by themselves; those of a list were counted with it."""
     most = 1 + spec.worker_num - spec.local_worker_num  # this one, and others with a worker each
-    if not spec.min_hosts or spec.is_remote:
-        return
-    if not spec.is_several:
+    if spec.min_hosts and not spec.is_several:
         raise UsageError(f"--min_hosts {spec.min_hosts}: the job has one host; leave it out")
-    if not 1 <= spec.min_hosts <= most:
+    if spec.min_hosts and not 1 <= spec.min_hosts <= most:
         raise UsageError(
             f"--min_hosts {spec.min_hosts}: must be 1 to {most}, as many as --worker_num {spec.worker_num} and "
             f"--local_worker_num {spec.local_worker_num} allow"
         )
-
-
-def _check_several(spec: LaunchSpec) -> None:
+    if not spec.is_several:
+        if spec.node_rank not in (-1, 0):
+            raise UsageError(f"--node_rank {spec.node_rank}: a job on one host has only node 0; leave it out")
+        return
     is_asked = any(setting.name == "master_addr" for setting in spec.settings)  # several msruns on one machine
     if is_loopback(spec.master_addr) and not is_asked:
         raise UsageError(
@@ -469,50 +555,35 @@ def _check_several(spec: LaunchSpec) -> None:
         )
     if spec.node_rank < -1:
         raise UsageError(f"--node_rank {spec.node_rank}: must be 0 or more; leave it out to number hosts by address")
-    _check_heartbeat(spec)
 
 
-def _check_heartbeat(spec: LaunchSpec) -> None:
-    if not MIN_HEARTBEAT_S <= spec.heartbeat_time_out_s < MAX_SECONDS:
-        raise UsageError(
-            f"--heartbeat_time_out {spec.heartbeat_time_out_s:g}: must be {MIN_HEARTBEAT_S:g} or more seconds"
-        )
+def check_statuses(restart_on: tuple[int, ...], no_restart_on: tuple[int, ...], max_restarts: int) -> None:
+    """Refuse lists that contradict each other, or that nothing asks.
+
+    Raises:
+        UsageError: one of both.
+    """
+    if both := sorted({*restart_on} & {*no_restart_on}):
+        raise UsageError(f"--restart_on and --no_restart_on: both name {both[0]}; give it in one of the two")
+    if restart_on and not max_restarts:
+        raise UsageError("--restart_on: starts nothing again with --max_restarts 0; give --max_restarts 1 or more")
 
 
-def _check_address(spec: LaunchSpec) -> None:
-    if not 0 <= spec.master_port <= MAX_PORT:
-        raise UsageError(f"--master_port {spec.master_port}: must be 0 to {MAX_PORT}; 0 takes a free port")
-    if not _HOST_NAME.match(spec.master_addr):
-        raise UsageError(f"--master_addr {spec.master_addr!r}: not an address or host name; give e.g. 127.0.0.1")
+def explain_no_tests(program: Program, exit_code: int) -> str:
+    """Return why pytest has failed though the file that it was given ran to its end; empty when that is not why."""
+    if exit_code != _NO_TESTS or (program.kind, program.target) != ("module", "pytest"):
+        return ""
+    return "pytest found no test there; it had run the file to look for some: name it to msrun without pytest"
 
 
 def is_loopback(address: str) -> bool:
     """Return True for 127.0.0.0/8, ::1 and localhost."""
+    import ipaddress  # not for --help
+
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
         return address == "localhost"
-
-
-def parse_signals(text: str) -> tuple[int, ...]:
-    """Turn `USR1,SIGUSR2` or `none` into signal numbers.
-
-    Raises:
-        UsageError: no such signal, or one that cannot be passed on.
-    """
-    if text.strip().lower() in ("none", ""):
-        return ()
-    found: dict[int, None] = {}
-    for piece in text.upper().split(","):
-        name = piece.strip().removeprefix("SIG")
-        if name not in FORWARDABLE:
-            hint = "" if f"SIG{name}" in signal.Signals.__members__ else near_miss(name, FORWARDABLE)
-            raise UsageError(
-                f"--signals {text}: {piece.strip()} cannot be passed on{hint}; "
-                f"give none or some of {', '.join(FORWARDABLE)}"
-            )
-        found[int(signal.Signals[f"SIG{name}"])] = None
-    return tuple(found)
 
 
 def check_env(name: str, value: str) -> None:

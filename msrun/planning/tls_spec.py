@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -60,7 +60,8 @@ PATH_KEYS = (
     "server_password_file",
     "client_password_file",
 )
-OTHER_KEYS = ("cipher_list", "cert_expire_warning_time_in_day", "server_name")
+DAYS_KEY = "cert_expire_warning_time_in_day"
+OTHER_KEYS = ("cipher_list", DAYS_KEY, "server_name")
 MINDSPORE_KEYS = ("recovery", "connection_num", "cert_check_interval_in_hour")
 """What else a file of MindSpore's may hold; it has no meaning here."""
 PASSWORD_KEYS = ("server_password", "client_password", "password")
@@ -107,84 +108,72 @@ def parse_tls_config(text: str, source: str, folder: str, environ: Mapping[str, 
     Raises:
         UsageError: naming file, key, value and what is expected.
     """
-    config = _Config(_load(text, source), source, folder)
-    config.check_keys()
-    paths = {key: config.path(key) for key in PATH_KEYS}
+    values = _load(text, source)
+    found = {key: _text(values, key, source) for key in (*PATH_KEYS, "cipher_list", "server_name")}
+    names, server_name = found.pop("cipher_list"), found.pop("server_name")
+    paths = {key: os.path.join(folder, name) if name else "" for key, name in found.items()}  # noqa: PTH118 - pure
     for key in ("client_cert_path", "ca_cert_path"):
         if not paths[key]:
-            config.fail(f"{key}: is missing; both sides prove who they are, so every host needs it")
+            _fail(source, f"{key}: is missing; both sides prove who they are, so every host needs it")
+    days = values.get(DAYS_KEY, WARNING_DAYS)
+    if type(days) is not int or not MIN_WARNING_DAYS <= days <= MAX_WARNING_DAYS:
+        shown = json.dumps(days)[:80]
+        _fail(source, f"{DAYS_KEY}: {shown}: must be {MIN_WARNING_DAYS} to {MAX_WARNING_DAYS} days")
     return TlsSpec(
         source=source,
         **paths,
-        ciphers=config.ciphers(),
-        warning_days=config.warning_days(),
-        server_name=config.text("server_name"),
+        ciphers=_ciphers([name for name in names.split(":") if name], source),
+        warning_days=days,
+        server_name=server_name,
         server_password=environ.get(SERVER_PASSWORD_VARIABLE, ""),
         client_password=environ.get(CLIENT_PASSWORD_VARIABLE, ""),
     )
 
 
+def _fail(source: str, message: str) -> NoReturn:
+    raise UsageError(f"--tls_config {source}: {message}")
+
+
 def _load(text: str, source: str) -> dict[str, Any]:
+    """Return the object of the file, whose keys are all known."""
     if not text.strip():
-        raise UsageError(f"--tls_config {source}: is empty; give JSON with client_cert_path, ca_cert_path and so on")
+        _fail(source, "is empty; give JSON with client_cert_path, ca_cert_path and so on")
     try:
         value = load_json(text)
     except TextError as error:
-        raise UsageError(f"--tls_config {source}: {error}") from None
+        _fail(source, str(error))
     if not isinstance(value, dict):
-        raise UsageError(f'--tls_config {source}: is no JSON object; give {{"ca_cert_path": "ca.crt", ...}}')
+        _fail(source, 'is no JSON object; give {"ca_cert_path": "ca.crt", ...}')
+    known = [*PATH_KEYS, *OTHER_KEYS]
+    for key in value:
+        if key in PASSWORD_KEYS:
+            _fail(
+                source,
+                f"{key}: no password belongs into this file; set {SERVER_PASSWORD_VARIABLE} and "
+                f"{CLIENT_PASSWORD_VARIABLE}, or name files with server_password_file and client_password_file",
+            )
+        if key not in (*known, *MINDSPORE_KEYS):
+            _fail(source, f"{key!r}: no such key{near_miss(key, known)}; there are {', '.join(known)}")
     return value
 
 
-class _Config:
-    """Values of one file."""
+def _text(values: Mapping[str, Any], key: str, source: str) -> str:
+    value = values.get(key)
+    if not isinstance(value, str | None) or "\0" in (value or ""):
+        _fail(source, f"{key}: {json.dumps(value)[:80]} is no text; give it in quotes")
+    return str(value or "")
 
-    def __init__(self, values: Mapping[str, Any], source: str, folder: str) -> None:
-        self._values = values
-        self._source = source
-        self._folder = folder
 
-    def fail(self, message: str) -> NoReturn:
-        raise UsageError(f"--tls_config {self._source}: {message}")
-
-    def check_keys(self) -> None:
-        for key in self._values:
-            if key in PASSWORD_KEYS:
-                self.fail(
-                    f"{key}: no password belongs into this file; set {SERVER_PASSWORD_VARIABLE} and "
-                    f"{CLIENT_PASSWORD_VARIABLE}, or name files with server_password_file and client_password_file"
-                )
-            if key not in (*PATH_KEYS, *OTHER_KEYS, *MINDSPORE_KEYS):
-                known = [*PATH_KEYS, *OTHER_KEYS]
-                self.fail(f"{key!r}: no such key{near_miss(key, known)}; there are {', '.join(known)}")
-
-    def text(self, key: str) -> str:
-        value = self._values.get(key)
-        if not isinstance(value, str | None) or "\0" in (value or ""):
-            self.fail(f"{key}: {json.dumps(value)[:80]} is no text; give it in quotes")
-        return str(value or "")
-
-    def path(self, key: str) -> str:
-        value = self.text(key)
-        return os.path.join(self._folder, value) if value else ""  # noqa: PTH118 - pure: no path is looked at
-
-    def warning_days(self) -> int:
-        key = "cert_expire_warning_time_in_day"
-        days = self._values.get(key, WARNING_DAYS)
-        if type(days) is not int or not MIN_WARNING_DAYS <= days <= MAX_WARNING_DAYS:
-            self.fail(f"{key}: {json.dumps(days)[:80]}: must be {MIN_WARNING_DAYS} to {MAX_WARNING_DAYS} days")
-        return int(days)
-
-    def ciphers(self) -> tuple[str, ...]:
-        names = [name for name in self.text("cipher_list").split(":") if name]
-        wrong = [name for name in dict.fromkeys(names) if name not in (*CIPHERS, PSK_CIPHER)]
-        if wrong:
-            shown = ", ".join(f"{name!r}{near_miss(name, CIPHERS, cutoff=0.95)}" for name in wrong[:SHOWN_CIPHERS])
-            more = f" and {len(wrong) - SHOWN_CIPHERS} more" if len(wrong) > SHOWN_CIPHERS else ""
-            self.fail(
-                f"cipher_list: {shown}{more}: not allowed, by MindSpore neither; leave cipher_list out to have all "
-                f"that are, or give some of {':'.join(CIPHERS)}"
-            )
-        if names and set(names) == {PSK_CIPHER}:
-            self.fail(f"cipher_list: {PSK_CIPHER} alone cannot be used with certificates; add {CIPHERS[0]}")
-        return tuple(name for name in dict.fromkeys(names) if name != PSK_CIPHER) or CIPHERS
+def _ciphers(names: Sequence[str], source: str) -> tuple[str, ...]:
+    wrong = [name for name in dict.fromkeys(names) if name not in (*CIPHERS, PSK_CIPHER)]
+    if wrong:
+        shown = ", ".join(f"{name!r}{near_miss(name, CIPHERS, cutoff=0.95)}" for name in wrong[:SHOWN_CIPHERS])
+        more = f" and {len(wrong) - SHOWN_CIPHERS} more" if len(wrong) > SHOWN_CIPHERS else ""
+        _fail(
+            source,
+            f"cipher_list: {shown}{more}: not allowed, by MindSpore neither; leave cipher_list out to have all "
+            f"that are, or give some of {':'.join(CIPHERS)}",
+        )
+    if names and set(names) == {PSK_CIPHER}:
+        _fail(source, f"cipher_list: {PSK_CIPHER} alone cannot be used with certificates; add {CIPHERS[0]}")
+    return tuple(name for name in dict.fromkeys(names) if name != PSK_CIPHER) or CIPHERS

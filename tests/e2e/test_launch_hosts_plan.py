@@ -183,7 +183,7 @@ def test_dry_run_says_who_runs_what_and_what_goes_there(msrun: JobRunner, cwd: P
     assert re.search(r"0 +h1 +3 +0-2 +0-2 +- +me +2222", text)
     assert re.search(r"1 +10\.0\.0\.7 +1 +3 +5 +10\.0\.0\.7 +- +- +/opt/py/bin/python", text)
     assert "agent        exec /bin/sh -c ... (a program of " in text
-    for line in ("  HF_TOKEN=********", "  NCCL_DEBUG=INFO", '  MY_OWN=it\'s = "a\\nb"', "    A=b\\nc"):
+    for line in ("  HF_TOKEN=********", "  NCCL_DEBUG=INFO", '  MY_OWN=it\'s = "a\\nb"', "  A=b\\nc"):
         assert line in text.splitlines()
     assert "HOME_GROWN" not in text
     assert str(cwd / "log_output" / "worker_3.log") in text

@@ -61,7 +61,7 @@ WRONG = {
     "short option": (["-N", "2", "train.py"], r"-N is mpirun's and srun's, .*did you mean --local_worker_num"),
     "option without its value": (["--worker_num"], r"--worker_num: no value after it; msrun --help"),
     "join": (["--join=maybe", "train.py"], r"--join: 'maybe': give True or False"),
-    "dry run": (["--dry_run=yaml", "train.py"], r"--dry_run: 'yaml' is not one of 'text', 'json'"),
+    "dry run": (["--dry_run=yaml", "train.py"], r"--dry_run: 'yaml': give text or json"),
     "start method": (["--start_method=thread", "train.py"], r"--start_method: 'thread' is not one of"),
     "port too high": (["--master_port=70000", "train.py"], r"--master_port 70000: must be 0 to 65535"),
     "port negative": (["--master_port=-1", "train.py"], r"--master_port -1: must be 0 to 65535"),

@@ -9,8 +9,7 @@ from pathlib import Path
 from random import Random
 
 from fuzz.mutation import change_bytes, change_text, change_value, encode_any
-from msrun.cli import command
-from msrun.cli.sources import option_shapes
+from msrun.cli.options import SETTABLE
 from msrun.errors import UsageError
 from msrun.launch.job_hosts import read_host_list, read_table_hosts
 from msrun.launch.rank_table_file import check_rank_table
@@ -158,7 +157,7 @@ def host_lists(rng_of: Iterator[Random], _: Path) -> Iterator[None]:
 
 def configs(rng_of: Iterator[Random], _: Path) -> Iterator[None]:
     """--config and --tls_config."""
-    shapes = {name: shape for name, shape in option_shapes(command.params).items() if name not in ("config", "env")}
+    options = {name: one for name, one in SETTABLE.items() if name not in ("config", "env")}
     tls = {"server_cert_path": "s", "client_cert_path": "c", "ca_cert_path": "a", "crl_path": "", "cipher_list": "x:y"}
 
     def read(rng: Random) -> None:
@@ -166,7 +165,7 @@ def configs(rng_of: Iterator[Random], _: Path) -> Iterator[None]:
             text = encode_any(rng, change_value(rng, tls)).decode("utf-8", "replace")
             parse_tls_config(text, "tls.json", "/etc", {})
         else:
-            parse_config(_as_read(change_text(rng, CONFIG, CONFIG_WORDS)), "job.yaml", shapes)
+            parse_config(_as_read(change_text(rng, CONFIG, CONFIG_WORDS)), "job.yaml", options)
 
     yield from _each(rng_of, read, UsageError)
 

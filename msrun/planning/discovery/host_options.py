@@ -52,130 +52,116 @@ def find_host_options(
     Raises:
         UsageError: what is needed is neither given nor told, or both contradict each other.
     """
-    finder = _Finder(job, options, given)
-    if job.node_num is not None and job.node_num.value == 1:
-        return finder.alone(count_devices)
-    local = finder.local_worker_num(count_devices)
-    if job.node_num is None and not finder.is_of_several(local):
-        return finder.alone(count_devices)
-    return finder.among_others(local)
+    is_one = job.node_num is not None and job.node_num.value == 1
+    local = None if is_one else _local_worker_num(job, options, given, count_devices)
+    if is_one or (job.node_num is None and not _is_of_several(job, options, given, local)):
+        return _alone(job, options, given, count_devices)
+    assert local is not None
+    return _among_others(job, options, given, local)
 
 
-class _Finder:
-    """Gathers the options of one host."""
+def _alone(
+    job: Surroundings, options: Mapping[str, Any], given: Collection[str], count_devices: Callable[[], int]
+) -> HostOptions:
+    """Return the options of the only host; its number of workers may be told."""
+    is_by_hand = {"worker_num", "local_worker_num"} <= set(given)
+    hint = [job.hint] if job.hint and not is_by_hand else []
+    if "worker_num" in given:
+        return HostOptions({}, lines=tuple(hint))
+    if "local_worker_num" in given:
+        return _found({"worker_num": Told(options["local_worker_num"], "--local_worker_num")}, hint)
+    here = job.local_worker_num or job.worker_num
+    if here is None and job.without_devices and not count_devices():
+        here = job.without_devices
+    if here is None:
+        return HostOptions({}, lines=tuple(hint))
+    return _found(
+        {"worker_num": here},
+        [f"{job.name}: {count_workers(here.value)} on this host ({here.source})", *hint],
+    )
 
-    def __init__(self, job: Surroundings, options: Mapping[str, Any], given: Collection[str]) -> None:
-        self._job = job
-        self._options = options
-        self._given = given
-        self._told: dict[str, Told[int] | Told[str]] = {}
 
-    def alone(self, count_devices: Callable[[], int]) -> HostOptions:
-        """Return the options of the only host; its number of workers may be told."""
-        job, lines = self._job, []
-        if "worker_num" not in self._given:
-            local, here = self._options["local_worker_num"], job.local_worker_num or job.worker_num
-            if here is None and job.without_devices and not count_devices():
-                here = job.without_devices
-            if "local_worker_num" in self._given:
-                self._tell("worker_num", Told(local, "--local_worker_num"))
-            elif here is not None:
-                self._tell("worker_num", here)
-                lines.append(f"{job.name}: {count_workers(here.value)} on this host ({here.source})")
-        is_by_hand = {"worker_num", "local_worker_num"} <= set(self._given)
-        return self._found([*lines, *([job.hint] if job.hint and not is_by_hand else [])])
+def _local_worker_num(
+    job: Surroundings, options: Mapping[str, Any], given: Collection[str], count_devices: Callable[[], int]
+) -> Told[int] | None:
+    """Return the workers of this host; None when they are not known and the number of hosts is not, either."""
+    if "local_worker_num" in given:
+        return Told(options["local_worker_num"], "--local_worker_num")
+    if "worker_num" in given and job.node_num is not None:
+        worker_num, node_num = options["worker_num"], job.node_num
+        if worker_num < 1 or worker_num % node_num.value:
+            raise UsageError(
+                f"--worker_num {worker_num}: cannot be shared evenly by {node_num.value} hosts "
+                f"({node_num.source}); give a multiple of {node_num.value}, or --local_worker_num on each host"
+            )
+        return Told(worker_num // node_num.value, f"--worker_num / {node_num.source}")
+    if job.local_worker_num is not None:
+        return job.local_worker_num
+    if (devices := count_devices()) > 0:
+        return Told(devices, "devices of this host")
+    return job.without_devices or (Told(1, "default of one per host") if job.node_num is not None else None)
 
-    def local_worker_num(self, count_devices: Callable[[], int]) -> Told[int] | None:
-        """Return the workers of this host; None when they are not known and the number of hosts is not, either."""
-        job = self._job
-        if "local_worker_num" in self._given:
-            return Told(self._options["local_worker_num"], "--local_worker_num")
-        if "worker_num" in self._given and job.node_num is not None:
-            worker_num, node_num = self._options["worker_num"], job.node_num
-            if worker_num < 1 or worker_num % node_num.value:
-                raise UsageError(
-                    f"--worker_num {worker_num}: cannot be shared evenly by {node_num.value} hosts "
-                    f"({node_num.source}); give a multiple of {node_num.value}, or --local_worker_num on each host"
-                )
-            return Told(worker_num // node_num.value, f"--worker_num / {node_num.source}")
-        if job.local_worker_num is not None:
-            return job.local_worker_num
-        if (devices := count_devices()) > 0:
-            return Told(devices, "devices of this host")
-        return job.without_devices or (Told(1, "default of one per host") if job.node_num is not None else None)
 
-    def is_of_several(self, local: Told[int] | None) -> bool:
-        """Return whether a job whose number of hosts nobody says has other hosts than this one.
+def _is_of_several(
+    job: Surroundings, options: Mapping[str, Any], given: Collection[str], local: Told[int] | None
+) -> bool:
+    """Return whether a job whose number of hosts nobody says has other hosts than this one.
 
-        Raises:
-            UsageError: that cannot be known.
-        """
-        job = self._job
-        total = job.worker_num.value if job.worker_num else None
-        if "worker_num" in self._given:
-            total = self._options["worker_num"]
-        if total is not None and local is not None:
-            return bool(local.value < total)
-        if not job.are_peers_near and (job.worker_num is None or total == 1):
-            return False
-        missing = [name for name in ("worker_num", "local_worker_num") if name not in self._given]
-        if job.worker_num is not None and "worker_num" in missing:
-            missing.remove("worker_num")
-        if local is not None:
-            missing.remove("local_worker_num")
+    Raises:
+        UsageError: that cannot be known.
+    """
+    total = options["worker_num"] if "worker_num" in given else job.worker_num.value if job.worker_num else None
+    if total is not None and local is not None:
+        return bool(local.value < total)
+    if not job.are_peers_near and (job.worker_num is None or total == 1):
+        return False
+    known = {*given, *(["worker_num"] if job.worker_num else []), *(["local_worker_num"] if local else [])}
+    missing = [f"--{name}" for name in ("worker_num", "local_worker_num") if name not in known]
+    raise UsageError(
+        f"{job.name}: is one of a job's, but no variable says how many those are; give {' and '.join(missing)}, or "
+        f"{OFF} for a job of this host alone"
+    )
+
+
+def _among_others(
+    job: Surroundings, options: Mapping[str, Any], given: Collection[str], local: Told[int]
+) -> HostOptions:
+    """Return the options of one of several hosts."""
+    total = job.worker_num
+    if job.node_num is not None:
+        total = Told(job.node_num.value * local.value, f"{job.node_num.source} x {local.source}")
+    told = {
+        "node_rank": job.node_rank,
+        "worker_num": total,
+        "local_worker_num": local,
+        "min_hosts": job.min_hosts,
+        "master_addr": job.master_addr,
+        "master_port": job.master_port,
+    }
+    found = {name: one for name, one in told.items() if one is not None and name not in given}
+    if "master_addr" not in {*found, *given}:
+        remedy = job.remedy or "give --master_addr ADDRESS on every host"
+        raise UsageError(f"{job.name}: no variable says the address of node 0; {remedy}")
+    value = {**options, **{name: one.value for name, one in found.items()}}
+    here, node_rank = count_workers(local.value), value["node_rank"]
+    node_num = job.node_num.value if job.node_num else -(-value["worker_num"] // local.value)
+    if job.node_num is None and node_rank >= node_num:
         raise UsageError(
-            f"{job.name}: is one of a job's, but no variable says how many those are; give "
-            f"{' and '.join(f'--{name}' for name in missing)}, or {OFF} for a job of this host alone"
+            f"{job.name}: node {node_rank} with {here} per host is beyond --worker_num {value['worker_num']}, which is "
+            f"for {node_num} hosts; make the numbers fit"
         )
+    place = f"node {node_rank}" if node_rank >= 0 else "one"
+    least = f", {value['min_hosts']} are enough" if value.get("min_hosts") else ""
+    master = f"{value['master_addr']}:{value['master_port'] or MEETING_PORT}"
+    known = [job.node_num, *(found.get(name) for name in ("node_rank", "local_worker_num", "master_addr"))]
+    sources = dict.fromkeys(one.source for one in (*known, found.get("master_port")) if one is not None)
+    shown = ", ".join(source for source in sources if not source.startswith("--"))
+    lines = [f"{job.name}: {place} of {node_num}{least}, {here} here, master {master} ({shown})"]
+    if 0 < job.cpu_count < local.value:
+        lines.append(f"{job.name}: {here} share {job.cpu_count} CPU here; {job.cpu_remedy}")
+    return _found(found, lines)
 
-    def among_others(self, local: Told[int] | None) -> HostOptions:
-        """Return the options of one of several hosts."""
-        job = self._job
-        assert local is not None
-        self._tell("node_rank", job.node_rank)
-        if job.node_num is not None:
-            product = f"{job.node_num.source} x {local.source}"
-            self._tell("worker_num", Told(job.node_num.value * local.value, product))
-        else:
-            self._tell("worker_num", job.worker_num)
-        self._tell("local_worker_num", local)
-        self._tell("min_hosts", job.min_hosts)
-        self._tell("master_addr", job.master_addr)
-        self._tell("master_port", job.master_port)
-        value = {**self._options, **{name: told.value for name, told in self._told.items()}}
-        if "master_addr" not in self._told and "master_addr" not in self._given:
-            raise UsageError(
-                f"{job.name}: no variable says the address of node 0; "
-                f"{job.remedy or 'give --master_addr ADDRESS on every host'}"
-            )
-        node_num = job.node_num.value if job.node_num else -(-value["worker_num"] // local.value)
-        node_rank = value["node_rank"]
-        if job.node_num is None and node_rank >= node_num:
-            raise UsageError(
-                f"{job.name}: node {node_rank} with {count_workers(local.value)} per host is beyond --worker_num "
-                f"{value['worker_num']}, which is for {node_num} hosts; make the numbers fit"
-            )
-        place = f"node {node_rank}" if node_rank >= 0 else "one"
-        port = value["master_port"] or MEETING_PORT
-        here = count_workers(local.value)
-        least = f", {value['min_hosts']} are enough" if value.get("min_hosts") else ""
-        line = f"{job.name}: {place} of {node_num}{least}, {here} here, master {value['master_addr']}:{port}"
-        lines = [f"{line} ({', '.join(self._sources())})"]
-        if 0 < job.cpu_count < local.value:
-            lines.append(f"{job.name}: {count_workers(local.value)} share {job.cpu_count} CPU here; {job.cpu_remedy}")
-        return self._found(lines)
 
-    def _tell(self, name: str, told: Told[int] | Told[str] | None) -> None:
-        if told is not None and name not in self._given:
-            self._told[name] = told
-
-    def _sources(self) -> list[str]:
-        """Return where the line's values came from, but for what the user gave."""
-        job, told = self._job, self._told
-        known = [job.node_num, *(told.get(name) for name in ("node_rank", "local_worker_num", "master_addr"))]
-        sources = (one.source for one in (*known, told.get("master_port")) if one is not None)
-        return [source for source in dict.fromkeys(sources) if not source.startswith("--")]
-
-    def _found(self, lines: list[str]) -> HostOptions:
-        settings = tuple(FoundSetting(name, told.value, told.source) for name, told in self._told.items())
-        return HostOptions({name: told.value for name, told in self._told.items()}, settings, tuple(lines))
+def _found(told: Mapping[str, Told[int] | Told[str]], lines: list[str]) -> HostOptions:
+    settings = tuple(FoundSetting(name, one.value, one.source) for name, one in told.items())
+    return HostOptions({name: one.value for name, one in told.items()}, settings, tuple(lines))

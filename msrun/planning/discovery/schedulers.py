@@ -21,7 +21,18 @@ from msrun.planning.discovery.surroundings import (
     read_place,
     read_port,
 )
-from msrun.planning.discovery.variables import find_allocation, find_pmix, find_sagemaker, find_variables, find_vertex
+from msrun.planning.discovery.variables import (
+    ALLOCATIONS,
+    PMIX_RANK,
+    SAGEMAKER_HOSTS,
+    TABLE,
+    VERTEX,
+    find_allocation,
+    find_pmix,
+    find_sagemaker,
+    find_variables,
+    find_vertex,
+)
 from msrun.planning.hosts.host_entry import blamed_on
 from ranktable.hosts.brackets import expand
 from ranktable.hosts.ranges import RangeError, read_ranges
@@ -51,7 +62,7 @@ def find_torchrun(environ: Mapping[str, str], host: HostView) -> Surroundings | 
     Raises:
         UsageError: variables that contradict each other.
     """
-    if not environ.get(NODES) or "TORCHELASTIC_RUN_ID" in environ:
+    if "TORCHELASTIC_RUN_ID" in environ:
         return None
     min_hosts, node_num = _node_num(environ)
     node_rank = None
@@ -149,8 +160,6 @@ def find_slurm(environ: Mapping[str, str], host: HostView) -> Surroundings | Non
     Raises:
         UsageError: several tasks on a host, or variables that contradict each other.
     """
-    if not environ.get(JOB):
-        return None
     name = f"Slurm job {environ[JOB]}"
     gpus = Told(read_number(environ, GPUS), GPUS) if environ.get(GPUS) else None
     local = gpus if gpus and gpus.value else None
@@ -233,7 +242,7 @@ def find_open_mpi(environ: Mapping[str, str], _host: HostView) -> Surroundings |
     Raises:
         UsageError: several ranks on a host, or variables that contradict each other.
     """
-    if not environ.get(RANK) or not environ.get(SIZE):
+    if not environ.get(SIZE):
         return None
     node_rank, node_num = read_place(environ, RANK, SIZE)
     local_size = read_number(environ, LOCAL_SIZE, least=1) if environ.get(LOCAL_SIZE) else 1
@@ -320,16 +329,21 @@ def find_kubernetes_job(environ: Mapping[str, str], host: HostView) -> Surroundi
     Raises:
         UsageError: an index that is no number.
     """
-    if not environ.get(INDEX):
-        return None
-    index = read_number(environ, INDEX)
+    remedy = "make a headless Service, name it as the pods' subdomain"
+    return _numbered_pod(environ, host, INDEX, remedy)
+
+
+def _numbered_pod(
+    environ: Mapping[str, str], host: HostView, variable: str, remedy: str, kind: str = "Kubernetes"
+) -> Surroundings:
+    index = read_number(environ, variable)
     master = first_pod(host, index)
     return Surroundings(
-        name=f"Kubernetes pod {host.name}",
-        node_rank=Told(index, INDEX),
+        name=f"{kind} pod {host.name}",
+        node_rank=Told(index, variable),
         master_addr=master,
         are_peers_near=master is not None,
-        remedy="make a headless Service, name it as the pods' subdomain, or give --master_addr ADDRESS",
+        remedy=f"{remedy}, or give --master_addr ADDRESS",
     )
 
 
@@ -365,12 +379,10 @@ def find_volcano(environ: Mapping[str, str], host: HostView) -> Surroundings | N
     Raises:
         UsageError: several tasks, whose pods have the same numbers, or variables that contradict each other.
     """
-    if not environ.get(TASK_INDEX):
-        return None
     name = f"Volcano pod {host.name}"
     tasks = {match[1]: environ[name] for name in sorted(environ) if (match := _HOSTS.match(name)) and environ[name]}
     if not tasks:
-        return _without_hosts(environ, host, name)
+        return _numbered_pod(environ, host, TASK_INDEX, "add the plugin svc to the job", kind="Volcano")
     if len(tasks) > 1:
         raise UsageError(
             f"VC_<TASK>_HOSTS of {len(tasks)} tasks ({', '.join(tasks)}): {TASK_INDEX} starts at 0 in each, so the "
@@ -386,34 +398,23 @@ def find_volcano(environ: Mapping[str, str], host: HostView) -> Surroundings | N
     return Surroundings(name=name, node_num=node_num, node_rank=node_rank, master_addr=Told(hosts[0], variable))
 
 
-def _without_hosts(environ: Mapping[str, str], host: HostView, name: str) -> Surroundings:
-    index = read_number(environ, TASK_INDEX)
-    master = first_pod(host, index)
-    return Surroundings(
-        name=name,
-        node_rank=Told(index, TASK_INDEX),
-        master_addr=master,
-        are_peers_near=master is not None,
-        remedy="add the plugin svc to the job, or give --master_addr ADDRESS",
-    )
-
-
 Finder = Callable[[Mapping[str, str], HostView], Surroundings | None]
 
-FINDERS: Final[tuple[Finder, ...]] = (
-    find_torchrun,  # set on purpose, for a launcher of this kind: nearer than the cluster that it runs in
-    find_open_mpi,  # an mpirun in a Slurm allocation, or in a pod of an MPIJob, has started this process
-    find_slurm,
-    find_sagemaker,
-    find_vertex,
-    find_variables,
-    find_pytorch_pods,  # of Kubeflow, or of Volcano's plugin pytorch, which numbers the pods over all tasks
-    find_volcano,
-    find_kubernetes_job,  # after those that make their pods through Indexed Jobs
-    find_pmix,
-    find_allocation,  # last: it knows no place, and says what is not used
+FINDERS: Final[tuple[tuple[Finder, tuple[str, ...]], ...]] = (
+    (find_torchrun, (NODES,)),  # set on purpose, for a launcher of this kind: nearer than the cluster that it runs in
+    (find_open_mpi, (RANK,)),  # an mpirun in a Slurm allocation, or in a pod of an MPIJob, has started this process
+    (find_slurm, (JOB,)),
+    (find_sagemaker, (SAGEMAKER_HOSTS,)),
+    (find_vertex, (VERTEX,)),
+    (find_variables, tuple(row.node_rank for row in TABLE)),
+    (find_pytorch_pods, (POD_RANK,)),  # of Kubeflow, or of Volcano's plugin pytorch, which numbers pods over all tasks
+    (find_volcano, (TASK_INDEX,)),
+    (find_kubernetes_job, (INDEX,)),  # after those that make their pods through Indexed Jobs
+    (find_pmix, (PMIX_RANK,)),
+    (find_allocation, ALLOCATIONS),  # last: it knows no place, and says what is not used
 )
-"""What is nearer to this process comes first: the first that finds something decides alone."""
+"""Who reads the variables of which launcher, if one of these is set. What is nearer to this process comes first: the
+first that finds something decides alone."""
 
 
 def find_surroundings(environ: Mapping[str, str], host: HostView) -> Surroundings | None:
@@ -426,8 +427,5 @@ def find_surroundings(environ: Mapping[str, str], host: HostView) -> Surrounding
     """
     if contract.MSRUN_JOB_ID in environ:
         return None
-    for find in FINDERS:
-        found = find(environ, host)
-        if found is not None:
-            return found
-    return None
+    told = (find(environ, host) for find, names in FINDERS if any(environ.get(name) for name in names))
+    return next((job for job in told if job is not None), None)

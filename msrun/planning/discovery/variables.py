@@ -204,7 +204,7 @@ def find_sagemaker(environ: Mapping[str, str], _host: HostView) -> Surroundings 
     Raises:
         UsageError: no such list, or this host is not in it.
     """
-    if not environ.get(SAGEMAKER_HOSTS) or not environ.get(SAGEMAKER_HOST):
+    if not environ.get(SAGEMAKER_HOST):
         return None
     hosts, own = _json(environ, SAGEMAKER_HOSTS, list), environ[SAGEMAKER_HOST]
     if own not in hosts:
@@ -227,8 +227,6 @@ def find_vertex(environ: Mapping[str, str], _host: HostView) -> Surroundings | N
     Raises:
         UsageError: no such specification.
     """
-    if not environ.get(VERTEX):
-        return None
     spec = _json(environ, VERTEX, dict)
     try:
         pools = {name: list(spec["cluster"][name]) for name in sorted(spec["cluster"]) if name in _TRAINING_POOLS}
@@ -274,8 +272,6 @@ def find_pmix(environ: Mapping[str, str], _host: HostView) -> Surroundings | Non
     Raises:
         UsageError: a rank that is no number.
     """
-    if not environ.get(PMIX_RANK):
-        return None
     rank = Told(read_number(environ, PMIX_RANK), PMIX_RANK)
     return Surroundings(
         name="PMIx", node_rank=rank, are_peers_near=True, remedy="add --master_addr ADDRESS of rank 0's"
@@ -284,6 +280,8 @@ def find_pmix(environ: Mapping[str, str], _host: HostView) -> Surroundings | Non
 
 LSF_JOB, LSF_HOSTS = "LSB_JOBID", "LSB_MCPU_HOSTS"
 PBS_JOB, PBS_HOSTS = "PBS_JOBID", "PBS_NODEFILE"
+RAY = ("RAY_JOB_ID", "RAY_ADDRESS")
+ALLOCATIONS = (LSF_JOB, PBS_JOB, *RAY)
 
 
 def find_allocation(environ: Mapping[str, str], host: HostView) -> Surroundings | None:
@@ -295,7 +293,7 @@ def find_allocation(environ: Mapping[str, str], host: HostView) -> Surroundings 
     elif environ.get(PBS_JOB):
         name = f"PBS job {environ[PBS_JOB]}"
         hint = _unused(name, len(set(host.listed)), PBS_HOSTS, f"msrun --hostfile ${PBS_HOSTS} ...")
-    elif environ.get("RAY_JOB_ID") or environ.get("RAY_ADDRESS"):
+    elif any(map(environ.get, RAY)):
         name = "Ray"
         hint = (
             "Ray: no variable says which nodes a job has, so msrun uses this host alone; start it once on each, as a "

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from msrun.errors import UsageError
-from msrun.planning.placement.host import parse_cpu_range
 
 SCHEDULER_KEY = "scheduler"
 
@@ -75,6 +74,8 @@ def _device_number(key: str) -> int:
 
 
 def _parse_cpus(key: str, items: object) -> tuple[int, ...]:
+    from msrun.planning.placement.host import parse_cpu_range  # not for --help
+
     remedy = f'give a list of strings, e.g. "{key}": ["0-3", "8"]'
     if not isinstance(items, list):
         raise UsageError(f"--bind_core: {key!r} has {json.dumps(items)}, which is no list; {remedy}")
@@ -87,19 +88,3 @@ def _parse_cpus(key: str, items: object) -> tuple[int, ...]:
         except ValueError as error:
             raise UsageError(f"--bind_core: {key!r}: {error}; {remedy}") from None
     return tuple(sorted(numbers))
-
-
-def parse_bind_numa(text: str) -> bool:
-    """Turn True or False into a truth value.
-
-    Raises:
-        UsageError: another word; MindSpore's newer dict and file are not taken.
-    """
-    word = text.strip().lower()
-    if word in ("true", "1", "yes", "on"):
-        return True
-    if word in ("false", "0", "no", "off"):
-        return False
-    raise UsageError(
-        f"--bind_numa {text}: give True or False; each worker gets one NUMA node, its cores are named by --bind_core"
-    )

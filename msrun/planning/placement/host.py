@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from msrun.errors import UsageError
+from msrun.planning.program import DeviceTarget
 from msrun.planning.ranks import count_workers
 from ranktable.hosts.ranges import RangeError, fold_numbers, read_range
 
@@ -180,9 +180,6 @@ def _ended(shown: str, entry: str, preset: str, count: int) -> str:
     if not preset:
         return f"{shown.rstrip('=')} is empty"
     return f"{shown}: {entry!r} is none of the host's {count} devices or not allowed there, and hides all from it on"
-
-
-DeviceTarget = Literal["auto", "cpu", "gpu", "ascend"]
 
 
 @dataclass(frozen=True)

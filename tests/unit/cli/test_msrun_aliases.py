@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msrun.cli.aliases import MODULE, SAME_VALUE, SWITCHES, WITHOUT_EFFECT, translate
-from msrun.cli.words import FOREIGN_OPTIONS, long_options, options_with_value
+from msrun.cli.aliases import ALIASES, WITHOUT_EFFECT, translate
+from msrun.cli.options import LONG_OPTIONS, TAKING_VALUE
+from msrun.cli.words import FOREIGN_OPTIONS
 from msrun.errors import UsageError
 
 
 def told(line: str, devices: int = 0, environ: Mapping[str, str] = {}) -> str:
-    return " ".join(translate(line.split(), environ, lambda: devices).words)
+    return " ".join(translate(line.split(), environ, lambda: devices)[0])
 
 
 @pytest.mark.parametrize(
@@ -111,19 +112,17 @@ def test_value_without_a_meaning_is_named_as_it_was_typed(line: str, reason: str
 
 
 def test_what_changes_nothing_is_said() -> None:
-    done = translate(["--rdzv-id=7", "--monitor-interval", "1", "t.py"], {}, lambda: 0)
-    assert (done.words, done.without_effect) == (["t.py"], ["--rdzv-id", "--monitor-interval"])
+    words = ["--rdzv-id=7", "--monitor-interval", "1", "t.py"]
+    assert translate(words, {}, lambda: 0) == (["t.py"], ["--rdzv-id", "--monitor-interval"])
 
 
 def test_no_alias_hides_an_option_of_ours_and_each_leads_to_one() -> None:
-    aliases = {*SAME_VALUE, *SWITCHES, *WITHOUT_EFFECT, "--module"}
-    assert not aliases & (long_options() | FOREIGN_OPTIONS.keys())
-    assert {f"--{name}" for name in SAME_VALUE.values()} <= options_with_value()
-    assert {word.partition("=")[0] for words in SWITCHES.values() for word in words} <= long_options()
-    assert "-m" in MODULE
+    assert not {*ALIASES, *WITHOUT_EFFECT, "--module"} & (LONG_OPTIONS | FOREIGN_OPTIONS.keys())
+    assert {own.removesuffix("={}") for own in ALIASES.values() if "{}" in own} <= TAKING_VALUE
+    assert {own.partition("=")[0] for own in ALIASES.values() if own} <= LONG_OPTIONS
 
 
 @given(st.lists(st.sampled_from(["--worker_num=2", "--log-dir", "logs", "--quiet", "t.py", "-n", "4", "--tee", "3"])))
 def test_all_from_the_script_on_stays_as_it_is(words: list[str]) -> None:
     line = ["--worker_num=1", "x.py", *words]
-    assert translate(line, {}, lambda: 0).words == line
+    assert translate(line, {}, lambda: 0)[0] == line

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from msrun.cli import main
+from msrun.cli.options import LONG_OPTIONS
 from msrun.cli.words import (
     FOREIGN_OPTIONS,
     describe_late_options,
     describe_separate_value,
-    long_options,
     reject_foreign_options,
 )
 from msrun.errors import UsageError
@@ -46,11 +46,11 @@ def test_words_of_the_script_and_values_are_not_taken_for_options(words: list[st
 
 
 def test_every_answer_names_options_that_exist_and_none_hides_one_of_ours() -> None:
-    assert not long_options() & set(FOREIGN_OPTIONS)
+    assert not LONG_OPTIONS & set(FOREIGN_OPTIONS)
     for whose, here in FOREIGN_OPTIONS.values():
         assert whose.endswith("'s")
         named = {word.strip("(),;:") for word in here.split() if word.startswith("--")}
-        assert named <= long_options(), here
+        assert named <= LONG_OPTIONS, here
 
 
 def test_command_ends_with_2_and_one_line_for_an_option_of_another_launcher(capsys: pytest.CaptureFixture[str]) -> None:

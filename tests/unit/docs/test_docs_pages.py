@@ -164,7 +164,7 @@ def find_usage_error(words: list[str]) -> str:
                 parent.token_normalize_func = UNDERSCORED if words[0] == "ranktable" else None
                 command.make_context(words[1], own, parent=parent)
         else:
-            command.make_context(words[0], normalise(translate(own, {}, lambda: 1).words), obj=Sources())
+            command.make_context(words[0], normalise(translate(own, {}, lambda: 1)[0]), obj=Sources())
     except UsageError:
         return ""  # a file of the reader's that is not here; only a --config is opened so early
     except click.ClickException as error:

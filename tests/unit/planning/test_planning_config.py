@@ -17,26 +17,19 @@ from hypothesis import strategies as st
 
 from msrun.cli import command
 from msrun.cli.build_spec import build_spec
+from msrun.cli.options import SETTABLE
 from msrun.cli.sources import Sources, apply_sources
 from msrun.cli.words import normalise
 from msrun.errors import UsageError
-from msrun.planning.config import JobConfig, OptionShape, parse_config
+from msrun.planning.config import JobConfig, parse_config
 from msrun.planning.settings import variable_name
 from msrun.planning.spec import LaunchSpec
 
-SHAPES = {
-    "worker_num": OptionShape("whole number"),
-    "grace": OptionShape("number"),
-    "quiet": OptionShape("truth value"),
-    "log_dir": OptionShape("text"),
-    "preload": OptionShape("text", is_repeatable=True),
-    "dry_run": OptionShape("word"),
-    "bind_core": OptionShape("JSON"),
-}
-
 
 def parse(text: str) -> JobConfig:
-    return parse_config(text, "job.yaml", SHAPES)
+    return parse_config(
+        text, "job.yaml", {name: one for name, one in SETTABLE.items() if name not in ("config", "env")}
+    )
 
 
 TAKEN = [
@@ -90,14 +83,14 @@ def test_lines_of_the_keys_are_known() -> None:
 
 
 REFUSED = [
-    ("worker_num: four", "line 1: worker_num: 'four' is text; give a whole number such as 8"),
-    ("\nworker_num: '4'", "line 2: worker_num: '4' is text; give a whole number such as 8 without quotes"),
-    ("worker_num: 4.0", "line 1: worker_num: '4.0' is a number; give a whole number such as 8"),
-    ("worker_num: true", "line 1: worker_num: 'true' is a truth value; give a whole number such as 8"),
-    ("worker_num: 010", "line 1: worker_num: '010' is a number; give a whole number such as 8"),
-    ("worker_num: 1:30", "line 1: worker_num: '1:30' is a number; give a whole number such as 8"),
-    ("worker_num:", "line 1: worker_num: no value; give a whole number such as 8 or remove the line"),
-    ("worker_num: [4]", "line 1: worker_num: a list; give a whole number such as 8"),
+    ("max_restarts: four", "line 1: max_restarts: 'four' is text; give a whole number such as 8"),
+    ("\nmax_restarts: '4'", "line 2: max_restarts: '4' is text; give a whole number such as 8 without quotes"),
+    ("max_restarts: 4.0", "line 1: max_restarts: '4.0' is a number; give a whole number such as 8"),
+    ("max_restarts: true", "line 1: max_restarts: 'true' is a truth value; give a whole number such as 8"),
+    ("max_restarts: 010", "line 1: max_restarts: '010' is a number; give a whole number such as 8"),
+    ("max_restarts: 1:30", "line 1: max_restarts: '1:30' is a number; give a whole number such as 8"),
+    ("max_restarts:", "line 1: max_restarts: no value; give a whole number such as 8 or remove the line"),
+    ("max_restarts: [4]", "line 1: max_restarts: a list; give a whole number such as 8"),
     ("grace: .inf", "line 1: grace: '.inf' is a number; give a number such as 2.5"),
     ("grace: .nan", "line 1: grace: '.nan' is a number; give a number such as 2.5"),
     ("quiet: 1", "line 1: quiet: '1' is a number; give true or false"),
@@ -153,7 +146,7 @@ def test_what_is_wrong_is_named_with_file_line_and_remedy(text: str, message: st
 
 def test_values_that_are_shown_are_cut() -> None:
     with pytest.raises(UsageError) as caught:
-        parse(f"worker_num: {'x' * 5000}")
+        parse(f"max_restarts: {'x' * 5000}")
     assert len(str(caught.value)) < 200
 
 

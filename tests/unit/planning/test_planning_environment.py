@@ -2,42 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from msrun import contract
 from msrun.planning.environment import (
-    MASK,
     blas_threads,
     common_environment,
-    masked,
     of_rank,
     overridden_names,
-    parameter_server_environment,
     rank_environment,
     restored_environment,
     server_environment,
 )
+from msrun.planning.masking import MASK, masked
+from msrun.planning.program import Program
+from msrun.planning.spec import LaunchSpec
+
+SPEC = LaunchSpec(
+    program=Program("script", "/w/train.py"),
+    worker_num=2,
+    local_worker_num=2,
+    working_directory=Path("/w"),
+    log_dir=Path("/l"),
+    has_trace=True,
+)
 
 
-def build(caller: dict[str, str] | None = None, extra: dict[str, str] | None = None) -> dict[str, str]:
-    settings: dict[str, Any] = {
-        "job_id": "j",
-        "world_size": 2,
-        "local_world_size": 2,
-        "master_addr": "127.0.0.1",
-        "master_port": 5,
-        "log_dir": "/l",
-        "rank_table_file": "/t",
-        "rendezvous": "file:///s",
-        "device_target": "cpu",
-        "threads": 3,
-        "progress": "/r/progress",
-        "max_restarts": 0,
-        "trace_dir": "/l",
-    }
-    return common_environment(caller=caller or {}, extra=extra or {}, **settings)
+def build(
+    caller: dict[str, str] | None = None, extra: dict[str, str] | None = None, spec: LaunchSpec = SPEC
+) -> dict[str, str]:
+    return common_environment(
+        spec,
+        caller=caller or {},
+        extra=extra or {},
+        job_id="j",
+        run_dir="/r",
+        local_world_size=2,
+        master=("127.0.0.1", 5),
+        target="cpu",
+        threads=3,
+        server_token="secret",
+    )
 
 
 def test_a_value_that_names_a_number_of_the_worker_has_that_number() -> None:
@@ -60,8 +68,8 @@ def test_common_and_rank_variables_are_those_of_the_contract() -> None:
     }
     at_times = {contract.MSRUN_SIM_LEVEL, contract.MSRUN_SIM_DEVICE, contract.MSRUN_SIM_ESTIMATE}
     at_times |= {contract.MSRUN_EXIT_TIME_OUT, contract.MSRUN_FLIGHT_RECORDER}
-    assert set(build()) | set(parameter_server_environment(1, "secret")) >= contract.JOB_VARIABLES - at_times
-    assert parameter_server_environment(0, "secret") == {}
+    assert set(build(spec=replace(SPEC, server_num=1))) >= contract.JOB_VARIABLES - at_times
+    assert contract.MSRUN_SERVER_TOKEN not in build()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msrun.errors import UsageError
-from msrun.planning.spec import check_log_rotation, format_size, parse_size
+from msrun.planning.spec import format_size, parse_size
 
 
 @pytest.mark.parametrize(
@@ -39,25 +39,3 @@ def test_what_is_no_size_is_refused_with_a_remedy(text: str) -> None:
 @given(st.integers(0, 2**50))
 def test_size_survives_its_words(size_bytes: int) -> None:
     assert parse_size("--x", format_size(size_bytes).removesuffix("ytes")) == size_bytes
-
-
-@pytest.mark.parametrize(("max_bytes", "keep"), [(0, 5), (4096, 1), (2**40, 1000)])
-def test_rotation_that_can_be_done_is_taken(max_bytes: int, keep: int) -> None:
-    check_log_rotation(max_bytes, keep)
-
-
-@pytest.mark.parametrize(
-    ("max_bytes", "keep", "text"),
-    [
-        (-1, 5, "--log_max_bytes -1: must be 4096 bytes or more"),
-        (1, 5, "--log_max_bytes 1: must be 4096 bytes or more"),
-        (4095, 5, "--log_max_bytes 4095: must be 4096 bytes or more"),
-        (0, 0, "--log_keep 0: must be 1 to 1000"),
-        (4096, -3, "--log_keep -3: must be 1 to 1000"),
-        (4096, 1001, "--log_keep 1001: must be 1 to 1000"),
-    ],
-)
-def test_rotation_that_cannot_be_done_is_refused(max_bytes: int, keep: int, text: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        check_log_rotation(max_bytes, keep)
-    assert str(caught.value).startswith(text)

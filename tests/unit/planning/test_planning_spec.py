@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msrun import contract
 from msrun.errors import UsageError
 from msrun.planning.program import Program
-from msrun.planning.spec import LaunchSpec, check_env, check_spec, parse_env, parse_env_file, parse_tail
+from msrun.planning.spec import LaunchSpec, SshSettings, check_env, check_spec, parse_env, parse_env_file, parse_tail
 
 
 def build_spec(**changes: Any) -> LaunchSpec:
@@ -30,6 +30,7 @@ GOOD = [
     {},
     {"worker_num": 1, "local_worker_num": 1},
     {"master_port": 65535},
+    {"log_max_bytes": 4096, "log_keep": 1000},
     {"master_addr": "127.0.0.2"},
     {"master_addr": "::1"},
     {"master_addr": "localhost"},
@@ -78,6 +79,16 @@ BAD = [
         {"worker_log_name": "server", "server_num": 2},
         "--worker_log_name server: the parameter servers of --server_num 2 have logs of this name; give another one",
     ),
+    ({"log_max_bytes": 1}, "--log_max_bytes 1: must be 4096 bytes or more"),
+    ({"log_keep": 0}, "--log_keep 0: must be 1 to 1000"),
+    ({"log_keep": 1001}, "--log_keep 1001: must be 1 to 1000"),
+    ({"splits_logs": True, "log_max_bytes": 4096}, "--log_split and --log_max_bytes: a log that is rotated"),
+    ({"has_times": True, "is_raw_tail": True}, "--log_time and --raw: that shows bytes"),
+    ({"ssh": SshSettings(user="-oProxyCommand=x")}, "--ssh_user: user '-oProxyCommand=x'"),
+    ({"ssh": SshSettings(port=65536)}, "--ssh_port 65536: must be 1 to 65535"),
+    ({"ssh": SshSettings(connect_time_out_s=0.0)}, "--ssh_connect_time_out 0: must be more than 0"),
+    ({"ssh": SshSettings(connect_time_out_s=float("nan"))}, "--ssh_connect_time_out nan"),
+    ({"ssh": SshSettings(window=0)}, "--ssh_window 0: must be 1 to 1024"),
     ({"tail_ranks": (4,)}, "--tail_worker_log 4: no such rank; the ranks of this job are 0 to 3"),
     ({"env": (("A B", "1"),)}, "--env 'A B': not a variable name"),
 ]

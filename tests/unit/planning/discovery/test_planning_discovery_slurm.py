@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msrun.errors import UsageError
-from msrun.planning.discovery.schedulers import find_slurm
+from msrun.planning.discovery.schedulers import find_slurm, find_surroundings
 from msrun.planning.discovery.surroundings import FIRST_PORT, PORT_COUNT, HostView, Surroundings
 from ranktable.hosts.brackets import fold
 
@@ -110,7 +110,7 @@ def test_several_tasks_on_one_host_are_refused_too() -> None:
 
 
 def test_outside_slurm_nothing_is_found() -> None:
-    assert find_slurm({"SLURM_CONF": "/etc/slurm.conf", "SLURM_JOB_ID": ""}, HOST) is None
+    assert find_surroundings({"SLURM_CONF": "/etc/slurm.conf", "SLURM_JOB_ID": ""}, HOST) is None
 
 
 numbers = st.lists(st.integers(0, 12_000), min_size=2, max_size=40, unique=True)

@@ -1,4 +1,4 @@
-"""The words of --bind_core and --bind_numa."""
+"""The words of --bind_core."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msrun.errors import UsageError
-from msrun.planning.placement.bind_options import CoreBinding, parse_bind_core, parse_bind_numa
+from msrun.planning.placement.bind_options import CoreBinding, parse_bind_core
 
 
 @pytest.mark.parametrize("word", ["True", "true", "1", "yes", " on "])
 def test_true_asks_for_shares(word: str) -> None:
     assert parse_bind_core(word) == CoreBinding(is_auto=True)
-    assert parse_bind_numa(word) is True
 
 
 @pytest.mark.parametrize("word", ["False", "false", "0", "no", "OFF"])
 def test_false_asks_for_nothing(word: str) -> None:
     assert parse_bind_core(word) is None
-    assert parse_bind_numa(word) is False
 
 
 def test_dict_of_mindspore_is_read() -> None:
@@ -59,11 +57,6 @@ def test_wrong_words_are_refused_in_one_line(text: str, pattern: str) -> None:
     with pytest.raises(UsageError, match=pattern) as error:
         parse_bind_core(text)
     assert "\n" not in str(error.value)
-
-
-def test_bind_numa_takes_no_dict() -> None:
-    with pytest.raises(UsageError, match=r"--bind_numa \{\}: give True or False"):
-        parse_bind_numa("{}")
 
 
 @given(st.dictionaries(st.integers(0, 99), st.sets(st.integers(0, 200)), min_size=1))

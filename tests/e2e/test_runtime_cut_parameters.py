@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from local_parts import local
-from on_ranks import on_ranks
+from on_ranks import Ranks, on_ranks
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -296,7 +296,7 @@ def test_step_that_fails_leaves_the_checks_on() -> None:
             pass
         else:
             raise AssertionError("the step did not fail")
-        refused(lambda: network(batch()[0]), "a.weight")
+        refused(lambda: network.a.weight.data_ptr(), "a.weight")
 
 
 @pytest.mark.slow
@@ -432,12 +432,28 @@ def test_parts_stay_in_this_process_and_say_why() -> None:
 
 @pytest.mark.slow
 @on_two
-def test_use_of_the_inner_network_and_of_memory_is_refused_by_name() -> None:
+def test_a_network_called_outside_its_step_is_whole_and_trains_on_equal_rows_alone(ranks: Ranks) -> None:
     step, network, right = pair()
     x, _ = batch()
     backward(step, right)
+    for each in (network, right):
+        each.zero_grad()
+        each(x).square().mean().backward()
+    torch.testing.assert_close(network(x), right(x))
+    assert_state(
+        {name: parameter.grad.full_tensor() for name, parameter in network.named_parameters()},
+        {name: parameter.grad for name, parameter in right.named_parameters()},
+    )
+    own = network(ranks.part(x)).square().mean()
+    refused(own.backward, "linear", "another one on each rank", "give every rank the same rows")
+
+
+@pytest.mark.slow
+@on_two
+def test_use_of_memory_is_refused_by_name() -> None:
+    step, network, right = pair()
+    backward(step, right)
     weight = network.a.weight
-    refused(lambda: network(x), "linear", "a.weight", "(8, 8) of (16, 8)", "call the AutoParallel")
     for call in (
         lambda: weight.data_ptr(),
         lambda: weight.detach().untyped_storage(),

@@ -38,10 +38,10 @@ from msrun.runtime.parallel.host_operators import moved_at_borders
 from msrun.runtime.parallel.modes.data_parallel import Replicas
 from msrun.runtime.parallel.modes.own_gradients import check_captured
 from msrun.runtime.parallel.modes.replica_plan import build_lone_plan, build_replica_plan
-from msrun.runtime.parallel.network_module import NetworkModule
+from msrun.runtime.parallel.network_module import ForwardOf, NetworkModule
 from msrun.runtime.parallel.outside import watch_trained
 from msrun.runtime.parallel.parameters.storage import ParameterStorage
-from msrun.runtime.parallel.parameters.whole import holds_wholes
+from msrun.runtime.parallel.parameters.whole import holds_wholes, whole_parameters
 from msrun.runtime.parallel.pipeline.pipelined import PipelinedCall
 from msrun.runtime.parallel.plan import ParallelPlan, announce, log
 from msrun.runtime.parallel.precision import LossScale, autocast
@@ -125,6 +125,7 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):  # type:
 
     # -- calling ------------------------------------------------------------------------------------------------
 
+    @ForwardOf
     @torch.compiler.disable  # what it captures is compiled by compile(); torch.compile around it runs it as it is
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step function, or the network on this rank's part."""
@@ -418,6 +419,12 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):  # type:
     @property
     def _is_placed(self) -> bool:
         return bool(self._captured) or self._replicas is not None
+
+    def _call_whole(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if method.__name__ == "save_pretrained":
+            kwargs.setdefault("is_main_process", world.get_rank() == 0)
+        with whole_parameters(self):
+            return method(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AutoParallel:
         """Return a copy with a copied network and equal settings, which captures for itself."""

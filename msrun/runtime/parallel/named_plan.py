@@ -26,7 +26,9 @@ OF_ATTENTION = (RING, ULYSSES)
 WORDS = {
     **dict.fromkeys(("colwise", "colwise_rep", "colwise_gather_output", "packed_colwise"), OUTPUTS),
     **dict.fromkeys(("rowwise", "rowwise_rep", "packed_rowwise", "vocab", "embedding_rowwise"), INPUTS),
-    **dict.fromkeys(("replicated", "sequence_parallel"), ""),
+    **dict.fromkeys(
+        ("replicated", "replicated_with_grad_allreduce", "all_reduce", "sequence_parallel", "moe_tp_experts"), ""
+    ),
     **{word: word for word in (*OF_ATTENTION, EXPERT)},
 }
 """What a plan may say of a module -> by which side of its weight that cuts it; empty = not at all."""

@@ -1,8 +1,9 @@
-"""A network behind AutoParallel as the user sees it: its own names, whole tensors."""
+"""A network behind AutoParallel as the user, and any library, sees it: its own class, names and methods, whole tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -16,10 +17,32 @@ from msrun.runtime.parallel.batch.divided_batch import DividedBatch
 from msrun.runtime.parts.part import Part
 
 
+class ForwardOf:
+    """A method `forward` with the signature of the network's, of which libraries take the names of a batch's columns."""
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self._forward = forward
+        self.__doc__ = forward.__doc__
+
+    def __get__(self, step: NetworkModule | None, owner: type) -> Callable[..., Any]:
+        if step is None:
+            return self._forward
+        bound: Any = partial(self._forward, step)
+        if isinstance(step.network, nn.Module):
+            bound.__wrapped__ = step.network.forward
+        return bound  # type: ignore[no-any-return]
+
+
 class NetworkModule(nn.Module):
-    """A module with the submodules, names and training flag of the network that it runs."""
+    """A module with the submodules, names, training flag, methods and class of the network that it runs.
+
+    `isinstance(step, PreTrainedModel)` is what it is of the network, and `step.config` is the network's: libraries that
+    ask find what they expect.
+    """
 
     network: Callable[..., Any]
+    _is_accelerate_prepared = True
+    """What accelerate, and with it transformers' Trainer, asks before they wrap a model in DDP: this one needs none."""
 
     def __init__(self, network: Callable[..., Any]) -> None:
         if isinstance(network, nn.Module) and _holds_parallel(network):
@@ -28,6 +51,30 @@ class NetworkModule(nn.Module):
         vars(self)["network"] = network  # no submodule: that would put its name before every parameter's
         if isinstance(network, nn.Module):
             share_tables(self, network)
+
+    @property
+    def __class__(self) -> Any:
+        """The class of the network without its wrappers, beside its own: what isinstance and libraries ask."""
+        network = vars(self).get("network")
+        return type(unwrap(network)) if isinstance(network, nn.Module) else type(self)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return object.__new__, (type(self),), vars(self)  # pickle would take `__class__`
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the network; `generate` and `save_pretrained` run with whole parameters."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            network = vars(self).get("network")
+            if not isinstance(network, nn.Module) or name.startswith("__"):
+                raise
+        found = getattr(unwrap(network), name)
+        return partial(self._call_whole, found) if name in ("generate", "save_pretrained") else found
+
+    def _call_whole(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the network that needs whole parameters. All ranks call it together."""
+        raise NotImplementedError
 
     @property
     def _is_placed(self) -> bool:

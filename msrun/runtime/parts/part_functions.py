@@ -1,13 +1,15 @@
 """What torch's functions do with parts: element by element, norms by one number, everything else on the whole.
 
-What needs the whole gathers it, and all ranks call it together. A view of the whole, such as `weight[3]`, is a
-`WholeView`: what is written into it comes into every rank's part. What would compute with the network, or hand out
-memory, is refused.
+What needs the whole gathers it, and all ranks call it together: layers of a network that is called outside its step,
+too. A view of the whole, such as `weight[3]`, is a `WholeView`: what is written into it comes into every rank's part.
+What would hand out memory is refused.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
+import logging
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,6 +31,7 @@ from msrun.runtime.execute.transfers import traffic
 from msrun.runtime.progress import waiting_in
 from msrun.runtime.tensors.plain_tensors import StandIn, local_part, plain, plain_tensors
 
+log = logging.getLogger("msrun.runtime")
 Function = Callable[..., Any]
 
 
@@ -97,10 +100,11 @@ _OF_NETWORKS = frozenset(
     _words(
         """
         linear bilinear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d embedding embedding_bag
-        layer_norm group_norm batch_norm rms_norm multi_head_attention_forward lstm gru rnn_tanh rnn_relu prelu
+        layer_norm group_norm batch_norm rms_norm multi_head_attention_forward lstm gru rnn_tanh rnn_relu prelu addmm
         """
     )
 )
+"""What layers of a network call."""
 _OF_SCALERS = frozenset(("_amp_foreach_non_finite_check_and_unscale_", "_amp_non_finite_check_and_unscale_"))
 
 
@@ -284,19 +288,25 @@ class _Gather(torch.autograd.Function):
     """The whole of a part; its gradient is the mean of the ranks', which all compute the same from it."""
 
     @staticmethod
-    def forward(ctx: Any, local: Tensor, placed: Placement) -> Tensor:
-        ctx.placed = placed
+    def forward(ctx: Any, local: Tensor, placed: Placement, layer: str) -> Tensor:
+        ctx.placed, ctx.layer = placed, layer
         return _whole_of(local, placed)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         placed: Placement = ctx.placed
         placed.check_world("the gradient of the whole")
         total = gradient.contiguous() / placed.world_size
         traffic.add("all_reduce", total)
         with waiting_in(lambda: f"the gradient of the whole of {placed.name}"):
             dist.all_reduce(total)
-        return placed.cut(total).clone(), None
+        if ctx.layer and (gradient - total).abs().max() > 1e-2 * total.abs().max():
+            raise ParallelError(
+                f"{ctx.layer}: the gradient of {placed.name}, of a call outside the step, is another one on each rank, "
+                "of its own rows, as those of the parameters beside it are: give every rank the same rows, or make "
+                "this loss a step of its own, AutoParallel(WithLoss(net, loss))"
+            )
+        return placed.cut(total).clone(), None, None
 
 
 def _whole_of(local: Tensor, placed: Placement) -> Tensor:
@@ -304,14 +314,29 @@ def _whole_of(local: Tensor, placed: Placement) -> Tensor:
     return part.full_tensor()
 
 
-def whole_of(part: PlacedTensor) -> Tensor:
-    """Return the whole of a part, which has a gradient if the part has. All ranks call it together."""
+def whole_of(part: PlacedTensor, layer: str = "") -> Tensor:
+    """Return the whole of a part, which has a gradient if the part has. All ranks call it together.
+
+    Args:
+        layer: the function of a network that asks; then the gradient must be the same on all ranks, as those of the
+            network's whole parameters are those of this rank's rows.
+    """
     if not _wants_gradient([part]):
         return part.full_tensor()
     with plain_tensors():
         local = part.as_subclass(Tensor)
-    whole: Tensor = _Gather.apply(local, part.placement)
+    whole: Tensor = _Gather.apply(local, part.placement, layer)
     return whole
+
+
+@functools.cache
+def _tell_gathered() -> None:
+    """Say, once in a process, that a network is called outside its step."""
+    if world.get_rank() == 0:
+        log.warning(
+            "a network is called outside its step: its cut weights are gathered, each when its layer runs, and all ranks "
+            "call it together; `with whole_parameters(net):` gathers once for many calls"
+        )
 
 
 def _wants_gradient(values: Any) -> bool:
@@ -324,6 +349,7 @@ class _OnWholes:
     def __init__(self, func: Function, name: str) -> None:
         self._func: Any = func
         self._name = name
+        self._layer = name if name in _OF_NETWORKS else ""
         is_dunder = name.endswith("__")
         is_assigned = name == "__setitem__" or (name in _DUNDERS and name.startswith("__i"))
         self._writes = is_assigned if is_dunder else name.endswith("_")
@@ -334,13 +360,13 @@ class _OnWholes:
         """Run it; what it writes into a part, or into a view of one, is rank 0's on every rank.
 
         Raises:
-            ParallelError: it computes with a network, or hands out memory; or it writes to what autograd follows.
+            ParallelError: it hands out memory, or writes to what autograd follows.
         """
         name = self._name
         if torch.is_grad_enabled() and getattr(self._func, "__module__", "") == "torch.nn.init":
             with torch.no_grad():
                 return self.run(args, kwargs)
-        if name in _OF_NETWORKS or name in _OF_MEMORY:
+        if name in _OF_MEMORY:
             raise ParallelError(_refusal(name, args, kwargs))
         if name == "__iter__":
             return iter(_OnWholes(torch.unbind, "unbind").run(args, kwargs))
@@ -380,7 +406,9 @@ class _OnWholes:
     def _whole(self, part: PlacedTensor, view: WholeView | None = None) -> Tensor:
         key = id(part) if view is None else id(view.whole)
         if key not in self._wholes:
-            whole = whole_of(part) if view is None else view.whole
+            if view is None and self._layer:
+                _tell_gathered()
+            whole = whole_of(part, self._layer) if view is None else view.whole
             if view is not None and not _wants_gradient([part]):
                 plain(whole).copy_(_whole_of(part, part.placement))  # as it is by now
             self._wholes[key] = part, whole
@@ -682,11 +710,6 @@ def _owners(values: Iterable[Any]) -> list[PlacedTensor]:
 def _refusal(name: str, args: Iterable[Any], kwargs: Mapping[str, Any]) -> str:
     part = _owners([*args, *kwargs.values()])[0]
     found = f"{name.strip('_') or name}: {part.placement.describe()}"
-    if name in _OF_NETWORKS:
-        return (
-            f"{found}: call the AutoParallel; for other uses load its state_dict(), called on all ranks, into a "
-            "network of its own"
-        )
     return (
         f"{found}, whose memory is not the whole's: full_tensor() gives a copy of the whole, on all ranks together; "
         "to_local() gives this rank's part; with whole_parameters(net) holds wholes for a while"

@@ -91,8 +91,6 @@ class WakingQueue(Generic[Item]):
         self._pipe: tuple[int, int] | None = None
         self._lock = threading.Lock()
         self._is_closed = False
-        self.turns = 0
-        """How often the messages were taken: who posts for a stranger posts so many a turn."""
 
     def fileno(self) -> int:
         """Return a descriptor that is readable while there are messages; -1 once it is closed."""
@@ -119,7 +117,6 @@ class WakingQueue(Generic[Item]):
                 os.read(self._pipe[0], 1)
             found = list(self._messages)
             self._messages.clear()
-            self.turns += 1
         return found
 
     def close(self) -> None:

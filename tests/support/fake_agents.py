@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 from msrun.cluster.messages import Message, MessageBuffer, encode_message
 from msrun.cluster.own_thread import Inbox, WakingQueue
 from msrun.errors import ClusterError
 from msrun.launch.transport.agent_code import AgentCode
+from msrun.launch.transport.event_loop import EventLoop
 from msrun.launch.transport.pipe import MARKER, AgentPipe
 from msrun.planning.hosts.host_entry import HostEntry
 
@@ -25,6 +27,25 @@ class FakeClock:
 
     def advance(self, seconds: float) -> None:
         self.now += seconds
+
+
+class InLoop:
+    """What belongs to the thread of a loop, for a test in another one."""
+
+    def __init__(self, loop: EventLoop, inner: Any) -> None:
+        self._loop, self._inner = loop, inner
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._inner, name)
+        if not callable(value):
+            return value
+
+        def call(*args: Any, **fields: Any) -> Any:
+            done = Future[Any]()
+            self._loop.call(lambda: done.set_result(value(*args, **fields)))
+            return done.result(60)
+
+        return call
 
 
 class FakePipe:

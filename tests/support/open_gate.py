@@ -74,6 +74,7 @@ class OpenGate:
         stranger.guest.accept(SILENCE_S)
 
     def __enter__(self) -> Self:
+        self.loop.start()
         self.gate.open()
         return self
 

@@ -1,8 +1,8 @@
 """The launcher's end of its connection to one agent: opens it, opens it again when it breaks, and loses no message.
 
-The event loop moves the bytes of all hosts; what has to wait is done by its other threads, so that a slow or dead host
-holds up nobody. What the agent says goes into the launcher's inbox as `{"node": number, ...message}`. Of its own a
-link posts
+All of it belongs to the thread of the event loop, which moves the bytes of all hosts; what has to wait is done by the
+loop's other threads, so that a slow or dead host holds up nobody. What the agent says goes into the launcher's inbox as
+`{"node": number, ...message}`. Of its own a link posts
     opened {seconds, at}          the host is reached; `at` is this clock's time
     cut {reason} / resumed {}     the connection broke; a new one was made
     broken / lost {reason, exit_status, stderr}    the agent has ended without a result, or cannot be reached any more;
@@ -11,8 +11,6 @@ link posts
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -35,8 +33,6 @@ CLOSED = "has closed its connection: msrun was killed there, or the host went do
 CUT_REMEDY = "start it again, and if that does not help, look for the reason in the log of its sshd"
 ACKNOWLEDGE_BYTES = 1 << 19
 """After so many bytes of logs the agent is told that they have come, so that it sends more."""
-MAX_UNREAD = 256
-"""So many messages of a host may wait for the launcher; then it is not read until they have been taken."""
 
 
 class AgentLink:
@@ -60,10 +56,10 @@ class AgentLink:
         """
         Args:
             number: of this connection among all that the job makes.
-            open_pipe: opens a pipe before a moment of `clock`, None = in the usual time; raises ClusterError.
+            open_pipe: opens a pipe before a moment of `clock`, None = in the usual time; raises ClusterError. Called by
+                another thread.
             job: what the agent is told first; None where it waits for whatever comes.
-            take_first: called by the loop's thread, with every message; True when it is done with. A ValueError: no
-                agent says this.
+            take_first: called with every message; True when it is done with. A ValueError: no agent says this.
             silence_s: how long nothing may be heard.
             has_dialled: the agent runs already, and is msrun on a host where it was typed.
         """
@@ -80,8 +76,6 @@ class AgentLink:
         self._take_first = take_first
         self._loop = loop
         self._silence_s = silence_s
-        self._lock = threading.RLock()
-        """Of all that follows."""
         self._ledger = Ledger()
         if job is not None:
             self._ledger.stamp(job)
@@ -100,29 +94,22 @@ class AgentLink:
         """Another connection is being made."""
         self._is_attached = True
         """Whether the agent has said what it has seen; until then numbered messages wait in the ledger."""
-        self._posted = self._turn = 0
-        """Messages in the inbox since it was emptied, and its count of that."""
 
-    # -- for the launcher's main thread -------------------------------------------------------------------------------
+    # -- for the launcher ---------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Connect, in the background.
-
-        Raises:
-            ClusterError: no more threads can be started here.
-        """
-        self._loop.start()
+        """Connect."""
+        opened = partial(self._on_opened, self._clock())
         if self._has_dialled:  # there is nothing to wait for, and what is said next has to arrive
-            self._connect()
+            opened(self._open_pipe(None), None)
         else:
-            self._loop.opening.run(self._connect, self._fail)
+            self._open(None, opened)
 
     def send(self, kind: str, **fields: object) -> None:
         """Tell the agent, as soon as that can be done."""
-        with self._lock:
-            message = self._ledger.stamp({"type": kind, **fields})
-            if self._channel is not None and self._is_attached:
-                self._channel.send(encode_message(message))
+        message = self._ledger.stamp({"type": kind, **fields})
+        if self._channel is not None and self._is_attached:
+            self._channel.send(encode_message(message))
 
     def beat(self, listened_s: float) -> None:
         """Give a sign of life, and look for one; where there is none for long, another connection is tried.
@@ -132,22 +119,21 @@ class AgentLink:
         """
         if not self._has_opened or self.is_over:
             return
-        with self._lock:
-            self.silent_s += listened_s
-            channel = self._channel
-            if channel is None:  # another connection is being made
-                return
-            if not channel.has_unsent:
-                self._put_beat()
-            is_too_silent = self.silent_s > self._silence_s
-            if not self._can_resume:
-                if self._has_spoken and is_too_silent:  # it is stopped, or worse, and cannot be reached in another way
-                    self._is_silent = True
-                    self._break(channel)
-            elif is_too_silent:
+        self.silent_s += listened_s
+        channel = self._channel
+        if channel is None:  # another connection is being made
+            return
+        if not channel.has_unsent:
+            self._put_beat()
+        is_too_silent = self.silent_s > self._silence_s
+        if not self._can_resume:
+            if self._has_spoken and is_too_silent:  # it is stopped, or worse, and cannot be reached in another way
+                self._is_silent = True
                 self._break(channel)
-            elif self._is_quiet:
-                self._reopen()
+        elif is_too_silent:
+            self._break(channel)
+        elif self._is_quiet:
+            self._reopen()
 
     def _put_beat(self) -> None:
         if self._channel is not None:
@@ -161,8 +147,7 @@ class AgentLink:
     @property
     def has_unseen(self) -> bool:
         """Whether the agent has not acknowledged everything."""
-        with self._lock:
-            return self.is_open and bool(self._ledger.unseen())
+        return self.is_open and bool(self._ledger.unseen())
 
     @property
     def _is_quiet(self) -> bool:
@@ -175,26 +160,43 @@ class AgentLink:
 
     def dismiss(self) -> None:
         """Let the agent go: it has nothing more to do. A host that is not reached yet is given up."""
-        with self._lock:
-            self._can_resume = False
-            if self._channel is None and not self.is_salvaging:
-                self._is_closed = True
-            self._put_beat()  # so that it knows that everything has arrived
-            self.send("bye")
+        self._can_resume = False
+        if self._channel is None and not self.is_salvaging:
+            self._is_closed = True
+        self._put_beat()  # so that it knows that everything has arrived
+        self.send("bye")
 
     def close(self) -> None:
         """End the connection; the agent ends with it."""
-        with self._lock:
-            self._is_closed = True
-            if self._channel is not None:
-                self._leave(self._channel)
+        self._is_closed = True
+        if self._channel is not None:
+            self._leave(self._channel)
 
     def give_up(self, reason: str) -> None:
         """End the connection to an agent that cannot be worked with."""
         self._end(reason, None)
         self.close()
 
-    # -- in the background --------------------------------------------------------------------------------------------
+    # -- connections --------------------------------------------------------------------------------------------------
+
+    def _open(self, deadline: float | None, then: Callable[[AgentPipe | None, Exception | None], None]) -> None:
+        """Open a pipe in the background; `then` is called with it, or with why there is none."""
+
+        def work() -> None:
+            try:
+                pipe = self._open_pipe(deadline)
+            except (ClusterError, OSError) as error:
+                self._loop.call(partial(then, None, error))
+            else:
+                self._loop.call(partial(then, pipe, None))
+
+        self._loop.opening.run(work, self._fail_later)
+
+    def _let_go(self, pipe: AgentPipe) -> None:
+        self._loop.ending.run(pipe.close, self._fail_later)
+
+    def _fail_later(self, error: Exception) -> None:
+        self._loop.call(partial(self._fail, error))
 
     def _fail(self, error: Exception) -> None:
         """End the host: whatever it was, the launcher must not wait for ever."""
@@ -205,7 +207,7 @@ class AgentLink:
         self.give_up(reason)
 
     def _leave(self, channel: ByteChannel) -> None:
-        channel.stop(lambda: self._loop.ending.run(channel.pipe.close, self._fail))
+        channel.stop(partial(self._let_go, channel.pipe))
 
     def _break(self, channel: ByteChannel) -> None:
         """End a connection that is of no use, and see what follows."""
@@ -216,61 +218,54 @@ class AgentLink:
         self._inbox.post({"type": kind, "node": self.number, **fields})
 
     def _end(self, reason: str, exit_status: int | None, stderr: str = "") -> None:
-        with self._lock:
-            if not self.is_over:
-                self.is_over = True
-                self._post("lost", reason=reason, exit_status=exit_status, stderr=stderr)
+        if not self.is_over:
+            self.is_over = True
+            self._post("lost", reason=reason, exit_status=exit_status, stderr=stderr)
 
-    def _connect(self) -> None:
-        begin = self._clock()
-        pipe = self._open_pipe(None)
-        with self._lock:
-            if not self._is_closed:
-                self.address, self._has_opened = pipe.address, True
-                self._post("opened", seconds=round(self._clock() - begin, 3), at=time.time())
-                self._talk(pipe, b"" if self._has_dialled else opening(self._code.start))
-                self._send_unseen()  # the job is the first of it
-                return
-        pipe.close()
+    def _on_opened(self, begin: float, pipe: AgentPipe | None, error: Exception | None) -> None:
+        if pipe is None:
+            self._fail(error or ClusterError(self.entry.name))
+        elif self._is_closed:
+            self._let_go(pipe)
+        else:
+            self.address, self._has_opened = pipe.address, True
+            self._post("opened", seconds=round(self._clock() - begin, 3), at=time.time())
+            self._talk(pipe, b"" if self._has_dialled else opening(self._code.start))
+            self._send_unseen()  # the job is the first of it
 
-    def _talk(self, pipe: AgentPipe, first: bytes, on_end: Callable[[ByteChannel], None] | None = None) -> ByteChannel:
-        end, self._incoming = on_end or self._judge, Incoming()
-        channel = self._channel = ByteChannel(
-            self._loop,
-            pipe,
-            self._on_bytes,
-            lambda ended: self._loop.ending.run(partial(end, ended), self._fail),
-            self._has_room,
-        )
-        channel.send(first)
-        channel.start()
-        return channel
+    def _talk(self, pipe: AgentPipe, first: bytes, on_end: Callable[[ByteChannel], None] | None = None) -> None:
+        self._incoming = Incoming()
+        self._channel = ByteChannel(self._loop, pipe, self._on_bytes, on_end or self._judge)
+        self._channel.send(first)
+        self._channel.start()
 
     def _judge(self, channel: ByteChannel) -> None:
         """See why a connection has ended: its agent did, or another one is made."""
-        pipe = channel.pipe
-        if channel is self._broken:
-            pipe.close()
-        status = None if self._is_silent else pipe.exit_status
-        with self._lock:
-            is_known = self._is_closed or self.is_over or channel is not self._channel
-            can_resume = status is None and self._can_resume
-            if can_resume and not is_known:
-                self._is_attached, self._channel = False, None
-                self._post("cut", reason=f"the connection to {self.entry.name} broke")
-                self._reopen()
-        if can_resume or is_known:
-            pipe.close()
-        else:
-            self._end_with(pipe, status, self._incoming.noise)
+        pipe, is_broken, is_silent = channel.pipe, channel is self._broken, self._is_silent
 
-    def _end_with(self, pipe: AgentPipe, status: int | None, noise: str) -> None:
-        """The agent has ended before its time; an attached pipe tells no more of its end than that."""
-        stderr = pipe.stderr_text()
-        pipe.close()
-        if self._is_silent:
-            self._end_silent()
+        def work() -> None:
+            if is_broken:
+                pipe.close()
+            status = None if is_silent else pipe.exit_status
+            self._loop.call(partial(self._judged, channel, status, pipe.stderr_text()))
+            pipe.close()
+
+        self._loop.ending.run(work, self._fail_later)
+
+    def _judged(self, channel: ByteChannel, status: int | None, stderr: str) -> None:
+        if self._is_closed or self.is_over or channel is not self._channel:
             return
+        if status is None and self._can_resume:
+            self._is_attached, self._channel = False, None
+            self._post("cut", reason=f"the connection to {self.entry.name} broke")
+            self._reopen()
+        elif self._is_silent:
+            self._end_silent()
+        else:
+            self._end_with(status, stderr, self._incoming.noise)
+
+    def _end_with(self, status: int | None, stderr: str, noise: str) -> None:
+        """The agent has ended before its time; an attached pipe tells no more of its end than that."""
         has_left_something = self._has_begun and bool(status or self._was_replaced)
         if self._was_replaced:
             noise, status, stderr = f"{self.entry.name}: its agent ended without a report; see dmesg there", None, ""
@@ -302,29 +297,23 @@ class AgentLink:
 
     def _reopen(self) -> None:
         """Try to make another connection, in the place of one that broke or is quiet; one try at a time."""
-        with self._lock:
-            if not self._is_reopening:
-                self._is_reopening = True
-                self._loop.opening.run(self._try_to_reopen, self._fail)
+        if self._is_reopening:
+            return
+        self._is_reopening = True
+        if self._is_closed or self.silent_s > self._silence_s:
+            self._on_reopened(None)
+        else:
+            self._open(self._clock() + self._silence_s - self.silent_s, self._on_reopened)
 
-    def _try_to_reopen(self) -> None:
-        again = None
-        if not self._is_closed and self.silent_s <= self._silence_s:
-            with contextlib.suppress(ClusterError, OSError):
-                again = self._open_pipe(self._clock() + self._silence_s - self.silent_s)
-        with self._lock:
-            self._is_reopening = False
-            is_cut = self._channel is None
-            if self._is_closed or self.is_over or not (is_cut or self._is_quiet):  # it was only slow
-                is_cut = False
-            elif again is not None:
-                self._attach(again)
-                return
-        if again is not None:
-            again.close()
-        elif is_cut and self.silent_s > self._silence_s:
+    def _on_reopened(self, pipe: AgentPipe | None, _error: Exception | None = None) -> None:
+        self._is_reopening = False
+        is_cut = self._channel is None
+        is_wanted = not (self._is_closed or self.is_over) and (is_cut or self._is_quiet)  # else it was only slow
+        if pipe is not None:
+            (self._attach if is_wanted else self._let_go)(pipe)
+        elif is_wanted and is_cut and self.silent_s > self._silence_s:
             self._end_silent()
-        elif is_cut:
+        elif is_wanted and is_cut:
             self._loop.call_later(RETRY_S, self._reopen)
 
     def _attach(self, pipe: AgentPipe) -> None:
@@ -341,25 +330,20 @@ class AgentLink:
         """End a lost agent if it is there still, fetch what it has left of its logs, and let that be cleared away."""
 
         def end(channel: ByteChannel) -> None:
-            channel.pipe.close()
+            self._let_go(channel.pipe)
             then()
 
-        def fetch() -> None:
-            try:
-                pipe = self._open_pipe(self._clock() + SALVAGE_S)
-            except (ClusterError, OSError):
-                then()
+        def fetch(pipe: AgentPipe | None, _error: Exception | None) -> None:
+            if pipe is not None and not self._is_closed:
+                self._talk(pipe, opening(self._code.salvage()), end)
                 return
-            with self._lock:
-                if not self._is_closed:
-                    self._talk(pipe, opening(self._code.salvage()), end)
-                    return
-            pipe.close()
+            if pipe is not None:
+                self._let_go(pipe)
             then()
 
-        self._loop.opening.run(fetch, self._fail)
+        self._open(self._clock() + SALVAGE_S, fetch)
 
-    # -- what the agent says: the loop's thread -----------------------------------------------------------------------
+    # -- what the agent says ------------------------------------------------------------------------------------------
 
     def _on_bytes(self, channel: ByteChannel, data: bytes) -> None:
         if channel is self._channel:
@@ -384,25 +368,18 @@ class AgentLink:
             self._break(channel)
         if incoming.unacknowledged > ACKNOWLEDGE_BYTES:
             incoming.unacknowledged = 0
-            with self._lock:
-                self._put_beat()
+            self._put_beat()
 
     def _take(self, message: Message) -> None:
         kind = message.get("type")
         if kind in ("beat", "attached"):
-            with self._lock:
-                self._ledger.acknowledge(message.get("seen"))
-                if kind == "attached":
-                    self._is_attached = True
-                    self._send_unseen()
-                    self._post("resumed")
+            self._ledger.acknowledge(message.get("seen"))
+            if kind == "attached":
+                self._is_attached = True
+                self._send_unseen()
+                self._post("resumed")
         elif self._ledger.take(message) and not self._take_first(message):
-            turn = self._inbox.turns
-            self._posted, self._turn = self._posted + 1 if turn == self._turn else 1, turn
             self._inbox.post({**message, "node": self.number})
-
-    def _has_room(self) -> bool:
-        return self._posted < MAX_UNREAD or self._turn != self._inbox.turns
 
     def _send_unseen(self) -> None:
         """Send what the agent has not seen, before anything newer."""

@@ -69,6 +69,7 @@ class Agents:
         self.logs: LogCollector | None = None
         """Where the logs of the hosts of this start go."""
         self.folder = folder
+        self._has_fault = False
         self._links: list[AgentLink] = []
         self._nodes: dict[int, int] = {}
         """Number of a link -> node_rank."""
@@ -119,7 +120,7 @@ class Agents:
     ) -> AgentLink:
         """Return a link to a host, whose logs go where those of its start go; arguments as `AgentLink`."""
 
-        def take_first(message: Message) -> bool:  # by the event loop: logs are not to wait for the launcher's loop
+        def take_first(message: Message) -> bool:
             check_said(message)
             node = self.node_of(number)
             return self.logs is not None and node != OF_LAUNCHER and self.logs.take(node, link.entry.name, message)
@@ -143,8 +144,10 @@ class Agents:
         return self.logs.sizes(self.node_of(number)) if self.logs else {}
 
     def _tell_fault(self, error: BaseException) -> None:
-        """Called by a thread of the launcher in which something has failed."""
-        text, trace = describe_fault(error), traceback_of(error)
+        """Something of the launcher's own has failed; the first counts. For any thread."""
+        if self._has_fault:
+            return
+        self._has_fault, text, trace = True, describe_fault(error), traceback_of(error)
         if self.logs is not None:
             self.logs.record_fault(text, trace)
         elif self.folder is not None:
@@ -172,15 +175,12 @@ class Agents:
         links = [*self.links, *self.others]
         for link in links:
             link.dismiss()
+        late = deadline + 2 * SALVAGE_S
         with contextlib.suppress(KeyboardInterrupt):
             while time.monotonic() < deadline and any(link.is_open for link in links):
-                with selectors.DefaultSelector() as selector:
-                    selector.register(self.inbox, selectors.EVENT_READ)
-                    selector.select(max(0.0, deadline - time.monotonic()))
-                self.inbox.take()
-            late = time.monotonic() + 2 * SALVAGE_S
+                self._take_turn(max(0.0, deadline - time.monotonic()))
             while time.monotonic() < late and any(link.is_salvaging for link in links):
-                time.sleep(0.01)
+                self._take_turn(POLL_S)
         for link in links:
             link.close()
         self.loop.close(deadline + CLOSE_S)
@@ -216,24 +216,32 @@ class Agents:
         """
         tick_s, tick = every or (MAX_BEAT_S, lambda: None)
         next_tick = self._clock() + tick_s
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.inbox, selectors.EVENT_READ)
-            selector.register(self._signals, selectors.EVENT_READ)
-            while not is_done() and not self.is_abandoned:
-                now = self._clock()
-                if deadline is not None and now >= deadline:
-                    return False
-                moments = [self._next_beat, next_tick, *([deadline] if deadline is not None else [])]
-                selector.select(max(0.0, min(moments) - now))
-                for message in self.inbox.take():
-                    self._deliver(message, handlers, on_loss, on_fault)
-                self._heed_signals()
-                now = self._clock()
-                self._beat_due(now)
-                if now >= next_tick:
-                    next_tick = now + tick_s
-                    tick()
+        while not is_done() and not self.is_abandoned:
+            now = self._clock()
+            if deadline is not None and now >= deadline:
+                return False
+            moments = [self._next_beat, next_tick, *([deadline] if deadline is not None else [])]
+            self._take_turn(max(0.0, min(moments) - now))
+            for message in self.inbox.take():
+                self._deliver(message, handlers, on_loss, on_fault)
+            self._heed_signals()
+            now = self._clock()
+            self._beat_due(now)
+            if now >= next_tick:
+                next_tick = now + tick_s
+                tick()
         return True
+
+    def _take_turn(self, limit_s: float) -> None:
+        """Move the bytes of all hosts, or wait until there are some, a message or a signal."""
+        for source in (self.inbox, self._signals):
+            if source.fileno() not in self.loop.selector.get_map():
+                self.loop.selector.register(source, selectors.EVENT_READ)
+        try:
+            self.loop.turn(limit_s)
+        except Exception as error:  # noqa: BLE001 - it carries out the end of the job
+            self._tell_fault(error)
+            time.sleep(POLL_S)
 
     def _beat_due(self, now: float) -> None:
         """Give the shares whose turn has come their sign of life; late ones are made up for, but none twice."""
@@ -317,6 +325,6 @@ class Agents:
         for link in self.links:
             link.beat(0.0)
         while any(link.has_unseen for link in self.links) and time.monotonic() < deadline:
-            time.sleep(POLL_S)
+            self._take_turn(POLL_S)
         self.stop_self()
         self.tell_all("resume")

@@ -43,7 +43,7 @@ MAX_NOTES_OF_ONE = 10
 
 
 class Gate:
-    """Of the loop's thread, but for `open` and `close`."""
+    """Of the loop's thread."""
 
     def __init__(
         self,
@@ -72,7 +72,6 @@ class Gate:
 
     def open(self) -> None:
         """Begin to let hosts in."""
-        self._loop.start()
         self._loop.call(self._look)
 
     def close(self) -> None:

@@ -228,7 +228,11 @@ class JobStarts:
         if rank is None:
             return None
         node = next(node for node, ranks in ranks_of_hosts(spec).items() if rank in ranks)
-        terminal = UserTerminal(rank, self._say, agents.links[node].send, has_terminal=spec.has_terminal)
+
+        def send(kind: str, **fields: object) -> None:  # by the terminal's own thread
+            agents.loop.call(partial(agents.links[node].send, kind, **fields))
+
+        terminal = UserTerminal(rank, self._say, send, has_terminal=spec.has_terminal)
         return stack.enter_context(terminal)
 
     def _end_with_too_few(self, why: str) -> JobResult:

@@ -261,7 +261,7 @@ class LauncherLink:
     def _talk(self, pipe: AgentPipe) -> None:
         self._messages, self._heard_at = MessageBuffer(), self._clock()
         writer = pipe.writer if isinstance(pipe, StdioPipe) else None
-        channel = ByteChannel(self.loop, pipe, self._on_bytes, self._on_end, lambda: True, writer)
+        channel = ByteChannel(self.loop, pipe, self._on_bytes, self._on_end, writer)
         self._channel = channel
         channel.send(MARKER)
         channel.start()

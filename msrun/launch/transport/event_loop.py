@@ -13,7 +13,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 
 from msrun.cluster.connection import MAX_UNSENT_BYTES
 from msrun.cluster.messages import Message, MessageBuffer
@@ -119,8 +118,6 @@ def no_thread(error: RuntimeError) -> ClusterError:
     return ClusterError(f"{error} here; raise ulimit -u, or pids.max of the container")
 
 
-RETRY_S = 0.02
-"""How often a host is looked at that is paused."""
 ENDS_AT_A_TIME = 16
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
@@ -158,8 +155,10 @@ class EventLoop:
 
     @functools.cached_property
     def selector(self) -> selectors.BaseSelector:
-        """What is looked at; of the thread, or who plays it."""
-        return selectors.DefaultSelector()
+        """What is looked at; of the thread, or who takes its turns."""
+        found = selectors.DefaultSelector()
+        found.register(self._called, READ)
+        return found
 
     def start(self) -> None:
         """Start the thread.
@@ -200,8 +199,11 @@ class EventLoop:
         self.call(_nothing)
         if thread is not None:
             thread.join(max(0.0, deadline - time.monotonic()))
-        self.ending.join(deadline - time.monotonic())
+        is_done = self.ending.join(deadline - time.monotonic())
         if self.has_ended:
+            while thread is None and self._take_calls() and (is_done or time.monotonic() < deadline):
+                self.turn(0.0)
+                is_done = self.ending.join(deadline - time.monotonic())
             if "selector" in vars(self):
                 self.selector.close()
             self._called.close()
@@ -212,13 +214,11 @@ class EventLoop:
         return self._thread is None or not self._thread.is_alive()
 
     def _run(self) -> None:
-        if self._called.fileno() not in self.selector.get_map():  # not after a fault
-            self.selector.register(self._called, READ)
         while not self._is_closing or self._take_calls():
             self.turn(self._until_due())
 
     def turn(self, limit_s: float | None) -> None:
-        """Do what can be done, and wait for it as long as the limit allows; for the thread, or who plays it."""
+        """Do what can be done, and wait for it as long as the limit allows; for the thread, or who has started none."""
         for key, mask in self.selector.select(0.0 if self._calls else limit_s):
             if key.data is not None:
                 key.data.handle(mask)
@@ -247,7 +247,10 @@ def _nothing() -> None:
 
 
 class ByteChannel:
-    """A pipe to one host in the loop: what comes is given away as it comes, what is to go waits until there is room."""
+    """A pipe to one host in the loop: what comes is given away as it comes, what is to go waits until there is room.
+
+    Of the loop's thread.
+    """
 
     def __init__(
         self,
@@ -255,29 +258,24 @@ class ByteChannel:
         pipe: AgentPipe,
         on_bytes: Callable[[ByteChannel, bytes], None],
         on_end: Callable[[ByteChannel], None],
-        has_room: Callable[[], bool],
         writer: int | None = None,
     ) -> None:
         """
         Args:
             writer: the descriptor that tells when there is room, where it is another than the pipe's own.
-            on_bytes: called by the loop's thread, as the next two.
             on_end: called once, when nothing more will come; not after `stop`.
-            has_room: whether more may come now; where not, this host alone waits.
         """
         self.pipe = pipe
         self._loop = loop
         self._ends: list[tuple[AgentPipe | int, int]]
         self._ends = [(pipe, READ | WRITE)] if writer is None else [(pipe, READ), (writer, WRITE)]
-        self._on_bytes, self.on_end, self._has_room = on_bytes, on_end, has_room
-        self._lock = threading.Lock()
+        self._on_bytes, self.on_end = on_bytes, on_end
         self._output = bytearray()
         self._is_asked = False
         """The loop has been asked to write."""
         self._is_deaf = False
         """The other side takes nothing more; what it has said is still to be read."""
         self._is_stopped = False
-        # Of the loop's thread alone:
         self._events = 0
 
     def start(self) -> None:
@@ -286,15 +284,18 @@ class ByteChannel:
 
     def send(self, data: bytes) -> None:
         """Have bytes written, in the order of the calls. Where too many wait, the connection is over."""
-        with self._lock:
-            if self._is_stopped or self._is_deaf:
-                return
-            is_too_much = len(self._output) + len(data) > MAX_UNSENT_BYTES
-            self._output += b"" if is_too_much else data
-            if self._is_asked and not is_too_much:
-                return
+        if self._is_stopped or self._is_deaf:
+            return
+        if len(self._output) + len(data) > MAX_UNSENT_BYTES:
+            self._loop.call(self._end)
+            return
+        self._output += data
+        self._ask()
+
+    def _ask(self) -> None:
+        if not self._is_asked:
             self._is_asked = True
-        self._loop.call(self._end if is_too_much else self._flush)
+            self._loop.call(self._flush)
 
     @property
     def has_unsent(self) -> bool:
@@ -305,23 +306,20 @@ class ByteChannel:
         """Leave the pipe.
 
         Args:
-            then: called by the loop's thread when the pipe may be closed; not where it has ended or was stopped before.
+            then: called when the pipe may be closed; not where it has ended or was stopped before.
         """
-        with self._lock:
-            if self._is_stopped:
-                return
+        if not self._is_stopped:
             self._is_stopped = True
-        self._loop.call(partial(self._leave, then))
+            self._watch(0)
+            self._loop.call(then)
 
-    # -- of the loop's thread -----------------------------------------------------------------------------------------
-
-    def handle(self, mask: int, *, is_first: bool = False) -> None:
-        """Do what the selector says can be done; a channel in which that fails is over. `is_first`: it may not be."""
+    def handle(self, mask: int) -> None:
+        """Do what the selector says can be done; a channel in which that fails is over."""
         try:
             if mask & WRITE and not self._is_stopped:
                 self._flush()
             if mask & READ and not self._is_stopped:
-                self._read(is_first=is_first)
+                self._read()
         except BaseException:
             self._end()
             raise
@@ -329,11 +327,7 @@ class ByteChannel:
     def _begin(self) -> None:
         if not self._is_stopped:
             self._watch(self._events | READ)
-            self.handle(READ, is_first=True)  # what came in the same breath as an answer is in the pipe already
-
-    def _leave(self, then: Callable[[], None]) -> None:
-        self._watch(0)
-        then()
+            self.handle(READ)  # what came in the same breath as an answer is in the pipe already
 
     def _watch(self, events: int) -> None:
         for end, mask in self._ends:
@@ -346,56 +340,38 @@ class ByteChannel:
                 self._loop.selector.modify(end, new, self)
         self._events = events
 
-    def _read(self, *, is_first: bool = False) -> None:
+    def _read(self) -> None:
         try:
             data = self.pipe.read()
         except Exception:  # noqa: BLE001 - whatever a connection meets is its own end, and not that of the loop
             data = b""
         if data == b"":
             self._end()
-            return
-        if data:
+        elif data:
             self._on_bytes(self, data)
-        if not self._is_stopped and ((data is None and not is_first) or not self._has_room()):
-            self._watch(self._events & ~READ)
-            self._loop.call_later(RETRY_S, self._read_on)
 
     def _end(self) -> None:
-        with self._lock:
-            if self._is_stopped:
-                return
+        if not self._is_stopped:
             self._is_stopped = True
-        self._watch(0)
-        self.on_end(self)
+            self._watch(0)
+            self.on_end(self)
 
     def _flush(self) -> None:
-        with self._lock:
-            self._is_asked = False
-            piece = bytes(self._output[:PIECE_BYTES])
+        self._is_asked = False
         if self._is_stopped:
             return
+        piece = bytes(self._output[:PIECE_BYTES])
         count = self._write(piece)
-        with self._lock:
-            if count and not self._is_deaf:
-                del self._output[:count]
-            if self._output and count == len(piece):
-                self._is_asked = True
-                self._loop.call(self._flush)  # after the others have had their turn
+        if not self._is_deaf:
+            del self._output[:count]
+        if self._output and count == len(piece):
+            self._ask()  # after the others have had their turn
         self._watch(self._events & ~WRITE | (WRITE if count < len(piece) else 0))
 
     def _write(self, piece: bytes) -> int:
         try:
             return self.pipe.write(piece) if piece else 0
         except Exception:  # noqa: BLE001 - as in `_read`
-            with self._lock:
-                self._is_deaf = True
-                self._output.clear()
+            self._is_deaf = True
+            self._output.clear()
             return len(piece)
-
-    def _read_on(self) -> None:
-        if self._is_stopped:
-            return
-        if self._has_room():
-            self._watch(self._events | READ)
-        else:
-            self._loop.call_later(RETRY_S, self._read_on)

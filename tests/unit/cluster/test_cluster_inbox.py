@@ -29,11 +29,10 @@ def test_reader_is_woken_as_long_as_there_are_messages(inbox: Inbox) -> None:
         selector.register(inbox, selectors.EVENT_READ)
         for _ in range(2):
             assert not selector.select(0)
-            turns = inbox.turns
             for _ in range(2):
                 inbox.post({})
             assert selector.select(0) and selector.select(0)
-            assert len(inbox.take()) == 2 and inbox.turns == turns + 1
+            assert len(inbox.take()) == 2
 
 
 def test_message_for_a_reader_that_has_gone_is_left() -> None:

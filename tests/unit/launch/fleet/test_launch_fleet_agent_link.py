@@ -6,9 +6,10 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from fake_agents import FakeClock, FakePipe
+from fake_agents import FakeClock, FakePipe, InLoop
 from job_runner import wait_until
 
 from msrun.cluster.messages import Message
@@ -16,7 +17,6 @@ from msrun.cluster.own_thread import Inbox
 from msrun.errors import ClusterError
 from msrun.launch.fleet import agent_link
 from msrun.launch.fleet.agent_link import AgentLink
-from msrun.launch.transport import event_loop
 from msrun.launch.transport.agent_code import AgentCode
 from msrun.launch.transport.event_loop import EventLoop
 from msrun.planning.hosts.host_entry import HostEntry
@@ -36,7 +36,8 @@ class Host:
         self._posts: list[Message] = []
         self._left = list(self.pipes)
         self.loop = EventLoop(2)
-        self.link = AgentLink(
+        self.loop.start()
+        link = AgentLink(
             3,
             HostEntry("host0", 1),
             self._open,
@@ -48,6 +49,7 @@ class Host:
             silence_s=SILENCE_S,
             clock=self.clock,
         )
+        self.link: Any = InLoop(self.loop, link)
 
     def _open(self, deadline: float | None) -> FakePipe:
         self.deadlines.append(deadline)
@@ -127,25 +129,6 @@ def test_message_that_waits_for_room_when_the_connection_breaks_comes_in_its_tur
     wait_until(lambda: any(message["type"] == "fourth" for message in second.heard), "all is said again")
     numbered = [(message["type"], message["seq"]) for message in second.heard if "seq" in message]
     assert numbered == [("second", 2), ("third", 3), ("fourth", 4)]
-
-
-def test_host_that_floods_is_not_read_until_the_launcher_has_taken_what_came(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(agent_link, "MAX_UNREAD", 4)
-    pipe = host.begin()
-    for number in range(2, 12):
-        pipe.say("event", seq=number)
-    wait_until(lambda: len(host.taken_first) == 5, "so many are read")
-    looked_again = threading.Event()
-    host.loop.call_later(3 * event_loop.RETRY_S, looked_again.set)
-    assert looked_again.wait(30) and len(host.taken_first) == 5
-    posted = 0
-    while posted < 10:
-        found = wait_until(host.inbox.take, "more is read")
-        assert len(found) <= 4
-        posted += len(found)
-    assert [message["seq"] for message in host.taken_first] == list(range(1, 12))
 
 
 def test_agent_is_told_its_job_first_and_speaks_for_its_node(host: Host) -> None:

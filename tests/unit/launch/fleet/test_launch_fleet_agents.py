@@ -50,6 +50,7 @@ class TwoAgents:
 def two() -> Iterator[TwoAgents]:
     made = TwoAgents()
     yield made
+    made.agents.loop.close(0.0)
     made.inbox.close()
     made.signals.close()
 

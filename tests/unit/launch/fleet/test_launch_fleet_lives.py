@@ -97,7 +97,7 @@ class Wire:
             self.on_end(self)
 
 
-def channel(_loop: object, pipe: Wire, on_bytes: Any, on_end: Any, _has_room: object) -> Wire:
+def channel(_loop: object, pipe: Wire, on_bytes: Any, on_end: Any) -> Wire:
     """Stand in for `ByteChannel`."""
     pipe.on_bytes, pipe.on_end = on_bytes, on_end
     return pipe
@@ -110,8 +110,8 @@ class Tasks:
         self.waiting: list[Callable[[], None]] = []
         self.opening = self.ending = self
 
-    def start(self) -> None:
-        """There is no thread."""
+    def call(self, function: Callable[[], object]) -> None:
+        function()
 
     def run(self, task: Callable[[], None], on_error: Callable[[Exception], None]) -> None:
         def work() -> None:

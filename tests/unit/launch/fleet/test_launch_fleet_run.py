@@ -144,6 +144,7 @@ class Fleet:
         self.logs.close()
         self.events.close()
         self.signals.close()
+        self.agents.loop.close(0.0)
         self.inbox.close()
 
 

@@ -7,8 +7,10 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from fake_agents import InLoop
 from job_runner import wait_until
 
 from msrun.errors import ClusterError
@@ -57,9 +59,8 @@ class Host:
         self.stream.settimeout(60)
         self.came = bytearray()
         self.ends = 0
-        self.has_room = True
         self.pipe = SocketPipe(ours)
-        self.channel = ByteChannel(loop, self.pipe, self._on_bytes, self._on_end, lambda: self.has_room)
+        self.channel: Any = InLoop(loop, ByteChannel(loop, self.pipe, self._on_bytes, self._on_end))
         self.channel.start()
 
     def _on_bytes(self, _: ByteChannel, data: bytes) -> None:
@@ -128,20 +129,6 @@ def test_slow_reader_gets_all_in_its_order_and_holds_up_nobody(hosts: Hosts) -> 
     assert slow.channel.has_unsent
     assert slow.receive(MUCH + 7) == data + b"the end"
     wait_until(lambda: not slow.channel.has_unsent, "all is sent")
-
-
-def test_host_that_is_to_wait_is_not_read_and_the_others_are(hosts: Hosts) -> None:
-    flood, other = hosts.add(), hosts.add()
-    hosts.turn()  # both are read from now on
-    flood.has_room = False
-    flood.stream.sendall(b"x")
-    wait_until(lambda: flood.came, "the first bytes come")
-    flood.stream.sendall(b"y")
-    other.stream.sendall(b"z")
-    wait_until(lambda: other.came, "the other one is read")
-    assert flood.came == b"x"
-    flood.has_room = True
-    wait_until(lambda: flood.came == b"xy", "it is read on")
 
 
 def test_end_is_told_once_and_after_all_that_was_said(hosts: Hosts) -> None:

@@ -143,7 +143,6 @@ class EventLoop:
         self._on_fault, self._name, self._clock = on_fault, name, clock
         self.opening = TaskThreads(connects_at_a_time, "msrun-connect", on_fault)
         self.ending = TaskThreads(ENDS_AT_A_TIME, "msrun-disconnect", on_fault)
-        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._called = WakingQueue[Callable[[], object]]()
         self._calls: deque[Callable[[], object]] = deque()
@@ -166,24 +165,20 @@ class EventLoop:
         Raises:
             ClusterError: none can be started here.
         """
-        with self._lock:
-            if self._thread is None and not self._is_closing:
-                thread = OwnThread(self._name, self._run, self._on_fault, goes_on=True)
-                try:
-                    thread.start()
-                except RuntimeError as error:
-                    raise no_thread(error) from None
-                self._thread = thread
+        thread = OwnThread(self._name, self._run, self._on_fault, goes_on=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise no_thread(error) from None
+        self._thread = thread
 
     def call(self, function: Callable[[], object]) -> None:
         """Have the loop's thread call a function, which raises nothing and waits for nothing."""
         self._called.post(function)
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> None:
-        """Have it called after a time."""
-        with self._lock:
-            heapq.heappush(self._later, (self._clock() + seconds, next(self._numbers), function))
-        self.call(_nothing)
+        """Have it called after a time; of the loop's thread."""
+        heapq.heappush(self._later, (self._clock() + seconds, next(self._numbers), function))
 
     def close(self, deadline: float) -> None:
         """Do what was called for, and end the thread and those of `ending`; what hangs after a moment is left.
@@ -193,10 +188,8 @@ class EventLoop:
         Args:
             deadline: of `time.monotonic`.
         """
-        with self._lock:
-            self._is_closing = True
-            thread = self._thread
-        self.call(_nothing)
+        self._is_closing, thread = True, self._thread
+        self.call(lambda: None)
         if thread is not None:
             thread.join(max(0.0, deadline - time.monotonic()))
         is_done = self.ending.join(deadline - time.monotonic())
@@ -215,35 +208,24 @@ class EventLoop:
 
     def _run(self) -> None:
         while not self._is_closing or self._take_calls():
-            self.turn(self._until_due())
+            self.turn()
 
-    def turn(self, limit_s: float | None) -> None:
+    def turn(self, limit_s: float | None = None) -> None:
         """Do what can be done, and wait for it as long as the limit allows; for the thread, or who has started none."""
-        for key, mask in self.selector.select(0.0 if self._calls else limit_s):
+        limits = [0.0] if self._calls else [] if limit_s is None else [limit_s]
+        limits += [max(0.0, self._later[0][0] - self._clock())] if self._later else []
+        for key, mask in self.selector.select(min(limits, default=None)):
             if key.data is not None:
                 key.data.handle(mask)
         self._take_calls()
         while self._calls:  # what they call for has its turn after the hosts'
             self._calls.popleft()()
-        while (function := self._take_due()) is not None:
-            function()
+        while self._later and self._later[0][0] <= self._clock():
+            heapq.heappop(self._later)[2]()
 
     def _take_calls(self) -> bool:
         self._calls += self._called.take()
         return bool(self._calls)
-
-    def _until_due(self) -> float | None:
-        with self._lock:
-            return max(0.0, self._later[0][0] - self._clock()) if self._later else None
-
-    def _take_due(self) -> Callable[[], None] | None:
-        with self._lock:
-            is_due = bool(self._later) and self._later[0][0] <= self._clock()
-            return heapq.heappop(self._later)[2] if is_due else None
-
-
-def _nothing() -> None:
-    """Wake up the loop."""
 
 
 class ByteChannel:

@@ -204,8 +204,8 @@ def test_fault_in_the_loop_is_told_once_and_the_other_hosts_are_served() -> None
     loop.start()
     for function in (fail, lambda: done.append(1), fail, lambda: loop.ending.run(fail, fail_again)):
         loop.call(function)
-    loop.call_later(0.0, fail)
-    loop.call_later(0.001, lambda: done.append(2))
+    loop.call(lambda: loop.call_later(0.0, fail))
+    loop.call(lambda: loop.call_later(0.001, lambda: done.append(2)))
     wait_until(lambda: done == [1, 2] and len(told) == 2, "the loop goes on")
     loop.close(time.monotonic() + 60)
     assert sorted(str(error) for error in told) == ["'slip'", "no one to tell"]

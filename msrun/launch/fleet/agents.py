@@ -87,8 +87,6 @@ class Agents:
         self._forward = forward
         self._beat_s = min(silence_s / 6, MAX_BEAT_S)
         self._next_beat = 0.0
-        self.always: dict[str, Callable[[int, Message], object]] = {}
-        """Message type -> what is called whatever `hear` waits for."""
         self._turn = -1
         self._interrupts = 0
         self.stop_self: Callable[[], None] = stop_this_process
@@ -105,7 +103,7 @@ class Agents:
         self._nodes = {link.number: node for node, link in enumerate(links)}
 
     def node_of(self, number: int) -> int:
-        """Return the node_rank of the host of a link; OF_LAUNCHER: it is none of this start. For any thread."""
+        """Return the node_rank of the host of a link; OF_LAUNCHER: it is none of this start."""
         return self._nodes.get(number, OF_LAUNCHER)
 
     def make_link(
@@ -277,7 +275,7 @@ class Agents:
                 handler(number, message)
             return
         try:
-            if handler := handlers.get(kind) or self.always.get(kind):
+            if handler := handlers.get(kind):
                 handler(node, message)
             elif kind in LOSSES and node == OF_LAUNCHER:
                 raise self.explain_loss(message, node)

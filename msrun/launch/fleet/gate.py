@@ -13,7 +13,6 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from msrun.cluster.connection import Connection
@@ -140,9 +139,9 @@ class Gate:
             stranger.guest.connection.close()
 
     def refuse(self, stranger: Stranger, reason: str) -> None:
-        """Send somebody away who was passed on, and say so. Any thread may call."""
+        """Send somebody away who was passed on, and say so."""
         stranger.guest.refuse(reason)
-        self._loop.call(partial(self.note_refusal, stranger, reason))
+        self.note_refusal(stranger, reason)
 
     def note_refusal(self, stranger: Stranger, reason: str) -> None:
         """Say whom was refused, as far as that is worth a line."""
@@ -170,16 +169,16 @@ class Stranger:
         connection = self.guest.connection
         try:
             connection.flush()
-            while bodies := connection.receive():
+            request = None
+            while request is None and (bodies := connection.receive()):
                 request = self.guest.take(bodies[0])
-                if request is not None:
-                    if self._gate.release(self):
-                        self._gate.knock(self, request)
-                    return
         except Exception as error:  # noqa: BLE001 - whatever it has sent, it must not end the job of the others
             self._misunderstand(error)
             return
-        if connection.is_closed:
+        if request is not None:
+            if self._gate.release(self):
+                self._gate.knock(self, request)
+        elif connection.is_closed:
             self._gate.forget(self)
 
     def _misunderstand(self, error: Exception) -> None:

@@ -25,7 +25,7 @@ from msrun.cluster.protocol import HostJob, protocol
 from msrun.errors import ClusterError, Interrupted, MsrunError, PeerFailed
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.agent_link import AgentLink
-from msrun.launch.fleet.agents import ANSWER_S, OF_LAUNCHER, Agents
+from msrun.launch.fleet.agents import ANSWER_S, Agents
 from msrun.launch.fleet.fleet_plan import spec_of_host
 from msrun.launch.fleet.gate import Gate, Stranger
 from msrun.launch.fleet.log_collector import LogCollector
@@ -80,11 +80,7 @@ class JoinedHosts:
         self.signals = signals
         self.place = place
         self.agents = Agents(signals, spec.forward_signals, spec.heartbeat_time_out_s, folder=spec.log_dir)
-        self._gate = Gate(self.agents.loop, listener, token, tls, self._pass_on, self._note)
-        self.agents.always = {
-            "knock": lambda _, message: self._on_knock(message["stranger"], message["request"]),
-            "note": lambda _, message: self._on_note(message["text"]),
-        }
+        self._gate = Gate(self.agents.loop, listener, token, tls, self._on_knock, self._on_note)
         self.agents.aside = {"lost": self._on_gone}
         self._registry = Registry(spec.worker_num, spec.max_restarts, spec.table_hosts, table_digest(spec.table_hosts))
         self._links: dict[int, AgentLink] = {}
@@ -124,14 +120,6 @@ class JoinedHosts:
         if self._opener is not None:
             self._opener.close()
         self.agents.inbox.close()
-
-    # -- of the loop's thread -----------------------------------------------------------------------------------------
-
-    def _pass_on(self, stranger: Stranger, request: HostRequest) -> None:
-        self.agents.inbox.post({"type": "knock", "node": OF_LAUNCHER, "stranger": stranger, "request": request})
-
-    def _note(self, text: str) -> None:
-        self.agents.inbox.post({"type": "note", "node": OF_LAUNCHER, "text": text})
 
     def call_off(self, reason: str, exit_code: int) -> None:
         """Tell hosts that have no part in the job that they will have none."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -63,7 +62,7 @@ class PlainLog:
 
 
 class LogCollector:
-    """Written to by the event loop; each log comes from one host."""
+    """Of one thread; each log comes from one host."""
 
     def __init__(
         self,
@@ -83,7 +82,6 @@ class LogCollector:
         self._max_attempt = max_restarts
         self._first_attempt = first_attempt
         self._rotation = rotation
-        self._lock = threading.Lock()
         self._logs: dict[str, tuple[int, PlainLog | RotatedLog]] = {}
         """Name -> attempt and file."""
         self._sizes: dict[str, int] = {}
@@ -124,17 +122,15 @@ class LogCollector:
         Raises:
             OSError: a file cannot be made.
         """
-        with self._lock:
-            if node_rank in self._names:
-                return
-            self._names[node_rank] = frozenset(name for name in names if self.is_own(node_rank, name))
-            for name in self._names[node_rank]:
-                self._logs[name], self._sizes[name] = (0, self._open(name)), 0
+        if node_rank in self._names:
+            return
+        self._names[node_rank] = frozenset(name for name in names if self.is_own(node_rank, name))
+        for name in self._names[node_rank]:
+            self._logs[name], self._sizes[name] = (0, self._open(name)), 0
 
     def sizes(self, node_rank: int) -> dict[str, int]:
         """Return how many bytes of the newest log of each name have come from a host."""
-        with self._lock:
-            return {name: self._sizes[name] for name in self._names.get(node_rank, ())}
+        return {name: self._sizes[name] for name in self._names.get(node_rank, ())}
 
     def _open(self, name: str) -> PlainLog | RotatedLog:
         path = self._folder / name
@@ -162,28 +158,23 @@ class LogCollector:
 
     def _log(self, name: str, attempt: int) -> PlainLog | RotatedLog:
         """Return the file of an attempt; the logs of the one before are renamed as on the host."""
-        with self._lock:
-            current, log = self._logs[name]
-            if attempt > current and not is_of_job(name):
-                path = self._folder / name
-                log.close()
-                rename_log(
-                    str(path), str(path.with_name(contract.attempt_log_name(name, self._first_attempt + current)))
-                )
-                log = self._open(name)
-                self._logs[name], self._sizes[name] = (attempt, log), 0
-            return log
+        current, log = self._logs[name]
+        if attempt > current and not is_of_job(name):
+            path = self._folder / name
+            log.close()
+            rename_log(str(path), str(path.with_name(contract.attempt_log_name(name, self._first_attempt + current))))
+            log = self._open(name)
+            self._logs[name], self._sizes[name] = (attempt, log), 0
+        return log
 
     def record_fault(self, what: str, trace: str) -> None:
-        """Keep the traceback of a fault of msrun itself, here or on a host; `what` is one line."""
-        with self._lock:
-            self._has_recorded = True
-            record_fault(self._folder, what, trace)
+        """Keep the traceback of a fault of msrun itself, here or on a host; `what` is one line. For any thread."""
+        self._has_recorded = True
+        record_fault(self._folder, what, trace)
 
     def close(self) -> None:
         """Close all files."""
-        with self._lock:
-            for _, log in self._logs.values():
-                log.close()
-            self._logs.clear()
-            self._names.clear()
+        for _, log in self._logs.values():
+            log.close()
+        self._logs.clear()
+        self._names.clear()

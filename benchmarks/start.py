@@ -1,7 +1,7 @@
 """The first step of a network, and steps with sequences of a length not seen before, beside torch's parallelize_module.
 
-    python benchmarks/start.py                    2 and 16 layers on 2 ranks
-    python benchmarks/start.py --layers 2,16,32
+    python benchmarks/start.py                    2, 16 and 32 layers on 2 ranks
+    python benchmarks/start.py --layers 2,8
 
 Both train the same transformer, tensor parallel, in the same processes; a line has the seconds of the processor that
 a rank spent on a step: the first, the second of another length, later ones of new lengths (median), and one that is
@@ -98,7 +98,7 @@ def run_job(layers: int, result: str) -> None:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--layers", default="2,16", help="depths")
+    parser.add_argument("--layers", default="2,16,32", help="depths")
     parser.add_argument("--result", help=argparse.SUPPRESS)
     add_json_option(parser)
     options = parser.parse_args()

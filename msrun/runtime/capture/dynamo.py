@@ -1,9 +1,9 @@
 """One call traced by torch's dynamo: its graph, the guards that say when it holds, and the Python code around it.
 
-All private names of dynamo that we use are here. Dynamo follows the Python code of one call and leaves a graph of torch
-functions. What else the call read (attributes, flags, arguments that are no tensors) becomes a guard, and what else it
-did (results put into objects, attributes that it set) becomes code around the graph. Parameters, buffers and tensors
-are inputs of the graph, found anew in every call.
+The private names of dynamo that we use are here and in `equal_blocks.py`. Dynamo follows the Python code of one call
+and leaves a graph of torch functions. What else the call read (attributes, flags, arguments that are no tensors)
+becomes a guard, and what else it did (results put into objects, attributes that it set) becomes code around the graph.
+Parameters, buffers and tensors are inputs of the graph, found anew in every call.
 """
 
 from __future__ import annotations

@@ -327,4 +327,4 @@ BINARY = _with_worlds(_BINARY)
 """Operators that take a strategy."""
 UNARY = _with_worlds(_UNARY)
 """Operators whose every input layout is tried."""
-MORE_TYPES = {name: ("float32",) for name in ON_FOUR} | {"attention-ring-causal": ("float32", "bfloat16")}
+MORE_TYPES = dict.fromkeys(ON_FOUR, ("float32",)) | {"attention-ring-causal": ("float32", "bfloat16")}

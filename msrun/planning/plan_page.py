@@ -10,10 +10,8 @@ from pathlib import Path
 
 from msrun import __version__
 from msrun.planning.masking import mask_words, masked
-from msrun.planning.placement.host import format_cpu_list
 from msrun.planning.plan import HostPlan, LaunchPlan
-from msrun.planning.plan_text import common_to_all, describe_job
-from msrun.planning.ranks import fold_ranks
+from msrun.planning.plan_text import common_to_all, describe_job, fleet_columns, host_columns, worker_columns
 
 PACKAGES = ("msrun.runtime", "msrun.mindspore", "mindspore")
 NAMES = frozenset(
@@ -103,8 +101,8 @@ def render_page(plan: LaunchPlan, rank_table: str, strategy: Sequence[Line]) -> 
     sections = [
         ("Job", _rows(("", ""), describe_job(plan))),
         ("Settings", _rows(("option", "value", "source"), ((s.name, s.text, s.source) for s in plan.settings))),
-        ("Hosts", _rows(HOST_COLUMNS, map(_host, plan.hosts)) if not _is_part(plan) else _fleet(plan)),
-        ("Workers", _rows(WORKER_COLUMNS, _workers(plan))),
+        ("Hosts", _columns(host_columns(plan.hosts) if len(plan.hosts) >= len(plan.fleet) else fleet_columns(plan))),
+        ("Workers", "\n".join(map(_workers, plan.hosts))),
         ("Parameter servers", _rows(("server", "log"), ((s.index, s.log_path) for s in plan.hosts[0].servers))),
         ("Parallel strategy in the script", _rows(("line", ""), strategy)),
         ("Environment of the workers", _environment(plan)),
@@ -120,36 +118,13 @@ def render_page(plan: LaunchPlan, rank_table: str, strategy: Sequence[Line]) -> 
     )
 
 
-HOST_COLUMNS = ("node", "name", "address", "ranks", "reached as", "python", "start method")
-WORKER_COLUMNS = ("rank", "host", "local rank", "device", "physical device", "cores", "memory nodes", "binding", "log")
+def _workers(host: HostPlan) -> str:
+    binding = [worker.binding for worker in host.workers]
+    return f"<h3>{escape(host.name)}</h3>\n{_columns({**worker_columns(host.workers), 'binding': binding})}"
 
 
-def _is_part(plan: LaunchPlan) -> bool:
-    """Return whether the plan is that of one host of several."""
-    return len(plan.fleet) > len(plan.hosts)
-
-
-def _host(host: HostPlan) -> tuple[object, ...]:
-    agent, ranks = host.agent, fold_ranks(worker.global_rank for worker in host.workers)
-    user = f"{agent.user}@" if agent and agent.user else ""
-    port = f" port {agent.port}" if agent and agent.port else ""
-    reached = f"{user}{agent.name}{port}" if agent else "this host"
-    return host.node_rank, host.name, host.address, ranks, reached, host.argv[0], host.start_method
-
-
-def _fleet(plan: LaunchPlan) -> str:
-    assignments = ((s.node_rank, s.name, s.address, fold_ranks(s.ranks), fold_ranks(s.device_ids)) for s in plan.fleet)
-    return _rows(("node", "name", "address", "ranks", "devices"), assignments)
-
-
-def _workers(plan: LaunchPlan) -> Iterable[tuple[object, ...]]:
-    for host in plan.hosts:
-        for worker in host.workers:
-            cores, memory = format_cpu_list(worker.cpus) or "all", format_cpu_list(worker.memory_nodes) or "any"
-            yield (
-                *(worker.global_rank, host.name, worker.local_rank, worker.device_id, worker.physical_device),
-                *(cores, memory, worker.binding, worker.log_path),
-            )
+def _columns(columns: Mapping[str, Sequence[str]]) -> str:
+    return _rows(list(columns), zip(*columns.values(), strict=True))
 
 
 def _environment(plan: LaunchPlan) -> str:

@@ -44,9 +44,9 @@ def _on_one_line(value: str) -> str:
     return value.replace("\n", "\\n").replace("\r", "\\r")
 
 
-def _reach(plan: LaunchPlan) -> list[str]:
-    """Return who is reached how, what is started there, and what goes there from here."""
-    hosts, agents = plan.hosts, [host.agent for host in plan.hosts if host.agent]
+def host_columns(hosts: Sequence[HostPlan]) -> dict[str, list[str]]:
+    """Return the hosts, and how each is reached where that is not from themselves, by columns that hold something."""
+    agents = [host.agent for host in hosts if host.agent]
     columns = {
         "node": [str(host.node_rank) for host in hosts],
         "name": [host.name for host in hosts],
@@ -58,30 +58,48 @@ def _reach(plan: LaunchPlan) -> list[str]:
         "port": [str(agent.port or "") for agent in agents],
         "python": [agent.python for agent in agents],
     }
-    table = render_columns({name: [cell or "-" for cell in cells] for name, cells in columns.items() if any(cells)})
-    heads = [command.partition(" -c ") for command in dict.fromkeys(agent.command for agent in agents)]
-    return [
-        "hosts",
-        *(f"  {line}" for line in table),
-        *(
-            f"agent        {words} -c ... (a program of {len(program)} characters, the same for every job; "
-            "--dry_run=json has it)"
-            for words, _, program in heads
-        ),
-        "environment that goes there from here",
-        *(variable_lines(plan.forwarded) or ["  nothing"]),
-    ]
+    return {name: [cell or "-" for cell in cells] for name, cells in columns.items() if any(cells)}
 
 
-def _fleet(plan: LaunchPlan) -> list[str]:
-    columns = {
+def fleet_columns(plan: LaunchPlan) -> dict[str, list[str]]:
+    """Return all hosts of a job of which the plan is for one."""
+    return {
         "node": [str(one.node_rank) for one in plan.fleet],
         "name": [one.name for one in plan.fleet],
         "address": [one.address for one in plan.fleet],
         "ranks": [fold_ranks(one.ranks) for one in plan.fleet],
         "devices": [fold_ranks(one.device_ids) for one in plan.fleet],
     }
-    return ["hosts", *(f"  {line}" for line in render_columns(columns))] if plan.fleet else []
+
+
+def worker_columns(workers: Sequence[WorkerPlan]) -> dict[str, list[str]]:
+    """Return the workers; physical devices and processors only where they say something."""
+    is_bound, has_memory = any(worker.cpus for worker in workers), any(worker.memory_nodes for worker in workers)
+    is_renumbered = any(worker.physical_device != str(worker.device_id) for worker in workers)
+    return {
+        "rank": [str(worker.global_rank) for worker in workers],
+        "local": [str(worker.local_rank) for worker in workers],
+        "device": [str(worker.device_id) for worker in workers],
+        **({"physical": [worker.physical_device for worker in workers]} if is_renumbered else {}),
+        **({"cpus": [format_cpu_list(worker.cpus) or "all" for worker in workers]} if is_bound else {}),
+        **({"memory": [format_cpu_list(worker.memory_nodes) or "any" for worker in workers]} if has_memory else {}),
+        "log": [worker.log_path for worker in workers],
+    }
+
+
+def _hosts(plan: LaunchPlan) -> list[str]:
+    """Return the hosts and, of those that are reached from here, what is started there and what goes there."""
+    commands = dict.fromkeys(host.agent.command for host in plan.hosts if host.agent)
+    if not commands and not plan.fleet:
+        return []
+    table = render_columns(host_columns(plan.hosts) if commands else fleet_columns(plan))
+    lines = ["hosts", *(f"  {line}" for line in table)]
+    for words, _, program in (command.partition(" -c ") for command in commands):
+        same = f"a program of {len(program)} characters, the same for every job; --dry_run=json has it"
+        lines.append(f"agent        {words} -c ... ({same})")
+    if commands:
+        lines += ["environment that goes there from here", *(variable_lines(plan.forwarded) or ["  nothing"])]
+    return lines
 
 
 def render_plan(plan: LaunchPlan, *, as_json: bool) -> str:
@@ -92,7 +110,7 @@ def render_plan(plan: LaunchPlan, *, as_json: bool) -> str:
     lines = [
         *(f"{name:12} {text}" for name, text in describe_job(plan)),
         *render_settings(plan.settings),
-        *(_reach(plan) if plan.hosts[0].agent else _fleet(plan)),
+        *_hosts(plan),
         "",
         "environment of every worker",
         *variable_lines(common),
@@ -160,23 +178,13 @@ def _limits(plan: LaunchPlan) -> str:
 
 
 def render_workers(workers: Sequence[WorkerPlan], scheduler_cpus: Sequence[int]) -> list[str]:
-    """Return the workers as columns; those of physical devices and of processors only where they say something."""
-    is_bound, has_memory = any(worker.cpus for worker in workers), any(worker.memory_nodes for worker in workers)
-    is_renumbered = any(worker.physical_device != str(worker.device_id) for worker in workers)
-    columns = {
-        "rank": [str(worker.global_rank) for worker in workers],
-        "local": [str(worker.local_rank) for worker in workers],
-        "device": [str(worker.device_id) for worker in workers],
-        **({"physical": [worker.physical_device for worker in workers]} if is_renumbered else {}),
-        **({"cpus": [format_cpu_list(worker.cpus) or "all" for worker in workers]} if is_bound else {}),
-        **({"memory": [format_cpu_list(worker.memory_nodes) or "any" for worker in workers]} if has_memory else {}),
-        "log": [worker.log_path for worker in workers],
-    }
+    """Return the workers as columns, and why they are bound to their processors."""
+    is_bound = any(worker.cpus for worker in workers)
     reasons: dict[str, list[int]] = {}
     for worker in workers if is_bound else ():
         reasons.setdefault(worker.binding, []).append(worker.global_rank)
     return [
-        *render_columns(columns, left=("log",)),
+        *render_columns(worker_columns(workers), left=("log",)),
         *(f"binding of rank {format_cpu_list(ranks)}: {why}" for why, ranks in reasons.items()),
         *([f"binding of the scheduler: CPU {format_cpu_list(scheduler_cpus)}"] if scheduler_cpus else []),
     ]

@@ -31,7 +31,6 @@ MIN_LOG_BYTES = 4096
 """A smaller file would be exchanged at almost every line."""
 NO_CONFIG = "none"
 """In place of a file: no ssh_config is read; ssh -F has the same word."""
-MAX_SECONDS = 1e9
 MORE_THAN_0 = 1e-9
 MEETING_PORT = 8118
 """Where several hosts meet when no port is given: MindSpore's default."""

@@ -152,13 +152,15 @@ def _find_hosts(
     if not probe and (server_id is not None or root != "/"):
         raise click.UsageError("--root and --server_id go with --probe; leave them out")
     if probe:
-        from ranktable.local_host import Probe
+        from ranktable.local_host import probe_host
 
         if device_ips is not None:
             raise click.UsageError("--probe and --device_ips both give the addresses of devices; give one of them")
         ids = None if devices is None else parse_device_ids(devices, "--devices")
-        probed = Probe(Path(root), server_id=server_id, asks_super_pod=asks_super_pod).ask(device_target, ids)
-        return (probed.host,), probed.device_target, probed.notes
+        host, target, notes = probe_host(
+            Path(root), device_target, ids, server_id=server_id, asks_super_pod=asks_super_pod
+        )
+        return (host,), target, notes
     listed = parse_hosts(hosts, ListedHost) if hosts is not None else _read_hostfile(str(hostfile), hostfile_format)
     pairs = [(host.name, devices_of(host, devices)) for host in listed]
     found = take_hosts(pairs, None if device_ips is None else _read_addresses(device_ips, pairs))

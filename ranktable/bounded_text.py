@@ -67,24 +67,26 @@ def load_json(text: str | bytes) -> Any:
         raise TextError("not UTF-8 text", "save it as UTF-8") from None
     except RecursionError:
         raise _too_deep(MAX_DEPTH) from None
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [child for holder in level for child in _children(holder) if isinstance(child, dict | list)]
+    if is_deeper(value, MAX_DEPTH):
+        raise _too_deep(MAX_DEPTH)
+    return value
+
+
+def is_deeper(value: object, max_depth: int) -> bool:
+    """Return whether lists and mappings stand in each other more levels deep than that."""
+    level = [holder for holder in [value] if isinstance(holder, dict | list)]
+    for _ in range(max_depth):
+        holders = (holder.values() if isinstance(holder, dict) else holder for holder in level)
+        level = [child for holder in holders for child in holder if isinstance(child, dict | list)]
         if not level:
-            return value
-    raise _too_deep(MAX_DEPTH)
+            return False
+    return True
 
 
 def _parse_int(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
         raise _too_long()
     return int(digits)
-
-
-def _children(holder: object) -> list[Any]:
-    if isinstance(holder, dict):
-        return list(holder.values())
-    return holder if isinstance(holder, list) else []
 
 
 def load_yaml(text: str) -> Any:

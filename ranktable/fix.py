@@ -23,7 +23,7 @@ from ranktable.errors import InvalidTableError, JsonTextError
 from ranktable.kinds import find_near_keys
 from ranktable.problem import Position, join_index, join_key, show_value
 from ranktable.schema import Field, Schema, fits_kind, walk_tree
-from ranktable.tables import describe_repeat, detect_table
+from ranktable.tables import detect_table
 
 Members = dict[str, object]
 _SEPARATORS = re.compile(r"[\s_-]+")
@@ -83,7 +83,7 @@ def fix_table(data: bytes, source: str = "<bytes>") -> Fixed:
     """
     document, repairs = parse_leniently(data, source)
     if document.repeated_keys:  # which one is meant is for a person to say
-        raise InvalidTableError(source, [describe_repeat(repeat.path) for repeat in document.repeated_keys])
+        raise InvalidTableError(source, document.repeated_keys)
     value = document.value
     near = find_near_keys(value)
     for written, meant in near.items():

@@ -65,8 +65,6 @@ class Field:
     of: Schema | None = None
     """The objects in the value."""
     count: Count | None = None
-    empty_is_none: bool = False
-    """True when "" says that there is no value."""
     limits: tuple[int, int] | None = None
     """Lowest and highest number, bytes of a text, or entries of an array."""
     choices: tuple[str, ...] = ()
@@ -306,7 +304,7 @@ def _check_value(value: object, path: str, field: Field) -> Iterator[Problem]:
         what = name_placeholder(value)
         message = f"the value is {what}, not a number" if what else "the value is not a plain decimal number"
         remedy = 'write a decimal number as a string, such as "0"'
-        yield Problem(path, field.rule, "error", message, remedy, show_value(value), is_form=True)
+        yield Problem(path, field.rule, "error", message, remedy, show_value(value))
 
 
 def _check_array(value: object, path: str, kind: str) -> Iterator[Problem]:
@@ -325,6 +323,4 @@ def _check_array(value: object, path: str, kind: str) -> Iterator[Problem]:
 
 
 def _wrong_type(value: object, path: str, name: str, remedy: str, rule: str = "R4") -> Problem:
-    # What is to be an object or an array cannot be a number or a text in another form.
-    is_form = name in ("a JSON string", "a JSON integer", "a string")
-    return Problem(path, rule, "error", f"the value must be {name}", remedy, show_value(value), is_form=is_form)
+    return Problem(path, rule, "error", f"the value must be {name}", remedy, show_value(value))

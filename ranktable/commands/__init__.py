@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import click
 
-from ranktable.errors import EXIT_NOT_READY, EXIT_PROBLEMS, EXIT_USAGE, EXIT_VALID, ProfileError, RankTableError
+from ranktable.errors import EXIT_VALID
 from ranktable.model import RankTable
 from ranktable.profile import CHIPS, DEVICE_TARGETS, READERS
 from ranktable.values import count_noun
 
-_Judgement = TypeVar("_Judgement")
 Command = TypeVar("Command", bound=Callable[..., Any])
 FORMAT = click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 
@@ -37,27 +36,6 @@ def deliver_table(table: RankTable, notes: Iterable[str], output: str | None) ->
     write_table(str(output), table)
     size = f"{count_noun(len(table.servers), 'server')}, {count_noun(table.world_size, 'device')}"
     return Outcome(notes=(f"wrote {output}: {size}", *notes))
-
-
-def judge_each(
-    files: Sequence[str], form: str, judge: Callable[[str], _Judgement]
-) -> Iterator[tuple[str, _Judgement | RankTableError]]:
-    """Yield each file with what `judge` says of it, or with its error; that of a lone file is raised for text."""
-    for name in files:
-        try:
-            yield name, judge(name)
-        except ProfileError:
-            raise  # a mistake in the options, not in the file
-        except RankTableError as error:
-            if len(files) == 1 and form == "text":
-                raise
-            yield name, error
-
-
-def worst_of(codes: Iterable[int]) -> int:
-    """Return the exit status of several files: what could not be judged, then what is wrong, then what is not ready."""
-    found = set(codes)
-    return next(code for code in (EXIT_USAGE, EXIT_PROBLEMS, EXIT_NOT_READY, EXIT_VALID) if code in found)
 
 
 def target_option(text: str, *, default: str | None = "ascend") -> Callable[[Command], Command]:

@@ -36,7 +36,7 @@ def _count(name: str, *steps: str, noun: str) -> Field:
 _DEVICE = Schema(
     (
         Field("device_id", "number", missing="error", rule="R8", role="device_id", limits=(0, 7)),
-        Field("device_ip", role="device_ip", empty_is_none=True),
+        Field("device_ip", role="device_ip"),
     )
 )
 _INSTANCE = Schema(
@@ -69,7 +69,8 @@ def _survey(value: Members, kind: Dialect) -> Survey:
     for group_path, group in walk_objects(value, "", "group_list"):
         for path, instance in walk_objects(group, group_path, "instance_list"):
             devices = [
-                survey_device(device, place, _DEVICE) for place, device in walk_objects(instance, path, "devices")
+                survey_device({key: value for key, value in device.items() if (key, value) != ("device_ip", "")}, place)
+                for place, device in walk_objects(instance, path, "devices")
             ]
             members = {key: member for key, member in instance.items() if key != "devices"}
             found.append((ServerEntry(path, members), devices))

@@ -102,7 +102,7 @@ def _survey(value: Members, kind: Dialect) -> Survey:
         lowest = min(readable, key=lambda pair: pair[0], default=(0, Entry(path)))[1]
         members = {"server_id": lowest.text("net_instance_id")} if lowest.text("net_instance_id") is not None else {}
         places = {"server_id": join_key(lowest.path, "net_instance_id")}
-        found.append((ServerEntry(path, members, places=places), [survey_device(rank, path, _RANK)]))
+        found.append((ServerEntry(path, members, places=places), [survey_device(rank, path)]))
     return Survey("", value, join_servers(found), kind.name)
 
 

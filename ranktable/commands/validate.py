@@ -104,10 +104,9 @@ def _check_local(file: str | None, root: str, form: str, *, strict: bool, option
     try:
         found = check_file(path, root=root, **options)
     except ReadError as error:
-        if file is not None:
-            raise
-        remedy = "correct RANK_TABLE_FILE: torch_npu goes on without a table when it cannot read it"
-        raise ReadError(error.source, error.reason, remedy) from error
+        if file is None:
+            error.remedy = "correct RANK_TABLE_FILE: torch_npu goes on without a table when it cannot read it"
+        raise
     report = found.report
     text = render_verdicts_json([(path, report)]) if form == "json" else render_report(report) + "\n"
     return Outcome(text, tuple(map(_describe_server, found.servers)), report.exit_code(strict=strict))

@@ -256,16 +256,15 @@ class Dialect:
     name: str
     title: str
     """What to call it in a sentence."""
-    consumer: str
-    """Who reads it."""
     recognise: Callable[[Members], str]
     """Returns the keys of an object that give the dialect away; empty for another kind."""
     keys: tuple[str, ...] = ()
     """Its telling keys, of which a misspelt one is to be recognised."""
     sources: tuple[str, ...] = ()
     """Where its keys can be read up (`ranktable.rules.citations`)."""
+    consumer: str = ""
     instead: str = ""
-    """What to do with a file of this kind, for kinds without a schema."""
+    """Who reads a file of this kind, and what to do with it, for kinds without a schema."""
     schema: Schema | None = None
     """What its top consists of, and everything below it."""
     versions: tuple[str, ...] = ()

@@ -125,7 +125,6 @@ DIALECTS = (
     Dialect(
         name=_NAME,
         title="a template 2 cloud rank table (group_list, no version)",
-        consumer="older HCCL and ModelArts",
         recognise=has_any("group_list", "group_count"),
         keys=("group_list", "group_count"),
         sources=(citations.STANDARD,),

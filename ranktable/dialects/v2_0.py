@@ -243,7 +243,6 @@ DIALECTS = (
     Dialect(
         name=_NAME,
         title="a version 2.0 rank table",
-        consumer="HCCL on Ascend 950",
         recognise=has_any("rank_list", "rank_count"),
         keys=("rank_list", "rank_count"),
         sources=(citations.RANK_TABLE_INFO, citations.A5_PAGE),

@@ -91,13 +91,13 @@ def fix_table(data: bytes, source: str = "<bytes>") -> Fixed:
             _rename(value, {written: meant})
             repairs.append(Repair("R31", join_key("", written), f"renamed to {meant!r}"))
     for _ in range(_MAX_PASSES):  # a repair may show that it is another kind of table
-        schema = detect_table(Document(source, document.text, value)).dialect.known_schema
+        schema = detect_table(document).dialect.known_schema
         spelling = [*_fix_keys(value, schema), *_strip_blanks(value, schema)]
         repairs += spelling
         if not spelling:
             break
-    repairs += _fix_values(value, detect_table(Document(source, document.text, value)).dialect.known_schema)
-    repairs += _fix_counts(value, detect_table(Document(source, document.text, value)).dialect.known_schema)
+    repairs += _fix_values(value, detect_table(document).dialect.known_schema)
+    repairs += _fix_counts(value, detect_table(document).dialect.known_schema)
     return Fixed(value, tuple(repairs))
 
 

@@ -135,11 +135,11 @@ def _check_devices(server: ServerEntry, target: str, root: Path) -> Iterator[Pro
     asked = [number for device in server.devices if (number := device.device_id) in present and number is not None]
     if any(device.has("device_ip") for device in server.devices):
         yield from _check_addresses(server, asked, ask_addresses(asked, root), read_hccn_conf(root))
-    answers = None
-    if any(device.has("super_device_id") for device in server.devices):
-        answers = ask_super_pod(asked, root)
-    for device in server.devices if answers else ():
-        text, said = device.text("super_device_id"), answers.super_device_ids.get(device.device_id)
+    has_numbers = any(device.has("super_device_id") for device in server.devices)
+    answers = ask_super_pod(asked, root) if has_numbers else None
+    numbers = answers.super_device_ids if answers else {}
+    for device in server.devices:
+        text, said = device.text("super_device_id"), numbers.get(-1 if device.device_id is None else device.device_id)
         if text is not None and said is not None and text != said.value:
             message = f"the device has another SDID here: {said.value} ({said.origin})"
             yield device.complain("super_device_id", "L6", message, f'write "{said.value}"')

@@ -312,6 +312,6 @@ def _ask_devices(
     elif missing is not None:
         message = f"it has no address for device {missing}, but for {len(found.addresses)} others"
         raise SourceError(str(root / "etc/hccn.conf"), None, message, "complete it, or choose --devices")
-    said = [(number, found.addresses.get(number), found.super_device_ids.get(number)) for number in device_ids]
-    devices = tuple(Device(n, -1, ip.value if ip else None, sdid.value if sdid else None) for n, ip, sdid in said)
+    pairs = [(number, found.addresses.get(number), found.super_device_ids.get(number)) for number in device_ids]
+    devices = tuple(Device(n, -1, ip.value if ip else None, sdid.value if sdid else None) for n, ip, sdid in pairs)
     return devices, found.super_pod_id.value if found.super_pod_id else None, notes

@@ -57,9 +57,3 @@ def reader_option(text: str) -> Callable[[Command], Command]:
 def _named_option(name: str, choices: Sequence[str], text: str) -> Callable[[Command], Command]:
     metavar = f"[{'|'.join(choices)}]"
     return click.option(name, type=click.Choice(choices, case_sensitive=False), metavar=metavar, help=text)
-
-
-def profile_options(command: Command) -> Command:
-    """Give a command `--device_target` and `--chip`, for which its result is checked."""
-    chip = chip_option("Hold the result to the rules of this chip.")
-    return target_option("For which devices to check the result.")(chip(command))

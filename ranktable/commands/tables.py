@@ -12,7 +12,6 @@ from ranktable.commands import (
     Outcome,
     chip_option,
     deliver_table,
-    profile_options,
     reader_option,
     target_option,
 )
@@ -39,7 +38,8 @@ _HOSTFILE = "hostfile"
     help="Order of servers and ranks; Ascend readers ask for server_id, the string order.",
 )
 @click.option("--allow_initializing", is_flag=True, help='Merge also tables whose status is not "completed".')
-@profile_options
+@target_option("For which devices to check the result.")
+@chip_option("Hold the result to the rules of this chip.")
 def merge(
     files: tuple[str, ...],
     output: str | None,

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from ranktable.kinds import Dialect, Survey, find_repeats, has_any, rule_ids
 from ranktable.problem import Problem, Severity, join_key
 from ranktable.profile import Profile
-from ranktable.rules import citations, rule
+from ranktable.rules import Rule, citations
 from ranktable.rules.identity import check_cover
 from ranktable.schema import Count, Field, Members, Schema
 
@@ -150,7 +150,7 @@ def _is_plain(value: Members) -> str:
     return f'version "{PLAIN}"' if value.get("version") == PLAIN else ""
 
 
-@rule(
+@Rule(
     "P4",
     "cluster_list has unique clusters that cover every server once, and no others",
     is_whole=True,
@@ -165,7 +165,7 @@ def check_clusters(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     yield from check_cover(members, survey.servers, "server_id", "server_list", "P4", "cluster of cluster_list")
 
 
-@rule(
+@Rule(
     "P5",
     "every group has a group_id of its own, and every server of an instance an id and devices",
     is_whole=True,

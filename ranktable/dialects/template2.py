@@ -21,7 +21,7 @@ from ranktable.kinds import (
 )
 from ranktable.problem import Problem
 from ranktable.profile import Profile
-from ranktable.rules import citations, rule
+from ranktable.rules import Rule, citations
 from ranktable.rules.identity import check_counts
 from ranktable.schema import Count, Field, Members, Schema, check_limits, list_objects, walk_objects
 
@@ -77,7 +77,7 @@ def _survey(value: Members, kind: Dialect) -> Survey:
     return Survey("", value, join_servers(found), kind.name)
 
 
-@rule("R28", "the counts and names of template 2 agree with what is listed", sources=(citations.STANDARD,))
+@Rule("R28", "the counts and names of template 2 agree with what is listed", sources=(citations.STANDARD,))
 def check_template2(survey: Survey, profile: Profile) -> Iterator[Problem]:
     """Groups, instances and devices are counted in the file; pods are named once; HCCL's further demands."""
     groups = survey.entries("group_list")

@@ -14,7 +14,7 @@ from ipaddress import IPv4Address, IPv6Address
 from ranktable.kinds import Dialect, Entry, ServerEntry, Survey, has_any, join_servers, rule_ids, survey_device
 from ranktable.problem import Problem, join_index, join_key, show_value
 from ranktable.profile import Profile
-from ranktable.rules import citations, rule
+from ranktable.rules import Rule, citations
 from ranktable.rules.identity import check_counts, check_ranks
 from ranktable.schema import Count, Field, Members, Schema, check_limits, walk_objects
 
@@ -106,7 +106,7 @@ def _survey(value: Members, kind: Dialect) -> Survey:
     return Survey("", value, join_servers(found), kind.name)
 
 
-@rule(
+@Rule(
     "R30",
     "version 2.0: counts, ids, layers, addresses and ports are within HCCL's limits",
     severity="error or warning",

@@ -57,28 +57,14 @@ class Rule:
         """A sort key: the rules R by number, then L and P."""
         return "RLP".index(self.rule_id[0]), int(self.rule_id[1:])
 
+    def __call__(self, check: Check) -> Check:
+        """Register the rule with the decorated function for its check."""
+        register(replace(self, check=check))
+        return check
+
     def parts_of(self, survey: Survey) -> tuple[Survey, ...]:
         """Return what the check looks at: the table, or group after group."""
         return (survey,) if self.is_whole or not survey.groups else survey.groups
-
-
-def rule(
-    rule_id: str,
-    title: str,
-    *,
-    severity: Weight = "error",
-    chips: tuple[str, ...] = (),
-    readers: tuple[str, ...] = (),
-    is_whole: bool = False,
-    sources: tuple[str, ...] = (),
-) -> Callable[[Check], Check]:
-    """Register the decorated function as the check of `rule_id`; see `Rule` for the rest."""
-
-    def decorate(check: Check) -> Check:
-        register(Rule(rule_id, title, check, severity, chips, readers, is_whole, sources))
-        return check
-
-    return decorate
 
 
 def register(entry: Rule) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from ranktable.kinds import DeviceEntry, Survey, all_dialects, find_repeats
 from ranktable.problem import Problem, Severity, join_key
 from ranktable.profile import Profile
-from ranktable.rules import Rule, chip_of, citations, register, rule, severity_on
+from ranktable.rules import Rule, chip_of, citations, register, severity_on
 from ranktable.rules.identity import MAX_DEVICE_ID, about_devices, check_cover
 from ranktable.values import count_noun, name_placeholder
 
@@ -38,18 +38,20 @@ def _severity_910a(survey: Survey, profile: Profile) -> Severity | None:
     return None if is_larger else severity
 
 
-@rule("R17", "a 910A server has 1, 2, 4 or 8 devices, and 8 when it is not alone", chips=_910A, sources=_CONCISE)
+@Rule("R17", "a 910A server has 1, 2, 4 or 8 devices, and 8 when it is not alone", chips=_910A, sources=_CONCISE)
 def check_910a(survey: Survey, profile: Profile) -> Iterator[Problem]:
     """R17 to R20. More than eight devices are left to R21; of R20, the servers that differ from the most are reported.
 
     A pair on two rings of four, which are separate networks, is a warning: HCCL's parser accepts it.
     """
     severity = _severity_910a(survey, profile)
+    if severity is None:
+        return
     counts = Counter(len(server.devices) for server in survey.servers)
     usual = max(counts, key=lambda count: (counts[count], count), default=0)
     allowed = (8,) if survey.is_multi_server else (1, 2, 4, 8)
     wanted = "8 devices on each of several servers" if survey.is_multi_server else "1, 2, 4 or 8 devices"
-    for server in survey.servers if severity else ():
+    for server in survey.servers:
         count, ids = len(server.devices), {d.device_id for d in server.devices if d.device_id is not None}
         shown = ", ".join(map(str, sorted(ids)))
         if 0 < count < 8 and count not in allowed:
@@ -71,7 +73,7 @@ register(Rule("R19", "four devices of a 910A server are one of eight sets", chip
 register(Rule("R20", "every 910A server has the same number of devices", chips=_910A, sources=_CONCISE))
 
 
-@rule(
+@Rule(
     "R21",
     "a server has no more devices than its chip allows",
     severity="error or warning",
@@ -94,7 +96,7 @@ def check_device_limit(survey: Survey, profile: Profile) -> Iterator[Problem]:
             yield about_devices(server, "R21", severity, message, "check that the server is not two")
 
 
-@rule(
+@Rule(
     "R24",
     "super_device_id is a number of 32 bits that is unique in its super pod",
     chips=("a3",),
@@ -139,7 +141,7 @@ def _pods_of_servers(survey: Survey) -> dict[str, int]:
     return pods
 
 
-@rule(
+@Rule(
     "R25",
     "super_pod_list has unique pods that cover every server once, and no others",
     severity="error or warning",
@@ -169,7 +171,7 @@ def check_super_pod_list(survey: Survey, _profile: Profile) -> Iterator[Problem]
     yield from check_cover(members, survey.servers, "server_id", "server_list", "R25", "super pod of super_pod_list")
 
 
-@rule(
+@Rule(
     "R26",
     "the servers of one super pod stand together in server_list",
     severity="warning",
@@ -192,7 +194,7 @@ def check_pods_together(survey: Survey, _profile: Profile) -> Iterator[Problem]:
         before = pod
 
 
-@rule(
+@Rule(
     "P1",
     "the reader reads tables of this kind",
     severity="error or warning",
@@ -214,7 +216,7 @@ def check_reader(survey: Survey, profile: Profile) -> Iterator[Problem]:
         yield survey.complain("version", "P1", message, f"give it one of the kinds {', '.join(known)}")
 
 
-@rule(
+@Rule(
     "P2",
     "the chip reads tables of this version",
     severity="error or warning",

@@ -15,7 +15,7 @@ from typing import TypeVar
 from ranktable.kinds import DeviceEntry, ServerEntry, Survey, find_repeats
 from ranktable.problem import Problem, Severity
 from ranktable.profile import Profile
-from ranktable.rules import Rule, chip_of, citations, register, rule
+from ranktable.rules import Rule, chip_of, citations, register
 from ranktable.values import Address, name_placeholder, parse_address
 
 _Value = TypeVar("_Value", bound=Hashable)
@@ -36,7 +36,7 @@ def read_device_addresses(device: DeviceEntry) -> list[Address]:
     return [] if text is None else [address for part in text.split(",") if (address := parse_address(part))]
 
 
-@rule("R13", "device_ip is the address of a network port", severity="error or warning", sources=_CONCISE)
+@Rule("R13", "device_ip is the address of a network port", severity="error or warning", sources=_CONCISE)
 def check_device_addresses(survey: Survey, profile: Profile) -> Iterator[Problem]:
     """No mask, no mark of a failed tool, no 0.0.0.0, no loopback address (a warning on a single server)."""
     remedy = _FIND_IT if profile.has_ports else "leave the key out: this kind of device has no such port"
@@ -67,7 +67,7 @@ def _is_usual(address: Address) -> bool:
     return address.version == 4 and 1 << 24 <= (number := int(address)) < 224 << 24 and number >> 24 != 127
 
 
-@rule("R14", "device_ip is unique in the whole table", is_whole=True, sources=_CONCISE)
+@Rule("R14", "device_ip is unique in the whole table", is_whole=True, sources=_CONCISE)
 def check_addresses_of_all(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     """R14 and R15: the odd ones are reported, not the many.
 
@@ -117,7 +117,7 @@ def _check_host_addresses(survey: Survey) -> Iterator[Problem]:
             yield server.complain("host_ip", "R15", message, f"use IPv{family} for every host")
 
 
-@rule(
+@Rule(
     "R16",
     "device_ip is there where devices talk over their own ports",
     severity="error or warning",
@@ -161,7 +161,7 @@ def _most_common(values: Iterator[_Value]) -> _Value | None:
     return ranking[0][0] if ranking else None
 
 
-@rule(
+@Rule(
     "R22",
     "ports are 1 to 65535, and host_port is unique on its server",
     severity="error or warning",
@@ -190,7 +190,7 @@ def _check_ranges(device: DeviceEntry) -> Iterator[Problem]:
             yield device.complain(key, "R22", message, f"write a port from {_FIRST_FREE_PORT} on", "warning")
 
 
-@rule(
+@Rule(
     "R27",
     "backup_device_ip is the address of the other die of the same module, with another port",
     chips=("a3",),

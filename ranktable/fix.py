@@ -85,8 +85,7 @@ def fix_table(data: bytes, source: str = "<bytes>") -> Fixed:
     if document.repeated_keys:  # which one is meant is for a person to say
         raise InvalidTableError(source, document.repeated_keys)
     value = document.value
-    near = find_near_keys(value)
-    for written, meant in near.items():
+    for written, meant in find_near_keys(value).items():
         if written != meant and meant not in value and _normalise(written) == _normalise(meant):
             _rename(value, {written: meant})
             repairs.append(Repair("R31", join_key("", written), f"renamed to {meant!r}"))

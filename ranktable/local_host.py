@@ -208,8 +208,7 @@ def ask_super_pod(device_ids: Iterable[int], root: Path, found: HostAnswers | No
 def find_tool(name: str, root: Path) -> str | None:
     """Return the path of a tool: on PATH, else where the driver below `root` has it."""
     homes = (str(root / home) for home in _HOMES[name])
-    on_path = shutil.which(name)
-    return on_path or next((home for home in homes if os.access(home, os.X_OK) and Path(home).is_file()), None)
+    return shutil.which(name) or next(filter(shutil.which, homes), None)
 
 
 def _ask(tool: str, question: str) -> Said:

@@ -223,9 +223,8 @@ def _check_backup_address(device: DeviceEntry, server: ServerEntry) -> Iterator[
 
 
 def _addresses_of_other_die(device: DeviceEntry, server: ServerEntry) -> list[Address]:
-    if device.device_id is None:
-        return []
-    dies = (entry for entry in server.devices if entry.device_id == (device.device_id or 0) ^ 1)
+    number = device.device_id
+    dies = (entry for entry in server.devices if number is not None and entry.device_id == number ^ 1)
     return [address for entry in dies for address in read_device_addresses(entry)]
 
 

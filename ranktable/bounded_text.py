@@ -67,24 +67,26 @@ def load_json(text: str | bytes) -> Any:
         raise TextError("not UTF-8 text", "save it as UTF-8") from None
     except RecursionError:
         raise _too_deep(MAX_DEPTH) from None
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [child for holder in level for child in _children(holder) if isinstance(child, dict | list)]
+    if is_deeper(value, MAX_DEPTH):
+        raise _too_deep(MAX_DEPTH)
+    return value
+
+
+def is_deeper(value: object, max_depth: int) -> bool:
+    """Return whether lists and mappings stand in each other more levels deep than that."""
+    level = [holder for holder in [value] if isinstance(holder, dict | list)]
+    for _ in range(max_depth):
+        holders = (holder.values() if isinstance(holder, dict) else holder for holder in level)
+        level = [child for holder in holders for child in holder if isinstance(child, dict | list)]
         if not level:
-            return value
-    raise _too_deep(MAX_DEPTH)
+            return False
+    return True
 
 
 def _parse_int(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
         raise _too_long()
     return int(digits)
-
-
-def _children(holder: object) -> list[Any]:
-    if isinstance(holder, dict):
-        return list(holder.values())
-    return holder if isinstance(holder, list) else []
 
 
 def load_yaml(text: str) -> Any:
@@ -129,13 +131,22 @@ def compose_yaml(text: str, *, max_depth: int) -> yaml.Node | None:
 
 @contextmanager
 def _named_faults() -> Iterator[None]:
-    """Let what is no YAML be a TextError."""
+    """Let what is no YAML be a TextError of one line."""
     import yaml
 
     try:
         yield
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        raise _text_error(error) from None
+    except TextError:
+        raise
+    except RecursionError:
+        raise _too_deep(MAX_DEPTH) from None
+    except (yaml.YAMLError, ValueError, TypeError) as error:
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        parts = [part for part in (getattr(error, "context", None), getattr(error, "problem", None)) if part]
+        problem = " ".join((": ".join(parts) or str(error) or type(error).__name__).split())
+        line = int(mark.line) + 1 if mark is not None else None
+        remedy = "correct the line" if line else "save it as plain text"
+        raise TextError(f"not YAML ({problem[:200]})", remedy, line) from None
 
 
 def _measure(events: Iterator[Any], max_depth: int, *, takes_aliases: bool) -> None:
@@ -187,19 +198,6 @@ def _check_digits(event: yaml.ScalarEvent) -> None:
 def _line(event: Any) -> int:
     mark = event.start_mark
     return int(mark.line) + 1 if mark is not None else 1
-
-
-def _text_error(error: Exception) -> TextError:
-    """Return what is wrong, in one line."""
-    if isinstance(error, TextError):
-        return error
-    if isinstance(error, RecursionError):
-        return _too_deep(MAX_DEPTH)
-    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    parts = [part for part in (getattr(error, "context", None), getattr(error, "problem", None)) if part]
-    problem = " ".join((": ".join(parts) or str(error) or type(error).__name__).split())
-    line = int(mark.line) + 1 if mark is not None else None
-    return TextError(f"not YAML ({problem[:200]})", "correct the line" if line else "save it as plain text", line)
 
 
 def _loader() -> Any:

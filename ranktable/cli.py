@@ -18,7 +18,6 @@ from ranktable.commands.generate import generate
 from ranktable.commands.tables import convert, merge, rules, show
 from ranktable.commands.validate import validate
 from ranktable.errors import EXIT_VALID, RankTableError
-from ranktable.model import paused_collector
 
 _SETTINGS = {
     "help_option_names": ["-h", "--help"],
@@ -56,10 +55,8 @@ for _command in _COMMANDS:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with `arguments` (the process's own by default), print, and return the exit status."""
     try:
-        with paused_collector():
-            result = cli.main(
-                args=None if arguments is None else list(arguments), prog_name="ranktable", standalone_mode=False
-            )
+        words = None if arguments is None else list(arguments)
+        result = cli.main(args=words, prog_name="ranktable", standalone_mode=False)
         return _print(result) if isinstance(result, Outcome) else int(result or 0)
     except click.ClickException as error:
         return _print_error(error.format_message(), _help_hint(error), error.exit_code)

@@ -130,7 +130,7 @@ def _check_ranks(table: RankTable) -> None:
 
 
 def _join_servers(servers: tuple[Server, ...]) -> tuple[Server, ...]:
-    """Put the entries of one server_id together, as HCCL does with the instances of template 2; groups are left out."""
+    """Put the entries of one server_id together: two pods of one host are one server to HCCL; groups are left out."""
     joined: dict[str, Server] = {}
     for server in servers:
         first = joined.get(server.server_id)

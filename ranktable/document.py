@@ -17,10 +17,11 @@ from itertools import islice
 from pathlib import Path
 from typing import NoReturn
 
+from ranktable.bounded_text import is_deeper
 from ranktable.errors import JsonTextError
 from ranktable.faults import Fault, explain_fault, name_bytes
 from ranktable.files import STDIN_NAME, read_source
-from ranktable.problem import Position, join_index, join_key, parent_path
+from ranktable.problem import Position, Problem, join_index, join_key, parent_path
 
 MAX_DEPTH = 64
 """Deepest nesting that is read; the deepest known dialect needs 6."""
@@ -31,12 +32,6 @@ MAX_MEMBERS = 8_000_000
 MAX_REPEATS = 1000
 """Most repeated keys that are listed; one is enough to refuse a table."""
 
-_OTHER_ENCODINGS = (
-    (codecs.BOM_UTF32_LE, "UTF-32"),
-    (codecs.BOM_UTF32_BE, "UTF-32"),
-    (codecs.BOM_UTF16_LE, "UTF-16"),
-    (codecs.BOM_UTF16_BE, "UTF-16"),
-)
 MAX_STEPS = 1_500_000
 """Most members and items that are looked at; what stands behind them gets the place of its holder."""
 
@@ -45,14 +40,8 @@ _skip_value = json.JSONDecoder().raw_decode
 Step = tuple[str, int, bool]
 """The path of a member or an item, where it stands, and whether its object has had the key before."""
 _MAX_DIGITS = 400
-
-
-@dataclass(frozen=True, slots=True)
-class RepeatedKey:
-    """A key that its object has had before; JSON parsers keep the last one without a word."""
-
-    path: str
-    position: Position
+_TOO_DEEP = Fault(0, f"the text is nested deeper than {MAX_DEPTH} levels", "write a plain table")
+_SAVE_AS_UTF8 = "save the file as UTF-8, for example with iconv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +54,11 @@ class Document:
     value: dict[str, object]
     has_bom: bool = False
     """True when the file starts with a UTF-8 byte order mark."""
-    repeated_keys: tuple[RepeatedKey, ...] = ()
+    repeated_keys: tuple[Problem, ...] = ()
+    """Keys that their objects have had before, as findings of rule R32; parsers keep the last one without a word."""
     size_bytes: int = 0
     is_link: bool = False
     """True when the file was reached through a symbolic link of its own name."""
-
-
-class _ForeignValueError(ValueError):
-    """Raised inside the JSON parser for a number that JSON does not have."""
 
 
 def parse_document(data: bytes, source: str = "<bytes>") -> Document:
@@ -84,10 +70,9 @@ def parse_document(data: bytes, source: str = "<bytes>") -> Document:
     Repeated keys do not raise; the first 1,000 are listed in the result.
     """
     text, has_bom = _decode_text(data, source)
-    if data.count(b"{") > MAX_OBJECTS:
-        _refuse(text, source, Fault(0, f"the text has more than {MAX_OBJECTS:,} objects", "write one table per job"))
-    if data.count(b",") > MAX_MEMBERS:
-        _refuse(text, source, Fault(0, f"the text has more than {MAX_MEMBERS:,} members", "write one table per job"))
+    for mark, most, noun in ((b"{", MAX_OBJECTS, "objects"), (b",", MAX_MEMBERS, "members")):
+        if data.count(mark) > most:
+            _refuse(text, source, Fault(0, f"the text has more than {most:,} {noun}", "write one table per job"))
     has_repeats = False
 
     def build_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -99,21 +84,19 @@ def parse_document(data: bytes, source: str = "<bytes>") -> Document:
     value = _load(text, source, build_object)
     if not isinstance(value, dict):
         _refuse(text, source, _wrong_top(value))
-    _check_depth(value, text, source)
-    found = find_repeated_keys(text, MAX_REPEATS) if has_repeats else ()
-    repeats = tuple(RepeatedKey(path, position) for path, position in found)
-    return Document(source, text, value, has_bom, repeats, len(data))
+    if is_deeper(value, MAX_DEPTH):
+        _refuse(text, source, _TOO_DEEP)
+    repeats = find_repeated_keys(text, MAX_REPEATS) if has_repeats else ()
+    return Document(source, text, value, has_bom, tuple(repeats), len(data))
 
 
 def _decode_text(data: bytes, source: str) -> tuple[str, bool]:
-    for mark, name in _OTHER_ENCODINGS:
-        if data.startswith(mark):
-            _refuse("", source, _wrong_encoding(name))
     foreign = name_bytes(data)
     if foreign:
         _refuse("", source, Fault(0, *foreign))
-    if b"\0" in data[:4]:
-        _refuse("", source, _wrong_encoding("UTF-16 or UTF-32"))
+    encoding = json.detect_encoding(data).upper()
+    if not encoding.startswith("UTF-8"):
+        _refuse("", source, Fault(0, f"the file is {encoding}, a rank table must be UTF-8", _SAVE_AS_UTF8))
     has_bom = data.startswith(codecs.BOM_UTF8)
     body = data.removeprefix(codecs.BOM_UTF8)
     try:
@@ -121,12 +104,7 @@ def _decode_text(data: bytes, source: str) -> tuple[str, bool]:
     except UnicodeDecodeError as error:
         before = body[: error.start].decode("utf-8")
         message = f"byte 0x{body[error.start]:02x} is not UTF-8; the file may be Latin-1, GBK or binary"
-        fault = Fault(len(before), message, "save the file as UTF-8, for example with iconv")
-        _refuse(before, source, fault)
-
-
-def _wrong_encoding(name: str) -> Fault:
-    return Fault(0, f"the file is {name}, a rank table must be UTF-8", "save the file as UTF-8, for example with iconv")
+        _refuse(before, source, Fault(len(before), message, _SAVE_AS_UTF8))
 
 
 def _load(text: str, source: str, build_object: object) -> object:
@@ -140,45 +118,27 @@ def _load(text: str, source: str, build_object: object) -> object:
         )
     except json.JSONDecodeError as error:
         _refuse(text, source, explain_fault(text, error))
-    except _ForeignValueError as error:
+    except ValueError as error:
         _refuse(text, source, Fault(0, str(error), "write a plain value"))
     except RecursionError:
-        _refuse(text, source, _too_deep())
+        _refuse(text, source, _TOO_DEEP)
 
 
 def _refuse_constant(literal: str) -> NoReturn:
-    raise _ForeignValueError(f"{literal} is no JSON value")
+    raise ValueError(f"{literal} is no JSON value")
 
 
 def _parse_float(literal: str) -> float:
     number = float(literal)
     if not math.isfinite(number):
-        raise _ForeignValueError("the number is too large to be kept")
+        raise ValueError("the number is too large to be kept")
     return number
 
 
 def _parse_int(literal: str) -> int:
     if len(literal) > _MAX_DIGITS:
-        raise _ForeignValueError(f"the number has more than {_MAX_DIGITS} digits")
+        raise ValueError(f"the number has more than {_MAX_DIGITS} digits")
     return int(literal)
-
-
-def _check_depth(value: object, text: str, source: str) -> None:
-    level: list[object] = [value]
-    for _ in range(MAX_DEPTH):
-        level = [child for holder in level for child in _children(holder)]
-        if not level:
-            return
-    _refuse(text, source, _too_deep())
-
-
-def _children(holder: object) -> list[object]:
-    values = holder.values() if isinstance(holder, dict) else holder if isinstance(holder, list) else ()
-    return [value for value in values if isinstance(value, dict | list)]
-
-
-def _too_deep() -> Fault:
-    return Fault(0, f"the text is nested deeper than {MAX_DEPTH} levels", "write a plain table")
 
 
 def _wrong_top(value: object) -> Fault:
@@ -186,12 +146,9 @@ def _wrong_top(value: object) -> Fault:
         return Fault(0, "the file is a JSON string that holds a table as text", "encode the table once, not twice")
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
         return Fault(0, "the top of the file is an array, not an object", "remove the outer square brackets")
-    return Fault(0, f"the top of the file is {_kind(value)}, not an object", "start it with {")
-
-
-def _kind(value: object) -> str:
     kinds = {list: "an array", str: "a string", bool: "true or false", type(None): "null"}
-    return kinds.get(type(value), "a number")
+    what = kinds.get(type(value), "a number")
+    return Fault(0, f"the top of the file is {what}, not an object", "start it with {")
 
 
 def _refuse(text: str, source: str, fault: Fault) -> NoReturn:
@@ -254,11 +211,16 @@ def _after_space(text: str, offset: int) -> int:
     return match.end() if match else offset
 
 
-def find_repeated_keys(text: str, limit: int) -> list[tuple[str, Position]]:
-    """Return path and place of each key that its object has had before, at most `limit`, in the order of the text."""
+def find_repeated_keys(text: str, limit: int) -> list[Problem]:
+    """Return a finding for each key that its object has had before, at most `limit`, in the order of the text."""
+    message, remedy = "the key stands twice in its object; parsers keep the last one silently", "keep one of the two"
     lines = Lines(text)
     steps = islice(_walk(text, _after_space(text, 0), "", lambda _: True), MAX_STEPS)
-    repeats = ((path, lines.position_at(offset)) for path, offset, is_repeat in steps if is_repeat)
+    repeats = (
+        Problem(path, "R32", "error", message, remedy, position=lines.position_at(offset))
+        for path, offset, is_repeat in steps
+        if is_repeat
+    )
     return list(islice(repeats, limit))
 
 

@@ -32,21 +32,17 @@ class RankTableError(Exception):
 
 
 class ReadError(RankTableError):
-    """A source that cannot be read: `source` is its name, `reason` what the system says."""
+    """A source that cannot be read: its name, what the system says, and what to do."""
 
     def __init__(self, source: str, reason: str, remedy: str = "") -> None:
         super().__init__(f"cannot read {source}: {reason}", remedy)
-        self.source = source
-        self.reason = reason
 
 
 class WriteError(RankTableError):
-    """A file that cannot be written: `target` is its path, `reason` what the system says."""
+    """A file that cannot be written: its path, what the system says, and what to do."""
 
     def __init__(self, target: str, reason: str, remedy: str = "") -> None:
         super().__init__(f"cannot write {target}: {reason}", remedy)
-        self.target = target
-        self.reason = reason
 
 
 class JsonTextError(RankTableError):
@@ -62,12 +58,11 @@ class JsonTextError(RankTableError):
 
 
 class UnsupportedDialectError(RankTableError):
-    """A known kind of table that cannot be read here: `dialect` names it, `evidence` says why it is taken for it."""
+    """A known kind of table that cannot be read here: `dialect` names it."""
 
     def __init__(self, source: str, dialect: str, evidence: str, remedy: str) -> None:
         super().__init__(f"{source} is {dialect} (it has {evidence}), not a table that is read here", remedy)
         self.dialect = dialect
-        self.evidence = evidence
 
 
 class UnknownDialectError(RankTableError):

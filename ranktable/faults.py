@@ -14,11 +14,8 @@ _MAGIC = (
     (b"BZh", "bzip2 data", "unpack it with bunzip2"),
     (b"PK\x03\x04", "a zip archive", "unpack it"),
 )
-_COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
-"""How producers of rank tables compress them: gzip and zstd."""
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]+={0,2}\s*")
 _MIN_BASE64 = 16
-_PROBED_BYTES = 64
 _HEAD_BYTES = 4096
 
 _TEXTS = (
@@ -58,27 +55,6 @@ def name_text(text: str) -> tuple[str, str] | None:
     return None
 
 
-def name_compression(data: bytes) -> str | None:
-    """Return how `data` is compressed ("gzip", "zstd in base64"), None when it does not look compressed.
-
-    Volcano's plugin configmap1980 stores tables so when it is told to (--rank-table-compress).
-
-    >>> name_compression(b"H4sIAAAAAAAAA6vmqgUAhrEhAQMAAAA=")
-    'gzip in base64'
-    >>> name_compression(b'{"version": "1.0"}') is None
-    True
-    """
-    if data.startswith(_COMPRESSED):
-        return _name_magic(data)
-    word = data.lstrip()[:_PROBED_BYTES].split()[:1]
-    content = _decode_base64(word[0].decode("latin-1")) if word else b""
-    return f"{_name_magic(content)} in base64" if content.startswith(_COMPRESSED) else None
-
-
-def _name_magic(data: bytes) -> str:
-    return next(name.removesuffix(" data") for magic, name, _ in _MAGIC if data.startswith(magic))
-
-
 def _decode_base64(text: str) -> bytes:
     """Return the bytes of a text in base64, which may be cut; none of what is something else."""
     if not _BASE64.fullmatch(text):
@@ -104,36 +80,49 @@ def _name_base64(head: str) -> tuple[str, str] | None:
 
 _LAST_COMMA = re.compile(r",\s*\Z")
 _SAYS_TRUNCATED = "Unterminated string"
-_BARE_KEY = re.compile(r"[A-Za-z_][\w-]*\s*:")
 _QUOTE_IT = "write a string in double quotes"
-# What the text looks like where the parser gave up, in the order of the tests.
-_LOOKS = tuple(
-    (re.compile(pattern), message, remedy)
-    for pattern, message, remedy in (
-        (r"//|/\*|#", "a comment stands here, which JSON does not allow", "remove the comment"),
-        (r"\.\.|\u2026", "an elision (...) stands here instead of entries", "write the entries that it leaves out"),
-        (
-            r"['`\u2018\u2019\u201c\u201d]",
-            "a quotation mark stands here that JSON does not know",
-            'use the plain double quote "',
-        ),
-        (r"True|False|None", "True, False and None are no JSON values", _QUOTE_IT),
-        (r"-?(?:NaN|Infinity)", "NaN and Infinity are no JSON values", _QUOTE_IT),
-        (r"\{[{%]|\$\{?\w|<[\w ]+>|%\(?\w", "a placeholder of a template stands here", "fill the template in first"),
-        (r"[<=>]{7}", "a mark of a merge conflict stands here", "resolve the conflict first"),
-        (r"\0", "NUL bytes stand here", "write the file again; its end never reached the disk"),
-        (r"[-+]?(?:0[xXoObB\d]|\.\d)|[+]\d", "a number stands here that JSON does not know", _QUOTE_IT),
-        (r",", "a comma stands here with nothing before it", "remove it, or write what is missing"),
-    )
-)
-_PARSER_SAYS = (
-    ("Expecting property name", "a key stands here without double quotes", "put it in double quotes"),
-    ("Invalid \\escape", "a backslash stands here that starts no escape of JSON", "double it, or remove it"),
+_ANYTHING = ""
+# What the parser says, what stands where it gave up, the message ({} for the first character) and the remedy.
+_MISTAKES = (
+    (_ANYTHING, r"//|/\*|#", "a comment stands here, which JSON does not allow", "remove the comment"),
     (
-        "Invalid control character",
-        "a line break or control character stands inside a string",
-        "close the string before it",
+        _ANYTHING,
+        r"\.\.|\u2026",
+        "an elision (...) stands here instead of entries",
+        "write the entries that it leaves out",
     ),
+    (
+        _ANYTHING,
+        r"['`\u2018\u2019\u201c\u201d]",
+        "a quotation mark stands here that JSON does not know",
+        'use plain ones, "',
+    ),
+    (_ANYTHING, r"True|False|None", "True, False and None are no JSON values", _QUOTE_IT),
+    (_ANYTHING, r"-?(?:NaN|Infinity)", "NaN and Infinity are no JSON values", _QUOTE_IT),
+    (
+        _ANYTHING,
+        r"\{[{%]|\$\{?\w|<[\w ]+>|%\(?\w",
+        "a placeholder of a template stands here",
+        "fill the template in first",
+    ),
+    (_ANYTHING, r"[<=>]{7}", "a mark of a merge conflict stands here", "resolve the conflict first"),
+    (_ANYTHING, r"\0", "NUL bytes stand here", "write the file again; its end never reached the disk"),
+    (_ANYTHING, r"[-+]?(?:0[xXoObB\d]|\.\d)|[+]\d", "a number stands here that JSON does not know", _QUOTE_IT),
+    (_ANYTHING, r",", "a comma stands here with nothing before it", "remove it, or write what is missing"),
+    (
+        "Expecting property",
+        r"[A-Za-z_][\w-]*\s*:",
+        "a key stands here without double quotes",
+        "put it in double quotes",
+    ),
+    ("Invalid \\esc", _ANYTHING, "a backslash stands here that starts no escape of JSON", "double it, or remove it"),
+    ("Invalid control", _ANYTHING, "a line break or control character stands inside a string", "close it before that"),
+    (_ANYTHING, r"[^ -~]", "the character {} stands here, which JSON does not know", "replace it"),
+    ("Extra data", r"[}\]]", "there is a closing bracket too many", "remove it"),
+    ("Extra data", r"\{", "a second object follows after the table", "keep one JSON object in the file"),
+    ("Extra data", _ANYTHING, "text follows after the end of the table", "keep one JSON object in the file"),
+    (_ANYTHING, r"[}\]]", "{} closes what another bracket has opened", "write the bracket that fits"),
+    ("Expecting ','", _ANYTHING, "a comma or a closing bracket is missing before this place", "add it"),
 )
 
 
@@ -173,23 +162,8 @@ def _trailing_comma(offset: int) -> Fault:
 
 
 def _explain_character(offset: int, rest: str, parser_says: str) -> Fault:
-    for pattern, message, remedy in _LOOKS:
-        if pattern.match(rest):
-            return Fault(offset, message, remedy)
-    for says, message, remedy in _PARSER_SAYS:
-        if parser_says.startswith(says) and (says != "Expecting property name" or _BARE_KEY.match(rest)):
-            return Fault(offset, message, remedy)
-    shown = ascii(rest[:1])
-    if rest[:1] and not (rest[0].isascii() and rest[0].isprintable()):
-        return Fault(offset, f"the character {shown} stands here, which JSON does not know", "replace it")
-    if parser_says.startswith("Extra data") and rest[:1] in ("}", "]"):
-        return Fault(offset, "there is a closing bracket too many", "remove it")
-    if parser_says.startswith("Extra data") and rest[:1] == "{":
-        return Fault(offset, "a second object follows after the table", "keep one JSON object in the file")
-    if parser_says.startswith("Extra data"):
-        return Fault(offset, "text follows after the end of the table", "keep one JSON object in the file")
-    if rest[:1] in ("}", "]"):
-        return Fault(offset, f"{rest[0]} closes what another bracket has opened", "write the bracket that fits")
-    if parser_says.startswith("Expecting ',' delimiter"):
-        return Fault(offset, "a comma or a closing bracket is missing before this place", "add it")
+    for says, pattern, message, remedy in _MISTAKES:
+        if parser_says.startswith(says) and re.match(pattern, rest):
+            shown = rest[:1] if " " < rest[:1] <= "~" else ascii(rest[:1])
+            return Fault(offset, message.format(shown), remedy)
     return Fault(offset, f"the text is not JSON here ({parser_says})", "correct the text at this place")

@@ -58,11 +58,9 @@ def read_bytes(name: str) -> bytes:
 
 
 def _read_stdin() -> bytes:
-    if sys.stdin is None:
-        raise ReadError(STDIN_NAME, "standard input is closed", "pipe a table into it")
     try:
         return _limit(sys.stdin.buffer.read(MAX_BYTES + 1), STDIN_NAME)
-    except (OSError, ValueError) as error:
+    except (AttributeError, OSError, ValueError) as error:  # there is none, or it is a folder, or it is closed
         reason = getattr(error, "strerror", None) or "standard input is closed"
         raise ReadError(STDIN_NAME, reason.lower(), "pipe a table into it") from error
 
@@ -82,13 +80,6 @@ def _suggest_path(name: str, error: OSError) -> str:
         return "its symbolic links lead in a circle; name the file itself"
     if isinstance(error, FileNotFoundError) and Path(name).is_symlink():
         return f"it is a symbolic link to {Path(name).readlink()}, which is not there"
-    if isinstance(error, FileNotFoundError):
-        if Path(name).is_absolute():
-            return "check the path"
-        try:
-            return f"check the path; the current directory is {Path.cwd()}"
-        except FileNotFoundError:
-            return "the current directory has been removed; change to one that exists"
     return "make it readable for this user" if isinstance(error, PermissionError) else "check the path"
 
 
@@ -311,8 +302,5 @@ def _suggest(target: Path, error: OSError | ValueError) -> str:
         return "name a file in it"
     if isinstance(error, FileNotFoundError):
         return f"create the folder {target.parent} first"
-    return (
-        f"choose a folder that this user can write to, not {target.parent}"
-        if isinstance(error, PermissionError)
-        else ""
-    )
+    is_refused = isinstance(error, PermissionError)
+    return f"choose a folder that this user can write to, not {target.parent}" if is_refused else ""

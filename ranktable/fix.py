@@ -23,7 +23,7 @@ from ranktable.errors import InvalidTableError, JsonTextError
 from ranktable.kinds import find_near_keys
 from ranktable.problem import Position, join_index, join_key, show_value
 from ranktable.schema import Field, Schema, fits_kind, walk_tree
-from ranktable.tables import describe_repeat, detect_table
+from ranktable.tables import detect_table
 
 Members = dict[str, object]
 _SEPARATORS = re.compile(r"[\s_-]+")
@@ -83,21 +83,20 @@ def fix_table(data: bytes, source: str = "<bytes>") -> Fixed:
     """
     document, repairs = parse_leniently(data, source)
     if document.repeated_keys:  # which one is meant is for a person to say
-        raise InvalidTableError(source, [describe_repeat(repeat.path) for repeat in document.repeated_keys])
+        raise InvalidTableError(source, document.repeated_keys)
     value = document.value
-    near = find_near_keys(value)
-    for written, meant in near.items():
+    for written, meant in find_near_keys(value).items():
         if written != meant and meant not in value and _normalise(written) == _normalise(meant):
             _rename(value, {written: meant})
             repairs.append(Repair("R31", join_key("", written), f"renamed to {meant!r}"))
     for _ in range(_MAX_PASSES):  # a repair may show that it is another kind of table
-        schema = detect_table(Document(source, document.text, value)).dialect.known_schema
+        schema = detect_table(document).dialect.known_schema
         spelling = [*_fix_keys(value, schema), *_strip_blanks(value, schema)]
         repairs += spelling
         if not spelling:
             break
-    repairs += _fix_values(value, detect_table(Document(source, document.text, value)).dialect.known_schema)
-    repairs += _fix_counts(value, detect_table(Document(source, document.text, value)).dialect.known_schema)
+    repairs += _fix_values(value, detect_table(document).dialect.known_schema)
+    repairs += _fix_counts(value, detect_table(document).dialect.known_schema)
     return Fixed(value, tuple(repairs))
 
 

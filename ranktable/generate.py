@@ -15,7 +15,7 @@ from ranktable.errors import BuildError
 from ranktable.hosts.host_list import ListedHost, parse_device_ids, parse_names
 from ranktable.kinds import dialect_of, written_names
 from ranktable.merge import sort_pods
-from ranktable.model import COMPLETED, Device, RankTable, Server, SuperPod, paused_collector
+from ranktable.model import COMPLETED, Device, RankTable, Server, SuperPod
 from ranktable.profile import ANY_TARGET, Profile, build_profile
 from ranktable.validate import hold_to_rules
 from ranktable.values import count_noun, parse_address
@@ -39,7 +39,6 @@ class HostInventory(Server):
 Owner = TypeVar("Owner", bound=Server)
 
 
-@paused_collector()
 def build_table(
     servers: Iterable[tuple[str, Devices] | HostInventory],
     *,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from itertools import islice
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from ranktable.errors import BuildError
 from ranktable.model import COMPLETED, NOTHING, Device, RankTable, Server, SuperPod, number_devices
@@ -28,7 +28,6 @@ _MAX_KEYS = 100
 """How many keys of a strange object are looked at."""
 _DEVICE_ROLES = frozenset({"device_id", "device_ip", "rank_id", "super_device_id"})
 _SERVER_ROLES = frozenset({"server_id", "host_ip", "pod_ip", "device"})
-_Result = TypeVar("_Result")
 _Entry = TypeVar("_Entry", bound="Entry")
 
 
@@ -104,13 +103,6 @@ class Survey(Entry):
     """Short name of the dialect that the file is written in."""
     groups: tuple[Survey, ...] = ()
     """The groups where each has ranks from 0: rules about ranks and servers look at one group at a time."""
-    _worked_out: dict[str, object] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    def work_out_once(self, name: str, work_out: Callable[[], _Result]) -> _Result:
-        """Return what `work_out` returned when `name` was asked for first: for what several rules need and is slow."""
-        if name not in self._worked_out:
-            self._worked_out[name] = work_out()
-        return cast(_Result, self._worked_out[name])
 
     @property
     def kind(self) -> Dialect:
@@ -163,11 +155,8 @@ def find_repeats(
             yield entry.complain(key, rule, message.format(first.path_of(key)), remedy, how_bad)
 
 
-def survey_device(device: Members, path: str, schema: Schema) -> DeviceEntry:
+def survey_device(device: Members, path: str) -> DeviceEntry:
     """Return what can be read of a device."""
-    address = schema.by_role.get("device_ip")
-    if address is not None and address.empty_is_none and device.get("device_ip") == "":
-        device = {key: value for key, value in device.items() if key != "device_ip"}
     return DeviceEntry(path, device, parse_number(device.get("device_id")), parse_number(device.get("rank_id")))
 
 
@@ -186,16 +175,11 @@ def survey_lists(value: Members, kind: Dialect) -> Survey:
 
 def _survey_servers(holder: Members, path: str, schema: Schema) -> tuple[ServerEntry, ...]:
     key = schema.by_role["servers"].name
-    server_schema = schema.within(key)
-    listed = server_schema.by_role["devices"].name
-    device_schema = server_schema.within(listed)
+    listed = schema.within(key).by_role["devices"].name
     group = holder.get("group_id")
     found = []
     for server_path, server in walk_objects(holder, path, key):
-        devices = tuple(
-            survey_device(device, device_path, device_schema)
-            for device_path, device in walk_objects(server, server_path, listed)
-        )
+        devices = tuple(survey_device(device, place) for place, device in walk_objects(server, server_path, listed))
         found.append(ServerEntry(server_path, server, devices, None if group is None else str(group)))
     return tuple(found)
 
@@ -272,16 +256,15 @@ class Dialect:
     name: str
     title: str
     """What to call it in a sentence."""
-    consumer: str
-    """Who reads it."""
     recognise: Callable[[Members], str]
     """Returns the keys of an object that give the dialect away; empty for another kind."""
     keys: tuple[str, ...] = ()
     """Its telling keys, of which a misspelt one is to be recognised."""
     sources: tuple[str, ...] = ()
     """Where its keys can be read up (`ranktable.rules.citations`)."""
+    consumer: str = ""
     instead: str = ""
-    """What to do with a file of this kind, for kinds without a schema."""
+    """Who reads a file of this kind, and what to do with it, for kinds without a schema."""
     schema: Schema | None = None
     """What its top consists of, and everything below it."""
     versions: tuple[str, ...] = ()

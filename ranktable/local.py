@@ -9,166 +9,27 @@ from pathlib import Path
 
 from ranktable.document import read_document
 from ranktable.errors import JsonTextError, UnknownDialectError
-from ranktable.files import STDIN_NAME, read_bytes
+from ranktable.files import STDIN_NAME
 from ranktable.hosts.this_host import find_this_host
-from ranktable.kinds import DeviceEntry, ServerEntry, Survey, dialect_of
+from ranktable.kinds import ServerEntry, Survey, dialect_of
 from ranktable.local_host import (
     NODE_NAMES,
-    DeviceTools,
     HostAnswers,
     LocalHost,
+    ask_addresses,
+    ask_super_pod,
     find_device_ids,
-    parse_hccn_conf,
+    read_hccn_conf,
     read_local_host,
 )
-from ranktable.problem import Problem, Severity, join_key
+from ranktable.problem import Problem, Severity
 from ranktable.profile import build_profile
+from ranktable.rules.identity import about_devices
 from ranktable.rules.network import read_device_addresses
 from ranktable.validate import Report, locate, validate_document, validate_file
 from ranktable.values import is_loopback, parse_address
 
 _NAME_KEYS = ("server_id", "host_ip", "pod_ip", "server_ip", "container_ip")
-
-
-@dataclass(frozen=True, slots=True)
-class LocalFacts:
-    """What this host says about itself; None for a source that is not here."""
-
-    host: LocalHost
-    device_target: str
-    device_ids: tuple[int, ...]
-    environment: Mapping[str, str]
-    tool: HostAnswers | None = None
-    conf: HostAnswers | None = None
-    super_pod: HostAnswers | None = None
-
-
-def find_local_servers(survey: Survey, host: LocalHost) -> list[ServerEntry]:
-    """Return the servers of the table that are this host. A lone server on loopback is every host's own."""
-    words = [[text for key in _NAME_KEYS if (text := server.text(key))] for server in survey.servers]
-    places = find_this_host(words, host.name, map(str, host.addresses))
-    found = [survey.servers[place] for place in places]
-    if not found and len(survey.servers) == 1 and is_loopback(survey.servers[0].server_id or ""):
-        return list(survey.servers)
-    return found
-
-
-def check_local(survey: Survey, facts: LocalFacts, path: str) -> list[Problem]:
-    """Return what is wrong with the table in the file `path` on the host that `facts` describe."""
-    problems = list(_check_file(path, facts.environment))
-    servers = find_local_servers(survey, facts.host)
-    if not servers:
-        known = ", ".join([facts.host.name, *map(str, facts.host.addresses[:4])])
-        message = f"no server of the table is this host ({known})"
-        where, remedy = survey.servers[0].path.rpartition("[")[0] if survey.servers else "", "add this host"
-        return [
-            *problems,
-            Problem(where, "L1", "error", message, f"{remedy}, or use the table of the job of this host"),
-        ]
-    if len(servers) > 1:
-        message = f"{len(servers)} servers of the table are this host; two pods on one host make one server"
-        problems += [server.complain("server_id", "L1", message, "join them") for server in servers[1:]]
-    for server in servers:
-        problems += _check_nodes(server, facts)
-        if facts.device_target == "ascend":
-            problems += [*_check_addresses(server, facts), *_check_super_devices(server, facts)]
-    return [*problems, *_check_variables(survey, servers, facts.environment)]
-
-
-def _check_file(path: str, environment: Mapping[str, str]) -> Iterator[Problem]:
-    """Rule L5. Kubernetes mounts ConfigMaps as links, so an entry script has to copy the table first."""
-    if path != STDIN_NAME and Path(path).is_symlink():
-        message = f"{path} is a symbolic link, as mounted ConfigMaps are; torch_npu goes on without the table then"
-        yield Problem("", "L5", "warning", message, "copy the table to a plain file, and set RANK_TABLE_FILE to that")
-    named = environment.get("RANK_TABLE_FILE")
-    if not named:
-        return
-    severity: Severity = "warning"
-    message = ""
-    try:
-        if not os.access(named, os.R_OK):
-            severity, message = "error", f"RANK_TABLE_FILE is {named}, which is missing or not readable"
-        elif not Path(named).samefile(path):
-            message = f"RANK_TABLE_FILE is {named}, another file than this one"
-        elif Path(named).is_symlink() and not Path(path).is_symlink():
-            message = f"RANK_TABLE_FILE is {named}, a symbolic link; torch_npu goes on without the table then"
-    except (OSError, ValueError):
-        severity, message = "error", "RANK_TABLE_FILE is no path"
-    if message:
-        yield Problem("", "L5", severity, message, f"set RANK_TABLE_FILE to {path}")
-
-
-def _check_nodes(server: ServerEntry, facts: LocalFacts) -> Iterator[Problem]:
-    nodes = NODE_NAMES.get(facts.device_target)
-    if nodes is None:
-        return
-    if not facts.device_ids:
-        message = f"this host has no {nodes}, the table gives it {len(server.devices)} devices"
-        remedy = "mount the devices into the container, or choose another --device_target"
-        yield Problem(server.path, "L2", "error", message, remedy)
-        return
-    present = frozenset(facts.device_ids)
-    for device in server.devices:
-        if device.device_id is not None and device.device_id not in present:
-            message = f"this host has no such device; it has {', '.join(map(str, facts.device_ids))}"
-            yield device.complain("device_id", "L2", message, "write physical ids, not those inside a container")
-
-
-def _check_addresses(server: ServerEntry, facts: LocalFacts) -> Iterator[Problem]:
-    """Rules L3 and L4."""
-    with_address = [device for device in server.devices if device.text("device_ip") is not None]
-    asked = facts.tool or facts.conf
-    if with_address and asked is None:
-        message = "neither hccn_tool nor /etc/hccn.conf is here, so device_ip cannot be compared"
-        yield Problem(server.path, "L3", "warning", message, "mount /etc/hccn.conf and the driver into the container")
-    for device in with_address if asked is not None else ():
-        number = device.device_id
-        if number is None or number not in facts.device_ids or asked is None:
-            continue
-        said, stale = asked.addresses.get(number), facts.conf and facts.conf.addresses.get(number)
-        if said is None:
-            failed = asked.failed.get(number)
-            what = f"hccn_tool says {failed.value!r}" if failed else "/etc/hccn.conf has no line for it"
-            remedy = f"set it with hccn_tool -i {number} -ip -s, or leave device_ip out"
-            yield device.complain("device_ip", "L3", f"the device has no address here: {what}", remedy)
-            continue
-        if parse_address(said.value) not in read_device_addresses(device):
-            message = f"the device has another address here: {said.value} ({said.origin})"
-            yield device.complain("device_ip", "L3", message, f'write "{said.value}"')
-        if stale and parse_address(stale.value) != parse_address(said.value):
-            message = f"{stale.origin} has {stale.value} for device {number}, {said.origin} says {said.value}"
-            yield Problem("", "L4", "warning", message, "write the address in use into hccn.conf")
-
-
-def _check_super_devices(server: ServerEntry, facts: LocalFacts) -> Iterator[Problem]:
-    numbers = facts.super_pod.super_device_ids if facts.super_pod else {}
-    for device in server.devices:
-        text = device.text("super_device_id")
-        said = None if device.device_id is None else numbers.get(device.device_id)
-        if text is not None and said is not None and text != said.value:
-            message = f"the device has another SDID here: {said.value} ({said.origin})"
-            yield device.complain("super_device_id", "L6", message, f'write "{said.value}"')
-
-
-def _check_variables(survey: Survey, servers: list[ServerEntry], environment: Mapping[str, str]) -> Iterator[Problem]:
-    """Rule L7: what an entry script sets by hand for each process."""
-    size, rank, device = (environment.get(name) for name in ("RANK_SIZE", "RANK_ID", "DEVICE_ID"))
-    if size is not None and size != str(survey.num_devices):
-        message = f"RANK_SIZE is {size}, the table has {survey.num_devices} devices"
-        yield Problem("", "L7", "error", message, f"set RANK_SIZE={survey.num_devices}")
-    if rank is None:
-        return
-    mine: DeviceEntry | None = next(
-        (entry for server in servers for entry in server.devices if str(entry.rank_id) == rank), None
-    )
-    if mine is None:
-        message = f"RANK_ID is {rank}, which is no rank of this host"
-        ranks = sorted(rank for server in servers for rank in server.ranks)
-        remedy = f"take one of {ranks[0]} to {ranks[-1]}" if ranks else "give the server its ranks"
-        yield Problem(join_key(servers[0].path, "device"), "L7", "error", message, remedy)
-    elif device is not None and device != str(mine.device_id):
-        message = f"DEVICE_ID is {device} for RANK_ID {rank}"
-        yield mine.complain("device_id", "L7", message, f"set DEVICE_ID={mine.device_id}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,27 +64,129 @@ def check_file(
         return LocalReport(validate_file(path, device_target=device_target, chip=chip))
     if not report.is_ready:
         return LocalReport(report)
-    survey = dialect_of(str(report.dialect)).survey(document.value)
-    facts = read_local_facts(
-        survey, checked_for.device_target, Path(root), os.environ if environment is None else environment
-    )
-    problems = locate([*report.problems, *check_local(survey, facts, os.fspath(path))], document)
-    return LocalReport(replace(report, problems=problems), tuple(find_local_servers(survey, facts.host)))
+    survey, host = dialect_of(str(report.dialect)).survey(document.value), read_local_host()
+    variables = os.environ if environment is None else environment
+    servers = find_local_servers(survey, host)
+    found = [*report.problems, *_check_file(os.fspath(path), variables), *_check_host(survey, servers, host)]
+    for server in servers:
+        found += _check_devices(server, checked_for.device_target, Path(root))
+    found += _check_variables(survey, servers, variables) if servers else ()
+    return LocalReport(replace(report, problems=locate(found, document)), tuple(servers))
 
 
-def read_local_facts(survey: Survey, device_target: str, root: Path, environment: Mapping[str, str]) -> LocalFacts:
-    """Ask this host what the table says about it: only its own devices, and only what the table has values for."""
-    host = read_local_host()
-    present = find_device_ids(device_target, root)
-    devices = [device for server in find_local_servers(survey, host) for device in server.devices]
-    asked = [number for device in devices if (number := device.device_id) in present and number is not None]
-    facts = LocalFacts(host, device_target, tuple(present), environment)
-    if device_target != "ascend":
-        return facts
-    tools, conf = DeviceTools(root), root / "etc/hccn.conf"
-    if any(device.has("device_ip") for device in devices):
-        said = parse_hccn_conf(read_bytes(str(conf)), str(conf)) if conf.is_file() else None
-        facts = replace(facts, tool=tools.ask_addresses(asked), conf=said)
-    if any(device.has("super_device_id") for device in devices):
-        facts = replace(facts, super_pod=tools.ask_super_pod(asked))
-    return facts
+def find_local_servers(survey: Survey, host: LocalHost) -> list[ServerEntry]:
+    """Return the servers of the table that are this host. A lone server on loopback is every host's own."""
+    words = [[text for key in _NAME_KEYS if (text := server.text(key))] for server in survey.servers]
+    places = find_this_host(words, host.name, map(str, host.addresses))
+    found = [survey.servers[place] for place in places]
+    if not found and len(survey.servers) == 1 and is_loopback(survey.servers[0].server_id or ""):
+        return list(survey.servers)
+    return found
+
+
+def _check_host(survey: Survey, servers: list[ServerEntry], host: LocalHost) -> Iterator[Problem]:
+    """Rule L1."""
+    if not servers:
+        known = ", ".join([host.name, *map(str, host.addresses[:4])])
+        where = survey.servers[0].path.rpartition("[")[0] if survey.servers else ""
+        remedy = "add this host, or use the table of the job of this host"
+        yield Problem(where, "L1", "error", f"no server of the table is this host ({known})", remedy)
+    for server in servers[1:]:
+        message = f"{len(servers)} servers of the table are this host; two pods on one host make one server"
+        yield server.complain("server_id", "L1", message, "join them")
+
+
+def _check_file(path: str, environment: Mapping[str, str]) -> Iterator[Problem]:
+    """Rule L5. Kubernetes mounts ConfigMaps as links, so an entry script has to copy the table first."""
+    if path != STDIN_NAME and Path(path).is_symlink():
+        message = f"{path} is a symbolic link, as mounted ConfigMaps are; torch_npu goes on without the table then"
+        yield Problem("", "L5", "warning", message, "copy the table to a plain file, and set RANK_TABLE_FILE to that")
+    named = environment.get("RANK_TABLE_FILE")
+    if not named:
+        return
+    severity: Severity = "warning"
+    message = ""
+    try:
+        if not os.access(named, os.R_OK):
+            severity, message = "error", f"RANK_TABLE_FILE is {named}, which is missing or not readable"
+        elif not Path(named).samefile(path):
+            message = f"RANK_TABLE_FILE is {named}, another file than this one"
+        elif Path(named).is_symlink() and not Path(path).is_symlink():
+            message = f"RANK_TABLE_FILE is {named}, a symbolic link; torch_npu goes on without the table then"
+    except (OSError, ValueError):
+        severity, message = "error", "RANK_TABLE_FILE is no path"
+    if message:
+        yield Problem("", "L5", severity, message, f"set RANK_TABLE_FILE to {path}")
+
+
+def _check_devices(server: ServerEntry, target: str, root: Path) -> Iterator[Problem]:
+    """Rule L2, and L3, L4 and L6 for devices that are here: only what the table has values for is asked for."""
+    present = find_device_ids(target, root)
+    if target in NODE_NAMES and not present:
+        message = f"this host has no {NODE_NAMES[target]}, the table gives it {len(server.devices)} devices"
+        remedy = "mount the devices into the container, or choose another --device_target"
+        yield Problem(server.path, "L2", "error", message, remedy)
+    for device in server.devices if present else ():
+        if device.device_id is not None and device.device_id not in present:
+            message = f"this host has no such device; it has {', '.join(map(str, present))}"
+            yield device.complain("device_id", "L2", message, "write physical ids, not those inside a container")
+    if target != "ascend":
+        return
+    asked = [number for device in server.devices if (number := device.device_id) in present and number is not None]
+    if any(device.has("device_ip") for device in server.devices):
+        yield from _check_addresses(server, asked, ask_addresses(asked, root), read_hccn_conf(root))
+    has_numbers = any(device.has("super_device_id") for device in server.devices)
+    answers = ask_super_pod(asked, root) if has_numbers else None
+    numbers = answers.super_device_ids if answers else {}
+    for device in server.devices:
+        text, said = device.text("super_device_id"), numbers.get(-1 if device.device_id is None else device.device_id)
+        if text is not None and said is not None and text != said.value:
+            message = f"the device has another SDID here: {said.value} ({said.origin})"
+            yield device.complain("super_device_id", "L6", message, f'write "{said.value}"')
+
+
+def _check_addresses(
+    server: ServerEntry, device_ids: list[int], tool: HostAnswers | None, conf: HostAnswers | None
+) -> Iterator[Problem]:
+    """Rules L3 and L4."""
+    answers = tool or conf
+    if answers is None:
+        message = "neither hccn_tool nor /etc/hccn.conf is here, so device_ip cannot be compared"
+        yield Problem(server.path, "L3", "warning", message, "mount /etc/hccn.conf and the driver into the container")
+        return
+    for device in server.devices:
+        number = device.device_id
+        if number not in device_ids or number is None or device.text("device_ip") is None:
+            continue
+        said, stale = answers.addresses.get(number), conf and conf.addresses.get(number)
+        if said is None:
+            failed = answers.failed.get(number)
+            what = f"hccn_tool says {failed.value!r}" if failed else "/etc/hccn.conf has no line for it"
+            remedy = f"set it with hccn_tool -i {number} -ip -s, or leave device_ip out"
+            yield device.complain("device_ip", "L3", f"the device has no address here: {what}", remedy)
+            continue
+        if parse_address(said.value) not in read_device_addresses(device):
+            message = f"the device has another address here: {said.value} ({said.origin})"
+            yield device.complain("device_ip", "L3", message, f'write "{said.value}"')
+        if stale and parse_address(stale.value) != parse_address(said.value):
+            message = f"{stale.origin} has {stale.value} for device {number}, {said.origin} says {said.value}"
+            yield Problem("", "L4", "warning", message, "write the address in use into hccn.conf")
+
+
+def _check_variables(survey: Survey, servers: list[ServerEntry], environment: Mapping[str, str]) -> Iterator[Problem]:
+    """Rule L7: what an entry script sets by hand for each process."""
+    size, rank, device = (environment.get(name) for name in ("RANK_SIZE", "RANK_ID", "DEVICE_ID"))
+    if size is not None and size != str(survey.num_devices):
+        message = f"RANK_SIZE is {size}, the table has {survey.num_devices} devices"
+        yield Problem("", "L7", "error", message, f"set RANK_SIZE={survey.num_devices}")
+    if rank is None:
+        return
+    mine = next((entry for server in servers for entry in server.devices if str(entry.rank_id) == rank), None)
+    if mine is None:
+        ranks = sorted(rank for server in servers for rank in server.ranks)
+        remedy = f"take one of {ranks[0]} to {ranks[-1]}" if ranks else "give the server its ranks"
+        message = f"RANK_ID is {rank}, which is no rank of this host"
+        yield about_devices(servers[0], "L7", "error", message, remedy)
+    elif device is not None and device != str(mine.device_id):
+        message = f"DEVICE_ID is {device} for RANK_ID {rank}"
+        yield mine.complain("device_id", "L7", message, f"set DEVICE_ID={mine.device_id}")

@@ -27,12 +27,12 @@ from ranktable.errors import BuildError, SourceError
 from ranktable.files import read_bytes
 from ranktable.generate import HostInventory
 from ranktable.model import Device
-from ranktable.values import Address, count_noun, name_placeholder, parse_address
+from ranktable.values import MAX_INTEGER, Address, count_noun, name_placeholder, parse_address, parse_number
 
 TIME_LIMIT_S = 10.0
-_IP = re.compile(r"(?:vnic\s+)?ip(?:v6)?\s*_?addr(?:ess)?\s*[:=]\s*(\S.*)", re.IGNORECASE)
-_SDID = re.compile(r"SDID\s*:\s*(\S+)", re.IGNORECASE)
-_POD = re.compile(r"Super\s*Pod\s*ID\s*:\s*(\S+)", re.IGNORECASE)
+_IP = re.compile(r"(?:vnic[ \t]+)?ip(?:v6)?[ \t]*_?addr(?:ess)?[ \t]*[:=][ \t]*([^\s/]+)", re.IGNORECASE)
+_SDID = re.compile(r"SDID[ \t]*:[ \t]*(\S+)", re.IGNORECASE)
+_POD = re.compile(r"Super[ \t]*Pod[ \t]*ID[ \t]*:[ \t]*(\S+)", re.IGNORECASE)
 _ADDRESS = re.compile(r"(?:ipv6)?address_([0-9]{1,4})", re.IGNORECASE)
 _LINE = re.compile(r"([^=\s]+)\s*=\s*(.*)")
 _DIES_PER_CARD = 2
@@ -84,46 +84,24 @@ class HostAnswers:
             raise said.refuse(message, f"set one with hccn_tool -i {device_id} -ip -s address A netmask M")
         _agree(self.addresses.setdefault(device_id, said), said, f"device_ip of device {device_id}")
 
-    def add_super_pod(self, device_id: int, lines: Iterable[Said]) -> None:
-        """Add what npu-smi says in the lines of an answer about a device, if it says that it is in a super pod.
+    def add_super_pod(self, device_id: int, answer: Said) -> None:
+        """Add what npu-smi answers about a device, if it says that it is in a super pod.
 
         Raises SourceError for an SDID that is not of 32 bits, for an answer that has one of the two only, and when two
         devices are in two super pods.
         """
-        found: list[Said | None] = [None, None]
-        for line in lines:
-            for place, pattern in enumerate((_SDID, _POD)):
-                match = pattern.search(line.value)
-                if match and found[place] is None:
-                    found[place] = Said(match.group(1), line.source, line.line)
-        number, pod = found
-        if number is None or pod is None:
-            if number or pod:
-                missing = "SDID" if number is None else "Super Pod ID"
-                message = f"the answer for device {device_id} has no {missing}"
-                raise (number or pod).refuse(message, "capture it once more")  # type: ignore[union-attr]
+        number, pod = _SDID.search(answer.value), _POD.search(answer.value)
+        if number is None and pod is None:
             return
-        if not re.fullmatch(r"[0-9]{1,10}", number.value) or int(number.value) >= 2**32:
-            raise number.refuse(f"SDID {number.value!r} is no decimal number of 32 bits", "capture it once more")
-        _agree(self.super_device_ids.setdefault(device_id, number), number, f"super_device_id of device {device_id}")
-        self.super_pod_id = self.super_pod_id or pod
-        _agree(self.super_pod_id, pod, "super pod id")
-
-    def devices(self, device_ids: Iterable[int] | None, server_id: str) -> tuple[Device, ...]:
-        """Return the devices that the answers speak of, or those of `device_ids`.
-
-        A device whose address a tool failed to give is an error that quotes the tool, never a device without address.
-        Raises SourceError.
-        """
-        known = sorted({*self.addresses, *self.super_device_ids, *self.failed})
-        chosen = known if device_ids is None else list(device_ids)
-        for device_id in chosen:
-            failure = self.failed.get(device_id)
-            if failure is not None and device_id not in self.addresses:
-                message = f"device {device_id} of {server_id!r} has no address: the answer is {failure.value!r}"
-                raise failure.refuse(message, "set its address with hccn_tool, or leave the device out with --devices")
-        found = [(number, self.addresses.get(number), self.super_device_ids.get(number)) for number in chosen]
-        return tuple(Device(n, -1, ip.value if ip else None, sdid.value if sdid else None) for n, ip, sdid in found)
+        if number is None or pod is None:
+            missing = "SDID" if number is None else "Super Pod ID"
+            raise answer.refuse(f"the answer for device {device_id} has no {missing}", "capture it once more")
+        if parse_number(number[1]) is None or int(number[1]) > MAX_INTEGER:
+            raise answer.refuse(f"SDID {number[1]!r} is no decimal number of 32 bits", "capture it once more")
+        self.super_device_ids[device_id] = Said(number[1], answer.source)
+        its_pod = Said(pod[1], answer.source)
+        self.super_pod_id = self.super_pod_id or its_pod
+        _agree(self.super_pod_id, its_pod, "super pod id")
 
 
 def _agree(first: Said, second: Said, what: str) -> None:
@@ -132,18 +110,10 @@ def _agree(first: Said, second: Said, what: str) -> None:
         raise second.refuse(message, "one of the two is stale: correct it, the device itself (hccn_tool) is right")
 
 
-def read_address(answer: list[Said]) -> tuple[Said, bool]:
-    """Return the address in the lines of an answer and True, or what it says instead and False.
-
-    The first of the lines is the question.
-    """
-    question, *lines = answer
-    for line in lines:
-        match = _IP.search(line.value)
-        if match:
-            return Said(match.group(1).split()[0].partition("/")[0], line.source, line.line), True
-    words = next((line for line in lines if line.value), Said("", question.source, question.line))
-    return Said(words.value[:120], words.source, words.line), False
+def read_hccn_conf(root: Path) -> HostAnswers | None:
+    """Return the addresses in etc/hccn.conf below a folder, None where it is not; raises ReadError, SourceError."""
+    conf = root / "etc/hccn.conf"
+    return parse_hccn_conf(read_bytes(str(conf)), str(conf)) if conf.is_file() else None
 
 
 def parse_hccn_conf(data: bytes, source: str) -> HostAnswers:
@@ -157,10 +127,10 @@ def parse_hccn_conf(data: bytes, source: str) -> HostAnswers:
         match = _LINE.fullmatch(line)
         if line and match is None:
             raise SourceError(source, number, f"{line[:60]!r} is not key=value", "give a copy of /etc/hccn.conf")
-        key = _ADDRESS.fullmatch(match.group(1)) if match else None
+        key = _ADDRESS.fullmatch(match[1]) if match else None
         if match is not None and key is not None:
-            said = Said(match.group(2).strip().partition("/")[0], source, number)
-            by_version[6 if ":" in said.value else 4].add_address(int(key.group(1)), said)
+            said = Said(match[2].strip().partition("/")[0], source, number)
+            by_version[6 if ":" in said.value else 4].add_address(int(key[1]), said)
     found = HostAnswers(by_version[6].addresses | by_version[4].addresses)
     if not found.addresses:
         raise SourceError(source, None, "it has no address_N line", "give a copy of /etc/hccn.conf, or of hccn_tool")
@@ -199,157 +169,148 @@ def find_device_ids(target: str, root: Path = Path("/")) -> list[int]:
         names = [path.name for path in (root / "dev").iterdir()] if target in _NODES else []
     except OSError:
         return []
-    return sorted(int(match.group(1)) for name in names if (match := _NODES[target].fullmatch(name)))
+    return sorted(int(match[1]) for name in names if (match := _NODES[target].fullmatch(name)))
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceTools:
-    """Where to look for hccn_tool and npu-smi, and how long to wait for one answer."""
+def ask_addresses(device_ids: Iterable[int], root: Path) -> HostAnswers | None:
+    """Return what hccn_tool says of each device's address, IPv4 or else IPv6; None without the tool.
 
-    root: Path = Path("/")
-    search_path: str | None = None
-    """Folders separated by colons; None means PATH. Then the places where the driver installs the tools."""
-    time_limit_s: float = TIME_LIMIT_S
+    Raises SourceError when the tool cannot be run, gives no answer in time, or gives what is no address.
+    """
+    tool = find_tool("hccn_tool", root)
+    if tool is None:
+        return None
+    found = HostAnswers()
+    for device_id in device_ids:
+        for question in ("-ip -g", "-ip -inet6 -g"):
+            answer = _ask(tool, f"hccn_tool -i {device_id} {question}")
+            match = _IP.search(answer.value)
+            if match:
+                found.add_address(device_id, Said(match[1], answer.source))
+                break
+            words = next((line.strip() for line in answer.value.splitlines() if line.strip()), "")
+            found.failed.setdefault(device_id, Said(words[:120], answer.source))
+    return found
 
-    def ask_addresses(self, device_ids: Iterable[int]) -> HostAnswers | None:
-        """Return what hccn_tool says of each device's address, IPv4 or else IPv6; None without the tool.
 
-        Raises SourceError when the tool cannot be run, gives no answer in time, or gives what is no address.
-        """
-        tool = self._find("hccn_tool")
-        if tool is None:
-            return None
-        found = HostAnswers()
-        for device_id in device_ids:
-            for question in ("-ip -g", "-ip -inet6 -g"):
-                said, is_answer = read_address(self._ask(tool, f"hccn_tool -i {device_id} {question}"))
-                if is_answer:
-                    found.add_address(device_id, said)
-                    break
-                found.failed.setdefault(device_id, said)
-        return found
+def ask_super_pod(device_ids: Iterable[int], root: Path, found: HostAnswers | None = None) -> HostAnswers | None:
+    """Add SDIDs and super pod of the devices as npu-smi says; None without the tool. Raises SourceError."""
+    tool = find_tool("npu-smi", root)
+    if tool is None:
+        return None
+    found = found or HostAnswers()
+    for device_id in device_ids:
+        card, chip = divmod(device_id, _DIES_PER_CARD)
+        found.add_super_pod(device_id, _ask(tool, f"npu-smi info -t spod-info -i {card} -c {chip}"))
+    return found
 
-    def ask_super_pod(self, device_ids: Iterable[int], found: HostAnswers | None = None) -> HostAnswers | None:
-        """Add SDIDs and super pod of the devices as npu-smi says; None without the tool. Raises SourceError."""
-        tool = self._find("npu-smi")
-        if tool is None:
-            return None
-        found = found or HostAnswers()
-        for device_id in device_ids:
-            card, chip = divmod(device_id, _DIES_PER_CARD)
-            found.add_super_pod(device_id, self._ask(tool, f"npu-smi info -t spod-info -i {card} -c {chip}"))
-        return found
 
-    def _find(self, name: str) -> str | None:
-        found = shutil.which(name, path=self.search_path)
-        homes = (str(self.root / home) for home in _HOMES[name])
-        return found or next((home for home in homes if os.access(home, os.X_OK) and Path(home).is_file()), None)
+def find_tool(name: str, root: Path) -> str | None:
+    """Return the path of a tool: on PATH, else where the driver below `root` has it."""
+    homes = (str(root / home) for home in _HOMES[name])
+    return shutil.which(name) or next(filter(shutil.which, homes), None)
 
-    def _ask(self, tool: str, question: str) -> list[Said]:
-        """Return a question and the lines that the tool prints, errors too, whatever its exit status."""
+
+def _ask(tool: str, question: str) -> Said:
+    """Return what the tool prints, errors too, whatever its exit status."""
+    try:
+        process = subprocess.Popen(
+            [tool, *question.split()[1:]],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # so that it can be ended with all that it started
+        )
+    except OSError as error:
+        message = f"{tool} cannot be started: {(error.strerror or str(error)).lower()}"
+        raise SourceError(question, None, message, "check the installation of the driver") from error
+    with process:
         try:
-            process = subprocess.Popen(
-                [tool, *question.split()[1:]],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # so that it can be ended with all that it started
-            )
-        except OSError as error:
-            message = f"{tool} cannot be started: {(error.strerror or str(error)).lower()}"
-            raise SourceError(question, None, message, "check the installation of the driver") from error
-        with process:
-            try:
-                output, _ = process.communicate(timeout=self.time_limit_s)
-            except subprocess.TimeoutExpired as error:
-                os.killpg(process.pid, signal.SIGKILL)
-                message = f"there is no answer within {self.time_limit_s:g} s"
-                raise SourceError(question, None, message, "look at the device with npu-smi info") from error
-            except BaseException:
-                os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate(timeout=TIME_LIMIT_S)
+        except BaseException as error:
+            os.killpg(process.pid, signal.SIGKILL)
+            if not isinstance(error, subprocess.TimeoutExpired):
                 raise
-        lines = output.decode("utf-8", "replace").splitlines()
-        return [Said(question, question), *(Said(line.strip(), question) for line in lines)]
+            message = f"there is no answer within {TIME_LIMIT_S:g} s"
+            raise SourceError(question, None, message, "look at the device with npu-smi info") from error
+    return Said(output.decode("utf-8", "replace"), question)
 
 
-@dataclass(frozen=True, slots=True)
-class Probed:
-    """What this host has, for which target, and what is worth a word."""
+def probe_host(
+    root: Path = Path("/"),
+    device_target: str | None = None,
+    device_ids: Sequence[int] | None = None,
+    *,
+    server_id: str | None = None,
+    asks_super_pod: bool = False,
+) -> tuple[HostInventory, str, tuple[str, ...]]:
+    """Return this host with its devices, or those of `device_ids`; for which target, and what is worth a word.
 
-    host: HostInventory
-    device_target: str
+    `root` is the folder that holds the host's /dev and /etc: another one in a container that has them mounted.
+    `server_id` is used in place of the host's main address.
+    Raises BuildError for a target or a device that is not there, SourceError for answers that cannot be taken.
+    """
+    present = [target for target in NODE_NAMES if find_device_ids(target, root)]
+    if device_target is None and len(present) > 1:
+        raise BuildError("this host has Ascend devices and GPUs", "choose with --device_target")
+    target = device_target or (present[0] if present else "cpu")
+    chosen = _choose_devices(target, device_ids, root)
+    devices, pod_id, notes = tuple(map(Device, chosen)), None, tuple[str, ...]()
+    if target == "ascend":
+        devices, pod_id, notes = _ask_devices(chosen, root, asks_super_pod)
+    local = read_local_host()
+    address = None if local.main_address is None else str(local.main_address)
+    name = server_id or address or local.name
+    if server_id is None and len(local.addresses) > 1:
+        notes += (f"server_id is {name}, one of {len(local.addresses)} addresses; choose with --server_id",)
+    elif server_id is None and address is None:
+        notes += (f"server_id is the name {name}: this host has no address but loopback",)
+    host = HostInventory(name, devices, address, super_pod_id=pod_id)
+    return host, target, (f"asked this host: {target}, {count_noun(len(devices), 'device')}", *notes)
+
+
+def _choose_devices(target: str, asked: Sequence[int] | None, root: Path) -> Sequence[int]:
+    if target == "cpu":
+        if asked is None:
+            message = "this host has no accelerator, so the number of its processes is not known"
+            raise BuildError(message, "give --devices 0-7 for 8 processes")
+        return asked
+    present = find_device_ids(target, root)
+    if not present:
+        message = f"there is no {NODE_NAMES[target]} below {root}"
+        raise BuildError(message, "mount the devices into the container, or choose another --device_target")
+    missing = [device_id for device_id in asked or () if device_id not in present]
+    if missing:
+        message = f"device {missing[0]} is not on this host, which has {', '.join(map(str, present))}"
+        raise BuildError(message, "give physical device ids")
+    return present if asked is None else asked
+
+
+def _ask_devices(
+    device_ids: Sequence[int], root: Path, asks_super_pod: bool
+) -> tuple[tuple[Device, ...], str | None, tuple[str, ...]]:
+    """Ask hccn_tool and read hccn.conf, which must agree; npu-smi only when super pods are wanted.
+
+    A device without an address among others that have one is an error that quotes the tool.
+    """
+    found, conf = ask_addresses(device_ids, root) or HostAnswers(), read_hccn_conf(root) or HostAnswers()
+    for device_id, said in conf.addresses.items():
+        if device_id in device_ids:  # in a container hccn.conf lists all of the host's
+            found.add_address(device_id, said)
+    if asks_super_pod:
+        ask_super_pod(device_ids, root, found)
     notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """How to ask this host."""
-
-    root: Path = Path("/")
-    """Folder that holds the host's /dev and /etc: another one in a container that has them mounted."""
-    tools: DeviceTools | None = None
-    """How to ask hccn_tool and npu-smi; None means on PATH, then where the driver below `root` has them."""
-    server_id: str | None = None
-    """The id to use in place of the host's main address."""
-    asks_super_pod: bool = False
-
-    def ask(self, device_target: str | None = None, device_ids: Sequence[int] | None = None) -> Probed:
-        """Return the host with its devices, or those of `device_ids`.
-
-        Raises BuildError for a target or a device that is not there, SourceError for answers that cannot be taken.
-        """
-        present = [target for target in NODE_NAMES if find_device_ids(target, self.root)]
-        if device_target is None and len(present) > 1:
-            raise BuildError("this host has Ascend devices and GPUs", "choose with --device_target")
-        target = device_target or (present[0] if present else "cpu")
-        chosen = self._choose_devices(target, device_ids)
-        devices, pod_id, notes = tuple(map(Device, chosen)), None, tuple[str, ...]()
-        if target == "ascend":
-            devices, pod_id, notes = self._ask_devices(chosen)
-        local = read_local_host()
-        address = None if local.main_address is None else str(local.main_address)
-        server_id = self.server_id or address or local.name
-        if self.server_id is None and len(local.addresses) > 1:
-            notes += (f"server_id is {server_id}, one of {len(local.addresses)} addresses; choose with --server_id",)
-        elif self.server_id is None and address is None:
-            notes += (f"server_id is the name {server_id}: this host has no address but loopback",)
-        host = HostInventory(server_id, devices, address, super_pod_id=pod_id)
-        return Probed(host, target, (f"asked this host: {target}, {count_noun(len(devices), 'device')}", *notes))
-
-    def _choose_devices(self, target: str, asked: Sequence[int] | None) -> Sequence[int]:
-        if target == "cpu":
-            if asked is None:
-                message = "this host has no accelerator, so the number of its processes is not known"
-                raise BuildError(message, "give --devices 0-7 for 8 processes")
-            return asked
-        present = find_device_ids(target, self.root)
-        if not present:
-            message = f"there is no {NODE_NAMES[target]} below {self.root}"
-            raise BuildError(message, "mount the devices into the container, or choose another --device_target")
-        missing = [device_id for device_id in asked or () if device_id not in present]
-        if missing:
-            message = f"device {missing[0]} is not on this host, which has {', '.join(map(str, present))}"
-            raise BuildError(message, "give physical device ids")
-        return present if asked is None else asked
-
-    def _ask_devices(self, device_ids: Sequence[int]) -> tuple[tuple[Device, ...], str | None, tuple[str, ...]]:
-        """Ask hccn_tool and read hccn.conf, which must agree; npu-smi only when super pods are wanted."""
-        tools, conf = self.tools or DeviceTools(self.root), self.root / "etc/hccn.conf"
-        found = tools.ask_addresses(device_ids) or HostAnswers()
-        if conf.is_file():
-            for device_id, said in parse_hccn_conf(read_bytes(str(conf)), str(conf)).addresses.items():
-                if device_id in device_ids:  # in a container hccn.conf lists all of the host's
-                    found.add_address(device_id, said)
-        if self.asks_super_pod:
-            tools.ask_super_pod(device_ids, found)
-        notes: tuple[str, ...] = ()
-        missing = [device_id for device_id in device_ids if device_id not in found.addresses]
-        if not found.addresses:
-            shown = next(iter(found.failed.values()), None)
-            why = f"hccn_tool says {shown.value!r}" if shown else "neither hccn_tool nor /etc/hccn.conf is there"
-            notes, found.failed = (f"no device_ip is known: {why}",), {}
-        elif missing and missing[0] not in found.failed:
-            message = f"it has no address for device {missing[0]}, but for {len(found.addresses)} others"
-            raise SourceError(str(conf), None, message, "complete it, or choose --devices")
-        pod_id = found.super_pod_id.value if found.super_pod_id else None
-        return found.devices(device_ids, "this host"), pod_id, notes
+    missing = next((device_id for device_id in device_ids if device_id not in found.addresses), None)
+    failure = None if missing is None else found.failed.get(missing)
+    if not found.addresses:
+        why = f"hccn_tool says {failure.value!r}" if failure else "neither hccn_tool nor /etc/hccn.conf is there"
+        notes = (f"no device_ip is known: {why}",)
+    elif failure is not None:
+        message = f"device {missing} has no address: the answer is {failure.value!r}"
+        raise failure.refuse(message, "set its address with hccn_tool, or leave the device out with --devices")
+    elif missing is not None:
+        message = f"it has no address for device {missing}, but for {len(found.addresses)} others"
+        raise SourceError(str(root / "etc/hccn.conf"), None, message, "complete it, or choose --devices")
+    pairs = [(number, found.addresses.get(number), found.super_device_ids.get(number)) for number in device_ids]
+    devices = tuple(Device(n, -1, ip.value if ip else None, sdid.value if sdid else None) for n, ip, sdid in pairs)
+    return devices, found.super_pod_id.value if found.super_pod_id else None, notes

@@ -12,7 +12,6 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Literal
 
 from ranktable.errors import BuildError, MergeError, NotReadyError
@@ -65,10 +64,9 @@ def merge_tables(
     listed = list(tables)
     sources = list(zip(names or [f"table {number}" for number in range(1, len(listed) + 1)], listed, strict=True))
     _check_sources(sources, order, allow_initializing=allow_initializing)
-    notes: list[str] = []
     conflicts = list(_find_conflicts(sources))
-    extra = _join_extras(sources, conflicts, notes)
-    pods = _join_pods(sources, conflicts, notes)
+    extra = _join_extras(sources, conflicts)
+    pods = _join_pods(sources, conflicts)
     if conflicts:
         raise MergeError(conflicts)
     given = [server for _, table in sources for server in table.servers]
@@ -79,8 +77,6 @@ def merge_tables(
         lambda place, device: (source_of[ordered[place].server_id] if order == "argument" else place, device.rank_id),
     )
     waiting = [source for source, table in sources if not table.is_ready]
-    if waiting:
-        notes.append(f'the status is "{INITIALIZING}": that of {waiting[0]} is not "{COMPLETED}"')
     is_counted = any(table.declared_server_count is not None for _, table in sources)
     merged = RankTable(
         sources[0][1].dialect,
@@ -90,8 +86,10 @@ def merge_tables(
         sort_pods(pods, servers),
         extra,
     )
-    order_notes = [*_describe_order(given, servers, order), *_describe_ranks(sources, servers)]
-    return Edited(merged, (*order_notes, *_check_result(merged, sources, device_target, chip), *notes))
+    notes = [*_describe_ranks(sources, servers, order), *_check_result(merged, sources, device_target, chip)]
+    if waiting:
+        notes.append(f'the status is "{INITIALIZING}": that of {waiting[0]} is not "{COMPLETED}"')
+    return Edited(merged, tuple(notes))
 
 
 def sort_pods(pods: Iterable[SuperPod], servers: Sequence[Server]) -> tuple[SuperPod, ...]:
@@ -146,30 +144,25 @@ def _find_conflicts(sources: Sequence[Source]) -> Iterator[str]:
                     yield f"{source}: {name} has rank {device.rank_id}, as has {other} in {source}"
 
 
-def _join_pods(sources: Sequence[Source], conflicts: list[str], notes: list[str]) -> list[SuperPod]:
+def _join_pods(sources: Sequence[Source], conflicts: list[str]) -> list[SuperPod]:
     """Return the super pods in the order of their first appearance, each id once."""
     gathered: dict[str, list[tuple[str, SuperPod]]] = {}
     for source, table in sources:
         for pod in table.super_pods:
             gathered.setdefault(pod.super_pod_id, []).append((source, pod))
-    for name, found in gathered.items():
-        first_source, first = found[0]
+    for name, ((first_source, first), *others) in gathered.items():
         conflicts += [
             f"{source}: super pod {plain(name)!r} has other keys than in {first_source}"
-            for source, pod in found[1:]
+            for source, pod in others
             if not _same_json(dict(first.extra), dict(pod.extra))
         ]
-        if len(found) > 1:
-            places = list(dict.fromkeys(source for source, _ in found))
-            more = f" and {len(places) - 3} more" if len(places) > 3 else ""
-            notes.append(f"super pod {plain(name)} is joined out of {', '.join(places[:3])}{more}")
     return [
         replace(found[0][1], server_ids=tuple(name for _, pod in found for name in pod.server_ids))
         for found in gathered.values()
     ]
 
 
-def _join_extras(sources: Sequence[Source], conflicts: list[str], notes: list[str]) -> dict[str, object]:
+def _join_extras(sources: Sequence[Source], conflicts: list[str]) -> dict[str, object]:
     """Return the other keys of all tables: equal values stay, others are in conflict."""
     joined: dict[str, object] = {}
     first_of: dict[str, str] = {}
@@ -178,9 +171,6 @@ def _join_extras(sources: Sequence[Source], conflicts: list[str], notes: list[st
             first_of.setdefault(key, source)
             if not _same_json(joined.setdefault(key, value), value):
                 conflicts.append(f"{source}: {plain(key)} is not what {first_of[key]} says")
-    notes += [
-        f"{plain(key)} is not in every table" for key in joined if any(key not in table.extra for _, table in sources)
-    ]
     return joined
 
 
@@ -189,21 +179,8 @@ def _same_json(first: object, second: object) -> bool:
     return first is second or json.dumps(first, sort_keys=True) == json.dumps(second, sort_keys=True)
 
 
-def _describe_order(given: Sequence[Server], ordered: Sequence[Server], order: MergeOrder) -> list[str]:
-    """Return which order was used, and where it is not what a reader or a user may take for granted."""
-    if len(ordered) < 2:
-        return []
-    by_rank = sorted(ordered, key=lambda server: server.ranks[:1])
-    notes = [f"servers follow {_MEANING[order]}; rank 0 is on {plain(by_rank[0].server_id)}"]
-    if [server.server_id for server in given] != [server.server_id for server in ordered]:
-        notes.append("that is not the order of the arguments")
-    if any(later.server_id < earlier.server_id for earlier, later in pairwise(by_rank)):
-        notes.append("warning: Ascend readers ask for the string order of the server ids (rule R11)")
-    return notes
-
-
-def _describe_ranks(sources: Sequence[Source], servers: Sequence[Server]) -> list[str]:
-    """Return a line per table whose ranks have changed, the first few of them, and what tables said wrongly."""
+def _describe_ranks(sources: Sequence[Source], servers: Sequence[Server], order: MergeOrder) -> list[str]:
+    """Return which order was used, the first few tables whose ranks have changed, and what tables said wrongly."""
     new_of = {server.server_id: server for server in servers}
     lines, counts = [], []
     for source, table in sources:
@@ -219,11 +196,10 @@ def _describe_ranks(sources: Sequence[Source], servers: Sequence[Server]) -> lis
         if table.declared_server_count not in (None, len(table.servers)):
             said = f"{source} said server_count {table.declared_server_count}"
             counts.append(f"{said} and lists {count_noun(len(table.servers), 'server')}")
+    first = next(server.server_id for server in servers if 0 in server.ranks)
+    used = [f"servers follow {_MEANING[order]}; rank 0 is on {plain(first)}"] if len(servers) > 1 else []
     shown = lines if len(lines) <= _SHOWN else [*lines[: _SHOWN - 1], f"and {len(lines) - _SHOWN + 1} tables more"]
-    sizes = {len(server.devices) for server in servers}
-    if len(sizes) > 1:
-        counts.append(f"warning: the servers have different numbers of devices: {fold_numbers(sizes)}")
-    return [*shown, *counts]
+    return [*used, *shown, *counts]
 
 
 def _fold(ranks: list[int]) -> str:
@@ -247,5 +223,5 @@ def _check_result(merged: RankTable, sources: Sequence[Source], device_target: s
     faults = [problem for problem in problems if problem.is_error and problem.rule not in passed_over]
     if faults:
         raise MergeError([f"{describe(fault)} ({fault.rule})" for fault in faults])
-    warnings = {problem.rule: problem for problem in reversed(problems) if problem.rule in ("R10", "R26")}
+    warnings = {problem.rule: problem for problem in reversed(problems) if problem.rule in ("R10", "R11", "R26")}
     return [f"warning: {rule}: {warnings[rule].subject}: {warnings[rule].message}" for rule in sorted(warnings)]

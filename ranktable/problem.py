@@ -30,7 +30,7 @@ class Problem:
     path: str
     """JSON path such as `server_list[1].device[3].device_ip`; empty for the file as a whole."""
     rule: str
-    """Stable id, R1 to R32."""
+    """Stable id, such as R7, L1 or P4."""
     severity: Severity
     message: str
     """What is wrong, without the value, so that repeats of one fault have equal messages."""
@@ -39,8 +39,6 @@ class Problem:
     """The offending value as JSON text, shortened; None where there is none, as for a missing key."""
     position: Position | None = None
     """Where the path stands in the file; None when the table did not come from a text."""
-    is_form: bool = False
-    """Wrong is how the value is written, a number without quotes for instance, not what it says."""
 
     @property
     def is_error(self) -> bool:

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import zip_longest
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import compress, zip_longest
+from typing import Any
 
-from ranktable.errors import RankNotFoundError
+from ranktable.errors import RankNotFoundError, RankTableError
 from ranktable.hosts.ranges import fold_numbers
-from ranktable.model import Device, RankTable, Server
+from ranktable.kinds import Detection
+from ranktable.model import RankTable, Server
 from ranktable.problem import Problem
 from ranktable.rules import Rule
-from ranktable.tables import FileKind
 from ranktable.validate import Report
 from ranktable.values import count_noun, plain, render_json
 
 _SHOWN_REPEATS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Unjudged:
-    """A file that could not be read, or is of a kind that has no rules here: why, and what to do."""
-
-    source: str
-    message: str
-    remedy: str
-
-
-Verdict = Report | Unjudged
-"""What the validation of one file gave."""
+Verdict = Report | RankTableError
+"""What the validation of one file gave; an error for one that could not be read, or is of a kind without rules here."""
 
 
 def render_report(report: Report, *, shows_warnings: bool = True) -> str:
@@ -71,19 +63,14 @@ def _summarise(report: Report) -> str:
     return f"{state}{verdict} ({kind}, {size}, checked for {report.profile.words})"
 
 
-def render_unjudged(verdict: Unjudged) -> str:
-    """Return the line of a file that could not be judged."""
-    return f"ranktable: error: {verdict.message}" + (f"; {verdict.remedy}" if verdict.remedy else "")
+def render_verdicts_json(verdicts: Iterable[tuple[str, Verdict]]) -> str:
+    """Return what was found in files of those names as one JSON array, every problem in the order of the text."""
+    return render_json([_verdict_as_json(*verdict) for verdict in verdicts])
 
 
-def render_verdicts_json(verdicts: Sequence[Verdict]) -> str:
-    """Return what was found in several files as one JSON array, every problem in the order of the text."""
-    return render_json([_verdict_as_json(verdict) for verdict in verdicts])
-
-
-def _verdict_as_json(verdict: Verdict) -> dict[str, object]:
-    if isinstance(verdict, Unjudged):
-        return {"file": verdict.source, "error": verdict.message, "remedy": verdict.remedy}
+def _verdict_as_json(name: str, verdict: Verdict) -> dict[str, object]:
+    if isinstance(verdict, RankTableError):
+        return {"file": name, "error": verdict.message, "remedy": verdict.remedy}
     return {
         "file": verdict.source,
         "dialect": verdict.dialect,
@@ -96,80 +83,50 @@ def _verdict_as_json(verdict: Verdict) -> dict[str, object]:
         "devices": verdict.num_devices,
         "errors": verdict.num_errors,
         "warnings": verdict.num_warnings,
-        "problems": [
-            {
-                "path": problem.path,
-                "line": problem.position.line if problem.position else None,
-                "column": problem.position.column if problem.position else None,
-                "rule": problem.rule,
-                "severity": problem.severity,
-                "value": problem.value,
-                "message": problem.message,
-                "remedy": problem.remedy,
-            }
-            for problem in verdict.problems
-        ],
+        "problems": [_problem_as_json(problem) for problem in verdict.problems],
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A server, its place among the servers ordered by lowest rank, and the super pod that it is in."""
-
-    server: Server
-    node_rank: int
-    super_pod_id: str | None
-
-    @property
-    def members(self) -> dict[str, object]:
-        """What the table says of the server beside its devices; None for what it does not say."""
-        server = self.server
-        named = {"host_ip": server.host_ip, "pod_ip": server.pod_ip, "group": server.group}
-        return {**named, "super_pod_id": self.super_pod_id}
-
-    def describe(self, device: Device) -> dict[str, object]:
-        """Return where a device of the server is, as an object for JSON; null for what the table does not say."""
-        return {
-            "rank_id": device.rank_id,
-            "server_id": self.server.server_id,
-            "node_rank": self.node_rank,
-            "local_rank": sum(other.rank_id < device.rank_id for other in self.server.devices),
-            "device_id": device.device_id,
-            "device_ip": device.device_ip,
-            "super_device_id": device.super_device_id,
-            **self.members,
-        }
+def _problem_as_json(problem: Problem) -> dict[str, object]:
+    members = asdict(problem)
+    return {**(members.pop("position") or {"line": None, "column": None}), **members}
 
 
-def list_servers(table: RankTable) -> tuple[Place, ...]:
-    """Return the servers in the order of their ranks; in the order of the file where ranks start again in groups."""
+def _list_servers(table: RankTable) -> Iterator[tuple[Server, dict[str, object]]]:
+    """Yield each server with what the table says of it beside its devices, None for what it does not say.
+
+    They stand in the order of their ranks; in the order of the file where ranks start again in groups.
+    """
     ranks = [device.rank_id for _, device in table.placements]
     servers = table.servers_by_rank if len(set(ranks)) == len(ranks) else table.servers
     pods = {server_id: pod.super_pod_id for pod in table.super_pods for server_id in pod.server_ids}
-    return tuple(Place(server, place, pods.get(server.server_id)) for place, server in enumerate(servers))
+    for place, server in enumerate(servers):
+        own = {key: getattr(server, key) for key in ("host_ip", "pod_ip", "group")}
+        yield server, {"node_rank": place, **own, "super_pod_id": pods.get(server.server_id)}
 
 
-def list_ranks(table: RankTable, global_rank: int | None = None) -> list[tuple[Place, Device]]:
-    """Return every device with its server by rank, or those of one rank: several where each group has ranks from 0.
+def list_ranks(table: RankTable, global_rank: int | None = None) -> list[dict[str, Any]]:
+    """Return where every device is, by rank, or those of one rank: several where each group has ranks from 0.
 
-    Raises RankNotFoundError.
+    Each is an object for JSON; null for what the table does not say. Raises RankNotFoundError.
     """
-    placed = [(place, device) for place in list_servers(table) for device in place.server.devices]
-    placed.sort(key=lambda found: found[1].rank_id)
-    found = [(place, device) for place, device in placed if global_rank in (None, device.rank_id)]
+    found = []
+    for server, facts in _list_servers(table):
+        for device in [device for device in server.devices if global_rank in (None, device.rank_id)]:
+            local_rank = sum(other.rank_id < device.rank_id for other in server.devices)
+            own = {key: getattr(device, key) for key in ("device_id", "device_ip", "super_device_id")}
+            place = {"server_id": server.server_id, "node_rank": facts["node_rank"], "local_rank": local_rank}
+            found.append({"rank_id": device.rank_id, **place, **own, **facts})
     if not found and global_rank is not None:
         raise RankNotFoundError(f"no device of the table has rank {global_rank}", f"it has {table.world_size} devices")
-    return found
+    return sorted(found, key=lambda row: row["rank_id"])
 
 
-def render_rank(place: Place, device: Device) -> str:
+def render_rank(row: Mapping[str, object]) -> str:
     """Return where a device is as lines of name and value; what the table does not say is left out."""
-    rows = {name: plain(str(value)) for name, value in place.describe(device).items() if value is not None}
-    for noun, extra in (("server", place.server.extra), ("device", device.extra)):
-        plain_values = {key: value for key, value in extra.items() if not isinstance(value, dict | list)}
-        rows |= {f"{noun} {plain(key)}": plain(str(value)) for key, value in plain_values.items()}
-    width = max(map(len, rows))
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
+    known = {name: plain(str(value)) for name, value in row.items() if value is not None}
+    width = max(map(len, known))
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in known.items())
 
 
 def overview_as_json(table: RankTable) -> dict[str, object]:
@@ -181,46 +138,36 @@ def overview_as_json(table: RankTable) -> dict[str, object]:
         "super_pods": [{"super_pod_id": pod.super_pod_id, "servers": list(pod.server_ids)} for pod in table.super_pods],
         "servers": [
             {
-                "server_id": place.server.server_id,
-                "node_rank": place.node_rank,
-                "ranks": [device.rank_id for device in place.server.devices],
-                "device_ids": [device.device_id for device in place.server.devices],
-                "device_ips": [device.device_ip for device in place.server.devices],
-                **place.members,
+                "server_id": server.server_id,
+                **facts,
+                "ranks": [device.rank_id for device in server.devices],
+                "device_ids": [device.device_id for device in server.devices],
+                "device_ips": [device.device_ip for device in server.devices],
             }
-            for place in list_servers(table)
+            for server, facts in _list_servers(table)
         ],
     }
 
 
 def render_overview(table: RankTable) -> str:
     """Return the table as lines, one per server in the order of rank."""
-    has = {
-        "super pod": bool(table.super_pods),
-        "group": any(server.group for server in table.servers),
-        "device_ip": any(device.device_ip for _, device in table.placements),
-    }
-    headings = ["server", "ranks", "devices", *(heading for heading, is_there in has.items() if is_there)]
-    rows = [headings]
-    for place in list_servers(table):
-        cells = {
-            "server": plain(place.server.server_id),
-            "ranks": fold_numbers(place.server.ranks, ",") or "-",
-            "devices": fold_numbers((device.device_id for device in place.server.devices), ",") or "-",
-            "super pod": plain(place.super_pod_id or "-"),
-            "group": plain(place.server.group or "-"),
-            "device_ip": ", ".join(plain(device.device_ip or "-") for device in place.server.devices),
-        }
-        rows.append([cells[heading] for heading in headings])
-    return "\n".join([_head(table), *(["", *_columns(rows)] if rows[1:] else [])])
+    rows = [["server", "ranks", "devices", "super pod", "group", "device_ip"]]
+    for server, facts in _list_servers(table):
+        ids = fold_numbers((device.device_id for device in server.devices), ",")
+        names = [plain(str(facts[key] or "-")) for key in ("super_pod_id", "group")]
+        addresses = ", ".join(plain(device.device_ip or "-") for device in server.devices)
+        rows.append([plain(server.server_id), fold_numbers(server.ranks, ",") or "-", ids or "-", *names, addresses])
+    said = [place < 3 or any(row[place].strip("-, ") for row in rows[1:]) for place in range(len(rows[0]))]
+    lines = _columns([list(compress(row, said)) for row in rows])
+    return "\n".join([_head(table), *(["", *lines] if rows[1:] else [])])
 
 
 def render_table(table: RankTable) -> str:
     """Return the table as plain columns, one line per rank in ascending order."""
     rows = [["rank", "server_id", "device_id", "device_ip"]]
-    for place, device in list_ranks(table):
-        number, address = str(device.device_id), plain(device.device_ip or "-")
-        rows.append([str(device.rank_id), plain(place.server.server_id), number, address])
+    for row in list_ranks(table):
+        address = plain(row["device_ip"] or "-")
+        rows.append([str(row["rank_id"]), plain(row["server_id"]), str(row["device_id"]), address])
     return "\n".join([_head(table), *_columns(rows)])
 
 
@@ -234,11 +181,22 @@ def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(f"{cell:<{size}}" for cell, size in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def render_kind(kind: FileKind) -> str:
+def describe_kind(source: str, found: Detection) -> dict[str, str]:
+    """Return what is known of a file that is known by name only, as an object for JSON."""
+    return {
+        "file": source,
+        "title": found.dialect.title,
+        "dialect": found.dialect.name,
+        "evidence": found.evidence,
+        "consumer": found.dialect.consumer,
+        "advice": found.dialect.instead,
+    }
+
+
+def render_kind(facts: Mapping[str, str]) -> str:
     """Return what the file is, and below it what is known of it."""
-    facts = kind.facts
     lines = [f"    {key + ':':<10}{plain(facts[key])}" for key in ("dialect", "evidence", "consumer", "advice")]
-    return "\n".join([f"{kind.source}: {kind.dialect.title}", *lines])
+    return "\n".join([f"{facts['file']}: {facts['title']}", *lines])
 
 
 def render_rules(rules: Sequence[Rule]) -> str:
@@ -270,7 +228,5 @@ def rules_as_json(rules: Sequence[Rule]) -> str:
 
 def render_sources(rules: Sequence[Rule]) -> str:
     """Return a line per rule and source; a rule that no public source asks for says so."""
-    lines: Iterator[tuple[str, str]] = (
-        (entry.rule_id, source) for entry in rules for source in entry.sources or ("none: it only warns",)
-    )
+    lines = ((entry.rule_id, source) for entry in rules for source in entry.sources or ("none: it only warns",))
     return "".join(f"{rule_id:<4}  {source}\n" for rule_id, source in lines)

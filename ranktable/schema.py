@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cached_property
 from typing import Literal
 
 from ranktable.problem import Problem, Severity, join_index, join_key, show_value
@@ -65,50 +64,25 @@ class Field:
     of: Schema | None = None
     """The objects in the value."""
     count: Count | None = None
-    empty_is_none: bool = False
-    """True when "" says that there is no value."""
     limits: tuple[int, int] | None = None
     """Lowest and highest number, bytes of a text, or entries of an array."""
     choices: tuple[str, ...] = ()
     """The only values of a text."""
 
 
-@dataclass(frozen=True, eq=False)
 class Schema:
     """The keys of one kind of object; `extras` are known by name only: other readers look at them."""
 
-    fields: tuple[Field, ...]
-    extras: frozenset[str] = frozenset()
-
-    @cached_property
-    def by_name(self) -> dict[str, Field]:
-        """Every field by its key."""
-        return {field.name: field for field in self.fields}
-
-    @cached_property
-    def by_role(self) -> dict[str, Field]:
-        """The fields that have a role, by it, in the order in which they are written."""
-        return {field.role: field for field in self.fields if field.role}
-
-    @cached_property
-    def holders(self) -> tuple[Field, ...]:
+    def __init__(self, fields: tuple[Field, ...], extras: frozenset[str] = frozenset()) -> None:
+        self.fields = fields
+        self.by_name = {field.name: field for field in fields}
+        self.by_role = {field.role: field for field in fields if field.role}
+        self.holders = tuple(field for field in fields if field.of is not None)
         """The fields whose values hold objects with a schema."""
-        return tuple(field for field in self.fields if field.of is not None)
-
-    @cached_property
-    def limited(self) -> tuple[Field, ...]:
-        """The fields whose values have limits."""
-        return tuple(field for field in self.fields if field.limits or field.choices)
-
-    @cached_property
-    def kinds(self) -> dict[str, Kind | None]:
+        self.kinds: dict[str, Kind | None] = {**dict.fromkeys(extras), **{field.name: field.kind for field in fields}}
         """Kind of each known key; None for a key that may hold anything."""
-        return {**dict.fromkeys(self.extras), **{field.name: field.kind for field in self.fields}}
-
-    @cached_property
-    def required(self) -> frozenset[str]:
+        self.required = frozenset(field.name for field in fields if field.missing)
         """The keys whose absence is reported."""
-        return frozenset(field.name for field in self.fields if field.missing)
 
     def within(self, key: str) -> Schema:
         """Return the schema of the objects in `key`."""
@@ -180,7 +154,7 @@ def check_tree(members: Members, schema: Schema) -> list[Problem]:
 def check_limits(members: Members, schema: Schema, rule: str) -> Iterator[Problem]:
     """Yield what is outside the limits and choices of its field, in an object and all objects below it."""
     for found, its_schema, path in walk_tree(dict(members), schema):
-        for field in its_schema.limited:
+        for field in its_schema.fields:
             value = found.get(field.name)
             fault = _beyond(value, field) if field.name in found and fits_kind(value, field.kind) else None
             if fault is not None:
@@ -306,7 +280,7 @@ def _check_value(value: object, path: str, field: Field) -> Iterator[Problem]:
         what = name_placeholder(value)
         message = f"the value is {what}, not a number" if what else "the value is not a plain decimal number"
         remedy = 'write a decimal number as a string, such as "0"'
-        yield Problem(path, field.rule, "error", message, remedy, show_value(value), is_form=True)
+        yield Problem(path, field.rule, "error", message, remedy, show_value(value))
 
 
 def _check_array(value: object, path: str, kind: str) -> Iterator[Problem]:
@@ -325,6 +299,4 @@ def _check_array(value: object, path: str, kind: str) -> Iterator[Problem]:
 
 
 def _wrong_type(value: object, path: str, name: str, remedy: str, rule: str = "R4") -> Problem:
-    # What is to be an object or an array cannot be a number or a text in another form.
-    is_form = name in ("a JSON string", "a JSON integer", "a string")
-    return Problem(path, rule, "error", f"the value must be {name}", remedy, show_value(value), is_form=is_form)
+    return Problem(path, rule, "error", f"the value must be {name}", remedy, show_value(value))

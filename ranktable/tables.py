@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ranktable.document import Document, parse_document, read_document
 from ranktable.errors import (
     BuildError,
     InvalidTableError,
-    JsonTextError,
     NotReadyError,
     UnknownDialectError,
     UnsupportedDialectError,
 )
-from ranktable.faults import name_compression
 from ranktable.files import DEFAULT_MODE, write_bytes
-from ranktable.kinds import Detection, Dialect, detect_dialect, dialect_of, find_near_keys, table_of, written_names
-from ranktable.model import INITIALIZING, RankTable, encode, paused_collector
-from ranktable.problem import Problem
+from ranktable.kinds import Detection, detect_dialect, dialect_of, find_near_keys, table_of, written_names
+from ranktable.model import INITIALIZING, RankTable, encode
 from ranktable.values import render_json
 
 _MAX_RENAMES = 6
@@ -49,19 +44,13 @@ def decode_table(document: Document) -> RankTable:
     NotReadyError when the structure is unfinished and the status says so.
     """
     kind = detect_table(document).dialect
-    repeated = [describe_repeat(repeat.path) for repeat in document.repeated_keys]
-    faults = [*repeated, *(problem for problem in kind.check_structure(document.value) if problem.is_error)]
+    found = [*document.repeated_keys, *kind.check_structure(document.value)]
+    faults = [problem for problem in found if problem.is_error]
     if not faults:
         return table_of(kind.survey(document.value))
     if document.value.get("status") == INITIALIZING:
         raise NotReadyError(document.source)
     raise InvalidTableError(document.source, faults)
-
-
-def describe_repeat(path: str) -> Problem:
-    """Return the finding of rule R32 for a repeated key."""
-    message = "the key stands twice in its object; parsers keep the last one silently"
-    return Problem(path, "R32", "error", message, "keep one of the two")
 
 
 def encode_document(table: RankTable) -> dict[str, object]:
@@ -94,7 +83,6 @@ def write_table(path: str | os.PathLike[str], table: RankTable, *, mode: int = D
     write_bytes(path, encode_table(table).encode("ascii"), mode=mode)
 
 
-@paused_collector()
 def read_table(path: str | os.PathLike[str]) -> RankTable:
     """Return the table of the file at `path`; `-` is standard input.
 
@@ -112,39 +100,3 @@ def parse_table(data: bytes | str, source: str = "<text>") -> RankTable:
     """Return the table in `data`, whatever its status. Raises what `read_table` does, ReadError apart."""
     encoded = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     return decode_table(parse_document(encoded, source))
-
-
-@dataclass(frozen=True, slots=True)
-class FileKind:
-    """What one file is that is known by name only."""
-
-    source: str
-    dialect: Dialect
-    evidence: str
-    """The keys or bytes that gave it away."""
-
-    @property
-    def facts(self) -> Mapping[str, str]:
-        """What is known of it, as an object for JSON."""
-        return {
-            "file": self.source,
-            "dialect": self.dialect.name,
-            "title": self.dialect.title,
-            "evidence": self.evidence,
-            "consumer": self.dialect.consumer,
-            "advice": self.dialect.instead,
-        }
-
-
-def find_kind(data: bytes, source: str) -> FileKind | None:
-    """Return what the bytes are when they are known and no table that can be read here, else None."""
-    compression = name_compression(data)
-    if compression is not None:
-        return FileKind(source, dialect_of("compressed"), f"the first bytes of {compression}")
-    try:
-        detection = detect_dialect(parse_document(data, source).value)
-    except JsonTextError:
-        return None
-    if detection is None or detection.dialect.schema:
-        return None
-    return FileKind(source, detection.dialect, detection.evidence)

@@ -10,11 +10,11 @@ from ranktable.document import Document, locate_paths, read_document
 from ranktable.errors import EXIT_NOT_READY, EXIT_PROBLEMS, EXIT_VALID, BuildError, JsonTextError, UnknownDialectError
 from ranktable.files import STDIN_NAME
 from ranktable.kinds import Survey, dialect_of
-from ranktable.model import INITIALIZING, RankTable, paused_collector
+from ranktable.model import INITIALIZING, RankTable
 from ranktable.problem import Position, Problem
 from ranktable.profile import ANY_TARGET, Profile, build_profile
 from ranktable.rules import EVERYWHERE, registered_rules
-from ranktable.tables import describe_repeat, detect_table, encode_document
+from ranktable.tables import detect_table, encode_document
 
 _MAX_BYTES = 40 * 1024 * 1024
 """Largest file that HCCL reads."""
@@ -73,14 +73,12 @@ def validate_table(
     return judge_table(table, checked_for)
 
 
-@paused_collector()
 def judge_table(table: RankTable, profile: Profile) -> tuple[Problem, ...]:
     """Return every problem of `table` as `validate_table` does, for a profile that is built already."""
     value, kind = encode_document(table), dialect_of(table.dialect)
     return (*kind.check_structure(value), *_apply_rules(kind.survey(value), profile))
 
 
-@paused_collector()
 def validate_file(
     path: str | os.PathLike[str],
     *,
@@ -159,8 +157,7 @@ def _check_text(document: Document, profile: Profile) -> list[Problem]:
     if profile.is_ascend and profile.reader in (None, "hccl") and document.is_link:
         message = "the file is a symbolic link, as in a mounted ConfigMap; torch_npu refuses one in RANK_TABLE_FILE"
         problems.append(Problem("", "R1", "warning", message, "let the job copy the table to a plain file first"))
-    repeats = (replace(describe_repeat(repeat.path), position=repeat.position) for repeat in document.repeated_keys)
-    return [*problems, *repeats]
+    return [*problems, *document.repeated_keys]
 
 
 def locate(problems: Collection[Problem], document: Document) -> tuple[Problem, ...]:

@@ -44,14 +44,13 @@ def parse_number(value: object) -> int | None:
     """Return the number in a decimal string of at most ten digits, or in a JSON integer; None for all else."""
     if isinstance(value, str):
         return int(value) if is_decimal(value) else None
-    is_plain = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**10
-    return value if is_plain and isinstance(value, int) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**10 else None
 
 
 def read_integer(value: object) -> int | None:
     """Return a JSON integer of 32 bits from 0 on, None for all else (also for true, 1.0 and "1")."""
-    is_plain = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_INTEGER
-    return value if is_plain and isinstance(value, int) else None
+    number = None if isinstance(value, str) else parse_number(value)
+    return number if number is not None and number <= MAX_INTEGER else None
 
 
 def parse_address(text: str) -> Address | None:

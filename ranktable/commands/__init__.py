@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import click
 
-from ranktable.errors import EXIT_NOT_READY, EXIT_PROBLEMS, EXIT_USAGE, EXIT_VALID, ProfileError, RankTableError
+from ranktable.errors import EXIT_VALID
 from ranktable.model import RankTable
 from ranktable.profile import CHIPS, DEVICE_TARGETS, READERS
 from ranktable.values import count_noun
 
-_Judgement = TypeVar("_Judgement")
 Command = TypeVar("Command", bound=Callable[..., Any])
 FORMAT = click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 
@@ -39,27 +38,6 @@ def deliver_table(table: RankTable, notes: Iterable[str], output: str | None) ->
     return Outcome(notes=(f"wrote {output}: {size}", *notes))
 
 
-def judge_each(
-    files: Sequence[str], form: str, judge: Callable[[str], _Judgement]
-) -> Iterator[tuple[str, _Judgement | RankTableError]]:
-    """Yield each file with what `judge` says of it, or with its error; that of a lone file is raised for text."""
-    for name in files:
-        try:
-            yield name, judge(name)
-        except ProfileError:
-            raise  # a mistake in the options, not in the file
-        except RankTableError as error:
-            if len(files) == 1 and form == "text":
-                raise
-            yield name, error
-
-
-def worst_of(codes: Iterable[int]) -> int:
-    """Return the exit status of several files: what could not be judged, then what is wrong, then what is not ready."""
-    found = set(codes)
-    return next(code for code in (EXIT_USAGE, EXIT_PROBLEMS, EXIT_NOT_READY, EXIT_VALID) if code in found)
-
-
 def target_option(text: str, *, default: str | None = "ascend") -> Callable[[Command], Command]:
     """Return the option --device_target with that help."""
     kind = click.Choice(DEVICE_TARGETS, case_sensitive=False)
@@ -79,9 +57,3 @@ def reader_option(text: str) -> Callable[[Command], Command]:
 def _named_option(name: str, choices: Sequence[str], text: str) -> Callable[[Command], Command]:
     metavar = f"[{'|'.join(choices)}]"
     return click.option(name, type=click.Choice(choices, case_sensitive=False), metavar=metavar, help=text)
-
-
-def profile_options(command: Command) -> Command:
-    """Give a command `--device_target` and `--chip`, for which its result is checked."""
-    chip = chip_option("Hold the result to the rules of this chip.")
-    return target_option("For which devices to check the result.")(chip(command))

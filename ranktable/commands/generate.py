@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import click
 from ranktable.bounded_text import TextError, load_yaml
 from ranktable.commands import Outcome, chip_option, deliver_table, target_option
 from ranktable.errors import BuildError, HostListError
-from ranktable.files import read_bytes, read_source
+from ranktable.files import decode_text, read_bytes, read_source
 from ranktable.generate import (
     SERVER_ORDERS,
     HostInventory,
@@ -35,63 +35,51 @@ from ranktable.validate import hold_to_rules, judge_table
 
 _MEANINGS = {"server_id": "the string order of the server ids", "given": "the order given"}
 _NEEDS_ASCEND = "no device_ip was given: right for cpu and gpu, while Ascend needs --device_ips or --probe"
-_OPTIONS = (
-    click.option("--hosts", metavar="LIST", help="Hosts with device counts: a:8,b:8 or node[01-16]:8."),
-    click.option("--hostfile", metavar="FILE", help="Hosts from a file of another launcher; - is standard input."),
-    click.option(
-        "--hostfile_format",
-        type=click.Choice(FAMILIES),
-        help="Whose file it is, where lines of one host come again: openmpi and mpich (and Intel) add them up,"
-        " deepspeed refuses them.  [default: by what stands in it]",
-    ),
-    click.option("--probe", is_flag=True, help="Ask this host: /dev, /etc/hccn.conf, hccn_tool, npu-smi."),
-    click.option("--root", metavar="DIR", default="/", help="With --probe: where the host's /dev and /etc are."),
-    click.option("--server_id", metavar="ID", help="With --probe: the id of this host, not its main address."),
-    click.option("--devices", metavar="IDS", help="Device ids used on every host, such as 4-7, in place of counts."),
-    click.option(
-        "--device_ips", metavar="PATTERN|FILE", help="192.168.{device+1}.{server+10}, or a YAML file of lists by host."
-    ),
-    click.option("--include", metavar="FILTER", help="Only these hosts and devices: a:0,1@b."),
-    click.option("--exclude", metavar="FILTER", help="All but these hosts and devices: a:0,1@b."),
-    click.option(
-        "--order",
-        type=click.Choice(SERVER_ORDERS),
-        default="server_id",
-        show_default=True,
-        help="Order of the ranks over the hosts; server_id is the string order that Ascend demands.",
-    ),
-    click.option(
-        "--version",
-        type=click.Choice(written_names()),
-        default=written_names()[0],
-        show_default=True,
-        help="1.2: super pods.",
-    ),
-    click.option(
-        "--super_pods", metavar="ID=HOSTS", multiple=True, help="For 1.2: the hosts of a super pod: 0=node[1-2]."
-    ),
-    click.option("--super_device_ids", metavar="FILE", help="For 1.2: a YAML file of SDID lists by host."),
-    target_option("Refuse what validate would for it; gpu and cpu get host_ip and no device_ip.", default=None),
-    chip_option("Refuse what validate would for this chip."),
-    click.option(
-        "-o",
-        "--output",
-        metavar="FILE",
-        help="Where to write; - is standard output.  [default: rank_table_<n>pcs.json]",
-    ),
-    click.option("--force", is_flag=True, help="Replace the default file if it is there."),
-)
-"""In the order of the help."""
-
-
-def _with_options(function: Callable[..., Outcome]) -> Callable[..., Outcome]:
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
 
 
 @click.command(short_help="Write a table from a list of hosts, a host file or this host.")
-@_with_options
+@click.option("--hosts", metavar="LIST", help="Hosts with device counts: a:8,b:8 or node[01-16]:8.")
+@click.option("--hostfile", metavar="FILE", help="Hosts from a file of another launcher; - is standard input.")
+@click.option(
+    "--hostfile_format",
+    type=click.Choice(FAMILIES),
+    help="Whose file it is, where lines of one host come again: openmpi and mpich (and Intel) add them up,"
+    " deepspeed refuses them.  [default: by what stands in it]",
+)
+@click.option("--probe", is_flag=True, help="Ask this host: /dev, /etc/hccn.conf, hccn_tool, npu-smi.")
+@click.option("--root", metavar="DIR", default="/", help="With --probe: where the host's /dev and /etc are.")
+@click.option("--server_id", metavar="ID", help="With --probe: the id of this host, not its main address.")
+@click.option("--devices", metavar="IDS", help="Device ids used on every host, such as 4-7, in place of counts.")
+@click.option(
+    "--device_ips", metavar="PATTERN|FILE", help="192.168.{device+1}.{server+10}, or a YAML file of lists by host."
+)
+@click.option("--include", metavar="FILTER", help="Only these hosts and devices: a:0,1@b.")
+@click.option("--exclude", metavar="FILTER", help="All but these hosts and devices: a:0,1@b.")
+@click.option(
+    "--order",
+    type=click.Choice(SERVER_ORDERS),
+    default="server_id",
+    show_default=True,
+    help="Order of the ranks over the hosts; server_id is the string order that Ascend demands.",
+)
+@click.option(
+    "--version",
+    type=click.Choice(written_names()),
+    default=written_names()[0],
+    show_default=True,
+    help="1.2: super pods.",
+)
+@click.option("--super_pods", metavar="ID=HOSTS", multiple=True, help="For 1.2: the hosts of a super pod: 0=node[1-2].")
+@click.option("--super_device_ids", metavar="FILE", help="For 1.2: a YAML file of SDID lists by host.")
+@target_option("Refuse what validate would for it; gpu and cpu get host_ip and no device_ip.", default=None)
+@chip_option("Refuse what validate would for this chip.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    help="Where to write; - is standard output.  [default: rank_table_<n>pcs.json]",
+)
+@click.option("--force", is_flag=True, help="Replace the default file if it is there.")
 def generate(
     output: str | None,
     force: bool,
@@ -152,13 +140,15 @@ def _find_hosts(
     if not probe and (server_id is not None or root != "/"):
         raise click.UsageError("--root and --server_id go with --probe; leave them out")
     if probe:
-        from ranktable.local_host import Probe
+        from ranktable.local_host import probe_host
 
         if device_ips is not None:
             raise click.UsageError("--probe and --device_ips both give the addresses of devices; give one of them")
         ids = None if devices is None else parse_device_ids(devices, "--devices")
-        probed = Probe(Path(root), server_id=server_id, asks_super_pod=asks_super_pod).ask(device_target, ids)
-        return (probed.host,), probed.device_target, probed.notes
+        host, target, notes = probe_host(
+            Path(root), device_target, ids, server_id=server_id, asks_super_pod=asks_super_pod
+        )
+        return (host,), target, notes
     listed = parse_hosts(hosts, ListedHost) if hosts is not None else _read_hostfile(str(hostfile), hostfile_format)
     pairs = [(host.name, devices_of(host, devices)) for host in listed]
     found = take_hosts(pairs, None if device_ips is None else _read_addresses(device_ips, pairs))
@@ -169,14 +159,12 @@ def _read_hostfile(path: str, family: Family | None) -> tuple[ListedHost, ...]:
     """Return the hosts of the file at `path` (`-` is standard input); raises ReadError, HostListError."""
     name, data = read_source(path)
     source = f"--hostfile {name}"
-    if len(data) > MAX_BYTES:
-        raise HostListError(f"has more than {MAX_BYTES} bytes", "write ranges: node[0001-1024] slots=8", source)
     try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        fault = f"byte 0x{data[error.start]:02x} is not UTF-8"
-        raise HostListError(fault, "save it as UTF-8", f"{source}, line {line}") from error
+        text = decode_text(data, MAX_BYTES)
+    except OSError as error:
+        raise HostListError(
+            str(error.strerror), "write UTF-8 text, and ranges: node[0001-1024] slots=8", source
+        ) from error
     return parse_hostfile(text, ListedHost, source, family)
 
 

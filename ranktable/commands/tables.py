@@ -12,7 +12,6 @@ from ranktable.commands import (
     Outcome,
     chip_option,
     deliver_table,
-    profile_options,
     reader_option,
     target_option,
 )
@@ -39,7 +38,8 @@ _HOSTFILE = "hostfile"
     help="Order of servers and ranks; Ascend readers ask for server_id, the string order.",
 )
 @click.option("--allow_initializing", is_flag=True, help='Merge also tables whose status is not "completed".')
-@profile_options
+@target_option("For which devices to check the result.")
+@chip_option("Hold the result to the rules of this chip.")
 def merge(
     files: tuple[str, ...],
     output: str | None,
@@ -158,25 +158,32 @@ def show(file: str, ranks: bool, rank: int | None, form: str) -> Outcome:
 
     Of a file that is known and is no table for a job of training it says what it is, who reads it, and what to do.
     """
-    from ranktable.document import parse_document
-    from ranktable.files import read_source
-    from ranktable.report import list_ranks, overview_as_json, render_kind, render_overview, render_rank, render_table
-    from ranktable.tables import decode_table, find_kind
+    from ranktable.document import read_document
+    from ranktable.kinds import detect_dialect
+    from ranktable.report import (
+        describe_kind,
+        list_ranks,
+        overview_as_json,
+        render_kind,
+        render_overview,
+        render_rank,
+        render_table,
+    )
+    from ranktable.tables import decode_table
 
     if rank is not None and ranks:
         raise click.UsageError("--ranks and --rank exclude each other; give one of them")
-    source, data = read_source(file)
-    kind = find_kind(data, source)
-    if kind is not None:
-        return Outcome(render_json(kind.facts) if form == "json" else render_kind(kind) + "\n")
-    table = decode_table(parse_document(data, source))
-    is_by_rank = ranks or rank is not None
-    found = list_ranks(table, rank) if is_by_rank else []
+    document = read_document(file)
+    kind = detect_dialect(document.value)
+    if kind is not None and kind.dialect.schema is None:
+        facts = describe_kind(document.source, kind)
+        return Outcome(render_json(facts) if form == "json" else render_kind(facts) + "\n")
+    table = decode_table(document)
+    found = list_ranks(table, rank) if ranks or rank is not None else None
     if form == "json":
-        value: object = [place.describe(device) for place, device in found] if is_by_rank else overview_as_json(table)
-        return Outcome(render_json(value))
+        return Outcome(render_json(overview_as_json(table) if found is None else found))
     if rank is not None:
-        return Outcome("\n\n".join(render_rank(*each) for each in found) + "\n")
+        return Outcome("\n\n".join(map(render_rank, found or ())) + "\n")
     return Outcome((render_table(table) if ranks else render_overview(table)) + "\n")
 
 

@@ -13,12 +13,13 @@ from typing import Any
 
 import click
 
-from ranktable.commands import FORMAT, Outcome, chip_option, judge_each, reader_option, target_option, worst_of
-from ranktable.errors import EXIT_VALID, ReadError
+from ranktable.commands import FORMAT, Outcome, chip_option, reader_option, target_option
+from ranktable.errors import EXIT_NOT_READY, EXIT_PROBLEMS, EXIT_USAGE, EXIT_VALID, RankTableError, ReadError
 from ranktable.fix import Repair
 from ranktable.kinds import ServerEntry
 from ranktable.local import check_file
-from ranktable.report import Unjudged, Verdict, render_report, render_unjudged, render_verdicts_json
+from ranktable.profile import build_profile
+from ranktable.report import Verdict, render_report, render_verdicts_json
 from ranktable.validate import Report, validate_document, validate_file
 
 _STDIN = "-"
@@ -69,30 +70,31 @@ def validate(
         raise click.UsageError("Missing argument 'FILE...'")
     if fix:
         return _fix(files[0], _choose_target(files[0], output, in_place=in_place), options)
-    verdicts: list[Verdict] = []
-    codes: list[int] = []
-    for name, found in judge_each(files, form, lambda name: validate_file(name, **options)):
-        verdicts.append(found if isinstance(found, Report) else Unjudged(name, found.message, found.remedy))
-        codes.append(found.exit_code(strict=strict) if isinstance(found, Report) else found.exit_code)
-    worst = worst_of(codes)
-    return Outcome(_render(verdicts, form, strict=strict, quiet=quiet), exit_code=worst)
-
-
-def _render(verdicts: Sequence[Verdict], form: str, *, strict: bool, quiet: bool) -> str:
+    build_profile(options["device_target"], options["chip"], options["profile"])  # a mistake in the options, not a file
+    verdicts: list[tuple[str, Verdict]] = []
+    for name in files:
+        try:
+            verdicts.append((name, validate_file(name, **options)))
+        except RankTableError as error:
+            if len(files) == 1 and form == "text":
+                raise
+            verdicts.append((name, error))
+    codes = {_exit_code(verdict, strict=strict) for _, verdict in verdicts}
+    worst = next(code for code in (EXIT_USAGE, EXIT_PROBLEMS, EXIT_NOT_READY, EXIT_VALID) if code in codes)
     if form == "json":
-        return render_verdicts_json(verdicts)
-    loud = [verdict for verdict in verdicts if not quiet or _has_to_be_said(verdict, strict=strict)]
-    return "".join(f"{_render_text(verdict, shows_warnings=strict or not quiet)}\n" for verdict in loud)
+        return Outcome(render_verdicts_json(verdicts), exit_code=worst)
+    loud = [verdict for _, verdict in verdicts if not quiet or _exit_code(verdict, strict=strict)]
+    return Outcome("".join(f"{_render(each, shows_warnings=strict or not quiet)}\n" for each in loud), exit_code=worst)
 
 
-def _has_to_be_said(verdict: Verdict, *, strict: bool) -> bool:
-    return isinstance(verdict, Unjudged) or verdict.exit_code(strict=strict) != EXIT_VALID
+def _exit_code(verdict: Verdict, *, strict: bool) -> int:
+    return verdict.exit_code(strict=strict) if isinstance(verdict, Report) else verdict.exit_code
 
 
-def _render_text(verdict: Verdict, *, shows_warnings: bool) -> str:
-    if isinstance(verdict, Unjudged):
-        return render_unjudged(verdict)
-    return render_report(verdict, shows_warnings=shows_warnings)
+def _render(verdict: Verdict, *, shows_warnings: bool) -> str:
+    if isinstance(verdict, Report):
+        return render_report(verdict, shows_warnings=shows_warnings)
+    return f"ranktable: error: {verdict}"
 
 
 def _check_local(file: str | None, root: str, form: str, *, strict: bool, options: dict[str, Any]) -> Outcome:
@@ -102,12 +104,11 @@ def _check_local(file: str | None, root: str, form: str, *, strict: bool, option
     try:
         found = check_file(path, root=root, **options)
     except ReadError as error:
-        if file is not None:
-            raise
-        remedy = "correct RANK_TABLE_FILE: torch_npu goes on without a table when it cannot read it"
-        raise ReadError(error.source, error.reason, remedy) from error
+        if file is None:
+            error.remedy = "correct RANK_TABLE_FILE: torch_npu goes on without a table when it cannot read it"
+        raise
     report = found.report
-    text = render_verdicts_json([report]) if form == "json" else render_report(report) + "\n"
+    text = render_verdicts_json([(path, report)]) if form == "json" else render_report(report) + "\n"
     return Outcome(text, tuple(map(_describe_server, found.servers)), report.exit_code(strict=strict))
 
 
@@ -133,7 +134,6 @@ def _fix(file: str, target: str | None, options: dict[str, Any]) -> Outcome:
     from ranktable.document import parse_document
     from ranktable.files import STDIN_NAME, read_source
     from ranktable.fix import fix_table
-    from ranktable.profile import build_profile
     from ranktable.values import render_json
 
     reader = options.pop("profile")

@@ -41,24 +41,14 @@ def _device_keys(value: Members) -> set[str]:
     return {key for server in servers for device in list_objects(server, "device") for key in device}
 
 
-CONFIG_MAP = Dialect(
-    name="configmap",
-    title="a Kubernetes ConfigMap",
-    consumer="kubectl; a pod sees each of its keys as a file",
-    recognise=lambda value: "kind ConfigMap" if value.get("kind") == "ConfigMap" else "",
-    instead="write the value of that key to a file of its own",
-)
-COMPRESSED = Dialect(
-    name="compressed",
-    title="compressed text",
-    consumer="the sidecar or script that unpacks it before the job starts",
-    recognise=lambda _: "",  # it is no JSON
-    sources=(citations.VOLCANO,),
-    instead="unpack it first (base64 -d where it is in base64, then gunzip or unzstd)",
-)
 DIALECTS = (
-    CONFIG_MAP,
-    COMPRESSED,
+    Dialect(
+        name="configmap",
+        title="a Kubernetes ConfigMap",
+        consumer="kubectl; a pod sees each of its keys as a file",
+        recognise=lambda value: "kind ConfigMap" if value.get("kind") == "ConfigMap" else "",
+        instead="write the value of that key to a file of its own",
+    ),
     Dialect(
         name="vllm-pd",
         title="a vLLM-Ascend prefill and decode table",

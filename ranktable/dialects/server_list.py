@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from ranktable.kinds import Dialect, Survey, find_repeats, has_any, rule_ids
 from ranktable.problem import Problem, Severity, join_key
 from ranktable.profile import Profile
-from ranktable.rules import citations, rule
+from ranktable.rules import Rule, citations
 from ranktable.rules.identity import check_cover
 from ranktable.schema import Count, Field, Members, Schema
 
@@ -150,7 +150,7 @@ def _is_plain(value: Members) -> str:
     return f'version "{PLAIN}"' if value.get("version") == PLAIN else ""
 
 
-@rule(
+@Rule(
     "P4",
     "cluster_list has unique clusters that cover every server once, and no others",
     is_whole=True,
@@ -165,7 +165,7 @@ def check_clusters(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     yield from check_cover(members, survey.servers, "server_id", "server_list", "P4", "cluster of cluster_list")
 
 
-@rule(
+@Rule(
     "P5",
     "every group has a group_id of its own, and every server of an instance an id and devices",
     is_whole=True,
@@ -186,7 +186,6 @@ DIALECTS = (
     Dialect(
         name="mindie-global",
         title="a MindIE global table",
-        consumer="MindIE-Motor, for inference",
         recognise=has_any("server_group_list"),
         keys=("server_group_list",),
         sources=(citations.MINDIE_MOTOR,),
@@ -198,7 +197,6 @@ DIALECTS = (
     Dialect(
         name="volcano-job",
         title="a Volcano job table (version 1.3)",
-        consumer="the configmap1980 plugin of Volcano",
         recognise=_has_version("1.3"),
         sources=(citations.VOLCANO,),
         schema=_schema(_POD_SERVER, _POD_LIST, _DATA_VERSION),
@@ -210,7 +208,6 @@ DIALECTS = (
     Dialect(
         name=SUPER_PODS,
         title="a super pod rank table (version 1.2)",
-        consumer="HCCL on A3 super pods",
         recognise=_is_super_pod,
         keys=("super_pod_list",),
         sources=(citations.CONCISE, citations.A3_PAGE, citations.OPERATOR),
@@ -225,7 +222,6 @@ DIALECTS = (
     Dialect(
         name="cross-cluster",
         title="a rank table over several clusters (version 1.0 with cluster_list)",
-        consumer="MindSpore on Ascend",
         recognise=_is_cross_cluster,
         sources=(citations.MINDSPORE,),
         schema=_schema(_PLAIN_SERVER, _UNREAD_PODS, _CLUSTERS),
@@ -237,7 +233,6 @@ DIALECTS = (
     Dialect(
         name=PLAIN,
         title="a version 1.0 rank table",
-        consumer="HCCL on 910A, A2 and 300I Duo",
         recognise=_is_plain,
         keys=("server_list", "server_count"),
         sources=(citations.CONCISE, citations.MINDSPORE),

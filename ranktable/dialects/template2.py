@@ -21,7 +21,7 @@ from ranktable.kinds import (
 )
 from ranktable.problem import Problem
 from ranktable.profile import Profile
-from ranktable.rules import citations, rule
+from ranktable.rules import Rule, citations
 from ranktable.rules.identity import check_counts
 from ranktable.schema import Count, Field, Members, Schema, check_limits, list_objects, walk_objects
 
@@ -36,7 +36,7 @@ def _count(name: str, *steps: str, noun: str) -> Field:
 _DEVICE = Schema(
     (
         Field("device_id", "number", missing="error", rule="R8", role="device_id", limits=(0, 7)),
-        Field("device_ip", role="device_ip", empty_is_none=True),
+        Field("device_ip", role="device_ip"),
     )
 )
 _INSTANCE = Schema(
@@ -69,14 +69,15 @@ def _survey(value: Members, kind: Dialect) -> Survey:
     for group_path, group in walk_objects(value, "", "group_list"):
         for path, instance in walk_objects(group, group_path, "instance_list"):
             devices = [
-                survey_device(device, place, _DEVICE) for place, device in walk_objects(instance, path, "devices")
+                survey_device({key: value for key, value in device.items() if (key, value) != ("device_ip", "")}, place)
+                for place, device in walk_objects(instance, path, "devices")
             ]
             members = {key: member for key, member in instance.items() if key != "devices"}
             found.append((ServerEntry(path, members), devices))
     return Survey("", value, join_servers(found), kind.name)
 
 
-@rule("R28", "the counts and names of template 2 agree with what is listed", sources=(citations.STANDARD,))
+@Rule("R28", "the counts and names of template 2 agree with what is listed", sources=(citations.STANDARD,))
 def check_template2(survey: Survey, profile: Profile) -> Iterator[Problem]:
     """Groups, instances and devices are counted in the file; pods are named once; HCCL's further demands."""
     groups = survey.entries("group_list")
@@ -124,7 +125,6 @@ DIALECTS = (
     Dialect(
         name=_NAME,
         title="a template 2 cloud rank table (group_list, no version)",
-        consumer="older HCCL and ModelArts",
         recognise=has_any("group_list", "group_count"),
         keys=("group_list", "group_count"),
         sources=(citations.STANDARD,),

@@ -14,7 +14,7 @@ from ipaddress import IPv4Address, IPv6Address
 from ranktable.kinds import Dialect, Entry, ServerEntry, Survey, has_any, join_servers, rule_ids, survey_device
 from ranktable.problem import Problem, join_index, join_key, show_value
 from ranktable.profile import Profile
-from ranktable.rules import citations, rule
+from ranktable.rules import Rule, citations
 from ranktable.rules.identity import check_counts, check_ranks
 from ranktable.schema import Count, Field, Members, Schema, check_limits, walk_objects
 
@@ -102,11 +102,11 @@ def _survey(value: Members, kind: Dialect) -> Survey:
         lowest = min(readable, key=lambda pair: pair[0], default=(0, Entry(path)))[1]
         members = {"server_id": lowest.text("net_instance_id")} if lowest.text("net_instance_id") is not None else {}
         places = {"server_id": join_key(lowest.path, "net_instance_id")}
-        found.append((ServerEntry(path, members, places=places), [survey_device(rank, path, _RANK)]))
+        found.append((ServerEntry(path, members, places=places), [survey_device(rank, path)]))
     return Survey("", value, join_servers(found), kind.name)
 
 
-@rule(
+@Rule(
     "R30",
     "version 2.0: counts, ids, layers, addresses and ports are within HCCL's limits",
     severity="error or warning",
@@ -243,7 +243,6 @@ DIALECTS = (
     Dialect(
         name=_NAME,
         title="a version 2.0 rank table",
-        consumer="HCCL on Ascend 950",
         recognise=has_any("rank_list", "rank_count"),
         keys=("rank_list", "rank_count"),
         sources=(citations.RANK_TABLE_INFO, citations.A5_PAGE),

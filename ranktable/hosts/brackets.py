@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from ranktable.errors import HostListError
 from ranktable.hosts.ranges import MAX_DIGITS, RangeError, find_runs, fold_runs, read_range
@@ -46,11 +46,6 @@ def fold(names: Iterable[str]) -> str:
 
     `expand` gives the names back, in their order.
     """
-    return ",".join(fold_words(names))
-
-
-def fold_words(names: Iterable[str]) -> list[str]:
-    """Return the words of `fold`."""
     folded: list[tuple[str, str, list[str]]] = []
     for name in names:
         match = None if set(name) & set("[]:") else _LAST_NUMBER.match(name)
@@ -61,7 +56,7 @@ def fold_words(names: Iterable[str]) -> list[str]:
             last[2].append(number)
         else:
             folded.append((head, tail, [number]))
-    return [_fold_group(*group) for group in folded]
+    return ",".join(_fold_group(*group) for group in folded)
 
 
 def split_outside(text: str, mark: str) -> list[str]:
@@ -98,28 +93,20 @@ def _half(letter: str, text: str) -> HostListError:
     return HostListError(f"{quote(text)} has a {letter} without its other half", "write node[01-16]")
 
 
-def _too_many(word: str) -> HostListError:
-    return HostListError(f"{quote(word)} makes more than {MAX_HOSTS} hosts", "give fewer")
-
-
 def _expand_word(word: str, room: int) -> list[str]:
     """Return the names of one word; at most `room`."""
     parts = _GROUP.split(word)  # text, group, text, group, ..., text
-    choices: list[list[str]] = []
+    choices: list[Iterable[str]] = []
     count = 1
     for index, part in enumerate(parts):
-        if index % 2 == 0:
-            choices.append([part])
-        elif ":" in part:
-            choices.append([f"[{part}]"])
+        if index % 2 == 0 or ":" in part:
+            choices.append([part if index % 2 == 0 else f"[{part}]"])
         else:
             ranges = [_read_range(piece.strip(), word) for piece in part.split(",")]
             count *= sum(len(numbers) for numbers, _ in ranges)
-            if count > room:
-                break
-            choices.append([number for one in ranges for number in _numbers(*one)])
-    if count > room:
-        raise _too_many(word)
+            choices.append(str(number).zfill(width) for numbers, width in ranges for number in numbers)
+        if count > room:
+            raise HostListError(f"{quote(word)} makes more than {MAX_HOSTS} hosts", "give fewer")
     return ["".join(letters) for letters in itertools.product(*choices)]
 
 
@@ -137,12 +124,6 @@ def _read_range(piece: str, word: str) -> tuple[range, int]:
         remedy = "write both ends with as many digits"
         raise HostListError(f"{quote(word)} has the range {piece} with ends of two widths", remedy)
     return found.numbers, len(found.first) if is_padded else 0
-
-
-def _numbers(numbers: range, width: int) -> Iterator[str]:
-    if len(numbers) > MAX_HOSTS:
-        raise _too_many(f"{numbers[0]}-{numbers[-1]}")
-    return (str(number).zfill(width) for number in numbers)
 
 
 def _fold_group(head: str, tail: str, numbers: list[str]) -> str:

@@ -9,15 +9,7 @@ from typing import TypeVar
 
 from ranktable.errors import HostListError, near_miss
 from ranktable.hosts.brackets import expand, quote, shorten, split_outside
-from ranktable.hosts.names import (
-    MAX_SLOTS,
-    address_of,
-    check_host_name,
-    host_key,
-    is_address,
-    slots_of,
-    split_place,
-)
+from ranktable.hosts.names import MAX_SLOTS, address_of, check_host_name, host_key, split_place
 from ranktable.hosts.ranges import RangeError, fold_numbers, read_ranges
 
 MAX_DEVICE_ID = 4095
@@ -127,36 +119,32 @@ def check_distinct(hosts: Iterable[ListedHost]) -> None:
                 raise HostListError(f"{what} is given twice", "give each host once, with all its slots", where)
 
 
-def check_user(user: str, source: str) -> None:
-    """Refuse what is no user name; raises HostListError."""
+def check_user(user: str, source: str) -> str:
+    """Return a name of a user; raises HostListError for what is none."""
     if not _USER.match(user):
-        raise HostListError(
-            f"user {quote(user)} is no user name", "letters, digits, '_', '.', '+', '@' and '-' only", source
-        )
+        remedy = "letters, digits, '_', '.', '+', '@' and '-' only"
+        raise HostListError(f"user {quote(user)} is no user name", remedy, source)
+    return user
 
 
-def check_python(path: str, source: str) -> None:
-    """Refuse a path that is not absolute, since no shell looks it up on the host; raises HostListError."""
+def check_python(path: str, source: str) -> str:
+    """Return a path that is absolute, since no shell looks it up on the host; raises HostListError for others."""
     if not _PATH.match(path):
-        raise HostListError(
-            f"python {quote(path)} is no absolute path", "give the absolute path of a Python on the host", source
-        )
-
-
-def check_address(address: str, source: str) -> None:
-    """Refuse what is no numeric address by which other hosts can reach this one; raises HostListError."""
-    number = address_of(address)
-    if number is None or number.is_loopback or number.is_unspecified or number.is_multicast:
-        remedy = "give the numeric address by which other hosts reach it, such as 10.0.0.1"
-        raise HostListError(f"address {quote(address)} is none that others can reach", remedy, source)
+        remedy = "give the absolute path of a Python on the host"
+        raise HostListError(f"python {quote(path)} is no absolute path", remedy, source)
+    return path
 
 
 def parse_slots(text: str, source: str) -> int:
     """Turn a number of slots, 1 to `MAX_SLOTS`, into a number; raises HostListError."""
-    slots = slots_of(text)
-    if not slots:
-        raise HostListError(f"slots {quote(text)} is no such number", f"write one from 1 to {MAX_SLOTS}", source)
-    return slots
+    return parse_count(text, "slots", MAX_SLOTS, source)
+
+
+def parse_count(text: str, noun: str, largest: int, source: str) -> int:
+    """Turn digits into a number from 1 to the largest; raises HostListError."""
+    if text.isascii() and text.isdigit() and len(text) <= len(str(largest)) and 0 < int(text) <= largest:
+        return int(text)
+    raise HostListError(f"{noun} {quote(text)} is no such number", f"write one from 1 to {largest}", source)
 
 
 def parse_device_ids(text: str, source: str) -> tuple[int, ...]:
@@ -226,7 +214,7 @@ def _parse_filter(text: str, option: str, hosts: Sequence[ListedHost]) -> dict[s
 
 def _split_devices(piece: str, option: str) -> tuple[list[str], str | None]:
     """Return the hosts of `node[1-4]:0,2` and its devices, None without."""
-    if is_address(piece):
+    if address_of(piece) is not None:
         return [piece], None
     with HostListError.at(option):
         place, *devices = split_outside(piece, ":")

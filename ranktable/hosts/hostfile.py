@@ -20,15 +20,15 @@ from ranktable.hosts.brackets import MAX_HOSTS, expand, quote
 from ranktable.hosts.host_list import (
     MAX_PORT,
     Host,
-    check_address,
     check_distinct,
     check_python,
     check_user,
+    parse_count,
     parse_device_ids,
     parse_host_word,
     parse_slots,
 )
-from ranktable.hosts.names import MAX_SLOTS, host_key
+from ranktable.hosts.names import MAX_SLOTS, address_of, host_key
 
 MAX_BYTES = 4_000_000
 Family = Literal["deepspeed", "openmpi", "mpich", "slurm", "plain"]
@@ -38,9 +38,7 @@ _COMMENT = re.compile(r"(^|\s)#.*")
 _VALUE = r'(?:[^\s"]|"[^"]*")'
 _WORD = re.compile(rf'(?:[^\s"=]|"[^"]*")+(?:\s*=\s*{_VALUE}*)?')
 _RANKFILE = re.compile(r"rank\s+\d+\s*=")
-_ALIASES = {"max-slots": "max_slots", "slots_max": "max_slots", "slots-max": "max_slots", "count": "slots"} | {
-    "cpu": "slots"
-}
+_ALIASES = dict.fromkeys(("max-slots", "slots_max", "slots-max"), "max_slots") | {"count": "slots", "cpu": "slots"}
 """Other words of Open MPI for its keys."""
 _UNREAD = frozenset({"binding", "ifname", "iface"})
 """Keys of MPICH that say nothing of a host or its slots."""
@@ -107,11 +105,8 @@ def _join_repeats(hosts: list[Host], family: Family) -> list[Host]:
     """Make several lines of one host one, as the family does it; what it refuses is left as it is."""
     if family == "plain":  # a line for each slot, or nothing said of slots
         runs = [list(run) for _, run in groupby(hosts, key=lambda host: host_key(host.name))]
-        return (
-            hosts
-            if len(runs) == len(hosts)
-            else [_with_slots(_add_up(run), sum(host.slots or 1 for host in run)) for run in runs]
-        )
+        if len(runs) < len(hosts):
+            return [_with_slots(_add_up(run), sum(host.slots or 1 for host in run)) for run in runs]
     if family == "mpich":
         hosts = [host if host.slots else _with_slots(host, 1) for host in hosts]
     if family in ("mpich", "openmpi"):
@@ -219,36 +214,24 @@ def _checked(host: Host) -> Host:
     return host
 
 
-def _read_user(text: str, source: str) -> str:
-    check_user(text, source)
-    return text
-
-
-def _read_port(text: str, source: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= len(str(MAX_PORT)) and 0 < int(text) <= MAX_PORT):
-        raise HostListError(f"port {quote(text)} is no such number", f"write one from 1 to {MAX_PORT}", source)
-    return int(text)
-
-
-def _read_python(text: str, source: str) -> str:
-    check_python(text, source)
-    return text
-
-
 def _read_addresses(text: str, source: str) -> list[str]:
+    """Return numeric addresses by which other hosts can reach these; raises HostListError for others."""
     with HostListError.at(source):
         addresses = expand(text)
     for address in addresses:
-        check_address(address, source)
+        number = address_of(address)
+        if number is None or number.is_loopback or number.is_unspecified or number.is_multicast:
+            remedy = "give the numeric address by which other hosts reach it, such as 10.0.0.1"
+            raise HostListError(f"address {quote(address)} is none that others can reach", remedy, source)
     return addresses
 
 
 _READERS: dict[str, Callable[[str, str], Any]] = {
     "slots": parse_slots,
     "devices": parse_device_ids,
-    "user": _read_user,
-    "port": _read_port,
-    "python": _read_python,
+    "user": check_user,
+    "port": lambda text, source: parse_count(text, "port", MAX_PORT, source),
+    "python": check_python,
     "address": _read_addresses,
     "max_slots": parse_slots,
 }

@@ -27,11 +27,6 @@ def host_key(name: str) -> str:
     return LOOPBACK if address.is_loopback else str(mapped or address)
 
 
-def is_address(text: str) -> bool:
-    """Return whether a text is a numeric address."""
-    return address_of(text) is not None
-
-
 def check_host_name(name: str) -> None:
     """Refuse what is no host name and no address, above all what an ssh or a shell would read as something else.
 
@@ -42,7 +37,8 @@ def check_host_name(name: str) -> None:
         raise HostListError(f"{quote(name)} starts with '-', as an option does", "give a host name")
     if len(name) > MAX_NAME_CHARS:
         raise HostListError(f"{quote(name)} has more than {MAX_NAME_CHARS} characters", "give a host name")
-    if address_of(name) is None and (not _NAME.match(name) or _looks_like_address(name)):
+    is_mistyped = "." in name and not name.strip("0123456789.")  # 10.0.0 or 10.0.0.256
+    if address_of(name) is None and (is_mistyped or not _NAME.match(name)):
         remedy = "letters, digits, '.', '-' and '_' only"
         raise HostListError(f"{quote(name)} is neither a host name nor an address", remedy)
 
@@ -66,12 +62,6 @@ def split_place(place: str) -> tuple[str, str | None]:
     return name, slots if colon else None
 
 
-def slots_of(text: str) -> int:
-    """Return the number of slots that a text gives, 1 to `MAX_SLOTS`; 0 when it is no such number."""
-    is_number = text.isascii() and text.isdigit() and len(text) <= len(str(MAX_SLOTS))
-    return int(text) if is_number and int(text) <= MAX_SLOTS else 0
-
-
 def address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     """Return the numeric address in a text, with its zone; None when it is none."""
     if ":" not in text and not text[:1].isdigit():
@@ -84,8 +74,3 @@ def address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
     if percent and (address.version == 4 or not _ZONE.match(zone)):
         return None
     return ipaddress.ip_address(text)
-
-
-def _looks_like_address(name: str) -> bool:
-    """Digits and dots that are no address, such as 10.0.0 or 10.0.0.256, are one mistyped."""
-    return bool(re.fullmatch(r"[0-9.]+", name)) and "." in name

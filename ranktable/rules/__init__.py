@@ -34,7 +34,7 @@ class Rule:
     rule_id: str
     title: str
     check: Check | None = None
-    """None for a rule that is looked after while the file is read."""
+    """None for a rule that is looked after while the file is read, or by the function of another rule."""
     severity: Weight = "error"
     """How bad it is to break the rule, on the chips that it holds for."""
     chips: tuple[str, ...] = ()
@@ -54,34 +54,21 @@ class Rule:
 
     @property
     def place(self) -> tuple[int, int]:
-        """A sort key: R1 to R33 first, then the others by their letter."""
+        """A sort key: the rules R by number, then L and P."""
         return "RLP".index(self.rule_id[0]), int(self.rule_id[1:])
+
+    def __call__(self, check: Check) -> Check:
+        """Register the rule with the decorated function for its check."""
+        register(replace(self, check=check))
+        return check
 
     def parts_of(self, survey: Survey) -> tuple[Survey, ...]:
         """Return what the check looks at: the table, or group after group."""
         return (survey,) if self.is_whole or not survey.groups else survey.groups
 
 
-def rule(
-    rule_id: str,
-    title: str,
-    *,
-    severity: Weight = "error",
-    chips: tuple[str, ...] = (),
-    readers: tuple[str, ...] = (),
-    is_whole: bool = False,
-    sources: tuple[str, ...] = (),
-) -> Callable[[Check], Check]:
-    """Register the decorated function as the check of `rule_id`; see `Rule` for the rest."""
-
-    def register(check: Check) -> Check:
-        _add(Rule(rule_id, title, check, severity, chips, readers, is_whole, sources))
-        return check
-
-    return register
-
-
-def _add(entry: Rule) -> None:
+def register(entry: Rule) -> None:
+    """Add a rule; one without a function is looked after by that of another rule, or while the file is read."""
     assert entry.rule_id not in _RULES, f"{entry.rule_id} is registered twice"
     assert entry.sources or entry.severity == "warning", f"{entry.rule_id} has no source, so it can only warn"
     assert set(entry.chips) <= set(CHIPS), f"{entry.rule_id} names an unknown chip"
@@ -89,7 +76,7 @@ def _add(entry: Rule) -> None:
 
 
 def registered_rules() -> tuple[Rule, ...]:
-    """Return every registered rule: R1 to R33 by number, then the others."""
+    """Return every registered rule: those of HCCL and of the format (R) by number, then L and P."""
     for name in _MODULES:
         import_module(f"ranktable.rules.{name}")
     all_dialects()  # their modules register rules of their own
@@ -155,4 +142,4 @@ for _rule in (
     Rule("L6", "with --local: super_device_id is what npu-smi says", sources=_AT_START),
     Rule("L7", "with --local: RANK_ID, DEVICE_ID and RANK_SIZE of the environment fit the table", sources=_AT_START),
 ):
-    _add(_rule)
+    register(_rule)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from ranktable.kinds import DeviceEntry, ServerEntry, Survey, all_dialects, find_repeats
+from ranktable.kinds import DeviceEntry, Survey, all_dialects, find_repeats
 from ranktable.problem import Problem, Severity, join_key
 from ranktable.profile import Profile
-from ranktable.rules import chip_of, citations, rule, severity_on
+from ranktable.rules import Rule, chip_of, citations, register, severity_on
 from ranktable.rules.identity import MAX_DEVICE_ID, about_devices, check_cover
 from ranktable.values import count_noun, name_placeholder
 
@@ -23,6 +23,7 @@ _USUAL_DEVICES = {"a2": 8}
 """Most A2 servers have 8 devices, a few have 16."""
 _NAMES = {"hccl": "HCCL", "mindspore": "MindSpore"}
 _CONCISE = (citations.CONCISE,)
+_910A = ("910a",)
 _SDID = "super_device_id"
 _HIGHEST_SDID = 2**32 - 1
 _MAX_POD_ID_LENGTH = 127
@@ -37,58 +38,42 @@ def _severity_910a(survey: Survey, profile: Profile) -> Severity | None:
     return None if is_larger else severity
 
 
-@rule(
-    "R17",
-    "a 910A server has 1, 2, 4 or 8 devices, and 8 when it is not alone",
-    chips=("910a",),
-    sources=_CONCISE,
-)
-def check_device_count(survey: Survey, profile: Profile) -> Iterator[Problem]:
-    """More than eight devices are left to R21."""
+@Rule("R17", "a 910A server has 1, 2, 4 or 8 devices, and 8 when it is not alone", chips=_910A, sources=_CONCISE)
+def check_910a(survey: Survey, profile: Profile) -> Iterator[Problem]:
+    """R17 to R20. More than eight devices are left to R21; of R20, the servers that differ from the most are reported.
+
+    A pair on two rings of four, which are separate networks, is a warning: HCCL's parser accepts it.
+    """
     severity = _severity_910a(survey, profile)
-    allowed = (8,) if survey.is_multi_server else (1, 2, 4, 8)
-    for server in survey.servers:
-        count = len(server.devices)
-        if severity and 0 < count < 8 and count not in allowed:
-            wanted = "8 devices on each of several servers" if survey.is_multi_server else "1, 2, 4 or 8 devices"
-            message = f"the server has {count_noun(count, 'device')}; a 910A takes {wanted}"
-            yield about_devices(server, "R17", severity, message, "list a number of devices that the chip takes")
-
-
-@rule("R18", "two devices of a 910A server are both of 0-3 or both of 4-7", severity="warning", chips=("910a",))
-def check_device_pair(survey: Survey, profile: Profile) -> Iterator[Problem]:
-    """The two rings of four are separate networks; HCCL's parser accepts such a pair, so this is a warning."""
-    for server in survey.servers if _severity_910a(survey, profile) else ():
-        ids = _device_ids(server, 2)
-        if len({number // 4 for number in ids}) == 2:
-            message = f"devices {ids[0]}, {ids[1]} are on two networks of a 910A"
-            yield about_devices(server, "R18", "warning", message, "take two devices of 0-3 or two of 4-7")
-
-
-@rule("R19", "four devices of a 910A server are one of eight sets", chips=("910a",), sources=_CONCISE)
-def check_device_quad(survey: Survey, profile: Profile) -> Iterator[Problem]:
-    """The sets are the rings that the links of the board can form."""
-    severity = _severity_910a(survey, profile)
-    for server in survey.servers:
-        ids = _device_ids(server, 4)
-        if severity and ids and "".join(map(str, ids)) not in _QUADS_910A:
-            message = f"devices {', '.join(map(str, ids))} form no ring on a 910A"
-            yield about_devices(server, "R19", severity, message, "take devices 0-3 or devices 4-7")
-
-
-@rule("R20", "every 910A server has the same number of devices", chips=("910a",), sources=_CONCISE)
-def check_equal_counts(survey: Survey, profile: Profile) -> Iterator[Problem]:
-    """The servers that differ from the most are reported. A2 and A3 take servers of different sizes."""
-    severity = _severity_910a(survey, profile)
+    if severity is None:
+        return
     counts = Counter(len(server.devices) for server in survey.servers)
     usual = max(counts, key=lambda count: (counts[count], count), default=0)
+    allowed = (8,) if survey.is_multi_server else (1, 2, 4, 8)
+    wanted = "8 devices on each of several servers" if survey.is_multi_server else "1, 2, 4 or 8 devices"
     for server in survey.servers:
-        if severity and len(server.devices) != usual:
-            message = f"the server has {len(server.devices)} devices, the others have {usual}"
+        count, ids = len(server.devices), {d.device_id for d in server.devices if d.device_id is not None}
+        shown = ", ".join(map(str, sorted(ids)))
+        if 0 < count < 8 and count not in allowed:
+            message = f"the server has {count_noun(count, 'device')}; a 910A takes {wanted}"
+            yield about_devices(server, "R17", severity, message, "list a number of devices that the chip takes")
+        if count == len(ids) == 2 and len({number // 4 for number in ids}) == 2:
+            message = f"devices {shown} are on two networks of a 910A"
+            yield about_devices(server, "R18", "warning", message, "take two devices of 0-3 or two of 4-7")
+        if count == len(ids) == 4 and shown.replace(", ", "") not in _QUADS_910A:
+            message = f"devices {shown} form no ring on a 910A"
+            yield about_devices(server, "R19", severity, message, "take devices 0-3 or devices 4-7")
+        if count != usual:
+            message = f"the server has {count} devices, the others have {usual}"
             yield about_devices(server, "R20", severity, message, f"list {usual} devices on every server")
 
 
-@rule(
+register(Rule("R18", "two devices of a 910A server are both of 0-3 or both of 4-7", severity="warning", chips=_910A))
+register(Rule("R19", "four devices of a 910A server are one of eight sets", chips=_910A, sources=_CONCISE))
+register(Rule("R20", "every 910A server has the same number of devices", chips=_910A, sources=_CONCISE))
+
+
+@Rule(
     "R21",
     "a server has no more devices than its chip allows",
     severity="error or warning",
@@ -111,13 +96,7 @@ def check_device_limit(survey: Survey, profile: Profile) -> Iterator[Problem]:
             yield about_devices(server, "R21", severity, message, "check that the server is not two")
 
 
-def _device_ids(server: ServerEntry, number: int) -> list[int]:
-    """Return the device ids of a server that has that number of devices, all different; else none."""
-    ids = sorted({device.device_id for device in server.devices if device.device_id is not None})
-    return ids if len(server.devices) == len(ids) == number else []
-
-
-@rule(
+@Rule(
     "R24",
     "super_device_id is a number of 32 bits that is unique in its super pod",
     chips=("a3",),
@@ -162,7 +141,7 @@ def _pods_of_servers(survey: Survey) -> dict[str, int]:
     return pods
 
 
-@rule(
+@Rule(
     "R25",
     "super_pod_list has unique pods that cover every server once, and no others",
     severity="error or warning",
@@ -192,7 +171,7 @@ def check_super_pod_list(survey: Survey, _profile: Profile) -> Iterator[Problem]
     yield from check_cover(members, survey.servers, "server_id", "server_list", "R25", "super pod of super_pod_list")
 
 
-@rule(
+@Rule(
     "R26",
     "the servers of one super pod stand together in server_list",
     severity="warning",
@@ -215,7 +194,7 @@ def check_pods_together(survey: Survey, _profile: Profile) -> Iterator[Problem]:
         before = pod
 
 
-@rule(
+@Rule(
     "P1",
     "the reader reads tables of this kind",
     severity="error or warning",
@@ -237,7 +216,7 @@ def check_reader(survey: Survey, profile: Profile) -> Iterator[Problem]:
         yield survey.complain("version", "P1", message, f"give it one of the kinds {', '.join(known)}")
 
 
-@rule(
+@Rule(
     "P2",
     "the chip reads tables of this version",
     severity="error or warning",

@@ -10,7 +10,7 @@ from ranktable.kinds import Entry, ServerEntry, Survey, find_repeats
 from ranktable.model import COMPLETED
 from ranktable.problem import Problem, Severity, join_key, show_value
 from ranktable.profile import Profile
-from ranktable.rules import chip_of, citations, rule, severity_on
+from ranktable.rules import Rule, chip_of, citations, severity_on
 from ranktable.schema import Schema
 from ranktable.values import count_noun, is_loopback, name_placeholder, parse_address
 
@@ -20,7 +20,7 @@ MAX_DEVICE_ID = {"910a": 7, "a2": 15, "a3": 15, "300i-duo": 31, "a5": 64}
 _CONCISE = (citations.CONCISE,)
 
 
-@rule("R3", 'status is "completed"', is_whole=True, sources=(citations.PARSER,))
+@Rule("R3", 'status is "completed"', is_whole=True, sources=(citations.PARSER,))
 def check_status(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     """HCCL reads a file with another status again every second, for half an hour, and then gives up."""
     if survey.text("status") not in (None, COMPLETED):
@@ -28,7 +28,7 @@ def check_status(survey: Survey, _profile: Profile) -> Iterator[Problem]:
         yield survey.complain("status", "R3", message, 'wait for its producer, or write "completed" when it is')
 
 
-@rule("R6", "server_count is the number of entries of server_list", sources=_CONCISE)
+@Rule("R6", "server_count is the number of entries of server_list", sources=_CONCISE)
 def check_server_count(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     """The count is compared with what is listed."""
     schema = survey.kind.known_schema
@@ -52,7 +52,7 @@ def _noun(entry: Entry) -> str:
     return "group" if entry.path else "table"
 
 
-@rule(
+@Rule(
     "R7",
     "server_id is a unique name or address of 1 to 64 characters",
     severity="error or warning",
@@ -90,7 +90,7 @@ def check_server_ids(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     yield from find_repeats(survey.servers, "server_id", "R7", same, remedy, severity=severity)
 
 
-@rule("R8", "device_id is a physical device number that is unique on its server", sources=_CONCISE)
+@Rule("R8", "device_id is a physical device number that is unique on its server", sources=_CONCISE)
 def check_device_ids(survey: Survey, profile: Profile) -> Iterator[Problem]:
     """The highest number depends on the chip; without a chip it is that of the largest, the 300I Duo."""
     chip = chip_of(survey, profile)
@@ -104,7 +104,7 @@ def check_device_ids(survey: Survey, profile: Profile) -> Iterator[Problem]:
         yield from find_repeats(server.devices, "device_id", "R8", same, remedy, lambda device: device.device_id)
 
 
-@rule("R9", "the rank ids are 0 to n-1, each once", sources=_CONCISE)
+@Rule("R9", "the rank ids are 0 to n-1, each once", sources=_CONCISE)
 def check_rank_ids(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     """n is the number of devices in the table, in the group, or in the instance of an inference service.
 
@@ -139,7 +139,7 @@ def check_ranks(
         yield entry.complain("rank_id", rule_id, message, remedy)
 
 
-@rule(
+@Rule(
     "R10",
     "the ranks of one server follow each other without a gap",
     severity="warning",
@@ -154,7 +154,7 @@ def check_ranks_contiguous(survey: Survey, _profile: Profile) -> Iterator[Proble
             yield about_devices(server, "R10", "warning", message, "number the devices of each server in one row")
 
 
-@rule(
+@Rule(
     "R11",
     "the order of the ranks is the string order of the server ids, as MindSpore demands",
     severity="error or warning",
@@ -177,7 +177,7 @@ def check_server_order(survey: Survey, profile: Profile) -> Iterator[Problem]:
             yield server.complain("server_id", "R11", message, remedy, "error" if profile.reader else "warning")
 
 
-@rule(
+@Rule(
     "R12",
     "on one server the order of the ranks is that of the device ids",
     severity="warning",
@@ -194,7 +194,7 @@ def check_device_order(survey: Survey, profile: Profile) -> Iterator[Problem]:
             yield about_devices(server, "R12", "warning", message, "number the devices in the order of device_id")
 
 
-@rule(
+@Rule(
     "P6",
     "server_id is the address of the host",
     severity="warning",

@@ -9,12 +9,13 @@ from __future__ import annotations
 import ipaddress
 from collections import Counter
 from collections.abc import Hashable, Iterator
+from itertools import islice
 from typing import TypeVar
 
 from ranktable.kinds import DeviceEntry, ServerEntry, Survey, find_repeats
 from ranktable.problem import Problem, Severity
 from ranktable.profile import Profile
-from ranktable.rules import chip_of, citations, rule
+from ranktable.rules import Rule, chip_of, citations, register
 from ranktable.values import Address, name_placeholder, parse_address
 
 _Value = TypeVar("_Value", bound=Hashable)
@@ -35,32 +36,19 @@ def read_device_addresses(device: DeviceEntry) -> list[Address]:
     return [] if text is None else [address for part in text.split(",") if (address := parse_address(part))]
 
 
-def _read_all_addresses(survey: Survey) -> list[tuple[DeviceEntry, list[Address]]]:
-    """Return every device that has a device_ip with its addresses; they are parsed once for all rules."""
-    return survey.work_out_once(
-        "device addresses",
-        lambda: [(device, read_device_addresses(device)) for device in survey.devices if device.has("device_ip")],
-    )
-
-
-@rule("R13", "device_ip is the address of a network port", severity="error or warning", sources=_CONCISE)
+@Rule("R13", "device_ip is the address of a network port", severity="error or warning", sources=_CONCISE)
 def check_device_addresses(survey: Survey, profile: Profile) -> Iterator[Problem]:
     """No mask, no mark of a failed tool, no 0.0.0.0, no loopback address (a warning on a single server)."""
-    for device, addresses in _read_all_addresses(survey):
+    remedy = _FIND_IT if profile.has_ports else "leave the key out: this kind of device has no such port"
+    for device in survey.devices:
         text = device.text("device_ip")
-        parts = [] if text is None else text.split(",")
-        # What stands at the place of an address and is none is named; a list without such is not parsed again.
-        known: list[Address | None] = [*addresses] if len(addresses) == len(parts) else [*map(parse_address, parts)]
-        for part, address in zip(parts, known, strict=True):
-            found = _fault_of(part, address, survey)
-            if found is not None:
-                severity, message = found
-                remedy = _FIND_IT if profile.has_ports else "leave the key out: this kind of device has no such port"
-                yield device.complain("device_ip", "R13", message, remedy, severity)
-                break
+        faults = (_fault_of(part, survey) for part in ([] if text is None else text.split(",")))
+        for severity, message in islice(filter(None, faults), 1):
+            yield device.complain("device_ip", "R13", message, remedy, severity)
 
 
-def _fault_of(part: str, address: Address | None, survey: Survey) -> tuple[Severity, str] | None:
+def _fault_of(part: str, survey: Survey) -> tuple[Severity, str] | None:
+    address = parse_address(part)
     if address is None:
         what = name_placeholder(part)
         fault = f"the address is {what}" if what else "the value is not an IPv4 or IPv6 address"
@@ -79,31 +67,23 @@ def _is_usual(address: Address) -> bool:
     return address.version == 4 and 1 << 24 <= (number := int(address)) < 224 << 24 and number >> 24 != 127
 
 
-@rule("R14", "device_ip is unique in the whole table", is_whole=True, sources=_CONCISE)
-def check_device_addresses_unique(survey: Survey, _profile: Profile) -> Iterator[Problem]:
-    """A backup address is another device's own address by design (R27), so it does not count here."""
+@Rule("R14", "device_ip is unique in the whole table", is_whole=True, sources=_CONCISE)
+def check_addresses_of_all(survey: Survey, _profile: Profile) -> Iterator[Problem]:
+    """R14 and R15: the odd ones are reported, not the many.
+
+    A backup address is another device's own address by design (R27), so it does not count as the same one.
+    """
+    with_address = [(device, addresses) for device in survey.devices if (addresses := read_device_addresses(device))]
+    family = _most_common(address.version for _, addresses in with_address for address in addresses)
+    count = _most_common(len(addresses) for _, addresses in with_address)
     first_devices: dict[Address, DeviceEntry] = {}
-    for device, addresses in _read_all_addresses(survey):
+    for device, addresses in with_address:
         for address in addresses:
             if address in first_devices:
                 message = f"the same address stands at {first_devices[address].path_of('device_ip')}"
                 yield device.complain("device_ip", "R14", message, _FIND_IT)
                 break
             first_devices[address] = device
-
-
-@rule(
-    "R15",
-    "all device addresses are of one family and equal in number, and so are all host addresses",
-    is_whole=True,
-    sources=_CONCISE,
-)
-def check_address_families(survey: Survey, _profile: Profile) -> Iterator[Problem]:
-    """The odd ones are reported, not the many."""
-    with_address = [(device, addresses) for device, addresses in _read_all_addresses(survey) if addresses]
-    family = _most_common(address.version for _, addresses in with_address for address in addresses)
-    count = _most_common(len(addresses) for _, addresses in with_address)
-    for device, addresses in with_address:
         if any(address.version != family for address in addresses):
             message = f"the other addresses are IPv{family}"
             yield device.complain("device_ip", "R15", message, f"use IPv{family} for every device")
@@ -111,6 +91,16 @@ def check_address_families(survey: Survey, _profile: Profile) -> Iterator[Proble
             message = f"the device has {len(addresses)} addresses, the others have {count}"
             yield device.complain("device_ip", "R15", message, "give every device as many addresses")
     yield from _check_host_addresses(survey)
+
+
+register(
+    Rule(
+        "R15",
+        "all device addresses are of one family and equal in number, and so are all host addresses",
+        is_whole=True,
+        sources=_CONCISE,
+    )
+)
 
 
 def _check_host_addresses(survey: Survey) -> Iterator[Problem]:
@@ -127,7 +117,7 @@ def _check_host_addresses(survey: Survey) -> Iterator[Problem]:
             yield server.complain("host_ip", "R15", message, f"use IPv{family} for every host")
 
 
-@rule(
+@Rule(
     "R16",
     "device_ip is there where devices talk over their own ports",
     severity="error or warning",
@@ -171,7 +161,7 @@ def _most_common(values: Iterator[_Value]) -> _Value | None:
     return ranking[0][0] if ranking else None
 
 
-@rule(
+@Rule(
     "R22",
     "ports are 1 to 65535, and host_port is unique on its server",
     severity="error or warning",
@@ -200,7 +190,7 @@ def _check_ranges(device: DeviceEntry) -> Iterator[Problem]:
             yield device.complain(key, "R22", message, f"write a port from {_FIRST_FREE_PORT} on", "warning")
 
 
-@rule(
+@Rule(
     "R27",
     "backup_device_ip is the address of the other die of the same module, with another port",
     chips=("a3",),
@@ -233,9 +223,8 @@ def _check_backup_address(device: DeviceEntry, server: ServerEntry) -> Iterator[
 
 
 def _addresses_of_other_die(device: DeviceEntry, server: ServerEntry) -> list[Address]:
-    if device.device_id is None:
-        return []
-    dies = (entry for entry in server.devices if entry.device_id == (device.device_id or 0) ^ 1)
+    number = device.device_id
+    dies = (entry for entry in server.devices if number is not None and entry.device_id == number ^ 1)
     return [address for entry in dies for address in read_device_addresses(entry)]
 
 

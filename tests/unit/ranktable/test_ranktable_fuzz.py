@@ -109,7 +109,7 @@ def use(data, profile):
     document = parse_document(data, "t.json")
     report = validate_document(document, profile)
     render_report(report)
-    render_verdicts_json([report])
+    render_verdicts_json([(report.source, report)])
     table = decode_table(document)
     if table.dialect not in written_names():
         return

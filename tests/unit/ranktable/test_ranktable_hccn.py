@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranktable import RankTableError, SourceError
-from ranktable.local_host import HostAnswers, Said, parse_hccn_conf, read_address
+from ranktable.local_host import Said, parse_hccn_conf
 
 CONF = """\
 # written by the installer
@@ -60,15 +60,6 @@ def test_a_faulty_hccn_conf_is_refused_with_its_line(text, says):
     assert says in str(caught.value)
 
 
-def test_an_answer_is_an_address_or_what_the_tool_says_in_place_of_it():
-    question = Said("hccn_tool -i 0 -ip -g", "q")
-    assert read_address([question, Said("ipaddr:10.0.0.1/24", "q", 2)]) == (Said("10.0.0.1", "q", 2), True)
-    assert read_address([question, Said("", "q"), Said("not ready", "q")]) == (Said("not ready", "q"), False)
-    found = HostAnswers(failed={3: Said("not ready", "q")})
-    with pytest.raises(SourceError, match="device 3 of 'a' has no address: the answer is 'not ready'"):
-        found.devices([3], "a")
-
-
 def test_sources_that_disagree_are_named_both():
     conf = parse_hccn_conf(b"address_0=10.0.0.1\n", "a.conf")
     with pytest.raises(SourceError, match=r"the device_ip of device 0 is 10\.0\.0\.2 here, but 10\.0\.0\.1 at a"):
@@ -84,7 +75,7 @@ LINES = st.sampled_from([*CONF.splitlines(), "ipaddr:", "SDID : x", "address_0=1
 @given(st.lists(LINES, max_size=8).map("\n".join) | st.text(max_size=40))
 def test_any_text_is_answers_or_an_error_in_words(text):
     try:
-        parse_hccn_conf(text.encode("utf-8", "surrogatepass"), "a").devices(None, "a")
+        parse_hccn_conf(text.encode("utf-8", "surrogatepass"), "a")
     except RankTableError as error:
         assert error.remedy
         assert "\n" not in str(error)

@@ -14,7 +14,15 @@ import yaml
 from ranktable import BuildError, SourceError, build_table, local, local_host, write_table
 from ranktable.cli import main
 from ranktable.generate import HostInventory
-from ranktable.local_host import DeviceTools, LocalHost, Probe, find_device_ids, read_local_host
+from ranktable.local_host import (
+    LocalHost,
+    ask_addresses,
+    ask_super_pod,
+    find_device_ids,
+    find_tool,
+    probe_host,
+    read_local_host,
+)
 from ranktable.model import Device
 
 ADDRESSES = tuple(map(ipaddress.ip_address, ("10.0.0.5", "172.17.0.1", "fd00::2")))
@@ -79,19 +87,19 @@ def test_device_nodes_are_found_by_number(root):
 def test_a_probe_asks_the_tools(root, tool):
     tool("hccn_tool", GOOD_HCCN)
     tool("npu-smi", GOOD_SMI)
-    probed = Probe(root, asks_super_pod=True).ask()
-    assert probed.host == HostInventory(
+    host, target, notes = probe_host(root, asks_super_pod=True)
+    assert host == HostInventory(
         "10.0.0.5",
         (Device(0, -1, "192.168.1.5", "0"), Device(1, -1, "192.168.2.5", "65537")),
         "10.0.0.5",
         super_pod_id="3",
     )
-    assert probed.device_target == "ascend"
-    assert "asked this host: ascend, 2 devices" in probed.notes
+    assert target == "ascend"
+    assert "asked this host: ascend, 2 devices" in notes
 
 
 def test_a_probe_falls_back_to_hccn_conf(root, tool):
-    assert [device.device_ip for device in Probe(root).ask().host.devices] == ["192.168.1.5", "192.168.2.5"]
+    assert [device.device_ip for device in probe_host(root)[0].devices] == ["192.168.1.5", "192.168.2.5"]
 
 
 def test_a_tool_where_the_driver_installs_it_is_found(root, tool):
@@ -99,14 +107,14 @@ def test_a_tool_where_the_driver_installs_it_is_found(root, tool):
     home = root / "usr/local/Ascend/driver/tools/hccn_tool"
     home.parent.mkdir(parents=True)
     path.rename(home)
-    assert DeviceTools(root)._find("hccn_tool") == str(home)
-    assert DeviceTools(root, search_path="/nowhere")._find("npu-smi") is None
+    assert find_tool("hccn_tool", root) == str(home)
+    assert find_tool("npu-smi", root) is None
 
 
 def test_a_probe_names_a_stale_hccn_conf(root, tool):
     tool("hccn_tool", 'echo "ipaddr:192.168.1.$(($2 + 5))"')
     with pytest.raises(SourceError) as caught:
-        Probe(root).ask()
+        probe_host(root)
     assert "etc/hccn.conf:1: the device_ip of device 1 is 192.168.2.5 here, but 192.168.1.6" in str(caught.value)
     assert "hccn_tool -i 1 -ip -g" in str(caught.value)
 
@@ -116,30 +124,31 @@ def test_a_probe_asks_for_ipv6_where_there_is_no_ipv4(root, tool):
     tool(
         "hccn_tool", 'if [ "$4" = "-inet6" ]; then echo "ipaddr:fd01::$2/64"; else echo "no ip is set" >&2; exit 1; fi'
     )
-    assert [device.device_ip for device in Probe(root).ask().host.devices] == ["fd01::0", "fd01::1"]
+    assert [device.device_ip for device in probe_host(root)[0].devices] == ["fd01::0", "fd01::1"]
 
 
 def test_devices_without_addresses_are_probed_as_such_in_the_words_of_the_tool(root, tool):
     (root / "etc/hccn.conf").unlink()
     tool("hccn_tool", 'echo "hccn_tool: ip is not set"; exit 1')
-    probed = Probe(root).ask()
-    assert [device.device_ip for device in probed.host.devices] == [None, None]
-    assert "no device_ip is known: hccn_tool says 'hccn_tool: ip is not set'" in probed.notes
+    host, _, notes = probe_host(root)
+    assert [device.device_ip for device in host.devices] == [None, None]
+    assert "no device_ip is known: hccn_tool says 'hccn_tool: ip is not set'" in notes
 
 
 def test_one_device_without_an_address_among_others_is_an_error(root, tool):
     (root / "etc/hccn.conf").write_text("address_0=192.168.1.5\n")
     with pytest.raises(SourceError, match="it has no address for device 1, but for 1 others"):
-        Probe(root).ask()
+        probe_host(root)
     tool("hccn_tool", 'if [ "$2" = 0 ]; then echo "ipaddr:192.168.1.5"; fi')
-    with pytest.raises(SourceError, match="device 1 of 'this host' has no address: the answer is ''"):
-        Probe(root).ask()
+    with pytest.raises(SourceError, match="device 1 has no address: the answer is ''"):
+        probe_host(root)
 
 
-def test_a_tool_that_does_not_answer_is_ended_with_all_that_it_started(root, tool):
+def test_a_tool_that_does_not_answer_is_ended_with_all_that_it_started(root, tool, monkeypatch):
+    monkeypatch.setattr(local_host, "TIME_LIMIT_S", 0.2)
     tool("hccn_tool", "/bin/sleep 600 & echo $! >> $0.pids; wait")
     with pytest.raises(SourceError, match=r"hccn_tool -i 0 -ip -g: there is no answer within 0\.2 s"):
-        DeviceTools(root, time_limit_s=0.2).ask_addresses([0])
+        ask_addresses([0], root)
     started = root.parent / "bin/hccn_tool.pids"
     for pid in started.read_text().split() if started.exists() else ():
         assert has_ended(int(pid))
@@ -160,7 +169,7 @@ def has_ended(pid):
 def test_a_tool_that_cannot_be_started_is_an_error(root, tool):
     tool("hccn_tool", "").write_text("#!/no/such/interpreter\n")
     with pytest.raises(SourceError, match="cannot be started: no such file"):
-        DeviceTools(root).ask_addresses([0])
+        ask_addresses([0], root)
 
 
 @pytest.mark.parametrize(
@@ -173,15 +182,15 @@ def test_a_tool_that_cannot_be_started_is_an_error(root, tool):
 )
 def test_what_a_host_does_not_have_is_not_made_up(root, tool, target, ids, says):
     with pytest.raises(BuildError) as caught:
-        Probe(root).ask(target, ids)
+        probe_host(root, target, ids)
     assert says in str(caught.value)
 
 
 def test_a_host_with_both_kinds_of_devices_asks_which(root, tool):
     (root / "dev/nvidia0").touch()
     with pytest.raises(BuildError, match="has Ascend devices and GPUs; choose with --device_target"):
-        Probe(root).ask()
-    assert [device.device_id for device in Probe(root).ask("gpu").host.devices] == [0]
+        probe_host(root)
+    assert [device.device_id for device in probe_host(root, "gpu")[0].devices] == [0]
 
 
 @pytest.fixture
@@ -288,27 +297,27 @@ def test_every_table_of_the_catalogue_is_checked_or_refused_in_words(root, tool,
 def test_answers_of_npu_smi_that_cannot_be_taken_are_refused(root, tool, body, says):
     tool("npu-smi", body)
     with pytest.raises(SourceError) as caught:
-        DeviceTools(root).ask_super_pod([0, 1])
+        ask_super_pod([0, 1], root)
     assert says in str(caught.value)
 
 
 def test_what_npu_smi_does_not_tell_is_said(root, tool):
-    assert DeviceTools(root).ask_super_pod([0]) is None
+    assert ask_super_pod([0], root) is None
     tool(
         "npu-smi",
         'if [ "$7" = 0 ]; then echo "This device does not support querying spod-info."; else\n' + GOOD_SMI + "fi",
     )
-    answers = DeviceTools(root).ask_super_pod([0, 1])
+    answers = ask_super_pod([0, 1], root)
     assert answers is not None
     assert {number: said.value for number, said in answers.super_device_ids.items()} == {1: "65537"}
 
 
 def test_the_choice_of_an_address_is_said(root, tool, monkeypatch):
-    notes = Probe(root).ask().notes
+    notes = probe_host(root)[2]
     assert "server_id is 10.0.0.5, one of 3 addresses; choose with --server_id" in notes
-    assert len(Probe(root, server_id="a").ask().notes) == 1
+    assert len(probe_host(root, server_id="a")[2]) == 1
     monkeypatch.setattr(local_host, "read_local_host", lambda: LocalHost("node1", ()))
-    assert Probe(root).ask().host.server_id == "node1"
+    assert probe_host(root)[0].server_id == "node1"
 
 
 def test_a_rank_of_another_host_is_answered_with_the_ranks_of_this_one(check, monkeypatch, capsys):

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from launch_templates.errors import UnknownName
 from launch_templates.lint import gang, rendezvous, schemas
-from launch_templates.lint.documents import Document, read_documents, read_workloads
+from launch_templates.lint.documents import RUNTIMES, Document, read_documents, read_workloads
 from launch_templates.lint.finding import Finding, Rule, Severity
 
 NOT_READ = ("RayCluster", "TFJob", "XGBoostJob", "PaddleJob", "JAXJob")
@@ -49,16 +49,13 @@ def lint_documents(
     ]
     for workload in workloads:
         rules = rendezvous.RULES if workload.is_partial else RULES if workload.calls else _OF_ANY_JOB
-        found += [finding for rule in rules for finding in rule.apply(workload, documents)]
-    if not workloads and not any(one.kind in (*NOT_READ, "RayJob", *_RUNTIMES) for one in documents):
+        found += [finding for rule in rules for finding in rule.apply(workload)]
+    if not workloads and not any(one.kind in (*NOT_READ, "RayJob", *RUNTIMES) for one in documents):
         seen = ", ".join(document.label for document in documents) or "no documents"
         message = f"no job here ({seen}), so nothing was checked; read are {READ}"
         source = documents[0].source if documents else "-"
         found.append(Finding(_NO_JOB.rule_id, _NO_JOB.severity, source, "", "", message, "give the file of the job"))
     return found
-
-
-_RUNTIMES = ("TrainingRuntime", "ClusterTrainingRuntime")
 
 
 def lint_texts(

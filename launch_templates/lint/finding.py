@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -38,8 +38,7 @@ class Finding:
 
 Problem = tuple[str, str, str]
 """What one check saw at one place: path, message, remedy."""
-Check = Callable[[Workload, Sequence[Document]], Iterator[Problem]]
-"""Problems of one workload; the second argument holds all documents given together."""
+Check = Callable[[Workload], Iterator[Problem]]
 
 
 @dataclass(frozen=True)
@@ -50,19 +49,24 @@ class Rule:
     severity: Severity
     meaning: str
     """What it holds against a manifest, in a line of the page."""
-    check: Check | None = None
-    """None where the finding comes from elsewhere."""
+    check: Check = lambda _: iter(())
+    """Finds nothing where the finding comes from elsewhere."""
 
     def found(self, document: Document, path: str, message: str, remedy: str) -> Finding:
         return Finding(self.rule_id, self.severity, document.source, document.label, path, message, remedy)
 
-    def apply(self, workload: Workload, documents: Sequence[Document]) -> Iterator[Finding]:
-        for path, message, remedy in self.check(workload, documents) if self.check else ():
-            yield self.found(workload.document, path, message, remedy)
+    def apply(self, workload: Workload) -> Iterator[Finding]:
+        return (self.found(workload.document, *problem) for problem in self.check(workload))
 
 
-def rules_of(severities: Iterable[tuple[str, Severity, Check]]) -> tuple[Rule, ...]:
-    """Rules whose meaning is the docstring of their check."""
+def rules_of(checks: Iterable[Check], warnings: Collection[Check]) -> tuple[Rule, ...]:
+    """Rules with the names of their checks, check_grace for grace, and the docstrings of these as meanings."""
     return tuple(
-        Rule(name, severity, " ".join((check.__doc__ or "").split()), check) for name, severity, check in severities
+        Rule(
+            check.__name__.removeprefix("check_").replace("_", "-"),
+            Severity.WARNING if check in warnings else Severity.ERROR,
+            " ".join((check.__doc__ or "").split()),
+            check,
+        )
+        for check in checks
     )

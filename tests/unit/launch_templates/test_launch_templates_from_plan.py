@@ -96,5 +96,5 @@ def test_every_option_of_msrun_is_a_field_or_goes_before_the_script_or_is_of_one
     from launch_templates.msrun_options import NAMES
     from launch_templates.settings import _FIELDS, _OF_PLACE
 
-    assert _OF_PLACE | _FIELDS.keys() <= NAMES
-    assert json.dumps(sorted(_OF_PLACE & _FIELDS.keys())) == "[]"
+    assert _OF_PLACE | {*_FIELDS} <= NAMES
+    assert json.dumps(sorted(_OF_PLACE & {*_FIELDS})) == "[]"

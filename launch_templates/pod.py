@@ -89,11 +89,9 @@ def pod_template(
     port_name: str = "rendezvous",
     env: list[Body] | None = None,
     labels: Body | None = None,
-    subdomain: str | None = None,
-    scheduler: str | None = None,
     amounts: Body | None = None,
-    restart_policy: str = "Never",
     topology: str = "kueue",
+    **fields: str,
 ) -> Body:
     """The pod of every kind.
 
@@ -102,98 +100,83 @@ def pod_template(
         amounts: what the container asks for; None = what the workers of a host need.
         topology: how pods come to one value of the label `topology`: "kueue" by Kueue where the job has a queue and by
             affinity elsewhere; "affinity" always so; "controller" by Kueue or by the kind itself.
+        fields: subdomain, restartPolicy and schedulerName of the pod, where it needs others.
     """
     by_kueue = topology != "affinity" and spec.queue is not None
     by_affinity = spec.topology if topology != "controller" and not by_kueue else None
-    return {
-        "metadata": {
-            "labels": {**own_labels(spec), **(labels or {}), **spec.labels},
-            "annotations": {
-                "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
-                **({"kueue.x-k8s.io/podset-required-topology": spec.topology} if by_kueue and spec.topology else {}),
-                **spec.annotations,
-            },
+    annotations = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
+    if by_kueue and spec.topology:
+        annotations["kueue.x-k8s.io/podset-required-topology"] = spec.topology
+    asked = resources(spec) if amounts is None else amounts
+    storage = _storage(spec)
+    own = lean(
+        name=container,
+        image=spec.image,
+        imagePullPolicy=spec.pull_policy,
+        command=list(command),
+        args=list(args),
+        ports=[{"name": port_name, "containerPort": spec.master_port}],
+        env=unbuffered_env(spec) if env is None else env,
+        resources=lean(requests=asked, limits=asked, claims=[{"name": name} for name in spec.resource_claims]),
+        securityContext={
+            "privileged": False,
+            "allowPrivilegeEscalation": False,
+            "capabilities": lean(drop=["ALL"], add=["IPC_LOCK"] if spec.rdma else []),
         },
-        "spec": lean(
-            subdomain=subdomain,
-            restartPolicy=restart_policy,
-            schedulerName=scheduler,
-            serviceAccountName=spec.service_account,
-            automountServiceAccountToken=False,
-            enableServiceLinks=False,
-            terminationGracePeriodSeconds=spec.grace_s,
-            priorityClassName=spec.priority,
-            nodeSelector=spec.node_selector,
-            tolerations=spec.tolerations,
-            affinity=affinity(spec, by_affinity),
-            imagePullSecrets=[{"name": spec.pull_secret}] if spec.pull_secret else [],
-            resourceClaims=[
-                {"name": name, "resourceClaimTemplateName": template} for name, template in spec.resource_claims.items()
-            ],
-            securityContext={
-                "runAsNonRoot": True,
-                "runAsUser": spec.user_id,
-                "runAsGroup": spec.user_id,
-                "fsGroup": spec.user_id,
-                "fsGroupChangePolicy": "OnRootMismatch",
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
-            # a container that restarts by itself is a sidecar: it ends with the pod's last other container
-            initContainers=[*spec.init_containers, *({**one, "restartPolicy": "Always"} for one in spec.sidecars)],
-            containers=[
-                lean(
-                    name=container,
-                    image=spec.image,
-                    imagePullPolicy=spec.pull_policy,
-                    command=list(command),
-                    args=list(args),
-                    ports=[{"name": port_name, "containerPort": spec.master_port}],
-                    env=unbuffered_env(spec) if env is None else env,
-                    resources={
-                        "requests": resources(spec) if amounts is None else amounts,
-                        "limits": resources(spec) if amounts is None else amounts,
-                        **lean(claims=[{"name": name} for name in spec.resource_claims]),
-                    },
-                    securityContext={
-                        "privileged": False,
-                        "allowPrivilegeEscalation": False,
-                        "capabilities": lean(drop=["ALL"], add=["IPC_LOCK"] if spec.rdma else []),
-                    },
-                    volumeMounts=_mounts(spec),
-                )
-            ],
-            volumes=_volumes(spec),
-        ),
+        volumeMounts=[{"name": name, **mount} for name, mount, _ in storage],
+    )
+    body = lean(
+        **{"subdomain": None, "restartPolicy": "Never", "schedulerName": None, **fields},
+        serviceAccountName=spec.service_account,
+        automountServiceAccountToken=False,
+        enableServiceLinks=False,
+        terminationGracePeriodSeconds=spec.grace_s,
+        priorityClassName=spec.priority,
+        nodeSelector=spec.node_selector,
+        tolerations=spec.tolerations,
+        affinity=affinity(spec, by_affinity),
+        imagePullSecrets=[{"name": spec.pull_secret}] if spec.pull_secret else [],
+        resourceClaims=[
+            {"name": name, "resourceClaimTemplateName": template} for name, template in spec.resource_claims.items()
+        ],
+        securityContext={
+            "runAsNonRoot": True,
+            **dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), spec.user_id),
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        # a container that restarts by itself is a sidecar: it ends with the pod's last other container
+        initContainers=[*spec.init_containers, *({**one, "restartPolicy": "Always"} for one in spec.sidecars)],
+        containers=[own],
+        volumes=[{"name": name, **source} for name, _, source in storage],
+    )
+    head = {
+        "labels": {**own_labels(spec), **(labels or {}), **spec.labels},
+        "annotations": {**annotations, **spec.annotations},
     }
+    return {"metadata": head, "spec": body}
 
 
-def _mounts(spec: JobSpec) -> list[Body]:
-    table = {"name": "ranktable", "mountPath": str(PurePosixPath(TABLE_FILE).parent), "readOnly": True}
+def _storage(spec: JobSpec) -> list[tuple[str, Body, Body]]:
+    """Volumes: name, where it is mounted and how, and what it is."""
+    found: list[tuple[str, Body, Body]] = []
+
+    def add(name: str, path: str, *, read_only: bool | None = None, **source: Any) -> None:
+        found.append((name, lean(mountPath=path, readOnly=read_only), source))
+
+    add("shm", "/dev/shm", emptyDir={"medium": "Memory", "sizeLimit": spec.shm_size})  # noqa: S108 - inside the pod
     place = log_mount(spec)
-    return [
-        {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - a mount point inside the pod
-        *([{"name": "logs", "mountPath": place}] if place else []),
-        *([table] if spec.rank_table else []),
-        *(
-            {"name": f"claim-{number}", "mountPath": path.removesuffix(":ro"), "readOnly": path.endswith(":ro")}
-            for number, path in enumerate(spec.claims.values())
-        ),
-        *({"name": f"volume-{number}", "mountPath": path} for number, path in enumerate(spec.volumes)),
-    ]
-
-
-def _volumes(spec: JobSpec) -> list[Body]:
-    table = {"name": "ranktable", "configMap": {"name": f"rings-config-{spec.name}"}}
-    return [
-        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": spec.shm_size}},
-        *([{"name": "logs", "emptyDir": {}}] if log_mount(spec) else []),
-        *([table] if spec.rank_table else []),
-        *(
-            {"name": f"claim-{number}", "persistentVolumeClaim": {"claimName": claim}}
-            for number, claim in enumerate(spec.claims)
-        ),
-        *({"name": f"volume-{number}", **source} for number, source in enumerate(spec.volumes.values())),
-    ]
+    if place:
+        add("logs", place, emptyDir={})
+    if spec.rank_table:
+        folder = str(PurePosixPath(TABLE_FILE).parent)
+        add("ranktable", folder, read_only=True, configMap={"name": f"rings-config-{spec.name}"})
+    for number, (claim, path) in enumerate(spec.claims.items()):
+        where = path.removesuffix(":ro")
+        add(f"claim-{number}", where, read_only=path != where, persistentVolumeClaim={"claimName": claim})
+    for number, (path, source) in enumerate(spec.volumes.items()):
+        add(f"volume-{number}", path, **source)
+    return found
 
 
 def log_dir(spec: JobSpec) -> str:

@@ -32,7 +32,7 @@ def build(spec: JobSpec) -> list[pod.Body]:
             port_name="ascendjob-port",
             env=pod.ascend_env(spec),
             labels={"app.kubernetes.io/component": component, **pod.ATLAS_LABEL},
-            scheduler="volcano",
+            schedulerName="volcano",
             topology="affinity",
         )
         for component in ("master", "worker")

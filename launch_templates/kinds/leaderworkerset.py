@@ -19,7 +19,7 @@ def build(spec: JobSpec) -> list[pod.Body]:
     group = {
         "size": spec.nodes,
         "restartPolicy": "RecreateGroupOnPodRestart",
-        "workerTemplate": pod.pod_template(spec, args, restart_policy="Always"),
+        "workerTemplate": pod.pod_template(spec, args, restartPolicy="Always"),
     }
     body = {
         "apiVersion": "leaderworkerset.x-k8s.io/v1",

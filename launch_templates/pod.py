@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -24,6 +25,7 @@ POD_FIELDS = (
     "init_containers", "sidecars",
 )  # fmt: skip
 """Fields that every kind of Kubernetes takes."""
+RESTART_FIELDS = ("max_restarts", "restart_on", "no_restart_on")
 
 
 def lean(**parts: Any) -> Body:
@@ -36,14 +38,20 @@ def own_labels(spec: JobSpec) -> dict[str, str]:
     return {"app.kubernetes.io/name": "msrun", "app.kubernetes.io/instance": spec.name}
 
 
-def metadata(spec: JobSpec, name: str = "", *, labels: Body | None = None, annotations: Body | None = None) -> Body:
-    """Metadata of an object of the job."""
-    return lean(
-        name=name or spec.name,
-        namespace=spec.namespace,
-        labels={**own_labels(spec), **(labels or {}), **spec.labels},
-        annotations=annotations,
-    )
+def own_object(
+    spec: JobSpec,
+    api_version: str,
+    kind: str,
+    body: Body,
+    *,
+    name: str = "",
+    labels: Body | None = None,
+    annotations: Body | None = None,
+) -> Body:
+    """An object of the job."""
+    labels = {**own_labels(spec), **(labels or {}), **spec.labels}
+    head = lean(name=name or spec.name, namespace=spec.namespace, labels=labels, annotations=annotations)
+    return {"apiVersion": api_version, "kind": kind, "metadata": head, "spec": body}
 
 
 def kueue_label(spec: JobSpec) -> dict[str, str]:
@@ -60,14 +68,14 @@ def network_policy(spec: JobSpec, labels: Body | None = None) -> list[Body]:
         return []
     selector = {"matchLabels": labels or own_labels(spec)}
     rules = {"podSelector": selector, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": selector}]}]}
-    return [{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata(spec), "spec": rules}]
+    return [own_object(spec, "networking.k8s.io/v1", "NetworkPolicy", rules)]
 
 
 def headless_service(spec: JobSpec, name: str, selector: Body) -> Body:
     """The Service under which pods are known before they are ready."""
     port = {"name": "rendezvous", "port": spec.master_port}
     body = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": selector, "ports": [port]}
-    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata(spec, name), "spec": body}
+    return own_object(spec, "v1", "Service", body, name=name)
 
 
 def rank_table_map(spec: JobSpec) -> list[Body]:
@@ -239,13 +247,24 @@ def grace_s(spec: JobSpec) -> int:
     return max(1, spec.grace_s - max(1, min(10, spec.grace_s // 10)))
 
 
-def msrun_options(spec: JobSpec, *, master_addr: str, node_rank: str | None = None) -> list[str]:
+def restart_options(spec: JobSpec) -> list[str]:
+    """The options by which msrun itself starts a job again."""
+    lists = {"restart_on": spec.restart_on, "no_restart_on": spec.no_restart_on}
+    given = [f"--{name}={','.join(map(str, statuses))}" for name, statuses in lists.items() if statuses]
+    return [f"--max_restarts={spec.max_restarts}", *given]
+
+
+def msrun_options(
+    spec: JobSpec, *, master_addr: str, node_rank: str | None = None, restarts: bool = False
+) -> list[str]:
     """Options with which a job starts msrun on every host.
 
     Args:
-        node_rank: None = msrun finds it out by itself.
+        node_rank: None = msrun finds it out by itself. With spares hosts have none, as any of them may be a spare.
+        restarts: msrun itself starts the job again, as it does with spares.
     """
-    place = [f"--master_addr={master_addr}", *([f"--node_rank={node_rank}"] if node_rank else [])]
+    rank = "-1" if spec.spares else node_rank
+    place = [f"--master_addr={master_addr}", *([f"--node_rank={rank}"] if rank else [])]
     return [
         f"--worker_num={spec.nodes * spec.local_worker_num}",
         f"--local_worker_num={spec.local_worker_num}",
@@ -254,11 +273,17 @@ def msrun_options(spec: JobSpec, *, master_addr: str, node_rank: str | None = No
         f"--cluster_time_out={spec.cluster_time_out}",
         *([f"--log_dir={spec.log_dir}"] if spec.log_dir else []),
         f"--grace={grace_s(spec)}",
+        *([f"--min_hosts={spec.nodes}"] if spec.spares else []),
+        *(restart_options(spec) if spec.spares or restarts else []),
     ]
 
 
-def pod_args(spec: JobSpec, *, master_addr: str, node_rank: str | None = None) -> list[str]:
+def pod_args(spec: JobSpec, master_addr: str, node_rank: str | None = None, *, restarts: bool = False) -> list[str]:
     """Arguments of msrun in a pod: its options, then the user's words, as the kubelet turns them back."""
-    here = JobSpec(**{**vars(spec), "log_dir": log_dir(spec)})
-    options = msrun_options(here, master_addr=master_addr, node_rank=node_rank)
+    options = msrun_options(in_container(spec), master_addr=master_addr, node_rank=node_rank, restarts=restarts)
     return [*options, *map(escape_references, spec.script)]
+
+
+def in_container(spec: JobSpec) -> JobSpec:
+    """The same with the log directory of a container."""
+    return replace(spec, log_dir=log_dir(spec))

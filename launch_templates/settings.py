@@ -14,7 +14,7 @@ from typing import Any
 
 from launch_templates import names
 from launch_templates.errors import BadFile, BadValue, MissingValue, UnknownName
-from launch_templates.kinds import Kind, takers
+from launch_templates.kinds import NO_SPARES, Kind, takers
 from launch_templates.msrun_options import NAMES, hint_of_option, read_options
 from launch_templates.pod import TABLE_FILE, log_dir
 from launch_templates.spec import DEVICE_RESOURCES, JobSpec, settings_of_spec
@@ -118,8 +118,9 @@ def read_spec(kind: Kind, given: Mapping[str, Any]) -> JobSpec:
     values: dict[str, Any] = {name: known[name].read(value) for name, value in given.items()}
     for name, value in values.items():
         if name not in own and value != known[name].default and name not in ("name", "image", "script"):
-            remedy = f"remove it, or choose {', '.join(takers(name))}"
-            raise BadValue(name, given[name], f"left out: a job of the kind {kind.name} has no place for it", remedy)
+            why = NO_SPARES.get(kind.name) if name == "spares" else None
+            constraint = f"left out: {why or f'a job of the kind {kind.name} has no place for it'}"
+            raise BadValue(name, given[name], constraint, f"remove it, or choose {', '.join(takers(name))}")
     missing = [name for name, setting in own.items() if setting.is_required and name not in given]
     if missing:
         raise MissingValue(kind.name, missing)
@@ -181,6 +182,9 @@ def check_together(spec: JobSpec, taken: Container[str]) -> None:
 def _check_restarts(spec: JobSpec) -> None:
     if both := {*spec.restart_on} & {*spec.no_restart_on}:
         raise BadValue("no_restart_on", min(both), "another status than in restart_on", "give it in one of the two")
+    if spec.spares and spec.rank_table:
+        constraint = "0 with rank_table=true, because the table names the hosts of all workers"
+        raise BadValue("spares", spec.spares, constraint, "give one of the two")
     if spec.max_restarts:
         return
     remedy = "set max_restarts to 1 or more"

@@ -80,6 +80,18 @@ _KINDS = (
     _script(batch.LSF, batch.LSF_TAKES, batch.write_lsf, *_ANY_BUT_ASCEND),
 )
 
+_OPERATOR = "its operator ends the job with the first pod that fails"
+NO_SPARES = {
+    "ascendjob": _OPERATOR,
+    "pytorchjob": _OPERATOR,
+    "mpijob": "mpirun ends all hosts with the first that is lost",
+    "leaderworkerset": "any pod that ends starts the whole group again",
+    "rayjob": "its entrypoint ends with the first node that is lost",
+    "skypilot": "SkyPilot ends the task with the first machine that is lost",
+    "clustertrainingruntime": "spare pods are those of a TrainJob with a runtime of its own",
+}
+"""Why kinds have no spare hosts."""
+
 
 @cache
 def _by_name() -> dict[str, Kind]:

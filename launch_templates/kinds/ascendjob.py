@@ -23,7 +23,7 @@ TAKES = (*(name for name in pod.POD_FIELDS if name not in ("sidecars", "resource
 def build(spec: JobSpec) -> list[pod.Body]:
     """Return the ConfigMap of the rank table, the Service of the master, the NetworkPolicy and the AscendJob."""
     name = f"{spec.name}-rendezvous"
-    args = pod.pod_args(spec, master_addr=name, node_rank="$(RANK)")
+    args = pod.pod_args(spec, name, "$(RANK)")
     master, worker = (
         pod.pod_template(
             spec,
@@ -38,18 +38,13 @@ def build(spec: JobSpec) -> list[pod.Body]:
         for component in ("master", "worker")
     )
     selector = {"app.kubernetes.io/instance": spec.name, "app.kubernetes.io/component": "master"}
+    scheduling = {"minAvailable": spec.nodes, "queue": spec.queue or "default"}
     body = {
-        "apiVersion": "mindxdl.gitee.com/v1",
-        "kind": "AscendJob",
-        "metadata": pod.metadata(spec, labels={"framework": "pytorch", **pod.ATLAS_LABEL}),
-        "spec": {
-            "schedulerName": "volcano",
-            "runPolicy": {
-                **run_policy(spec),
-                "schedulingPolicy": {"minAvailable": spec.nodes, "queue": spec.queue or "default"},
-            },
-            "successPolicy": "AllWorkers",
-            "replicaSpecs": roles(spec, master, worker),
-        },
+        "schedulerName": "volcano",
+        "runPolicy": {**run_policy(spec), "schedulingPolicy": scheduling},
+        "successPolicy": "AllWorkers",
+        "replicaSpecs": roles(spec, master, worker),
     }
-    return [*pod.rank_table_map(spec), pod.headless_service(spec, name, selector), *pod.network_policy(spec), body]
+    labels = {"framework": "pytorch", **pod.ATLAS_LABEL}
+    job = pod.own_object(spec, "mindxdl.gitee.com/v1", "AscendJob", body, labels=labels)
+    return [*pod.rank_table_map(spec), pod.headless_service(spec, name, selector), *pod.network_policy(spec), job]

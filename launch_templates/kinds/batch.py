@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from launch_templates.kinds.run import BY_MSRUN, SHELL, exports, own_options
+from launch_templates.kinds.run import BY_MSRUN, SHELL, exports, host_options
 from launch_templates.spec import JobSpec
 from launch_templates.values import parse_quantity
 
@@ -37,6 +38,8 @@ LSF = """lsf: batch script of IBM Spectrum LSF; msrun starts the workers of all 
 Ranks: msrun on the first host reads the hosts from $LSB_DJOB_HOSTFILE, one line for each. The hosts must accept SSH of
 the user inside a job. msrun restarts workers itself; a spare host takes the place of a lost one, but for the first."""
 
+_PBS_HOSTS, _LSF_HOSTS = '"--hostfile=$PBS_NODEFILE"', '"--hostfile=$LSB_DJOB_HOSTFILE"'
+
 
 def write_slurm(spec: JobSpec) -> str:
     """Return the script of Slurm."""
@@ -59,17 +62,11 @@ def write_slurm(spec: JobSpec) -> str:
         "no-kill": "" if spec.spares else None,
         **spec.sbatch,
     }
-    lines = [
-        f"#SBATCH --{name}{'=' if value != '' else ''}{value}\n"
-        for name, value in directives.items()
-        if value is not None
-    ]
     if spec.spares:
         command = _over_ssh(spec, '"--hosts=$SLURM_JOB_NODELIST"')
     else:
         step = {"ntasks-per-node": 1, "cpus-per-task": cpus, "kill-on-bad-exit": 1, **spec.srun}
-        words = [f"--{name}={value}" if value != "" else f"--{name}" for name, value in step.items()]
-        command = shlex.join(["srun", *words, "msrun", *_options(spec), *spec.script])
+        command = shlex.join(["srun", *_long(step), "msrun", *host_options(spec), *spec.script])
     run = f"exec {command}\n"
     if ends_by_script:
         stop = 'kill -TERM "$step"' if spec.spares else 'scancel --signal=TERM "$SLURM_JOB_ID"'
@@ -78,26 +75,25 @@ def write_slurm(spec: JobSpec) -> str:
             '[ -z "${is_over:-}" ] || { wait "$step"; status=$?; }\n'
             '[ -z "${is_over:-}" ] || [ "$status" = 0 ] || scontrol requeue "$SLURM_JOB_ID"\nexit "$status"\n'
         )
-    return f"{SHELL}{''.join(lines)}{exports(spec)}{run}"
+    return _script("#SBATCH", _long(directives), spec, run)
 
 
 def write_pbs(spec: JobSpec) -> str:
     """Return the script of PBS."""
     cpus, memory = _amounts(spec)
     devices = f":ngpus={spec.local_worker_num}" if spec.device_target == "GPU" else ""
+    seconds = spec.deadline_s or 0
     directives = [
         f"-N {spec.name}",
         f"-l select={spec.nodes + spec.spares}:ncpus={cpus}:mem={memory}mb:mpiprocs=1{devices}",
         "-l place=scatter",
-        *([f"-l walltime={_clock(spec.deadline_s)}"] if spec.deadline_s else []),
-        *([f"-q {spec.queue}"] if spec.queue else []),
+        f"-l walltime={seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}" if seconds else "",
+        f"-q {spec.queue}" if spec.queue else "",
         f"-r {'y' if spec.requeue else 'n'}",
         *(f"-{name} {value}".rstrip() for name, value in spec.qsub.items()),
     ]
-    lines = "".join(f"#PBS {line}\n" for line in directives)
-    where = 'cd "$PBS_O_WORKDIR" || exit\n'
-    command = _over_ssh(spec, '"--hostfile=$PBS_NODEFILE"')
-    return f"{SHELL}{lines}{where}{exports(spec)}exec {command}\n"
+    run = f"exec {_over_ssh(spec, _PBS_HOSTS)}\n"
+    return _script("#PBS", directives, spec, run, 'cd "$PBS_O_WORKDIR" || exit\n')
 
 
 def write_lsf(spec: JobSpec) -> str:
@@ -107,15 +103,24 @@ def write_lsf(spec: JobSpec) -> str:
         f"-J {spec.name}",
         f"-n {spec.nodes + spec.spares}",
         f'-R "span[ptile=1] affinity[core({cpus})] rusage[mem={memory}MB]"',
-        *([f'-gpu "num={spec.local_worker_num}"'] if spec.device_target == "GPU" else []),
-        *([f"-W {math.ceil(spec.deadline_s / 60)}"] if spec.deadline_s else []),
-        *([f"-q {spec.queue}"] if spec.queue else []),
-        *(["-r"] if spec.requeue else []),
+        f'-gpu "num={spec.local_worker_num}"' if spec.device_target == "GPU" else "",
+        f"-W {math.ceil(spec.deadline_s / 60)}" if spec.deadline_s else "",
+        f"-q {spec.queue}" if spec.queue else "",
+        "-r" if spec.requeue else "",
         *(f"-{name} {value}".rstrip() for name, value in spec.bsub.items()),
     ]
-    lines = "".join(f"#BSUB {line}\n" for line in directives)
-    command = _over_ssh(spec, '"--hostfile=$LSB_DJOB_HOSTFILE"')
-    return f"{SHELL}{lines}{exports(spec)}exec {command}\n"
+    return _script("#BSUB", directives, spec, f"exec {_over_ssh(spec, _LSF_HOSTS)}\n")
+
+
+def _script(mark: str, directives: Iterable[str], spec: JobSpec, run: str, where: str = "") -> str:
+    lines = "".join(f"{mark} {line}\n" for line in directives if line)
+    return f"{SHELL}{lines}{where}{exports(spec)}{run}"
+
+
+def _long(options: Mapping[str, Any]) -> list[str]:
+    """Options of Slurm; one of an empty text has no value, and one of None is left out."""
+    given = [(name, value) for name, value in options.items() if value is not None]
+    return [f"--{name}={value}" if value != "" else f"--{name}" for name, value in given]
 
 
 def _amounts(spec: JobSpec) -> tuple[int, int]:
@@ -123,17 +128,8 @@ def _amounts(spec: JobSpec) -> tuple[int, int]:
     return math.ceil(parse_quantity(spec.cpu)), math.ceil(parse_quantity(spec.memory) / 2**20)
 
 
-def _clock(seconds: int) -> str:
-    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
-
-
-def _options(spec: JobSpec) -> list[str]:
-    count = f"--local_worker_num={spec.local_worker_num}"
-    return [count, f"--cluster_time_out={spec.cluster_time_out}", *own_options(spec)]
-
-
 def _over_ssh(spec: JobSpec, hosts: str) -> str:
     """One msrun that starts the workers of all hosts, to which SSH brings no variables of its own."""
     spares = [f"--spares={spec.spares}"] if spec.spares else []
-    words = shlex.join([*_options(spec), *spares, *(f"--env={name}" for name in spec.env), *spec.script])
-    return f"msrun {hosts} {words}"
+    words = [*host_options(spec), *spares, *(f"--env={name}" for name in spec.env), *spec.script]
+    return f"msrun {hosts} {shlex.join(words)}"

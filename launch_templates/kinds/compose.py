@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from launch_templates.kinds.run import BY_MSRUN, restart_options
-from launch_templates.pod import log_dir, log_mount, msrun_options
+from launch_templates.kinds.run import BY_MSRUN
+from launch_templates.pod import in_container, log_mount, msrun_options
 from launch_templates.spec import JobSpec
 from launch_templates.values import parse_quantity
 
@@ -43,9 +43,8 @@ def build(spec: JobSpec) -> list[dict[str, Any]]:
 
 
 def _node(spec: JobSpec, rank: int) -> dict[str, Any]:
-    here = JobSpec(**{**vars(spec), "log_dir": log_dir(spec)})
-    options = msrun_options(here, master_addr="node0", node_rank=str(rank))
-    words = ["msrun", *options, *restart_options(spec), *spec.script]
+    options = msrun_options(in_container(spec), master_addr="node0", node_rank=str(rank), restarts=True)
+    words = ["msrun", *options, *spec.script]
     return {"hostname": f"node{rank}", "command": [_literal(word) for word in words]}
 
 

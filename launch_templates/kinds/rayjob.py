@@ -26,8 +26,8 @@ TAKES = (*(name for name in pod.POD_FIELDS if name != "network_policy"), "max_re
 def build(spec: JobSpec) -> list[pod.Body]:
     """Return the RayJob."""
     gpus = spec.local_worker_num if spec.device_target == "GPU" else 0
-    here = JobSpec(**{**vars(spec), "log_dir": pod.log_dir(spec)})
-    options = [word for word in pod.msrun_options(here, master_addr="") if not word.startswith("--master_addr")]
+    given = pod.msrun_options(pod.in_container(spec), master_addr="")
+    options = [word for word in given if not word.startswith("--master_addr")]
     start = ["python", "-m", "launch_templates.kinds.rayjob", str(spec.nodes), str(ceil(parse_quantity(spec.cpu)))]
     words = [*start, str(gpus), *options, *spec.script]
     head = pod.pod_template(spec, [], container="ray-head", command=[], amounts={"cpu": "1", "memory": spec.memory})
@@ -37,20 +37,15 @@ def build(spec: JobSpec) -> list[pod.Body]:
         "headGroupSpec": {"rayStartParams": {"num-cpus": "0"}, "template": head},
         "workerGroupSpecs": [{"groupName": "node", **counts, "rayStartParams": {}, "template": worker}],
     }
-    body = {
-        "apiVersion": "ray.io/v1",
-        "kind": "RayJob",
-        "metadata": pod.metadata(spec, labels=pod.kueue_label(spec)),
-        "spec": pod.lean(
-            entrypoint=escape_references(shlex.join(words)),
-            backoffLimit=spec.max_restarts,
-            shutdownAfterJobFinishes=True,
-            ttlSecondsAfterFinished=spec.ttl_s,
-            activeDeadlineSeconds=spec.deadline_s,
-            rayClusterSpec=cluster,
-        ),
-    }
-    return [body]
+    body = pod.lean(
+        entrypoint=escape_references(shlex.join(words)),
+        backoffLimit=spec.max_restarts,
+        shutdownAfterJobFinishes=True,
+        ttlSecondsAfterFinished=spec.ttl_s,
+        activeDeadlineSeconds=spec.deadline_s,
+        rayClusterSpec=cluster,
+    )
+    return [pod.own_object(spec, "ray.io/v1", "RayJob", body, labels=pod.kueue_label(spec))]
 
 
 def main(words: Sequence[str]) -> int:

@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterable
 from typing import Any
 
 from launch_templates.errors import BadValue
-from launch_templates.pod import grace_s, msrun_options
+from launch_templates.pod import RESTART_FIELDS, grace_s, msrun_options, restart_options
 from launch_templates.spec import JobSpec
 from launch_templates.values import parse_quantity
 
 SHELL = "#!/usr/bin/env bash\n"
-BY_MSRUN = (
-    "script", "local_worker_num", "log_dir", "max_restarts", "restart_on", "no_restart_on", "grace_s", "env"
-)  # fmt: skip
+BY_MSRUN = ("script", "local_worker_num", "log_dir", *RESTART_FIELDS, "grace_s", "env")
 """Fields of every kind in which msrun itself restarts workers."""
 
 RUN = "run: shell script for one host\n\nRanks: msrun numbers the workers of this host. It restarts them itself."
@@ -66,23 +63,14 @@ def write_run_cluster(spec: JobSpec) -> str:
 
 def own_options(spec: JobSpec) -> list[str]:
     """Return what msrun itself does, where no cluster does it."""
-    return [
-        *([f"--log_dir={spec.log_dir}"] if spec.log_dir else []),
-        *restart_options(spec),
-        f"--grace={grace_s(spec)}",
-    ]
+    log_dir = [f"--log_dir={spec.log_dir}"] if spec.log_dir else []
+    return [*log_dir, *restart_options(spec), f"--grace={grace_s(spec)}"]
 
 
-def restart_options(spec: JobSpec) -> list[str]:
-    """Return the options of msrun by which it starts a job again."""
-    lists = {"restart_on": spec.restart_on, "no_restart_on": spec.no_restart_on}
-    given = [f"--{name}={join_statuses(statuses)}" for name, statuses in lists.items() if statuses]
-    return [f"--max_restarts={spec.max_restarts}", *given]
-
-
-def join_statuses(statuses: Iterable[int]) -> str:
-    """Return exit statuses as the options of msrun take them."""
-    return ",".join(map(str, statuses))
+def host_options(spec: JobSpec) -> list[str]:
+    """Return the options of a host that finds its place by itself."""
+    count = f"--local_worker_num={spec.local_worker_num}"
+    return [count, f"--cluster_time_out={spec.cluster_time_out}", *own_options(spec)]
 
 
 def exports(spec: JobSpec) -> str:
@@ -97,7 +85,6 @@ def build_skypilot(spec: JobSpec) -> list[dict[str, Any]]:
         raise BadValue("resources", spec.resources, "SkyPilot's, with accelerators, with device_target=GPU", remedy)
     cores, gib = math.ceil(parse_quantity(spec.cpu)), math.ceil(parse_quantity(spec.memory) / 2**30)
     amounts = {"cpus": f"{cores}+", "memory": f"{gib}+", "image_id": f"docker:{spec.image}", **spec.resources}
-    count = f"--local_worker_num={spec.local_worker_num}"
-    words = ["msrun", count, f"--cluster_time_out={spec.cluster_time_out}", *own_options(spec), *spec.script]
-    task = {"name": spec.name, "num_nodes": spec.nodes, "resources": amounts, "run": f"exec {shlex.join(words)}\n"}
+    run = f"exec {shlex.join(['msrun', *host_options(spec), *spec.script])}\n"
+    task = {"name": spec.name, "num_nodes": spec.nodes, "resources": amounts, "run": run}
     return [{**task, "envs": spec.env} if spec.env else task]

@@ -94,8 +94,8 @@ def check_restart_policy(workload: Workload) -> Iterator[Problem]:
 
 
 def check_backoff_limit(workload: Workload) -> Iterator[Problem]:
-    """0: retries belong to the whole gang (JobSet maxRestarts, Volcano maxRetry)."""
-    places = [(path, job) for path, job, _ in _jobs(workload)]
+    """0: retries belong to the whole gang (JobSet maxRestarts, Volcano maxRetry); or backoffLimitPerIndex, with spares."""
+    places = [(path, job) for path, job, _ in _jobs(workload) if "backoffLimitPerIndex" not in job]
     if workload.kind in ROLES:
         places = [("spec.runPolicy", mapping(workload.document.body, "spec", "runPolicy"))]
     for path, node in places:
@@ -123,12 +123,13 @@ def check_pod_failure_policy(workload: Workload) -> Iterator[Problem]:
 
 
 def check_min_available(workload: Workload) -> Iterator[Problem]:
-    """minAvailable = all pods, or a part of the gang starts and waits for ever. 0 or left out means all."""
+    """minAvailable = all pods but spare ones, or a part of the gang waits for ever. 0 or left out means all."""
     paths = {"VolcanoJob": "spec.minAvailable", "AscendJob": "spec.runPolicy.schedulingPolicy.minAvailable"}
     path, pods = paths.get(workload.kind, ""), workload.num_pods
     available = number(workload.document.body, *path.split("."))
+    enough = [call.whole_number("min_hosts") or pods for _, call in workload.calls] or [pods]
     most = (pods or 0) + sum(one.replicas or 0 for one in workload.others)
-    if available and pods is not None and not pods <= available <= most:
+    if available and pods is not None and not (enough[0] or pods) <= available <= most:
         yield path, f"minAvailable is {available}, but the gang has {pods} pods", f"set minAvailable: {pods}"
 
 

@@ -49,7 +49,7 @@ def check_msrun_command(workload: Workload) -> Iterator[Problem]:
 
 
 def check_world_size(workload: Workload) -> Iterator[Problem]:
-    """worker_num = sum over all pods of local_worker_num."""
+    """worker_num = sum over all pods of local_worker_num; with --min_hosts, pods beyond it are spare."""
     local = {pod_set.path: call.whole_number("local_worker_num") for pod_set, call in workload.calls}
     if workload.starter is not None and local:
         local = dict.fromkeys((one.path for one in workload.pod_sets), next(iter(local.values())))
@@ -61,7 +61,7 @@ def check_world_size(workload: Workload) -> Iterator[Problem]:
         total += pods * workers
     for _, call in workload.calls:
         asked = call.whole_number("worker_num")
-        if asked is not None and asked != total:
+        if asked is not None and asked != total and not ("min_hosts" in call.options and asked < total):
             message = f"--worker_num={asked}, but {workload.num_pods} pods start {total} workers in all"
             yield call.place, message, f"set --worker_num={total} or change the number of pods"
 
@@ -79,12 +79,12 @@ def check_master_address(workload: Workload) -> Iterator[Problem]:
 
 
 def check_node_rank(workload: Workload) -> Iterator[Problem]:
-    """node_rank comes from the variable in which this kind of controller tells the index."""
+    """node_rank comes from the variable in which this kind of controller tells the index, or is -1: by address."""
     for pod_set, call in workload.calls if workload.starter is None else ():
         given = call.options.get("node_rank")
         is_master = pod_set.replicas == 1 and pod_set is workload.pod_sets[0] and len(workload.pod_sets) > 1
         is_first = given == "0" and (workload.num_pods == 1 or is_master)
-        if given is not None and not is_first and not _is_rank(given, call, workload):
+        if given and given != "-1" and not is_first and not _is_rank(given, call, workload):
             message = f"--node_rank={given} does not tell the pods of a {workload.kind} apart"
             yield call.place, message, f"set --node_rank=$({workload.rank_variable})"
 

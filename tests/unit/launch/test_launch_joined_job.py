@@ -232,6 +232,18 @@ def test_hosts_get_their_numbers_when_the_last_has_come_and_hear_why_nothing_beg
     ]
 
 
+def test_host_that_comes_in_the_same_moment_as_the_last_of_them_waits_for_the_next_start(meeting: Meet) -> None:
+    here = meeting(2, min_hosts=2)
+    with contextlib.suppress(UsageError), here.joined as joined:
+        for count in (1, 2):
+            host = here.come(count)
+            wait_until(lambda n=count: len(joined._inbox._messages) == n, "it knocks, and nobody has heard it")
+        joined.meet()
+        wait_until(lambda: "the job runs; this host is used from its next start on" in host.said, "it waits")
+        assert len(joined.hosts) == 2 and len(joined.agents.others) == 2
+        raise UsageError("that is all")
+
+
 def test_time_limit_is_told_with_who_came_and_until_then_who_is_missing(
     meeting: Meet, monkeypatch: pytest.MonkeyPatch
 ) -> None:

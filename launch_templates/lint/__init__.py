@@ -1,6 +1,6 @@
 """Lint of rendered or hand-edited manifests: all rules over all documents, all findings in one run. Pure.
 
-documents reads a manifest; schemas, rendezvous and gang hold the rules. A rule never raises on a malformed manifest.
+documents reads a manifest; schemas and rules hold the rules. A rule never raises on a malformed manifest.
 """
 
 from __future__ import annotations
@@ -8,16 +8,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from launch_templates.errors import UnknownName
-from launch_templates.lint import gang, rendezvous, schemas
+from launch_templates.lint import schemas
 from launch_templates.lint.documents import RUNTIMES, Document, read_documents, read_workloads
 from launch_templates.lint.finding import Finding, Rule, Severity
+from launch_templates.lint.rules import PLACE_RULES, POD_RULES
 
 NOT_READ = ("RayCluster", "TFJob", "XGBoostJob", "PaddleJob", "JAXJob")
 """Kinds that start training jobs, and that no rule reads."""
 READ = "Job, JobSet, PyTorchJob, TrainJob, MPIJob, AscendJob, LeaderWorkerSet, RayJob and Volcano Job"
 _NOT_READ = Rule("not-read", Severity.WARNING, "A training job of a kind that no rule reads.")
 _NO_JOB = Rule("no-job", Severity.WARNING, "There is no training job in the files given.")
-RULES: tuple[Rule, ...] = (*schemas.RULES, _NOT_READ, *rendezvous.RULES, *gang.RULES, _NO_JOB)
+RULES: tuple[Rule, ...] = (*schemas.RULES, _NOT_READ, *PLACE_RULES, *POD_RULES, _NO_JOB)
 """Every rule, in the order in which its findings appear."""
 
 _OF_ANY_JOB = tuple(rule for rule in RULES if rule.rule_id in ("msrun-command", "pods"))
@@ -48,7 +49,7 @@ def lint_documents(
         if one.kind in NOT_READ
     ]
     for workload in workloads:
-        rules = rendezvous.RULES if workload.is_partial else RULES if workload.calls else _OF_ANY_JOB
+        rules = PLACE_RULES if workload.is_partial else RULES if workload.calls else _OF_ANY_JOB
         found += [finding for rule in rules for finding in rule.apply(workload)]
     if not workloads and not any(one.kind in (*NOT_READ, "RayJob", *RUNTIMES) for one in documents):
         seen = ", ".join(document.label for document in documents) or "no documents"

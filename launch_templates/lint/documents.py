@@ -9,11 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, TypeVar
 
 from launch_templates.errors import BadFile
-from launch_templates.msrun_options import Invocation, read_invocation
+from launch_templates.msrun_options import read_invocation
 from ranktable.bounded_text import TextError, load_yaml_documents
 
 Body = dict[str, Any]
@@ -54,36 +53,19 @@ def mappings(node: Any, *path: str) -> list[Body]:
     return [item for item in sequence(node, *path) if isinstance(item, dict)]
 
 
-@dataclass(frozen=True)
 class Document:
     """One Kubernetes object."""
 
-    source: str
-    """File it comes from."""
-    body: Body
-
-    @property
-    def group(self) -> str:
+    def __init__(self, source: str, body: Body) -> None:
+        self.source, self.body = source, body
+        """File it comes from, and what stands there."""
+        self.group = text(body, "apiVersion").rpartition("/")[0]
         """API group; empty for the core group."""
-        return text(self.body, "apiVersion").rpartition("/")[0]
-
-    @property
-    def kind(self) -> str:
-        return text(self.body, "kind")
-
-    @property
-    def name(self) -> str:
-        return text(self.body, "metadata", "name")
-
-    @property
-    def namespace(self) -> str:
+        self.kind, self.name = text(body, "kind"), text(body, "metadata", "name")
+        self.namespace = text(body, "metadata", "namespace")
         """Namespace; empty = that of kubectl."""
-        return text(self.body, "metadata", "namespace")
-
-    @property
-    def label(self) -> str:
+        self.label = f"{self.kind or '?'}/{self.name or '?'}"
         """Kind/name, as kubectl writes it."""
-        return f"{self.kind or '?'}/{self.name or '?'}"
 
 
 def read_documents(content: str, source: str) -> list[Document]:
@@ -109,7 +91,7 @@ def _unfold(body: Any, source: str) -> Iterator[Document]:
         yield Document(source, body)
 
 
-@dataclass(frozen=True)
+@dataclass
 class PodSet:
     """Pods of one template."""
 
@@ -126,27 +108,24 @@ class PodSet:
     copies: int | None = 1
     """Number of Jobs of a JobSet that are made of it; None when it is no integer."""
 
-    @property
-    def spec(self) -> Body:
-        return mapping(self.template, "spec")
-
-    def containers(self, *keys: str) -> list[tuple[str, Body]]:
-        """Paths and bodies of init containers and containers, or of those of one key; malformed ones are left out."""
-        return [
-            (f"{self.path}.spec.{key}[{position}]", body)
-            for key in keys or ("initContainers", "containers")
-            for position, body in enumerate(sequence(self.spec, key))
-            if isinstance(body, dict)
-        ]
-
-    @cached_property
-    def call(self) -> Invocation | None:
+    def __post_init__(self) -> None:
+        self.spec = mapping(self.template, "spec")
+        self.containers, init_containers = (
+            [
+                (f"{self.path}.spec.{key}[{position}]", body)
+                for position, body in enumerate(sequence(self.spec, key))
+                if isinstance(body, dict)
+            ]
+            for key in ("containers", "initContainers")
+        )
+        """Paths and bodies; malformed ones are left out."""
+        self.all_containers = [*init_containers, *self.containers]
+        calls = [read_invocation(body, path) for path, body in self.containers]
+        self.call = next((call for call in calls if call is not None), None)
         """The msrun of its containers."""
-        found = (read_invocation(body, path) for path, body in self.containers("containers"))
-        return next((call for call in found if call is not None), None)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Workload:
     """One training job of a known kind."""
 
@@ -165,35 +144,26 @@ class Workload:
     """Pods of the job that have no workers."""
     is_partial: bool = False
     """The pods are those of a runtime of the cluster, of which only the command is here."""
+    is_elastic: bool = False
+    """There may be fewer pods, and no master."""
+    plugin: dict[str, str] | None = None
+    """What Volcano's plugin pytorch is told: names of the tasks `master` and `worker`, and `port`."""
     services: tuple[Document, ...] = ()
     """The Services given that have the subdomain of a Job as name."""
 
-    @property
-    def num_pods(self) -> int | None:
-        """Pods with workers of the whole job; None when one count is unknown."""
+    def __post_init__(self) -> None:
+        self.name, self.spec = self.document.name, mapping(self.document.body, "spec")
         counts = [pod_set.replicas for pod_set in self.pod_sets]
-        return None if None in counts or not counts else sum(count for count in counts if count)
-
-    @property
-    def starters(self) -> tuple[PodSet, ...]:
+        self.num_pods = None if None in counts or not counts else sum(count or 0 for count in counts)
+        """Pods with workers of the whole job; None when one count is unknown."""
+        self.starters = self.pod_sets if self.starter is None else (self.starter,)
         """The pods that start msrun."""
-        return self.pod_sets if self.starter is None else (self.starter,)
-
-    @property
-    def calls(self) -> list[tuple[PodSet, Invocation]]:
+        self.calls = [(one, one.call) for one in self.starters if one.call is not None]
         """Each msrun of the job."""
-        return [(one, one.call) for one in self.starters if one.call is not None]
-
-    @property
-    def all_pod_sets(self) -> tuple[PodSet, ...]:
-        """Also those without workers."""
-        return (*([self.starter] if self.starter else []), *self.pod_sets, *self.others)
-
-    @property
-    def longest_pod_name(self) -> str:
-        """Host name of the pod with the longest one."""
+        self.all_pod_sets = (*(self.starters if self.starter else ()), *self.pod_sets, *self.others)
         names = [f"{pod_set.stem}-{max((pod_set.replicas or 1) - 1, 0)}" for pod_set in self.all_pod_sets]
-        return max(names, key=len, default=self.document.name)
+        self.longest_pod_name = max(names, key=len, default=self.name)
+        """Host name of the pod with the longest one."""
 
 
 def read_workloads(documents: Iterable[Document]) -> list[Workload]:
@@ -215,6 +185,20 @@ def _split(pod_sets: Sequence[PodSet]) -> tuple[tuple[PodSet, ...], tuple[PodSet
 def _count(node: Any, key: str) -> int | None:
     """Number of copies, of which there is one where it is left out; None when it is no integer."""
     return number(node, key) if key in mapping(node) else 1
+
+
+def _replicated(document: Document, key: str) -> tuple[PodSet, ...]:
+    """Pods of the tasks in a list, or of the replica types in a mapping, which are called JOB-NAME-i."""
+    tasks = [
+        (f"[{place}]", text(task, "name"), task) for place, task in enumerate(mappings(document.body, "spec", key))
+    ]
+    types = [(f".{role}", str(role).lower(), one) for role, one in mapping(document.body, "spec", key).items()]
+    return tuple(
+        PodSet(
+            f"spec.{key}{place}.template", mapping(one, "template"), _count(one, "replicas"), f"{document.name}-{name}"
+        )
+        for place, name, one in (*tasks, *types)
+    )
 
 
 def _read_job(document: Document, documents: list[Document]) -> Workload:
@@ -257,46 +241,26 @@ def _read_volcano_job(document: Document, _documents: list[Document]) -> Workloa
 
     The plugin pytorch numbers the pods of its two tasks, first the master's, in RANK.
     """
-    pod_sets = []
-    for position, task in enumerate(mappings(document.body, "spec", "tasks")):
-        path, stem = f"spec.tasks[{position}].template", f"{document.name}-{text(task, 'name')}"
-        pod_sets.append(PodSet(path, mapping(task, "template"), _count(task, "replicas"), stem))
-    roles = pytorch_roles(document)
-    if roles:
-        stems = [f"{document.name}-{role}" for role in roles[:2]]
-        own = tuple(one for stem in stems for one in pod_sets if one.stem == stem)
-        others = tuple(one for one in pod_sets if one not in own)
-        return Workload(document, "VolcanoJob", own, "RANK", f"{stems[0]}-0.{document.name}", others=others)
+    pod_sets = _replicated(document, "tasks")
+    plugins = mapping(document.body, "spec", "plugins")
     own, others = _split(pod_sets)
-    first = f"{own[0].stem}-0.{document.name}" if own else ""
-    return Workload(document, "VolcanoJob", own, "VC_TASK_INDEX", first, others=others)
-
-
-def pytorch_roles(document: Document) -> tuple[str, str, str] | None:
-    """Names of the master's and the workers' task, and the port, of Volcano's plugin pytorch; None without it."""
-    if "pytorch" not in mapping(document.body, "spec", "plugins"):
-        return None
-    words = [str(word).lstrip("-").partition("=") for word in sequence(document.body, "spec", "plugins", "pytorch")]
-    given = {name: value for name, _, value in words}
-    return given.get("master", "master"), given.get("worker", "worker"), given.get("port", "23456")
+    if "pytorch" not in plugins:
+        first = f"{own[0].stem}-0.{document.name}" if own else ""
+        return Workload(document, "VolcanoJob", own, "VC_TASK_INDEX", first, others=others)
+    words = [str(word).lstrip("-").partition("=") for word in sequence(plugins, "pytorch")]
+    given = {"master": "master", "worker": "worker", "port": "23456", **{name: value for name, _, value in words}}
+    stems = [f"{document.name}-{given[role]}" for role in ("master", "worker")]
+    own = tuple(one for stem in stems for one in pod_sets if one.stem == stem)
+    others = tuple(one for one in pod_sets if one.stem not in stems)
+    return Workload(document, "VolcanoJob", own, "RANK", f"{stems[0]}-0.{document.name}", others=others, plugin=given)
 
 
 def _read_pytorch_job(document: Document, _documents: list[Document]) -> Workload:
     """Pod i of a replica type is called JOB-TYPE-i and has a Service of that name; an elastic job needs no master."""
-    pod_sets = _replica_specs(document, "pytorchReplicaSpecs")
-    first = "worker" if is_elastic(document) and len(pod_sets) == 1 else "master"
-    return Workload(document, "PyTorchJob", pod_sets, "PET_NODE_RANK", f"{document.name}-{first}-0")
-
-
-def is_elastic(document: Document) -> bool:
-    """Whether a PyTorchJob has pods that may be fewer."""
-    return document.kind == "PyTorchJob" and bool(mapping(document.body, "spec", "elasticPolicy"))
-
-
-def _replica_specs(document: Document, key: str) -> tuple[PodSet, ...]:
-    specs = mapping(document.body, "spec", key).items()
-    named = [(f"spec.{key}.{role}.template", f"{document.name}-{str(role).lower()}", spec) for role, spec in specs]
-    return tuple(PodSet(path, mapping(spec, "template"), _count(spec, "replicas"), stem) for path, stem, spec in named)
+    pod_sets = _replicated(document, "pytorchReplicaSpecs")
+    is_elastic = bool(mapping(document.body, "spec", "elasticPolicy"))
+    first = f"{document.name}-{'worker' if is_elastic and len(pod_sets) == 1 else 'master'}-0"
+    return Workload(document, "PyTorchJob", pod_sets, "PET_NODE_RANK", first, is_elastic=is_elastic)
 
 
 def _read_ascend_job(document: Document, documents: list[Document]) -> Workload:
@@ -305,7 +269,7 @@ def _read_ascend_job(document: Document, documents: list[Document]) -> Workload:
     The operator's Service has an address of its own, so the master is known by a headless Service that selects it: the
     first one given whose selector fits no worker.
     """
-    pod_sets = _replica_specs(document, "replicaSpecs")
+    pod_sets = _replicated(document, "replicaSpecs")
     labels = [(one, mapping(one.template, "metadata", "labels").items()) for one in pod_sets]
     masters = [one for one in labels if one[0].stem != f"{document.name}-worker"][:1]
     for service in documents:
@@ -318,7 +282,7 @@ def _read_ascend_job(document: Document, documents: list[Document]) -> Workload:
 
 def _read_mpi_job(document: Document, _documents: list[Document]) -> Workload:
     """Worker pod i is called JOB-worker-i, in the subdomain JOB; msrun stands in the launcher, behind mpirun."""
-    pod_sets = _replica_specs(document, "mpiReplicaSpecs")
+    pod_sets = _replicated(document, "mpiReplicaSpecs")
     workers = tuple(one for one in pod_sets if one.stem == f"{document.name}-worker")
     starter = next((one for one in pod_sets if one not in workers), None)
     return Workload(document, "MPIJob", workers, "", f"{document.name}-worker-0.{document.name}", starter)

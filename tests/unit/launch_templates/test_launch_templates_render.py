@@ -104,7 +104,7 @@ def workload_of(text: str) -> Workload:
 
 
 def containers_of(text: str) -> list[dict[str, Any]]:
-    return [body for pods in workload_of(text).pod_sets for _, body in pods.containers()]
+    return [body for pods in workload_of(text).pod_sets for _, body in pods.all_containers]
 
 
 def expand_as_kubelet(text: str, variables: dict[str, str]) -> str:

@@ -55,19 +55,14 @@ class CommandLine:
 
 def read_options(words: Sequence[str]) -> CommandLine:
     """Read the words after `msrun` as the command does: its options end at the script, at `-m` and at `--`."""
-    options: dict[str, str] = {}
-    written: dict[str, str] = {}
-    position = 0
-    while position < len(words) and words[position].startswith("--") and words[position] != "--":
-        text, equals, value = words[position].removeprefix("--").partition("=")
+    line = CommandLine({}, {}, list(words))
+    while line.rest and line.rest[0].startswith("--") and line.rest[0] != "--":
+        text, equals, value = line.rest.pop(0).removeprefix("--").partition("=")
         name = text.replace("-", "_")
-        position += 1
         if not equals and name not in VALUE_MAY_BE_LEFT_OUT | FLAGS:
-            value = words[position] if position < len(words) else ""
-            position += 1
-        options[name] = value
-        written[name] = f"--{text}"
-    return CommandLine(options, written, list(words[position:]))
+            value = line.rest.pop(0) if line.rest else ""
+        line.options[name], line.words[name] = value, f"--{text}"
+    return line
 
 
 _SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh"})
@@ -76,7 +71,7 @@ _STARTERS = frozenset({"mpirun", "mpiexec"})
 _KUBELET_REFERENCE = re.compile(r"\$\(([^()]+)\)")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Invocation:
     """One msrun command line in a container."""
 
@@ -89,24 +84,21 @@ class Invocation:
     is_under_shell: bool
     """A shell stands between the container and msrun: SIGTERM stops there."""
 
-    @property
-    def options(self) -> dict[str, str]:
-        return self.line.options
+    def __post_init__(self) -> None:
+        self.options = self.line.options
+        env = self.container.get("env")
+        items = [item for item in env if isinstance(item, dict)] if isinstance(env, list) else []
+        self._variables = {str(one.get("name")): one["value"] for one in items if isinstance(one.get("value"), str)}
 
     def value(self, name: str) -> str | None:
         """Text of an option with literal variables of the container put in; None when absent or still unknown."""
         given = self.options.get(name)
         if given is None:
             return None
-        env = self.container.get("env")
-        items = [item for item in env if isinstance(item, dict)] if isinstance(env, list) else []
-        variables: dict[str, str] = {
-            str(item.get("name")): item["value"] for item in items if isinstance(item.get("value"), str)
-        }
         whole = find_reference(given)
-        if whole in variables:
-            return variables[whole]
-        known = _KUBELET_REFERENCE.sub(lambda match: variables.get(match[1], match[0]), given)
+        if whole in self._variables:
+            return str(self._variables[whole])
+        known = _KUBELET_REFERENCE.sub(lambda match: self._variables.get(match[1], match[0]), given)
         return None if "$" in known else known
 
     def whole_number(self, name: str) -> int | None:

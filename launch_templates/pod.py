@@ -254,17 +254,13 @@ def restart_options(spec: JobSpec) -> list[str]:
     return [f"--max_restarts={spec.max_restarts}", *given]
 
 
-def msrun_options(
-    spec: JobSpec, *, master_addr: str, node_rank: str | None = None, restarts: bool = False
-) -> list[str]:
+def msrun_options(spec: JobSpec, *place: str, restarts: bool = False) -> list[str]:
     """Options with which a job starts msrun on every host.
 
     Args:
-        node_rank: None = msrun finds it out by itself. With spares hosts have none, as any of them may be a spare.
+        place: those that say where the host is; none = msrun finds it out by itself.
         restarts: msrun itself starts the job again, as it does with spares.
     """
-    rank = "-1" if spec.spares else node_rank
-    place = [f"--master_addr={master_addr}", *([f"--node_rank={rank}"] if rank else [])]
     return [
         f"--worker_num={spec.nodes * spec.local_worker_num}",
         f"--local_worker_num={spec.local_worker_num}",
@@ -279,8 +275,13 @@ def msrun_options(
 
 
 def pod_args(spec: JobSpec, master_addr: str, node_rank: str | None = None, *, restarts: bool = False) -> list[str]:
-    """Arguments of msrun in a pod: its options, then the user's words, as the kubelet turns them back."""
-    options = msrun_options(in_container(spec), master_addr=master_addr, node_rank=node_rank, restarts=restarts)
+    """Arguments of msrun in a pod: its options, then the user's words, as the kubelet turns them back.
+
+    Args:
+        node_rank: None = msrun finds it out by itself. With spares pods have none, as any but the first may be spare.
+    """
+    rank = [f"--node_rank={-1 if spec.spares else node_rank}"] if node_rank else []
+    options = msrun_options(in_container(spec), f"--master_addr={master_addr}", *rank, restarts=restarts)
     return [*options, *map(escape_references, spec.script)]
 
 

@@ -33,7 +33,7 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
     """Settings from `KEY=VALUE` and `TABLE.KEY=VALUE` texts; the last one of a key wins.
 
     Raises:
-        BadValue: a text without `=`, a table without a key, or a key below something that is no table.
+        BadValue: a text without `=`.
 
     >>> parse_settings(["nodes=4", "env.LEVEL=a=b"])
     {'nodes': '4', 'env': {'LEVEL': 'a=b'}}
@@ -42,22 +42,9 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
     for text in texts:
         key, equals, value = text.partition("=")
         name, dot, entry = key.partition(".")
-        name = name.replace("-", "_")
-        known = settings_of_spec().get(name)
-        has_keys = known is not None and known.value_type.type_name == "table"
         if not equals:
             raise BadValue("--set", text, "KEY=VALUE", f"write --set {key}=VALUE")
-        if name == "script":
-            constraint = "another name: a script has several words"
-            raise BadValue("--set", text, constraint, "end the command with -- SCRIPT ARGS")
-        if has_keys and not entry:
-            raise BadValue("--set", text, f"{name}.KEY=VALUE", f"write --set {name}.KEY=VALUE, once for each key")
-        if entry and known and not has_keys:
-            raise BadValue("--set", text, f"{name}=VALUE, because {name} has no parts", f"remove {key[len(name) :]}")
-        if dot:
-            settings.setdefault(name, {})[entry] = value
-        else:
-            settings[name] = value
+        settings = merge_settings(settings, {name.replace("-", "_"): {entry: value} if dot else value})
     return settings
 
 

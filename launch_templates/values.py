@@ -91,7 +91,7 @@ def table(key_pattern: str, value_pattern: str, constraint: str) -> ValueType:
 
     def read(given: Any) -> dict[str, str]:
         if not isinstance(given, dict):
-            raise ValueError(f"a table of {constraint}")
+            raise ValueError(f"a table, as in --set NAME.KEY=VALUE, of {constraint}")
         for key, value in given.items():
             if not isinstance(value, str):
                 raise ValueError(f"{constraint}, all as text, but {key!s} is {value!r}: put it in quotes")

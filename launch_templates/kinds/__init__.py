@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from launch_templates.errors import UnknownName
@@ -23,10 +22,10 @@ from launch_templates.kinds import (
     trainjob,
     volcano,
 )
-from launch_templates.spec import JobSpec, Setting, settings_of_spec
+from launch_templates.spec import JobSpec, settings_of_spec
 
 
-@dataclass(frozen=True)
+@dataclass
 class Kind:
     """One kind of job."""
 
@@ -40,19 +39,10 @@ class Kind:
     """Whether its objects are those of Kubernetes."""
     device_targets: tuple[str, ...] = ("CPU", "GPU", "Ascend")
 
-    @property
-    def name(self) -> str:
-        return self.comment.partition(": ")[0]
-
-    @property
-    def summary(self) -> str:
-        """What it is, in one line."""
-        return self.comment.partition("\n")[0].partition(": ")[2]
-
-    @property
-    def settings(self) -> tuple[Setting, ...]:
+    def __post_init__(self) -> None:
+        self.name, _, self.summary = self.comment.partition("\n")[0].partition(": ")
+        self.settings = tuple(one for name, one in settings_of_spec().items() if name in self.takes)
         """What can be set, in the order of JobSpec."""
-        return tuple(one for name, one in settings_of_spec().items() if name in self.takes)
 
 
 _ANY_BUT_ASCEND = ("CPU", "GPU")
@@ -93,14 +83,12 @@ NO_SPARES = {
 """Why kinds have no spare hosts."""
 
 
-@cache
-def _by_name() -> dict[str, Kind]:
-    return {kind.name: kind for kind in sorted(_KINDS, key=lambda kind: kind.name)}
+_BY_NAME = {kind.name: kind for kind in sorted(_KINDS, key=lambda kind: kind.name)}
 
 
 def list_kinds() -> list[str]:
     """Names of all kinds, sorted."""
-    return list(_by_name())
+    return list(_BY_NAME)
 
 
 def load_kind(name: str) -> Kind:
@@ -109,11 +97,11 @@ def load_kind(name: str) -> Kind:
     Raises:
         UnknownName: there is none.
     """
-    if name not in _by_name():
-        raise UnknownName("kind", name, list_kinds())
-    return _by_name()[name]
+    if name not in _BY_NAME:
+        raise UnknownName("kind", name, _BY_NAME)
+    return _BY_NAME[name]
 
 
 def takers(name: str) -> Iterator[str]:
     """Kinds that take a field."""
-    return (kind.name for kind in _by_name().values() if name in kind.takes)
+    return (kind.name for kind in _BY_NAME.values() if name in kind.takes)

@@ -43,7 +43,7 @@ def build(spec: JobSpec) -> list[dict[str, Any]]:
 
 
 def _node(spec: JobSpec, rank: int) -> dict[str, Any]:
-    options = msrun_options(in_container(spec), master_addr="node0", node_rank=str(rank), restarts=True)
+    options = msrun_options(in_container(spec), "--master_addr=node0", f"--node_rank={rank}", restarts=True)
     words = ["msrun", *options, *spec.script]
     return {"hostname": f"node{rank}", "command": [_literal(word) for word in words]}
 

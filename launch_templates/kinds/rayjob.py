@@ -26,10 +26,8 @@ TAKES = (*(name for name in pod.POD_FIELDS if name != "network_policy"), "max_re
 def build(spec: JobSpec) -> list[pod.Body]:
     """Return the RayJob."""
     gpus = spec.local_worker_num if spec.device_target == "GPU" else 0
-    given = pod.msrun_options(pod.in_container(spec), master_addr="")
-    options = [word for word in given if not word.startswith("--master_addr")]
     start = ["python", "-m", "launch_templates.kinds.rayjob", str(spec.nodes), str(ceil(parse_quantity(spec.cpu)))]
-    words = [*start, str(gpus), *options, *spec.script]
+    words = [*start, str(gpus), *pod.msrun_options(pod.in_container(spec)), *spec.script]
     head = pod.pod_template(spec, [], container="ray-head", command=[], amounts={"cpu": "1", "memory": spec.memory})
     worker = pod.pod_template(spec, [], container="ray-worker", command=[])
     counts = dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), spec.nodes)

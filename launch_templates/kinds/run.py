@@ -54,11 +54,9 @@ def write_run(spec: JobSpec) -> str:
 def write_run_cluster(spec: JobSpec) -> str:
     """Return the script for each of several hosts."""
     usage = "master_addr=${1:?usage: run_cluster.sh MASTER_ADDR NODE_RANK} node_rank=${2:?give NODE_RANK, from 0}\n"
-    first, *rest = msrun_options(spec, master_addr="")
-    others = [word for word in rest if not word.startswith(("--master_addr", "--log_dir", "--grace"))]
     place = '"--master_addr=$master_addr" "--node_rank=$node_rank"'
-    words = shlex.join([*others, *own_options(spec), *spec.script])
-    return f"{SHELL}{usage}{exports(spec)}exec msrun {first} {place} {words}\n"
+    words = shlex.join([*msrun_options(spec, restarts=True), *spec.script])
+    return f"{SHELL}{usage}{exports(spec)}exec msrun {place} {words}\n"
 
 
 def own_options(spec: JobSpec) -> list[str]:

@@ -47,7 +47,7 @@ def test_script_and_variables_come_through_the_shell_byte_for_byte(
     assert words[words.index("train.py") :] == ["train.py", *arguments]
     assert found == setting
     if kind == "run-cluster":
-        assert words[:3] == ["--worker_num=16", "--master_addr=10.0.0.1", "--node_rank=3"]
+        assert words[:3] == ["--master_addr=10.0.0.1", "--node_rank=3", "--worker_num=16"]
 
 
 def test_run_cluster_without_its_arguments_says_how_it_is_used(tmp_path: Path) -> None:

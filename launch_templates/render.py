@@ -48,23 +48,18 @@ def render_manifest(
     spec = read_spec(kind, {**values, "script": list(script)} if script else values)
     built = kind.build(spec)
     if kind.is_manifest and not isinstance(built, str):
-        _check_names(built, spec.name)
+        known = [Document("", body) for body in built]
+        names = [*(workload.longest_pod_name for workload in read_workloads(known)), *(one.name for one in known)]
+        longest = max(names, key=len)
+        if len(longest) > MAX_LABEL_LENGTH:
+            constraint = f"at most {MAX_LABEL_LENGTH - (len(longest) - len(spec.name))} characters here"
+            raise BadValue("name", spec.name, f"{constraint}, because of the name {longest}", "choose a shorter name")
         return f"{_head(kind, built)}{dump_documents(apply_patch(built, patch))}"
     if patch:
         raise BadFile(patch[0].source, f"a {kind.name} is no manifest of Kubernetes", "change its text, or the values")
     text = built if isinstance(built, str) else dump_documents(built)
     first, newline, rest = text.partition("\n") if text.startswith("#!") else ("", "", text)
     return f"{first}{newline}{_head(kind)}{rest}"
-
-
-def _check_names(documents: list[Any], name: str) -> None:
-    known = [body["metadata"]["name"] for body in documents]
-    workloads = read_workloads([Document("", body) for body in documents])
-    for longest in [*(workload.longest_pod_name for workload in workloads), *known]:
-        if len(longest) > MAX_LABEL_LENGTH:
-            room = MAX_LABEL_LENGTH - (len(longest) - len(name))
-            constraint = f"at most {room} characters here, because of the name {longest}"
-            raise BadValue("name", name, constraint, "choose a shorter name")
 
 
 def _head(kind: Kind, documents: Sequence[Mapping[str, Any]] = ()) -> str:

@@ -19,8 +19,12 @@ TAKES = (*BY_MSRUN, "name", "image", "nodes", "device_target", "cpu", "memory", 
 
 def build(spec: JobSpec) -> list[dict[str, Any]]:
     """Return the one document of the file."""
-    mount = log_mount(spec)
+    mount, memory = log_mount(spec), str(int(parse_quantity(spec.memory)))
     volumes = [f"{claim}:{path}" for claim, path in spec.claims.items()]
+    amounts: dict[str, Any] = {"limits": {"cpus": str(parse_quantity(spec.cpu)), "memory": memory}}
+    if spec.device_target == "GPU":
+        device = {"driver": "nvidia", "count": spec.local_worker_num, "capabilities": ["gpu"]}
+        amounts["reservations"] = {"devices": [device]}
     service: dict[str, Any] = {
         "image": spec.image,
         "user": f"{spec.user_id}:{spec.user_id}",
@@ -33,28 +37,17 @@ def build(spec: JobSpec) -> list[dict[str, Any]]:
         **({"volumes": volumes} if volumes else {}),
         # mode 1777: the process is not root and makes its log directory there
         **({"tmpfs": [f"{mount}:mode=1777"]} if mount else {}),
-        "deploy": {"resources": _resources(spec)},
+        "deploy": {"resources": amounts},
     }
-    services = {f"node{rank}": {**service, **_node(spec, rank)} for rank in range(spec.nodes)}
+    services = {}
+    for rank in range(spec.nodes):
+        options = msrun_options(in_container(spec), "--master_addr=node0", f"--node_rank={rank}", restarts=True)
+        command = [_literal(word) for word in ("msrun", *options, *spec.script)]
+        services[f"node{rank}"] = {**service, "hostname": f"node{rank}", "command": command}
     document: dict[str, Any] = {"name": spec.name, "services": services}
     if spec.claims:
         document["volumes"] = {claim: {"external": True} for claim in spec.claims}
     return [document]
-
-
-def _node(spec: JobSpec, rank: int) -> dict[str, Any]:
-    options = msrun_options(in_container(spec), "--master_addr=node0", f"--node_rank={rank}", restarts=True)
-    words = ["msrun", *options, *spec.script]
-    return {"hostname": f"node{rank}", "command": [_literal(word) for word in words]}
-
-
-def _resources(spec: JobSpec) -> dict[str, Any]:
-    memory = str(int(parse_quantity(spec.memory)))
-    found: dict[str, Any] = {"limits": {"cpus": str(parse_quantity(spec.cpu)), "memory": memory}}
-    if spec.device_target == "GPU":
-        device = {"driver": "nvidia", "count": spec.local_worker_num, "capabilities": ["gpu"]}
-        found["reservations"] = {"devices": [device]}
-    return found
 
 
 def _literal(text: str) -> str:

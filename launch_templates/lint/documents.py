@@ -7,7 +7,7 @@ naming rules are those of the kind's controller, written at its reader.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -78,17 +78,16 @@ def read_documents(content: str, source: str) -> list[Document]:
         bodies = [body for body in load_yaml_documents(content) if body is not None]
     except TextError as error:
         raise BadFile(source, f"{error.place}{error.problem}", error.remedy) from None
-    return [document for body in bodies for document in _unfold(body, source)]
-
-
-def _unfold(body: Any, source: str) -> Iterator[Document]:
-    if not isinstance(body, dict):
-        raise BadFile(source, f"a document is {type(body).__name__}, not a mapping", "give Kubernetes manifests")
-    if body.get("kind") == "List":
-        for item in sequence(body, "items"):
-            yield from _unfold(item, source)
-    else:
-        yield Document(source, body)
+    found = []
+    while bodies:
+        body = bodies.pop(0)
+        if not isinstance(body, dict):
+            raise BadFile(source, f"a document is {type(body).__name__}, not a mapping", "give Kubernetes manifests")
+        if body.get("kind") == "List":
+            bodies = [*sequence(body, "items"), *bodies]
+        else:
+            found.append(Document(source, body))
+    return found
 
 
 @dataclass

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from launch_templates.lint.documents import Body, Document, PodSet, Workload, dig, mapping, mappings, sequence, text
+from launch_templates.lint.documents import Body, PodSet, Workload, dig, mapping, mappings, sequence, text
 from launch_templates.lint.finding import Problem, rules_of
-from launch_templates.msrun_options import NAMES, Invocation, hint_of_option
+from launch_templates.msrun_options import NAMES, hint_of_option
 from launch_templates.names import LABEL, MAX_LABEL_LENGTH, RANK_VARIABLES, SERVICE, find_reference, fits
 from launch_templates.values import find_quantity
 
@@ -26,7 +26,7 @@ _NEEDED = {
 _INDEX_FIELD = "batch.kubernetes.io/job-completion-index"
 _MAX_FAILURE_RULES = 20
 _DEVICE = r"nvidia\.com/(gpu|mig-.+)|amd\.com/gpu|huawei\.com/(Ascend.*|npu)"
-_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a mount point inside the pod
+_SHM = "/dev/shm"  # noqa: S108 - a mount point inside the pod
 
 ROLES = {
     "PyTorchJob": ("pytorchReplicaSpecs", "Master", "pytorch"),
@@ -41,11 +41,8 @@ def check_msrun_option(workload: Workload) -> Iterator[Problem]:
     for _, call in workload.calls:
         for name, word in call.line.words.items():
             if name not in NAMES:
-                yield (
-                    call.place,
-                    f"{word} is no option of msrun",
-                    hint_of_option(name, "the script's own follow its name"),
-                )
+                remedy = hint_of_option(name, "the script's own follow its name")
+                yield call.place, f"{word} is no option of msrun", remedy
 
 
 def check_msrun_command(workload: Workload) -> Iterator[Problem]:
@@ -93,22 +90,17 @@ def check_master_address(workload: Workload) -> Iterator[Problem]:
 
 def check_node_rank(workload: Workload) -> Iterator[Problem]:
     """node_rank comes from the variable in which this kind of controller tells the index, or is -1: by address."""
+    own = {workload.rank_variable, {"PyTorchJob": "RANK", "TrainJob": "JOB_COMPLETION_INDEX"}.get(workload.kind)}
     for pod_set, call in workload.calls if workload.starter is None else ():
-        given = call.options.get("node_rank")
+        given = call.options.get("node_rank", "-1")
+        variable = find_reference(given)
+        sources = [one for one in mappings(call.container, "env") if variable and one.get("name") == variable]
+        is_told = any(_INDEX_FIELD in text(one, "valueFrom", "fieldRef", "fieldPath") for one in sources)
         is_master = pod_set.replicas == 1 and pod_set is workload.pod_sets[0] and len(workload.pod_sets) > 1
         is_first = given == "0" and (workload.num_pods == 1 or is_master)
-        if given and given != "-1" and not is_first and not _is_rank(given, call, workload):
+        if given != "-1" and not is_first and not is_told and (variable is None or variable not in own):
             message = f"--node_rank={given} does not tell the pods of a {workload.kind} apart"
             yield call.place, message, f"set --node_rank=$({workload.rank_variable})"
-
-
-def _is_rank(given: str, call: Invocation, workload: Workload) -> bool:
-    variable = find_reference(given)
-    others = {"PyTorchJob": "RANK", "TrainJob": "JOB_COMPLETION_INDEX"}
-    if variable is None or variable in (workload.rank_variable, others.get(workload.kind)):
-        return variable is not None
-    sources = [item for item in mappings(call.container, "env") if text(item, "name") == variable]
-    return any(_INDEX_FIELD in text(item, "valueFrom", "fieldRef", "fieldPath") for item in sources)
 
 
 def check_rank_variable(workload: Workload) -> Iterator[Problem]:
@@ -126,7 +118,14 @@ def check_port(workload: Workload) -> Iterator[Problem]:
     expected = next((port for *_, port in places if port is not None), None)
     if expected is None:
         return
-    places += [place for _, call in workload.calls for place in _container_ports(call)]
+    for _, call in workload.calls:
+        for position, port in enumerate(mappings(call.container, "ports")):
+            if (name := text(port, "name")) in ("rendezvous", "pytorchjob-port", "ascendjob-port"):
+                path = f"{call.path}.ports[{position}].containerPort"
+                places.append((path, f"port {name}", _port(port.get("containerPort"))))
+        for position, item in enumerate(mappings(call.container, "env")):
+            if text(item, "name") == "MASTER_PORT":
+                places.append((f"{call.path}.env[{position}].value", "MASTER_PORT", _port(item.get("value"))))
     for service in workload.services:
         for position, one in enumerate(mappings(service.body, "spec", "ports")):
             if text(one, "name") in ("", "rendezvous"):
@@ -135,20 +134,10 @@ def check_port(workload: Workload) -> Iterator[Problem]:
     if workload.plugin:
         what = "the plugin's port, which the workers' pods wait for,"
         places.append(("spec.plugins.pytorch", what, _port(workload.plugin["port"])))
-    for path, what, port in places:
-        if port is not None and port != expected:
-            message = f"{what} is {port}, but the first msrun has --master_port={expected}"
+    for path, what, found in places:
+        if found is not None and found != expected:
+            message = f"{what} is {found}, but the first msrun has --master_port={expected}"
             yield path, message, "use one port everywhere"
-
-
-def _container_ports(call: Invocation) -> Iterator[tuple[str, str, int | None]]:
-    for position, port in enumerate(mappings(call.container, "ports")):
-        if text(port, "name") in ("rendezvous", "pytorchjob-port", "ascendjob-port"):
-            path = f"{call.path}.ports[{position}].containerPort"
-            yield path, f"port {text(port, 'name')}", _port(port.get("containerPort"))
-    for position, item in enumerate(mappings(call.container, "env")):
-        if text(item, "name") == "MASTER_PORT":
-            yield f"{call.path}.env[{position}].value", "MASTER_PORT", _port(item.get("value"))
 
 
 def _port(given: object) -> int | None:
@@ -170,21 +159,18 @@ def check_headless_service(workload: Workload) -> Iterator[Problem]:
         message = f"no Service {subdomain!r} in the same namespace among the files given"
         yield path, message, "add a headless Service of that name, or give its file to lint too"
     for service in workload.services:
-        for message, remedy in _service_faults(service, workload):
-            yield path, f"{service.label} {message}", remedy
-
-
-def _service_faults(service: Document, workload: Workload) -> Iterator[tuple[str, str]]:
-    spec, name = mapping(service.body, "spec"), workload.name
-    if spec.get("clusterIP") != "None":
-        yield "is not headless, so pod 0 has no name of its own", "set spec.clusterIP: None"
-    if spec.get("publishNotReadyAddresses") is not True:
-        yield "hides pods that are not ready, so they wait for each other", "set spec.publishNotReadyAddresses: true"
-    labels = mapping(workload.pod_sets[0].template, "metadata", "labels")
-    labels = {**labels, "job-name": name, "batch.kubernetes.io/job-name": name}
-    selector = mapping(spec, "selector")
-    if not selector or not selector.items() <= labels.items():
-        yield f"does not select the pods of Job {name}", f"set spec.selector: {{job-name: {name}}}"
+        spec, label = mapping(service.body, "spec"), service.label
+        if spec.get("clusterIP") != "None":
+            yield path, f"{label} is not headless, so pod 0 has no name of its own", "set spec.clusterIP: None"
+        if spec.get("publishNotReadyAddresses") is not True:
+            message = f"{label} hides pods that are not ready, so they wait for each other"
+            yield path, message, "set spec.publishNotReadyAddresses: true"
+        labels = mapping(workload.pod_sets[0].template, "metadata", "labels")
+        labels = labels | {"job-name": workload.name, "batch.kubernetes.io/job-name": workload.name}
+        selector = mapping(spec, "selector")
+        if not selector or not selector.items() <= labels.items():
+            remedy = f"set spec.selector: {{job-name: {workload.name}}}"
+            yield path, f"{label} does not select the pods of Job {workload.name}", remedy
 
 
 def check_dns_names(workload: Workload) -> Iterator[Problem]:
@@ -416,26 +402,22 @@ def check_shared_memory(workload: Workload) -> Iterator[Problem]:
     for pod_set in workload.pod_sets:
         own = [(pod_set.call.path, pod_set.call.container)] if pod_set.call else pod_set.containers
         for path, container in own:
-            for message, remedy in _shared_memory_faults(pod_set, container):
+            names = [one.get("name") for one in mappings(container, "volumeMounts") if one.get("mountPath") == _SHM]
+            volume = next((one for one in mappings(pod_set.spec, "volumes") if one.get("name") in names[:1]), None)
+            limit = find_quantity(dig(volume, "emptyDir", "sizeLimit"))
+            memory = find_quantity(dig(container, "resources", "limits", "memory"))
+            message = remedy = ""
+            if not names:
+                message = "nothing is mounted at /dev/shm: its 64 MiB end data loaders and collectives with a bus error"
+                remedy = "mount an emptyDir with medium: Memory and a sizeLimit there"
+            elif text(volume, "emptyDir", "medium") != "Memory" or limit is None:
+                message = f"volume {names[0]!r} at /dev/shm is no emptyDir in memory with a sizeLimit"
+                remedy = "set emptyDir: {medium: Memory, sizeLimit: 8Gi}"
+            elif memory is not None and limit >= memory:
+                message = "the sizeLimit of /dev/shm is not below the memory limit, which it counts against"
+                remedy = "lower the sizeLimit or raise the memory limit"
+            if message:
                 yield f"{path}.volumeMounts", message, remedy
-
-
-def _shared_memory_faults(pod_set: PodSet, container: Body) -> Iterator[tuple[str, str]]:
-    mounts = [
-        text(one, "name") for one in mappings(container, "volumeMounts") if one.get("mountPath") == _SHARED_MEMORY
-    ]
-    volume = next((one for one in mappings(pod_set.spec, "volumes") if text(one, "name") in mounts[:1]), None)
-    limit = find_quantity(dig(volume, "emptyDir", "sizeLimit"))
-    memory = find_quantity(dig(container, "resources", "limits", "memory"))
-    if not mounts:
-        message = "nothing is mounted at /dev/shm: its 64 MiB end data loaders and collectives with a bus error"
-        yield message, "mount an emptyDir with medium: Memory and a sizeLimit there"
-    elif text(volume, "emptyDir", "medium") != "Memory" or limit is None:
-        message = f"volume {mounts[0]!r} at /dev/shm is no emptyDir in memory with a sizeLimit"
-        yield message, "set emptyDir: {medium: Memory, sizeLimit: 8Gi}"
-    elif memory is not None and limit >= memory:
-        message = "the sizeLimit of /dev/shm is not below the memory limit, which it counts against"
-        yield message, "lower the sizeLimit or raise the memory limit"
 
 
 def check_shell(workload: Workload) -> Iterator[Problem]:

@@ -35,10 +35,7 @@ def build(spec: JobSpec) -> list[pod.Body]:
     args = pod.pod_args(spec, f"{spec.name}-node-0-0.{spec.name}", "$(JOB_COMPLETION_INDEX)")
     template = pod.pod_template(spec, args, topology="controller")
     job = pod.lean(
-        **pod_count(spec),
-        activeDeadlineSeconds=spec.deadline_s,
-        **failure_rules(spec, "msrun"),
-        template=template,
+        **pod_count(spec), activeDeadlineSeconds=spec.deadline_s, **failure_rules(spec, "msrun"), template=template
     )
     body = set_spec(spec, {"name": "node", "replicas": 1, "template": {"spec": job}}, subdomain=spec.name)
     exclusive = {EXCLUSIVE: spec.topology} if spec.topology and not spec.queue else {}

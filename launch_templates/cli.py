@@ -14,6 +14,7 @@ from launch_templates.errors import BadFile, LaunchTemplateError
 from ranktable.files import write_whole
 
 _WRONG_INPUT = 2
+Words = tuple[str, ...]
 
 
 def _print_version(context: click.Context, _option: click.Parameter, is_asked: bool) -> None:
@@ -81,13 +82,13 @@ def explain(kind: str) -> None:
 @click.argument("script", nargs=-1, type=click.UNPROCESSED)
 def render(
     kind: str,
-    settings: tuple[str, ...],
-    values: tuple[str, ...],
+    settings: Words,
+    values: Words,
     plan: str | None,
-    patch: tuple[str, ...],
-    ignore: tuple[str, ...],
+    patch: Words,
+    ignore: Words,
     output: str | None,
-    script: tuple[str, ...],
+    script: Words,
 ) -> int:
     """Render a job for KIND; msrun starts SCRIPT with its ARGS, given after --.
 

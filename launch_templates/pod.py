@@ -38,20 +38,11 @@ def own_labels(spec: JobSpec) -> dict[str, str]:
     return {"app.kubernetes.io/name": "msrun", "app.kubernetes.io/instance": spec.name}
 
 
-def own_object(
-    spec: JobSpec,
-    api_version: str,
-    kind: str,
-    body: Body,
-    *,
-    name: str = "",
-    labels: Body | None = None,
-    annotations: Body | None = None,
-) -> Body:
-    """An object of the job."""
-    labels = {**own_labels(spec), **(labels or {}), **spec.labels}
-    head = lean(name=name or spec.name, namespace=spec.namespace, labels=labels, annotations=annotations)
-    return {"apiVersion": api_version, "kind": kind, "metadata": head, "spec": body}
+def own_object(spec: JobSpec, api_version: str, kind: str, body: Body, *, name: str = "", **head: Body) -> Body:
+    """An object of the job; `head` has further labels, and annotations."""
+    labels = {**own_labels(spec), **head.get("labels", {}), **spec.labels}
+    metadata = lean(name=name or spec.name, namespace=spec.namespace, **{**head, "labels": labels})
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": body}
 
 
 def kueue_label(spec: JobSpec) -> dict[str, str]:

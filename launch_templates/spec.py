@@ -33,7 +33,7 @@ _SUBDOMAIN = text(names.SUBDOMAIN, "a DNS name of a-z, 0-9, - and .")
 _RESOURCE = text(names.RESOURCE, "DOMAIN/NAME")
 _LABELS = table(names.FREE_LABEL, names.LABEL_VALUE, "label keys with label values")
 _ANNOTATIONS = table(names.QUALIFIED, names.PROCESS_TEXT, "annotation keys with texts")
-_CLAIMS = table(names.SUBDOMAIN, names.MOUNT, "names of PersistentVolumeClaims with an absolute path, :ro at its end")
+_CLAIMS = table(names.SUBDOMAIN, names.MOUNT, "names of PersistentVolumeClaims with an absolute path, or PATH:ro")
 _DEVICES = table(names.LABEL, names.SUBDOMAIN, "names with names of ResourceClaimTemplates")
 _OWN_VARIABLE = f"a variable name of A-Z, a-z, 0-9 and _, none of {', '.join(names.RANK_VARIABLES)}"
 _ENV = table(names.OWN_VARIABLE, names.PROCESS_TEXT, f"{_OWN_VARIABLE}, with a text in UTF-8 without NUL")
@@ -43,6 +43,9 @@ _LONG_OPTIONS = table(names.LONG_OPTION, names.LINE, _LINE)
 _SHORT_OPTIONS = table(names.SHORT_OPTION, names.LINE, _LINE)
 _VOLUMES = tree(dict, "a YAML mapping of absolute paths to volume sources, such as {/data: {nfs: {...}}}")
 _CONTAINERS = tree(list, "a YAML list of containers, each with a name of its own and an image", _are_containers)
+_PULL = choice("Always", "IfNotPresent", "Never")
+_LABEL_KEY = text(names.QUALIFIED, "a label key of nodes")
+_AMOUNTS = tree(dict, "a YAML mapping, such as {accelerators: H100:8, use_spot: true}")
 _LOG_DIR = text(names.NESTED_PATH, "an absolute path below another directory, such as /logs/log_output")
 
 
@@ -63,14 +66,12 @@ class JobSpec:
     script: tuple[str, ...] = _asked(ARGV, "what msrun starts: [OPTIONS] SCRIPT ARGS, given after --")
     namespace: str | None = _asked(text(names.LABEL, "a DNS label"), "namespace; left out: that of kubectl", None)
     nodes: int = _asked(whole(1, 100_000), "number of hosts: pods, containers or nodes, one msrun each", 2)
-    min_nodes: int | None = _asked(
-        whole(1, 100_000), "hosts with which an elastic job may begin; left out: it waits for all", None
-    )
+    min_nodes: int | None = _asked(whole(1, 100_000), "hosts enough to begin an elastic job; left out: all", None)
     local_worker_num: int = _asked(whole(1, 1024), "workers on one host; with a device target also devices", 8)
     device_target: str = _asked(choice(*DEVICE_RESOURCES), "which device each worker gets", "CPU")
     device_resource: str | None = _asked(
         _RESOURCE,
-        "extended resource of the device plugin; left out: nvidia.com/gpu for GPU, huawei.com/Ascend910 for Ascend",
+        "extended resource of a device; left out: nvidia.com/gpu for GPU, huawei.com/Ascend910 for Ascend",
         None,
     )
     rdma: str | None = _asked(_RESOURCE, "extended resource of the RDMA plugin, one for each pod, with IPC_LOCK", None)
@@ -85,9 +86,7 @@ class JobSpec:
         "/logs/log_output in containers, log_output elsewhere",
         None,
     )
-    rank_table: bool = _asked(
-        FLAG, "ConfigMap in which the operator writes the rank table; msrun waits for it", default=False
-    )
+    rank_table: bool = _asked(FLAG, "ConfigMap with the operator's rank table, which msrun waits for", default=False)
     max_restarts: int = _asked(whole(0, 1000), "how often the whole job starts again after a failure", 0)
     restart_on: tuple[int, ...] = _asked(
         STATUSES, "start again after these exit statuses or signals of the first failed worker alone", ()
@@ -103,44 +102,28 @@ class JobSpec:
     user_id: int = _asked(whole(1), "user and group of the process; 0 (root) is not possible", 1000)
     service_account: str | None = _asked(_SUBDOMAIN, "service account of the pods; its token is not mounted", None)
     pull_secret: str | None = _asked(_SUBDOMAIN, "Secret with which to pull the image", None)
-    pull_policy: str | None = _asked(
-        choice("Always", "IfNotPresent", "Never"), "when the image is pulled; left out: as Kubernetes has it", None
-    )
-    labels: dict[str, str] = _asked(_LABELS, "labels of the job and of its pods: --set labels.KEY=VALUE", {})
-    annotations: dict[str, str] = _asked(
-        _ANNOTATIONS, "annotations of the pods, such as networks of Multus: --set annotations.KEY=VALUE", {}
-    )
-    node_selector: dict[str, str] = _asked(_LABELS, "labels that a node must have: --set node_selector.KEY=VALUE", {})
+    pull_policy: str | None = _asked(_PULL, "when the image is pulled; left out: as Kubernetes has it", None)
+    labels: dict[str, str] = _asked(_LABELS, "labels of the job and of its pods", {})
+    annotations: dict[str, str] = _asked(_ANNOTATIONS, "annotations of the pods, such as networks of Multus", {})
+    node_selector: dict[str, str] = _asked(_LABELS, "labels that a node must have", {})
     tolerations: list[Any] = _asked(tree(list, "a YAML list of tolerations"), "taints of nodes that are accepted", [])
     affinity: dict[str, Any] = _asked(tree(dict, "a YAML mapping as in a pod's affinity"), "affinity of the pods", {})
     topology: str | None = _asked(
-        text(names.QUALIFIED, "a label key of nodes"),
-        "label of nodes, such as that of a rack: all pods run where it has one value",
-        None,
+        _LABEL_KEY, "label of nodes, such as that of a rack: all pods run where it has one value", None
     )
-    env: dict[str, str] = _asked(_ENV, "environment, literally: --set env.NAME=VALUE", {})
-    secret_env: dict[str, str] = _asked(_SECRET_ENV, "environment from a Secret: --set secret_env.NAME=SECRET:KEY", {})
-    claims: dict[str, str] = _asked(
-        _CLAIMS, "volumes that exist already, for data and checkpoints: --set claims.CLAIM=/PATH or /PATH:ro", {}
-    )
-    volumes: dict[str, Any] = _asked(
-        _VOLUMES, "other volumes: paths with what a pod's volume says, but for its name", {}
-    )
+    env: dict[str, str] = _asked(_ENV, "environment, literally", {})
+    secret_env: dict[str, str] = _asked(_SECRET_ENV, "environment from Secrets", {})
+    claims: dict[str, str] = _asked(_CLAIMS, "volumes that exist already, for data and checkpoints", {})
+    volumes: dict[str, Any] = _asked(_VOLUMES, "other volumes, as a pod has them, but for their names", {})
     resource_claims: dict[str, str] = _asked(
-        _DEVICES,
-        "devices by dynamic resource allocation, not by device_resource: --set resource_claims.NAME=TEMPLATE",
-        {},
+        _DEVICES, "devices by dynamic resource allocation, not by device_resource", {}
     )
     init_containers: list[Any] = _asked(_CONTAINERS, "containers that end before msrun starts", [])
     sidecars: list[Any] = _asked(_CONTAINERS, "containers that run beside msrun and end with it (Kubernetes 1.29)", [])
     runtime: str | None = _asked(
         _SUBDOMAIN, "ClusterTrainingRuntime of the cluster; left out: the job brings a runtime of its own", None
     )
-    resources: dict[str, Any] = _asked(
-        tree(dict, "a YAML mapping"),
-        "resources as SkyPilot has them, such as {accelerators: H100:8, use_spot: true}",
-        {},
-    )
+    resources: dict[str, Any] = _asked(_AMOUNTS, "resources as SkyPilot has them", {})
     requeue: bool = _asked(
         FLAG,
         "the scheduler runs the job again after a preemption, a lost node or, with Slurm, "

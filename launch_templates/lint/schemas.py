@@ -29,14 +29,7 @@ _KEPT = frozenset({
     "type", "required", "enum", "pattern", "minimum", "maximum", "minItems", "maxItems", "minLength", "maxLength",
 })  # fmt: skip
 _TYPES = {"object": "a mapping", "array": "a list", "string": "a text", "boolean": "true or false", "null": "nothing"}
-_INSTANCES = {
-    dict: "a mapping",
-    list: "a list",
-    str: "a text",
-    bool: "a truth value",
-    int: "a number",
-    float: "a number",
-}
+_INSTANCES = {dict: "a mapping", list: "a list", str: "a text", bool: "a flag", int: "a number", float: "a number"}
 _REMEDIES = {str: "put it into quotes", int: "write it without quotes", dict: "indent its keys below it"}
 
 

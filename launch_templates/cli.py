@@ -154,11 +154,7 @@ def schemas() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command and exit; see the module for the exit status.
-
-    Raises:
-        SystemExit: always.
-    """
+    """Run the command and exit; see the module for the exit status."""
     try:
         sys.exit(cli.main(args=argv, prog_name="launch-template", standalone_mode=False) or 0)
     except LaunchTemplateError as error:

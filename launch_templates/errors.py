@@ -1,13 +1,4 @@
-"""What can go wrong for the user of launch templates.
-
-    LaunchTemplateError          base; one line of text; the command exits with 2
-      UnknownName                a kind or field that does not exist
-      MissingValue               a required field was not given
-      BadValue                   a value that breaks its constraint
-      BadFile                    a file that cannot be read or written, or is not the YAML it should be
-
-Every text names the value, the constraint and the remedy. Findings of the lint are not errors: they are values.
-"""
+"""What can go wrong for the user of launch templates. Every text names the value, the constraint and the remedy."""
 
 from __future__ import annotations
 

@@ -25,7 +25,6 @@ from ranktable.files import read_text as file_text
 
 MAX_BYTES = 16_000_000
 """Largest file of values or manifests; Kubernetes takes no object above 1.5 MB."""
-_CHECK = "check the path and its permissions"
 _REMEDIES = {errno.EILSEQ: "save it as UTF-8", errno.EFBIG: "give a file of values or manifests"}
 
 
@@ -86,7 +85,8 @@ def read_text(path: str) -> str:
         return file_text(path, MAX_BYTES)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise BadFile(path, f"cannot be read: {reason}", _REMEDIES.get(getattr(error, "errno", 0), _CHECK)) from None
+        remedy = _REMEDIES.get(getattr(error, "errno", 0), "check the path and its permissions")
+        raise BadFile(path, f"cannot be read: {reason}", remedy) from None
 
 
 def read_spec(kind: Kind, given: Mapping[str, Any]) -> JobSpec:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from launch_templates.errors import UnknownName
 from launch_templates.kinds import (
     ascendjob,
-    batch,
     compose,
     indexed_job,
     jobset,
@@ -18,7 +17,7 @@ from launch_templates.kinds import (
     mpijob,
     pytorchjob,
     rayjob,
-    run,
+    scripts,
     trainjob,
     volcano,
 )
@@ -45,30 +44,30 @@ class Kind:
         """What can be set, in the order of JobSpec."""
 
 
-_ANY_BUT_ASCEND = ("CPU", "GPU")
-
-
 def _module(module: Any, **more: Any) -> Kind:
     return Kind(inspect.cleandoc(module.__doc__), module.TAKES, module.build, **more)
 
 
-def _script(comment: str, takes: tuple[str, ...], build: Callable[[JobSpec], Any], *targets: str) -> Kind:
-    return Kind(comment, takes, build, is_manifest=False, device_targets=targets or Kind.device_targets)
+def _function(build: Callable[[JobSpec], Any], takes: Iterable[str], **more: Any) -> Kind:
+    return Kind(inspect.getdoc(build) or "", tuple(takes), build, **more)
 
 
+_SCRIPT = {"is_manifest": False}
+_NO_ASCEND: dict[str, Any] = {**_SCRIPT, "device_targets": ("CPU", "GPU")}
 _KINDS = (
     *map(_module, (indexed_job, jobset, leaderworkerset, mpijob, pytorchjob, rayjob, volcano)),
-    Kind(trainjob.JOB, trainjob.JOB_TAKES, trainjob.build_job),
-    Kind(trainjob.RUNTIME, trainjob.RUNTIME_TAKES, trainjob.build_runtime),
+    _function(trainjob.build_job, trainjob.JOB_TAKES),
+    _function(trainjob.build_runtime, trainjob.RUNTIME_TAKES),
     _module(ascendjob, device_targets=("Ascend",)),
-    _module(compose, is_manifest=False, device_targets=_ANY_BUT_ASCEND),
-    _script(run.RUN, run.RUN_TAKES, run.write_run),
-    _script(run.CLUSTER, run.CLUSTER_TAKES, run.write_run_cluster),
-    _script(run.SKYPILOT, run.SKYPILOT_TAKES, run.build_skypilot, *_ANY_BUT_ASCEND),
-    _script(batch.SLURM, batch.SLURM_TAKES, batch.write_slurm, *_ANY_BUT_ASCEND),
-    _script(batch.PBS, batch.PBS_TAKES, batch.write_pbs, *_ANY_BUT_ASCEND),
-    _script(batch.LSF, batch.LSF_TAKES, batch.write_lsf, *_ANY_BUT_ASCEND),
+    _module(compose, **_NO_ASCEND),
+    _function(scripts.write_run, scripts.BY_MSRUN, **_SCRIPT),
+    _function(scripts.write_run_cluster, scripts.CLUSTER_TAKES, **_SCRIPT),
+    _function(scripts.build_skypilot, scripts.SKYPILOT_TAKES, **_NO_ASCEND),
+    _function(scripts.write_slurm, (*scripts.BATCH_TAKES, "priority", "sbatch", "srun"), **_NO_ASCEND),
+    _function(scripts.write_pbs, (*scripts.BATCH_TAKES, "qsub"), **_NO_ASCEND),
+    _function(scripts.write_lsf, (*scripts.BATCH_TAKES, "bsub"), **_NO_ASCEND),
 )
+_BY_NAME = {kind.name: kind for kind in sorted(_KINDS, key=lambda kind: kind.name)}
 
 _OPERATOR = "its operator ends the job with the first pod that fails"
 NO_SPARES = {
@@ -81,9 +80,6 @@ NO_SPARES = {
     "clustertrainingruntime": "spare pods are those of a TrainJob with a runtime of its own",
 }
 """Why kinds have no spare hosts."""
-
-
-_BY_NAME = {kind.name: kind for kind in sorted(_KINDS, key=lambda kind: kind.name)}
 
 
 def list_kinds() -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from launch_templates.kinds.run import BY_MSRUN
+from launch_templates.kinds.scripts import BY_MSRUN
 from launch_templates.pod import in_container, log_mount, msrun_options
 from launch_templates.spec import JobSpec
 from launch_templates.values import parse_quantity

@@ -8,18 +8,6 @@ from launch_templates.kinds import jobset
 from launch_templates.kinds.indexed_job import pod_count
 from launch_templates.spec import JobSpec, settings_of_spec
 
-JOB = """trainjob: TrainJob with its TrainingRuntime (trainer.kubeflow.org/v1alpha1); the whole job starts again
-
-Ranks: the trainer makes a JobSet of the runtime, with numNodes pods, and puts a pod's index into PET_NODE_RANK; it is
-the node rank of that pod's msrun. Pod 0 is known as NAME-node-0-0.NAME before it is ready.
-The trainer wants the replicated job and its container to be called node.
-With runtime=R the job is made of the ClusterTrainingRuntime R, which the kind clustertrainingruntime renders once.
-Restarts and spares: as with jobset; they are those of the runtime."""
-RUNTIME = """clustertrainingruntime: runtime of Kubeflow Trainer (trainer.kubeflow.org/v1alpha1) for many TrainJobs
-
-Ranks: of a TrainJob with runtime=NAME; this holds what all jobs have in common: restarts, volumes, where pods may run.
-Image, script, number of nodes and amounts are those of the job."""
-
 JOB_TAKES = (*jobset.TAKES, "runtime")
 _OF_JOB = ("script", "namespace", "nodes", "spares", "network_policy", "queue", "topology", "cluster_time_out",
            "deadline_s", "env", "secret_env", "log_dir")  # fmt: skip
@@ -31,7 +19,14 @@ _API = "trainer.kubeflow.org/v1alpha1"
 
 
 def build_job(spec: JobSpec) -> list[pod.Body]:
-    """Return the NetworkPolicy, the runtime unless it is one of the cluster, and the TrainJob."""
+    """trainjob: TrainJob with its TrainingRuntime (trainer.kubeflow.org/v1alpha1); the whole job starts again
+
+    Ranks: the trainer makes a JobSet of the runtime, with numNodes pods, and puts a pod's index into PET_NODE_RANK: the
+    node rank of that pod's msrun. Pod 0 is known as NAME-node-0-0.NAME before it is ready.
+    The trainer wants the replicated job and its container to be called node.
+    With runtime=R the job is made of the ClusterTrainingRuntime R, which the kind clustertrainingruntime renders once.
+    Restarts and spares: as with jobset; they are those of the runtime.
+    """
     args = pod.pod_args(spec, f"{spec.name}-node-0-0.{spec.name}", "$(PET_NODE_RANK)")
     trainer: pod.Body = {"numNodes": spec.nodes + spec.spares, "numProcPerNode": spec.local_worker_num}
     runtimes, policies = [_runtime("TrainingRuntime", spec, args)], pod.network_policy(spec)
@@ -54,7 +49,11 @@ def build_job(spec: JobSpec) -> list[pod.Body]:
 
 
 def build_runtime(spec: JobSpec) -> list[pod.Body]:
-    """Return the ClusterTrainingRuntime."""
+    """clustertrainingruntime: runtime of Kubeflow Trainer (trainer.kubeflow.org/v1alpha1) for many TrainJobs
+
+    Ranks: of a TrainJob with runtime=NAME; this has what all jobs share: restarts, volumes, where pods may run. Image,
+    script, number of nodes and amounts are those of the job.
+    """
     return [_runtime("ClusterTrainingRuntime", spec, [])]
 
 

@@ -54,12 +54,8 @@ def compact(schema: Schema) -> Schema:
             made["properties"]["status"] = {}
         if not schema.get("x-kubernetes-preserve-unknown-fields") and "additionalProperties" not in schema:
             made["additionalProperties"] = False
-    if isinstance(schema.get("additionalProperties"), dict):
-        made["additionalProperties"] = compact(schema["additionalProperties"])
-    elif "additionalProperties" in schema:
-        made["additionalProperties"] = schema["additionalProperties"]
-    if "items" in schema:
-        made["items"] = compact(schema["items"])
+    for key in {"additionalProperties", "items"} & schema.keys():
+        made[key] = compact(schema[key]) if isinstance(schema[key], dict) else schema[key]
     if schema.get("nullable") is True and isinstance(made.get("type"), str):
         made["type"] = [made["type"], "null"]
     return made
@@ -96,7 +92,8 @@ def find_faults(documents: Sequence[Document], definitions: Mapping[str, Schema]
 
 
 def _findings(document: Document, error: Any) -> Iterator[Finding]:
-    path = _path(error.absolute_path)
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in error.absolute_path)
+    path = "".join(steps).removeprefix(".")
     if error.validator == "additionalProperties":
         keys = error.schema.get("properties", {})
         for key in sorted(map(str, (key for key in error.instance if key not in keys))):
@@ -116,8 +113,3 @@ def _findings(document: Document, error: Any) -> Iterator[Finding]:
         yield WRONG_TYPE.found(document, path, f"{value}{given}, not {words}"[-200:], remedy)
     else:
         yield WRONG_VALUE.found(document, path, error.message[:200], "see the schema of the kind")
-
-
-def _path(steps: Sequence[Any]) -> str:
-    """The place as kubectl explain writes it, with [i] for items of lists."""
-    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps).removeprefix(".")

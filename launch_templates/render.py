@@ -127,10 +127,7 @@ _ENDLESS = 2**31
 
 
 class _Dumper(yaml.SafeDumper):
-    """Block style, keys in the given order, no aliases, sequences indented below their key."""
-
-    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the signature is PyYAML's
-        return True
+    """Block style, keys in the given order, sequences indented below their key."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002
         super().increase_indent(flow, False)  # noqa: FBT003 - PyYAML takes it by position
@@ -145,12 +142,8 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def dump_documents(documents: Iterable[Any]) -> str:
-    """YAML text of one or more documents, ending with a newline.
-
-    Raises:
-        yaml.YAMLError: a document holds something else than mappings, lists, texts, numbers, booleans and None.
-    """
+    """YAML text of one or more documents, ending with a newline; raises ValueError for what is no plain YAML."""
     return "---\n".join(
-        yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=_ENDLESS)
+        yaml.dump(plain_copy(document), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=_ENDLESS)
         for document in documents
     )

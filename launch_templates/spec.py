@@ -156,9 +156,9 @@ class Setting:
             return None
         try:
             return self.value_type.read(given)
-        except ValueError as error:
-            exact = str(error) if self.value_type.type_name == "table" else ""
-            raise BadValue(self.name, given, exact or self.value_type.constraint) from None
+        except ValueError:
+            remedy = f"write --set {self.name}.KEY=VALUE" if self.value_type.type_name == "table" else ""
+            raise BadValue(self.name, given, self.value_type.constraint, remedy) from None
 
 
 @cache

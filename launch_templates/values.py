@@ -8,11 +8,12 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
+from types import GenericAlias
 from typing import Annotated, Any
 
 from msgspec import Meta, convert
 
-from launch_templates.names import PROCESS_TEXT, fits
+from launch_templates.names import PROCESS_TEXT
 from ranktable.bounded_text import TextError, load_yaml
 
 # The grammar of apimachinery's resource.Quantity, without signs: training never asks for a negative amount.
@@ -56,7 +57,7 @@ class ValueType:
     constraint: str
     """The rule, to be read after "must be"."""
     read: Callable[[Any], Any]
-    """The value; raises ValueError (with no text, or with a more exact constraint) when it breaks the rule."""
+    """The value; raises ValueError when it breaks the rule."""
 
 
 def _converted(type_name: str, constraint: str, python_type: Any) -> ValueType:
@@ -71,7 +72,11 @@ def whole(minimum: int, maximum: int = 2**31 - 1) -> ValueType:
 
 def text(pattern: str, constraint: str) -> ValueType:
     """Text that matches a pattern as a whole."""
-    return _converted("text", constraint, Annotated[str, Meta(pattern=rf"\A(?:{pattern})\Z")])
+    return _converted("text", constraint, _matching(pattern))
+
+
+def _matching(pattern: str) -> Any:
+    return Annotated[str, Meta(pattern=rf"\A(?:{pattern})\Z")]
 
 
 def choice(*options: str) -> ValueType:
@@ -88,18 +93,7 @@ def choice(*options: str) -> ValueType:
 
 def table(key_pattern: str, value_pattern: str, constraint: str) -> ValueType:
     """Names mapped to texts: `--set name.KEY=VALUE`."""
-
-    def read(given: Any) -> dict[str, str]:
-        if not isinstance(given, dict):
-            raise ValueError(f"a table, as in --set NAME.KEY=VALUE, of {constraint}")
-        for key, value in given.items():
-            if not isinstance(value, str):
-                raise ValueError(f"{constraint}, all as text, but {key!s} is {value!r}: put it in quotes")
-            if not isinstance(key, str) or not fits(key_pattern, key) or not fits(value_pattern, value):
-                raise ValueError(f"{constraint}, which {key!s} is not")
-        return dict(given)
-
-    return ValueType("table", constraint, read)
+    return _converted("table", constraint, GenericAlias(dict, (_matching(key_pattern), _matching(value_pattern))))
 
 
 def tree(shape: type, constraint: str, accepts: Callable[[Any], bool] = lambda _: True) -> ValueType:
@@ -138,7 +132,7 @@ def _read_amount(given: Any) -> str:
 
 
 def _read_argv(given: Any) -> tuple[str, ...]:
-    words: tuple[str, ...] = convert(given, tuple[Annotated[str, Meta(pattern=rf"\A{PROCESS_TEXT}\Z")], ...])
+    words: tuple[str, ...] = convert(given, GenericAlias(tuple, (_matching(PROCESS_TEXT), ...)))
     if not words or not words[0]:
         raise ValueError
     return words

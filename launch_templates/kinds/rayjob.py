@@ -57,23 +57,22 @@ def main(words: Sequence[str]) -> int:
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     nodes, cpus, gpus = map(int, words[:3])
+
+    def start(node_rank: int, master_addr: str) -> int | str:
+        """Start msrun here; without the address of the first node return that of this one."""
+        if not master_addr:
+            return str(ray.util.get_node_ip_address())
+        place = [f"--node_rank={node_rank}", f"--master_addr={master_addr}"]
+        return subprocess.run(["msrun", *place, *words[3:]], check=False).returncode
+
     ray.init()
     group = placement_group([{"CPU": cpus, **({"GPU": gpus} if gpus else {})}] * nodes, strategy="STRICT_SPREAD")
     ray.get(group.ready())
-
-    class Host:
-        def address(self) -> str:
-            return str(ray.util.get_node_ip_address())
-
-        def run(self, node_rank: int, master_addr: str) -> int:
-            place = [f"--node_rank={node_rank}", f"--master_addr={master_addr}"]
-            return subprocess.run(["msrun", *place, *words[3:]], check=False).returncode
-
-    actor = ray.remote(num_cpus=cpus, num_gpus=gpus)(Host)
+    task = ray.remote(num_cpus=cpus, num_gpus=gpus)(start)
     places = [PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank) for rank in range(nodes)]
-    hosts = [actor.options(scheduling_strategy=place).remote() for place in places]
-    master_addr = ray.get(hosts[0].address.remote())
-    statuses = ray.get([host.run.remote(rank, master_addr) for rank, host in enumerate(hosts)])
+    hosts = [task.options(scheduling_strategy=place) for place in places]
+    master_addr = ray.get(hosts[0].remote(0, ""))
+    statuses = ray.get([host.remote(rank, master_addr) for rank, host in enumerate(hosts)])
     return next((status for status in statuses if status), 0)
 
 

@@ -269,12 +269,12 @@ def _read_ascend_job(document: Document, documents: list[Document]) -> Workload:
     first one given whose selector fits no worker.
     """
     pod_sets = _replicated(document, "replicaSpecs")
-    labels = [(one, mapping(one.template, "metadata", "labels").items()) for one in pod_sets]
-    masters = [one for one in labels if one[0].stem != f"{document.name}-worker"][:1]
+    masters = [one for one in pod_sets if one.stem != f"{document.name}-worker"][:1]
     for service in documents:
         wanted = mapping(service.body, "spec", "selector").items()
+        selected = [one for one in pod_sets if wanted <= mapping(one.template, "metadata", "labels").items()]
         is_headless = service.kind == "Service" and text(service.body, "spec", "clusterIP") == "None"
-        if is_headless and wanted and [one for one in labels if wanted <= one[1]] == masters != []:
+        if is_headless and wanted and masters and selected == masters:
             return Workload(document, "AscendJob", pod_sets, "RANK", service.name)
     return Workload(document, "AscendJob", pod_sets, "RANK", "")
 

@@ -173,7 +173,7 @@ def test_schemas_are_listed_with_their_source(capsys: pytest.CaptureFixture[str]
             ["nodes='x'", "integer of at least 1|from 1"],
         ),
         (["render", "jobset", *REQUIRED, "--set", "nodes.a=1", "--", "t.py"], ["nodes={'a': '1'}: must be an integer"]),
-        (["render", "jobset", *REQUIRED, "--set", "env=1", "--", "t.py"], ["as in --set NAME.KEY=VALUE"]),
+        (["render", "jobset", *REQUIRED, "--set", "env=1", "--", "t.py"], ["write --set env.KEY=VALUE"]),
         (
             ["render", "jobset", *REQUIRED, "--set", "script=t.py"],
             ["script='t.py': must be a list of one or more texts"],

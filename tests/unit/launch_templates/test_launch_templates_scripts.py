@@ -174,13 +174,9 @@ def placement_group(bundles, strategy):
     assert strategy == "STRICT_SPREAD" and bundles == [{"CPU": 8}] * 2, bundles
     return group
 def remote(**amounts):
-    def wrap(kind):
-        def start():
-            one = kind()
-            calls = {name: types.SimpleNamespace(remote=getattr(one, name)) for name in ("address", "run")}
-            return types.SimpleNamespace(**calls)
-        return types.SimpleNamespace(options=lambda scheduling_strategy: types.SimpleNamespace(remote=start))
-    return wrap
+    return lambda task: types.SimpleNamespace(
+        options=lambda scheduling_strategy: types.SimpleNamespace(remote=task)
+    )
 ray = types.ModuleType("ray")
 ray.init, ray.get, ray.remote = (lambda: None), get, remote
 ray.util = types.SimpleNamespace(get_node_ip_address=lambda: "10.0.0.7")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from launch_templates.errors import BadFile, BadValue, LaunchTemplateError, MissingValue, UnknownName
     from launch_templates.kinds import Kind, list_kinds, load_kind
     from launch_templates.lint import has_errors, lint_texts
-    from launch_templates.lint.finding import Finding, Severity
+    from launch_templates.lint.rules import Finding, Severity
     from launch_templates.render import render_manifest
     from launch_templates.spec import JobSpec, Setting
 
@@ -23,7 +23,7 @@ __all__ = [
     "BadFile", "BadValue", "Finding", "JobSpec", "Kind", "LaunchTemplateError", "MissingValue", "Setting", "Severity",
     "UnknownName", "has_errors", "lint_texts", "list_kinds", "load_kind", "render_manifest",
 ]  # fmt: skip
-_HOMES = ("errors", "spec", "kinds", "lint", "lint.finding", "render")
+_HOMES = ("errors", "spec", "kinds", "lint", "lint.rules", "render")
 
 
 def own_version() -> str:

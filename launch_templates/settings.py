@@ -29,10 +29,7 @@ _REMEDIES = {errno.EILSEQ: "save it as UTF-8", errno.EFBIG: "give a file of valu
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
-    """Settings from `KEY=VALUE` and `TABLE.KEY=VALUE` texts; the last one of a key wins.
-
-    Raises:
-        BadValue: a text without `=`.
+    """Settings from `KEY=VALUE` and `TABLE.KEY=VALUE` texts, else BadValue; the last one of a key wins.
 
     >>> parse_settings(["nodes=4", "env.LEVEL=a=b"])
     {'nodes': '4', 'env': {'LEVEL': 'a=b'}}
@@ -57,11 +54,7 @@ def merge_settings(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str
 
 
 def read_values_file(path: str) -> dict[str, Any]:
-    """Settings from a YAML file: one mapping of field names to values.
-
-    Raises:
-        BadFile: it cannot be read, or is no YAML mapping.
-    """
+    """Settings from a YAML file: one mapping of field names to values; raises BadFile when it is none."""
     try:
         content = load_yaml(read_text(path))
     except TextError as error:
@@ -74,11 +67,7 @@ def read_values_file(path: str) -> dict[str, Any]:
 
 
 def read_text(path: str) -> str:
-    """Content of a UTF-8 file; - is standard input.
-
-    Raises:
-        BadFile: it cannot be read, is not UTF-8 or has more than `MAX_BYTES`.
-    """
+    """Content of a UTF-8 file of at most `MAX_BYTES`, else BadFile; - is standard input."""
     try:
         if path == "-":
             return decode_text(sys.stdin.buffer.read(MAX_BYTES + 1), MAX_BYTES)
@@ -134,14 +123,7 @@ _OWN_PATHS = ("/dev/shm", str(PurePosixPath(TABLE_FILE).parent))  # noqa: S108 -
 
 
 def check_together(spec: JobSpec, taken: Container[str]) -> None:
-    """Check the rules across fields.
-
-    Args:
-        taken: names of the fields that the kind has a place for.
-
-    Raises:
-        BadValue: the first rule that is broken.
-    """
+    """Raise BadValue for the first broken rule across fields; the kind has a place for the fields in `taken`."""
     _check_script(spec.script)
     _check_restarts(spec)
     _check_mounts(spec)

@@ -10,8 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from launch_templates.errors import UnknownName
 from launch_templates.lint import schemas
 from launch_templates.lint.documents import RUNTIMES, Document, read_documents, read_workloads
-from launch_templates.lint.finding import Finding, Rule, Severity
-from launch_templates.lint.rules import PLACE_RULES, POD_RULES
+from launch_templates.lint.rules import PLACE_RULES, POD_RULES, Finding, Rule, Severity
 
 NOT_READ = ("RayCluster", "TFJob", "XGBoostJob", "PaddleJob", "JAXJob")
 """Kinds that start training jobs, and that no rule reads."""

@@ -59,6 +59,7 @@ class Document:
     def __init__(self, source: str, body: Body) -> None:
         self.source, self.body = source, body
         """File it comes from, and what stands there."""
+        self.spec = mapping(body, "spec")
         self.group = text(body, "apiVersion").rpartition("/")[0]
         """API group; empty for the core group."""
         self.kind, self.name = text(body, "kind"), text(body, "metadata", "name")
@@ -151,7 +152,7 @@ class Workload:
     """The Services given that have the subdomain of a Job as name."""
 
     def __post_init__(self) -> None:
-        self.name, self.spec = self.document.name, mapping(self.document.body, "spec")
+        self.name, self.spec = self.document.name, self.document.spec
         counts = [pod_set.replicas for pod_set in self.pod_sets]
         self.num_pods = None if None in counts or not counts else sum(count or 0 for count in counts)
         """Pods with workers of the whole job; None when one count is unknown."""
@@ -188,27 +189,21 @@ def _count(node: Any, key: str) -> int | None:
 
 def _replicated(document: Document, key: str) -> tuple[PodSet, ...]:
     """Pods of the tasks in a list, or of the replica types in a mapping, which are called JOB-NAME-i."""
-    tasks = [
-        (f"[{place}]", text(task, "name"), task) for place, task in enumerate(mappings(document.body, "spec", key))
-    ]
-    types = [(f".{role}", str(role).lower(), one) for role, one in mapping(document.body, "spec", key).items()]
-    return tuple(
-        PodSet(
-            f"spec.{key}{place}.template", mapping(one, "template"), _count(one, "replicas"), f"{document.name}-{name}"
-        )
-        for place, name, one in (*tasks, *types)
-    )
+    tasks = [(f"[{place}]", text(task, "name"), task) for place, task in enumerate(mappings(document.spec, key))]
+    types = [(f".{role}", str(role).lower(), one) for role, one in mapping(document.spec, key).items()]
+    found = []
+    for place, name, one in (*tasks, *types):
+        path, stem = f"spec.{key}{place}.template", f"{document.name}-{name}"
+        found.append(PodSet(path, mapping(one, "template"), _count(one, "replicas"), stem))
+    return tuple(found)
 
 
 def _read_job(document: Document, documents: list[Document]) -> Workload:
     """Pod i has the host name JOB-i and, with `subdomain`, the DNS name JOB-i.SUBDOMAIN."""
-    pod_set = _job_pod_set("spec", mapping(document.body, "spec"), document.name, 1)
+    pod_set = _job_pod_set("spec", document.spec, document.name, 1)
     subdomain = text(pod_set.spec, "subdomain")
-    services = tuple(
-        one
-        for one in documents
-        if (one.group, one.kind, one.namespace) == ("", "Service", document.namespace) and one.name == subdomain
-    )
+    place = ("", "Service", document.namespace, subdomain)
+    services = tuple(one for one in documents if (one.group, one.kind, one.namespace, one.name) == place)
     master = f"{document.name}-0.{subdomain}" if subdomain else ""
     return Workload(document, "Job", (pod_set,), "JOB_COMPLETION_INDEX", master, services=services)
 
@@ -222,14 +217,14 @@ def _job_pod_set(path: str, spec: Body, name: str, num_jobs: int | None) -> PodS
 def _read_job_set(document: Document, _documents: list[Document]) -> Workload:
     """Pod i of job j of replicated job R is called SET-R-j-i; the subdomain is SET or network.subdomain."""
     found = []
-    for position, job in enumerate(mappings(document.body, "spec", "replicatedJobs")):
+    for position, job in enumerate(mappings(document.spec, "replicatedJobs")):
         copies = _count(job, "replicas")
         stem = f"{document.name}-{text(job, 'name')}-{max((copies or 1) - 1, 0)}"
         path = f"spec.replicatedJobs[{position}].template.spec"
         found.append(_job_pod_set(path, mapping(job, "template", "spec"), stem, copies))
     pod_sets, others = _split(found)
-    subdomain = text(document.body, "spec", "network", "subdomain") or document.name
-    has_names = dig(document.body, "spec", "network", "enableDNSHostnames") is not False
+    subdomain = text(document.spec, "network", "subdomain") or document.name
+    has_names = dig(document.spec, "network", "enableDNSHostnames") is not False
     stem = re.sub("[0-9]+$", "0", pod_sets[0].stem) if pod_sets else ""
     first = f"{stem}-0.{subdomain}" if stem and has_names else ""
     return Workload(document, "JobSet", pod_sets, "JOB_COMPLETION_INDEX", first, others=others)
@@ -241,7 +236,7 @@ def _read_volcano_job(document: Document, _documents: list[Document]) -> Workloa
     The plugin pytorch numbers the pods of its two tasks, first the master's, in RANK.
     """
     pod_sets = _replicated(document, "tasks")
-    plugins = mapping(document.body, "spec", "plugins")
+    plugins = mapping(document.spec, "plugins")
     own, others = _split(pod_sets)
     if "pytorch" not in plugins:
         first = f"{own[0].stem}-0.{document.name}" if own else ""
@@ -257,7 +252,7 @@ def _read_volcano_job(document: Document, _documents: list[Document]) -> Workloa
 def _read_pytorch_job(document: Document, _documents: list[Document]) -> Workload:
     """Pod i of a replica type is called JOB-TYPE-i and has a Service of that name; an elastic job needs no master."""
     pod_sets = _replicated(document, "pytorchReplicaSpecs")
-    is_elastic = bool(mapping(document.body, "spec", "elasticPolicy"))
+    is_elastic = bool(mapping(document.spec, "elasticPolicy"))
     first = f"{document.name}-{'worker' if is_elastic and len(pod_sets) == 1 else 'master'}-0"
     return Workload(document, "PyTorchJob", pod_sets, "PET_NODE_RANK", first, is_elastic=is_elastic)
 
@@ -289,7 +284,7 @@ def _read_mpi_job(document: Document, _documents: list[Document]) -> Workload:
 
 def _read_leader_worker_set(document: Document, _documents: list[Document]) -> Workload:
     """Of group g the leader is called SET-g and worker i SET-g-i, in the subdomain SET; a group is a job."""
-    group = mapping(document.body, "spec", "leaderWorkerTemplate")
+    group = mapping(document.spec, "leaderWorkerTemplate")
     size, path, stem = _count(group, "size"), "spec.leaderWorkerTemplate", f"{document.name}-0"
     pod_sets = []
     if "leaderTemplate" in group:
@@ -309,7 +304,7 @@ def _read_train_job(document: Document, documents: list[Document]) -> Workload:
     The trainer makes a JobSet of the runtime that the job names, with the job's numNodes, and with its image, command
     and args in the container `node`.
     """
-    reference, trainer = mapping(document.body, "spec", "runtimeRef"), mapping(document.body, "spec", "trainer")
+    reference, trainer = mapping(document.spec, "runtimeRef"), mapping(document.spec, "trainer")
     runtime = next((one for one in documents if one.kind in RUNTIMES and one.name == text(reference, "name")), None)
     about = (document, "TrainJob")
     place = ("PET_NODE_RANK", f"{document.name}-node-0-0.{document.name}")

@@ -14,7 +14,7 @@ from importlib.resources import files
 from typing import Any
 
 from launch_templates.lint.documents import Document, mapping, sequence, text
-from launch_templates.lint.finding import Finding, Rule, Severity
+from launch_templates.lint.rules import Finding, Rule, Severity
 
 Schema = dict[str, Any]
 

@@ -78,11 +78,7 @@ _KEYS = {"volumeMounts": "mountPath", "ports": "containerPort"}
 
 
 def apply_patch(bodies: list[Any], patch: Sequence[Document]) -> list[Any]:
-    """Return the manifest with each document of a patch merged into the object of its kind and, if given, name.
-
-    Raises:
-        BadFile: a document of the patch fits no object, or several.
-    """
+    """Return the manifest with each document of a patch merged into the one object of its kind and, if given, name."""
     patched = [Document("", body) for body in bodies]
     for document in patch:
         try:

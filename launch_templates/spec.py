@@ -147,11 +147,7 @@ class Setting:
     default: Any
 
     def read(self, given: Any) -> Any:
-        """The checked value.
-
-        Raises:
-            BadValue: `given` breaks the constraint.
-        """
+        """The checked value; raises BadValue when `given` breaks the constraint."""
         if self.default is None and given in (None, ""):
             return None
         try:

@@ -147,11 +147,7 @@ ARGV = ValueType("argv", "a list of one or more texts in UTF-8 without NUL, the 
 
 
 def plain_copy(node: Any) -> Any:
-    """A copy of parsed YAML without shared parts.
-
-    Raises:
-        ValueError: what is no YAML of Kubernetes, such as a date or a mapping that contains itself.
-    """
+    """A copy of parsed YAML without shared parts; raises ValueError for a date, or a mapping that contains itself."""
     try:
         return json.loads(json.dumps(node, allow_nan=False, ensure_ascii=False).encode())
     except (TypeError, RecursionError) as error:

@@ -88,11 +88,7 @@ def list_kinds() -> list[str]:
 
 
 def load_kind(name: str) -> Kind:
-    """The kind of that name.
-
-    Raises:
-        UnknownName: there is none.
-    """
+    """The kind of that name; raises UnknownName when there is none."""
     if name not in _BY_NAME:
         raise UnknownName("kind", name, _BY_NAME)
     return _BY_NAME[name]

@@ -34,10 +34,8 @@ def build(spec: JobSpec) -> list[pod.Body]:
     """Return the NetworkPolicy and the JobSet."""
     args = pod.pod_args(spec, f"{spec.name}-node-0-0.{spec.name}", "$(JOB_COMPLETION_INDEX)")
     template = pod.pod_template(spec, args, topology="controller")
-    job = pod.lean(
-        **pod_count(spec), activeDeadlineSeconds=spec.deadline_s, **failure_rules(spec, "msrun"), template=template
-    )
-    body = set_spec(spec, {"name": "node", "replicas": 1, "template": {"spec": job}}, subdomain=spec.name)
+    job = {"spec": pod.lean(**job_spec(spec, template, "msrun"), activeDeadlineSeconds=spec.deadline_s)}
+    body = set_spec(spec, job, subdomain=spec.name)
     exclusive = {EXCLUSIVE: spec.topology} if spec.topology and not spec.queue else {}
     labels, api = pod.kueue_label(spec), "jobset.x-k8s.io/v1alpha2"
     return [*pod.network_policy(spec), pod.own_object(spec, api, "JobSet", body, labels=labels, annotations=exclusive)]
@@ -48,25 +46,20 @@ def set_spec(spec: JobSpec, job: pod.Body, **network: Any) -> pod.Body:
 
     The message of the Job's condition tells an eviction from an exit status, both of which its pod failure policy ends.
     """
-    reasons = ["PodFailurePolicy"]
-    eviction = {
-        "name": "eviction",
-        "action": "RestartJobSetAndIgnoreMaxRestarts",
-        "onJobFailureReasons": reasons,
-        "onJobFailureMessagePatterns": [".*has condition DisruptionTarget.*"],
-    }
-    final = {"name": "no-restart", "action": "FailJobSet", "onJobFailureReasons": reasons}
+    final = {"name": "no-restart", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
+    pattern = {"onJobFailureMessagePatterns": [".*has condition DisruptionTarget.*"]}
+    eviction = {**final, "name": "eviction", "action": "RestartJobSetAndIgnoreMaxRestarts", **pattern}
     rules = [*([eviction] if spec.max_restarts and not spec.spares else []), final]
     return {
         "ttlSecondsAfterFinished": spec.ttl_s,
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True, **network},
         "failurePolicy": {"maxRestarts": spec.max_restarts, "rules": rules},
-        "replicatedJobs": [job],
+        "replicatedJobs": [{"name": "node", "replicas": 1, "template": job}],
     }
 
 
-def failure_rules(spec: JobSpec, container: str) -> pod.Body:
-    """Return the pod failure policy: after which exit statuses the job ends, though it could start again."""
+def job_spec(spec: JobSpec, template: pod.Body, container: str) -> pod.Body:
+    """Return the spec of its Job, with the exit statuses after which that ends, though it could start again."""
     operator, statuses = "In", {*FINAL_STATUSES, *spec.no_restart_on}
     if spec.restart_on:
         operator, statuses = "NotIn", {*NO_WORKERS_STATUSES, *spec.restart_on}
@@ -75,4 +68,5 @@ def failure_rules(spec: JobSpec, container: str) -> pod.Body:
     if spec.max_restarts:  # first, as an evicted pod ends with the status of a signal
         action = "FailIndex" if spec.spares else "FailJob"
         rules.insert(0, {"action": action, "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]})
-    return {"podReplacementPolicy": "Failed", "podFailurePolicy": {"rules": rules}}
+    policy = {"podReplacementPolicy": "Failed", "podFailurePolicy": {"rules": rules}}
+    return {**pod_count(spec), **policy, "template": template}

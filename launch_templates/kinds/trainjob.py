@@ -5,7 +5,6 @@ from __future__ import annotations
 from launch_templates import pod
 from launch_templates.errors import BadValue
 from launch_templates.kinds import jobset
-from launch_templates.kinds.indexed_job import pod_count
 from launch_templates.spec import JobSpec, settings_of_spec
 
 JOB_TAKES = (*jobset.TAKES, "runtime")
@@ -36,8 +35,8 @@ def build_job(spec: JobSpec) -> list[pod.Body]:
                 remedy = f"render it into {spec.runtime}, or leave out runtime"
                 raise BadValue(name, getattr(spec, name), f"left out with runtime={spec.runtime}, whose it is", remedy)
         amounts = {"requests": pod.resources(spec), "limits": pod.resources(spec)}
-        own = pod.lean(image=spec.image, command=["msrun"], args=args, env=pod.user_env(spec), resourcesPerNode=amounts)
-        trainer |= own
+        own = {"image": spec.image, "command": ["msrun"], "args": args, "env": pod.user_env(spec)}
+        trainer |= pod.lean(**own, resourcesPerNode=amounts)
         runtimes, policies = [], pod.network_policy(spec, {"jobset.sigs.k8s.io/jobset-name": spec.name})
     kind = "ClusterTrainingRuntime" if spec.runtime else "TrainingRuntime"
     body = pod.lean(
@@ -60,10 +59,7 @@ def build_runtime(spec: JobSpec) -> list[pod.Body]:
 def _runtime(kind: str, spec: JobSpec, args: list[str]) -> pod.Body:
     template = pod.pod_template(spec, args, container="node")
     step = {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}}
-    job = {**pod_count(spec), **jobset.failure_rules(spec, "node"), "template": template}
-    replicated = {"name": "node", "replicas": 1, "template": {"metadata": step, "spec": job}}
-    body = {
-        "mlPolicy": {"numNodes": spec.nodes + spec.spares, "torch": {}},
-        "template": {"spec": jobset.set_spec(spec, replicated)},
-    }
+    job = {"metadata": step, "spec": jobset.job_spec(spec, template, "node")}
+    policy = {"numNodes": spec.nodes + spec.spares, "torch": {}}
+    body = {"mlPolicy": policy, "template": {"spec": jobset.set_spec(spec, job)}}
     return pod.own_object(spec, _API, kind, body, labels={"trainer.kubeflow.org/framework": "torch"})

@@ -70,11 +70,7 @@ class Document:
 
 
 def read_documents(content: str, source: str) -> list[Document]:
-    """All Kubernetes objects in a YAML text; the items of a List count one by one.
-
-    Raises:
-        BadFile: the text is not YAML, or one of its documents is no mapping.
-    """
+    """All Kubernetes objects in a YAML text, else BadFile; the items of a List count one by one."""
     try:
         bodies = [body for body in load_yaml_documents(content) if body is not None]
     except TextError as error:

@@ -220,8 +220,7 @@ def read_plan(text: str, path: str) -> dict[str, Any]:
     try:
         return dict(_fields(load_json(text), path))
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
-        remedy = "give the output of msrun --dry_run=json ... SCRIPT"
-        raise BadFile(path, "is no plan of msrun", remedy) from None
+        raise BadFile(path, "is no plan of msrun", "give the output of msrun --dry_run=json ... SCRIPT") from None
 
 
 def _fields(plan: dict[str, Any], path: str) -> Iterator[tuple[str, Any]]:

@@ -39,12 +39,8 @@ def build(spec: JobSpec) -> list[pod.Body]:
 
 def run_policy(spec: JobSpec) -> pod.Body:
     """Return the policy of operators of Kubeflow's kind: one failed pod ends the job, and the others with it."""
-    return pod.lean(
-        cleanPodPolicy="Running",
-        backoffLimit=0,
-        activeDeadlineSeconds=spec.deadline_s,
-        ttlSecondsAfterFinished=spec.ttl_s,
-    )
+    limits = {"activeDeadlineSeconds": spec.deadline_s, "ttlSecondsAfterFinished": spec.ttl_s}
+    return pod.lean(cleanPodPolicy="Running", backoffLimit=0, **limits)
 
 
 def role(replicas: int, template: pod.Body) -> pod.Body:
@@ -54,5 +50,4 @@ def role(replicas: int, template: pod.Body) -> pod.Body:
 
 def roles(spec: JobSpec, master: pod.Body, worker: pod.Body) -> pod.Body:
     """Return one master, and workers for the other nodes."""
-    workers = {"Worker": role(spec.nodes - 1, worker)} if spec.nodes > 1 else {}
-    return {"Master": role(1, master), **workers}
+    return {"Master": role(1, master), **({"Worker": role(spec.nodes - 1, worker)} if spec.nodes > 1 else {})}

@@ -5,7 +5,7 @@ documents reads a manifest; schemas and rules hold the rules. A rule never raise
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from launch_templates.errors import UnknownName
 from launch_templates.lint import schemas
@@ -27,26 +27,22 @@ _OF_ANY_JOB = tuple(rule for rule in RULES if rule.rule_id in ("msrun-command", 
 def check_rule_names(names: Iterable[str]) -> None:
     """Raise UnknownName unless there are rules of these names."""
     known = [rule.rule_id for rule in RULES]
-    for name in names:
-        if name not in known:
-            raise UnknownName("rule", name, known)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise UnknownName("rule", unknown[0], known)
 
 
-def lint_documents(
-    documents: Sequence[Document], definitions: Mapping[str, schemas.Schema] | None = None
-) -> list[Finding]:
+def lint_documents(documents: Sequence[Document], definitions: Sequence[Document] = ()) -> list[Finding]:
     """Findings over documents that belong together: a Job and its Service may stand in different files.
 
     Args:
-        definitions: schemas of kinds, by "APIVERSION KIND", in place of the package's own.
+        definitions: CustomResourceDefinitions in place of the package's own.
     """
     workloads = read_workloads(documents)
-    found = schemas.find_faults(documents, definitions or {})
-    found += [
-        _NOT_READ.found(one, "", f"a {one.kind} is not checked", f"give jobs of the kinds {READ}")
-        for one in documents
-        if one.kind in NOT_READ
-    ]
+    found = schemas.find_faults(documents, definitions)
+    for one in documents:
+        if one.kind in NOT_READ:
+            found.append(_NOT_READ.found(one, "", f"a {one.kind} is not checked", f"give jobs of the kinds {READ}"))
     for workload in workloads:
         rules = PLACE_RULES if workload.is_partial else RULES if workload.calls else _OF_ANY_JOB
         found += [finding for rule in rules for finding in rule.apply(workload)]
@@ -71,10 +67,11 @@ def lint_texts(
         UnknownName: `ignore` names no rule.
     """
     check_rule_names(ignore)
-    documents = [document for source, content in texts for document in read_documents(content, source)]
-    crds = [document for source, content in definitions for document in read_documents(content, source)]
-    found = lint_documents(documents, schemas.schemas_of_definitions(crds))
-    return [finding for finding in found if finding.rule_id not in ignore]
+    documents, own = (
+        [document for source, content in pairs for document in read_documents(content, source)]
+        for pairs in (texts, definitions)
+    )
+    return [finding for finding in lint_documents(documents, own) if finding.rule_id not in ignore]
 
 
 def has_errors(findings: Iterable[Finding]) -> bool:

@@ -328,8 +328,7 @@ def check_restart_policy(workload: Workload) -> Iterator[Problem]:
     if workload.kind == "LeaderWorkerSet":  # its pods are those of StatefulSets
         if dig(workload.spec, "leaderWorkerTemplate", "restartPolicy") == "None":
             message = "restartPolicy is None: one pod restarts alone while its peers hang or stop"
-            remedy = "set restartPolicy: RecreateGroupOnPodRestart"
-            yield "spec.leaderWorkerTemplate.restartPolicy", message, remedy
+            yield "spec.leaderWorkerTemplate.restartPolicy", message, "set restartPolicy: RecreateGroupOnPodRestart"
         return
     default = {"JobSet": "OnFailure", "TrainJob": "OnFailure", "PyTorchJob": "OnFailure"}.get(workload.kind, "Always")
     for pod_set in {id(one): one for one in (*workload.pod_sets, *workload.starters)}.values():

@@ -72,10 +72,11 @@ def schemas_of_definitions(documents: Sequence[Document]) -> dict[str, Schema]:
     return found
 
 
-def find_faults(documents: Sequence[Document], definitions: Mapping[str, Schema]) -> list[Finding]:
+def find_faults(documents: Sequence[Document], definitions: Sequence[Document]) -> list[Finding]:
     """Return what the schemas of Kubernetes, of the kinds, and of `definitions`, which go over both, refuse."""
     table = load_table()
-    known = {name: {"$ref": f"#/$defs/{place}"} for name, place in table["kinds"].items()} | dict(definitions)
+    known = {name: {"$ref": f"#/$defs/{place}"} for name, place in table["kinds"].items()}
+    known |= schemas_of_definitions(definitions)
     named = [(document, f"{text(document.body, 'apiVersion')} {document.kind}") for document in documents]
     checked = [(document, known[name]) for document, name in named if name in known]
     try:

@@ -6,8 +6,6 @@
 The public names are loaded on first use, so that importing the package costs nothing.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -3,8 +3,6 @@
 Exit status: 0 done; 1 the lint found an error; 2 wrong input.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 
@@ -13,7 +11,6 @@ import click
 from launch_templates.errors import BadFile, LaunchTemplateError
 from ranktable.files import write_whole
 
-_WRONG_INPUT = 2
 Words = tuple[str, ...]
 
 
@@ -168,4 +165,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _fail(text: str) -> None:
     click.echo(f"launch-template: error: {' '.join(text.splitlines())}", err=True)
-    sys.exit(_WRONG_INPUT)
+    sys.exit(LaunchTemplateError.exit_code)

@@ -1,7 +1,5 @@
 """What can go wrong for the user of launch templates. Every text names the value, the constraint and the remedy."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

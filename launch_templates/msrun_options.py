@@ -3,8 +3,6 @@
 A test holds them against the command itself, which this package does not import.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Sequence

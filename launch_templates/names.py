@@ -3,8 +3,6 @@
 A name in capitals is a pattern that a whole text has to match.
 """
 
-from __future__ import annotations
-
 import re
 
 MAX_LABEL_LENGTH = 63

@@ -1,14 +1,12 @@
 """The objects that kinds of Kubernetes have in common: the pod of every kind, metadata, Services, policies. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
 from launch_templates.names import escape_references
-from launch_templates.spec import DEVICE_RESOURCES, JobSpec
+from launch_templates.spec import DEVICE_RESOURCES, JobSpec, settings_of_spec
 
 Body = dict[str, Any]
 
@@ -17,15 +15,11 @@ TABLE_FILE = "/user/serverid/devindex/config/hccl.json"
 """Where MindCluster's programs look for the rank table of their pod."""
 ATLAS_LABEL = {"ring-controller.atlas": "ascend-910b"}
 
-POD_FIELDS = (
-    "name", "image", "script", "namespace", "nodes", "local_worker_num", "device_target", "device_resource", "rdma",
-    "cpu", "memory", "shm_size", "master_port", "cluster_time_out", "log_dir", "grace_s", "ttl_s", "queue", "priority",
-    "network_policy", "user_id", "service_account", "pull_secret", "pull_policy", "node_selector", "tolerations",
-    "affinity", "topology", "labels", "annotations", "env", "secret_env", "claims", "volumes", "resource_claims",
-    "init_containers", "sidecars",
-)  # fmt: skip
-"""Fields that every kind of Kubernetes takes."""
 RESTART_FIELDS = ("max_restarts", "restart_on", "no_restart_on")
+_OF_FEW = (*RESTART_FIELDS, "min_nodes", "rank_table", "spares", "deadline_s", "runtime", "resources", "requeue",
+           "sbatch", "srun", "qsub", "bsub")  # fmt: skip
+POD_FIELDS = tuple(name for name in settings_of_spec() if name not in _OF_FEW)
+"""Fields that every kind of Kubernetes takes."""
 
 
 def lean(**parts: Any) -> Body:
@@ -51,10 +45,7 @@ def kueue_label(spec: JobSpec) -> dict[str, str]:
 
 
 def network_policy(spec: JobSpec, labels: Body | None = None) -> list[Body]:
-    """Open all ports between the pods of the job, and close them all to others.
-
-    The rendezvous port is fixed, but the collective libraries choose theirs.
-    """
+    """Open all ports between the pods of the job, as collective libraries choose theirs, and close them to others."""
     if not spec.network_policy:
         return []
     selector = {"matchLabels": labels or own_labels(spec)}
@@ -164,8 +155,7 @@ def _storage(spec: JobSpec) -> list[tuple[str, Body, Body]]:
         found.append((name, lean(mountPath=path, readOnly=read_only), source))
 
     add("shm", "/dev/shm", emptyDir={"medium": "Memory", "sizeLimit": spec.shm_size})  # noqa: S108 - inside the pod
-    place = log_mount(spec)
-    if place:
+    if place := log_mount(spec):
         add("logs", place, emptyDir={})
     if spec.rank_table:
         folder = str(PurePosixPath(TABLE_FILE).parent)

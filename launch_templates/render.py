@@ -10,8 +10,6 @@ YAML 1.1 and 1.2 and the parsers of kubectl disagree on plain scalars such as `y
 written plain only when it cannot be anything but a text, and in double quotes otherwise.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ A plan gives hosts, workers, devices, the script and options of msrun. Addresses
 reach hosts are those of that plan; a kind has its own.
 """
 
-from __future__ import annotations
-
 import errno
 import sys
 from collections.abc import Container, Iterable, Iterator, Mapping
@@ -97,8 +95,7 @@ def read_spec(kind: Kind, given: Mapping[str, Any]) -> JobSpec:
             why = NO_SPARES.get(kind.name) if name == "spares" else None
             constraint = f"left out: {why or f'a job of the kind {kind.name} has no place for it'}"
             raise BadValue(name, given[name], constraint, f"remove it, or choose {', '.join(takers(name))}")
-    missing = [name for name, setting in own.items() if setting.is_required and name not in given]
-    if missing:
+    if missing := [name for name, setting in own.items() if setting.is_required and name not in given]:
         raise MissingValue(kind.name, missing)
     spec = JobSpec(**values)
     check_together(spec, own)
@@ -133,9 +130,8 @@ def check_together(spec: JobSpec, taken: Container[str]) -> None:
     if spec.device_resource and spec.device_target == "CPU":
         constraint = "left out with device_target=CPU"
         raise BadValue("device_resource", spec.device_resource, constraint, "add --set device_target=GPU or Ascend")
-    for container in spec.init_containers:
-        if container["name"] in [other["name"] for other in spec.sidecars]:
-            raise BadValue("sidecars", container["name"], "a name that no init container has", "call it otherwise")
+    if both := {one["name"] for one in spec.init_containers} & {one["name"] for one in spec.sidecars}:
+        raise BadValue("sidecars", min(both), "a name that no init container has", "call it otherwise")
     if spec.min_nodes and spec.min_nodes > spec.nodes:
         raise BadValue("min_nodes", spec.min_nodes, f"at most nodes={spec.nodes}", "lower it, or raise nodes")
     for name in spec.env:
@@ -189,14 +185,13 @@ def _check_mounts(spec: JobSpec) -> None:
             raise BadValue(f"volumes.{path}", source, constraint)
         mounts[f"volumes.{path}"] = path
     places = [path.removesuffix(":ro") for path in mounts.values()]
-    log_place = log_dir(spec)
-    for name, path in mounts.items():
-        place = path.removesuffix(":ro")
+    log_place = PurePosixPath(log_dir(spec))
+    for (name, path), place in zip(mounts.items(), places, strict=True):
         if place in _OWN_PATHS or places.count(place) > 1:
             raise BadValue(name, path, "a path that nothing else is mounted at", "choose another path")
-        if path.endswith(":ro") and PurePosixPath(place) in PurePosixPath(log_place).parents:
-            remedy = "drop :ro or set another log_dir"
-            raise BadValue(name, path, f"writable, because log_dir={log_place} is on it", remedy)
+        if path != place and PurePosixPath(place) in log_place.parents:
+            constraint = f"writable, because log_dir={log_place} is on it"
+            raise BadValue(name, path, constraint, "drop :ro or set another log_dir")
 
 
 _FIELDS = ("max_restarts", "cluster_time_out", "master_port", "spares", "restart_on", "no_restart_on")

@@ -5,8 +5,6 @@ meaning, and whether there is a default.
 """
 
 # ruff: noqa: RUF009 - _asked makes the fields
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache

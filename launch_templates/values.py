@@ -1,7 +1,5 @@
 """The types that the fields of a job spec can have, and Kubernetes quantities ("500m", "32Gi") as numbers. Pure."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """The kinds that a job can be rendered for: one module builds each."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass

@@ -10,8 +10,6 @@ A pod that fails fails the job. Single pods started anew cannot join a job whose
 volcano.
 """
 
-from __future__ import annotations
-
 from launch_templates import pod
 from launch_templates.kinds.pytorchjob import roles, run_policy
 from launch_templates.spec import JobSpec

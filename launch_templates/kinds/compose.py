@@ -4,8 +4,6 @@ Ranks: container nodeI has node rank I; node0 is the master, known by its name o
 msrun restarts workers itself. Volumes of claims must exist: docker volume create CLAIM.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from launch_templates.kinds.scripts import BY_MSRUN

@@ -9,8 +9,6 @@ When a pod is lost, msrun starts the workers again on those that are left and a 
 succeeds with pod 0, and fails when it has lost more pods than spares.
 """
 
-from __future__ import annotations
-
 from launch_templates import pod
 from launch_templates.spec import JobSpec
 

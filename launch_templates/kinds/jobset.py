@@ -12,8 +12,6 @@ left and a spare one. Only when that is not possible, JobSet starts all pods aga
 Topology, without a queue of Kueue: the job has one value of the label for itself (JobSet's exclusive placement).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from launch_templates import pod

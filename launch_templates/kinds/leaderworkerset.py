@@ -5,8 +5,6 @@ Restarts: a pod that ends, also with success, starts the whole group again, as o
 trains has to continue from its checkpoint, and to stay when it is done. For jobs with an end use jobset.
 """
 
-from __future__ import annotations
-
 from launch_templates import pod
 from launch_templates.spec import JobSpec
 

@@ -7,8 +7,6 @@ Variables of env and secret_env are set in the launcher, and mpirun hands them t
 A pod that fails fails the job: mpirun ends, and the launcher is not started again.
 """
 
-from __future__ import annotations
-
 from launch_templates import pod
 from launch_templates.kinds.pytorchjob import role, run_policy
 from launch_templates.spec import JobSpec

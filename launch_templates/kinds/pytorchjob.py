@@ -10,8 +10,6 @@ With min_nodes the job is elastic: it has workers alone, msrun of worker 0 is kn
 with min_nodes or more hosts when no others have come for 30 s. Then their number stays.
 """
 
-from __future__ import annotations
-
 from launch_templates import pod
 from launch_templates.spec import JobSpec
 

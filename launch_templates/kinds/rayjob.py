@@ -6,8 +6,6 @@ script. The head has no workers. Ray's own submission passes the words of the sc
 Restarts: a failed job starts again on a new cluster, max_restarts times.
 """
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 import sys

@@ -4,8 +4,6 @@ The docstring of a function is what its kind says of itself. What stands in a di
 every other word of the user is quoted for the shell.
 """
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Kinds of Kubeflow Trainer 2: a TrainJob with a runtime of its own or of the cluster, and that runtime. Pure."""
 
-from __future__ import annotations
-
 from launch_templates import pod
 from launch_templates.errors import BadValue
 from launch_templates.kinds import jobset

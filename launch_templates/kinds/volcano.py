@@ -13,8 +13,6 @@ starts no job again. The job begins with nodes pods; pod 0 always runs.
 No restart repairs exit code 2 of msrun, wrong input, and 93, with which a worker says so: they end the job.
 """
 
-from __future__ import annotations
-
 from launch_templates import pod
 from launch_templates.spec import JobSpec
 

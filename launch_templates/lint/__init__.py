@@ -3,8 +3,6 @@
 documents reads a manifest; schemas and rules hold the rules. A rule never raises on a malformed manifest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 
 from launch_templates.errors import UnknownName

@@ -4,8 +4,6 @@ How many pods of which template a job has, how they are called, where their inde
 naming rules are those of the kind's controller, written at its reader.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ documents.py), the training-operator's defaults, msrun's own options, and the Ku
 resources, emptyDir, pod names and termination.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum

@@ -4,8 +4,6 @@ schemas.json holds those of Kubernetes and of the definitions (CRDs) of the kind
 is made by tests/support/kubernetes_schemas.py. Rules in CEL (x-kubernetes-validations) and webhooks are not in it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches

@@ -122,9 +122,7 @@ def render(
 @cli.command(short_help="Check manifests, rendered or written by hand.")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
 @click.option("--ignore", metavar="RULE", multiple=True, help="Leave out a rule; may be repeated.")
-@click.option(
-    "--crd", metavar="FILE", multiple=True, help="Definitions of your cluster, in place of the package's own."
-)
+@click.option("--crd", metavar="FILE", multiple=True, help="Definitions of your cluster, over the package's own.")
 def lint(files: tuple[str, ...], ignore: tuple[str, ...], crd: tuple[str, ...]) -> int:
     """Check manifests that belong together, rendered or written by hand; - is stdin.
 

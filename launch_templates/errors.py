@@ -26,8 +26,7 @@ class MissingValue(LaunchTemplateError):
     def __init__(self, kind: str, names: Iterable[str]) -> None:
         self.kind, self.names = kind, tuple(names)
         settings = [f"add --set {name}=VALUE" for name in self.names if name != "script"]
-        script = ["end the command with -- SCRIPT ARGS"] if "script" in self.names else []
-        remedy = " and ".join([*settings, *script])
+        remedy = " and ".join([*settings, *(["end the command with -- SCRIPT ARGS"] if "script" in self.names else [])])
         super().__init__(f"kind {kind!r} needs {', '.join(map(repr, self.names))}; {remedy}")
 
 

@@ -10,7 +10,6 @@ from launch_templates.spec import DEVICE_RESOURCES, JobSpec, settings_of_spec
 
 Body = dict[str, Any]
 
-POD_LOG_DIR = "/logs/log_output"
 TABLE_FILE = "/user/serverid/devindex/config/hccl.json"
 """Where MindCluster's programs look for the rank table of their pod."""
 ATLAS_LABEL = {"ring-controller.atlas": "ascend-910b"}
@@ -170,7 +169,7 @@ def _storage(spec: JobSpec) -> list[tuple[str, Body, Body]]:
 
 def log_dir(spec: JobSpec) -> str:
     """Where msrun writes its logs in a container."""
-    return spec.log_dir or POD_LOG_DIR
+    return spec.log_dir or "/logs/log_output"
 
 
 def log_mount(spec: JobSpec) -> str | None:
@@ -218,8 +217,7 @@ def affinity(spec: JobSpec, topology: str | None) -> Body:
     """The affinity asked for, and that of all pods of the job to one value of the label `topology`."""
     if topology is None:
         return dict(spec.affinity)
-    selector = {"matchLabels": {"app.kubernetes.io/instance": spec.name}}
-    term = {"labelSelector": selector, "topologyKey": topology}
+    term = {"labelSelector": {"matchLabels": {"app.kubernetes.io/instance": spec.name}}, "topologyKey": topology}
     return {**spec.affinity, "podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
 
 

@@ -116,8 +116,7 @@ def _merge(base: Any, over: Any, field: str = "") -> Any:
 
 _PLAIN = re.compile(r"[A-Za-z]+([-_./]?[A-Za-z0-9]+)*")
 _WORDS_WITH_A_MEANING = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"})
-_ENDLESS = 2**31
-"""Line width: lines are never folded, so that a search for an argument finds it."""
+_ENDLESS = 2**31  # line width: a search for an argument finds it
 
 
 class _Dumper(yaml.SafeDumper):

@@ -57,8 +57,7 @@ def read_values_file(path: str) -> dict[str, Any]:
         content = load_yaml(read_text(path))
     except TextError as error:
         raise BadFile(path, f"{error.place}{error.problem}", error.remedy) from None
-    if content is None:
-        return {}
+    content = {} if content is None else content
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
         raise BadFile(path, "must be one YAML mapping of field names to values", "write lines such as nodes: 4")
     return content
@@ -115,8 +114,6 @@ OWNED_OPTIONS: dict[str, str] = {
     "rank_table_file": "rank_table",
 }
 """Options of msrun that a manifest gives itself, with the field that decides them."""
-
-_OWN_PATHS = ("/dev/shm", str(PurePosixPath(TABLE_FILE).parent))  # noqa: S108 - a mount point inside the pod
 
 
 def check_together(spec: JobSpec, taken: Container[str]) -> None:
@@ -185,9 +182,10 @@ def _check_mounts(spec: JobSpec) -> None:
             raise BadValue(f"volumes.{path}", source, constraint)
         mounts[f"volumes.{path}"] = path
     places = [path.removesuffix(":ro") for path in mounts.values()]
+    own = ("/dev/shm", str(PurePosixPath(TABLE_FILE).parent))  # noqa: S108 - inside the pod
     log_place = PurePosixPath(log_dir(spec))
     for (name, path), place in zip(mounts.items(), places, strict=True):
-        if place in _OWN_PATHS or places.count(place) > 1:
+        if place in own or places.count(place) > 1:
             raise BadValue(name, path, "a path that nothing else is mounted at", "choose another path")
         if path != place and PurePosixPath(place) in log_place.parents:
             constraint = f"writable, because log_dir={log_place} is on it"

@@ -106,21 +106,15 @@ class JobSpec:
     node_selector: dict[str, str] = _asked(_LABELS, "labels that a node must have", {})
     tolerations: list[Any] = _asked(tree(list, "a YAML list of tolerations"), "taints of nodes that are accepted", [])
     affinity: dict[str, Any] = _asked(tree(dict, "a YAML mapping as in a pod's affinity"), "affinity of the pods", {})
-    topology: str | None = _asked(
-        _LABEL_KEY, "label of nodes, such as that of a rack: all pods run where it has one value", None
-    )
+    topology: str | None = _asked(_LABEL_KEY, "label, as of a rack, that is equal on the nodes of all pods", None)
     env: dict[str, str] = _asked(_ENV, "environment, literally", {})
     secret_env: dict[str, str] = _asked(_SECRET_ENV, "environment from Secrets", {})
     claims: dict[str, str] = _asked(_CLAIMS, "volumes that exist already, for data and checkpoints", {})
     volumes: dict[str, Any] = _asked(_VOLUMES, "other volumes, as a pod has them, but for their names", {})
-    resource_claims: dict[str, str] = _asked(
-        _DEVICES, "devices by dynamic resource allocation, not by device_resource", {}
-    )
+    resource_claims: dict[str, str] = _asked(_DEVICES, "devices by dynamic resource allocation", {})
     init_containers: list[Any] = _asked(_CONTAINERS, "containers that end before msrun starts", [])
     sidecars: list[Any] = _asked(_CONTAINERS, "containers that run beside msrun and end with it (Kubernetes 1.29)", [])
-    runtime: str | None = _asked(
-        _SUBDOMAIN, "ClusterTrainingRuntime of the cluster; left out: the job brings a runtime of its own", None
-    )
+    runtime: str | None = _asked(_SUBDOMAIN, "ClusterTrainingRuntime; left out: the job brings one of its own", None)
     resources: dict[str, Any] = _asked(_AMOUNTS, "resources as SkyPilot has them", {})
     requeue: bool = _asked(
         FLAG,

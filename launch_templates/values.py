@@ -30,8 +30,7 @@ def parse_quantity(text: str) -> Decimal:
     >>> parse_quantity("2Ki"), parse_quantity("500m")
     (Decimal('2048'), Decimal('0.500'))
     """
-    match = _QUANTITY.fullmatch(text)
-    if match is None:
+    if (match := _QUANTITY.fullmatch(text)) is None:
         raise ValueError(f"{text!r} is not a quantity such as 8, 500m or 32Gi")
     suffix = match["suffix"] or ""
     scale = _SCALE[suffix] if suffix in _SCALE else Decimal(10) ** int(suffix[1:])
@@ -123,8 +122,7 @@ def _status(word: str) -> int:
 
 
 def _read_amount(given: Any) -> str:
-    amount = find_quantity(given)
-    if not amount:
+    if not find_quantity(given):
         raise ValueError
     return str(given)
 

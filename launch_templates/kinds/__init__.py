@@ -50,16 +50,15 @@ def _function(build: Callable[[JobSpec], Any], takes: Iterable[str], **more: Any
     return Kind(inspect.getdoc(build) or "", tuple(takes), build, **more)
 
 
-_SCRIPT = {"is_manifest": False}
-_NO_ASCEND: dict[str, Any] = {**_SCRIPT, "device_targets": ("CPU", "GPU")}
+_NO_ASCEND: dict[str, Any] = {"is_manifest": False, "device_targets": ("CPU", "GPU")}
 _KINDS = (
     *map(_module, (indexed_job, jobset, leaderworkerset, mpijob, pytorchjob, rayjob, volcano)),
     _function(trainjob.build_job, trainjob.JOB_TAKES),
     _function(trainjob.build_runtime, trainjob.RUNTIME_TAKES),
     _module(ascendjob, device_targets=("Ascend",)),
     _module(compose, **_NO_ASCEND),
-    _function(scripts.write_run, scripts.BY_MSRUN, **_SCRIPT),
-    _function(scripts.write_run_cluster, scripts.CLUSTER_TAKES, **_SCRIPT),
+    _function(scripts.write_run, scripts.BY_MSRUN, is_manifest=False),
+    _function(scripts.write_run_cluster, scripts.CLUSTER_TAKES, is_manifest=False),
     _function(scripts.build_skypilot, scripts.SKYPILOT_TAKES, **_NO_ASCEND),
     _function(scripts.write_slurm, (*scripts.BATCH_TAKES, "priority", "sbatch", "srun"), **_NO_ASCEND),
     _function(scripts.write_pbs, (*scripts.BATCH_TAKES, "qsub"), **_NO_ASCEND),

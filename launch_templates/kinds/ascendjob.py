@@ -10,6 +10,8 @@ A pod that fails fails the job. Single pods started anew cannot join a job whose
 volcano.
 """
 
+from typing import Any
+
 from launch_templates import pod
 from launch_templates.kinds.pytorchjob import roles, run_policy
 from launch_templates.spec import JobSpec
@@ -22,18 +24,11 @@ def build(spec: JobSpec) -> list[pod.Body]:
     """Return the ConfigMap of the rank table, the Service of the master, the NetworkPolicy and the AscendJob."""
     name = f"{spec.name}-rendezvous"
     args = pod.pod_args(spec, name, "$(RANK)")
+    names: dict[str, Any] = {"container": "ascend", "port_name": "ascendjob-port", "schedulerName": "volcano"}
+    labels = ({"app.kubernetes.io/component": component, **pod.ATLAS_LABEL} for component in ("master", "worker"))
     master, worker = (
-        pod.pod_template(
-            spec,
-            args,
-            container="ascend",
-            port_name="ascendjob-port",
-            env=pod.ascend_env(spec),
-            labels={"app.kubernetes.io/component": component, **pod.ATLAS_LABEL},
-            schedulerName="volcano",
-            topology="affinity",
-        )
-        for component in ("master", "worker")
+        pod.pod_template(spec, args, env=pod.ascend_env(spec), labels=one, topology="affinity", **names)
+        for one in labels
     )
     selector = {"app.kubernetes.io/instance": spec.name, "app.kubernetes.io/component": "master"}
     scheduling = {"minAvailable": spec.nodes, "queue": spec.queue or "default"}
@@ -43,6 +38,6 @@ def build(spec: JobSpec) -> list[pod.Body]:
         "successPolicy": "AllWorkers",
         "replicaSpecs": roles(spec, master, worker),
     }
-    labels = {"framework": "pytorch", **pod.ATLAS_LABEL}
-    job = pod.own_object(spec, "mindxdl.gitee.com/v1", "AscendJob", body, labels=labels)
+    framework = {"framework": "pytorch", **pod.ATLAS_LABEL}
+    job = pod.own_object(spec, "mindxdl.gitee.com/v1", "AscendJob", body, labels=framework)
     return [*pod.rank_table_map(spec), pod.headless_service(spec, name, selector), *pod.network_policy(spec), job]

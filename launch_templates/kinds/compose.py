@@ -31,7 +31,11 @@ def build(spec: JobSpec) -> list[dict[str, Any]]:
         "restart": "no",
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges:true"],
-        "environment": {"PYTHONUNBUFFERED": "1", **{name: _literal(value) for name, value in spec.env.items()}},
+        # compose replaces $NAME and ${NAME}, and makes $ of $$
+        "environment": {
+            "PYTHONUNBUFFERED": "1",
+            **{name: value.replace("$", "$$") for name, value in spec.env.items()},
+        },
         **({"volumes": volumes} if volumes else {}),
         # mode 1777: the process is not root and makes its log directory there
         **({"tmpfs": [f"{mount}:mode=1777"]} if mount else {}),
@@ -40,14 +44,9 @@ def build(spec: JobSpec) -> list[dict[str, Any]]:
     services = {}
     for rank in range(spec.nodes):
         options = msrun_options(in_container(spec), "--master_addr=node0", f"--node_rank={rank}", restarts=True)
-        command = [_literal(word) for word in ("msrun", *options, *spec.script)]
+        command = [word.replace("$", "$$") for word in ("msrun", *options, *spec.script)]
         services[f"node{rank}"] = {**service, "hostname": f"node{rank}", "command": command}
     document: dict[str, Any] = {"name": spec.name, "services": services}
     if spec.claims:
         document["volumes"] = {claim: {"external": True} for claim in spec.claims}
     return [document]
-
-
-def _literal(text: str) -> str:
-    """Text that compose turns back: it replaces `$NAME` and `${NAME}`, and makes `$` of `$$`."""
-    return text.replace("$", "$$")

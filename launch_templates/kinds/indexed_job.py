@@ -17,8 +17,8 @@ TAKES = (*pod.POD_FIELDS, *pod.RESTART_FIELDS, "spares", "deadline_s")
 
 def build(spec: JobSpec) -> list[pod.Body]:
     """Return the Service, the NetworkPolicy and the Job."""
-    by_msrun = spec.max_restarts > 0
-    args = pod.pod_args(spec, f"{spec.name}-0.{spec.name}", "$(JOB_COMPLETION_INDEX)", restarts=by_msrun)
+    master = f"{spec.name}-0.{spec.name}"
+    args = pod.pod_args(spec, master, "$(JOB_COMPLETION_INDEX)", restarts=spec.max_restarts > 0)
     body = pod.lean(
         **pod_count(spec),
         activeDeadlineSeconds=spec.deadline_s,

@@ -22,8 +22,7 @@ TAKES = (*pod.POD_FIELDS, *pod.RESTART_FIELDS, "spares", "deadline_s")
 
 EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 FINAL_STATUSES = (2, 93, 126, 127)
-"""After which nothing starts again: of msrun for wrong input; of a worker that says so, that cannot be run, or whose
-program is not there."""
+"""After which nothing starts again: wrong input of msrun; a worker that says so, cannot be run or is not there."""
 NO_WORKERS_STATUSES = (3, 124)
 """Of msrun where no worker failed: a host or a process of msrun's own was lost, or not everybody came in time."""
 

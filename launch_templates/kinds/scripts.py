@@ -153,8 +153,11 @@ def write_lsf(spec: JobSpec) -> str:
 
 def own_options(spec: JobSpec) -> list[str]:
     """Return what msrun itself does, where no cluster does it."""
-    log_dir = [f"--log_dir={spec.log_dir}"] if spec.log_dir else []
-    return [*log_dir, *restart_options(spec), f"--grace={grace_s(spec)}"]
+    return [
+        *([f"--log_dir={spec.log_dir}"] if spec.log_dir else []),
+        *restart_options(spec),
+        f"--grace={grace_s(spec)}",
+    ]
 
 
 def host_options(spec: JobSpec) -> list[str]:

@@ -163,11 +163,8 @@ class Workload:
 def read_workloads(documents: Iterable[Document]) -> list[Workload]:
     """The training jobs among the documents; documents of other kinds are passed over."""
     known = list(documents)
-    return [
-        _READERS[document.group, document.kind](document, known)
-        for document in known
-        if (document.group, document.kind) in _READERS
-    ]
+    readers = [(document, _READERS.get((document.group, document.kind))) for document in known]
+    return [reader(document, known) for document, reader in readers if reader]
 
 
 def _split(pod_sets: Sequence[PodSet]) -> tuple[tuple[PodSet, ...], tuple[PodSet, ...]]:
@@ -289,7 +286,6 @@ def _read_leader_worker_set(document: Document, _documents: list[Document]) -> W
 
 
 RUNTIMES = ("TrainingRuntime", "ClusterTrainingRuntime")
-_TRAINER = {"spec": {"containers": [{"name": "node"}]}}
 
 
 def _read_train_job(document: Document, documents: list[Document]) -> Workload:
@@ -303,7 +299,8 @@ def _read_train_job(document: Document, documents: list[Document]) -> Workload:
     about = (document, "TrainJob")
     place = ("PET_NODE_RANK", f"{document.name}-node-0-0.{document.name}")
     if runtime is None:
-        alone = PodSet("spec.trainer", _with_trainer(_TRAINER, trainer), number(trainer, "numNodes"), document.name)
+        template = _with_trainer({"spec": {"containers": [{"name": "node"}]}}, trainer)
+        alone = PodSet("spec.trainer", template, number(trainer, "numNodes"), document.name)
         is_partial = text(reference, "kind") != "TrainingRuntime"
         return Workload(*about, (alone,) if is_partial and alone.call else (), *place, is_partial=is_partial)
     nodes = number(trainer, "numNodes") or number(runtime.body, "spec", "mlPolicy", "numNodes")

@@ -87,7 +87,6 @@ _NEEDED = {
 }
 """Options without which an msrun does not know the job; the pods of other kinds have it in their variables."""
 _INDEX_FIELD = "batch.kubernetes.io/job-completion-index"
-_MAX_FAILURE_RULES = 20
 _DEVICE = r"nvidia\.com/(gpu|mig-.+)|amd\.com/gpu|huawei\.com/(Ascend.*|npu)"
 _SHM = "/dev/shm"  # noqa: S108 - a mount point inside the pod
 
@@ -360,8 +359,8 @@ def check_pod_failure_policy(workload: Workload) -> Iterator[Problem]:
             yield path, "is refused unless restartPolicy is Never", "set restartPolicy: Never"
         if "podFailurePolicy" in job and job.get("podReplacementPolicy", "Failed") != "Failed":
             yield path, "is refused unless podReplacementPolicy is Failed", "set podReplacementPolicy: Failed"
-        if len(rules) > _MAX_FAILURE_RULES:
-            yield f"{path}.rules", f"{len(rules)} rules, at most {_MAX_FAILURE_RULES} are allowed", "merge some"
+        if len(rules) > 20:
+            yield f"{path}.rules", f"{len(rules)} rules, at most 20 are allowed", "merge some"
         for position, rule in enumerate(rules):
             place = f"{path}.rules[{position}]"
             if bool(dig(rule, "onExitCodes")) == bool(dig(rule, "onPodConditions")):

@@ -28,7 +28,6 @@ _KEPT = frozenset({
 })  # fmt: skip
 _TYPES = {"object": "a mapping", "array": "a list", "string": "a text", "boolean": "true or false", "null": "nothing"}
 _INSTANCES = {dict: "a mapping", list: "a list", str: "a text", bool: "a flag", int: "a number", float: "a number"}
-_REMEDIES = {str: "put it into quotes", int: "write it without quotes", dict: "indent its keys below it"}
 
 
 @cache
@@ -108,7 +107,8 @@ def _findings(document: Document, error: Any) -> Iterator[Finding]:
         words = " or ".join(_TYPES.get(one, "a number") for one in wanted if one != "null")
         given = _INSTANCES.get(type(error.instance), "nothing")
         value = "" if isinstance(error.instance, dict | list | None) else f"{error.instance!r} is "
-        remedy = _REMEDIES[str] if "string" in wanted else _REMEDIES[int] if given == "a text" else f"write {words}"
+        unquoted = "write it without quotes" if given == "a text" else f"write {words}"
+        remedy = "put it into quotes" if "string" in wanted else unquoted
         yield WRONG_TYPE.found(document, path, f"{value}{given}, not {words}"[-200:], remedy)
     else:
         yield WRONG_VALUE.found(document, path, error.message[:200], "see the schema of the kind")

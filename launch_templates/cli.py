@@ -92,17 +92,17 @@ def render(
     \b
     launch-template render jobset --set name=train --set image=registry.example/train:1 -- train.py --lr 0.1
     """
-    from launch_templates import settings as reading
     from launch_templates.kinds import load_kind
     from launch_templates.lint import check_rule_names, has_errors, lint_texts
     from launch_templates.lint.documents import read_documents
     from launch_templates.render import render_manifest
+    from launch_templates.settings import merge_settings, parse_settings, read_plan, read_text, read_values_file
 
-    given = {} if plan is None else reading.read_plan(reading.read_text(plan), plan)
+    given = {} if plan is None else read_plan(read_text(plan), plan)
     for path in values:
-        given = reading.merge_settings(given, reading.read_values_file(path))
-    given = reading.merge_settings(given, reading.parse_settings(settings))
-    patches = [document for path in patch for document in read_documents(reading.read_text(path), path)]
+        given = merge_settings(given, read_values_file(path))
+    given = merge_settings(given, parse_settings(settings))
+    patches = [document for path in patch for document in read_documents(read_text(path), path)]
     text = render_manifest(kind, given, script, patches)
     check_rule_names(ignore)
     known = ignore if patches else (*ignore, "no-schemas")  # tests have held what is rendered against the schemas

@@ -237,7 +237,7 @@ def test_host_that_comes_in_the_same_moment_as_the_last_of_them_waits_for_the_ne
     with contextlib.suppress(UsageError), here.joined as joined:
         for count in (1, 2):
             host = here.come(count)
-            wait_until(lambda n=count: len(joined._inbox._messages) == n, "it knocks, and nobody has heard it")
+            wait_until(lambda n=count: len(joined.agents.inbox._messages) == n, "it knocks, and nobody has heard it")
         joined.meet()
         wait_until(lambda: "the job runs; this host is used from its next start on" in host.said, "it waits")
         assert len(joined.hosts) == 2 and len(joined.agents.others) == 2

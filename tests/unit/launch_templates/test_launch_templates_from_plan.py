@@ -42,7 +42,7 @@ def test_plan_of_several_hosts_gives_nodes_workers_options_and_script(tmp_path: 
         "local_worker_num": 2,
         "max_restarts": 2,
         "grace_s": 30,
-        "script": ["--env=A=b", "--bind_core=true", "train.py", "--lr", "0.1"],
+        "script": ["--bind_core=true", "--env=A=b", "train.py", "--lr", "0.1"],
     }
 
 

@@ -6,8 +6,6 @@
 The public names are loaded on first use, so that importing the package costs nothing.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -15,45 +13,15 @@ if TYPE_CHECKING:
     from launch_templates.errors import BadFile, BadValue, LaunchTemplateError, MissingValue, UnknownName
     from launch_templates.kinds import Kind, list_kinds, load_kind
     from launch_templates.lint import has_errors, lint_texts
-    from launch_templates.lint.finding import Finding, Severity
+    from launch_templates.lint.rules import Finding, Severity
     from launch_templates.render import render_manifest
     from launch_templates.spec import JobSpec, Setting
 
-_HOMES = {
-    "BadFile": "errors",
-    "BadValue": "errors",
-    "Finding": "lint.finding",
-    "JobSpec": "spec",
-    "Kind": "kinds",
-    "LaunchTemplateError": "errors",
-    "MissingValue": "errors",
-    "Setting": "spec",
-    "Severity": "lint.finding",
-    "UnknownName": "errors",
-    "has_errors": "lint",
-    "lint_texts": "lint",
-    "list_kinds": "kinds",
-    "load_kind": "kinds",
-    "render_manifest": "render",
-}
-
 __all__ = [
-    "BadFile",
-    "BadValue",
-    "Finding",
-    "JobSpec",
-    "Kind",
-    "LaunchTemplateError",
-    "MissingValue",
-    "Setting",
-    "Severity",
-    "UnknownName",
-    "has_errors",
-    "lint_texts",
-    "list_kinds",
-    "load_kind",
-    "render_manifest",
-]
+    "BadFile", "BadValue", "Finding", "JobSpec", "Kind", "LaunchTemplateError", "MissingValue", "Setting", "Severity",
+    "UnknownName", "has_errors", "lint_texts", "list_kinds", "load_kind", "render_manifest",
+]  # fmt: skip
+_HOMES = ("errors", "spec", "kinds", "lint", "lint.rules", "render")
 
 
 def own_version() -> str:
@@ -67,6 +35,8 @@ def own_version() -> str:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    modules = (import_module(f"{__name__}.{home}") for home in _HOMES if name in __all__)
+    for module in modules:
+        if name in vars(module):
+            return vars(module)[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,15 +1,4 @@
-"""What can go wrong for the user of launch templates.
-
-    LaunchTemplateError          base; one line of text; the command exits with 2
-      UnknownName                a kind or field that does not exist
-      MissingValue               a required field was not given
-      BadValue                   a value that breaks its constraint
-      BadFile                    a file that cannot be read or written, or is not the YAML it should be
-
-Every text names the value, the constraint and the remedy. Findings of the lint are not errors: they are values.
-"""
-
-from __future__ import annotations
+"""What can go wrong for the user of launch templates. Every text names the value, the constraint and the remedy."""
 
 import difflib
 from collections.abc import Iterable
@@ -22,19 +11,13 @@ class LaunchTemplateError(Exception):
 
 
 class UnknownName(LaunchTemplateError):
-    """A kind or field name that does not exist.
-
-    The text carries a near-miss hint, or the whole list of names when nothing is near.
-    """
+    """A kind or field name that does not exist: with the near one, or all of them when none is near."""
 
     def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
         self.what, self.name, self.known = what, name, tuple(known)
-        super().__init__(f"unknown {what} {name!r}; {self.hint}")
-
-    @property
-    def hint(self) -> str:
-        near = difflib.get_close_matches(self.name, self.known, n=1)
-        return f"did you mean {near[0]!r}?" if near else f"choose one of: {', '.join(self.known)}"
+        near = difflib.get_close_matches(name, self.known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose one of: {', '.join(self.known)}"
+        super().__init__(f"unknown {what} {name!r}; {hint}")
 
 
 class MissingValue(LaunchTemplateError):
@@ -42,13 +25,9 @@ class MissingValue(LaunchTemplateError):
 
     def __init__(self, kind: str, names: Iterable[str]) -> None:
         self.kind, self.names = kind, tuple(names)
-        super().__init__(f"kind {kind!r} needs {', '.join(map(repr, self.names))}; {self.remedy}")
-
-    @property
-    def remedy(self) -> str:
-        settings = " ".join(f"--set {name}=VALUE" for name in self.names if name != "script")
-        script = "end the command with -- SCRIPT ARGS" if "script" in self.names else ""
-        return " and ".join(part for part in (settings and f"add {settings}", script) if part)
+        settings = [f"add --set {name}=VALUE" for name in self.names if name != "script"]
+        remedy = " and ".join([*settings, *(["end the command with -- SCRIPT ARGS"] if "script" in self.names else [])])
+        super().__init__(f"kind {kind!r} needs {', '.join(map(repr, self.names))}; {remedy}")
 
 
 class BadValue(LaunchTemplateError):
@@ -57,7 +36,9 @@ class BadValue(LaunchTemplateError):
     def __init__(self, name: str, value: object, constraint: str, remedy: str = "") -> None:
         self.name, self.value, self.constraint = name, value, constraint
         self.remedy = remedy or f"change {name}"
-        super().__init__(f"{name}={_shorten(value)}: must be {constraint}; {self.remedy}")
+        shown = ascii(value)
+        shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+        super().__init__(f"{name}={shown}: must be {constraint}; {self.remedy}")
 
 
 class BadFile(LaunchTemplateError):
@@ -66,8 +47,3 @@ class BadFile(LaunchTemplateError):
     def __init__(self, path: str, problem: str, remedy: str) -> None:
         self.path, self.problem, self.remedy = path, problem, remedy
         super().__init__(f"{path}: {problem}; {remedy}")
-
-
-def _shorten(value: object, limit: int = 80) -> str:
-    text = ascii(value)
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."

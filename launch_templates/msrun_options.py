@@ -3,12 +3,11 @@
 A test holds them against the command itself, which this package does not import.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any
 
@@ -34,6 +33,12 @@ NAMES = VALUE_MAY_BE_LEFT_OUT | FLAGS | frozenset(_VALUE.split())
 """Every option, with underscores; each may also be written with hyphens."""
 
 
+def hint_of_option(name: str, otherwise: str) -> str:
+    """What to do about an option that msrun does not have."""
+    near = get_close_matches(name, NAMES, n=1)
+    return f"did you mean --{near[0]}?" if near else f"see msrun --help; {otherwise}"
+
+
 @dataclass(frozen=True)
 class CommandLine:
     """What stands before the script."""
@@ -48,19 +53,14 @@ class CommandLine:
 
 def read_options(words: Sequence[str]) -> CommandLine:
     """Read the words after `msrun` as the command does: its options end at the script, at `-m` and at `--`."""
-    options: dict[str, str] = {}
-    written: dict[str, str] = {}
-    position = 0
-    while position < len(words) and words[position].startswith("--") and words[position] != "--":
-        text, equals, value = words[position].removeprefix("--").partition("=")
+    line = CommandLine({}, {}, list(words))
+    while line.rest and line.rest[0].startswith("--") and line.rest[0] != "--":
+        text, equals, value = line.rest.pop(0).removeprefix("--").partition("=")
         name = text.replace("-", "_")
-        position += 1
         if not equals and name not in VALUE_MAY_BE_LEFT_OUT | FLAGS:
-            value = words[position] if position < len(words) else ""
-            position += 1
-        options[name] = value
-        written[name] = f"--{text}"
-    return CommandLine(options, written, list(words[position:]))
+            value = line.rest.pop(0) if line.rest else ""
+        line.options[name], line.words[name] = value, f"--{text}"
+    return line
 
 
 _SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh"})
@@ -69,38 +69,34 @@ _STARTERS = frozenset({"mpirun", "mpiexec"})
 _KUBELET_REFERENCE = re.compile(r"\$\(([^()]+)\)")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Invocation:
     """One msrun command line in a container."""
 
     container: dict[str, Any]
-    key: str
-    """Key of the container under which its options stand: args or command."""
+    path: str
+    """Path of the container in its document."""
+    place: str
+    """Path of its key under which the options stand: args or command."""
     line: CommandLine
     is_under_shell: bool
     """A shell stands between the container and msrun: SIGTERM stops there."""
 
-    @property
-    def options(self) -> dict[str, str]:
-        return self.line.options
-
-    @property
-    def variables(self) -> dict[str, str]:
-        """Environment variables of the container that have a literal text value."""
+    def __post_init__(self) -> None:
+        self.options = self.line.options
         env = self.container.get("env")
         items = [item for item in env if isinstance(item, dict)] if isinstance(env, list) else []
-        return {str(item.get("name")): item["value"] for item in items if isinstance(item.get("value"), str)}
+        self._variables = {str(one.get("name")): one["value"] for one in items if isinstance(one.get("value"), str)}
 
     def value(self, name: str) -> str | None:
         """Text of an option with literal variables of the container put in; None when absent or still unknown."""
         given = self.options.get(name)
         if given is None:
             return None
-        variables = self.variables
         whole = find_reference(given)
-        if whole in variables:
-            return variables[whole]
-        known = _KUBELET_REFERENCE.sub(lambda match: variables.get(match[1], match[0]), given)
+        if whole in self._variables:
+            return str(self._variables[whole])
+        known = _KUBELET_REFERENCE.sub(lambda match: self._variables.get(match[1], match[0]), given)
         return None if "$" in known else known
 
     def whole_number(self, name: str) -> int | None:
@@ -109,20 +105,21 @@ class Invocation:
         return int(given) if given is not None and re.fullmatch(r"[0-9]{1,9}", given) else None
 
 
-def read_invocation(container: dict[str, Any]) -> Invocation | None:
+def read_invocation(container: dict[str, Any], path: str) -> Invocation | None:
     """The msrun command of a container: as argument list or inside `sh -c TEXT`; None when it runs something else."""
     lists = [container.get(key) for key in ("command", "args")]
     words = [str(word) for one in lists if isinstance(one, list) for word in one]
     is_shell = bool(words) and words[0].rpartition("/")[2] in _SHELLS
     if is_shell:
         words = _shell_words(words)
-    start = _find_msrun(words)
-    if start is None:
-        return None
-    is_under_shell = is_shell and "exec" not in words[:start]
-    return Invocation(
-        container, "args" if "args" in container else "command", read_options(words[start:]), is_under_shell
-    )
+    for position, word in enumerate(words):
+        before = words[position - 1] if position else "--"
+        is_command = before in ("exec", "&&", ";", "-m", "--") or "=" in before
+        if word.rpartition("/")[2] == "msrun" and (is_command or words[0].rpartition("/")[2] in _STARTERS):
+            place = f"{path}.{'args' if 'args' in container else 'command'}"
+            is_under_shell = is_shell and "exec" not in words[:position]
+            return Invocation(container, path, place, read_options(words[position + 1 :]), is_under_shell)
+    return None
 
 
 def _shell_words(words: list[str]) -> list[str]:
@@ -135,18 +132,3 @@ def _shell_words(words: list[str]) -> list[str]:
         return list(lexer)
     except ValueError:
         return []
-
-
-def _find_msrun(words: list[str]) -> int | None:
-    """Position after the command name."""
-    for position, word in enumerate(words):
-        if word.rpartition("/")[2] == "msrun":
-            is_command = (
-                position == 0
-                or words[position - 1] in ("exec", "&&", ";", "-m", "--")
-                or "=" in words[position - 1]
-                or words[0].rpartition("/")[2] in _STARTERS
-            )
-            if is_command:
-                return position + 1
-    return None

@@ -1,6 +1,7 @@
-"""Rules that Kubernetes has for names, paths, images and references to variables. Pure; nothing here raises."""
+"""Rules that Kubernetes has for names, paths, images and references to variables. Pure; nothing here raises.
 
-from __future__ import annotations
+A name in capitals is a pattern that a whole text has to match.
+"""
 
 import re
 
@@ -10,69 +11,47 @@ MAX_LABEL_LENGTH = 63
 RANK_VARIABLES = ("JOB_COMPLETION_INDEX", "VC_TASK_INDEX", "VK_TASK_INDEX", "PET_NODE_RANK", "RANK")
 """Variables that the job controllers put into each container to tell its index."""
 
-_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
-_SERVICE = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_IMAGE = re.compile(
-    r"[A-Za-z0-9][A-Za-z0-9._-]*(:[0-9]+)?(/[a-z0-9][a-z0-9._-]*)*(:[\w][\w.-]{0,127})?(@sha256:[0-9a-f]{64})?"
-)
-_PATH = re.compile(r"(/[A-Za-z0-9._-]+)+")
-_SECRET_KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
-_SECRET_VARIABLE = re.compile(r"(.*_)?(PASSWORD|PASSWD|SECRET|TOKEN|APIKEY|API_KEY|ACCESS_KEY|SECRET_KEY|PRIVATE_KEY)")
-_VOCABULARY_TOKEN = re.compile(r"(.*_)?(BOS|EOS|PAD|UNK|MASK|SEP|CLS)_TOKEN")
+LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+"""A DNS-1123 label."""
+SERVICE = rf"(?=[a-z]){LABEL}"
+"""A DNS-1035 label: a DNS-1123 label that starts with a letter, as Service names must."""
+SUBDOMAIN = r"(?![^/:]{254})[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+"""A DNS-1123 subdomain: labels joined by dots."""
+_NAME = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+LABEL_VALUE = rf"({_NAME})?"
+RESOURCE = rf"{SUBDOMAIN}/{_NAME}"
+"""Name of an extended resource."""
+QUALIFIED = rf"({SUBDOMAIN}/)?{_NAME}"
+"""Key of a label: [DOMAIN/]NAME."""
+FREE_LABEL = rf"(?!app\.kubernetes\.io/){QUALIFIED}"
+OWN_VARIABLE = rf"(?!({'|'.join(RANK_VARIABLES)})\Z)[A-Za-z_][A-Za-z0-9_]*"
+"""A variable that every shell can use, and no controller sets."""
+IMAGE = r"[A-Za-z0-9][A-Za-z0-9._-]*(:[0-9]+)?(/[a-z0-9][a-z0-9._-]*)*(:[\w][\w.-]{0,127})?(@sha256:[0-9a-f]{64})?"
+"""[REGISTRY[:PORT]/]NAME[:TAG][@sha256:DIGEST]."""
+_PART = r"/(?!\.{1,2}(/|:|\Z))[A-Za-z0-9._-]+"
+PATH = rf"({_PART})+"
+"""A plain absolute path without `.` and `..` parts."""
+NESTED_PATH = rf"({_PART}){{2,}}"
+MOUNT = rf"{PATH}(:ro)?"
+SECRET_SOURCE = rf"{SUBDOMAIN}:[-._a-zA-Z0-9]{{1,253}}"
+"""SECRET:KEY."""
+LONG_OPTION = r"[a-z][a-z0-9-]*"
+SHORT_OPTION = r"[A-Za-z][a-z]{0,9}"
+PROCESS_TEXT = r"[^\0\ud800-\udfff]*"
+"""What a process can be given as argument or value of a variable: UTF-8 without NUL."""
+LINE = r"[^\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]*"
+_SECRET_VARIABLE = r"(.*_)?(PASSWORD|PASSWD|SECRET|TOKEN|APIKEY|API_KEY|ACCESS_KEY|SECRET_KEY|PRIVATE_KEY)"  # noqa: S105
+_VOCABULARY_TOKEN = r"(.*_)?(BOS|EOS|PAD|UNK|MASK|SEP|CLS)_TOKEN"  # noqa: S105
 
 
-def is_label(text: str) -> bool:
-    """Whether `text` is a DNS-1123 label: at most 63 of a-z, 0-9 and -, not at either end."""
-    return len(text) <= MAX_LABEL_LENGTH and _LABEL.fullmatch(text) is not None
-
-
-def is_service_name(text: str) -> bool:
-    """Whether `text` is a DNS-1035 label: a DNS-1123 label that starts with a letter, as Service names must."""
-    return len(text) <= MAX_LABEL_LENGTH and _SERVICE.fullmatch(text) is not None
-
-
-def is_subdomain(text: str) -> bool:
-    """Whether `text` is a DNS-1123 subdomain: labels joined by dots, at most 253 characters."""
-    return len(text) <= 253 and all(_LABEL.fullmatch(part) for part in text.split("."))
-
-
-def is_label_value(text: str) -> bool:
-    """Whether `text` may be the value of a Kubernetes label."""
-    return len(text) <= MAX_LABEL_LENGTH and _LABEL_VALUE.fullmatch(text) is not None
-
-
-def is_qualified_name(text: str) -> bool:
-    """Whether `text` may be the key of a label or the name of an extended resource: [DOMAIN/]NAME."""
-    domain, slash, name = text.rpartition("/")
-    return bool(name) and is_label_value(name) and (not slash or is_subdomain(domain))
-
-
-def is_variable(text: str) -> bool:
-    """Whether `text` is an environment variable name that every shell can use."""
-    return _VARIABLE.fullmatch(text) is not None
-
-
-def is_image(text: str) -> bool:
-    """Whether `text` is an image reference: [REGISTRY[:PORT]/]NAME[:TAG][@sha256:DIGEST]."""
-    return _IMAGE.fullmatch(text) is not None
-
-
-def is_absolute_path(text: str) -> bool:
-    """Whether `text` is a plain absolute path without `.` and `..` parts."""
-    return _PATH.fullmatch(text) is not None and not {".", ".."} & set(text.split("/"))
-
-
-def is_secret_key(text: str) -> bool:
-    """Whether `text` may be a key inside a Secret."""
-    return _SECRET_KEY.fullmatch(text) is not None
+def fits(pattern: str, text: str) -> bool:
+    """Whether the whole text matches."""
+    return re.fullmatch(pattern, text) is not None
 
 
 def is_secret_variable(name: str) -> bool:
     """Whether a variable of this name usually holds a secret: HF_TOKEN does, PAD_TOKEN and TOKENIZER_PATH do not."""
-    upper = name.upper()
-    return _SECRET_VARIABLE.fullmatch(upper) is not None and _VOCABULARY_TOKEN.fullmatch(upper) is None
+    return fits(_SECRET_VARIABLE, name.upper()) and not fits(_VOCABULARY_TOKEN, name.upper())
 
 
 # References to environment variables inside container arguments. The kubelet expands $(NAME) in command, args and env

@@ -1,28 +1,23 @@
 """The objects that kinds of Kubernetes have in common: the pod of every kind, metadata, Services, policies. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
 from launch_templates.names import escape_references
-from launch_templates.spec import DEVICE_RESOURCES, JobSpec
+from launch_templates.spec import DEVICE_RESOURCES, JobSpec, settings_of_spec
 
 Body = dict[str, Any]
 
-POD_LOG_DIR = "/logs/log_output"
 TABLE_FILE = "/user/serverid/devindex/config/hccl.json"
 """Where MindCluster's programs look for the rank table of their pod."""
 ATLAS_LABEL = {"ring-controller.atlas": "ascend-910b"}
 
-POD_FIELDS = (
-    "name", "image", "script", "namespace", "nodes", "local_worker_num", "device_target", "device_resource", "rdma",
-    "cpu", "memory", "shm_size", "master_port", "cluster_time_out", "log_dir", "grace_s", "ttl_s", "queue", "priority",
-    "network_policy", "user_id", "service_account", "pull_secret", "pull_policy", "node_selector", "tolerations",
-    "affinity", "topology", "labels", "annotations", "env", "secret_env", "claims", "volumes", "resource_claims",
-    "init_containers", "sidecars",
-)  # fmt: skip
+RESTART_FIELDS = ("max_restarts", "restart_on", "no_restart_on")
+_OF_FEW = (*RESTART_FIELDS, "min_nodes", "rank_table", "spares", "deadline_s", "runtime", "resources", "requeue",
+           "sbatch", "srun", "qsub", "bsub")  # fmt: skip
+POD_FIELDS = tuple(name for name in settings_of_spec() if name not in _OF_FEW)
 """Fields that every kind of Kubernetes takes."""
 
 
@@ -36,14 +31,11 @@ def own_labels(spec: JobSpec) -> dict[str, str]:
     return {"app.kubernetes.io/name": "msrun", "app.kubernetes.io/instance": spec.name}
 
 
-def metadata(spec: JobSpec, name: str = "", *, labels: Body | None = None, annotations: Body | None = None) -> Body:
-    """Metadata of an object of the job."""
-    return lean(
-        name=name or spec.name,
-        namespace=spec.namespace,
-        labels={**own_labels(spec), **(labels or {}), **spec.labels},
-        annotations=annotations,
-    )
+def own_object(spec: JobSpec, api_version: str, kind: str, body: Body, *, name: str = "", **head: Body) -> Body:
+    """An object of the job; `head` has further labels, and annotations."""
+    labels = {**own_labels(spec), **head.get("labels", {}), **spec.labels}
+    metadata = lean(name=name or spec.name, namespace=spec.namespace, **{**head, "labels": labels})
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": body}
 
 
 def kueue_label(spec: JobSpec) -> dict[str, str]:
@@ -52,22 +44,19 @@ def kueue_label(spec: JobSpec) -> dict[str, str]:
 
 
 def network_policy(spec: JobSpec, labels: Body | None = None) -> list[Body]:
-    """Open all ports between the pods of the job, and close them all to others.
-
-    The rendezvous port is fixed, but the collective libraries choose theirs.
-    """
+    """Open all ports between the pods of the job, as collective libraries choose theirs, and close them to others."""
     if not spec.network_policy:
         return []
     selector = {"matchLabels": labels or own_labels(spec)}
     rules = {"podSelector": selector, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": selector}]}]}
-    return [{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata(spec), "spec": rules}]
+    return [own_object(spec, "networking.k8s.io/v1", "NetworkPolicy", rules)]
 
 
 def headless_service(spec: JobSpec, name: str, selector: Body) -> Body:
     """The Service under which pods are known before they are ready."""
     port = {"name": "rendezvous", "port": spec.master_port}
     body = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": selector, "ports": [port]}
-    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata(spec, name), "spec": body}
+    return own_object(spec, "v1", "Service", body, name=name)
 
 
 def rank_table_map(spec: JobSpec) -> list[Body]:
@@ -89,11 +78,9 @@ def pod_template(
     port_name: str = "rendezvous",
     env: list[Body] | None = None,
     labels: Body | None = None,
-    subdomain: str | None = None,
-    scheduler: str | None = None,
     amounts: Body | None = None,
-    restart_policy: str = "Never",
     topology: str = "kueue",
+    **fields: str,
 ) -> Body:
     """The pod of every kind.
 
@@ -102,103 +89,87 @@ def pod_template(
         amounts: what the container asks for; None = what the workers of a host need.
         topology: how pods come to one value of the label `topology`: "kueue" by Kueue where the job has a queue and by
             affinity elsewhere; "affinity" always so; "controller" by Kueue or by the kind itself.
+        fields: subdomain, restartPolicy and schedulerName of the pod, where it needs others.
     """
     by_kueue = topology != "affinity" and spec.queue is not None
     by_affinity = spec.topology if topology != "controller" and not by_kueue else None
-    return {
-        "metadata": {
-            "labels": {**own_labels(spec), **(labels or {}), **spec.labels},
-            "annotations": {
-                "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
-                **({"kueue.x-k8s.io/podset-required-topology": spec.topology} if by_kueue and spec.topology else {}),
-                **spec.annotations,
-            },
+    annotations = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
+    if by_kueue and spec.topology:
+        annotations["kueue.x-k8s.io/podset-required-topology"] = spec.topology
+    asked = resources(spec) if amounts is None else amounts
+    storage = _storage(spec)
+    own = lean(
+        name=container,
+        image=spec.image,
+        imagePullPolicy=spec.pull_policy,
+        command=list(command),
+        args=list(args),
+        ports=[{"name": port_name, "containerPort": spec.master_port}],
+        env=unbuffered_env(spec) if env is None else env,
+        resources=lean(requests=asked, limits=asked, claims=[{"name": name} for name in spec.resource_claims]),
+        securityContext={
+            "privileged": False,
+            "allowPrivilegeEscalation": False,
+            "capabilities": lean(drop=["ALL"], add=["IPC_LOCK"] if spec.rdma else []),
         },
-        "spec": lean(
-            subdomain=subdomain,
-            restartPolicy=restart_policy,
-            schedulerName=scheduler,
-            serviceAccountName=spec.service_account,
-            automountServiceAccountToken=False,
-            enableServiceLinks=False,
-            terminationGracePeriodSeconds=spec.grace_s,
-            priorityClassName=spec.priority,
-            nodeSelector=spec.node_selector,
-            tolerations=spec.tolerations,
-            affinity=affinity(spec, by_affinity),
-            imagePullSecrets=[{"name": spec.pull_secret}] if spec.pull_secret else [],
-            resourceClaims=[
-                {"name": name, "resourceClaimTemplateName": template} for name, template in spec.resource_claims.items()
-            ],
-            securityContext={
-                "runAsNonRoot": True,
-                "runAsUser": spec.user_id,
-                "runAsGroup": spec.user_id,
-                "fsGroup": spec.user_id,
-                "fsGroupChangePolicy": "OnRootMismatch",
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
-            # a container that restarts by itself is a sidecar: it ends with the pod's last other container
-            initContainers=[*spec.init_containers, *({**one, "restartPolicy": "Always"} for one in spec.sidecars)],
-            containers=[
-                lean(
-                    name=container,
-                    image=spec.image,
-                    imagePullPolicy=spec.pull_policy,
-                    command=list(command),
-                    args=list(args),
-                    ports=[{"name": port_name, "containerPort": spec.master_port}],
-                    env=unbuffered_env(spec) if env is None else env,
-                    resources={
-                        "requests": resources(spec) if amounts is None else amounts,
-                        "limits": resources(spec) if amounts is None else amounts,
-                        **lean(claims=[{"name": name} for name in spec.resource_claims]),
-                    },
-                    securityContext={
-                        "privileged": False,
-                        "allowPrivilegeEscalation": False,
-                        "capabilities": lean(drop=["ALL"], add=["IPC_LOCK"] if spec.rdma else []),
-                    },
-                    volumeMounts=_mounts(spec),
-                )
-            ],
-            volumes=_volumes(spec),
-        ),
+        volumeMounts=[{"name": name, **mount} for name, mount, _ in storage],
+    )
+    body = lean(
+        **{"subdomain": None, "restartPolicy": "Never", "schedulerName": None, **fields},
+        serviceAccountName=spec.service_account,
+        automountServiceAccountToken=False,
+        enableServiceLinks=False,
+        terminationGracePeriodSeconds=spec.grace_s,
+        priorityClassName=spec.priority,
+        nodeSelector=spec.node_selector,
+        tolerations=spec.tolerations,
+        affinity=affinity(spec, by_affinity),
+        imagePullSecrets=[{"name": spec.pull_secret}] if spec.pull_secret else [],
+        resourceClaims=[
+            {"name": name, "resourceClaimTemplateName": template} for name, template in spec.resource_claims.items()
+        ],
+        securityContext={
+            "runAsNonRoot": True,
+            **dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), spec.user_id),
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        # a container that restarts by itself is a sidecar: it ends with the pod's last other container
+        initContainers=[*spec.init_containers, *({**one, "restartPolicy": "Always"} for one in spec.sidecars)],
+        containers=[own],
+        volumes=[{"name": name, **source} for name, _, source in storage],
+    )
+    head = {
+        "labels": {**own_labels(spec), **(labels or {}), **spec.labels},
+        "annotations": {**annotations, **spec.annotations},
     }
+    return {"metadata": head, "spec": body}
 
 
-def _mounts(spec: JobSpec) -> list[Body]:
-    table = {"name": "ranktable", "mountPath": str(PurePosixPath(TABLE_FILE).parent), "readOnly": True}
-    place = log_mount(spec)
-    return [
-        {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - a mount point inside the pod
-        *([{"name": "logs", "mountPath": place}] if place else []),
-        *([table] if spec.rank_table else []),
-        *(
-            {"name": f"claim-{number}", "mountPath": path.removesuffix(":ro"), "readOnly": path.endswith(":ro")}
-            for number, path in enumerate(spec.claims.values())
-        ),
-        *({"name": f"volume-{number}", "mountPath": path} for number, path in enumerate(spec.volumes)),
-    ]
+def _storage(spec: JobSpec) -> list[tuple[str, Body, Body]]:
+    """Volumes: name, where it is mounted and how, and what it is."""
+    found: list[tuple[str, Body, Body]] = []
 
+    def add(name: str, path: str, *, read_only: bool | None = None, **source: Any) -> None:
+        found.append((name, lean(mountPath=path, readOnly=read_only), source))
 
-def _volumes(spec: JobSpec) -> list[Body]:
-    table = {"name": "ranktable", "configMap": {"name": f"rings-config-{spec.name}"}}
-    return [
-        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": spec.shm_size}},
-        *([{"name": "logs", "emptyDir": {}}] if log_mount(spec) else []),
-        *([table] if spec.rank_table else []),
-        *(
-            {"name": f"claim-{number}", "persistentVolumeClaim": {"claimName": claim}}
-            for number, claim in enumerate(spec.claims)
-        ),
-        *({"name": f"volume-{number}", **source} for number, source in enumerate(spec.volumes.values())),
-    ]
+    add("shm", "/dev/shm", emptyDir={"medium": "Memory", "sizeLimit": spec.shm_size})  # noqa: S108 - inside the pod
+    if place := log_mount(spec):
+        add("logs", place, emptyDir={})
+    if spec.rank_table:
+        folder = str(PurePosixPath(TABLE_FILE).parent)
+        add("ranktable", folder, read_only=True, configMap={"name": f"rings-config-{spec.name}"})
+    for number, (claim, path) in enumerate(spec.claims.items()):
+        where = path.removesuffix(":ro")
+        add(f"claim-{number}", where, read_only=path != where, persistentVolumeClaim={"claimName": claim})
+    for number, (path, source) in enumerate(spec.volumes.items()):
+        add(f"volume-{number}", path, **source)
+    return found
 
 
 def log_dir(spec: JobSpec) -> str:
     """Where msrun writes its logs in a container."""
-    return spec.log_dir or POD_LOG_DIR
+    return spec.log_dir or "/logs/log_output"
 
 
 def log_mount(spec: JobSpec) -> str | None:
@@ -246,8 +217,7 @@ def affinity(spec: JobSpec, topology: str | None) -> Body:
     """The affinity asked for, and that of all pods of the job to one value of the label `topology`."""
     if topology is None:
         return dict(spec.affinity)
-    selector = {"matchLabels": {"app.kubernetes.io/instance": spec.name}}
-    term = {"labelSelector": selector, "topologyKey": topology}
+    term = {"labelSelector": {"matchLabels": {"app.kubernetes.io/instance": spec.name}}, "topologyKey": topology}
     return {**spec.affinity, "podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
 
 
@@ -256,13 +226,20 @@ def grace_s(spec: JobSpec) -> int:
     return max(1, spec.grace_s - max(1, min(10, spec.grace_s // 10)))
 
 
-def msrun_options(spec: JobSpec, *, master_addr: str, node_rank: str | None = None) -> list[str]:
+def restart_options(spec: JobSpec) -> list[str]:
+    """The options by which msrun itself starts a job again."""
+    lists = {"restart_on": spec.restart_on, "no_restart_on": spec.no_restart_on}
+    given = [f"--{name}={','.join(map(str, statuses))}" for name, statuses in lists.items() if statuses]
+    return [f"--max_restarts={spec.max_restarts}", *given]
+
+
+def msrun_options(spec: JobSpec, *place: str, restarts: bool = False) -> list[str]:
     """Options with which a job starts msrun on every host.
 
     Args:
-        node_rank: None = msrun finds it out by itself.
+        place: those that say where the host is; none = msrun finds it out by itself.
+        restarts: msrun itself starts the job again, as it does with spares.
     """
-    place = [f"--master_addr={master_addr}", *([f"--node_rank={node_rank}"] if node_rank else [])]
     return [
         f"--worker_num={spec.nodes * spec.local_worker_num}",
         f"--local_worker_num={spec.local_worker_num}",
@@ -271,11 +248,22 @@ def msrun_options(spec: JobSpec, *, master_addr: str, node_rank: str | None = No
         f"--cluster_time_out={spec.cluster_time_out}",
         *([f"--log_dir={spec.log_dir}"] if spec.log_dir else []),
         f"--grace={grace_s(spec)}",
+        *([f"--min_hosts={spec.nodes}"] if spec.spares else []),
+        *(restart_options(spec) if spec.spares or restarts else []),
     ]
 
 
-def pod_args(spec: JobSpec, *, master_addr: str, node_rank: str | None = None) -> list[str]:
-    """Arguments of msrun in a pod: its options, then the user's words, as the kubelet turns them back."""
-    here = JobSpec(**{**vars(spec), "log_dir": log_dir(spec)})
-    options = msrun_options(here, master_addr=master_addr, node_rank=node_rank)
+def pod_args(spec: JobSpec, master_addr: str, node_rank: str | None = None, *, restarts: bool = False) -> list[str]:
+    """Arguments of msrun in a pod: its options, then the user's words, as the kubelet turns them back.
+
+    Args:
+        node_rank: None = msrun finds it out by itself. With spares pods have none, as any but the first may be spare.
+    """
+    rank = [f"--node_rank={-1 if spec.spares else node_rank}"] if node_rank else []
+    options = msrun_options(in_container(spec), f"--master_addr={master_addr}", *rank, restarts=restarts)
     return [*options, *map(escape_references, spec.script)]
+
+
+def in_container(spec: JobSpec) -> JobSpec:
+    """The same with the log directory of a container."""
+    return replace(spec, log_dir=log_dir(spec))

@@ -10,9 +10,6 @@ YAML 1.1 and 1.2 and the parsers of kubectl disagree on plain scalars such as `y
 written plain only when it cannot be anything but a text, and in double quotes otherwise.
 """
 
-from __future__ import annotations
-
-import copy
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -49,23 +46,18 @@ def render_manifest(
     spec = read_spec(kind, {**values, "script": list(script)} if script else values)
     built = kind.build(spec)
     if kind.is_manifest and not isinstance(built, str):
-        _check_names(built, spec.name)
-        return f"{_head(kind, built)}{dump_documents(apply_patch(built, list(patch)))}"
+        known = [Document("", body) for body in built]
+        names = [*(workload.longest_pod_name for workload in read_workloads(known)), *(one.name for one in known)]
+        longest = max(names, key=len)
+        if len(longest) > MAX_LABEL_LENGTH:
+            constraint = f"at most {MAX_LABEL_LENGTH - (len(longest) - len(spec.name))} characters here"
+            raise BadValue("name", spec.name, f"{constraint}, because of the name {longest}", "choose a shorter name")
+        return f"{_head(kind, built)}{dump_documents(apply_patch(built, patch))}"
     if patch:
         raise BadFile(patch[0].source, f"a {kind.name} is no manifest of Kubernetes", "change its text, or the values")
     text = built if isinstance(built, str) else dump_documents(built)
     first, newline, rest = text.partition("\n") if text.startswith("#!") else ("", "", text)
     return f"{first}{newline}{_head(kind)}{rest}"
-
-
-def _check_names(documents: list[Any], name: str) -> None:
-    known = [body["metadata"]["name"] for body in documents]
-    workloads = read_workloads([Document("", body) for body in documents])
-    for longest in [*(workload.longest_pod_name for workload in workloads), *known]:
-        if len(longest) > MAX_LABEL_LENGTH:
-            room = MAX_LABEL_LENGTH - (len(longest) - len(name))
-            constraint = f"at most {room} characters here, because of the name {longest}"
-            raise BadValue("name", name, constraint, "choose a shorter name")
 
 
 def _head(kind: Kind, documents: Sequence[Mapping[str, Any]] = ()) -> str:
@@ -83,79 +75,52 @@ _KEYS = {"volumeMounts": "mountPath", "ports": "containerPort"}
 """Lists whose items are not told apart by their name alone."""
 
 
-def apply_patch(bodies: list[Any], patch: list[Document]) -> list[Any]:
-    """Return the manifest with each document of a patch merged into the object of its kind and, if given, name.
-
-    Raises:
-        BadFile: a document of the patch fits no object, or several.
-    """
-    patched = [Document("", body) for body in copy.deepcopy(bodies)]
+def apply_patch(bodies: list[Any], patch: Sequence[Document]) -> list[Any]:
+    """Return the manifest with each document of a patch merged into the one object of its kind and, if given, name."""
+    patched = [Document("", body) for body in bodies]
     for document in patch:
         try:
             over = plain_copy(document.body)
         except ValueError:
-            problem = (
-                f"the patch of {document.label} holds what is no Kubernetes YAML, such as a date, or contains itself"
-            )
-            raise BadFile(document.source, problem, "put dates into quotes, and write aliases out") from None
-        fits = [
-            number
-            for number, one in enumerate(patched)
-            if one.kind == document.kind and document.name in ("", one.name)
-        ]
+            problem = f"the patch of {document.label} holds what is no Kubernetes YAML, such as a date"
+            raise BadFile(document.source, problem, "put dates into quotes") from None
+        fits = [one for one in patched if one.kind == document.kind and document.name in ("", one.name)]
         if len(fits) != 1:
-            seen = ", ".join(one.label for one in patched)
             problem = f"a patch of {document.label} fits {len(fits)} of the rendered objects"
-            raise BadFile(document.source, problem, f"give kind and metadata.name of one of: {seen}")
-        patched[fits[0]] = Document("", _merge(patched[fits[0]].body, over, ""))
+            remedy = f"give kind and metadata.name of one of: {', '.join(one.label for one in patched)}"
+            raise BadFile(document.source, problem, remedy)
+        patched = [Document("", _merge(one.body, over)) if one is fits[0] else one for one in patched]
     return [one.body for one in patched]
 
 
-def _merge(base: Any, over: Any, field: str) -> Any:
-    if isinstance(base, dict) and isinstance(over, dict):
-        merged = dict(base)
+def _merge(base: Any, over: Any, field: str = "") -> Any:
+    """Return `base` as it is after a patch, which stays as it is."""
+    if isinstance(over, dict):
+        merged = dict(base) if isinstance(base, dict) else {}
         for key, value in over.items():
-            if value is None:
-                merged.pop(key, None)
-            else:
-                merged[key] = _merge(base.get(key), value, key)
-        return merged
-    if isinstance(over, list):
-        key = _KEYS.get(field, "name")
-        if all(isinstance(item, dict) and key in item for item in [*over, *(base if isinstance(base, list) else [])]):
-            return _merge_items(base if isinstance(base, list) else [], over, key)
-    return _without_nulls(over)
-
-
-def _merge_items(base: list[Any], over: list[Any], key: str) -> list[Any]:
-    items = {item[key]: item for item in base}
+            merged[key] = _merge(merged.get(key), value, key)
+        return {key: value for key, value in merged.items() if value is not None}
+    if not isinstance(over, list):
+        return over
+    key, items = _KEYS.get(field, "name"), base if isinstance(base, list) else []
+    if not all(isinstance(item, dict) and key in item for item in [*over, *items]):
+        return [_merge(None, item) for item in over]
+    found = {item[key]: item for item in items}
     for item in over:
         if item.get("$patch") == "delete":
-            items.pop(item[key], None)
+            found.pop(item[key], None)
         else:
-            items[item[key]] = _merge(items.get(item[key], {}), item, "")
-    return list(items.values())
-
-
-def _without_nulls(node: Any) -> Any:
-    if isinstance(node, dict):
-        return {key: _without_nulls(value) for key, value in node.items() if value is not None}
-    if isinstance(node, list):
-        return [_without_nulls(item) for item in node]
-    return node
+            found[item[key]] = _merge(found.get(item[key]), item)
+    return list(found.values())
 
 
 _PLAIN = re.compile(r"[A-Za-z]+([-_./]?[A-Za-z0-9]+)*")
 _WORDS_WITH_A_MEANING = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"})
-_ENDLESS = 2**31
-"""Line width: lines are never folded, so that a search for an argument finds it."""
+_ENDLESS = 2**31  # line width: a search for an argument finds it
 
 
 class _Dumper(yaml.SafeDumper):
-    """Block style, keys in the given order, no aliases, sequences indented below their key."""
-
-    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the signature is PyYAML's
-        return True
+    """Block style, keys in the given order, sequences indented below their key."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002
         super().increase_indent(flow, False)  # noqa: FBT003 - PyYAML takes it by position
@@ -170,12 +135,8 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def dump_documents(documents: Iterable[Any]) -> str:
-    """YAML text of one or more documents, ending with a newline.
-
-    Raises:
-        yaml.YAMLError: a document holds something else than mappings, lists, texts, numbers, booleans and None.
-    """
+    """YAML text of one or more documents, ending with a newline; raises ValueError for what is no plain YAML."""
     return "---\n".join(
-        yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=_ENDLESS)
+        yaml.dump(plain_copy(document), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=_ENDLESS)
         for document in documents
     )

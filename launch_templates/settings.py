@@ -4,37 +4,30 @@ A plan gives hosts, workers, devices, the script and options of msrun. Addresses
 reach hosts are those of that plan; a kind has its own.
 """
 
-from __future__ import annotations
-
 import errno
 import sys
 from collections.abc import Container, Iterable, Iterator, Mapping
-from difflib import get_close_matches
 from pathlib import PurePosixPath
 from typing import Any
 
 from launch_templates import names
 from launch_templates.errors import BadFile, BadValue, MissingValue, UnknownName
-from launch_templates.kinds import Kind, takers
-from launch_templates.msrun_options import NAMES, read_options
+from launch_templates.kinds import NO_SPARES, Kind, takers
+from launch_templates.msrun_options import NAMES, hint_of_option, read_options
 from launch_templates.pod import TABLE_FILE, log_dir
-from launch_templates.spec import JobSpec, settings_of_spec
-from launch_templates.values import ARGV, parse_quantity
+from launch_templates.spec import DEVICE_RESOURCES, JobSpec, settings_of_spec
+from launch_templates.values import parse_quantity
 from ranktable.bounded_text import TextError, load_json, load_yaml
 from ranktable.files import decode_text
 from ranktable.files import read_text as file_text
 
 MAX_BYTES = 16_000_000
 """Largest file of values or manifests; Kubernetes takes no object above 1.5 MB."""
-_CHECK = "check the path and its permissions"
 _REMEDIES = {errno.EILSEQ: "save it as UTF-8", errno.EFBIG: "give a file of values or manifests"}
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
-    """Settings from `KEY=VALUE` and `TABLE.KEY=VALUE` texts; the last one of a key wins.
-
-    Raises:
-        BadValue: a text without `=`, a table without a key, or a key below something that is no table.
+    """Settings from `KEY=VALUE` and `TABLE.KEY=VALUE` texts, else BadValue; the last one of a key wins.
 
     >>> parse_settings(["nodes=4", "env.LEVEL=a=b"])
     {'nodes': '4', 'env': {'LEVEL': 'a=b'}}
@@ -42,27 +35,11 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")
+        name, dot, entry = key.partition(".")
         if not equals:
             raise BadValue("--set", text, "KEY=VALUE", f"write --set {key}=VALUE")
-        name, dot, entry = key.partition(".")
-        name = name.replace("-", "_")
-        _check_shape(name, entry, key, text)
-        if dot:
-            settings.setdefault(name, {})[entry] = value
-        else:
-            settings[name] = value
+        settings = merge_settings(settings, {name.replace("-", "_"): {entry: value} if dot else value})
     return settings
-
-
-def _check_shape(name: str, entry: str, key: str, text: str) -> None:
-    known = settings_of_spec()
-    value_type = known[name].value_type if name in known else None
-    if value_type is ARGV:
-        raise BadValue("--set", text, "another name: a script has several words", "end the command with -- SCRIPT ARGS")
-    if value_type is not None and value_type.type_name == "table" and not entry:
-        raise BadValue("--set", text, f"{name}.KEY=VALUE", f"write --set {name}.KEY=VALUE, once for each key")
-    if entry and value_type is not None and value_type.type_name != "table":
-        raise BadValue("--set", text, f"{name}=VALUE, because {name} has no parts", f"remove {key[len(name) :]}")
 
 
 def merge_settings(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,35 +52,27 @@ def merge_settings(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str
 
 
 def read_values_file(path: str) -> dict[str, Any]:
-    """Settings from a YAML file: one mapping of field names to values.
-
-    Raises:
-        BadFile: it cannot be read, or is no YAML mapping.
-    """
+    """Settings from a YAML file: one mapping of field names to values; raises BadFile when it is none."""
     try:
         content = load_yaml(read_text(path))
     except TextError as error:
         raise BadFile(path, f"{error.place}{error.problem}", error.remedy) from None
-    if content is None:
-        return {}
+    content = {} if content is None else content
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
         raise BadFile(path, "must be one YAML mapping of field names to values", "write lines such as nodes: 4")
     return content
 
 
 def read_text(path: str) -> str:
-    """Content of a UTF-8 file; - is standard input.
-
-    Raises:
-        BadFile: it cannot be read, is not UTF-8 or has more than `MAX_BYTES`.
-    """
+    """Content of a UTF-8 file of at most `MAX_BYTES`, else BadFile; - is standard input."""
     try:
         if path == "-":
             return decode_text(sys.stdin.buffer.read(MAX_BYTES + 1), MAX_BYTES)
         return file_text(path, MAX_BYTES)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise BadFile(path, f"cannot be read: {reason}", _REMEDIES.get(getattr(error, "errno", 0), _CHECK)) from None
+        remedy = _REMEDIES.get(getattr(error, "errno", 0), "check the path and its permissions")
+        raise BadFile(path, f"cannot be read: {reason}", remedy) from None
 
 
 def read_spec(kind: Kind, given: Mapping[str, Any]) -> JobSpec:
@@ -122,10 +91,10 @@ def read_spec(kind: Kind, given: Mapping[str, Any]) -> JobSpec:
     values: dict[str, Any] = {name: known[name].read(value) for name, value in given.items()}
     for name, value in values.items():
         if name not in own and value != known[name].default and name not in ("name", "image", "script"):
-            remedy = f"remove it, or choose {', '.join(takers(name))}"
-            raise BadValue(name, given[name], f"left out: a job of the kind {kind.name} has no place for it", remedy)
-    missing = [name for name, setting in own.items() if setting.is_required and name not in given]
-    if missing:
+            why = NO_SPARES.get(kind.name) if name == "spares" else None
+            constraint = f"left out: {why or f'a job of the kind {kind.name} has no place for it'}"
+            raise BadValue(name, given[name], constraint, f"remove it, or choose {', '.join(takers(name))}")
+    if missing := [name for name, setting in own.items() if setting.is_required and name not in given]:
         raise MissingValue(kind.name, missing)
     spec = JobSpec(**values)
     check_together(spec, own)
@@ -136,60 +105,57 @@ def read_spec(kind: Kind, given: Mapping[str, Any]) -> JobSpec:
     return spec
 
 
+_SAME = ("local_worker_num", "master_port", "cluster_time_out", "log_dir", "spares", "restart_on", "no_restart_on")
 OWNED_OPTIONS: dict[str, str] = {
+    **{name: name for name in _SAME},
+    **dict.fromkeys(("node_rank", "hosts", "hostfile", "include", "exclude", "min_hosts", "rehearse"), "nodes"),
     "worker_num": "nodes and local_worker_num",
-    "local_worker_num": "local_worker_num",
     "master_addr": "name",
-    "master_port": "master_port",
-    "node_rank": "nodes",
-    "cluster_time_out": "cluster_time_out",
-    "log_dir": "log_dir",
     "rank_table_file": "rank_table",
-    "spares": "spares",
-    "restart_on": "restart_on",
-    "no_restart_on": "no_restart_on",
-    **dict.fromkeys(("hosts", "hostfile", "include", "exclude", "min_hosts", "rehearse"), "nodes"),
 }
 """Options of msrun that a manifest gives itself, with the field that decides them."""
 
-_OWN_PATHS = ("/dev/shm", str(PurePosixPath(TABLE_FILE).parent))  # noqa: S108 - a mount point inside the pod
-
 
 def check_together(spec: JobSpec, taken: Container[str]) -> None:
-    """Check the rules across fields.
-
-    Args:
-        taken: names of the fields that the kind has a place for.
-
-    Raises:
-        BadValue: the first rule that is broken.
-    """
+    """Raise BadValue for the first broken rule across fields; the kind has a place for the fields in `taken`."""
     _check_script(spec.script)
-    if "shm_size" in taken:
-        _check_shared_memory(spec)
-    _check_device_resource(spec)
-    if spec.spares and not spec.max_restarts:
-        constraint = "0 with max_restarts=0, because a spare host joins when the job starts again"
-        raise BadValue("spares", spec.spares, constraint, "set max_restarts to 1 or more")
-    for container in spec.init_containers:
-        if container["name"] in [other["name"] for other in spec.sidecars]:
-            raise BadValue("sidecars", container["name"], "a name that no init container has", "call it otherwise")
+    _check_restarts(spec)
+    _check_mounts(spec)
+    if "shm_size" in taken and parse_quantity(spec.shm_size) >= parse_quantity(spec.memory):
+        constraint = f"below memory={spec.memory}, because /dev/shm counts against it"
+        raise BadValue("shm_size", spec.shm_size, constraint, "lower shm_size or raise memory")
+    if spec.device_resource and spec.device_target == "CPU":
+        constraint = "left out with device_target=CPU"
+        raise BadValue("device_resource", spec.device_resource, constraint, "add --set device_target=GPU or Ascend")
+    if both := {one["name"] for one in spec.init_containers} & {one["name"] for one in spec.sidecars}:
+        raise BadValue("sidecars", min(both), "a name that no init container has", "call it otherwise")
     if spec.min_nodes and spec.min_nodes > spec.nodes:
         raise BadValue("min_nodes", spec.min_nodes, f"at most nodes={spec.nodes}", "lower it, or raise nodes")
-    _check_restarts(spec)
-    _check_environment(spec)
-    _check_mounts(spec)
+    for name in spec.env:
+        if name in spec.secret_env:
+            raise BadValue(f"env.{name}", "...", "set once, but secret_env has it too", "remove one of the two")
+        if names.is_secret_variable(name):
+            remedy = f"create a Secret and use --set secret_env.{name}=SECRET:KEY"
+            raise BadValue(f"env.{name}", "...", "no secret, because anyone who reads the manifest reads it", remedy)
     if spec.topology and "podAffinity" in spec.affinity:
         raise BadValue("topology", spec.topology, "left out, because affinity has a podAffinity", "give one of the two")
 
 
 def _check_restarts(spec: JobSpec) -> None:
-    both = {*spec.restart_on} & {*spec.no_restart_on}
-    if both:
+    if both := {*spec.restart_on} & {*spec.no_restart_on}:
         raise BadValue("no_restart_on", min(both), "another status than in restart_on", "give it in one of the two")
-    if spec.restart_on and not spec.max_restarts:
+    if spec.spares and spec.rank_table:
+        constraint = "0 with rank_table=true, because the table names the hosts of all workers"
+        raise BadValue("spares", spec.spares, constraint, "give one of the two")
+    if spec.max_restarts:
+        return
+    remedy = "set max_restarts to 1 or more"
+    if spec.restart_on:
         constraint = "left out with max_restarts=0, because nothing starts again"
-        raise BadValue("restart_on", ",".join(map(str, spec.restart_on)), constraint, "set max_restarts to 1 or more")
+        raise BadValue("restart_on", ",".join(map(str, spec.restart_on)), constraint, remedy)
+    if spec.spares:
+        constraint = "0 with max_restarts=0, because a spare host joins when the job starts again"
+        raise BadValue("spares", spec.spares, constraint, remedy)
 
 
 def _check_script(script: tuple[str, ...]) -> None:
@@ -200,8 +166,7 @@ def _check_script(script: tuple[str, ...]) -> None:
             remedy = f"remove it and set {OWNED_OPTIONS[option]}"
             raise BadValue("script", word, f"without --{option}, which the manifest gives itself", remedy)
         if option not in NAMES:
-            near = get_close_matches(option, NAMES, n=1)
-            remedy = f"did you mean --{near[0]}?" if near else "see msrun --help; options of the script follow its name"
+            remedy = hint_of_option(option, "options of the script follow its name")
             raise BadValue("script", word, "an option of msrun, as it stands before the script", remedy)
     if line.words and line.rest[:1] in (["true"], ["false"]):
         last = list(line.words.values())[-1]
@@ -209,54 +174,26 @@ def _check_script(script: tuple[str, ...]) -> None:
         raise BadValue("script", line.rest[0], constraint, f"write {last}={line.rest[0]}")
 
 
-def _check_shared_memory(spec: JobSpec) -> None:
-    if parse_quantity(spec.shm_size) >= parse_quantity(spec.memory):
-        constraint = f"below memory={spec.memory}, because /dev/shm counts against it"
-        raise BadValue("shm_size", spec.shm_size, constraint, "lower shm_size or raise memory")
-
-
-def _check_device_resource(spec: JobSpec) -> None:
-    if spec.device_resource and spec.device_target == "CPU":
-        constraint = "left out with device_target=CPU"
-        raise BadValue("device_resource", spec.device_resource, constraint, "add --set device_target=GPU or Ascend")
-
-
-def _check_environment(spec: JobSpec) -> None:
-    for name in spec.env:
-        if name in spec.secret_env:
-            raise BadValue(f"env.{name}", "...", "set once, but secret_env has it too", "remove one of the two")
-        if names.is_secret_variable(name):
-            remedy = f"create a Secret and use --set secret_env.{name}=SECRET:KEY"
-            raise BadValue(f"env.{name}", "...", "no secret, because anyone who reads the manifest reads it", remedy)
-
-
 def _check_mounts(spec: JobSpec) -> None:
     mounts = {f"claims.{claim}": path for claim, path in spec.claims.items()}
     for path, source in spec.volumes.items():
-        if not names.is_absolute_path(path) or not isinstance(source, dict) or not source or "name" in source:
+        if not names.fits(names.PATH, path) or not isinstance(source, dict) or not source or "name" in source:
             constraint = "an absolute path with a volume source, such as {nfs: {...}}, without a name"
             raise BadValue(f"volumes.{path}", source, constraint)
         mounts[f"volumes.{path}"] = path
     places = [path.removesuffix(":ro") for path in mounts.values()]
-    log_place = log_dir(spec)
-    for name, path in mounts.items():
-        place = path.removesuffix(":ro")
-        if place in _OWN_PATHS or places.count(place) > 1:
+    own = ("/dev/shm", str(PurePosixPath(TABLE_FILE).parent))  # noqa: S108 - inside the pod
+    log_place = PurePosixPath(log_dir(spec))
+    for (name, path), place in zip(mounts.items(), places, strict=True):
+        if place in own or places.count(place) > 1:
             raise BadValue(name, path, "a path that nothing else is mounted at", "choose another path")
-        if path.endswith(":ro") and PurePosixPath(place) in PurePosixPath(log_place).parents:
-            remedy = "drop :ro or set another log_dir"
-            raise BadValue(name, path, f"writable, because log_dir={log_place} is on it", remedy)
+        if path != place and PurePosixPath(place) in log_place.parents:
+            constraint = f"writable, because log_dir={log_place} is on it"
+            raise BadValue(name, path, constraint, "drop :ro or set another log_dir")
 
 
-_FIELDS = {
-    "max_restarts": "max_restarts",
-    "cluster_time_out": "cluster_time_out",
-    "master_port": "master_port",
-    "spares": "spares",
-    "restart_on": "restart_on",
-    "no_restart_on": "no_restart_on",
-}
-"""Options of msrun that are fields of a spec."""
+_FIELDS = ("max_restarts", "cluster_time_out", "master_port", "spares", "restart_on", "no_restart_on")
+"""Options of msrun that are fields of a spec, of the same names."""
 _PLACE = """
 worker_num local_worker_num node_rank master_addr hosts hostfile rehearse min_hosts include exclude rank_table_file
 log_dir join ssh ssh_client ssh_config ssh_connect_time_out ssh_host_keys ssh_identity ssh_port ssh_user ssh_window ship
@@ -265,7 +202,6 @@ discover chdir python config device_target token_file tls_config metrics_file pr
 _OF_PLACE = frozenset(_PLACE.split())
 """Options that say where and how this one run takes place."""
 _HIDDEN = "********"
-_TARGETS = {"gpu": "GPU", "ascend": "Ascend", "cpu": "CPU"}
 
 
 def read_plan(text: str, path: str) -> dict[str, Any]:
@@ -275,11 +211,9 @@ def read_plan(text: str, path: str) -> dict[str, Any]:
         BadFile: no plan of msrun, hosts of different size, or a word that the plan hides.
     """
     try:
-        plan = load_json(text)
-        return dict(_fields(plan, path))
+        return dict(_fields(load_json(text), path))
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
-        problem = "is no plan of msrun"
-        raise BadFile(path, problem, "give the output of msrun --dry_run=json ... SCRIPT") from None
+        raise BadFile(path, "is no plan of msrun", "give the output of msrun --dry_run=json ... SCRIPT") from None
 
 
 def _fields(plan: dict[str, Any], path: str) -> Iterator[tuple[str, Any]]:
@@ -290,35 +224,28 @@ def _fields(plan: dict[str, Any], path: str) -> Iterator[tuple[str, Any]]:
         raise BadFile(path, problem, "plan a job with as many workers on every host")
     yield "nodes", plan["world_size"] // size
     yield "local_worker_num", size
-    if plan["device_target"] in _TARGETS:
-        yield "device_target", _TARGETS[plan["device_target"]]
-    options: list[str] = []
+    targets = {target.lower(): target for target in DEVICE_RESOURCES}
+    if plan["device_target"] in targets:
+        yield "device_target", targets[plan["device_target"]]
+    script: list[str] = []
     for setting in plan["settings"]:
         name, value = setting["name"], setting["value"]
         if name in _FIELDS:
-            yield _FIELDS[name], value
+            yield name, value
         elif name == "grace":
             yield "grace_s", max(1, round(value))
         elif name not in _OF_PLACE:
-            options += [f"--{name}={_word(item)}" for item in (value if isinstance(value, list) else [value])]
-    script = [*options, *_program(plan["hosts"][0])]
+            values = value if isinstance(value, list) else [value]
+            script += [f"--{name}={str(one).lower() if isinstance(one, bool) else one}" for one in values]
+    host = plan["hosts"][0]
+    program, folder = host["program"], PurePosixPath(host["working_directory"])
+    target = program["target"]
+    if program["kind"] == "module":
+        script.append("-m")
+    elif PurePosixPath(target).is_relative_to(folder):  # so it is found in an image with the same files
+        target = str(PurePosixPath(target).relative_to(folder))
+    script += [target, *program["args"]]
     hidden = next((word for word in script if _HIDDEN in word), None)
     if hidden is not None:
         raise BadFile(path, f"hides a secret in {hidden!r}", "leave it out of the plan, and use secret_env")
     yield "script", script
-
-
-def _word(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _program(host: dict[str, Any]) -> list[str]:
-    """The program with its path as from the working directory, so that it is found in an image with the same files."""
-    program = host["program"]
-    target = program["target"]
-    folder = PurePosixPath(host["working_directory"])
-    if program["kind"] == "module":
-        return ["-m", target, *program["args"]]
-    if PurePosixPath(target).is_relative_to(folder):
-        target = str(PurePosixPath(target).relative_to(folder))
-    return [target, *program["args"]]

@@ -5,9 +5,6 @@ meaning, and whether there is a default.
 """
 
 # ruff: noqa: RUF009 - _asked makes the fields
-from __future__ import annotations
-
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -15,19 +12,7 @@ from typing import Any
 
 from launch_templates import names
 from launch_templates.errors import BadValue
-from launch_templates.values import (
-    AMOUNT,
-    ARGV,
-    FLAG,
-    STATUSES,
-    ValueType,
-    choice,
-    is_process_text,
-    table,
-    text,
-    tree,
-    whole,
-)
+from launch_templates.values import AMOUNT, ARGV, FLAG, STATUSES, ValueType, choice, table, text, tree, whole
 
 DEVICE_RESOURCES: dict[str, str | None] = {"CPU": None, "GPU": "nvidia.com/gpu", "Ascend": "huawei.com/Ascend910"}
 """Extended resource that a pod asks for, by device target; other device plugins: set `device_resource`."""
@@ -35,62 +20,35 @@ DEVICE_RESOURCES: dict[str, str | None] = {"CPU": None, "GPU": "nvidia.com/gpu",
 _REQUIRED: Any = object()
 
 
-def _is_mount(path: str) -> bool:
-    return names.is_absolute_path(path.removesuffix(":ro"))
-
-
-def _is_secret_source(text: str) -> bool:
-    secret, colon, key = text.partition(":")
-    return bool(colon) and names.is_subdomain(secret) and names.is_secret_key(key)
-
-
-def _is_own_variable(name: str) -> bool:
-    return names.is_variable(name) and name not in names.RANK_VARIABLES
-
-
-def _is_log_dir(text: str) -> bool:
-    return names.is_absolute_path(text) and text.count("/") >= 2
-
-
-def _is_free_label(name: str) -> bool:
-    return names.is_qualified_name(name) and not name.startswith("app.kubernetes.io/")
-
-
 def _are_containers(items: list[Any]) -> bool:
-    known = [(item.get("name"), item.get("image")) for item in items if isinstance(item, dict)]
-    is_each = all(isinstance(name, str) and names.is_label(name) and isinstance(image, str) for name, image in known)
+    known = [(str(one.get("name")), one.get("image")) for one in items if isinstance(one, dict)]
+    is_each = all(names.fits(names.LABEL, name) and isinstance(image, str) for name, image in known)
     return is_each and len({name for name, _ in known}) == len(items)
 
 
-def _is_long_option(name: str) -> bool:
-    return re.fullmatch(r"[a-z][a-z0-9-]*", name) is not None
-
-
-def _is_short_option(name: str) -> bool:
-    return re.fullmatch(r"[A-Za-z][a-z]{0,9}", name) is not None
-
-
-def _is_line(text: str) -> bool:
-    return text.isprintable() and is_process_text(text)
-
-
-def _is_resource(text: str) -> bool:
-    return "/" in text and names.is_qualified_name(text)
-
-
-_NAME = text(names.is_service_name, "a DNS label: at most 63 of a-z, 0-9 and -, first a letter, last no -")
-_SUBDOMAIN = text(names.is_subdomain, "a DNS name of a-z, 0-9, - and .")
-_LABELS = table(_is_free_label, names.is_label_value, "label keys with label values")
-_LINE = "names of options with what stands behind them, on one line; empty = no value"
-_LONG_OPTIONS = table(_is_long_option, _is_line, _LINE)
-_SHORT_OPTIONS = table(_is_short_option, _is_line, _LINE)
-_CONTAINERS = tree(list, "a YAML list of containers, each with a name of its own and an image", _are_containers)
-_RESOURCE = text(_is_resource, "DOMAIN/NAME")
+_NAME = text(names.SERVICE, "a DNS label: at most 63 of a-z, 0-9 and -, first a letter, last no -")
+_SUBDOMAIN = text(names.SUBDOMAIN, "a DNS name of a-z, 0-9, - and .")
+_RESOURCE = text(names.RESOURCE, "DOMAIN/NAME")
+_LABELS = table(names.FREE_LABEL, names.LABEL_VALUE, "label keys with label values")
+_ANNOTATIONS = table(names.QUALIFIED, names.PROCESS_TEXT, "annotation keys with texts")
+_CLAIMS = table(names.SUBDOMAIN, names.MOUNT, "names of PersistentVolumeClaims with an absolute path, or PATH:ro")
+_DEVICES = table(names.LABEL, names.SUBDOMAIN, "names with names of ResourceClaimTemplates")
 _OWN_VARIABLE = f"a variable name of A-Z, a-z, 0-9 and _, none of {', '.join(names.RANK_VARIABLES)}"
+_ENV = table(names.OWN_VARIABLE, names.PROCESS_TEXT, f"{_OWN_VARIABLE}, with a text in UTF-8 without NUL")
+_SECRET_ENV = table(names.OWN_VARIABLE, names.SECRET_SOURCE, f"{_OWN_VARIABLE}, with SECRET:KEY")
+_LINE = "names of options with what stands behind them, on one line; empty = no value"
+_LONG_OPTIONS = table(names.LONG_OPTION, names.LINE, _LINE)
+_SHORT_OPTIONS = table(names.SHORT_OPTION, names.LINE, _LINE)
+_VOLUMES = tree(dict, "a YAML mapping of absolute paths to volume sources, such as {/data: {nfs: {...}}}")
+_CONTAINERS = tree(list, "a YAML list of containers, each with a name of its own and an image", _are_containers)
+_PULL = choice("Always", "IfNotPresent", "Never")
+_LABEL_KEY = text(names.QUALIFIED, "a label key of nodes")
+_AMOUNTS = tree(dict, "a YAML mapping, such as {accelerators: H100:8, use_spot: true}")
+_LOG_DIR = text(names.NESTED_PATH, "an absolute path below another directory, such as /logs/log_output")
 
 
 def _asked(value_type: ValueType, meaning: str, default: Any = _REQUIRED) -> Any:
-    metadata = {"type": value_type, "meaning": meaning, "is_required": default is _REQUIRED}
+    metadata = {"value_type": value_type, "meaning": meaning, "is_required": default is _REQUIRED}
     if isinstance(default, dict | list):
         return field(default_factory=default.copy, metadata=metadata)
     empty: Any = () if value_type is ARGV else ""
@@ -102,116 +60,62 @@ class JobSpec:
     """One job. Every kind takes the fields that it has a place for; None and empty = left out."""
 
     name: str = _asked(_NAME, "name of the job; pods and the Service are named after it")
-    image: str = _asked(text(names.is_image, "an image reference"), "image with Python, msrun and the script")
+    image: str = _asked(text(names.IMAGE, "an image reference"), "image with Python, msrun and the script")
     script: tuple[str, ...] = _asked(ARGV, "what msrun starts: [OPTIONS] SCRIPT ARGS, given after --")
-    namespace: str | None = _asked(
-        text(names.is_label, "a DNS label"), "namespace; left out: that of kubectl", default=None
-    )
+    namespace: str | None = _asked(text(names.LABEL, "a DNS label"), "namespace; left out: that of kubectl", None)
     nodes: int = _asked(whole(1, 100_000), "number of hosts: pods, containers or nodes, one msrun each", 2)
-    min_nodes: int | None = _asked(
-        whole(1, 100_000), "hosts with which an elastic job may begin; left out: it waits for all", default=None
-    )
+    min_nodes: int | None = _asked(whole(1, 100_000), "hosts enough to begin an elastic job; left out: all", None)
     local_worker_num: int = _asked(whole(1, 1024), "workers on one host; with a device target also devices", 8)
     device_target: str = _asked(choice(*DEVICE_RESOURCES), "which device each worker gets", "CPU")
     device_resource: str | None = _asked(
         _RESOURCE,
-        "extended resource of the device plugin; left out: nvidia.com/gpu for GPU, huawei.com/Ascend910 for Ascend",
-        default=None,
+        "extended resource of a device; left out: nvidia.com/gpu for GPU, huawei.com/Ascend910 for Ascend",
+        None,
     )
-    rdma: str | None = _asked(
-        _RESOURCE, "extended resource of the RDMA plugin, one for each pod, with IPC_LOCK", default=None
-    )
+    rdma: str | None = _asked(_RESOURCE, "extended resource of the RDMA plugin, one for each pod, with IPC_LOCK", None)
     cpu: str = _asked(AMOUNT, "cores of one host, request and limit", "8")
     memory: str = _asked(AMOUNT, "memory of one host, request and limit; /dev/shm counts against it", "32Gi")
     shm_size: str = _asked(AMOUNT, "limit of the memory volume at /dev/shm", "8Gi")
     master_port: int = _asked(whole(1024, 65535), "rendezvous port of the host with node rank 0", 8118)
     cluster_time_out: int = _asked(whole(1), "seconds that msrun waits for all hosts to register", 600)
     log_dir: str | None = _asked(
-        text(_is_log_dir, "an absolute path below another directory, such as /logs/log_output"),
+        _LOG_DIR,
         "log directory; its parent is a volume of the pod unless it lies on a claim or volume; left out: "
         "/logs/log_output in containers, log_output elsewhere",
-        default=None,
+        None,
     )
-    rank_table: bool = _asked(
-        FLAG, "ConfigMap in which the operator writes the rank table; msrun waits for it", default=False
-    )
+    rank_table: bool = _asked(FLAG, "ConfigMap with the operator's rank table, which msrun waits for", default=False)
     max_restarts: int = _asked(whole(0, 1000), "how often the whole job starts again after a failure", 0)
     restart_on: tuple[int, ...] = _asked(
         STATUSES, "start again after these exit statuses or signals of the first failed worker alone", ()
     )
     no_restart_on: tuple[int, ...] = _asked(STATUSES, "never start again after these", ())
     spares: int = _asked(whole(0, 100_000), "hosts beyond nodes that wait; each takes the place of a lost one", 0)
-    deadline_s: int | None = _asked(whole(1), "seconds after which the job is ended; left out: never", default=None)
+    deadline_s: int | None = _asked(whole(1), "seconds after which the job is ended; left out: never", None)
     grace_s: int = _asked(whole(2), "seconds between SIGTERM and SIGKILL: time to save a checkpoint", 120)
     ttl_s: int = _asked(whole(60), "seconds that the finished job, and so its logs, stay", 86400)
-    queue: str | None = _asked(
-        _SUBDOMAIN, "queue: Kueue LocalQueue, queue of Volcano, or partition of Slurm", default=None
-    )
-    priority: str | None = _asked(_SUBDOMAIN, "priority class of the pods, or QOS of Slurm", default=None)
+    queue: str | None = _asked(_SUBDOMAIN, "queue: Kueue LocalQueue, queue of Volcano, or partition of Slurm", None)
+    priority: str | None = _asked(_SUBDOMAIN, "priority class of the pods, or QOS of Slurm", None)
     network_policy: bool = _asked(FLAG, "only pods of this job may connect to its pods", default=True)
     user_id: int = _asked(whole(1), "user and group of the process; 0 (root) is not possible", 1000)
-    service_account: str | None = _asked(
-        _SUBDOMAIN, "service account of the pods; its token is not mounted", default=None
-    )
-    pull_secret: str | None = _asked(_SUBDOMAIN, "Secret with which to pull the image", default=None)
-    pull_policy: str | None = _asked(
-        choice("Always", "IfNotPresent", "Never"),
-        "when the image is pulled; left out: as Kubernetes has it",
-        default=None,
-    )
-    labels: dict[str, str] = _asked(_LABELS, "labels of the job and of its pods: --set labels.KEY=VALUE", {})
-    annotations: dict[str, str] = _asked(
-        table(names.is_qualified_name, is_process_text, "annotation keys with texts"),
-        "annotations of the pods, such as networks of Multus: --set annotations.KEY=VALUE",
-        {},
-    )
-    node_selector: dict[str, str] = _asked(
-        _LABELS,
-        "labels that a node must have: --set node_selector.KEY=VALUE",
-        {},
-    )
+    service_account: str | None = _asked(_SUBDOMAIN, "service account of the pods; its token is not mounted", None)
+    pull_secret: str | None = _asked(_SUBDOMAIN, "Secret with which to pull the image", None)
+    pull_policy: str | None = _asked(_PULL, "when the image is pulled; left out: as Kubernetes has it", None)
+    labels: dict[str, str] = _asked(_LABELS, "labels of the job and of its pods", {})
+    annotations: dict[str, str] = _asked(_ANNOTATIONS, "annotations of the pods, such as networks of Multus", {})
+    node_selector: dict[str, str] = _asked(_LABELS, "labels that a node must have", {})
     tolerations: list[Any] = _asked(tree(list, "a YAML list of tolerations"), "taints of nodes that are accepted", [])
     affinity: dict[str, Any] = _asked(tree(dict, "a YAML mapping as in a pod's affinity"), "affinity of the pods", {})
-    topology: str | None = _asked(
-        text(names.is_qualified_name, "a label key of nodes"),
-        "label of nodes, such as that of a rack: all pods run where it has one value",
-        default=None,
-    )
-    env: dict[str, str] = _asked(
-        table(_is_own_variable, is_process_text, f"{_OWN_VARIABLE}, with a text in UTF-8 without NUL"),
-        "environment, literally: --set env.NAME=VALUE",
-        {},
-    )
-    secret_env: dict[str, str] = _asked(
-        table(_is_own_variable, _is_secret_source, f"{_OWN_VARIABLE}, with SECRET:KEY"),
-        "environment from a Secret: --set secret_env.NAME=SECRET:KEY",
-        {},
-    )
-    claims: dict[str, str] = _asked(
-        table(names.is_subdomain, _is_mount, "names of PersistentVolumeClaims with an absolute path, :ro at its end"),
-        "volumes that exist already, for data and checkpoints: --set claims.CLAIM=/PATH or /PATH:ro",
-        {},
-    )
-    volumes: dict[str, Any] = _asked(
-        tree(dict, "a YAML mapping of absolute paths to volume sources, such as {/data: {nfs: {...}}}"),
-        "other volumes: paths with what a pod's volume says, but for its name",
-        {},
-    )
-    resource_claims: dict[str, str] = _asked(
-        table(names.is_label, names.is_subdomain, "names with names of ResourceClaimTemplates"),
-        "devices by dynamic resource allocation, not by device_resource: --set resource_claims.NAME=TEMPLATE",
-        {},
-    )
+    topology: str | None = _asked(_LABEL_KEY, "label, as of a rack, that is equal on the nodes of all pods", None)
+    env: dict[str, str] = _asked(_ENV, "environment, literally", {})
+    secret_env: dict[str, str] = _asked(_SECRET_ENV, "environment from Secrets", {})
+    claims: dict[str, str] = _asked(_CLAIMS, "volumes that exist already, for data and checkpoints", {})
+    volumes: dict[str, Any] = _asked(_VOLUMES, "other volumes, as a pod has them, but for their names", {})
+    resource_claims: dict[str, str] = _asked(_DEVICES, "devices by dynamic resource allocation", {})
     init_containers: list[Any] = _asked(_CONTAINERS, "containers that end before msrun starts", [])
     sidecars: list[Any] = _asked(_CONTAINERS, "containers that run beside msrun and end with it (Kubernetes 1.29)", [])
-    runtime: str | None = _asked(
-        _SUBDOMAIN, "ClusterTrainingRuntime of the cluster; left out: the job brings a runtime of its own", default=None
-    )
-    resources: dict[str, Any] = _asked(
-        tree(dict, "a YAML mapping"),
-        "resources as SkyPilot has them, such as {accelerators: H100:8, use_spot: true}",
-        {},
-    )
+    runtime: str | None = _asked(_SUBDOMAIN, "ClusterTrainingRuntime; left out: the job brings one of its own", None)
+    resources: dict[str, Any] = _asked(_AMOUNTS, "resources as SkyPilot has them", {})
     requeue: bool = _asked(
         FLAG,
         "the scheduler runs the job again after a preemption, a lost node or, with Slurm, "
@@ -235,31 +139,18 @@ class Setting:
     default: Any
 
     def read(self, given: Any) -> Any:
-        """The checked value.
-
-        Raises:
-            BadValue: `given` breaks the constraint.
-        """
+        """The checked value; raises BadValue when `given` breaks the constraint."""
         if self.default is None and given in (None, ""):
             return None
         try:
             return self.value_type.read(given)
-        except ValueError as error:
-            exact = str(error) if self.value_type.type_name == "table" else ""
-            raise BadValue(self.name, given, exact or self.value_type.constraint) from None
+        except ValueError:
+            remedy = f"write --set {self.name}.KEY=VALUE" if self.value_type.type_name == "table" else ""
+            raise BadValue(self.name, given, self.value_type.constraint, remedy) from None
 
 
 @cache
 def settings_of_spec() -> Mapping[str, Setting]:
     """All fields of JobSpec by name, in order."""
     blank = JobSpec()
-    return {
-        one.name: Setting(
-            one.name,
-            one.metadata["type"],
-            one.metadata["meaning"],
-            one.metadata["is_required"],
-            getattr(blank, one.name),
-        )
-        for one in fields(JobSpec)
-    }
+    return {one.name: Setting(one.name, default=getattr(blank, one.name), **one.metadata) for one in fields(JobSpec)}

@@ -1,17 +1,13 @@
 """The kinds that a job can be rendered for: one module builds each."""
 
-from __future__ import annotations
-
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from launch_templates.errors import UnknownName
 from launch_templates.kinds import (
     ascendjob,
-    batch,
     compose,
     indexed_job,
     jobset,
@@ -19,14 +15,14 @@ from launch_templates.kinds import (
     mpijob,
     pytorchjob,
     rayjob,
-    run,
+    scripts,
     trainjob,
     volcano,
 )
-from launch_templates.spec import JobSpec, Setting, settings_of_spec
+from launch_templates.spec import JobSpec, settings_of_spec
 
 
-@dataclass(frozen=True)
+@dataclass
 class Kind:
     """One kind of job."""
 
@@ -40,68 +36,61 @@ class Kind:
     """Whether its objects are those of Kubernetes."""
     device_targets: tuple[str, ...] = ("CPU", "GPU", "Ascend")
 
-    @property
-    def name(self) -> str:
-        return self.comment.partition(": ")[0]
-
-    @property
-    def summary(self) -> str:
-        """What it is, in one line."""
-        return self.comment.partition("\n")[0].partition(": ")[2]
-
-    @property
-    def settings(self) -> tuple[Setting, ...]:
+    def __post_init__(self) -> None:
+        self.name, _, self.summary = self.comment.partition("\n")[0].partition(": ")
+        self.settings = tuple(one for name, one in settings_of_spec().items() if name in self.takes)
         """What can be set, in the order of JobSpec."""
-        return tuple(one for name, one in settings_of_spec().items() if name in self.takes)
-
-
-_ANY_BUT_ASCEND = ("CPU", "GPU")
 
 
 def _module(module: Any, **more: Any) -> Kind:
     return Kind(inspect.cleandoc(module.__doc__), module.TAKES, module.build, **more)
 
 
-def _script(comment: str, takes: tuple[str, ...], build: Callable[[JobSpec], Any], *targets: str) -> Kind:
-    return Kind(comment, takes, build, is_manifest=False, device_targets=targets or Kind.device_targets)
+def _function(build: Callable[[JobSpec], Any], takes: Iterable[str], **more: Any) -> Kind:
+    return Kind(inspect.getdoc(build) or "", tuple(takes), build, **more)
 
 
+_NO_ASCEND: dict[str, Any] = {"is_manifest": False, "device_targets": ("CPU", "GPU")}
 _KINDS = (
     *map(_module, (indexed_job, jobset, leaderworkerset, mpijob, pytorchjob, rayjob, volcano)),
-    Kind(trainjob.JOB, trainjob.JOB_TAKES, trainjob.build_job),
-    Kind(trainjob.RUNTIME, trainjob.RUNTIME_TAKES, trainjob.build_runtime),
+    _function(trainjob.build_job, trainjob.JOB_TAKES),
+    _function(trainjob.build_runtime, trainjob.RUNTIME_TAKES),
     _module(ascendjob, device_targets=("Ascend",)),
-    _module(compose, is_manifest=False, device_targets=_ANY_BUT_ASCEND),
-    _script(run.RUN, run.RUN_TAKES, run.write_run),
-    _script(run.CLUSTER, run.CLUSTER_TAKES, run.write_run_cluster),
-    _script(run.SKYPILOT, run.SKYPILOT_TAKES, run.build_skypilot, *_ANY_BUT_ASCEND),
-    _script(batch.SLURM, batch.SLURM_TAKES, batch.write_slurm, *_ANY_BUT_ASCEND),
-    _script(batch.PBS, batch.PBS_TAKES, batch.write_pbs, *_ANY_BUT_ASCEND),
-    _script(batch.LSF, batch.LSF_TAKES, batch.write_lsf, *_ANY_BUT_ASCEND),
+    _module(compose, **_NO_ASCEND),
+    _function(scripts.write_run, scripts.BY_MSRUN, is_manifest=False),
+    _function(scripts.write_run_cluster, scripts.CLUSTER_TAKES, is_manifest=False),
+    _function(scripts.build_skypilot, scripts.SKYPILOT_TAKES, **_NO_ASCEND),
+    _function(scripts.write_slurm, (*scripts.BATCH_TAKES, "priority", "sbatch", "srun"), **_NO_ASCEND),
+    _function(scripts.write_pbs, (*scripts.BATCH_TAKES, "qsub"), **_NO_ASCEND),
+    _function(scripts.write_lsf, (*scripts.BATCH_TAKES, "bsub"), **_NO_ASCEND),
 )
+_BY_NAME = {kind.name: kind for kind in sorted(_KINDS, key=lambda kind: kind.name)}
 
-
-@cache
-def _by_name() -> dict[str, Kind]:
-    return {kind.name: kind for kind in sorted(_KINDS, key=lambda kind: kind.name)}
+_OPERATOR = "its operator ends the job with the first pod that fails"
+NO_SPARES = {
+    "ascendjob": _OPERATOR,
+    "pytorchjob": _OPERATOR,
+    "mpijob": "mpirun ends all hosts with the first that is lost",
+    "leaderworkerset": "any pod that ends starts the whole group again",
+    "rayjob": "its entrypoint ends with the first node that is lost",
+    "skypilot": "SkyPilot ends the task with the first machine that is lost",
+    "clustertrainingruntime": "spare pods are those of a TrainJob with a runtime of its own",
+}
+"""Why kinds have no spare hosts."""
 
 
 def list_kinds() -> list[str]:
     """Names of all kinds, sorted."""
-    return list(_by_name())
+    return list(_BY_NAME)
 
 
 def load_kind(name: str) -> Kind:
-    """The kind of that name.
-
-    Raises:
-        UnknownName: there is none.
-    """
-    if name not in _by_name():
-        raise UnknownName("kind", name, list_kinds())
-    return _by_name()[name]
+    """The kind of that name; raises UnknownName when there is none."""
+    if name not in _BY_NAME:
+        raise UnknownName("kind", name, _BY_NAME)
+    return _BY_NAME[name]
 
 
 def takers(name: str) -> Iterator[str]:
     """Kinds that take a field."""
-    return (kind.name for kind in _by_name().values() if name in kind.takes)
+    return (kind.name for kind in _BY_NAME.values() if name in kind.takes)

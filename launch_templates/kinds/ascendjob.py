@@ -10,7 +10,7 @@ A pod that fails fails the job. Single pods started anew cannot join a job whose
 volcano.
 """
 
-from __future__ import annotations
+from typing import Any
 
 from launch_templates import pod
 from launch_templates.kinds.pytorchjob import roles, run_policy
@@ -23,33 +23,21 @@ TAKES = (*(name for name in pod.POD_FIELDS if name not in ("sidecars", "resource
 def build(spec: JobSpec) -> list[pod.Body]:
     """Return the ConfigMap of the rank table, the Service of the master, the NetworkPolicy and the AscendJob."""
     name = f"{spec.name}-rendezvous"
-    args = pod.pod_args(spec, master_addr=name, node_rank="$(RANK)")
+    args = pod.pod_args(spec, name, "$(RANK)")
+    names: dict[str, Any] = {"container": "ascend", "port_name": "ascendjob-port", "schedulerName": "volcano"}
+    labels = ({"app.kubernetes.io/component": component, **pod.ATLAS_LABEL} for component in ("master", "worker"))
     master, worker = (
-        pod.pod_template(
-            spec,
-            args,
-            container="ascend",
-            port_name="ascendjob-port",
-            env=pod.ascend_env(spec),
-            labels={"app.kubernetes.io/component": component, **pod.ATLAS_LABEL},
-            scheduler="volcano",
-            topology="affinity",
-        )
-        for component in ("master", "worker")
+        pod.pod_template(spec, args, env=pod.ascend_env(spec), labels=one, topology="affinity", **names)
+        for one in labels
     )
     selector = {"app.kubernetes.io/instance": spec.name, "app.kubernetes.io/component": "master"}
+    scheduling = {"minAvailable": spec.nodes, "queue": spec.queue or "default"}
     body = {
-        "apiVersion": "mindxdl.gitee.com/v1",
-        "kind": "AscendJob",
-        "metadata": pod.metadata(spec, labels={"framework": "pytorch", **pod.ATLAS_LABEL}),
-        "spec": {
-            "schedulerName": "volcano",
-            "runPolicy": {
-                **run_policy(spec),
-                "schedulingPolicy": {"minAvailable": spec.nodes, "queue": spec.queue or "default"},
-            },
-            "successPolicy": "AllWorkers",
-            "replicaSpecs": roles(spec, master, worker),
-        },
+        "schedulerName": "volcano",
+        "runPolicy": {**run_policy(spec), "schedulingPolicy": scheduling},
+        "successPolicy": "AllWorkers",
+        "replicaSpecs": roles(spec, master, worker),
     }
-    return [*pod.rank_table_map(spec), pod.headless_service(spec, name, selector), *pod.network_policy(spec), body]
+    framework = {"framework": "pytorch", **pod.ATLAS_LABEL}
+    job = pod.own_object(spec, "mindxdl.gitee.com/v1", "AscendJob", body, labels=framework)
+    return [*pod.rank_table_map(spec), pod.headless_service(spec, name, selector), *pod.network_policy(spec), job]

@@ -4,12 +4,10 @@ Ranks: container nodeI has node rank I; node0 is the master, known by its name o
 msrun restarts workers itself. Volumes of claims must exist: docker volume create CLAIM.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
-from launch_templates.kinds.run import BY_MSRUN, restart_options
-from launch_templates.pod import log_dir, log_mount, msrun_options
+from launch_templates.kinds.scripts import BY_MSRUN
+from launch_templates.pod import in_container, log_mount, msrun_options
 from launch_templates.spec import JobSpec
 from launch_templates.values import parse_quantity
 
@@ -19,8 +17,12 @@ TAKES = (*BY_MSRUN, "name", "image", "nodes", "device_target", "cpu", "memory", 
 
 def build(spec: JobSpec) -> list[dict[str, Any]]:
     """Return the one document of the file."""
-    mount = log_mount(spec)
+    mount, memory = log_mount(spec), str(int(parse_quantity(spec.memory)))
     volumes = [f"{claim}:{path}" for claim, path in spec.claims.items()]
+    amounts: dict[str, Any] = {"limits": {"cpus": str(parse_quantity(spec.cpu)), "memory": memory}}
+    if spec.device_target == "GPU":
+        device = {"driver": "nvidia", "count": spec.local_worker_num, "capabilities": ["gpu"]}
+        amounts["reservations"] = {"devices": [device]}
     service: dict[str, Any] = {
         "image": spec.image,
         "user": f"{spec.user_id}:{spec.user_id}",
@@ -29,35 +31,22 @@ def build(spec: JobSpec) -> list[dict[str, Any]]:
         "restart": "no",
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges:true"],
-        "environment": {"PYTHONUNBUFFERED": "1", **{name: _literal(value) for name, value in spec.env.items()}},
+        # compose replaces $NAME and ${NAME}, and makes $ of $$
+        "environment": {
+            "PYTHONUNBUFFERED": "1",
+            **{name: value.replace("$", "$$") for name, value in spec.env.items()},
+        },
         **({"volumes": volumes} if volumes else {}),
         # mode 1777: the process is not root and makes its log directory there
         **({"tmpfs": [f"{mount}:mode=1777"]} if mount else {}),
-        "deploy": {"resources": _resources(spec)},
+        "deploy": {"resources": amounts},
     }
-    services = {f"node{rank}": {**service, **_node(spec, rank)} for rank in range(spec.nodes)}
+    services = {}
+    for rank in range(spec.nodes):
+        options = msrun_options(in_container(spec), "--master_addr=node0", f"--node_rank={rank}", restarts=True)
+        command = [word.replace("$", "$$") for word in ("msrun", *options, *spec.script)]
+        services[f"node{rank}"] = {**service, "hostname": f"node{rank}", "command": command}
     document: dict[str, Any] = {"name": spec.name, "services": services}
     if spec.claims:
         document["volumes"] = {claim: {"external": True} for claim in spec.claims}
     return [document]
-
-
-def _node(spec: JobSpec, rank: int) -> dict[str, Any]:
-    here = JobSpec(**{**vars(spec), "log_dir": log_dir(spec)})
-    options = msrun_options(here, master_addr="node0", node_rank=str(rank))
-    words = ["msrun", *options, *restart_options(spec), *spec.script]
-    return {"hostname": f"node{rank}", "command": [_literal(word) for word in words]}
-
-
-def _resources(spec: JobSpec) -> dict[str, Any]:
-    memory = str(int(parse_quantity(spec.memory)))
-    found: dict[str, Any] = {"limits": {"cpus": str(parse_quantity(spec.cpu)), "memory": memory}}
-    if spec.device_target == "GPU":
-        device = {"driver": "nvidia", "count": spec.local_worker_num, "capabilities": ["gpu"]}
-        found["reservations"] = {"devices": [device]}
-    return found
-
-
-def _literal(text: str) -> str:
-    """Text that compose turns back: it replaces `$NAME` and `${NAME}`, and makes `$` of `$$`."""
-    return text.replace("$", "$$")

@@ -5,8 +5,6 @@ Restarts: a pod that ends, also with success, starts the whole group again, as o
 trains has to continue from its checkpoint, and to stay when it is done. For jobs with an end use jobset.
 """
 
-from __future__ import annotations
-
 from launch_templates import pod
 from launch_templates.spec import JobSpec
 
@@ -15,16 +13,12 @@ TAKES = tuple(name for name in pod.POD_FIELDS if name != "ttl_s")
 
 def build(spec: JobSpec) -> list[pod.Body]:
     """Return the NetworkPolicy and the LeaderWorkerSet."""
-    args = pod.pod_args(spec, master_addr=f"{spec.name}-0.{spec.name}", node_rank="$(LWS_WORKER_INDEX)")
+    args = pod.pod_args(spec, f"{spec.name}-0.{spec.name}", "$(LWS_WORKER_INDEX)")
     group = {
         "size": spec.nodes,
         "restartPolicy": "RecreateGroupOnPodRestart",
-        "workerTemplate": pod.pod_template(spec, args, restart_policy="Always"),
+        "workerTemplate": pod.pod_template(spec, args, restartPolicy="Always"),
     }
-    body = {
-        "apiVersion": "leaderworkerset.x-k8s.io/v1",
-        "kind": "LeaderWorkerSet",
-        "metadata": pod.metadata(spec, labels=pod.kueue_label(spec)),
-        "spec": {"replicas": 1, "startupPolicy": "LeaderCreated", "leaderWorkerTemplate": group},
-    }
-    return [*pod.network_policy(spec), body]
+    body = {"replicas": 1, "startupPolicy": "LeaderCreated", "leaderWorkerTemplate": group}
+    api, labels = "leaderworkerset.x-k8s.io/v1", pod.kueue_label(spec)
+    return [*pod.network_policy(spec), pod.own_object(spec, api, "LeaderWorkerSet", body, labels=labels)]

@@ -7,8 +7,6 @@ Variables of env and secret_env are set in the launcher, and mpirun hands them t
 A pod that fails fails the job: mpirun ends, and the launcher is not started again.
 """
 
-from __future__ import annotations
-
 from launch_templates import pod
 from launch_templates.kinds.pytorchjob import role, run_policy
 from launch_templates.spec import JobSpec
@@ -22,7 +20,7 @@ def build(spec: JobSpec) -> list[pod.Body]:
     words = ["-np", str(spec.nodes), "--map-by", "ppr:1:node", "--bind-to", "none", *exported, "msrun"]
     launcher = pod.pod_template(
         spec,
-        [*words, *pod.pod_args(spec, master_addr=f"{spec.name}-worker-0.{spec.name}")],
+        [*words, *pod.pod_args(spec, f"{spec.name}-worker-0.{spec.name}")],
         container="mpi",
         command=["mpirun"],
         amounts={"cpu": "1", "memory": spec.memory},
@@ -30,16 +28,12 @@ def build(spec: JobSpec) -> list[pod.Body]:
     server = ["-De", "-f", "/home/mpiuser/.sshd_config"]
     worker = pod.pod_template(spec, server, container="mpi", command=["/usr/sbin/sshd"], env=[])
     body = {
-        "apiVersion": "kubeflow.org/v2beta1",
-        "kind": "MPIJob",
-        "metadata": pod.metadata(spec, labels=pod.kueue_label(spec)),
-        "spec": {
-            "slotsPerWorker": 1,
-            "mpiImplementation": "OpenMPI",
-            "sshAuthMountPath": "/home/mpiuser/.ssh",
-            "launcherCreationPolicy": "WaitForWorkersReady",
-            "runPolicy": run_policy(spec),
-            "mpiReplicaSpecs": {"Launcher": role(1, launcher), "Worker": role(spec.nodes, worker)},
-        },
+        "slotsPerWorker": 1,
+        "mpiImplementation": "OpenMPI",
+        "sshAuthMountPath": "/home/mpiuser/.ssh",
+        "launcherCreationPolicy": "WaitForWorkersReady",
+        "runPolicy": run_policy(spec),
+        "mpiReplicaSpecs": {"Launcher": role(1, launcher), "Worker": role(spec.nodes, worker)},
     }
-    return [*pod.network_policy(spec), body]
+    job = pod.own_object(spec, "kubeflow.org/v2beta1", "MPIJob", body, labels=pod.kueue_label(spec))
+    return [*pod.network_policy(spec), job]

@@ -10,8 +10,6 @@ With min_nodes the job is elastic: it has workers alone, msrun of worker 0 is kn
 with min_nodes or more hosts when no others have come for 30 s. Then their number stays.
 """
 
-from __future__ import annotations
-
 from launch_templates import pod
 from launch_templates.spec import JobSpec
 
@@ -20,7 +18,7 @@ TAKES = (*pod.POD_FIELDS, "deadline_s", "min_nodes")
 
 def build(spec: JobSpec) -> list[pod.Body]:
     """Return the NetworkPolicy and the PyTorchJob."""
-    args = pod.pod_args(spec, master_addr=f"{spec.name}-master-0", node_rank="$(PET_NODE_RANK)")
+    args = pod.pod_args(spec, f"{spec.name}-master-0", "$(PET_NODE_RANK)")
     elastic = {}
     if spec.min_nodes:  # msrun finds hosts and master in the operator's PET_NNODES=MIN:MAX and PET_RDZV_ENDPOINT
         args = [word for word in args if not word.startswith(("--worker_num", "--master", "--node_rank"))]
@@ -28,27 +26,19 @@ def build(spec: JobSpec) -> list[pod.Body]:
         elastic = {"minReplicas": spec.min_nodes, "maxReplicas": spec.nodes, **port}
     # the operator itself sets PYTHONUNBUFFERED
     template = pod.pod_template(spec, args, container="pytorch", port_name="pytorchjob-port", env=pod.user_env(spec))
-    body = {
-        "apiVersion": "kubeflow.org/v1",
-        "kind": "PyTorchJob",
-        "metadata": pod.metadata(spec, labels=pod.kueue_label(spec)),
-        "spec": pod.lean(
-            elasticPolicy=elastic,
-            runPolicy=run_policy(spec),
-            pytorchReplicaSpecs={"Worker": role(spec.nodes, template)} if elastic else roles(spec, template, template),
-        ),
-    }
-    return [*pod.network_policy(spec), body]
+    body = pod.lean(
+        elasticPolicy=elastic,
+        runPolicy=run_policy(spec),
+        pytorchReplicaSpecs={"Worker": role(spec.nodes, template)} if elastic else roles(spec, template, template),
+    )
+    job = pod.own_object(spec, "kubeflow.org/v1", "PyTorchJob", body, labels=pod.kueue_label(spec))
+    return [*pod.network_policy(spec), job]
 
 
 def run_policy(spec: JobSpec) -> pod.Body:
     """Return the policy of operators of Kubeflow's kind: one failed pod ends the job, and the others with it."""
-    return pod.lean(
-        cleanPodPolicy="Running",
-        backoffLimit=0,
-        activeDeadlineSeconds=spec.deadline_s,
-        ttlSecondsAfterFinished=spec.ttl_s,
-    )
+    limits = {"activeDeadlineSeconds": spec.deadline_s, "ttlSecondsAfterFinished": spec.ttl_s}
+    return pod.lean(cleanPodPolicy="Running", backoffLimit=0, **limits)
 
 
 def role(replicas: int, template: pod.Body) -> pod.Body:
@@ -58,5 +48,4 @@ def role(replicas: int, template: pod.Body) -> pod.Body:
 
 def roles(spec: JobSpec, master: pod.Body, worker: pod.Body) -> pod.Body:
     """Return one master, and workers for the other nodes."""
-    workers = {"Worker": role(spec.nodes - 1, worker)} if spec.nodes > 1 else {}
-    return {"Master": role(1, master), **workers}
+    return {"Master": role(1, master), **({"Worker": role(spec.nodes - 1, worker)} if spec.nodes > 1 else {})}

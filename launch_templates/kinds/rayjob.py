@@ -6,8 +6,6 @@ script. The head has no workers. Ray's own submission passes the words of the sc
 Restarts: a failed job starts again on a new cluster, max_restarts times.
 """
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 import sys
@@ -26,10 +24,8 @@ TAKES = (*(name for name in pod.POD_FIELDS if name != "network_policy"), "max_re
 def build(spec: JobSpec) -> list[pod.Body]:
     """Return the RayJob."""
     gpus = spec.local_worker_num if spec.device_target == "GPU" else 0
-    here = JobSpec(**{**vars(spec), "log_dir": pod.log_dir(spec)})
-    options = [word for word in pod.msrun_options(here, master_addr="") if not word.startswith("--master_addr")]
     start = ["python", "-m", "launch_templates.kinds.rayjob", str(spec.nodes), str(ceil(parse_quantity(spec.cpu)))]
-    words = [*start, str(gpus), *options, *spec.script]
+    words = [*start, str(gpus), *pod.msrun_options(pod.in_container(spec)), *spec.script]
     head = pod.pod_template(spec, [], container="ray-head", command=[], amounts={"cpu": "1", "memory": spec.memory})
     worker = pod.pod_template(spec, [], container="ray-worker", command=[])
     counts = dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), spec.nodes)
@@ -37,20 +33,15 @@ def build(spec: JobSpec) -> list[pod.Body]:
         "headGroupSpec": {"rayStartParams": {"num-cpus": "0"}, "template": head},
         "workerGroupSpecs": [{"groupName": "node", **counts, "rayStartParams": {}, "template": worker}],
     }
-    body = {
-        "apiVersion": "ray.io/v1",
-        "kind": "RayJob",
-        "metadata": pod.metadata(spec, labels=pod.kueue_label(spec)),
-        "spec": pod.lean(
-            entrypoint=escape_references(shlex.join(words)),
-            backoffLimit=spec.max_restarts,
-            shutdownAfterJobFinishes=True,
-            ttlSecondsAfterFinished=spec.ttl_s,
-            activeDeadlineSeconds=spec.deadline_s,
-            rayClusterSpec=cluster,
-        ),
-    }
-    return [body]
+    body = pod.lean(
+        entrypoint=escape_references(shlex.join(words)),
+        backoffLimit=spec.max_restarts,
+        shutdownAfterJobFinishes=True,
+        ttlSecondsAfterFinished=spec.ttl_s,
+        activeDeadlineSeconds=spec.deadline_s,
+        rayClusterSpec=cluster,
+    )
+    return [pod.own_object(spec, "ray.io/v1", "RayJob", body, labels=pod.kueue_label(spec))]
 
 
 def main(words: Sequence[str]) -> int:
@@ -64,23 +55,22 @@ def main(words: Sequence[str]) -> int:
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     nodes, cpus, gpus = map(int, words[:3])
+
+    def start(node_rank: int, master_addr: str) -> int | str:
+        """Start msrun here; without the address of the first node return that of this one."""
+        if not master_addr:
+            return str(ray.util.get_node_ip_address())
+        place = [f"--node_rank={node_rank}", f"--master_addr={master_addr}"]
+        return subprocess.run(["msrun", *place, *words[3:]], check=False).returncode
+
     ray.init()
     group = placement_group([{"CPU": cpus, **({"GPU": gpus} if gpus else {})}] * nodes, strategy="STRICT_SPREAD")
     ray.get(group.ready())
-
-    class Host:
-        def address(self) -> str:
-            return str(ray.util.get_node_ip_address())
-
-        def run(self, node_rank: int, master_addr: str) -> int:
-            place = [f"--node_rank={node_rank}", f"--master_addr={master_addr}"]
-            return subprocess.run(["msrun", *place, *words[3:]], check=False).returncode
-
-    actor = ray.remote(num_cpus=cpus, num_gpus=gpus)(Host)
+    task = ray.remote(num_cpus=cpus, num_gpus=gpus)(start)
     places = [PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank) for rank in range(nodes)]
-    hosts = [actor.options(scheduling_strategy=place).remote() for place in places]
-    master_addr = ray.get(hosts[0].address.remote())
-    statuses = ray.get([host.run.remote(rank, master_addr) for rank, host in enumerate(hosts)])
+    hosts = [task.options(scheduling_strategy=place) for place in places]
+    master_addr = ray.get(hosts[0].remote(0, ""))
+    statuses = ray.get([host.remote(rank, master_addr) for rank, host in enumerate(hosts)])
     return next((status for status in statuses if status), 0)
 
 

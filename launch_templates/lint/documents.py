@@ -4,71 +4,17 @@ How many pods of which template a job has, how they are called, where their inde
 naming rules are those of the kind's controller, written at its reader.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from launch_templates.errors import BadFile
-from launch_templates.msrun_options import Invocation, read_invocation
+from launch_templates.msrun_options import read_invocation
 from ranktable.bounded_text import TextError, load_yaml_documents
 
-
-@dataclass(frozen=True)
-class Document:
-    """One Kubernetes object."""
-
-    source: str
-    """File it comes from."""
-    body: dict[str, Any]
-
-    @property
-    def group(self) -> str:
-        """API group; empty for the core group."""
-        return text(self.body, "apiVersion").rpartition("/")[0]
-
-    @property
-    def kind(self) -> str:
-        return text(self.body, "kind")
-
-    @property
-    def name(self) -> str:
-        return text(self.body, "metadata", "name")
-
-    @property
-    def namespace(self) -> str:
-        """Namespace; empty = that of kubectl."""
-        return text(self.body, "metadata", "namespace")
-
-    @property
-    def label(self) -> str:
-        """Kind/name, as kubectl writes it."""
-        return f"{self.kind or '?'}/{self.name or '?'}"
-
-
-def read_documents(content: str, source: str) -> list[Document]:
-    """All Kubernetes objects in a YAML text; the items of a List count one by one.
-
-    Raises:
-        BadFile: the text is not YAML, or one of its documents is no mapping.
-    """
-    try:
-        bodies = [body for body in load_yaml_documents(content) if body is not None]
-    except TextError as error:
-        raise BadFile(source, f"{error.place}{error.problem}", error.remedy) from None
-    return [document for body in bodies for document in _unfold(body, source)]
-
-
-def _unfold(body: Any, source: str) -> Iterator[Document]:
-    if not isinstance(body, dict):
-        raise BadFile(source, f"a document is {type(body).__name__}, not a mapping", "give Kubernetes manifests")
-    if body.get("kind") == "List":
-        for item in sequence(body, "items"):
-            yield from _unfold(item, source)
-    else:
-        yield Document(source, body)
+Body = dict[str, Any]
+_T = TypeVar("_T")
 
 
 def dig(node: Any, *path: str) -> Any:
@@ -80,22 +26,18 @@ def dig(node: Any, *path: str) -> Any:
     return node
 
 
-def mapping(node: Any, *path: str) -> dict[str, Any]:
-    """Mapping at a path; empty when there is none."""
-    found = dig(node, *path)
-    return found if isinstance(found, dict) else {}
+def _reader_of(kind: type[_T]) -> Callable[..., _T]:
+    def read(node: Any, *path: str) -> _T:
+        found = dig(node, *path)
+        return found if isinstance(found, kind) else kind()
+
+    return read
 
 
-def sequence(node: Any, *path: str) -> list[Any]:
-    """List at a path; empty when there is none."""
-    found = dig(node, *path)
-    return found if isinstance(found, list) else []
-
-
-def text(node: Any, *path: str) -> str:
-    """Text at a path; empty when there is none."""
-    found = dig(node, *path)
-    return found if isinstance(found, str) else ""
+mapping: Callable[..., Body] = _reader_of(dict)
+sequence: Callable[..., list[Any]] = _reader_of(list)
+text = _reader_of(str)
+"""What stands at a path of keys below a node; an empty one where there is nothing of this type."""
 
 
 def number(node: Any, *path: str) -> int | None:
@@ -104,52 +46,80 @@ def number(node: Any, *path: str) -> int | None:
     return found if type(found) is int else None
 
 
-@dataclass(frozen=True)
-class Container:
-    """One container and where it stands in the document."""
-
-    path: str
-    body: dict[str, Any]
-    is_init: bool = False
+def mappings(node: Any, *path: str) -> list[Body]:
+    """The mappings of a list at a path."""
+    return [item for item in sequence(node, *path) if isinstance(item, dict)]
 
 
-@dataclass(frozen=True)
+class Document:
+    """One Kubernetes object."""
+
+    def __init__(self, source: str, body: Body) -> None:
+        self.source, self.body = source, body
+        """File it comes from, and what stands there."""
+        self.spec = mapping(body, "spec")
+        self.group = text(body, "apiVersion").rpartition("/")[0]
+        """API group; empty for the core group."""
+        self.kind, self.name = text(body, "kind"), text(body, "metadata", "name")
+        self.namespace = text(body, "metadata", "namespace")
+        """Namespace; empty = that of kubectl."""
+        self.label = f"{self.kind or '?'}/{self.name or '?'}"
+        """Kind/name, as kubectl writes it."""
+
+
+def read_documents(content: str, source: str) -> list[Document]:
+    """All Kubernetes objects in a YAML text, else BadFile; the items of a List count one by one."""
+    try:
+        bodies = [body for body in load_yaml_documents(content) if body is not None]
+    except TextError as error:
+        raise BadFile(source, f"{error.place}{error.problem}", error.remedy) from None
+    found = []
+    while bodies:
+        body = bodies.pop(0)
+        if not isinstance(body, dict):
+            raise BadFile(source, f"a document is {type(body).__name__}, not a mapping", "give Kubernetes manifests")
+        if body.get("kind") == "List":
+            bodies = [*sequence(body, "items"), *bodies]
+        else:
+            found.append(Document(source, body))
+    return found
+
+
+@dataclass
 class PodSet:
     """Pods of one template."""
 
     path: str
     """Path of the pod template in the document."""
-    template: dict[str, Any]
+    template: Body
     replicas: int | None
     """Number of pods; None when the manifest does not say it as an integer."""
     stem: str
     """Pod i is called STEM-i."""
     job_path: str = ""
     """Path of the batch/v1 Job spec around the template; empty when there is none."""
-    job_spec: dict[str, Any] | None = None
+    job_spec: Body | None = None
+    copies: int | None = 1
+    """Number of Jobs of a JobSet that are made of it; None when it is no integer."""
 
-    @property
-    def spec(self) -> dict[str, Any]:
-        return mapping(self.template, "spec")
-
-    @property
-    def containers(self) -> list[Container]:
-        """Init containers and containers, malformed ones left out."""
-        return [
-            Container(f"{self.path}.spec.{key}[{position}]", body, key == "initContainers")
-            for key in ("initContainers", "containers")
-            for position, body in enumerate(sequence(self.spec, key))
-            if isinstance(body, dict)
-        ]
-
-    @property
-    def call(self) -> tuple[Container, Invocation] | None:
+    def __post_init__(self) -> None:
+        self.spec = mapping(self.template, "spec")
+        self.containers, init_containers = (
+            [
+                (f"{self.path}.spec.{key}[{position}]", body)
+                for position, body in enumerate(sequence(self.spec, key))
+                if isinstance(body, dict)
+            ]
+            for key in ("containers", "initContainers")
+        )
+        """Paths and bodies; malformed ones are left out."""
+        self.all_containers = [*init_containers, *self.containers]
+        calls = [read_invocation(body, path) for path, body in self.containers]
+        self.call = next((call for call in calls if call is not None), None)
         """The msrun of its containers."""
-        found = ((one, read_invocation(one.body)) for one in self.containers if not one.is_init)
-        return next(((one, call) for one, call in found if call is not None), None)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Workload:
     """One training job of a known kind."""
 
@@ -168,83 +138,87 @@ class Workload:
     """Pods of the job that have no workers."""
     is_partial: bool = False
     """The pods are those of a runtime of the cluster, of which only the command is here."""
+    is_elastic: bool = False
+    """There may be fewer pods, and no master."""
+    plugin: dict[str, str] | None = None
+    """What Volcano's plugin pytorch is told: names of the tasks `master` and `worker`, and `port`."""
+    services: tuple[Document, ...] = ()
+    """The Services given that have the subdomain of a Job as name."""
 
-    @property
-    def num_pods(self) -> int | None:
-        """Pods with workers of the whole job; None when one count is unknown."""
+    def __post_init__(self) -> None:
+        self.name, self.spec = self.document.name, self.document.spec
         counts = [pod_set.replicas for pod_set in self.pod_sets]
-        return None if None in counts or not counts else sum(count for count in counts if count)
-
-    @property
-    def calls(self) -> list[tuple[PodSet, Container, Invocation]]:
+        self.num_pods = None if None in counts or not counts else sum(count or 0 for count in counts)
+        """Pods with workers of the whole job; None when one count is unknown."""
+        self.starters = self.pod_sets if self.starter is None else (self.starter,)
+        """The pods that start msrun."""
+        self.calls = [(one, one.call) for one in self.starters if one.call is not None]
         """Each msrun of the job."""
-        sets = self.pod_sets if self.starter is None else (self.starter,)
-        return [(one, *one.call) for one in sets if one.call is not None]
-
-    @property
-    def all_pod_sets(self) -> tuple[PodSet, ...]:
-        """Also those without workers."""
-        return (*([self.starter] if self.starter else []), *self.pod_sets, *self.others)
-
-    @property
-    def longest_pod_name(self) -> str:
-        """Host name of the pod with the longest one."""
+        self.all_pod_sets = (*(self.starters if self.starter else ()), *self.pod_sets, *self.others)
         names = [f"{pod_set.stem}-{max((pod_set.replicas or 1) - 1, 0)}" for pod_set in self.all_pod_sets]
-        return max(names, key=len, default=self.document.name)
+        self.longest_pod_name = max(names, key=len, default=self.name)
+        """Host name of the pod with the longest one."""
 
 
 def read_workloads(documents: Iterable[Document]) -> list[Workload]:
     """The training jobs among the documents; documents of other kinds are passed over."""
     known = list(documents)
-    return [
-        _READERS[document.group, document.kind](document, known)
-        for document in known
-        if (document.group, document.kind) in _READERS
-    ]
+    readers = [(document, _READERS.get((document.group, document.kind))) for document in known]
+    return [reader(document, known) for document, reader in readers if reader]
 
 
-def _split(pod_sets: Iterable[PodSet]) -> tuple[tuple[PodSet, ...], tuple[PodSet, ...]]:
+def _split(pod_sets: Sequence[PodSet]) -> tuple[tuple[PodSet, ...], tuple[PodSet, ...]]:
     """Pod sets that run msrun, and the others; all are taken to have workers where none runs it."""
-    found = tuple(pod_sets)
-    own = tuple(one for one in found if one.call is not None)
-    return (own, tuple(one for one in found if one not in own)) if own else (found, ())
+    own = tuple(one for one in pod_sets if one.call is not None) or tuple(pod_sets)
+    return own, tuple(one for one in pod_sets if one not in own)
 
 
-def _read_job(document: Document, _documents: list[Document]) -> Workload:
+def _count(node: Any, key: str) -> int | None:
+    """Number of copies, of which there is one where it is left out; None when it is no integer."""
+    return number(node, key) if key in mapping(node) else 1
+
+
+def _replicated(document: Document, key: str) -> tuple[PodSet, ...]:
+    """Pods of the tasks in a list, or of the replica types in a mapping, which are called JOB-NAME-i."""
+    tasks = [(f"[{place}]", text(task, "name"), task) for place, task in enumerate(mappings(document.spec, key))]
+    types = [(f".{role}", str(role).lower(), one) for role, one in mapping(document.spec, key).items()]
+    found = []
+    for place, name, one in (*tasks, *types):
+        path, stem = f"spec.{key}{place}.template", f"{document.name}-{name}"
+        found.append(PodSet(path, mapping(one, "template"), _count(one, "replicas"), stem))
+    return tuple(found)
+
+
+def _read_job(document: Document, documents: list[Document]) -> Workload:
     """Pod i has the host name JOB-i and, with `subdomain`, the DNS name JOB-i.SUBDOMAIN."""
-    spec = mapping(document.body, "spec")
-    pod_set = _job_pod_set("spec", spec, document.name, 1)
+    pod_set = _job_pod_set("spec", document.spec, document.name, 1)
     subdomain = text(pod_set.spec, "subdomain")
+    place = ("", "Service", document.namespace, subdomain)
+    services = tuple(one for one in documents if (one.group, one.kind, one.namespace, one.name) == place)
     master = f"{document.name}-0.{subdomain}" if subdomain else ""
-    return Workload(document, "Job", (pod_set,), "JOB_COMPLETION_INDEX", master)
+    return Workload(document, "Job", (pod_set,), "JOB_COMPLETION_INDEX", master, services=services)
 
 
-def _job_pod_set(path: str, spec: dict[str, Any], name: str, num_jobs: int | None) -> PodSet:
-    pods = number(spec, "completions") if "completions" in spec else number(spec, "parallelism")
+def _job_pod_set(path: str, spec: Body, name: str, num_jobs: int | None) -> PodSet:
+    pods = number(spec, "completions" if "completions" in spec else "parallelism")
     replicas = None if pods is None or num_jobs is None else pods * num_jobs
-    return PodSet(f"{path}.template", mapping(spec, "template"), replicas, name, path, spec)
+    return PodSet(f"{path}.template", mapping(spec, "template"), replicas, name, path, spec, num_jobs)
 
 
 def _read_job_set(document: Document, _documents: list[Document]) -> Workload:
     """Pod i of job j of replicated job R is called SET-R-j-i; the subdomain is SET or network.subdomain."""
-    jobs = list(_mappings(document.body, "spec", "replicatedJobs"))
-    pod_sets, others = _split(_replicated_job(document, position, job) for position, job in enumerate(jobs))
-    subdomain = text(document.body, "spec", "network", "subdomain") or document.name
-    has_names = dig(document.body, "spec", "network", "enableDNSHostnames") is not False
+    found = []
+    for position, job in enumerate(mappings(document.spec, "replicatedJobs")):
+        copies = _count(job, "replicas")
+        stem = f"{document.name}-{text(job, 'name')}-{max((copies or 1) - 1, 0)}"
+        path = f"spec.replicatedJobs[{position}].template.spec"
+        found.append(_job_pod_set(path, mapping(job, "template", "spec"), stem, copies))
+    pod_sets, others = _split(found)
+    subdomain = text(document.spec, "network", "subdomain") or document.name
+    has_names = dig(document.spec, "network", "enableDNSHostnames") is not False
     stem = re.sub("[0-9]+$", "0", pod_sets[0].stem) if pod_sets else ""
     first = f"{stem}-0.{subdomain}" if stem and has_names else ""
     return Workload(document, "JobSet", pod_sets, "JOB_COMPLETION_INDEX", first, others=others)
-
-
-def _replicated_job(document: Document, position: int, job: dict[str, Any]) -> PodSet:
-    num_jobs = number(job, "replicas") if "replicas" in job else 1
-    stem = f"{document.name}-{text(job, 'name')}-{max((num_jobs or 1) - 1, 0)}"
-    path = f"spec.replicatedJobs[{position}].template.spec"
-    return _job_pod_set(path, mapping(job, "template", "spec"), stem, num_jobs)
-
-
-def _mappings(node: Any, *path: str) -> Iterator[dict[str, Any]]:
-    return (item for item in sequence(node, *path) if isinstance(item, dict))
 
 
 def _read_volcano_job(document: Document, _documents: list[Document]) -> Workload:
@@ -252,52 +226,26 @@ def _read_volcano_job(document: Document, _documents: list[Document]) -> Workloa
 
     The plugin pytorch numbers the pods of its two tasks, first the master's, in RANK.
     """
-    pod_sets = [
-        PodSet(
-            f"spec.tasks[{position}].template",
-            mapping(task, "template"),
-            number(task, "replicas") if "replicas" in task else 1,
-            f"{document.name}-{text(task, 'name')}",
-        )
-        for position, task in enumerate(_mappings(document.body, "spec", "tasks"))
-    ]
-    roles = pytorch_roles(document)
-    if roles:
-        stems = [f"{document.name}-{role}" for role in roles[:2]]
-        own = tuple(one for stem in stems for one in pod_sets if one.stem == stem)
-        others = tuple(one for one in pod_sets if one not in own)
-        return Workload(document, "VolcanoJob", own, "RANK", f"{stems[0]}-0.{document.name}", others=others)
+    pod_sets = _replicated(document, "tasks")
+    plugins = mapping(document.spec, "plugins")
     own, others = _split(pod_sets)
-    first = f"{own[0].stem}-0.{document.name}" if own else ""
-    return Workload(document, "VolcanoJob", own, "VC_TASK_INDEX", first, others=others)
-
-
-def pytorch_roles(document: Document) -> tuple[str, str, str] | None:
-    """Names of the master's and the workers' task, and the port, of Volcano's plugin pytorch; None without it."""
-    if "pytorch" not in mapping(document.body, "spec", "plugins"):
-        return None
-    words = [str(word).lstrip("-").partition("=") for word in sequence(document.body, "spec", "plugins", "pytorch")]
-    given = {name: value for name, _, value in words}
-    return given.get("master", "master"), given.get("worker", "worker"), given.get("port", "23456")
+    if "pytorch" not in plugins:
+        first = f"{own[0].stem}-0.{document.name}" if own else ""
+        return Workload(document, "VolcanoJob", own, "VC_TASK_INDEX", first, others=others)
+    words = [str(word).lstrip("-").partition("=") for word in sequence(plugins, "pytorch")]
+    given = {"master": "master", "worker": "worker", "port": "23456", **{name: value for name, _, value in words}}
+    stems = [f"{document.name}-{given[role]}" for role in ("master", "worker")]
+    own = tuple(one for stem in stems for one in pod_sets if one.stem == stem)
+    others = tuple(one for one in pod_sets if one.stem not in stems)
+    return Workload(document, "VolcanoJob", own, "RANK", f"{stems[0]}-0.{document.name}", others=others, plugin=given)
 
 
 def _read_pytorch_job(document: Document, _documents: list[Document]) -> Workload:
     """Pod i of a replica type is called JOB-TYPE-i and has a Service of that name; an elastic job needs no master."""
-    pod_sets = tuple(_replica_specs(document, "pytorchReplicaSpecs"))
-    first = "worker" if is_elastic(document) and len(pod_sets) == 1 else "master"
-    return Workload(document, "PyTorchJob", pod_sets, "PET_NODE_RANK", f"{document.name}-{first}-0")
-
-
-def is_elastic(document: Document) -> bool:
-    """Whether a PyTorchJob has pods that may be fewer."""
-    return document.kind == "PyTorchJob" and bool(mapping(document.body, "spec", "elasticPolicy"))
-
-
-def _replica_specs(document: Document, key: str) -> Iterator[PodSet]:
-    for role, spec in mapping(document.body, "spec", key).items():
-        replicas = number(spec, "replicas") if "replicas" in mapping(spec) else 1
-        path = f"spec.{key}.{role}.template"
-        yield PodSet(path, mapping(spec, "template"), replicas, f"{document.name}-{str(role).lower()}")
+    pod_sets = _replicated(document, "pytorchReplicaSpecs")
+    is_elastic = bool(mapping(document.spec, "elasticPolicy"))
+    first = f"{document.name}-{'worker' if is_elastic and len(pod_sets) == 1 else 'master'}-0"
+    return Workload(document, "PyTorchJob", pod_sets, "PET_NODE_RANK", first, is_elastic=is_elastic)
 
 
 def _read_ascend_job(document: Document, documents: list[Document]) -> Workload:
@@ -306,38 +254,38 @@ def _read_ascend_job(document: Document, documents: list[Document]) -> Workload:
     The operator's Service has an address of its own, so the master is known by a headless Service that selects it: the
     first one given whose selector fits no worker.
     """
-    pod_sets = tuple(_replica_specs(document, "replicaSpecs"))
-    master = next((pod_set for pod_set in pod_sets if pod_set.stem != f"{document.name}-worker"), None)
-    labels = [mapping(pod_set.template, "metadata", "labels").items() for pod_set in pod_sets if pod_set is not master]
-    own = mapping(master.template if master else {}, "metadata", "labels").items()
+    pod_sets = _replicated(document, "replicaSpecs")
+    masters = [one for one in pod_sets if one.stem != f"{document.name}-worker"][:1]
     for service in documents:
         wanted = mapping(service.body, "spec", "selector").items()
+        selected = [one for one in pod_sets if wanted <= mapping(one.template, "metadata", "labels").items()]
         is_headless = service.kind == "Service" and text(service.body, "spec", "clusterIP") == "None"
-        if is_headless and wanted and wanted <= own and not any(wanted <= other for other in labels):
+        if is_headless and wanted and masters and selected == masters:
             return Workload(document, "AscendJob", pod_sets, "RANK", service.name)
     return Workload(document, "AscendJob", pod_sets, "RANK", "")
 
 
 def _read_mpi_job(document: Document, _documents: list[Document]) -> Workload:
     """Worker pod i is called JOB-worker-i, in the subdomain JOB; msrun stands in the launcher, behind mpirun."""
-    pod_sets = tuple(_replica_specs(document, "mpiReplicaSpecs"))
+    pod_sets = _replicated(document, "mpiReplicaSpecs")
     workers = tuple(one for one in pod_sets if one.stem == f"{document.name}-worker")
     starter = next((one for one in pod_sets if one not in workers), None)
-    master = f"{document.name}-worker-0.{document.name}"
-    return Workload(document, "MPIJob", workers, "", master, starter)
+    return Workload(document, "MPIJob", workers, "", f"{document.name}-worker-0.{document.name}", starter)
 
 
 def _read_leader_worker_set(document: Document, _documents: list[Document]) -> Workload:
     """Of group g the leader is called SET-g and worker i SET-g-i, in the subdomain SET; a group is a job."""
-    group = mapping(document.body, "spec", "leaderWorkerTemplate")
-    size = number(group, "size") if "size" in group else 1
-    path, stem = "spec.leaderWorkerTemplate", f"{document.name}-0"
-    workers = PodSet(f"{path}.workerTemplate", mapping(group, "workerTemplate"), size, stem)
-    pod_sets = [workers]
+    group = mapping(document.spec, "leaderWorkerTemplate")
+    size, path, stem = _count(group, "size"), "spec.leaderWorkerTemplate", f"{document.name}-0"
+    pod_sets = []
     if "leaderTemplate" in group:
-        leader = PodSet(f"{path}.leaderTemplate", mapping(group, "leaderTemplate"), 1, document.name)
-        pod_sets = [leader, PodSet(workers.path, workers.template, None if size is None else size - 1, stem)]
+        pod_sets = [PodSet(f"{path}.leaderTemplate", mapping(group, "leaderTemplate"), 1, document.name)]
+        size = None if size is None else size - 1
+    pod_sets.append(PodSet(f"{path}.workerTemplate", mapping(group, "workerTemplate"), size, stem))
     return Workload(document, "LeaderWorkerSet", tuple(pod_sets), "LWS_WORKER_INDEX", f"{stem}.{document.name}")
+
+
+RUNTIMES = ("TrainingRuntime", "ClusterTrainingRuntime")
 
 
 def _read_train_job(document: Document, documents: list[Document]) -> Workload:
@@ -346,47 +294,39 @@ def _read_train_job(document: Document, documents: list[Document]) -> Workload:
     The trainer makes a JobSet of the runtime that the job names, with the job's numNodes, and with its image, command
     and args in the container `node`.
     """
-    name = text(document.body, "spec", "runtimeRef", "name")
-    runtime = next((one for one in documents if one.kind in _RUNTIMES and one.name == name), None)
-    master = f"{document.name}-node-0-0.{document.name}"
-    trainer = mapping(document.body, "spec", "trainer")
+    reference, trainer = mapping(document.spec, "runtimeRef"), mapping(document.spec, "trainer")
+    runtime = next((one for one in documents if one.kind in RUNTIMES and one.name == text(reference, "name")), None)
+    about = (document, "TrainJob")
+    place = ("PET_NODE_RANK", f"{document.name}-node-0-0.{document.name}")
     if runtime is None:
-        if text(document.body, "spec", "runtimeRef", "kind") == "TrainingRuntime":
-            return Workload(document, "TrainJob", (), "PET_NODE_RANK", master)
-        alone = PodSet("spec.trainer", _with_trainer(_TRAINER, trainer), number(trainer, "numNodes"), document.name)
-        return Workload(document, "TrainJob", (alone,) if alone.call else (), "PET_NODE_RANK", master, is_partial=True)
+        template = _with_trainer({"spec": {"containers": [{"name": "node"}]}}, trainer)
+        alone = PodSet("spec.trainer", template, number(trainer, "numNodes"), document.name)
+        is_partial = text(reference, "kind") != "TrainingRuntime"
+        return Workload(*about, (alone,) if is_partial and alone.call else (), *place, is_partial=is_partial)
     nodes = number(trainer, "numNodes") or number(runtime.body, "spec", "mlPolicy", "numNodes")
     pod_sets: list[PodSet] = []
     others: list[PodSet] = []
-    for position, job in enumerate(_mappings(runtime.body, "spec", "template", "spec", "replicatedJobs")):
+    for position, job in enumerate(mappings(runtime.body, "spec", "template", "spec", "replicatedJobs")):
         spec = mapping(job, "template", "spec")
         step = text(job, "template", "metadata", "labels", "trainer.kubeflow.org/trainjob-ancestor-step")
         path = f"{runtime.label} spec.template.spec.replicatedJobs[{position}].template.spec"
         count = nodes if nodes is not None else number(spec, "completions")
-        template = _with_trainer(mapping(spec, "template"), trainer)
-        found = PodSet(f"{path}.template", template, count, f"{document.name}-{text(job, 'name')}-0", path, spec)
+        template, stem = _with_trainer(mapping(spec, "template"), trainer), f"{document.name}-{text(job, 'name')}-0"
+        found = PodSet(f"{path}.template", template, count, stem, path, spec)
         (pod_sets if step in ("", "trainer") else others).append(found)
-    return Workload(document, "TrainJob", tuple(pod_sets), "PET_NODE_RANK", master, others=tuple(others))
+    return Workload(*about, tuple(pod_sets), *place, others=tuple(others))
 
 
-_RUNTIMES = ("TrainingRuntime", "ClusterTrainingRuntime")
-_TRAINER = {"spec": {"containers": [{"name": "node"}]}}
-
-
-def _with_trainer(template: dict[str, Any], trainer: dict[str, Any]) -> dict[str, Any]:
+def _with_trainer(template: Body, trainer: Body) -> Body:
     own = {key: value for key, value in trainer.items() if key in ("image", "command", "args")}
-    if not own:
-        return template
     containers = [
-        {**container, **own} if isinstance(container, dict) and text(container, "name") == "node" else container
+        {**container, **own} if text(container, "name") == "node" else container
         for container in sequence(template, "spec", "containers")
     ]
-    return {**template, "spec": {**mapping(template, "spec"), "containers": containers}}
+    return {**template, "spec": {**mapping(template, "spec"), "containers": containers}} if own else template
 
 
-Reader = Callable[[Document, list[Document]], Workload]
-
-_READERS: dict[tuple[str, str], Reader] = {
+_READERS: dict[tuple[str, str], Callable[[Document, list[Document]], Workload]] = {
     ("batch", "Job"): _read_job,
     ("jobset.x-k8s.io", "JobSet"): _read_job_set,
     ("batch.volcano.sh", "Job"): _read_volcano_job,

@@ -4,8 +4,6 @@ schemas.json holds those of Kubernetes and of the definitions (CRDs) of the kind
 is made by tests/support/kubernetes_schemas.py. Rules in CEL (x-kubernetes-validations) and webhooks are not in it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -14,7 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from launch_templates.lint.documents import Document, mapping, sequence, text
-from launch_templates.lint.finding import Finding, Rule, Severity
+from launch_templates.lint.rules import Finding, Rule, Severity
 
 Schema = dict[str, Any]
 
@@ -29,15 +27,7 @@ _KEPT = frozenset({
     "type", "required", "enum", "pattern", "minimum", "maximum", "minItems", "maxItems", "minLength", "maxLength",
 })  # fmt: skip
 _TYPES = {"object": "a mapping", "array": "a list", "string": "a text", "boolean": "true or false", "null": "nothing"}
-_INSTANCES = {
-    dict: "a mapping",
-    list: "a list",
-    str: "a text",
-    bool: "a truth value",
-    int: "a number",
-    float: "a number",
-}
-_REMEDIES = {str: "put it into quotes", int: "write it without quotes", dict: "indent its keys below it"}
+_INSTANCES = {dict: "a mapping", list: "a list", str: "a text", bool: "a flag", int: "a number", float: "a number"}
 
 
 @cache
@@ -61,12 +51,8 @@ def compact(schema: Schema) -> Schema:
             made["properties"]["status"] = {}
         if not schema.get("x-kubernetes-preserve-unknown-fields") and "additionalProperties" not in schema:
             made["additionalProperties"] = False
-    if isinstance(schema.get("additionalProperties"), dict):
-        made["additionalProperties"] = compact(schema["additionalProperties"])
-    elif "additionalProperties" in schema:
-        made["additionalProperties"] = schema["additionalProperties"]
-    if "items" in schema:
-        made["items"] = compact(schema["items"])
+    for key in {"additionalProperties", "items"} & schema.keys():
+        made[key] = compact(schema[key]) if isinstance(schema[key], dict) else schema[key]
     if schema.get("nullable") is True and isinstance(made.get("type"), str):
         made["type"] = [made["type"], "null"]
     return made
@@ -83,10 +69,11 @@ def schemas_of_definitions(documents: Sequence[Document]) -> dict[str, Schema]:
     return found
 
 
-def find_faults(documents: Sequence[Document], definitions: Mapping[str, Schema]) -> list[Finding]:
+def find_faults(documents: Sequence[Document], definitions: Sequence[Document]) -> list[Finding]:
     """Return what the schemas of Kubernetes, of the kinds, and of `definitions`, which go over both, refuse."""
     table = load_table()
-    known = {name: {"$ref": f"#/$defs/{place}"} for name, place in table["kinds"].items()} | dict(definitions)
+    known = {name: {"$ref": f"#/$defs/{place}"} for name, place in table["kinds"].items()}
+    known |= schemas_of_definitions(definitions)
     named = [(document, f"{text(document.body, 'apiVersion')} {document.kind}") for document in documents]
     checked = [(document, known[name]) for document, name in named if name in known]
     try:
@@ -103,7 +90,8 @@ def find_faults(documents: Sequence[Document], definitions: Mapping[str, Schema]
 
 
 def _findings(document: Document, error: Any) -> Iterator[Finding]:
-    path = _path(error.absolute_path)
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in error.absolute_path)
+    path = "".join(steps).removeprefix(".")
     if error.validator == "additionalProperties":
         keys = error.schema.get("properties", {})
         for key in sorted(map(str, (key for key in error.instance if key not in keys))):
@@ -119,12 +107,8 @@ def _findings(document: Document, error: Any) -> Iterator[Finding]:
         words = " or ".join(_TYPES.get(one, "a number") for one in wanted if one != "null")
         given = _INSTANCES.get(type(error.instance), "nothing")
         value = "" if isinstance(error.instance, dict | list | None) else f"{error.instance!r} is "
-        remedy = _REMEDIES[str] if "string" in wanted else _REMEDIES[int] if given == "a text" else f"write {words}"
+        unquoted = "write it without quotes" if given == "a text" else f"write {words}"
+        remedy = "put it into quotes" if "string" in wanted else unquoted
         yield WRONG_TYPE.found(document, path, f"{value}{given}, not {words}"[-200:], remedy)
     else:
         yield WRONG_VALUE.found(document, path, error.message[:200], "see the schema of the kind")
-
-
-def _path(steps: Sequence[Any]) -> str:
-    """The place as kubectl explain writes it, with [i] for items of lists."""
-    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps).removeprefix(".")

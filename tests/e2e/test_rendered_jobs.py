@@ -176,6 +176,36 @@ def test_a_killed_pod_fails_the_others_with_statuses_that_start_the_job_again(
     assert fate_of(pods.manifest, [*codes, -signal.SIGKILL]) == ("again" if kind in RESTARTING else "failed")
 
 
+UP = """
+import os, time
+from pathlib import Path
+Path(f"up_{os.environ['TORCHELASTIC_RESTART_COUNT']}_{os.environ['RANK']}").touch()
+while not Path("go").exists():
+    time.sleep(0.02)
+"""
+"""A worker that says that it runs, and waits."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["indexed-job", "jobset", "trainjob", "volcano"])
+def test_spare_pod_waits_and_takes_the_place_of_a_killed_one(kind: str, cluster: Start, tmp_path: Path) -> None:
+    (tmp_path / "up.py").write_text(UP)
+    pods = cluster(kind, tmp_path / "up.py", spares=1, max_restarts=1)
+    jobs = pods.start(tmp_path, {})
+    pods.publish_names()
+    jobs[0].wait_for(*(tmp_path / f"up_0_{rank}" for rank in range(4)))
+    waits = "this host is used from its next start on"
+    wait_until(lambda: any(waits in job.stderr for job in jobs[1:]), "one of three pods waits")
+    [lost] = [pod for pod in (1, 2) if waits not in jobs[pod].stderr]
+    jobs[lost].send(signal.SIGKILL)
+    jobs[0].wait_for(*(tmp_path / f"up_1_{rank}" for rank in range(4)))
+    (tmp_path / "go").touch()
+    codes = [job.finish().code for job in jobs]
+    assert codes == [-signal.SIGKILL if pod == lost else 0 for pod in range(3)], [job.stderr for job in jobs]
+    assert fate_of(pods.manifest, codes) == "done"
+    assert fate_of(pods.manifest, [0, -signal.SIGKILL, -signal.SIGKILL]) != "done", "more than are spare"
+
+
 @pytest.mark.slow
 def test_a_pod_asked_to_stop_lets_its_workers_save_and_says_so(cluster: Start, workers: Path, tmp_path: Path) -> None:
     pods = cluster("jobset", workers / "say_goodbye.py")
@@ -311,11 +341,7 @@ def test_job_of_slurm_saves_before_its_deadline_and_runs_again(
 def test_spare_node_of_slurm_takes_the_place_of_a_lost_one(msrun: JobRunner, tmp_path: Path) -> None:
     """Slurm itself keeps the allocation, whose nodes msrun reaches by SSH."""
     log, worker = tmp_path / "job.log", tmp_path / "up.py"
-    worker.write_text(
-        "import os, time\nfrom pathlib import Path\n"
-        "Path(f\"up_{os.environ['TORCHELASTIC_RESTART_COUNT']}_{os.environ['RANK']}\").touch()\n"
-        "while not Path('go').exists():\n    time.sleep(0.02)\n"
-    )
+    worker.write_text(UP)
     script = batch_script(tmp_path, "--heartbeat_time_out=3", worker, spares=1, max_restarts=1)
     (tmp_path / "slurm").mkdir()
     with SshNet(3) as hosts, SlurmCluster(hosts, [hosts.name(host) for host in range(3)], tmp_path / "slurm") as nodes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,26 +61,46 @@ def pods_of(text: str) -> list[Pod]:
     return pods
 
 
-def fate_of(text: str, codes: Iterable[int]) -> str:
+def fate_of(text: str, codes: Sequence[int]) -> str:
     """Return what becomes of the job of a manifest whose pods have first ended with `codes`: done, again or failed.
 
-    Source: the controllers' own pages on pod failure policies (Job), failure policies (JobSet) and life-cycle policies
-    (Volcano). Pods of the other kinds end for good, as their restartPolicy is Never and their backoffLimit 0.
+    Source: the controllers' own pages on pod failure policies, success policies and limits per index (Job), failure
+    policies (JobSet) and life-cycle policies (Volcano). Pods of the other kinds end for good, as their restartPolicy is
+    Never and their backoffLimit 0.
     """
     failed = [code if code >= 0 else 128 - code for code in codes if code]
-    if not failed:
-        return "done"
     specs = [body["spec"] for body in yaml.safe_load_all(text) if body["kind"] in ("Job", "JobSet", "TrainingRuntime")]
+    spares = [count for spec in specs for count in [_num_spares(spec)] if count]
+    if not failed or (spares and codes[0] == 0 and len(failed) <= spares[0]):
+        return "done"
     actions = [_action(spec, code) for spec in specs for code in failed]
     return "again" if actions and set(actions) == {"restart"} else "failed"
+
+
+def _num_spares(spec: dict[str, Any]) -> int:
+    """Pods that may fail while the job goes on, until the first one has succeeded."""
+    if "tasks" in spec:  # Volcano completes a job of whose pods minAvailable have succeeded
+        fails_alone = any("event" in policy for policy in spec["policies"])
+        return 0 if fails_alone else sum(task["replicas"] for task in spec["tasks"]) - spec["minAvailable"]
+    jobs = _set_spec(spec).get("replicatedJobs")
+    job = jobs[0]["template"]["spec"] if jobs else spec
+    if "backoffLimitPerIndex" not in job:
+        return 0
+    assert job["backoffLimitPerIndex"] == 0 and job["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
+    assert "backoffLimit" not in job, "it would end the job with the first pod that fails"
+    return job["maxFailedIndexes"]
+
+
+def _set_spec(spec: dict[str, Any]) -> dict[str, Any]:
+    return spec.get("template", {}).get("spec", spec) if "mlPolicy" in spec else spec
 
 
 def _action(spec: dict[str, Any], code: int) -> str:
     if "policies" in spec:  # Volcano looks at the rules in their order
         matching = (one for one in spec["policies"] if one.get("exitCode", code) == code)
-        first = next(one for one in matching if one.get("event") in (None, "PodFailed"))
+        first = next((one for one in matching if one.get("event") in (None, "PodFailed")), {"action": ""})
         return "restart" if first["action"] == "RestartJob" and spec["maxRetry"] > 1 else "end"
-    spec = spec.get("template", {}).get("spec", spec) if "mlPolicy" in spec else spec
+    spec = _set_spec(spec)
     for job in spec.get("replicatedJobs", []):
         rules = job["template"]["spec"]["podFailurePolicy"]["rules"]
         codes = [rule["onExitCodes"]["values"] for rule in rules if "onExitCodes" in rule]

@@ -163,7 +163,8 @@ class JoinedHosts:
             came = self._registry.describe_present()
             reason = f"--cluster_time_out {limit_s:g}: {self._registry.describe()}; came: {came}"
             raise PeerFailed(reason, contract.EXIT_TIMEOUT)
-        self._number()
+        if not self.hosts:
+            self._number()
 
     def _are_enough(self) -> bool:
         """Whether all have come; or as many as are enough, and no more within the window."""
@@ -185,6 +186,8 @@ class JoinedHosts:
     def _on_knock(self, stranger: Stranger, request: HostRequest) -> None:
         """Somebody who knows the token wants to take part."""
         number = next(self.agents.numbers)
+        if self._spec.min_hosts and self._registry.is_complete and not self.hosts:
+            self._number()  # this one has come in the same moment as the last of them
         is_late = bool(self.hosts)
         try:
             if is_late and self._spec.min_hosts:

@@ -232,6 +232,21 @@ def test_hosts_get_their_numbers_when_the_last_has_come_and_hear_why_nothing_beg
     ]
 
 
+def test_host_that_comes_in_the_same_moment_as_the_last_of_them_waits_for_the_next_start(
+    meeting: Meet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = meeting(2, min_hosts=2, cluster_time_out_s=20)
+    waits = "the job runs; this host is used from its next start on"
+    with contextlib.suppress(UsageError), here.joined as joined:
+        are_enough = joined._are_enough
+        monkeypatch.setattr(joined, "_are_enough", lambda: are_enough() and len(joined.agents.others) == 2)
+        hosts = [here.come(1), here.come(1)]
+        joined.meet()
+        wait_until(lambda: any(waits in host.said for host in hosts), "it waits")
+        assert len(joined.hosts) == 2
+        raise UsageError("that is all")
+
+
 def test_time_limit_is_told_with_who_came_and_until_then_who_is_missing(
     meeting: Meet, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,7 +42,7 @@ def test_plan_of_several_hosts_gives_nodes_workers_options_and_script(tmp_path: 
         "local_worker_num": 2,
         "max_restarts": 2,
         "grace_s": 30,
-        "script": ["--env=A=b", "--bind_core=true", "train.py", "--lr", "0.1"],
+        "script": ["--bind_core=true", "--env=A=b", "train.py", "--lr", "0.1"],
     }
 
 
@@ -96,5 +96,5 @@ def test_every_option_of_msrun_is_a_field_or_goes_before_the_script_or_is_of_one
     from launch_templates.msrun_options import NAMES
     from launch_templates.settings import _FIELDS, _OF_PLACE
 
-    assert _OF_PLACE | _FIELDS.keys() <= NAMES
-    assert json.dumps(sorted(_OF_PLACE & _FIELDS.keys())) == "[]"
+    assert _OF_PLACE | {*_FIELDS} <= NAMES
+    assert json.dumps(sorted(_OF_PLACE & {*_FIELDS})) == "[]"

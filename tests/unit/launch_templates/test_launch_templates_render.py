@@ -77,9 +77,13 @@ CASES: dict[str, dict[str, Any]] = {
     "minimal": MINIMAL,
     "full": FULL,
     "table": {**MINIMAL, "device_target": "ascend", "rank_table": True, "network_policy": False},
+    "spares": {**MINIMAL, "spares": 1, "max_restarts": 2},
 }
-WITH_TABLE = [kind for kind in MANIFESTS if any(one.name == "rank_table" for one in load_kind(kind).settings)]
-ALL_CASES = [(kind, case) for kind in KINDS for case in CASES if case != "table" or kind in WITH_TABLE]
+WITH = {
+    case: [kind for kind in MANIFESTS if name in load_kind(kind).takes]
+    for case, name in (("table", "rank_table"), ("spares", "spares"))
+}
+ALL_CASES = [(kind, case) for kind in KINDS for case in CASES if kind in WITH.get(case, KINDS)]
 
 
 def fitting(kind: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -104,7 +108,7 @@ def workload_of(text: str) -> Workload:
 
 
 def containers_of(text: str) -> list[dict[str, Any]]:
-    return [container.body for pods in workload_of(text).pod_sets for container in pods.containers]
+    return [body for pods in workload_of(text).pod_sets for _, body in pods.all_containers]
 
 
 def expand_as_kubelet(text: str, variables: dict[str, str]) -> str:
@@ -175,20 +179,19 @@ def test_a_field_that_a_kind_lists_changes_what_it_renders(kind: str) -> None:
         **fitting(kind, {**MINIMAL, "device_target": "GPU", "resources": {"accelerators": "A:1"}}),
         "script": ["train.py"],
     }
-    before = render_manifest(kind, base)
+    takes_restarts = any(one.name == "max_restarts" for one in load_kind(kind).settings)
     for setting in load_kind(kind).settings:
         if setting.name not in ("device_target", "log_dir"):
-            values = {**base, setting.name: more.get(setting.name, FULL.get(setting.name))}
-            if setting.name in ("spares", "restart_on"):
-                values["max_restarts"] = 1
-                before = render_manifest(kind, {**base, "max_restarts": 1})
+            own = {"max_restarts": 1} if takes_restarts and setting.name not in ("max_restarts", "runtime") else {}
+            before = render_manifest(kind, {**base, **own})
+            values = {**base, **own, setting.name: more.get(setting.name, FULL.get(setting.name))}
             assert render_manifest(kind, values) != before, setting.name
 
 
 def test_what_a_kind_has_no_place_for_is_refused_with_the_kinds_that_have() -> None:
-    with pytest.raises(BadValue, match=r"max_restarts=3: must be left out: .*indexed-job.*; remove it, or .*jobset"):
-        render("indexed-job", {**MINIMAL, "max_restarts": 3})
-    assert render("indexed-job", {**MINIMAL, "max_restarts": 0})
+    with pytest.raises(BadValue, match=r"max_restarts=3: must be left out: .*mpijob.*; remove it, or .*jobset"):
+        render("mpijob", {**MINIMAL, "max_restarts": 3})
+    assert render("mpijob", {**MINIMAL, "max_restarts": 0})
     with pytest.raises(BadValue, match="device_target='CPU': must be Ascend with ascendjob"):
         render("ascendjob", MINIMAL)
 
@@ -396,7 +399,8 @@ def test_any_spec_renders_without_a_finding_or_is_refused_on_one_line(
             return
         workload = workload_of(rendered)
         assert len(workload.longest_pod_name) <= 63
-        assert workload.num_pods == values.get("nodes", 2)
+        pods = values.get("nodes", 2) + fitting(kind, values).get("spares", 0)
+        assert workload.num_pods == pods
     else:
         assert subprocess.run(["bash", "-n"], input=rendered, text=True, check=False).returncode == 0 or kind in (
             "compose",
@@ -426,7 +430,6 @@ def test_texts_that_some_yaml_parser_could_misread_are_quoted(text: str) -> None
         ({"image": "train image"}, "image"),
         ({"nodes": 0}, "nodes"),
         ({"nodes": True}, "nodes"),
-        ({"nodes": "2.0"}, "nodes"),
         ({"nodes": "²"}, "nodes"),
         ({"nodes": None}, "nodes"),
         ({"master_port": 80}, "master_port"),

@@ -47,7 +47,7 @@ def test_script_and_variables_come_through_the_shell_byte_for_byte(
     assert words[words.index("train.py") :] == ["train.py", *arguments]
     assert found == setting
     if kind == "run-cluster":
-        assert words[:3] == ["--worker_num=16", "--master_addr=10.0.0.1", "--node_rank=3"]
+        assert words[:3] == ["--master_addr=10.0.0.1", "--node_rank=3", "--worker_num=16"]
 
 
 def test_run_cluster_without_its_arguments_says_how_it_is_used(tmp_path: Path) -> None:
@@ -81,10 +81,24 @@ def test_spares_of_slurm_are_more_nodes_for_one_msrun_that_outlives_them(tmp_pat
 def test_spares_that_could_never_join_are_refused() -> None:
     with pytest.raises(BadValue, match="spares=1: must be 0 with max_restarts=0"):
         render_manifest("slurm", {"name": "t", "spares": 1}, ["train.py"])
-    with pytest.raises(
-        BadValue, match="a job of the kind jobset has no place for it; remove it, or choose lsf, pbs, slurm"
-    ):
-        render_manifest("jobset", {**VALUES, "spares": 1, "max_restarts": 1}, ["train.py"])
+    with pytest.raises(BadValue, match="must be 0 with rank_table=true, because the table names the hosts"):
+        values = {**VALUES, "spares": 1, "max_restarts": 1, "rank_table": True, "device_target": "Ascend"}
+        render_manifest("volcano", values, ["train.py"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("pytorchjob", "its operator ends the job with the first pod that fails"),
+        ("mpijob", "mpirun ends all hosts with the first that is lost"),
+        ("leaderworkerset", "any pod that ends starts the whole group again"),
+        ("rayjob", "its entrypoint ends with the first node that is lost"),
+        ("compose", "a job of the kind compose has no place for it"),
+    ],
+)
+def test_kinds_that_cannot_have_spares_say_why(kind: str, why: str) -> None:
+    with pytest.raises(BadValue, match=f"spares=1: must be left out: {why}; remove it, or choose indexed-job, jobset"):
+        render_manifest(kind, {**VALUES, "spares": 1}, ["train.py"])
 
 
 @pytest.mark.parametrize("kind", ["slurm", "compose"])
@@ -174,13 +188,9 @@ def placement_group(bundles, strategy):
     assert strategy == "STRICT_SPREAD" and bundles == [{"CPU": 8}] * 2, bundles
     return group
 def remote(**amounts):
-    def wrap(kind):
-        def start():
-            one = kind()
-            calls = {name: types.SimpleNamespace(remote=getattr(one, name)) for name in ("address", "run")}
-            return types.SimpleNamespace(**calls)
-        return types.SimpleNamespace(options=lambda scheduling_strategy: types.SimpleNamespace(remote=start))
-    return wrap
+    return lambda task: types.SimpleNamespace(
+        options=lambda scheduling_strategy: types.SimpleNamespace(remote=task)
+    )
 ray = types.ModuleType("ray")
 ray.init, ray.get, ray.remote = (lambda: None), get, remote
 ray.util = types.SimpleNamespace(get_node_ip_address=lambda: "10.0.0.7")

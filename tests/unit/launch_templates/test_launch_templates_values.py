@@ -64,7 +64,7 @@ def test_amounts_of_a_manifest_may_be_numbers(value: Any, number: Any) -> None:
     ],
 )
 def test_labels_follow_the_dns_rules(text: str, label: bool, service: bool) -> None:
-    assert (names.is_label(text), names.is_service_name(text)) == (label, service)
+    assert (names.fits(names.LABEL, text), names.fits(names.SERVICE, text)) == (label, service)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_labels_follow_the_dns_rules(text: str, label: bool, service: bool) -> N
     ],
 )
 def test_image_references_are_recognised(text: str, expected: bool) -> None:
-    assert names.is_image(text) is expected
+    assert names.fits(names.IMAGE, text) is expected
 
 
 @pytest.mark.parametrize(

@@ -310,7 +310,6 @@ def test_launcher_that_may_start_no_threads_says_what_to_raise(host: Host, monke
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    host.loop.start()
     monkeypatch.setattr(threading.Thread, "start", refuse)
     host.link.start()
     assert re.search(r"can't start new thread here; raise ulimit -u", host.await_post("lost")["reason"])

@@ -233,4 +233,4 @@ def test_a_processor_that_msrun_itself_may_not_use_is_refused(msrun: JobRunner, 
 def test_wrong_word_of_bind_numa_is_refused(msrun: JobRunner, workers: Path, tmp_path: Path) -> None:
     finished = msrun.run("--bind_numa=bind.json", workers / "where.py", cwd=tmp_path)
     assert (finished.code, finished.stderr.count("\n")) == (2, 1)
-    assert "--bind_numa bind.json: give True or False" in finished.stderr
+    assert "--bind_numa: 'bind.json': give True or False" in finished.stderr

@@ -43,6 +43,9 @@ class NetworkModule(nn.Module):
     network: Callable[..., Any]
     _is_accelerate_prepared = True
     """What accelerate, and with it transformers' Trainer, asks before they wrap a model in DDP: this one needs none."""
+    accepts_loss_kwargs = False
+    """Whether Trainer gives the network the number of tokens by which it divides its loss: a step has its own count, that
+    of the batch of all ranks."""
 
     def __init__(self, network: Callable[..., Any]) -> None:
         if isinstance(network, nn.Module) and _holds_parallel(network):

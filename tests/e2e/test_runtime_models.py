@@ -1,4 +1,4 @@
-"""Models of transformers, cut by a plan by names, stay what they are: trained, called, saved and loaded like one process."""
+"""Models of transformers that a plan by names cuts are trained, called, saved and loaded as in one process."""
 
 from __future__ import annotations
 

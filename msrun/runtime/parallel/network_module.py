@@ -1,4 +1,4 @@
-"""A network behind AutoParallel as the user, and any library, sees it: its own class, names and methods, whole tensors."""
+"""A network behind AutoParallel as users and libraries see it: its own class, names and methods, whole tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from msrun.runtime.parts.part import Part
 
 
 class ForwardOf:
-    """A method `forward` with the signature of the network's, of which libraries take the names of a batch's columns."""
+    """A method `forward` with the signature of the network's, in which libraries look for the names of columns."""
 
     def __init__(self, forward: Callable[..., Any]) -> None:
         self._forward = forward
@@ -44,8 +44,8 @@ class NetworkModule(nn.Module):
     _is_accelerate_prepared = True
     """What accelerate, and with it transformers' Trainer, asks before they wrap a model in DDP: this one needs none."""
     accepts_loss_kwargs = False
-    """Whether Trainer gives the network the number of tokens by which it divides its loss: a step has its own count, that
-    of the batch of all ranks."""
+    """Whether Trainer gives the network the number of tokens by which it divides its loss: a step counts those of all
+    ranks itself."""
 
     def __init__(self, network: Callable[..., Any]) -> None:
         if isinstance(network, nn.Module) and _holds_parallel(network):

@@ -334,8 +334,8 @@ def _tell_gathered() -> None:
     """Say, once in a process, that a network is called outside its step."""
     if world.get_rank() == 0:
         log.warning(
-            "a network is called outside its step: its cut weights are gathered, each when its layer runs, and all ranks "
-            "call it together; `with whole_parameters(net):` gathers once for many calls"
+            "a network is called outside its step: its cut weights are gathered, each when its layer runs, and all "
+            "ranks call it together; `with whole_parameters(net):` gathers once for many calls"
         )
 
 

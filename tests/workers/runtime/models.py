@@ -48,8 +48,13 @@ _WHISPER = {
     **dict.fromkeys(("encoder_layers", "decoder_layers"), 2),
     **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
     **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim", "max_target_positions", "vocab_size"), 64),
-    **{"num_mel_bins": 8, "d_model": WIDTH, "max_source_positions": 16},
-    **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1},
+    "num_mel_bins": 8,
+    "d_model": WIDTH,
+    "max_source_positions": 16,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
 }
 _LAYERS = {"*.[qkv]_proj": "colwise", "*.fc1": "colwise", "*.fc2": "rowwise"}
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, str] | None]] = {
@@ -65,8 +70,12 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, str] | None]] = {
         "BertForMaskedLM",
         {**_ENCODER, "max_position_embeddings": 64, "vocab_size": WORDS},
         {
-            **{"layer.*.query": "colwise", "layer.*.key": "colwise", "layer.*.value": "colwise"},
-            **{"layer.*.intermediate.dense": "colwise", "layer.*.output.dense": "rowwise", "word_embeddings": "vocab"},
+            "layer.*.query": "colwise",
+            "layer.*.key": "colwise",
+            "layer.*.value": "colwise",
+            "layer.*.intermediate.dense": "colwise",
+            "layer.*.output.dense": "rowwise",
+            "word_embeddings": "vocab",
         },
     ),
     "T5": (

@@ -30,7 +30,7 @@ class ForwardOf:
         bound: Any = partial(self._forward, step)
         if isinstance(step.network, nn.Module):
             bound.__wrapped__ = step.network.forward
-        return bound  # type: ignore[no-any-return]
+        return bound
 
 
 class NetworkModule(nn.Module):
@@ -55,7 +55,7 @@ class NetworkModule(nn.Module):
         if isinstance(network, nn.Module):
             share_tables(self, network)
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
         """The class of the network without its wrappers, beside its own: what isinstance and libraries ask."""
         network = vars(self).get("network")

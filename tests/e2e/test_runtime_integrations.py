@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -21,7 +22,8 @@ def test_a_library_trains_a_cut_model_as_one_process(
     msrun: JobRunner, workers: Path, tmp_path: Path, library: str
 ) -> None:
     for needed in ("transformers", NEEDS[library]):
-        pytest.importorskip(needed)
+        if importlib.util.find_spec(needed) is None:
+            pytest.skip(f"{needed} is not installed: pip install -e '.[test,zoo]'")
     program = workers / "runtime" / "integrations.py"
     msrun.run_world(2, program, library, tmp_path, cwd=tmp_path, deadline_s=DEADLINE_S)
     subprocess.run([sys.executable, program, library, tmp_path], check=True, timeout=DEADLINE_S, env=msrun.environ())

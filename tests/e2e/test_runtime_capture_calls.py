@@ -57,8 +57,13 @@ def of_a_dataclass(net: Net, mode: str) -> Callable[..., Tensor]:
     return lambda *given: step(Batch(*given))
 
 
+def in_a_function(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return torch.compile(lambda *given: step(*given), backend="eager")
+
+
 CALLS: dict[str, tuple[Callable[[], Net], Callable[[Net, str], Callable[..., Tensor]]]] = {
     "compiled": (Net, lambda net, mode: torch.compile(AutoParallel(with_loss(net), mode), backend="eager")),
+    "inside of what is compiled": (Net, lambda net, mode: in_a_function(AutoParallel(with_loss(net), mode))),
     "of compiled": (Net, lambda net, mode: AutoParallel(torch.compile(with_loss(net), backend="eager"), mode)),
     "of a dataclass": (OfBatch, of_a_dataclass),
 }

@@ -125,8 +125,13 @@ class AutoParallel(GradientsInBackward, FluentSettings, NetworkModule):  # type:
 
     # -- calling ------------------------------------------------------------------------------------------------
 
-    @ForwardOf
     @torch.compiler.disable  # what it captures is compiled by compile(); torch.compile around it runs it as it is
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the step function, or the network on this rank's part."""
+        return super().__call__(*args, **kwargs)
+
+    @ForwardOf
+    @torch.compiler.disable
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step function, or the network on this rank's part."""
         if marked_calls.MSRUN_CAPTURING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Self
@@ -29,7 +30,7 @@ class ForwardOf:
             return self._forward
         bound: Any = partial(self._forward, step)
         if isinstance(step.network, nn.Module):
-            bound.__wrapped__ = step.network.forward
+            bound.__signature__ = inspect.signature(step.network.forward)  # dynamo would run what is __wrapped__
         return bound
 
 

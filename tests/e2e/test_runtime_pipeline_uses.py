@@ -244,3 +244,37 @@ def test_rank_that_waits_for_another_stage_says_for_which_message(
     (line,) = finished.errors
     assert "behind: rank 1 (step 2" in line
     assert "rank 0 (step 3, waits in receive of gradients of micro batch 0, stage 1 to 0, from rank 1" in line
+
+
+class Scaled(Network):
+    """With a parameter of no dimensions in the second stage."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x):
+        return super().forward(x) * self.scale
+
+
+@on_four
+def test_optimizer_with_state_from_its_first_moment_trains_and_saves_a_number_of_another_stage(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    def build(wrap=lambda whole: whole):
+        torch.manual_seed(1)
+        net = Scaled()
+        return net, torch.optim.Adagrad(net.parameters(), 0.1), wrap(WithLoss(net, F.cross_entropy))
+
+    def pipelined_by_name(whole):
+        stages = {"first": 0, "middle": 0, "last": 1}
+        return AutoParallel(Pipeline(whole, 4, stages)).pipeline(2)
+
+    _, optimizer, alone = build()
+    right = train(alone, optimizer, range(5), lambda whole: whole)
+    net, optimizer, step = build(pipelined_by_name)
+    assert train(step, optimizer, range(3), part) == pytest.approx(right[:3], rel=1e-12)
+    path = save_checkpoint(net, tmp_path / "saved", optimizer)
+    net, optimizer, step = build(pipelined_by_name)
+    load_checkpoint(path, net, optimizer)
+    assert train(step, optimizer, (3, 4), part) == pytest.approx(right[3:], rel=1e-12)

@@ -63,7 +63,7 @@ def find_optimizer_state(
             else:
                 if not isinstance(optimizer, LOOK_AT_WHOLES):  # whose state of other shapes is that of the whole
                     _check_whole(value, key, name, parameter)
-                values[key] = value.detach().cpu() if isinstance(value, Tensor) else value
+                values[key] = local_part(value).detach().cpu() if isinstance(value, Tensor) else value
         state[name] = {"parts": cut, "values": values}
     groups = [
         {

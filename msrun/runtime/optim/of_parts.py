@@ -143,6 +143,10 @@ def _local(value: Any) -> Any:
     return local_part(value) if isinstance(value, DTensor) else value
 
 
+_OF_STEPS = ("step", "eta", "mu", "mu_product")
+"""State of torch's optimizers that is one number, whatever the parameter's shape."""
+
+
 def settle(optimizer: Optimizer) -> None:
     """Cut what an optimizer keeps of parameters that were whole when it was made, loaded or stepped first."""
     parts = _parts_of(optimizer)
@@ -157,12 +161,13 @@ def settle(optimizer: Optimizer) -> None:
         state = optimizer.state.get(part, {})
         placed = part.placement
         for key, value in state.items():
-            is_whole = type(value) is Tensor and value.dim() > 0 and tuple(value.shape) == placed.shape
+            is_whole = type(value) is Tensor and tuple(value.shape) == placed.shape
+            is_number = is_whole and value.dim() == 0
             if type(value) is DTensor and isinstance(part, CutTensor) and value.device_mesh == part.device_mesh:
                 as_cut(value, placed)
             elif isinstance(value, DTensor) and not (isinstance(value, CutTensor) and isinstance(part, CutTensor)):
                 state[key] = lying_as(part, part_of(value, placed))
-            elif is_whole and (placed.is_cut or isinstance(part, CutTensor)):
+            elif is_whole and key not in _OF_STEPS and (is_number or placed.is_cut or isinstance(part, CutTensor)):
                 state[key] = lying_as(part, part_of(value, placed).clone())
     if not before:  # its first parts
         optimizer.register_state_dict_pre_hook(_know_parts)

@@ -86,8 +86,7 @@ def _suggest_path(name: str, error: OSError) -> str:
 def read_text(path: str | os.PathLike[str], max_bytes: int = MAX_TEXT_BYTES) -> str:
     """Return the text of a small UTF-8 file or pipe; a byte order mark is left out.
 
-    Raises:
-        OSError: it cannot be read, is larger, is not UTF-8, or a pipe stays without a writer; `strerror` says what.
+    Raises OSError: it cannot be read, is larger, is not UTF-8, or a pipe stays without a writer; `strerror` says what.
     """
     return decode_text(read_at_most(path, max_bytes + 1), max_bytes)
 
@@ -198,10 +197,7 @@ def open_whole(path: str | os.PathLike[str], *, mode: int | None = None, may_wai
 def replace_file(path: Path, data: bytes, *, mode: int) -> None:
     """Put a file into a folder of ours: a link, pipe or device that somebody has put there is replaced, not followed.
 
-    It is whole to a reader, but may not have reached the disk.
-
-    Raises:
-        OSError: it cannot be written.
+    It is whole to a reader, but may not have reached the disk. Raises OSError: it cannot be written.
     """
     with _replacing(path, None, mode, may_wait=False) as stream:
         stream.write(data)

@@ -60,7 +60,7 @@ def build_table(
     id with its servers, in place of what the servers say. With `device_target` ("ascend", "gpu", "cpu") or `chip` the
     table breaks no rule of that profile; on gpu and cpu a server whose id is an address gets it as `host_ip`.
 
-    Raises BuildError for input that makes no valid table, ProfileError for an unknown target or chip.
+    Raises BuildError for input that makes no valid table, BuildError for an unknown target or chip.
     """
     hosts = take_hosts(servers, device_ips)
     profile = None if device_target is None and chip is None else build_profile(device_target or "ascend", chip)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from ranktable.errors import RankNotFoundError
+from ranktable.errors import BuildError
 
 COMPLETED = "completed"
 INITIALIZING = "initializing"
@@ -102,11 +102,11 @@ class RankTable:
         return ((server, device) for server in self.servers for device in server.devices)
 
     def server_of(self, global_rank: int) -> Server:
-        """Return the server of `global_rank`; raises RankNotFoundError."""
+        """Return the server of `global_rank`; raises BuildError."""
         return self._placement_of(global_rank)[0]
 
     def device_of(self, global_rank: int) -> Device:
-        """Return the device of `global_rank`; raises RankNotFoundError."""
+        """Return the device of `global_rank`; raises BuildError."""
         return self._placement_of(global_rank)[1]
 
     @property
@@ -118,11 +118,9 @@ class RankTable:
         """Where groups have ranks of their own, a rank that two of them have is no answer to anything."""
         found = [placement for placement in self.placements if placement[1].rank_id == global_rank]
         if not found:
-            raise RankNotFoundError(
-                f"no device of the table has rank {global_rank}", f"it has {self.world_size} devices"
-            )
+            raise BuildError(f"no device of the table has rank {global_rank}", f"it has {self.world_size} devices")
         if len({server.group for server, _ in found}) > 1:
-            raise RankNotFoundError(f"several groups of the table have a rank {global_rank}", "look at one group")
+            raise BuildError(f"several groups of the table have a rank {global_rank}", "look at one group")
         return found[0]
 
 

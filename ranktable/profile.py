@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ranktable.errors import ProfileError
+from ranktable.errors import BuildError
 from ranktable.problem import Severity
 
 DEVICE_TARGETS = ("ascend", "gpu", "cpu")
@@ -66,12 +66,12 @@ def build_profile(
 ) -> Profile:
     """Return the profile of the names, in any letter case.
 
-    Raises ProfileError for an unknown name, and for what does not go with a target that is not Ascend.
+    Raises BuildError for an unknown name, and for what does not go with a target that is not Ascend.
     """
     target = _choose("device_target", device_target, DEVICE_TARGETS)
     for name, value in (("chip", chip), ("profile", reader)):
         if value is not None and target != "ascend":
-            raise ProfileError(f"{name} {value!r} does not go with device_target {target!r}", f"leave the {name} out")
+            raise BuildError(f"{name} {value!r} does not go with device_target {target!r}", f"leave the {name} out")
     return Profile(
         target,
         None if chip is None else _choose("chip", chip, CHIPS),
@@ -82,4 +82,4 @@ def build_profile(
 def _choose(name: str, value: str, choices: tuple[str, ...]) -> str:
     if value.lower() in choices:
         return value.lower()
-    raise ProfileError(f"{name} {value!r} is not known", f"choose one of {', '.join(choices)}")
+    raise BuildError(f"{name} {value!r} is not known", f"choose one of {', '.join(choices)}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ranktable.document import Document, locate_paths, read_document
 from ranktable.errors import EXIT_NOT_READY, EXIT_PROBLEMS, EXIT_VALID, BuildError, JsonTextError, UnknownDialectError
 from ranktable.files import STDIN_NAME
-from ranktable.kinds import Survey, dialect_of
+from ranktable.kinds import Detection, Survey, dialect_of
 from ranktable.model import INITIALIZING, RankTable
 from ranktable.problem import Position, Problem
 from ranktable.profile import ANY_TARGET, Profile, build_profile
@@ -27,16 +27,17 @@ class Report:
     source: str
     profile: Profile
     problems: tuple[Problem, ...]
-    dialect: str | None = None
-    """Short name of the dialect, such as "1.0"; None when the text is no table at all."""
-    dialect_title: str = ""
-    """What the dialect is called in a sentence."""
-    evidence: str = ""
-    """The keys that gave the dialect away."""
+    detection: Detection | None = None
+    """The dialect and the keys that gave it away; None when the text is no table at all."""
     is_ready: bool = True
     """False when the status is "initializing": then only the status is reported."""
     num_servers: int = 0
     num_devices: int = 0
+
+    @property
+    def dialect(self) -> str | None:
+        """Short name of the dialect, such as "1.0"; None when the text is no table at all."""
+        return None if self.detection is None else self.detection.dialect.name
 
     @property
     def num_errors(self) -> int:
@@ -67,7 +68,7 @@ def validate_table(
     `device_target` is "ascend", "gpu" or "cpu": the last two have no `device_ip` and none of Ascend's rules.
     `chip` is "910a", "a2", "a3", "a5", "300i-duo" or None: it turns the warnings of its own rules into errors.
     `profile` is "hccl", "mindspore" or None: it adds what that reader demands.
-    Raises ProfileError for other names, BuildError for a dialect that is only read (see `validate_file`).
+    Raises BuildError for other names, BuildError for a dialect that is only read (see `validate_file`).
     """
     checked_for = build_profile(device_target, chip, profile)
     return judge_table(table, checked_for)
@@ -89,7 +90,7 @@ def validate_file(
     """Return the report on the file at `path` (`-` is standard input); a text that is no JSON is a finding too.
 
     The options are those of `validate_table`.
-    Raises ProfileError, ReadError for a file that cannot be opened, UnsupportedDialectError for other known tables.
+    Raises BuildError, ReadError for a file that cannot be opened, UnsupportedDialectError for other known tables.
     """
     checked_for = build_profile(device_target, chip, profile)
     try:
@@ -122,9 +123,7 @@ def validate_document(document: Document, profile: Profile) -> Report:
         document.source,
         profile,
         locate(problems, document),
-        kind.name,
-        kind.title,
-        detection.evidence,
+        detection,
         is_ready,
         len(survey.servers),
         survey.num_devices,

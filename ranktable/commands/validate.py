@@ -13,12 +13,12 @@ from typing import Any
 
 import click
 
-from ranktable.commands import FORMAT, Outcome, chip_option, reader_option, target_option
+from ranktable.commands import FORMAT, Outcome, choice_option, target_option
 from ranktable.errors import EXIT_NOT_READY, EXIT_PROBLEMS, EXIT_USAGE, EXIT_VALID, RankTableError, ReadError
 from ranktable.fix import Repair
 from ranktable.kinds import ServerEntry
 from ranktable.local import check_file
-from ranktable.profile import build_profile
+from ranktable.profile import CHIPS, READERS, build_profile
 from ranktable.report import Verdict, render_report, render_verdicts_json
 from ranktable.validate import Report, validate_document, validate_file
 
@@ -32,8 +32,8 @@ _SHOWN_REPEATS = 3
 @click.option("--strict", is_flag=True, help="Exit with 1 on warnings too.")
 @click.option("--quiet", is_flag=True, help="Text only: leave out files that pass, and warnings unless --strict.")
 @target_option("For which devices to check: cpu and gpu tables need no device_ip and follow none of Ascend's rules.")
-@chip_option("Hold the table to the rules of this chip; without it they are warnings.")
-@reader_option("Hold the table to what this reader demands beyond the rules that all share.")
+@choice_option("--chip", CHIPS, "Hold the table to the rules of this chip; without it they are warnings.")
+@choice_option("--profile", READERS, "Hold the table to what this reader demands beyond the rules that all share.")
 @click.option("--local", is_flag=True, help="Rules L1 to L7 too: one table, or $RANK_TABLE_FILE, against this host.")
 @click.option("--root", metavar="DIR", default="/", help="With --local: where the host's /dev and /etc are.")
 @click.option("--fix", is_flag=True, help="Repair what is mechanical in one table; without -o and --in_place: a diff.")

@@ -236,7 +236,11 @@ def _replacing(target: Path, found: os.stat_result | None, mode: int | None, may
         temporary.unlink(missing_ok=True)
         raise
     if may_wait:
-        sync_folder(target.parent)
+        # The new name is made durable too. Some network file systems refuse that; the data is safe by then.
+        descriptor = os.open(target.parent, os.O_RDONLY)
+        with contextlib.suppress(OSError):
+            os.fsync(descriptor)
+        os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -280,17 +284,6 @@ class _PatientWriter(io.RawIOBase):
                 super().close()
             finally:
                 os.close(self._descriptor)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the new name durable too. Some network file systems refuse to sync folders; the data is safe by then."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        return
-    finally:
-        os.close(descriptor)
 
 
 def _suggest(target: Path, error: OSError | ValueError) -> str:

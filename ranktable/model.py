@@ -33,7 +33,7 @@ class Device:
     super_device_id: str | None = None
     """Number of the device in its super pod, a decimal of 32 bits; None outside super pods."""
     extra: Mapping[str, object] = field(default_factory=lambda: NOTHING, hash=False)
-    """All other keys of the device as they stood in the file; do not change it."""
+    """All other keys as they stood in the file, here and below; do not change it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,6 @@ class Server:
     group: str | None = None
     """Name of the group that the server stands in, for dialects whose groups have ranks from 0 each."""
     extra: Mapping[str, object] = field(default_factory=lambda: NOTHING, hash=False)
-    """All other keys of the server as they stood in the file; do not change it."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -65,7 +64,6 @@ class SuperPod:
     super_pod_id: str
     server_ids: tuple[str, ...]
     extra: Mapping[str, object] = field(default_factory=lambda: NOTHING, hash=False)
-    """All other keys of the super pod as they stood in the file; do not change it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,6 @@ class RankTable:
     """What the file says in `server_count`; None when it says nothing. A correct table declares len(servers)."""
     super_pods: tuple[SuperPod, ...] = ()
     extra: Mapping[str, object] = field(default_factory=lambda: NOTHING, hash=False)
-    """All other top-level keys as they stood in the file; do not change it."""
 
     @property
     def world_size(self) -> int:

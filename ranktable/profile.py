@@ -6,7 +6,7 @@ that chip is asked for, warnings when no chip is named, and silent when another 
 `device_ip` is the address of an accelerator's own network port. Ascend devices have one; CPU hosts and GPUs do not,
 so for the targets "cpu" and "gpu" a table without it is complete, and none may be made up to please a checker.
 
-A reader demands things beyond HCCL's rules, which hold for all of them, since HCCL gets the table in the end.
+A reader demands things beyond HCCL's rules, which hold for all of them.
 """
 
 from __future__ import annotations
@@ -34,11 +34,6 @@ class Profile:
     def is_ascend(self) -> bool:
         """True when HCCL is to read the table."""
         return self.device_target == "ascend"
-
-    @property
-    def has_ports(self) -> bool:
-        """True when devices may have network ports of their own."""
-        return self.device_target not in ("gpu", "cpu")
 
     @property
     def words(self) -> str:

@@ -115,7 +115,7 @@ def render_json(value: object) -> str:
 def _render(value: object, margin: str) -> str:
     if not isinstance(value, dict | list) or not value:
         return json.dumps(value)
-    if _is_flat(value):
+    if not any(isinstance(member, dict | list) for member in (value.values() if isinstance(value, dict) else value)):
         line = json.dumps(value)
         if len(margin) + len(line) <= _MAX_LINE:
             return line
@@ -128,8 +128,3 @@ def _render(value: object, margin: str) -> str:
         opening, closing = "[", "]"
     body = f",\n{inner}".join(parts)
     return f"{opening}\n{inner}{body}\n{margin}{closing}"
-
-
-def _is_flat(value: dict[str, object] | list[object]) -> bool:
-    members = value.values() if isinstance(value, dict) else value
-    return not any(isinstance(member, dict | list) for member in members)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import click
 from click.core import ParameterSource
 
@@ -62,14 +60,10 @@ def merge(
             chip=chip,
         )
     except MergeError as error:
-        return Outcome(notes=_list_conflicts(error.conflicts), exit_code=error.exit_code)
+        shown = [f"error: {conflict}" for conflict in error.conflicts[:_SHOWN]]
+        more = [f"and {len(error.conflicts) - _SHOWN} more"] if len(error.conflicts) > _SHOWN else []
+        return Outcome(notes=(*shown, *more, "nothing is written"), exit_code=error.exit_code)
     return deliver_table(edited.table, edited.notes, output)
-
-
-def _list_conflicts(conflicts: Sequence[str]) -> tuple[str, ...]:
-    shown = [f"error: {conflict}" for conflict in conflicts[:_SHOWN]]
-    more = [f"and {len(conflicts) - _SHOWN} more"] if len(conflicts) > _SHOWN else []
-    return (*shown, *more, "nothing is written")
 
 
 @click.command(short_help="Write a table in another dialect, or as a host file.")

@@ -215,7 +215,7 @@ DIALECTS = (
         versions=(SUPER_PODS,),
         rules=rule_ids(_LISTED, _ORDER, _SUPER_PODS),
         readers=frozenset({"hccl", "mindspore"}),
-        has_super_pods=True,
+        is_for_a3=True,
         reads_super_pods=True,
         is_written=True,
     ),
@@ -228,7 +228,6 @@ DIALECTS = (
         versions=(PLAIN,),
         rules=rule_ids(_LISTED, _ORDER, _OF_910A, "P4"),
         readers=frozenset({"hccl", "mindspore"}),
-        has_super_pods=False,
     ),
     Dialect(
         name=PLAIN,
@@ -240,7 +239,6 @@ DIALECTS = (
         versions=(PLAIN,),
         rules=rule_ids(_LISTED, _ORDER, _OF_910A),
         readers=frozenset({"hccl", "mindspore"}),
-        has_super_pods=False,
         is_written=True,
     ),
 )

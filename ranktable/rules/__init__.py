@@ -52,11 +52,6 @@ class Rule:
         known = (kind for kind in all_dialects() if kind.schema)
         return frozenset(kind.name for kind in known if self.rule_id in kind.rules | EVERYWHERE)
 
-    @property
-    def place(self) -> tuple[int, int]:
-        """A sort key: the rules R by number, then L and P."""
-        return "RLP".index(self.rule_id[0]), int(self.rule_id[1:])
-
     def __call__(self, check: Check) -> Check:
         """Register the rule with the decorated function for its check."""
         register(replace(self, check=check))
@@ -80,7 +75,7 @@ def registered_rules() -> tuple[Rule, ...]:
     for name in _MODULES:
         import_module(f"ranktable.rules.{name}")
     all_dialects()  # their modules register rules of their own
-    return tuple(sorted(_RULES.values(), key=lambda entry: entry.place))
+    return tuple(sorted(_RULES.values(), key=lambda entry: ("RLP".index(entry.rule_id[0]), int(entry.rule_id[1:]))))
 
 
 def chip_of(survey: Survey, profile: Profile) -> str | None:
@@ -90,10 +85,9 @@ def chip_of(survey: Survey, profile: Profile) -> str | None:
     """
     if profile.chip:
         return profile.chip
-    said, first = survey.kind.has_super_pods, next(survey.devices, None)
-    if said is None:
-        said = survey.has("super_pod_list") or (first is not None and first.has("super_device_id"))
-    return "a3" if said else None
+    first = next(survey.devices, None)
+    has_any = survey.has("super_pod_list") or (first is not None and first.has("super_device_id"))
+    return "a3" if survey.kind.is_for_a3 or (has_any and survey.kind.reads_super_pods) else None
 
 
 def severity_on(survey: Survey, profile: Profile, *chips: str) -> Severity | None:

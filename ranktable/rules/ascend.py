@@ -234,6 +234,6 @@ def check_chip(survey: Survey, profile: Profile) -> Iterator[Problem]:
         reads = "version 2.0 only" if profile.chip == "a5" else "versions 1.0 and 1.2, not 2.0"
         remedy = "generate the table on its host" if profile.chip == "a5" else "name the chip a5, or use version 1.0"
         yield survey.complain("version", "P2", f"chip {profile.chip} reads {reads} (EI0014)", remedy)
-    elif survey.kind.has_super_pods and profile.chip != "a3":
+    elif survey.kind.is_for_a3 and profile.chip != "a3":
         message = f"super pods belong to chip a3, the table is checked for {profile.chip}"
         yield survey.complain("version", "P2", message, 'write "version": "1.0", or name the chip a3', "warning")

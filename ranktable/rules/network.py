@@ -39,7 +39,11 @@ def read_device_addresses(device: DeviceEntry) -> list[Address]:
 @Rule("R13", "device_ip is the address of a network port", severity="error or warning", sources=_CONCISE)
 def check_device_addresses(survey: Survey, profile: Profile) -> Iterator[Problem]:
     """No mask, no mark of a failed tool, no 0.0.0.0, no loopback address (a warning on a single server)."""
-    remedy = _FIND_IT if profile.has_ports else "leave the key out: this kind of device has no such port"
+    remedy = (
+        _FIND_IT
+        if profile.device_target not in ("gpu", "cpu")
+        else "leave the key out: this kind of device has no such port"
+    )
     for device in survey.devices:
         text = device.text("device_ip")
         faults = (_fault_of(part, survey) for part in ([] if text is None else text.split(",")))
@@ -50,9 +54,7 @@ def check_device_addresses(survey: Survey, profile: Profile) -> Iterator[Problem
 def _fault_of(part: str, survey: Survey) -> tuple[Severity, str] | None:
     address = parse_address(part)
     if address is None:
-        what = name_placeholder(part)
-        fault = f"the address is {what}" if what else "the value is not an IPv4 or IPv6 address"
-        return "error", fault if part.strip() else "the address is empty"
+        return "error", _no_address(part) if part.strip() else "the address is empty"
     if _is_usual(address):
         return None
     if address.is_unspecified or address.is_multicast or address == _BROADCAST:
@@ -60,6 +62,11 @@ def _fault_of(part: str, survey: Survey) -> tuple[Severity, str] | None:
     if address.is_loopback:
         return "error" if survey.is_multi_server else "warning", "the address is a loopback address"
     return None
+
+
+def _no_address(text: str) -> str:
+    what = name_placeholder(text)
+    return f"the address is {what}" if what else "the value is not an IPv4 or IPv6 address"
 
 
 def _is_usual(address: Address) -> bool:
@@ -109,9 +116,7 @@ def _check_host_addresses(survey: Survey) -> Iterator[Problem]:
     family = _most_common(address.version for _, _, address in hosts if address)
     for server, text, address in hosts:
         if address is None:
-            what = name_placeholder(text)
-            message = f"the address is {what}" if what else "the value is not an IPv4 or IPv6 address"
-            yield server.complain("host_ip", "R15", message, "write the host's address, or leave the key out")
+            yield server.complain("host_ip", "R15", _no_address(text), "write the host's address, or leave the key out")
         elif address.version != family:
             message = f"the other host addresses are IPv{family}"
             yield server.complain("host_ip", "R15", message, f"use IPv{family} for every host")

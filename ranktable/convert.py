@@ -1,7 +1,4 @@
-"""A table as version 1.0 or 1.2, or as a host file, and what is lost in it.
-
-Ranks, device ids and addresses are carried over as they are; no address, device id or super device id is made up.
-"""
+"""A table as version 1.0 or 1.2, or as a host file, and what is lost in it; nothing is made up."""
 
 from __future__ import annotations
 

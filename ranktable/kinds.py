@@ -1,10 +1,8 @@
 """The kinds of tables, one record each (`Dialect`), and what a table says as far as it can be read: the rules' input.
 
-A faulty table cannot be decoded into a `RankTable`, yet all of its faults are to be reported in one run. A survey
-holds each value that could be read (None where it could not) together with its JSON path. Every dialect makes one, and
-`table_of` makes the table out of it.
-
-A new dialect is a record in a module of `ranktable.dialects`, of which the file's name stands in `_MODULES`.
+A survey holds each value that could be read (None where it could not) with its JSON path, so that all faults of a table
+are reported in one run; `table_of` makes the table of one without. A new dialect is a record in a module of
+`ranktable.dialects` that `_MODULES` names.
 """
 
 from __future__ import annotations

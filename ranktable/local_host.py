@@ -1,7 +1,4 @@
-"""This host: its name, addresses, device nodes and hccn.conf, and what its tools answer. Nothing is guessed.
-
-Device nodes and hccn.conf are read below a root folder, which is `/`, or where a container has mounted the root of its
-host. On a host with GPUs or without accelerators there is no device address. The tools are asked with a time limit.
+"""This host: its name, addresses, device nodes and hccn.conf below a root folder, and what its tools answer.
 
 Source: the device nodes of the Ascend (`/dev/davinciN`) and NVIDIA (`/dev/nvidiaN`) drivers; the network configuration
 pages of the Ascend driver (`address_N=` lines among others, in any order, with gaps in the ids); the hccn_tool and
@@ -291,10 +288,7 @@ def _choose_devices(target: str, asked: Sequence[int] | None, root: Path) -> Seq
 def _ask_devices(
     device_ids: Sequence[int], root: Path, asks_super_pod: bool
 ) -> tuple[tuple[Device, ...], str | None, tuple[str, ...]]:
-    """Ask hccn_tool and read hccn.conf, which must agree; npu-smi only when super pods are wanted.
-
-    A device without an address among others that have one is an error that quotes the tool.
-    """
+    """Ask hccn_tool and read hccn.conf, which must agree; npu-smi only when super pods are wanted."""
     found, conf = ask_addresses(device_ids, root) or HostAnswers(), read_hccn_conf(root) or HostAnswers()
     for device_id, said in conf.addresses.items():
         if device_id in device_ids:  # in a container hccn.conf lists all of the host's

@@ -1,12 +1,8 @@
 """For whom a table is checked: the kind of device, the chip where it is known, and the program that reads the table.
 
-A rank table does not name its chip. Rules that hold for every chip are errors; rules of one chip are errors when
-that chip is asked for, warnings when no chip is named, and silent when another is. Chip a5 reads version 2.0 only.
-
-`device_ip` is the address of an accelerator's own network port. Ascend devices have one; CPU hosts and GPUs do not,
-so for the targets "cpu" and "gpu" a table without it is complete, and none may be made up to please a checker.
-
-A reader demands things beyond HCCL's rules, which hold for all of them.
+A rank table does not name its chip: rules of one chip are errors when that chip is asked for, warnings when no chip is
+named, and silent when another is. `device_ip` is the address of an accelerator's own network port, which CPU hosts and
+GPUs do not have; none may be made up to please a checker.
 """
 
 from __future__ import annotations

@@ -94,10 +94,7 @@ def _problem_as_json(problem: Problem) -> dict[str, object]:
 
 
 def _list_servers(table: RankTable) -> Iterator[tuple[Server, dict[str, object]]]:
-    """Yield each server with what the table says of it beside its devices, None for what it does not say.
-
-    They stand in the order of their ranks; in the order of the file where ranks start again in groups.
-    """
+    """Yield each server, by rank unless ranks start again in groups, with what the table says of it."""
     ranks = [device.rank_id for _, device in table.placements]
     servers = table.servers_by_rank if len(set(ranks)) == len(ranks) else table.servers
     pods = {server_id: pod.super_pod_id for pod in table.super_pods for server_id in pod.server_ids}

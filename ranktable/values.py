@@ -1,8 +1,7 @@
 """How values are read and written: numbers, addresses, what stands there instead of a value; names, nouns and JSON.
 
-Instead of a value stand masks, placeholders of documentation, and marks of failed tools. A host may be called nearly
-anything, so a name that DNS allows is taken for a placeholder only when it is one of a few words, or nothing but
-numbers and x. Source: samples of documentation and tables posted with questions in public.
+A name that DNS allows is taken for a placeholder only when it is one of a few words, or nothing but numbers and x.
+Source: samples of documentation and tables posted with questions in public.
 """
 
 from __future__ import annotations

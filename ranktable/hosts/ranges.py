@@ -19,12 +19,7 @@ class RangeError(ValueError):
     """A text that is no list of ranges."""
 
     def __init__(self, piece: str, reason: Literal["form", "backwards", "beyond", "many"], turned: str = "") -> None:
-        """
-        Args:
-            piece: the faulty part of the text.
-            reason: it is no range; it runs backwards; it has a number above the largest; with it they are too many.
-            turned: the range that was meant where it runs backwards, `3-7`.
-        """
+        """`piece` is the faulty part of the text; `turned` the range that was meant where it runs backwards, `3-7`."""
         super().__init__(piece)
         self.piece = piece
         self.reason = reason
@@ -71,11 +66,7 @@ def read_ranges(text: str, max_numbers: int, largest: int = LARGEST) -> list[int
 
 
 def find_runs(items: Iterable[T], follows: Callable[[T, T, T], bool]) -> list[tuple[T, T]]:
-    """Return the first and the last of each run of items, in their order.
-
-    Args:
-        follows: called with first and last of a run, and an item; whether that continues it.
-    """
+    """Return first and last of each run of items; `follows(first, last, item)` tells whether an item continues one."""
     runs: list[tuple[T, T]] = []
     for item in items:
         if runs and follows(*runs[-1], item):

@@ -1,9 +1,8 @@
 """The register of rules: one function per rule over a survey, how bad a breach is, on which chips, and its sources.
 
 A dialect names its rules (`Dialect.rules`); those of `EVERYWHERE` hold for all. Rules without a function are looked
-after while a file is read and its structure is checked (R1, R2, R4, R5, R31, R32), and by `ranktable.local` against the
-host that the table is read on (L1 to L7). A rule that no public source asks for is a warning. Rules with other letters
-than R are what single readers, chips or kinds of tables ask for.
+after while a file is read, by the function of another rule, or by `ranktable.local`. A rule that no public source asks
+for is a warning.
 """
 
 from __future__ import annotations
@@ -79,10 +78,7 @@ def registered_rules() -> tuple[Rule, ...]:
 
 
 def chip_of(survey: Survey, profile: Profile) -> str | None:
-    """Return the chip of the profile, else "a3" for a table with super pods, else None.
-
-    Only A3 has super pods in a version 1 table: the kind of table says so, or what it holds.
-    """
+    """Return the chip of the profile, else "a3", the only one with super pods, for a table that has some, else None."""
     if profile.chip:
         return profile.chip
     first = next(survey.devices, None)

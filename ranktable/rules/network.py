@@ -1,7 +1,6 @@
 """Rules R13 to R16, R22 and R27: addresses of devices and hosts, and their ports.
 
-`device_ip` may be left out where the device has no network port of its own: always for the targets cpu and gpu, and on
-Ascend inside one server. It is never to be made up: HCCL compares it with the address of the real port.
+`device_ip` is never to be made up: HCCL compares it with the address of the real port.
 """
 
 from __future__ import annotations
@@ -76,10 +75,7 @@ def _is_usual(address: Address) -> bool:
 
 @Rule("R14", "device_ip is unique in the whole table", is_whole=True, sources=_CONCISE)
 def check_addresses_of_all(survey: Survey, _profile: Profile) -> Iterator[Problem]:
-    """R14 and R15: the odd ones are reported, not the many.
-
-    A backup address is another device's own address by design (R27), so it does not count as the same one.
-    """
+    """R14 and R15: the odd ones are reported. A backup address is that of another device by design (R27)."""
     with_address = [(device, addresses) for device in survey.devices if (addresses := read_device_addresses(device))]
     family = _most_common(address.version for _, addresses in with_address for address in addresses)
     count = _most_common(len(addresses) for _, addresses in with_address)
@@ -130,10 +126,7 @@ def _check_host_addresses(survey: Survey) -> Iterator[Problem]:
     sources=(citations.CONCISE, citations.A3_PAGE),
 )
 def check_device_addresses_present(survey: Survey, profile: Profile) -> Iterator[Problem]:
-    """On 910A and 300I Duo always; on A2 with several servers; on A3 with several servers that are not one super pod.
-
-    A2 needs it on one server too when HCCL_INTRA_ROCE_ENABLE=1, which no table tells. On cpu and gpu: never asked for.
-    """
+    """A2 needs it on one server too when HCCL_INTRA_ROCE_ENABLE=1, which no table tells."""
     need = _find_need(survey, chip_of(survey, profile)) if profile.is_ascend else None
     # Template 2 may write "" for no address (a missing key is R28 too); servers cannot connect without one.
     may_be_empty = survey.kind.writes_empty_addresses

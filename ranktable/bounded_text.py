@@ -56,8 +56,7 @@ def _too_long(line: int | None = None) -> TextError:
 def load_json(text: str | bytes) -> Any:
     """Return the value of a JSON text.
 
-    Raises:
-        TextError: it is no JSON, is more than `MAX_DEPTH` levels deep, or has a number of over `MAX_DIGITS` digits.
+    Raises TextError: it is no JSON, is more than `MAX_DEPTH` levels deep, or has a number of over `MAX_DIGITS` digits.
     """
     try:
         value = json.loads(text, parse_int=_parse_int)
@@ -92,8 +91,7 @@ def _parse_int(digits: str) -> int:
 def load_yaml(text: str) -> Any:
     """Return the value of a YAML text of at most one document; None for an empty one.
 
-    Raises:
-        TextError: as `load_yaml_documents` does, or there are several documents.
+    Raises TextError: as `load_yaml_documents` does, or there are several documents.
     """
     documents = load_yaml_documents(text)
     if len(documents) > 1:
@@ -104,9 +102,8 @@ def load_yaml(text: str) -> Any:
 def load_yaml_documents(text: str) -> list[Any]:
     """Return the values of all documents of a YAML text; tags can make nothing but plain values.
 
-    Raises:
-        TextError: it is no YAML or has a key twice in one mapping; it is more than `MAX_DEPTH` levels deep, has over
-            `MAX_NODES` values or a number of over `MAX_DIGITS` digits; aliases repeat more than `MAX_REPEATED` values.
+    Raises TextError: it is no YAML or has a key twice in one mapping; it is more than `MAX_DEPTH` levels deep, has over
+    `MAX_NODES` values or a number of over `MAX_DIGITS` digits; aliases repeat more than `MAX_REPEATED` values.
     """
     import yaml
 
@@ -118,8 +115,7 @@ def load_yaml_documents(text: str) -> list[Any]:
 def compose_yaml(text: str, *, max_depth: int) -> yaml.Node | None:
     """Return the tree of nodes of a YAML text without aliases; None for an empty one. Nothing is constructed.
 
-    Raises:
-        TextError: as `load_yaml_documents` does, or there is an alias.
+    Raises TextError: as `load_yaml_documents` does, or there is an alias.
     """
     import yaml
 

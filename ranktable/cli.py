@@ -59,9 +59,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result = cli.main(args=words, prog_name="ranktable", standalone_mode=False)
         return _print(result) if isinstance(result, Outcome) else int(result or 0)
     except click.ClickException as error:
-        return _print_error(error.format_message(), _help_hint(error), error.exit_code)
+        context = getattr(error, "ctx", None)
+        hint = f" (see {context.command_path} --help)" if context is not None else ""
+        _print_note(f"error: {error.format_message()}{hint}")
+        return error.exit_code
     except RankTableError as error:
-        return _print_error(str(error), "", error.exit_code)
+        _print_note(f"error: {error}")
+        return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         return _EXIT_INTERRUPTED
     except BrokenPipeError:
@@ -78,11 +82,6 @@ def _print(outcome: Outcome) -> int:
     return outcome.exit_code
 
 
-def _print_error(message: str, hint: str, exit_code: int) -> int:
-    _print_note(f"error: {message}{hint}")
-    return exit_code
-
-
 def _print_note(text: str) -> None:
     """Print one line, whatever stands in names that the user gave."""
     line = " ".join(text.split())
@@ -94,8 +93,3 @@ def _fit(text: str, stream: TextIO) -> str:
     """Return the text with escapes for what the stream cannot encode."""
     encoding = stream.encoding or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
-
-
-def _help_hint(error: click.ClickException) -> str:
-    context = getattr(error, "ctx", None)
-    return f" (see {context.command_path} --help)" if context is not None else ""

@@ -1,18 +1,16 @@
-"""A table as version 1.0 or 1.2, or as a host file, and what is lost in it.
-
-Ranks, device ids and addresses are carried over as they are; no address, device id or super device id is made up.
-"""
+"""A table as version 1.0 or 1.2, or as a host file, and what is lost in it; nothing is made up."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ranktable.errors import BuildError
 from ranktable.generate import give_super_device_ids
 from ranktable.hosts.names import check_host_name
 from ranktable.kinds import dialect_of, written_names
+from ranktable.merge import Edited
 from ranktable.model import NOTHING, RankTable, Server, SuperPod
 from ranktable.profile import ANY_TARGET
 from ranktable.validate import hold_to_rules
@@ -22,30 +20,22 @@ _OWN = ("cluster_list", "data_version")
 """Keys at the top that belong to the dialect that is left."""
 
 
-@dataclass(frozen=True, slots=True)
-class Converted:
-    """A table in another dialect."""
-
-    table: RankTable
-    lost: tuple[str, ...] = ()
-    """What the table said and the dialect cannot, such as `device_ip of 16 devices`."""
-
-
 def convert_table(
     table: RankTable,
     to: str,
     *,
     super_pods: Mapping[str, Sequence[str]] = NOTHING,  # type: ignore[assignment]
     super_device_ids: Mapping[str, Sequence[str]] = NOTHING,  # type: ignore[assignment]
-) -> Converted:
+) -> Edited:
     """Return `table` in the dialect `to`, "1.0" or "1.2"; in its own dialect it is returned as it is.
 
+    The notes are what the table said and the dialect cannot, such as `device_ip of 16 devices`.
     What only a person knows, for 1.2: the servers of each super pod, and the super device ids of each server, in the
     order of its devices. Raises BuildError for other dialects, for ranks that are not 0 to n-1, and for what `to`
     demands and neither the table nor the caller say.
     """
     if to == table.dialect:
-        return Converted(table)
+        return Edited(table)
     if to not in written_names():
         raise BuildError(f"nothing can be converted to {to}", f"choose one of {', '.join(written_names())}")
     _check_ranks(table)
@@ -71,7 +61,7 @@ def convert_table(
     extra = {key: value for key, value in table.extra.items() if keeps_others and key not in _OWN}
     pods = table.super_pods if has_pods else ()
     converted = RankTable(to, servers, table.status, len(servers), pods, extra)
-    return Converted(converted, _list_losses(table, converted))
+    return Edited(converted, _list_losses(table, converted))
 
 
 def write_hostfile(table: RankTable) -> tuple[str, tuple[str, ...]]:

@@ -64,10 +64,8 @@ class Document:
 def parse_document(data: bytes, source: str = "<bytes>") -> Document:
     """Return the JSON object that `data` holds.
 
-    Raises JsonTextError, with line and column, for anything else: another encoding, comments, trailing commas,
-    truncated text, NaN, numbers of more than 400 digits, nesting deeper than 64, more than a million objects, a top
-    that is not an object.
-    Repeated keys do not raise; the first 1,000 are listed in the result.
+    Raises JsonTextError, with line and column, for anything else, for NaN and numbers of more than 400 digits, nesting
+    deeper than 64, and more than a million objects. Of repeated keys the first 1,000 are listed in the result.
     """
     text, has_bom = _decode_text(data, source)
     for mark, most, noun in ((b"{", MAX_OBJECTS, "objects"), (b",", MAX_MEMBERS, "members")):

@@ -100,22 +100,7 @@ class NotReadyError(RankTableError):
 
 
 class BuildError(RankTableError, ValueError):
-    """Servers, devices, addresses or wishes that make no valid table."""
-
-
-class ProfileError(RankTableError, ValueError):
-    """A device target, a chip or a profile that is not known, or that do not go together."""
-
-
-class SourceError(RankTableError, ValueError):
-    """hccn.conf or the answer of a tool that cannot be taken; `source` names it, `line` counts from 1, or is None."""
-
-    def __init__(self, source: str, line: int | None, message: str, remedy: str) -> None:
-        super().__init__(f"{source}{f':{line}' if line else ''}: {message}", remedy)
-
-
-class RankNotFoundError(RankTableError, LookupError):
-    """A rank that no device of the table has, or several groups."""
+    """Wishes that make no valid table, a target, chip or reader that is not known, a rank that no device has."""
 
 
 class MergeError(RankTableError):
@@ -130,7 +115,7 @@ class MergeError(RankTableError):
 
 
 class HostListError(RankTableError, ValueError):
-    """Hosts that a list, an option or a file gives wrongly: `fault` with its value, and `source`, empty at first."""
+    """Hosts that a list, a file or a tool gives wrongly: `fault` with its value, and `source`, empty at first."""
 
     def __init__(self, fault: str, remedy: str, source: str = "") -> None:
         super().__init__(f"{source}: {fault}" if source else fault, remedy)

@@ -86,8 +86,7 @@ def _suggest_path(name: str, error: OSError) -> str:
 def read_text(path: str | os.PathLike[str], max_bytes: int = MAX_TEXT_BYTES) -> str:
     """Return the text of a small UTF-8 file or pipe; a byte order mark is left out.
 
-    Raises:
-        OSError: it cannot be read, is larger, is not UTF-8, or a pipe stays without a writer; `strerror` says what.
+    Raises OSError: it cannot be read, is larger, is not UTF-8, or a pipe stays without a writer; `strerror` says what.
     """
     return decode_text(read_at_most(path, max_bytes + 1), max_bytes)
 
@@ -105,13 +104,9 @@ def decode_text(data: bytes, max_bytes: int) -> str:
 def read_at_most(
     path: str | os.PathLike[str], num_bytes: int, check: Callable[[os.stat_result], None] | None = None
 ) -> bytes:
-    """Return the first `num_bytes` of a file or pipe.
+    """Return the first `num_bytes` of a file or pipe; `check` is given what was opened, and may raise.
 
-    Args:
-        check: is given what was opened, and may raise.
-
-    Raises:
-        OSError: it cannot be read, or a pipe stays without a writer.
+    Raises OSError: it cannot be read, or a pipe stays without a writer.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
@@ -157,32 +152,20 @@ def write_bytes(path: str | os.PathLike[str], data: bytes, *, mode: int = DEFAUL
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes, *, mode: int | None = None, may_wait: bool = True) -> None:
-    """Write an output file that a user has named, as `open_whole` does.
-
-    Args:
-        may_wait: for the disk, and for the reader of a pipe; False for who has other things to do.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write an output file that a user has named, as `open_whole` does; raises OSError."""
     with open_whole(path, mode=mode, may_wait=may_wait) as stream:
         stream.write(data)
 
 
 @contextlib.contextmanager
 def open_whole(path: str | os.PathLike[str], *, mode: int | None = None, may_wait: bool = True) -> Iterator[BinaryIO]:
-    """Give a stream for the content of a file that a user has named.
+    """Give a stream for the content of a file that a user has named; raises OSError.
 
     A plain file, or none: the content goes to a temporary name beside it, is made durable, and takes its place when the
     context ends without an exception. A device, a named pipe or a descriptor (/dev/stdout) is written into. Of a
-    symbolic link the target is written; the link stays.
-
-    Args:
-        mode: exact permissions; None for those of the file that is there, else for what the umask leaves of 0666.
-        may_wait: for the disk, and `WAIT_FOR_READER_S` for the reader of a pipe.
-
-    Raises:
-        OSError: it cannot be written.
+    symbolic link the target is written; the link stays. `mode` has exact permissions; None is for those of the file
+    that is there, else for what the umask leaves of 0666. With `may_wait` the disk is waited for, and
+    `WAIT_FOR_READER_S` the reader of a pipe.
     """
     target = _follow_links(Path(path))
     try:
@@ -198,10 +181,7 @@ def open_whole(path: str | os.PathLike[str], *, mode: int | None = None, may_wai
 def replace_file(path: Path, data: bytes, *, mode: int) -> None:
     """Put a file into a folder of ours: a link, pipe or device that somebody has put there is replaced, not followed.
 
-    It is whole to a reader, but may not have reached the disk.
-
-    Raises:
-        OSError: it cannot be written.
+    It is whole to a reader, but may not have reached the disk. Raises OSError: it cannot be written.
     """
     with _replacing(path, None, mode, may_wait=False) as stream:
         stream.write(data)
@@ -240,7 +220,11 @@ def _replacing(target: Path, found: os.stat_result | None, mode: int | None, may
         temporary.unlink(missing_ok=True)
         raise
     if may_wait:
-        sync_folder(target.parent)
+        # The new name is made durable too. Some network file systems refuse that; the data is safe by then.
+        descriptor = os.open(target.parent, os.O_RDONLY)
+        with contextlib.suppress(OSError):
+            os.fsync(descriptor)
+        os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -284,17 +268,6 @@ class _PatientWriter(io.RawIOBase):
                 super().close()
             finally:
                 os.close(self._descriptor)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the new name durable too. Some network file systems refuse to sync folders; the data is safe by then."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        return
-    finally:
-        os.close(descriptor)
 
 
 def _suggest(target: Path, error: OSError | ValueError) -> str:

@@ -1,13 +1,9 @@
 """Repairs the mechanical faults of a table: those whose right form follows from what stands there.
 
 Never made up: ids, addresses, versions. Never changed: the status, because only the producer of a table knows whether
-it is complete; a key that stands twice, because only a person knows which one is right.
-
-Text: comments, commas after the last item, single quotes, True, False and None, a byte order mark. Not repaired,
-because a person must say what belongs there: elisions (...), text that ends in the middle, missing commas and brackets.
-Keys: a key is taken for another when they differ in letter case, underscores, dashes or a plural s only (`deviceIp`,
-`devices`), and also in a letter or two when the other is required and missing. Keys that are known for other readers
-stay as they are. Counts (R6, R28, R30) are set to what is listed.
+it is complete; a key that stands twice; text of which a person must say what belongs there (elisions, brackets).
+A key is taken for another when they differ in letter case, underscores, dashes or a plural s only (`deviceIp`,
+`devices`), and also in a letter or two when the other is required and missing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Builds a rank table from hosts and their devices. Pure: no file, no network, no look at this host.
-
-What is built is then validated (`ranktable.validate`), for its device target and chip where they are known: what breaks
-a rule is refused with the id of the rule.
-"""
+"""Builds a rank table from hosts and their devices, and holds it to the rules. Pure: no file, no look at this host."""
 
 from __future__ import annotations
 
@@ -53,14 +49,11 @@ def build_table(
 
     `order` decides which server has rank 0: "server_id" sorts the ids as strings, as HCCL and MindSpore demand
     ("10.0.0.10" before "10.0.0.9"), and the devices of a server by id; "given" keeps the order of the caller.
-    `device_ips` has addresses by server id, one per device in the order in which the devices are given; `device_ip` is
-    left out for the others.
-
-    `version` is one of `written_names()`, by default the plain one; one with super pods takes those of `super_pods`, an
-    id with its servers, in place of what the servers say. With `device_target` ("ascend", "gpu", "cpu") or `chip` the
-    table breaks no rule of that profile; on gpu and cpu a server whose id is an address gets it as `host_ip`.
-
-    Raises BuildError for input that makes no valid table, ProfileError for an unknown target or chip.
+    `device_ips` has addresses by server id, one per device in the order in which the devices are given.
+    `version` is "1.0" or "1.2", which takes its super pods from `super_pods`, an id with its servers, else from what
+    the servers say. With `device_target` ("ascend", "gpu", "cpu") or `chip` the table breaks no rule of that profile;
+    on gpu and cpu a server whose id is an address gets it as `host_ip`.
+    Raises BuildError for input that makes no valid table, and for an unknown target or chip.
     """
     hosts = take_hosts(servers, device_ips)
     profile = None if device_target is None and chip is None else build_profile(device_target or "ascend", chip)

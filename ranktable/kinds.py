@@ -1,10 +1,8 @@
 """The kinds of tables, one record each (`Dialect`), and what a table says as far as it can be read: the rules' input.
 
-A faulty table cannot be decoded into a `RankTable`, yet all of its faults are to be reported in one run. A survey
-holds each value that could be read (None where it could not) together with its JSON path. Every dialect makes one, and
-`table_of` makes the table out of it.
-
-A new dialect is a record in a module of `ranktable.dialects`, of which the file's name stands in `_MODULES`.
+A survey holds each value that could be read (None where it could not) with its JSON path, so that all faults of a table
+are reported in one run; `table_of` makes the table of one without. A new dialect is a record in a module of
+`ranktable.dialects` that `_MODULES` names.
 """
 
 from __future__ import annotations
@@ -198,7 +196,7 @@ def join_servers(found: Iterable[tuple[ServerEntry, list[DeviceEntry]]]) -> tupl
 def table_of(survey: Survey) -> RankTable:
     """Return the table of a survey without faults of structure; whatever the model has no name for is in `extra`."""
     kind = survey.kind
-    roles = _DEVICE_ROLES - {"super_device_id"} if kind.has_super_pods is False else _DEVICE_ROLES
+    roles = _DEVICE_ROLES if kind.reads_super_pods else _DEVICE_ROLES - {"super_device_id"}
     servers = tuple(_server_of(entry, roles) for entry in survey.servers)
     if kind.ranks_by_position:
         servers = number_devices(servers, lambda place, device: (servers[place].server_id, device.device_id))
@@ -217,14 +215,9 @@ def table_of(survey: Survey) -> RankTable:
         *(item.name for item in kind.known_schema.fields if item.role in ("servers", "groups")),
     }
     taken |= ({"server_count"} if is_counted else set()) | ({"super_pod_list"} if kind.reads_super_pods else set())
-    return RankTable(
-        survey.dialect,
-        servers,
-        str(survey.members.get("status", COMPLETED)),
-        survey.number("server_count") if is_counted else None,
-        pods,
-        _without(survey.members, taken),
-    )
+    count = survey.number("server_count") if is_counted else None
+    status = str(survey.members.get("status", COMPLETED))
+    return RankTable(survey.dialect, servers, status, count, pods, _without(survey.members, taken))
 
 
 def _server_of(entry: ServerEntry, roles: frozenset[str]) -> Server:
@@ -278,8 +271,8 @@ class Dialect:
     """Its version where HCCL refuses that: then it has producers and no reader of its own."""
     is_for_a5: bool = False
     """Chip a5 reads it, and no other does."""
-    has_super_pods: bool | None = None
-    """Whether its version says that there are super pods; None where only the table tells."""
+    is_for_a3: bool = False
+    """Its version says that there are super pods, which only A3 has."""
     reads_super_pods: bool = False
     """It has a place for super pods."""
     is_written: bool = False

@@ -11,7 +11,7 @@ from ranktable.document import read_document
 from ranktable.errors import JsonTextError, UnknownDialectError
 from ranktable.files import STDIN_NAME
 from ranktable.hosts.this_host import find_this_host
-from ranktable.kinds import ServerEntry, Survey, dialect_of
+from ranktable.kinds import ServerEntry, Survey
 from ranktable.local_host import (
     NODE_NAMES,
     HostAnswers,
@@ -26,6 +26,7 @@ from ranktable.problem import Problem, Severity
 from ranktable.profile import build_profile
 from ranktable.rules.identity import about_devices
 from ranktable.rules.network import read_device_addresses
+from ranktable.tables import detect_table
 from ranktable.validate import Report, locate, validate_document, validate_file
 from ranktable.values import is_loopback, parse_address
 
@@ -54,7 +55,7 @@ def check_file(
 
     `root` is the folder with the host's /dev and /etc; `environment` that of the job, by default this process's.
     hccn_tool and npu-smi are asked about this host's devices if they are here.
-    Raises ProfileError, ReadError, UnsupportedDialectError, and SourceError for answers that cannot be taken.
+    Raises BuildError, ReadError, UnsupportedDialectError, and HostListError for answers that cannot be taken.
     """
     checked_for = build_profile(device_target, chip, profile)
     try:
@@ -64,7 +65,7 @@ def check_file(
         return LocalReport(validate_file(path, device_target=device_target, chip=chip))
     if not report.is_ready:
         return LocalReport(report)
-    survey, host = dialect_of(str(report.dialect)).survey(document.value), read_local_host()
+    survey, host = detect_table(document).dialect.survey(document.value), read_local_host()
     variables = os.environ if environment is None else environment
     servers = find_local_servers(survey, host)
     found = [*report.problems, *_check_file(os.fspath(path), variables), *_check_host(survey, servers, host)]

@@ -1,7 +1,4 @@
-"""This host: its name, addresses, device nodes and hccn.conf, and what its tools answer. Nothing is guessed.
-
-Device nodes and hccn.conf are read below a root folder, which is `/`, or where a container has mounted the root of its
-host. On a host with GPUs or without accelerators there is no device address. The tools are asked with a time limit.
+"""This host: its name, addresses, device nodes and hccn.conf below a root folder, and what its tools answer.
 
 Source: the device nodes of the Ascend (`/dev/davinciN`) and NVIDIA (`/dev/nvidiaN`) drivers; the network configuration
 pages of the Ascend driver (`address_N=` lines among others, in any order, with gaps in the ids); the hccn_tool and
@@ -23,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from ranktable.errors import BuildError, SourceError
+from ranktable.errors import BuildError, HostListError
 from ranktable.files import read_bytes
 from ranktable.generate import HostInventory
 from ranktable.model import Device
@@ -59,9 +56,9 @@ class Said:
         """`FILE:LINE`, or the name of what was asked."""
         return self.source if self.line is None else f"{self.source}:{self.line}"
 
-    def refuse(self, message: str, remedy: str) -> SourceError:
+    def refuse(self, message: str, remedy: str) -> HostListError:
         """Return the error that this value cannot be taken."""
-        return SourceError(self.source, self.line, message, remedy)
+        return HostListError(message, remedy, self.origin)
 
 
 @dataclass(slots=True)
@@ -76,7 +73,7 @@ class HostAnswers:
     """Devices whose address was asked for and not given; the value is what the tool said instead."""
 
     def add_address(self, device_id: int, said: Said) -> None:
-        """Add the address of a device; raises SourceError for what is none, or another one than is known."""
+        """Add the address of a device; raises HostListError for what is none, or another one than is known."""
         address = parse_address(said.value)
         what = name_placeholder(said.value) or ("not an IPv4 or IPv6 address" if address is None else None)
         if what:
@@ -87,7 +84,7 @@ class HostAnswers:
     def add_super_pod(self, device_id: int, answer: Said) -> None:
         """Add what npu-smi answers about a device, if it says that it is in a super pod.
 
-        Raises SourceError for an SDID that is not of 32 bits, for an answer that has one of the two only, and when two
+        Raises HostListError for an SDID that is not of 32 bits, for an answer with one of the two only, and when two
         devices are in two super pods.
         """
         number, pod = _SDID.search(answer.value), _POD.search(answer.value)
@@ -111,7 +108,7 @@ def _agree(first: Said, second: Said, what: str) -> None:
 
 
 def read_hccn_conf(root: Path) -> HostAnswers | None:
-    """Return the addresses in etc/hccn.conf below a folder, None where it is not; raises ReadError, SourceError."""
+    """Return the addresses in etc/hccn.conf below a folder, None where it is not; raises ReadError, HostListError."""
     conf = root / "etc/hccn.conf"
     return parse_hccn_conf(read_bytes(str(conf)), str(conf)) if conf.is_file() else None
 
@@ -119,21 +116,23 @@ def read_hccn_conf(root: Path) -> HostAnswers | None:
 def parse_hccn_conf(data: bytes, source: str) -> HostAnswers:
     """Return the addresses in a copy of hccn.conf; an IPv6 address counts where a device has no other.
 
-    Raises SourceError with the line for an address that is none, for a device with two, and for a file without any.
+    Raises HostListError with the line for an address that is none, for a device with two, and for a file without any.
     """
     by_version = {6: HostAnswers(), 4: HostAnswers()}
     for number, text in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
         line = text.partition("#")[0].strip()
         match = _LINE.fullmatch(line)
         if line and match is None:
-            raise SourceError(source, number, f"{line[:60]!r} is not key=value", "give a copy of /etc/hccn.conf")
+            raise HostListError(
+                f"{line[:60]!r} is not key=value", "give a copy of /etc/hccn.conf", f"{source}:{number}"
+            )
         key = _ADDRESS.fullmatch(match[1]) if match else None
         if match is not None and key is not None:
             said = Said(match[2].strip().partition("/")[0], source, number)
             by_version[6 if ":" in said.value else 4].add_address(int(key[1]), said)
     found = HostAnswers(by_version[6].addresses | by_version[4].addresses)
     if not found.addresses:
-        raise SourceError(source, None, "it has no address_N line", "give a copy of /etc/hccn.conf, or of hccn_tool")
+        raise HostListError("it has no address_N line", "give a copy of /etc/hccn.conf, or of hccn_tool", source)
     return found
 
 
@@ -175,7 +174,7 @@ def find_device_ids(target: str, root: Path = Path("/")) -> list[int]:
 def ask_addresses(device_ids: Iterable[int], root: Path) -> HostAnswers | None:
     """Return what hccn_tool says of each device's address, IPv4 or else IPv6; None without the tool.
 
-    Raises SourceError when the tool cannot be run, gives no answer in time, or gives what is no address.
+    Raises HostListError when the tool cannot be run, gives no answer in time, or gives what is no address.
     """
     tool = find_tool("hccn_tool", root)
     if tool is None:
@@ -194,7 +193,7 @@ def ask_addresses(device_ids: Iterable[int], root: Path) -> HostAnswers | None:
 
 
 def ask_super_pod(device_ids: Iterable[int], root: Path, found: HostAnswers | None = None) -> HostAnswers | None:
-    """Add SDIDs and super pod of the devices as npu-smi says; None without the tool. Raises SourceError."""
+    """Add SDIDs and super pod of the devices as npu-smi says; None without the tool. Raises HostListError."""
     tool = find_tool("npu-smi", root)
     if tool is None:
         return None
@@ -223,7 +222,7 @@ def _ask(tool: str, question: str) -> Said:
         )
     except OSError as error:
         message = f"{tool} cannot be started: {(error.strerror or str(error)).lower()}"
-        raise SourceError(question, None, message, "check the installation of the driver") from error
+        raise HostListError(message, "check the installation of the driver", question) from error
     with process:
         try:
             output, _ = process.communicate(timeout=TIME_LIMIT_S)
@@ -232,7 +231,7 @@ def _ask(tool: str, question: str) -> Said:
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
             message = f"there is no answer within {TIME_LIMIT_S:g} s"
-            raise SourceError(question, None, message, "look at the device with npu-smi info") from error
+            raise HostListError(message, "look at the device with npu-smi info", question) from error
     return Said(output.decode("utf-8", "replace"), question)
 
 
@@ -248,7 +247,7 @@ def probe_host(
 
     `root` is the folder that holds the host's /dev and /etc: another one in a container that has them mounted.
     `server_id` is used in place of the host's main address.
-    Raises BuildError for a target or a device that is not there, SourceError for answers that cannot be taken.
+    Raises BuildError for a target or a device that is not there, HostListError for answers that cannot be taken.
     """
     present = [target for target in NODE_NAMES if find_device_ids(target, root)]
     if device_target is None and len(present) > 1:
@@ -289,10 +288,7 @@ def _choose_devices(target: str, asked: Sequence[int] | None, root: Path) -> Seq
 def _ask_devices(
     device_ids: Sequence[int], root: Path, asks_super_pod: bool
 ) -> tuple[tuple[Device, ...], str | None, tuple[str, ...]]:
-    """Ask hccn_tool and read hccn.conf, which must agree; npu-smi only when super pods are wanted.
-
-    A device without an address among others that have one is an error that quotes the tool.
-    """
+    """Ask hccn_tool and read hccn.conf, which must agree; npu-smi only when super pods are wanted."""
     found, conf = ask_addresses(device_ids, root) or HostAnswers(), read_hccn_conf(root) or HostAnswers()
     for device_id, said in conf.addresses.items():
         if device_id in device_ids:  # in a container hccn.conf lists all of the host's
@@ -310,7 +306,7 @@ def _ask_devices(
         raise failure.refuse(message, "set its address with hccn_tool, or leave the device out with --devices")
     elif missing is not None:
         message = f"it has no address for device {missing}, but for {len(found.addresses)} others"
-        raise SourceError(str(root / "etc/hccn.conf"), None, message, "complete it, or choose --devices")
+        raise HostListError(message, "complete it, or choose --devices", str(root / "etc/hccn.conf"))
     pairs = [(number, found.addresses.get(number), found.super_device_ids.get(number)) for number in device_ids]
     devices = tuple(Device(n, -1, ip.value if ip else None, sdid.value if sdid else None) for n, ip, sdid in pairs)
     return devices, found.super_pod_id.value if found.super_pod_id else None, notes

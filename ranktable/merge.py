@@ -1,7 +1,4 @@
-"""Merges tables of one job's hosts into one.
-
-What stands in the way is said in the words of the input: dialects, servers and ranks that stand twice, keys that
-differ. Super pods of equal ids are joined. The result is held to every rule.
+"""Merges tables of one job's hosts into one, which is held to every rule.
 
 Source of the order: HCCL and MindSpore ask for the string order of the server ids (rule R11).
 """
@@ -51,15 +48,11 @@ def merge_tables(
 ) -> Edited:
     """Return one table of all servers of `tables`, which messages call by `names` (table 1, table 2, ...).
 
-    `order` decides over the list of servers and the ranks, which become 0 to n-1: "server_id" sorts the ids as
-    strings, and the devices of a server keep the order of their ranks. "argument" keeps the order of the tables, and
-    within each that of its ranks.
-
-    Super pods of equal ids are joined. The status is "completed" when that of every table is.
+    Ranks become 0 to n-1: in the string order of the server ids, or ("argument") in the order of the tables and of the
+    ranks in each. Super pods of equal ids are joined. The status is "completed" when that of every table is.
     Raises MergeError with every conflict: of servers, ranks, keys, dialects, and what `validate_table` would call an
-    error in the result for `device_target` and `chip` (a missing device_ip apart where no device has one: such tables
-    are for CPU and GPU hosts). Raises NotReadyError for a table that is not completed unless `allow_initializing`,
-    BuildError for an order or a dialect that cannot be merged.
+    error in the result for `device_target` and `chip` (a missing device_ip apart if no device has one); NotReadyError
+    for a table that is not completed, unless `allow_initializing`; BuildError for an order or dialect not merged.
     """
     listed = list(tables)
     sources = list(zip(names or [f"table {number}" for number in range(1, len(listed) + 1)], listed, strict=True))
@@ -120,10 +113,7 @@ def _check_sources(sources: Sequence[Source], order: str, *, allow_initializing:
 
 
 def _find_conflicts(sources: Sequence[Source]) -> Iterator[str]:
-    """Yield a line for every dialect, server and rank that cannot be beside another.
-
-    What else the rules of one table forbid is found in the merged one.
-    """
+    """Yield a line for every dialect, server and rank that cannot be beside another."""
     first_source, first = sources[0]
     source_of: dict[str, str] = {}
     for source, table in sources:

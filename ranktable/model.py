@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from ranktable.errors import RankNotFoundError
+from ranktable.errors import BuildError
 
 COMPLETED = "completed"
 INITIALIZING = "initializing"
@@ -33,7 +33,7 @@ class Device:
     super_device_id: str | None = None
     """Number of the device in its super pod, a decimal of 32 bits; None outside super pods."""
     extra: Mapping[str, object] = field(default_factory=lambda: NOTHING, hash=False)
-    """All other keys of the device as they stood in the file; do not change it."""
+    """All other keys as they stood in the file, here and below; do not change it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,6 @@ class Server:
     group: str | None = None
     """Name of the group that the server stands in, for dialects whose groups have ranks from 0 each."""
     extra: Mapping[str, object] = field(default_factory=lambda: NOTHING, hash=False)
-    """All other keys of the server as they stood in the file; do not change it."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -65,7 +64,6 @@ class SuperPod:
     super_pod_id: str
     server_ids: tuple[str, ...]
     extra: Mapping[str, object] = field(default_factory=lambda: NOTHING, hash=False)
-    """All other keys of the super pod as they stood in the file; do not change it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,6 @@ class RankTable:
     """What the file says in `server_count`; None when it says nothing. A correct table declares len(servers)."""
     super_pods: tuple[SuperPod, ...] = ()
     extra: Mapping[str, object] = field(default_factory=lambda: NOTHING, hash=False)
-    """All other top-level keys as they stood in the file; do not change it."""
 
     @property
     def world_size(self) -> int:
@@ -102,11 +99,11 @@ class RankTable:
         return ((server, device) for server in self.servers for device in server.devices)
 
     def server_of(self, global_rank: int) -> Server:
-        """Return the server of `global_rank`; raises RankNotFoundError."""
+        """Return the server of `global_rank`; raises BuildError."""
         return self._placement_of(global_rank)[0]
 
     def device_of(self, global_rank: int) -> Device:
-        """Return the device of `global_rank`; raises RankNotFoundError."""
+        """Return the device of `global_rank`; raises BuildError."""
         return self._placement_of(global_rank)[1]
 
     @property
@@ -118,11 +115,9 @@ class RankTable:
         """Where groups have ranks of their own, a rank that two of them have is no answer to anything."""
         found = [placement for placement in self.placements if placement[1].rank_id == global_rank]
         if not found:
-            raise RankNotFoundError(
-                f"no device of the table has rank {global_rank}", f"it has {self.world_size} devices"
-            )
+            raise BuildError(f"no device of the table has rank {global_rank}", f"it has {self.world_size} devices")
         if len({server.group for server, _ in found}) > 1:
-            raise RankNotFoundError(f"several groups of the table have a rank {global_rank}", "look at one group")
+            raise BuildError(f"several groups of the table have a rank {global_rank}", "look at one group")
         return found[0]
 
 

@@ -1,19 +1,15 @@
 """For whom a table is checked: the kind of device, the chip where it is known, and the program that reads the table.
 
-A rank table does not name its chip. Rules that hold for every chip are errors; rules of one chip are errors when
-that chip is asked for, warnings when no chip is named, and silent when another is. Chip a5 reads version 2.0 only.
-
-`device_ip` is the address of an accelerator's own network port. Ascend devices have one; CPU hosts and GPUs do not,
-so for the targets "cpu" and "gpu" a table without it is complete, and none may be made up to please a checker.
-
-A reader demands things beyond HCCL's rules, which hold for all of them, since HCCL gets the table in the end.
+A rank table does not name its chip: rules of one chip are errors when that chip is asked for, warnings when no chip is
+named, and silent when another is. `device_ip` is the address of an accelerator's own network port, which CPU hosts and
+GPUs do not have; none may be made up to please a checker.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ranktable.errors import ProfileError
+from ranktable.errors import BuildError
 from ranktable.problem import Severity
 
 DEVICE_TARGETS = ("ascend", "gpu", "cpu")
@@ -34,11 +30,6 @@ class Profile:
     def is_ascend(self) -> bool:
         """True when HCCL is to read the table."""
         return self.device_target == "ascend"
-
-    @property
-    def has_ports(self) -> bool:
-        """True when devices may have network ports of their own."""
-        return self.device_target not in ("gpu", "cpu")
 
     @property
     def words(self) -> str:
@@ -66,12 +57,12 @@ def build_profile(
 ) -> Profile:
     """Return the profile of the names, in any letter case.
 
-    Raises ProfileError for an unknown name, and for what does not go with a target that is not Ascend.
+    Raises BuildError for an unknown name, and for what does not go with a target that is not Ascend.
     """
     target = _choose("device_target", device_target, DEVICE_TARGETS)
     for name, value in (("chip", chip), ("profile", reader)):
         if value is not None and target != "ascend":
-            raise ProfileError(f"{name} {value!r} does not go with device_target {target!r}", f"leave the {name} out")
+            raise BuildError(f"{name} {value!r} does not go with device_target {target!r}", f"leave the {name} out")
     return Profile(
         target,
         None if chip is None else _choose("chip", chip, CHIPS),
@@ -82,4 +73,4 @@ def build_profile(
 def _choose(name: str, value: str, choices: tuple[str, ...]) -> str:
     if value.lower() in choices:
         return value.lower()
-    raise ProfileError(f"{name} {value!r} is not known", f"choose one of {', '.join(choices)}")
+    raise BuildError(f"{name} {value!r} is not known", f"choose one of {', '.join(choices)}")

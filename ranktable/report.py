@@ -7,7 +7,7 @@ from dataclasses import asdict
 from itertools import compress, zip_longest
 from typing import Any
 
-from ranktable.errors import RankNotFoundError, RankTableError
+from ranktable.errors import BuildError, RankTableError
 from ranktable.hosts.ranges import fold_numbers
 from ranktable.kinds import Detection
 from ranktable.model import RankTable, Server
@@ -36,8 +36,9 @@ def render_report(report: Report, *, shows_warnings: bool = True) -> str:
     for problem in [*errors, *warnings]:
         groups.setdefault((problem.rule, problem.severity, problem.message), []).append(problem)
     lines = [line for group in groups.values() for line in _render_group(group, source)]
-    if lines and report.dialect is not None:
-        lines.append(f"{source}: taken for {report.dialect_title} because it has {report.evidence}")
+    if lines and report.detection is not None:
+        kind, evidence = report.detection.dialect, report.detection.evidence
+        lines.append(f"{source}: taken for {kind.title} because it has {evidence}")
     return "\n".join([*lines, f"{source}: {_summarise(report)}"])
 
 
@@ -74,7 +75,7 @@ def _verdict_as_json(name: str, verdict: Verdict) -> dict[str, object]:
     return {
         "file": verdict.source,
         "dialect": verdict.dialect,
-        "evidence": verdict.evidence or None,
+        "evidence": verdict.detection and verdict.detection.evidence,
         "device_target": verdict.profile.device_target,
         "chip": verdict.profile.chip,
         "profile": verdict.profile.reader,
@@ -93,10 +94,7 @@ def _problem_as_json(problem: Problem) -> dict[str, object]:
 
 
 def _list_servers(table: RankTable) -> Iterator[tuple[Server, dict[str, object]]]:
-    """Yield each server with what the table says of it beside its devices, None for what it does not say.
-
-    They stand in the order of their ranks; in the order of the file where ranks start again in groups.
-    """
+    """Yield each server, by rank unless ranks start again in groups, with what the table says of it."""
     ranks = [device.rank_id for _, device in table.placements]
     servers = table.servers_by_rank if len(set(ranks)) == len(ranks) else table.servers
     pods = {server_id: pod.super_pod_id for pod in table.super_pods for server_id in pod.server_ids}
@@ -108,7 +106,7 @@ def _list_servers(table: RankTable) -> Iterator[tuple[Server, dict[str, object]]
 def list_ranks(table: RankTable, global_rank: int | None = None) -> list[dict[str, Any]]:
     """Return where every device is, by rank, or those of one rank: several where each group has ranks from 0.
 
-    Each is an object for JSON; null for what the table does not say. Raises RankNotFoundError.
+    Each is an object for JSON; null for what the table does not say. Raises BuildError.
     """
     found = []
     for server, facts in _list_servers(table):
@@ -118,7 +116,7 @@ def list_ranks(table: RankTable, global_rank: int | None = None) -> list[dict[st
             place = {"server_id": server.server_id, "node_rank": facts["node_rank"], "local_rank": local_rank}
             found.append({"rank_id": device.rank_id, **place, **own, **facts})
     if not found and global_rank is not None:
-        raise RankNotFoundError(f"no device of the table has rank {global_rank}", f"it has {table.world_size} devices")
+        raise BuildError(f"no device of the table has rank {global_rank}", f"it has {table.world_size} devices")
     return sorted(found, key=lambda row: row["rank_id"])
 
 

@@ -1,7 +1,6 @@
 """What an object of a rank table is made of, one `Schema` per kind of object, and what is wrong with a given one.
 
-Nothing about a key stands anywhere else: a schema drives the check of the structure (keys present, of the right type,
-well formed, known), of limits, decoding and encoding, the search for misspelt keys, and the counts that `--fix` sets.
+It drives the check of the structure, limits, decoding, the search for misspelt keys, and the counts that `--fix` sets.
 """
 
 from __future__ import annotations

@@ -74,11 +74,9 @@ def encode_table(table: RankTable) -> str:
 
 
 def write_table(path: str | os.PathLike[str], table: RankTable, *, mode: int = DEFAULT_MODE) -> None:
-    """Write `table` to `path` with exactly the permissions `mode`, whatever the umask.
+    """Write `table` to `path`, whole or not at all, with exactly the permissions `mode`; raises WriteError.
 
-    The text goes to a temporary name in the same folder, is made durable, then takes the place of `path`; of a symbolic
-    link, that of its target. A device or a named pipe is written into. Raises WriteError; the file that was there
-    before is then untouched.
+    A device or a named pipe is written into; of a symbolic link the target is written.
     """
     write_bytes(path, encode_table(table).encode("ascii"), mode=mode)
 

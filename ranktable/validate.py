@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from ranktable.document import Document, locate_paths, read_document
 from ranktable.errors import EXIT_NOT_READY, EXIT_PROBLEMS, EXIT_VALID, BuildError, JsonTextError, UnknownDialectError
 from ranktable.files import STDIN_NAME
-from ranktable.kinds import Survey, dialect_of
+from ranktable.kinds import Detection, Survey, dialect_of
 from ranktable.model import INITIALIZING, RankTable
 from ranktable.problem import Position, Problem
 from ranktable.profile import ANY_TARGET, Profile, build_profile
@@ -27,16 +28,17 @@ class Report:
     source: str
     profile: Profile
     problems: tuple[Problem, ...]
-    dialect: str | None = None
-    """Short name of the dialect, such as "1.0"; None when the text is no table at all."""
-    dialect_title: str = ""
-    """What the dialect is called in a sentence."""
-    evidence: str = ""
-    """The keys that gave the dialect away."""
+    detection: Detection | None = None
+    """The dialect and the keys that gave it away; None when the text is no table at all."""
     is_ready: bool = True
     """False when the status is "initializing": then only the status is reported."""
     num_servers: int = 0
     num_devices: int = 0
+
+    @property
+    def dialect(self) -> str | None:
+        """Short name of the dialect, such as "1.0"; None when the text is no table at all."""
+        return None if self.detection is None else self.detection.dialect.name
 
     @property
     def num_errors(self) -> int:
@@ -67,10 +69,9 @@ def validate_table(
     `device_target` is "ascend", "gpu" or "cpu": the last two have no `device_ip` and none of Ascend's rules.
     `chip` is "910a", "a2", "a3", "a5", "300i-duo" or None: it turns the warnings of its own rules into errors.
     `profile` is "hccl", "mindspore" or None: it adds what that reader demands.
-    Raises ProfileError for other names, BuildError for a dialect that is only read (see `validate_file`).
+    Raises BuildError for other names and for a dialect that is only read (see `validate_file`).
     """
-    checked_for = build_profile(device_target, chip, profile)
-    return judge_table(table, checked_for)
+    return judge_table(table, build_profile(device_target, chip, profile))
 
 
 def judge_table(table: RankTable, profile: Profile) -> tuple[Problem, ...]:
@@ -89,18 +90,16 @@ def validate_file(
     """Return the report on the file at `path` (`-` is standard input); a text that is no JSON is a finding too.
 
     The options are those of `validate_table`.
-    Raises ProfileError, ReadError for a file that cannot be opened, UnsupportedDialectError for other known tables.
+    Raises BuildError, ReadError for a file that cannot be opened, UnsupportedDialectError for other known tables.
     """
     checked_for = build_profile(device_target, chip, profile)
     try:
-        document = read_document(path)
-        return validate_document(document, checked_for)
+        return validate_document(read_document(path), checked_for)
     except JsonTextError as error:
         return Report(error.source, checked_for, (error.problem,))
     except UnknownDialectError as error:
-        problem = Problem(
-            "", "R2", "error", "the object is no rank table of any known kind", error.remedy, position=Position(1, 1)
-        )
+        message = "the object is no rank table of any known kind"
+        problem = Problem("", "R2", "error", message, error.remedy, position=Position(1, 1))
         return Report(error.source, checked_for, (problem,))
 
 
@@ -112,19 +111,14 @@ def validate_document(document: Document, profile: Profile) -> Report:
     detection = detect_table(document)
     kind = detection.dialect
     survey = kind.survey(document.value)
-    problems, found = _check_text(document, profile), _apply_rules(survey, profile)
+    found = [*kind.check_structure(document.value), *_apply_rules(survey, profile)]
     is_ready = survey.text("status") != INITIALIZING
-    if is_ready:
-        problems += [*kind.check_structure(document.value), *found]
-    else:
-        problems += [problem for problem in found if problem.rule == "R3"]
+    problems = [*_check_text(document, profile), *(one for one in found if is_ready or one.rule == "R3")]
     return Report(
         document.source,
         profile,
         locate(problems, document),
-        kind.name,
-        kind.title,
-        detection.evidence,
+        detection,
         is_ready,
         len(survey.servers),
         survey.num_devices,
@@ -166,12 +160,7 @@ def locate(problems: Collection[Problem], document: Document) -> tuple[Problem, 
         return ()
     places = locate_paths(document.text, {problem.path for problem in problems})
     located = [replace(problem, position=problem.position or places[problem.path]) for problem in problems]
-    return tuple(sorted(located, key=_by_place))
-
-
-def _by_place(problem: Problem) -> tuple[int, int]:
-    assert problem.position is not None
-    return problem.position.line, problem.position.column
+    return tuple(sorted(located, key=attrgetter("position.line", "position.column")))
 
 
 def hold_to_rules(table: RankTable, profile: Profile, *, only: Collection[str] | None = None) -> tuple[Problem, ...]:

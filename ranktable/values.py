@@ -1,8 +1,7 @@
 """How values are read and written: numbers, addresses, what stands there instead of a value; names, nouns and JSON.
 
-Instead of a value stand masks, placeholders of documentation, and marks of failed tools. A host may be called nearly
-anything, so a name that DNS allows is taken for a placeholder only when it is one of a few words, or nothing but
-numbers and x. Source: samples of documentation and tables posted with questions in public.
+A name that DNS allows is taken for a placeholder only when it is one of a few words, or nothing but numbers and x.
+Source: samples of documentation and tables posted with questions in public.
 """
 
 from __future__ import annotations
@@ -115,7 +114,7 @@ def render_json(value: object) -> str:
 def _render(value: object, margin: str) -> str:
     if not isinstance(value, dict | list) or not value:
         return json.dumps(value)
-    if _is_flat(value):
+    if not any(isinstance(member, dict | list) for member in (value.values() if isinstance(value, dict) else value)):
         line = json.dumps(value)
         if len(margin) + len(line) <= _MAX_LINE:
             return line
@@ -128,8 +127,3 @@ def _render(value: object, margin: str) -> str:
         opening, closing = "[", "]"
     body = f",\n{inner}".join(parts)
     return f"{opening}\n{inner}{body}\n{margin}{closing}"
-
-
-def _is_flat(value: dict[str, object] | list[object]) -> bool:
-    members = value.values() if isinstance(value, dict) else value
-    return not any(isinstance(member, dict | list) for member in members)

@@ -10,7 +10,7 @@ import click
 
 from ranktable.errors import EXIT_VALID
 from ranktable.model import RankTable
-from ranktable.profile import CHIPS, DEVICE_TARGETS, READERS
+from ranktable.profile import DEVICE_TARGETS
 from ranktable.values import count_noun
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -44,16 +44,7 @@ def target_option(text: str, *, default: str | None = "ascend") -> Callable[[Com
     return click.option("--device_target", type=kind, default=default, show_default=default is not None, help=text)
 
 
-def chip_option(text: str) -> Callable[[Command], Command]:
-    """Return the option --chip with that help."""
-    return _named_option("--chip", CHIPS, text)
-
-
-def reader_option(text: str) -> Callable[[Command], Command]:
-    """Return the option --profile with that help."""
-    return _named_option("--profile", READERS, text)
-
-
-def _named_option(name: str, choices: Sequence[str], text: str) -> Callable[[Command], Command]:
+def choice_option(name: str, choices: Sequence[str], text: str) -> Callable[[Command], Command]:
+    """Return the option of that name, choices and help."""
     metavar = f"[{'|'.join(choices)}]"
     return click.option(name, type=click.Choice(choices, case_sensitive=False), metavar=metavar, help=text)

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ranktable.bounded_text import TextError, load_yaml
-from ranktable.commands import Outcome, chip_option, deliver_table, target_option
+from ranktable.commands import Outcome, choice_option, deliver_table, target_option
 from ranktable.errors import BuildError, HostListError
 from ranktable.files import decode_text, read_bytes, read_source
 from ranktable.generate import (
@@ -30,7 +30,7 @@ from ranktable.hosts.hostfile import FAMILIES, MAX_BYTES, Family, parse_hostfile
 from ranktable.kinds import dialect_of, written_names
 from ranktable.model import RankTable
 from ranktable.problem import Problem
-from ranktable.profile import ANY_TARGET, Profile, build_profile
+from ranktable.profile import ANY_TARGET, CHIPS, Profile, build_profile
 from ranktable.validate import hold_to_rules, judge_table
 
 _MEANINGS = {"server_id": "the string order of the server ids", "given": "the order given"}
@@ -72,7 +72,7 @@ _NEEDS_ASCEND = "no device_ip was given: right for cpu and gpu, while Ascend nee
 @click.option("--super_pods", metavar="ID=HOSTS", multiple=True, help="For 1.2: the hosts of a super pod: 0=node[1-2].")
 @click.option("--super_device_ids", metavar="FILE", help="For 1.2: a YAML file of SDID lists by host.")
 @target_option("Refuse what validate would for it; gpu and cpu get host_ip and no device_ip.", default=None)
-@chip_option("Refuse what validate would for this chip.")
+@choice_option("--chip", CHIPS, "Refuse what validate would for this chip.")
 @click.option(
     "-o",
     "--output",

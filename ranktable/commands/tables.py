@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import click
 from click.core import ParameterSource
 
-from ranktable.commands import (
-    FORMAT,
-    Outcome,
-    chip_option,
-    deliver_table,
-    reader_option,
-    target_option,
-)
-from ranktable.convert import Converted, convert_table, write_hostfile
+from ranktable.commands import FORMAT, Outcome, choice_option, deliver_table, target_option
+from ranktable.convert import convert_table, write_hostfile
 from ranktable.errors import EXIT_PROBLEMS, MergeError
 from ranktable.kinds import read_names, written_names
 from ranktable.merge import MERGE_ORDERS, MergeOrder
-from ranktable.profile import build_profile
+from ranktable.model import RankTable
+from ranktable.profile import CHIPS, READERS, build_profile
 from ranktable.rules import registered_rules
 from ranktable.values import count_noun, render_json
 
@@ -39,7 +31,7 @@ _HOSTFILE = "hostfile"
 )
 @click.option("--allow_initializing", is_flag=True, help='Merge also tables whose status is not "completed".')
 @target_option("For which devices to check the result.")
-@chip_option("Hold the result to the rules of this chip.")
+@choice_option("--chip", CHIPS, "Hold the result to the rules of this chip.")
 def merge(
     files: tuple[str, ...],
     output: str | None,
@@ -68,14 +60,10 @@ def merge(
             chip=chip,
         )
     except MergeError as error:
-        return Outcome(notes=_list_conflicts(error.conflicts), exit_code=error.exit_code)
+        shown = [f"error: {conflict}" for conflict in error.conflicts[:_SHOWN]]
+        more = [f"and {len(error.conflicts) - _SHOWN} more"] if len(error.conflicts) > _SHOWN else []
+        return Outcome(notes=(*shown, *more, "nothing is written"), exit_code=error.exit_code)
     return deliver_table(edited.table, edited.notes, output)
-
-
-def _list_conflicts(conflicts: Sequence[str]) -> tuple[str, ...]:
-    shown = [f"error: {conflict}" for conflict in conflicts[:_SHOWN]]
-    more = [f"and {len(conflicts) - _SHOWN} more"] if len(conflicts) > _SHOWN else []
-    return (*shown, *more, "nothing is written")
 
 
 @click.command(short_help="Write a table in another dialect, or as a host file.")
@@ -124,8 +112,8 @@ def convert(
     else:
         numbers = read_super_device_ids(super_device_ids) if super_device_ids is not None else {}
         result = convert_table(table, to, super_pods=parse_super_pods(super_pods), super_device_ids=numbers)
-        lost = result.lost
-        notes = (*(f"left out: {what}" for what in lost), *_check(result, device_target))
+        lost = result.notes
+        notes = (*(f"left out: {what}" for what in lost), *_check(result.table, device_target))
     if strict and lost:
         return Outcome(notes=(*notes, "nothing is written, because of --strict"), exit_code=EXIT_PROBLEMS)
     if to != _HOSTFILE:
@@ -136,11 +124,11 @@ def convert(
     return Outcome(notes=(f"wrote {output}", *notes))
 
 
-def _check(result: Converted, device_target: str) -> tuple[str, ...]:
+def _check(table: RankTable, device_target: str) -> tuple[str, ...]:
     """Say when the new table breaks rules: the old one did so too, or the new dialect asks for more."""
     from ranktable.validate import validate_table
 
-    errors = [problem for problem in validate_table(result.table, device_target=device_target) if problem.is_error]
+    errors = [problem for problem in validate_table(table, device_target=device_target) if problem.is_error]
     if not errors:
         return ()
     rules = ", ".join(dict.fromkeys(problem.rule for problem in errors))
@@ -190,8 +178,8 @@ def show(file: str, ranks: bool, rank: int | None, form: str) -> Outcome:
 @click.command(short_help="List the rules of validate.")
 @FORMAT
 @click.option("--dialect", type=click.Choice(read_names()), metavar="NAME", help="Only the rules of this dialect.")
-@chip_option("Only the rules that hold for this chip.")
-@reader_option("Only the rules that this reader's tables are held to.")
+@choice_option("--chip", CHIPS, "Only the rules that hold for this chip.")
+@choice_option("--profile", READERS, "Only the rules that this reader's tables are held to.")
 @click.option("--sources", is_flag=True, help="Where each rule can be read up.")
 def rules(form: str, sources: bool, dialect: str | None, chip: str | None, profile: str | None) -> Outcome:
     """List the rules that `validate` holds tables to: id, severity, chips, profiles, and what each asks for."""

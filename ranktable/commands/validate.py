@@ -13,12 +13,11 @@ from typing import Any
 
 import click
 
-from ranktable.commands import FORMAT, Outcome, chip_option, reader_option, target_option
+from ranktable.commands import FORMAT, Outcome, choice_option, target_option
 from ranktable.errors import EXIT_NOT_READY, EXIT_PROBLEMS, EXIT_USAGE, EXIT_VALID, RankTableError, ReadError
 from ranktable.fix import Repair
-from ranktable.kinds import ServerEntry
 from ranktable.local import check_file
-from ranktable.profile import build_profile
+from ranktable.profile import CHIPS, READERS, build_profile
 from ranktable.report import Verdict, render_report, render_verdicts_json
 from ranktable.validate import Report, validate_document, validate_file
 
@@ -32,8 +31,8 @@ _SHOWN_REPEATS = 3
 @click.option("--strict", is_flag=True, help="Exit with 1 on warnings too.")
 @click.option("--quiet", is_flag=True, help="Text only: leave out files that pass, and warnings unless --strict.")
 @target_option("For which devices to check: cpu and gpu tables need no device_ip and follow none of Ascend's rules.")
-@chip_option("Hold the table to the rules of this chip; without it they are warnings.")
-@reader_option("Hold the table to what this reader demands beyond the rules that all share.")
+@choice_option("--chip", CHIPS, "Hold the table to the rules of this chip; without it they are warnings.")
+@choice_option("--profile", READERS, "Hold the table to what this reader demands beyond the rules that all share.")
 @click.option("--local", is_flag=True, help="Rules L1 to L7 too: one table, or $RANK_TABLE_FILE, against this host.")
 @click.option("--root", metavar="DIR", default="/", help="With --local: where the host's /dev and /etc are.")
 @click.option("--fix", is_flag=True, help="Repair what is mechanical in one table; without -o and --in_place: a diff.")
@@ -109,13 +108,9 @@ def _check_local(file: str | None, root: str, form: str, *, strict: bool, option
         raise
     report = found.report
     text = render_verdicts_json([(path, report)]) if form == "json" else render_report(report) + "\n"
-    return Outcome(text, tuple(map(_describe_server, found.servers)), report.exit_code(strict=strict))
-
-
-def _describe_server(server: ServerEntry) -> str:
-    ranks = server.ranks
-    row = f"ranks {ranks[0]} to {ranks[-1]}" if ranks else "no rank"
-    return f"this host is server {server.server_id} of the table, with {row}"
+    rows = [f"ranks {s.ranks[0]} to {s.ranks[-1]}" if s.ranks else "no rank" for s in found.servers]
+    named = [f"this host is server {server.server_id} of the table, with" for server in found.servers]
+    return Outcome(text, tuple(map(" ".join, zip(named, rows, strict=True))), report.exit_code(strict=strict))
 
 
 def _choose_target(file: str, output: str | None, *, in_place: bool) -> str | None:
@@ -145,10 +140,13 @@ def _fix(file: str, target: str | None, options: dict[str, Any]) -> Outcome:
     result = parse_document(text.encode("utf-8"), STDIN_NAME if target is None or is_printed else target)
     report = validate_document(result, profile)
     report = replace(report, source="the result") if is_printed else report
-    notes = [*_list_repairs(fixed.repairs), *_explain_status(report)]
+    notes = _list_repairs(fixed.repairs)
+    if not report.is_ready or any(problem.rule == "R3" for problem in report.problems):
+        notes.append("the status is left as it is: only the producer of a table knows whether it is complete")
     if is_printed:
         if target is None:
-            text = _show_changes(data, text, source) if fixed.repairs else ""
+            before, after = data.decode("utf-8", "replace").splitlines(keepends=True), text.splitlines(keepends=True)
+            text = "".join(unified_diff(before, after, source, f"{source} (repaired)")) if fixed.repairs else ""
             notes.append("nothing is written; give --in_place, or -o OUT")
         findings = render_report(report)
         if text:  # the findings stand where the table does not
@@ -159,12 +157,6 @@ def _fix(file: str, target: str | None, options: dict[str, Any]) -> Outcome:
     else:
         notes.append(_write(file, str(target), text))
     return Outcome(render_report(report) + "\n", tuple(notes), report.exit_code())
-
-
-def _show_changes(data: bytes, text: str, source: str) -> str:
-    """Return the difference between the file and its repaired form, as `diff -u` shows it."""
-    before, after = data.decode("utf-8", "replace").splitlines(keepends=True), text.splitlines(keepends=True)
-    return "".join(unified_diff(before, after, source, f"{source} (repaired)"))
 
 
 def _list_repairs(repairs: Sequence[Repair]) -> list[str]:
@@ -184,12 +176,6 @@ def _list_repairs(repairs: Sequence[Repair]) -> list[str]:
 def _kind_of(repair: Repair) -> tuple[int, str]:
     """What makes repairs alike: the rule and the key."""
     return int(repair.rule[1:]), repair.path.rpartition(".")[2]
-
-
-def _explain_status(report: Report) -> list[str]:
-    if report.is_ready and not any(problem.rule == "R3" for problem in report.problems):
-        return []
-    return ["the status is left as it is: only the producer of a table knows whether it is complete"]
 
 
 def _write(file: str, target: str, text: str) -> str:

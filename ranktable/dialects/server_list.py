@@ -1,13 +1,8 @@
 """Tables with `server_list[].device[]` whose scalars are strings.
 
-- 1.0: read by HCCL on 910A, A2 and 300I Duo; on A3 it means servers without a super pod. `super_pod_list` and
-  `super_device_id` are not read: HCCL goes by the version, so they are reported and kept.
-- 1.2: 1.0 with super pods, read by HCCL on A3 with the same parser.
-- volcano-job: what Volcano's plugin configmap1980 writes with version 1.3. It counts its writings in `data_version` and
-  names the switch above each device. With versions 1.0 and 1.2 it adds the same keys, which are known there too.
-- cross-cluster: version 1.0 with `cluster_list[].server_list`, for MindSpore, which goes by that key.
-- mindie-global: `server_group_list[]` of such lists for an inference service of MindIE. Group 0 holds the coordinators
-  and group 1 the controllers, which have no devices; every other group holds instances with ranks from 0.
+HCCL goes by the version: in 1.0 it does not read `super_pod_list` and `super_device_id`, so they are reported and kept.
+Volcano adds its keys to versions 1.0 and 1.2 too. Of a MindIE service group 0 holds the coordinators and group 1 the
+controllers, which have no devices; every other group holds instances with ranks from 0.
 """
 
 from __future__ import annotations
@@ -215,7 +210,7 @@ DIALECTS = (
         versions=(SUPER_PODS,),
         rules=rule_ids(_LISTED, _ORDER, _SUPER_PODS),
         readers=frozenset({"hccl", "mindspore"}),
-        has_super_pods=True,
+        is_for_a3=True,
         reads_super_pods=True,
         is_written=True,
     ),
@@ -228,7 +223,6 @@ DIALECTS = (
         versions=(PLAIN,),
         rules=rule_ids(_LISTED, _ORDER, _OF_910A, "P4"),
         readers=frozenset({"hccl", "mindspore"}),
-        has_super_pods=False,
     ),
     Dialect(
         name=PLAIN,
@@ -240,7 +234,6 @@ DIALECTS = (
         versions=(PLAIN,),
         rules=rule_ids(_LISTED, _ORDER, _OF_910A),
         readers=frozenset({"hccl", "mindspore"}),
-        has_super_pods=False,
         is_written=True,
     ),
 )

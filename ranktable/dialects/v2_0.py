@@ -1,8 +1,7 @@
 """Version 2.0: `rank_list[].level_list[]`, numbers as JSON integers, read by HCCL on Ascend 950.
 
 The file lists ranks, not servers. In the model the ranks of one sub-network of layer 0 (equal `net_instance_id`; of the
-lowest layer where there is no layer 0) are one server with that id, and the servers stand in the order of their first
-ranks. What the neutral table has no place for (`local_id`, `level_list`, `control_plane`, ...) stays in `Device.extra`.
+lowest layer where there is no layer 0) are one server, and what the model has no place for stays in `Device.extra`.
 """
 
 from __future__ import annotations

@@ -23,11 +23,8 @@ def expand(text: str) -> list[str]:
 
     Several groups in one name are all combined (`rack[1-2]n[1-4]`); the width of a range's numbers is kept, and a range
     may have a step (`[0-8/2]`). A group with a colon is an IPv6 address (`[::1]:8`) and stays as it is, and so does
-    what follows a name. Source: the host lists of Slurm and pdsh; the step is ClusterShell's.
-
-    Raises:
-        HostListError: a bracket that does not close, no range, a range that runs backwards, an empty name, or more
-            names than `MAX_HOSTS`.
+    what follows a name. Source: the host lists of Slurm and pdsh; the step is ClusterShell's. Raises HostListError: a
+    bracket that does not close, no range, a range that runs backwards, an empty name, or more names than `MAX_HOSTS`.
     """
     if len(text) > MAX_LIST_CHARS:
         remedy = "write ranges: node[0001-1024]"
@@ -62,8 +59,7 @@ def fold(names: Iterable[str]) -> str:
 def split_outside(text: str, mark: str) -> list[str]:
     """Split at a mark that stands in no brackets.
 
-    Raises:
-        HostListError: a bracket without its other half, or one within another.
+    Raises HostListError: a bracket without its other half, or one within another.
     """
     pieces, begin, is_inside = [], 0, False
     for index, letter in enumerate(text):

@@ -63,8 +63,7 @@ Host = TypeVar("Host", bound=ListedHost)
 def parse_hosts(text: str, make: type[Host], source: str = "--hosts") -> tuple[Host, ...]:
     """Turn a list of hosts into entries of the type `make`; a host without `:slots` has 0 of them.
 
-    Raises:
-        HostListError: naming source and value: empty, a name that is none, slots, or a host given twice.
+    Raises HostListError: naming source and value: empty, a name that is none, slots, or a host given twice.
     """
     if not text.strip():
         raise HostListError("is empty", "give hosts such as h1:8,h2:8", source)
@@ -77,8 +76,7 @@ def parse_hosts(text: str, make: type[Host], source: str = "--hosts") -> tuple[H
 def parse_names(text: str, source: str) -> list[str]:
     """Turn a list of hosts without users and slots into their names.
 
-    Raises:
-        HostListError: as `parse_hosts` does, or for a host that says more than its name.
+    Raises HostListError: as `parse_hosts` does, or for a host that says more than its name.
     """
     hosts = parse_hosts(text, ListedHost, source)
     more = next((host.name for host in hosts if host.slots or host.user), None)
@@ -90,8 +88,7 @@ def parse_names(text: str, source: str) -> list[str]:
 def parse_host_word(word: str, make: type[Host], source: str) -> Host:
     """Turn `[user@]name[:slots]` into an entry; an IPv6 address with slots is written `[fd77::9]:8`.
 
-    Raises:
-        HostListError: naming source and value.
+    Raises HostListError: naming source and value.
     """
     user, at, place = word.rpartition("@")
     if at:
@@ -104,11 +101,7 @@ def parse_host_word(word: str, make: type[Host], source: str) -> Host:
 
 
 def check_distinct(hosts: Iterable[ListedHost]) -> None:
-    """Refuse a host that a list names twice, in whatever spelling.
-
-    Raises:
-        HostListError: naming both places.
-    """
+    """Refuse a host that a list names twice, in whatever spelling. Raises HostListError: naming both places."""
     seen: dict[str, ListedHost] = {}
     for host in hosts:
         for key in host.keys:
@@ -150,8 +143,7 @@ def parse_count(text: str, noun: str, largest: int, source: str) -> int:
 def parse_device_ids(text: str, source: str) -> tuple[int, ...]:
     """Turn `0,2` or `0-3` into device ids, in this order.
 
-    Raises:
-        HostListError: naming source and value: not such a list, beyond `MAX_DEVICE_ID`, or an id given twice.
+    Raises HostListError: naming source and value: not such a list, beyond `MAX_DEVICE_ID`, or an id given twice.
     """
     what = f"devices {quote(text)}"
     try:
@@ -171,10 +163,8 @@ def select_hosts(hosts: Sequence[Host], include: str | None, exclude: str | None
     """Return the hosts that stay; None chooses nothing and leaves nothing out.
 
     The filters are DeepSpeed's, `h1:0,2@h2`, with ranges. A host of which the list says no slots gets those of the
-    devices that `include` names.
-
-    Raises:
-        HostListError: both are given, no such host or device in the list, or nothing is left.
+    devices that `include` names. Raises HostListError: both are given, no such host or device in the list, or nothing
+    is left.
     """
     if include is not None and exclude is not None:
         remedy = "--include alone can name all that is to stay"

@@ -62,12 +62,8 @@ class _Line:
 def parse_hostfile(text: str, make: type[Host], source: str, family: Family | None = None) -> tuple[Host, ...]:
     """Turn the text of a host file into entries of the type `make`; a host of which it says no slots has 0 of them.
 
-    Args:
-        source: what messages call the file: `--hostfile hosts.txt`.
-        family: whose file it is; None to go by what stands in it.
-
-    Raises:
-        HostListError: naming file, line and value.
+    `source` is what messages call the file; without a `family` what stands in it decides whose it is.
+    Raises HostListError: naming file, line and value.
     """
     lines: list[_Line] = []
     count = 0

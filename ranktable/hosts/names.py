@@ -30,8 +30,7 @@ def host_key(name: str) -> str:
 def check_host_name(name: str) -> None:
     """Refuse what is no host name and no address, above all what an ssh or a shell would read as something else.
 
-    Raises:
-        HostListError: with the name and what is allowed.
+    Raises HostListError: with the name and what is allowed.
     """
     if name.startswith("-"):
         raise HostListError(f"{quote(name)} starts with '-', as an option does", "give a host name")
@@ -46,10 +45,8 @@ def check_host_name(name: str) -> None:
 def split_place(place: str) -> tuple[str, str | None]:
     """Return a host and what follows its colon, None without one.
 
-    Two colons and no brackets are an IPv6 address alone.
-
-    Raises:
-        HostListError: something else than a colon after `[address]`.
+    Two colons and no brackets are an IPv6 address alone. Raises HostListError: something else than a colon after
+    `[address]`.
     """
     if place.startswith("["):
         name, bracket, rest = place[1:].partition("]")

@@ -19,12 +19,7 @@ class RangeError(ValueError):
     """A text that is no list of ranges."""
 
     def __init__(self, piece: str, reason: Literal["form", "backwards", "beyond", "many"], turned: str = "") -> None:
-        """
-        Args:
-            piece: the faulty part of the text.
-            reason: it is no range; it runs backwards; it has a number above the largest; with it they are too many.
-            turned: the range that was meant where it runs backwards, `3-7`.
-        """
+        """`piece` is the faulty part of the text; `turned` the range that was meant where it runs backwards, `3-7`."""
         super().__init__(piece)
         self.piece = piece
         self.reason = reason
@@ -43,8 +38,7 @@ class NumberRange:
 def read_range(text: str, largest: int = LARGEST, *, has_steps: bool = False) -> NumberRange:
     """Read `7`, `0-3` or, with steps, `0-8/2`. Nothing is made but a range, however long it is.
 
-    Raises:
-        RangeError: it is none, runs backwards, or ends above `largest`.
+    Raises RangeError: it is none, runs backwards, or ends above `largest`.
     """
     match = _RANGE.fullmatch(text)
     if match is None or (match[3] and not has_steps):
@@ -60,8 +54,7 @@ def read_range(text: str, largest: int = LARGEST, *, has_steps: bool = False) ->
 def read_ranges(text: str, max_numbers: int, largest: int = LARGEST) -> list[int]:
     """Return the numbers of `0-3,8` in its order, with repeats; blanks around commas do not count.
 
-    Raises:
-        RangeError: as `read_range`, or there are more numbers than `max_numbers`.
+    Raises RangeError: as `read_range`, or there are more numbers than `max_numbers`.
     """
     numbers: list[int] = []
     for piece in text.split(","):
@@ -73,11 +66,7 @@ def read_ranges(text: str, max_numbers: int, largest: int = LARGEST) -> list[int
 
 
 def find_runs(items: Iterable[T], follows: Callable[[T, T, T], bool]) -> list[tuple[T, T]]:
-    """Return the first and the last of each run of items, in their order.
-
-    Args:
-        follows: called with first and last of a run, and an item; whether that continues it.
-    """
+    """Return first and last of each run of items; `follows(first, last, item)` tells whether an item continues one."""
     runs: list[tuple[T, T]] = []
     for item in items:
         if runs and follows(*runs[-1], item):

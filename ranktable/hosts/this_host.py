@@ -9,12 +9,9 @@ from ranktable.hosts.names import address_of
 
 
 def find_this_host(hosts: Sequence[Collection[str]], name: str, addresses: Iterable[str]) -> list[int]:
-    """Return the places of the hosts that are this one: one, when all is well.
+    """Return the places of the hosts, names and addresses of each, that are this one: one, when all is well.
 
-    Args:
-        hosts: the names and addresses of each.
-        name: of this host, with or without its domain.
-        addresses: numeric ones of this host; a loopback address is one only where it is among them.
+    It has a `name`, with or without its domain, and numeric `addresses`; loopback is one only where it is among them.
     """
     own = {_plain(address) for address in addresses}
     found = [place for place, words in enumerate(hosts) if own & {_plain(word) for word in words if address_of(word)}]

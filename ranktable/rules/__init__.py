@@ -1,9 +1,8 @@
 """The register of rules: one function per rule over a survey, how bad a breach is, on which chips, and its sources.
 
 A dialect names its rules (`Dialect.rules`); those of `EVERYWHERE` hold for all. Rules without a function are looked
-after while a file is read and its structure is checked (R1, R2, R4, R5, R31, R32), and by `ranktable.local` against the
-host that the table is read on (L1 to L7). A rule that no public source asks for is a warning. Rules with other letters
-than R are what single readers, chips or kinds of tables ask for.
+after while a file is read, by the function of another rule, or by `ranktable.local`. A rule that no public source asks
+for is a warning.
 """
 
 from __future__ import annotations
@@ -52,11 +51,6 @@ class Rule:
         known = (kind for kind in all_dialects() if kind.schema)
         return frozenset(kind.name for kind in known if self.rule_id in kind.rules | EVERYWHERE)
 
-    @property
-    def place(self) -> tuple[int, int]:
-        """A sort key: the rules R by number, then L and P."""
-        return "RLP".index(self.rule_id[0]), int(self.rule_id[1:])
-
     def __call__(self, check: Check) -> Check:
         """Register the rule with the decorated function for its check."""
         register(replace(self, check=check))
@@ -80,20 +74,16 @@ def registered_rules() -> tuple[Rule, ...]:
     for name in _MODULES:
         import_module(f"ranktable.rules.{name}")
     all_dialects()  # their modules register rules of their own
-    return tuple(sorted(_RULES.values(), key=lambda entry: entry.place))
+    return tuple(sorted(_RULES.values(), key=lambda entry: ("RLP".index(entry.rule_id[0]), int(entry.rule_id[1:]))))
 
 
 def chip_of(survey: Survey, profile: Profile) -> str | None:
-    """Return the chip of the profile, else "a3" for a table with super pods, else None.
-
-    Only A3 has super pods in a version 1 table: the kind of table says so, or what it holds.
-    """
+    """Return the chip of the profile, else "a3", the only one with super pods, for a table that has some, else None."""
     if profile.chip:
         return profile.chip
-    said, first = survey.kind.has_super_pods, next(survey.devices, None)
-    if said is None:
-        said = survey.has("super_pod_list") or (first is not None and first.has("super_device_id"))
-    return "a3" if said else None
+    first = next(survey.devices, None)
+    has_any = survey.has("super_pod_list") or (first is not None and first.has("super_device_id"))
+    return "a3" if survey.kind.is_for_a3 or (has_any and survey.kind.reads_super_pods) else None
 
 
 def severity_on(survey: Survey, profile: Profile, *chips: str) -> Severity | None:

@@ -1,7 +1,6 @@
 """Rules R17 to R21, R24 to R26, P1 and P2: what single chips ask for, and who reads which kind of table.
 
-R17 to R21 are HCCL's limits, and the CANN 5.0 documentation of the 910 (1, 2, 4 or 8 devices; 8 on each of several
-servers; two rings of four). Those of the 910A are left out when a device number shows that it is another chip.
+Those of the 910A are left out when a device number shows that it is another chip.
 """
 
 from __future__ import annotations
@@ -40,10 +39,7 @@ def _severity_910a(survey: Survey, profile: Profile) -> Severity | None:
 
 @Rule("R17", "a 910A server has 1, 2, 4 or 8 devices, and 8 when it is not alone", chips=_910A, sources=_CONCISE)
 def check_910a(survey: Survey, profile: Profile) -> Iterator[Problem]:
-    """R17 to R20. More than eight devices are left to R21; of R20, the servers that differ from the most are reported.
-
-    A pair on two rings of four, which are separate networks, is a warning: HCCL's parser accepts it.
-    """
+    """R17 to R20. More than eight devices are left to R21; of R20 the servers that differ from the most are named."""
     severity = _severity_910a(survey, profile)
     if severity is None:
         return
@@ -224,16 +220,13 @@ def check_reader(survey: Survey, profile: Profile) -> Iterator[Problem]:
     sources=(citations.VERSIONS, citations.OPERATOR),
 )
 def check_chip(survey: Survey, profile: Profile) -> Iterator[Problem]:
-    """A5 reads version 2.0 only, which no other chip reads.
-
-    Versions 1.0 and 1.2 have one parser, so a super pod table for a chip without super pods is a warning.
-    """
+    """A5 reads version 2.0 only. Versions 1.0 and 1.2 have one parser, so super pods on another chip are a warning."""
     if profile.chip is None:
         return
     if (profile.chip == "a5") != survey.kind.is_for_a5:
         reads = "version 2.0 only" if profile.chip == "a5" else "versions 1.0 and 1.2, not 2.0"
         remedy = "generate the table on its host" if profile.chip == "a5" else "name the chip a5, or use version 1.0"
         yield survey.complain("version", "P2", f"chip {profile.chip} reads {reads} (EI0014)", remedy)
-    elif survey.kind.has_super_pods and profile.chip != "a3":
+    elif survey.kind.is_for_a3 and profile.chip != "a3":
         message = f"super pods belong to chip a3, the table is checked for {profile.chip}"
         yield survey.complain("version", "P2", message, 'write "version": "1.0", or name the chip a3', "warning")

@@ -59,10 +59,7 @@ def _noun(entry: Entry) -> str:
     sources=_CONCISE,
 )
 def check_server_ids(survey: Survey, _profile: Profile) -> Iterator[Problem]:
-    """Masks of documentation samples are named as such; a doubled id is reported at its second place.
-
-    In a group of a MindIE global table two pods of one host share its id and have their own `server_ip`: a warning.
-    """
+    """In a group of MindIE two pods of one host share its id and have their own `server_ip`: a warning."""
 
     def severity(first: ServerEntry, second: ServerEntry) -> Severity:
         addresses = (first.text("server_ip"), second.text("server_ip"))
@@ -106,10 +103,7 @@ def check_device_ids(survey: Survey, profile: Profile) -> Iterator[Problem]:
 
 @Rule("R9", "the rank ids are 0 to n-1, each once", sources=_CONCISE)
 def check_rank_ids(survey: Survey, _profile: Profile) -> Iterator[Problem]:
-    """n is the number of devices in the table, in the group, or in the instance of an inference service.
-
-    In a group with `deploy_server` "0" every server can be an instance of its own, with ranks from 0.
-    """
+    """Ranks go from 0 in each group, and with `deploy_server` "0" on each server where all of them do so."""
     with_ranks = [server for server in survey.servers if server.devices]
     is_each_alone = survey.text("deploy_server") == "0" and all(server.ranks[:1] == [0] for server in with_ranks)
     for servers in [[server] for server in with_ranks] if is_each_alone else [survey.servers]:
@@ -161,11 +155,7 @@ def check_ranks_contiguous(survey: Survey, _profile: Profile) -> Iterator[Proble
     sources=(citations.MINDSPORE,),
 )
 def check_server_order(survey: Survey, profile: Profile) -> Iterator[Problem]:
-    """In string order "10.0.0.10" comes before "10.0.0.9".
-
-    MindSpore's documentation requires it: an error for that reader, a warning when no reader is named. HCCL goes by the
-    ranks as they are.
-    """
+    """MindSpore asks for it ("10.0.0.10" before "10.0.0.9"): an error for that reader, a warning without one."""
     if not profile.is_ascend or profile.reader not in (None, "mindspore"):
         return
     with_ranks = [(server.ranks[0], server.server_id or "", server) for server in survey.servers if server.ranks]

@@ -1,7 +1,6 @@
 """Rules R13 to R16, R22 and R27: addresses of devices and hosts, and their ports.
 
-`device_ip` may be left out where the device has no network port of its own: always for the targets cpu and gpu, and on
-Ascend inside one server. It is never to be made up: HCCL compares it with the address of the real port.
+`device_ip` is never to be made up: HCCL compares it with the address of the real port.
 """
 
 from __future__ import annotations
@@ -39,7 +38,11 @@ def read_device_addresses(device: DeviceEntry) -> list[Address]:
 @Rule("R13", "device_ip is the address of a network port", severity="error or warning", sources=_CONCISE)
 def check_device_addresses(survey: Survey, profile: Profile) -> Iterator[Problem]:
     """No mask, no mark of a failed tool, no 0.0.0.0, no loopback address (a warning on a single server)."""
-    remedy = _FIND_IT if profile.has_ports else "leave the key out: this kind of device has no such port"
+    remedy = (
+        _FIND_IT
+        if profile.device_target not in ("gpu", "cpu")
+        else "leave the key out: this kind of device has no such port"
+    )
     for device in survey.devices:
         text = device.text("device_ip")
         faults = (_fault_of(part, survey) for part in ([] if text is None else text.split(",")))
@@ -50,9 +53,7 @@ def check_device_addresses(survey: Survey, profile: Profile) -> Iterator[Problem
 def _fault_of(part: str, survey: Survey) -> tuple[Severity, str] | None:
     address = parse_address(part)
     if address is None:
-        what = name_placeholder(part)
-        fault = f"the address is {what}" if what else "the value is not an IPv4 or IPv6 address"
-        return "error", fault if part.strip() else "the address is empty"
+        return "error", _no_address(part) if part.strip() else "the address is empty"
     if _is_usual(address):
         return None
     if address.is_unspecified or address.is_multicast or address == _BROADCAST:
@@ -62,6 +63,11 @@ def _fault_of(part: str, survey: Survey) -> tuple[Severity, str] | None:
     return None
 
 
+def _no_address(text: str) -> str:
+    what = name_placeholder(text)
+    return f"the address is {what}" if what else "the value is not an IPv4 or IPv6 address"
+
+
 def _is_usual(address: Address) -> bool:
     """Whether an IPv4 address is in none of the ranges below: the usual case, told in a fraction of the time."""
     return address.version == 4 and 1 << 24 <= (number := int(address)) < 224 << 24 and number >> 24 != 127
@@ -69,10 +75,7 @@ def _is_usual(address: Address) -> bool:
 
 @Rule("R14", "device_ip is unique in the whole table", is_whole=True, sources=_CONCISE)
 def check_addresses_of_all(survey: Survey, _profile: Profile) -> Iterator[Problem]:
-    """R14 and R15: the odd ones are reported, not the many.
-
-    A backup address is another device's own address by design (R27), so it does not count as the same one.
-    """
+    """R14 and R15: the odd ones are reported. A backup address is that of another device by design (R27)."""
     with_address = [(device, addresses) for device in survey.devices if (addresses := read_device_addresses(device))]
     family = _most_common(address.version for _, addresses in with_address for address in addresses)
     count = _most_common(len(addresses) for _, addresses in with_address)
@@ -109,9 +112,7 @@ def _check_host_addresses(survey: Survey) -> Iterator[Problem]:
     family = _most_common(address.version for _, _, address in hosts if address)
     for server, text, address in hosts:
         if address is None:
-            what = name_placeholder(text)
-            message = f"the address is {what}" if what else "the value is not an IPv4 or IPv6 address"
-            yield server.complain("host_ip", "R15", message, "write the host's address, or leave the key out")
+            yield server.complain("host_ip", "R15", _no_address(text), "write the host's address, or leave the key out")
         elif address.version != family:
             message = f"the other host addresses are IPv{family}"
             yield server.complain("host_ip", "R15", message, f"use IPv{family} for every host")
@@ -125,10 +126,7 @@ def _check_host_addresses(survey: Survey) -> Iterator[Problem]:
     sources=(citations.CONCISE, citations.A3_PAGE),
 )
 def check_device_addresses_present(survey: Survey, profile: Profile) -> Iterator[Problem]:
-    """On 910A and 300I Duo always; on A2 with several servers; on A3 with several servers that are not one super pod.
-
-    A2 needs it on one server too when HCCL_INTRA_ROCE_ENABLE=1, which no table tells. On cpu and gpu: never asked for.
-    """
+    """A2 needs it on one server too when HCCL_INTRA_ROCE_ENABLE=1, which no table tells."""
     need = _find_need(survey, chip_of(survey, profile)) if profile.is_ascend else None
     # Template 2 may write "" for no address (a missing key is R28 too); servers cannot connect without one.
     may_be_empty = survey.kind.writes_empty_addresses

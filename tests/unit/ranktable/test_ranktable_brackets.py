@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranktable import HostListError
+from ranktable.errors import HostListError
 from ranktable.hosts.brackets import MAX_HOSTS, MAX_LIST_CHARS, expand, fold
 
 LISTS = [

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-import ranktable
-from ranktable import Report, validate_file
+from ranktable import errors, validate_file
+from ranktable.validate import Report
 
 CATALOGUE = Path(__file__).parent / "catalogue"
 OPTIONS = ("device_target", "chip", "profile", "network_plan")
@@ -46,7 +46,7 @@ def test_a_table_gets_the_expected_findings_at_their_lines(name):
 
 @pytest.mark.parametrize("name", sorted(set(EXPECTED) - set(JUDGED)))
 def test_a_table_that_is_not_judged_raises_the_expected_error(name):
-    with pytest.raises(getattr(ranktable, EXPECTED[name]["error"])):
+    with pytest.raises(getattr(errors, EXPECTED[name]["error"])):
         validate(name)
 
 

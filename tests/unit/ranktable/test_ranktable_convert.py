@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from table_strategies import tables
 
 from ranktable import (
-    BuildError,
     Device,
     RankTable,
     RankTableError,
@@ -26,6 +25,7 @@ from ranktable import (
 )
 from ranktable.cli import main
 from ranktable.convert import write_hostfile
+from ranktable.errors import BuildError
 from ranktable.kinds import written_names
 from ranktable.report import overview_as_json
 
@@ -57,11 +57,11 @@ def test_super_pods_come_and_go_without_a_trace(table):
     pods = {f"p{place}": [server.server_id] for place, server in enumerate(table.servers)}
     there = convert_table(table, "1.2", super_pods=pods, super_device_ids=ids)
     read = parse_table(encode_table(there.table))
-    assert (placements(read), there.lost) == (placements(table), ())
+    assert (placements(read), there.notes) == (placements(table), ())
     assert [device.super_device_id for _, device in read.placements] == [n for each in ids.values() for n in each]
     back = convert_table(read, "1.0")
     assert back.table == table
-    assert len(back.lost) == 2
+    assert len(back.notes) == 2
 
 
 @pytest.mark.parametrize("path", GOOD, ids=lambda path: f"{path.parent.name}/{path.name}")
@@ -97,10 +97,10 @@ def test_what_only_one_dialect_says_is_listed():
     pods = (SuperPod("0", ("a",)),)
     table = RankTable("volcano-job", (server,), super_pods=pods, extra={"data_version": 3})
     to_1_2 = convert_table(table, "1.2")
-    assert to_1_2.lost == ("data_version of the table",)
+    assert to_1_2.notes == ("data_version of the table",)
     assert to_1_2.table == RankTable("1.2", (server,), declared_server_count=1, super_pods=pods)
     to_1_0 = convert_table(to_1_2.table, "1.0")
-    assert to_1_0.lost == ("super_device_id of 1 device", "super_pod_list of 1 super pod")
+    assert to_1_0.notes == ("super_device_id of 1 device", "super_pod_list of 1 super pod")
     assert to_1_0.table.servers[0].extra == server.extra
     assert convert_table(to_1_0.table, "1.0").table is to_1_0.table
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ranktable import UnknownDialectError, read_table
+from ranktable import read_table
 from ranktable.document import parse_document
+from ranktable.errors import UnknownDialectError
 from ranktable.kinds import detect_dialect, find_near_keys
 
 CATALOGUE = Path(__file__).parent / "catalogue"

@@ -5,18 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ranktable import (
-    BuildError,
-    Device,
-    InvalidTableError,
-    RankTable,
-    Server,
-    SuperPod,
-    UnknownDialectError,
-    UnsupportedDialectError,
-    encode_table,
-    parse_table,
-)
+from ranktable import Device, RankTable, Server, SuperPod, encode_table, parse_table
+from ranktable.errors import BuildError, InvalidTableError, UnknownDialectError, UnsupportedDialectError
 from ranktable.kinds import detect_dialect, dialect_of, written_names
 
 HERE = Path(__file__).parent
@@ -135,7 +125,7 @@ def test_what_the_model_says_of_each_dialect():
     assert first.server_id == version_2["rank_list"][0]["level_list"][0]["net_instance_id"]
     service = parse_table(json.dumps(read_base("service")))
     assert {server.group for server in service.servers} >= {"2"}
-    with pytest.raises(LookupError, match="several groups of the table have a rank 0"):
+    with pytest.raises(BuildError, match="several groups of the table have a rank 0"):
         service.server_of(0)
 
 

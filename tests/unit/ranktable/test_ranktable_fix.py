@@ -9,8 +9,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranktable import InvalidTableError, JsonTextError, build_table, encode_table
+from ranktable import build_table, encode_table
 from ranktable.document import parse_document, read_document
+from ranktable.errors import InvalidTableError, JsonTextError
 from ranktable.fix import fix_table, parse_leniently, repair_text
 from ranktable.validate import validate_file
 

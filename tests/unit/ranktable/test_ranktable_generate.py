@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ranktable import BuildError, build_table, default_file_name, validate_table
+from ranktable import build_table, validate_table
 from ranktable.commands.generate import read_super_device_ids
-from ranktable.generate import SERVER_ORDERS, expand_pattern
+from ranktable.errors import BuildError
+from ranktable.generate import SERVER_ORDERS, default_file_name, expand_pattern
 
 SERVER_IDS = st.from_regex(r"[a-z]{2,8}-[0-9]{1,3}", fullmatch=True) | st.ip_addresses(v=4).map(str).filter(
     lambda text: not text.startswith(("127.", "0.0.0.0"))

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranktable import RankTableError, SourceError
+from ranktable import RankTableError
+from ranktable.errors import HostListError
 from ranktable.local_host import Said, parse_hccn_conf
 
 CONF = """\
@@ -55,14 +56,14 @@ def test_ipv6_addresses_count_where_there_is_no_ipv4():
     ],
 )
 def test_a_faulty_hccn_conf_is_refused_with_its_line(text, says):
-    with pytest.raises(SourceError) as caught:
+    with pytest.raises(HostListError) as caught:
         parse_hccn_conf(text.encode(), "a.conf")
     assert says in str(caught.value)
 
 
 def test_sources_that_disagree_are_named_both():
     conf = parse_hccn_conf(b"address_0=10.0.0.1\n", "a.conf")
-    with pytest.raises(SourceError, match=r"the device_ip of device 0 is 10\.0\.0\.2 here, but 10\.0\.0\.1 at a"):
+    with pytest.raises(HostListError, match=r"the device_ip of device 0 is 10\.0\.0\.2 here, but 10\.0\.0\.1 at a"):
         conf.add_address(0, Said("10.0.0.2", "hccn_tool"))
     conf.add_address(1, Said("10.0.0.3", "hccn_tool"))
     assert values(conf.addresses) == {0: "10.0.0.1", 1: "10.0.0.3"}

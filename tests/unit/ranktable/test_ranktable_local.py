@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ranktable import BuildError, SourceError, build_table, local, local_host, write_table
+from ranktable import build_table, local, local_host, write_table
 from ranktable.cli import main
+from ranktable.errors import BuildError, HostListError
 from ranktable.generate import HostInventory
 from ranktable.local_host import (
     LocalHost,
@@ -113,7 +114,7 @@ def test_a_tool_where_the_driver_installs_it_is_found(root, tool):
 
 def test_a_probe_names_a_stale_hccn_conf(root, tool):
     tool("hccn_tool", 'echo "ipaddr:192.168.1.$(($2 + 5))"')
-    with pytest.raises(SourceError) as caught:
+    with pytest.raises(HostListError) as caught:
         probe_host(root)
     assert "etc/hccn.conf:1: the device_ip of device 1 is 192.168.2.5 here, but 192.168.1.6" in str(caught.value)
     assert "hccn_tool -i 1 -ip -g" in str(caught.value)
@@ -137,17 +138,17 @@ def test_devices_without_addresses_are_probed_as_such_in_the_words_of_the_tool(r
 
 def test_one_device_without_an_address_among_others_is_an_error(root, tool):
     (root / "etc/hccn.conf").write_text("address_0=192.168.1.5\n")
-    with pytest.raises(SourceError, match="it has no address for device 1, but for 1 others"):
+    with pytest.raises(HostListError, match="it has no address for device 1, but for 1 others"):
         probe_host(root)
     tool("hccn_tool", 'if [ "$2" = 0 ]; then echo "ipaddr:192.168.1.5"; fi')
-    with pytest.raises(SourceError, match="device 1 has no address: the answer is ''"):
+    with pytest.raises(HostListError, match="device 1 has no address: the answer is ''"):
         probe_host(root)
 
 
 def test_a_tool_that_does_not_answer_is_ended_with_all_that_it_started(root, tool, monkeypatch):
     monkeypatch.setattr(local_host, "TIME_LIMIT_S", 0.2)
     tool("hccn_tool", "/bin/sleep 600 & echo $! >> $0.pids; wait")
-    with pytest.raises(SourceError, match=r"hccn_tool -i 0 -ip -g: there is no answer within 0\.2 s"):
+    with pytest.raises(HostListError, match=r"hccn_tool -i 0 -ip -g: there is no answer within 0\.2 s"):
         ask_addresses([0], root)
     started = root.parent / "bin/hccn_tool.pids"
     for pid in started.read_text().split() if started.exists() else ():
@@ -168,7 +169,7 @@ def has_ended(pid):
 
 def test_a_tool_that_cannot_be_started_is_an_error(root, tool):
     tool("hccn_tool", "").write_text("#!/no/such/interpreter\n")
-    with pytest.raises(SourceError, match="cannot be started: no such file"):
+    with pytest.raises(HostListError, match="cannot be started: no such file"):
         ask_addresses([0], root)
 
 
@@ -296,7 +297,7 @@ def test_every_table_of_the_catalogue_is_checked_or_refused_in_words(root, tool,
 )
 def test_answers_of_npu_smi_that_cannot_be_taken_are_refused(root, tool, body, says):
     tool("npu-smi", body)
-    with pytest.raises(SourceError) as caught:
+    with pytest.raises(HostListError) as caught:
         ask_super_pod([0, 1], root)
     assert says in str(caught.value)
 

@@ -10,10 +10,7 @@ from hypothesis import strategies as st
 from table_strategies import faulty_tables, tables
 
 from ranktable import (
-    BuildError,
     Device,
-    MergeError,
-    NotReadyError,
     RankTable,
     RankTableError,
     Server,
@@ -23,6 +20,7 @@ from ranktable import (
     read_table,
     validate_table,
 )
+from ranktable.errors import BuildError, MergeError, NotReadyError
 from ranktable.kinds import written_names
 from ranktable.tables import encode_table
 

@@ -8,8 +8,9 @@ import threading
 
 import pytest
 
-from ranktable import ReadError, build_table, encode_table, read_table, validate_file
+from ranktable import build_table, encode_table, read_table, validate_file
 from ranktable import files as pipe
+from ranktable.errors import ReadError
 
 TABLE = build_table([("10.0.0.1", 8)])
 TEXT = encode_table(TABLE).encode()

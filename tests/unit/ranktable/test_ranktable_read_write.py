@@ -5,16 +5,9 @@ import sys
 
 import pytest
 
-from ranktable import (
-    NotReadyError,
-    ReadError,
-    WriteError,
-    build_table,
-    encode_table,
-    read_table,
-    write_table,
-)
+from ranktable import build_table, encode_table, read_table, write_table
 from ranktable import files as read_module
+from ranktable.errors import NotReadyError, ReadError, WriteError
 
 TABLE = build_table([("10.0.0.1", 8), ("10.0.0.2", 8)])
 TEXT = encode_table(TABLE).encode()

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranktable import Device, RankNotFoundError, RankTable, Server, SuperPod, build_table, write_table
+from ranktable import Device, RankTable, Server, SuperPod, build_table, write_table
 from ranktable.cli import main
+from ranktable.errors import BuildError
 from ranktable.report import (
     list_ranks,
     overview_as_json,
@@ -61,7 +62,7 @@ def test_a_rank_is_described_with_all_that_is_known_of_it():
         "host_ip          172.0.0.1",
         "super_pod_id     5",
     ]
-    with pytest.raises(RankNotFoundError, match="no device of the table has rank 9"):
+    with pytest.raises(BuildError, match="no device of the table has rank 9"):
         list_ranks(table, 9)
 
 

@@ -89,10 +89,7 @@ def _parse_int(digits: str) -> int:
 
 
 def load_yaml(text: str) -> Any:
-    """Return the value of a YAML text of at most one document; None for an empty one.
-
-    Raises TextError: as `load_yaml_documents` does, or there are several documents.
-    """
+    """Return the value of a YAML text of one document, None for none; raises what `load_yaml_documents` does."""
     documents = load_yaml_documents(text)
     if len(documents) > 1:
         raise TextError("several documents instead of one", "remove the lines ---")
@@ -113,10 +110,7 @@ def load_yaml_documents(text: str) -> list[Any]:
 
 
 def compose_yaml(text: str, *, max_depth: int) -> yaml.Node | None:
-    """Return the tree of nodes of a YAML text without aliases; None for an empty one. Nothing is constructed.
-
-    Raises TextError: as `load_yaml_documents` does, or there is an alias.
-    """
+    """Return the nodes of a YAML text, None for none; raises what `load_yaml_documents` does, and for an alias."""
     import yaml
 
     with _named_faults():

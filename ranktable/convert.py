@@ -65,10 +65,7 @@ def convert_table(
 
 
 def write_hostfile(table: RankTable) -> tuple[str, tuple[str, ...]]:
-    """Return `host slots=8` lines, and what they cannot hold: launchers number the ranks host by host in their order.
-
-    Raises BuildError for other ranks, HostListError for an id that is no host.
-    """
+    """Return `host slots=8` lines, and what they cannot hold; raises BuildError for ranks that are not host by host."""
     _check_ranks(table)
     servers = [server for server in table.servers_by_rank if server.devices]
     for server in servers:

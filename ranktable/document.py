@@ -110,7 +110,7 @@ def _load(text: str, source: str, build_object: object) -> object:
         return json.loads(
             text,
             object_pairs_hook=build_object,  # type: ignore[arg-type]
-            parse_constant=_refuse_constant,
+            parse_constant=_parse_float,
             parse_float=_parse_float,
             parse_int=_parse_int,
         )
@@ -122,14 +122,10 @@ def _load(text: str, source: str, build_object: object) -> object:
         _refuse(text, source, _TOO_DEEP)
 
 
-def _refuse_constant(literal: str) -> NoReturn:
-    raise ValueError(f"{literal} is no JSON value")
-
-
 def _parse_float(literal: str) -> float:
     number = float(literal)
     if not math.isfinite(number):
-        raise ValueError("the number is too large to be kept")
+        raise ValueError(f"{literal[:20]} is no JSON value, or too large to be kept")
     return number
 
 

@@ -263,6 +263,7 @@ class Dialect:
     versions: tuple[str, ...] = ()
     """What `version` may be, the usual one first; none where there is no version."""
     make_survey: Callable[[Members, Dialect], Survey] = survey_lists
+    """Returns what can be read of an object, however faulty it is."""
     rules: frozenset[str] = frozenset()
     """Ids of the rules that it is held to, but for those of all dialects."""
     readers: frozenset[str] = frozenset()
@@ -291,10 +292,6 @@ class Dialect:
     def check_structure(self, value: Members) -> list[Problem]:
         """Return every fault that keeps an object from being decoded (errors), and what is odd in it (warnings)."""
         return [*check_version(value, self.versions), *check_tree(value, self.known_schema)]
-
-    def survey(self, value: Members) -> Survey:
-        """Return what can be read of an object, however faulty it is."""
-        return self.make_survey(value, self)
 
 
 def rule_ids(*texts: str) -> frozenset[str]:

@@ -65,7 +65,8 @@ def check_file(
         return LocalReport(validate_file(path, device_target=device_target, chip=chip))
     if not report.is_ready:
         return LocalReport(report)
-    survey, host = detect_table(document).dialect.survey(document.value), read_local_host()
+    kind = detect_table(document).dialect
+    survey, host = kind.make_survey(document.value, kind), read_local_host()
     variables = os.environ if environment is None else environment
     servers = find_local_servers(survey, host)
     found = [*report.problems, *_check_file(os.fspath(path), variables), *_check_host(survey, servers, host)]

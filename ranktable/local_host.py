@@ -82,11 +82,7 @@ class HostAnswers:
         _agree(self.addresses.setdefault(device_id, said), said, f"device_ip of device {device_id}")
 
     def add_super_pod(self, device_id: int, answer: Said) -> None:
-        """Add what npu-smi answers about a device, if it says that it is in a super pod.
-
-        Raises HostListError for an SDID that is not of 32 bits, for an answer with one of the two only, and when two
-        devices are in two super pods.
-        """
+        """Add what npu-smi answers about a device, if it is in a super pod; raises HostListError for odd answers."""
         number, pod = _SDID.search(answer.value), _POD.search(answer.value)
         if number is None and pod is None:
             return
@@ -114,10 +110,7 @@ def read_hccn_conf(root: Path) -> HostAnswers | None:
 
 
 def parse_hccn_conf(data: bytes, source: str) -> HostAnswers:
-    """Return the addresses in a copy of hccn.conf; an IPv6 address counts where a device has no other.
-
-    Raises HostListError with the line for an address that is none, for a device with two, and for a file without any.
-    """
+    """Return the addresses in hccn.conf, IPv6 where a device has no other; raises HostListError for odd lines."""
     by_version = {6: HostAnswers(), 4: HostAnswers()}
     for number, text in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
         line = text.partition("#")[0].strip()
@@ -172,10 +165,7 @@ def find_device_ids(target: str, root: Path = Path("/")) -> list[int]:
 
 
 def ask_addresses(device_ids: Iterable[int], root: Path) -> HostAnswers | None:
-    """Return what hccn_tool says of each device's address, IPv4 or else IPv6; None without the tool.
-
-    Raises HostListError when the tool cannot be run, gives no answer in time, or gives what is no address.
-    """
+    """Return what hccn_tool says of the devices' addresses, None without it; raises HostListError for odd answers."""
     tool = find_tool("hccn_tool", root)
     if tool is None:
         return None
@@ -245,8 +235,7 @@ def probe_host(
 ) -> tuple[HostInventory, str, tuple[str, ...]]:
     """Return this host with its devices, or those of `device_ids`; for which target, and what is worth a word.
 
-    `root` is the folder that holds the host's /dev and /etc: another one in a container that has them mounted.
-    `server_id` is used in place of the host's main address.
+    `root` is the folder that holds the host's /dev and /etc; `server_id` is used in place of the host's main address.
     Raises BuildError for a target or a device that is not there, HostListError for answers that cannot be taken.
     """
     present = [target for target in NODE_NAMES if find_device_ids(target, root)]

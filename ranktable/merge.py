@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ranktable.errors import BuildError, MergeError, NotReadyError
+from ranktable.hosts.brackets import shorten
 from ranktable.hosts.ranges import fold_numbers
 from ranktable.kinds import written_names
 from ranktable.model import COMPLETED, INITIALIZING, RankTable, Server, SuperPod, number_devices
@@ -26,7 +27,6 @@ Source = tuple[str, RankTable]
 _MEANING = {"server_id": "the string order of their ids", "argument": "the order of the arguments"}
 _SERVER = re.compile(r"server_list\[(\d+)\]")
 _SHOWN = 6
-_MAX_FOLDED = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,8 @@ def _describe_ranks(sources: Sequence[Source], servers: Sequence[Server], order:
         before, after = [old for old, _ in pairs], [new for _, new in pairs]
         if before != after:
             where = "now" if after == sorted(after) else "now, in another order"
-            lines.append(f"{source}: its ranks {_fold(before)} are {_fold(after)} {where}")
+            was, is_now = shorten(fold_numbers(before)), shorten(fold_numbers(after))
+            lines.append(f"{source}: its ranks {was} are {is_now} {where}")
         if table.declared_server_count not in (None, len(table.servers)):
             said = f"{source} said server_count {table.declared_server_count}"
             counts.append(f"{said} and lists {count_noun(len(table.servers), 'server')}")
@@ -190,11 +191,6 @@ def _describe_ranks(sources: Sequence[Source], servers: Sequence[Server], order:
     used = [f"servers follow {_MEANING[order]}; rank 0 is on {plain(first)}"] if len(servers) > 1 else []
     shown = lines if len(lines) <= _SHOWN else [*lines[: _SHOWN - 1], f"and {len(lines) - _SHOWN + 1} tables more"]
     return [*used, *shown, *counts]
-
-
-def _fold(ranks: list[int]) -> str:
-    text = fold_numbers(ranks)
-    return text if len(text) <= _MAX_FOLDED else f"{text[: _MAX_FOLDED - 3]}..."
 
 
 def _check_result(merged: RankTable, sources: Sequence[Source], device_target: str, chip: str | None) -> list[str]:

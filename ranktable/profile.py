@@ -55,10 +55,7 @@ def build_profile(
     chip: str | None = None,
     reader: str | None = None,
 ) -> Profile:
-    """Return the profile of the names, in any letter case.
-
-    Raises BuildError for an unknown name, and for what does not go with a target that is not Ascend.
-    """
+    """Return the profile of the names, in any letter case; raises BuildError for others, and for odd pairs."""
     target = _choose("device_target", device_target, DEVICE_TARGETS)
     for name, value in (("chip", chip), ("profile", reader)):
         if value is not None and target != "ascend":

@@ -84,13 +84,11 @@ def _verdict_as_json(name: str, verdict: Verdict) -> dict[str, object]:
         "devices": verdict.num_devices,
         "errors": verdict.num_errors,
         "warnings": verdict.num_warnings,
-        "problems": [_problem_as_json(problem) for problem in verdict.problems],
+        "problems": [
+            {**(members.pop("position") or {"line": None, "column": None}), **members}
+            for members in map(asdict, verdict.problems)
+        ],
     }
-
-
-def _problem_as_json(problem: Problem) -> dict[str, object]:
-    members = asdict(problem)
-    return {**(members.pop("position") or {"line": None, "column": None}), **members}
 
 
 def _list_servers(table: RankTable) -> Iterator[tuple[Server, dict[str, object]]]:

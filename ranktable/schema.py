@@ -137,8 +137,7 @@ def walk_tree(
 
 def list_objects(holder: Members, key: str) -> list[dict[str, object]]:
     """Return the objects in the array `holder[key]`; what is no object is left out."""
-    items = holder.get(key)
-    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
+    return [item for _, item in walk_objects(holder, "", key)]
 
 
 def check_tree(members: Members, schema: Schema) -> list[Problem]:

@@ -17,17 +17,12 @@ from ranktable.kinds import Detection, detect_dialect, dialect_of, find_near_key
 from ranktable.model import INITIALIZING, RankTable, encode
 from ranktable.values import render_json
 
-_MAX_RENAMES = 6
-
 
 def detect_table(document: Document) -> Detection:
-    """Return the dialect of the document, with what gave it away.
-
-    Raises UnsupportedDialectError for a dialect that is known by name only, UnknownDialectError for anything else.
-    """
+    """Return the dialect of the document and its evidence; raises UnsupportedDialectError, UnknownDialectError."""
     detection = detect_dialect(document.value)
     if detection is None:
-        near = list(find_near_keys(document.value).items())[:_MAX_RENAMES]
+        near = list(find_near_keys(document.value).items())[:6]
         renames = ", ".join(f"{written!r} to {meant!r}" for written, meant in near)
         remedy = f"rename {renames}" if renames else "a version 1.0 table has 'server_list' at its top"
         raise UnknownDialectError(document.source, list(document.value), remedy)
@@ -47,7 +42,7 @@ def decode_table(document: Document) -> RankTable:
     found = [*document.repeated_keys, *kind.check_structure(document.value)]
     faults = [problem for problem in found if problem.is_error]
     if not faults:
-        return table_of(kind.survey(document.value))
+        return table_of(kind.make_survey(document.value, kind))
     if document.value.get("status") == INITIALIZING:
         raise NotReadyError(document.source)
     raise InvalidTableError(document.source, faults)

@@ -77,7 +77,7 @@ def validate_table(
 def judge_table(table: RankTable, profile: Profile) -> tuple[Problem, ...]:
     """Return every problem of `table` as `validate_table` does, for a profile that is built already."""
     value, kind = encode_document(table), dialect_of(table.dialect)
-    return (*kind.check_structure(value), *_apply_rules(kind.survey(value), profile))
+    return (*kind.check_structure(value), *_apply_rules(kind.make_survey(value, kind), profile))
 
 
 def validate_file(
@@ -104,13 +104,10 @@ def validate_file(
 
 
 def validate_document(document: Document, profile: Profile) -> Report:
-    """Return the report on a JSON object, with the line of each problem.
-
-    Raises UnsupportedDialectError and UnknownDialectError.
-    """
+    """Return the report on a JSON object, with the line of each problem; raises what `detect_table` does."""
     detection = detect_table(document)
     kind = detection.dialect
-    survey = kind.survey(document.value)
+    survey = kind.make_survey(document.value, kind)
     found = [*kind.check_structure(document.value), *_apply_rules(survey, profile)]
     is_ready = survey.text("status") != INITIALIZING
     problems = [*_check_text(document, profile), *(one for one in found if is_ready or one.rule == "R3")]

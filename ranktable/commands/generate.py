@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -151,7 +150,12 @@ def _find_hosts(
         return (host,), target, notes
     listed = parse_hosts(hosts, ListedHost) if hosts is not None else _read_hostfile(str(hostfile), hostfile_format)
     pairs = [(host.name, devices_of(host, devices)) for host in listed]
-    found = take_hosts(pairs, None if device_ips is None else _read_addresses(device_ips, pairs))
+    addresses = None
+    if device_ips is not None and "{" in device_ips:
+        addresses = expand_pattern(device_ips, pairs)
+    elif device_ips is not None:
+        addresses = _read_lists(device_ips, "addresses", "192.168.1.1")
+    found = take_hosts(pairs, addresses)
     return tuple(replace(h, host_ip=e.address or None) for h, e in zip(found, listed, strict=True)), None, ()
 
 
@@ -168,15 +172,8 @@ def _read_hostfile(path: str, family: Family | None) -> tuple[ListedHost, ...]:
     return parse_hostfile(text, ListedHost, source, family)
 
 
-def _read_addresses(option: str, pairs: Iterable[tuple[str, Sequence[int]]]) -> dict[str, list[str]]:
-    return expand_pattern(option, pairs) if "{" in option else _read_lists(option, "addresses", "192.168.1.1")
-
-
 def read_super_device_ids(path: str) -> dict[str, list[str]]:
-    """Return the SDIDs in a YAML or JSON file that maps server ids to lists, one number per device in their order.
-
-    Raises ReadError, BuildError.
-    """
+    """Return the SDIDs in a YAML or JSON file of lists by server id; raises ReadError, BuildError."""
     return _read_lists(path, "SDIDs", "37748736")
 
 

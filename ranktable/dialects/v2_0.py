@@ -209,10 +209,8 @@ def _check_address(entry: Entry) -> Iterator[Problem]:
     for index, backup in enumerate(backups):
         if isinstance(backup, str) and not _has_form(backup, kind):
             path = join_index(entry.path_of("backup_addr"), index)
-            message, remedy = (
-                "the backup is not an address of the same type",
-                "write an address of the type in addr_type",
-            )
+            message = "the backup is not an address of the same type"
+            remedy = "write an address of the type in addr_type"
             yield Problem(path, _RULE, "error", message, remedy, show_value(backup))
 
 

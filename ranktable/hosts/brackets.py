@@ -57,10 +57,7 @@ def fold(names: Iterable[str]) -> str:
 
 
 def split_outside(text: str, mark: str) -> list[str]:
-    """Split at a mark that stands in no brackets.
-
-    Raises HostListError: a bracket without its other half, or one within another.
-    """
+    """Split at a mark that stands in no brackets; raises HostListError for a bracket without its other half."""
     pieces, begin, is_inside = [], 0, False
     for index, letter in enumerate(text):
         if letter in "[]":

@@ -61,10 +61,7 @@ Host = TypeVar("Host", bound=ListedHost)
 
 
 def parse_hosts(text: str, make: type[Host], source: str = "--hosts") -> tuple[Host, ...]:
-    """Turn a list of hosts into entries of the type `make`; a host without `:slots` has 0 of them.
-
-    Raises HostListError: naming source and value: empty, a name that is none, slots, or a host given twice.
-    """
+    """Turn a list of hosts into entries of the type `make`, with 0 slots where it gives none; raises HostListError."""
     if not text.strip():
         raise HostListError("is empty", "give hosts such as h1:8,h2:8", source)
     with HostListError.at(source):
@@ -74,10 +71,7 @@ def parse_hosts(text: str, make: type[Host], source: str = "--hosts") -> tuple[H
 
 
 def parse_names(text: str, source: str) -> list[str]:
-    """Turn a list of hosts without users and slots into their names.
-
-    Raises HostListError: as `parse_hosts` does, or for a host that says more than its name.
-    """
+    """Turn a list of hosts into their names; raises HostListError also for a host with a user or slots."""
     hosts = parse_hosts(text, ListedHost, source)
     more = next((host.name for host in hosts if host.slots or host.user), None)
     if more is not None:
@@ -86,10 +80,7 @@ def parse_names(text: str, source: str) -> list[str]:
 
 
 def parse_host_word(word: str, make: type[Host], source: str) -> Host:
-    """Turn `[user@]name[:slots]` into an entry; an IPv6 address with slots is written `[fd77::9]:8`.
-
-    Raises HostListError: naming source and value.
-    """
+    """Turn `[user@]name[:slots]`, also `[fd77::9]:8`, into an entry; raises HostListError, naming source and value."""
     user, at, place = word.rpartition("@")
     if at:
         check_user(user, source)
@@ -141,10 +132,7 @@ def parse_count(text: str, noun: str, largest: int, source: str) -> int:
 
 
 def parse_device_ids(text: str, source: str) -> tuple[int, ...]:
-    """Turn `0,2` or `0-3` into device ids, in this order.
-
-    Raises HostListError: naming source and value: not such a list, beyond `MAX_DEVICE_ID`, or an id given twice.
-    """
+    """Turn `0,2` or `0-3` into device ids in this order; raises HostListError, naming source and value."""
     what = f"devices {quote(text)}"
     try:
         found = read_ranges(text, 2 * (MAX_DEVICE_ID + 1), MAX_DEVICE_ID)

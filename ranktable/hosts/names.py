@@ -28,10 +28,7 @@ def host_key(name: str) -> str:
 
 
 def check_host_name(name: str) -> None:
-    """Refuse what is no host name and no address, above all what an ssh or a shell would read as something else.
-
-    Raises HostListError: with the name and what is allowed.
-    """
+    """Refuse with HostListError what is no host name or address, above all what ssh or a shell reads otherwise."""
     if name.startswith("-"):
         raise HostListError(f"{quote(name)} starts with '-', as an option does", "give a host name")
     if len(name) > MAX_NAME_CHARS:

@@ -36,10 +36,7 @@ class NumberRange:
 
 
 def read_range(text: str, largest: int = LARGEST, *, has_steps: bool = False) -> NumberRange:
-    """Read `7`, `0-3` or, with steps, `0-8/2`. Nothing is made but a range, however long it is.
-
-    Raises RangeError: it is none, runs backwards, or ends above `largest`.
-    """
+    """Read `7`, `0-3` or, with steps, `0-8/2`; raises RangeError, also for numbers above `largest`."""
     match = _RANGE.fullmatch(text)
     if match is None or (match[3] and not has_steps):
         raise RangeError(text, "form")
@@ -52,10 +49,7 @@ def read_range(text: str, largest: int = LARGEST, *, has_steps: bool = False) ->
 
 
 def read_ranges(text: str, max_numbers: int, largest: int = LARGEST) -> list[int]:
-    """Return the numbers of `0-3,8` in its order, with repeats; blanks around commas do not count.
-
-    Raises RangeError: as `read_range`, or there are more numbers than `max_numbers`.
-    """
+    """Return the numbers of `0-3,8` in its order, with repeats; raises RangeError also for more than `max_numbers`."""
     numbers: list[int] = []
     for piece in text.split(","):
         found = read_range(piece.strip(), largest).numbers

@@ -18,8 +18,6 @@ from ranktable.values import count_noun, name_placeholder
 _QUADS_910A = {"0123", "4567", "0145", "0246", "0347", "1256", "1357", "2367"}
 """Four devices that form a ring."""
 _MAX_DEVICES = {"910a": 8, "a2": 16, "a3": 16}
-_USUAL_DEVICES = {"a2": 8}
-"""Most A2 servers have 8 devices, a few have 16."""
 _NAMES = {"hccl": "HCCL", "mindspore": "MindSpore"}
 _CONCISE = (citations.CONCISE,)
 _910A = ("910a",)
@@ -82,7 +80,7 @@ def check_device_limit(survey: Survey, profile: Profile) -> Iterator[Problem]:
     if not profile.is_ascend or chip in ("300i-duo", "a5"):
         return
     limit = _MAX_DEVICES[chip or "a3"]
-    usual = _USUAL_DEVICES.get(chip or "", limit)
+    usual = 8 if chip == "a2" else limit
     for server in survey.servers:
         count = len(server.devices)
         if count > usual:
@@ -201,10 +199,8 @@ def check_reader(survey: Survey, profile: Profile) -> Iterator[Problem]:
     """Versions 1.3 and 1.4 have producers and no reader in HCCL: a warning as long as no reader is named."""
     version = survey.kind.refused_version
     if profile.reader is None and version and profile.is_ascend:
-        message, remedy = (
-            f"HCCL refuses version {version} (EI0014)",
-            "write the job's table as version 1.0 or 1.2 for HCCL",
-        )
+        message = f"HCCL refuses version {version} (EI0014)"
+        remedy = "write the job's table as version 1.0 or 1.2 for HCCL"
         yield survey.complain("version", "P1", message, remedy, "warning")
     elif profile.reader is not None and profile.reader not in survey.kind.readers:
         known = sorted(kind.name for kind in all_dialects() if profile.reader in kind.readers)

@@ -78,11 +78,8 @@ def check_server_ids(survey: Survey, _profile: Profile) -> Iterator[Problem]:
             message = f"the id has {len(server_id)} characters, at most {MAX_SERVER_ID_LENGTH} are read"
             yield server.complain("server_id", "R7", message, "shorten it")
         elif survey.is_multi_server and is_loopback(server_id):
-            message, remedy = (
-                "the id is a loopback address in a table of several servers",
-                "write an address of the host",
-            )
-            yield server.complain("server_id", "R7", message, remedy, "warning")
+            message = "the id is a loopback address in a table of several servers"
+            yield server.complain("server_id", "R7", message, "write an address of the host", "warning")
     same, remedy = "the same server_id stands at {}", "give each server its own id"
     yield from find_repeats(survey.servers, "server_id", "R7", same, remedy, severity=severity)
 

@@ -170,19 +170,15 @@ def _measure(events: Iterator[Any], max_depth: int, *, takes_aliases: bool) -> N
             count += size
             if event.anchor is not None:
                 sizes[event.anchor] = size
-            _check_digits(event)
+            may_be_number = event.implicit[0] or event.tag in _NUMBER_TAGS
+            if may_be_number and len(event.value) > MAX_DIGITS and _LONG_NUMBER.match(event.value):
+                raise _too_long(_line(event))
         elif isinstance(event, yaml.DocumentStartEvent):
             count += 1
         if count > MAX_NODES:
             raise TextError(f"more than {MAX_NODES} values", "split it", _line(event))
         if repeated > MAX_REPEATED:
             raise TextError(f"aliases repeat more than {MAX_REPEATED} values", "write them out", _line(event))
-
-
-def _check_digits(event: yaml.ScalarEvent) -> None:
-    may_be_number = event.implicit[0] or event.tag in _NUMBER_TAGS
-    if may_be_number and len(event.value) > MAX_DIGITS and _LONG_NUMBER.match(event.value):
-        raise _too_long(_line(event))
 
 
 def _line(event: Any) -> int:

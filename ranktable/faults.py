@@ -79,7 +79,6 @@ def _name_base64(head: str) -> tuple[str, str] | None:
 
 
 _LAST_COMMA = re.compile(r",\s*\Z")
-_SAYS_TRUNCATED = "Unterminated string"
 _QUOTE_IT = "write a string in double quotes"
 _ANYTHING = ""
 # What the parser says, what stands where it gave up, the message ({} for the first character) and the remedy.
@@ -148,22 +147,18 @@ def explain_fault(text: str, error: json.JSONDecodeError) -> Fault:
         return _trailing_comma(offset)
     if comma and rest[:1] in ("}", "]"):
         return _trailing_comma(offset - len(comma.group()))
-    if offset >= len(text.rstrip()) or error.msg.startswith(_SAYS_TRUNCATED):
+    if offset >= len(text.rstrip()) or error.msg.startswith("Unterminated string"):
         return Fault(offset, "the text ends in the middle of the table", "copy or write the whole file again")
     if text[offset - 1 : offset] == "0" and rest[:1] in tuple("0123456789xX"):
         return Fault(offset - 1, "a number stands here that JSON does not know", _QUOTE_IT)
     if text[offset - 1 : offset + 1] == "{{":
         return Fault(offset - 1, "a placeholder of a template stands here", "fill the template in first")
-    return _explain_character(offset, rest, error.msg)
+    for says, pattern, message, remedy in _MISTAKES:
+        if error.msg.startswith(says) and re.match(pattern, rest):
+            shown = rest[:1] if " " < rest[:1] <= "~" else ascii(rest[:1])
+            return Fault(offset, message.format(shown), remedy)
+    return Fault(offset, f"the text is not JSON here ({error.msg})", "correct the text at this place")
 
 
 def _trailing_comma(offset: int) -> Fault:
     return Fault(offset, "a comma stands after the last item, which JSON does not allow", "remove the comma")
-
-
-def _explain_character(offset: int, rest: str, parser_says: str) -> Fault:
-    for says, pattern, message, remedy in _MISTAKES:
-        if parser_says.startswith(says) and re.match(pattern, rest):
-            shown = rest[:1] if " " < rest[:1] <= "~" else ascii(rest[:1])
-            return Fault(offset, message.format(shown), remedy)
-    return Fault(offset, f"the text is not JSON here ({parser_says})", "correct the text at this place")

@@ -18,7 +18,7 @@ from ranktable.document import Document, Lines, parse_document
 from ranktable.errors import InvalidTableError, JsonTextError
 from ranktable.kinds import find_near_keys
 from ranktable.problem import Position, join_index, join_key, show_value
-from ranktable.schema import Field, Schema, fits_kind, walk_tree
+from ranktable.schema import Schema, fits_kind, walk_tree
 from ranktable.tables import detect_table
 
 Members = dict[str, object]
@@ -248,23 +248,19 @@ def _fix_counts(value: Members, schema: Schema) -> Iterator[Repair]:
     for members, its_schema, path in walk_tree(value, schema):
         for field in its_schema.fields:
             number = field.count.of(members) if field.count else None
-            if number:
-                yield from _set_count(members, field, number, join_key(path, field.name))
-
-
-def _set_count(members: Members, field: Field, number: int, place: str) -> Iterator[Repair]:
-    """Set a count that is wrong, in the type that the dialect has for it."""
-    key, before = field.name, members.get(field.name)
-    after = number if field.kind == "integer" else str(number)
-    if key not in members and field.missing == "warning" and field.count:
-        kept = dict(members)
-        members.clear()
-        for name, member in kept.items():
-            members |= {key: after, name: member} if name == field.count.steps[0] else {name: member}
-        yield Repair("R5", place, f"added {show_value(after)}")
-    elif isinstance(before, str | int) and not isinstance(before, bool) and after != before:
-        members[key] = after
-        yield Repair(field.rule, place, f"{_replaced(before, after)}, as many as are listed")
+            if not field.count or not number:
+                continue
+            place, before = join_key(path, field.name), members.get(field.name)
+            after = number if field.kind == "integer" else str(number)
+            if field.name not in members and field.missing == "warning":
+                kept = dict(members)
+                members.clear()
+                for name, member in kept.items():
+                    members |= {field.name: after, name: member} if name == field.count.steps[0] else {name: member}
+                yield Repair("R5", place, f"added {show_value(after)}")
+            elif isinstance(before, str | int) and not isinstance(before, bool) and after != before:
+                members[field.name] = after
+                yield Repair(field.rule, place, f"{_replaced(before, after)}, as many as are listed")
 
 
 def _replaced(before: object, after: object) -> str:

@@ -182,7 +182,10 @@ def _parse_filter(text: str, option: str, hosts: Sequence[ListedHost]) -> dict[s
         for name in names:
             host = known.get(host_key(name))
             if host is None:
-                raise HostListError(*_unknown_host(name, hosts), place)
+                names = [host.name for host in hosts]
+                more = f" and {len(names) - SHOWN_HOSTS} more" if len(names) > SHOWN_HOSTS else ""
+                fault = f"{shorten(name)} is none of the job's hosts{near_miss(name, names)}"
+                raise HostListError(fault, f"they are {', '.join(names[:SHOWN_HOSTS])}{more}", place)
             _check_devices(host, device_ids, place)
             before = named.get(host.name)
             is_whole = before == () or not device_ids
@@ -203,12 +206,6 @@ def _split_devices(piece: str, option: str) -> tuple[list[str], str | None]:
         for name in names:
             check_host_name(name)
     return names, devices[0] if devices else None
-
-
-def _unknown_host(name: str, hosts: Sequence[ListedHost]) -> tuple[str, str]:
-    names = [host.name for host in hosts]
-    shown = ", ".join(names[:SHOWN_HOSTS]) + (f" and {len(names) - SHOWN_HOSTS} more" * (len(names) > SHOWN_HOSTS))
-    return f"{shorten(name)} is none of the job's hosts{near_miss(name, names)}", f"they are {shown}"
 
 
 def _check_devices(host: ListedHost, device_ids: Sequence[int], place: str) -> None:

@@ -207,7 +207,9 @@ def check_backups(survey: Survey, _profile: Profile) -> Iterator[Problem]:
 def _check_backup_address(device: DeviceEntry, server: ServerEntry) -> Iterator[Problem]:
     texts = (device.text("backup_device_ip") or "").split(",")
     addresses = [address for text in texts if (address := parse_address(text))]
-    own, other = read_device_addresses(device), _addresses_of_other_die(device, server)
+    number = -2 if device.device_id is None else device.device_id
+    dies = (entry for entry in server.devices if entry.device_id == number ^ 1)
+    own, other = read_device_addresses(device), [each for die in dies for each in read_device_addresses(die)]
     message = ""
     if len(addresses) < len(texts):
         message = "the value is not an IPv4 or IPv6 address"
@@ -218,12 +220,6 @@ def _check_backup_address(device: DeviceEntry, server: ServerEntry) -> Iterator[
     if message:
         remedy = f"write {', '.join(map(str, other))}" if other else "write the device_ip of the other die"
         yield device.complain("backup_device_ip", "R27", message, remedy)
-
-
-def _addresses_of_other_die(device: DeviceEntry, server: ServerEntry) -> list[Address]:
-    number = device.device_id
-    dies = (entry for entry in server.devices if number is not None and entry.device_id == number ^ 1)
-    return [address for entry in dies for address in read_device_addresses(entry)]
 
 
 def _check_backup_port(device: DeviceEntry) -> Iterator[Problem]:

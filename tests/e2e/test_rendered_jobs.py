@@ -37,7 +37,7 @@ KINDS = ("indexed-job", "jobset", "pytorchjob", "trainjob", "volcano", "ascendjo
 RESTARTING = ("jobset", "trainjob", "volcano")
 """Kinds whose controller starts all pods again."""
 LOSS_LINE = re.compile(r"^epoch: \d+, step: 0, loss is (\S+)$", re.MULTILINE)
-EXAMPLE = REPOSITORY / "examples" / "optimizer_parallel" / "train.py"
+EXAMPLE = REPOSITORY / "examples" / "torch" / "mnist" / "train.py"
 DEADLINE_S = 240.0
 SRUN = """
 import subprocess, sys
@@ -105,7 +105,7 @@ def data_of_example(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def losses_of_example(msrun_of_module: JobRunner, data_of_example: Path) -> list[float]:
-    """Losses of the example optimizer_parallel in one process."""
+    """Losses of the example mnist in one process."""
     env = msrun_of_module.environ({"DATA_PATH": str(data_of_example), "EPOCHS": "4"})
     command = [sys.executable, str(EXAMPLE)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
@@ -125,7 +125,7 @@ def test_example_trains_over_four_pods_of_two_workers_as_in_one_process(
     ended = [job.finish(DEADLINE_S) for job in jobs]
     assert [job.code for job in ended] == [0] * 4, ended
     losses = [float(loss) for loss in LOSS_LINE.findall(ended[0].log(0).decode())]
-    assert len(losses) == 4 and losses == pytest.approx(losses_of_example, rel=1e-5)
+    assert len(losses) == 4 and losses == pytest.approx(losses_of_example, rel=1e-4)
     assert (pods.log_folder(3) / "log_output" / "node_3" / "worker_7.log").exists()
     assert fate_of(pods.manifest, [job.code for job in ended]) == "done"
 

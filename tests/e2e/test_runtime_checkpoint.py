@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from job_runner import REPOSITORY, JobRunner, wait_until
+from job_runner import JobRunner
 from torch.distributed.checkpoint import FileSystemReader
 
 from msrun.errors import CheckpointError
@@ -285,35 +284,3 @@ def test_full_disk_is_one_clear_error_and_leaves_the_checkpoints_before(
     alone = run_alone(msrun, *args, cwd=tmp_path, **settings)
     assert alone.returncode == 0, alone.stderr
     assert next(iter(losses(alone.stdout))) == (2, 4)
-
-
-@pytest.mark.slow
-def test_example_survives_the_death_of_a_worker(msrun: JobRunner, tmp_path: Path, digits: Path) -> None:
-    shutil.copytree(digits, tmp_path / "examples" / "data" / "digits")
-    shutil.copytree(
-        REPOSITORY / "examples" / "resume",
-        tmp_path / "examples" / "resume",
-        ignore=shutil.ignore_patterns("log_output", "checkpoints"),
-    )
-    folder = tmp_path / "examples" / "resume"
-    command = tmp_path / "bin" / "msrun"
-    command.parent.mkdir()
-    command.write_text(f'#!/bin/bash\nexec {sys.executable} -m msrun "$@"\n')
-    command.chmod(0o755)
-    settings = {"EPOCHS": "1", "SAVE_EVERY": "10", "PRINT_EVERY": "1"}
-    path = f"{command.parent}:{os.environ['PATH']}"
-    job = msrun.start("run.sh", cwd=folder, env={**settings, "PATH": path}, command=("bash",))
-    wait_until((folder / "checkpoints" / "digits-1_10.ckpt").exists, "the first checkpoint", DEADLINE_S)
-    os.kill(job.pid_of("2"), signal.SIGKILL)
-    done = job.finish(DEADLINE_S)
-    assert done.code == 0, done.stderr
-    first = losses((done.log_dir / "worker_0.attempt_0.log").read_bytes())
-    second = losses(done.log(0))
-    assert min(second) > (1, 10), "not from the beginning"
-    shutil.rmtree(folder / "checkpoints")
-    alone = run_alone(msrun, "train.py", cwd=folder, **settings)
-    assert alone.returncode == 0, alone.stderr
-    right = losses(alone.stdout)
-    assert {**first, **second} == pytest.approx(right, rel=1e-4), "of one process, in float32"
-    shared = first.keys() & second.keys()
-    assert {place: second[place] for place in shared} == pytest.approx({p: first[p] for p in shared}, rel=1e-6)

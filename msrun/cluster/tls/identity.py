@@ -128,16 +128,32 @@ def _read_pkcs12(
 def _read_pem(data: bytes, password: bytes, place: str, side: Side) -> tuple[PrivateKeyTypes, list[x509.Certificate]]:
     if not _PEM_KEY.search(data):
         raise UsageError(f"{place}: holds no private key; put certificate and key into one PEM file, or use PKCS#12")
-    encrypted = b"ENCRYPTED" in data
     try:
-        key = load_pem_private_key(data, password or None if encrypted else None)
+        key = load_pem_private_key(data, password or None if b"ENCRYPTED" in data else None)
+    except (TypeError, ValueError):
+        raise _unread_key(data, password, place, side) from None
+    try:
         return key, [x509.load_pem_x509_certificate(text) for text in _PEM_CERTIFICATE.findall(data)]
-    except TypeError:  # encrypted, and no password is there
-        raise _wrong_password(place, password, side) from None
-    except ValueError as error:
-        if "password" in str(error).lower():
-            raise _wrong_password(place, password, side) from None
-        raise UsageError(f"{place}: what it holds as PEM cannot be read; export it again") from None
+    except ValueError:
+        raise _unreadable_pem(place) from None
+
+
+def _unread_key(data: bytes, password: bytes, place: str, side: Side) -> UsageError:
+    """Say whether a password is missing or wrong, or the text is damaged.
+
+    OpenSSL's words do not tell: one wrong password of about 300 decrypts to something that only is no key.
+    """
+    try:
+        load_pem_private_key(data, None)
+    except TypeError:  # whole, and encrypted
+        return _wrong_password(place, password, side)
+    except ValueError:
+        pass
+    return _unreadable_pem(place)
+
+
+def _unreadable_pem(place: str) -> UsageError:
+    return UsageError(f"{place}: what it holds as PEM cannot be read; export it again")
 
 
 def _wrong_password(place: str, password: bytes, side: Side) -> UsageError:

@@ -90,6 +90,29 @@ def test_wrong_and_missing_passwords_are_told_apart(tls: TlsFolder, side: Side) 
     assert "there is no password" in refusal(tls, side, {}, **{f"{side}_cert_path": "own.pem"})
 
 
+DECRYPTED_TO_NO_KEY = b"""\
+-----BEGIN ENCRYPTED PRIVATE KEY-----
+MIH0MF8GCSqGSIb3DQEFDTBSMDEGCSqGSIb3DQEFDDAkBBDP/SB8/gzWoGz5IKJY
+eELwAgIIADAMBggqhkiG9w0CCQUAMB0GCWCGSAFlAwQBKgQQ4Vyi5+/QvPLIvxEx
+AmbC5ASBkO18eA+Yp6m/euAHzP0brvL/3DRIQ8h6I/SjqPEfaBl5P/GES9R4qHPW
+nreY9RaToL2rm9jPgg/j0fu3XjvboX1W6NGXzWy1wMCnZ+s38CLWi41pXgxhOFxL
+JPoQRUZTBGOTP9GKocZgQEv61Lj1ipOxQ1GRxayb8kJttzdEt2TjA8tVn2nu+bDA
+2m5xk2SrbA==
+-----END ENCRYPTED PRIVATE KEY-----
+"""
+"""With the password "no152", which is as wrong as "no"."""
+
+
+def test_wrong_password_that_decrypts_to_something_is_still_a_wrong_password(tls: TlsFolder) -> None:
+    tls.write("own.pem", DECRYPTED_TO_NO_KEY)
+    for password in ("no", "no152"):
+        assert "wrong password" in refusal(
+            tls, "client", {"MSRUN_TLS_CLIENT_PASSWORD": password}, client_cert_path="own.pem"
+        )
+    tls.write("own.pem", DECRYPTED_TO_NO_KEY[:100] + b"\n-----END ENCRYPTED PRIVATE KEY-----\n")
+    assert "cannot be read" in refusal(tls, "client", PASSWORDS, client_cert_path="own.pem")
+
+
 @pytest.mark.parametrize(
     ("make", "reason"),
     [

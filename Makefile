@@ -9,7 +9,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # The newest set of packages that passed the tests.
-PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
+export CONSTRAINTS ?= constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -c $(CONSTRAINTS)
 # Asked for torch beside pip's own index when it can be reached; TORCH_INDEX= for pip's own alone.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Where the console scripts are; run.sh finds msrun on PATH.
@@ -23,15 +24,15 @@ $(BIN)/python:
 	  apt-get install -y python3-venv && $(PYTHON) -m venv $(VENV); } \
 	  || { rm -rf $(VENV); echo "as root: apt-get install python3-venv"; exit 1; }
 
-$(VENV)/.torch: constraints.txt | $(BIN)/python
+$(VENV)/.torch: $(CONSTRAINTS) | $(BIN)/python
 	$(BIN)/python .ci/install_torch.py $(TORCH_INDEX)
 	@touch $@
 
-$(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/.torch
+$(VENV)/.demo: pyproject.toml $(CONSTRAINTS) | $(VENV)/.torch
 	$(PIP) -e '.[runtime,examples]'
 	@touch $@
 
-$(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/.torch
+$(VENV)/.test: pyproject.toml $(CONSTRAINTS) | $(VENV)/.torch
 	$(PIP) --quiet -e '.[test]'
 	@touch $@
 
@@ -39,7 +40,7 @@ $(VENV)/.zoo: $(VENV)/.test
 	$(PIP) --quiet -e '.[test,zoo]'
 	@touch $@
 
-$(VENV)/.docs: pyproject.toml constraints.txt | $(VENV)/.torch
+$(VENV)/.docs: pyproject.toml $(CONSTRAINTS) | $(VENV)/.torch
 	$(PIP) --quiet -e '.[docs]'
 	@touch $@
 
@@ -85,7 +86,7 @@ test-all: test test-share
 
 # Real MindSpore, in an environment of its own: jobs of it under msrun, and msrun.mindspore beside it.
 MINDSPORE := .venv-mindspore
-$(MINDSPORE)/.done: pyproject.toml constraints.txt
+$(MINDSPORE)/.done: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(MINDSPORE)
 	$(MINDSPORE)/bin/python .ci/install_torch.py $(TORCH_INDEX)
 	$(MINDSPORE)/bin/python -m pip --disable-pip-version-check install --quiet mindspore==2.10.0 'numpy<2'
@@ -109,6 +110,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	[ ! -x $(BIN)/hadolint ] || $(BIN)/hadolint Dockerfile
 
 package: $(VENV)/.test

@@ -1,12 +1,14 @@
 """Install torch into this Python as constraints.txt has it: the CPU build where one is to be had.
 
-python .ci/install_torch.py [INDEX]
+python .ci/install_torch.py [--size] [INDEX]
 
 INDEX is an index of CPU builds that pip asks beside its own. Without it, or where it cannot be reached, pip's own
-index, cache and --find-links have to do. What is about to be downloaded, and its size, is said before.
+index, cache and --find-links have to do. What is about to be downloaded, and its size, is said before; with --size
+nothing is installed. CONSTRAINTS in the environment names another file than constraints.txt.
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -15,14 +17,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install"]
-TORCH = ["-c", "constraints.txt", "torch", "numpy"]
+CONSTRAINTS = os.environ.get("CONSTRAINTS", "constraints.txt")
+TORCH = ["-c", CONSTRAINTS, "torch", "numpy"]
 LOOK_S = 5.0
 BIG = "with CUDA, 2 GB and more with NVIDIA's libraries; for the CPU build set TORCH_INDEX to an index that has it"
 
 
 def is_installed() -> bool:
-    """Return whether the torch of constraints.txt is there; any build of it will do."""
-    wanted = re.search(r"^torch==(\S+)", Path("constraints.txt").read_text(), flags=re.MULTILINE)
+    """Return whether the torch of the constraints is there; any build of it will do."""
+    wanted = re.search(r"^torch==(\S+)", Path(CONSTRAINTS).read_text(), flags=re.MULTILINE)
     try:
         return wanted is not None and version("torch").partition("+")[0] == wanted[1]
     except PackageNotFoundError:
@@ -49,18 +52,21 @@ def size_in_mb(url: str) -> str:
 
 def main() -> None:
     """Say what comes, and install it with pip's own progress."""
-    if is_installed():
+    arguments = [argument for argument in sys.argv[1:] if argument != "--size"]
+    is_asked_only = len(arguments) < len(sys.argv) - 1
+    if is_installed() and not is_asked_only:
         return
-    index = sys.argv[1] if len(sys.argv) > 1 else ""
+    index = arguments[0] if arguments else ""
     more = ["--extra-index-url", index] if index and can_be_reached(index) else []
-    look = [*PIP, *more, *TORCH, "--no-deps", "--dry-run", "--quiet", "--report", "-"]
+    look = [*PIP, *more, *TORCH, "--no-deps", "--ignore-installed", "--dry-run", "--quiet", "--report", "-"]
     report = json.loads(subprocess.run(look, stdout=subprocess.PIPE, check=True).stdout)
     (torch,) = [package for package in report["install"] if package["metadata"]["name"] == "torch"]
     needs = torch["metadata"].get("requires_dist", [])
     has_cuda = any(need.startswith(("nvidia-", "cuda-")) and "extra ==" not in need for need in needs)
     size = size_in_mb(torch["download_info"]["url"])
     print(f"torch {torch['metadata']['version']}: {size}{f', {BIG}' if has_cuda else ''}", flush=True)
-    subprocess.run([*PIP, *more, *TORCH, "--no-warn-script-location"], check=True)
+    if not is_asked_only:
+        subprocess.run([*PIP, *more, *TORCH, "--no-warn-script-location"], check=True)
 
 
 if __name__ == "__main__":

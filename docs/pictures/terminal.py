@@ -18,10 +18,10 @@ from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 HERE = Path(__file__).resolve().parent
-SCRIPT = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+SCRIPT = re.compile(r"^<!-- file: train.py -->\n```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PICTURES = {
-    # name: title, page whose first script is train.py, commands that are not shown, the command that is
-    "failing_job": ("a failing job", "tutorials/failing_job.md", (), "msrun --worker_num 4 train.py"),
+    # name: title, page that has train.py, commands that are not shown, the command that is
+    "failing_job": ("a failing job", "tutorials/first_job.md", (), "msrun --worker_num 4 train.py"),
     "running_job": (
         "a running job",
         "how-to/watch_a_job.md",
@@ -30,7 +30,7 @@ PICTURES = {
     ),
     "plan": (
         "a plan",
-        "tutorials/failing_job.md",
+        "tutorials/first_job.md",
         (),
         "msrun --rehearse 2x2 --dry_run train.py | grep -vE '=|environment|note'",
     ),

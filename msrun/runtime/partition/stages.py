@@ -311,12 +311,30 @@ def cut_stages(
         stage_of: captured operator -> stage.
         values: what every value of the local program is.
         loss: the result that gradients start from; None when there is none.
+
+    Raises:
+        StrategyError: several stages use a buffer that the forward pass changes.
     """
     local = _local_stages(program, stage_of)
+    _check_buffers(program, local)
     with_gradient = gradient_reaches([loss] if loss is not None else [], values)
     borders = [_border(program, local, index, values, with_gradient) for index in range(count - 1)]
     around: list[tuple[BorderValue, ...]] = [(), *borders, ()]
     return [_cut(program, local, index, around[index], around[index + 1]) for index in range(count)]
+
+
+def _check_buffers(program: LocalProgram, local: Mapping[fx.Node, int]) -> None:
+    """Refuse a buffer that one stage changes and another one reads, or whose new value is no result of an operator."""
+    for name, buffer in program.buffers.items():
+        if buffer not in program.buffer_updates:
+            continue
+        value = program.buffer_updates[buffer]
+        stages = {local[user] for user in buffer.users if user in local} | {local.get(value, -1)}
+        if len(stages) > 1 or value not in local:
+            raise StrategyError(
+                f"the network changes buffer {name} in its forward pass, and several stages of the pipeline "
+                "use it: put its modules into one stage (stage_config), or use GradAccumulation instead of Pipeline"
+            )
 
 
 def holders_of(program: LocalProgram, stages: Sequence[StageProgram]) -> dict[str, tuple[int, ...]]:
@@ -371,8 +389,9 @@ def _cut(
 ) -> StageProgram:
     own = [node for node in program.graph.nodes if local.get(node) == index]
     results = _results(program, local, index)
+    updates = {buffer: value for buffer, value in program.buffer_updates.items() if local.get(value, 0) == index}
     needed = dict.fromkeys(n for node in own for n in node.all_input_nodes if local.get(n) != index)
-    needed |= dict.fromkeys(node for node in results.values() if node not in local)
+    needed |= dict.fromkeys(node for node in [*results.values(), *updates, *updates.values()] if node not in local)
     graph = fx.Graph()
     copied = {node: graph.placeholder(node.name) for node in needed}
     for node in own:
@@ -397,6 +416,7 @@ def _cut(
         inputs=[copied[node] for node in inputs],
         input_layouts=[],
         outputs=[copied[node] for node in outputs],
+        buffer_updates={copied[buffer]: copied[value] for buffer, value in updates.items()},
     )
     named, names = {i: node.name for i, node in results.items()}, tuple(node.name for node in outputs)
     return StageProgram(index, cut, user_inputs, reads, received, sent, named, names)

@@ -78,7 +78,7 @@ def divide(
     schedule = _schedule(compilation, pipeline, find_parts(wrappers))
     draft = compilation.draft(wrappers, args, kwargs, is_placed=False)
     captured, program = draft.captured, draft.program
-    _check_supported(settings, program)
+    _check_supported(settings)
     assignment = _assign(compilation, pipeline, captured, program, schedule)
     values = _infer_values(program, root)
     loss = _find_loss(program, values)
@@ -136,6 +136,12 @@ def build_stages(compilation: Compilation, division: Division) -> tuple[Pipeline
     }
     if schedule.splits_backward and settings.overlaps_weights:
         program.notes.append(f"transformer_opt changes nothing: {schedule.name} has a time of its own for weights")
+    buffers = dict(compilation.target.root.named_buffers())
+    changed = {node.name: buffers[name] for name, node in program.buffers.items() if node in program.buffer_updates}
+    if changed and division.parts.total > 1:
+        program.notes.append(
+            f"each micro batch changes {len(changed)} buffers in its turn: batch norm has statistics of a micro batch"
+        )
     compilation.note_calls(program, division.recompute, () if schedule.splits_backward else compiled.values())
     result = PipelinedCall(
         program=program,
@@ -150,6 +156,7 @@ def build_stages(compilation: Compilation, division: Division) -> tuple[Pipeline
             if name in program.parameters and stored.parameter.requires_grad and not stored.placement.is_held
         },
         holders=compilation.storage.holders,
+        buffers=changed,
         values=division.values,
         loss=division.loss,
         trains=any(value.requires_grad for value in division.values.values()),
@@ -181,7 +188,7 @@ def _tied_parameters(
     return tied
 
 
-def _check_supported(settings: ParallelSettings, program: LocalProgram) -> None:
+def _check_supported(settings: ParallelSettings) -> None:
     if settings.activation_limit_bytes is not None:
         raise StrategyError(
             'recompute("auto") does not know how many micro batches the stages of a pipeline hold: name the modules, '
@@ -191,12 +198,6 @@ def _check_supported(settings: ParallelSettings, program: LocalProgram) -> None:
         raise StrategyError(
             "device_memory_limit does not know how many micro batches the stages of a pipeline hold: name the modules, "
             'set_target(module, "cpu")'
-        )
-    if program.buffer_updates:
-        name = next(name for name, node in program.buffers.items() if node in program.buffer_updates)
-        raise StrategyError(
-            f"the network changes buffer {name} in its forward pass, which the other stages of a pipeline would not "
-            "see: use normalisation without running statistics, or GradAccumulation instead of Pipeline"
         )
 
 

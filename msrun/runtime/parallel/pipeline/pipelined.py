@@ -55,6 +55,8 @@ class PipelinedCall:
     """Trainable parameters of this call that other stages alone hold."""
     holders: dict[str, tuple[int, ...]]
     """parameter name -> stages that hold it"""
+    buffers: dict[str, Tensor]
+    """placeholder -> buffer that the forward pass changes in one stage"""
     values: Mapping[fx.Node, LocalValue]
     loss: fx.Node | None
     """The result that gradients start from."""
@@ -124,6 +126,8 @@ class PipelinedCall:
         """Let this rank's stages use another tensor as a buffer or constant, by the name of its placeholder."""
         for call in self.own.values():
             call.set_buffer(name, value)
+        if name in self.buffers:
+            self.buffers[name] = value
 
     def run(self, tensors: Sequence[Tensor]) -> list[Any]:
         """Run one step, or without gradients the forward passes alone; returns what the captured graph gives back.
@@ -159,7 +163,27 @@ class PipelinedCall:
             seed=self.scales.gradient * current_loss_scale.get(),
         )
         run.run()
+        self._share_buffers()
         return run
+
+    def _share_buffers(self) -> None:
+        """Let all ranks of the line have the buffers that a stage has changed: one message of each rank that did."""
+        for holder, rank in enumerate(self.line.ranks) if len(self.line.ranks) > 1 else ():
+            changed = [self.buffers[name] for name, of in self._buffer_holders.items() if of == holder]
+            if not changed:
+                continue
+            as_bytes = [buffer.detach().contiguous().reshape(-1).view(torch.uint8) for buffer in changed]
+            message = self._broadcast(torch.cat([part.to(self.line.device) for part in as_bytes]), holder)
+            if rank == self.line.ranks[self.line.own]:
+                continue
+            for buffer, part in zip(changed, message.split([len(part) for part in as_bytes]), strict=True):
+                buffer.detach().copy_(part.clone().view(buffer.dtype).view(buffer.shape))
+
+    @cached_property
+    def _buffer_holders(self) -> dict[str, int]:
+        """Placeholder of a changed buffer -> the rank of the line whose stage changes it."""
+        names = ((node.name, stage.index) for stage in self.stages for node in stage.program.buffer_updates)
+        return {name: self.schedule.holder[index] for name, index in names}
 
     # -- results ------------------------------------------------------------------------------------------------
 

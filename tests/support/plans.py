@@ -13,15 +13,15 @@ from msrun.planning.program import Program
 from msrun.planning.spec import LaunchSpec
 
 
+def small_spec(folder: Path, workers: int = 1, **changes: Any) -> LaunchSpec:
+    """Return the settings of a script with a few workers here; its logs go into the folder."""
+    settings: dict[str, Any] = {"program": Program("script", "x.py"), "working_directory": folder, "log_dir": folder}
+    return LaunchSpec(**{**settings, "worker_num": workers, "local_worker_num": workers, **changes})
+
+
 def small_plan(folder: Path, workers: int = 1, log_dir: Path | None = None, run_dir: str = "/tmp/r") -> LaunchPlan:
     """Return the plan of job J, a script with a few workers on host h; its logs go into the folder."""
-    spec = LaunchSpec(
-        program=Program("script", "x.py"),
-        worker_num=workers,
-        local_worker_num=workers,
-        working_directory=folder,
-        log_dir=log_dir or folder,
-    )
+    spec = small_spec(folder, workers, log_dir=log_dir or folder)
     facts = HostFacts("h", "127.0.0.1", (0,))
     return build_plan(spec, facts, caller={}, job_id="J", run_dir=run_dir, master_port=1)
 

@@ -1,33 +1,32 @@
-"""What a console of workers shows, and how; its readers may go."""
+"""What a console of workers shows, and how: lines, bars, lines of all ranks once, and how far a rank is."""
 
 from __future__ import annotations
 
-import os
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from plans import small_spec
 
+from msrun.agent.watch.progress_board import PROGRESS_BOARD, ProgressBoard
 from msrun.cluster.membership import Membership
 from msrun.launch import console, log_tail, output
-from msrun.launch.console import Console
-from msrun.launch.output import discard_output
+from msrun.launch.console import Console, ProgressLine, describe_progress
+from msrun.launch.log_tail import MAX_HELD_BYTES, STATE_S, Cutter, LineCutter, LogTail, RawLineCutter
+from msrun.launch.merged_lines import WAIT_S, MergedLines
+from msrun.launch.printable import one_line, printable, printable_bytes
+from msrun.launch.terminal import WayOut
 from msrun.planning.build import build_plan
 from msrun.planning.placement.host import HostFacts
-from msrun.planning.program import Program
-from msrun.planning.spec import LaunchSpec
-
-
-def test_discarded_output_is_written_nowhere_and_without_an_error() -> None:
-    reader, writer = os.pipe()
-    with os.fdopen(writer, "w") as stream:
-        os.close(reader)
-        discard_output(stream)
-        stream.write("into nothing")
+from msrun.runtime.progress import ProgressRecord
 
 
 class Screen:
@@ -40,14 +39,7 @@ class Screen:
         options: Mapping[str, Any] = MappingProxyType({}),
         **settings: Any,
     ) -> None:
-        spec = LaunchSpec(
-            program=Program("script", "x.py"),
-            worker_num=2,
-            local_worker_num=2,
-            working_directory=folder,
-            log_dir=folder,
-            **{"tail_ranks": (0, 1), **options},
-        )
+        spec = small_spec(folder, 2, **{"tail_ranks": (0, 1), **options})
         facts = HostFacts("h", "127.0.0.1", (0,))
         plan = build_plan(spec, facts, caller={}, job_id="J", run_dir="/tmp/r", master_port=1)
         self.folder = folder
@@ -101,15 +93,6 @@ def test_lines_of_workers_are_shown_with_their_rank_as_they_come(screen: Screen)
     assert screen.shown() == []
 
 
-def test_log_that_has_nothing_more_is_read_once_in_a_turn(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[int] = []
-    copy = screen.console._copy
-    monkeypatch.setattr(screen.console, "_copy", lambda tail: (read.append(tail.global_rank), copy(tail)))
-    screen.write(0, "a\n")
-    screen.shown()
-    assert sorted(read) == [0, 1]
-
-
 def test_long_log_is_read_on_while_there_is_time(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "ROOM_BYTES", 4)
     monkeypatch.setattr(console, "COPY_S", 60.0)
@@ -122,8 +105,6 @@ def test_long_log_is_read_on_while_there_is_time(screen: Screen, monkeypatch: py
     [
         ("ready", {"reason": "threads were started"}, ["workers start by exec, not by fork: threads were started"]),
         ("ready", {"reason": "asked for"}, []),
-        ("ready", {"reason": ""}, []),
-        ("note", {"text": "node 1 registered"}, ["node 1 registered"]),
         ("waiting", {"text": "waiting for h2"}, ["waiting for h2"]),
         ("signal", {"name": "SIGUSR1", "global_ranks": [0, 1]}, ["signal SIGUSR1 passed on to 2 workers"]),
         ("log_lost", {"reason": "disk full", "lost_bytes": {"1": 7}}, ["(disk full): lost 7 bytes of rank 1"]),
@@ -137,13 +118,6 @@ def test_moments_that_a_user_wants_to_know_are_said(
     screen.console.note(kind, fields)
     assert len(screen.said) == len(said)
     assert all(text in line for text, line in zip(said, screen.said, strict=True))
-
-
-def test_quiet_console_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = Screen(tmp_path, monkeypatch, quiet=True)
-    screen.console.note("stopping", {"reason": "x"})
-    screen.console.note("restarting", {"reason": "x", "delay_s": 0.0, "attempt": 1, "global_ranks": [1]})
-    assert screen.said == []
 
 
 def test_last_lines_of_an_attempt_come_before_those_of_the_next(screen: Screen) -> None:
@@ -180,14 +154,6 @@ def test_log_that_grows_on_after_a_restart_until_it_is_renamed_is_shown_once(
     assert screen.lines == [], "rank 1 wrote nothing more"
 
 
-def test_live_line_makes_room_for_the_lines_of_workers(screen: Screen) -> None:
-    screen.console._live = (output.STDERR, b"2 of 2 up")
-    screen.write(0, "a\n")
-    assert screen.shown() == ["", "\x1b[K", "[h:0] a"], "a carriage return, and the line is erased"
-    screen.write(0, "b\n")
-    assert screen.shown() == ["[h:0] b"], "once"
-
-
 BAR = "\r 5%|#   |\r10%|##  |"
 
 
@@ -204,45 +170,10 @@ def test_bar_among_several_ranks_is_a_line_of_its_own_now_and_then(
     assert screen.shown() == [], "it is not time"
     screen.write(0, "\r99%|####|\nnext\n")
     assert screen.shown() == ["[h:0] 99%|####|", "[h:0] next"], "its last state always"
-
-
-def test_last_state_of_a_bar_is_shown_at_the_end(screen: Screen) -> None:
     screen.write(0, BAR)
     screen.shown()
     screen.console.finish("")
-    assert screen.lines[-1] == "[h:0] 10%|##  |"
-
-
-@pytest.fixture
-def terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Screen]:
-    """A terminal of 12 columns that shows rank 0."""
-    monkeypatch.setattr(os, "isatty", lambda _: True)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "12")
-    monkeypatch.setattr(output, "is_idle", lambda *_: True)
-    with closing(Screen(tmp_path, monkeypatch, {"tail_ranks": (0,)})) as screen:
-        yield screen
-
-
-def test_bar_of_the_rank_on_the_terminal_is_the_live_line(terminal: Screen) -> None:
-    terminal.run()
-    terminal.write(0, BAR)
-    assert terminal.raw() == "\r\x1b[K10%|##  |"
-    assert terminal.raw() == "", "it has not changed"
-    terminal.write(0, "\r20%|##  | and more than fits")
-    assert terminal.raw() == "\r\x1b[K20%|##  | a"
-    terminal.write(0, "\rdone\n")
-    assert terminal.raw().startswith("\r\x1b[Kdone\n\r\x1b[Kmsrun: "), "then msrun's own live line is back"
-
-
-def test_raw_bytes_of_one_rank_are_shown_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with closing(Screen(tmp_path, monkeypatch, {"tail_ranks": (0,)}, is_raw=True)) as screen:
-        screen.write(0, BAR)
-        assert screen.raw() == BAR
-        screen.write(0, "\x1b[2J no end")
-        screen.shown()
-        screen.console.finish("")
-        assert screen.text == BAR + "\x1b[2J no end"
+    assert screen.lines[-1] == "[h:0] 10%|##  |", "at the end, too"
 
 
 def test_raw_pieces_of_several_ranks_stay_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,3 +184,224 @@ def test_raw_pieces_of_several_ranks_stay_whole(tmp_path: Path, monkeypatch: pyt
         screen.text = ""
         screen.console.finish("")
         assert screen.text == "[h:0] b[h:1] 10%"
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ((21, 40, 10.0, "0.048"), "step 21/40 [##########----------] 52 %, 10 steps/s, loss 0.048, 1.9 s left"),
+        ((1, 40, None, ""), "step 1/40 [--------------------] 2 %"),
+        ((40, 40, 10.0, ""), "step 40/40 [####################] 100 %, 10 steps/s"),
+        ((41, 40, 10.0, ""), "step 41/40 [####################] 100 %, 10 steps/s"),
+        ((7200, 10800, 1.0, "1"), "step 7200/10800 [#############-------] 66 %, 1 steps/s, loss 1, 1 h 0 min left"),
+        ((12345, 0, 0.01234, "nan"), "step 12345, 0.0123 steps/s, loss nan"),
+    ],
+)
+def test_line_tells_what_is_known(given: tuple[Any, ...], line: str) -> None:
+    assert describe_progress(*given) == line
+
+
+def line_of(folder: Path, global_rank: int) -> ProgressLine:
+    worker = SimpleNamespace(global_rank=global_rank, log_path=str(folder / "worker.log"))
+    plan: Any = SimpleNamespace(run_dir=str(folder), workers=(worker,))
+    return ProgressLine(plan)
+
+
+def test_what_the_rank_reports_goes_before_its_log(tmp_path: Path) -> None:
+    line = line_of(tmp_path, 2)
+    assert line.text(0.0) == ""
+    (tmp_path / "worker.log").write_text("step: 7, loss: 0.5\n")
+    assert line.text(10.0) == "rank 2: step 7, loss 0.5"
+    (tmp_path / "worker.log").write_text("step: 27, loss: 0.25\n")
+    assert line.text(20.0) == "rank 2: step 27, 2 steps/s, loss 0.25"
+    (tmp_path / "worker.log").write_text("step: 1, loss: 2\n")  # of the next attempt
+    assert line.text(21.0) == "rank 2: step 1, loss 2"
+    board = ProgressBoard(tmp_path / PROGRESS_BOARD, 4)
+    board.create()
+    record = ProgressRecord(str(tmp_path / PROGRESS_BOARD), 2)
+    record.begin_step(30)
+    record.note_loss(0.125)
+    record.note_total(60)
+    assert line.text(22.0) == "rank 2: step 30/60 [##########----------] 50 %, loss 0.125"
+    board.close()
+
+
+def test_a_line_of_all_is_shown_once_and_one_of_some_after_a_while() -> None:
+    merged = MergedLines([0, 1])
+    merged.add(0, [b"epoch 1", b"loss 0.25"], 0.0)
+    assert merged.take(0.1) == []
+    merged.add(1, [b"epoch 1", b"loss 0.5"], 0.2)
+    assert merged.take(0.2) == [(None, b"epoch 1")]
+    assert merged.take(WAIT_S) == [(0, b"loss 0.25")]
+    assert merged.take(0.3 + WAIT_S) == [(1, b"loss 0.5")]
+
+
+def test_a_line_of_one_rank_alone_does_not_part_the_others() -> None:
+    merged = MergedLines([0, 1])
+    merged.add(0, [b"epoch 1"], 0.0)
+    merged.add(1, [b"warning", b"epoch 1"], 0.0)
+    assert merged.take(WAIT_S) == [(1, b"warning"), (None, b"epoch 1")]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from([b"a", b"b", b"c"]), st.floats(0, 1)), max_size=30))
+def test_every_line_of_every_rank_is_shown_in_its_order(written: list[tuple[int, bytes, float]]) -> None:
+    merged = MergedLines([0, 1, 2])
+    shown: list[tuple[int | None, bytes]] = []
+    now = 0.0
+    for rank, line, pause in written:
+        now += pause
+        merged.add(rank, [line], now)
+        shown += merged.take(now)
+    shown += merged.take(now, at_end=True)
+    for rank in range(3):
+        own = [line for one, line, _ in written if one == rank]
+        assert [line for whose, line in shown if whose in (rank, None)] == own
+
+
+PIECES = st.lists(st.one_of(st.binary(max_size=30), st.sampled_from([b"\r", b"\n", b"\r\n", b"ab\r"])), max_size=12)
+
+
+@given(PIECES)
+def test_lines_come_whole_however_the_file_grows(pieces: list[bytes]) -> None:
+    with tempfile.NamedTemporaryFile() as file, closing(LogTail(0, file.name)) as tail:
+        lines = []
+        for piece in pieces:
+            file.write(piece)
+            file.flush()
+            lines += tail.read()
+        lines += tail.read(at_end=True)
+    whole = b"".join(pieces)
+    expected = whole.split(b"\n") if not whole.endswith(b"\n") else whole.split(b"\n")[:-1]
+    last_states = [line.rstrip(b"\r").rpartition(b"\r")[2] + b"\n" for line in expected]
+    assert lines == (last_states if whole else [])
+
+
+@given(PIECES, st.sampled_from([Cutter, RawLineCutter]))
+def test_raw_bytes_are_those_of_the_file(pieces: list[bytes], cutter: type[Cutter]) -> None:
+    with tempfile.NamedTemporaryFile() as file, closing(LogTail(0, file.name, cutter=cutter)) as tail:
+        shown = []
+        for piece in pieces:
+            file.write(piece)
+            file.flush()
+            shown += tail.read()
+            assert cutter is not Cutter or file.tell() == sum(map(len, shown)), "nothing is held back"
+        shown += tail.read(at_end=True)
+    assert b"".join(shown) == b"".join(pieces)
+    if cutter is RawLineCutter:
+        assert all(piece.endswith((b"\r", b"\n")) for piece in shown[:-1]), "others may write between"
+        assert not any(first.endswith(b"\r") and then.startswith(b"\n") for first, then in pairwise(shown))
+
+
+@pytest.mark.parametrize("bar", [b"\r 5%\r10%", b" 5%\r10%\r", b"\r 5%\r10%\r\r"])
+def test_unfinished_bar_has_a_state(bar: bytes) -> None:
+    cutter = LineCutter()
+    assert cutter.feed(b"epoch 1\n") == [b"epoch 1\n"]
+    assert cutter.feed(bar) == []
+    assert cutter.state == b"10%"
+
+
+@pytest.mark.parametrize("held", [b"no carriage return", b"\r 50%\r    \r", b""])
+def test_what_is_no_bar_or_a_bar_taken_away_has_no_state(held: bytes) -> None:
+    cutter = LineCutter()
+    cutter.feed(held)
+    assert cutter.state == b"" and cutter.take_state(1e9) == []
+
+
+def test_state_is_taken_every_few_seconds_and_the_last_one_not_twice() -> None:
+    cutter = LineCutter()
+    cutter.feed(b"\r10%")
+    assert cutter.take_state(100.0) == [], "a short bar shows its last state alone"
+    assert cutter.take_state(100.0 + STATE_S) == [b"10%\n"]
+    cutter.feed(b"\r100%")
+    assert cutter.take_state(100.0 + STATE_S) == []
+    assert cutter.take_state(100.0 + 2 * STATE_S) == [b"100%\n"]
+    assert cutter.feed(b"\nmore\n") == [b"more\n"], "the last state has been shown"
+
+
+def test_long_bar_is_not_held_whole() -> None:
+    cutter = LineCutter()
+    for _ in range(3):
+        assert cutter.feed(b"\r" + b"x" * (MAX_HELD_BYTES // 2)) == []
+    assert cutter.end() == [b"x" * (MAX_HELD_BYTES // 2) + b"\n"]
+
+
+@pytest.mark.parametrize("cutter", [Cutter, RawLineCutter, LineCutter])
+def test_endless_line_is_shown_in_pieces(tmp_path: Path, cutter: type[Cutter]) -> None:
+    size = 3 * MAX_HELD_BYTES
+    (tmp_path / "log").write_bytes(b"x" * size)
+    with closing(LogTail(0, str(tmp_path / "log"), cutter=cutter)) as tail:
+        assert b"".join(tail.read(at_end=True)).replace(b"\n", b"") == b"x" * size
+
+
+HOSTILE = ("\x1b", "\x07", "\x9b", "\x90", "\x9d", "\x7f", "\r", "\x08", "\u202e", "\u2066", "\u2028")
+
+
+@given(st.text() | st.lists(st.sampled_from([*HOSTILE, "a", "[31m", "]52;c;", "[2J", "\n", "\t"])).map("".join))
+def test_nothing_that_a_terminal_obeys_is_left(text: str) -> None:
+    shown = printable(text)
+    assert not set(HOSTILE) & set(shown)
+    assert printable(shown) == shown
+    assert one_line(text).isprintable()
+
+
+@given(st.lists(st.sampled_from([*HOSTILE, "a", "[31m", "\x1b[1;32m", "\x1b[m", "]52;c;", "[2J", "\n"])).map("".join))
+def test_colours_alone_may_stay_and_end_with_their_line(text: str) -> None:
+    for line in printable(text, keep_colours=True).split("\n"):
+        *sequences, rest = line.split("\x1b")
+        assert not sequences or rest == "[0m"
+        assert all(piece.startswith("[") and "m" in piece for piece in line.split("\x1b")[1:])
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain, ünï ☃\tand\nlines", "plain, ünï ☃\tand\nlines"),
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("50%\x1b[2K\x1b[1G60%", "50%60%"),
+        ("\x1b]52;c;YQ==\x07", "\\x1b]52;c;YQ==\\x07"),
+        ("\x1bPq\x1b\\", "\\x1bPq\\x1b\\"),
+        ("\x9b31m", "\\x9b31m"),
+        ("a\u202eb", "a\\u202eb"),
+        ("carriage\rreturn", "carriage\\rreturn"),
+    ],
+)
+def test_what_becomes_of_text(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+def test_one_line_stays_one() -> None:
+    assert one_line("a\nb\tc\x1b[2Jd") == "a\\nb\\tcd"
+
+
+def test_bytes_become_what_text_becomes() -> None:
+    """Bytes of which all are plain are not looked at one by one."""
+    for number in range(256):
+        data = bytes([number])
+        assert printable_bytes(data) == printable(data.decode("utf-8", "backslashreplace")).encode(), number
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("keys", "is_out"),
+    [
+        ([(0.0, b"\x1d\x1d\x1d")], True),
+        ([(0.0, b"\x1d"), (0.5, b"\x1d"), (1.0, b"\x1d")], True),
+        ([(0.0, b"\x1d"), (0.5, b"\x1d"), (1.1, b"\x1d")], False),
+        ([(0.0, b"\x1d"), (0.9, b"\x1d"), (1.1, b"\x1d"), (1.2, b"\x1d")], True),
+        ([(0.0, b"\x1d\x1da\x1d")], False),
+        ([(0.0, b"\x03\x03\x03")], False),
+    ],
+)
+def test_three_presses_within_a_second_are_the_way_out(keys: list[tuple[float, bytes]], is_out: bool) -> None:
+    clock = Clock()
+    way_out = WayOut(clock)
+    found = False
+    for clock.now, pressed in keys:
+        found = way_out.is_in(pressed)
+    assert found is is_out

@@ -88,16 +88,6 @@ def test_wrong_words_are_one_line_and_status_2(capsys: pytest.CaptureFixture[str
     assert shown.startswith(f"msrun: error: {line}")
 
 
-def test_script_named_examples_is_started_by_its_path(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    program = tmp_path / "examples"
-    program.write_text("#!/bin/sh\n")
-    program.chmod(0o755)
-    for words in ([str(program)], ["--worker_num=1", str(program)]):
-        with pytest.raises(SystemExit) as caught:
-            main(["--dry_run", *words])
-        assert caught.value.code == 0 and str(program) in capsys.readouterr().out
-
-
 def test_example_comes_with_the_one_whose_scripts_it_runs(tmp_path: Path) -> None:
     folders = copy_examples("torch/distributed_training", tmp_path)
     assert [folder.name for folder in folders] == ["distributed_training", "startup_methods"]

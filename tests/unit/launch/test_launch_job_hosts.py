@@ -57,10 +57,7 @@ def test_list_gives_the_numbers_of_the_job() -> None:
     found = read(hosts="h1:3,h2:1")
     assert names(found) == [("h1", 3), ("h2", 1)]
     assert (found.options["worker_num"], found.options["local_worker_num"], found.assignments) == (4, 0, ())
-
-
-def test_default_number_of_workers_is_no_number_that_was_given() -> None:
-    assert names(read(hosts="h1,h2")) == [("h1", 1), ("h2", 1)]
+    assert names(read(hosts="h1,h2")) == [("h1", 1), ("h2", 1)], "the default number of workers was not given"
     assert names(read(hosts="h1,h2", worker_num=8)) == [("h1", 4), ("h2", 4)]
 
 
@@ -90,17 +87,22 @@ def test_devices_of_only_this_host_are_kept() -> None:
     assert (assignment.ranks, assignment.device_ids) == ((0, 1), (1, 3))
 
 
-@pytest.mark.parametrize("options", [{"hosts": "me@localhost:2"}, {"hosts": "localhost:2", "python": "/opt/python"}])
-def test_this_host_as_another_user_or_with_another_python_is_reached_like_any_other(options: dict[str, Any]) -> None:
-    assert names(read(**options)) == [("localhost", 2)]
-
-
-def test_python_that_runs_msrun_is_no_other() -> None:
-    assert read(hosts="localhost:2", python=sys.executable).entries == ()
-
-
-def test_this_host_among_others_stays_one_of_them() -> None:
-    assert names(read(hosts="localhost:2,h2:2")) == [("localhost", 2), ("h2", 2)]
+@pytest.mark.parametrize(
+    ("options", "agents"),
+    [
+        ({"hosts": "me@localhost:2"}, [("localhost", 2)]),
+        ({"hosts": "localhost:2", "python": "/opt/python"}, [("localhost", 2)]),
+        ({"hosts": "localhost:2", "python": sys.executable}, []),
+        ({"hosts": "localhost:2,h2:2"}, [("localhost", 2), ("h2", 2)]),
+        ({"hosts": "localhost:2,h2:2", "spares": 1, "max_restarts": 1}, [("localhost", 2)]),
+        ({"rehearse": "1x2"}, [("host0", 2)]),
+        ({"rehearse": "2x2", "exclude": "host1:0"}, [("host0", 2), ("host1", 1)]),
+    ],
+)
+def test_agents_are_where_this_host_alone_as_this_user_is_not_enough(
+    options: dict[str, Any], agents: list[tuple[str, int]]
+) -> None:
+    assert names(read(**options)) == agents
 
 
 def test_host_is_this_one_by_name_address_and_loopback() -> None:
@@ -124,26 +126,18 @@ def test_list_may_name_the_hosts_of_a_table_in_its_own_words(table: Path) -> Non
     assert [(entry.user, entry.address) for entry in found.entries] == [("", "10.0.0.2"), ("me", "10.0.0.1")]
 
 
-def test_name_in_a_table_that_is_none_is_refused(table: Path) -> None:
-    table.write_text(table.read_text().replace("10.0.0.2", "-oProxyCommand=x"))
-    with pytest.raises(UsageError, match=r"--rank_table_file .*table\.json: '-oProxyCommand=x' starts with '-'"):
-        read(ssh=True, rank_table_file=table)
-
-
-REFUSED = [
+FILE = Path("table")
+TABLE = {"rank_table_file": FILE}
+REHEARSED = {"rehearse": "2x2"}
+LISTED = {"hosts": "node-b:2,node-a:1"}
+AGAIN = {**LISTED, "max_restarts": 1}
+REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"hosts": "h1", "hostfile": Path("f")}, "--hosts and --hostfile: give one of the two"),
-    (
-        {"include": "h1"},
-        "--include h1: for hosts of --hosts, --hostfile, --rehearse or --ssh; without them leave it out",
-    ),
+    ({"include": "h1"}, "--include h1: for hosts of --hosts, --hostfile, --rehearse or --ssh; without them leave it"),
     ({"exclude": "h1"}, "--exclude h1: for hosts of"),
     ({"spares": 1}, "--spares 1: for hosts of"),
     ({"min_hosts": 1}, "--min_hosts 1: for hosts of"),
     ({"python": "/p"}, "--python /p: for hosts of .* without them start msrun with that Python"),
-    ({"ssh": True}, "--ssh: no hosts are given"),
-    ({"hosts": "h1", "node_rank": 0}, "--node_rank 0: hosts are numbered in the order of their list"),
-    ({"hosts": "h1", "python": "python3"}, "--python: python 'python3' is no absolute path"),
-    ({"hosts": "h1,h2", "master_addr": "127.0.0.1"}, "--master_addr 127.0.0.1: the 2 hosts cannot reach each other"),
     ({"hosts": "h1,h2", "master_addr": "localhost"}, "--master_addr localhost: .*give the address of h1"),
     ({"hosts": "h1,h2:4", "worker_num": 3}, "--worker_num 3: leaves -1 workers for h1"),
     ({"hosts": "h1:2", "local_worker_num": 3}, "--local_worker_num 3: --hosts gives h1 2 slots"),
@@ -153,37 +147,53 @@ REFUSED = [
     ({"hostfile": Path("/proc")}, r"--hostfile /proc: cannot be read \(Is a directory\)"),
     ({"hostfile": Path("/dev/zero")}, "--hostfile /dev/zero: cannot be read .more than 4000000 bytes"),
     ({"hosts": "h1", "rank_table_file": Path("/no/table")}, "--rank_table_file /no/table: "),
+    # a list and a table that differ
+    ({"hosts": "node-a", **TABLE}, "its server node-b is no host of --hosts; name the same hosts in both"),
+    ({"hosts": "node-a,node-b,h3", **TABLE}, "--hosts: h3 is no server of --rank_table_file"),
+    ({"hosts": "node-a:2,node-b", **TABLE}, "--hosts: node-a has 2 slots, in --rank_table_file .* it has 1"),
+    ({"hosts": "node-a,node-b", "worker_num": 4, **TABLE}, "--worker_num 4: the slots of 2 hosts add up to 3"),
+    ({"hosts": "node-a,node-b", "include": "node-a", **TABLE}, "--include node-a: --rank_table_file names every work"),
+    ({"ssh": True, "exclude": "node-a", **TABLE}, "--exclude node-a: .*make the table of those hosts with ranktable"),
+    # a rehearsal that contradicts other options
+    ({**REHEARSED, "hosts": "h1"}, "--hosts and --rehearse: give one of the two"),
+    ({**REHEARSED, "ssh": True}, "--rehearse and --ssh: give one of the two"),
+    ({**REHEARSED, "master_addr": "10.0.0.1"}, "--master_addr 10.0.0.1: the hosts of --rehearse meet at 127.0.0.2"),
+    ({**REHEARSED, "node_rank": 1}, "--node_rank 1: hosts are numbered in the order of their list"),
+    ({**REHEARSED, **TABLE}, "--rehearse 2x2: host1 has 2 slots, in --rank_table_file .* it has 1"),
+    ({"rehearse": "3x1", **TABLE}, "--rehearse 3x1: 3 hosts, but .* has 2 servers"),
+    # losses that cannot be borne
+    ({**AGAIN, "spares": 2}, r"--spares 2: must be 0 to 1; one of the 2 hosts"),
+    ({**AGAIN, "min_hosts": 3}, r"--min_hosts 3: must be 1 to 2, the number of hosts of the job"),
+    ({**AGAIN, "min_hosts": 0}, r"--min_hosts 0: must be 1 to 2"),
+    ({**LISTED, "spares": 1}, r"--spares 1: the job starts again as often as --max_restarts says; give 1"),
+    ({**AGAIN, "min_hosts": 1, **TABLE}, r"--min_hosts 1: --rank_table_f"),
+    ({**LISTED, "nnodes": "1:2"}, r"--nnodes 1:2: the job starts again as often as --max_restarts says; give 1 or mor"),
+    ({**AGAIN, "nnodes": "3:4"}, r"--nnodes 3:4: the list has 2 hosts; name 3 or more"),
+    ({**AGAIN, "nnodes": "4:2"}, r"--nnodes 4:2: give MIN:MAX, such as 2:4, or one number"),
+    ({**AGAIN, "nnodes": "2:"}, r"--nnodes 2:: give MIN:MAX"),
+    ({**AGAIN, "nnodes": "0"}, r"--nnodes 0: give MIN:MAX"),
+    ({**AGAIN, "nnodes": "1:2", "min_hosts": 1}, r"--nnodes 1:2 and --min_hosts 1: give one of the two"),
+    ({"nnodes": "2"}, r"--nnodes 2: for hosts of --hosts, .*; without them give --worker_num"),
 ]
 
 
 @pytest.mark.parametrize(("options", "message"), REFUSED)
-def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], message: str) -> None:
+def test_options_that_contradict_each_other_are_refused(table: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        read(**options)
+        read(**{name: table if value is FILE else value for name, value in options.items()})
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("old", "new", "message"),
     [
-        ({"hosts": "node-a"}, "its server node-b is no host of --hosts; name the same hosts in both"),
-        ({"hosts": "node-a,node-b,h3"}, "--hosts: h3 is no server of --rank_table_file"),
-        ({"hosts": "node-a:2,node-b"}, "--hosts: node-a has 2 slots, in --rank_table_file .* it has 1"),
-        ({"hosts": "node-a,node-b", "worker_num": 4}, "--worker_num 4: the slots of 2 hosts add up to 3"),
-        ({"hosts": "node-a,node-b", "include": "node-a"}, "--include node-a: --rank_table_file names every worker"),
-        (
-            {"ssh": True, "exclude": "node-a"},
-            "--exclude node-a: .*make the table of those hosts with ranktable generate",
-        ),
+        ("10.0.0.2", "-oProxyCommand=x", "'-oProxyCommand=x' starts with '-'"),
+        ('"server_count": "2"', '"server_count": "3"', ".*server_count"),
+        ('"rank_id": "2"', '"rank_id": "5"', "its rank_ids are not 0 to 2"),
     ],
 )
-def test_list_and_table_that_differ_are_refused(table: Path, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        read(rank_table_file=table, **options)
-
-
-def test_table_that_breaks_a_rule_is_refused(table: Path) -> None:
-    table.write_text(table.read_text().replace('"server_count": "2"', '"server_count": "3"'))
-    with pytest.raises(UsageError, match=r"--rank_table_file .*table\.json: .*server_count"):
+def test_table_that_breaks_a_rule_is_refused(table: Path, old: str, new: str, message: str) -> None:
+    table.write_text(table.read_text().replace(old, new))
+    with pytest.raises(UsageError, match=rf"--rank_table_file .*table\.json: {message}"):
         read(ssh=True, rank_table_file=table)
 
 
@@ -193,50 +203,18 @@ def test_hostfile_that_is_no_text_is_refused(tmp_path: Path) -> None:
         read(hostfile=tmp_path / "f")
 
 
-def test_table_without_devices_or_with_doubtful_ranks_is_refused(table: Path) -> None:
-    table.write_text(table.read_text().replace('"rank_id": "2"', '"rank_id": "5"'))
-    with pytest.raises(UsageError, match="its rank_ids are not 0 to 2"):
-        read(ssh=True, rank_table_file=table)
-
-
-def test_rehearsed_hosts_are_agents_even_when_there_is_one() -> None:
+def test_rehearsed_hosts_are_agents_at_addresses_of_loopback() -> None:
     found = read(rehearse="2x3")
-    assert [(entry.name, entry.slots, entry.address) for entry in found.entries] == [
-        ("host0", 3, "127.0.0.2"),
-        ("host1", 3, "127.0.0.3"),
-    ]
+    entries = [(entry.name, entry.slots, entry.address) for entry in found.entries]
+    assert entries == [("host0", 3, "127.0.0.2"), ("host1", 3, "127.0.0.3")]
     assert (found.options["worker_num"], found.options["local_worker_num"], found.assignments) == (6, 0, ())
-    assert names(read(rehearse="1x2")) == [("host0", 2)]
-    assert names(read(rehearse="2x2", exclude="host1:0")) == [("host0", 2), ("host1", 1)]
 
 
 def test_rehearsed_hosts_stand_for_the_servers_of_a_table_in_its_order(table: Path) -> None:
     found = read(rehearse="2", rank_table_file=table)
-    assert [(entry.name, entry.device_ids, entry.address) for entry in found.entries] == [
-        ("host0", (4, 5), "127.0.0.2"),
-        ("host1", (0,), "127.0.0.3"),
-    ]
+    entries = [(entry.name, entry.device_ids, entry.address) for entry in found.entries]
+    assert entries == [("host0", (4, 5), "127.0.0.2"), ("host1", (0,), "127.0.0.3")]
     assert [assignment.ranks for assignment in found.assignments] == [(0, 1), (2,)]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"hosts": "h1"}, "--hosts and --rehearse: give one of the two"),
-        ({"ssh": True}, "--rehearse and --ssh: give one of the two"),
-        ({"master_addr": "10.0.0.1"}, "--master_addr 10.0.0.1: the hosts of --rehearse meet at 127.0.0.2; leave it"),
-        ({"node_rank": 1}, "--node_rank 1: hosts are numbered in the order of their list"),
-        ({"worker_num": 3}, "--worker_num 3: the slots of 2 hosts add up to 4"),
-        ({"rank_table_file": Path("table")}, "--rehearse 2x2: host1 has 2 slots, in --rank_table_file .* it has 1"),
-        ({"rehearse": "3x1", "rank_table_file": Path("table")}, "--rehearse 3x1: 3 hosts, but .* has 2 servers"),
-    ],
-)
-def test_rehearsal_that_contradicts_other_options_is_refused(
-    table: Path, options: dict[str, Any], message: str
-) -> None:
-    given = {name: table if name == "rank_table_file" else value for name, value in options.items()}
-    with pytest.raises(UsageError, match=message):
-        read(**{"rehearse": "2x2", **given})
 
 
 def test_last_hosts_of_the_list_are_spare() -> None:
@@ -260,34 +238,3 @@ def test_nnodes_in_the_words_of_torchrun_says_which_hosts_run_and_how_few_may(
     """MAX hosts of the list run the job as far as there are so many, the others are spare."""
     found = read(hosts=f"h[1-{hosts}]:2", nnodes=nnodes, max_restarts=1)
     assert (len(found.entries), len(found.spares), found.options["min_hosts"]) == (hosts - spares, spares, min_hosts)
-
-
-def test_job_on_this_host_with_a_spare_one_has_agents() -> None:
-    assert names(read(hosts="localhost:2,h2:2", spares=1, max_restarts=1)) == [("localhost", 2)]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"spares": 2, "max_restarts": 1}, r"--spares 2: must be 0 to 1; one of the 2 hosts"),
-        ({"spares": -1, "max_restarts": 1}, r"--spares -1: must be 0 to 1"),
-        ({"min_hosts": 3, "max_restarts": 1}, r"--min_hosts 3: must be 1 to 2, the number of hosts of the job"),
-        ({"min_hosts": 0, "max_restarts": 1}, r"--min_hosts 0: must be 1 to 2"),
-        ({"spares": 1}, r"--spares 1: the job starts again as often as --max_restarts says; give 1"),
-        (
-            {"min_hosts": 1, "max_restarts": 1, "rank_table_file": Path("table")},
-            r"--min_hosts 1: --rank_table_f",
-        ),
-        ({"nnodes": "1:2"}, r"--nnodes 1:2: the job starts again as often as --max_restarts says; give 1 or more"),
-        ({"nnodes": "3:4", "max_restarts": 1}, r"--nnodes 3:4: the list has 2 hosts; name 3 or more"),
-        ({"nnodes": "4:2", "max_restarts": 1}, r"--nnodes 4:2: give MIN:MAX, such as 2:4, or one number"),
-        ({"nnodes": "2:", "max_restarts": 1}, r"--nnodes 2:: give MIN:MAX"),
-        ({"nnodes": "0", "max_restarts": 1}, r"--nnodes 0: give MIN:MAX"),
-        ({"nnodes": "1:2", "min_hosts": 1, "max_restarts": 1}, r"--nnodes 1:2 and --min_hosts 1: give one of the two"),
-        ({"hosts": None, "nnodes": "2"}, r"--nnodes 2: for hosts of --hosts, .*; without them give --worker_num"),
-    ],
-)
-def test_losses_that_cannot_be_borne_are_refused(table: Path, options: dict[str, Any], message: str) -> None:
-    given = {name: table if name == "rank_table_file" else value for name, value in options.items()}
-    with pytest.raises(UsageError, match=message):
-        read(**{"hosts": "node-b:2,node-a:1", **given})

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from job_runner import wait_until
 from open_gate import TOKEN, dial_as, host_request
+from plans import small_spec
 
 from msrun.agent.signals import SignalPipe
 from msrun.cluster.messages import FrameBuffer, encode_body, encode_message, frame
@@ -21,30 +22,20 @@ from msrun.cluster.own_thread import Inbox
 from msrun.cluster.proof import Seal, hello, read_hello
 from msrun.cluster.protocol import protocol
 from msrun.cluster.rendezvous import UnresolvedName, listen
-from msrun.errors import ClusterError, Interrupted, MsrunError, PeerFailed, RendezvousTimeout, UsageError
+from msrun.errors import ClusterError, Interrupted, MsrunError, UsageError
 from msrun.launch import joined_job as module
 from msrun.launch import rendezvous
-from msrun.launch.fleet import joined_hosts
 from msrun.launch.fleet.joined_hosts import JoinedHosts
 from msrun.launch.joined_job import find_master
 from msrun.launch.remote.dialled_part import DialledPart
 from msrun.launch.rendezvous import Patience
 from msrun.launch.transport.pipe import MARKER
 from msrun.launch.transport.sealed import SealedPipe
-from msrun.planning.program import Program
 from msrun.planning.spec import LaunchSpec
 
 
-def spec_for(**changes: Any) -> LaunchSpec:
-    settings: dict[str, Any] = {
-        "program": Program("script", "/t.py", ()),
-        "worker_num": 2,
-        "local_worker_num": 1,
-        "working_directory": Path("/"),
-        "log_dir": Path("/logs"),
-        "master_addr": "train-0.train",
-    }
-    return LaunchSpec(**{**settings, **changes})
+def spec_for(worker_num: int = 2, **changes: Any) -> LaunchSpec:
+    return small_spec(Path("/"), worker_num, **{"local_worker_num": 1, "master_addr": "train-0.train", **changes})
 
 
 # -- the name of the scheduler's host ---------------------------------------------------------------------------------
@@ -72,12 +63,6 @@ def test_name_that_becomes_known_later_is_waited_for(monkeypatch: pytest.MonkeyP
     said: list[str] = []
     assert find(spec_for(), said) == "10.0.0.8"
     assert said == ["train-0.train: not known; trying again"]
-
-
-def test_name_is_waited_for_no_longer_than_for_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "resolve_address", never_resolves)
-    with pytest.raises(RendezvousTimeout, match=r"--cluster_time_out 0: train-0\.train: not known"):
-        find(spec_for(cluster_time_out_s=0), [])
 
 
 def test_signal_ends_the_wait_for_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,26 +197,6 @@ def meeting() -> Iterator[Meet]:
         yield make
 
 
-def test_hosts_get_their_numbers_when_the_last_has_come_and_hear_why_nothing_begins(meeting: Meet) -> None:
-    here = meeting(2)
-    with pytest.raises(UsageError, match="no room"), here.joined as joined:
-        host = here.come(1)
-        joined.meet()
-        hosts = [(one.node_rank, one.address, one.ranks) for one in joined.hosts]
-        assert hosts == [(0, "10.0.0.0", (0,)), (1, "10.0.0.1", (1,))]
-        assert joined.own is joined.hosts[0]
-        assert [link.entry.name for link in joined.agents.others] == ["node 1 (h1, 10.0.0.1)"]
-        raise UsageError("no room")
-    wait_until(lambda: host.error, "the job is called off")
-    assert isinstance(host.error, PeerFailed) and host.error.exit_code == 2
-    assert str(host.error) == "the scheduler's host gave up: no room"
-    assert here.said[1:] == [
-        "node 0 (h0, 10.0.0.0) registered with 1 worker",
-        "node 1 (h1, 10.0.0.1) registered with 1 worker",
-        "all 2 hosts have come; this is node 0 (h0, 10.0.0.0)",
-    ]
-
-
 def test_host_that_comes_in_the_same_moment_as_the_last_of_them_waits_for_the_next_start(
     meeting: Meet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,24 +210,6 @@ def test_host_that_comes_in_the_same_moment_as_the_last_of_them_waits_for_the_ne
         wait_until(lambda: any(waits in host.said for host in hosts), "it waits")
         assert len(joined.hosts) == 2
         raise UsageError("that is all")
-
-
-def test_time_limit_is_told_with_who_came_and_until_then_who_is_missing(
-    meeting: Meet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(joined_hosts, "WAITING_LINE_S", 0.05)
-    here = meeting(3, cluster_time_out_s=3)
-    with pytest.raises(PeerFailed) as caught, here.joined as joined:
-        host = here.come(1)
-        joined.meet()
-    assert caught.value.exit_code == 124
-    assert str(caught.value) == (
-        "--cluster_time_out 3: 2 of 3 registered, missing: rank 2, from node 2 on; "
-        "came: node 0 (h0, 10.0.0.0) with 1, node 1 (h1, 10.0.0.1) with 1"
-    )
-    wait_until(lambda: host.error, "the job is called off")
-    assert str(host.error) == str(caught.value)
-    assert "2 of 3 registered, missing: rank 2, from node 2 on" in host.said
 
 
 @pytest.mark.parametrize(

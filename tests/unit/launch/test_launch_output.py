@@ -73,21 +73,6 @@ def test_what_does_not_fit_is_dropped_and_said(pipe: tuple[int, int]) -> None:
     assert text.endswith(piece + said)
 
 
-def test_room_comes_back_with_the_reader(pipe: tuple[int, int]) -> None:
-    reader, writer = pipe
-    output.write(writer, b"x" * (output.ROOM_BYTES + PIPE_BYTES))
-    assert not output.has_room(writer)
-    read(reader, output.ROOM_BYTES)
-    wait_until(lambda: output.has_room(writer), "room")
-
-
-def test_a_reader_who_takes_nothing_is_not_waited_for_long(pipe: tuple[int, int]) -> None:
-    _, writer = pipe
-    output.write(writer, b"never read")
-    assert not output.has_room(writer, 0.0) or not output.is_idle(writer)
-    assert not output._place(writer).wait(1, time.monotonic() + 3600)
-
-
 def test_a_reader_who_has_gone_gets_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     place = output._Place()
     monkeypatch.setattr(output, "_place", lambda _: place)
@@ -99,13 +84,6 @@ def test_a_reader_who_has_gone_gets_no_more(monkeypatch: pytest.MonkeyPatch) -> 
     assert output.is_idle(writer)
     place.end()
     os.close(writer)
-
-
-def test_a_pipe_that_does_not_block_is_written_whole(pipe: tuple[int, int]) -> None:
-    reader, writer = pipe
-    os.set_blocking(writer, False)
-    output.write(writer, b"whole")
-    assert read(reader, PIPE_BYTES + 5).endswith(b"whole")
 
 
 def test_a_pipe_that_does_not_block_waits_for_its_reader_without_end(
@@ -146,31 +124,23 @@ def test_thread_that_fails_tells_and_goes_on(
     assert "Traceback" in (tmp_path / "scheduler.log").read_text()
 
 
-def test_what_comes_later_is_written_too(pipe: tuple[int, int]) -> None:
-    reader, writer = pipe
-    read(reader, PIPE_BYTES)
-    for text in (b"first", b"second"):
-        output.write(writer, text)
-        assert read(reader, len(text)) == text
-        wait_until(lambda: output.is_idle(writer), "everything was written")
-
-
-def test_reader_has_its_time_from_the_moment_when_there_is_something_to_read(
-    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, writer = pipe
-    monkeypatch.setattr(output, "STALL_S", 0.2)
-    time.sleep(0.25)
-    begin = time.monotonic()
-    output.write(writer, b"never read")
-    assert not output._place(writer).wait(1, begin + 3600)
-    assert time.monotonic() - begin >= 0.2
-
-
 @pytest.mark.parametrize(("more", "has_room"), [(-1, True), (0, False)])
-def test_room_ends_at_its_limit(pipe: tuple[int, int], more: int, has_room: bool) -> None:
-    output.write(pipe[1], b"x" * (output.ROOM_BYTES + more))
-    assert output.has_room(pipe[1]) is has_room
+def test_room_ends_at_its_limit_and_comes_back_with_the_reader(
+    pipe: tuple[int, int], more: int, has_room: bool
+) -> None:
+    reader, writer = pipe
+    output.write(writer, b"x" * (output.ROOM_BYTES + more))
+    assert output.has_room(writer) is has_room
+    read(reader, output.ROOM_BYTES)
+    wait_until(lambda: output.has_room(writer), "room")
+
+
+def test_discarded_output_is_written_nowhere_and_without_an_error() -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w") as stream:
+        os.close(reader)
+        output.discard_output(stream)
+        stream.write("into nothing")
 
 
 def test_thread_ends_once_nothing_waits_and_holds_up_nobody_while_something_does(pipe: tuple[int, int]) -> None:

@@ -1,38 +1,33 @@
-"""The table of the job: generated and valid, or the user's and checked."""
+"""The table of the job, generated or the user's and checked, and what the page of a plan shows of it."""
 
 from __future__ import annotations
 
+import html
 import json
+import re
 import stat
-import sys
 from pathlib import Path
-from types import FrameType
+from typing import Any
 
 import pytest
+from plans import small_plan, small_spec
 
 from msrun.errors import RendezvousTimeout, UsageError
-from msrun.launch.rank_table_file import await_rank_table, check_rank_table, linked_table, write_rank_table
+from msrun.launch.rank_table_file import await_rank_table, check_rank_table, linked_table, write_page, write_rank_table
 from msrun.planning.build import build_plan
+from msrun.planning.host_assignment import Fleet, HostAssignment
+from msrun.planning.hosts.assignment import UNKNOWN
 from msrun.planning.placement.host import HostFacts
 from msrun.planning.program import Program
-from msrun.planning.spec import LaunchSpec
 
 
 def write_table(folder: Path, workers: int, text: str | None = None) -> Path:
     """Write the table of a job of so many workers and return its path."""
-    spec = LaunchSpec(
-        program=Program("script", "x.py"),
-        worker_num=workers,
-        local_worker_num=workers,
-        working_directory=folder,
-        log_dir=folder,
-    )
-    host = HostFacts("h", "127.0.0.1", (0,))
-    write_rank_table(build_plan(spec, host, caller={}, job_id="J", run_dir="/tmp/r", master_port=1), text)
+    write_rank_table(small_plan(folder, workers), text)
     return folder / "rank_table.json"
 
 
-@pytest.mark.parametrize("workers", [1, 2, 8, 9, 64, 300])
+@pytest.mark.parametrize("workers", [1, 2, 300])
 def test_generated_table_is_private_and_passes_its_own_check(tmp_path: Path, workers: int) -> None:
     path = write_table(tmp_path, workers)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -50,13 +45,9 @@ def test_a_link_in_the_place_of_the_table_is_replaced_and_not_followed(tmp_path:
 
 
 def test_generated_table_has_one_device_for_each_worker(tmp_path: Path) -> None:
-    table = json.loads(write_table(tmp_path, 3).read_text())
-    (server,) = table["server_list"]
-    assert [(device["device_id"], device["rank_id"]) for device in server["device"]] == [
-        ("0", "0"),
-        ("1", "1"),
-        ("2", "2"),
-    ]
+    (server,) = json.loads(write_table(tmp_path, 3).read_text())["server_list"]
+    devices = [(device["device_id"], device["rank_id"]) for device in server["device"]]
+    assert devices == [(rank, rank) for rank in ("0", "1", "2")]
 
 
 def test_table_of_another_size_is_refused(tmp_path: Path) -> None:
@@ -73,9 +64,7 @@ def test_file_that_is_no_table_is_refused_with_its_name(tmp_path: Path, content:
 
 def test_rank_that_appears_twice_is_refused_with_its_place(tmp_path: Path) -> None:
     path = write_table(tmp_path, 2)
-    path.write_text(
-        path.read_text().replace('"rank_id": "1"', '"rank_id": "0"').replace('"rank_id":"1"', '"rank_id":"0"')
-    )
+    path.write_text(re.sub(r'"rank_id": ?"1"', '"rank_id": "0"', path.read_text()))
     with pytest.raises(UsageError, match=r"--rank_table_file .*rank_table\.json: .*rank"):
         check_rank_table(path, 2, "cpu")
 
@@ -124,17 +113,32 @@ def test_table_behind_a_link_is_read_for_a_copy_and_no_other(tmp_path: Path) -> 
         linked_table(link)
 
 
-def test_the_table_of_a_job_is_written_by_few_functions_of_ranktable(tmp_path: Path) -> None:
-    """No dialect, schema or rule is looked at where there is nothing that could break one."""
-    seen: set[tuple[str, str]] = set()
+HOST = HostFacts("h", "10.0.0.1", (0, 1))
 
-    def count(frame: FrameType, event: str, _argument: object) -> None:
-        if event == "call" and "/ranktable/" in frame.f_code.co_filename:
-            seen.add((frame.f_code.co_filename, frame.f_code.co_qualname))
 
-    sys.setprofile(count)
-    try:
-        write_table(tmp_path, 4)
-    finally:
-        sys.setprofile(None)
-    assert 0 < len(seen) <= 30, sorted(seen)
+def written_page(folder: Path, fleet: Fleet | None = None, **changes: Any) -> str:
+    """Return the text of the page of a job of two workers."""
+    (folder / "train.py").write_text("from msrun.runtime import shard\nshard(net, ((2, 1),))\nprint(7)\n")
+    given = {"program": Program("script", str(folder / "train.py")), "log_dir": folder / "logs", **changes}
+    spec = small_spec(folder, 2, **given)
+    plan = build_plan(spec, HOST, caller={}, job_id="JOB", run_dir="/tmp/r", master_port=1, fleet=fleet)
+    path = folder / "plan.html"
+    assert write_page(path, plan, spec) == f"wrote {path}; open it in a browser"
+    return html.unescape(path.read_text())
+
+
+def test_page_shows_the_generated_table_and_the_lines_of_the_strategy(tmp_path: Path) -> None:
+    page = written_page(tmp_path)
+    assert '"server_count": "1"' in page and '"rank_id": "1"' in page
+    assert "shard(net, ((2, 1),))" in page and "print(7)" not in page
+
+
+@pytest.mark.parametrize("address", [UNKNOWN, "10.0.0.2"])
+def test_no_table_is_shown_while_an_address_is_not_known(tmp_path: Path, address: str) -> None:
+    assignments = (
+        HostAssignment(0, "h", "10.0.0.1", (0, 1), (0, 1)),
+        HostAssignment(1, "other", address, (2, 3), (0, 1)),
+    )
+    fleet = Fleet(0, assignments, "10.0.0.1", "")
+    page = written_page(tmp_path, fleet=fleet, worker_num=4)
+    assert ('"server_count"' in page) == (address != UNKNOWN)

@@ -7,31 +7,33 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plans import small_spec
 
+from msrun.agent.host import host_facts
 from msrun.cluster import rendezvous
-from msrun.cluster.rendezvous import UnresolvedName, own_addresses, resolve_address
-from msrun.errors import UsageError
+from msrun.cluster.rendezvous import UnresolvedName, resolve_address
+from msrun.errors import ClusterError, UsageError
+from msrun.launch import host_discovery, rehearsal
 from msrun.launch import rendezvous as module
+from msrun.launch.host_discovery import count_devices, discover_host, is_under_scheduler, view_host, with_own_address
 from msrun.launch.preflight.checks import inspect_host
+from msrun.launch.rehearsal import HostShare, check_addresses, share_machine
 from msrun.launch.rendezvous import UNKNOWN, assume_fleet, has_scheduler, local_part
+from msrun.planning.discovery.host_options import HostOptions
 from msrun.planning.host_assignment import Fleet, HostAssignment
-from msrun.planning.placement.host import HostFacts
-from msrun.planning.program import Program
+from msrun.planning.hosts.assignment import parse_rehearsal
+from msrun.planning.hosts.host_entry import HostEntry
+from msrun.planning.placement.bind_options import CoreBinding
+from msrun.planning.placement.host import Device, HostFacts
+from msrun.planning.settings import FoundSetting
 from msrun.planning.spec import LaunchSpec
 
 FACTS = HostFacts("here", "127.0.0.1", (0, 1))
 
 
 def spec_for(**changes: Any) -> LaunchSpec:
-    settings: dict[str, Any] = {
-        "program": Program("script", "/t.py", ()),
-        "worker_num": 4,
-        "local_worker_num": 2,
-        "working_directory": Path("/"),
-        "log_dir": Path("/logs"),
-        "master_addr": "10.0.0.7",
-    }
-    return LaunchSpec(**{**settings, **changes})
+    place = {"local_worker_num": 2, "master_addr": "10.0.0.7", "log_dir": Path("/logs")}
+    return small_spec(Path("/"), 4, **{**place, **changes})
 
 
 @pytest.fixture(autouse=True)
@@ -120,5 +122,138 @@ def test_check_warns_of_a_name_that_nobody_knows_yet(monkeypatch: pytest.MonkeyP
     assert (port.status, port.text) == ("warn", "10.0.0.7: not known; a run waits for it as long as for a host")
 
 
-def test_own_addresses_hold_loopback_with_its_interface() -> None:
-    assert own_addresses()["127.0.0.1"] == "lo"
+DEFAULTS = {
+    "worker_num": 8, "local_worker_num": None, "node_rank": -1, "master_addr": "127.0.0.1", "master_port": 0,
+    "device_target": "auto",
+}  # fmt: skip
+FOUND = HostOptions({"node_rank": 0, "master_addr": "n1"}, (FoundSetting("master_addr", "n1", "LIST"),))
+
+
+def have(monkeypatch: pytest.MonkeyPatch, *, gpus: int, npus: int) -> None:
+    for name, count in (("read_gpus", gpus), ("read_npus", npus)):
+        found = tuple(Device(str(number)) for number in range(count))
+        assert hasattr(host_facts, name)
+        monkeypatch.setattr(host_discovery, name, lambda found=found: found)
+
+
+def resolve_to(monkeypatch: pytest.MonkeyPatch, name: str, *own: str) -> None:
+    """Let every name stand for one address, and this host have those of `own`."""
+    entry = (socket.AF_INET, socket.SOCK_STREAM, 6, "", (name, 0))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [entry])
+    monkeypatch.setattr(host_discovery, "own_addresses", lambda: dict.fromkeys(["127.0.0.1", "::1", *own], "eth0"))
+
+
+@pytest.mark.parametrize(
+    ("target", "environ", "count"),
+    [
+        ("auto", {}, 2),
+        ("gpu", {}, 4),
+        ("gpu", {"CUDA_VISIBLE_DEVICES": "1,3"}, 2),
+        ("auto", {"ASCEND_RT_VISIBLE_DEVICES": ""}, 4),
+        ("cpu", {}, 0),
+    ],
+)
+def test_devices_count_that_a_job_would_use(
+    monkeypatch: pytest.MonkeyPatch, target: str, environ: dict[str, str], count: int
+) -> None:
+    have(monkeypatch, gpus=4, npus=2)
+    assert count_devices(target, environ) == count
+
+
+def test_host_is_named_without_its_domain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "train-1.train.ns.svc.cluster.local")
+    host = view_host({})
+    assert (host.name, host.domain) == ("train-1", "train.ns.svc.cluster.local")
+    assert host.cpu_count >= 1
+
+
+def test_node_0_goes_by_its_address_where_its_name_is_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolve_to(monkeypatch, "127.0.1.1", "10.0.0.7", "fd77::7", "169.254.1.1")
+    found = with_own_address(FOUND)
+    assert found.options == {"node_rank": 0, "master_addr": "10.0.0.7"}
+    assert found.settings == (FoundSetting("master_addr", "10.0.0.7", "own address; LIST says n1"),)
+
+
+@pytest.mark.parametrize(
+    ("name", "own"), [("10.0.0.7", ["10.0.0.7"]), ("127.0.1.1", ["10.0.0.7", "10.1.0.7"]), ("127.0.1.1", [])]
+)
+def test_else_it_keeps_its_name(monkeypatch: pytest.MonkeyPatch, name: str, own: list[str]) -> None:
+    resolve_to(monkeypatch, name, *own)
+    assert with_own_address(FOUND) is FOUND
+
+
+@pytest.mark.parametrize(
+    ("rank", "given", "address"), [("0", {}, "10.0.0.7"), ("1", {}, "n1"), ("0", {"master_addr": "n1"}, None)]
+)
+def test_other_nodes_and_given_names_stay(
+    monkeypatch: pytest.MonkeyPatch, rank: str, given: dict[str, Any], address: str | None
+) -> None:
+    resolve_to(monkeypatch, "127.0.1.1", "10.0.0.7")
+    environ = {"PET_NNODES": "2", "PET_NODE_RANK": rank, "PET_MASTER_ADDR": "n1"}
+    found = discover_host({**DEFAULTS, **given}, set(given), environ)
+    assert found.options.get("master_addr") == address
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, True),
+        ({"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": "a\nb"}, True),
+        ({"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "n1"}, False),
+        ({"NODE_RANK": "0", "NNODES": "2", "MASTER_ADDR": "n1"}, False),
+        ({}, False),
+    ],
+)
+def test_what_people_export_themselves_is_no_scheduler(environ: dict[str, str], expected: bool) -> None:
+    assert is_under_scheduler(environ) is expected
+
+
+def shares(text: str, environ: dict[str, str] | None = None, **options: Any) -> list[HostShare]:
+    entries = parse_rehearsal(text)
+    workers = sum(entry.slots for entry in entries)
+    spec = small_spec(Path("/"), workers, local_worker_num=0, host_entries=entries, **options)
+    found = share_machine(spec, environ or {})
+    return [found[entry] for entry in entries]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight cores and four GPUs, of which 3, 1, 2 and 0 are visible in this order."""
+    facts = HostFacts("vm", "127.0.0.1", tuple(range(8)), gpus=("3", "1", "2", "0"))
+    monkeypatch.setattr(rehearsal, "read_host_facts", lambda _environ: facts)
+
+
+@pytest.mark.usefixtures("machine")
+def test_no_device_and_no_core_is_of_two_hosts() -> None:
+    first, second = shares("2x2")
+    assert first.environment["CUDA_VISIBLE_DEVICES"] == "3,1" and second.environment["CUDA_VISIBLE_DEVICES"] == "2,0"
+    assert (first.cpus, second.cpus) == ((0, 1, 2, 3), (4, 5, 6, 7))
+
+
+@pytest.mark.usefixtures("machine")
+def test_more_workers_than_cores_share_all_of_them() -> None:
+    assert [share.cpus for share in shares("3x3", device_target="cpu")] == [()] * 3
+    named = CoreBinding(is_auto=False, devices={0: (7,)})
+    assert [share.cpus for share in shares("2x1", device_target="cpu", bind_core=named)] == [()] * 2
+
+
+@pytest.mark.usefixtures("machine")
+def test_more_workers_than_devices_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"6 workers but 4 gpu devices visible on vm: .*--device_target cpu"):
+        shares("3x2")
+    with pytest.raises(UsageError, match="--env CUDA_VISIBLE_DEVICES: a rehearsal gives each host devices of its own"):
+        shares("2x1", env=(("CUDA_VISIBLE_DEVICES", "0"),))
+
+
+@pytest.mark.usefixtures("machine")
+def test_agent_knows_its_user_and_nothing_of_the_launchers_shell() -> None:
+    environ = {"HOME": "/no/such", "USER": "me", "FOO": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": "/x"}
+    (share,) = shares("1x1", environ, device_target="cpu")
+    assert share.environment == {"HOME": "/no/such", "USER": "me", "CUDA_VISIBLE_DEVICES": ""}
+    assert share.home == "/"
+
+
+def test_address_that_does_not_answer_is_named() -> None:
+    check_addresses(parse_rehearsal("3x1"))
+    with pytest.raises(ClusterError, match=r"--rehearse: h is to be at 192.0.2.1, which does not answer here \(Cannot"):
+        check_addresses((HostEntry("h", address="192.0.2.1", source="--rehearse"),))

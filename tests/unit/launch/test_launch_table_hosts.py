@@ -32,33 +32,24 @@ def this_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_hosts.socket, "gethostname", lambda: "trainer-7.cluster")
 
 
+DEFAULTS = {"worker_num": 8, "local_worker_num": None, "node_rank": -1, "master_addr": "127.0.0.1"}
+
+
 def test_ranks_and_devices_are_those_of_the_table_and_rank_0_is_on_node_0(tmp_path: Path) -> None:
-    path = write(
-        tmp_path / "t.json",
-        [{"server_id": "10.0.0.7", "device": [(4, 3), (6, 1)]}, {"server_id": "10.0.0.8", "device": [(0, 2), (1, 0)]}],
-    )
+    devices = {"10.0.0.7": [(4, 3), (6, 1)], "10.0.0.8": [(0, 2), (1, 0)]}
+    servers = [{"server_id": name, "device": device} for name, device in devices.items()]
+    path = write(tmp_path / "t.json", servers)
+    first = HostAssignment(0, "10.0.0.8", "10.0.0.8", (0, 2), (1, 0))
+    own = HostAssignment(1, "10.0.0.7", "10.0.0.7", (1, 3), (6, 4))
     found = read_host_list(path)
-    assert found == HostList(
-        path,
-        (
-            HostAssignment(0, "10.0.0.8", "10.0.0.8", (0, 2), (1, 0)),
-            HostAssignment(1, "10.0.0.7", "10.0.0.7", (1, 3), (6, 4)),
-        ),
-        HostAssignment(1, "10.0.0.7", "10.0.0.7", (1, 3), (6, 4)),
-    )
-    defaults = {"worker_num": 8, "local_worker_num": None, "node_rank": -1, "master_addr": "127.0.0.1", "x": 5}
-    assert found.apply(defaults, set()) == {
-        "worker_num": 4,
-        "local_worker_num": 2,
-        "node_rank": 1,
-        "master_addr": "10.0.0.8",
-        "x": 5,
-    }
-    assert found.apply({**defaults, "master_addr": "m"}, {"master_addr"})["master_addr"] == "m"
-    assert found.apply({**defaults, "worker_num": 4}, {"worker_num"})["worker_num"] == 4
+    assert found == HostList(path, (first, own), own)
+    told = {"worker_num": 4, "local_worker_num": 2, "node_rank": 1, "master_addr": "10.0.0.8"}
+    assert found.apply({**DEFAULTS, "x": 5}, set()) == {**told, "x": 5}
+    assert found.apply({**DEFAULTS, "master_addr": "m"}, {"master_addr"})["master_addr"] == "m"
+    assert found.apply({**DEFAULTS, "worker_num": 4}, {"worker_num"})["worker_num"] == 4
     for name, value in (("worker_num", 8), ("local_worker_num", 4), ("node_rank", 0)):
         with pytest.raises(UsageError, match=f"--{name} {value}: --rank_table_file .* says . for node 1"):
-            found.apply({**defaults, name: value}, {name})
+            found.apply({**DEFAULTS, name: value}, {name})
 
 
 def test_server_without_a_name_is_refused_and_no_list_of_hosts(tmp_path: Path) -> None:
@@ -73,10 +64,9 @@ def test_one_server_is_this_host_whatever_it_is_called(tmp_path: Path) -> None:
     found = read_host_list(write(tmp_path / "t.json", [{"server_id": "10.0.0.99", "device": [(6, 1), (4, 0)]}]))
     assert found is not None
     assert found.hosts == (HostAssignment(0, "10.0.0.99", "10.0.0.99", (0, 1), (4, 6)),)
-    defaults = {"worker_num": 8, "local_worker_num": None, "node_rank": -1, "master_addr": "127.0.0.1"}
-    assert found.apply(defaults, set()) == {**defaults, "worker_num": 2, "local_worker_num": 2}
+    assert found.apply(DEFAULTS, set()) == {**DEFAULTS, "worker_num": 2, "local_worker_num": 2}
     with pytest.raises(UsageError, match=r"--worker_num 8: --rank_table_file .* says 2"):
-        found.apply(defaults, {"worker_num"})
+        found.apply(DEFAULTS, {"worker_num"})
 
 
 def test_one_server_with_wrong_ranks_is_left_to_the_checks_of_the_table(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msrun import contract
-from msrun.launch.directory.jobs import find_job, list_jobs, log_of, new_job_id, publish
+from msrun.launch.directory.jobs import find_job, list_jobs, log_of, publish
 
 OLD, NEW = "20261127-205806-3f2a9c1b", "20261127-205807-00000000"
 FOREIGN = ["notes.txt", "worker_3.txt", "worker_3.log.gz", "worker_9.log", "other_3.attempt_0.log", "ckpt_3.log.d"]
@@ -46,13 +46,8 @@ def test_files_of_the_latest_job_have_their_names_in_the_log_directory(tmp_path:
     old = make_job(tmp_path, OLD, ["worker_0.log", "worker_1.log"])
     fill(old, "worker_0.log", "worker_1.log", "failure.json")
     publish(old, OLD, ["worker_0.log", "worker_1.log"], 10)
-    assert {path.name for path in tmp_path.iterdir()} - {OLD} == {
-        "latest",
-        "plan.json",
-        "failure.json",
-        "worker_0.log",
-        "worker_1.log",
-    }
+    names = {"latest", "plan.json", "failure.json", "worker_0.log", "worker_1.log"}
+    assert {path.name for path in tmp_path.iterdir()} - {OLD} == names
     start_next(tmp_path, keep_jobs=10)
     assert (tmp_path / "latest").readlink() == Path(NEW)
     assert set(os.listdir(tmp_path)) == {OLD, NEW, "latest", "worker_0.log"}
@@ -139,12 +134,6 @@ def test_without_a_readable_plan_no_log_goes(tmp_path: Path, plan: str | None) -
     assert set(os.listdir(old)) == names
 
 
-def test_a_job_that_is_just_starting_stays(tmp_path: Path) -> None:
-    (tmp_path / OLD).mkdir()
-    start_next(tmp_path)
-    assert (tmp_path / OLD).exists()
-
-
 def test_a_plan_cannot_name_what_is_no_workers_log(tmp_path: Path) -> None:
     logs = ["train.py", "data.log", "../outside_0.log", "_0", "\0_0.log", "", ".", "..", "/", 5, None]
     hosts: list[Any] = [{"workers": [{"global_rank": 0, "log": log} for log in logs]}, {"workers": 5}, "h", None]
@@ -163,10 +152,6 @@ def test_links_and_folders_of_a_logs_name_stay(tmp_path: Path) -> None:
     (old / "worker_1.log").mkdir()
     start_next(tmp_path)
     assert set(os.listdir(old)) == {"target", "worker_0.log", "worker_1.log"}
-
-
-def test_an_id_begins_with_the_time_and_is_no_other_jobs() -> None:
-    assert len({new_job_id() for _ in range(100)}) == 100
 
 
 @given(st.from_regex(r"[a-z._{}-]{1,8}_[0-9]{1,3}\.log", fullmatch=True), st.integers(0, 99), st.integers(1, 9))

@@ -81,13 +81,7 @@ def test_record_of_a_job_that_has_just_taken_the_directory_is_waited_for(
     assert state.is_held and state.record is not None and state.record.job_id == "first"
 
 
-def test_entering_alone_touches_nothing(tmp_path: Path) -> None:
-    with JobLock(tmp_path / "logs", "id"):
-        pass
-    assert os.listdir(tmp_path) == []
-
-
-def test_second_job_is_told_who_holds_the_directory_and_changes_nothing(
+def test_second_job_is_told_who_holds_the_directory_until_that_has_ended(
     tmp_path: Path, holder: subprocess.Popen[str]
 ) -> None:
     before = (tmp_path / "logs" / contract.LOCK_FILE).read_bytes()
@@ -98,18 +92,13 @@ def test_second_job_is_told_who_holds_the_directory_and_changes_nothing(
         f"give another --log_dir, or end that job with msrun --stop {tmp_path}/logs"
     )
     assert (tmp_path / "logs" / contract.LOCK_FILE).read_bytes() == before
-    assert read_lock(tmp_path / "logs").holder_pid == holder.pid
-
-
-def test_lock_names_its_holder_and_goes_with_it_however_it_ends(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
-    for _ in range(3):  # looking does not take it away
+    for _ in range(2):  # looking does not take it away
         state = read_lock(tmp_path / "logs")
         assert (state.holder_pid, state.record and state.record.job_id) == (holder.pid, "first")
     holder.kill()
     holder.wait()
     state = read_lock(tmp_path / "logs")
-    assert not state.is_held
-    assert state.record is not None and state.record.pid == holder.pid
+    assert not state.is_held and state.record is not None and state.record.pid == holder.pid
     with JobLock(tmp_path / "logs", "second") as lock:
         lock.take()
 
@@ -127,18 +116,6 @@ def test_children_that_end_do_not_take_the_lock_along(tmp_path: Path) -> None:
             assert other.stdout is not None
             assert f"in use by job id (pid {os.getpid()} on" in other.stdout.read()
         assert other.returncode == 2
-
-
-def test_of_many_at_once_exactly_one_takes_it(tmp_path: Path) -> None:
-    processes = [start_holder(tmp_path / "logs", f"job{index}") for index in range(8)]
-    try:
-        answers = [process.stdout.readline() for process in processes if process.stdout]
-        assert answers.count("held\n") == 1
-        assert sum("in use by" in answer for answer in answers) == 7
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
 
 
 def test_shorter_record_leaves_nothing_of_a_longer_one(tmp_path: Path) -> None:
@@ -189,12 +166,6 @@ def test_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pytes
     refused = pytest.raises(UsageError, match=r"cannot lock .* \(No locks available\); .*file system with locks")
     with refused, JobLock(tmp_path, "id") as lock:
         lock.take()
-
-
-def test_directory_without_a_lock_file_is_free(tmp_path: Path) -> None:
-    state = read_lock(tmp_path)
-    assert (state.record, state.is_held) == (None, False)
-    assert os.listdir(tmp_path) == []
 
 
 GOOD = {"job_id": "a", "pid": 5, "host": "h", "started_at": 1.5}

@@ -1,14 +1,24 @@
-"""Excerpts and losses from logs of any content."""
+"""Excerpts and losses from logs of any content, and following a log over its rotations: every byte once, in order."""
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msrun.launch.directory.worker_log import EXCERPT_LINES, MAX_LINE_CHARS, newest_loss, read_excerpt, read_tail
+from msrun.agent.logs.rotated_log import LogRotation, RotatedLog
+from msrun.launch.directory.worker_log import (
+    EXCERPT_LINES,
+    GAP,
+    MAX_LINE_CHARS,
+    RotatedReader,
+    newest_loss,
+    read_excerpt,
+    read_tail,
+)
 
 TRACEBACK = [
     "Traceback (most recent call last):",
@@ -18,34 +28,51 @@ TRACEBACK = [
 ]
 
 
+OF_RANK = ["[rank2]: Traceback (most recent call last):", "[rank2]:   File ...", "[rank2]: ValueError: no"]
+LONG = [TRACEBACK[0], *[f"  frame {number}" for number in range(200)], "RecursionError: deep"]
+CRASH = [
+    "Fatal Python error: Segmentation fault",
+    "",
+    "Current thread 0x00007f (most recent call first):",
+    '  File "/home/me/train.py", line 4 in step',
+    '  File "<string>", line 3 in <module>',
+    "",
+    "Thread 0x00007e (most recent call first):",
+    '  File "/opt/lib/msrun/agent/processes/main_module.py", line 41 in _watch',
+]
+
+
+def uncaught(first: str, prefix: str) -> list[str]:
+    """Return what the runtime writes of an error."""
+    words = (first, "    raise ValueError", "  called at train.py:14, in <module>")
+    return [f"{prefix}{line}" for line in words]
+
+
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     return tmp_path / "worker_0.log"
 
 
-def test_last_lines_are_the_excerpt_when_nothing_was_raised(log: Path) -> None:
-    log.write_text("".join(f"line {number}\n" for number in range(100)))
-    assert read_excerpt(log) == [f"line {number}" for number in range(100 - EXCERPT_LINES, 100)]
-
-
-def test_traceback_is_the_excerpt_with_what_follows_it(log: Path) -> None:
-    log.write_text("\n".join([*["before"] * 50, *TRACEBACK, "after"]))
-    assert read_excerpt(log) == [*TRACEBACK, "after"]
-
-
-def test_last_traceback_is_taken_when_there_are_several(log: Path) -> None:
-    log.write_text("\n".join([*TRACEBACK, "between", *TRACEBACK[:-1], "KeyError: 'last'"]))
-    assert read_excerpt(log)[-1] == "KeyError: 'last'"
-    assert len(read_excerpt(log)) == len(TRACEBACK)
-
-
-def test_long_traceback_keeps_its_begin_and_its_end(log: Path) -> None:
-    log.write_text("\n".join([TRACEBACK[0], *[f"  frame {n}" for n in range(200)], "RecursionError: deep"]))
-    excerpt = read_excerpt(log)
-    assert excerpt[:2] == [TRACEBACK[0], "  frame 0"]
-    assert excerpt[2] == "  ... 162 lines left out ..."
-    assert excerpt[-1] == "RecursionError: deep"
-    assert len(excerpt) == 2 * EXCERPT_LINES + 1
+@pytest.mark.parametrize(
+    ("lines", "excerpt"),
+    [
+        ([f"{number}" for number in range(100)], [f"{number}" for number in range(100 - EXCERPT_LINES, 100)]),
+        (["before"] * 50 + [*TRACEBACK, "after"], [*TRACEBACK, "after"]),
+        ([*TRACEBACK, "between", *TRACEBACK[:-1], "KeyError: 'last'"], [*TRACEBACK[:-1], "KeyError: 'last'"]),
+        (LONG, [*LONG[:2], "  ... 162 lines left out ...", *LONG[-(2 * EXCERPT_LINES - 2) :]]),
+        (["before", *OF_RANK], OF_RANK),
+        (["loss is 3", *CRASH], [*CRASH[:4], *CRASH[5:7]]),
+        (["x" * 1_000_000, "last"], ["x" * MAX_LINE_CHARS + " ...", "last"]),
+        *(
+            (["step 1", "an uncaught fish", *uncaught(first, prefix), ""], uncaught(first, prefix))
+            for first in ("uncaught ValueError at train.py:11: three rows", "uncaught ValueError")
+            for prefix in ("", "[rank2]: ")
+        ),
+    ],
+)
+def test_excerpt_is_what_was_raised_or_the_last_lines(log: Path, lines: list[str], excerpt: list[str]) -> None:
+    log.write_text("\n".join(lines))
+    assert read_excerpt(log) == excerpt
 
 
 def test_bytes_that_are_no_text_are_shown_escaped(log: Path) -> None:
@@ -53,46 +80,16 @@ def test_bytes_that_are_no_text_are_shown_escaped(log: Path) -> None:
     assert read_excerpt(log) == ["good \\xff\\xfe bad", "nul \0 here", "☃"]
 
 
-def test_line_of_a_megabyte_is_cut(log: Path) -> None:
-    log.write_bytes(b"x" * 1_000_000 + b"\nlast")
-    first, last = read_excerpt(log)
-    assert first == "x" * MAX_LINE_CHARS + " ..."
-    assert last == "last"
-
-
-@pytest.mark.parametrize("content", [b"", b"\n", b"\n\n"])
-def test_empty_log_has_an_excerpt_of_no_words(log: Path, content: bytes) -> None:
-    log.write_bytes(content)
-    assert "".join(read_excerpt(log)) == ""
-
-
 def test_log_that_cannot_be_read_is_empty(tmp_path: Path) -> None:
     assert read_excerpt(tmp_path / "no.log") == []
     assert read_tail(tmp_path, 10) == b""
-
-
-@given(
-    content=st.binary(max_size=2000)
-    | st.lists(st.sampled_from([*TRACEBACK, "x" * 500, "\0", "é"])).map(lambda lines: "\n".join(lines).encode())
-)
-def test_excerpt_of_any_bytes_is_short_text(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
-    log = tmp_path_factory.getbasetemp() / "any.log"
-    log.write_bytes(content)
-    excerpt = read_excerpt(log)
-    assert len(excerpt) <= 2 * EXCERPT_LINES + 1
-    for line in excerpt:
-        assert len(line) <= MAX_LINE_CHARS + 4
-        assert "\n" not in line
-        line.encode("utf-8")
 
 
 @pytest.mark.parametrize(
     ("text", "loss"),
     [
         ("epoch 1, loss: 0.25\n", "0.25"),
-        ("Loss is 1e-3", "1e-3"),
         ("loss=2.5 loss=2.4", "2.4"),
-        ("step 3 loss: nan", "nan"),
         ("train_loss: 7", "7"),
         ("lossless: yes", ""),
         ("", ""),
@@ -103,42 +100,90 @@ def test_newest_loss_is_found(log: Path, text: str, loss: str) -> None:
     assert newest_loss(log) == loss
 
 
-def test_crash_in_native_code_is_shown_from_its_begin_without_our_own_frames(tmp_path: Path) -> None:
-    log = tmp_path / "worker_0.log"
-    log.write_text(
-        "loss is 3\n"
-        "Fatal Python error: Segmentation fault\n"
-        "\n"
-        "Current thread 0x00007f (most recent call first):\n"
-        '  File "/home/me/train.py", line 4 in step\n'
-        '  File "/home/me/train.py", line 9 in <module>\n'
-        '  File "<string>", line 3 in <module>\n'
-        "\n"
-        "Thread 0x00007e (most recent call first):\n"
-        '  File "/opt/lib/msrun/agent/processes/main_module.py", line 41 in _watch\n'
-    )
-    assert read_excerpt(log) == [
-        "Fatal Python error: Segmentation fault",
-        "",
-        "Current thread 0x00007f (most recent call first):",
-        '  File "/home/me/train.py", line 4 in step',
-        '  File "/home/me/train.py", line 9 in <module>',
-        "",
-        "Thread 0x00007e (most recent call first):",
-    ]
+KEEP = 300
 
 
-def test_traceback_with_the_rank_before_each_line_is_found(tmp_path: Path) -> None:
-    log = tmp_path / "worker_0.log"
-    words = ["[rank2]: Traceback (most recent call last):", "[rank2]:   File ...", "[rank2]: ValueError: no"]
-    log.write_text("\n".join(["before", *words]) + "\n")
-    assert read_excerpt(log) == words
+def write(log: RotatedLog, data: bytes) -> None:
+    log.write(bytearray(data), len(data))
 
 
-@pytest.mark.parametrize("prefix", ["", "[rank2]: "])
-@pytest.mark.parametrize("first", ["uncaught ValueError at train.py:11: three rows", "uncaught ValueError"])
-def test_what_the_runtime_writes_of_an_error_is_the_excerpt(tmp_path: Path, first: str, prefix: str) -> None:
-    log = tmp_path / "worker_0.log"
-    words = [f"{prefix}{first}", f"{prefix}    raise ValueError", f"{prefix}  called at train.py:14, in <module>"]
-    log.write_text("\n".join(["step 1", "an uncaught fish", *words, ""]))
-    assert read_excerpt(log) == words
+def read_all(reader: RotatedReader, size_bytes: int = 7) -> bytes:
+    pieces = []
+    while data := reader.read(size_bytes):
+        assert len(data) <= size_bytes or data == GAP
+        pieces.append(data)
+    return b"".join(pieces)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    steps=st.lists(st.one_of(st.none(), st.lists(st.sampled_from([b"\n", b"a", b"line\n", b"\r"])).map(b"".join))),
+    max_bytes=st.integers(1, 20),
+)
+def test_every_byte_is_read_once_and_in_order_however_the_log_grows(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[bytes | None], max_bytes: int
+) -> None:
+    path = str(tmp_path_factory.mktemp("log") / "worker_0.log")
+    log = RotatedLog(path, LogRotation(max_bytes, KEEP))
+    reader = RotatedReader(path, KEEP)
+    found = b""
+    for step in steps:
+        if step is None:
+            found += read_all(reader)
+        else:
+            write(log, step)
+    found += read_all(reader)
+    assert found == b"".join(step for step in steps if step is not None)
+    assert read_all(reader) == b""
+    reader.close()
+    log.close()
+
+
+def test_every_byte_is_read_once_while_another_writes_and_rotates(tmp_path: Path) -> None:
+    lines = [b"%d %s\n" % (number, b"x" * (number % 50)) for number in range(30_000)]
+    path, keep = str(tmp_path / "log"), sum(map(len, lines)) // 4096 + 1  # all: a reader may miss what is removed
+    log, reader = RotatedLog(path, LogRotation(4096, keep)), RotatedReader(path, keep)
+
+    def flood() -> None:
+        for begin in range(0, len(lines), 7):
+            write(log, b"".join(lines[begin : begin + 7]))
+
+    writer = threading.Thread(target=flood)
+    writer.start()
+    found = b""
+    while writer.is_alive():
+        found += read_all(reader, 1 << 16)
+    writer.join()
+    found += read_all(reader, 1 << 16)
+    reader.close()
+    log.close()
+    assert found == b"".join(lines)
+
+
+def test_files_that_came_and_went_between_two_reads_are_told(tmp_path: Path) -> None:
+    log = RotatedLog(str(tmp_path / "log"), LogRotation(2, 2))
+    reader = RotatedReader(str(tmp_path / "log"), 2)
+    write(log, b"0\n")
+    assert read_all(reader) == b"0\n"
+    write(log, b"".join(b"%d\n" % number for number in range(1, 10)))
+    assert read_all(reader) == GAP + b"7\n8\n9\n"
+    log.close()
+    reader.close()
+
+
+def test_log_that_is_not_there_yet_is_empty(tmp_path: Path) -> None:
+    reader = RotatedReader(str(tmp_path / "log"), 2)
+    assert reader.read(10) == b""
+    (tmp_path / "log").write_bytes(b"here\n")
+    assert read_all(reader) == b"here\n"
+    reader.close()
+
+
+def test_end_of_a_log_reaches_into_its_older_files(tmp_path: Path) -> None:
+    log = RotatedLog(str(tmp_path / "log"), LogRotation(10, 50))
+    for number in range(100, 200):
+        write(log, b"line %d\n" % number)
+    log.close()
+    assert len((tmp_path / "log").read_bytes()) < 10
+    assert read_excerpt(tmp_path / "log") == [f"line {number}" for number in range(180, 200)]
+    assert read_tail(tmp_path / "log", 20) == b"97\nline 198\nline 199\n"[-20:]

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 from fake_agents import FakeClock, FakeLink, FakeSignals
 
+from msrun.agent.observer import Observer, Observers, OwnFaults
+from msrun.cluster.membership import WorkerState
 from msrun.cluster.messages import Message
-from msrun.errors import Interrupted
 from msrun.launch.fleet import agents as module
-from msrun.launch.fleet.agent_link import AgentLink
 from msrun.launch.fleet.agents import Agents
+from msrun.launch.fleet.record import FleetRecord
 
 SILENCE_S = 60.0
 
@@ -53,32 +53,6 @@ def two() -> Iterator[TwoAgents]:
     made.agents.loop.close(0.0)
     made.inbox.close()
     made.signals.close()
-
-
-def test_fake_link_has_the_interface_of_a_link() -> None:
-    for name, value in vars(FakeLink).items():
-        if inspect.isfunction(value) and name != "__init__":
-            assert inspect.signature(value) == inspect.signature(getattr(AgentLink, name)), name
-
-
-def test_agents_that_run_are_told_and_those_that_are_over_are_not(two: TwoAgents) -> None:
-    two.links[1].is_over = True
-    two.agents.tell_all("start", attempt=1)
-    assert two.told(0) == [{"type": "start", "attempt": 1}]
-    assert two.told(1) == []
-
-
-def test_messages_go_to_their_handlers_and_others_are_left(two: TwoAgents) -> None:
-    for kind in ("event", "say", "event"):
-        two.post(kind, node=1)
-    assert two.hear(2)
-    assert two.heard == [{"type": "event", "node": 1}] * 2
-
-
-def test_wait_ends_at_its_deadline(two: TwoAgents) -> None:
-    assert not two.hear(deadline=two.clock.now)
-    two.post()
-    assert two.hear(deadline=two.clock.now + 1), "before the deadline"
 
 
 @pytest.mark.parametrize("error", [KeyError("slip"), TypeError("slip"), ValueError("slip"), OSError("slip")])
@@ -136,56 +110,33 @@ def test_time_in_which_the_launcher_was_stopped_is_nobody_s_silence(two: TwoAgen
     assert [link.listened_s for link in two.links] == [3 * module.MAX_BEAT_S] * 2
 
 
-def test_signal_before_the_job_begins_ends_the_wait(two: TwoAgents) -> None:
-    two.signals.put(signal.SIGTERM)
-    with pytest.raises(Interrupted, match="SIGTERM"):
-        two.hear()
-    assert two.told(0) == []
-
-
-def test_signal_in_the_job_is_told_to_all_and_the_first_one_counts(two: TwoAgents) -> None:
+def test_signal_in_the_job_is_told_to_all_and_the_first_that_no_worker_gets_counts(two: TwoAgents) -> None:
     two.agents.has_begun = True
-    two.signals.put(signal.SIGTERM)
-    two.post()
-    assert two.hear()
-    two.signals.put(signal.SIGINT)
-    two.post()
-    assert two.hear()
-    assert [two.told(node) for node in range(2)] == [
-        [{"type": "signal", "signum": signal.SIGTERM}, {"type": "signal", "signum": signal.SIGINT}]
-    ] * 2
+    signals = [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT]
+    for signum in signals:
+        assert two.agents.interrupt is None or signum == signal.SIGINT
+        two.signals.put(signum)
+        two.post()
+        assert two.hear()
+    told = [{"type": "signal", "signum": signum} for signum in signals]
+    assert [two.told(node) for node in range(2)] == [told] * 2
     assert two.agents.interrupt is not None and two.agents.interrupt.signum == signal.SIGTERM
     assert not two.agents.is_abandoned
 
 
-def test_signal_that_workers_get_ends_nothing(two: TwoAgents) -> None:
-    for _ in range(4):
-        two.signals.put(signal.SIGUSR1)
-    two.post()
-    assert two.hear()
-    assert two.told(1) == [{"type": "signal", "signum": signal.SIGUSR1}] * 4
-    assert two.agents.interrupt is None and not two.agents.is_abandoned
-
-
-def test_third_interrupt_waits_for_no_host(two: TwoAgents) -> None:
+@pytest.mark.parametrize(("signum", "is_abandoned"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
+def test_third_interrupt_waits_for_no_host(two: TwoAgents, signum: int, is_abandoned: bool) -> None:
     two.agents.has_begun = True
     for _ in range(2):
-        two.signals.put(signal.SIGINT)
+        two.signals.put(signum)
     two.post()
     two.hear()
     assert not two.agents.is_abandoned
-    two.signals.put(signal.SIGINT)
+    two.signals.put(signum)
+    if not is_abandoned:
+        two.post()
     assert two.hear(), "no message has to come any more"
-    assert two.agents.is_abandoned
-
-
-def test_launcher_that_is_told_three_times_to_terminate_still_waits(two: TwoAgents) -> None:
-    two.agents.has_begun = True
-    for _ in range(4):
-        two.signals.put(signal.SIGTERM)
-    two.post()
-    two.hear()
-    assert not two.agents.is_abandoned
+    assert two.agents.is_abandoned is is_abandoned
 
 
 def test_launcher_stops_itself_once_its_agents_know_why(two: TwoAgents) -> None:
@@ -231,16 +182,127 @@ def test_all_agents_are_let_go_and_waited_for_at_the_end(two: TwoAgents) -> None
     assert not two.links[0].is_open, "it has had its time"
 
 
-def test_agent_that_stays_is_not_waited_for_long(two: TwoAgents, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CLOSE_S", 0.05)
-    two.links[0].is_open = True
-    two.agents.close()
-    assert two.links[0].done[-1] == "close"
-
-
 def test_what_a_lost_agent_has_left_is_waited_for(two: TwoAgents) -> None:
     link = two.links[1]
     link.is_salvaging = True
     threading.Timer(0.05, lambda: setattr(link, "is_salvaging", False)).start()
     two.agents.close()
     assert not link.is_salvaging and link.done[-1] == "close"
+
+
+RESTART = {"attempt": 1, "delay_s": 1.0, "reason": "why", "global_ranks": []}
+
+
+class Heard(Observer):
+    def __init__(self) -> None:
+        self.moments: list[tuple[str, dict[str, Any]]] = []
+
+    def note(self, kind: str, fields: Mapping[str, Any]) -> None:
+        self.moments.append((kind, dict(fields)))
+
+    def kinds(self) -> list[str]:
+        return [kind for kind, _ in self.moments]
+
+
+def raise_fault(text: str) -> None:
+    pytest.fail(text)
+
+
+def new_record() -> tuple[FleetRecord, Heard]:
+    heard = Heard()
+    return FleetRecord({0: (0, 1), 1: (2,)}, Observers([heard], OwnFaults("/nowhere", raise_fault, found_in=""))), heard
+
+
+def started(rank: int) -> dict[str, Any]:
+    return {"global_rank": rank, "pid": 100 + rank}
+
+
+def exited(rank: int, status: int = 0, state: str = "done") -> dict[str, Any]:
+    return {"global_rank": rank, "status": status, "state": state, "how": "somehow"}
+
+
+def test_job_runs_when_the_workers_of_all_hosts_run() -> None:
+    record, heard = new_record()
+    record.note(0, "started", started(0))
+    record.note(0, "started", started(1))
+    record.note(0, "running", {"world_size": 2})
+    assert "running" not in heard.kinds()
+    record.note(1, "started", started(2))
+    assert heard.moments[-1] == ("running", {"world_size": 3})
+    assert record.membership.count(WorkerState.RUNNING) == 3
+
+
+def test_what_every_host_tells_is_told_once() -> None:
+    record, heard = new_record()
+    for node in (1, 0):
+        record.note(node, "stopping", {"reason": f"told by {node}"})
+    assert heard.moments == [("stopping", {"reason": "told by 1"})]
+
+
+def test_moment_of_a_host_alone_is_kept_with_its_number() -> None:
+    record, heard = new_record()
+    fields = {"start_method": "fork", "reason": "", "prepare_s": 0.5}
+    record.note(1, "ready", fields)
+    assert heard.moments == [("host_ready", {"node_rank": 1, **fields})]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("note", {}),
+        ("note", {"text": ["no text"]}),
+        ("started", {"global_rank": [2], "pid": 1}),
+        ("started", {"global_rank": True, "pid": 1}),
+        ("exited", {"global_rank": 2, "how": "", "status": 0, "state": "no state"}),
+        ("restarting", {"attempt": 1, "delay_s": float("inf"), "reason": "", "global_ranks": []}),
+        ("restarting", {"attempt": 1, "delay_s": 1.0, "reason": ""}),
+        ("log_lost", {"reason": "", "lost_bytes": {"1": "one"}}),
+        ("signal", {"name": "USR1", "global_ranks": 7}),
+    ],
+)
+def test_moment_that_is_not_what_it_should_be_is_refused(kind: str, value: object) -> None:
+    record, heard = new_record()
+    with pytest.raises(ValueError):
+        record.note(1, kind, value)
+    assert not heard.moments
+
+
+def test_rank_of_another_host_is_not_believed() -> None:
+    record, heard = new_record()
+    record.note(1, "started", started(0))
+    assert record.membership.count(WorkerState.RUNNING) == 0 and "started" not in heard.kinds()
+
+
+def test_job_starts_again_when_the_coordinator_says_so_and_it_is_told_when_all_hosts_have() -> None:
+    record, heard = new_record()
+    for node, rank in ((0, 0), (0, 1), (1, 2)):
+        record.note(node, "started", started(rank))
+    record.note(0, "stopping", {"reason": "rank 0 failed"})
+    for rank in range(3):
+        record.note(rank // 2, "exited", exited(rank, 256, "failed"))
+    record.restart(1, 0.5, "rank 0 failed", [0])
+    assert record.membership.count(WorkerState.PLANNED) == 3
+    record.note(1, "restarting", {**RESTART, "reason": "as node 1 has it"})
+    assert "restarting" not in heard.kinds()
+    record.note(0, "restarting", RESTART)
+    told = {"attempt": 1, "delay_s": 0.5, "reason": "rank 0 failed", "global_ranks": [0]}
+    assert heard.moments[-1] == ("restarting", told)
+    record.note(0, "started", started(0))
+    record.note(0, "stopping", {"reason": "again"})
+    assert heard.kinds()[-2:] == ["started", "stopping"]
+    assert record.membership.running() == {0: 100}
+
+
+def test_restart_of_which_the_coordinator_says_nothing_is_none() -> None:
+    record, heard = new_record()
+    for node in range(2):
+        record.note(node, "restarting", RESTART)
+    assert heard.kinds() == []
+
+
+def test_lost_host_is_not_waited_for() -> None:
+    record, heard = new_record()
+    record.restart(1, 0.0, "why", [])
+    record.note(0, "restarting", RESTART)
+    record.lost(1)
+    assert heard.kinds() == ["restarting"]

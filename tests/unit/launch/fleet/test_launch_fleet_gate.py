@@ -1,21 +1,34 @@
-"""The port at which hosts come in, over real sockets: who proves nothing gets nothing, and costs the job nothing."""
+"""The port at which hosts come in, over real sockets, with TLS too: who proves nothing gets and costs nothing."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from job_runner import wait_until
 from open_gate import TOKEN, OpenGate, host_request
+from tls_files import PASSWORDS, Authority, TlsFolder, as_pem
 
 from msrun.cluster.messages import HEADER, FrameBuffer, decode_body, encode_body, encode_message, frame
 from msrun.cluster.proof import Seal, hello, new_nonce, read_hello
 from msrun.cluster.protocol import protocol
+from msrun.cluster.tls.identity import (
+    Side,
+    TlsIdentity,
+    build_context,
+    now_utc,
+    open_identity,
+    read_authority,
+    read_key_pair,
+)
 from msrun.launch.fleet import gate as module
 from msrun.launch.transport.sealed import SealedPipe
 from msrun.planning.record_json import encode_record
+from msrun.planning.tls_spec import parse_tls_config
 
 
 @pytest.fixture
@@ -127,21 +140,6 @@ def test_what_a_host_has_said_before_is_not_heard_again(gate: OpenGate) -> None:
         assert "without the proof that it is the next of this connection" in pipe.stderr_text()
 
 
-def test_much_passes_a_connection_that_takes_little_at_once(gate: OpenGate) -> None:
-    """Whoever reads nothing holds up nobody, and nothing is lost."""
-    host, here = SealedPipe(gate.dial(0), ""), SealedPipe(gate.let_in[0], "")
-    data, sent, came = bytes(range(256)) * (1 << 15), 0, b""
-    while len(came) < len(data):
-        sent += host.write(data[sent:]) if sent < len(data) else 0
-        came += here.read() or b""
-    assert came == data
-    host.close()
-    wait_until(lambda: here.read() == b"", "the end is seen")
-    with pytest.raises(BrokenPipeError):
-        while True:
-            here.write(data)
-
-
 def test_one_address_cannot_hold_more_than_a_few_connections(gate: OpenGate) -> None:
     with contextlib.ExitStack() as stack:
         streams = [stack.enter_context(gate.stranger()) for _ in range(3 * module.MAX_STRANGERS_OF_ONE)]
@@ -224,3 +222,138 @@ def test_flood_of_strangers_fills_no_record_and_hides_no_host(gate: OpenGate, mo
     gate.dial(0)
     assert "--node_rank 0 is taken" in gate.refusal(0)  # it has the node_rank of the first, and knows the token
     assert "--node_rank 0 is taken" in gate.notes[-1]
+
+
+def open_unproved(tls: TlsFolder, side: Side, **changes: Any) -> TlsIdentity:
+    """Return a side as it is, though `open_identity` might refuse it: its certificate expired after its start, say."""
+    spec = parse_tls_config(tls.config(**changes).read_text(), "tls.json", str(tls.folder), PASSWORDS)
+    pair = read_key_pair(spec, side)
+    context = build_context(spec, side, pair, read_authority(spec, now_utc()))
+    return TlsIdentity(side, context, spec.server_name, pair.certificate, ())
+
+
+@pytest.fixture(scope="module")
+def authority() -> Authority:
+    return Authority()
+
+
+@pytest.fixture
+def tls(tmp_path: Path, authority: Authority) -> TlsFolder:
+    return TlsFolder(tmp_path, authority)
+
+
+def open_both(tls: TlsFolder, **changes: Any) -> tuple[TlsIdentity, TlsIdentity]:
+    spec = parse_tls_config(tls.config(**changes).read_text(), "tls.json", str(tls.folder), PASSWORDS)
+    return open_identity(spec, "server"), open_identity(spec, "client")
+
+
+@pytest.fixture
+def client(tls: TlsFolder) -> TlsIdentity:
+    return open_both(tls)[1]
+
+
+@pytest.fixture
+def secure_gate(tls: TlsFolder) -> Iterator[OpenGate]:
+    with OpenGate(open_both(tls)[0]) as found:
+        yield found
+
+
+def test_what_a_host_says_arrives_as_it_was_said_and_no_other_way(secure_gate: OpenGate, client: TlsIdentity) -> None:
+    connection = secure_gate.dial(0, client)
+    assert connection.tls_version == "TLSv1.3"
+    host, here = SealedPipe(connection, ""), SealedPipe(secure_gate.let_in[0], "")
+    data, sent, came = bytes(range(256)) * (1 << 14), 0, b""
+    while len(came) < len(data):
+        sent += host.write(data[sent:]) if sent < len(data) else 0
+        came += here.read() or b""
+    assert came == data
+    with socket.socket(fileno=socket.dup(connection.fileno())) as wire:
+        wire.sendall(b"\x17\x03\x03\x00\x20" + bytes(32))
+    wait_until(lambda: here.read() == b"", "the connection is over")
+    assert here.stderr_text().startswith("TLS: decryption failed")
+
+
+NO_TLS = "it does not speak TLS; give --tls_config on all hosts, or on none"
+
+
+def test_host_or_scheduler_without_tls_is_refused_at_once_on_both_sides(
+    secure_gate: OpenGate, client: TlsIdentity
+) -> None:
+    assert secure_gate.refusal(0, None) == f"the scheduler has refused this host: {NO_TLS}"
+    assert secure_gate.notes[-1].endswith(f": {NO_TLS}")
+    secure_gate.let_in_both(client)
+    with OpenGate(None) as plain:
+        reason = plain.refusal(0, client)
+        assert f"no connection with the scheduler at 127.0.0.1:{plain.place[1]}: it does not speak TLS; give" in reason
+        assert plain.notes[-1].endswith(": it speaks TLS; give --tls_config on all hosts, or on none")
+        plain.let_in_both()
+
+
+def test_bad_certificate_of_a_host_is_refused_with_its_reason_and_the_job_goes_on(
+    tls: TlsFolder, client: TlsIdentity, authority: Authority, tmp_path: Path
+) -> None:
+    key = tls.keys["client"]
+    stranger = TlsFolder(tmp_path / "stranger", Authority("another CA"))
+    stranger.write("own.pem", as_pem(stranger.keys["client"], stranger.certificates["client"]))
+    revoked = authority.issue(key)
+    for name, certificate in (
+        ("late.pem", authority.issue(key, days=-1)),
+        ("early.pem", authority.issue(key, begin_days=1)),
+        ("server.pem", authority.issue(key, side="server")),
+        ("revoked.pem", revoked),
+    ):
+        tls.write(name, as_pem(key, certificate))
+    tls.write("crl", authority.revoke([revoked]))
+    with OpenGate(open_both(tls, crl_path="crl")[0]) as gate:
+        for name, there, here in (
+            ("late", "expired", "it has expired, or a clock is wrong"),
+            ("early", "not valid", "it is not valid yet, or a clock is wrong"),
+            ("server", "not made for", "it is not made for this side"),
+            ("stranger/own", "another CA has signed it", "another CA has signed it"),
+            ("revoked", "it was revoked", "it was revoked"),
+        ):
+            reason = gate.refusal(0, open_unproved(tls, "client", client_cert_path=f"{name}.pem"))
+            assert "TLS: it refuses our certificate: " in reason and there in reason
+            assert gate.notes[-1].endswith(f": TLS: its certificate is refused: {here}")
+        gate.let_in_both(client)
+
+
+def test_host_does_not_talk_to_a_scheduler_that_is_not_the_right_one(
+    tls: TlsFolder, authority: Authority, client: TlsIdentity, tmp_path: Path
+) -> None:
+    """Not even one with a certificate of the same CA that is a host's, or that is not for the name asked for."""
+    key = tls.keys["server"]
+    for name, certificate in (
+        ("late", authority.issue(key, days=-1)),
+        ("host", authority.issue(key, side="client")),
+        ("named", authority.issue(key, ip="127.0.0.1")),
+    ):
+        tls.write(name, as_pem(key, certificate))
+    other = open_both(TlsFolder(tmp_path / "other", Authority("another CA")))[0]
+    picky = open_unproved(tls, "client", server_name="10.1.2.3")
+    for server, host, reason in (
+        (open_unproved(tls, "server", server_cert_path="late"), client, "it has expired"),
+        (open_unproved(tls, "server", server_cert_path="host"), client, "it is not made for this side"),
+        (open_unproved(tls, "server", server_cert_path="named"), picky, "it is not for server_name"),
+        (other, client, "another CA has signed it"),
+    ):
+        with OpenGate(server) as gate:
+            told = gate.refusal(0, host)
+            assert f"scheduler at 127.0.0.1:{gate.place[1]}: TLS: its certificate is" in told and reason in told
+            assert "TLS: it refuses our certificate: " in gate.notes[-1]
+
+
+def test_strangers_hold_up_nobody(secure_gate: OpenGate, client: TlsIdentity, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One says nothing, one begins a handshake and stops, one speaks HTTP."""
+    first_words = client.open_session().take()
+    streams = [socket.create_connection(secure_gate.place, timeout=10) for _ in range(3)]
+    streams[1].sendall(first_words[:100])
+    streams[2].sendall(b"GET / HTTP/1.1\r\n\r\n")
+    wait_until(lambda: any("does not speak TLS" in note for note in secure_gate.notes), "HTTP is refused")
+    secure_gate.let_in_both(client)
+    monkeypatch.setattr(module, "GREETING_S", 0.0)
+    wait_until(
+        lambda: sum("nothing that makes it a host" in note for note in secure_gate.notes) == 2, "they are sent away"
+    )
+    for stream in streams:
+        stream.close()

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from fake_agents import FakeOpener, FakePipe
 from fleet_reports import make_report
+from plans import small_spec
 
 from msrun import __version__
 from msrun.agent.signals import SignalPipe
@@ -25,7 +26,7 @@ from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet import agents
 from msrun.launch.fleet import preparation as module
 from msrun.launch.fleet.log_collector import LogCollector, own_logs
-from msrun.launch.fleet.preparation import Preparation, ReadyHosts
+from msrun.launch.fleet.preparation import Preparation
 from msrun.launch.preflight.host_look import read_sources
 from msrun.launch.transport.pipe import AgentPipe
 from msrun.planning.hosts.host_entry import HostEntry
@@ -42,15 +43,9 @@ class Hosts:
     def __init__(self, count: int, folder: Path, **options: Any) -> None:
         program = folder / "train.py"
         program.write_text("pass\n")
-        self.spec = LaunchSpec(
-            program=Program("script", str(program)),
-            worker_num=count,
-            local_worker_num=0,
-            working_directory=folder,
-            log_dir=folder,
-            host_entries=tuple(HostEntry(f"h{node}", 1, (0,)) for node in range(count)),
-            **{"cluster_time_out_s": 30, "heartbeat_time_out_s": 30.0, **options},
-        )
+        entries = tuple(HostEntry(f"h{node}", 1, (0,)) for node in range(count))
+        given = {"cluster_time_out_s": 30, "heartbeat_time_out_s": 30.0, "local_worker_num": 0, **options}
+        self.spec = small_spec(folder, count, program=Program("script", str(program)), host_entries=entries, **given)
         self.sources = tuple(read_sources(self.spec.program, self.spec.working_directory))
         self.answers: dict[tuple[int, str], Callable[[FakePipe, Message], None]] = {}
         """(node, what it is told) -> what it does in place of the usual."""
@@ -101,6 +96,10 @@ class Hosts:
             with preparation:
                 return do(preparation, self.spec, self.logs)
 
+    def say_of_itself(self, node: int, **changes: Any) -> None:
+        """Have a node report something else of itself."""
+        self.answer(node, "job", "checked", report=encode_record(self.report(node, **changes)))
+
     def refused(self) -> MsrunError:
         with pytest.raises(MsrunError) as caught:
             self.preparation()
@@ -110,8 +109,11 @@ class Hosts:
         return [json.loads(line)["event"] for line in (self.spec.log_dir / "events.jsonl").read_text().splitlines()]
 
 
+MakeHosts = Callable[..., Hosts]
+
+
 @pytest.fixture
-def make_hosts(tmp_path: Path) -> Iterator[Callable[..., Hosts]]:
+def make_hosts(tmp_path: Path) -> Iterator[MakeHosts]:
     made: list[Hosts] = []
 
     def make(count: int, **options: Any) -> Hosts:
@@ -126,7 +128,7 @@ def make_hosts(tmp_path: Path) -> Iterator[Callable[..., Hosts]]:
 
 
 def test_connection_that_is_being_made_is_called_off_at_the_end(
-    make_hosts: Callable[..., Hosts], monkeypatch: pytest.MonkeyPatch
+    make_hosts: MakeHosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agents, "CLOSE_S", 60.0)
     hosts, is_closed, called_off = make_hosts(2), threading.Event(), list[bool]()
@@ -146,45 +148,7 @@ def test_connection_that_is_being_made_is_called_off_at_the_end(
     assert called_off == [True]
 
 
-def test_hosts_that_agree_are_ready_with_the_place_of_the_scheduler(make_hosts: Callable[..., Hosts]) -> None:
-    hosts = make_hosts(3)
-    ready = hosts.preparation()
-    assert isinstance(ready, ReadyHosts)
-    assert ready.master == ("10.0.0.1", PORT)
-    names = [hosts.report(node).host_name for node in range(3)]
-    assert [(host.name, host.address, host.ranks) for host in ready.hosts] == [
-        (names[node], f"10.0.0.{node + 1}", (node,)) for node in range(3)
-    ]
-    assert ready.shared == frozenset() and ready.warnings == ()
-    told = [pipe.heard_kinds for pipe in hosts.pipes.values()]
-    assert told == [["job", "listen", "bye"], ["job", "reach", "bye"], ["job", "reach", "bye"]]
-    assert hosts.pipes["h2"].heard_of("reach") == {"type": "reach", "address": "10.0.0.1", "port": PORT, "seq": 2}
-    assert hosts.noted().count("connected") == hosts.noted().count("agent_up") == 3
-    assert hosts.noted()[-1] == "checked"
-    assert hosts.opener.is_closed
-
-
-def test_one_host_needs_no_port(make_hosts: Callable[..., Hosts]) -> None:
-    hosts = make_hosts(1)
-    assert hosts.preparation().master == ("127.0.0.1", 0)
-    assert hosts.pipes["h0"].heard_kinds == ["job", "bye"]
-
-
-def test_every_host_is_told_its_own_part(make_hosts: Callable[..., Hosts]) -> None:
-    hosts = make_hosts(2, master_addr="h0.example.com")
-    hosts.answer(0, "job", "checked", report=encode_record(hosts.report(0, master_address="10.0.0.1")))
-    hosts.preparation()
-    jobs = [pipe.heard_of("job")["job"] for pipe in hosts.pipes.values()]
-    assert [job["number"] for job in jobs] == [0, 1]
-    assert [job["master_name"] for job in jobs] == ["h0.example.com", ""], "asked where the scheduler runs"
-    assert [job["can_resume"] for job in jobs] == [True, True]
-    assignments = [[assignment["ranks"] for assignment in job["spec"]["table_hosts"]] for job in jobs]
-    assert assignments == [[[0]], [[1]]], "its own part alone, however many hosts there are"
-    assert [job["will_run"] for job in jobs] == [False, False], "without logs nothing is started"
-    assert {job["protocol"] for job in jobs} == {protocol()}
-
-
-def test_what_a_host_is_told_does_not_grow_with_the_job(make_hosts: Callable[..., Hosts]) -> None:
+def test_what_a_host_is_told_does_not_grow_with_the_job(make_hosts: MakeHosts) -> None:
     sizes = []
     for count in (2, 20):
         hosts = make_hosts(count)
@@ -194,9 +158,7 @@ def test_what_a_host_is_told_does_not_grow_with_the_job(make_hosts: Callable[...
 
 
 @pytest.mark.parametrize("is_rehearsal", [False, True])
-def test_hosts_look_for_the_log_directory_but_not_in_a_rehearsal(
-    make_hosts: Callable[..., Hosts], is_rehearsal: bool
-) -> None:
+def test_hosts_look_for_the_log_directory_but_not_in_a_rehearsal(make_hosts: MakeHosts, is_rehearsal: bool) -> None:
     hosts = make_hosts(2)
     entries = tuple(
         replace(entry, address=f"127.0.0.{node + 2}", is_rehearsed=is_rehearsal)
@@ -208,41 +170,7 @@ def test_hosts_look_for_the_log_directory_but_not_in_a_rehearsal(
     assert [bool(shown) for shown in told] == [not is_rehearsal] * 2, "a rehearsal's logs are sent, as between hosts"
 
 
-def test_hosts_that_see_the_log_directory_are_known(make_hosts: Callable[..., Hosts]) -> None:
-    hosts = make_hosts(2)
-    hosts.answer(1, "job", "checked", report=encode_record(hosts.report(1, sees_log_dir=True)))
-    assert hosts.preparation().shared == {1}
-
-
-def test_what_should_be_known_of_a_host_is_a_warning(make_hosts: Callable[..., Hosts]) -> None:
-    hosts = make_hosts(2)
-    hosts.answer(1, "job", "checked", report=encode_record(hosts.report(1, numpy_version="1.26.0")))
-    (warning,) = hosts.preparation().warnings
-    assert warning.startswith("h1 has 1.26.0, ")
-
-
-def test_host_that_does_not_fit_is_named_and_no_port_is_opened(make_hosts: Callable[..., Hosts]) -> None:
-    hosts = make_hosts(2)
-    hosts.answer(1, "job", "checked", report=encode_record(hosts.report(1, msrun_version="0.0.9")))
-    error = hosts.refused()
-    assert error.exit_code == 3 and "msrun 0.0.9 there" in str(error)
-    assert "listen" not in hosts.pipes["h0"].heard_kinds
-
-
-def test_host_that_says_nothing_in_time_is_named(make_hosts: Callable[..., Hosts]) -> None:
-    hosts = make_hosts(2, cluster_time_out_s=1)
-    hosts.answer(1, "job", "")
-    error = hosts.refused()
-    assert error.exit_code == 124
-    assert str(error) == (
-        "h1: --cluster_time_out 1: no answer in time; connected, but its agent says nothing: it is slow to start, "
-        "or stopped"
-    )
-
-
-def test_user_learns_who_is_missing_while_he_waits(
-    make_hosts: Callable[..., Hosts], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_user_learns_who_is_missing_while_he_waits(make_hosts: MakeHosts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WAITING_LINE_S", 0.2)
     monkeypatch.setattr(module, "SHOWN_NAMES", 2)
     hosts = make_hosts(5, cluster_time_out_s=1)
@@ -252,17 +180,9 @@ def test_user_learns_who_is_missing_while_he_waits(
     assert hosts.said[-1] == "2 of 5 hosts answered, missing: h[1-2] and 1 more"
 
 
-def test_agent_that_ends_is_explained_by_its_status(make_hosts: Callable[..., Hosts]) -> None:
-    hosts = make_hosts(2)
-    hosts.answers[1, "job"] = lambda pipe, _: pipe.end(127, "sh: 1: python3: not found")
-    error = hosts.refused()
-    assert error.exit_code == 3
-    assert str(error).startswith("h1: there is no ")
-
-
 @pytest.mark.parametrize("told", ["job", "reach"])
 def test_fault_of_msrun_itself_on_a_host_is_the_reason_and_its_traceback_is_kept(
-    make_hosts: Callable[..., Hosts], told: str
+    make_hosts: MakeHosts, told: str
 ) -> None:
     hosts = make_hosts(2)
     hosts.logs = LogCollector(hosts.spec.log_dir, None, own_logs("worker", {0: (0,), 1: (1,)}))
@@ -277,7 +197,7 @@ def test_fault_of_msrun_itself_on_a_host_is_the_reason_and_its_traceback_is_kept
 
 @pytest.mark.parametrize("node", [0, 1])
 def test_host_that_dies_after_its_answer_is_lost_though_another_one_is_slow(
-    make_hosts: Callable[..., Hosts], node: int, monkeypatch: pytest.MonkeyPatch
+    make_hosts: MakeHosts, node: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "AFTER_LOSS_S", 0.0)
     hosts = make_hosts(3, cluster_time_out_s=-1)
@@ -295,80 +215,85 @@ def test_host_that_dies_after_its_answer_is_lost_though_another_one_is_slow(
     assert "listen" not in hosts.pipes["h0"].heard_kinds
 
 
-@pytest.mark.parametrize(("exit_code", "kind"), [(2, UsageError), (3, ClusterError)])
-def test_what_an_agent_refuses_is_said_in_its_words(
-    make_hosts: Callable[..., Hosts], exit_code: int, kind: type[MsrunError]
-) -> None:
+def test_host_that_does_not_fit_is_refused_and_only_reported_by_a_look(make_hosts: MakeHosts) -> None:
     hosts = make_hosts(2)
-    hosts.answer(1, "job", "error", text="h1: no such file", exit_code=exit_code)
+    hosts.say_of_itself(1, msrun_version="0.0.9")
     error = hosts.refused()
-    assert type(error) is kind and error.exit_code == exit_code
-    assert str(error) == "h1: no such file"
-
-
-def test_port_that_cannot_be_opened_is_the_users_to_change(make_hosts: Callable[..., Hosts]) -> None:
+    assert error.exit_code == 3 and "msrun 0.0.9 there" in str(error)
+    assert "listen" not in hosts.pipes["h0"].heard_kinds
     hosts = make_hosts(2)
-    hosts.answer(0, "listen", "listening", port=0, error="--master_port 80: in use")
-    error = hosts.refused()
-    assert error.exit_code == 2 and str(error) == "h0: --master_port 80: in use"
-    assert "reach" not in hosts.pipes["h1"].heard_kinds
-
-
-def test_node_0_that_does_not_open_the_port_is_named(
-    make_hosts: Callable[..., Hosts], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(agents, "ANSWER_S", 0.2)
-    hosts = make_hosts(2)
-    hosts.answer(0, "listen", "")
-    error = hosts.refused()
-    assert error.exit_code == 3 and str(error) == "h0: does not open the scheduler's port"
-
-
-def test_node_0_that_is_lost_before_it_listens_is_the_reason(make_hosts: Callable[..., Hosts]) -> None:
-    hosts = make_hosts(2)
-    hosts.answers[0, "listen"] = lambda pipe, _: pipe.end(137)
-    error = hosts.refused()
-    assert "h0: the agent was ended by SIGKILL" in str(error)
-    assert "port" not in str(error)
-
-
-def test_host_that_cannot_reach_the_scheduler_is_named(make_hosts: Callable[..., Hosts]) -> None:
-    hosts = make_hosts(3)
-    result = {"error": "refused", "source": "10.0.0.3", "interface": "eth0", "is_own": False}
-    hosts.answer(2, "reach", "reached", result=result)
-    error = hosts.refused()
-    assert error.exit_code == 3
-    assert str(error).startswith("h2: cannot reach the scheduler at 10.0.0.1:4711: refused")
-
-
-def test_host_that_does_not_say_whether_it_reaches_the_scheduler_is_named(
-    make_hosts: Callable[..., Hosts], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "ANSWER_S", 0.3)
-    hosts = make_hosts(3)
-    hosts.answer(1, "reach", "")
-    assert str(hosts.refused()) == "h1: did not say in 0.3 s whether it can be reached"
-
-
-def test_look_reports_and_raises_nothing(make_hosts: Callable[..., Hosts]) -> None:
-    hosts = make_hosts(2)
-    hosts.answer(1, "job", "checked", report=encode_record(hosts.report(1, msrun_version="0.0.9")))
+    hosts.say_of_itself(1, msrun_version="0.0.9")
     looked, findings = hosts.preparation(lambda made, spec, logs: (made.look(spec, logs), made.findings))
     assert looked is None
     assert [finding.status for finding in findings if finding.name == "msrun"] == ["fail", "ok"]
 
 
-def test_signal_ends_the_wait_for_hosts(make_hosts: Callable[..., Hosts]) -> None:
+def test_signal_ends_the_wait_for_hosts(make_hosts: MakeHosts) -> None:
     hosts = make_hosts(2)
     hosts.answers[1, "job"] = lambda *_: hosts.signals.tell(signal.SIGTERM)
     assert isinstance(hosts.refused(), Interrupted)
     assert hosts.pipes["h0"].is_closed and hosts.opener.is_closed
 
 
-def test_job_that_runs_is_told_so(make_hosts: Callable[..., Hosts], tmp_path: Path) -> None:
-    hosts = make_hosts(2)
-    hosts.spec = replace(hosts.spec, master_port=5000)
+def test_what_hosts_say_of_themselves_is_known_before_the_job_runs(make_hosts: MakeHosts, tmp_path: Path) -> None:
+    hosts = make_hosts(2, master_port=5000)
+    hosts.say_of_itself(1, sees_log_dir=True, numpy_version="1.26.0")
     hosts.logs = LogCollector(tmp_path, None, own_logs("worker", {0: (0,), 1: (1,)}))
-    hosts.preparation()
+    ready = hosts.preparation()
+    assert ready.shared == {1}
+    (warning,) = ready.warnings
+    assert warning.startswith("h1 has 1.26.0, ")
     assert hosts.pipes["h1"].heard_of("job")["job"]["will_run"] is True
     assert hosts.pipes["h0"].heard_of("listen")["port"] == 5000
+
+
+def test_every_host_is_told_its_own_part(make_hosts: MakeHosts) -> None:
+    hosts = make_hosts(2, master_addr="h0.example.com")
+    hosts.say_of_itself(0, master_address="10.0.0.1")
+    hosts.preparation()
+    jobs = [pipe.heard_of("job")["job"] for pipe in hosts.pipes.values()]
+    told = [(job["number"], job["master_name"], job["can_resume"], job["will_run"], job["protocol"]) for job in jobs]
+    assert told == [(0, "h0.example.com", True, False, protocol()), (1, "", True, False, protocol())]
+    assignments = [[assignment["ranks"] for assignment in job["spec"]["table_hosts"]] for job in jobs]
+    assert assignments == [[[0]], [[1]]], "its own part alone, however many hosts there are"
+
+
+NO_WAY = {"error": "refused", "source": "10.0.0.3", "interface": "eth0", "is_own": False}
+
+
+@pytest.mark.parametrize(
+    ("node", "told", "answer", "exit_code", "text"),
+    [
+        (1, "job", None, 124, "h1: --cluster_time_out 1: no answer in time; connected, but its agent says nothing: "),
+        (1, "job", {"kind": "error", "text": "h1: no such file", "exit_code": 2}, 2, "h1: no such file"),
+        (1, "job", {"kind": "error", "text": "h1: no such file", "exit_code": 3}, 3, "h1: no such file"),
+        (1, "job", 127, 3, "h1: there is no "),
+        (0, "listen", None, 3, "h0: does not open the scheduler's port"),
+        (0, "listen", {"kind": "listening", "port": 0, "error": "--master_port 80: in use"}, 2, "h0: --master_port 80"),
+        (0, "listen", 137, 3, "h0: the agent was ended by SIGKILL"),
+        (1, "reach", None, 3, "h1: did not say in 0.3 s whether it can be reached"),
+        (1, "reach", {"kind": "reached", "result": NO_WAY}, 3, "h1: cannot reach the scheduler at 10.0.0.1:4711: ref"),
+    ],
+)
+def test_host_that_says_no_or_nothing_or_ends_is_named_and_nothing_more_is_asked(
+    make_hosts: MakeHosts,
+    monkeypatch: pytest.MonkeyPatch,
+    node: int,
+    told: str,
+    answer: dict[str, Any] | int | None,
+    exit_code: int,
+    text: str,
+) -> None:
+    if answer is None:
+        monkeypatch.setattr(agents if told == "listen" else module, "ANSWER_S", 0.3)
+    hosts = make_hosts(3, cluster_time_out_s=1 if answer is None and told == "job" else 30)
+    if isinstance(answer, int):
+        hosts.answers[node, told] = lambda pipe, _: pipe.end(answer, "sh: 1: python3: not found")
+    else:
+        hosts.answer(node, told, **(answer or {"kind": ""}))
+    error = hosts.refused()
+    assert (error.exit_code, str(error)[: len(text)]) == (exit_code, text)
+    assert isinstance(error, UsageError if exit_code == 2 else ClusterError) or exit_code == 124
+    heard = {kind for pipe in hosts.pipes.values() for kind in pipe.heard_kinds}
+    asked = ("job", "listen", "reach")
+    assert not heard & set(asked[asked.index(told) + 1 :])

@@ -15,6 +15,7 @@ from msrun.planning.hosts.host_entry import HostEntry
 H3 = HostEntry("h3", 8, tuple(range(8)), python="/opt/py/bin/python")
 OTHER = "name another Python by --python, or by python= in the hostfile"
 
+PYTHON = "/opt/py/bin/python"
 NOT_FOUND = [
     "bash: line 1: /opt/py/bin/python: No such file or directory",
     "dash: 1: exec: /opt/py/bin/python: not found",
@@ -25,133 +26,64 @@ NOT_FOUND = [
 
 
 def test_shell_that_says_more_is_quoted_where_it_names_python() -> None:
-    fish = (
-        "fish: Unknown command: /opt/py/bin/python\nfish: \nexec /opt/py/bin/python -c 'import sys\n     ^~~~~~~~~~^\n"
-    )
-    assert ": fish: Unknown command: /opt/py/bin/python; install" in str(explain_agent_end(127, fish, H3))
+    fish = f"fish: Unknown command: {PYTHON}\nfish: \nexec {PYTHON} -c 'import sys\n     ^~~~~~~~~~^\n"
+    assert f": fish: Unknown command: {PYTHON}; install" in str(explain_agent_end(127, fish, H3))
 
 
 @pytest.mark.parametrize("text", NOT_FOUND)
 def test_missing_python_is_named_with_what_the_shell_said(text: str) -> None:
-    assert str(explain_agent_end(127, f"{text}\n", H3)) == (
-        f"h3: there is no /opt/py/bin/python: {text}; install it there, or {OTHER}"
-    )
+    said = str(explain_agent_end(127, f"{text}\n", H3))
+    assert said == f"h3: there is no {PYTHON}: {text}; install it there, or {OTHER}"
 
 
 IMPORT = 'Traceback (most recent call last):\n  File "<string>", line 11, in <module>\n'
-LIBRARY = "libpython3.11.so.1.0: cannot open shared object file: No such file or directory"
-ANOTHER = "another version of msrun is installed for /opt/py/bin/python; "
+NO_MODULE = f"{IMPORT}ModuleNotFoundError: No module named"
+NO_NAME = f"{IMPORT}ImportError: cannot import name"
+NO_LIBRARY = "libpython3.11.so.1.0: cannot open shared object file: No such file or directory"
+NO_ENCODINGS = """\
+Fatal Python error: init_fs_encoding: failed to get the Python codec of the filesystem encoding
+Python runtime state: core initialized
+ModuleNotFoundError: No module named 'encodings'
+
+Current thread 0x00007fede9823040 (most recent call first):
+  <no Python frame>
+"""
+NO_FUTURE = f"""\
+{IMPORT}  File "/m/msrun/launch/host_look.py", line 3
+    from __future__ import annotations
+    ^
+SyntaxError: future feature annotations is not defined
+"""
+ANOTHER = f"another version of msrun is installed for {PYTHON}; "
+TOO_OLD = f"{PYTHON} is too old: msrun needs Python 3.11 or newer; "
 TEXTS: list[tuple[int, str, str]] = [
     # exit status, stderr, explanation
-    (
-        126,
-        "zsh:1: permission denied: /opt/py/bin/python\n",
-        "/opt/py/bin/python cannot be run: zsh:1: permission denied",
-    ),
-    (
-        126,
-        "bash: /opt/py/bin/python: cannot execute binary file: Exec format error\n",
-        "/opt/py/bin/python cannot be run (is it for another kind of processor?): bash: /opt/py",
-    ),
-    (126, "zsh:1: exec format error: /opt/py/bin/python\n", "/opt/py/bin/python cannot be run (is it for another kind"),
-    (
-        127,
-        f"/opt/py/bin/python: error while loading shared libraries: {LIBRARY}\n",
-        f"/opt/py/bin/python lacks the library libpython3.11.so.1.0; {OTHER}",
-    ),
-    (
-        1,
-        f"{IMPORT}ModuleNotFoundError: No module named 'msrun'\n",
-        f"msrun is not installed for /opt/py/bin/python; install it there, {OTHER}, or send it along with --ship",
-    ),
-    (
-        1,
-        f"{IMPORT}ModuleNotFoundError: No module named 'msrun.launch.remote'\n",
-        f"{ANOTHER}install this one there, or send it along with --ship",
-    ),
-    (
-        1,
-        f"{IMPORT}ImportError: cannot import name 'AgentPart' from 'msrun.launch.job' (/opt/py/msrun/job.py)\n",
-        "another version of msrun is installed for ",
-    ),
-    (
-        1,
-        f"{IMPORT}ModuleNotFoundError: No module named 'psutil'\n",
-        "/opt/py/bin/python lacks the module psutil; install",
-    ),
-    (
-        1,
-        (
-            "Fatal Python error: init_fs_encoding: failed to get the Python codec of the filesystem encoding\n"
-            "Python runtime state: core initialized\nModuleNotFoundError: No module named 'encodings'\n\n"
-            "Current thread 0x00007fede9823040 (most recent call first):\n  <no Python frame>\n"
-        ),
-        f"/opt/py/bin/python finds no library of its own; unset PYTHONHOME there, or {OTHER}",
-    ),
-    (
-        1,
-        f"{IMPORT}TypeError: file() takes at most 3 arguments (4 given)\n",
-        "/opt/py/bin/python is too old: msrun needs",
-    ),
-    (
-        1,
-        (
-            f'{IMPORT}  File "/m/msrun/launch/host_look.py", line 3\n    from __future__ import annotations\n    ^\n'
-            "SyntaxError: future feature annotations is not defined\n"
-        ),
-        "/opt/py/bin/python is too old: msrun needs Python 3.11 or newer; ",
-    ),
-    (
-        1,
-        f"{IMPORT}TypeError: dataclass() got an unexpected keyword argument 'kw_only'\n",
-        "/opt/py/bin/python is too old: msrun needs Python 3.11 or newer; ",
-    ),
-    (
-        1,
-        f"{IMPORT}ImportError: cannot import name 'Self' from 'typing' (/usr/lib/python3.10/typing.py)\n",
-        "/opt/py/bin/python is too old: msrun needs Python 3.11 or newer; ",
-    ),
-    (
-        1,
-        f"{IMPORT}OSError: [Errno 28] No space left on device: '/tmp/msrun-x'\n",
-        "a disk there is full; make room, or set",
-    ),
+    (126, f"zsh:1: permission denied: {PYTHON}\n", f"{PYTHON} cannot be run: zsh:1: permission denied"),
+    (126, f"bash: {PYTHON}: cannot execute binary file: Exec format error\n", f"{PYTHON} cannot be run (is it for ano"),
+    (126, f"zsh:1: exec format error: {PYTHON}\n", f"{PYTHON} cannot be run (is it for another kind of processor?): "),
+    (127, f"{PYTHON}: error while loading shared libraries: {NO_LIBRARY}\n", f"{PYTHON} lacks the library libpython3."),
+    (1, f"{NO_MODULE} 'msrun'\n", f"msrun is not installed for {PYTHON}; install it there, {OTHER}, or send it along"),
+    (1, f"{NO_MODULE} 'msrun.launch.remote'\n", f"{ANOTHER}install this one there, or send it along with --ship"),
+    (1, f"{NO_NAME} 'AgentPart' from 'msrun.launch.job' (/opt/py/msrun/job.py)\n", ANOTHER),
+    (1, f"{NO_MODULE} 'psutil'\n", f"{PYTHON} lacks the module psutil; install"),
+    (1, NO_ENCODINGS, f"{PYTHON} finds no library of its own; unset PYTHONHOME there, or {OTHER}"),
+    (1, f"{IMPORT}TypeError: file() takes at most 3 arguments (4 given)\n", TOO_OLD),
+    (1, NO_FUTURE, TOO_OLD),
+    (1, f"{IMPORT}TypeError: dataclass() got an unexpected keyword argument 'kw_only'\n", TOO_OLD),
+    (1, f"{NO_NAME} 'Self' from 'typing' (/usr/lib/python3.10/typing.py)\n", TOO_OLD),
+    (1, f"{IMPORT}OSError: [Errno 28] No space left on device: '/tmp/msrun-x'\n", "a disk there is full; make room, o"),
     (1, f"{IMPORT}OSError: [Errno 122] Disk quota exceeded\n", "the user's disk quota there is used up; make room"),
     (1, f"{IMPORT}MemoryError\n", "there is not enough memory there; "),
-    (
-        254,
-        "bash: fork: retry: Resource temporarily unavailable\nbash: fork: Resource temporarily unavailable\n",
-        "the user may not start more processes there; raise ulimit -u",
-    ),
+    (254, "bash: fork: Resource temporarily unavailable\n", "the user may not start more processes there; raise ulimi"),
     (1, f"{IMPORT}RuntimeError: can't start new thread\n", "the user may not start more processes there; "),
     (1, "This account is currently not available.\n", "the user has no shell there; give another user by --ssh_user"),
-    (
-        142,
-        'Please login as the user "ubuntu" rather than the user "root".\n\n',
-        "that user may not log in there; give --ssh_user ubuntu",
-    ),
-    (
-        1,
-        "WARNING: Your password has expired.\nPassword change required but no TTY available.\n",
-        "the user's password there has expired",
-    ),
+    (142, 'Please login as the user "ubuntu" rather than the user "root".\n\n', "that user may not log in there; give"),
+    (1, "WARNING: Your password has expired.\nPassword change required.\n", "the user's password there has expired"),
     (1, "msrun agent: what came through the pipe is damaged\n", "what came through the pipe is damaged"),
-    (
-        69,
-        "motd\nmsrun agent: no agent of this job runs here any more (gone)\n",
-        "no agent of this job runs here any more (gone)",
-    ),
+    (69, "motd\nmsrun agent: no agent of this job runs here any more (gone)\n", "no agent of this job runs here any m"),
     (137, "", "the agent was ended by SIGKILL; somebody, or the kernel for want of memory, has ended it"),
-    (
-        139,
-        "Fatal Python error: Segmentation fault\n",
-        "the agent was ended by SIGSEGV: Fatal Python error: Segmentation",
-    ),
-    (
-        0,
-        "",
-        "its login shell ended before it started the agent; look for exit or exec in its start-up files, such ",
-    ),
+    (139, "Fatal Python error: Segmentation fault\n", "the agent was ended by SIGSEGV: Fatal Python error: Segmentati"),
+    (0, "", "its login shell ended before it started the agent; look for exit or exec in its start-up files, such "),
     (0, "This service allows sftp connections only.\n", "the agent ended with exit code 0: This service allows sftp"),
     (5, "", "the agent ended with exit code 5, and said nothing"),
     (5, "one\n\x1b[31mtwo\x07\n\n", "the agent ended with exit code 5: \\x1b[31mtwo\\x07"),

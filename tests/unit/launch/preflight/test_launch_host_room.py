@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +12,7 @@ from pathlib import Path
 import pytest
 
 from msrun.launch.preflight.checks import (
-    GIB,
-    MIB,
-    format_bytes,
+    describe_port_owner,
     free_disk_bytes,
     free_memory_bytes,
     free_processes,
@@ -74,12 +73,6 @@ def test_group_of_version_2_at_its_top_is_read(tmp_path: Path) -> None:
         "sys/fs/cgroup/memory.stat": "",
     }
     assert free_memory_bytes(write(tmp_path, files)) == 990
-
-
-def test_free_memory_of_this_host_is_plausible() -> None:
-    free = free_memory_bytes()
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    assert free is not None and 0 < free < total
 
 
 def test_processes_of_a_group_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,8 +136,30 @@ def test_free_space_counts_files_too(monkeypatch: pytest.MonkeyPatch, room: Room
     assert free_disk_bytes(Path("/")) == free
 
 
-@pytest.mark.parametrize(
-    ("size_bytes", "text"), [(0, "0 MiB"), (MIB - 1, "0 MiB"), (200 * MIB, "200 MiB"), (GIB * 3 // 2, "1.5 GiB")]
-)
-def test_sizes_have_a_unit_that_suits(size_bytes: int, text: str) -> None:
-    assert format_bytes(size_bytes) == text
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::1"])
+def test_own_port_is_found(address: str) -> None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as taken:
+        try:
+            taken.bind((address, 0))
+        except OSError:
+            pytest.skip(f"no {address} here")
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert describe_port_owner(port).startswith(f"pid {os.getpid()} (")
+    assert describe_port_owner(port) == ""
+
+
+def test_command_is_shown_without_secrets_and_cut() -> None:
+    program = (
+        "import socket, sys\nserver = socket.create_server(('127.0.0.1', 0))\n"
+        "print(server.getsockname()[1], flush=True)\nsys.stdin.read()"
+    )
+    words = [sys.executable, "-c", program, "--token", "hunter2", "x" * 500]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        text = describe_port_owner(int(process.stdout.readline()))
+        assert process.stdin is not None
+        process.stdin.close()
+    assert text.startswith(f"pid {process.pid} ({sys.executable} -c ")
+    assert "hunter2" not in text and len(text) < 120

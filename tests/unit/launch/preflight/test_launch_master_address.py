@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fleet_reports import make_entries, make_report
+from host_net import HostNet
 
 from msrun.cluster.protocol import HostAddress
 from msrun.errors import UsageError
 from msrun.launch.preflight.fleet_checks import choose_master_address
+from msrun.launch.preflight.host_look import try_reach
 from msrun.launch.preflight.host_report import HostAnswer
 
 ETH = HostAddress("10.0.0.1", "eth0", 24)
@@ -63,19 +70,10 @@ def test_given_name_is_what_node_0_takes_it_for() -> None:
 
 
 REFUSED = [
-    (
-        "10.0.0.2",
-        "",
-        "--master_addr 10.0.0.2: not an address of h1, the first host, which runs the scheduler; give one of ",
-    ),
-    (
-        "127.0.0.1",
-        "",
-        "--master_addr 127.0.0.1: other hosts cannot reach 127.0.0.1; give an address of h1 that they can",
-    ),
-    ("head", "", "--master_addr head: not an address of h1"),
-    ("head", "127.0.1.1", "--master_addr head: other hosts cannot reach 127.0.1.1"),
-    ("head", "10.0.0.77", "--master_addr head: not an address of h1"),
+    ("10.0.0.2", "", "10.0.0.2: not an address of h1, the first host, which runs the scheduler; give one of "),
+    ("127.0.0.1", "", "127.0.0.1: other hosts cannot reach 127.0.0.1; give an address of h1 that they can"),
+    ("head", "127.0.1.1", "head: other hosts cannot reach 127.0.1.1"),
+    ("head", "10.0.0.77", "head: not an address of h1"),
 ]
 
 
@@ -83,7 +81,7 @@ REFUSED = [
 def test_address_that_node_0_does_not_have_is_refused(given: str, resolved: str, text: str) -> None:
     with pytest.raises(UsageError) as caught:
         choose_master_address(make_entries(3), answers(first={"master_address": resolved}), given)
-    assert str(caught.value).startswith(text)
+    assert str(caught.value).startswith(f"--master_addr {text}")
 
 
 def test_wrong_address_in_the_host_list_names_its_line() -> None:
@@ -99,3 +97,84 @@ def test_host_without_any_address_needs_one_given() -> None:
 
 def test_one_host_needs_no_address_that_others_reach() -> None:
     assert choose_master_address(make_entries(1), {0: answers()[0]}).address == "127.0.0.1"
+
+
+ROOT = Path(__file__).resolve().parents[4]
+PORT = 41233
+LISTEN = f"""
+import socket, sys
+families = {{True: socket.AF_INET6, False: socket.AF_INET}}
+servers = [socket.create_server((address, {PORT}), family=families[":" in address]) for address in sys.argv[1:]]
+print("ready", flush=True)
+sys.stdin.read()
+"""
+TRY = """
+import json, sys
+from msrun.launch.preflight.host_look import try_reach
+from msrun.planning.record_json import encode_record
+print(json.dumps([encode_record(try_reach(address, port, 0.5)) for address, port in json.loads(sys.argv[1])]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("address", "port", "error"),
+    [("head", 80, "'head' is no address"), ("", 80, "'' is no address")],
+)
+def test_what_is_no_place_is_an_answer_and_no_exception(address: str, port: int, error: str) -> None:
+    assert error in try_reach(address, port).error
+
+
+@pytest.fixture(scope="module")
+def net() -> Iterator[HostNet]:
+    """Two hosts; the first listens on all its addresses, the second has two interfaces."""
+    with HostNet(2) as net:
+        _ip(net, 1, "link", "add", "eth1", "type", "veth", "peer", "name", "nobody")
+        _ip(net, 1, "link", "set", "nobody", "up")
+        _ip(net, 1, "address", "add", "192.168.77.5/24", "dev", "eth1")
+        _ip(net, 1, "link", "set", "eth1", "up")
+        _ip(net, 1, "route", "add", "10.99.0.0/16", "dev", "eth1")
+        _ip(net, 1, "route", "add", "blackhole", "10.98.0.1/32")
+        _ip(net, 1, "route", "add", "unreachable", "10.97.0.1/32")
+        _ip(net, 0, "address", "add", "10.77.1.1/32", "dev", "eth0")
+        _ip(net, 1, "route", "add", "10.77.1.1/32", "dev", "eth0", "src", "192.168.77.5")
+        _ip(net, 0, "route", "add", "blackhole", "192.168.77.0/24")  # the answers are dropped, as by a firewall
+        addresses = [net.address(0), "10.77.1.1", *([net.address6(0)] if net.has_ipv6 else [])]
+        listener = subprocess.Popen(
+            [*net.prefix(0), sys.executable, "-c", LISTEN, *addresses],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        try:
+            assert listener.stdout is not None and listener.stdout.readline() == b"ready\n"
+            yield net
+        finally:
+            listener.kill()
+            listener.communicate()
+
+
+def _ip(net: HostNet, host: int, *words: str) -> None:
+    subprocess.run(["ip", "-n", net.namespace(host), *words], check=True, timeout=20)
+
+
+def test_each_way_that_fails_is_named_by_the_address_that_it_begins_with(net: HostNet) -> None:
+    cases: list[tuple[str, int, dict[str, Any]]] = [
+        (net.address(0), PORT, {"error": "", "source": net.address(1), "interface": "eth0"}),
+        (net.address(0), PORT + 1, {"error": "refused", "source": net.address(1), "interface": "eth0"}),
+        ("10.77.1.1", PORT, {"error": "timed out after 0.5 s", "source": "192.168.77.5", "interface": "eth1"}),
+        ("10.99.0.1", PORT, {"error": "timed out after 0.5 s", "source": "192.168.77.5", "interface": "eth1"}),
+        ("10.98.0.1", PORT, {"error": "the route there is a blackhole", "source": "", "interface": ""}),
+        ("10.97.0.1", PORT, {"error": "no route to host", "source": "", "interface": ""}),
+        ("203.0.113.1", PORT, {"error": "network is unreachable", "source": "", "interface": ""}),
+        (net.address(1), PORT, {"error": "refused", "source": net.address(1), "interface": "eth0", "is_own": True}),
+    ]
+    if net.has_ipv6:
+        cases.append((net.address6(0), PORT, {"error": "", "source": net.address6(1), "interface": "eth0"}))
+    done = subprocess.run(
+        [*net.prefix(1), sys.executable, "-c", TRY, json.dumps([case[:2] for case in cases])],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert json.loads(done.stdout) == [{"is_own": False, **expected} for _, _, expected in cases]

@@ -13,27 +13,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from plans import small_spec
 
 from msrun.cluster.protocol import Finding
 from msrun.errors import ClusterError, MsrunError, UsageError
+from msrun.launch.preflight import checks
 from msrun.launch.preflight import checks as preflight
-from msrun.launch.preflight.checks import CHECKS, GIB, MIB, check_host, check_port, inspect_host
-from msrun.launch.preflight.finding import exit_code_of_findings, render_finding
+from msrun.launch.preflight.checks import GIB, MIB, check_host, check_port, check_restart, inspect_host
 from msrun.planning.hosts.host_entry import HostEntry
 from msrun.planning.program import Program, ProgramKind
 from msrun.planning.spec import LaunchSpec
 
 
-def spec_for(
-    folder: Path, *, log_dir: Path | None = None, kind: ProgramKind = "script", target: str = "x.py"
-) -> LaunchSpec:
-    return LaunchSpec(
-        program=Program(kind, target),
-        worker_num=1,
-        local_worker_num=1,
-        working_directory=folder,
-        log_dir=log_dir or folder / "logs",
-    )
+def spec_for(folder: Path, *, log_dir: Path | None = None, kind: ProgramKind = "script", **changes: Any) -> LaunchSpec:
+    target = changes.pop("target", "x.py")
+    return small_spec(folder, log_dir=log_dir or folder / "logs", program=Program(kind, target), **changes)
 
 
 @pytest.mark.parametrize("name", ["logs", "logs/of/today", "."])
@@ -49,18 +43,16 @@ def test_log_directory_below_a_file_is_refused(tmp_path: Path, name: str) -> Non
         check_host(spec_for(tmp_path, log_dir=tmp_path / name))
 
 
-def test_log_directory_that_may_not_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
-    with pytest.raises(UsageError, match="no permission to write"):
-        check_host(spec_for(tmp_path))
-
-
-def test_log_directory_on_a_file_system_that_cannot_be_written_is_no_lack_of_permission(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [(0, "no permission to write"), (os.ST_RDONLY, "is on a read-only file system; give a directory that you may")],
+)
+def test_log_directory_that_may_not_be_written_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: int, text: str
 ) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
-    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY))
-    with pytest.raises(UsageError, match=f"{tmp_path} is on a read-only file system; give a directory that you may"):
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=flags))
+    with pytest.raises(UsageError, match=text):
         check_host(spec_for(tmp_path))
 
 
@@ -153,39 +145,10 @@ def test_room_of_the_host_is_judged_and_a_run_is_refused_only_where_it_must_fail
             check_host(spec)
 
 
-def test_port_in_use_names_its_owner(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(UsageError) as caught:
-            check_port(port)
-        found = finding_of("master_port", replace(spec_for(tmp_path), master_port=port))
-    expected = f"--master_port {port}: cannot listen on 127.0.0.1:{port} (Address already in use), taken by pid "
-    assert str(caught.value).startswith(f"{expected}{os.getpid()} (")
-    assert str(caught.value).endswith("; leave it out to take a free port")
-    assert (found.status, found.text, found.exit_code) == ("fail", str(caught.value), 2)
-    check_port(port)
-    assert finding_of("master_port", replace(spec_for(tmp_path), master_port=port)).status == "ok"
-
-
 def test_port_whose_owner_is_not_visible_is_refused_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("msrun.launch.preflight.checks.describe_port_owner", lambda _: "")
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UsageError, match=r"in use\); leave it out"):
         check_port(taken.getsockname()[1])
-
-
-def test_dry_run_asks_for_no_port(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        spec = replace(spec_for(tmp_path), master_port=taken.getsockname()[1])
-        check_host(spec, is_dry_run=True)
-        with pytest.raises(UsageError):
-            check_host(spec)
-
-
-def test_too_many_workers_for_the_devices_are_named(tmp_path: Path) -> None:
-    spec = replace(spec_for(tmp_path), worker_num=4096, local_worker_num=4096, device_target="gpu")
-    found = finding_of("devices", spec)
-    assert (found.status, found.exit_code) == ("fail", 2)
-    assert "4096 workers but " in found.text
 
 
 def test_temporary_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,15 +172,7 @@ def test_shared_memory_that_cannot_be_written_is_named(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize(
     ("version", "status"),
-    [
-        ("2.13.0+cpu", "ok"),
-        ("2.12.1", "ok"),
-        ("2.11.1", "warn"),
-        ("2.14.0a0", "ok"),
-        ("2.16.0a0", "warn"),
-        ("1.13.1", "warn"),
-        ("?", "ok"),
-    ],
+    [("2.12.1", "ok"), ("2.11.1", "warn"), ("2.14.0a0", "ok"), ("2.16.0a0", "warn"), ("?", "ok"), ("", "warn")],
 )
 def test_version_of_torch_is_read_and_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, status: str
@@ -227,26 +182,36 @@ def test_version_of_torch_is_read_and_compared(
     assert (found.status, found.text.startswith(version)) == (status, True)
 
 
-def test_missing_torch_is_a_warning_for_those_who_need_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "installed_version", lambda _: "")
-    assert finding_of("torch", spec_for(tmp_path)).status == "warn"
+@pytest.fixture
+def spec(tmp_path: Path) -> LaunchSpec:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "shared").mkdir()
+    return small_spec(tmp_path, 2, log_dir=tmp_path / "logs", worker_log_dir=tmp_path / "shared", device_target="cpu")
 
 
-def test_all_checks_say_something_and_make_nothing(tmp_path: Path) -> None:
-    findings = inspect_host(spec_for(tmp_path, log_dir=tmp_path / "a" / "b"), {})
-    assert [finding.name for finding in findings] == [check.name for check in CHECKS]
-    assert all(finding.text and "\n" not in finding.text for finding in findings)
-    assert list(tmp_path.iterdir()) == []
+def test_host_that_is_well_starts_again(spec: LaunchSpec) -> None:
+    check_restart(spec, {}, [])
 
 
-def test_what_the_user_has_to_change_comes_before_the_host() -> None:
-    findings = [Finding("ok", "a", "x"), Finding("warn", "b", "x")]
-    assert exit_code_of_findings(findings) == 0
-    findings.append(Finding("fail", "c", "x", 3))
-    assert exit_code_of_findings(findings) == 3
-    findings.append(Finding("fail", "d", "x", 2))
-    assert exit_code_of_findings(findings) == 2
+@pytest.mark.parametrize("folder", ["logs", "shared"])
+def test_full_disk_of_any_logs_is_named(spec: LaunchSpec, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = lambda path: 0 if path.name == folder else 1 << 30  # noqa: E731
+    monkeypatch.setattr(checks, "free_disk_bytes", free)
+    with pytest.raises(ClusterError, match=rf"the disk of .*/{folder}, where logs are written, is full; make room"):
+        check_restart(spec, {}, [])
 
 
-def test_a_finding_is_one_line() -> None:
-    assert render_finding(Finding("ok", "disk", "a\nb\rc")) == "ok    disk           a\\nb\\rc"
+def test_folder_that_has_gone_is_named(spec: LaunchSpec) -> None:
+    spec.log_dir.rmdir()
+    with pytest.raises(ClusterError, match=r"/logs: No such file or directory; logs are written there"):
+        check_restart(spec, {}, [])
+
+
+def test_processes_that_do_not_end_are_named(spec: LaunchSpec) -> None:
+    with pytest.raises(ClusterError, match=r"processes \[7, 9\] could not be ended"):
+        check_restart(spec, {}, {9, 7})
+
+
+def test_device_that_has_gone_is_named(spec: LaunchSpec) -> None:
+    with pytest.raises(MsrunError, match="gpu"):
+        check_restart(replace(spec, device_target="gpu"), {"CUDA_VISIBLE_DEVICES": ""}, [])

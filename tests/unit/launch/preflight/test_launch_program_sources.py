@@ -36,20 +36,15 @@ def test_script_and_digest(odd_path: Path) -> None:
     assert read_sources(script(odd_path), odd_path) == [("train.py", digest)]
 
 
+NETS = ["nets/__init__.py", "nets/resnet.py", "nets/vit.py"]
 IMPORTS = [
-    ("import model", ["model.py"]),
     ("import model as m, loss", ["loss.py", "model.py"]),
     ("    from model import Net", ["model.py"]),
-    ("from nets import vit", ["nets/__init__.py", "nets/vit.py"]),
-    (
-        "from nets import (  # all\n    resnet as r,  # one\n    vit,\n)",
-        ["nets/__init__.py", "nets/resnet.py", "nets/vit.py"],
-    ),
-    ("from nets.resnet import Net", ["nets/__init__.py", "nets/resnet.py", "nets/vit.py"]),
+    ("from nets import (  # all\n    resnet as r,  # one\n    vit,\n)", NETS),
+    ("from nets.resnet import Net", NETS),
     ("import nets.vit", ["nets/__init__.py", "nets/vit.py"]),
     ("import plain.tool", ["plain/tool.py"]),
     ("import torch\nimport numpy as np\nfrom os import path", []),
-    ("# import model", []),
     ("from .model import Net", []),
     ("import missing\nfrom nets import missing", ["nets/__init__.py"]),
     ("import chain", ["chain.py", "loss.py", "model.py"]),
@@ -61,21 +56,11 @@ IMPORTS = [
 
 @pytest.mark.parametrize(("text", "expected"), IMPORTS)
 def test_modules_beside_the_script_are_found_by_its_imports(tmp_path: Path, text: str, expected: list[str]) -> None:
-    write(
-        tmp_path,
-        {
-            "train.py": text + "\n",
-            "model.py": "",
-            "loss.py": "import model\n",
-            "chain.py": "import loss\n",
-            "circle.py": "import train, circle\n",
-            "nets/__init__.py": "",
-            "nets/resnet.py": "from . import vit\n",
-            "nets/vit.py": "",
-            "nets/relative.py": "from .resnet import Net\n",
-            "plain/tool.py": "",
-        },
-    )
+    empty = ("model.py", "nets/__init__.py", "nets/vit.py", "plain/tool.py")
+    imports = {"loss.py": "model", "chain.py": "loss", "circle.py": "train, circle"}
+    relative = {"nets/resnet.py": "from . import vit\n", "nets/relative.py": "from .resnet import Net\n"}
+    write(tmp_path, {"train.py": f"{text}\n", **dict.fromkeys(empty, ""), **relative})
+    write(tmp_path, {name: f"import {modules}\n" for name, modules in imports.items()})
     main, *others = names_of(script(tmp_path), tmp_path)
     assert (main, sorted(others)) == ("train.py", expected)
 
@@ -102,20 +87,10 @@ MODULES = [
 
 @pytest.mark.parametrize(("target", "expected"), MODULES)
 def test_module_is_found_without_importing_what_is_above_it(tmp_path: Path, target: str, expected: list[str]) -> None:
-    write(
-        tmp_path,
-        {
-            "job.py": "import model\n",
-            "model.py": "",
-            "package/__init__.py": "",
-            "package/__main__.py": "from . import net\n",
-            "package/job.py": "from .net import Net\n",
-            "package/net.py": "",
-            "package/inner/__init__.py": "",
-            "package/inner/job.py": "from ....net import Net\n",
-            "namespace/job.py": "",
-        },
-    )
+    empty = ("model.py", "package/__init__.py", "package/net.py", "package/inner/__init__.py", "namespace/job.py")
+    relative = {"package/__main__.py": "from . import net\n", "package/job.py": "from .net import Net\n"}
+    outside = {"package/inner/job.py": "from ....net import Net\n"}
+    write(tmp_path, {"job.py": "import model\n", **dict.fromkeys(empty, ""), **relative, **outside})
     found = names_of(Program("module", target), tmp_path)
     assert found[:1] == expected[:1]
     assert sorted(set(found) - {"package/__init__.py"}) == sorted(expected)
@@ -128,12 +103,9 @@ def test_installed_module_is_digested_alone(tmp_path: Path, monkeypatch: pytest.
     assert names_of(Program("module", "tool"), tmp_path / "cwd") == ["__main__.py"]
 
 
-def test_executable_is_digested_alone(tmp_path: Path) -> None:
+def test_executable_is_digested_alone_and_a_missing_script_is_an_error(tmp_path: Path) -> None:
     write(tmp_path, {"run.sh": "import model\n", "model.py": ""})
     assert names_of(Program("executable", str(tmp_path / "run.sh")), tmp_path) == ["run.sh"]
-
-
-def test_program_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read_sources(script(tmp_path), tmp_path)
 

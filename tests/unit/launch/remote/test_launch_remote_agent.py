@@ -1,4 +1,4 @@
-"""An agent against a launcher that says what the test wants: what it answers, starts and leaves behind."""
+"""An agent against a launcher that says what the test wants, what it tells of its part, and what all hosts get."""
 
 from __future__ import annotations
 
@@ -11,25 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plans import small_plan, small_spec
 
 from msrun import __version__, contract
-from msrun.cluster.messages import Message
+from msrun.cluster.messages import Message, pack_hosts, pack_text, unpack_hosts, unpack_text
 from msrun.cluster.protocol import HostJob, HostReport, ReachResult, protocol
 from msrun.errors import ClusterError
 from msrun.launch.remote import agent as module
-from msrun.launch.remote.agent import Agent
-from msrun.launch.remote.spool import AGENT, SOCKET, spool_path
-from msrun.planning.program import Program
+from msrun.launch.remote.agent import Agent, LauncherReport
+from msrun.launch.remote.spool import SOCKET, spool_path
+from msrun.planning.host_assignment import HostAssignment
 from msrun.planning.record_json import encode_record
-from msrun.planning.spec import LaunchSpec
 
-SPEC = LaunchSpec(
-    program=Program("script", "/train.py"),
-    worker_num=4,
-    local_worker_num=2,
-    working_directory=Path("/"),
-    log_dir=Path("/logs"),
-)
+SPEC = small_spec(Path("/"), 4, local_worker_num=2)
 JOB = HostJob(protocol(), __version__, "f00d", 1, SPEC, {"GIVEN": "yes"}, 60.0, will_run=False, can_resume=False)
 
 
@@ -42,17 +36,16 @@ class Link:
         self.unsent_logs: set[str] = set()
 
     def wait(self, limit_s: float | None = None) -> Message | None:
-        self.heard.append({"type": "waited", "limit_s": limit_s})
         return self._messages.pop(0) if self._messages else None
 
     def send(self, kind: str, **fields: Any) -> None:
         self.heard.append({"type": kind, **fields})
 
     def start(self) -> None:
-        self.heard.append({"type": "link started"})
+        """The launcher may speak."""
 
     def close(self) -> None:
-        self.heard.append({"type": "link closed"})
+        """Nothing more is said."""
 
     def resume_at(self, listener: socket.socket, silence_s: float) -> None:
         with listener:
@@ -68,10 +61,6 @@ class Link:
         self.heard.append(message)
 
     orders = None
-
-    @property
-    def answers(self) -> list[Message]:
-        return [message for message in self.heard if message["type"] != "waited"]
 
 
 @pytest.fixture(autouse=True)
@@ -104,18 +93,10 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
         yield serve
 
 
-def test_host_is_looked_at_and_the_folder_goes_with_the_agent(served: Serve) -> None:
-    agent, link = served(job())
-    assert link.answers == [{"type": "checked", "report": encode_record(HostReport(host_name="seen"))}]
-    assert (spool_path("f00d", 1) / AGENT).is_file()
-    agent.clean_up()
-    assert not spool_path("f00d", 1).exists()
-
-
 def test_broken_connection_is_resumed_in_the_folder_where_that_can_be(served: Serve) -> None:
     _, link = served(job(can_resume=True))
-    assert [message["type"] for message in link.answers] == ["resumes", "checked"]
-    assert link.answers[0]["silence_s"] == 60.0
+    assert [message["type"] for message in link.heard] == ["resumes", "checked"]
+    assert link.heard[0]["silence_s"] == 60.0
     assert (spool_path("f00d", 1) / SOCKET).is_socket()
 
 
@@ -135,26 +116,71 @@ def test_launcher_of_another_protocol_is_refused(served: Serve) -> None:
     assert not spool_path("f00d", 1).exists()
 
 
-def test_nothing_is_heeded_after_bye(served: Serve) -> None:
-    assert served({"type": "bye"}, job())[1].answers == []
-
-
 def test_launcher_learns_whether_the_host_reaches_another(served: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     result = ReachResult(error="no route")
     tried: list[tuple[str, int]] = []
     monkeypatch.setattr(module, "try_reach", lambda *place: tried.append(place) or result)
     _, link = served({"type": "reach", "address": "10.0.0.7", "port": 8118})
     assert tried == [("10.0.0.7", 8118)]
-    assert link.answers == [{"type": "reached", "result": encode_record(ReachResult(error="no route"))}]
+    assert link.heard == [{"type": "reached", "result": encode_record(ReachResult(error="no route"))}]
 
 
 def test_port_is_listened_on_until_the_end_and_one_that_is_taken_is_named(served: Serve) -> None:
     _, link = served({"type": "listen", "address": "127.0.0.1", "port": 0})
-    (listening,) = link.answers
+    (listening,) = link.heard
     assert (listening["type"], listening["error"]) == ("listening", "")
     with socket.create_server(("127.0.0.1", listening["port"])) as taken:
         port = taken.getsockname()[1]
         _, link = served({"type": "listen", "address": "127.0.0.1", "port": port})
-    (listening,) = link.answers
+    (listening,) = link.heard
     assert (listening["type"], listening["port"]) == ("listening", 0)
     assert str(port) in listening["error"] and "leave --master_port out" in listening["error"]
+
+
+class Played:
+    """A link and logs that note what they are called with."""
+
+    names = ("worker_0.log",)
+
+    def __init__(self) -> None:
+        self.done: list[Any] = []
+
+    def send(self, kind: str, **fields: Any) -> None:
+        self.done.append((kind, fields))
+
+    def end_attempt(self) -> None:
+        self.done.append("end of the attempt")
+
+    def begin_attempt(self) -> None:
+        self.done.append("begin of an attempt")
+
+
+def test_logs_of_an_attempt_end_before_the_restart_is_told_and_begin_with_its_first_worker(tmp_path: Path) -> None:
+    played, plan = Played(), small_plan(tmp_path)
+    report = LauncherReport(played, plan, played)  # type: ignore[arg-type]
+    [(kind, fields)] = played.done
+    assert kind == "planned" and fields["host"] == encode_record(plan.hosts[0])
+    assert (fields["notes"], fields["target"], fields["logs"]) == ([*plan.notes], "cpu", ("worker_0.log",))
+    played.done.clear()
+    report.note("started", {"global_rank": 0})
+    assert played.done == [("event", {"moment": "started", "fields": {"global_rank": 0}})]
+    for kind in ("restarting", "stopping", "started", "started"):
+        report.note(kind, {"global_rank": 0})
+    told = [entry if isinstance(entry, str) else entry[1]["moment"] for entry in played.done[1:]]
+    assert told == ["end of the attempt", "restarting", "stopping", "begin of an attempt", "started", "started"]
+
+
+@pytest.mark.parametrize("text", ["", "{}", 'ünïcode ☃ "\n', "no text \udcff"])
+def test_text_arrives_as_it_was(text: str) -> None:
+    assert unpack_text(pack_text(text)) == text
+    assert pack_text(text).isascii()
+
+
+@pytest.mark.parametrize("count", [0, 1, 1000])
+def test_hosts_arrive_as_they_were_in_a_few_bytes_each(count: int) -> None:
+    hosts = tuple(
+        HostAssignment(node, f"node{node}", f"10.0.{node >> 8}.{node & 255}", tuple(range(8 * node, 8 * node + 8)), ())
+        for node in range(count)
+    )
+    assert unpack_hosts(pack_hosts(hosts)) == hosts
+    assert len(pack_hosts(hosts)) < 16 * count + 200

@@ -7,6 +7,7 @@ import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,16 +52,6 @@ class Launcher:
         return list(self._buffer.feed(data))
 
 
-class HeardSignals:
-    """A `SignalPipe` that notes what it is told."""
-
-    def __init__(self) -> None:
-        self.told: list[int] = []
-
-    def tell(self, signum: int) -> None:
-        self.told.append(signum)
-
-
 class Agent:
     """A link whose thread the test plays: `look` is a few turns of it."""
 
@@ -70,7 +61,8 @@ class Agent:
         self.link = LauncherLink(SocketPipe(ours=theirs), self.clock)
         self.launcher = Launcher(ours)
         self.launchers = [self.launcher]
-        self.signals = HeardSignals()
+        self.told: list[int] = []
+        self.signals: Any = SimpleNamespace(tell=self.told.append)
         self.folder = tempfile.TemporaryDirectory(prefix="link-")
         self.path = str(Path(self.folder.name, "s"))
         self.listener: socket.socket | None = None
@@ -83,6 +75,10 @@ class Agent:
     def turn(self) -> None:
         for _ in range(6):
             self.link.loop.turn(0.0)
+
+    def pass_time(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.turn()
 
     def allow_resuming(self) -> None:
         self.listener = socket.socket(socket.AF_UNIX)
@@ -127,31 +123,6 @@ def kinds(messages: list[Message]) -> list[str]:
     return [message["type"] for message in messages]
 
 
-def test_what_the_agent_says_is_numbered_and_wishes_are_waited_for(agent: Agent) -> None:
-    agent.link.send("checked", report={})
-    agent.link.send("listening", port=1)
-    assert [(m["type"], m["seq"]) for m in agent.look()] == [("checked", 1), ("listening", 2)]
-    for number, kind in enumerate(("job", "listen", "run"), 1):
-        agent.launcher.say(kind, seq=number)
-    agent.look()
-    assert [agent.link.wait(0.0)["type"] for _ in range(3)] == ["job", "listen", "run"]  # type: ignore[index]
-    assert agent.link.wait(0.0) is None
-
-
-def test_sign_of_life_is_answered_with_what_has_come(agent: Agent) -> None:
-    agent.launcher.say("job", seq=1)
-    agent.launcher.say("beat", seen=0)
-    assert agent.look() == [{"type": "beat", "seen": 1}]
-
-
-def test_message_that_comes_twice_is_heeded_once(agent: Agent) -> None:
-    for _ in range(2):
-        agent.launcher.say("job", seq=1)
-    agent.look()
-    assert agent.link.wait(0.0) is not None
-    assert agent.link.wait(0.0) is None
-
-
 def test_connection_with_a_gap_is_left_for_another_one(agent: Agent) -> None:
     agent.allow_resuming()
     agent.launcher.say("run", seq=2)
@@ -166,62 +137,24 @@ def test_connection_with_a_gap_is_left_for_another_one(agent: Agent) -> None:
     assert [agent.link.wait(0.0)["type"] for _ in range(2)] == ["job", "run"]  # type: ignore[index]
 
 
-def test_new_connection_takes_the_place_of_the_old_one(agent: Agent) -> None:
-    agent.allow_resuming()
-    old = agent.launcher
-    agent.come_again()
-    agent.look()
-    old.stream.settimeout(30)
-    assert old.stream.recv(100) == b"", "the old one is closed"
-    agent.link.send("first")
-    assert kinds(agent.look()) == [], "not before the launcher has said what it has seen"
-
-
-def test_launcher_that_attaches_hears_first_how_far_the_agent_is_and_then_the_rest(agent: Agent) -> None:
-    agent.allow_resuming()
-    for kind in ("first", "second"):
-        agent.link.send(kind)
-    agent.launcher.say("job", seq=1)
-    agent.look()
-    agent.come_again()
-    agent.look()
-    agent.link.send("third")
-    agent.launcher.say("attach", seen=1)
-    heard = [*agent.look(), *agent.look()]
-    assert [(m["type"], m.get("seq", m.get("seen"))) for m in heard] == [("attached", 1), ("second", 2), ("third", 3)]
-
-
-def test_orders_of_the_coordinator_go_to_the_job_and_its_reports_to_the_launcher(agent: Agent) -> None:
-    agent.launcher.say("stop", attempt=0, report={})
-    agent.launcher.say("run", master_port=1)
-    agent.link.pass_on({"type": "failed", "attempt": 0})
-    heard = agent.look()
-    assert [order["type"] for order in agent.link.orders.take()] == ["stop"]
-    wish = agent.link.wait(0.0)
-    assert wish is not None and wish["type"] == "run"
-    assert [message["type"] for message in heard] == ["failed"]
-
-
 def test_end_of_the_connection_before_the_job_has_begun_is_the_end(agent: Agent) -> None:
-    agent.link.obey(agent.signals)  # type: ignore[arg-type]
+    agent.link.obey(agent.signals)
     agent.launcher.stream.close()
     agent.turn()
     assert agent.link.is_orphan
-    assert agent.link.orders.take() == [LOST] and agent.signals.told == []
+    assert agent.link.orders.take() == [LOST] and agent.told == []
     assert agent.link.wait(0.0) is None, "whoever waits for a wish is told that none will come"
     assert agent.link.take() is None
 
 
 def test_agent_of_a_closed_connection_waits_a_while_for_another_launcher(agent: Agent) -> None:
     agent.allow_resuming()
-    agent.link.obey(agent.signals)  # type: ignore[arg-type]
+    agent.link.obey(agent.signals)
     agent.launcher.stream.close()
     agent.turn()
-    agent.clock.advance(module.ORPHAN_S)
-    agent.turn()
+    agent.pass_time(module.ORPHAN_S)
     assert not agent.link.is_orphan
-    agent.clock.advance(2 * module.LOG_TICK_S)
-    agent.turn()
+    agent.pass_time(2 * module.LOG_TICK_S)
     agent.turn()
     assert agent.link.is_orphan
     assert agent.link.orders.take() == [LOST], "told once"
@@ -236,58 +169,45 @@ def test_late_connection_of_a_launcher_that_has_gone_is_no_sign_of_life(agent: A
     agent.turn()
     agent.launcher.stream.close()
     agent.turn()
-    agent.clock.advance(0.2 * module.ORPHAN_S)
-    agent.turn()
+    agent.pass_time(0.2 * module.ORPHAN_S)
     assert agent.link.is_orphan
 
 
 def test_launcher_without_a_sign_of_life_is_left(agent: Agent, capsys: pytest.CaptureFixture[str]) -> None:
     agent.allow_resuming()
-    agent.clock.advance(SILENCE_S)
-    agent.look()
+    agent.pass_time(SILENCE_S)
     assert not agent.link.is_orphan
     agent.launcher.say("beat", seen=0)
     agent.look()
-    agent.clock.advance(SILENCE_S)
-    agent.look()
+    agent.pass_time(SILENCE_S)
     assert not agent.link.is_orphan, "it has said something meanwhile"
-    agent.clock.advance(2 * module.LOG_TICK_S)
-    agent.turn()
+    agent.pass_time(2 * module.LOG_TICK_S)
     assert agent.link.is_orphan and not agent.launcher.hear() and agent.launcher.is_left
     assert "gave no sign of life for 60 s" in capsys.readouterr().err
 
 
-def test_launcher_that_said_that_it_is_stopped_may_be_silent(agent: Agent) -> None:
+@pytest.mark.parametrize("is_resumed", [True, False])
+def test_launcher_that_said_that_it_is_stopped_may_be_silent_for_a_while(agent: Agent, is_resumed: bool) -> None:
     agent.allow_resuming()
     agent.launcher.say("pause", seq=1)
     agent.look()
-    agent.clock.advance(module.PAUSE_S)
-    agent.look()
+    agent.pass_time(module.PAUSE_S)
     assert not agent.link.is_orphan
-    agent.launcher.say("resume", seq=2)
-    agent.look()
-    agent.clock.advance(SILENCE_S + 1)
-    agent.turn()
-    assert agent.link.is_orphan
-
-
-def test_launcher_that_stays_stopped_is_left_too(agent: Agent) -> None:
-    agent.allow_resuming()
-    agent.launcher.say("pause", seq=1)
-    agent.look()
-    agent.clock.advance(module.PAUSE_S + 1)
-    agent.turn()
+    if is_resumed:
+        agent.launcher.say("resume", seq=2)
+        agent.look()
+    agent.pass_time(SILENCE_S + 1 if is_resumed else 1.0)
     assert agent.link.is_orphan
 
 
 def test_signals_that_come_before_the_job_can_hear_them_are_kept(agent: Agent) -> None:
     agent.launcher.say("signal", seq=1, signum=int(signal.SIGTERM))
     agent.look()
-    agent.link.obey(agent.signals)  # type: ignore[arg-type]
-    assert agent.signals.told == [signal.SIGTERM]
+    agent.link.obey(agent.signals)
+    assert agent.told == [signal.SIGTERM]
     agent.launcher.say("signal", seq=2, signum=int(signal.SIGUSR1))
     agent.look()
-    assert agent.signals.told == [signal.SIGTERM, signal.SIGUSR1]
+    assert agent.told == [signal.SIGTERM, signal.SIGUSR1]
     assert agent.link.wait(0.0) is None, "a signal is no wish"
 
 
@@ -316,11 +236,8 @@ def test_logs_wait_for_the_launcher_to_say_that_it_has_them(agent: Agent, monkey
     agent.launcher.say("beat", seen=0)
     assert kinds(agent.look()) == ["beat"]
     agent.launcher.say("beat", seen=1)
-    assert [m.get("name", m["type"]) for m in [*agent.look(), *agent.look()]] == [
-        "beat",
-        "worker_2.log",
-        "worker_3.log",
-    ]
+    names = [m.get("name", m["type"]) for m in [*agent.look(), *agent.look()]]
+    assert names == ["beat", "worker_2.log", "worker_3.log"]
     assert agent.link.unsent_logs == {"worker_1.log", "worker_2.log", "worker_3.log"}
 
 
@@ -331,36 +248,14 @@ def test_log_that_was_not_asked_for_yet_is_one_that_the_launcher_lacks(agent: Ag
     assert agent.link.unsent_logs == {"worker_0.log"}, "an event is none"
 
 
-def test_end_of_the_logs_is_said_once_all_have_been_sent(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "WINDOW_BYTES", 10)
-    agent.link.send_logs(logs_of(20, 20))
-    agent.link.finish_logs()
-    assert kinds(agent.look()) == ["log"], "one is still to come"
-    agent.launcher.say("beat", seen=1)
-    agent.launcher.say("beat", seen=2)
-    assert kinds([*agent.look(), *agent.look()]) == ["beat", "beat", "log"]
-    agent.launcher.say("beat", seen=2)
-    heard = [*agent.look(), *agent.look(), *agent.look()]
-    assert kinds(heard).count("logs_end") == 1
-    assert "logs_end" not in kinds(agent.look()), "said once"
-
-
-def test_logs_wait_while_the_launcher_has_not_said_what_it_has_seen(agent: Agent) -> None:
-    agent.allow_resuming()
-    agent.come_again()
-    agent.look()
-    agent.link.send_logs(logs_of(5))
-    assert agent.look() == []
-    agent.launcher.say("attach", seen=0)
-    assert kinds([*agent.look(), *agent.look()]) == ["attached", "log"]
-
-
-def test_thread_sends_what_is_waiting_before_it_ends(agent: Agent) -> None:
+def test_thread_sends_what_is_waiting_before_it_ends_and_that_is_no_loss_of_the_launcher(agent: Agent) -> None:
+    agent.link.obey(agent.signals)
     agent.link.start()
     agent.link.send("result", failure=None)
     agent.end()
     assert kinds(wait_until(agent.launcher.hear, "the result has come")) == ["result"]
     assert agent.launcher.stream.recv(10) == b"", "the connection is closed"
+    assert not agent.link.is_orphan and agent.told == []
 
 
 def test_fault_of_the_thread_is_told_and_the_launcher_is_still_served(
@@ -402,10 +297,3 @@ def test_message_that_cannot_be_sent_is_a_fault_and_leaves_no_gap(
     assert [(message["type"], message["seq"]) for message in said] == [("fault", 1), ("result", 2)]
     assert "at most" in said[0]["text"]
     agent.end()
-
-
-def test_end_is_no_loss_of_the_launcher(agent: Agent) -> None:
-    agent.link.obey(agent.signals)  # type: ignore[arg-type]
-    agent.link.start()
-    agent.end()
-    assert not agent.link.is_orphan and agent.signals.told == []

@@ -1,4 +1,4 @@
-"""An agent's folder on its host, by its socket and its record of the agent."""
+"""An agent's folder on its host, by its socket and its record, and what goes home when the agent is lost."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from job_runner import is_alive, wait_until
+from job_runner import REPOSITORY, is_alive, wait_until
 
 from msrun.agent.processes.process_control import start_time
+from msrun.cluster.messages import Message, MessageBuffer, encode_message
 from msrun.errors import ClusterError
 from msrun.launch.directory.jobs import new_job_id
 from msrun.launch.remote import spool
+from msrun.launch.remote.log_sender import unpack_piece
+from msrun.launch.remote.spool import AGENT, NO_AGENT, listen_in
+from msrun.launch.transport.pipe import MARKER
 
 SUN_PATH_BYTES = 108
 
@@ -69,14 +74,8 @@ def test_folders_that_agents_left_behind_go_after_a_day(tmp_path: Path, monkeypa
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     now = time.time()
     target = tmp_path / "elsewhere"
-    names = (
-        "msrun-spool-0a1f-0",
-        f"msrun-spool-{new_job_id()}-13",
-        "msrun-spool-0a1f-1",
-        "msrun-spool-0a1f-2",
-        "msrun-spool-x-1",
-    )
-    old, restarted, held, written, other = (tmp_path / name for name in names)
+    names = ("0a1f-0", f"{new_job_id()}-13", "0a1f-1", "0a1f-2", "x-1")
+    old, restarted, held, written, other = (tmp_path / f"msrun-spool-{name}" for name in names)
     for folder in (old, restarted, held, written, other, target):
         (folder / "below").mkdir(parents=True)
         (folder / "worker_0.log").write_text("x")
@@ -109,3 +108,93 @@ def test_folder_of_somebody_else_stays(tmp_path: Path, monkeypatch: pytest.Monke
     assert folder.exists()
     spool.remove_old_spools(time.time() + 2 * spool.KEEP_S)
     assert not folder.exists()
+
+
+SALVAGE = "from msrun.launch.remote.spool import salvage; salvage('JOB', 3, {sizes!r})"
+ATTACH = "from msrun.launch.remote.spool import attach; attach('JOB', 3)"
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> Path:
+    path = tmp_path / "msrun-spool-JOB-3"
+    path.mkdir()
+    return path
+
+
+def environ(left: Path) -> dict[str, str]:
+    return {**os.environ, "TMPDIR": str(left.parent), "PYTHONPATH": str(REPOSITORY)}
+
+
+def salvage(left: Path, **sizes: int) -> list[Message]:
+    """Return what comes home, of logs of which so many bytes are there."""
+    code = SALVAGE.format(sizes={f"{name}.log": size for name, size in sizes.items()})
+    done = subprocess.run([sys.executable, "-c", code], env=environ(left), capture_output=True, timeout=60, check=True)
+    assert done.stdout.startswith(MARKER)
+    return MessageBuffer().feed(done.stdout[len(MARKER) :])
+
+
+def texts(messages: list[Message]) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for message in messages:
+        found[message["name"]] = found.get(message["name"], b"") + unpack_piece(message)
+    return found
+
+
+def test_what_is_missing_at_home_is_sent_and_the_folder_goes(left: Path) -> None:
+    (left / "worker_6.log").write_bytes(b"known, new")
+    (left / "worker_7.log").write_bytes(b"x" * (1 << 20))
+    found = texts(salvage(left, worker_6=7, worker_7=0, worker_8=0))
+    assert found == {"worker_6.log": b"new", "worker_7.log": b"x" * (1 << 20)}
+    assert not left.exists()
+
+
+def test_log_that_is_rotated_is_left_where_it_is_with_its_folder(left: Path) -> None:
+    (left / "worker_6.log").write_bytes(b"new")
+    (left / "worker_6.log.1").write_bytes(b"old")
+    (left / "worker_7.log").write_bytes(b"other")
+    assert texts(salvage(left, worker_6=0, worker_7=0)) == {"worker_7.log": b"other"}
+    assert (left / "worker_6.log").read_bytes() == b"new"
+
+
+def test_agent_is_ended_and_its_logs_stay_when_the_launcher_has_gone_meanwhile(left: Path) -> None:
+    (left / "worker_6.log").write_bytes(b"x" * (1 << 20))
+    reader, writer = os.pipe()
+    os.close(reader)
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as agent:
+        wait_until(lambda: start_time(agent.pid), "it runs")
+        (left / AGENT).write_text(f"{agent.pid} {start_time(agent.pid)}\n")
+        code = SALVAGE.format(sizes={"worker_6.log": 0})
+        streams: Any = {"stdout": writer, "stderr": subprocess.PIPE}
+        done = subprocess.run([sys.executable, "-c", code], env=environ(left), **streams, timeout=60, check=False)
+        os.close(writer)
+        assert agent.wait(30) == -9
+    assert done.stderr == b""
+    assert (left / "worker_6.log").stat().st_size == 1 << 20
+
+
+def attached(left: Path, **streams: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", ATTACH], env=environ(left), **streams)
+
+
+def test_bytes_pass_between_the_launcher_and_the_agent_that_runs(left: Path) -> None:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with listen_in(left) as listener, attached(left, **pipes) as process:
+        listener.settimeout(60)
+        agent, _ = listener.accept()
+        with agent:
+            agent.settimeout(60)
+            assert process.stdin is not None and process.stdout is not None
+            said = encode_message({"type": "attach"})
+            process.stdin.write(said)
+            process.stdin.flush()
+            assert agent.recv(1 << 16) == said
+            agent.sendall(b"y" * 100_000)
+            assert process.stdout.read(100_000) == b"y" * 100_000
+        assert process.wait(60) == 0, "the agent has closed"
+
+
+def test_host_without_an_agent_says_so(left: Path) -> None:
+    with attached(left, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == NO_AGENT
+    assert stderr.startswith(b"msrun agent: no agent of this job runs here any more (")

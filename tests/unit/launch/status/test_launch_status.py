@@ -6,8 +6,11 @@ import json
 import math
 import os
 import random
+import signal
 import socket
-from collections.abc import Iterable
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +26,7 @@ from msrun.launch.directory.job_record import EventsRecord, PlannedWorker, Worke
 from msrun.launch.directory.lock import LockRecord, LockState
 from msrun.launch.status import job_status as module
 from msrun.launch.status.job_status import JobState, decide_state, read_status
+from msrun.launch.status.stop import Launcher
 
 RECORD = LockRecord("a", 5, "h", 100.0)
 HELD, FREE = LockState(RECORD, 5), LockState(RECORD, None)
@@ -50,10 +54,7 @@ def fault(exit_code: int) -> dict[str, Any]:
         (FREE, EventsRecord(workers=DONE, stopping="s", over="o"), {}, (JobState.FAILED, "o")),
         (FREE, EventsRecord(workers=ENDED_BADLY, over="o"), WORKER_FAILURE, (JobState.FAILED, "rank 0 failed")),
         (FREE, EventsRecord(), fault(contract.EXIT_CLUSTER), (JobState.FAILED, "why")),
-        (FREE, EventsRecord(), fault(contract.EXIT_TIMEOUT), (JobState.FAILED, "why")),
-        (FREE, EventsRecord(over="o"), fault(129), (JobState.INTERRUPTED, "why")),
         (FREE, EventsRecord(over="o"), fault(130), (JobState.INTERRUPTED, "why")),
-        (FREE, EventsRecord(over="o"), fault(143), (JobState.INTERRUPTED, "why")),
         (FREE, EventsRecord(), {**WORKER_FAILURE, "exit_code": 143}, (JobState.FAILED, "rank 0 failed")),
         (FREE, EventsRecord(is_running=True), {}, (JobState.DIED, "")),
         (FREE, EventsRecord(stopping="s"), {}, (JobState.DIED, "")),
@@ -152,13 +153,6 @@ def test_failure_of_another_job_is_called_damage(directory: Directory) -> None:
     assert (status.state, status.notes) == (JobState.ENDED, ("failure.json is damaged",))
 
 
-def test_job_without_a_lock_file_is_told_from_its_plan(directory: Directory) -> None:
-    directory.end()
-    (directory.path / contract.LOCK_FILE).unlink()
-    status = read_status(directory.path)
-    assert (status.job_id, status.state, status.run_time_s) == ("a", JobState.ENDED, 6.0)
-
-
 def test_damaged_plan_leaves_the_workers_that_the_events_name(directory: Directory) -> None:
     (directory.path / contract.PLAN_JSON).write_text("{")
     status = read_status(directory.path)
@@ -187,31 +181,24 @@ def test_step_and_loss_are_read_from_the_log(
     assert row.loss == loss or (loss is not None and math.isnan(loss) and row.loss is not None and math.isnan(row.loss))
 
 
-def test_log_that_was_just_rotated_tells_what_its_older_file_tells(directory: Directory) -> None:
-    (directory.path / "worker_0.log").touch()
-    (directory.path / "worker_0.log.1").write_bytes(b"step: 41, loss is 0.25\n")
-    row = read_status(directory.path).rows[0]
-    assert (row.step, row.loss, row.log_at is not None) == (41, 0.25, True)
-
-
 @pytest.mark.parametrize(
-    "content",
-    [{}, {"notes.txt": "mine"}, {contract.LOCK_FILE: "{"}, {contract.PLAN_JSON: "[]", contract.LOCK_FILE: ""}],
-    ids=["empty", "foreign", "damaged lock", "damaged both"],
+    ("name", "content"),
+    [
+        ("", {}),
+        ("", {"notes.txt": "mine"}),
+        ("", {contract.LOCK_FILE: "{"}),
+        ("", {contract.PLAN_JSON: "[]", contract.LOCK_FILE: ""}),
+        *((name, {"file": ""}) for name in ("nowhere", "file", "file/below")),
+    ],
 )
-def test_directory_that_is_no_jobs_is_refused_in_one_line(tmp_path: Path, content: dict[str, str]) -> None:
-    for name, text in content.items():
-        (tmp_path / name).write_text(text)
+def test_directory_that_is_none_or_no_jobs_is_refused_in_one_line(
+    tmp_path: Path, name: str, content: dict[str, str]
+) -> None:
+    for file, text in content.items():
+        (tmp_path / file).write_text(text)
     with pytest.raises(UsageError, match=r"^--stop .*; give the --log_dir of a job$") as caught:
-        read_status(tmp_path, "--stop")
+        read_status(tmp_path / name, "--stop")
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["nowhere", "file", "file/below"])
-def test_what_is_no_directory_is_refused(tmp_path: Path, name: str) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match=r"^--status .*; give the --log_dir of a job$"):
-        read_status(tmp_path / name)
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may read everything")
@@ -254,3 +241,33 @@ def test_reading_changes_nothing(directory: Directory) -> None:
     before = listing()
     read_status(directory.path)
     assert listing() == before
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as started:
+        yield started
+        started.kill()
+
+
+def test_holder_of_the_lock_is_signalled_where_there_is_no_pidfd(process: subprocess.Popen[bytes]) -> None:
+    Launcher(process.pid, None, lambda: True).signal(signal.SIGKILL)
+    assert process.wait(30) == -signal.SIGKILL
+
+
+def test_process_that_no_longer_holds_the_lock_is_let_alone(process: subprocess.Popen[bytes]) -> None:
+    Launcher(process.pid, None, lambda: False).signal(signal.SIGKILL)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.1)
+
+
+@pytest.mark.parametrize("has_pidfd", [True, False])
+def test_wait_ends_with_the_launcher_or_with_the_time(process: subprocess.Popen[bytes], has_pidfd: bool) -> None:
+    descriptor = os.pidfd_open(process.pid) if has_pidfd else None
+    launcher = Launcher(process.pid, descriptor, lambda: process.poll() is None)
+    assert not launcher.wait(0.05)
+    launcher.signal(signal.SIGKILL)
+    assert launcher.wait(30)
+    launcher.signal(signal.SIGKILL)  # which finds nobody
+    launcher.close()
+    launcher.close()

@@ -1,18 +1,32 @@
-"""The status as text: aligned columns, groups for big jobs, nothing that a terminal would obey."""
+"""The status as text, as a live table and as JSON: columns, groups for big jobs, nothing that a terminal would obey."""
 
 from __future__ import annotations
 
+import io
+import json
 import re
+import sys
+import threading
 from dataclasses import replace
+from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from running_status import RUNNING
+from rich.console import Console
 
-from msrun.launch.status.job_status import JobState, WorkerRow
-from msrun.launch.status.status_text import MAX_ROWS, describe_span, render_status
+from msrun import contract
+from msrun.agent.processes.process_control import Usage
+from msrun.agent.watch.progress_board import Progress
+from msrun.launch.status.job_status import JobState, JobStatus, WorkerRow
+from msrun.launch.status.status_text import describe_span, head_lines, render_json, render_status
+from msrun.launch.status.watch import HOST_HEADINGS, MAX_RANKS, LiveTable, PlainRows, RichTable
 
+RUNNING = JobStatus(
+    "f00d", JobState.RUNNING, "", None, ("a", "b"), launcher_host="a", launcher_pid=7, run_time_s=75.0, restarts=0,
+    log_dir=Path("/logs"), grace_s=10.0, rows=(), notes=(), now=1000.0,
+)  # fmt: skip
 ROWS = (
     WorkerRow(0, "a", 10, "running", 995.0, 41, 0.25),
     WorkerRow(1, "b", 0, "planned", None, None, None),
@@ -56,18 +70,6 @@ def test_thousands_of_workers_are_groups_of_equal_ones() -> None:
     ]
 
 
-def test_many_hosts_are_groups_of_equal_state() -> None:
-    rows = [
-        WorkerRow(rank, f"h{rank // 8}", rank, "running" if rank else "done", 990.0, 7, 0.5) for rank in range(4096)
-    ]
-    text = render_status(replace(STATUS, rows=tuple(rows)))
-    assert text.splitlines()[3:] == [
-        "ranks   host       workers  state    last log  step  loss",
-        "0       h0         1        done     10 s ago  7     0.5",
-        "1-4095  512 hosts  4095     running  10 s ago  7     0.5",
-    ]
-
-
 @pytest.mark.parametrize(
     ("hosts", "words"),
     [
@@ -81,17 +83,6 @@ def test_hosts_are_named_once_unless_it_is_the_launcher_s_alone(hosts: tuple[str
     assert render_status(replace(STATUS, hosts=hosts)).splitlines()[1].startswith(words)
 
 
-@pytest.mark.parametrize(("hosts", "groups"), [(MAX_ROWS, MAX_ROWS), (MAX_ROWS + 1, 1)])
-def test_as_many_hosts_as_rows_fit_are_shown_one_by_one(hosts: int, groups: int) -> None:
-    rows = tuple(WorkerRow(rank, f"h{rank // 2}", rank, "running", None, None, None) for rank in range(2 * hosts))
-    assert len(render_status(replace(STATUS, rows=rows)).splitlines()) == 4 + groups
-
-
-def test_group_that_has_just_logged_is_no_older_than_that() -> None:
-    rows = tuple(WorkerRow(rank, "h", rank, "running", STATUS.now - rank % 2 / 2, 1, 0.5) for rank in range(100))
-    assert "0.0 s to 0.5 s ago" in render_status(replace(STATUS, rows=rows))
-
-
 @pytest.mark.parametrize(("runs", "words"), [(6, "0, 2, 4, 6, 8, 10"), (7, "0, 2, 4, 6, 8, ..., 12")])
 def test_runs_of_ranks_are_all_named_up_to_a_limit(runs: int, words: str) -> None:
     rows = tuple(
@@ -99,18 +90,6 @@ def test_runs_of_ranks_are_all_named_up_to_a_limit(runs: int, words: str) -> Non
         for rank in range(100)
     )
     assert render_status(replace(STATUS, rows=rows)).splitlines()[4].split("  ")[0] == words
-
-
-def test_ranks_of_a_scattered_group_are_cut_short() -> None:
-    rows = tuple(WorkerRow(rank, "h", 1, "ab"[rank % 2], None, None, None) for rank in range(1000))
-    cells = render_status(replace(STATUS, rows=rows)).splitlines()[4:]
-    assert [line.split("  ")[0] for line in cells] == ["0, 2, 4, 6, 8, ..., 998", "1, 3, 5, 7, 9, ..., 999"]
-
-
-@pytest.mark.parametrize("count", [1, MAX_ROWS, MAX_ROWS + 1])
-def test_number_of_lines_is_that_of_workers_up_to_a_limit(count: int) -> None:
-    rows = tuple(replace(ROWS[0], global_rank=rank) for rank in range(count))
-    assert len(render_status(replace(STATUS, rows=rows)).splitlines()) == 4 + (count if count <= MAX_ROWS else 1)
 
 
 def _without_colours(text: str) -> list[str]:
@@ -143,17 +122,146 @@ def test_no_text_of_a_job_moves_the_cursor_or_breaks_a_line(reason: str, host: s
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [
-        (0.0, "0.0 s"),
         (9.94, "9.9 s"),
         (9.95, "10 s"),
-        (59.9, "59 s"),
         (60.0, "1 min 0 s"),
         (3599.0, "59 min 59 s"),
-        (3600.0, "1 h 0 min"),
         (7260.0, "2 h 1 min"),
-        (86400.0, "1 d 0 h"),
         (90000.0, "1 d 1 h"),
     ],
 )
 def test_spans_are_in_the_units_people_use(seconds: float, words: str) -> None:
     assert describe_span(seconds) == words
+
+
+LIVE = replace(RUNNING, clock=50.0)
+IN_STEP_41 = Progress(contract.PHASE_JOINED, 41, 49.0, 0.25, total=100)
+WAITING = replace(IN_STEP_41, is_waiting=True, waiting_since=38.0, name="all_reduce of 8 ranks")
+
+
+def row(global_rank: int, host: str = "a", state: str = "running", progress: Progress = IN_STEP_41) -> WorkerRow:
+    usage = Usage(10.0 + global_rank, (global_rank + 1) << 20) if state == "running" else None
+    last_line = f"line of {global_rank}"
+    return WorkerRow(
+        global_rank, host, 100 + global_rank, state, 990.0, 41, 0.25, "x.log", last_line, progress, 2.5, usage
+    )
+
+
+def test_rank_has_a_row_with_the_share_of_a_core_since_the_look_before() -> None:
+    table = LiveTable()
+    first = replace(LIVE, rows=(row(0),))
+    assert table.read(first)[1] == [("0", "a", "running", "41/100", "2.5", "0.25", "-", "1 MiB", "line of 0")]
+    later = replace(row(0), usage=Usage(13.0, 3 << 30))
+    assert table.read(replace(first, clock=52.0, rows=(later,)))[1][0][6:8] == ("150%", "3.0 GiB")
+
+
+def test_more_ranks_than_a_screen_holds_are_one_row_for_each_host() -> None:
+    half = MAX_RANKS // 2
+    rows = [row(rank, "ab"[rank > half]) for rank in range(MAX_RANKS + 1)]
+    rows[3] = replace(rows[3], state="failed: exit code 1", step=40, usage=None)
+    rows[5] = replace(rows[5], progress=WAITING)
+    rows[6] = replace(rows[6], log_at=999.0)
+    headings, cells = LiveTable().read(replace(LIVE, rows=tuple(rows)))
+    assert headings == HOST_HEADINGS
+    assert [line[:2] for line in cells] == [("0-16", "a"), ("17-32", "b")]
+    assert cells[0][2:6] == ("15 running, 1 failed, 1 waiting", "40 to 41", "2.5", "0.25")
+    assert cells[0][7:] == (f"{sum(range(1, 18)) - 4} MiB", "[6] line of 6")
+
+
+def test_what_a_worker_writes_cannot_move_the_cursor() -> None:
+    [cells] = LiveTable().read(replace(LIVE, rows=(replace(row(0), last_line="a\x1b[2Jb\rc"),)))[1]
+    assert cells[-1] == "ab\\rc"
+
+
+def drawn(status: JobStatus, width: int) -> list[str]:
+    """Return the lines of the table on a terminal of so many columns."""
+    console = Console(file=io.StringIO(), width=width)
+    console.print(RichTable(1.0)._draw(status))
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return [line.rstrip() for line in text.splitlines()]
+
+
+def test_terminal_has_the_lines_about_the_job_above_the_table() -> None:
+    assert drawn(replace(LIVE, rows=(row(0), row(10, "b", "planned"))), 100) == [
+        *head_lines(LIVE),
+        "rank  host  state       step  steps/s       loss    CPU    memory  last line",
+        "0     a     running   41/100      2.5       0.25      -     1 MiB  line of 0",
+        "10    b     planned   41/100      2.5       0.25      -         -  line of 10",
+    ]
+
+
+def test_narrow_terminal_shortens_the_last_lines_of_logs_first() -> None:
+    long = replace(row(0, progress=WAITING), last_line="xx " * 20)
+    lines = drawn(replace(LIVE, rows=(long,)), 80)
+    assert len(lines) == 5
+    assert lines[4].startswith("0     a     waits 12 s  41/100      2.5       0.25      -     1 MiB  xx xx")
+    assert lines[4].endswith("…")
+
+
+@pytest.mark.parametrize(
+    ("state", "progress", "colour"),
+    [
+        ("failed: exit code 1", IN_STEP_41, 31),
+        ("running", WAITING, 33),
+        ("running", IN_STEP_41, 32),
+        ("planned", IN_STEP_41, None),
+    ],
+)
+def test_state_of_a_worker_has_a_colour(state: str, progress: Progress, colour: int | None) -> None:
+    console = Console(file=io.StringIO(), width=120, force_terminal=True, color_system="standard")
+    console.print(RichTable(1.0)._draw(replace(LIVE, rows=(row(0, state=state, progress=progress),))))
+    last = console.file.getvalue().splitlines()[-1]  # type: ignore[attr-defined]
+    word = "waits" if progress is WAITING else state.partition(":")[0]
+    assert re.findall(r"\x1b\[(\d+)m([a-z]+)", last) == ([(str(colour), word)] if colour else [])
+
+
+def test_table_on_a_terminal_is_drawn_at_once_with_the_cursor_in_sight_and_without_a_thread(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    threads = threading.active_count()
+    table = RichTable(1.0)
+    with table as view:
+        assert view is table
+        begin = capsys.readouterr().out
+        assert begin.rindex("\x1b[?25h") > begin.rindex("\x1b[?25l")
+        view.show(replace(LIVE, rows=(row(0),)))
+        assert "line of 0" in capsys.readouterr().out
+        assert threading.active_count() == threads
+        print("said by others")
+        print("and their errors", file=sys.stderr)
+        said = capsys.readouterr()
+        assert (said.out, said.err) == ("said by others\n", "and their errors\n")
+    assert "line of 0" in capsys.readouterr().out, "the last one stays"
+    assert not table._live.is_started
+
+
+def test_rows_are_added_when_something_else_than_their_load_has_changed(capsys: pytest.CaptureFixture[str]) -> None:
+    view = PlainRows(10.0)
+    first = replace(LIVE, rows=(row(0), row(1)))
+    view.show(first)
+    begins = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert begins == ["job", "launcher", "logs", "time", *[ANY] * 2]
+    view.show(replace(first, clock=52.0, rows=(replace(row(0), usage=Usage(13.0, 3 << 30)), row(1))))
+    assert capsys.readouterr().out == ""
+    view.show(replace(first, rows=(row(0), replace(row(1), last_line="another line"))))
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.split()[1] == "1" and line.endswith("another line")
+    view.show(replace(first, state=JobState.ENDED, rows=(row(0), replace(row(1), last_line="another line"))))
+    assert capsys.readouterr().out.splitlines() == [head_lines(replace(first, state=JobState.ENDED))[0]]
+
+
+def test_json_holds_numbers_or_null_and_the_same_keys_for_every_worker() -> None:
+    planned = WorkerRow(1, "b", 0, "planned", None, None, float("nan"))
+    told = json.loads(render_json(replace(LIVE, rows=(row(0, progress=WAITING), planned))))
+    assert (told["state"], told["exit_code"], told["launcher"]) == ("running", None, {"host": "a", "pid": 7})
+    first, second = told["workers"]
+    assert first.keys() == second.keys()
+    assert (first["waits_s"], first["cpu_s"], first["memory_bytes"], first["total_steps"]) == (12.0, 10.0, 1 << 20, 100)
+    assert (second["pid"], second["loss"], second["steps_per_s"], second["log"]) == (None, None, None, None)
+    failed = replace(row(0), state="failed: exit code 5")
+    told = json.loads(render_json(replace(LIVE, state=JobState.FAILED, exit_code=5, rows=(failed,))))
+    assert (told["state"], told["exit_code"]) == ("failed", 5)
+    assert (told["workers"][0]["state"], told["workers"][0]["how"]) == ("failed", "exit code 5")

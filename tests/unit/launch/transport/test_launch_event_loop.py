@@ -13,42 +13,13 @@ import pytest
 from fake_agents import InLoop
 from job_runner import wait_until
 
+from msrun.cluster.messages import encode_message
 from msrun.errors import ClusterError
-from msrun.launch.transport.event_loop import ByteChannel, EventLoop, TaskThreads
+from msrun.launch.transport import event_loop as module
+from msrun.launch.transport.event_loop import ByteChannel, EventLoop, Incoming, TaskThreads
+from msrun.launch.transport.pipe import MARKER, SocketPipe
 
 MUCH = 8 << 20
-
-
-class SocketPipe:
-    """The launcher's end of a socket pair, an `AgentPipe`."""
-
-    address = "10.0.0.1"
-    exit_status = None
-
-    def __init__(self, stream: socket.socket) -> None:
-        self.stream = stream
-        stream.settimeout(0.0)
-
-    def fileno(self) -> int:
-        return self.stream.fileno()
-
-    def read(self) -> bytes | None:
-        try:
-            return self.stream.recv(1 << 16)
-        except BlockingIOError:
-            return None
-
-    def write(self, data: bytes | memoryview) -> int:
-        try:
-            return self.stream.send(data)
-        except BlockingIOError:
-            return 0
-
-    def close(self) -> None:
-        self.stream.close()
-
-    def stderr_text(self) -> str:
-        return ""
 
 
 class Host:
@@ -59,7 +30,7 @@ class Host:
         self.stream.settimeout(60)
         self.came = bytearray()
         self.ends = 0
-        self.pipe = SocketPipe(ours)
+        self.pipe = SocketPipe(ours=ours)
         self.channel: Any = InLoop(loop, ByteChannel(loop, self.pipe, self._on_bytes, self._on_end))
         self.channel.start()
 
@@ -105,18 +76,6 @@ def hosts() -> Iterator[Hosts]:
     for host in made.made:
         host.pipe.close()
         host.stream.close()
-
-
-def test_bytes_come_and_go_and_one_thread_is_enough(hosts: Hosts) -> None:
-    threads = threading.active_count()
-    several = [hosts.add() for _ in range(20)]
-    for number, host in enumerate(several):
-        host.channel.send(b"to %d" % number)
-        host.stream.sendall(b"from %d" % number)
-    for number, host in enumerate(several):
-        assert host.receive(len(b"to %d" % number)) == b"to %d" % number
-        wait_until(lambda host=host, number=number: host.came == b"from %d" % number, "it has come")
-    assert threading.active_count() == threads
 
 
 def test_slow_reader_gets_all_in_its_order_and_holds_up_nobody(hosts: Hosts) -> None:
@@ -253,3 +212,24 @@ def test_thread_that_cannot_be_started_is_told_of(monkeypatch: pytest.MonkeyPatc
     assert isinstance(errors[0], ClusterError) and "raise ulimit -u" in str(errors[0])
     with pytest.raises(ClusterError, match=r"can't start new thread here; raise ulimit -u"):
         EventLoop(1).start()
+
+
+SAID = [{"type": "hello", "seq": 1}, {"type": "log", "data": "x" * 300}]
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_messages_are_whole_whatever_the_pieces_are(size: int) -> None:
+    data = b"Welcome!\n" + MARKER[:4] + MARKER + b"".join(map(encode_message, SAID))
+    incoming, found = Incoming(), []
+    for begin in range(0, len(data), size):
+        found += incoming.feed(data[begin : begin + size])
+    assert found == SAID and incoming.noise == "" and not incoming.is_noise
+    assert incoming.unacknowledged == sum(len(encode_message(message)) for message in SAID)
+
+
+def test_noise_without_an_agent_is_kept_as_far_as_it_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_NOISE_BYTES", 10)
+    incoming = Incoming()
+    assert incoming.feed(b"not found") == [] and not incoming.is_noise
+    incoming.feed(b"!!" * 1000)
+    assert incoming.is_noise and incoming.noise == "!" * 10

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ranktable import document as positions
 from ranktable.document import MAX_DEPTH, MAX_REPEATS, Lines, locate_paths, parse_document
 from ranktable.errors import JsonTextError, RankTableError
-from ranktable.problem import Position, join_index, join_key
+from ranktable.problem import Position, join_key
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -162,7 +162,7 @@ def paths_of(value, path=""):
     steps = value.items() if isinstance(value, dict) else enumerate(value)
     found = {}
     for step, child in steps:
-        child_path = join_key(path, step) if isinstance(value, dict) else join_index(path, step)
+        child_path = join_key(path, step) if isinstance(value, dict) else f"{path}[{step}]"
         found |= {child_path: (step, child), **paths_of(child, child_path)}
     return found
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ranktable import build_table, local, local_host, write_table
+from ranktable import build_table, local_host, write_table
 from ranktable.cli import main
 from ranktable.errors import BuildError, HostListError
 from ranktable.generate import HostInventory
@@ -34,8 +34,7 @@ NODE = LocalHost("node1", ADDRESSES, ADDRESSES[0])
 def root(tmp_path, monkeypatch):
     """The files of a host with two Ascend devices and three addresses."""
     top = tmp_path / "root"
-    for module in (local, local_host):
-        monkeypatch.setattr(module, "read_local_host", lambda: NODE)
+    monkeypatch.setattr(local_host, "read_local_host", lambda: NODE)
     for path, text in {
         "dev/davinci0": "",
         "dev/davinci1": "",

@@ -15,13 +15,15 @@ from typing import TypeVar
 from ranktable.errors import BuildError
 from ranktable.model import COMPLETED, NOTHING, Device, Entry, RankTable, Server, SuperPod, number_devices
 from ranktable.problem import Problem, Severity
-from ranktable.schema import Members, Schema, check_tree, check_version, find_near
+from ranktable.schema import Members, Schema, check_tree, check_version, find_near, walk_objects
+from ranktable.values import parse_number
 
 _MODULES = ("foreign", "v2_0", "template2", "server_list")
 """In the order in which kinds are looked for: the rarer and more telling keys first."""
 _MAX_KEYS = 100
 """How many keys of a strange object are looked at."""
-_DEVICE_ROLES = frozenset({"device_id", "device_ip", "rank_id", "super_device_id"})
+_DEVICE_ROLES = frozenset({"device_id", "device_ip", "rank_id"})
+_POD_DEVICE_ROLES = _DEVICE_ROLES | {"super_device_id"}
 _SERVER_ROLES = frozenset({"server_id", "host_ip", "pod_ip", "device"})
 _Entry = TypeVar("_Entry", bound="Entry")
 
@@ -51,17 +53,18 @@ def find_repeats(
             yield entry.complain(key, rule, message.format(first.path_of(key)), remedy, how_bad)
 
 
-def read_device(entry: Entry, kind: Dialect) -> Device:
+def read_device(path: str, members: Members, kind: Dialect) -> Device:
     """Return what can be read of a device."""
-    device_id, rank_id = entry.number("device_id"), entry.number("rank_id")
+    device_id, rank_id = parse_number(members.get("device_id")), parse_number(members.get("rank_id"))
+    ip, number = members.get("device_ip"), members.get("super_device_id") if kind.reads_super_pods else None
     return Device(
         -1 if device_id is None else device_id,
         -1 if rank_id is None else rank_id,
-        entry.text("device_ip"),
-        entry.text("super_device_id") if kind.reads_super_pods else None,
-        without(entry.members, _DEVICE_ROLES if kind.reads_super_pods else _DEVICE_ROLES - {"super_device_id"}),
-        path=entry.path,
-        members=entry.members,
+        ip if isinstance(ip, str) else None,
+        number if isinstance(number, str) else None,
+        without(members, _POD_DEVICE_ROLES if kind.reads_super_pods else _DEVICE_ROLES),
+        path=path,
+        members=members,
     )
 
 
@@ -94,7 +97,7 @@ def _read_servers(holder: Entry, schema: Schema, kind: Dialect) -> Iterator[Serv
     key, group = schema.by_role["servers"].name, holder.members.get("group_id")
     listed = schema.within(key).by_role["devices"].name
     for server in holder.entries(key):
-        devices = (read_device(device, kind) for device in server.entries(listed))
+        devices = [read_device(*found, kind) for found in walk_objects(server.members, server.path, listed)]
         yield read_server(server, devices, None if group is None else str(group))
 
 
@@ -162,7 +165,6 @@ class Dialect:
     instead: str = ""
     """Who reads a file of this kind, and what to do with it, for kinds without a schema."""
     schema: Schema | None = None
-    """What its top consists of, and everything below it."""
     versions: tuple[str, ...] = ()
     """What `version` may be, the usual one first; none where there is no version."""
     read: Callable[[Entry, Dialect], RankTable] = read_lists

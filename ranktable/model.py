@@ -213,13 +213,15 @@ def encode(table: RankTable) -> dict[str, object]:
 
 def _encode_server(server: Server) -> dict[str, object]:
     named = {"server_id": server.server_id, "host_ip": server.host_ip, "pod_ip": server.pod_ip}
-    return {**_filled(named), "device": [_encode_device(device) for device in server.devices], **server.extra}
+    encoded = {key: value for key, value in named.items() if value is not None}
+    return {**encoded, "device": [_encode_device(device) for device in server.devices], **server.extra}
 
 
 def _encode_device(device: Device) -> dict[str, object]:
-    named = {"device_id": str(device.device_id), "super_device_id": device.super_device_id}
-    return {**_filled({**named, "device_ip": device.device_ip, "rank_id": str(device.rank_id)}), **device.extra}
-
-
-def _filled(named: Mapping[str, str | None]) -> dict[str, object]:
-    return {key: value for key, value in named.items() if value is not None}
+    encoded: dict[str, object] = {"device_id": str(device.device_id)}
+    if device.super_device_id is not None:
+        encoded["super_device_id"] = device.super_device_id
+    if device.device_ip is not None:
+        encoded["device_ip"] = device.device_ip
+    encoded["rank_id"] = str(device.rank_id)
+    return {**encoded, **device.extra} if device.extra else encoded

@@ -16,7 +16,7 @@ from ranktable.problem import Problem
 from ranktable.profile import Profile
 from ranktable.rules import Rule, citations
 from ranktable.rules.identity import check_counts
-from ranktable.schema import Count, Field, Members, Schema, check_limits, list_objects
+from ranktable.schema import Count, Field, Members, Schema, check_limits, list_objects, walk_objects
 
 _NAME = "template2-cloud"
 
@@ -51,15 +51,12 @@ _SCHEMA = Schema(
 
 def _read(top: Entry, kind: Dialect) -> RankTable:
     found = []
-    for instance in [instance for group in top.entries("group_list") for instance in group.entries("instance_list")]:
-        entries = [
-            replace(entry, members=kinds.without(entry.members, {"device_ip"}))
-            if entry.text("device_ip") == ""
-            else entry
-            for entry in instance.entries("devices")
+    for pod in [pod for group in top.entries("group_list") for pod in group.entries("instance_list")]:
+        devices = [
+            kinds.read_device(path, {key: it for key, it in members.items() if (key, it) != ("device_ip", "")}, kind)
+            for path, members in walk_objects(pod.members, pod.path, "devices")
         ]
-        head = replace(instance, members=kinds.without(instance.members, {"devices"}))
-        found.append(kinds.read_server(head, [kinds.read_device(entry, kind) for entry in entries]))
+        found.append(kinds.read_server(replace(pod, members=kinds.without(pod.members, {"devices"})), devices))
     return kinds.make_table(top, kinds.join_servers(found), kind)
 
 

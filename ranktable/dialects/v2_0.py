@@ -83,9 +83,8 @@ def _read(top: Entry, kind: Dialect) -> RankTable:
         readable = [(layer, level) for level in levels if (layer := level.number("net_layer")) is not None]
         lowest = min(readable, key=lambda pair: pair[0], default=(0, Entry(path=rank.path)))[1]
         members = {"server_id": lowest.text("net_instance_id")} if lowest.text("net_instance_id") is not None else {}
-        places = {"server_id": join_key(lowest.path, "net_instance_id")}
-        head = Entry(path=rank.path, members=members, places=places)
-        found.append(read_server(head, [read_device(rank, kind)]))
+        head = Entry(path=rank.path, members=members, places={"server_id": join_key(lowest.path, "net_instance_id")})
+        found.append(read_server(head, [read_device(rank.path, rank.members, kind)]))
     return make_table(top, join_servers(found), kind)
 
 

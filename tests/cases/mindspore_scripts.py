@@ -22,7 +22,7 @@ import mindspore.dataset as ds
 import mindspore.numpy as mnp
 import mindspore.ops.functional as F
 import numpy as np
-from mindspore import Model, Parameter, ParameterTuple, Tensor, context, mint, nn, ops
+from mindspore import Model, Parameter, ParameterTuple, Tensor, context, nn, ops
 from mindspore.common.initializer import HeNormal, Initializer, Normal, TruncatedNormal, XavierUniform, initializer
 from mindspore.nn import LossBase
 from mindspore.nn.learning_rate_schedule import LearningRateSchedule
@@ -191,28 +191,6 @@ def a_loop_of_value_and_grad():
 
 
 @script
-def a_loop_with_a_test():
-    net, loss_fn = fixed(Net()), nn.CrossEntropyLoss()
-    net.set_train(False)
-    total, test_loss, correct = 0, 0, 0
-    for data, label in batches().create_tuple_iterator():
-        pred = net(data)
-        total += len(data)
-        test_loss += loss_fn(pred, label).asnumpy()
-        correct += (pred.argmax(1) == label).asnumpy().sum()
-    print(f"Test: \n Accuracy: {(100 * correct / total):>0.1f}%, Avg loss: {test_loss / 4:>8f} \n")
-
-
-@script
-def train_one_step_cell():
-    net = fixed(Net())
-    step = nn.TrainOneStepCell(nn.WithLossCell(net, nn.CrossEntropyLoss()), nn.SGD(net.trainable_params(), 0.1))
-    step.set_train()
-    for row in batches().create_dict_iterator():
-        print(step(row["image"], row["label"]))
-
-
-@script
 def train_one_step_cell_of_ones_own():
     class Step(nn.Cell):
         def __init__(self, network, optimizer):
@@ -310,16 +288,6 @@ def optimizers_of_each_family():
 
 
 @script
-def more_optimizers():
-    rate = 0.05
-    steps(lambda net: nn.AdaMax(net.trainable_params(), rate))
-    steps(lambda net: nn.Adadelta(net.trainable_params(), rate))
-    steps(lambda net: nn.ASGD(net.trainable_params(), rate))
-    steps(lambda net: nn.Rprop(net.trainable_params(), rate))
-    steps(lambda net: nn.RMSProp(net.trainable_params(), rate, centered=True, momentum=0.5))
-
-
-@script
 def groups_of_parameters():
     def make(net):
         decayed = [one for one in net.trainable_params() if "bias" not in one.name]
@@ -352,17 +320,6 @@ def schedules_of_the_rate():
             return ops.select(global_step < 2, self.warm(global_step), self.decay(global_step))
 
     steps(lambda net: nn.SGD(net.trainable_params(), WarmThenDecay()))
-
-
-@script
-def rates_as_lists():
-    show(
-        nn.cosine_decay_lr(0.01, 0.1, 6, 2, 2),
-        nn.warmup_lr(0.1, 6, 2, 2),
-        nn.piecewise_constant_lr([2, 5], [0.1, 0.05]),
-    )
-    show(nn.polynomial_decay_lr(0.1, 0.01, 6, 2, 2, 0.5), nn.exponential_decay_lr(0.1, 0.9, 6, 2, 1, True))
-    steps(lambda net: nn.Momentum(net.trainable_params(), nn.piecewise_constant_lr([2, 4], [0.1, 0.01]), 0.9))
 
 
 @script
@@ -502,32 +459,6 @@ def convolutions_of_one_dimension():
     show(fixed(nn.Conv1d(3, 2, 3, has_bias=True))(Tensor(rows(2, 3, 5))))
     show(fixed(nn.Conv1d(3, 2, 2, stride=2, pad_mode="valid"))(Tensor(rows(2, 3, 5))))
     show(fixed(nn.Conv1dTranspose(3, 2, 3, stride=2, pad_mode="pad"))(Tensor(rows(1, 3, 4))))
-
-
-@script
-def attention_by_hand():
-    class Attention(nn.Cell):
-        def __init__(self, width, heads):
-            super().__init__()
-            self.heads, self.depth = heads, width // heads
-            self.q, self.k, self.v, self.out = (nn.Dense(width, width) for _ in range(4))
-            self.softmax, self.matmul = nn.Softmax(), ops.BatchMatMul()
-            self.norm = nn.LayerNorm((width,), epsilon=1e-5)
-
-        def split(self, x):
-            batch, length, _ = x.shape
-            return x.reshape(batch, length, self.heads, self.depth).transpose(0, 2, 1, 3)
-
-        def construct(self, x, mask):
-            q, k, v = self.split(self.q(x)), self.split(self.k(x)), self.split(self.v(x))
-            scores = self.matmul(q, k.transpose(0, 1, 3, 2)) / self.depth**0.5
-            scores = ops.masked_fill(scores, mask, -1e9)
-            found = self.matmul(self.softmax(scores), v).transpose(0, 2, 1, 3).reshape(x.shape)
-            return self.norm(x + self.out(found))
-
-    net = fixed(Attention(4, 2))
-    mask = Tensor(np.triu(np.ones((1, 1, 3, 3)), 1).astype(np.bool_))
-    show(net(Tensor(rows(2, 3, 4)), mask))
 
 
 @script
@@ -717,16 +648,6 @@ def numpys_functions():
 
 
 @script
-def mint_functions():
-    x = mint.ones((2, 3)) + Tensor([0.0, 1.0, 2.0])
-    show(mint.sum(x, dim=1), mint.cat((x, x), dim=0).shape, mint.nn.functional.softmax(x, dim=-1), mint.max(x))
-    layer = mint.nn.Linear(3, 2)
-    layer.weight.set_data(Tensor(rows(2, 3)))
-    layer.bias.set_data(Tensor(rows(2)))
-    show(layer(x), mint.where(x > 1, x, x * 0), mint.matmul(x, x.T))
-
-
-@script
 def scattered_updates():
     table = Parameter(Tensor(rows(4, 2)), name="table")
     ids = Tensor([1, 3], ms.int32)
@@ -812,31 +733,6 @@ def contexts_and_types():
 
 
 @script
-def a_generative_pair():
-    generator, critic = (
-        fixed(nn.Dense(2, 4)),
-        fixed(nn.SequentialCell(nn.Dense(4, 3), nn.LeakyReLU(0.2), nn.Dense(3, 1))),
-    )
-    loss_fn = nn.BCEWithLogitsLoss(reduction="mean")
-    real, noise = Tensor(rows(3, 4)), Tensor(rows(3, 2))
-    opt_g, opt_c = (
-        nn.Adam(generator.trainable_params(), 0.01, beta1=0.5),
-        nn.Adam(critic.trainable_params(), 0.01, beta1=0.5),
-    )
-    ones, zeros = ops.ones((3, 1), ms.float32), ops.zeros((3, 1), ms.float32)
-    grad_c = ms.value_and_grad(
-        lambda r, f: (loss_fn(critic(r), ones) + loss_fn(critic(f), zeros)) / 2, None, opt_c.parameters
-    )
-    grad_g = ms.value_and_grad(lambda z: loss_fn(critic(generator(z)), ones), None, opt_g.parameters)
-    for _ in range(3):
-        loss_c, grads = grad_c(real, ops.stop_gradient(generator(noise)))
-        opt_c(grads)
-        loss_g, grads = grad_g(noise)
-        opt_g(grads)
-        show(loss_c, loss_g)
-
-
-@script
 def export_is_refused_or_written():
     net = fixed(Net())
     ms.export(net, Tensor(rows(1, 3, 4)), file_name="net", file_format="MINDIR")
@@ -858,21 +754,6 @@ def gradients_that_are_accumulated():
             mapped(ops.partial(ops.assign), inner, mapped(ops.ZerosLike(), inner))
         print(loss)
     show(net.dense2.bias)
-
-
-@script
-def a_moving_average_of_weights():
-    net = fixed(Net())
-    shadow = ParameterTuple(net.trainable_params()).clone(prefix="ema")
-    average = ops.MultitypeFuncGraph("average")
-
-    @average.register("Number", "Tensor", "Tensor")
-    def _average(decay, kept, weight):
-        return ops.assign(kept, kept * decay + weight * (1 - decay))
-
-    net.dense2.bias.set_data(ops.ones((3,), ms.float32))
-    ops.HyperMap()(ops.partial(average, 0.9), shadow, ParameterTuple(net.trainable_params()))
-    show(shadow[3], shadow[3].name)
 
 
 def results() -> dict[str, str]:

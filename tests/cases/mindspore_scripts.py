@@ -23,7 +23,7 @@ import mindspore.numpy as mnp
 import mindspore.ops.functional as F
 import numpy as np
 from mindspore import Model, Parameter, ParameterTuple, Tensor, context, nn, ops
-from mindspore.common.initializer import HeNormal, Initializer, Normal, TruncatedNormal, XavierUniform, initializer
+from mindspore.common.initializer import initializer
 from mindspore.nn import LossBase
 from mindspore.nn.learning_rate_schedule import LearningRateSchedule
 from mindspore.train.callback import Callback, CheckpointConfig, LossMonitor, ModelCheckpoint
@@ -227,22 +227,6 @@ def a_loss_of_each_row():
 
 
 @script
-def a_loss_scale_by_hand():
-    net, loss_fn = fixed(Net()), nn.CrossEntropyLoss()
-    scaler = ms.amp.DynamicLossScaler(scale_value=2**10, scale_factor=2, scale_window=2)
-    optimizer = nn.SGD(net.trainable_params(), 0.1)
-    grad_fn = ms.value_and_grad(lambda x, y: scaler.scale(loss_fn(net(x), y)), None, optimizer.parameters)
-    for data, label in batches().create_tuple_iterator():
-        loss, grads = grad_fn(data, label)
-        grads = scaler.unscale(grads)
-        finite = ms.amp.all_finite(grads)
-        if finite:
-            optimizer(grads)
-        scaler.adjust(finite)
-        show(scaler.unscale(loss), scaler.scale_value, finite)
-
-
-@script
 def a_fixed_loss_scale_of_a_model():
     net = fixed(Net())
     manager = ms.FixedLossScaleManager(1024.0, drop_overflow_update=False)
@@ -338,25 +322,6 @@ def an_optimizer_of_ones_own():
             return gradients
 
     steps(lambda net: Plain(net.trainable_params(), 0.05))
-
-
-@script
-def an_optimizer_as_the_heterogeneous_document_has_it():
-    update = ops.MultitypeFuncGraph("update")
-
-    @update.register("Tensor", "Number", "Tensor", "Tensor")
-    def _update(rate, factor, parameter, gradient):
-        return ops.assign(parameter, parameter - rate * factor * gradient)
-
-    class Own(nn.Optimizer):
-        def __init__(self, params):
-            super().__init__(0.1, params)
-            self.map = ops.HyperMap()
-
-        def construct(self, gradients):
-            return self.map(ops.partial(update, self.get_lr(), 0.5), self.parameters, gradients)
-
-    steps(lambda net: Own(net.trainable_params()))
 
 
 # -- cells and layers -------------------------------------------------------------------------------------------------
@@ -513,32 +478,6 @@ def losses():
     show(nn.MultiLabelSoftMarginLoss()(a, (b > 0.5).astype(ms.float32)))
     show(nn.PoissonNLLLoss()(a, b), nn.MarginRankingLoss()(a, b, b))
     show(nn.GaussianNLLLoss()(a, b, ops.ones_like(a)), nn.HingeEmbeddingLoss()(a, Tensor(np.sign(rows(2, 3)))))
-
-
-@script
-def initial_values():
-    show(initializer("ones", [2, 2], ms.float32), initializer("zeros", [2], ms.int32), initializer(0.5, [1, 2]))
-    show(nn.Dense(2, 2, weight_init="ones", bias_init=1.0)(Tensor(rows(1, 2))))
-    for word in (
-        "normal",
-        "xavier_uniform",
-        "he_uniform",
-        Normal(0.1),
-        XavierUniform(),
-        HeNormal(),
-        TruncatedNormal(0.02),
-    ):
-        print(tuple(initializer(word, [3, 4], ms.float32).init_data().shape))
-    show(initializer(ms.common.initializer.Identity(), [2, 2]), initializer(ms.common.initializer.Dirac(), [2, 2, 1]))
-    for cell in [nn.Dense(3, 2)]:
-        cell.weight.set_data(initializer(ms.common.initializer.Constant(0.25), cell.weight.shape, cell.weight.dtype))
-        show(cell.weight)
-
-    class Sevens(Initializer):
-        def _initialize(self, arr):
-            arr[:] = 7
-
-    show(initializer(Sevens(), [2, 2], ms.float32))
 
 
 # -- tensors, parameters, functions --------------------------------------------------------------------------------------

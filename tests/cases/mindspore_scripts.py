@@ -110,13 +110,6 @@ def model_predict():
 
 
 @script
-def model_with_two_metrics_by_name():
-    net = fixed(Net())
-    model = Model(net, nn.CrossEntropyLoss(), nn.SGD(net.trainable_params(), 0.1), metrics={"acc", "loss"})
-    show(sorted(model.eval(batches(), dataset_sink_mode=False).items()))
-
-
-@script
 def a_callback_of_ones_own():
     class Watch(Callback):
         def begin(self, run_context):
@@ -191,27 +184,6 @@ def a_loop_of_value_and_grad():
 
 
 @script
-def train_one_step_cell_of_ones_own():
-    class Step(nn.Cell):
-        def __init__(self, network, optimizer):
-            super().__init__(auto_prefix=False)
-            self.network, self.optimizer = network, optimizer
-            self.weights = optimizer.parameters
-            self.grad = ops.GradOperation(get_by_list=True)
-
-        def construct(self, *inputs):
-            loss = self.network(*inputs)
-            grads = self.grad(self.network, self.weights)(*inputs)
-            grads = ops.clip_by_global_norm(grads, 1.0)
-            return ops.depend(loss, self.optimizer(grads))
-
-    net = fixed(Net())
-    step = Step(nn.WithLossCell(net, nn.CrossEntropyLoss()), nn.Adam(net.trainable_params(), 0.01))
-    for row in batches().create_dict_iterator():
-        show(step(row["image"], row["label"]))
-
-
-@script
 def a_loss_of_each_row():
     loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True)
     net = fixed(Net())
@@ -224,23 +196,6 @@ def a_loss_of_each_row():
     show(step(image, label), step(image, label))
     show(ms.value_and_grad(lambda x, y: loss_fn(net(x), y), None, optimizer.parameters)(image, label))
     show(ms.value_and_grad(lambda x, y: loss_fn(net(x), y))(image, label)[1].sum())
-
-
-@script
-def a_fixed_loss_scale_of_a_model():
-    net = fixed(Net())
-    manager = ms.FixedLossScaleManager(1024.0, drop_overflow_update=False)
-    optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9, loss_scale=1024.0)
-    model = Model(net, nn.CrossEntropyLoss(), optimizer, loss_scale_manager=manager)
-    model.train(1, batches(), callbacks=[LossMonitor()], dataset_sink_mode=False)
-    show(net.dense2.bias)
-
-
-@script
-def a_network_in_float16():
-    net = fixed(Net()).to_float(ms.float16)
-    result = net(Tensor(rows(2, 3, 4)))
-    show(result.dtype == ms.float16, np.round(result.asnumpy().astype(np.float32), 2))
 
 
 # -- optimizers and rates ---------------------------------------------------------------------------------------------
@@ -625,16 +580,6 @@ def a_pipeline_of_objects():
 
 
 @script
-def a_pipeline_of_a_generator():
-    def read():
-        for index in range(4):
-            yield rows(2) + index, np.int32(index)
-
-    for row in ds.GeneratorDataset(read, ["data", "label"], shuffle=False).batch(2).create_dict_iterator():
-        print(row["data"], row["label"])
-
-
-@script
 def metrics_by_hand():
     accuracy, top, mae = nn.Accuracy("classification"), nn.TopKCategoricalAccuracy(2), nn.MAE()
     scores, labels = Tensor(rows(4, 3)), Tensor([0, 1, 2, 0], ms.int32)
@@ -669,30 +614,6 @@ def contexts_and_types():
     print(ms.get_auto_parallel_context("parallel_mode"))
     ms.set_seed(3)
     print(ms.get_seed(), ms.is_tensor(Tensor(1)), isinstance(Parameter(Tensor(1.0)), Tensor))
-
-
-@script
-def export_is_refused_or_written():
-    net = fixed(Net())
-    ms.export(net, Tensor(rows(1, 3, 4)), file_name="net", file_format="MINDIR")
-    print([name for name in sorted(os.listdir(".")) if name.startswith("net.")] != [])
-
-
-@script
-def gradients_that_are_accumulated():
-    net, loss_fn = fixed(Net()), nn.CrossEntropyLoss()
-    optimizer = nn.SGD(net.trainable_params(), 0.1)
-    inner = optimizer.parameters.clone(prefix="accumulate_", init="zeros")
-    grad_fn = ms.value_and_grad(lambda x, y: loss_fn(net(x), y) / 2, None, optimizer.parameters)
-    mapped = ops.HyperMap()
-    for step, (data, label) in enumerate(batches().create_tuple_iterator(), start=1):
-        loss, grads = grad_fn(data, label)
-        mapped(ops.partial(ops.assign_add), inner, grads)
-        if step % 2 == 0:
-            optimizer(inner)
-            mapped(ops.partial(ops.assign), inner, mapped(ops.ZerosLike(), inner))
-        print(loss)
-    show(net.dense2.bias)
 
 
 def results() -> dict[str, str]:

@@ -231,25 +231,18 @@ PLAIN = [kind for kind in MANIFESTS if kind not in ("mpijob", "ascendjob", *NO_M
 
 @pytest.mark.parametrize("template", one_fast(*PLAIN))
 @settings(max_examples=10, deadline=None)
-@given(arguments=st.lists(hostile_text, max_size=5))
-def test_the_script_gets_its_arguments_byte_for_byte(template: str, arguments: list[str]) -> None:
+@given(arguments=st.lists(hostile_text, max_size=5), value=hostile_text)
+def test_script_and_variables_get_their_words_byte_for_byte(template: str, arguments: list[str], value: str) -> None:
     script = ["train.py", *arguments]
-    for container in containers_of(render(template, script=script)):
+    for container in containers_of(render(template, {**MINIMAL, "env": {"SETTING": value}}, script=script)):
+        [setting] = [item["value"] for item in container["env"] if item["name"] == "SETTING"]
+        assert type(setting) is str and expand_as_kubelet(setting, {"A": "wrong"}) == value
         assert all(type(argument) is str for argument in container["args"])
         written = container["args"][ARGUMENTS_BEFORE_SCRIPT:]
         variables = {"JOB_COMPLETION_INDEX": "7", "A": "wrong", "name": "wrong", "HOME": "wrong"}
         assert [expand_as_kubelet(argument, variables) for argument in written] == script
         unharmed = [argument for argument in script if "$(" not in argument and "$$" not in argument]
         assert [argument for argument in written if "$$" not in argument] == unharmed
-
-
-@settings(max_examples=12, deadline=None)
-@given(value=hostile_text)
-def test_variables_get_their_value_byte_for_byte(value: str) -> None:
-    [container] = containers_of(render("jobset", {**MINIMAL, "env": {"SETTING": value}}))
-    [written] = [item["value"] for item in container["env"] if item["name"] == "SETTING"]
-    assert type(written) is str
-    assert expand_as_kubelet(written, {"A": "wrong", "JOB_COMPLETION_INDEX": "wrong"}) == value
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -375,33 +368,24 @@ def test_texts_that_some_yaml_parser_could_misread_are_quoted(text: str) -> None
         ({"name": "Train"}, "name"),
         ({"name": "a" * 60}, "name"),
         ({"name": "train\n"}, "name"),
-        ({"image": "train image"}, "image"),
         ({"nodes": 0}, "nodes"),
         ({"nodes": "²"}, "nodes"),
         ({"master_port": 80}, "master_port"),
         ({"device_target": "TPU"}, "device_target"),
         ({"device_resource": "nvidia.com/gpu"}, "device_resource"),
         ({"memory": "32GB"}, "memory"),
-        ({"shm_size": "32Gi"}, "shm_size"),
         ({"network_policy": "maybe"}, "network_policy"),
         ({"user_id": 0}, "user_id"),
         ({"log_dir": "logs"}, "log_dir"),
-        ({"log_dir": "/logs/../etc"}, "log_dir"),
-        ({"env": {"A": 1}}, "env"),
-        ({"env": {"A B": "1"}}, "env"),
         ({"env": {"A": "\0"}}, "env"),
         ({"env": {"JOB_COMPLETION_INDEX": "0"}}, "env"),
         ({"env": {"WANDB_API_KEY": "x"}}, "env.WANDB_API_KEY"),
         ({"env": {"A": "1"}, "secret_env": {"A": "s:k"}}, "env.A"),
         ({"secret_env": {"HF_TOKEN": "no-key"}}, "secret_env"),
-        ({"claims": {"data": "data"}}, "claims"),
         ({"claims": {"a": "/data", "b": "/data:ro"}}, "claims.a"),
-        ({"claims": {"a": "/dev/shm"}}, "claims.a"),
         ({"claims": {"a": "/logs:ro"}}, "claims.a"),
         ({"volumes": {"/a": {}}}, "volumes./a"),
-        ({"volumes": {"a": {"emptyDir": {}}}}, "volumes.a"),
         ({"tolerations": "!!python/object:os.system {}"}, "tolerations"),
-        ({"tolerations": [{"a": float("nan")}]}, "tolerations"),
         ({"affinity": {"podAffinity": {}}, "topology": "rack"}, "topology"),
         ({"script": ["a\0b"]}, "script"),
         ({"script": "train.py"}, "script"),
@@ -456,11 +440,6 @@ def test_restarts_of_volcano_are_counted_as_its_controller_counts(restarts: int,
         action,
         action,
     ]
-
-
-def test_one_node_has_no_pytorch_workers() -> None:
-    *_, document = yaml.safe_load_all(render("pytorchjob", {**MINIMAL, "nodes": 1}))
-    assert list(document["spec"]["pytorchReplicaSpecs"]) == ["Master"]
 
 
 @pytest.mark.parametrize(("kind", "container"), [("jobset", "msrun"), ("trainjob", "node")])

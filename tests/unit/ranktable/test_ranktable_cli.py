@@ -50,14 +50,6 @@ def test_the_exit_status_tells_the_result(run, monkeypatch, arguments, status):
     assert run("validate", *arguments)[0] == status
 
 
-def test_repeats_of_a_fault_are_counted(run):
-    run("generate", "--hosts", "a:8,b:8", "-o", "t.json")
-    status, out, _ = run("validate", "t.json")
-    assert status == 1
-    assert out.count(" R16 ") == 3
-    assert "    and 13 more like this\n" in out
-
-
 def test_json_lists_every_problem_of_every_file(run, monkeypatch):
     monkeypatch.chdir(CATALOGUE)
     status, out, err = run("validate", "--format", "json", "tutorial_8pcs.json", "missing.json", "initializing.json")
@@ -76,13 +68,6 @@ def test_json_lists_every_problem_of_every_file(run, monkeypatch):
     }
     assert "no such file" in second["error"]
     assert third["ready"] is False
-
-
-def test_standard_input_is_validated(run, monkeypatch):
-    text = encode_table(build_table([("a", 1)])).encode()
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
-    status, out, _ = run("validate", "--device_target", "gpu", "-")
-    assert (status, out) == (0, "<stdin>: valid (version 1.0, 1 server, 1 device, checked for gpu)\n")
 
 
 def test_a_file_without_its_suffix_is_refused_for_ascend_only(run):
@@ -112,21 +97,19 @@ def test_a_mistake_of_the_user_is_one_line(run, arguments, status, says):
     assert says in err
 
 
-@pytest.mark.parametrize("command", [[], ["generate"], ["validate"], ["show"]])
-def test_help_is_printed(run, command):
-    status, out, err = run(*command, "--help")
-    assert (status, err) == (0, "")
-    assert "Usage: ranktable" in out
+def test_help_is_printed(run):
+    for command in ([], ["generate"], ["validate"], ["show"]):
+        status, out, err = run(*command, "--help")
+        assert (status, err) == (0, "") and "Usage: ranktable" in out
 
 
 def test_version_without_an_installation_is_said_to_be_unknown(run, monkeypatch):
+    def not_installed(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
     monkeypatch.setattr(importlib.metadata, "version", not_installed)
     status, out, err = run("--version")
     assert (status, out, err) == (0, "ranktable, version unknown: msrun is not installed, only on Python's path\n", "")
-
-
-def not_installed(name):
-    raise importlib.metadata.PackageNotFoundError(name)
 
 
 @pytest.fixture
@@ -254,14 +237,8 @@ def validate(run, tmp_path):
 
 
 def test_errors_come_before_warnings(validate):
-    status, out = validate("mixed.json")
-    assert status == 1
-    assert [line.split(": ")[1][:7] for line in out.splitlines() if line.startswith("mixed.json:")][:3] == [
-        "error R",
-        "warning",
-        "warning",
-    ]
-    assert out.index("R13") < out.index("R31")
+    lines = [line for line in validate("mixed.json")[1].splitlines() if line.startswith("mixed.json:")]
+    assert [line.split(": ")[1].split()[0] for line in lines[:3]] == ["error", "warning", "warning"]
 
 
 def test_the_kind_of_table_is_said_with_its_evidence_where_there_are_problems(validate):

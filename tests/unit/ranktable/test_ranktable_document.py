@@ -108,11 +108,6 @@ def test_a_fault_is_named_at_its_place(data, place, says):
     assert str(caught.value).startswith(f"t.json:{place[0]}:{place[1]}: ")
 
 
-def test_a_byte_order_mark_is_skipped_and_remembered():
-    document = parse_document(b'\xef\xbb\xbf{"a": 1}')
-    assert (document.value, document.has_bom) == ({"a": 1}, True)
-
-
 def test_repeated_keys_are_listed_with_their_places():
     document = parse_document(b'{"a": 1, "b": [{"c": 1,\n "c": 2}], "a": {"b": 0}}')
     assert [(repeat.path, repeat.position) for repeat in document.repeated_keys] == [

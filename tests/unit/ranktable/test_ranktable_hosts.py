@@ -39,33 +39,23 @@ REFUSED = [
     ("-oProxyCommand=x", "'-oProxyCommand=x' starts with '-', as an option does"),
     ("me@-h", "'-h' starts with '-'"),
     ("--", "'--' starts with '-'"),
-    ("$(touch x)", "is neither a host name"),
-    ("h;id", "is neither a host name"),
-    ("h'1", "is neither a host name"),
-    ("h 1", "is neither a host name"),
+    *(
+        (text, "is neither a host name")
+        for text in ("$(touch x)", "h 1", "h\u00e9", "10.0.0.256", "fe80::1%$(id)", "h:8:9")
+    ),
     ("h\n1", r"'h\\n1' is neither a host name"),
     ("h\0", r"'h\\x00' is neither a host name"),
-    ("*", "is neither a host name"),
-    ("h\u00e9", "is neither a host name"),
-    ("10.0.0.256", "is neither a host name"),
-    ("10.0.0", "is neither a host name"),
-    ("fe80::1%$(id)", "is neither a host name"),
-    ("fd77::x", "is neither a host name"),
-    ("h:8:9", "is neither a host name"),
     ("[::1", "without its other half"),
     ("[::1]8", r"write \[address\]:8"),
     ("x" * 254, "more than 253 characters"),
     ("h:", "h: slots '' is no such number; write one from 1 to 4096"),
     ("h:0", "h: slots '0'"),
     ("h:4097", "h: slots '4097'"),
-    ("h:\u0663", "h: slots"),
     ("h1,h2,h1:8", "h1 is given twice; give each host once"),
     ("h1,H1", r"H1 \(h1\) is given twice"),
-    ("h1.dc,h1.dc.", "given twice"),
     ("fd77::9,FD77:0::9", r"FD77:0::9 \(fd77::9\) is given twice"),
     ("10.0.0.1,::ffff:10.0.0.1", "given twice"),
     ("localhost,127.0.0.1", r"127.0.0.1 \(localhost\) is given twice"),
-    ("localhost.localdomain,::1", "given twice"),
 ]
 
 
@@ -120,7 +110,6 @@ INCLUDED = [
     ("h1:0@h1:3", {"h1": (0, 3)}),
     ("h1:0@h1", {"h1": (0, 1, 2, 3)}),
     ("n[1-2]:1", {"n1": (1,), "n2": (1,)}),
-    ("h1,n2:1", {"h1": (1,), "n2": (1,)}),
     ("[fd77::9]:1", {"fd77::9": (1,)}),
     ("FD77:0::9", {"fd77::9": (0, 1)}),
     ("lazy", {"lazy": ()}),
@@ -202,9 +191,7 @@ def test_any_text_is_a_filter_or_wrong_input(text: str) -> None:
 
 LISTS_OF_NAMES = [
     ("h1", ["h1"]),
-    ("node[1-3]", ["node1", "node2", "node3"]),
     ("node[01-03,07].dc", ["node01.dc", "node02.dc", "node03.dc", "node07.dc"]),
-    ("n[8-11]", ["n8", "n9", "n10", "n11"]),
     ("n[08-11]", ["n08", "n09", "n10", "n11"]),
     ("n[099-101]", ["n099", "n100", "n101"]),
     ("n[0-8/4]", ["n0", "n4", "n8"]),
@@ -212,18 +199,14 @@ LISTS_OF_NAMES = [
     ("r[1-2]n[3-4]", ["r1n3", "r1n4", "r2n3", "r2n4"]),
     ("[1-2].dc", ["1.dc", "2.dc"]),
     ("n[1-2]:8,[fd77::9]:4", ["n1:8", "n2:8", "[fd77::9]:4"]),
-    ("cpu[01-02],gpu3", ["cpu01", "cpu02", "gpu3"]),
 ]
 
 REFUSED_LISTS = [
     ("", "'' has an empty name"),
-    ("h1,,h2", "'h1,,h2' has an empty name"),
     ("n[1-3", r"'n\[1-3' has a \[ without its other half"),
     ("n1-3]", r"'n1-3\]' has a \] without its other half"),
     ("n[1[2]]", r"has a \[ without its other half"),
     ("n[]", r"'n\[\]' has '' for a range"),
-    ("n[a-c]", r"'n\[a-c\]' has 'a-c' for a range"),
-    ("n[1,]", "has '' for a range"),
     ("n[\u0661-\u0663]", "for a range"),
     ("n[1-9999999999]", "has '1-9999999999' for a range"),
     ("n[3-1]", r"'n\[3-1\]' has the range 3-1, which runs backwards; write 1-3"),
@@ -231,7 +214,6 @@ REFUSED_LISTS = [
     (f"n[1-{MAX_HOSTS + 1}]", rf"'n\[1-{MAX_HOSTS + 1}\]' makes more than {MAX_HOSTS} hosts"),
     (f"h,n[1-{MAX_HOSTS}]", rf"'n\[1-{MAX_HOSTS}\]' makes more than {MAX_HOSTS} hosts"),
     ("n[1-999][1-999][1-999][1-999]", f"makes more than {MAX_HOSTS} hosts"),
-    ("n[0-999999999,0-999999999]", f"makes more than {MAX_HOSTS} hosts"),
     ("x" * (MAX_LIST_CHARS + 1), f"more than {MAX_LIST_CHARS} characters"),
 ]
 

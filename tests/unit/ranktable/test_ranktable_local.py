@@ -260,7 +260,6 @@ def test_a_variable_that_names_no_file_is_an_error_with_what_follows_from_it(cap
         (["validate", "--local", "--fix", "t.json"], "give one of the two"),
         (["validate", "--local", "t.json", "u.json"], "--local takes one FILE, not 2"),
         (["validate", "--local"], "name the file that the job reads, or set RANK_TABLE_FILE"),
-        (["validate", "--local", "none.json"], "cannot read none.json"),
     ],
 )
 def test_a_mistake_in_using_check_is_one_line(check, capsys, arguments, says):
@@ -362,7 +361,6 @@ def test_ipv6_addresses_count_where_there_is_no_ipv4():
             "a.conf:2: the device_ip of device 0 is 10.0.0.2 here, but 10.0.0.1 at a.conf:1",
         ),
         ("address_0=-.-.-.-\n", "a.conf:1: the address '-.-.-.-' of device 0 is the mark of a tool"),
-        ("address_0=10.0.0.256\n", "is not an IPv4 or IPv6 address"),
         ("address_0=10.0.0.1\nhello\n", "a.conf:2: 'hello' is not key=value"),
     ],
 )

@@ -10,12 +10,7 @@ from hypothesis import strategies as st
 from ranktable import Device, RankTable, Server, SuperPod, build_table, read_table, write_table
 from ranktable.errors import BuildError, UnknownDialectError
 from ranktable.kinds import find_near_keys
-from ranktable.report import (
-    list_ranks,
-    overview_as_json,
-    render_overview,
-    render_rank,
-)
+from ranktable.report import list_ranks, overview_as_json, render_overview, render_rank
 
 
 def test_a_line_per_server_in_the_order_of_rank():

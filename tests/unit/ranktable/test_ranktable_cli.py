@@ -1,14 +1,16 @@
-"""The command: what generate and validate write, print and say, and with which exit status."""
+"""The command: what generate and validate write, print and say, with which exit status; and what it loads."""
 
 import importlib.metadata
 import io
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import ranktable
 from ranktable.generate import build_table
 from ranktable.tables import encode_table
 
@@ -247,23 +249,12 @@ def test_the_kind_of_table_is_said_with_its_evidence_where_there_are_problems(va
     assert "taken for" not in validate(CATALOGUE / "trailing_comma.json")[1]
 
 
-def test_quiet_leaves_out_warnings_and_files_that_pass(validate):
+def test_quiet_leaves_out_what_passes_and_keeps_what_strict_counts_and_what_is_not_ready_or_readable(validate):
     status, out = validate("--quiet", CATALOGUE / "good_16pcs.json", CATALOGUE / "numeric_order.json", "mixed.json")
     assert status == 1
-    assert "warning R" not in out
-    assert "good_16pcs" not in out
-    assert "numeric_order" not in out
+    assert not any(word in out for word in ("warning R", "good_16pcs", "numeric_order"))
     assert "mixed.json: 1 error, 2 warnings" in out
-
-
-def test_quiet_keeps_what_strict_counts(validate):
-    status, out = validate("--quiet", "--strict", CATALOGUE / "numeric_order.json")
-    assert status == 1
-    assert "warning R11" in out
-    assert validate("--quiet", CATALOGUE / "numeric_order.json") == (0, "")
-
-
-def test_quiet_keeps_files_that_are_not_ready_or_not_readable(validate):
+    assert "warning R11" in validate("--quiet", "--strict", CATALOGUE / "numeric_order.json")[1]
     assert "not ready" in validate("--quiet", CATALOGUE / "initializing.json")[1]
     assert "cannot read missing.json" in validate("--quiet", "missing.json", "mixed.json")[1]
 
@@ -309,3 +300,26 @@ def test_an_odd_key_cannot_break_the_line_of_an_error(run):
     status, _, error = run("show", "odd.json")
     assert status == 1
     assert re.fullmatch(r"ranktable: error: odd.json .*two\\nlines.*u001b\[31m.*\n", error)
+
+
+ROOT = Path(ranktable.__file__).parent
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import ranktable", ["click", "yaml", "json", "dataclasses"]),
+        ("from ranktable import build_table, encode_table, read_table, validate_table, write_table", ["click", "yaml"]),
+    ],
+)
+def test_importing_loads_no_more_than_needed(statement, absent):
+    code = f"{statement}; import sys; print([name for name in {absent} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT.parent)
+    assert done.stdout == "[]\n"
+
+
+def test_the_module_runs_as_a_command():
+    arguments = [sys.executable, "-m", "ranktable", "validate", "-"]
+    done = subprocess.run(arguments, input=b"{", capture_output=True, check=False, cwd=ROOT.parent)
+    assert done.returncode == 1
+    assert b"ends in the middle of the table" in done.stdout

@@ -320,6 +320,18 @@ def test_a_rank_of_another_host_is_answered_with_the_ranks_of_this_one(check, mo
     assert captured.err == "ranktable: this host is server 10.0.0.5 of the table, with ranks 0 to 1\n"
 
 
+def test_a_table_without_ranks_is_held_against_those_that_its_readers_count(check, root, monkeypatch, capsys):
+    devices = [{"device_id": str(number), "device_ip": f"192.168.{number + 1}.5"} for number in range(2)]
+    pod = {"pod_name": "p", "server_id": "10.0.0.5", "devices": devices}
+    group = {"group_name": "g", "instance_count": "1", "device_count": "2", "instance_list": [pod]}
+    Path("t.json").write_text(json.dumps({"status": "completed", "group_count": "1", "group_list": [group]}))
+    monkeypatch.setenv("RANK_ID", "1")
+    assert main(["validate", "--local", "t.json", "--root", str(root)]) == 0
+    captured = capsys.readouterr()
+    assert " L7 " not in captured.out
+    assert captured.err == "ranktable: this host is server 10.0.0.5 of the table, with ranks 0 to 1\n"
+
+
 CONF = """\
 # written by the installer
 netmask_0=255.255.255.0

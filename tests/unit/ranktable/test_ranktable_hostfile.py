@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msrun.errors import UsageError
-from msrun.launch.job_hosts import read_job_hosts
-from ranktable.cli import main
 from ranktable.errors import HostListError
 from ranktable.hosts.brackets import MAX_HOSTS
 from ranktable.hosts.host_list import ListedHost
@@ -126,49 +121,6 @@ def test_any_text_is_a_hostfile_or_wrong_input(text: str, family) -> None:
         assert error.remedy and "\n" not in str(error)
         return
     assert hosts and len({host.name for host in hosts}) == len(hosts)
-
-
-OPTIONS = dict.fromkeys(["hosts", "hostfile", "rehearse", "include", "exclude", "python", "nnodes", "min_hosts"])
-OPTIONS |= {"rank_table_file": None}
-OPTIONS |= {"spares": 0, "max_restarts": 0, "ssh": False, "worker_num": None, "local_worker_num": None}
-OPTIONS |= {"master_addr": None, "node_rank": None, "device_target": "cpu"}
-
-
-def planned_by_msrun(path) -> list[tuple[str, tuple[int, ...]]] | str:
-    """Return the hosts and devices of `msrun --hostfile`, or the error."""
-    try:
-        found = read_job_hosts({**OPTIONS, "hostfile": path}, {"hostfile"})
-    except UsageError as error:
-        return str(error)
-    return sorted((entry.name, entry.device_ids) for entry in found.entries)
-
-
-def generated(path, capsys) -> list[tuple[str, tuple[int, ...]]] | str:
-    """Return the servers and devices of `ranktable generate --hostfile`, or the error."""
-    status = main(["generate", "--hostfile", str(path), "--device_target", "cpu", "-o", "-"])
-    output = capsys.readouterr()
-    if status:
-        return output.err.strip().removeprefix("ranktable: error: ")
-    return sorted(
-        (server["server_id"], tuple(int(device["device_id"]) for device in server["device"]))
-        for server in json.loads(output.out)["server_list"]
-    )
-
-
-LINES = st.sampled_from(
-    [
-        *("a slots=2", "a slots=2 max_slots=4", "b:2", "[fd00::1]:2", "c slots = 2", "d slots=2 devices=4,6"),
-        *("me@e slots=1", "n[1-2]:2", "f slots=0", "b:2 ifname=ib0", "g slot=2", "h slots=1 address=fd00::9"),
-        *("# nobody", "a slots=3 count=3", "+n1 slots=2", "-x slots=1", "a slots=9 max_slots=8"),
-    ]
-)
-
-
-@given(lines=st.lists(LINES, min_size=1, max_size=4))
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_both_commands_read_the_same_of_a_file(tmp_path, capsys, lines: list[str]) -> None:
-    (tmp_path / "hosts").write_text("\n".join(["z slots=1", *lines]))
-    assert generated(tmp_path / "hosts", capsys) == planned_by_msrun(tmp_path / "hosts")
 
 
 @pytest.mark.parametrize(

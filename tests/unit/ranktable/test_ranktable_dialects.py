@@ -108,6 +108,7 @@ def test_what_the_model_says_of_each_dialect():
     assert first.server_id == version_2["rank_list"][0]["level_list"][0]["net_instance_id"]
     service = parse_table(json.dumps(read_base("service")))
     assert {server.group for server in service.servers} >= {"2"}
+    assert all(server.server_id for server in service.servers), "a coordinator goes by its server_ip"
     with pytest.raises(BuildError, match="several groups of the table have a rank 0"):
         service.server_of(0)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ranktable.errors import BuildError
 from ranktable.generate import give_super_device_ids
 from ranktable.hosts.names import check_host_name
-from ranktable.kinds import dialect_of, written_names
+from ranktable.kinds import dialect_of, join_servers, written_names
 from ranktable.merge import Edited
-from ranktable.model import NOTHING, RankTable, Server, SuperPod
+from ranktable.model import NOTHING, RankTable, SuperPod
 from ranktable.profile import ANY_TARGET
 from ranktable.validate import hold_to_rules
 from ranktable.values import count_noun, plain
@@ -43,20 +44,11 @@ def convert_table(
     keeps_others = "server_count" in dialect_of(table.dialect).known_schema.by_name
     if has_pods:
         table = _add_super_pods(table, super_pods, super_device_ids)
+    left: dict[str, Any] = {} if keeps_others else {"extra": NOTHING}
+    of_pods: dict[str, Any] = {} if has_pods else {"super_device_id": None}
     servers = tuple(
-        replace(
-            server,
-            extra=server.extra if keeps_others else NOTHING,
-            devices=tuple(
-                replace(
-                    device,
-                    super_device_id=device.super_device_id if has_pods else None,
-                    extra=device.extra if keeps_others else NOTHING,
-                )
-                for device in server.devices
-            ),
-        )
-        for server in _join_servers(table.servers)
+        replace(server, group=None, devices=tuple(replace(each, **of_pods, **left) for each in server.devices), **left)
+        for server in join_servers(table.servers)  # two pods of one host are one server to HCCL
     )
     extra = {key: value for key, value in table.extra.items() if keeps_others and key not in _OWN}
     pods = table.super_pods if has_pods else ()
@@ -116,16 +108,6 @@ def _check_ranks(table: RankTable) -> None:
     raise BuildError(message, "run ranktable validate on it first")
 
 
-def _join_servers(servers: tuple[Server, ...]) -> tuple[Server, ...]:
-    """Put the entries of one server_id together: two pods of one host are one server to HCCL; groups are left out."""
-    joined: dict[str, Server] = {}
-    for server in servers:
-        first = joined.get(server.server_id)
-        devices = (*first.devices, *server.devices) if first else server.devices
-        joined[server.server_id] = replace(first or server, devices=devices, group=None)
-    return tuple(joined.values())
-
-
 def _add_super_pods(
     table: RankTable, super_pods: Mapping[str, Sequence[str]], numbers: Mapping[str, Sequence[str]]
 ) -> RankTable:
@@ -144,7 +126,7 @@ def _add_super_pods(
         raise BuildError(f"{what}, which HCCL demands in a super pod", remedy)
     added = replace(table, servers=servers, super_pods=pods or table.super_pods)
     if super_pods or numbers:  # a table's own super pods are noted as its own fault
-        plain_servers = tuple(replace(server, group=None, extra={}) for server in _join_servers(servers))
+        plain_servers = tuple(replace(server, group=None, extra={}) for server in join_servers(servers))
         held = RankTable(written_names()[-1], plain_servers, super_pods=added.super_pods)
         hold_to_rules(held, ANY_TARGET, only=("R24", "R25"))
     return added

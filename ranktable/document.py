@@ -21,7 +21,7 @@ from ranktable.bounded_text import is_deeper
 from ranktable.errors import JsonTextError
 from ranktable.faults import Fault, explain_fault, name_bytes
 from ranktable.files import STDIN_NAME, read_source
-from ranktable.problem import Position, Problem, join_index, join_key, parent_path
+from ranktable.problem import Position, Problem, join_key, parent_path
 
 MAX_DEPTH = 64
 """Deepest nesting that is read; the deepest known dialect needs 6."""
@@ -191,7 +191,7 @@ def _walk(
             seen.add(key)
             offset = _after_space(text, _after_space(text, offset) + 1)
         else:
-            child = join_index(path, index)
+            child = f"{path}[{index}]"
             index += 1
         yield child, start, is_repeat
         offset = _after_space(text, (yield from _walk(text, offset, child, enters, enters(child))))

@@ -12,13 +12,12 @@ import codecs
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from ranktable.document import Document, Lines, parse_document
 from ranktable.errors import InvalidTableError, JsonTextError
 from ranktable.kinds import find_near_keys
-from ranktable.problem import Position, join_index, join_key, show_value
-from ranktable.schema import Schema, fits_kind, walk_tree
+from ranktable.problem import Position, join_key, show_value
+from ranktable.schema import Schema, find_near, fits_kind, walk_tree
 from ranktable.tables import detect_table
 
 Members = dict[str, object]
@@ -169,17 +168,10 @@ def _fix_keys(value: Members, schema: Schema) -> Iterator[Repair]:
 
 def find_misspelt(members: Mapping[str, object], schema: Schema) -> Iterator[tuple[str, str]]:
     """Yield each strange key of an object with the known key that it is meant to be."""
-    if members.keys() <= schema.kinds.keys():
-        return
-    taken = set(members)
-    by_form = {_normalise(key): key for key in schema.kinds}
-    wanted = {_normalise(f.name): f.name for f in schema.fields if f.missing == "error" and f.name not in members}
-    for name in members:
-        if name in schema.kinds:
-            continue
-        close = get_close_matches(_normalise(name), wanted, n=1, cutoff=_CLOSE)
-        meant = by_form.get(_normalise(name)) or (wanted[close[0]] if close else None)
-        if meant is not None and meant not in taken:
+    taken, demanded = set(members), {field.name for field in schema.fields if field.missing == "error"}
+    for name in [name for name in members if name not in schema.kinds]:
+        meant = find_near(name, schema.kinds, _CLOSE)
+        if meant and meant not in taken and (meant in demanded or _normalise(name) == _normalise(meant)):
             taken.add(meant)
             yield name, meant
 
@@ -223,7 +215,7 @@ def _fix_values(value: Members, schema: Schema) -> Iterator[Repair]:
                     after = _retype(item, "text", field.name)
                     if after is not None and after != item:
                         before[index] = after
-                        yield Repair("R4", join_index(place, index), _replaced(item, after))
+                        yield Repair("R4", f"{place}[{index}]", _replaced(item, after))
                 continue
             after = _retype(before, field.kind, field.name)
             if after is not None and after != before:

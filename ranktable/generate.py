@@ -29,7 +29,6 @@ class HostInventory(Server):
     """A host with the devices that a job is to use on it, in the order of their ranks to be."""
 
     super_pod_id: str | None = None
-    """The super pod that the host stands in."""
 
 
 Owner = TypeVar("Owner", bound=Server)
@@ -213,11 +212,7 @@ def expand_pattern(pattern: str, servers: Iterable[tuple[str, Sequence[int]]]) -
 
 
 def parse_super_pods(texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Return the server ids of each super pod; raises BuildError, HostListError.
-
-    >>> parse_super_pods(["0=node[1-2];1=node3"])
-    {'0': ('node1', 'node2'), '1': ('node3',)}
-    """
+    """Return the server ids of each super pod, `0=node[1-2];1=node3`; raises BuildError, HostListError."""
     pods: dict[str, tuple[str, ...]] = {}
     for part in (part.strip() for text in texts for part in text.split(";")):
         pod_id, equals, hosts = part.partition("=")

@@ -7,21 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ranktable import local_host
 from ranktable.document import read_document
 from ranktable.errors import JsonTextError, UnknownDialectError
 from ranktable.files import STDIN_NAME
 from ranktable.hosts.this_host import find_this_host
-from ranktable.kinds import ServerEntry, Survey
-from ranktable.local_host import (
-    NODE_NAMES,
-    HostAnswers,
-    LocalHost,
-    ask_addresses,
-    ask_super_pod,
-    find_device_ids,
-    read_hccn_conf,
-    read_local_host,
-)
+from ranktable.model import Entry, RankTable, Server
 from ranktable.problem import Problem, Severity
 from ranktable.profile import build_profile
 from ranktable.rules.identity import about_devices
@@ -38,7 +29,7 @@ class LocalReport:
     """What validation and the look at this host found."""
 
     report: Report
-    servers: tuple[ServerEntry, ...] = ()
+    servers: tuple[Server, ...] = ()
     """Which server this host is: one, when all is well."""
 
 
@@ -66,31 +57,31 @@ def check_file(
     if not report.is_ready:
         return LocalReport(report)
     kind = detect_table(document).dialect
-    survey, host = kind.make_survey(document.value, kind), read_local_host()
+    table, host = kind.read(Entry(members=document.value), kind), local_host.read_local_host()
     variables = os.environ if environment is None else environment
-    servers = find_local_servers(survey, host)
-    found = [*report.problems, *_check_file(os.fspath(path), variables), *_check_host(survey, servers, host)]
+    servers = find_local_servers(table, host)
+    found = [*report.problems, *_check_file(os.fspath(path), variables), *_check_host(table, servers, host)]
     for server in servers:
         found += _check_devices(server, checked_for.device_target, Path(root))
-    found += _check_variables(survey, servers, variables) if servers else ()
+    found += _check_variables(table, servers, variables) if servers else ()
     return LocalReport(replace(report, problems=locate(found, document)), tuple(servers))
 
 
-def find_local_servers(survey: Survey, host: LocalHost) -> list[ServerEntry]:
+def find_local_servers(table: RankTable, host: local_host.LocalHost) -> list[Server]:
     """Return the servers of the table that are this host. A lone server on loopback is every host's own."""
-    words = [[text for key in _NAME_KEYS if (text := server.text(key))] for server in survey.servers]
+    words = [[text for key in _NAME_KEYS if (text := server.text(key))] for server in table.servers]
     places = find_this_host(words, host.name, map(str, host.addresses))
-    found = [survey.servers[place] for place in places]
-    if not found and len(survey.servers) == 1 and is_loopback(survey.servers[0].server_id or ""):
-        return list(survey.servers)
+    found = [table.servers[place] for place in places]
+    if not found and len(table.servers) == 1 and is_loopback(table.servers[0].server_id):
+        return list(table.servers)
     return found
 
 
-def _check_host(survey: Survey, servers: list[ServerEntry], host: LocalHost) -> Iterator[Problem]:
+def _check_host(table: RankTable, servers: list[Server], host: local_host.LocalHost) -> Iterator[Problem]:
     """Rule L1."""
     if not servers:
         known = ", ".join([host.name, *map(str, host.addresses[:4])])
-        where = survey.servers[0].path.rpartition("[")[0] if survey.servers else ""
+        where = table.servers[0].path.rpartition("[")[0] if table.servers else ""
         remedy = "add this host, or use the table of the job of this host"
         yield Problem(where, "L1", "error", f"no server of the table is this host ({known})", remedy)
     for server in servers[1:]:
@@ -121,44 +112,43 @@ def _check_file(path: str, environment: Mapping[str, str]) -> Iterator[Problem]:
         yield Problem("", "L5", severity, message, f"set RANK_TABLE_FILE to {path}")
 
 
-def _check_devices(server: ServerEntry, target: str, root: Path) -> Iterator[Problem]:
+def _check_devices(server: Server, target: str, root: Path) -> Iterator[Problem]:
     """Rule L2, and L3, L4 and L6 for devices that are here: only what the table has values for is asked for."""
-    present = find_device_ids(target, root)
-    if target in NODE_NAMES and not present:
-        message = f"this host has no {NODE_NAMES[target]}, the table gives it {len(server.devices)} devices"
+    present = local_host.find_device_ids(target, root)
+    if target in local_host.NODE_NAMES and not present:
+        message = f"this host has no {local_host.NODE_NAMES[target]}, the table gives it {len(server.devices)} devices"
         remedy = "mount the devices into the container, or choose another --device_target"
         yield Problem(server.path, "L2", "error", message, remedy)
     for device in server.devices if present else ():
-        if device.device_id is not None and device.device_id not in present:
+        if device.device_id >= 0 and device.device_id not in present:
             message = f"this host has no such device; it has {', '.join(map(str, present))}"
             yield device.complain("device_id", "L2", message, "write physical ids, not those inside a container")
     if target != "ascend":
         return
-    asked = [number for device in server.devices if (number := device.device_id) in present and number is not None]
+    asked = [device.device_id for device in server.devices if device.device_id in present]
     if any(device.has("device_ip") for device in server.devices):
-        yield from _check_addresses(server, asked, ask_addresses(asked, root), read_hccn_conf(root))
+        yield from _check_addresses(server, asked, root)
     has_numbers = any(device.has("super_device_id") for device in server.devices)
-    answers = ask_super_pod(asked, root) if has_numbers else None
+    answers = local_host.ask_super_pod(asked, root) if has_numbers else None
     numbers = answers.super_device_ids if answers else {}
     for device in server.devices:
-        text, said = device.text("super_device_id"), numbers.get(-1 if device.device_id is None else device.device_id)
+        text, said = device.text("super_device_id"), numbers.get(device.device_id)
         if text is not None and said is not None and text != said.value:
             message = f"the device has another SDID here: {said.value} ({said.origin})"
             yield device.complain("super_device_id", "L6", message, f'write "{said.value}"')
 
 
-def _check_addresses(
-    server: ServerEntry, device_ids: list[int], tool: HostAnswers | None, conf: HostAnswers | None
-) -> Iterator[Problem]:
+def _check_addresses(server: Server, device_ids: list[int], root: Path) -> Iterator[Problem]:
     """Rules L3 and L4."""
-    answers = tool or conf
+    conf = local_host.read_hccn_conf(root)
+    answers = local_host.ask_addresses(device_ids, root) or conf
     if answers is None:
         message = "neither hccn_tool nor /etc/hccn.conf is here, so device_ip cannot be compared"
         yield Problem(server.path, "L3", "warning", message, "mount /etc/hccn.conf and the driver into the container")
         return
     for device in server.devices:
         number = device.device_id
-        if number not in device_ids or number is None or device.text("device_ip") is None:
+        if number not in device_ids or device.text("device_ip") is None:
             continue
         said, stale = answers.addresses.get(number), conf and conf.addresses.get(number)
         if said is None:
@@ -175,12 +165,12 @@ def _check_addresses(
             yield Problem("", "L4", "warning", message, "write the address in use into hccn.conf")
 
 
-def _check_variables(survey: Survey, servers: list[ServerEntry], environment: Mapping[str, str]) -> Iterator[Problem]:
+def _check_variables(table: RankTable, servers: list[Server], environment: Mapping[str, str]) -> Iterator[Problem]:
     """Rule L7: what an entry script sets by hand for each process."""
     size, rank, device = (environment.get(name) for name in ("RANK_SIZE", "RANK_ID", "DEVICE_ID"))
-    if size is not None and size != str(survey.num_devices):
-        message = f"RANK_SIZE is {size}, the table has {survey.num_devices} devices"
-        yield Problem("", "L7", "error", message, f"set RANK_SIZE={survey.num_devices}")
+    if size is not None and size != str(table.world_size):
+        message = f"RANK_SIZE is {size}, the table has {table.world_size} devices"
+        yield Problem("", "L7", "error", message, f"set RANK_SIZE={table.world_size}")
     if rank is None:
         return
     mine = next((entry for server in servers for entry in server.devices if str(entry.rank_id) == rank), None)

@@ -66,7 +66,6 @@ class HostAnswers:
     """What sources say about the devices of one host."""
 
     addresses: dict[int, Said] = field(default_factory=dict)
-    """`device_ip` by device id."""
     super_device_ids: dict[int, Said] = field(default_factory=dict)
     super_pod_id: Said | None = None
     failed: dict[int, Said] = field(default_factory=dict)

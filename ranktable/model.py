@@ -1,13 +1,19 @@
-"""The neutral rank table: frozen values that every dialect decodes to and encodes from."""
+"""The rank table: frozen values that every dialect is read into, each with the object of the file that says it.
+
+Of a faulty file they hold what can be read, so that all its faults are found in one run.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import count
 from typing import Any
 
 from ranktable.errors import BuildError
+from ranktable.problem import Problem, Severity, join_key, show_value
+from ranktable.schema import Members, walk_objects
+from ranktable.values import parse_number
 
 COMPLETED = "completed"
 INITIALIZING = "initializing"
@@ -15,17 +21,54 @@ INITIALIZING = "initializing"
 NOTHING: dict[str, object] = {}
 """No other keys: one object for the many that have none."""
 
-
 RankKey = Callable[[int, "Device"], Any]
 """What ranks are sorted by: of the place of a server in a list, and a device of it."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry:
+    """An object of a file: its path and its members as they stand there. What no file says has neither."""
+
+    _: KW_ONLY
+    path: str = field(default="", compare=False, repr=False)
+    members: Members = field(default_factory=lambda: NOTHING, compare=False, repr=False)
+    places: Mapping[str, str] | None = field(default=None, compare=False, repr=False)
+    """Paths of the members that stand elsewhere in the file, or under another key, than `path` and their key say."""
+
+    def path_of(self, key: str) -> str:
+        """Return the path of member `key` in the file."""
+        return (self.places or {}).get(key) or join_key(self.path, key)
+
+    def text(self, key: str) -> str | None:
+        """Return the member if it is a string, else None."""
+        value = self.members.get(key)
+        return value if isinstance(value, str) else None
+
+    def number(self, key: str) -> int | None:
+        """Return the member if it is a JSON integer or a decimal string, else None."""
+        return parse_number(self.members.get(key))
+
+    def has(self, key: str) -> bool:
+        """True when the member is there, whatever its value."""
+        return key in self.members
+
+    def entries(self, key: str) -> list[Entry]:
+        """Return the objects in the array that member `key` is."""
+        return [Entry(path=path, members=members) for path, members in walk_objects(self.members, self.path, key)]
+
+    def complain(self, key: str, rule: str, message: str, remedy: str, severity: Severity = "error") -> Problem:
+        """Return a problem about member `key`, with its value unless that is a list."""
+        value = self.members.get(key)
+        shown = show_value(value) if key in self.members and not isinstance(value, list) else None
+        return Problem(self.path_of(key), rule, severity, message, remedy, shown)
+
+
 @dataclass(frozen=True, slots=True)
-class Device:
+class Device(Entry):
     """One accelerator (or, on a host without any, one process slot) and the global rank that it carries."""
 
     device_id: int
-    """Physical number of the device on its server, unique there; -1 for a process on the host itself (version 1.1)."""
+    """Physical number of the device on its server, unique there; -1 where the file gives no usable one."""
     rank_id: int = -1
     """Global rank, 0 to world_size - 1; -1 as long as none is given."""
     device_ip: str | None = None
@@ -37,7 +80,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class Server(Entry):
     """One host and its devices, in the order of the file."""
 
     server_id: str
@@ -54,11 +97,11 @@ class Server:
     @property
     def ranks(self) -> tuple[int, ...]:
         """The global ranks of this server in ascending order."""
-        return tuple(sorted(device.rank_id for device in self.devices))
+        return tuple(sorted(device.rank_id for device in self.devices if device.rank_id >= 0))
 
 
 @dataclass(frozen=True, slots=True)
-class SuperPod:
+class SuperPod(Entry):
     """Servers whose devices share one super pod's fabric."""
 
     super_pod_id: str
@@ -67,7 +110,7 @@ class SuperPod:
 
 
 @dataclass(frozen=True, slots=True)
-class RankTable:
+class RankTable(Entry):
     """Servers, devices and ranks of one job.
 
     The values are as the file or the caller gave them: a table may break rules (`validate_table` tells which).
@@ -82,6 +125,8 @@ class RankTable:
     """What the file says in `server_count`; None when it says nothing. A correct table declares len(servers)."""
     super_pods: tuple[SuperPod, ...] = ()
     extra: Mapping[str, object] = field(default_factory=lambda: NOTHING, hash=False)
+    groups: tuple[RankTable, ...] = field(default=(), compare=False, repr=False)
+    """The groups where each has ranks from 0: rules about ranks and servers look at one group at a time."""
 
     @property
     def world_size(self) -> int:
@@ -97,6 +142,11 @@ class RankTable:
     def placements(self) -> Iterator[tuple[Server, Device]]:
         """Every device with its server, in the order of the file."""
         return ((server, device) for server in self.servers for device in server.devices)
+
+    @property
+    def devices(self) -> Iterator[Device]:
+        """Every device of the table, in the order of the file."""
+        return (device for server in self.servers for device in server.devices)
 
     def server_of(self, global_rank: int) -> Server:
         """Return the server of `global_rank`; raises BuildError."""
@@ -163,9 +213,8 @@ def encode(table: RankTable) -> dict[str, object]:
 
 def _encode_server(server: Server) -> dict[str, object]:
     named = {"server_id": server.server_id, "host_ip": server.host_ip, "pod_ip": server.pod_ip}
-    encoded: dict[str, object] = {key: value for key, value in named.items() if value is not None}
-    encoded["device"] = [_encode_device(device) for device in server.devices]
-    return {**encoded, **server.extra} if server.extra else encoded
+    encoded = {key: value for key, value in named.items() if value is not None}
+    return {**encoded, "device": [_encode_device(device) for device in server.devices], **server.extra}
 
 
 def _encode_device(device: Device) -> dict[str, object]:

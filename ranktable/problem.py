@@ -63,25 +63,12 @@ def show_value(value: object) -> str:
 
 
 def join_key(path: str, key: str) -> str:
-    """Return the path of member `key` of the object at `path`.
-
-    >>> join_key("server_list[0]", "device")
-    'server_list[0].device'
-    """
+    """Return the path of member `key` of the object at `path`: `server_list[0].device`."""
     if not (key.isidentifier() and key.isascii()) and not _PLAIN_KEY.fullmatch(key):
         return f"{path}[{json.dumps(key)}]"
     return f"{path}.{key}" if path else key
 
 
-def join_index(path: str, index: int) -> str:
-    """Return the path of item `index` of the array at `path`."""
-    return f"{path}[{index}]"
-
-
 def parent_path(path: str) -> str:
-    """Return the path of the object or array that holds `path`; the top is the empty path.
-
-    >>> parent_path("server_list[1].device[3]")
-    'server_list[1].device'
-    """
+    """Return the path of the object or array that holds `path`; the top is the empty path."""
     return _LAST_STEP.sub("", path, count=1)

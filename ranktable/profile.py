@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ranktable.errors import BuildError
-from ranktable.problem import Severity
 
 DEVICE_TARGETS = ("ascend", "gpu", "cpu")
 CHIPS = ("910a", "a2", "a3", "a5", "300i-duo")
@@ -37,24 +36,12 @@ class Profile:
         target = self.chip or self.device_target
         return f"{target} and {self.reader}" if self.reader else target
 
-    def severity_on(self, *chips: str) -> Severity | None:
-        """Return how bad it is to break a rule of `chips`: None when the rule does not hold for this profile."""
-        if not self.is_ascend:
-            return None
-        if self.chip is None:
-            return "warning"
-        return "error" if self.chip in chips else None
-
 
 ANY_TARGET = Profile("any")
 """The rules that hold whatever the devices are: for tables that are made without a word about it."""
 
 
-def build_profile(
-    device_target: str = "ascend",
-    chip: str | None = None,
-    reader: str | None = None,
-) -> Profile:
+def build_profile(device_target: str = "ascend", chip: str | None = None, reader: str | None = None) -> Profile:
     """Return the profile of the names, in any letter case; raises BuildError for others, and for odd pairs."""
     target = _choose("device_target", device_target, DEVICE_TARGETS)
     for name, value in (("chip", chip), ("profile", reader)):

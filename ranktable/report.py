@@ -17,8 +17,6 @@ from ranktable.validate import Report
 from ranktable.values import count_noun, plain, render_json
 
 _SHOWN_REPEATS = 3
-
-
 Verdict = Report | RankTableError
 """What the validation of one file gave; an error for one that could not be read, or is of a kind without rules here."""
 

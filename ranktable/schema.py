@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Literal
 
-from ranktable.problem import Problem, Severity, join_index, join_key, show_value
-from ranktable.values import MAX_INTEGER, is_decimal, name_placeholder, parse_number, read_integer
+from ranktable.problem import Problem, Severity, join_key, show_value
+from ranktable.values import MAX_INTEGER, is_decimal, name_placeholder, parse_number
 
 Kind = Literal["text", "number", "list", "any_list", "integer", "texts", "entries", "object", "unread"]
 """How a value is written.
@@ -61,18 +61,16 @@ class Field:
     role: str | None = None
     """What the value is in the neutral table and to the rules: "server_id", "device_ip", "rank_id", ..."""
     of: Schema | None = None
-    """The objects in the value."""
     count: Count | None = None
     limits: tuple[int, int] | None = None
     """Lowest and highest number, bytes of a text, or entries of an array."""
     choices: tuple[str, ...] = ()
-    """The only values of a text."""
 
 
 class Schema:
     """The keys of one kind of object; `extras` are known by name only: other readers look at them."""
 
-    def __init__(self, fields: tuple[Field, ...], extras: frozenset[str] = frozenset()) -> None:
+    def __init__(self, *fields: Field, extras: frozenset[str] = frozenset()) -> None:
         self.fields = fields
         self.by_name = {field.name: field for field in fields}
         self.by_role = {field.role: field for field in fields if field.role}
@@ -97,7 +95,7 @@ def fits_kind(value: object, kind: Kind | Literal["unknown"] | None) -> bool:
     if kind == "number":
         return type(value) is str and is_decimal(value) is not None
     if kind == "integer":
-        return read_integer(value) is not None
+        return type(value) is int and 0 <= value <= MAX_INTEGER
     if kind in ("list", "any_list"):
         return type(value) is list and (bool(value) or kind == "any_list") and all(type(v) is dict for v in value)
     if kind in ("texts", "entries"):
@@ -114,7 +112,7 @@ def walk_objects(holder: Members, path: str, key: str) -> Iterator[tuple[str, di
     base = join_key(path, key)
     for index, item in enumerate(items):
         if isinstance(item, dict):
-            yield join_index(base, index), item
+            yield f"{base}[{index}]", item
 
 
 def walk_tree(
@@ -234,12 +232,12 @@ def _check_object(members: Members, schema: Schema, path: str) -> Iterator[Probl
         yield Problem(path, "R31", "warning", message, "check that this is a rank table")
 
 
-def find_near(name: str, known: Iterable[str]) -> str | None:
+def find_near(name: str, known: Iterable[str], cutoff: float = 0.8) -> str | None:
     """Return which of the known keys a strange one is meant to be, by its letters; None without one."""
     if len(name) > _MAX_NEAR:
         return None
     plain = {key.replace("_", ""): key for key in known}
-    near = get_close_matches(name.replace("_", "").replace("-", "").lower(), plain, n=1, cutoff=0.8)
+    near = get_close_matches(name.replace("_", "").replace("-", "").lower(), plain, n=1, cutoff=cutoff)
     return plain[near[0]] if near else None
 
 
@@ -290,7 +288,7 @@ def _check_array(value: object, path: str, kind: str) -> Iterator[Problem]:
         yield Problem(path, rule, "error", "the array is empty", "list at least one entry", "[]")
     wrong = [index for index, item in enumerate(value) if not isinstance(item, wanted)]
     for index in wrong[:_MAX_LISTED]:
-        yield _wrong_type(value[index], join_index(path, index), name, remedy, rule)
+        yield _wrong_type(value[index], f"{path}[{index}]", name, remedy, rule)
     if len(wrong) > _MAX_LISTED:
         message = f"{len(wrong) - _MAX_LISTED} more items of the array are not {name}"
         yield Problem(path, rule, "error", message, "check that this is a rank table")

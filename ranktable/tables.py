@@ -5,16 +5,10 @@ from __future__ import annotations
 import os
 
 from ranktable.document import Document, parse_document, read_document
-from ranktable.errors import (
-    BuildError,
-    InvalidTableError,
-    NotReadyError,
-    UnknownDialectError,
-    UnsupportedDialectError,
-)
+from ranktable.errors import BuildError, InvalidTableError, NotReadyError, UnknownDialectError, UnsupportedDialectError
 from ranktable.files import DEFAULT_MODE, write_bytes
-from ranktable.kinds import Detection, detect_dialect, dialect_of, find_near_keys, table_of, written_names
-from ranktable.model import INITIALIZING, RankTable, encode
+from ranktable.kinds import Detection, detect_dialect, dialect_of, find_near_keys, written_names
+from ranktable.model import INITIALIZING, Entry, RankTable, encode
 from ranktable.values import render_json
 
 
@@ -42,7 +36,7 @@ def decode_table(document: Document) -> RankTable:
     found = [*document.repeated_keys, *kind.check_structure(document.value)]
     faults = [problem for problem in found if problem.is_error]
     if not faults:
-        return table_of(kind.make_survey(document.value, kind))
+        return kind.read(Entry(members=document.value), kind)
     if document.value.get("status") == INITIALIZING:
         raise NotReadyError(document.source)
     raise InvalidTableError(document.source, faults)

@@ -10,8 +10,8 @@ from operator import attrgetter
 from ranktable.document import Document, locate_paths, read_document
 from ranktable.errors import EXIT_NOT_READY, EXIT_PROBLEMS, EXIT_VALID, BuildError, JsonTextError, UnknownDialectError
 from ranktable.files import STDIN_NAME
-from ranktable.kinds import Detection, Survey, dialect_of
-from ranktable.model import INITIALIZING, RankTable
+from ranktable.kinds import Detection, dialect_of
+from ranktable.model import INITIALIZING, Entry, RankTable
 from ranktable.problem import Position, Problem
 from ranktable.profile import ANY_TARGET, Profile, build_profile
 from ranktable.rules import EVERYWHERE, registered_rules
@@ -58,11 +58,7 @@ class Report:
 
 
 def validate_table(
-    table: RankTable,
-    *,
-    device_target: str = "ascend",
-    chip: str | None = None,
-    profile: str | None = None,
+    table: RankTable, *, device_target: str = "ascend", chip: str | None = None, profile: str | None = None
 ) -> tuple[Problem, ...]:
     """Return every problem of `table`, structure first, then rule by rule; empty when there is not even a warning.
 
@@ -77,15 +73,11 @@ def validate_table(
 def judge_table(table: RankTable, profile: Profile) -> tuple[Problem, ...]:
     """Return every problem of `table` as `validate_table` does, for a profile that is built already."""
     value, kind = encode_document(table), dialect_of(table.dialect)
-    return (*kind.check_structure(value), *_apply_rules(kind.make_survey(value, kind), profile))
+    return (*kind.check_structure(value), *_apply_rules(kind.read(Entry(members=value), kind), profile))
 
 
 def validate_file(
-    path: str | os.PathLike[str],
-    *,
-    device_target: str = "ascend",
-    chip: str | None = None,
-    profile: str | None = None,
+    path: str | os.PathLike[str], *, device_target: str = "ascend", chip: str | None = None, profile: str | None = None
 ) -> Report:
     """Return the report on the file at `path` (`-` is standard input); a text that is no JSON is a finding too.
 
@@ -107,28 +99,22 @@ def validate_document(document: Document, profile: Profile) -> Report:
     """Return the report on a JSON object, with the line of each problem; raises what `detect_table` does."""
     detection = detect_table(document)
     kind = detection.dialect
-    survey = kind.make_survey(document.value, kind)
-    found = [*kind.check_structure(document.value), *_apply_rules(survey, profile)]
-    is_ready = survey.text("status") != INITIALIZING
+    table = kind.read(Entry(members=document.value), kind)
+    found = [*kind.check_structure(document.value), *_apply_rules(table, profile)]
+    is_ready = table.status != INITIALIZING
     problems = [*_check_text(document, profile), *(one for one in found if is_ready or one.rule == "R3")]
     return Report(
-        document.source,
-        profile,
-        locate(problems, document),
-        detection,
-        is_ready,
-        len(survey.servers),
-        survey.num_devices,
+        document.source, profile, locate(problems, document), detection, is_ready, len(table.servers), table.world_size
     )
 
 
-def _apply_rules(survey: Survey, profile: Profile) -> list[Problem]:
-    rules = survey.kind.rules | EVERYWHERE
+def _apply_rules(table: RankTable, profile: Profile) -> list[Problem]:
+    rules = dialect_of(table.dialect).rules | EVERYWHERE
     return [
         problem
         for entry in registered_rules()
         if entry.check and entry.rule_id in rules and (not entry.readers or profile.reader in entry.readers)
-        for part in entry.parts_of(survey)
+        for part in ((table,) if entry.is_whole or not table.groups else table.groups)
         for problem in entry.check(part, profile)
     ]
 

@@ -46,12 +46,6 @@ def parse_number(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**10 else None
 
 
-def read_integer(value: object) -> int | None:
-    """Return a JSON integer of 32 bits from 0 on, None for all else (also for true, 1.0 and "1")."""
-    number = None if isinstance(value, str) else parse_number(value)
-    return number if number is not None and number <= MAX_INTEGER else None
-
-
 def parse_address(text: str) -> Address | None:
     """Return the IPv4 or IPv6 address in `text`, None when it is none."""
     try:
@@ -72,13 +66,7 @@ def is_loopback(text: str) -> bool:
 
 
 def name_placeholder(text: str) -> str | None:
-    """Return what `text` is ("a mask", "a placeholder", ...) when it stands for a value left out, else None.
-
-    >>> name_placeholder("10.*.*.*")
-    'a mask'
-    >>> name_placeholder("10.0.0.9") is None
-    True
-    """
+    """Return what `text` is ("a mask", "a placeholder", ...) when it stands for a value left out, else None."""
     if len(text) > _MAX_LENGTH:
         return None
     if "*" in text or "?" in text:

@@ -73,10 +73,7 @@ _NEEDS_ASCEND = "no device_ip was given: right for cpu and gpu, while Ascend nee
 @target_option("Refuse what validate would for it; gpu and cpu get host_ip and no device_ip.", default=None)
 @choice_option("--chip", CHIPS, "Refuse what validate would for this chip.")
 @click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    help="Where to write; - is standard output.  [default: rank_table_<n>pcs.json]",
+    "-o", "--output", metavar="FILE", help="Where to write; - is standard output.  [default: rank_table_<n>pcs.json]"
 )
 @click.option("--force", is_flag=True, help="Replace the default file if it is there.")
 def generate(

@@ -146,17 +146,9 @@ def show(file: str, ranks: bool, rank: int | None, form: str) -> Outcome:
 
     Of a file that is known and is no table for a job of training it says what it is, who reads it, and what to do.
     """
+    from ranktable import report
     from ranktable.document import read_document
     from ranktable.kinds import detect_dialect
-    from ranktable.report import (
-        describe_kind,
-        list_ranks,
-        overview_as_json,
-        render_kind,
-        render_overview,
-        render_rank,
-        render_table,
-    )
     from ranktable.tables import decode_table
 
     if rank is not None and ranks:
@@ -164,15 +156,15 @@ def show(file: str, ranks: bool, rank: int | None, form: str) -> Outcome:
     document = read_document(file)
     kind = detect_dialect(document.value)
     if kind is not None and kind.dialect.schema is None:
-        facts = describe_kind(document.source, kind)
-        return Outcome(render_json(facts) if form == "json" else render_kind(facts) + "\n")
+        facts = report.describe_kind(document.source, kind)
+        return Outcome(render_json(facts) if form == "json" else report.render_kind(facts) + "\n")
     table = decode_table(document)
-    found = list_ranks(table, rank) if ranks or rank is not None else None
+    found = report.list_ranks(table, rank) if ranks or rank is not None else None
     if form == "json":
-        return Outcome(render_json(overview_as_json(table) if found is None else found))
+        return Outcome(render_json(report.overview_as_json(table) if found is None else found))
     if rank is not None:
-        return Outcome("\n\n".join(map(render_rank, found or ())) + "\n")
-    return Outcome((render_table(table) if ranks else render_overview(table)) + "\n")
+        return Outcome("\n\n".join(map(report.render_rank, found or ())) + "\n")
+    return Outcome((report.render_table(table) if ranks else report.render_overview(table)) + "\n")
 
 
 @click.command(short_help="List the rules of validate.")

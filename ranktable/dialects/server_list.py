@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ranktable.kinds import Dialect, Survey, find_repeats, has_any, rule_ids
+from ranktable.kinds import Dialect, find_repeats, has_any
+from ranktable.model import RankTable
 from ranktable.problem import Problem, Severity, join_key
 from ranktable.profile import Profile
 from ranktable.rules import Rule, citations
@@ -17,11 +18,11 @@ from ranktable.rules.identity import check_cover
 from ranktable.schema import Count, Field, Members, Schema
 
 PLAIN, SUPER_PODS = "1.0", "1.2"
-_LISTED = "R6 R7 R8 R9 R10 R12 R13 R14 R15 R16 R21 R22 R27"
+_LISTED = frozenset(["R6", "R7", "R8", "R9", "R10", "R12", "R13", "R14", "R15", "R16", "R21", "R22", "R27"])
 """What holds for every list of servers and their devices."""
-_SUPER_PODS = "R24 R25 R26"
-_ORDER = "R11 P1 P2 P6"
-_OF_910A = "R17 R18 R19 R20"
+_SUPER_PODS = {"R24", "R25", "R26"}
+_ORDER = {"R11", "P1", "P2", "P6"}
+_OF_910A = {"R17", "R18", "R19", "R20"}
 _CONTROL = ("0", "1")
 """Ids of the two groups of MindIE without devices."""
 
@@ -36,44 +37,38 @@ _MEMBER_EXTRAS = frozenset({"server_list", "super_pod_list", "server_id"})
 
 def _device(number: Field) -> Schema:
     return Schema(
-        (
-            Field("device_id", "number", missing="error", rule="R8", role="device_id"),
-            number,
-            Field("device_ip", role="device_ip"),
-            Field("rank_id", "number", missing="error", rule="R9", role="rank_id"),
-            *(Field(key, "number", rule="R22") for key in ("device_port", "device_vnic_port", "host_port")),
-            Field("backup_device_ip"),
-            Field("backup_device_port", "number", rule="R22"),
-            Field("net_position"),
-            Field("net_protocol"),
-        ),
-        _DEVICE_EXTRAS,
+        Field("device_id", "number", missing="error", rule="R8", role="device_id"),
+        number,
+        Field("device_ip", role="device_ip"),
+        Field("rank_id", "number", missing="error", rule="R9", role="rank_id"),
+        *(Field(key, "number", rule="R22") for key in ("device_port", "device_vnic_port", "host_port")),
+        Field("backup_device_ip"),
+        Field("backup_device_port", "number", rule="R22"),
+        Field("net_position"),
+        Field("net_protocol"),
+        extras=_DEVICE_EXTRAS,
     )
 
 
 def _server(device: Schema, extras: frozenset[str] = frozenset(), *, may_be_control: bool = False) -> Schema:
     missing: Severity | None = None if may_be_control else "error"
     return Schema(
-        (
-            Field("server_id", missing=missing, role="server_id"),
-            Field("host_ip", role="host_ip"),
-            Field("pod_ip", role="pod_ip"),
-            Field("device", "list", missing=missing, role="devices", of=device),
-            *([Field("server_ip", missing="error")] if may_be_control else ()),
-        ),
-        _SERVER_EXTRAS | extras,
+        Field("server_id", missing=missing, role="server_id"),
+        Field("host_ip", role="host_ip"),
+        Field("pod_ip", role="pod_ip"),
+        Field("device", "list", missing=missing, role="devices", of=device),
+        *([Field("server_ip", missing="error")] if may_be_control else ()),
+        extras=_SERVER_EXTRAS | extras,
     )
 
 
 _PLAIN_SERVER = _server(_device(Field("super_device_id", "unread")))
 _POD_DEVICE = _device(Field("super_device_id", role="super_device_id"))
 _POD_SERVER = _server(_POD_DEVICE)
-_NAMED_SERVER = Schema((Field("server_id", missing="error"),), _MEMBER_EXTRAS)
+_NAMED_SERVER = Schema(Field("server_id", missing="error"), extras=_MEMBER_EXTRAS)
 _SUPER_POD = Schema(
-    (
-        Field("super_pod_id", missing="error", rule="R25", role="super_pod_id"),
-        Field("server_list", "list", missing="error", of=_NAMED_SERVER),
-    )
+    Field("super_pod_id", missing="error", rule="R25", role="super_pod_id"),
+    Field("server_list", "list", missing="error", of=_NAMED_SERVER),
 )
 _COUNT = Field("server_count", "number", missing="warning", rule="R6", count=Count(("server_list",), "server"))
 _POD_LIST = Field("super_pod_list", "list", of=_SUPER_POD)
@@ -83,39 +78,28 @@ _DATA_VERSION = Field("data_version", "integer", missing="warning", rule="R4")
 
 def _schema(server: Schema, *more: Field) -> Schema:
     servers = Field("server_list", "list", missing="error", role="servers", of=server)
-    return Schema((Field("version"), Field("status", missing="error"), _COUNT, servers, *more), _EXTRAS)
+    return Schema(Field("version"), Field("status", missing="error"), _COUNT, servers, *more, extras=_EXTRAS)
 
 
 _CLUSTER = Schema(
-    (
-        Field("cluster_id", missing="error", role="cluster_id"),
-        Field("server_list", "list", missing="error", of=_NAMED_SERVER),
-    ),
-    frozenset({"super_pod_list", "network_type", "az_id", "region_id"}),
+    Field("cluster_id", missing="error", role="cluster_id"),
+    Field("server_list", "list", missing="error", of=_NAMED_SERVER),
+    extras=frozenset({"super_pod_list", "network_type", "az_id", "region_id"}),
 )
 _CLUSTERS = Field("cluster_list", "list", missing="error", of=_CLUSTER)
+_CONTROL_OR_INSTANCE = _server(_POD_DEVICE, _PORTS, may_be_control=True)
 _GROUP = Schema(
-    (
-        Field("group_id", missing="error", role="group"),
-        _COUNT,
-        # A group whose pods have not started has no servers yet, and MindIE-Motor reads it all the same.
-        Field(
-            "server_list",
-            "any_list",
-            missing="error",
-            role="servers",
-            of=_server(_POD_DEVICE, _PORTS, may_be_control=True),
-        ),
-        Field("deploy_server"),
-        _POD_LIST,
-    )
+    Field("group_id", missing="error", role="group"),
+    _COUNT,
+    # A group whose pods have not started has no servers yet, and MindIE-Motor reads it all the same.
+    Field("server_list", "any_list", missing="error", role="servers", of=_CONTROL_OR_INSTANCE),
+    Field("deploy_server"),
+    _POD_LIST,
 )
 _SERVICE = Schema(
-    (
-        Field("version"),
-        Field("status", missing="error"),
-        Field("server_group_list", "list", missing="error", role="groups", of=_GROUP),
-    )
+    Field("version"),
+    Field("status", missing="error"),
+    Field("server_group_list", "list", missing="error", role="groups", of=_GROUP),
 )
 
 
@@ -151,13 +135,13 @@ def _is_plain(value: Members) -> str:
     is_whole=True,
     sources=(citations.MINDSPORE,),
 )
-def check_clusters(survey: Survey, _profile: Profile) -> Iterator[Problem]:
+def check_clusters(table: RankTable, _profile: Profile) -> Iterator[Problem]:
     """HCCL skips the key, MindSpore goes by it."""
-    clusters = survey.entries("cluster_list")
+    clusters = table.entries("cluster_list")
     same, remedy = "the same cluster_id stands at {}", "give each cluster its own id"
     yield from find_repeats(clusters, "cluster_id", "P4", same, remedy)
     members = [entry for cluster in clusters for entry in cluster.entries("server_list")]
-    yield from check_cover(members, survey.servers, "server_id", "server_list", "P4", "cluster of cluster_list")
+    yield from check_cover(members, table.servers, "server_id", "server_list", "P4", "cluster of cluster_list")
 
 
 @Rule(
@@ -166,11 +150,11 @@ def check_clusters(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     is_whole=True,
     sources=(citations.MINDIE_MOTOR,),
 )
-def check_groups(survey: Survey, _profile: Profile) -> Iterator[Problem]:
+def check_groups(table: RankTable, _profile: Profile) -> Iterator[Problem]:
     """Coordinators and controllers have no devices, and go by their server_ip."""
-    groups = survey.entries("server_group_list")
+    groups = table.entries("server_group_list")
     yield from find_repeats(groups, "group_id", "P5", "the same group_id stands at {}", "give each group its own id")
-    for server in survey.servers:
+    for server in table.servers:
         for key in ("server_id", "device") if server.group not in _CONTROL else ():
             if not server.has(key):
                 path = join_key(server.path, key)
@@ -186,7 +170,7 @@ DIALECTS = (
         sources=(citations.MINDIE_MOTOR,),
         schema=_SERVICE,
         versions=(PLAIN, SUPER_PODS),
-        rules=rule_ids(_LISTED, _SUPER_PODS, "P1 P5"),
+        rules=_LISTED | _SUPER_PODS | {"P1", "P5"},
         reads_super_pods=True,
     ),
     Dialect(
@@ -196,7 +180,7 @@ DIALECTS = (
         sources=(citations.VOLCANO,),
         schema=_schema(_POD_SERVER, _POD_LIST, _DATA_VERSION),
         versions=("1.3",),
-        rules=rule_ids(_LISTED, _ORDER, _OF_910A, _SUPER_PODS),
+        rules=_LISTED | _ORDER | _OF_910A | _SUPER_PODS,
         refused_version="1.3",
         reads_super_pods=True,
     ),
@@ -208,7 +192,7 @@ DIALECTS = (
         sources=(citations.CONCISE, citations.A3_PAGE, citations.OPERATOR),
         schema=_schema(_POD_SERVER, _POD_LIST),
         versions=(SUPER_PODS,),
-        rules=rule_ids(_LISTED, _ORDER, _SUPER_PODS),
+        rules=_LISTED | _ORDER | _SUPER_PODS,
         readers=frozenset({"hccl", "mindspore"}),
         is_for_a3=True,
         reads_super_pods=True,
@@ -221,7 +205,7 @@ DIALECTS = (
         sources=(citations.MINDSPORE,),
         schema=_schema(_PLAIN_SERVER, _UNREAD_PODS, _CLUSTERS),
         versions=(PLAIN,),
-        rules=rule_ids(_LISTED, _ORDER, _OF_910A, "P4"),
+        rules=_LISTED | _ORDER | _OF_910A | {"P4"},
         readers=frozenset({"hccl", "mindspore"}),
     ),
     Dialect(
@@ -232,7 +216,7 @@ DIALECTS = (
         sources=(citations.CONCISE, citations.MINDSPORE),
         schema=_schema(_PLAIN_SERVER, _UNREAD_PODS),
         versions=(PLAIN,),
-        rules=rule_ids(_LISTED, _ORDER, _OF_910A),
+        rules=_LISTED | _ORDER | _OF_910A,
         readers=frozenset({"hccl", "mindspore"}),
         is_written=True,
     ),

@@ -7,18 +7,11 @@ group, on one server. The ranks follow the string order of server_id, then devic
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from ranktable.kinds import (
-    Dialect,
-    Entry,
-    ServerEntry,
-    Survey,
-    find_repeats,
-    has_any,
-    join_servers,
-    rule_ids,
-    survey_device,
-)
+from ranktable import kinds
+from ranktable.kinds import Dialect, find_repeats, has_any
+from ranktable.model import Entry, RankTable
 from ranktable.problem import Problem
 from ranktable.profile import Profile
 from ranktable.rules import Rule, citations
@@ -34,55 +27,45 @@ def _count(name: str, *steps: str, noun: str) -> Field:
 
 
 _DEVICE = Schema(
-    (
-        Field("device_id", "number", missing="error", rule="R8", role="device_id", limits=(0, 7)),
-        Field("device_ip", role="device_ip"),
-    )
+    Field("device_id", "number", missing="error", rule="R8", role="device_id", limits=(0, 7)),
+    Field("device_ip", role="device_ip"),
 )
 _INSTANCE = Schema(
-    (
-        Field("pod_name", missing="error", role="pod_name"),
-        Field("server_id", missing="error", role="server_id"),
-        Field("devices", "list", missing="error", of=_DEVICE),
-    )
+    Field("pod_name", missing="error", role="pod_name"),
+    Field("server_id", missing="error", role="server_id"),
+    Field("devices", "list", missing="error", of=_DEVICE),
 )
 _GROUP = Schema(
-    (
-        Field("group_name", missing="error", role="group", limits=(0, 127)),
-        _count("instance_count", "instance_list", noun="instance"),
-        _count("device_count", "instance_list", "devices", noun="device"),
-        Field("instance_list", "list", missing="error", of=_INSTANCE),
-    )
+    Field("group_name", missing="error", role="group", limits=(0, 127)),
+    _count("instance_count", "instance_list", noun="instance"),
+    _count("device_count", "instance_list", "devices", noun="device"),
+    Field("instance_list", "list", missing="error", of=_INSTANCE),
 )
 _SCHEMA = Schema(
-    (
-        Field("status", missing="error"),
-        _count("group_count", "group_list", noun="group"),
-        Field("group_list", "list", missing="error", role="groups", of=_GROUP),
-    ),
-    frozenset({"version"}),
+    Field("status", missing="error"),
+    _count("group_count", "group_list", noun="group"),
+    Field("group_list", "list", missing="error", role="groups", of=_GROUP),
+    extras=frozenset({"version"}),
 )
 
 
-def _survey(value: Members, kind: Dialect) -> Survey:
+def _read(top: Entry, kind: Dialect) -> RankTable:
     found = []
-    for group_path, group in walk_objects(value, "", "group_list"):
-        for path, instance in walk_objects(group, group_path, "instance_list"):
-            devices = [
-                survey_device({key: value for key, value in device.items() if (key, value) != ("device_ip", "")}, place)
-                for place, device in walk_objects(instance, path, "devices")
-            ]
-            members = {key: member for key, member in instance.items() if key != "devices"}
-            found.append((ServerEntry(path, members), devices))
-    return Survey("", value, join_servers(found), kind.name)
+    for pod in [pod for group in top.entries("group_list") for pod in group.entries("instance_list")]:
+        devices = [
+            kinds.read_device(path, {key: it for key, it in members.items() if (key, it) != ("device_ip", "")}, kind)
+            for path, members in walk_objects(pod.members, pod.path, "devices")
+        ]
+        found.append(kinds.read_server(replace(pod, members=kinds.without(pod.members, {"devices"})), devices))
+    return kinds.make_table(top, kinds.join_servers(found), kind)
 
 
 @Rule("R28", "the counts and names of template 2 agree with what is listed", sources=(citations.STANDARD,))
-def check_template2(survey: Survey, profile: Profile) -> Iterator[Problem]:
+def check_template2(table: RankTable, profile: Profile) -> Iterator[Problem]:
     """Groups, instances and devices are counted in the file; pods are named once; HCCL's further demands."""
-    groups = survey.entries("group_list")
-    yield from check_limits(survey.members, _SCHEMA, "R28")
-    yield from check_counts(survey, _SCHEMA)
+    groups = table.entries("group_list")
+    yield from check_limits(table.members, _SCHEMA, "R28")
+    yield from check_counts(table, _SCHEMA)
     for group in groups:
         yield from check_counts(group, _GROUP)
         yield from _check_addresses_present(group) if profile.is_ascend else ()
@@ -129,8 +112,8 @@ DIALECTS = (
         keys=("group_list", "group_count"),
         sources=(citations.STANDARD,),
         schema=_SCHEMA,
-        make_survey=_survey,
-        rules=rule_ids("R7 R8 R13 R14 R15 R16 R28 P1"),
+        read=_read,
+        rules=frozenset(("R7", "R8", "R13", "R14", "R15", "R16", "R28", "P1")),
         readers=frozenset({"hccl", "mindspore"}),
         writes_empty_addresses=True,
         ranks_by_position=True,

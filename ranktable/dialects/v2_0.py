@@ -10,12 +10,13 @@ import re
 from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv6Address
 
-from ranktable.kinds import Dialect, Entry, ServerEntry, Survey, has_any, join_servers, rule_ids, survey_device
-from ranktable.problem import Problem, join_index, join_key, show_value
+from ranktable.kinds import Dialect, has_any, join_servers, make_table, read_device, read_server
+from ranktable.model import Entry, RankTable
+from ranktable.problem import Problem, join_key, show_value
 from ranktable.profile import Profile
 from ranktable.rules import Rule, citations
 from ranktable.rules.identity import check_counts, check_ranks
-from ranktable.schema import Count, Field, Members, Schema, check_limits, walk_objects
+from ranktable.schema import Count, Field, Schema, check_limits
 
 _NAME = "2.0"
 _RULE = "R30"
@@ -35,74 +36,56 @@ def _number(name: str, lowest: int, highest: int, *, optional: bool = False) -> 
     )
 
 
-_ADDRESS = (
-    Field("addr_type", missing="error", choices=_ADDRESS_TYPES),
-    Field("addr", missing="error"),
-)
+_ADDRESS = (Field("addr_type", missing="error", choices=_ADDRESS_TYPES), Field("addr", missing="error"))
 _LEVEL = Schema(
-    (
-        _number("net_layer", 0, 7),
-        Field("net_instance_id", missing="error", role="server_id", limits=(1, 1024)),
-        Field("net_type", choices=_NET_TYPES),
-        Field("net_attr"),
-        Field(
-            "rank_addr_list",
-            "entries",
-            missing="error",
-            limits=(0, 24),
-            of=Schema(
-                (
-                    *_ADDRESS,
-                    Field("ports", "texts", missing="error"),
-                    Field("plane_id", limits=(0, 1024)),
-                    Field("backup_addr", "texts", limits=(0, 16)),
-                )
-            ),
+    _number("net_layer", 0, 7),
+    Field("net_instance_id", missing="error", role="server_id", limits=(1, 1024)),
+    Field("net_type", choices=_NET_TYPES),
+    Field("net_attr"),
+    Field(
+        "rank_addr_list",
+        "entries",
+        missing="error",
+        limits=(0, 24),
+        of=Schema(
+            *_ADDRESS,
+            Field("ports", "texts", missing="error"),
+            Field("plane_id", limits=(0, 1024)),
+            Field("backup_addr", "texts", limits=(0, 16)),
         ),
     ),
-    frozenset({"elec_group_id", "pcie_fallback"}),  # what HCCL's own negotiation adds to the files that it exchanges
+    extras=frozenset({"elec_group_id", "pcie_fallback"}),
 )
 _RANK = Schema(
-    (
-        Field("rank_id", "integer", missing="error", rule=_RULE, role="rank_id"),
-        _number("local_id", 0, _SPARE_ID),
-        _number("device_id", 0, 64),
-        Field("replaced_local_id", "integer", rule=_RULE),
-        _number("device_port", 1, 65535, optional=True),
-        _number("host_port", 1, 65535, optional=True),
-        Field("level_list", "list", missing="error", limits=(1, 8), of=_LEVEL),
-        Field("control_plane", "object", of=Schema((*_ADDRESS, _number("listen_port", 1, 65536)))),
-    )
+    Field("rank_id", "integer", missing="error", rule=_RULE, role="rank_id"),
+    _number("local_id", 0, _SPARE_ID),
+    _number("device_id", 0, 64),
+    Field("replaced_local_id", "integer", rule=_RULE),
+    _number("device_port", 1, 65535, optional=True),
+    _number("host_port", 1, 65535, optional=True),
+    Field("level_list", "list", missing="error", limits=(1, 8), of=_LEVEL),
+    Field("control_plane", "object", of=Schema(*_ADDRESS, _number("listen_port", 1, 65536))),
 )
 _SCHEMA = Schema(
-    (
-        Field("version"),
-        Field("status"),
-        Field("detour", choices=("true", "false", "")),
-        Field(
-            "rank_count",
-            "integer",
-            missing="error",
-            rule=_RULE,
-            count=Count(("rank_list",), "rank"),
-            limits=(1, 65536),
-        ),
-        Field("rank_list", "list", missing="error", role="servers", of=_RANK),
-    )
+    Field("version"),
+    Field("status"),
+    Field("detour", choices=("true", "false", "")),
+    Field("rank_count", "integer", missing="error", rule=_RULE, count=Count(("rank_list",), "rank"), limits=(1, 65536)),
+    Field("rank_list", "list", missing="error", role="servers", of=_RANK),
 )
 
 
-def _survey(value: Members, kind: Dialect) -> Survey:
+def _read(top: Entry, kind: Dialect) -> RankTable:
     """Return what can be read; a rank whose sub-network cannot be read stands alone."""
     found = []
-    for path, rank in walk_objects(value, "", "rank_list"):
-        levels = [Entry(*level) for level in walk_objects(rank, path, "level_list")]
+    for rank in top.entries("rank_list"):
+        levels = rank.entries("level_list")
         readable = [(layer, level) for level in levels if (layer := level.number("net_layer")) is not None]
-        lowest = min(readable, key=lambda pair: pair[0], default=(0, Entry(path)))[1]
+        lowest = min(readable, key=lambda pair: pair[0], default=(0, Entry(path=rank.path)))[1]
         members = {"server_id": lowest.text("net_instance_id")} if lowest.text("net_instance_id") is not None else {}
-        places = {"server_id": join_key(lowest.path, "net_instance_id")}
-        found.append((ServerEntry(path, members, places=places), [survey_device(rank, path)]))
-    return Survey("", value, join_servers(found), kind.name)
+        head = Entry(path=rank.path, members=members, places={"server_id": join_key(lowest.path, "net_instance_id")})
+        found.append(read_server(head, [read_device(rank.path, rank.members, kind)]))
+    return make_table(top, join_servers(found), kind)
 
 
 @Rule(
@@ -112,11 +95,11 @@ def _survey(value: Members, kind: Dialect) -> Survey:
     chips=("a5",),
     sources=(citations.RANK_TABLE_INFO, citations.A5_PAGE),
 )
-def check_version_2(survey: Survey, _profile: Profile) -> Iterator[Problem]:
+def check_version_2(table: RankTable, _profile: Profile) -> Iterator[Problem]:
     """What a schema cannot say: ranks and cards against each other, and texts by their type."""
-    yield from check_limits(survey.members, _SCHEMA, _RULE)
-    yield from check_counts(survey, _SCHEMA)
-    ranks = survey.entries("rank_list")
+    yield from check_limits(table.members, _SCHEMA, _RULE)
+    yield from check_counts(table, _SCHEMA)
+    ranks = table.entries("rank_list")
     yield from check_ranks([(rank, rank.number("rank_id")) for rank in ranks], _RULE, "the table has", "rank")
     yield from _check_spare(ranks)
     sub_networks: dict[tuple[int, str], tuple[int, str]] = {}
@@ -157,7 +140,7 @@ def check_version_2(survey: Survey, _profile: Profile) -> Iterator[Problem]:
                 yield rank.complain("local_id", _RULE, message, remedy, "warning")
         control = rank.members.get("control_plane")
         if isinstance(control, dict):
-            yield from _check_address(Entry(rank.path_of("control_plane"), control))
+            yield from _check_address(Entry(path=rank.path_of("control_plane"), members=control))
 
 
 def _check_spare(ranks: list[Entry]) -> Iterator[Problem]:
@@ -208,7 +191,7 @@ def _check_address(entry: Entry) -> Iterator[Problem]:
         return
     for index, backup in enumerate(backups):
         if isinstance(backup, str) and not _has_form(backup, kind):
-            path = join_index(entry.path_of("backup_addr"), index)
+            path = f"{entry.path_of('backup_addr')}[{index}]"
             message = "the backup is not an address of the same type"
             remedy = "write an address of the type in addr_type"
             yield Problem(path, _RULE, "error", message, remedy, show_value(backup))
@@ -245,8 +228,8 @@ DIALECTS = (
         sources=(citations.RANK_TABLE_INFO, citations.A5_PAGE),
         schema=_SCHEMA,
         versions=(_NAME,),
-        make_survey=_survey,
-        rules=rule_ids("R30 P1 P2"),
+        read=_read,
+        rules=frozenset(("R30", "P1", "P2")),
         readers=frozenset({"hccl", "mindspore"}),
         is_for_a5=True,
     ),

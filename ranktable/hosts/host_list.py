@@ -29,7 +29,6 @@ class ListedHost:
     slots: int = 0
     """Its workers or devices; 0 where the list says nothing of them."""
     device_ids: tuple[int, ...] = ()
-    """Of its workers, one each."""
     user: str = ""
     """Empty = that of ssh_config, else the launcher's user."""
     port: int = 0

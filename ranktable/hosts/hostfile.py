@@ -52,9 +52,7 @@ class _Line:
 
     hosts: tuple[Any, ...]
     keys: frozenset[str]
-    """What stands beside the name."""
     has_count: bool
-    """It is `host:N`."""
     is_openmpi: bool
     """It is written as only Open MPI reads it: user@host, blanks around =, another word for a key."""
 

@@ -1,4 +1,4 @@
-"""The register of rules: one function per rule over a survey, how bad a breach is, on which chips, and its sources.
+"""The register of rules: one function per rule over a table, how bad a breach is, on which chips, and its sources.
 
 A dialect names its rules (`Dialect.rules`); those of `EVERYWHERE` hold for all. Rules without a function are looked
 after while a file is read, by the function of another rule, or by `ranktable.local`. A rule that no public source asks
@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Literal
 
-from ranktable.kinds import Survey, all_dialects
+from ranktable.kinds import all_dialects, dialect_of
+from ranktable.model import RankTable
 from ranktable.problem import Problem, Severity
 from ranktable.profile import CHIPS, Profile
 from ranktable.rules import citations
@@ -21,7 +22,7 @@ EVERYWHERE = frozenset({"R1", "R2", "R3", "R4", "R5", "R31", "R32", *(f"L{number
 """Rules of every dialect."""
 _MODULES = ("identity", "network", "ascend")
 
-Check = Callable[[Survey, Profile], Iterator[Problem]]
+Check = Callable[[RankTable, Profile], Iterator[Problem]]
 Weight = Literal["error", "warning", "error or warning"]
 _RULES: dict[str, Rule] = {}
 
@@ -56,10 +57,6 @@ class Rule:
         register(replace(self, check=check))
         return check
 
-    def parts_of(self, survey: Survey) -> tuple[Survey, ...]:
-        """Return what the check looks at: the table, or group after group."""
-        return (survey,) if self.is_whole or not survey.groups else survey.groups
-
 
 def register(entry: Rule) -> None:
     """Add a rule; one without a function is looked after by that of another rule, or while the file is read."""
@@ -77,18 +74,22 @@ def registered_rules() -> tuple[Rule, ...]:
     return tuple(sorted(_RULES.values(), key=lambda entry: ("RLP".index(entry.rule_id[0]), int(entry.rule_id[1:]))))
 
 
-def chip_of(survey: Survey, profile: Profile) -> str | None:
+def chip_of(table: RankTable, profile: Profile) -> str | None:
     """Return the chip of the profile, else "a3", the only one with super pods, for a table that has some, else None."""
     if profile.chip:
         return profile.chip
-    first = next(survey.devices, None)
-    has_any = survey.has("super_pod_list") or (first is not None and first.has("super_device_id"))
-    return "a3" if survey.kind.is_for_a3 or (has_any and survey.kind.reads_super_pods) else None
+    first = next(table.devices, None)
+    has_any = table.has("super_pod_list") or (first is not None and first.has("super_device_id"))
+    kind = dialect_of(table.dialect)
+    return "a3" if kind.is_for_a3 or (has_any and kind.reads_super_pods) else None
 
 
-def severity_on(survey: Survey, profile: Profile, *chips: str) -> Severity | None:
+def severity_on(table: RankTable, profile: Profile, *chips: str) -> Severity | None:
     """Return how bad it is to break a rule of `chips` in this table: None when the rule does not hold."""
-    return replace(profile, chip=chip_of(survey, profile)).severity_on(*chips)
+    chip = chip_of(table, profile)
+    if not profile.is_ascend or (chip is not None and chip not in chips):
+        return None
+    return "error" if chip else "warning"
 
 
 _PARSED = (citations.PARSER,)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from ranktable.kinds import DeviceEntry, Survey, all_dialects, find_repeats
+from ranktable.kinds import all_dialects, dialect_of, find_repeats
+from ranktable.model import Device, RankTable
 from ranktable.problem import Problem, Severity, join_key
 from ranktable.profile import Profile
 from ranktable.rules import Rule, chip_of, citations, register, severity_on
@@ -27,26 +28,27 @@ _MAX_POD_ID_LENGTH = 127
 _FIND_IT = "write the SDID of the device: npu-smi info -t spod-info -i CARD -c CHIP"
 
 
-def _severity_910a(survey: Survey, profile: Profile) -> Severity | None:
-    severity = severity_on(survey, profile, "910a")
+def _severity_910a(table: RankTable, profile: Profile) -> Severity | None:
+    severity = severity_on(table, profile, "910a")
     if severity is None or profile.chip is not None:
         return severity
-    is_larger = any((device.device_id or 0) > MAX_DEVICE_ID["910a"] for device in survey.devices)
+    is_larger = any(device.device_id > MAX_DEVICE_ID["910a"] for device in table.devices)
     return None if is_larger else severity
 
 
 @Rule("R17", "a 910A server has 1, 2, 4 or 8 devices, and 8 when it is not alone", chips=_910A, sources=_CONCISE)
-def check_910a(survey: Survey, profile: Profile) -> Iterator[Problem]:
+def check_910a(table: RankTable, profile: Profile) -> Iterator[Problem]:
     """R17 to R20. More than eight devices are left to R21; of R20 the servers that differ from the most are named."""
-    severity = _severity_910a(survey, profile)
+    severity = _severity_910a(table, profile)
     if severity is None:
         return
-    counts = Counter(len(server.devices) for server in survey.servers)
+    counts = Counter(len(server.devices) for server in table.servers)
     usual = max(counts, key=lambda count: (counts[count], count), default=0)
-    allowed = (8,) if survey.is_multi_server else (1, 2, 4, 8)
-    wanted = "8 devices on each of several servers" if survey.is_multi_server else "1, 2, 4 or 8 devices"
-    for server in survey.servers:
-        count, ids = len(server.devices), {d.device_id for d in server.devices if d.device_id is not None}
+    is_alone = len(table.servers) < 2
+    allowed = (1, 2, 4, 8) if is_alone else (8,)
+    wanted = "1, 2, 4 or 8 devices" if is_alone else "8 devices on each of several servers"
+    for server in table.servers:
+        count, ids = len(server.devices), {device.device_id for device in server.devices} - {-1}
         shown = ", ".join(map(str, sorted(ids)))
         if 0 < count < 8 and count not in allowed:
             message = f"the server has {count_noun(count, 'device')}; a 910A takes {wanted}"
@@ -74,14 +76,14 @@ register(Rule("R20", "every 910A server has the same number of devices", chips=_
     chips=("910a", "a2", "a3"),
     sources=_CONCISE,
 )
-def check_device_limit(survey: Survey, profile: Profile) -> Iterator[Problem]:
+def check_device_limit(table: RankTable, profile: Profile) -> Iterator[Problem]:
     """8 on a 910A, 16 on A3, 16 on A2, where more than 8 are rare; R8 bounds the 300I Duo by its device numbers."""
-    chip = chip_of(survey, profile)
+    chip = chip_of(table, profile)
     if not profile.is_ascend or chip in ("300i-duo", "a5"):
         return
     limit = _MAX_DEVICES[chip or "a3"]
     usual = 8 if chip == "a2" else limit
-    for server in survey.servers:
+    for server in table.servers:
         count = len(server.devices)
         if count > usual:
             severity: Severity = "error" if chip and count > limit else "warning"
@@ -96,25 +98,24 @@ def check_device_limit(survey: Survey, profile: Profile) -> Iterator[Problem]:
     chips=("a3",),
     sources=(citations.CONCISE, citations.VERIFY_PAGE),
 )
-def check_super_device_ids(survey: Survey, _profile: Profile) -> Iterator[Problem]:
+def check_super_device_ids(table: RankTable, _profile: Profile) -> Iterator[Problem]:
     """Demanded of every device as soon as there is a super_pod_list; without one HCCL does not look at it."""
-    pods, is_demanded = _pods_of_servers(survey), survey.has("super_pod_list")
+    pods, is_demanded = _pods_of_servers(table), table.has("super_pod_list")
     first_paths: dict[tuple[int, int], str] = {}
-    for place, server in enumerate(survey.servers):
+    for place, server in enumerate(table.servers):
         # A server that no pod has is a pod of its own here, so that R25 is its only fault.
-        pod = pods.get(server.server_id or "", -1 - place)
+        pod = pods.get(server.server_id, -1 - place)
         for device in server.devices:
             fault = _fault_of_number(device, pod, first_paths, is_demanded)
             if fault:
                 yield device.complain(_SDID, "R24", fault, _FIND_IT)
 
 
-def _fault_of_number(device: DeviceEntry, pod: int, first_paths: dict[tuple[int, int], str], is_demanded: bool) -> str:
+def _fault_of_number(device: Device, pod: int, first_paths: dict[tuple[int, int], str], is_demanded: bool) -> str:
     text = device.text(_SDID)
     if text is None:
-        return (
-            "the key is missing; a table with super_pod_list needs it" if is_demanded and not device.has(_SDID) else ""
-        )
+        is_missing = is_demanded and not device.has(_SDID)
+        return "the key is missing; a table with super_pod_list needs it" if is_missing else ""
     number = device.number(_SDID)
     if number is None or number > _HIGHEST_SDID:
         what = "empty" if not text.strip() else name_placeholder(text)
@@ -124,14 +125,14 @@ def _fault_of_number(device: DeviceEntry, pod: int, first_paths: dict[tuple[int,
     return "" if first == path else f"the same super_device_id stands at {first}"
 
 
-def _pods_of_servers(survey: Survey) -> dict[str, int]:
+def _pods_of_servers(table: RankTable) -> dict[str, int]:
     """Return the place of each server's pod in the list; pods with one id are one pod."""
     places: dict[str, int] = {}
     pods: dict[str, int] = {}
-    for place, pod in enumerate(survey.super_pods):
-        first = places.setdefault(pod.text("super_pod_id") or "", place)
-        for entry in pod.entries("server_list"):
-            pods.setdefault(entry.text("server_id") or "", first)
+    for place, pod in enumerate(table.super_pods):
+        first = places.setdefault(pod.super_pod_id, place)
+        for server_id in pod.server_ids:
+            pods.setdefault(server_id, first)
     return pods
 
 
@@ -142,16 +143,16 @@ def _pods_of_servers(survey: Survey) -> dict[str, int]:
     chips=("a3",),
     sources=(citations.CONCISE, citations.A3_PAGE),
 )
-def check_super_pod_list(survey: Survey, _profile: Profile) -> Iterator[Problem]:
+def check_super_pod_list(table: RankTable, _profile: Profile) -> Iterator[Problem]:
     """Without the list HCCL takes the servers for ones without a super pod, which is odd when devices have numbers."""
-    if not survey.has("super_pod_list"):
-        if any(device.has(_SDID) for device in survey.devices):
+    if not table.has("super_pod_list"):
+        if any(device.has(_SDID) for device in table.devices):
             message = "the key is missing, so HCCL sees no super pods, though devices have a super_device_id"
             remedy = "list the super pods and their servers"
-            yield survey.complain("super_pod_list", "R25", message, remedy, "warning")
+            yield table.complain("super_pod_list", "R25", message, remedy, "warning")
         return
     usable = []
-    for pod in survey.super_pods:
+    for pod in table.super_pods:
         pod_id = pod.text("super_pod_id")
         what = name_placeholder(pod_id or "")
         if what or (pod_id is not None and not 1 <= len(pod_id) <= _MAX_POD_ID_LENGTH):
@@ -161,8 +162,8 @@ def check_super_pod_list(survey: Survey, _profile: Profile) -> Iterator[Problem]
             usable.append(pod)
     same, remedy = "the same super_pod_id stands at {}", "list the servers of one pod under one entry"
     yield from find_repeats(usable, "super_pod_id", "R25", same, remedy)
-    members = [entry for pod in survey.super_pods for entry in pod.entries("server_list")]
-    yield from check_cover(members, survey.servers, "server_id", "server_list", "R25", "super pod of super_pod_list")
+    members = [entry for pod in table.super_pods for entry in pod.entries("server_list")]
+    yield from check_cover(members, table.servers, "server_id", "server_list", "R25", "super pod of super_pod_list")
 
 
 @Rule(
@@ -172,13 +173,13 @@ def check_super_pod_list(survey: Survey, _profile: Profile) -> Iterator[Problem]
     chips=("a3",),
     sources=(citations.A3_PAGE,),
 )
-def check_pods_together(survey: Survey, _profile: Profile) -> Iterator[Problem]:
+def check_pods_together(table: RankTable, _profile: Profile) -> Iterator[Problem]:
     """A server that comes back to a pod after another one is reported."""
-    pods = _pods_of_servers(survey)
+    pods = _pods_of_servers(table)
     seen: set[int] = set()
     before: int | None = None
-    for server in survey.servers:
-        pod = pods.get(server.server_id or "")
+    for server in table.servers:
+        pod = pods.get(server.server_id)
         if pod is None:
             continue
         if pod != before and pod in seen:
@@ -195,17 +196,17 @@ def check_pods_together(survey: Survey, _profile: Profile) -> Iterator[Problem]:
     is_whole=True,
     sources=(citations.VERSIONS,),
 )
-def check_reader(survey: Survey, profile: Profile) -> Iterator[Problem]:
+def check_reader(table: RankTable, profile: Profile) -> Iterator[Problem]:
     """Versions 1.3 and 1.4 have producers and no reader in HCCL: a warning as long as no reader is named."""
-    version = survey.kind.refused_version
+    version = dialect_of(table.dialect).refused_version
     if profile.reader is None and version and profile.is_ascend:
         message = f"HCCL refuses version {version} (EI0014)"
         remedy = "write the job's table as version 1.0 or 1.2 for HCCL"
-        yield survey.complain("version", "P1", message, remedy, "warning")
-    elif profile.reader is not None and profile.reader not in survey.kind.readers:
+        yield table.complain("version", "P1", message, remedy, "warning")
+    elif profile.reader is not None and profile.reader not in dialect_of(table.dialect).readers:
         known = sorted(kind.name for kind in all_dialects() if profile.reader in kind.readers)
         message = f"{_NAMES[profile.reader]} does not read this kind of table"
-        yield survey.complain("version", "P1", message, f"give it one of the kinds {', '.join(known)}")
+        yield table.complain("version", "P1", message, f"give it one of the kinds {', '.join(known)}")
 
 
 @Rule(
@@ -215,14 +216,15 @@ def check_reader(survey: Survey, profile: Profile) -> Iterator[Problem]:
     is_whole=True,
     sources=(citations.VERSIONS, citations.OPERATOR),
 )
-def check_chip(survey: Survey, profile: Profile) -> Iterator[Problem]:
+def check_chip(table: RankTable, profile: Profile) -> Iterator[Problem]:
     """A5 reads version 2.0 only. Versions 1.0 and 1.2 have one parser, so super pods on another chip are a warning."""
+    kind = dialect_of(table.dialect)
     if profile.chip is None:
         return
-    if (profile.chip == "a5") != survey.kind.is_for_a5:
+    if (profile.chip == "a5") != kind.is_for_a5:
         reads = "version 2.0 only" if profile.chip == "a5" else "versions 1.0 and 1.2, not 2.0"
         remedy = "generate the table on its host" if profile.chip == "a5" else "name the chip a5, or use version 1.0"
-        yield survey.complain("version", "P2", f"chip {profile.chip} reads {reads} (EI0014)", remedy)
-    elif survey.kind.is_for_a3 and profile.chip != "a3":
+        yield table.complain("version", "P2", f"chip {profile.chip} reads {reads} (EI0014)", remedy)
+    elif kind.is_for_a3 and profile.chip != "a3":
         message = f"super pods belong to chip a3, the table is checked for {profile.chip}"
-        yield survey.complain("version", "P2", message, 'write "version": "1.0", or name the chip a3', "warning")
+        yield table.complain("version", "P2", message, 'write "version": "1.0", or name the chip a3', "warning")

@@ -11,7 +11,8 @@ from collections.abc import Hashable, Iterator
 from itertools import islice
 from typing import TypeVar
 
-from ranktable.kinds import DeviceEntry, ServerEntry, Survey, find_repeats
+from ranktable.kinds import dialect_of, find_repeats
+from ranktable.model import Device, RankTable, Server
 from ranktable.problem import Problem, Severity
 from ranktable.profile import Profile
 from ranktable.rules import Rule, chip_of, citations, register
@@ -29,28 +30,25 @@ _DEFAULT_BACKUP_PORT = 16667
 _CONCISE = (citations.CONCISE,)
 
 
-def read_device_addresses(device: DeviceEntry) -> list[Address]:
+def read_device_addresses(device: Device) -> list[Address]:
     """Return the addresses of `device_ip`, which may be a list with commas; leave out what is no address."""
     text = device.text("device_ip")
     return [] if text is None else [address for part in text.split(",") if (address := parse_address(part))]
 
 
 @Rule("R13", "device_ip is the address of a network port", severity="error or warning", sources=_CONCISE)
-def check_device_addresses(survey: Survey, profile: Profile) -> Iterator[Problem]:
+def check_device_addresses(table: RankTable, profile: Profile) -> Iterator[Problem]:
     """No mask, no mark of a failed tool, no 0.0.0.0, no loopback address (a warning on a single server)."""
-    remedy = (
-        _FIND_IT
-        if profile.device_target not in ("gpu", "cpu")
-        else "leave the key out: this kind of device has no such port"
-    )
-    for device in survey.devices:
+    has_no_port = profile.device_target in ("gpu", "cpu")
+    remedy = "leave the key out: this kind of device has no such port" if has_no_port else _FIND_IT
+    for device in table.devices:
         text = device.text("device_ip")
-        faults = (_fault_of(part, survey) for part in ([] if text is None else text.split(",")))
+        faults = (_fault_of(part, table) for part in ([] if text is None else text.split(",")))
         for severity, message in islice(filter(None, faults), 1):
             yield device.complain("device_ip", "R13", message, remedy, severity)
 
 
-def _fault_of(part: str, survey: Survey) -> tuple[Severity, str] | None:
+def _fault_of(part: str, table: RankTable) -> tuple[Severity, str] | None:
     address = parse_address(part)
     if address is None:
         return "error", _no_address(part) if part.strip() else "the address is empty"
@@ -59,7 +57,7 @@ def _fault_of(part: str, survey: Survey) -> tuple[Severity, str] | None:
     if address.is_unspecified or address.is_multicast or address == _BROADCAST:
         return "error", "the address cannot belong to a network port"
     if address.is_loopback:
-        return "error" if survey.is_multi_server else "warning", "the address is a loopback address"
+        return "error" if len(table.servers) > 1 else "warning", "the address is a loopback address"
     return None
 
 
@@ -74,12 +72,12 @@ def _is_usual(address: Address) -> bool:
 
 
 @Rule("R14", "device_ip is unique in the whole table", is_whole=True, sources=_CONCISE)
-def check_addresses_of_all(survey: Survey, _profile: Profile) -> Iterator[Problem]:
+def check_addresses_of_all(table: RankTable, _profile: Profile) -> Iterator[Problem]:
     """R14 and R15: the odd ones are reported. A backup address is that of another device by design (R27)."""
-    with_address = [(device, addresses) for device in survey.devices if (addresses := read_device_addresses(device))]
+    with_address = [(device, addresses) for device in table.devices if (addresses := read_device_addresses(device))]
     family = _most_common(address.version for _, addresses in with_address for address in addresses)
     count = _most_common(len(addresses) for _, addresses in with_address)
-    first_devices: dict[Address, DeviceEntry] = {}
+    first_devices: dict[Address, Device] = {}
     for device, addresses in with_address:
         for address in addresses:
             if address in first_devices:
@@ -93,7 +91,7 @@ def check_addresses_of_all(survey: Survey, _profile: Profile) -> Iterator[Proble
         elif len(addresses) != count:
             message = f"the device has {len(addresses)} addresses, the others have {count}"
             yield device.complain("device_ip", "R15", message, "give every device as many addresses")
-    yield from _check_host_addresses(survey)
+    yield from _check_host_addresses(table)
 
 
 register(
@@ -106,8 +104,8 @@ register(
 )
 
 
-def _check_host_addresses(survey: Survey) -> Iterator[Problem]:
-    texts = [(server, text) for server in survey.servers if (text := server.text("host_ip")) is not None]
+def _check_host_addresses(table: RankTable) -> Iterator[Problem]:
+    texts = [(server, text) for server in table.servers if (text := server.text("host_ip")) is not None]
     hosts = [(server, text, parse_address(text)) for server, text in texts]
     family = _most_common(address.version for _, _, address in hosts if address)
     for server, text, address in hosts:
@@ -125,29 +123,29 @@ def _check_host_addresses(survey: Survey) -> Iterator[Problem]:
     chips=("910a", "a2", "a3", "300i-duo"),
     sources=(citations.CONCISE, citations.A3_PAGE),
 )
-def check_device_addresses_present(survey: Survey, profile: Profile) -> Iterator[Problem]:
+def check_device_addresses_present(table: RankTable, profile: Profile) -> Iterator[Problem]:
     """A2 needs it on one server too when HCCL_INTRA_ROCE_ENABLE=1, which no table tells."""
-    need = _find_need(survey, chip_of(survey, profile)) if profile.is_ascend else None
+    need = _find_need(table, chip_of(table, profile)) if profile.is_ascend else None
     # Template 2 may write "" for no address (a missing key is R28 too); servers cannot connect without one.
-    may_be_empty = survey.kind.writes_empty_addresses
-    if need is None or (may_be_empty and not survey.is_multi_server):
+    may_be_empty = dialect_of(table.dialect).writes_empty_addresses
+    if need is None or (may_be_empty and len(table.servers) < 2):
         return
     severity, where = need
     if may_be_empty:
         severity, where = "warning", "to connect several servers"
-    for device in survey.devices:
+    for device in table.devices:
         if not device.has("device_ip"):
             message = f"the device has no address; HCCL needs it {where}"
             yield device.complain("device_ip", "R16", message, _FIND_IT, severity)
 
 
-def _find_need(survey: Survey, chip: str | None) -> tuple[Severity, str] | None:
+def _find_need(table: RankTable, chip: str | None) -> tuple[Severity, str] | None:
     if chip in ("910a", "300i-duo"):
         return "error", "on 910A and 300I Duo"
     if chip == "a5":
         return None
-    if survey.is_multi_server:
-        pods = {pod.text("super_pod_id") for pod in survey.super_pods}
+    if len(table.servers) > 1:
+        pods = {pod.super_pod_id for pod in table.super_pods}
         if chip == "a3" and len(pods) == 1:
             return None
         return "error", "between super pods" if chip == "a3" and pods else "in a table of several servers"
@@ -165,9 +163,9 @@ def _most_common(values: Iterator[_Value]) -> _Value | None:
     severity="error or warning",
     sources=(citations.CONCISE, citations.A3_PAGE),
 )
-def check_ports(survey: Survey, _profile: Profile) -> Iterator[Problem]:
+def check_ports(table: RankTable, _profile: Profile) -> Iterator[Problem]:
     """Ports below 1024 need privileges, which is worth a warning."""
-    for server in survey.servers:
+    for server in table.servers:
         for device in server.devices:
             yield from _check_ranges(device)
         same, remedy = "the same host_port stands at {}", "give each device of a server its own port"
@@ -176,7 +174,7 @@ def check_ports(survey: Survey, _profile: Profile) -> Iterator[Problem]:
         )
 
 
-def _check_ranges(device: DeviceEntry) -> Iterator[Problem]:
+def _check_ranges(device: Device) -> Iterator[Problem]:
     for key in [key for key in _PORT_KEYS if key in device.members]:
         port = device.number(key)
         if port is None:
@@ -194,9 +192,9 @@ def _check_ranges(device: DeviceEntry) -> Iterator[Problem]:
     chips=("a3",),
     sources=(citations.CONCISE, citations.A3_PAGE),
 )
-def check_backups(survey: Survey, _profile: Profile) -> Iterator[Problem]:
+def check_backups(table: RankTable, _profile: Profile) -> Iterator[Problem]:
     """Devices 2k and 2k+1 are the two dies of one module (A3)."""
-    for server in survey.servers:
+    for server in table.servers:
         for device in server.devices:
             if device.text("backup_device_ip") is not None:
                 yield from _check_backup_address(device, server)
@@ -204,11 +202,10 @@ def check_backups(survey: Survey, _profile: Profile) -> Iterator[Problem]:
                 yield from _check_backup_port(device)
 
 
-def _check_backup_address(device: DeviceEntry, server: ServerEntry) -> Iterator[Problem]:
+def _check_backup_address(device: Device, server: Server) -> Iterator[Problem]:
     texts = (device.text("backup_device_ip") or "").split(",")
     addresses = [address for text in texts if (address := parse_address(text))]
-    number = -2 if device.device_id is None else device.device_id
-    dies = (entry for entry in server.devices if entry.device_id == number ^ 1)
+    dies = (entry for entry in server.devices if device.device_id >= 0 and entry.device_id == device.device_id ^ 1)
     own, other = read_device_addresses(device), [each for die in dies for each in read_device_addresses(die)]
     message = ""
     if len(addresses) < len(texts):
@@ -222,7 +219,7 @@ def _check_backup_address(device: DeviceEntry, server: ServerEntry) -> Iterator[
         yield device.complain("backup_device_ip", "R27", message, remedy)
 
 
-def _check_backup_port(device: DeviceEntry) -> Iterator[Problem]:
+def _check_backup_port(device: Device) -> Iterator[Problem]:
     main = device.number("device_port") if device.has("device_port") else _DEFAULT_PORT
     backup = device.number("backup_device_port") if device.has("backup_device_port") else _DEFAULT_BACKUP_PORT
     if main is not None and main == backup:

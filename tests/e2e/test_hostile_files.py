@@ -52,29 +52,11 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
 def run(cwd: Path, words: tuple[str, ...], file: str) -> subprocess.CompletedProcess[str]:
     """Run a command with `file` in the place of FILE, in little memory."""
     program, *rest = (word.replace("FILE", file) for word in words)
-    return subprocess.run(
-        [
-            "sh",
-            "-c",
-            f'ulimit -v {MEMORY_KB}; exec "$@"',
-            "sh",
-            sys.executable,
-            "-c",
-            MAINS[program],
-            *rest,
-        ],
-        cwd=cwd,
-        env={
-            **{name: value for name, value in os.environ.items() if not is_job_variable(name)},
-            "PYTHONPATH": str(REPOSITORY),
-            "HOME": str(cwd),
-        },
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
+    command = ["sh", "-c", f'ulimit -v {MEMORY_KB}; exec "$@"', "sh", sys.executable, "-c", MAINS[program], *rest]
+    kept = {name: value for name, value in os.environ.items() if not is_job_variable(name)}
+    env = {**kept, "PYTHONPATH": str(REPOSITORY), "HOME": str(cwd)}
+    how = {"cwd": cwd, "env": env, "stdin": subprocess.DEVNULL, "timeout": DEADLINE_S}
+    return subprocess.run(command, **how, capture_output=True, text=True, check=False)
 
 
 def assert_refused(done: subprocess.CompletedProcess[str]) -> None:

@@ -1,4 +1,4 @@
-"""The parallel context acts in every form of a training step, or the step is refused: no rank trains alone."""
+"""The parallel context acts in every form of a training step, or the step is refused; 4 ranks compute what one does."""
 
 from __future__ import annotations
 
@@ -75,3 +75,26 @@ def test_after_twenty_steps_data_parallel_has_the_weights_of_mindspores_own_run(
                 for weights, expected in zip(ours, right, strict=True):
                     np.testing.assert_allclose(weights, expected, rtol=1e-5, atol=1e-6)
     assert len(set(compared)) == 11, "three forms are refused here, and a CPU of MindSpore's has no loss scale"
+
+
+PARALLELISMS = REPOSITORY / "tests" / "workers" / "mindspore_parallelisms.py"
+CASES = re.findall(r'^    "(.+)": ', PARALLELISMS.read_text(), re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def computed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Any]]:
+    """Number of ranks -> what each has found."""
+    folder = tmp_path_factory.mktemp("parallelisms")
+    with JobRunner() as msrun:
+        for size in (1, 4):
+            msrun.run_world(size, PARALLELISMS, folder / f"of_{size}", cwd=folder)
+    return {size: [json.loads((folder / f"of_{size}.{rank}").read_text()) for rank in range(size)] for size in (1, 4)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_four_ranks_compute_what_one_process_computes(computed: Any, case: str) -> None:
+    (one,) = computed[1]
+    for rank in computed[4]:
+        for values, right in zip(rank[case], one[case], strict=True):
+            np.testing.assert_allclose(values, right, rtol=2e-5, atol=2e-6)

@@ -97,6 +97,7 @@ def test_findings_go_to_stdout_and_an_error_exits_with_1(capsys: pytest.CaptureF
     assert run.code == 1
     assert run.out.startswith(f"{path}: Job/train spec.tasks[0].template.spec.containers[0].args: error world-size: ")
     assert run.err == "launch-template: 1 errors, 0 warnings\n"
+    assert Run(capsys, "lint", "--ignore=world-size", str(path)).code == 0
 
 
 HOST_NETWORK = """
@@ -119,14 +120,6 @@ def test_warnings_alone_exit_with_0_and_can_be_left_out(capsys: pytest.CaptureFi
     run = Run(capsys, "lint", "--ignore", "host-network", str(path))
     assert (run.code, run.out, run.err) == (0, "", "")
     assert Run(capsys, *words, "--ignore", "host-network", "--", "t.py").err == ""
-
-
-def test_an_error_that_is_left_out_is_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    path = tmp_path / "job.yaml"
-    Run(capsys, "render", "jobset", *REQUIRED, "-o", str(path), "--", "t.py")
-    path.write_text(path.read_text().replace("--worker_num=16", "--worker_num=9"))
-    assert Run(capsys, "lint", str(path)).code == 1
-    assert Run(capsys, "lint", "--ignore=world-size", str(path)).code == 0
 
 
 def test_definitions_of_a_cluster_go_over_those_of_the_package(
@@ -163,7 +156,6 @@ def test_schemas_are_listed_with_their_source(capsys: pytest.CaptureFixture[str]
     ("argv", "texts"),
     [
         ([], ["Missing command"]),
-        (["lists"], ["No such command 'lists'"]),
         (["explain", "jobsets"], ["'jobsets'", "did you mean 'jobset'"]),
         (["render", "jobset"], ["'name', 'image', 'script'", "-- SCRIPT ARGS"]),
         (["render", "jobset", *REQUIRED, "t.py", "--lr", "1"], ["'--lr'", "after --"]),
@@ -173,7 +165,6 @@ def test_schemas_are_listed_with_their_source(capsys: pytest.CaptureFixture[str]
             ["nodes='x'", "integer of at least 1|from 1"],
         ),
         (["render", "jobset", *REQUIRED, "--set", "nodes.a=1", "--", "t.py"], ["nodes={'a': '1'}: must be an integer"]),
-        (["render", "jobset", *REQUIRED, "--set", "env=1", "--", "t.py"], ["write --set env.KEY=VALUE"]),
         (
             ["render", "jobset", *REQUIRED, "--set", "script=t.py"],
             ["script='t.py': must be a list of one or more texts"],
@@ -181,7 +172,6 @@ def test_schemas_are_listed_with_their_source(capsys: pytest.CaptureFixture[str]
         (["render", "jobset", *REQUIRED, "--set", "nodez=1", "--", "t.py"], ["did you mean 'nodes'"]),
         (["render", "jobset", *REQUIRED, "--values", "/nowhere.yaml", "--", "t.py"], ["/nowhere.yaml: cannot be read"]),
         (["render", "jobset", *REQUIRED, "-o", "/nowhere/a.yaml", "--", "t.py"], ["cannot be written"]),
-        (["lint"], ["Missing argument"]),
         (["lint", "/nowhere.yaml"], ["/nowhere.yaml: cannot be read: No such file"]),
         (
             ["lint", "--ignore=host-netwrk", "/nowhere.yaml"],
@@ -221,20 +211,14 @@ def test_help_of_every_command_exits_with_0(capsys: pytest.CaptureFixture[str]) 
         assert "Usage: launch-template" in run.out
 
 
-def test_help_loads_neither_yaml_nor_torch_nor_msrun() -> None:
-    code = (
-        "import sys\nfrom launch_templates.cli import main\n"
-        "try: main(['--help'])\nexcept SystemExit: pass\n"
-        "sys.exit(any(name in sys.modules for name in ('yaml', 'torch', 'msrun')))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, timeout=60).returncode == 0
-
-
-@pytest.mark.parametrize("words", ["render jobset --set name=a --set image=t:1 -- x.py", "explain slurm", "list"])
-def test_commands_load_neither_torch_nor_msrun(words: str) -> None:
+@pytest.mark.parametrize(
+    ("words", "more"),
+    [("--help", ["yaml"]), ("render jobset --set name=a --set image=t:1 -- x.py", []), ("explain slurm", [])],
+)
+def test_commands_load_neither_torch_nor_msrun(words: str, more: list[str]) -> None:
     code = (
         f"import sys\nfrom launch_templates.cli import main\ntry: main({words.split()})\nexcept SystemExit: pass\n"
-        "sys.exit(bool({'torch', 'msrun', 'numpy'} & sys.modules.keys()))"
+        f"sys.exit(any(name in sys.modules for name in ('torch', 'msrun', 'numpy', *{more})))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, timeout=60).returncode == 0
 
@@ -244,10 +228,3 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=60)
     assert done.stdout == "0\n"
     assert done.stderr == ""
-
-
-def test_the_public_names_are_there() -> None:
-    assert sorted(launch_templates.__all__) == launch_templates.__all__
-    assert all(hasattr(launch_templates, name) for name in launch_templates.__all__)
-    with pytest.raises(AttributeError, match="nothing_such"):
-        _ = launch_templates.nothing_such

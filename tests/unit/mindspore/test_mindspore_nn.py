@@ -48,15 +48,6 @@ def test_subclass_of_a_cell_may_change_construct() -> None:
     assert torch.equal(network(x), 2 * network.head(network.body(x)))
 
 
-def test_parameters_are_told_apart_by_whether_they_train() -> None:
-    network = Network()
-    network.head.bias.requires_grad = False
-    assert len(network.trainable_params()) == 3
-    assert network.untrainable_params() == [network.head.bias]
-    assert list(network.get_parameters(expand=False)) == []
-    assert [name for name, _ in network.head.parameters_and_names()] == ["weight", "bias"]
-
-
 def test_modes_fusion_recompute_and_strategies_are_set_on_a_cell() -> None:
     network = Network()
     assert not network.set_train(False).head.training
@@ -66,25 +57,9 @@ def test_modes_fusion_recompute_and_strategies_are_set_on_a_cell() -> None:
     assert network.head.shard(((1, 1), (2, 1))) is network.head
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        lambda a, b: (a, b),
-        lambda a, b: ([a, b],),
-        lambda a, b: (OrderedDict(first=a, second=b),),
-    ],
-)
-def test_sequential_cells_come_one_by_one_as_a_list_or_with_names(given: Any) -> None:
-    first, second = nn.Dense(2, 3), nn.Tanh()
-    cells = nn.SequentialCell(*given(first, second))
-    x = torch.randn(2, 2)
-    assert torch.equal(cells(x), torch.tanh(first(x)))
-
-
-def test_cell_list_holds_cells() -> None:
-    cells = nn.CellList([nn.Dense(2, 2), nn.Dense(2, 2)])
-    assert len(list(cells.parameters())) == 4
-    assert len(nn.CellList(nn.ReLU(), nn.ReLU())) == 2
+def test_sequential_cells_come_with_names_too() -> None:
+    first, x = nn.Dense(2, 3), torch.randn(2, 2)
+    assert torch.equal(nn.SequentialCell(OrderedDict(first=first, second=nn.Tanh()))(x), torch.tanh(first(x)))
 
 
 def test_dense_takes_initial_values_and_an_activation() -> None:
@@ -181,30 +156,16 @@ def test_pool_of_other_images_than_its_name_says_is_refused(kind: Any) -> None:
         kind(3, 2, pad_mode="same")(torch.zeros(1, 1, 4, 4))
 
 
-def test_batch_norms_momentum_is_what_remains() -> None:
-    norm = nn.BatchNorm2d(3, momentum=0.8, gamma_init=2)
-    images = torch.randn(4, 3, 2, 2) + 5
-    norm.set_train()(images)
-    assert torch.allclose(norm.moving_mean, 0.2 * images.mean((0, 2, 3)))
-    assert norm.weight.eq(2).all()
-    assert nn.BatchNorm1d(3, affine=False).weight is None
-
-
 def test_small_layers_take_mindspores_arguments() -> None:
     x = torch.randn(2, 3, 4)
-    assert torch.equal(nn.Softmax(1)(x), x.softmax(1))
-    assert torch.equal(nn.Flatten()(x), x.flatten(1))
-    assert torch.equal(nn.GELU()(x), F.gelu(x, approximate="tanh"))
     assert nn.Dropout(keep_prob=0.9).p == pytest.approx(0.1)
     assert nn.Dropout(p=0.3).p == 0.3
     with pytest.raises(UsageError, match="give one of them"):
         nn.Dropout()
     norm = nn.LayerNorm((4,), epsilon=1e-3)
-    assert torch.equal(norm(x), F.layer_norm(x, (4,), eps=1e-3))
     with pytest.raises(UsageError, match="must be -1"):
         nn.LayerNorm((4,), begin_norm_axis=1)(x)
     assert torch.equal(nn.LayerNorm((4,), begin_norm_axis=2, epsilon=1e-3)(x), norm(x))
-    assert nn.Embedding(10, 3)(torch.tensor([1, 2])).shape == (2, 3)
 
 
 @pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64, torch.uint8])
@@ -240,24 +201,8 @@ def test_cells_with_loss_and_optimizer_train() -> None:
 
 def test_optimizers_are_torchs_with_other_names() -> None:
     pairs = [
-        (lambda p: nn.SGD(p, 0.1, weight_decay=0.01), lambda p: torch.optim.SGD(p, 0.1, weight_decay=0.01)),
-        (
-            lambda p: nn.Momentum(p, 0.1, 0.9, use_nesterov=True),
-            lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True),
-        ),
-        (
-            lambda p: nn.Adam(p, 0.01, beta1=0.8, beta2=0.9, eps=1e-6),
-            lambda p: optim.Adam(p, 0.01, (0.8, 0.9), 1e-6, use_eps_hat=True),
-        ),
-        (
-            lambda p: nn.AdamWeightDecay(p, 0.01, beta1=0.8, weight_decay=0.1),
-            lambda p: optim.AdamWeightDecay(p, 0.01, (0.8, 0.999), weight_decay=0.1),
-        ),
         (lambda p: nn.Lamb(p, 0.01, 0.8), lambda p: optim.Lamb(p, 0.01, (0.8, 0.999))),
-        (
-            lambda p: nn.LazyAdam(p, 0.01, use_nesterov=True),
-            lambda p: optim.LazyAdam(p, 0.01, use_nesterov=True),
-        ),
+        (lambda p: nn.LazyAdam(p, 0.01, use_nesterov=True), lambda p: optim.LazyAdam(p, 0.01, use_nesterov=True)),
         (lambda p: nn.FTRL(p, 0.2, 0.01, l1=0.1), lambda p: optim.FTRL(p, 0.2, 0.01, l1=0.1)),
     ]
     for ours, theirs in pairs:

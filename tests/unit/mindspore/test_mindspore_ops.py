@@ -29,61 +29,22 @@ Y = torch.tensor([[2.0, 2.0, 2.0], [1.0, 0.5, 4.0]])
 @pytest.mark.parametrize(
     ("operator", "inputs", "expected"),
     [
-        (ops.Add(), (X, Y), X + Y),
         (ops.TensorAdd(), (X, Y), X + Y),
-        (ops.Sub(), (X, Y), X - Y),
-        (ops.Mul(), (X, Y), X * Y),
-        (ops.Div(), (X, Y), X / Y),
-        (ops.RealDiv(), (X, Y), X / Y),
-        (ops.Pow(), (X, 2), X**2),
-        (ops.Maximum(), (X, Y), torch.maximum(X, Y)),
         (ops.Minimum(), (X, Y), torch.minimum(X, Y)),
-        (ops.Equal(), (X, Y), X == Y),
-        (ops.Neg(), (X,), -X),
-        (ops.Abs(), (X,), X.abs()),
-        (ops.Exp(), (X,), X.exp()),
-        (ops.Log(), (Y,), Y.log()),
-        (ops.Sqrt(), (Y,), Y.sqrt()),
-        (ops.Square(), (X,), X * X),
-        (ops.ReLU(), (X,), X.clamp(min=0)),
-        (ops.GeLU(), (X,), torch.nn.functional.gelu(X, approximate="tanh")),
-        (ops.Sigmoid(), (X,), X.sigmoid()),
-        (ops.Tanh(), (X,), X.tanh()),
-        (ops.Softmax(), (X,), X.softmax(-1)),
         (ops.Softmax(0), (X,), X.softmax(0)),
-        (ops.LogSoftmax(), (X,), X.log_softmax(-1)),
-        (ops.MatMul(), (X, Y.T), X @ Y.T),
-        (ops.MatMul(transpose_b=True), (X, Y), X @ Y.T),
         (ops.MatMul(transpose_a=True), (X, Y), X.T @ Y),
         (ops.BatchMatMul(transpose_b=True), (X[None], Y[None]), X[None] @ Y.T[None]),
-        (ops.BiasAdd(), (X, torch.arange(3.0)), X + torch.arange(3.0)),
-        (ops.ReduceSum(), (X,), X.sum()),
-        (ops.ReduceSum(), (X, -1), X.sum(-1)),
-        (ops.ReduceSum(keep_dims=True), (X, (0, 1)), X.sum((0, 1), True)),
-        (ops.ReduceMean(), (X, 0), X.mean(0)),
-        (ops.ReduceMax(keep_dims=True), (X, -1), X.amax(-1, True)),
-        (ops.ReduceMin(), (X,), X.min()),
-        (ops.Reshape(), (X, (3, 2)), X.reshape(3, 2)),
-        (ops.Transpose(), (X, (1, 0)), X.T),
-        (ops.ExpandDims(), (X, 0), X[None]),
-        (ops.Squeeze(0), (X[None, :, None],), X[:, None]),
         (ops.Squeeze(), (X[None, :, None],), X),
-        (ops.Flatten(), (X[:, None],), X),
-        (ops.Concat(1), ((X, Y),), torch.cat((X, Y), 1)),
-        (ops.Cast(), (X, ms.int32), X.int()),
         (ops.Depend(), (X, Y), X),
-        (
-            ops.OneHot(),
-            (torch.tensor([2, 0], dtype=torch.int32), 3, ms.Tensor(5.0), ms.Tensor(1.0)),
-            torch.tensor([[1.0, 1, 5], [5, 1, 1]]),
-        ),
         (ops.OneHot(0), (torch.tensor([1]), 2, 1.0, 0.0), torch.tensor([[0.0], [1.0]])),
         (ops.AllReduce("sum"), (X,), X),
         (ops.AllGather(), (X,), X),
         (ops.ReduceScatter(), (X,), X),
     ],
 )
-def test_operator_computes_what_mindspores_documents_say(operator: Any, inputs: Any, expected: Tensor) -> None:
+def test_operator_that_no_stored_call_has_computes_what_mindspores_documents_say(
+    operator: Any, inputs: Any, expected: Tensor
+) -> None:
     torch.testing.assert_close(operator(*inputs), expected, rtol=0, atol=0)
 
 
@@ -227,12 +188,6 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
 
 
-def test_no_longer_path_takes_the_place_of_a_module_of_ours() -> None:
-    folder = Path(ms.__file__).parent
-    files = {path: folder / path.replace(".", "/") for path in import_paths.ALIASES}
-    assert not [path for path, file in files.items() if file.is_dir() or file.with_suffix(".py").exists()]
-
-
 @pytest.mark.slow
 def test_script_with_mindspores_imports_runs_unchanged(tmp_path: Path) -> None:
     paths = sorted({path.rpartition(".")[0] or path for path in import_paths.ALIASES})
@@ -268,11 +223,6 @@ def test_runner_without_a_script_says_what_to_give(words: list[str]) -> None:
         run_script(words)
     assert str(ended.value.code).startswith("msrun.mindspore: error: ")
     assert "usage: python -m msrun.mindspore SCRIPT" in str(ended.value.code)
-
-
-def test_every_exported_name_exists() -> None:
-    for module in (ms, nn, ops, ms.train, ms.parallel, ms.communication, ms.dataset, ms.context, ms.dtype):
-        assert all(hasattr(module, name) for name in module.__all__), module.__name__
 
 
 def test_operator_is_sent_to_the_host_in_mindspores_words() -> None:

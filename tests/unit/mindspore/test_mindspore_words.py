@@ -103,10 +103,7 @@ def test_check_is_a_command_with_an_exit_status(tmp_path: Path, capsys: pytest.C
         (lambda: ms.jit(jit_leve="O0"), "did you mean jit_level"),
         (lambda: ms.Profiler(output_pat="x"), "did you mean output_path"),
         (lambda: nn.Dense(2, 3).to_float(ms.int32), "float16, bfloat16 or float32"),
-        (
-            lambda: nn.Momentum([{"params": [torch.nn.Parameter(torch.ones(1))], "rate": 1}], 0.1, 0.9),
-            "known are params",
-        ),
+        (lambda: nn.Momentum([{"params": [ms.Parameter(torch.ones(1))], "rate": 1}], 0.1, 0.9), "known are params"),
         (lambda: nn.Momentum([], 0.1, 0.9), "give net.trainable_params"),
         (lambda: nn.get_activation("relo"), "did you mean relu"),
         (lambda: ops.MultitypeFuncGraph("f")(1), "no function is registered"),
@@ -150,30 +147,6 @@ def test_rmsprop_changes_the_rows_of_a_sparse_gradient_alone() -> None:
     optimizer.step()
     assert table[[0, 2]].eq(1).all()
     assert table[1].lt(1).all()
-
-
-def test_optimizer_decays_groups_and_rates_as_mindspore_says() -> None:
-    net = nn.SequentialCell(nn.Dense(2, 3), nn.BatchNorm1d(3))
-    names = [parameter.name for parameter in net.trainable_params()]
-    assert names == ["0.weight", "0.bias", "1.gamma", "1.beta"]
-    optimizer = nn.Momentum(net.trainable_params(), [0.1, 0.01], 0.9, weight_decay=0.5)
-    assert optimizer.decay_flags == (True, True, False, False)
-    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.5, 0.0]
-    assert [parameter.name for parameter in optimizer.parameters] == names
-    before = net[1].gamma.detach().clone()
-    for _ in range(2):
-        optimizer([torch.zeros_like(parameter) for parameter in optimizer.parameters])
-    assert torch.equal(net[1].gamma, before)
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.01)
-    bias = [parameter for parameter in net.trainable_params() if "bias" in parameter.name]
-    others = [parameter for parameter in net.trainable_params() if "bias" not in parameter.name]
-    groups = [{"params": bias, "lr": 0.5}, {"params": others}, {"order_params": net.trainable_params()}]
-    grouped = nn.SGD(groups, 0.1)
-    assert [parameter.name for parameter in grouped.parameters] == names
-    assert [round(float(rate), 3) for rate in grouped.get_lr()] == [0.1, 0.5, 0.1, 0.1]
-    start = net[0].bias.detach().clone()
-    grouped([torch.ones_like(parameter) for parameter in grouped.parameters])
-    torch.testing.assert_close(net[0].bias, start - 0.5)
 
 
 def test_parameters_do_not_share_memory_with_what_they_were_made_of() -> None:

@@ -44,13 +44,7 @@ def tables(draw, dialect="1.0", scattered=True, max_servers=5):
         for server_id, ids in zip(server_ids, device_ids, strict=True)
     )
     pods = draw(_super_pods(server_ids)) if has_pods else ()
-    return RankTable(
-        dialect,
-        servers,
-        declared_server_count=len(servers),
-        super_pods=pods,
-        extra=draw(EXTRAS),
-    )
+    return RankTable(dialect, servers, declared_server_count=len(servers), super_pods=pods, extra=draw(EXTRAS))
 
 
 @st.composite
@@ -61,28 +55,3 @@ def _super_pods(draw, server_ids):
     for server_id, pod in zip(server_ids, pod_of, strict=True):
         members.setdefault(pod, []).append(server_id)
     return tuple(SuperPod(str(pod), tuple(names), draw(EXTRAS)) for pod, names in members.items())
-
-
-@st.composite
-def faulty_tables(draw):
-    """Return a table that may have servers, devices, ranks and pods twice, in any order, unknown ones too."""
-    device = st.builds(
-        Device, st.integers(0, 2), st.integers(0, 2), st.none() | st.just("10.0.0.1"), st.none() | st.just("7"), EXTRAS
-    )
-    server = st.builds(
-        Server,
-        st.sampled_from(["a", "b"]),
-        st.lists(device, max_size=2).map(tuple),
-        st.none() | st.just("10.0.0.2"),
-        group=st.none() | st.sampled_from(["g", "h"]),
-        extra=EXTRAS,
-    )
-    names = st.lists(st.sampled_from(["a", "b", "c"]), max_size=2).map(tuple)
-    return RankTable(
-        "1.0",
-        tuple(draw(st.lists(server, max_size=2))),
-        draw(st.sampled_from(["completed", "initializing"])),
-        draw(st.none() | st.integers(0, 2)),
-        tuple(draw(st.lists(st.builds(SuperPod, st.sampled_from(["0", "1"]), names, EXTRAS), max_size=2))),
-        draw(EXTRAS),
-    )

@@ -26,10 +26,8 @@ REFUSED = {
     "many values": ("[" + "x," * 600_000 + "]", "more than 500000 values; split it"),
     "many documents": ("---\n" * 600_000, "more than 500000 values"),
     "lists": ("[" * 500_000, "line 1: more than 100 levels deep; write it flatter"),
-    "mappings": ("{a: " * 100_000, "line 1: more than 100 levels deep"),
     "blocks": ("- " * 100_000 + "a", "line 1: more than 100 levels deep"),
     "digits": ("a: " + "9" * 5_000, "line 1: a number of more than 1000 digits; put text into quotes"),
-    "hexadecimal digits": ("a: 0x" + "f" * 500_000, "a number of more than 1000 digits"),
     "sexagesimal digits": ("a: 1" + ":59" * 300_000, "a number of more than 1000 digits"),
     "digits with a tag": ("a: !!int '" + "9" * 5_000 + "'", "a number of more than 1000 digits"),
     "code": ("!!python/object/apply:os.system [id]", "not YAML .*could not determine a constructor"),
@@ -40,9 +38,8 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_yaml_that_stands_for_too_much_or_is_none_is_refused_in_one_line(name):
-    text, message = REFUSED[name]
+@pytest.mark.parametrize(("text", "message"), REFUSED.values(), ids=REFUSED)
+def test_yaml_that_stands_for_too_much_or_is_none_is_refused_in_one_line(text, message):
     with pytest.raises(TextError, match=message) as caught:
         load_yaml(text)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
@@ -74,7 +71,6 @@ def test_any_text_gives_the_value_of_the_safe_loader_or_an_error_of_ours(text):
     ("text", "message"),
     [
         ("[" * 500_000, "more than 100 levels deep"),
-        ("[" * 101 + "]" * 101, "more than 100 levels deep"),
         ('{"a":' * 200 + "1" + "}" * 200, "more than 100 levels deep"),
         ("9" * (MAX_DIGITS + 1), "a number of more than 1000 digits"),
         ('{\n"a": ', r"not JSON \(line 2: Expecting value\); correct the line"),

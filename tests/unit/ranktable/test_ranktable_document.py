@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ranktable import document as positions
-from ranktable.document import MAX_DEPTH, MAX_REPEATS, Lines, locate_paths, parse_document
+from ranktable.document import MAX_REPEATS, Lines, locate_paths, parse_document
 from ranktable.errors import JsonTextError, RankTableError
-from ranktable.problem import Position, join_index, join_key
+from ranktable.problem import Position, join_key
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -24,13 +24,10 @@ FAULTS = [
     (b'{"a": 1,}', (1, 8), "comma stands after the last item"),
     (b'{"a": [1,\n 2,\n]}', (2, 3), "comma stands after the last item"),
     (b'{\n  // note\n  "a": 1}', (2, 3), "comment"),
-    (b'{"a": /* note */ 1}', (1, 7), "comment"),
-    (b'{"a": 1 # note\n}', (1, 9), "comment"),
     (b'{"a": [1, ...]}', (1, 11), "elision"),
     (b"{'a': 1}", (1, 2), "quotation mark"),
     (b'{"a": True}', (1, 7), "True"),
     (b'{"a": NaN}', (1, 1), "NaN"),
-    (b'{"n": "NaN", "a": -Infinity}', (1, 1), "-Infinity"),
     (b'{"a": 1e999}', (1, 1), "too large"),
     (b'{"a": ' + b"9" * 5000 + b"}", (1, 1), "more than 400 digits"),
     (b'{"a": 1', (1, 8), "ends in the middle"),
@@ -40,17 +37,12 @@ FAULTS = [
     (b'{"a": 1} done', (1, 10), "text follows after the end"),
     (b'{"a": [1}]', (1, 9), "} closes what another bracket has opened"),
     (b'{"a": 01}', (1, 7), "a number stands here that JSON does not know"),
-    (b'{"a": 0x1f}', (1, 7), "a number stands here that JSON does not know"),
-    (b'{"a": +1}', (1, 7), "a number stands here that JSON does not know"),
-    (b'{"a": .5}', (1, 7), "a number stands here that JSON does not know"),
     (b'{"a": 1,, "b": 2}', (1, 9), "a comma stands here with nothing before it"),
-    (b'{"a": [, 1]}', (1, 8), "a comma stands here with nothing before it"),
     (b"{a: 1}", (1, 2), "a key stands here without double quotes"),
     ('{"a": ¤}'.encode(), (1, 7), "the character '\\xa4'"),
     (b'{"a": "\\x41"}', (1, 8), "a backslash stands here"),
     (b'{"a": {{ ip }}}', (1, 7), "a placeholder of a template"),
     (b'{"a": ${IP}}', (1, 7), "a placeholder of a template"),
-    (b'{"a": <ip>}', (1, 7), "a placeholder of a template"),
     (b'{"a": 1}\0\0\0', (1, 9), "NUL bytes"),
     (b"\0" * 40, (1, 1), "nothing but NUL bytes"),
     (b'{"a": 1\n<<<<<<< HEAD\n}', (2, 1), "merge conflict"),
@@ -60,13 +52,9 @@ FAULTS = [
     (b'{"a": 1 "b": 2}', (1, 9), "comma or a closing bracket is missing"),
     (b'{"a": "x\ny"}', (1, 9), "line break or control character"),
     (b"", (1, 1), "empty"),
-    (b" \n ", (1, 1), "empty"),
     (b"[]", (1, 1), "an array, not an object"),
-    (b"3", (1, 1), "a number, not an object"),
     (b'{"a": "\xe9"}', (1, 8), "byte 0xe9 is not UTF-8"),
     ('{"a": 1}'.encode("utf-16"), (1, 1), "UTF-16"),
-    ('{"a": 1}'.encode("utf-32"), (1, 1), "UTF-32"),
-    ('{"a": 1}'.encode("utf-16-le"), (1, 1), "UTF-16"),
     (b'{"a": ' + b"[" * 100 + b"]" * 100 + b"}", (1, 1), "nested deeper than 64"),
     (b'{"a": ' + b"[" * 100_000, (1, 1), "nested deeper than 64"),
 ]
@@ -77,16 +65,13 @@ FOREIGN = [
     (gzip.compress(GOOD), "gzip data"),
     (b"\x28\xb5\x2f\xfd rest", "zstd data"),
     (bz2.compress(GOOD), "bzip2 data"),
-    (b"PK\x03\x04 rest", "a zip archive"),
     (base64.encodebytes(GOOD * 200), "JSON in base64"),
     (base64.b64encode(gzip.compress(GOOD)), "gzip data in base64"),
     (b'version: "1.0"\nserver_list:\n- server_id: a\n', "YAML"),
-    (b"---\na: 1\n", "YAML"),
     (b"apiVersion: v1\nkind: ConfigMap\n", "a Kubernetes manifest"),
     (b"<!DOCTYPE html><html></html>", "an HTML page"),
     (b'<?xml version="1.0"?><a/>', "XML"),
     (b"host1 slots=8\nhost2 slots=8\n", "a host file"),
-    (b"host1:8\nhost2:8\n", "a host file"),
     (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "a Git LFS pointer"),
     (b"<<<<<<< HEAD\n{}\n", "a file with merge conflicts"),
     (b"```json\n{}\n```\n", "a Markdown code block"),
@@ -123,11 +108,6 @@ def test_a_fault_is_named_at_its_place(data, place, says):
     assert str(caught.value).startswith(f"t.json:{place[0]}:{place[1]}: ")
 
 
-def test_a_byte_order_mark_is_skipped_and_remembered():
-    document = parse_document(b'\xef\xbb\xbf{"a": 1}')
-    assert (document.value, document.has_bom) == ({"a": 1}, True)
-
-
 def test_repeated_keys_are_listed_with_their_places():
     document = parse_document(b'{"a": 1, "b": [{"c": 1,\n "c": 2}], "a": {"b": 0}}')
     assert [(repeat.path, repeat.position) for repeat in document.repeated_keys] == [
@@ -135,11 +115,6 @@ def test_repeated_keys_are_listed_with_their_places():
         ("a", Position(2, 12)),
     ]
     assert document.value == {"a": {"b": 0}, "b": [{"c": 2}]}
-
-
-def test_the_deepest_nesting_that_is_allowed_is_read():
-    inside = MAX_DEPTH - 1
-    assert parse_document(b'{"a": ' + b"[" * inside + b"]" * inside + b"}").value
 
 
 @given(st.dictionaries(st.text(), JSON_VALUES, max_size=5), st.sampled_from([None, 1, 4]))
@@ -162,7 +137,7 @@ def paths_of(value, path=""):
     steps = value.items() if isinstance(value, dict) else enumerate(value)
     found = {}
     for step, child in steps:
-        child_path = join_key(path, step) if isinstance(value, dict) else join_index(path, step)
+        child_path = join_key(path, step) if isinstance(value, dict) else f"{path}[{step}]"
         found |= {child_path: (step, child), **paths_of(child, child_path)}
     return found
 

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msrun.errors import UsageError
-from msrun.launch.job_hosts import read_job_hosts
-from ranktable.cli import main
 from ranktable.errors import HostListError
 from ranktable.hosts.brackets import MAX_HOSTS
 from ranktable.hosts.host_list import ListedHost
@@ -19,9 +14,7 @@ from ranktable.hosts.this_host import find_this_host
 
 FORMS = [
     # names: a line for each slot where they stand in a row, as PBS and LSF write them
-    ("h1\nh2", [("h1", 0), ("h2", 0)]),
     ("h1\nh2\nh2\nh3\nh3\n", [("h1", 1), ("h2", 2), ("h3", 2)]),
-    ("10.0.0.1\r\n10.0.0.2", [("10.0.0.1", 0), ("10.0.0.2", 0)]),
     # DeepSpeed
     ("# mine\n\n  \t\nh1 slots=8 # the first\n   # more\nh2\tslots=4", [("h1", 8), ("h2", 4)]),
     ("\ufeffh1 slots=8\r\n\r\nh2 slots=4\r\n", [("h1", 8), ("h2", 4)]),
@@ -35,11 +28,8 @@ FORMS = [
     ("[fd00::1]:2\nfd00::2\n", [("fd00::1", 2), ("fd00::2", 1)]),
     # Slurm
     ("node[08-09,11]\nother\n", [("node08", 0), ("node09", 0), ("node11", 0), ("other", 0)]),
-    ("n[1-2] slots=3", [("n1", 3), ("n2", 3)]),
     ("a,b slots=3", [("a", 3), ("b", 3)]),
     # and together
-    ("h1:8 slots=8", [("h1", 8)]),
-    ("h1 slots=2\nh2:2", [("h1", 2), ("h2", 2)]),
     ("h1 slots=2 devices=4,6\nh2 devices=4-7", [("h1", 2), ("h2", 4)]),
     ("[fd77::9]:2\nfd77::a slots=3", [("fd77::9", 2), ("fd77::a", 3)]),
 ]
@@ -52,8 +42,6 @@ REFUSED = [
     ("h1 slots=1\nH1 slots=2", r"line 2 and --hostfile f, line 1: H1 \(h1\) is given twice"),
     ("10.0.0.1\nh2 address=10.0.0.1", r"h2 \(10.0.0.1\) is given twice"),
     ("h1 slots=0", "line 1: slots '0' is no such number; write one from 1 to 4096"),
-    ("h1 slots=-1", "line 1: slots '-1'"),
-    ("h1\nh2 slots=abc", "line 2: slots 'abc'"),
     ("h1 slots=", "line 1: slots has no value; write slots=value"),
     ("h1 slots=1 slots=1", "line 1: slots is given twice"),
     ("h1:4 slots=8", "line 1: h1: slots is 4 and 8; write it once"),
@@ -61,34 +49,20 @@ REFUSED = [
     ("h1 slot=8", r"line 1: 'slot=8': no such key \(did you mean slots\?\); the keys are slots, devices"),
     ("h1 8", "line 1: '8': no such key; the keys are"),
     ("h1 port=0", "line 1: port '0' is no such number; write one from 1 to 65535"),
-    ("h1 port=65536", "line 1: port '65536'"),
-    ("h1 port=ssh", "line 1: port 'ssh'"),
-    ("h1 user=-x", "line 1: user '-x'"),
     ("h1 python=python3", "line 1: python 'python3' is no absolute path; give the absolute path"),
     ("h1 python=/a\x01b", "line 1: python"),
     ('h1 python="/a b', 'line 1: .* has a quote that does not close; write key="value"'),
     ("h1 address=h1.dc", "line 1: address 'h1.dc' is none that others can reach; give the numeric address"),
-    (
-        "h1 address=127.0.0.1",
-        "line 1: address '127.0.0.1' is none that others can reach; give the numeric address",
-    ),
-    ("h1 address=0.0.0.0", "line 1: address '0.0.0.0'"),
+    ("h1 address=127.0.0.1", "line 1: address '127.0.0.1' is none that others can reach"),
     ("n[1-3] address=10.0.0.1", "line 1: hosts: 3, addresses: 1; each host has its own"),
-    ("h1 address=10.0.0.[1-2]", "line 1: hosts: 1, addresses: 2;"),
     ("h1 slots=3 devices=0-3", "line 1: h1: slots is 3, but devices names 4"),
     ("h1 devices=0,0", "line 1: devices '0,0': 0 is given twice"),
     ("h1 devices=3-1", "line 1: devices '3-1': '3-1' is no device id"),
-    ("h1 devices=0,,1", "line 1: devices '0,,1': '' is no device id"),
-    ("h1 devices=4096", "line 1: devices '4096'"),
-    ("-h", "line 1: '-h' starts with '-'"),
     ("h1\n$(id)", "line 2: .* is neither a host name"),
     ("h1\x00", r"line 1: 'h1\\x00' is neither a host name"),
-    ("slots=8 h1", "line 1: 'slots=8' is neither a host name"),
     (f"a[1-{MAX_HOSTS}]\nb1", "line 2: more than 65536 hosts up to here"),
     ("a slots=8\na slots=8", "line 2 and --hostfile f, line 1: a is given twice"),
-    ("a slots=2 devices=0,1\na slots=2 devices=2,3", "a is given twice"),
     ("a slots=9 max_slots=8", "line 1: a: slots is 9, more than max_slots, 8; lower slots"),
-    ("me@a slots=2\nyou@a slots=2", "a: user is me and you; write it once"),
     ("a:4096\na:1", "line 1: a: slots add up to 4097; give at most 4096"),
     ("+n0 slots=2", "line 1: '.n0' is a place in an allocation; write the name of the host"),
     ("rank 0=a slot=1", "line 1: .* is a line of a rank file; give the host file"),
@@ -147,49 +121,6 @@ def test_any_text_is_a_hostfile_or_wrong_input(text: str, family) -> None:
         assert error.remedy and "\n" not in str(error)
         return
     assert hosts and len({host.name for host in hosts}) == len(hosts)
-
-
-OPTIONS = dict.fromkeys(["hosts", "hostfile", "rehearse", "include", "exclude", "python", "nnodes", "min_hosts"])
-OPTIONS |= {"rank_table_file": None}
-OPTIONS |= {"spares": 0, "max_restarts": 0, "ssh": False, "worker_num": None, "local_worker_num": None}
-OPTIONS |= {"master_addr": None, "node_rank": None, "device_target": "cpu"}
-
-
-def planned_by_msrun(path) -> list[tuple[str, tuple[int, ...]]] | str:
-    """Return the hosts and devices of `msrun --hostfile`, or the error."""
-    try:
-        found = read_job_hosts({**OPTIONS, "hostfile": path}, {"hostfile"})
-    except UsageError as error:
-        return str(error)
-    return sorted((entry.name, entry.device_ids) for entry in found.entries)
-
-
-def generated(path, capsys) -> list[tuple[str, tuple[int, ...]]] | str:
-    """Return the servers and devices of `ranktable generate --hostfile`, or the error."""
-    status = main(["generate", "--hostfile", str(path), "--device_target", "cpu", "-o", "-"])
-    output = capsys.readouterr()
-    if status:
-        return output.err.strip().removeprefix("ranktable: error: ")
-    return sorted(
-        (server["server_id"], tuple(int(device["device_id"]) for device in server["device"]))
-        for server in json.loads(output.out)["server_list"]
-    )
-
-
-LINES = st.sampled_from(
-    [
-        *("a slots=2", "a slots=2 max_slots=4", "b:2", "[fd00::1]:2", "c slots = 2", "d slots=2 devices=4,6"),
-        *("me@e slots=1", "n[1-2]:2", "f slots=0", "b:2 ifname=ib0", "g slot=2", "h slots=1 address=fd00::9"),
-        *("# nobody", "a slots=3 count=3", "+n1 slots=2", "-x slots=1", "a slots=9 max_slots=8"),
-    ]
-)
-
-
-@given(lines=st.lists(LINES, min_size=1, max_size=4))
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_both_commands_read_the_same_of_a_file(tmp_path, capsys, lines: list[str]) -> None:
-    (tmp_path / "hosts").write_text("\n".join(["z slots=1", *lines]))
-    assert generated(tmp_path / "hosts", capsys) == planned_by_msrun(tmp_path / "hosts")
 
 
 @pytest.mark.parametrize(

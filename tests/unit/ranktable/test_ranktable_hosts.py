@@ -1,26 +1,28 @@
-"""Hosts of --hosts: names, users, slots, IPv6; doubles in every spelling; what no ssh and no shell may ever see."""
+"""Lists of hosts as --hosts, --include and --exclude take them: names, users, slots, brackets and ranges."""
 
 from __future__ import annotations
+
+import contextlib
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranktable.errors import HostListError
-from ranktable.hosts.host_list import ListedHost, parse_hosts
+from ranktable.hosts.brackets import MAX_HOSTS, MAX_LIST_CHARS, expand, fold
+from ranktable.hosts.host_list import ListedHost, parse_hosts, select_hosts
+from ranktable.hosts.hostfile import parse_hostfile
 from ranktable.hosts.names import host_key
+from ranktable.hosts.ranges import LARGEST, RangeError, fold_numbers, fold_runs, read_range, read_ranges, runs_of
 
 LISTS = [
     ("h1:8,h2:4", [("h1", "", 8), ("h2", "", 4)]),
-    ("h1,h2", [("h1", "", 0), ("h2", "", 0)]),
     ("node[01-02].dc:2", [("node01.dc", "", 2), ("node02.dc", "", 2)]),
     ("me@h1:1", [("h1", "me", 1)]),
     ("me@corp.example@h1", [("h1", "me@corp.example", 0)]),
-    ("10.0.0.1:8", [("10.0.0.1", "", 8)]),
     ("fd77::9", [("fd77::9", "", 0)]),
-    ("::1", [("::1", "", 0)]),
     ("[::1]:8", [("::1", "", 8)]),
-    ("[fd77::9]", [("fd77::9", "", 0)]),
     ("me@[fe80::1%eth0]:2", [("fe80::1%eth0", "me", 2)]),
     ("fd77::9:8", [("fd77::9:8", "", 0)]),
     ("My_Host-1.Example", [("My_Host-1.Example", "", 0)]),
@@ -29,58 +31,31 @@ LISTS = [
 
 REFUSED = [
     ("", "is empty; give hosts such as"),
-    (" ", "is empty"),
     (",", "has an empty name"),
     (":8", "'' is neither a host name nor an address"),
     ("me@", "'' is neither a host name nor an address"),
-    ("@h", "user '' is no user name; letters"),
     ("-me@h", "user '-me' is no user name; letters"),
     ("a b@h", "user 'a b' is no user name; letters"),
     ("-oProxyCommand=x", "'-oProxyCommand=x' starts with '-', as an option does"),
     ("me@-h", "'-h' starts with '-'"),
     ("--", "'--' starts with '-'"),
-    ("$(touch x)", "is neither a host name"),
-    ("`id`", "is neither a host name"),
-    ("h;id", "is neither a host name"),
-    ("h|id", "is neither a host name"),
-    ("h&id", "is neither a host name"),
-    ("h>x", "is neither a host name"),
-    ("h'1", "is neither a host name"),
-    ("h 1", "is neither a host name"),
+    *(
+        (text, "is neither a host name")
+        for text in ("$(touch x)", "h 1", "h\u00e9", "10.0.0.256", "fe80::1%$(id)", "h:8:9")
+    ),
     ("h\n1", r"'h\\n1' is neither a host name"),
-    ("h\x07", r"'h\\x07' is neither a host name"),
     ("h\0", r"'h\\x00' is neither a host name"),
-    ("h%x", "is neither a host name"),
-    ("h/x", "is neither a host name"),
-    ("*", "is neither a host name"),
-    (".h", "is neither a host name"),
-    ("h\u00e9", "is neither a host name"),
-    ("10.0.0.256", "is neither a host name"),
-    ("10.0.0", "is neither a host name"),
-    ("fe80::1%$(id)", "is neither a host name"),
-    ("fd77::x", "is neither a host name"),
-    ("h:8:9", "is neither a host name"),
     ("[::1", "without its other half"),
     ("[::1]8", r"write \[address\]:8"),
     ("x" * 254, "more than 253 characters"),
     ("h:", "h: slots '' is no such number; write one from 1 to 4096"),
     ("h:0", "h: slots '0'"),
-    ("h:-1", "h: slots '-1'"),
-    ("h:+1", "h: slots '\\+1'"),
-    ("h:1.5", "h: slots '1.5'"),
-    ("h:abc", "h: slots 'abc'"),
     ("h:4097", "h: slots '4097'"),
-    ("h:\u0663", "h: slots"),
     ("h1,h2,h1:8", "h1 is given twice; give each host once"),
     ("h1,H1", r"H1 \(h1\) is given twice"),
-    ("h1.dc,h1.dc.", "given twice"),
-    ("me@h1,you@h1", "h1 is given twice"),
-    ("10.0.0.1,10.0.0.1", "10.0.0.1 is given twice"),
     ("fd77::9,FD77:0::9", r"FD77:0::9 \(fd77::9\) is given twice"),
     ("10.0.0.1,::ffff:10.0.0.1", "given twice"),
     ("localhost,127.0.0.1", r"127.0.0.1 \(localhost\) is given twice"),
-    ("localhost.localdomain,::1", "given twice"),
-    ("n[1-3],n2", "n2 is given twice"),
 ]
 
 
@@ -123,3 +98,246 @@ def test_key_of_a_name_and_of_an_address_are_those_of_one_host() -> None:
     assert ListedHost("h1", address="10.0.0.1").keys == {"h1", "10.0.0.1"}
     assert host_key("127.5.5.5") == host_key("LOCALHOST") == host_key("::1")
     assert host_key("localhost2") != host_key("localhost")
+
+
+ENTRIES = parse_hostfile("h1 slots=4\nh2 devices=4-7\nn[1-2] slots=2\n[fd77::9]:2\nlazy", ListedHost, "f")
+
+INCLUDED = [
+    ("H1", {"h1": (0, 1, 2, 3)}),
+    ("h1@h2", {"h1": (0, 1, 2, 3), "h2": (4, 5, 6, 7)}),
+    ("h1:0,2", {"h1": (0, 2)}),
+    ("h1:1-2@h2:7,4", {"h1": (1, 2), "h2": (4, 7)}),
+    ("h1:0@h1:3", {"h1": (0, 3)}),
+    ("h1:0@h1", {"h1": (0, 1, 2, 3)}),
+    ("n[1-2]:1", {"n1": (1,), "n2": (1,)}),
+    ("[fd77::9]:1", {"fd77::9": (1,)}),
+    ("FD77:0::9", {"fd77::9": (0, 1)}),
+    ("lazy", {"lazy": ()}),
+    ("lazy:0,5", {"lazy": (0, 5)}),
+]
+
+EXCLUDED = [
+    ("h1@h2@n[1-2]@fd77::9", {"lazy": ()}),
+    ("h2@n1@n2@[fd77::9]@lazy", {"h1": (0, 1, 2, 3)}),
+    ("h1:0,2@h2@n1@n2@[fd77::9]@lazy", {"h1": (1, 3)}),
+    ("h1:0-3@h2@n1:0@n2@[fd77::9]@lazy", {"n1": (1,)}),
+]
+
+REFUSED_FILTERS = [
+    ("h1", "h2", "--include and --exclude: give one of the two"),
+    ("", None, "--include: '' has an empty name"),
+    (
+        "lasy",
+        None,
+        r"--include lasy: lasy is none of the job's hosts \(did you mean lazy\?\); they are h1, h2, n1, n2 and",
+    ),
+    (None, "h1@xx", "--exclude h1@xx: xx is none of the job's hosts"),
+    ("h1:4", None, "--include h1:4: h1 has no device 4; its devices are 0-3"),
+    ("h2:0", None, "--include h2:0: h2 has no device 0; its devices are 4-7"),
+    ("h1:", None, "--include: h1:: devices '': '' is no device id"),
+    ("h1:0,h2:1", None, "'h1:0,h2:1' has two colons; write h1:0,2@h2:1"),
+    (None, "lazy:0", "--exclude lazy:0: lazy has no slots given to take some from; write lazy:8"),
+    (None, "h1@h2@n1@n2@[fd77::9]@lazy", "leaves none of the 6 hosts"),
+    (None, "h1:0-3@h2@n1@n2@[fd77::9]@lazy", "leaves none of the 6 hosts"),
+]
+
+
+def left(entries: tuple[ListedHost, ...]) -> dict[str, tuple[int, ...]]:
+    assert all(entry.slots == len(entry.device_ids) for entry in entries)
+    return {entry.name: entry.device_ids for entry in entries}
+
+
+@pytest.mark.parametrize(("text", "stay"), INCLUDED)
+def test_only_what_is_included_stays(text: str, stay: dict[str, tuple[int, ...]]) -> None:
+    found = left(select_hosts(ENTRIES, text, None))
+    assert list(found.items()) == list(stay.items())
+
+
+@pytest.mark.parametrize(("text", "stay"), EXCLUDED)
+def test_what_is_excluded_goes(text: str, stay: dict[str, tuple[int, ...]]) -> None:
+    assert left(select_hosts(ENTRIES, None, text)) == stay
+
+
+def test_nothing_said_leaves_the_list_as_it_is() -> None:
+    assert select_hosts(ENTRIES, None, None) == ENTRIES
+
+
+@pytest.mark.parametrize(("include", "exclude", "message"), REFUSED_FILTERS)
+def test_filter_is_refused(include: str | None, exclude: str | None, message: str) -> None:
+    with pytest.raises(HostListError, match=message):
+        select_hosts(ENTRIES, include, exclude)
+
+
+@given(st.sets(st.sampled_from([(e.name, d) for e in ENTRIES if e.slots for d in e.device_ids]), min_size=1))
+@settings(max_examples=60)
+def test_include_and_exclude_part_the_list(chosen: set[tuple[str, int]]) -> None:
+    known = tuple(entry for entry in ENTRIES if entry.slots)
+    words = "@".join(f"[{name}]:{device}" if ":" in name else f"{name}:{device}" for name, device in sorted(chosen))
+    kept = left(select_hosts(known, words, None))
+    assert {(name, device) for name, devices in kept.items() for device in devices} == chosen
+    everything = {(entry.name, device) for entry in known for device in entry.device_ids}
+    if chosen != everything:
+        rest = left(select_hosts(known, None, words))
+        assert {(name, device) for name, devices in rest.items() for device in devices} == everything - chosen
+
+
+@given(st.text(alphabet="h12n[]-,@: 0fl", max_size=14) | st.text(max_size=8))
+@settings(max_examples=120)
+def test_any_text_is_a_filter_or_wrong_input(text: str) -> None:
+    for include, exclude in ((text, None), (None, text)):
+        with contextlib.suppress(HostListError):
+            assert select_hosts(ENTRIES, include, exclude)
+
+
+LISTS_OF_NAMES = [
+    ("h1", ["h1"]),
+    ("node[01-03,07].dc", ["node01.dc", "node02.dc", "node03.dc", "node07.dc"]),
+    ("n[08-11]", ["n08", "n09", "n10", "n11"]),
+    ("n[099-101]", ["n099", "n100", "n101"]),
+    ("n[0-8/4]", ["n0", "n4", "n8"]),
+    ("n[3,1,2]", ["n3", "n1", "n2"]),
+    ("r[1-2]n[3-4]", ["r1n3", "r1n4", "r2n3", "r2n4"]),
+    ("[1-2].dc", ["1.dc", "2.dc"]),
+    ("n[1-2]:8,[fd77::9]:4", ["n1:8", "n2:8", "[fd77::9]:4"]),
+]
+
+REFUSED_LISTS = [
+    ("", "'' has an empty name"),
+    ("n[1-3", r"'n\[1-3' has a \[ without its other half"),
+    ("n1-3]", r"'n1-3\]' has a \] without its other half"),
+    ("n[1[2]]", r"has a \[ without its other half"),
+    ("n[]", r"'n\[\]' has '' for a range"),
+    ("n[\u0661-\u0663]", "for a range"),
+    ("n[1-9999999999]", "has '1-9999999999' for a range"),
+    ("n[3-1]", r"'n\[3-1\]' has the range 3-1, which runs backwards; write 1-3"),
+    ("n[1-010]", "has the range 1-010 with ends of two widths"),
+    (f"n[1-{MAX_HOSTS + 1}]", rf"'n\[1-{MAX_HOSTS + 1}\]' makes more than {MAX_HOSTS} hosts"),
+    (f"h,n[1-{MAX_HOSTS}]", rf"'n\[1-{MAX_HOSTS}\]' makes more than {MAX_HOSTS} hosts"),
+    ("n[1-999][1-999][1-999][1-999]", f"makes more than {MAX_HOSTS} hosts"),
+    ("x" * (MAX_LIST_CHARS + 1), f"more than {MAX_LIST_CHARS} characters"),
+]
+
+LETTERS = st.text(alphabet="ab.-", max_size=3)
+NAMES = st.tuples(LETTERS, st.text(alphabet="0129", max_size=4), LETTERS).map("".join).filter(bool)
+
+
+@pytest.mark.parametrize(("text", "names"), LISTS_OF_NAMES)
+def test_list_stands_for_these_names(text: str, names: list[str]) -> None:
+    assert expand(text) == names
+
+
+@pytest.mark.parametrize(("text", "message"), REFUSED_LISTS)
+def test_list_is_refused(text: str, message: str) -> None:
+    with pytest.raises(HostListError, match=message):
+        expand(text)
+
+
+@pytest.mark.parametrize(
+    ("names", "folded"),
+    [
+        ([], ""),
+        (["h", "h0", "h1", "h"], "h,h[0-1],h"),
+        (["h0123456789", "h1"], "h0123456789,h1"),
+        (["h1", "h2", "h3"], "h[1-3]"),
+        (["h1", "h3", "h4", "h2"], "h[1,3-4,2]"),
+        (["n08.dc", "n09.dc", "n10.dc", "m1.dc"], "n[08-10].dc,m1.dc"),
+        (["n9", "n10", "n010"], "n[9-10,010]"),
+        (["n09", "n10", "n11"], "n[09-11]"),
+        (["10.0.0.9", "10.0.0.10"], "10.0.0.[9-10]"),
+        ([f"n{i:04d}" for i in range(1, 4097)], "n[0001-4096]"),
+        (["fd77::9", "fd77::a"], "fd77::9,fd77::a"),
+    ],
+)
+def test_names_are_folded(names: list[str], folded: str) -> None:
+    assert fold(names) == folded
+
+
+@given(st.lists(NAMES, min_size=1, max_size=12))
+@settings(max_examples=80)
+def test_folded_names_come_back_in_their_order(names: list[str]) -> None:
+    assert expand(fold(names)) == names
+
+
+@given(st.text(alphabet="[]0123456789-,ab:@ ", max_size=14) | st.text(max_size=8))
+@settings(max_examples=120)
+def test_any_text_is_a_list_or_wrong_input(text: str) -> None:
+    try:
+        assert all(expand(text))
+    except HostListError as error:
+        assert "\n" not in str(error)
+
+
+numbers = st.integers(0, 2000)
+
+
+@pytest.mark.parametrize(
+    ("given_numbers", "text"),
+    [([], ""), ([3], "3"), ([0, 1], "0-1"), ([0, 1, 2, 5], "0-2, 5"), ([5, 1, 0, 1], "0-1, 5"), ([1, 3, 5], "1, 3, 5")],
+)
+def test_numbers_are_folded(given_numbers: list[int], text: str) -> None:
+    assert fold_numbers(given_numbers) == text
+    assert fold_numbers(given_numbers, ",") == text.replace(" ", "")
+
+
+@given(st.lists(numbers, min_size=1))
+def test_runs_keep_the_order(found: list[int]) -> None:
+    runs = runs_of(found)
+    assert [number for first, last in runs for number in range(first, last + 1)] == found
+    assert read_ranges(fold_runs(runs), len(found)) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"), [("7", [7]), ("007", [7]), (" 2-3 , 0 ", [2, 3, 0]), ("1,1", [1, 1]), ("08-10", [8, 9, 10])]
+)
+def test_lists_are_read_in_their_order(text: str, found: list[int]) -> None:
+    assert read_ranges(text, 3) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "piece"),
+    [
+        *((text, "form", text) for text in ("", "a", "1-", "-1", "1-2-3", "+1", "1.0", "²", "1 2")),
+        ("0,,1", "form", ""),
+        ("0-8/2", "form", "0-8/2"),
+        ("1" * 5000, "form", "1" * 5000),
+        ("0,9-3", "backwards", "9-3"),
+        ("0-3,11", "beyond", "11"),
+        ("0-3,4-9,1", "many", "1"),
+        ("3-99999999999", "form", "3-99999999999"),
+    ],
+)
+def test_what_is_no_list_is_refused_with_the_reason(text: str, reason: str, piece: str) -> None:
+    with pytest.raises(RangeError) as caught:
+        read_ranges(text, 10, 10)
+    assert (caught.value.reason, caught.value.piece) == (reason, piece)
+    assert caught.value.turned == ("3-9" if reason == "backwards" else "")
+
+
+def test_steps_are_for_those_who_take_them() -> None:
+    found = read_range("00-08/2", has_steps=True)
+    assert (list(found.numbers), found.first, found.last) == ([0, 2, 4, 6, 8], "00", "08")
+    for text in ("0-8/0", "8/2", "0-8/"):
+        with pytest.raises(RangeError):
+            read_range(text, has_steps=True)
+
+
+def test_nothing_is_made_of_a_range_that_is_too_long() -> None:
+    tracemalloc.start()
+    try:
+        assert len(read_range(f"0-{LARGEST}").numbers) == LARGEST + 1
+        for text in (f"0-{LARGEST}", ",".join([f"0-{LARGEST}"] * 1000), f"0,{'0-999,' * 1000}1"):
+            with pytest.raises(RangeError):
+                read_ranges(text, 1000)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@given(st.text("0123456789-, /x", max_size=12))
+def test_any_text_is_a_list_of_numbers_or_refused(text: str) -> None:
+    try:
+        found = read_ranges(text, 50)
+    except RangeError as error:
+        assert error.piece in text
+        return
+    assert len(found) <= 50 and all(0 <= number <= LARGEST for number in found)

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from ranktable import build_table, local, local_host, write_table
+from ranktable import RankTableError, build_table, local_host, write_table
 from ranktable.cli import main
 from ranktable.errors import BuildError, HostListError
 from ranktable.generate import HostInventory
@@ -19,8 +21,8 @@ from ranktable.local_host import (
     LocalHost,
     ask_addresses,
     ask_super_pod,
-    find_device_ids,
     find_tool,
+    parse_hccn_conf,
     probe_host,
     read_local_host,
 )
@@ -34,8 +36,7 @@ NODE = LocalHost("node1", ADDRESSES, ADDRESSES[0])
 def root(tmp_path, monkeypatch):
     """The files of a host with two Ascend devices and three addresses."""
     top = tmp_path / "root"
-    for module in (local, local_host):
-        monkeypatch.setattr(module, "read_local_host", lambda: NODE)
+    monkeypatch.setattr(local_host, "read_local_host", lambda: NODE)
     for path, text in {
         "dev/davinci0": "",
         "dev/davinci1": "",
@@ -79,12 +80,6 @@ def test_this_host_has_a_name_and_its_main_address_is_one_of_its_own():
     assert not any(address.is_loopback or address.is_link_local for address in host.addresses)
 
 
-def test_device_nodes_are_found_by_number(root):
-    assert find_device_ids("ascend", root) == [0, 1]
-    assert find_device_ids("gpu", root) == []
-    assert find_device_ids("ascend", root / "none") == []
-
-
 def test_a_probe_asks_the_tools(root, tool):
     tool("hccn_tool", GOOD_HCCN)
     tool("npu-smi", GOOD_SMI)
@@ -97,10 +92,6 @@ def test_a_probe_asks_the_tools(root, tool):
     )
     assert target == "ascend"
     assert "asked this host: ascend, 2 devices" in notes
-
-
-def test_a_probe_falls_back_to_hccn_conf(root, tool):
-    assert [device.device_ip for device in probe_host(root)[0].devices] == ["192.168.1.5", "192.168.2.5"]
 
 
 def test_a_tool_where_the_driver_installs_it_is_found(root, tool):
@@ -269,7 +260,6 @@ def test_a_variable_that_names_no_file_is_an_error_with_what_follows_from_it(cap
         (["validate", "--local", "--fix", "t.json"], "give one of the two"),
         (["validate", "--local", "t.json", "u.json"], "--local takes one FILE, not 2"),
         (["validate", "--local"], "name the file that the job reads, or set RANK_TABLE_FILE"),
-        (["validate", "--local", "none.json"], "cannot read none.json"),
     ],
 )
 def test_a_mistake_in_using_check_is_one_line(check, capsys, arguments, says):
@@ -328,3 +318,78 @@ def test_a_rank_of_another_host_is_answered_with_the_ranks_of_this_one(check, mo
     captured = capsys.readouterr()
     assert "remedy: take one of 0 to 1" in captured.out
     assert captured.err == "ranktable: this host is server 10.0.0.5 of the table, with ranks 0 to 1\n"
+
+
+def test_a_table_without_ranks_is_held_against_those_that_its_readers_count(check, root, monkeypatch, capsys):
+    devices = [{"device_id": str(number), "device_ip": f"192.168.{number + 1}.5"} for number in range(2)]
+    pod = {"pod_name": "p", "server_id": "10.0.0.5", "devices": devices}
+    group = {"group_name": "g", "instance_count": "1", "device_count": "2", "instance_list": [pod]}
+    Path("t.json").write_text(json.dumps({"status": "completed", "group_count": "1", "group_list": [group]}))
+    monkeypatch.setenv("RANK_ID", "1")
+    assert main(["validate", "--local", "t.json", "--root", str(root)]) == 0
+    captured = capsys.readouterr()
+    assert " L7 " not in captured.out
+    assert captured.err == "ranktable: this host is server 10.0.0.5 of the table, with ranks 0 to 1\n"
+
+
+CONF = """\
+# written by the installer
+netmask_0=255.255.255.0
+address_7=192.168.1.107
+address_0 = 192.168.1.100
+gateway_0=192.168.1.1
+netdetect_0=192.168.1.2
+
+xsfp_reset_time_0=1
+address_10=192.168.1.110
+"""
+
+
+def values(said):
+    return {device_id: answer.value for device_id, answer in said.items()}
+
+
+def test_addresses_of_hccn_conf_are_read_in_any_order_and_with_gaps():
+    answers = parse_hccn_conf(CONF.encode(), "a.conf")
+    assert values(answers.addresses) == {0: "192.168.1.100", 7: "192.168.1.107", 10: "192.168.1.110"}
+    assert answers.addresses[7].origin == "a.conf:3"
+
+
+def test_ipv6_addresses_count_where_there_is_no_ipv4():
+    answers = parse_hccn_conf(
+        b"address_0=fe80::1/64\nIPv6address_0=fe80::1\naddress_1=10.0.0.1\naddress_1=10.0.0.1\n", "a"
+    )
+    assert values(answers.addresses) == {0: "fe80::1", 1: "10.0.0.1"}
+    answers = parse_hccn_conf(b"address_0=10.0.0.1\nipv6address_0=fe80::1\n", "a")
+    assert values(answers.addresses) == {0: "10.0.0.1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "a.conf: it has no address_N line"),
+        (
+            "address_0=10.0.0.1\naddress_0=10.0.0.2\n",
+            "a.conf:2: the device_ip of device 0 is 10.0.0.2 here, but 10.0.0.1 at a.conf:1",
+        ),
+        ("address_0=-.-.-.-\n", "a.conf:1: the address '-.-.-.-' of device 0 is the mark of a tool"),
+        ("address_0=10.0.0.1\nhello\n", "a.conf:2: 'hello' is not key=value"),
+    ],
+)
+def test_a_faulty_hccn_conf_is_refused_with_its_line(text, says):
+    with pytest.raises(HostListError) as caught:
+        parse_hccn_conf(text.encode(), "a.conf")
+    assert says in str(caught.value)
+
+
+LINES = st.sampled_from([*CONF.splitlines(), "ipaddr:", "SDID : x", "address_0=1", "=", "\x00"])
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.lists(LINES, max_size=8).map("\n".join) | st.text(max_size=40))
+def test_any_text_is_answers_or_an_error_in_words(text):
+    try:
+        parse_hccn_conf(text.encode("utf-8", "surrogatepass"), "a")
+    except RankTableError as error:
+        assert error.remedy
+        assert "\n" not in str(error)

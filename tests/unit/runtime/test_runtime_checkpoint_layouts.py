@@ -1,10 +1,14 @@
-"""Strategy files, and what is cut and joined by them, without ranks."""
+"""Parts of tensors: written in one layout and read in another, cut and joined by strategy files, without ranks."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +32,12 @@ from msrun.runtime import (
     transform_checkpoint_by_rank,
     transform_checkpoints,
 )
+from msrun.runtime.checkpoint.index import NETWORK, OPTIMIZER, TensorKey, flat_name
+from msrun.runtime.checkpoint.reader import open_parts
+from msrun.runtime.checkpoint.storage import DirectoryWriter, PartPlanner, keep_shares, plan_of
+from msrun.runtime.parallel.parameters.network_state import Chunk
 from msrun.runtime.parallel.strategy_file import find_equal_ranks, write_strategy
+from msrun.runtime.sharding.layout import Box, Mesh, TensorLayout, build_mesh, whole
 
 ROWS = ParameterLayout((4,), ((0,), ()), (8, 4))
 GRID = ParameterLayout((2, 2), ((1,), (0,)), (8, 4))
@@ -38,7 +47,7 @@ BIAS = ParameterLayout((4,), ((),), (8,))
 
 
 @st.composite
-def layouts(draw: st.DrawFn) -> ParameterLayout:
+def parameter_layouts(draw: st.DrawFn) -> ParameterLayout:
     """Any layout of a tensor of two dimensions on up to 16 ranks."""
     matrix = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)))
     axes = list(draw(st.permutations(range(len(matrix)))))
@@ -54,8 +63,7 @@ def layouts(draw: st.DrawFn) -> ParameterLayout:
     )
 
 
-@settings(max_examples=60, deadline=None)
-@given(layouts())
+@given(parameter_layouts())
 def test_boxes_of_all_ranks_make_the_whole_and_survive_the_file(layout: ParameterLayout) -> None:
     count = torch.zeros(layout.tensor_shape)
     for rank in range(layout.world_size):
@@ -79,28 +87,17 @@ def test_device_matrix_and_tensor_map_are_mindspores() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        lambda: ParameterLayout((4,), ((1,),), (8,)),
-        lambda: ParameterLayout((4,), ((0,),), (6,)),
-        lambda: ParameterLayout((4,), ((0,),), (8, 8)),
-        lambda: ParameterLayout((2, 2), ((0,), (0,)), (8, 8)),
-    ],
+    ("matrix", "cut", "shape"),
+    [((4,), ((1,),), (8,)), ((4,), ((0,),), (6,)), ((4,), ((0,),), (8, 8)), ((2, 2), ((0,), (0,)), (8, 8))],
 )
-def test_numbers_that_contradict_each_other_are_refused(wrong: object) -> None:
+def test_numbers_that_contradict_each_other_are_refused(matrix: Any, cut: Any, shape: Any) -> None:
     with pytest.raises(CheckpointError, match="does not fit it and device matrix"):
-        wrong()  # type: ignore[operator]
+        ParameterLayout(matrix, cut, shape)
 
 
 def test_file_of_mindspore_is_read(tmp_path: Path) -> None:
-    item = {
-        "dev_matrix": [2, 2],
-        "tensor_map": [1, -1],
-        "tensor_shape": [8, 4],
-        "field": 0,
-        "opt_weight_shard_step": 1,
-        "opt_weight_shard_size": 2,
-    }
+    item = {"dev_matrix": [2, 2], "tensor_map": [1, -1], "tensor_shape": [8, 4], "field": 0}
+    item |= {"opt_weight_shard_step": 1, "opt_weight_shard_size": 2}
     content = {"current_stage": 0, "parallel_strategy_item": {}, "parallel_layout_item": {"net.weight": item}}
     (tmp_path / "strategy.json").write_text(json.dumps(content))
     layout = read_strategy(tmp_path / "strategy.json")["net.weight"]
@@ -108,19 +105,14 @@ def test_file_of_mindspore_is_read(tmp_path: Path) -> None:
 
 
 def test_files_of_stages_are_merged(tmp_path: Path) -> None:
+    layout = ParameterLayout((2,), ((0,),), (4,)).to_json()
     for stage, name in enumerate(("first", "second")):
-        content = {
-            "current_stage": stage,
-            "parallel_layout_item": {name: ParameterLayout((2,), ((0,),), (4,)).to_json()},
-        }
+        content = {"current_stage": stage, "parallel_layout_item": {name: layout}}
         (tmp_path / f"strategy_{stage}.json").write_text(json.dumps(content))
-    merge_pipeline_strategys(tmp_path, tmp_path / "merged" / "all.json")
-    merged = read_strategy(tmp_path / "merged" / "all.json")
-    assert {name: layout.stages for name, layout in merged.items()} == {"first": (0,), "second": (1,)}
-    assert {*json.loads((tmp_path / "merged" / "all.json").read_text())["parallel_layout_item"]} == {
-        "0-first",
-        "1-second",
-    }
+    file = tmp_path / "merged" / "all.json"
+    merge_pipeline_strategys(tmp_path, file)
+    assert {name: layout.stages for name, layout in read_strategy(file).items()} == {"first": (0,), "second": (1,)}
+    assert {*json.loads(file.read_text())["parallel_layout_item"]} == {"0-first", "1-second"}
     with pytest.raises(CheckpointError, match="has no strategy files"):
         merge_pipeline_strategys(tmp_path / "merged" / "none", tmp_path / "x.json")
 
@@ -134,13 +126,21 @@ def test_what_is_no_strategy_file_is_refused_in_one_line(tmp_path: Path, text: s
         read_strategy(tmp_path / "none.json")
 
 
-def test_ranks_that_a_target_needs_are_as_few_as_possible(tmp_path: Path) -> None:
-    write_strategy(tmp_path / "rows.json", {"weight": ROWS, "bias": BIAS})
-    write_strategy(tmp_path / "grid.json", {"weight": GRID, "bias": BIAS})
-    assert rank_list_for_transform(0, tmp_path / "rows.json", tmp_path / "grid.json") == [0, 1]
-    assert rank_list_for_transform(3, tmp_path / "rows.json", tmp_path / "grid.json") == [0, 2, 3]
-    assert rank_list_for_transform(0, tmp_path / "rows.json") == [0, 1, 2, 3]
-    assert rank_list_for_transform(2, None, tmp_path / "grid.json") == [0]
+def test_ranks_that_a_target_needs_are_as_few_as_possible(strategies: dict[str, Path]) -> None:
+    rows, grid = strategies["rows"], strategies["grid"]
+    assert rank_list_for_transform(0, rows, grid) == [0, 1]
+    assert rank_list_for_transform(3, rows, grid) == [0, 2, 3]
+    assert rank_list_for_transform(0, rows) == [0, 1, 2, 3]
+    assert rank_list_for_transform(2, None, grid) == [0]
+
+
+@pytest.fixture
+def strategies(tmp_path: Path) -> dict[str, Path]:
+    """Files by the name of a layout."""
+    files = {name: tmp_path / f"{name}.json" for name in ("rows", "grid", "sharded")}
+    for file, layout in zip(files.values(), (ROWS, GRID, SHARDED), strict=True):
+        write_strategy(file, {"weight": layout, "bias": BIAS})
+    return files
 
 
 def test_ranks_with_equal_parts_are_found_again(tmp_path: Path) -> None:
@@ -159,17 +159,11 @@ def test_slices_are_merged_by_their_strategy(layout: ParameterLayout) -> None:
     slices = [whole[box.slices] for rank in range(4) if (box := layout.box(rank))]
     assert torch.equal(merge_sliced_parameter(slices, layout), whole)
     assert torch.equal(merge_sliced_parameter(slices, {"weight": layout}), whole)
+    assert torch.equal(merge_sliced_parameter(slices), torch.cat(slices)), "rows without a strategy"
     with pytest.raises(CheckpointError, match="3 slices, but the strategy is one of 4 ranks"):
         merge_sliced_parameter(slices[:3], layout)
-
-
-def test_slices_without_a_strategy_are_rows() -> None:
-    assert torch.equal(merge_sliced_parameter([torch.zeros(2, 3), torch.ones(1, 3)]).sum(1), torch.tensor([0.0, 0, 3]))
     with pytest.raises(CheckpointError, match="sliced_parameters is empty"):
         merge_sliced_parameter([])
-
-
-# -- transforming -------------------------------------------------------------------------------------------------
 
 
 def network(seed: int = 0) -> nn.Linear:
@@ -182,83 +176,68 @@ def is_same(first: nn.Module, second: nn.Module) -> bool:
     return all(torch.equal(a, b) for a, b in pairs)
 
 
-def test_checkpoint_goes_from_cut_to_cut_and_back(tmp_path: Path) -> None:
+def test_checkpoint_goes_from_cut_to_cut_and_back(tmp_path: Path, strategies: dict[str, Path]) -> None:
     net = network()
     optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
     net(torch.ones(2, 4)).sum().backward()
     optimizer.step()
     path = save_checkpoint(net, tmp_path / "a.ckpt", optimizer, step_num=3)
-    for name, layout in (("rows", ROWS), ("grid", GRID), ("sharded", SHARDED)):
-        write_strategy(tmp_path / f"{name}.json", {"weight": layout, "bias": BIAS})
-        transform_checkpoints(path, tmp_path / name, "net", None, tmp_path / f"{name}.json")
+    for name, file in strategies.items():
+        transform_checkpoints(path, tmp_path / name, "net", None, file)
         path = tmp_path / name
         for rank in (0, 3):
             other = network(1)
             momentum = torch.optim.SGD(other.parameters(), 0.1, momentum=0.9)
             assert load_checkpoint(path / f"rank_{rank}" / f"net{rank}.ckpt", other, momentum)["step_num"] == 3
             assert is_same(other, net)
-            assert torch.equal(
-                momentum.state[other.weight]["momentum_buffer"], optimizer.state[net.weight]["momentum_buffer"]
-            )
+            found, right = momentum.state[other.weight], optimizer.state[net.weight]
+            assert torch.equal(found["momentum_buffer"], right["momentum_buffer"])
     transform_checkpoints(path, tmp_path / "whole", "net")
     other = network(1)
     other.load_state_dict(torch.load(tmp_path / "whole" / "rank_0" / "net0.ckpt"))
     assert is_same(other, net)
 
 
-def test_one_rank_is_cut_from_the_ranks_that_it_needs(tmp_path: Path) -> None:
-    net = network()
-    for name, layout in (("rows", ROWS), ("grid", GRID)):
-        write_strategy(tmp_path / f"{name}.json", {"weight": layout, "bias": BIAS})
-    transform_checkpoints(save_checkpoint(net, tmp_path / "a"), tmp_path / "rows", "net", None, tmp_path / "rows.json")
+def test_one_rank_is_cut_from_the_ranks_that_it_needs(tmp_path: Path, strategies: dict[str, Path]) -> None:
+    net, rows, grid = network(), strategies["rows"], strategies["grid"]
+    transform_checkpoints(save_checkpoint(net, tmp_path / "a"), tmp_path / "rows", "net", None, rows)
     for rank in range(4):
-        needed = rank_list_for_transform(rank, tmp_path / "rows.json", tmp_path / "grid.json")
+        needed = rank_list_for_transform(rank, rows, grid)
         sources = {other: tmp_path / "rows" / f"rank_{other}" / f"net{other}.ckpt" for other in needed}
         target = tmp_path / "grid" / f"rank_{rank}" / f"net{rank}.ckpt"
-        transform_checkpoint_by_rank(rank, sources, target, None, tmp_path / "grid.json")
+        transform_checkpoint_by_rank(rank, sources, target, None, grid)
     other = network(1)
     load_distributed_checkpoint(other, [tmp_path / "grid" / f"rank_{r}" / f"net{r}.ckpt" for r in range(4)])
     assert is_same(other, net)
 
 
-def test_plain_files_of_slices_need_their_strategy(tmp_path: Path) -> None:
-    net, files = network(), []
-    for rank in range(4):
+def test_plain_files_of_slices_need_their_strategy(tmp_path: Path, strategies: dict[str, Path]) -> None:
+    net, files = network(), [tmp_path / f"rank_{rank}" / "net.pt" for rank in range(4)]
+    for rank, file in enumerate(files):
         box = GRID.box(rank)
         assert box is not None
-        files.append(tmp_path / f"rank_{rank}" / "net.pt")
-        files[-1].parent.mkdir()
-        torch.save({"weight": net.weight.detach()[box.slices].clone(), "bias": net.bias.detach()}, files[-1])
-    write_strategy(tmp_path / "grid.json", {"weight": GRID, "bias": BIAS})
-    layouts_of_it = find_layouts(network())
-    other = network(1)
-    load_distributed_checkpoint(other, files, layouts_of_it, train_strategy_filename=tmp_path / "grid.json")
+        file.parent.mkdir()
+        torch.save({"weight": net.weight.detach()[box.slices].clone(), "bias": net.bias.detach()}, file)
+    other, whole = network(1), network(1)
+    load_distributed_checkpoint(other, files, find_layouts(network()), train_strategy_filename=strategies["grid"])
     assert is_same(other, net)
-    transform_checkpoints(tmp_path, tmp_path / "whole", "net", tmp_path / "grid.json")
-    assert is_same_file(tmp_path / "whole" / "rank_0" / "net0.ckpt", net)
+    transform_checkpoints(tmp_path, tmp_path / "whole", "net", strategies["grid"])
+    load_checkpoint(tmp_path / "whole" / "rank_0" / "net0.ckpt", whole)
+    assert is_same(whole, net)
     with pytest.raises(CheckpointError, match="the file of rank 3 is missing"):
-        load_distributed_checkpoint(other, files[:3], train_strategy_filename=tmp_path / "grid.json")
+        load_distributed_checkpoint(other, files[:3], train_strategy_filename=strategies["grid"])
 
 
-def is_same_file(path: Path, net: nn.Module) -> bool:
-    other = network(1)
-    load_checkpoint(path, other)
-    return is_same(other, net)
-
-
-def test_set_of_which_one_is_missing_is_refused_and_it_is_named(tmp_path: Path) -> None:
-    write_strategy(tmp_path / "rows.json", {"weight": ROWS, "bias": BIAS})
-    transform_checkpoints(
-        save_checkpoint(network(), tmp_path / "a"), tmp_path / "rows", "net", None, tmp_path / "rows.json"
-    )
+def test_set_of_which_one_is_missing_is_refused_and_it_is_named(tmp_path: Path, strategies: dict[str, Path]) -> None:
+    path = save_checkpoint(network(), tmp_path / "a")
+    transform_checkpoints(path, tmp_path / "rows", "net", None, strategies["rows"])
     files = [tmp_path / "rows" / f"rank_{rank}" / f"net{rank}.ckpt" for rank in range(4)]
     files[2].rename(tmp_path / "elsewhere")
-    for load in (
-        lambda: load_checkpoint(files[0], network()),
-        lambda: load_distributed_checkpoint(network(), [files[0], files[1], files[3]]),
-    ):
-        with pytest.raises(CheckpointError, match=r"is one of 4 directories of one save, and that of rank 2 \(.*net2"):
-            load()
+    words = r"is one of 4 directories of one save, and that of rank 2 \(.*net2"
+    with pytest.raises(CheckpointError, match=words):
+        load_checkpoint(files[0], network())
+    with pytest.raises(CheckpointError, match=words):
+        load_distributed_checkpoint(network(), [files[0], files[1], files[3]])
     net = network(1)
     load_distributed_checkpoint(net, [*files[:2], tmp_path / "elsewhere", files[3]])
     assert is_same(net, network())
@@ -269,15 +248,10 @@ def test_strategy_or_layouts_of_another_network_are_refused(tmp_path: Path) -> N
     path = save_checkpoint(network(), tmp_path / "a")
     with pytest.raises(CheckpointError, match=r"weight has shape \(8, 4\) in the checkpoint, \(4, 4\) in the strategy"):
         transform_checkpoints(path, tmp_path / "b", "net", None, tmp_path / "wrong.json")
-    with pytest.raises(
-        CheckpointError, match=r"layout of weigth: the network has no such parameter .did you mean weight"
-    ):
+    with pytest.raises(CheckpointError, match=r"layout of weigth: the network has no such .* .did you mean weight"):
         load_distributed_checkpoint(network(), [path], {"weigth": ROWS})
     with pytest.raises(CheckpointError, match="give a list with the checkpoints of all ranks"):
         load_distributed_checkpoint(network(), str(path))  # type: ignore[arg-type]
-
-
-# -- load_param_into_net ------------------------------------------------------------------------------------------
 
 
 def test_names_that_were_not_loaded_and_not_used_are_returned(tmp_path: Path) -> None:
@@ -318,3 +292,138 @@ def test_other_shapes_and_types_are_refused(value: Tensor, strict: bool, text: s
     assert is_same(net, network())
     load_param_into_net(net, {"weight": torch.ones(8, 4, dtype=torch.float16)})
     assert net.weight.dtype == torch.float32
+
+
+KEY = (NETWORK, "weight")
+
+
+@st.composite
+def cuts(draw: st.DrawFn, ndim: int) -> tuple[Mesh, TensorLayout]:
+    """A world of 1 to 12 ranks and any layout in it: axes in any order, some left for copies."""
+    mesh = build_mesh(draw(st.integers(1, 12)))
+    split: list[tuple[int, ...]] = [()] * ndim
+    for axis in draw(st.permutations(mesh.axes)):
+        dim = draw(st.integers(-1, ndim - 1))
+        if dim >= 0:
+            split[dim] += (axis,)
+    return mesh, TensorLayout(tuple(split))
+
+
+@st.composite
+def reshardings(draw: st.DrawFn) -> tuple[Tensor, tuple[Mesh, TensorLayout], tuple[Mesh, TensorLayout]]:
+    """A whole tensor that both layouts cut evenly."""
+    ndim = draw(st.integers(0, 3))
+    source, target = draw(cuts(ndim)), draw(cuts(ndim))
+    shape = [
+        math.lcm(*(mesh.extent(layout.split[dim]) for mesh, layout in (source, target))) * draw(st.integers(1, 2))
+        for dim in range(ndim)
+    ]
+    dtype = draw(st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool]))
+    return torch.arange(math.prod(shape)).reshape(shape).to(dtype), source, target
+
+
+def box_of(mesh: Mesh, layout: TensorLayout, shape: Sequence[int], rank: int) -> Box:
+    slices = layout.slices(mesh, shape, rank)
+    return Box(tuple(shape), tuple(s.start for s in slices), tuple(s.stop - s.start for s in slices))
+
+
+def cut(tensor: Tensor, box: Box) -> Tensor:
+    return tensor[tuple(slice(o, o + n) for o, n in zip(box.offsets, box.sizes, strict=True))]
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _descriptor: None)
+
+
+def write_of_all_ranks(path: Path, ranks: Sequence[dict[TensorKey, Chunk]]) -> list[int]:
+    """Write as a world of many ranks does; return how many elements each rank wrote."""
+    shares = keep_shares([plan_of(parts) for parts in ranks], to_first=False)
+    pieces = [
+        {key: part for key, part in parts.items() if key in mine} for parts, mine in zip(ranks, shares, strict=True)
+    ]
+    planners, writer = [PartPlanner(parts) for parts in pieces], DirectoryWriter(path)
+    plans, metadata = planners[0].create_global_plan(
+        [writer.prepare_local_plan(p.create_local_plan()) for p in planners]
+    )
+    written = []
+    for planner, parts, plan in zip(planners, pieces, writer.prepare_global_plan(plans), strict=True):
+        planner.set_up_planner({flat_name(key): part for key, part in parts.items()})
+        written.append(writer.write_data(plan, planner).wait())
+    writer.finish(metadata, written)
+    return [sum(math.prod(part.box.sizes) for part in parts.values()) for parts in pieces]
+
+
+@settings(max_examples=30, deadline=None)
+@given(reshardings())
+def test_tensor_written_in_one_layout_is_read_in_any_other(
+    case: tuple[Tensor, tuple[Mesh, TensorLayout], tuple[Mesh, TensorLayout]],
+) -> None:
+    tensor, (mesh, layout), (other_mesh, other_layout) = case
+    boxes = [box_of(mesh, layout, tensor.shape, rank) for rank in range(mesh.size)]
+    with tempfile.TemporaryDirectory() as folder:
+        written = write_of_all_ranks(Path(folder), [{KEY: Chunk(cut(tensor, box), box)} for box in boxes])
+        assert sum(written) == tensor.numel(), "every element once"
+        reader = open_parts([Path(folder)])
+        assert reader.tensors[KEY].shape == tuple(tensor.shape)
+        assert reader.tensors[KEY].dtype == tensor.dtype
+        for rank in range(other_mesh.size):
+            box = box_of(other_mesh, other_layout, tensor.shape, rank)
+            value = torch.zeros(box.sizes, dtype=tensor.dtype)
+            reader.fill({KEY: Chunk(value, box)})
+            assert torch.equal(value, cut(tensor, box))
+        assert torch.equal(reader.read(KEY), tensor)
+
+
+def test_names_with_dots_and_optimizer_state_keep_apart(tmp_path: Path) -> None:
+    values: dict[TensorKey, Tensor] = {
+        (NETWORK, "optimizer.weight"): torch.tensor([1.0]),
+        (OPTIMIZER, "weight", "exp_avg"): torch.tensor([2.0]),
+        (NETWORK, "a.b.c"): torch.tensor(3.0),
+        (OPTIMIZER, "a.b.c", "step"): torch.tensor(4.0),
+    }
+    write_of_all_ranks(tmp_path, [{key: Chunk(value, whole(value.shape)) for key, value in values.items()}])
+    reader = open_parts([tmp_path])
+    assert sorted(reader.network_names) == ["a.b.c", "optimizer.weight"]
+    assert all(torch.equal(reader.read(key), value) for key, value in values.items())
+
+
+def test_parts_that_are_views_are_written_without_the_rest(tmp_path: Path) -> None:
+    part = torch.arange(1_000_000, dtype=torch.float32)[500:512].view(3, 4).t()
+    write_of_all_ranks(tmp_path, [{KEY: Chunk(part, whole(part.shape))}])
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 10_000
+    target = torch.zeros(3, 4).t()
+    open_parts([tmp_path]).fill({KEY: Chunk(target, whole(target.shape))})
+    assert torch.equal(target, part)
+
+
+@pytest.mark.parametrize("damage", ["index", "file gone", "file cut off", "file overwritten"])
+def test_damaged_files_give_one_line(tmp_path: Path, damage: str) -> None:
+    write_of_all_ranks(tmp_path, [{KEY: Chunk(torch.ones(100), whole((100,)))}])
+    (file,) = tmp_path.glob("*.distcp")
+    size = file.stat().st_size
+    if damage == "index":
+        os.truncate(tmp_path / "tensors.json", 10)
+    elif damage == "file gone":
+        file.unlink()
+    else:
+        file.write_bytes(bytes(size if damage == "file overwritten" else size // 2))
+    with pytest.raises(CheckpointError, match=r"cannot be read: .*; load another one") as error:
+        open_parts([tmp_path]).read(KEY)
+    assert "\n" not in str(error.value)
+
+
+def test_torchs_own_tools_read_the_files(tmp_path: Path) -> None:
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    mesh, layout = build_mesh(4), TensorLayout(((0,), (1,)))
+    weight, of_network, of_optimizer = torch.arange(16.0).reshape(4, 4), (NETWORK, "a.b"), (OPTIMIZER, "a.b", "avg")
+    boxes = [box_of(mesh, layout, weight.shape, rank) for rank in range(4)]
+    ranks: list[dict[TensorKey, Chunk]] = [
+        {of_network: Chunk(cut(weight, box), box), of_optimizer: Chunk(cut(-weight, box), box)} for box in boxes
+    ]
+    write_of_all_ranks(tmp_path / "checkpoint", ranks)
+    dcp_to_torch_save(tmp_path / "checkpoint", tmp_path / "whole.pt")
+    content = torch.load(tmp_path / "whole.pt")
+    assert torch.equal(content["model"]["a.b"], weight)
+    assert torch.equal(content["optimizer"]["a.b"]["avg"], -weight)

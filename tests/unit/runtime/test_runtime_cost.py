@@ -1,4 +1,4 @@
-"""The price of operators, and the activations that a step keeps."""
+"""Prices: of operators and messages, of the activations that a step keeps, of degrees that are searched for."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from msrun.errors import StrategyError
-from msrun.runtime import recompute
+from msrun.runtime import Degrees, GradAccumulation, recompute, search_degrees
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.cost.devices import PROFILES, DeviceProfile, Link, find_profile
@@ -30,12 +29,17 @@ from msrun.runtime.cost.operators import (
     message_seconds,
     operator_seconds,
 )
+from msrun.runtime.parallel.degrees import divisions
+from msrun.runtime.parallel.degrees.divisions import DividedGraph, PartPrices
 from msrun.runtime.parallel.recomputation import recomputed_in
+from msrun.runtime.partition.decide import Constraints
 from msrun.runtime.partition.local_work import LocalWork
 from msrun.runtime.partition.partition import partition
+from msrun.runtime.partition.price import StepSpec
 from msrun.runtime.schedule.activations import ActivationEstimate, estimate_activations
 from msrun.runtime.schedule.replay import find_regions, plan_replays
 from msrun.runtime.schedule.segments import cut_segments
+from msrun.runtime.search.search import SearchSpec, search
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 from msrun.runtime.simulate.measured_times import added_s
 
@@ -88,51 +92,33 @@ def test_priced_strategies_know_the_measured_seconds_of_a_message_and_what_a_ste
 
 
 @pytest.mark.parametrize(
-    ("operation", "ranks", "steps", "nbytes"),
+    ("operation", "nbytes", "ranks", "steps", "moved"),
     [
-        ("all_gather", 4, 3, 3 * 40),
-        ("reduce_scatter", 4, 3, 30),
-        ("all_to_all", 4, 3, 30),
-        ("all_reduce", 2, 1, 40),  # recursive doubling: one step of all bytes; the ring takes two of half
-        ("broadcast", 2, 1, 40),
-        ("halo", 4, 2, 40),
-        ("send", 2, 1, 40),
+        ("all_gather", 40, 4, 3, 3 * 40),
+        ("reduce_scatter", 40, 4, 3, 30),
+        ("all_to_all", 40, 4, 3, 30),
+        ("all_reduce", 40, 2, 1, 40),  # recursive doubling: one step of all bytes; the ring takes two of half
+        ("all_reduce", 8000, 8, 14, 2 * 7000),  # a long one goes round the ring
+        ("all_reduce", 1, 8, 3, 3),  # and a short one up the tree
+        ("all_reduce", 1000, 1, 0, 0),
+        ("broadcast", 40, 2, 1, 40),
+        ("halo", 40, 4, 2, 40),
+        ("send", 40, 2, 1, 40),
     ],
 )
-def test_a_collective_takes_the_steps_and_bytes_of_its_formula(
-    operation: str, ranks: int, steps: int, nbytes: float
+def test_a_collective_has_the_price_of_its_formula(
+    operation: str, nbytes: int, ranks: int, steps: int, moved: float
 ) -> None:
-    assert collective_seconds(operation, 40, ranks, LINK) == pytest.approx(steps * 1.0 + nbytes / 10.0)
+    assert collective_seconds(operation, nbytes, ranks, LINK) == pytest.approx(steps * 1.0 + moved / 10.0)
 
 
-def test_a_long_all_reduce_goes_round_the_ring_and_a_short_one_up_the_tree() -> None:
-    assert collective_seconds("all_reduce", 8000, 8, LINK) == pytest.approx(14 + 2 * 7000 / 10)
-    assert collective_seconds("all_reduce", 1, 8, LINK) == pytest.approx(3 + 3 * 0.1)
-
-
-def test_a_collective_of_one_rank_is_free_and_an_unknown_one_is_refused() -> None:
-    assert collective_seconds("all_reduce", 1000, 1, LINK) == 0.0
-    with pytest.raises(ValueError, match="unknown collective 'gossip'"):
-        collective_seconds("gossip", 1000, 2, LINK)
-
-
-def test_a_group_that_leaves_its_host_pays_the_link_between_hosts() -> None:
+def test_a_group_that_leaves_its_host_pays_the_link_between_hosts_and_an_unknown_collective_is_refused() -> None:
     mesh, device = build_mesh(16), PROFILES["h100"]
     assert link_of(mesh, (1, 2, 3), device) is device.in_host
     assert link_of(mesh, (0,), device) is device.between_hosts
     assert message_seconds("to_host", 64e9, mesh, (), device) == pytest.approx(1.0, rel=1e-3)
-
-
-@given(
-    st.sampled_from(["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "halo", "send"]),
-    st.integers(1, 2**30),
-    st.integers(1, 64),
-    st.floats(1.0, 4.0),
-)
-def test_more_bandwidth_never_makes_a_collective_slower(operation: str, nbytes: int, ranks: int, factor: float) -> None:
-    link = PROFILES["a100"].between_hosts
-    faster = replace(link, bytes_per_s=link.bytes_per_s * factor)
-    assert collective_seconds(operation, nbytes, ranks, faster) <= collective_seconds(operation, nbytes, ranks, link)
+    with pytest.raises(ValueError, match="unknown collective 'gossip'"):
+        collective_seconds("gossip", 1000, 2, LINK)
 
 
 def test_an_operator_takes_the_longer_of_computing_and_moving_and_at_least_a_launch() -> None:
@@ -178,17 +164,11 @@ def test_what_is_no_profile_is_refused_in_one_line(tmp_path: Path) -> None:
         replace(PROFILES["cpu"], memory_bandwidth=0)
 
 
-def test_every_named_profile_computes_faster_in_the_types_of_its_matrix_units() -> None:
-    for device in PROFILES.values():
-        assert math.isfinite(device.flops(torch.int8))
-        assert device.name == "cpu" or device.flops(torch.float16) > device.flops(torch.float32)
-
-
 FLOAT = 4
-ROWS, WIDE, NARROW = 4, 16, 8
+FEW, WIDE, NARROW = 4, 16, 8
 
 
-class Block(nn.Module):
+class SmallBlock(nn.Module):
     """Autograd keeps the result of tanh, which is what `down` reads, too."""
 
     def __init__(self) -> None:
@@ -205,14 +185,14 @@ class Block(nn.Module):
 class Network(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = Block(), Block()
+        self.first, self.second = SmallBlock(), SmallBlock()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(self.first(x)).exp()
 
 
 def estimate(network: nn.Module, *, ranks: int = 1, copies: int = 1) -> ActivationEstimate:
-    x = torch.ones(ROWS, NARROW)
+    x = torch.ones(FEW, NARROW)
     graph = capture(find_target(network), [x], {}, input_shapes=[tuple(x.shape)], parameter_shapes={})
     mesh = build_mesh(ranks)
     layout = TensorLayout((mesh.axes, ()))
@@ -228,7 +208,7 @@ def estimate(network: nn.Module, *, ranks: int = 1, copies: int = 1) -> Activati
 
 def kept_by_autograd(network: nn.Module) -> int:
     """Return the bytes of storages that autograd keeps of one pass, beside parameters, buffers and the batch."""
-    x = torch.ones(ROWS, NARROW)
+    x = torch.ones(FEW, NARROW)
     given = {tensor.untyped_storage().data_ptr() for tensor in (*network.parameters(), *network.buffers(), x)}
     kept: dict[int, int] = {}
     holds: list[Tensor] = []
@@ -245,54 +225,143 @@ def kept_by_autograd(network: nn.Module) -> int:
     return sum(size for pointer, size in kept.items() if pointer not in given)
 
 
-def test_what_is_kept_is_what_autograd_keeps() -> None:
+def test_what_is_kept_is_what_autograd_keeps_on_each_rank_for_each_copy() -> None:
     network = Network()
     found = estimate(network)
-    assert found.kept_bytes == kept_by_autograd(network)
+    assert found.kept_bytes == kept_by_autograd(network) == 2 * estimate(network, ranks=2).kept_bytes
     assert found.again_bytes == 0
+    assert estimate(network, copies=3).peak_bytes == 3 * found.kept_bytes
+    text = "activations 6.00 MB: 2.00 MB kept and 1.00 MB computed again for each of 2 copies"
+    assert str(ActivationEstimate(2 << 20, 1 << 20, 2)) == text
 
 
-def test_part_of_a_rank_is_counted() -> None:
-    assert estimate(Network(), ranks=2).kept_bytes * 2 == estimate(Network()).kept_bytes
+def recomputing(*blocks: str, **settings: Any) -> ActivationEstimate:
+    network = Network()
+    for block in blocks:
+        recompute(network.get_submodule(block), **settings)
+    return estimate(network)
 
 
 def test_recomputed_block_keeps_its_ends_alone_and_is_counted_while_it_runs_again() -> None:
-    network = Network()
-    recompute(network.second)
-    whole, found = estimate(Network()), estimate(network)
-    hidden = 2 * ROWS * WIDE * FLOAT  # of tanh and of the product
-    result = ROWS * NARROW * FLOAT  # stands between the block and what reads it
-    assert found.kept_bytes == whole.kept_bytes - hidden + result
-    assert found.again_bytes >= hidden
+    none, one, both = recomputing(), recomputing("second"), recomputing("first", "second")
+    hidden = FEW * WIDE * FLOAT  # of tanh and of the product
+    result = FEW * NARROW * FLOAT  # stands between the block and what reads it
+    assert one.kept_bytes == none.kept_bytes - 2 * hidden + result
+    assert one.again_bytes >= 2 * hidden
+    assert both.kept_bytes < one.kept_bytes
+    assert both.again_bytes == one.again_bytes, "the greatest region counts"
+    assert recomputing("second", save=[torch.ops.aten.tanh]).kept_bytes == one.kept_bytes + hidden
 
 
-def test_greatest_region_counts_while_it_runs_again() -> None:
-    both, one = Network(), Network()
-    for network in (both, one):
-        recompute(network.second)
-    recompute(both.first)
-    assert estimate(both).kept_bytes < estimate(one).kept_bytes
-    assert estimate(both).again_bytes == estimate(one).again_bytes
+H100 = PROFILES["h100"]
+ROWS, WIDTH, BLOCKS = 512, 512, 4
 
 
-def test_results_that_the_user_wants_kept_are_kept() -> None:
-    network, all_again = Network(), Network()
-    recompute(network.second, save=[torch.ops.aten.tanh])
-    recompute(all_again.second)
-    assert estimate(network).kept_bytes == estimate(all_again).kept_bytes + ROWS * WIDE * FLOAT
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.relu(self.up(x)))
 
 
-@pytest.mark.parametrize(
-    ("copies", "text"),
-    [
-        (1, "activations 3.00 MB: 2.00 MB kept and 1.00 MB computed again"),
-        (2, "activations 6.00 MB: 2.00 MB kept and 1.00 MB computed again for each of 2 copies"),
-    ],
-)
-def test_peak_is_that_of_all_copies(copies: int, text: str) -> None:
-    assert str(ActivationEstimate(2 << 20, 1 << 20, copies)) == text
+class Stack(nn.Module):
+    """Equal blocks and a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
 
 
-def test_copies_are_those_of_the_micro_batch() -> None:
-    found = estimate(Network(), copies=3)
-    assert found.peak_bytes == 3 * found.kept_bytes
+def stack(rows: int = ROWS) -> tuple[Stack, Tensor]:
+    with torch.device("meta"):
+        return Stack(), torch.empty(rows, WIDTH)
+
+
+def prices_of(stages: int, rows: int) -> tuple[PartPrices, float, int]:
+    """Return the prices of a part of the batch on one rank a stage, and seconds and bytes of it without stages."""
+    network, batch = stack()
+    search_of = divisions._Search(network, [batch], stages, divisions.SearchSettings("exact", H100), 60.0)
+    captured, mesh = search_of._capture(ROWS // rows), build_mesh(1)
+    spec = SearchSpec("dynamic_programming", H100)
+    plan = search(captured, mesh, Constraints([TensorLayout.replicated(2)]), spec, lambda _, *, shards_all: StepSpec())
+    graph = DividedGraph(captured, stages, search_of._paths(ROWS // rows))
+    return PartPrices(graph, plan.plan), plan.plan.price.seconds, plan.plan.price.memory_bytes
+
+
+def test_an_undivided_step_has_the_price_of_its_strategies() -> None:
+    prices, seconds, nbytes = prices_of(1, ROWS)
+    step = prices.step(Degrees(), H100)
+    assert step.seconds == pytest.approx(seconds) and step.memory_bytes == nbytes
+
+
+def test_a_pipeline_of_equal_stages_has_the_bubble_of_1f1b_and_a_stage_its_part_of_the_memory() -> None:
+    micro_batches, stages = 8, 2
+    (alone, *_), (line, *_) = prices_of(1, ROWS // micro_batches), prices_of(stages, ROWS // micro_batches)
+    whole = alone.step(Degrees(1, micro_batches), H100)
+    divided = line.step(Degrees(stages, micro_batches), H100)
+    least = whole.seconds / stages * (micro_batches + stages - 1) / micro_batches
+    assert 0.95 * least < divided.seconds < 1.15 * least, "messages take the rest, and the loss in the last stage"
+    assert whole.memory_bytes / stages <= divided.memory_bytes < whole.memory_bytes * 0.75
+
+
+def test_recomputed_blocks_take_their_forward_pass_again_and_keep_what_they_read() -> None:
+    prices, *_ = prices_of(1, ROWS)
+    plain, again = (prices.step(Degrees(recomputes=recomputes), H100) for recomputes in (False, True))
+    assert 1.1 * plain.seconds < again.seconds < 1.4 * plain.seconds
+    block_bytes = ROWS * WIDTH * 4 * 5  # hidden values and the result
+    assert plain.memory_bytes - again.memory_bytes == pytest.approx((BLOCKS - 1) * block_bytes, rel=0.3)
+
+
+@pytest.mark.slow
+def test_memory_is_never_exceeded_and_more_of_it_never_takes_longer() -> None:
+    network, batch = stack(4)
+    free = search_degrees(network, batch, worker_num=4, device="h100")
+    sizes_mb = sorted(each.memory_bytes / 2**20 for each in free.priced)
+    before, refused, kinds = math.inf, 0, set[Degrees]()
+    for limit_mb in (sizes_mb[0] / 2, sizes_mb[0], free.step.memory_bytes / 2**20):
+        try:
+            found = search_degrees(network, batch, worker_num=4, device="h100", memory_limit_mb=limit_mb)
+        except StrategyError as error:
+            assert f"fits into {limit_mb:.1f} MB: the smallest step found needs" in str(error)
+            refused += 1
+            continue
+        fitting = [each.seconds for each in found.priced if each.memory_bytes <= limit_mb * 2**20]
+        assert found.step.memory_bytes <= limit_mb * 2**20
+        assert found.step.seconds == min(fitting) <= before
+        before = found.step.seconds
+        kinds.add(found.degrees)
+    assert refused == 1 and len(kinds) > 1
+
+
+def test_a_search_ends_at_its_limit_of_time_with_the_undivided_step_and_what_has_no_meaning_is_refused() -> None:
+    network, batch = stack()
+    found = search_degrees(network, batch, worker_num=2, device="h100", time_limit_s=1e-9)
+    assert {(each.degrees.stages, each.degrees.parts) for each in found.priced} == {(1, 1)}
+    assert "the time limit came" in str(found)
+    for ask, words in (
+        (lambda: search_degrees(GradAccumulation(network, 2), batch), r"give it the network with its loss"),
+        (lambda: search_degrees(network, batch, worker_num=0), r"worker_num=0\): must be a whole number above 0"),
+        (lambda: search_degrees(network, batch, time_limit_s=-1), r"time_limit_s=-1\): must be a number of seconds"),
+        (lambda: found.apply(network), "was for 2 ranks, and there are 1"),
+        (lambda: found.apply(network, Degrees(64)), "was not priced"),
+    ):
+        with pytest.raises(StrategyError, match=words):
+            ask()
+
+
+def test_batch_statistics_keep_the_batch_in_one_part() -> None:
+    class Loss(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).square().mean()
+
+    network = Loss(nn.Linear(8, 8), nn.BatchNorm1d(8))
+    found = search_degrees(network, torch.randn(16, 8), worker_num=4, device="h100")
+    assert {(each.degrees.stages, each.degrees.parts) for each in found.priced} == {(1, 1)}
+    assert "changes buffers" in str(found)

@@ -1,7 +1,8 @@
-"""Gradients: of rows of this rank, added up in the order of the text, and where they and gathered parameters lie."""
+"""Gradients of a rank's own rows, digests of tensors, and when memory that is gathered may be freed."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,19 +11,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from hypothesis import given
 from hypothesis import strategies as st
-from placed_parameters import placed
 from torch import Tensor, nn
 
 from msrun.errors import StrategyError
-from msrun.runtime import value_and_grad, world
-from msrun.runtime.execute.gradients import IN_FLIGHT, GradientGroup, GradientSum, LeavingGradients
+from msrun.runtime import value_and_grad
 from msrun.runtime.execute.parameters import GatheredGroup
 from msrun.runtime.execute.transfers import TensorFuture
 from msrun.runtime.parallel.batch import same_batch
 from msrun.runtime.parallel.parameters.storage import _CHUNK_BYTES, digest
-from msrun.runtime.parallel.pipeline.pipeline import PipelineSpec
-from msrun.runtime.parallel.settings import ParallelSettings
-from msrun.runtime.sharding.layout import build_mesh
 from msrun.runtime.sharding.operators.lookup import embed_own_rows, gather_own_rows, select_own_rows
 from msrun.runtime.sharding.operators.rows import pool_own_bags
 
@@ -37,59 +33,6 @@ def test_weight_that_was_frozen_since_is_refused_by_its_number() -> None:
         StrategyError, match=r"weights\[1\] of 2 does not require a gradient; call value_and_grad again"
     ):
         step(torch.ones(3, 2))
-
-
-@pytest.fixture
-def leaves() -> dict[str, Tensor]:
-    return {name: torch.ones(2, requires_grad=True) for name in ("p0", "p1")}
-
-
-@pytest.fixture
-def total(leaves: dict[str, Tensor]) -> GradientSum:
-    stored = [placed(name, torch.nn.Parameter(torch.ones(2))) for name in ("first", "second")]
-    return GradientSum(GradientGroup(stored, list(leaves), (), build_mesh(1), 0))
-
-
-def test_parameter_that_no_gradient_flows_to_has_none(total: GradientSum, leaves: dict[str, Tensor]) -> None:
-    leaves["p0"].grad = torch.full((2,), 3.0)
-    total.add(leaves.__getitem__)
-    found = total.finish(leaves.__getitem__).wait()
-    assert set(found) == {"first"}
-    assert found["first"].tolist() == [3.0, 3.0]
-    assert leaves["p0"].grad is None, "it has left"
-
-
-def test_step_without_any_gradient_gives_none(total: GradientSum, leaves: dict[str, Tensor]) -> None:
-    assert total.finish(leaves.__getitem__).wait() == {}
-
-
-def test_gradients_of_all_parameters_come_by_name(total: GradientSum, leaves: dict[str, Tensor]) -> None:
-    for number, leaf in enumerate(leaves.values()):
-        leaf.grad = torch.full((2,), float(number))
-    found = total.finish(leaves.__getitem__).wait()
-    assert {name: grad.tolist() for name, grad in found.items()} == {"first": [0.0, 0.0], "second": [1.0, 1.0]}
-
-
-def test_held_gradients_are_counted_in_bytes(total: GradientSum, leaves: dict[str, Tensor]) -> None:
-    assert total.kept_bytes(leaves.__getitem__) == 0
-    leaves["p1"].grad = torch.zeros(2)
-    assert total.kept_bytes(leaves.__getitem__) == 8
-    assert not total.is_heavy
-
-
-def test_gradients_are_handed_out_in_the_order_in_which_they_left_with_so_many_on_their_way() -> None:
-    handed: list[str] = []
-    leaving = LeavingGradients(lambda gradients: handed.extend(gradients))
-    for number in range(IN_FLIGHT + 2):
-        leaf = torch.ones(2, requires_grad=True)
-        leaf.grad = torch.ones(2)
-        parameter = torch.nn.Parameter(torch.ones(2))
-        stored = placed(f"w{number}", parameter)
-        group = GradientGroup([stored], ["p"], (), build_mesh(1), 0)
-        leaving.add(GradientSum(group).finish({"p": leaf}.__getitem__))
-        assert handed == [f"w{i}" for i in range(number + 1 - IN_FLIGHT)]
-    assert leaving.arrive() == {}
-    assert handed == [f"w{i}" for i in range(IN_FLIGHT + 2)]
 
 
 class OnItsWay(TensorFuture):
@@ -121,7 +64,7 @@ INF, NAN = float("inf"), float("nan")
 LONG = torch.zeros(_CHUNK_BYTES + 3, dtype=torch.uint8)
 
 
-def changed(tensor: Tensor, index: int, value: float) -> Tensor:
+def changed(tensor: Tensor, index: Any, value: float) -> Tensor:
     other = tensor.clone()
     other[index] = value
     return other
@@ -140,67 +83,23 @@ def changed(tensor: Tensor, index: int, value: float) -> Tensor:
         (LONG, changed(LONG, -1, 1)),
         (changed(LONG, 0, 1), changed(LONG, _CHUNK_BYTES - 1, 1)),
         (changed(LONG, 0, 1), changed(LONG, _CHUNK_BYTES, 1)),
+        (torch.tensor([NAN, -INF, INF]), torch.zeros(3)),
+        (torch.tensor(2.5), torch.empty(0, 3)),
+        (torch.tensor([1 + 2j, 3j]), torch.ones(2, dtype=torch.bfloat16)),
     ],
 )
-def test_tensors_of_other_bits_have_otherdigests(one: Tensor, other: Tensor) -> None:
+def test_equal_tensors_have_one_digest_wherever_they_lie_and_others_another(one: Tensor, other: Tensor) -> None:
     assert digest(one) != digest(other)
-    assert digest(one) == digest(one.clone())
+    odd = torch.zeros(one.numel() + 1, dtype=one.dtype)[1:].view(one.shape).copy_(one)
+    assert digest(one) == digest(odd) == digest(one.unsqueeze(-1).expand(*one.shape, 2)[..., 0])
 
 
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.tensor([NAN, -INF, INF]),
-        torch.tensor(2.5),
-        torch.empty(0, 3),
-        torch.tensor([1 + 2j, 3j]),
-        torch.ones(5, dtype=torch.bfloat16),
-    ],
-)
-def testdigest_takes_any_type_and_equal_values_are_equal_wherever_they_lie(tensor: Tensor) -> None:
-    odd = torch.zeros(len(tensor.reshape(-1)) + 1, dtype=tensor.dtype)[1:].view(tensor.shape).copy_(tensor)
-    assert digest(tensor) == digest(odd) == digest(tensor.unsqueeze(-1).expand(*tensor.shape, 2)[..., 0])
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        (ParallelSettings(), True),
-        (ParallelSettings("data_parallel"), True),
-        (ParallelSettings("hybrid_parallel"), False),
-        (ParallelSettings("stand_alone"), False),
-        (ParallelSettings(dataset_strategy="full_batch"), False),
-        (ParallelSettings(dataset_strategy=((1, 1),)), False),
-        (ParallelSettings(pipeline=PipelineSpec(stages=2)), True),
-        (ParallelSettings(pipeline=PipelineSpec(stages=4)), False),
-    ],
-)
-def test_ranks_of_a_stage_that_share_a_batch_are_expected_to_pass_parts_of_it(
-    monkeypatch: pytest.MonkeyPatch, settings: ParallelSettings, expected: bool
-) -> None:
-    monkeypatch.setattr(world, "get_group_size", lambda: 4)
-    assert same_batch._is_divided(settings) is expected
-
-
-def test_a_process_alone_has_nothing_to_compare(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(world, "get_group_size", lambda: 1)
-    assert not same_batch._is_divided(ParallelSettings())
-    assert not same_batch._is_divided(ParallelSettings("data_parallel"))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
-def test_batches_that_differ_in_one_element_or_in_order_are_told_apart(dtype: torch.dtype) -> None:
-    batch = torch.eye(4).to(dtype)
-    changed = batch.clone()
-    changed[3, 3] = 0
-    batches = [[batch], [changed], [batch.flip(0)], [batch, batch[:, 0]], [batch[:, :1], batch[0, 0]]]
+def test_batches_that_differ_in_one_element_or_in_order_are_told_apart() -> None:
+    batch, large = torch.eye(4), torch.zeros(2000, 1000)
+    batches = [[batch], [changed(batch, (3, 3), 0)], [batch.flip(0)], [batch, batch[:, 0]], [batch[:, :1], batch[0, 0]]]
+    batches += [[large], [changed(large, 0, 1)]]
     assert len({same_batch._digest(tensors) for tensors in batches}) == len(batches)
     assert same_batch._digest([batch.clone()]) == same_batch._digest([batch])
-
-
-def test_of_a_large_batch_the_first_rows_count() -> None:
-    batch = torch.zeros(2000, 1000)
-    assert same_batch._digest([batch]) != same_batch._digest([batch.index_fill(0, torch.tensor([0]), 1.0)])
 
 
 ROWS, WIDTH = 6, 3
@@ -216,15 +115,9 @@ def whole_table() -> Tensor:
 
 def ranks_of(axes: tuple[int, ...]) -> Iterator[tuple[Tensor, int, int]]:
     """Return the place of one rank for each part of what these axes cut, and which part of how many it is."""
-    parts = 1
-    for axis in axes:
-        parts *= MESH[axis]
+    parts = math.prod(MESH[axis] for axis in axes)
     for part in range(parts):
-        if axes == (0,):
-            rank = part * MESH[1]
-        else:
-            rank = part
-        yield torch.tensor([rank]), part, parts
+        yield torch.tensor([part * MESH[1] if axes == (0,) else part]), part, parts
 
 
 def check(
@@ -244,6 +137,32 @@ def check(
         (gradient,) = torch.autograd.grad((found * weight).sum(), rows)
         torch.testing.assert_close(gradient.to_dense(), of_whole.chunk(parts, dim)[part])
     torch.testing.assert_close(total, expected.detach())
+
+
+Look = Callable[..., Tensor]
+SELECTIONS: dict[str, tuple[Look, Look, int]] = {
+    "gather": (lambda t, i: t.gather(0, i), lambda r, i, *way: gather_own_rows(r, i, *way, dim=0), 0),
+    "gather columns": (lambda t, i: t.gather(1, i), lambda r, i, *way: gather_own_rows(r, i, *way, dim=1), 1),
+    "rows": (lambda t, i: t[i], lambda r, i, *way: select_own_rows(r, i, *way, dim=0), 0),
+    "columns": (lambda t, i: t[:, i], lambda r, i, *way: select_own_rows(r, i, *way, dim=1), 1),
+}
+"""What is chosen of a table, by all of it and by the rows or columns of a rank."""
+
+
+@pytest.mark.parametrize("index", [torch.tensor(2), torch.tensor([[2, 0, 2], [1, 1, 0]])])
+@pytest.mark.parametrize("axes", CUTS)
+@pytest.mark.parametrize("name", SELECTIONS)
+def test_selections_of_rows_and_columns(name: str, axes: tuple[int, ...], index: Tensor) -> None:
+    whole, own, dim = SELECTIONS[name]
+    axes = (1,) if dim else axes  # three columns
+    if "gather" in name:
+        index = torch.atleast_2d(index)
+    check(
+        lambda table: whole(table, index),
+        lambda rows, place: own(rows, index, place, MESH, axes, WIDTH if dim else ROWS),
+        axes,
+        dim,
+    )
 
 
 @pytest.mark.parametrize("axes", CUTS)
@@ -267,48 +186,6 @@ def test_rows_of_a_sparse_embedding_get_a_gradient_where_they_lie_and_nowhere_el
     found = embed_own_rows(rows, index, torch.tensor([3]), MESH, (0,), ROWS, padding_idx=-1, sparse=True)
     (gradient,) = torch.autograd.grad(found.sum(), rows)
     assert gradient.is_sparse and gradient.coalesce().indices().tolist() == [[1]]
-
-
-@pytest.mark.parametrize("axes", CUTS)
-def test_gather_along_either_dimension(axes: tuple[int, ...]) -> None:
-    index = torch.tensor([[5, 0, 2], [1, 1, 3]])
-    check(
-        lambda table: table.gather(0, index),
-        lambda rows, place: gather_own_rows(rows, index, place, MESH, axes, ROWS, dim=0),
-        axes,
-        0,
-    )
-
-
-def test_gather_along_the_second_dimension() -> None:
-    index = torch.tensor([[0, 2], [1, 1]])
-    check(
-        lambda table: table.gather(1, index),
-        lambda rows, place: gather_own_rows(rows, index, place, MESH, (1,), WIDTH, dim=1),
-        (1,),
-        1,
-    )
-
-
-@pytest.mark.parametrize("axes", CUTS)
-@pytest.mark.parametrize("index", [torch.tensor(4), torch.tensor([5, 0, 0]), torch.tensor([[1, 2], [3, 4]])])
-def test_selection_of_rows(axes: tuple[int, ...], index: Tensor) -> None:
-    check(
-        lambda table: table[index],
-        lambda rows, place: select_own_rows(rows, index, place, MESH, axes, ROWS, dim=0),
-        axes,
-        0,
-    )
-
-
-@pytest.mark.parametrize("index", [torch.tensor(2), torch.tensor([[2, 0], [1, 1]])])
-def test_selection_of_columns(index: Tensor) -> None:
-    check(
-        lambda table: table[:, index],
-        lambda rows, place: select_own_rows(rows, index, place, MESH, (1,), WIDTH, dim=1),
-        (1,),
-        1,
-    )
 
 
 @pytest.mark.parametrize("sparse", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -10,14 +11,18 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.symbolic_convert import InliningInstructionTranslator
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.utils.checkpoint import checkpoint
 
-import msrun.runtime.parallel.modes.fsdp
+from msrun.runtime import shard
+from msrun.runtime.capture import capture as module_of_capture
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import CapturedGraph, find_target
 from msrun.runtime.nn.random_stream import stream_of
 from msrun.runtime.nn.replaced import current, replace_parameter, replaced_for_now
-from msrun.runtime.partition.partition import _Lowering
+from msrun.runtime.parallel.given_strategies import strategies_of
+from msrun.runtime.parallel.modes import fsdp
 from msrun.runtime.tensors.put_value import holding
 
 network = nn.Linear(2, 2)
@@ -47,93 +52,48 @@ class Net(nn.Module):
         return y * 10 if is_large and len(self.settings["names"]) == 1 else y
 
 
-def _attribute(net: Net) -> None:
-    net.alpha = 0.7
+CHANGES: dict[str, Callable[[Net], Any]] = {
+    "attribute": lambda net: setattr(net, "alpha", 0.7),
+    "in a dict": lambda net: net.settings.update(beta=3.0),
+    "probability": lambda net: setattr(net.drop, "p", 0.1),
+    "module": lambda net: setattr(net, "drop", nn.Identity()),
+    "evaluation": lambda net: net.drop.eval(),
+    "hook": lambda net: net.layer.register_forward_hook(lambda _m, _a, result: result * 2),
+    "forward": lambda net: setattr(net.layer, "forward", lambda x: x),
+}
 
 
-def _in_a_dict(net: Net) -> None:
-    net.settings["beta"] = 3.0
-
-
-def _probability(net: Net) -> None:
-    net.drop.p = 0.1
-
-
-def _module(net: Net) -> None:
-    net.drop = nn.Identity()  # type: ignore[assignment]
-
-
-def _evaluation(net: Net) -> None:
-    net.drop.eval()
-
-
-def _hook(net: Net) -> None:
-    net.layer.register_forward_hook(lambda _m, _a, result: result * 2)
-
-
-def _forward(net: Net) -> None:
-    net.layer.forward = lambda x: x  # type: ignore[method-assign]
-
-
-@pytest.mark.parametrize(
-    "change", [_attribute, _in_a_dict, _probability, _module, _evaluation, _hook, _forward], ids=lambda f: f.__name__
-)
-def test_what_the_network_reads_and_the_graph_holds_may_not_change(change: Callable[[Net], None]) -> None:
-    net, x = Net(), torch.ones(1, 2)
-    graph = captured(net, x)
-    assert holds(graph, net, x)
-    change(net)
-    assert not holds(graph, net, x)
-    assert graph.traced.why_not(net, (x,), {}) != ""
-
-
-def test_values_of_tensors_and_parameters_may_change() -> None:
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_what_the_network_reads_and_the_graph_holds_may_not_change(change: Callable[[Net], Any]) -> None:
     net, x = Net(), torch.ones(1, 2)
     graph = captured(net, x)
     with torch.no_grad():
+        assert not holds(graph, net, x), "a call without gradients is another"
         net.layer.weight.add_(1)
     net.layer.bias = nn.Parameter(torch.zeros(2))
     net.mean = torch.ones(2)
-    assert holds(graph, net, torch.zeros(1, 2))
+    assert holds(graph, net, torch.zeros(1, 2)), "values of tensors may change"
+    change(net)
+    assert not holds(graph, net, x)
+    assert graph.traced.why_not(net, (x,), {}) != ""
 
 
 def test_one_and_true_are_two_arguments() -> None:
     net, x = Net(), torch.ones(1, 2)
     graph = captured(net, x, is_large=True)
     assert holds(graph, net, x, is_large=True)
-    assert not holds(graph, net, x, is_large=1)
-    assert not holds(graph, net, x, is_large=False)
-    assert not holds(graph, net, x)
-
-
-def test_call_without_gradients_is_another_call() -> None:
-    net, x = Net(), torch.ones(1, 2)
-    graph = captured(net, x)
-    with torch.no_grad():
-        assert not holds(graph, net, x)
-
-
-class Scale:
-    def __init__(self, factor: float) -> None:
-        self.factor = factor
+    assert not any(holds(graph, net, x, **other) for other in ({"is_large": 1}, {"is_large": False}, {}))
 
 
 def test_object_in_the_place_of_another_is_looked_at_and_not_its_address() -> None:
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(2, 2)
+    class Scaled(nn.Linear):
+        def forward(self, x: Tensor, scale: SimpleNamespace) -> Tensor:
+            return super().forward(x) * scale.factor
 
-        def forward(self, x: Tensor, scale: Scale) -> Tensor:
-            return self.layer(x) * scale.factor
-
-    net, x = Scaled(), torch.ones(1, 2)
-    graph = captured(net, x, Scale(2.0))
-    found = [holds(graph, net, x, Scale(2.0 + index % 2)) for index in range(20)]
+    net, x = Scaled(2, 2), torch.ones(1, 2)
+    graph = captured(net, x, SimpleNamespace(factor=2.0))
+    found = [holds(graph, net, x, SimpleNamespace(factor=2.0 + index % 2)) for index in range(20)]
     assert found == [index % 2 == 0 for index in range(20)]
-
-
-# -- functions ----------------------------------------------------------------------------------------------------
 
 
 def make(module: nn.Module, number: float = 1.0, default: int = 0) -> Callable[[Any], Any]:
@@ -147,77 +107,40 @@ def uses_globals(x: Any) -> Any:
     return network(x) * factor
 
 
-def test_closure_made_anew_is_the_same_call() -> None:
-    x = torch.ones(1, 2)
-    graph = captured(make(network), x)
-    assert holds(graph, make(network), x)
-
-
-def test_other_number_or_default_in_a_closure_makes_another_call() -> None:
-    x = torch.ones(1, 2)
-    graph = captured(make(network), x)
-    assert not holds(graph, make(network, 2.0), x)
-    assert not holds(graph, make(network, 1.0, 5), x)
-    assert not holds(graph, make(network, number=True), x)
-
-
-def test_global_number_that_changes_makes_another_call() -> None:
-    global factor
+def test_global_number_that_changes_makes_another_call(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.ones(1, 2)
     graph = captured(uses_globals, x)
     assert holds(graph, uses_globals, x)
-    factor = 2.0
+    monkeypatch.setattr(sys.modules[__name__], "factor", 2.0)
     assert not holds(graph, uses_globals, x)
-    factor = 1.0
-    assert holds(graph, uses_globals, x)
 
 
-def test_functions_that_it_calls_are_looked_into() -> None:
+def test_closures_and_the_functions_that_they_call_are_looked_into() -> None:
     def outer(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return lambda x: inner(x)
 
-    x = torch.ones(1, 2)
-    graph = captured(outer(make(network)), x)
-    assert holds(graph, outer(make(network)), x)
-    assert not holds(graph, outer(make(network, 3.0)), x)
-    graph = captured(outer(partial(make(network), extra=1)), x)
-    assert holds(graph, outer(partial(make(network), extra=1)), x)
-    assert not holds(graph, outer(partial(make(network), extra=2)), x)
+    x, made = torch.ones(1, 2), make(network)
+    for same, others in (
+        (lambda: make(network), [make(network, 2.0), make(network, 1.0, 5), make(network, number=True)]),
+        (lambda: outer(make(network)), [outer(make(network, 3.0))]),
+        (lambda: outer(partial(made, extra=1)), [outer(partial(made, extra=2))]),
+    ):
+        graph = captured(same(), x)
+        assert holds(graph, same(), x)
+        assert not any(holds(graph, other, x) for other in others)
 
 
-def test_optimizer_made_before_takes_the_new_parameter_and_keeps_its_state() -> None:
-    old, new = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
-    optimizer = torch.optim.SGD([old], lr=0.1, momentum=0.9)
-    old.grad = torch.ones(3)
-    optimizer.step()
-    moment = optimizer.state[old]["momentum_buffer"]
-    replace_parameter(old, new)
-    assert current(old) is new
-    assert old.numel() == 0, "nobody may read what is trained no more"
-    new.grad = torch.ones(3)
-    optimizer.step()
-    assert optimizer.param_groups[0]["params"] == [new]
-    assert optimizer.state[new]["momentum_buffer"] is moment
-    torch.testing.assert_close(new.detach(), torch.full((3,), 1 - 0.1 * 1.9))
-
-
-def test_the_stream_of_dropout_goes_on_with_the_new_parameters() -> None:
-    network, whole = nn.Linear(3, 3, bias=False), nn.Parameter(torch.ones(3, 3))
-    stream = stream_of(network)
-    with replaced_for_now(network, {id(network.weight): whole}):
-        assert stream_of(network) is stream
-    old, network.weight = network.weight, nn.Parameter(torch.ones(3, 3))
-    replace_parameter(old, network.weight)
-    assert stream_of(network) is stream
-
-
-def test_a_network_has_other_parameters_for_a_while() -> None:
-    network = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+def test_a_network_has_other_parameters_for_a_while_and_its_stream_of_dropout_goes_on() -> None:
+    network = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     network[1].weight = old = network[0].weight
-    whole = nn.Parameter(torch.zeros(4, 4))
+    stream, whole = stream_of(network), nn.Parameter(torch.zeros(4, 4))
     with replaced_for_now(network, {id(old): whole}):
         assert network[0].weight is network[1].weight is current(old) is whole
+        assert stream_of(network) is stream
     assert network[0].weight is network[1].weight is current(old) is old
+    network[0].weight = network[1].weight = nn.Parameter(torch.ones(2, 2))
+    replace_parameter(old, network[0].weight)
+    assert stream_of(network) is stream
 
 
 def test_a_parameter_holds_another_value_for_a_while_with_its_hooks_and_without_its_gradient() -> None:
@@ -236,20 +159,213 @@ def test_a_parameter_holds_another_value_for_a_while_with_its_hooks_and_without_
 
 def test_torch_still_has_the_private_names_that_leave_parameters_whole() -> None:
     """Fails loudly when torch moves them; parallel/fsdp.py is the one place to change."""
-    assert msrun.runtime.parallel.modes.fsdp.ShardPlacementResult is not None
-    assert msrun.runtime.parallel.modes.fsdp.HSDPMeshInfo is not None
-    assert callable(msrun.runtime.parallel.modes.fsdp.FSDPState._pre_forward)
+    assert fsdp.ShardPlacementResult is not None
+    assert fsdp.HSDPMeshInfo is not None
+    assert callable(fsdp.FSDPState._pre_forward)
     assert "_engine_run_backward" in torch.autograd.grad.__code__.co_names
     assert callable(compute_local_shape_and_global_offset)
     assert callable(nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model)
 
 
-def test_operator_without_a_rule_is_noted_once() -> None:
-    lowering: Any = _Lowering.__new__(_Lowering)
-    lowering._program = SimpleNamespace(notes=[])
-    for name in ("aten.foo", "aten.foo", "aten.bar"):
-        lowering._note_replicated(name)
-    assert lowering._program.notes == [
-        "aten.foo has no rule: every rank computes all of it",
-        "aten.bar has no rule: every rank computes all of it",
+class Block(nn.Module):
+    def __init__(self, *, scale: float = 1.0, **modules: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 4)
+        self.scale = scale
+        for name, module in modules.items():
+            setattr(self, name, module)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second(torch.relu(self.first(x))) * self.scale
+
+
+class Normed(Block):
+    def __init__(self) -> None:
+        super().__init__(norm=nn.BatchNorm1d(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(super().forward(x))
+
+
+class Dropped(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(super().forward(x), 0.5)
+
+
+class Recomputed(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+class Halves(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        y[:, :2].mul_(2)
+        return y
+
+
+class WithConstant(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+
+class Numbered(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = x.shape[0]
+        return super().forward(x)
+
+
+class Pair(Block):
+    def forward(self, x: Tensor, y: Tensor | None = None, *, times: int = 1) -> tuple[Tensor, Tensor]:
+        return super().forward(x) * times, x if y is None else y + x
+
+
+class Pairs(nn.Module):
+    def __init__(self, times: list[int]) -> None:
+        super().__init__()
+        self.layers, self._times = nn.ModuleList(Pair() for _ in times), times
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 2
+        for layer, times in zip(self.layers, self._times, strict=True):
+            x, y = layer(x * 1, y, times=times)
+        return x + y
+
+
+class WritesBehind(Block):
+    def __init__(self) -> None:
+        super().__init__(layers=blocks())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layers(x)
+        x.add_(1)
+        return x
+
+
+class Stages(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Module()
+        self.encoder.layers = nn.ModuleList(Block() for _ in range(2))
+        self.decoder = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in (*self.encoder.layers, *self.decoder):
+            x = layer(x)
+        return x
+
+
+def blocks(kind: Callable[[], nn.Module] = Block, count: int = 4) -> nn.Sequential:
+    return nn.Sequential(*(kind() for _ in range(count)))
+
+
+def with_tied_weights() -> nn.Sequential:
+    network = blocks()
+    for block in network[2:]:
+        block.second.weight = nn.Parameter(network[0].second.weight.detach())
+        block.second.bias = network[0].second.bias
+    return network
+
+
+def with_one_tied_in_itself() -> nn.Sequential:
+    network = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(4)))
+    network[2][1].weight = network[2][0].weight
+    return network
+
+
+def with_strategies() -> nn.Sequential:
+    network = blocks()
+    for block in network[1:]:
+        shard(block.first, ((1, 1), (2, 1)))
+    return network
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {
+    "equal": (blocks, 1),
+    "dropout": (lambda: blocks(Dropped), 1),
+    "checkpoint": (lambda: blocks(Recomputed), 1),
+    "batch norm": (lambda: blocks(Normed), 1),
+    "writes": (lambda: blocks(Halves), 1),
+    "a write behind": (WritesBehind, 5),  # torch's repeated results are leaves: all are traced again
+    "a constant": (lambda: blocks(WithConstant), 1),
+    "several lists": (Stages, 1),
+    "pairs": (lambda: Pairs([1, 1, 1, 1]), 1),
+    "strategies": (with_strategies, 2),
+    "another argument": (lambda: Pairs([1, 2, 1, 2]), 2),
+    "another attribute": (lambda: nn.Sequential(Block(), Block(), Block(scale=2.0), Block()), 2),
+    "an attribute of another type": (lambda: nn.Sequential(Block(), Block(scale=1), Block()), 2),
+    "a frozen weight": (lambda: nn.Sequential(*blocks()[:3], blocks()[0].requires_grad_(requires_grad=False)), 2),
+    "tied weights": (with_tied_weights, 1),
+    "a side effect": (lambda: blocks(Numbered), 4),
+    "one tied in itself": (with_one_tied_in_itself, 0),  # whose weights are one is none of those whose weights are two
+}
+
+
+def captured_cut(network: nn.Module, x: Tensor) -> CapturedGraph:
+    strategies = strategies_of(network)
+    return capture(
+        find_target(network), (x,), {}, input_shapes=[tuple(x.shape)], parameter_shapes={}, strategies=strategies
+    )
+
+
+def described(graph: CapturedGraph) -> list[Any]:
+    """Return all that later steps read of a graph."""
+    kept = ("msrun_recompute", "checkpoint", "msrun_strategy")
+    return [
+        (
+            str(node.format_node()),
+            list(node.meta.get("nn_module_stack", {})),
+            {key: str(value) for key, value in node.meta.items() if any(part in key for part in kept)},
+            [(v.shape, v.stride(), v.dtype, v.requires_grad) for v in [node.meta.get("val")] if isinstance(v, Tensor)],
+        )
+        for node in graph.graph.nodes
+    ] + [
+        graph.parameters,
+        graph.buffers,
+        graph.inputs,
+        str(graph.outputs),
+        str(graph.regions),
+        sorted(map(str, graph.placeholders)),
     ]
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The classes whose `forward` dynamo has followed, once for each time."""
+    found: list[str] = []
+    build = InliningInstructionTranslator.build_inline_tracer
+
+    def noting(parent: Any, func: Any, *rest: Any, **named: Any) -> Any:
+        code = func.get_code()
+        if code.co_name == "forward" and code.co_filename == __file__:
+            found.append(code.co_qualname)
+        return build(parent, func, *rest, **named)
+
+    monkeypatch.setattr(InliningInstructionTranslator, "build_inline_tracer", staticmethod(noting))
+    return found
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_equal_blocks_are_traced_once_for_one_graph(
+    name: str, traced: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build, times = NETWORKS[name]
+    torch.manual_seed(0)
+    network = build()
+    x = torch.ones(2, 4, requires_grad=True)
+    graph = captured_cut(network, x)
+    assert traced.count("Block.forward") == times
+    monkeypatch.setattr(module_of_capture, "find_equal_blocks", lambda _: set())
+    assert described(graph) == described(captured_cut(network, x))
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_what_was_read_of_the_first_block_is_guarded_in_each(index: int) -> None:
+    network, x = blocks(), torch.ones(2, 4, requires_grad=True)
+    trace = captured_cut(network, x).traced
+    assert trace.holds(network, (x,), {})
+    network[index].scale = 2.0
+    assert not trace.holds(network, (x,), {})
+    network[index].scale = 1.0
+    network[index].first.register_forward_hook(lambda *_: None)
+    assert not trace.holds(network, (x,), {})

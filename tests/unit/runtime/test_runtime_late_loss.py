@@ -16,7 +16,7 @@ from torch import Tensor
 
 from msrun.errors import ParallelError
 from msrun.runtime.execute import transfers as module
-from msrun.runtime.execute.transfers import TensorFuture, Traffic
+from msrun.runtime.execute.transfers import TensorFuture
 from msrun.runtime.parallel.border import LateLoss
 from msrun.runtime.tensors.plain_tensors import watch_constructors
 
@@ -116,37 +116,30 @@ def test_whoever_looks_gets_the_value_and_from_then_on_a_plain_tensor(look: Call
     assert loss.item() == 3.0 and loss.requires_grad and loss.dim() == 0
 
 
-def test_backward_does_not_wait_for_the_value_which_is_there_afterwards() -> None:
-    source = Source()
-    loss = source.loss()
+def backward(source: Source, loss: Tensor) -> Tensor | None:
     loss.backward()
-    assert source.events == ["gradient", "value"]
-    assert loss.item() == 3.0
-    assert source.weight.grad is not None and source.weight.grad.tolist() == [1.0] * 3
+    return source.weight.grad
 
 
-def test_grad_does_not_wait_for_the_value_which_is_there_afterwards() -> None:
+@pytest.mark.parametrize(
+    ("differentiate", "gradient", "events"),
+    [
+        (backward, 1.0, ["gradient", "value"]),
+        (lambda source, loss: torch.autograd.grad(loss, [source.weight])[0], 1.0, ["gradient", "value"]),
+        (lambda source, loss: backward(source, loss**2), 6.0, ["value", "gradient"]),
+        (lambda source, loss: torch.autograd.grad(loss, [source.weight], loss)[0], 3.0, ["value", "gradient"]),
+    ],
+    ids=["backward", "grad", "of the value", "its own gradient"],
+)
+def test_gradients_do_not_wait_for_the_value_unless_they_need_it(
+    differentiate: Callable[[Source, Tensor], Tensor], gradient: float, events: list[str]
+) -> None:
     source = Source()
     loss = source.loss()
-    (gradient,) = torch.autograd.grad(loss, [source.weight])
-    assert source.events == ["gradient", "value"]
-    assert gradient.tolist() == [1.0] * 3
+    assert source.events == [], "nobody has looked"
+    assert differentiate(source, loss).tolist() == [gradient] * 3
+    assert source.events == events
     assert loss.item() == 3.0
-
-
-def test_gradient_of_what_was_computed_with_the_value_is_right() -> None:
-    source = Source()
-    (source.loss() ** 2).backward()
-    assert source.events == ["value", "gradient"]
-    assert source.weight.grad is not None and source.weight.grad.tolist() == [6.0] * 3
-
-
-def test_loss_as_its_own_gradient_arrives_first() -> None:
-    source = Source()
-    loss = source.loss()
-    (gradient,) = torch.autograd.grad(loss, [source.weight], grad_outputs=loss)
-    assert source.events == ["value", "gradient"]
-    assert gradient.tolist() == [3.0] * 3
 
 
 def test_one_gradient_of_two_losses_waits_for_neither_first() -> None:
@@ -157,15 +150,7 @@ def test_one_gradient_of_two_losses_waits_for_neither_first() -> None:
     assert [loss.item() for loss in losses] == [3.0, 3.0]
 
 
-def test_value_is_there_also_after_a_backward_pass_that_failed() -> None:
-    source = Source()
-    loss = source.loss()
-    with pytest.raises(RuntimeError, match="shape"):
-        loss.backward(torch.ones(2))
-    assert loss.item() == 3.0
-
-
-def test_error_on_the_way_reaches_whoever_looks_and_leaves_no_number_behind() -> None:
+def test_errors_reach_whoever_looks_and_leave_no_number_behind() -> None:
     def arrive() -> Tensor:
         raise ParallelError("rank 1 has gone")
 
@@ -173,12 +158,10 @@ def test_error_on_the_way_reaches_whoever_looks_and_leaves_no_number_behind() ->
     with pytest.raises(ParallelError, match="rank 1 has gone"):
         loss.item()
     assert torch.isnan(loss)
-
-
-def test_loss_that_nobody_looks_at_is_never_asked_for() -> None:
-    source = Source()
-    source.loss()
-    assert source.events == []
+    loss = Source().loss()
+    with pytest.raises(RuntimeError, match="shape"):
+        loss.backward(torch.ones(2))
+    assert loss.item() == 3.0, "a backward pass that failed takes no value away"
 
 
 class Work:
@@ -208,75 +191,20 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return called
 
 
-def test_all_messages_are_waited_for_once_and_what_comes_of_them_is_made_once(looks: list[str]) -> None:
-    works = [Work(), Work()]
-    value = TensorFuture(torch.ones(2), works, lambda got: got + 1)  # type: ignore[arg-type]
-    for _ in range(2):
-        assert value.wait().tolist() == [2.0, 2.0]
-    assert [work.waits for work in works] == [[module.LOOK_EVERY]] * 2
-    assert looks == []
-
-
-def test_while_a_message_takes_long_it_is_looked_around(looks: list[str]) -> None:
+def test_while_a_message_takes_long_it_is_looked_around(looks: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     work = Work(long_waits=2)
     TensorFuture(torch.ones(2), work).wait()  # type: ignore[arg-type]
     assert work.waits == [module.LOOK_EVERY] * 3
     assert looks == ["a", "b", "a", "b"]
+    looks.clear()
+    work = Work(error="connection closed by peer")
+    with pytest.raises(RuntimeError, match="connection closed by peer"):
+        TensorFuture(torch.ones(2), work).wait()  # type: ignore[arg-type]
+    assert work.waits == [module.LOOK_EVERY, None] and looks == []
 
-
-def test_look_may_end_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     def look() -> None:
         raise ValueError("rank 1 has gone")
 
     monkeypatch.setattr(module, "on_long_wait", [look])
     with pytest.raises(ValueError, match="rank 1 has gone"):
         TensorFuture(torch.ones(2), Work(long_waits=10**9)).wait()  # type: ignore[arg-type]
-
-
-def test_message_that_has_failed_raises_what_it_failed_of(looks: list[str]) -> None:
-    work = Work(error="connection closed by peer")
-    with pytest.raises(RuntimeError, match="connection closed by peer"):
-        TensorFuture(torch.ones(2), work).wait()  # type: ignore[arg-type]
-    assert work.waits == [module.LOOK_EVERY, None] and looks == []
-
-
-def test_message_that_has_come_is_not_called_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    def waiting_in(describe: Any) -> Any:
-        raise AssertionError(describe())
-
-    monkeypatch.setattr(module, "waiting_in", waiting_in)
-    work = Work(long_waits=-1)
-    TensorFuture(torch.ones(2), work).wait()  # type: ignore[arg-type]
-    assert work.waits == [None]
-    for value, shape, words in (
-        (torch.ones(2, 3), None, "a sum, result 2x3"),
-        (torch.ones(6), (2, 3), "a sum, result 2x3"),
-        (torch.tensor(1.0), None, "a sum, result scalar"),
-    ):
-        with pytest.raises(AssertionError, match=words):
-            TensorFuture(value, Work(), name="a sum", shape=shape).wait()  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("value", "is_number"), [(torch.tensor(1.0), True), (torch.tensor(1), False), (torch.ones(1), False)]
-)
-def test_one_floating_point_number_on_the_host_may_come_later(value: torch.Tensor, is_number: bool) -> None:
-    assert TensorFuture(value).is_number_on_host is is_number
-
-
-def test_messages_are_counted_with_their_bytes_until_they_are_counted_anew() -> None:
-    traffic = Traffic()
-    traffic.add("all_reduce", torch.ones(3))
-    traffic.add("all_reduce", torch.ones(2, dtype=torch.float64))
-    traffic.add("broadcast", torch.ones(()))
-    assert traffic.calls == {"all_reduce": 2, "broadcast": 1}
-    assert traffic.bytes == {"all_reduce": 28, "broadcast": 4}
-    traffic.reset()
-    assert not traffic.calls and not traffic.bytes
-
-
-def test_only_what_others_send_or_is_made_later_is_a_message() -> None:
-    here = TensorFuture(torch.ones(2))
-    assert not here.is_message
-    assert TensorFuture(torch.ones(2), Work()).is_message  # type: ignore[arg-type]
-    assert TensorFuture(torch.ones(2), None, lambda got: got).is_message

@@ -11,17 +11,13 @@ import pytest
 from job_runner import REPOSITORY
 
 import msrun.runtime
-from msrun.runtime import nn, parallel, train
+from msrun.runtime import data, nn, parallel, train
 from msrun.runtime.public_names import names_below
 
 
 def run_python(program: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={"PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=60,
+        [sys.executable, "-c", program], env={"PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
 
@@ -55,13 +51,17 @@ def test_rooms_hold_the_names_that_are_defined_in_them() -> None:
         _ = train.model_
 
 
-def test_unknown_name_is_refused_with_the_list() -> None:
+def test_unknown_names_are_refused() -> None:
     with pytest.raises(AttributeError, match="has no name 'AutoParalel'; its names are AUC, Accuracy, AutoParallel, "):
         _ = msrun.runtime.AutoParalel
+    with pytest.raises(AttributeError, match="no attribute 'MnistDatset'"):
+        _ = data.MnistDatset
 
 
-def test_every_name_has_a_docstring() -> None:
-    for name in msrun.runtime.__all__:
-        value = getattr(msrun.runtime, name)
-        documented = value if inspect.ismodule(value) or inspect.isroutine(value) else type(value)
-        assert inspect.getdoc(value if inspect.isclass(value) else documented), name
+def test_every_name_loads_and_has_a_docstring() -> None:
+    assert {*data.__all__} <= {*dir(data)}
+    for package in (msrun.runtime, data):
+        for name in package.__all__:
+            value = getattr(package, name)
+            documented = value if inspect.ismodule(value) or inspect.isroutine(value) else type(value)
+            assert inspect.getdoc(value if inspect.isclass(value) else documented), name

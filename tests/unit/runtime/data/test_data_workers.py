@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from msrun.errors import DataError, UsageError
+from msrun.runtime import world
 from msrun.runtime.data import GeneratorDataset, NumpySlicesDataset, config, workers, write_idx
 from msrun.runtime.data.mnist import read_idx
 from msrun.runtime.data.source import ColumnParts
@@ -41,10 +42,6 @@ def process_id(value):
     return value * 0 + os.getpid()
 
 
-def dies(value):
-    os._exit(3)
-
-
 def used_workers(dataset):
     return sorted({int(pid) for x, _ in dataset for pid in x})
 
@@ -65,12 +62,6 @@ def test_config_holds_for_datasets_that_do_not_say(forking):
     assert os.getpid() not in used_workers(pairs().map(process_id, "x"))
     assert [x.tolist() for x, _ in pairs(num_parallel_workers=0)] == [x.tolist() for x, _ in pairs(seed=5)]
     assert (config.get_num_parallel_workers(), config.get_prefetch_size(), config.get_seed()) == (1, 1, 5)
-
-
-def test_a_worker_that_dies_is_one_line(forking):
-    with pytest.raises(DataError, match=r"DataLoader worker .* use fewer num_parallel_workers") as caught:
-        list(pairs(num_parallel_workers=1).map(dies, "x"))
-    assert "\n" not in str(caught.value)
 
 
 def test_a_worker_without_shared_memory_says_so_instead_of_waiting_for_ever(forking, monkeypatch):
@@ -117,7 +108,7 @@ def test_items_may_be_dictionaries():
         list(GeneratorDataset(items, ["z"], shuffle=False))
 
 
-def test_a_loop_after_a_worker_has_died_starts_others(forking, tmp_path):
+def test_a_worker_that_dies_is_one_line_and_the_next_loop_starts_others(forking, tmp_path):
     def dies_once(value):
         if not (tmp_path / "died").exists():
             (tmp_path / "died").touch()
@@ -125,18 +116,10 @@ def test_a_loop_after_a_worker_has_died_starts_others(forking, tmp_path):
         return value
 
     dataset = pairs(num_parallel_workers=1).map(dies_once, "x")
-    with pytest.raises(DataError, match="DataLoader worker"):
+    with pytest.raises(DataError, match=r"DataLoader worker .* use fewer num_parallel_workers") as caught:
         list(dataset)
+    assert "\n" not in str(caught.value)
     assert len(list(dataset)) == 3
-
-
-def test_two_loops_that_begin_together_know_their_own_places():
-    dataset = pairs()
-    first, second = iter(dataset), iter(dataset)
-    next(first)
-    assert (dataset.state_dict()["epoch"], dataset.state_dict()["step"]) == (0, 1)
-    next(second)
-    assert (dataset.state_dict()["epoch"], dataset.state_dict()["step"]) == (1, 1)
 
 
 def test_a_failing_item_is_named_with_the_line_that_raised():
@@ -147,63 +130,62 @@ def test_a_failing_item_is_named_with_the_line_that_raised():
         def __getitem__(self, index):
             return 1 // (index - 2)
 
-    with pytest.raises(
-        DataError, match=r"test_data_workers.py:\d+: GeneratorDataset: item 2 of Failing failed: ZeroDivisionError"
-    ):
+    words = r"test_data_workers.py:\d+: GeneratorDataset: item 2 of Failing failed: ZeroDivisionError"
+    with pytest.raises(DataError, match=words):
         list(GeneratorDataset(Failing(), "x", shuffle=False))
 
 
 def test_state_says_where_the_loop_is():
     dataset = pairs(seed=2)
-    assert dataset.state_dict() == {"epoch": 0, "step": 0, "seed": 2, "global_batch_size": 4, "steps_per_epoch": 3}
+    assert dataset.state_dict() == {**STATE, "step": 0, "seed": 2}
     steps = iter(dataset)
     seen = []
     for _ in range(3):
         next(steps)
-        state = dataset.state_dict()
-        seen.append((state["epoch"], state["step"]))
+        seen.append((dataset.state_dict()["epoch"], dataset.state_dict()["step"]))
     assert seen == [(0, 1), (0, 2), (1, 0)], "behind the last step the next epoch begins"
+    first, second = iter(dataset), iter(dataset)
+    next(first)
+    next(second)
+    assert (dataset.state_dict()["epoch"], dataset.state_dict()["step"]) == (2, 1), "of two loops the later one counts"
     iterator = pairs(seed=2).create_dict_iterator(num_epochs=2)
-    iterator.load_state_dict({"epoch": 1, "step": 1, "seed": 2, "global_batch_size": 4, "steps_per_epoch": 3})
+    iterator.load_state_dict({**STATE, "epoch": 1, "seed": 2})
     assert [len(list(iterator)), len(list(iterator))] == [2, 0]
     assert iterator.state_dict()["epoch"] == 2
+
+
+STATE = {"epoch": 0, "step": 1, "seed": 0, "global_batch_size": 4, "steps_per_epoch": 3}
 
 
 def test_a_state_fits_any_number_of_ranks_with_the_same_global_batch():
     steps = iter(pairs(seed=2))
     next(steps)
-    state = {"epoch": 0, "step": 1, "seed": 2, "global_batch_size": 4, "steps_per_epoch": 3}
     halves = []
     for shard_id in range(2):
         half = NumpySlicesDataset(np.arange(12), seed=2, num_shards=2, shard_id=shard_id).batch(2)
-        half.load_state_dict(state)
+        half.load_state_dict({**STATE, "seed": 2})
         halves.append(next(iter(half))[0])
     assert torch.cat(halves).tolist() == next(steps)[0].tolist()
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"seed": 1}, "seed=1, this dataset has seed=0; make it with the same"),
-        ({"global_batch_size": 8}, "step 1 of an epoch with global_batch_size=8, here it is 4; make it of the"),
-        ({"steps_per_epoch": 5}, "step 1 of an epoch with steps_per_epoch=5, here it is 3"),
-        ({"step": "one"}, "step='one'; it must be an integer of at least 0"),
-        ({"epoch": None}, "epoch=None"),
-    ],
-)
-def test_a_state_of_another_dataset_is_refused(change, words):
-    with pytest.raises(UsageError) as caught:
-        pairs().load_state_dict(
-            {"epoch": 0, "step": 1, "seed": 0, "global_batch_size": 4, "steps_per_epoch": 3, **change}
-        )
-    assert words in str(caught.value)
-    with pytest.raises(UsageError, match="no epoch, step, seed, steps_per_epoch; give what state_dict"):
-        pairs().load_state_dict({"global_batch_size": 4})
-
-
-@pytest.mark.parametrize(
     ("misuse", "words"),
     [
+        (
+            lambda: pairs().load_state_dict({**STATE, "seed": 1}),
+            "seed=1, this dataset has seed=0; make it with the same",
+        ),
+        (
+            lambda: pairs().load_state_dict({**STATE, "global_batch_size": 8}),
+            "step 1 of an epoch with global_batch_size=8, here it is 4; make it of the",
+        ),
+        (lambda: pairs().load_state_dict({**STATE, "steps_per_epoch": 5}), "with steps_per_epoch=5, here it is 3"),
+        (lambda: pairs().load_state_dict({**STATE, "step": "one"}), "step='one'; it must be an integer of at least 0"),
+        (lambda: pairs().load_state_dict({**STATE, "epoch": None}), "epoch=None"),
+        (
+            lambda: pairs().load_state_dict({"global_batch_size": 4}),
+            "no epoch, step, seed, steps_per_epoch; give what state_dict",
+        ),
         (lambda: pairs(num_parallel_workers=-1), "num_parallel_workers=-1; it must be an integer of at least 0"),
         (lambda: pairs().map(process_id, num_parallel_workers=True), "num_parallel_workers=True"),
         (lambda: pairs().map(process_id, python_multiprocessing=False), "workers are always processes"),
@@ -212,7 +194,7 @@ def test_a_state_of_another_dataset_is_refused(change, words):
         (lambda: config.set_seed(-1), "seed=-1"),
     ],
 )
-def test_misuse_is_refused_in_one_line(misuse, words):
+def test_states_of_other_datasets_and_settings_without_a_meaning_are_refused(misuse, words):
     with pytest.raises(UsageError) as caught:
         misuse()
     assert words in str(caught.value)
@@ -259,28 +241,6 @@ def test_a_script_is_imported_only_if_it_looks_at_its_name(tmp_path, monkeypatch
     assert workers.script_can_be_imported() is expected
 
 
-def test_only_a_process_without_threads_is_forked_and_another_needs_what_can_be_sent(monkeypatch):
-    monkeypatch.setattr(workers, "may_fork", lambda: True)
-    with workers.starting_workers([lambda: 0]) as method:
-        assert method == "fork"
-    monkeypatch.setattr(workers, "may_fork", lambda: False)
-    with workers.starting_workers([process_id]) as method:
-        assert method == "forkserver"
-    with pytest.raises(UsageError, match=r"<lambda>.* cannot be sent to a worker process, and this process has"):
-        workers.starting_workers([lambda: 0]).__enter__()
-
-
-def test_a_process_with_another_thread_is_not_forked():
-    stop = threading.Event()
-    other = threading.Thread(target=stop.wait)
-    other.start()
-    try:
-        assert not workers.may_fork()
-    finally:
-        stop.set()
-        other.join()
-
-
 def send_rows(columns, queue):
     queue.put([column.take(np.array([2, 0])).tolist() for column in columns])
 
@@ -301,7 +261,7 @@ def test_columns_are_sent_as_places_in_files_and_shared_memory(tmp_path):
     assert columns[2]._shared == {}
 
 
-def test_pinned_memory_is_asked_for_beside_an_accelerator(fake_world, set_world, monkeypatch):
+def test_pinned_memory_is_asked_for_beside_an_accelerator(set_world, monkeypatch):
     asked = []
 
     def build(reader, num_workers, *, should_pin):
@@ -311,7 +271,7 @@ def test_pinned_memory_is_asked_for_beside_an_accelerator(fake_world, set_world,
     monkeypatch.setattr("msrun.runtime.data.dataset.StepLoader", build)
     list(pairs())
     set_world(0, 1)
-    list(pairs())
-    monkeypatch.setattr(fake_world, "device", lambda: torch.device("cuda", 0))
-    list(pairs())
+    for device in ("cpu", "cuda:0"):
+        monkeypatch.setattr(world, "device", lambda device=device: torch.device(device))
+        list(pairs())
     assert asked == [False, False, True]

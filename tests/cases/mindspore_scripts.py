@@ -22,8 +22,8 @@ import mindspore.dataset as ds
 import mindspore.numpy as mnp
 import mindspore.ops.functional as F
 import numpy as np
-from mindspore import Model, Parameter, ParameterTuple, Tensor, context, nn, ops
-from mindspore.common.initializer import initializer
+from mindspore import Model, Parameter, ParameterTuple, Tensor, context, mint, nn, ops
+from mindspore.common.initializer import HeNormal, Initializer, Normal, TruncatedNormal, XavierUniform, initializer
 from mindspore.nn import LossBase
 from mindspore.nn.learning_rate_schedule import LearningRateSchedule
 from mindspore.train.callback import Callback, CheckpointConfig, LossMonitor, ModelCheckpoint
@@ -110,6 +110,13 @@ def model_predict():
 
 
 @script
+def model_with_two_metrics_by_name():
+    net = fixed(Net())
+    model = Model(net, nn.CrossEntropyLoss(), nn.SGD(net.trainable_params(), 0.1), metrics={"acc", "loss"})
+    show(sorted(model.eval(batches(), dataset_sink_mode=False).items()))
+
+
+@script
 def a_callback_of_ones_own():
     class Watch(Callback):
         def begin(self, run_context):
@@ -184,6 +191,49 @@ def a_loop_of_value_and_grad():
 
 
 @script
+def a_loop_with_a_test():
+    net, loss_fn = fixed(Net()), nn.CrossEntropyLoss()
+    net.set_train(False)
+    total, test_loss, correct = 0, 0, 0
+    for data, label in batches().create_tuple_iterator():
+        pred = net(data)
+        total += len(data)
+        test_loss += loss_fn(pred, label).asnumpy()
+        correct += (pred.argmax(1) == label).asnumpy().sum()
+    print(f"Test: \n Accuracy: {(100 * correct / total):>0.1f}%, Avg loss: {test_loss / 4:>8f} \n")
+
+
+@script
+def train_one_step_cell():
+    net = fixed(Net())
+    step = nn.TrainOneStepCell(nn.WithLossCell(net, nn.CrossEntropyLoss()), nn.SGD(net.trainable_params(), 0.1))
+    step.set_train()
+    for row in batches().create_dict_iterator():
+        print(step(row["image"], row["label"]))
+
+
+@script
+def train_one_step_cell_of_ones_own():
+    class Step(nn.Cell):
+        def __init__(self, network, optimizer):
+            super().__init__(auto_prefix=False)
+            self.network, self.optimizer = network, optimizer
+            self.weights = optimizer.parameters
+            self.grad = ops.GradOperation(get_by_list=True)
+
+        def construct(self, *inputs):
+            loss = self.network(*inputs)
+            grads = self.grad(self.network, self.weights)(*inputs)
+            grads = ops.clip_by_global_norm(grads, 1.0)
+            return ops.depend(loss, self.optimizer(grads))
+
+    net = fixed(Net())
+    step = Step(nn.WithLossCell(net, nn.CrossEntropyLoss()), nn.Adam(net.trainable_params(), 0.01))
+    for row in batches().create_dict_iterator():
+        show(step(row["image"], row["label"]))
+
+
+@script
 def a_loss_of_each_row():
     loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True)
     net = fixed(Net())
@@ -196,6 +246,39 @@ def a_loss_of_each_row():
     show(step(image, label), step(image, label))
     show(ms.value_and_grad(lambda x, y: loss_fn(net(x), y), None, optimizer.parameters)(image, label))
     show(ms.value_and_grad(lambda x, y: loss_fn(net(x), y))(image, label)[1].sum())
+
+
+@script
+def a_loss_scale_by_hand():
+    net, loss_fn = fixed(Net()), nn.CrossEntropyLoss()
+    scaler = ms.amp.DynamicLossScaler(scale_value=2**10, scale_factor=2, scale_window=2)
+    optimizer = nn.SGD(net.trainable_params(), 0.1)
+    grad_fn = ms.value_and_grad(lambda x, y: scaler.scale(loss_fn(net(x), y)), None, optimizer.parameters)
+    for data, label in batches().create_tuple_iterator():
+        loss, grads = grad_fn(data, label)
+        grads = scaler.unscale(grads)
+        finite = ms.amp.all_finite(grads)
+        if finite:
+            optimizer(grads)
+        scaler.adjust(finite)
+        show(scaler.unscale(loss), scaler.scale_value, finite)
+
+
+@script
+def a_fixed_loss_scale_of_a_model():
+    net = fixed(Net())
+    manager = ms.FixedLossScaleManager(1024.0, drop_overflow_update=False)
+    optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9, loss_scale=1024.0)
+    model = Model(net, nn.CrossEntropyLoss(), optimizer, loss_scale_manager=manager)
+    model.train(1, batches(), callbacks=[LossMonitor()], dataset_sink_mode=False)
+    show(net.dense2.bias)
+
+
+@script
+def a_network_in_float16():
+    net = fixed(Net()).to_float(ms.float16)
+    result = net(Tensor(rows(2, 3, 4)))
+    show(result.dtype == ms.float16, np.round(result.asnumpy().astype(np.float32), 2))
 
 
 # -- optimizers and rates ---------------------------------------------------------------------------------------------
@@ -224,6 +307,16 @@ def optimizers_of_each_family():
     steps(lambda net: nn.RMSProp(net.trainable_params(), rate, decay=0.8, momentum=0.5))
     steps(lambda net: nn.Adagrad(net.trainable_params(), learning_rate=rate, weight_decay=0.01))
     steps(lambda net: nn.FTRL(net.trainable_params(), learning_rate=rate, l2=0.01))
+
+
+@script
+def more_optimizers():
+    rate = 0.05
+    steps(lambda net: nn.AdaMax(net.trainable_params(), rate))
+    steps(lambda net: nn.Adadelta(net.trainable_params(), rate))
+    steps(lambda net: nn.ASGD(net.trainable_params(), rate))
+    steps(lambda net: nn.Rprop(net.trainable_params(), rate))
+    steps(lambda net: nn.RMSProp(net.trainable_params(), rate, centered=True, momentum=0.5))
 
 
 @script
@@ -262,6 +355,17 @@ def schedules_of_the_rate():
 
 
 @script
+def rates_as_lists():
+    show(
+        nn.cosine_decay_lr(0.01, 0.1, 6, 2, 2),
+        nn.warmup_lr(0.1, 6, 2, 2),
+        nn.piecewise_constant_lr([2, 5], [0.1, 0.05]),
+    )
+    show(nn.polynomial_decay_lr(0.1, 0.01, 6, 2, 2, 0.5), nn.exponential_decay_lr(0.1, 0.9, 6, 2, 1, True))
+    steps(lambda net: nn.Momentum(net.trainable_params(), nn.piecewise_constant_lr([2, 4], [0.1, 0.01]), 0.9))
+
+
+@script
 def an_optimizer_of_ones_own():
     class Plain(nn.Optimizer):
         def __init__(self, params, learning_rate=0.1):
@@ -277,6 +381,25 @@ def an_optimizer_of_ones_own():
             return gradients
 
     steps(lambda net: Plain(net.trainable_params(), 0.05))
+
+
+@script
+def an_optimizer_as_the_heterogeneous_document_has_it():
+    update = ops.MultitypeFuncGraph("update")
+
+    @update.register("Tensor", "Number", "Tensor", "Tensor")
+    def _update(rate, factor, parameter, gradient):
+        return ops.assign(parameter, parameter - rate * factor * gradient)
+
+    class Own(nn.Optimizer):
+        def __init__(self, params):
+            super().__init__(0.1, params)
+            self.map = ops.HyperMap()
+
+        def construct(self, gradients):
+            return self.map(ops.partial(update, self.get_lr(), 0.5), self.parameters, gradients)
+
+    steps(lambda net: Own(net.trainable_params()))
 
 
 # -- cells and layers -------------------------------------------------------------------------------------------------
@@ -382,6 +505,32 @@ def convolutions_of_one_dimension():
 
 
 @script
+def attention_by_hand():
+    class Attention(nn.Cell):
+        def __init__(self, width, heads):
+            super().__init__()
+            self.heads, self.depth = heads, width // heads
+            self.q, self.k, self.v, self.out = (nn.Dense(width, width) for _ in range(4))
+            self.softmax, self.matmul = nn.Softmax(), ops.BatchMatMul()
+            self.norm = nn.LayerNorm((width,), epsilon=1e-5)
+
+        def split(self, x):
+            batch, length, _ = x.shape
+            return x.reshape(batch, length, self.heads, self.depth).transpose(0, 2, 1, 3)
+
+        def construct(self, x, mask):
+            q, k, v = self.split(self.q(x)), self.split(self.k(x)), self.split(self.v(x))
+            scores = self.matmul(q, k.transpose(0, 1, 3, 2)) / self.depth**0.5
+            scores = ops.masked_fill(scores, mask, -1e9)
+            found = self.matmul(self.softmax(scores), v).transpose(0, 2, 1, 3).reshape(x.shape)
+            return self.norm(x + self.out(found))
+
+    net = fixed(Attention(4, 2))
+    mask = Tensor(np.triu(np.ones((1, 1, 3, 3)), 1).astype(np.bool_))
+    show(net(Tensor(rows(2, 3, 4)), mask))
+
+
+@script
 def layers_of_attention():
     layer = nn.TransformerEncoderLayer(4, 2, dim_feedforward=8, dropout=0.0, batch_first=True)
     show(fixed(layer)(Tensor(rows(2, 3, 4))))
@@ -433,6 +582,32 @@ def losses():
     show(nn.MultiLabelSoftMarginLoss()(a, (b > 0.5).astype(ms.float32)))
     show(nn.PoissonNLLLoss()(a, b), nn.MarginRankingLoss()(a, b, b))
     show(nn.GaussianNLLLoss()(a, b, ops.ones_like(a)), nn.HingeEmbeddingLoss()(a, Tensor(np.sign(rows(2, 3)))))
+
+
+@script
+def initial_values():
+    show(initializer("ones", [2, 2], ms.float32), initializer("zeros", [2], ms.int32), initializer(0.5, [1, 2]))
+    show(nn.Dense(2, 2, weight_init="ones", bias_init=1.0)(Tensor(rows(1, 2))))
+    for word in (
+        "normal",
+        "xavier_uniform",
+        "he_uniform",
+        Normal(0.1),
+        XavierUniform(),
+        HeNormal(),
+        TruncatedNormal(0.02),
+    ):
+        print(tuple(initializer(word, [3, 4], ms.float32).init_data().shape))
+    show(initializer(ms.common.initializer.Identity(), [2, 2]), initializer(ms.common.initializer.Dirac(), [2, 2, 1]))
+    for cell in [nn.Dense(3, 2)]:
+        cell.weight.set_data(initializer(ms.common.initializer.Constant(0.25), cell.weight.shape, cell.weight.dtype))
+        show(cell.weight)
+
+    class Sevens(Initializer):
+        def _initialize(self, arr):
+            arr[:] = 7
+
+    show(initializer(Sevens(), [2, 2], ms.float32))
 
 
 # -- tensors, parameters, functions --------------------------------------------------------------------------------------
@@ -542,6 +717,16 @@ def numpys_functions():
 
 
 @script
+def mint_functions():
+    x = mint.ones((2, 3)) + Tensor([0.0, 1.0, 2.0])
+    show(mint.sum(x, dim=1), mint.cat((x, x), dim=0).shape, mint.nn.functional.softmax(x, dim=-1), mint.max(x))
+    layer = mint.nn.Linear(3, 2)
+    layer.weight.set_data(Tensor(rows(2, 3)))
+    layer.bias.set_data(Tensor(rows(2)))
+    show(layer(x), mint.where(x > 1, x, x * 0), mint.matmul(x, x.T))
+
+
+@script
 def scattered_updates():
     table = Parameter(Tensor(rows(4, 2)), name="table")
     ids = Tensor([1, 3], ms.int32)
@@ -580,6 +765,16 @@ def a_pipeline_of_objects():
 
 
 @script
+def a_pipeline_of_a_generator():
+    def read():
+        for index in range(4):
+            yield rows(2) + index, np.int32(index)
+
+    for row in ds.GeneratorDataset(read, ["data", "label"], shuffle=False).batch(2).create_dict_iterator():
+        print(row["data"], row["label"])
+
+
+@script
 def metrics_by_hand():
     accuracy, top, mae = nn.Accuracy("classification"), nn.TopKCategoricalAccuracy(2), nn.MAE()
     scores, labels = Tensor(rows(4, 3)), Tensor([0, 1, 2, 0], ms.int32)
@@ -614,6 +809,70 @@ def contexts_and_types():
     print(ms.get_auto_parallel_context("parallel_mode"))
     ms.set_seed(3)
     print(ms.get_seed(), ms.is_tensor(Tensor(1)), isinstance(Parameter(Tensor(1.0)), Tensor))
+
+
+@script
+def a_generative_pair():
+    generator, critic = (
+        fixed(nn.Dense(2, 4)),
+        fixed(nn.SequentialCell(nn.Dense(4, 3), nn.LeakyReLU(0.2), nn.Dense(3, 1))),
+    )
+    loss_fn = nn.BCEWithLogitsLoss(reduction="mean")
+    real, noise = Tensor(rows(3, 4)), Tensor(rows(3, 2))
+    opt_g, opt_c = (
+        nn.Adam(generator.trainable_params(), 0.01, beta1=0.5),
+        nn.Adam(critic.trainable_params(), 0.01, beta1=0.5),
+    )
+    ones, zeros = ops.ones((3, 1), ms.float32), ops.zeros((3, 1), ms.float32)
+    grad_c = ms.value_and_grad(
+        lambda r, f: (loss_fn(critic(r), ones) + loss_fn(critic(f), zeros)) / 2, None, opt_c.parameters
+    )
+    grad_g = ms.value_and_grad(lambda z: loss_fn(critic(generator(z)), ones), None, opt_g.parameters)
+    for _ in range(3):
+        loss_c, grads = grad_c(real, ops.stop_gradient(generator(noise)))
+        opt_c(grads)
+        loss_g, grads = grad_g(noise)
+        opt_g(grads)
+        show(loss_c, loss_g)
+
+
+@script
+def export_is_refused_or_written():
+    net = fixed(Net())
+    ms.export(net, Tensor(rows(1, 3, 4)), file_name="net", file_format="MINDIR")
+    print([name for name in sorted(os.listdir(".")) if name.startswith("net.")] != [])
+
+
+@script
+def gradients_that_are_accumulated():
+    net, loss_fn = fixed(Net()), nn.CrossEntropyLoss()
+    optimizer = nn.SGD(net.trainable_params(), 0.1)
+    inner = optimizer.parameters.clone(prefix="accumulate_", init="zeros")
+    grad_fn = ms.value_and_grad(lambda x, y: loss_fn(net(x), y) / 2, None, optimizer.parameters)
+    mapped = ops.HyperMap()
+    for step, (data, label) in enumerate(batches().create_tuple_iterator(), start=1):
+        loss, grads = grad_fn(data, label)
+        mapped(ops.partial(ops.assign_add), inner, grads)
+        if step % 2 == 0:
+            optimizer(inner)
+            mapped(ops.partial(ops.assign), inner, mapped(ops.ZerosLike(), inner))
+        print(loss)
+    show(net.dense2.bias)
+
+
+@script
+def a_moving_average_of_weights():
+    net = fixed(Net())
+    shadow = ParameterTuple(net.trainable_params()).clone(prefix="ema")
+    average = ops.MultitypeFuncGraph("average")
+
+    @average.register("Number", "Tensor", "Tensor")
+    def _average(decay, kept, weight):
+        return ops.assign(kept, kept * decay + weight * (1 - decay))
+
+    net.dense2.bias.set_data(ops.ones((3,), ms.float32))
+    ops.HyperMap()(ops.partial(average, 0.9), shadow, ParameterTuple(net.trainable_params()))
+    show(shadow[3], shadow[3].name)
 
 
 def results() -> dict[str, str]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import random_networks.image_blocks
 import random_networks.matrix_blocks  # noqa: F401  # both register their blocks
-from random_networks.blocks import BLOCKS, features, write_into
+from random_networks.blocks import BLOCKS, WRITES, features
 from random_networks.case import CHANNELS, CLASSES, SIDE, TOKENS, WIDTH, WORDS, Case
 
 IGNORED = -100
@@ -49,7 +49,7 @@ class Network(nn.Module):
 def written(writes: dict[str, str], name: str, made: Tensor) -> Tensor:
     """Return what a module has made, after the writes into it."""
     if name in writes:
-        write_into(writes[name], made)
+        WRITES[writes[name]](made)
     return made
 
 

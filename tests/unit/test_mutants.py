@@ -27,6 +27,7 @@ def inside(*lines: str, head: str = "def f(a, b):") -> str:
         ("return a is not b", {"return a is b", "return None"}),
         ("return a not in b", {"return a in b", "return None"}),
         ("x = now < deadline", {"x = now >= deadline"}),
+        ("x = limit_s >= 0", {"x = limit_s > 0", "x = limit_s < 0", "x = limit_s >= 1"}),
         ("return not a", {"return bool(a)", "return None"}),
         ("return a and b", {"return ((a) or (b))", "return None"}),
         ("x = a if b else 7", {"x = a if not (b) else 7", "x = a if b else 8"}),
@@ -59,6 +60,11 @@ def test_faults_of_a_line(line: str, expected: set[str]) -> None:
 )
 def test_what_no_behaviour_depends_on_is_left_alone(source: str) -> None:
     assert faults(source) == set()
+
+
+def test_return_of_a_condition_is_turned_round() -> None:
+    head = "def f(a, b) -> bool:"
+    assert faults(inside("return a.b()", head=head)) == {inside("return not (a.b())", head=head)}
 
 
 def test_all_other_characters_stay_and_the_difference_is_shown() -> None:

@@ -118,22 +118,6 @@ if "AGAIN" not in os.environ:
     os.execv(sys.executable, [sys.executable, __file__, *sys.argv[1:]])
 print("second")
 
-# %% executor_refuses_work_at_exit
-import atexit
-from concurrent.futures import ThreadPoolExecutor
-
-pool = ThreadPoolExecutor(1)
-pool.submit(print, "before").result()
-
-
-@atexit.register
-def late() -> None:
-    try:
-        pool.submit(print, "late")
-    except RuntimeError as error:
-        print(error)
-
-
 # %% exit_256
 import sys
 
@@ -231,14 +215,6 @@ third = Named("third")
 print("end of main")
 
 
-# %% fork_child_falls_off_the_end
-import os
-
-pid = os.fork()
-if pid:
-    os.waitpid(pid, 0)
-print("both come here" if pid else "child first")
-
 # %% fork_child_raises
 import os
 
@@ -284,18 +260,6 @@ nodes = [Node() for _ in range(10)]
 del nodes
 print(gc.collect(), gc.isenabled(), gc.get_threshold())
 
-
-# %% generator_is_closed
-def lines():
-    try:
-        while True:
-            yield 1
-    finally:
-        print("generator closed", __name__)
-
-
-generator = lines()
-next(generator)
 
 # %% ignored_signals_stay_ignored
 import os
@@ -459,27 +423,6 @@ os.chdir("gone")
 os.rmdir("../gone")
 print("in no folder")
 
-# %% seeds_are_fresh
-import random
-
-with open("/proc/self/stat") as file:
-    seed = random.getrandbits(64)
-print(seed != random.Random(0).getrandbits(64))
-
-# %% sigterm_handler
-import os
-import signal
-import sys
-
-
-def stop(signum: int, _frame: object) -> None:
-    print("stopped by", signal.Signals(signum).name)
-    sys.exit(0)
-
-
-signal.signal(signal.SIGTERM, stop)
-os.kill(os.getpid(), signal.SIGTERM)
-
 # %% standard_module_is_shadowed
 import os
 import sys
@@ -534,28 +477,6 @@ print("before")
 sys.stdout = None
 print("nowhere")
 
-# %% task_is_never_awaited
-import asyncio
-
-
-async def forever() -> None:
-    await asyncio.sleep(1000)
-
-
-async def main() -> None:
-    main.task = asyncio.create_task(forever())
-    await asyncio.sleep(0)
-
-
-asyncio.run(main())
-
-
-async def never() -> None: ...
-
-
-never()
-print(main.task.cancelled())
-
 # %% temporary_folder_is_removed
 import os
 import tempfile
@@ -589,21 +510,6 @@ def fail() -> None:
 thread = threading.Thread(target=fail, name="failing")
 thread.start()
 thread.join()
-
-# %% thread_starts_thread_after_main
-import threading
-
-
-def last() -> None:
-    print("last")
-
-
-def work() -> None:
-    threading.main_thread().join()
-    threading.Thread(target=last).start()
-
-
-threading.Thread(target=work).start()
 
 # %% threading_atexit
 import atexit

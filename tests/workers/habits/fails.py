@@ -100,13 +100,6 @@ import sys
 sys.exit(-1)
 
 
-# %% exit_own_class
-class Stop(SystemExit):
-    pass
-
-
-raise Stop(9)
-
 # %% exit_text
 import sys
 
@@ -125,9 +118,6 @@ def fail() -> None:
 
 
 fail()
-
-# %% generator_exit
-raise GeneratorExit
 
 # %% keyboard_interrupt
 import atexit

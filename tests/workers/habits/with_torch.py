@@ -27,14 +27,6 @@ import torch.distributed as dist
 
 print(dist.get_debug_level())
 
-# %% devices_are_hidden
-import os
-
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
-import torch
-
-print(torch.cuda.is_available(), torch.cuda.device_count())
-
 # %% group_is_destroyed_in_del
 import torch.distributed as dist
 

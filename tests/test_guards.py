@@ -53,10 +53,7 @@ RUNTIME_BACK = {("msrun/runtime/parallel/compile_call.py", "simulate")}
 DECIDED = ("sharding", "capture", "cost", "partition", "search", "schedule")
 """Rooms of msrun/runtime that decide and lower, and know no process group."""
 
-STRANGERS = {
-    "ranktable": {"msrun", "torch", "launch_templates"},
-    "launch_templates": {"msrun", "torch"},
-}
+STRANGERS = {"ranktable": {"msrun", "torch", "launch_templates"}, "launch_templates": {"msrun", "torch"}}
 """Which packages a package may not import at all."""
 
 

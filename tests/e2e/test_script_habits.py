@@ -269,10 +269,7 @@ SAID_BY_DESIGN: dict[str, tuple[tuple[str, str], ...]] = {
     # what has no newline yet is written with the rest of the line, or at the end
     "print_without_newline": (("^nor hereno newline$", "no newlinenor here"),),
     "print_mixed_with_write": (
-        (
-            "^two\nfour\nfive\nsix\n eight\nseventhree\none $",
-            "one two\nthree\nfour\nfive\nsix\nseven eight\n",
-        ),
+        ("^two\nfour\nfive\nsix\n eight\nseventhree\none $", "one two\nthree\nfour\nfive\nsix\nseven eight\n"),
     ),
     "descriptor_1_is_closed": ((r"Exception ignored in: .*'<stdout>'.*\nOSError: .*\n\Z", ""),),
     # such a module, which the script writes after it has begun, has been imported by msrun
@@ -327,8 +324,7 @@ OF_A_JOB = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
 
 
 @pytest.mark.parametrize(
-    ("start", "name"),
-    params(sorted(ALONE), lambda start, name: start == "fork" and name in FAST_ALONE),
+    ("start", "name"), params(sorted(ALONE), lambda start, name: start == "fork" and name in FAST_ALONE)
 )
 def test_a_program_says_writes_and_returns_what_it_does_under_python(scripts: Scripts, start: str, name: str) -> None:
     program, words = ALONE[name]
@@ -448,9 +444,7 @@ FORMS = {
         by_design={"ignored": ["SIGHUP", "SIGPIPE", "SIGXFSZ"]},  # by the others msrun ends its job
     ),
     "blocked signals": Form(
-        ["x.py"],
-        hand_on=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2]),
-        by_design={"blocked": []},
+        ["x.py"], hand_on=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2]), by_design={"blocked": []}
     ),
 }
 FAST_FORMS = ("package", "-X dev", "symlink")
@@ -468,8 +462,7 @@ def write_forms(work: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("start", "name"),
-    params(FORMS, lambda start, name: start == "fork" and name in FAST_FORMS, ("fork", "exec")),
+    ("start", "name"), params(FORMS, lambda start, name: start == "fork" and name in FAST_FORMS, ("fork", "exec"))
 )
 def test_every_form_of_a_script_is_started_as_python_starts_it(scripts: Scripts, start: str, name: str) -> None:
     form = FORMS[name]

@@ -334,10 +334,7 @@ def _gated(s: Any, x: Tensor) -> Any:
 
 
 class Detached(Block):
-    ways: ClassVar[Any] = {
-        "detach": lambda s, x: s.layer(x) * torch.sigmoid(s.other(x)).detach(),
-        "no_grad": _gated,
-    }
+    ways: ClassVar[Any] = {"detach": lambda s, x: s.layer(x) * torch.sigmoid(s.other(x)).detach(), "no_grad": _gated}
 
     def build(self) -> None:
         self.other = layer(self.family)

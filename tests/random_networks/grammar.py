@@ -217,12 +217,7 @@ def draw_division(rng: random.Random, case: Case) -> Case:
         word, _, interleaved = rng.choice(SCHEDULERS).partition(" ")
         micro = 2 * stages if word in ("dualpipev", "zbv") else rng.choice([stages, 2 * stages])
         case = case.changed(
-            pipeline={
-                "stages": stages,
-                "scheduler": word,
-                "interleave": bool(interleaved),
-                "micro_size": min(micro, 8),
-            }
+            pipeline={"stages": stages, "scheduler": word, "interleave": bool(interleaved), "micro_size": min(micro, 8)}
         )
         stages *= 2 if interleaved or word in ("dualpipev", "zbv") else 1
         if len(case.pieces) < stages and rng.random() >= RARELY:  # who has so many stages has more blocks

@@ -119,10 +119,7 @@ def _(t: Trial) -> None:
 def _(t: Trial) -> None:
     head = nn.Linear(8, 4)
     train(
-        t,
-        Mlp(8, 16, 8),
-        loss_of=lambda step, x, y: F.mse_loss(head(step(x)), y),
-        optimizer=lambda net: each(net, head),
+        t, Mlp(8, 16, 8), loss_of=lambda step, x, y: F.mse_loss(head(step(x)), y), optimizer=lambda net: each(net, head)
     )
     t.whole(head.weight, "head")
 

@@ -165,10 +165,7 @@ _HELD = "still held by a backward graph"
 _refused("ParallelError", _HELD, (*ZERO, "shard", "pipeline", *FSDP), "distance from the first weights outside (EWC)")
 _refused("ParallelError", _HELD, ZERO, "weight_norm, the old one")
 _refused(
-    "ParallelError",
-    "whose memory is not the whole's",
-    (*ZERO, "shard", "pipeline"),
-    "pruning by torch.nn.utils.prune",
+    "ParallelError", "whose memory is not the whole's", (*ZERO, "shard", "pipeline"), "pruning by torch.nn.utils.prune"
 )
 
 # -- by data parallelism -----------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
+from random_networks.functions import StraightThrough
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, spectral_norm, weight_norm
 from torch.utils.checkpoint import checkpoint
@@ -184,20 +185,6 @@ def _(t: Trial) -> None:
 # -- operators ---------------------------------------------------------------------------------------------------------
 
 
-class Rounded(torch.autograd.Function):
-    """Straight-through estimator."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x.round()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        return gradient * (x.abs() < 1)
-
-
 class Normalized(torch.autograd.Function):
     """Looks at all values at once, and has two results."""
 
@@ -224,13 +211,13 @@ def _switch(s: Any, x: Tensor) -> Any:
     return out[torch.arange(len(x)), which] * best[:, None] + 0.01 * (score.mean(0) * chosen.double().mean(0)).sum()
 
 
-scores("straight-through estimator", lambda s, x: s.net.b(Rounded.apply(s.net.a(x))))
+scores("straight-through estimator", lambda s, x: s.net.b(StraightThrough.apply(s.net.a(x))))
 scores(
     "function that looks at the whole batch",
     lambda s, x: Normalized.apply(s.net(x), s.weight)[0],
     weight=lambda: nn.Parameter(torch.ones(4)),
 )
-_cut_rounding = shard(lambda h: Rounded.apply(h), ((1, 2),), ((1, 2),))
+_cut_rounding = shard(lambda h: StraightThrough.apply(h), ((1, 2),), ((1, 2),))
 scores("function cut as the user says", lambda s, x: s.net.b(_cut_rounding(s.net.a(x))), modes=CAPTURED)
 scores(
     "FFT",
@@ -532,7 +519,7 @@ def _cut_by(strategy: Any) -> Callable[[Any], Any]:
 planned(
     "straight-through estimator in copies and micro batches",
     lambda net: GradAccumulation(MicroBatchInterleaved(net, 2), 2),
-    lambda s, x: s.net.b(Rounded.apply(s.net.a(x))),
+    lambda s, x: s.net.b(StraightThrough.apply(s.net.a(x))),
 )
 planned("number counted by the call, in micro batches", lambda net: GradAccumulation(net, 2), _counted)
 planned("number counted by the call, in copies", lambda net: MicroBatchInterleaved(net, 2), _counted)

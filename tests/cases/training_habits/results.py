@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from random_networks.network import CONTAINERS
 from torch import Tensor, nn
 
 from training_habits.trial import (
@@ -25,77 +25,35 @@ from training_habits.trial import (
 )
 
 
-class Named(NamedTuple):
-    a: Tensor
-    b: Tensor
-
-
-@dataclass
-class Both:
-    a: Tensor
-    b: Tensor
-    name: str = "both"
-
-
-class Record(dict):
-    """A dict with attributes."""
-
-    def __getattr__(self, name: str) -> Any:
-        return self[name]
-
-
-@dataclass(frozen=True)
-class Container:
-    """How two tensors are put into a container, and how they are taken out of it."""
-
-    name: str
-    put: Callable[[Any, Any], Any]
-    take: Callable[[Any], tuple[Any, Any]] = lambda found: (found.a, found.b)
-
-
-CONTAINERS = (
-    Container("a tuple", lambda a, b: (a, b), lambda found: found),
-    Container("a dict", lambda a, b: {"a": a, "b": b}, lambda found: (found["a"], found["b"])),
-    Container("a NamedTuple", Named),
-    Container("a dataclass", Both),
-    Container("a subclass of dict", lambda a, b: Record(a=a, b=b)),
-    Container(
-        "nested containers",
-        lambda a, b: {"losses": [a], "more": (b, {"none": None, "name": "x", "size": 4})},
-        lambda found: (found["losses"][0], found["more"][0]),
-    ),
-)
-
-
-def contained(c: Container) -> None:
+def contained(name: str, put: Callable[..., Any], take: Callable[..., Any]) -> None:
     """Habits of returning the loss and the scores in a container, with the loss inside or outside, and of a batch."""
 
     def forward(s: Any, x: Tensor, y: Tensor) -> Any:
         out = s.net(x)
-        return c.put(F.mse_loss(out, y), out)
+        return put(F.mse_loss(out, y), out)
 
-    @habit(f"results in {c.name}", WITH_RESULTS)
+    @habit(f"results in a {name}", WITH_RESULTS)
     def _(t: Trial) -> None:
         def loss_of(step: Any, x: Tensor, y: Tensor) -> Tensor:
-            loss, scores = c.take(step(x, y))
+            loss, scores = take(step(x, y))
             t.rows(scores, "scores")
             return loss
 
         train(t, Step(forward), loss_of=loss_of)
 
-    @loss_habit(f"results in {c.name}, loss outside", lambda: Step(forward), WITH_RESULTS)
+    @loss_habit(f"results in a {name}, loss outside", lambda: Step(forward), WITH_RESULTS)
     def _(step: Any, x: Tensor, y: Tensor) -> Any:
-        loss, scores = c.take(step(x, y))
+        loss, scores = take(step(x, y))
         return loss + (scores - 1).pow(2).mean()
 
-    @step_habit(f"batch in {c.name}", loss_of=lambda step, x, y: step(c.put(x, y)))
+    @step_habit(f"batch in a {name}", loss_of=lambda step, x, y: step(put(x, y)))
     def _(s: Any, batch: Any) -> Tensor:
-        x, y = c.take(batch)
+        x, y = take(batch)
         return F.mse_loss(s.net(x), y)
 
 
-for _container in CONTAINERS:
-    contained(_container)
+for _name, _ways in CONTAINERS.items():
+    contained(_name, *_ways)
 
 
 @habit("rows among the results: the same tensor twice, an argument, whole numbers, what has no gradient", WITH_RESULTS)

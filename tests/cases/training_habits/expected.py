@@ -153,7 +153,6 @@ _refused(
     "StrategyError",
     "has no operator",
     PIPELINE,
-    "the head replaced between steps",
     "module that is assigned",
     "part of the network unused in some steps",
     "embedding grown between steps",
